@@ -1,0 +1,1 @@
+"""Checkpoint in, block folder out."""

@@ -1,0 +1,1 @@
+"""HTTP front: validates, tokenises, admits and relays the token log."""

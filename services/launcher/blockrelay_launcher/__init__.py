@@ -1,0 +1,1 @@
+"""The blockrelay command: starts every service as a local process."""

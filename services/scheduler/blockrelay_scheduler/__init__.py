@@ -1,0 +1,1 @@
+"""Worker registry, plan and rescue."""

@@ -1,0 +1,1 @@
+"""Runs one stage of blocks on ragged batches."""
