@@ -1,0 +1,105 @@
+"""Every exception Blockrelay raises on purpose.
+
+    BlockrelayError
+    ├── UsageError                 the caller asked for something impossible; exit code 2, or HTTP 400
+    │   ├── BadRequest             a request field is wrong (`param` names it); nothing was queued
+    │   │   └── RequestTooLarge    body over the limit; HTTP 413
+    │   ├── NotFound               unknown model, request or session; HTTP 404
+    │   ├── Conflict               wrong session step; HTTP 409
+    │   └── UnsupportedModel       a checkpoint has a feature the converter lacks (`field` names it)
+    ├── Overloaded                 our capacity is used up, try again later; HTTP 503
+    ├── BlockFolderError           a block folder is incomplete, altered or points outside itself; refuse to start
+    │   └── KnownAnswerMismatch    a block computes other bits here than when it was converted
+    ├── WireError                  bytes from a queue, a page or a client are not what they claim to be
+    ├── ExecutionError             running a stage failed (`block` names where)
+    │   └── RowNotFinite           one request's row is NaN or infinite: that request fails, its batch does not
+    └── ServiceUnavailable         a dependency (Redis, worker) is not there
+
+Each message says what happened, to which block or request, and what the user can do.
+Caught in three places only: the CLI (one line, exit code), the HTTP error handler (OpenAI's error shape), and the engine
+loop (RERUN or FINISH of the request concerned).
+"""
+
+
+class BlockrelayError(Exception):
+    """Root of the tree. `str(error)` is one line fit for a user."""
+
+
+class UsageError(BlockrelayError):
+    """The caller asked for something impossible. CLI: exit code 2."""
+
+
+class BadRequest(UsageError):
+    """A request field is wrong. `param` is the field's name as the client spelt it, or None for the body as a whole."""
+
+    def __init__(self, message: str, *, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+class RequestTooLarge(BadRequest):
+    """The body is over the configured limit."""
+
+
+class NotFound(UsageError):
+    """Unknown model, request or session."""
+
+    def __init__(self, message: str, *, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+class Conflict(UsageError):
+    """A session step that is neither the next one nor a repeat of the last one."""
+
+    def __init__(self, message: str, *, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+class UnsupportedModel(UsageError):
+    """The checkpoint uses something we do not compute. `field` is the config field that says so."""
+
+    def __init__(self, message: str, *, field: str) -> None:
+        super().__init__(message)
+        self.field = field
+
+
+class Overloaded(BlockrelayError):
+    """Our capacity is used up. `retry_after_s` is a hint in seconds."""
+
+    def __init__(self, message: str, *, retry_after_s: int = 1) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class BlockFolderError(BlockrelayError):
+    """A block folder is incomplete, altered, or its manifest points outside the folder."""
+
+
+class KnownAnswerMismatch(BlockFolderError):
+    """A block's output for the fixed input differs from the hash stored at conversion."""
+
+    def __init__(self, message: str, *, block: str) -> None:
+        super().__init__(message)
+        self.block = block
+
+
+class WireError(BlockrelayError):
+    """Bytes do not decode to what they claim: wrong dtype, shape, length or version."""
+
+
+class ExecutionError(BlockrelayError):
+    """Running a stage failed. `block` names the block (`block_7`), or None when no single block is to blame."""
+
+    def __init__(self, message: str, *, block: str | None = None) -> None:
+        super().__init__(message)
+        self.block = block
+
+
+class RowNotFinite(ExecutionError):
+    """A request's row became NaN or infinite."""
+
+
+class ServiceUnavailable(BlockrelayError):
+    """A service we depend on does not answer."""
