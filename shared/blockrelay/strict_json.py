@@ -1,0 +1,119 @@
+"""Reads a JSON object field by field and accepts nothing that was not asked for.
+
+Used for files that others may have written (a block folder's manifest): every value is checked for its type before use,
+and an unknown field is an error, because a field we ignore is a promise we break.
+"""
+
+import json
+import math
+from collections.abc import Iterator
+from typing import Any, NoReturn, cast
+
+from blockrelay.errors import BlockrelayError
+
+
+class Fields:
+    """One JSON object being read. `where` names it in messages; `error` is the exception type raised on any problem."""
+
+    def __init__(self, value: object, where: str, error: type[BlockrelayError]) -> None:
+        self._where = where
+        self._error = error
+        if not isinstance(value, dict):
+            self.fail("expected an object")
+        self._left = dict(cast(dict[str, Any], value))
+
+    @classmethod
+    def parse(cls, content: bytes, where: str, error: type[BlockrelayError]) -> "Fields":
+        """The object in `content` (UTF-8 JSON)."""
+        try:
+            value = json.loads(content)
+        except (ValueError, RecursionError) as problem:
+            raise error(f"{where}: not JSON: {problem}") from None
+        return cls(value, where, error)
+
+    def fail(self, message: str) -> NoReturn:
+        """Raise the error with this object's name in front."""
+        raise self._error(f"{self._where}: {message}")
+
+    def take(self, name: str) -> Any:
+        """The raw value of a required field, which counts as read."""
+        if name not in self._left:
+            self.fail(f"field {name!r} is missing")
+        return self._left.pop(name)
+
+    def text(self, name: str, *, one_of: tuple[str, ...] | None = None) -> str:
+        """A string; with `one_of`, one from that closed list."""
+        value = self.take(name)
+        if not isinstance(value, str):
+            self.fail(f"{name} must be a string")
+        if one_of is not None and value not in one_of:
+            self.fail(f"{name} must be one of {', '.join(one_of)}, not {value!r}")
+        return value
+
+    def integer(self, name: str, *, minimum: int = 0) -> int:
+        """An integer of at least `minimum`."""
+        return self._as_integer(self.take(name), name, minimum)
+
+    def number(self, name: str) -> float:
+        """A finite number."""
+        value = self.take(name)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+            self.fail(f"{name} must be a finite number")
+        return float(value)
+
+    def flag(self, name: str) -> bool:
+        """true or false."""
+        value = self.take(name)
+        if not isinstance(value, bool):
+            self.fail(f"{name} must be true or false")
+        return value
+
+    def integers(self, name: str, *, minimum: int = 0) -> tuple[int, ...]:
+        """A list of integers of at least `minimum`."""
+        value = self.take(name)
+        if not isinstance(value, list):
+            self.fail(f"{name} must be a list")
+        return tuple(self._as_integer(item, name, minimum) for item in cast(list[object], value))
+
+    def optional_text(self, name: str) -> str | None:
+        """A string, or None where the field is null."""
+        return self._or_none(name) and self.text(name)
+
+    def optional_integer(self, name: str, *, minimum: int = 0) -> int | None:
+        """An integer of at least `minimum`, or None where the field is null."""
+        return self.integer(name, minimum=minimum) if self._or_none(name) else None
+
+    def optional_number(self, name: str) -> float | None:
+        """A finite number, or None where the field is null."""
+        return self.number(name) if self._or_none(name) else None
+
+    def nested(self, name: str) -> "Fields":
+        """A nested object."""
+        return Fields(self.take(name), f"{self._where}: {name}", self._error)
+
+    def nested_list(self, name: str) -> list["Fields"]:
+        """A list of nested objects."""
+        value = self.take(name)
+        if not isinstance(value, list):
+            self.fail(f"{name} must be a list")
+        items = cast(list[object], value)
+        return [Fields(item, f"{self._where}: {name}[{i}]", self._error) for i, item in enumerate(items)]
+
+    def names(self) -> Iterator[str]:
+        """The names not read yet (a snapshot: reading while iterating is fine)."""
+        return iter(list(self._left))
+
+    def done(self) -> None:
+        """Fail if a field was not read."""
+        for name in self._left:
+            self.fail(f"unknown field {name!r}")
+
+    def _or_none(self, name: str) -> Any:
+        if name in self._left and self._left[name] is None:
+            return self._left.pop(name)
+        return True
+
+    def _as_integer(self, value: object, name: str, minimum: int) -> int:
+        if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
+            self.fail(f"{name} must be an integer of at least {minimum}")
+        return value
