@@ -1,0 +1,116 @@
+"""Float32 arithmetic of `numerics` in NumPy: fused multiply-add, lane sums, exp, quantisation.
+
+Uses only +, -, *, /, sqrt, comparisons and casts, which IEEE 754 defines to the last bit on every machine.
+"""
+
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from blockrelay_worker.kernels.interface import F32, U8
+from blockrelay_worker.kernels.numerics import LANES, ZERO_POINT
+
+F64: TypeAlias = NDArray[np.float64]
+
+_ONE = np.float32(1)
+_NAN = np.float32(np.nan)
+_LOG2E = np.float32(1.44269504)
+_LN2_HIGH = np.float32(-0.693359375)
+_LN2_LOW = np.float32(2.12194440e-4)
+_EXP_FIRST = np.float32(1.9875691500e-4)
+_EXP_REST = (1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1)
+_EXP_LOW = np.float32(-87)
+_EXP_HIGH = np.float32(88)
+_SCALE_STEP = np.float32(1) / np.float32(127)
+_SCALE_FLOOR = np.float32(1e-12)
+#: Adding and subtracting it rounds |x| < 2**22 to an integer, half to even.
+_ROUND = np.float32(12582912)
+
+# Float64 patterns: the bits below a float32 mantissa, and those bits exactly half way between two float32.
+_LOW_BITS = np.int64(0x1FFFFFFF)
+_HALF_WAY = np.int64(0x10000000)
+_SMALLEST_NORMAL = 2.0**-126
+
+
+def fma(a: NDArray[Any], b: NDArray[Any], c: NDArray[Any]) -> F32:
+    """a*b + c rounded once to float32; float32 values in float32 or float64 arrays (the latter save a conversion).
+
+    The float64 product of two float32 is exact. Rounding the float64 sum again to float32 is wrong only where that sum
+    lies exactly half way between two float32 (or near the subnormals, where half way is elsewhere); there the sum is
+    first rounded to odd, with the error from Knuth's TwoSum, which makes double rounding harmless.
+    """
+    product = np.multiply(a, b, dtype=np.float64)
+    total = np.asarray(product + c)
+    bits = total.view(np.int64)
+    doubtful = ((bits & _LOW_BITS) == _HALF_WAY) | (np.abs(total) < _SMALLEST_NORMAL)
+    if doubtful.any():
+        _round_to_odd(total, product, np.broadcast_to(np.asarray(c, np.float64), total.shape), doubtful)
+    return total.astype(np.float32)
+
+
+def _round_to_odd(total: F64, product: F64, c: F64, where: NDArray[np.bool_]) -> None:
+    """Replaces total[where] = product + c, rounded to nearest, by the same sum rounded to odd."""
+    s, x, y = total[where], np.broadcast_to(product, total.shape)[where], c[where]
+    from_y = s - x
+    error = (x - (s - from_y)) + (y - from_y)
+    bits = s.view(np.int64)
+    inexact = (error != 0) & np.isfinite(s) & ((bits & 1) == 0)
+    bits += np.where(inexact, np.where((error > 0) == (s > 0), 1, -1), 0)
+    total[where] = s
+
+
+def lane_sum_of_squares(x: F32) -> F32:
+    """lane_sum(fma(x, x, .)) over the last axis: [..., n] -> [...]."""
+    n = x.shape[-1]
+    padded = np.zeros((*x.shape[:-1], -(-n // LANES) * LANES), np.float64)
+    padded[..., :n] = x  # a zero leaves its accumulator as it is
+    lanes = np.zeros((*x.shape[:-1], LANES), np.float32)
+    for start in range(0, n, LANES):
+        piece = padded[..., start : start + LANES]
+        lanes = fma(piece, piece, lanes)
+    total = lanes[..., 0]
+    for lane in range(1, LANES):
+        total = total + lanes[..., lane]
+    return total
+
+
+def norm(x: F32, weight: F32, eps: float) -> F32:
+    """Root mean square norm over the last axis, times weight."""
+    spread = lane_sum_of_squares(x) / np.float32(x.shape[-1]) + np.float32(eps)
+    inverse = np.where(np.isfinite(spread), _ONE / np.sqrt(spread), _NAN)
+    return (x * inverse[..., None]) * weight
+
+
+def round_half_even(x: F32) -> F32:
+    """Nearest integer as float32, for |x| < 2**22."""
+    return (x + _ROUND) - _ROUND
+
+
+def exp(x: F32) -> F32:
+    """The polynomial of `numerics`."""
+    x = np.where(x < _EXP_LOW, _EXP_LOW, x)
+    x = np.where(x > _EXP_HIGH, _EXP_HIGH, x)
+    shifted = x * _LOG2E + _ROUND
+    k = shifted - _ROUND
+    y = fma(k, _LN2_LOW, fma(k, _LN2_HIGH, x))
+    p = np.full_like(y, _EXP_FIRST)
+    for coefficient in _EXP_REST:
+        p = fma(p, y, np.float32(coefficient))
+    p = fma(p, y * y, y) + _ONE
+    exponent = (np.asarray(shifted).view(np.uint32) - _ROUND.view(np.uint32) + np.uint32(127)) << np.uint32(23)
+    return p * exponent.view(np.float32)
+
+
+def swiglu(gate: F32, up: F32) -> F32:
+    """(gate / (1 + exp(-gate))) * up."""
+    return (gate / (_ONE + exp(-gate))) * up
+
+
+def quantise(x: F32, u: U8, scale: F32) -> None:
+    """Writes u [R,n] and scale [R] for x [R,n]."""
+    largest = (x.view(np.uint32) & np.uint32(0x7FFFFFFF)).max(axis=1).view(np.float32)
+    finite = np.isfinite(largest)
+    scale[:] = np.where(finite, largest * _SCALE_STEP + _SCALE_FLOOR, _NAN)
+    ratio = round_half_even(np.where(finite[:, None], x / scale[:, None], np.float32(0)))
+    u[:] = (ratio + np.float32(ZERO_POINT)).astype(np.uint8)

@@ -1,0 +1,71 @@
+"""The numbers of the float work between matrix products: what every kernel implementation must compute, bit for bit.
+
+Two implementations that follow this text give equal bits, whatever the register width, the thread count, the batch a
+row is computed with and the chunks a prompt is cut into. `KERNEL_NUMERICS_VERSION` names this text: any change that
+can change a bit of a finite row raises it, because it is part of the numerics id (page keys, request records).
+
+Rules
+- Every step is rounded to float32, to nearest even; subnormals are kept. `fma(a, b, c)` is a*b + c rounded once and
+  is used only where it is written here. Division and square root are the correctly rounded ones. No library
+  function (exp, cos, pow, ...) is used.
+- lane_sum(t): 16 accumulators start at +0; element i goes to accumulator i % 16, in order of i; then the
+  accumulators are added in order 0..15.
+- maximum of |x|: of the absolute values, NaN counting as larger than infinity (order has no effect).
+- Payload and sign of a NaN are not defined, except where a canonical NaN (0x7fc00000, float16 0x7e00) is named.
+
+norm(x[H], weight[H], eps), root mean square norm (Zhang and Sennrich 2019):
+    mean = lane_sum(fma(x, x, .)) / float32(H)       each accumulator: acc = fma(x[i], x[i], acc)
+    inv  = 1 / sqrt(mean + eps)                      NaN when mean + eps is not finite: overflow must show
+    y[i] = (x[i] * inv) * weight[i]
+
+quantise(x[n]), per row to uint8 with zero point 128:
+    scale = max|x| * float32(1/127) + float32(1e-12)
+    u[i]  = round_half_even(x[i] / scale) + 128      in 1..255 by construction
+    a row with an infinity or a NaN: scale = canonical NaN, all u = 128
+
+exp(x), relative error below 2e-7 on the clamped range, Cephes' expf polynomial:
+    x = -87 if x < -87; 88 if x > 88                 (NaN stays)
+    k = round_half_even(x * 1.44269504)
+    y = fma(k, 2.12194440e-4, fma(k, -0.693359375, x))
+    p = 1.9875691500e-4, then p = fma(p, y, c) for c in 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2,
+        1.6666665459e-1, 5.0000001201e-1
+    exp = (fma(p, y*y, y) + 1) * 2^k                 2^k made from exponent bits, always a normal number
+
+swiglu(g[M], u[M]):   y = (g / (1 + exp(-g))) * u    g and u first multiplied by the row scale where there is one
+
+rotary (rotate half, pairs (d, d + D/2)) of a q or k head:
+    x = qkv * row_scale (where given); x = x + bias (where given); x = norm(x, norm_q or norm_k, eps) (where given)
+    first  = fma(x[d], cos, -(x[d+D/2] * sin))       second = fma(x[d+D/2], cos, x[d] * sin)
+v heads: scaled and biased only.
+
+pages: keys and values are stored as float16, to nearest even, finite values beyond the range saturated to +-65504,
+infinities and NaN stored as canonical NaN (a row that overflowed must not look finite); or as they are (float32).
+Attention reads them back from the page, also for the rows of the same chunk.
+
+attention of one query head at position T (it sees keys 0..T), keys in pages of 16 slots:
+    q[d] = q[d] * (1 / sqrt(float32(D)));   m = -1e30, l = +0, acc[d] = +0
+    for each page, with n = min(16, T + 1 - 16*page) visible slots:
+        s[t] = fma(q[d], k[t][d], s[t]) over d = 0..D-1 in order, starting at +0
+        m'   = max(m, s[t] for t < n), NaN ignored
+        c    = exp(m - m') if m' > m else 1;   l = l * c;   acc[d] = acc[d] * c;   m = m'
+        p[t] = exp(s[t] - m) for t < n, +0 otherwise
+        l    = l + (p[0] + p[1] + ... + p[15])       the sum from left to right
+        acc[d] = fma(p[t], v[t][d], acc[d]) for t = 0..n-1 in order
+    out[d] = acc[d] * (1 / l)
+Nothing a slot t >= n holds has an effect.
+
+add_scaled:  x = x + (y * row_scale), or x + y where there is no scale.
+"""
+
+from typing import Final
+
+#: Raised with every change above that can change a bit of a finite row.
+KERNEL_NUMERICS_VERSION: Final = 1
+#: Tokens of a page: 16 float32 keys are one 512-bit register.
+PAGE: Final = 16
+#: Accumulators of a reduction.
+LANES: Final = 16
+#: uint8 value that means 0.
+ZERO_POINT: Final = 128
+#: Largest finite float16; keys and values saturate there.
+FLOAT16_MAX: Final = 65504.0
