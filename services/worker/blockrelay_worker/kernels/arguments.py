@@ -84,7 +84,8 @@ def _pages_shape(k_pages: Pages, v_pages: Pages) -> tuple[int, int, int]:
     check("v_pages", v_pages, k_pages.dtype, (n, kv_heads, PAGE, head_dim))
     if head_dim % 8 or not 0 < head_dim <= MAX_HEAD_DIM or kv_heads == 0:
         raise ExecutionError(
-            f"kernel argument k_pages: {kv_heads} heads of {head_dim}; head_dim must be a multiple of 8 up to {MAX_HEAD_DIM}"
+            f"kernel argument k_pages: {kv_heads} heads of {head_dim}, "
+            f"expected a head_dim that is a multiple of 8 up to {MAX_HEAD_DIM}"
         )
     return n, kv_heads, head_dim
 

@@ -33,7 +33,7 @@ _HALF_WAY = np.int64(0x10000000)
 _SMALLEST_NORMAL = 2.0**-126
 
 
-def fma(a: NDArray[Any], b: NDArray[Any], c: NDArray[Any]) -> F32:
+def fma(a: NDArray[Any], b: NDArray[Any] | np.float32, c: NDArray[Any] | np.float32) -> F32:
     """a*b + c rounded once to float32; float32 values in float32 or float64 arrays (the latter save a conversion).
 
     The float64 product of two float32 is exact. Rounding the float64 sum again to float32 is wrong only where that sum
@@ -41,7 +41,7 @@ def fma(a: NDArray[Any], b: NDArray[Any], c: NDArray[Any]) -> F32:
     first rounded to odd, with the error from Knuth's TwoSum, which makes double rounding harmless.
     """
     product = np.multiply(a, b, dtype=np.float64)
-    total = np.asarray(product + c)
+    total: F64 = np.asarray(np.add(product, c, dtype=np.float64))
     bits = total.view(np.int64)
     doubtful = ((bits & _LOW_BITS) == _HALF_WAY) | (np.abs(total) < _SMALLEST_NORMAL)
     if doubtful.any():
@@ -99,7 +99,7 @@ def exp(x: F32) -> F32:
         p = fma(p, y, np.float32(coefficient))
     p = fma(p, y * y, y) + _ONE
     exponent = (np.asarray(shifted).view(np.uint32) - _ROUND.view(np.uint32) + np.uint32(127)) << np.uint32(23)
-    return p * exponent.view(np.float32)
+    return np.multiply(p, exponent.view(np.float32), dtype=np.float32)
 
 
 def swiglu(gate: F32, up: F32) -> F32:

@@ -172,4 +172,5 @@ def _attention(
         for t in range(PAGE):
             a = np.where(visible[..., t, None], float32.fma(p[..., t, None], v[:, :, t][of_row, :, None], a), a)
         acc[active] = a
-    return (acc * (np.float32(1) / total)[..., None]).reshape(rows, -1)
+    inverse: F32 = np.divide(np.float32(1), total, dtype=np.float32)
+    return (acc * inverse[..., None]).reshape(rows, -1)
