@@ -16,8 +16,8 @@
     └── ServiceUnavailable         a dependency (Redis, worker) is not there
 
 Each message says what happened, to which block or request, and what the user can do.
-Caught in three places only: the CLI (one line, exit code), the HTTP error handler (OpenAI's error shape), and the engine
-loop (RERUN or FINISH of the request concerned).
+Caught in three places only: the CLI (one line, exit code), the HTTP error handler (OpenAI's error shape), and the
+engine loop (RERUN or FINISH of the request concerned).
 """
 
 

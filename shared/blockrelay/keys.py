@@ -1,0 +1,74 @@
+"""Every Redis key, in one table. All keys of a cell share the hash tag `{cell}` and so one slot.
+
+| key | type | written by | read by | gone |
+|---|---|---|---|---|
+| `{cell}:request:<id>` | hash, the record | ACCEPT, CLAIM, COMMIT, RERUN, FINISH, DEAD | all | retention after the end |
+| `{cell}:log:<id>` | stream, the token log; entry id = position | COMMIT, FINISH (terminal entry) | gateway, last stage | as the record |
+| `{cell}:running` | zset id -> ms of last progress; every request not finished | ACCEPT..FINISH | scheduler | member: at the end |
+| `{cell}:jobs:<model>:<class>` | stream of request ids, first runs | ACCEPT | CLAIM; workers as wake-up | entry: CLAIM, FINISH |
+| `{cell}:reruns:<model>:<class>` | stream of request ids, re-runs (claimed first) | RERUN, DEAD | CLAIM; workers | entry: CLAIM, FINISH |
+| `{cell}:workers` | zset worker -> ms of last beat | worker, BEAT | scheduler, CLAIM | member: DEAD |
+| `{cell}:worker:<id>` | hash: model, device, stage, pages, reserved | worker, CLAIM, release | scheduler, CLAIM | DEAD |
+| `{cell}:on:<worker>` | set of requests whose route has the worker | CLAIM, release | BEAT, DEAD | DEAD |
+| `{cell}:inbox:<worker>` | stream of next jobs (control Redis) or forwarded rows (payload Redis) | COMMIT; stage before | worker | DEAD |
+| `{cell}:plan:<model>` | hash: epoch, inputs, class, plan | PLAN | all | never |
+| `{cell}:session:<id>` | hash: step, fp, request, tokens | ACCEPT | gateway | retention after the last step |
+| `{cell}:result:<id>` | string, tensor outputs (payload Redis) | last stage | gateway | retention |
+| `{cell}:dead-letters` | stream of requests that killed their workers | RERUN, DEAD | people | trimmed to 1000 |
+
+`<model>` is the first 16 hex digits of the model hash; `<class>` is `gpu` (GPU workers allowed) or `cpu`.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """Key names of one cell."""
+
+    cell: str
+
+    def _key(self, *parts: str) -> str:
+        return ":".join((f"{{{self.cell}}}", *parts))
+
+    @property
+    def workers(self) -> str:
+        return self._key("workers")
+
+    @property
+    def running(self) -> str:
+        return self._key("running")
+
+    @property
+    def dead_letters(self) -> str:
+        return self._key("dead-letters")
+
+    def request(self, request_id: str) -> str:
+        return self._key("request", request_id)
+
+    def log(self, request_id: str) -> str:
+        return self._key("log", request_id)
+
+    def result(self, request_id: str) -> str:
+        return self._key("result", request_id)
+
+    def session(self, session_id: str) -> str:
+        return self._key("session", session_id)
+
+    def jobs(self, model: str, route_class: str) -> str:
+        return self._key("jobs", model, route_class)
+
+    def reruns(self, model: str, route_class: str) -> str:
+        return self._key("reruns", model, route_class)
+
+    def worker(self, worker_id: str) -> str:
+        return self._key("worker", worker_id)
+
+    def on(self, worker_id: str) -> str:
+        return self._key("on", worker_id)
+
+    def inbox(self, worker_id: str) -> str:
+        return self._key("inbox", worker_id)
+
+    def plan(self, model: str) -> str:
+        return self._key("plan", model)

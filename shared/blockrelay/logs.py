@@ -1,0 +1,63 @@
+"""One JSON object a line on stderr: timestamp, level, event_type, node_id, request_id, session_id, step, data.
+
+`log.info("NODE_READY", blocks=9)` puts `blocks` under `data`; `request_id`, `session_id` and `step` stay on top.
+Prompts and texts are never logged unless `log_prompts` is set: callers pass counts, not contents.
+"""
+
+import logging
+import os
+import socket
+import sys
+from collections.abc import MutableMapping
+from typing import Any, cast
+
+import structlog
+from structlog.typing import FilteringBoundLogger
+
+_TOP = ("node_id", "request_id", "session_id", "step", "traceparent")
+
+
+def _shape(_: Any, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    shaped: dict[str, Any] = {
+        "timestamp": event.pop("timestamp"),
+        "level": cast(str, event.pop("level")).upper(),
+        "event_type": event.pop("event"),
+    }
+    for name in _TOP:
+        if event.get(name) is not None:
+            shaped[name] = event.pop(name)
+    shaped["data"] = dict(event)
+    return shaped
+
+
+def node_name(role: str) -> str:
+    """Default node id: role, host and process."""
+    return f"{role}-{socket.gethostname()}-{os.getpid()}"
+
+
+def configure(level: str, *, node_id: str) -> None:
+    """Call once per process, in `__main__`."""
+    structlog.configure(
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.processors.format_exc_info,
+            _shape,
+            structlog.processors.JSONRenderer(),
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level]),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        cache_logger_on_first_use=True,
+    )
+    structlog.contextvars.clear_contextvars()
+    structlog.contextvars.bind_contextvars(node_id=node_id)
+    _NODE["id"] = node_id
+
+
+_NODE: dict[str, str] = {}
+
+
+def get() -> FilteringBoundLogger:
+    """A logger that knows its node (context variables do not reach other threads, so it is bound here)."""
+    return cast(FilteringBoundLogger, structlog.get_logger(node_id=_NODE.get("id", "unconfigured")))

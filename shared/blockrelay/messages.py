@@ -1,0 +1,208 @@
+"""Every message, in the order of a request's life. Frozen; encoded by `blockrelay.wire`.
+
+gateway → record (ACCEPT)      RequestBody
+CLAIM   → worker 0             Claimed
+worker k → worker k+1          Forward (segments + rows), one per batch and target
+last worker → COMMIT           Commit;  COMMIT → inbox of worker 0: NextJob
+log → gateway                  LogEntry (TokenEntry | EndEntry)
+scheduler → all                Plan (blockrelay.plan)
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from blockrelay import wire
+from blockrelay.errors import WireError
+
+TokenIds = npt.NDArray[np.int32]
+Verdict = Literal["OK", "LOST", "DIVERGED", "GAP", "EXPIRED"]
+RerunReason = Literal["death", "drain", "gpu_error", "missing_pages", "no_inbox", "restart", "forgotten", "stalled"]
+EndReason = Literal["stop", "length", "tensor", "cancelled", "expired", "error"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestBody:
+    """gateway → record. What a request asks for; never changes after ACCEPT.
+
+    `prompt` int32 [n], n >= 1. `params` is `SamplingParams.to_dict()`. A tensor step has `logits` "last" or "all" and
+    generates nothing; `prior` is then how many leading tokens belong to earlier steps.
+    """
+
+    prompt: TokenIds
+    params: dict[str, Any]
+    logits: Literal["none", "last", "all"] = "none"
+    prior: int = 0
+    traceparent: str = ""
+    session: str = ""
+    step: int = 0
+
+    def encode(self) -> bytes:
+        return wire.pack(
+            {
+                "prompt": self.prompt,
+                "params": self.params,
+                "logits": self.logits,
+                "prior": self.prior,
+                "trace": self.traceparent,
+                "session": self.session,
+                "step": self.step,
+            }
+        )
+
+    @classmethod
+    def decode(cls, data: bytes) -> "RequestBody":
+        m = wire.unpack(data)
+        prompt = m.get("prompt")
+        if not isinstance(prompt, np.ndarray) or prompt.dtype != np.int32 or prompt.ndim != 1 or prompt.size == 0:
+            raise WireError("a request body needs a prompt of int32 token ids")
+        return cls(
+            prompt=prompt,
+            params=m["params"],
+            logits=m["logits"],
+            prior=m["prior"],
+            traceparent=m["trace"],
+            session=m["session"],
+            step=m["step"],
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claimed:
+    """CLAIM → worker 0. A request that now is on this worker, with everything it needs to start or go on."""
+
+    request: str
+    run: str
+    route: tuple[str, ...]
+    route_class: Literal["gpu", "cpu"]
+    solo: bool
+    cold: bool
+    body: RequestBody
+    tokens: tuple[int, ...]  # committed so far
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForwardSegment:
+    """Consecutive rows of one request inside a Forward."""
+
+    request: str
+    run: str
+    sequence: int  # messages of this run to this target, from 0: the receiver takes last + 1
+    position: int  # of the first row
+    token_ids: tuple[int, ...]  # one per row
+    ends_known: bool  # the last row is the last known token: sample here
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forward:
+    """worker k → worker k+1, on the payload Redis. `rows` float32 [sum of segment rows, hidden]."""
+
+    sender: str
+    segments: tuple[ForwardSegment, ...]
+    rows: wire.FloatRows
+    block_seconds: dict[str, float] = field(default_factory=dict[str, float])
+
+    def encode(self) -> dict[str, bytes]:
+        head = {
+            "from": self.sender,
+            "hidden": int(self.rows.shape[1]),
+            "times": self.block_seconds,
+            "segments": [
+                [s.request, s.run, s.sequence, s.position, list(s.token_ids), s.ends_known] for s in self.segments
+            ],
+        }
+        return {"h": wire.pack(head), "x": np.ascontiguousarray(self.rows, dtype="<f4").tobytes()}
+
+    @classmethod
+    def decode(cls, fields: Mapping[bytes, bytes]) -> "Forward":
+        head = wire.unpack(fields[b"h"])
+        segments = tuple(
+            ForwardSegment(request=s[0], run=s[1], sequence=s[2], position=s[3], token_ids=tuple(s[4]), ends_known=s[5])
+            for s in head["segments"]
+        )
+        rows = wire.rows_from_bytes(fields[b"x"], sum(len(s.token_ids) for s in segments), head["hidden"])
+        return cls(sender=head["from"], segments=segments, rows=rows, block_seconds=head["times"])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Commit:
+    """last worker → COMMIT. `position` is the log length before `tokens`; `end` "" while the request goes on."""
+
+    request: str
+    run: str
+    position: int
+    tokens: tuple[int, ...]
+    logprobs: tuple[str, ...] = ()  # one JSON string per token, or empty
+    end: EndReason | Literal[""] = ""
+    meta: str = ""
+
+    def encode(self) -> bytes:
+        return wire.pack_list(
+            [self.request, self.run, self.position, list(self.tokens), list(self.logprobs), self.end, self.meta]
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class CommitAnswer:
+    verdict: Verdict
+    length: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NextJob:
+    """COMMIT → inbox of worker 0: these tokens are now part of the log; compute what follows them."""
+
+    request: str
+    run: str
+    position: int  # log length before `tokens`
+    tokens: tuple[int, ...]
+
+    @classmethod
+    def decode(cls, data: bytes) -> "NextJob":
+        request, run, position, tokens = wire.unpack_list(data)
+        return cls(request=request, run=run, position=int(position), tokens=tuple(int(t) for t in tokens))
+
+
+@dataclass(frozen=True, slots=True)
+class TokenEntry:
+    """One committed token. `logprobs` is JSON or ""."""
+
+    position: int
+    token: int
+    logprobs: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class EndEntry:
+    """The terminal entry; `position` is one past the last token. `meta` holds error, code, block times, route."""
+
+    position: int
+    reason: EndReason
+    meta: dict[str, Any]
+    fallbacks: tuple[dict[str, Any], ...]
+    numerics: str
+
+
+LogEntry = TokenEntry | EndEntry
+
+
+def decode_log_entry(entry_id: bytes | str, fields: Mapping[bytes, bytes]) -> LogEntry:
+    """A stream entry of `log:<id>` as a LogEntry."""
+    text = entry_id.decode() if isinstance(entry_id, bytes) else entry_id
+    position = int(text.partition("-")[0])
+    if b"t" in fields:
+        return TokenEntry(position, int(fields[b"t"]), fields.get(b"p", b"").decode())
+    if b"end" not in fields:
+        raise WireError(f"log entry {text} is neither a token nor an end")
+    meta, fallbacks = fields.get(b"meta", b""), fields.get(b"fallbacks", b"")
+    return EndEntry(
+        position=position,
+        reason=cast(EndReason, fields[b"end"].decode()),
+        meta=json.loads(meta) if meta else {},
+        fallbacks=tuple(json.loads(fallbacks)) if fallbacks else (),
+        numerics=fields.get(b"numerics", b"").decode(),
+    )

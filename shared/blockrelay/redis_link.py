@@ -1,0 +1,107 @@
+"""Connections to Redis and the running of script calls.
+
+No automatic retry anywhere: redis-py may send a command twice. Scripts are idempotent, so `run` may be called again by
+whoever gets a ConnectionError; blocking reads and every other write are never repeated here.
+"""
+
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+import redis
+import redis.asyncio
+from redis.asyncio.retry import Retry as AsyncRetry
+from redis.backoff import NoBackoff
+from redis.exceptions import BusyLoadingError, ConnectionError, NoScriptError, ReadOnlyError, TimeoutError
+from redis.retry import Retry
+
+from blockrelay.keys import Keys
+from blockrelay.scripts import Call, source
+
+T = TypeVar("T")
+#: Blocking reads end after this, so that a lost wake-up costs at most one second.
+BLOCK_MS = 1000
+#: What "Redis is not there right now" looks like; everything else is a bug or a refusal.
+UNREACHABLE = (ConnectionError, TimeoutError, BusyLoadingError, ReadOnlyError, OSError)
+
+_OPTIONS: dict[str, Any] = {
+    "socket_timeout": BLOCK_MS / 1000 + 4,
+    "socket_connect_timeout": 2,
+    "health_check_interval": 0,
+    "protocol": 2,
+}
+
+
+def connect(url: str) -> redis.Redis:
+    """A synchronous client without retries. Connects lazily."""
+    return redis.Redis.from_url(url, retry=Retry(NoBackoff(), 0), **_OPTIONS)
+
+
+def connect_async(url: str) -> redis.asyncio.Redis:
+    """An asyncio client without retries. Connects lazily."""
+    return redis.asyncio.Redis.from_url(url, retry=AsyncRetry(NoBackoff(), 0), **_OPTIONS)
+
+
+class Scripts:
+    """Runs calls of one cell on a synchronous client."""
+
+    def __init__(self, client: redis.Redis, keys: Keys, *, retention_s: int) -> None:
+        self._client, self._keys, self._retention_s = client, keys, retention_s
+
+    def run(self, call: Call[T]) -> T:
+        """EVALSHA, and EVAL once when the script cache is empty (restart, SCRIPT FLUSH)."""
+        code = source(call.script)
+        tail: list[Any] = [self._keys.workers, self._retention_s, *call.args]
+        try:
+            answer = self._client.evalsha(code.sha, 1, *tail)
+        except NoScriptError:
+            answer = self._client.eval(code.text, 1, *tail)
+        return call.parse(answer)
+
+
+class AsyncScripts:
+    """Runs calls of one cell on an asyncio client."""
+
+    def __init__(self, client: redis.asyncio.Redis, keys: Keys, *, retention_s: int) -> None:
+        self._client, self._keys, self._retention_s = client, keys, retention_s
+
+    async def run(self, call: Call[T]) -> T:
+        """As `Scripts.run`."""
+        code = source(call.script)
+        tail: list[Any] = [self._keys.workers, self._retention_s, *call.args]
+        try:
+            answer = await cast(Any, self._client.evalsha(code.sha, 1, *tail))
+        except NoScriptError:
+            answer = await cast(Any, self._client.eval(code.text, 1, *tail))
+        return call.parse(answer)
+
+
+def backoff_s(attempt: int) -> float:
+    """Seconds before attempt `attempt` (0-based) of reaching Redis again: 20 ms doubling to 1 s."""
+    return min(1.0, 0.02 * 2 ** min(attempt, 10))
+
+
+def wait_for_redis(
+    client: redis.Redis, say: Callable[[str], None], *, give_up: Callable[[], bool] = lambda: False
+) -> bool:
+    """Block until PING answers, or return False when `give_up` says so.
+
+    `say` hears the first failure and then one line every 10 s.
+    """
+    attempt, said_at = 0, 0.0
+    while not give_up():
+        try:
+            client.ping()
+            return True
+        except UNREACHABLE as error:
+            if time.monotonic() - said_at > 10:
+                say(f"Redis does not answer ({error}); waiting for it")
+                said_at = time.monotonic()
+            time.sleep(backoff_s(attempt))
+            attempt += 1
+    return False
+
+
+def server_run_id(client: redis.Redis) -> str:
+    """Identity of the server process: another value after a reconnect means a restart."""
+    return str(client.info("server")["run_id"])

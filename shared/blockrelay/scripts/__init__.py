@@ -1,0 +1,157 @@
+"""The scripts that write truth, as typed calls.
+
+A `Call` is data: script, arguments, how to read the answer. `blockrelay.redis_link` runs it, sync or async.
+One Lua file per transition, each preceded by `prelude.lua`; what each promises stands in its first lines.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from secrets import token_hex
+from typing import Any, Generic, Literal, TypeVar, cast
+
+from blockrelay.messages import Claimed, Commit, CommitAnswer, EndReason, RequestBody, RerunReason
+
+T = TypeVar("T")
+Argument = str | bytes | int | float
+
+NAMES = ("accept", "claim", "commit", "rerun", "finish", "dead", "beat", "plan")
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    text: str
+    sha: str
+
+
+@cache
+def source(name: str) -> Source:
+    """Prelude + script `name`, and its SHA-1 for EVALSHA."""
+    folder = resources.files(__name__)
+    text = folder.joinpath("prelude.lua").read_text() + folder.joinpath(f"{name}.lua").read_text()
+    return Source(text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
+
+
+@dataclass(frozen=True, slots=True)
+class Call(Generic[T]):
+    """One invocation. All scripts take the key `{cell}:workers` and the retention, which the link adds."""
+
+    script: str
+    args: tuple[Argument, ...]
+    parse: Callable[[Any], T]
+
+
+@dataclass(frozen=True, slots=True)
+class SessionStep:
+    """The session part of ACCEPT.
+
+    `length` = tokens before this step; `tokens` = the new ones, little-endian uint32.
+    """
+
+    session: str
+    step: int
+    fingerprint: str
+    length: int
+    tokens: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """Answer of ACCEPT.
+
+    `detail`: state (EXISTS), in-flight (BUSY), pages (TOO_LARGE), expected step (STEP), request id (REPEAT).
+    """
+
+    status: Literal["OK", "EXISTS", "BUSY", "TOO_LARGE", "STEP", "REPEAT"]
+    detail: str
+
+
+def _text(value: Any) -> str:
+    return value.decode() if isinstance(value, bytes) else str(value)
+
+
+def accept(
+    request: str,
+    body: RequestBody,
+    *,
+    model: str,
+    need_pages: int,
+    max_in_flight: int,
+    deadline_ms: int = 0,
+    session: SessionStep | None = None,
+) -> Call[Accepted]:
+    """`deadline_ms` is absolute Unix time in milliseconds, 0 for none."""
+    args: list[Argument] = [request, model, need_pages, max_in_flight, deadline_ms, body.encode()]
+    if session:
+        args += [session.session, session.step, session.fingerprint, session.length, session.tokens]
+
+    def parse(answer: Any) -> Accepted:
+        return Accepted(cast(Any, _text(answer[0])), _text(answer[1]) if len(answer) > 1 else "")
+
+    return Call("accept", tuple(args), parse)
+
+
+def claim(worker: str, most: int, *, dead_after_s: float) -> Call[list[Claimed]]:
+    """At most `most` jobs, each under a fresh random run nonce."""
+
+    def parse(answer: Any) -> list[Claimed]:
+        return [
+            Claimed(
+                request=_text(a[0]),
+                run=_text(a[1]),
+                route=tuple(_text(a[2]).split(",")),
+                route_class=cast(Any, _text(a[3])),
+                solo=bool(a[5]),
+                cold=bool(a[6]),
+                body=RequestBody.decode(a[7]),
+                tokens=tuple(int(t) for t in a[8]),
+            )
+            for a in answer
+        ]
+
+    return Call("claim", (worker, most, int(dead_after_s * 1000), *(token_hex(8) for _ in range(most))), parse)
+
+
+def commit(items: Sequence[Commit]) -> Call[list[CommitAnswer]]:
+    """One answer per item, in order."""
+
+    def parse(answer: Any) -> list[CommitAnswer]:
+        return [CommitAnswer(cast(Any, _text(a[0])), int(a[1])) for a in answer]
+
+    return Call("commit", tuple(item.encode() for item in items), parse)
+
+
+def rerun(request: str, run: str, reason: RerunReason, *, fallback: dict[str, Any] | None = None) -> Call[bool]:
+    """`fallback` {block_id, from, to, reason, success}: recorded, and the request goes to the CPU stream."""
+    return Call("rerun", (request, run, reason, json.dumps(fallback) if fallback else ""), bool)
+
+
+def finish(
+    request: str, reason: EndReason, *, meta: dict[str, Any] | None = None, run: str = ""
+) -> Call[Literal["FINISHED", "DONE", "UNKNOWN", "LOST"]]:
+    """With `run`, only while that run is current."""
+    return Call("finish", (request, reason, json.dumps(meta) if meta else "", run), lambda a: cast(Any, _text(a)))
+
+
+def dead(
+    worker: str, *, silent_s: float, reason: Literal["death", "drain", "forgotten"] = "death"
+) -> Call[tuple[bool, int]]:
+    """`silent_s` 0: somebody saw it end. Answer: (declared dead now, re-runs)."""
+    return Call("dead", (worker, int(silent_s * 1000), reason), lambda a: (bool(a[0]), int(a[1])))
+
+
+def beat(worker: str) -> Call[dict[str, str] | None]:
+    """None when the worker was declared dead, else request -> run of everything that is on it."""
+
+    def parse(answer: Any) -> dict[str, str] | None:
+        return None if answer is None else {_text(a[0]): _text(a[1]) for a in answer}
+
+    return Call("beat", (worker,), parse)
+
+
+def publish_plan(model: str, *, replaces_epoch: int, inputs: str, route_class: str, plan: str) -> Call[int]:
+    """Answer: the epoch in force afterwards."""
+    return Call("plan", (model, replaces_epoch, inputs, route_class, plan), int)

@@ -1,0 +1,97 @@
+-- CLAIM: one script takes the oldest jobs (re-runs first), deletes them, writes run and full route, reserves pages.
+-- There is no delivered-but-unrecorded state: a lost reply leaves the request on `on:<worker>`, where BEAT finds it.
+-- ARGV: retention, worker, most jobs, milliseconds without a beat that make a worker dead, then that many random nonces
+-- Answer: a list of {id, run, route, class, n, solo, cold, body, {committed tokens}}; empty when there is nothing to do,
+-- or while some stage has no live worker with room.
+local me, most, dead_before = ARGV[2], tonumber(ARGV[3]), NOW - tonumber(ARGV[4])
+local mine = redis.call('HMGET', P .. 'worker:' .. me, 'model', 'split', 'stage', 'device', 'numerics', 'pages', 'reserved')
+if not mine[1] or mine[3] ~= '0' or redis.call('EXISTS', P .. 'inbox:' .. me) == 0 then return {} end
+local model, split, device, numerics = mine[1], mine[2], mine[4], mine[5]
+local _, commas = string.gsub(split, ',', '')
+local stages = commas + 1
+
+-- Live workers of my split and numerics: candidates[stage][device] = list of {id, free pages, load}
+local candidates = {}
+for s = 0, stages - 1 do candidates[s] = {gpu = {}, cpu = {}} end
+for _, w in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], dead_before, '+inf', 'LIMIT', 0, 256)) do
+  local v = redis.call('HMGET', P .. 'worker:' .. w, 'model', 'split', 'stage', 'device', 'numerics', 'pages', 'reserved', 'draining')
+  if v[1] == model and v[2] == split and v[5] == numerics and not v[8] and redis.call('EXISTS', P .. 'inbox:' .. w) == 1 then
+    table.insert(candidates[tonumber(v[3])][v[4]],
+      {id = w, free = tonumber(v[6]) - tonumber(v[7] or '0'), load = redis.call('SCARD', P .. 'on:' .. w)})
+  end
+end
+for s = 0, stages - 1 do
+  if #candidates[s].cpu + #candidates[s].gpu == 0 then return {} end
+end
+
+local function least_loaded(list, need)
+  local best
+  for _, c in ipairs(list) do
+    if c.free >= need and (not best or c.load < best.load or (c.load == best.load and c.id < best.id)) then best = c end
+  end
+  return best
+end
+
+-- A member for every stage, me at the front; nil when some stage has no room or no worker of an allowed device.
+local function find_route(need, class)
+  local route = {}
+  for s = 0, stages - 1 do
+    local chosen
+    if s == 0 then
+      for _, c in ipairs(candidates[0][device]) do if c.id == me and c.free >= need then chosen = c end end
+    else
+      chosen = class == 'gpu' and least_loaded(candidates[s].gpu, need) or nil
+      if not chosen and (class == 'cpu' or #candidates[s].gpu == 0) then chosen = least_loaded(candidates[s].cpu, need) end
+    end
+    if not chosen then return nil end
+    route[#route + 1] = chosen
+  end
+  return route
+end
+
+-- A CPU worker takes GPU-class jobs only where stage 0 has no live GPU worker; a GPU worker never takes CPU jobs.
+local classes = {}
+if device == 'gpu' then classes = {'gpu'}
+elseif #candidates[0].gpu == 0 then classes = {'cpu', 'gpu'}
+else classes = {'cpu'} end
+
+local answer = {}
+for _, stream in ipairs({'reruns', 'jobs'}) do
+  for _, class in ipairs(classes) do
+    local key = P .. stream .. ':' .. model .. ':' .. class
+    for _, entry in ipairs(redis.call('XRANGE', key, '-', '+', 'COUNT', most)) do
+      if #answer >= most then return answer end
+      local r = load(entry[2][2])
+      if not r or r.state ~= 'queued' then
+        redis.call('XDEL', key, entry[1])
+      elseif r.deadline > 0 and NOW > r.deadline then
+        finish(r, 'expired', '')
+      elseif r.n > 0 and r.numerics ~= '' and r.numerics ~= numerics then
+        finish(r, 'error', cjson.encode({error = 'the request began under numerics id ' .. r.numerics
+          .. ' and no worker of it is left', code = 'numerics_changed'}))
+      else
+        local route = find_route(r.need, r.class)
+        if not route then return answer end
+        local run, ids = ARGV[5 + #answer], {}
+        for i, c in ipairs(route) do
+          ids[i] = c.id
+          c.free = c.free - r.need
+          c.load = c.load + 1
+          redis.call('SADD', P .. 'on:' .. c.id, r.id)
+          redis.call('HINCRBY', P .. 'worker:' .. c.id, 'reserved', r.need)
+        end
+        redis.call('XDEL', key, entry[1])
+        redis.call('HSET', P .. 'request:' .. r.id, 'state', 'running', 'run', run, 'route', table.concat(ids, ','), 'job', '',
+          'numerics', numerics, 'moved', NOW)
+        redis.call('HSETNX', P .. 'request:' .. r.id, 'claimed', NOW)
+        redis.call('ZADD', P .. 'running', 'XX', NOW, r.id)
+        local tokens = {}
+        for _, t in ipairs(redis.call('XRANGE', P .. 'log:' .. r.id, '-', '+')) do tokens[#tokens + 1] = tonumber(t[2][2]) end
+        answer[#answer + 1] = {r.id, run, table.concat(ids, ','), r.class, r.n,
+          (r.deaths >= SOLO_AFTER and r.deaths_n == r.n) and 1 or 0, r.missing >= 2 and 1 or 0,
+          redis.call('HGET', P .. 'request:' .. r.id, 'body'), tokens}
+      end
+    end
+  end
+end
+return answer

@@ -1,0 +1,25 @@
+-- DEAD: a worker is gone. Re-run everything in on:<worker>, whatever its place in the route; delete its inbox and record.
+-- ARGV: retention, worker, milliseconds without a beat that make it dead (0: somebody saw it die), reason (death | drain | forgotten)
+-- Answer: {1 when it was declared dead now, number of re-runs}
+local w = ARGV[2]
+local beat = redis.call('ZSCORE', KEYS[1], w)
+local after = tonumber(ARGV[3])
+if beat and after > 0 and NOW - tonumber(beat) < after then return {0, 0} end
+local on = redis.call('SMEMBERS', P .. 'on:' .. w)
+if not beat and #on == 0 and redis.call('EXISTS', P .. 'worker:' .. w, P .. 'inbox:' .. w) == 0 then return {0, 0} end
+local v = redis.call('HMGET', P .. 'worker:' .. w, 'device', 'first')
+local count = 0
+for _, id in ipairs(on) do
+  local r = load(id)
+  if r and r.state == 'running' and string.find(',' .. r.route .. ',', ',' .. w .. ',', 1, true) then
+    local event
+    if v[1] == 'gpu' and ARGV[4] == 'death' then
+      event = {block_id = 'block_' .. v[2], from = 'GPU', to = 'CPU', reason = 'worker_death', success = true}
+    end
+    rerun(r, ARGV[4], event)
+    count = count + 1
+  end
+end
+redis.call('DEL', P .. 'on:' .. w, P .. 'inbox:' .. w, P .. 'worker:' .. w)
+redis.call('ZREM', KEYS[1], w)
+return {1, count}

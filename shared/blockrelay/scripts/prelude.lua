@@ -1,0 +1,99 @@
+-- Shared by every script. KEYS[1] is `{cell}:workers`; all other keys of the cell are built from its tag (one slot).
+-- ARGV[1] is the retention in seconds of what a finished request leaves.
+-- Scripts validate first and write last: Redis does not roll back.
+local P = string.sub(KEYS[1], 1, -8)
+local RETENTION = tonumber(ARGV[1])
+local time = redis.call('TIME')
+local NOW = time[1] * 1000 + math.floor(time[2] / 1000)
+local MAX_SOLO_DEATHS, SOLO_AFTER = 5, 3
+
+local FIELDS = {'state', 'run', 'n', 'route', 'need', 'class', 'model', 'deadline', 'deaths', 'solo_deaths', 'deaths_n',
+  'missing', 'job', 'fallbacks', 'numerics'}
+
+-- The record of a request as a table, or nil. Numbers are converted.
+local function load(id)
+  local v = redis.call('HMGET', P .. 'request:' .. id, unpack(FIELDS))
+  if not v[1] then return nil end
+  local r = {id = id}
+  for i, f in ipairs(FIELDS) do r[f] = v[i] or '' end
+  for _, f in ipairs({'n', 'need', 'deadline', 'deaths', 'solo_deaths', 'deaths_n', 'missing'}) do r[f] = tonumber(r[f]) or 0 end
+  return r
+end
+
+local function members(route)
+  local t = {}
+  for w in string.gmatch(route, '[^,]+') do t[#t + 1] = w end
+  return t
+end
+
+-- Give back what a run holds on its route's workers. Idempotent: only a member of on:<worker> has a reservation.
+local function release(r)
+  for _, w in ipairs(members(r.route)) do
+    if redis.call('SREM', P .. 'on:' .. w, r.id) == 1 and redis.call('EXISTS', P .. 'worker:' .. w) == 1 then
+      redis.call('HINCRBY', P .. 'worker:' .. w, 'reserved', -r.need)
+    end
+  end
+end
+
+local function unqueue(r)
+  if r.job ~= '' then
+    local stream, entry = string.match(r.job, '^(%a+) (.+)$')
+    redis.call('XDEL', P .. stream .. ':' .. r.model .. ':' .. r.class, entry)
+  end
+end
+
+-- Terminal entry, absorbing. `meta` is a JSON object (error, execution times) or ''.
+local function finish(r, reason, meta)
+  release(r)
+  unqueue(r)
+  redis.call('XADD', P .. 'log:' .. r.id, (r.n + 1) .. '-0', 'end', reason, 'meta', meta, 'fallbacks', r.fallbacks,
+    'numerics', r.numerics)
+  redis.call('HSET', P .. 'request:' .. r.id, 'state', 'done', 'end', reason, 'run', '', 'route', '', 'job', '', 'moved', NOW)
+  redis.call('ZREM', P .. 'running', r.id)
+  redis.call('EXPIRE', P .. 'request:' .. r.id, RETENTION)
+  redis.call('EXPIRE', P .. 'log:' .. r.id, RETENTION)
+  r.state = 'done'
+end
+
+local function enqueue(r, stream)
+  local entry = redis.call('XADD', P .. stream .. ':' .. r.model .. ':' .. r.class, '*', 'r', r.id)
+  redis.call('HSET', P .. 'request:' .. r.id, 'job', stream .. ' ' .. entry)
+end
+
+local function add_fallback(r, event)
+  local list = r.fallbacks ~= '' and cjson.decode(r.fallbacks) or {}
+  list[#list + 1] = event
+  r.fallbacks = cjson.encode(list)
+end
+
+-- End the current run and queue the request once more. `event` is a fallback event or nil: with one, the class becomes
+-- cpu and the numerics id is pinned anew. A death counts only at an unchanged log length, and alone only when it ran alone.
+local function rerun(r, reason, event)
+  local set = {'state', 'queued', 'run', '', 'route', '', 'moved', NOW, 'why', reason}
+  if reason == 'missing_pages' then
+    set[#set + 1] = 'missing'; set[#set + 1] = r.missing + 1
+  end
+  if reason == 'death' then
+    if r.deaths_n ~= r.n then r.deaths = 0; r.solo_deaths = 0 end
+    if r.deaths >= SOLO_AFTER then r.solo_deaths = r.solo_deaths + 1 end
+    r.deaths = r.deaths + 1
+    if r.solo_deaths >= MAX_SOLO_DEATHS then
+      redis.call('XADD', P .. 'dead-letters', 'MAXLEN', 1000, '*', 'r', r.id, 'n', r.n, 'why', 'poison',
+        'body', redis.call('HGET', P .. 'request:' .. r.id, 'body'))
+      finish(r, 'error', cjson.encode({error = 'the request ended its worker ' .. r.deaths
+        .. ' times at the same position and is kept as a dead letter', code = 'poison'}))
+      return
+    end
+    for _, v in ipairs({'deaths', r.deaths, 'solo_deaths', r.solo_deaths, 'deaths_n', r.n}) do set[#set + 1] = v end
+  end
+  release(r)
+  if event then
+    add_fallback(r, event)
+    r.class = 'cpu'
+    for _, v in ipairs({'class', 'cpu', 'fallbacks', r.fallbacks, 'numerics', ''}) do set[#set + 1] = v end
+  end
+  redis.call('HSET', P .. 'request:' .. r.id, unpack(set))
+  redis.call('HINCRBY', P .. 'request:' .. r.id, 'reruns', 1)
+  redis.call('ZADD', P .. 'running', 'XX', NOW, r.id)
+  enqueue(r, 'reruns')
+end

@@ -1,0 +1,64 @@
+"""Every setting of every service: the only module that reads the environment.
+
+Each field is the environment variable `BLOCKRELAY_<FIELD>` (upper case). A service builds its one settings object in
+`__main__` and passes it down. An unknown value fails loudly with the field's name.
+"""
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+BUNDLED_MODEL = Path(__file__).parent / "models" / "storyteller"
+
+Device = Literal["cpu", "gpu"]
+
+
+class Settings(BaseSettings):
+    """What all services share."""
+
+    model_config = SettingsConfigDict(env_prefix="BLOCKRELAY_", frozen=True, extra="ignore", protected_namespaces=())
+
+    model: Path = Field(default=BUNDLED_MODEL, description="block folder")
+    model_name: str | None = Field(default=None, description="name clients use; default: the manifest's")
+    redis_url: str = Field(default="redis://127.0.0.1:6379/0", description="control Redis (AOF, fsync always)")
+    payload_redis_url: str | None = Field(default=None, description="Redis for rows; default: the control Redis")
+    cell: str = Field(default="c0", pattern=r"^[a-z0-9-]{1,32}$", description="name of the partition")
+    node_id: str | None = Field(default=None, description="node_id of log lines; default: role, host and pid")
+    host: str = Field(default="127.0.0.1", description="address the service listens on")
+    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
+    log_prompts: bool = Field(default=False, description="write prompts and texts into the log (never by default)")
+    dead_after_s: float = Field(default=3.0, gt=0, description="a worker without a beat for this long is dead")
+    retention_s: int = Field(default=900, ge=1, description="how long a finished request can still be read")
+
+
+class GatewaySettings(Settings):
+    port: int = Field(default=8000, ge=0, le=65535)
+    max_body_bytes: int = Field(default=8 << 20, ge=1024)
+    max_in_flight: int = Field(default=1024, ge=1, description="accepted and unfinished requests of the whole cell")
+    default_max_tokens: int = Field(default=128, ge=1)
+    grace_s: float = Field(default=30.0, ge=0, description="a request whose client went away is cancelled after this")
+    keep_alive_s: float = Field(default=10.0, gt=0, description="seconds between comments on a silent SSE stream")
+    request_timeout_s: float | None = Field(default=None, gt=0, description="deadline of a request that names none")
+
+
+class SchedulerSettings(Settings):
+    port: int = Field(default=9101, ge=0, le=65535, description="metrics and health")
+    stages: int = Field(default=1, ge=1)
+    replicas: int = Field(default=1, ge=1, description="CPU workers expected per stage (status only; more are welcome)")
+    tick_s: float = Field(default=0.2, gt=0)
+    stalled_after_s: float = Field(default=30.0, gt=0, description="a running request without progress is run again")
+
+
+class WorkerSettings(Settings):
+    device: Device = "cpu"
+    port: int = Field(default=0, ge=0, le=65535, description="metrics and health; 0 picks a free port")
+    threads: int = Field(default=1, ge=1)
+    max_rows: int = Field(default=512, ge=1, description="rows of one batch: decode steps plus prompt chunks")
+    max_requests: int = Field(default=64, ge=1, description="requests this worker runs at once")
+    kv_bytes: int | None = Field(default=None, ge=1, description="bytes of KV pages; default: a share of free memory")
+    beat_s: float = Field(default=0.5, gt=0)
+    session_timeout_s: float = Field(default=30.0, gt=0, description="a step longer than this ends the process")
+    drain_s: float = Field(default=5.0, gt=0)
+    inject_fault_after: int | None = Field(default=None, ge=0, description="a gpu worker fails after n jobs (tests)")
