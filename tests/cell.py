@@ -1,0 +1,91 @@
+"""A cell at the level of the protocol: real Redis, real scripts, workers that are played by the test."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import redis
+
+from blockrelay import scripts as calls
+from blockrelay.keys import Keys
+from blockrelay.messages import Claimed, Commit, CommitAnswer, LogEntry, RequestBody, decode_log_entry
+from blockrelay.redis_link import Scripts
+
+MODEL = "0123456789abcdef"
+
+
+def body(tokens: list[int] | None = None, **params: object) -> RequestBody:
+    prompt = np.array(tokens or [1, 2, 3], np.int32)
+    return RequestBody(prompt=prompt, params={"max_tokens": 8, **params})
+
+
+@dataclass
+class Cell:
+    client: redis.Redis
+    keys: Keys
+    scripts: Scripts
+    workers: list[str] = field(default_factory=list[str])
+
+    def worker(
+        self,
+        name: str,
+        *,
+        stage: int = 0,
+        split: str = "1-2,3-4",
+        device: str = "cpu",
+        pages: int = 100,
+        numerics: str = "n1",
+    ) -> str:
+        """Register a ready worker, as the worker service does."""
+        first, last = split.split(",")[stage].split("-")
+        self.client.hset(
+            self.keys.worker(name),
+            mapping={
+                "model": MODEL, "device": device, "numerics": numerics, "host": "h", "pid": 1, "port": 0,
+                "registered": 1, "split": split, "stage": stage,
+                "first": first, "last": last, "pages": pages, "reserved": 0,
+            },
+        )  # fmt: skip
+        seconds, micros = self.client.time()  # pyright: ignore[reportGeneralTypeIssues]
+        self.client.zadd(self.keys.workers, {name: int(seconds) * 1000 + int(micros) // 1000})
+        self.client.xadd(self.keys.inbox(name), {"hello": "1"})
+        self.workers.append(name)
+        return name
+
+    def accept(self, request: str = "req-1", *, need: int = 2, limit: int = 100, **more: object) -> calls.Accepted:
+        content = more.pop("content", None)
+        assert content is None or isinstance(content, RequestBody)
+        return self.scripts.run(
+            calls.accept(request, content or body(), model=MODEL, need_pages=need, max_in_flight=limit, **more)  # pyright: ignore[reportArgumentType]
+        )
+
+    def claim(self, worker: str, most: int = 8, *, dead_after_s: float = 3.0) -> list[Claimed]:
+        return self.scripts.run(calls.claim(worker, most, dead_after_s=dead_after_s))
+
+    def commit(self, run: Claimed, position: int, tokens: list[int], *, end: str = "", **more: object) -> CommitAnswer:
+        item = Commit(
+            request=run.request, run=run.run, position=position, tokens=tuple(tokens), end=end, **more  # pyright: ignore[reportArgumentType]
+        )  # fmt: skip
+        return self.scripts.run(calls.commit([item]))[0]
+
+    def rerun(self, run: Claimed, reason: str = "stalled", **more: object) -> bool:
+        return self.scripts.run(calls.rerun(run.request, run.run, reason, **more))  # pyright: ignore[reportArgumentType]
+
+    def record(self, request: str = "req-1") -> dict[str, str]:
+        raw = self.client.hgetall(self.keys.request(request))
+        return {k.decode(): v.decode("latin-1") for k, v in raw.items()}  # pyright: ignore
+
+    def log(self, request: str = "req-1") -> list[LogEntry]:
+        return [decode_log_entry(i, f) for i, f in self.client.xrange(self.keys.log(request))]  # pyright: ignore
+
+    def reserved(self, worker: str) -> int:
+        return int(self.client.hget(self.keys.worker(worker), "reserved") or 0)  # pyright: ignore
+
+    def on(self, worker: str) -> set[str]:
+        return {m.decode() for m in self.client.smembers(self.keys.on(worker))}  # pyright: ignore
+
+    def queued(self, stream: str = "jobs", route_class: str = "cpu") -> list[str]:
+        key = self.keys.jobs(MODEL, route_class) if stream == "jobs" else self.keys.reruns(MODEL, route_class)
+        return [f[b"r"].decode() for _, f in self.client.xrange(key)]  # pyright: ignore
+
+    def inbox(self, worker: str) -> list[dict[bytes, bytes]]:
+        return [f for _, f in self.client.xrange(self.keys.inbox(worker)) if b"hello" not in f]  # pyright: ignore

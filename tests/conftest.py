@@ -1,0 +1,63 @@
+"""Fixtures every suite uses. One real redis-server per test process, emptied for each test."""
+
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import redis
+
+from blockrelay.keys import Keys
+from blockrelay.redis_link import Scripts
+from tests.redis_server import RedisServer
+
+
+@pytest.fixture(autouse=True)
+def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No BLOCKRELAY_* variable of the shell reaches a test."""
+    for name in [n for n in os.environ if n.startswith("BLOCKRELAY_")]:
+        monkeypatch.delenv(name)
+
+
+@pytest.fixture(scope="session")
+def _shared_redis() -> Iterator[RedisServer]:
+    with tempfile.TemporaryDirectory(prefix="br-test-") as folder:  # short: unix socket paths are limited
+        server = RedisServer(Path(folder)).start()
+        yield server
+        server.stop()
+
+
+@pytest.fixture
+def redis_server(_shared_redis: RedisServer) -> Iterator[RedisServer]:
+    """An empty server, shared by the tests of this process. Do not kill it: use `own_redis` for that."""
+    client = _shared_redis.client()
+    client.flushall()
+    client.close()
+    yield _shared_redis
+
+
+@pytest.fixture
+def own_redis() -> Iterator[RedisServer]:
+    """A server of this test alone, to be killed and restarted."""
+    with tempfile.TemporaryDirectory(prefix="br-test-") as folder:
+        server = RedisServer(Path(folder)).start()
+        yield server
+        server.stop()
+
+
+@pytest.fixture
+def client(redis_server: RedisServer) -> Iterator[redis.Redis]:
+    connection = redis_server.client()
+    yield connection
+    connection.close()
+
+
+@pytest.fixture
+def keys() -> Keys:
+    return Keys("t")
+
+
+@pytest.fixture
+def scripts(client: redis.Redis, keys: Keys) -> Scripts:
+    return Scripts(client, keys, retention_s=60)

