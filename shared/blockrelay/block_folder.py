@@ -45,7 +45,7 @@ class BlockFolder:
         The arrays are 64-byte aligned views of one mapping, which lives as long as any of them.
         """
         block = self.manifest.block(index)
-        raw = np.memmap(self.root / block.file, dtype=np.uint8, mode="r")
+        raw = np.memmap(self.root / block.file, dtype=np.uint8, mode="r").view(np.ndarray)
         found: dict[str, NDArray[Any]] = {}
         for name, spec in block.tensors.items():
             if spec.offset + spec.nbytes > raw.size:  # the file shrank after it was checked
@@ -57,7 +57,7 @@ class BlockFolder:
     def rotary(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """The cos and sin tables, float32 [max_position, head_dim/2] each, read-only and mapped."""
         shape = (2, self.model.max_position, self.model.head_dim // 2)
-        tables = np.memmap(self.root / ROTARY_NAME, dtype="<f4", mode="r", shape=shape)
+        tables = np.memmap(self.root / ROTARY_NAME, dtype="<f4", mode="r", shape=shape).view(np.ndarray)
         return tables[0], tables[1]
 
     def graph(self, kind: str) -> bytes:

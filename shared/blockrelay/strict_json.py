@@ -1,7 +1,7 @@
 """Reads a JSON object field by field and accepts nothing that was not asked for.
 
-Used for files that others may have written (a block folder's manifest): every value is checked for its type before use,
-and an unknown field is an error, because a field we ignore is a promise we break.
+Used for files that others may have written: every value is checked for its type before use. In our own formats an
+unknown field is an error as well (`done`), because a field we ignore is a promise we break.
 """
 
 import json
@@ -40,6 +40,10 @@ class Fields:
         if name not in self._left:
             self.fail(f"field {name!r} is missing")
         return self._left.pop(name)
+
+    def has(self, name: str) -> bool:
+        """True if the field is there, not null and not read yet."""
+        return self._left.get(name) is not None
 
     def text(self, name: str, *, one_of: tuple[str, ...] | None = None) -> str:
         """A string; with `one_of`, one from that closed list."""

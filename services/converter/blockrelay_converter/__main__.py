@@ -1,0 +1,77 @@
+"""`python -m blockrelay_converter CHECKPOINT OUT --precision w8a8|fp32`."""
+
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+from blockrelay.errors import BlockrelayError, UsageError
+from blockrelay_converter.conversion import convert
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+
+
+class PrecisionChoice(StrEnum):
+    """How a block computes (see `blockrelay.manifest.Precision`)."""
+
+    W8A8 = "w8a8"
+    FP32 = "fp32"
+
+
+@app.command()
+def main(
+    checkpoint: Annotated[Path, typer.Argument(help="Hugging Face folder: config.json, safetensors, tokenizer.json")],
+    out: Annotated[Path, typer.Argument(help="block folder to write")],
+    precision: Annotated[
+        PrecisionChoice, typer.Option(help="w8a8: 8-bit, exact on every CPU; fp32: like the reference implementation")
+    ] = PrecisionChoice.W8A8,
+    name: Annotated[str | None, typer.Option(help="what clients call the model [default: the folder's name]")] = None,
+    max_position: Annotated[int | None, typer.Option(min=1, help="shorten the context to this many tokens")] = None,
+    force: Annotated[bool, typer.Option("--force", help="replace an existing block folder")] = False,
+    known_answers: Annotated[bool, typer.Option(help="compute what each block must answer (workers insist)")] = True,
+) -> None:
+    """Convert a checkpoint of the Llama, Mistral, Qwen2 or Qwen3 family to a block folder."""
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    progress = Progress(*columns, console=Console(stderr=True), transient=True)
+    task = progress.add_task("", total=None)
+
+    def report(what: str, done: int, total: int) -> None:
+        progress.start()  # not earlier: a refusal is one line and nothing else
+        progress.update(task, description=what, advance=done, total=total)
+
+    try:
+        manifest = convert(
+            checkpoint,
+            out,
+            precision="w8a8" if precision is PrecisionChoice.W8A8 else "fp32",
+            report=report,
+            name=name,
+            max_position=max_position,
+            force=force,
+            answers=known_answers,
+        )
+    finally:
+        progress.stop()
+    size = sum(file.bytes for file in manifest.files.values())
+    typer.echo(f"{out}: {manifest.model.name}, {manifest.precision}, {manifest.model.blocks} blocks, {size} bytes")
+
+
+def run() -> int:
+    """The exit code: 0, 2 for something the caller must change, 1 for a failure of ours or of the machine."""
+    try:
+        app()
+    except UsageError as error:
+        typer.echo(f"error: {error}", err=True)
+        return 2
+    except (BlockrelayError, OSError) as error:
+        typer.echo(f"error: {error}", err=True)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(run())

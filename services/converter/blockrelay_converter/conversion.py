@@ -1,0 +1,132 @@
+"""A checkpoint becomes a block folder: the steps in order."""
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from blockrelay.block_folder import file_sha256
+from blockrelay.errors import UsageError
+from blockrelay.manifest import (
+    CHAT_TEMPLATE_NAME,
+    MANIFEST_NAME,
+    ROTARY_NAME,
+    TOKENIZER_NAME,
+    BlockSpec,
+    FileSpec,
+    Manifest,
+    ModelConfig,
+    Precision,
+    check_manifest,
+)
+from blockrelay_converter.blocks import BlockSource
+from blockrelay_converter.checkpoint import Checkpoint
+from blockrelay_converter.graphs import graphs
+from blockrelay_converter.known_answers import known_answers
+from blockrelay_converter.model_config import SourceConfig, read_config
+from blockrelay_converter.rotary import write_rotary
+from blockrelay_converter.staging import staged_folder
+from blockrelay_converter.texts import Texts, read_texts
+
+Report = Callable[[str, int, int], None]
+"""Called with (what is being done, bytes done since the last call, bytes of all blocks)."""
+
+
+def convert(
+    checkpoint: Path,
+    out: Path,
+    *,
+    precision: Precision,
+    report: Report,
+    name: str | None = None,
+    max_position: int | None = None,
+    force: bool = False,
+    answers: bool = True,
+) -> Manifest:
+    """Write the block folder `out` and return its manifest. `out` appears in one rename, complete.
+
+    `name` is what clients call the model (default: the checkpoint folder's name). Without `answers` the folder of an
+    exact precision carries no known answers, and workers refuse it. UsageError, UnsupportedModel and ExecutionError
+    leave nothing behind.
+    """
+    if not checkpoint.is_dir():
+        raise UsageError(f"{checkpoint} is not a folder")
+    if not (checkpoint / "config.json").is_file():
+        raise UsageError(f"{checkpoint} holds no config.json")
+    config = read_config((checkpoint / "config.json").read_bytes(), max_position=max_position)
+    texts = read_texts(checkpoint, config)
+    model = _model_config(config, texts, name or checkpoint.resolve().name)
+    source = BlockSource(Checkpoint(checkpoint), model, precision, tied=config.tied)
+    with staged_folder(out, force=force) as folder:
+        manifest = _write_files(folder, source, config, texts, report)
+        (folder / MANIFEST_NAME).write_bytes(manifest.encode())
+        if manifest.exact and answers:
+            report("known answers", 0, source.total_bytes())
+            manifest = _with_answers(manifest, known_answers(folder, manifest))
+            (folder / MANIFEST_NAME).write_bytes(manifest.encode())
+    return manifest
+
+
+def _model_config(config: SourceConfig, texts: Texts, name: str) -> ModelConfig:
+    return ModelConfig(
+        name=name,
+        family=config.family,
+        hidden_size=config.hidden_size,
+        layers=config.layers,
+        heads=config.heads,
+        kv_heads=config.kv_heads,
+        head_dim=config.head_dim,
+        intermediate_size=config.intermediate_size,
+        vocab_size=config.vocab_size,
+        max_position=config.max_position,
+        rms_norm_eps=config.rms_norm_eps,
+        qkv_bias=config.qkv_bias,
+        qk_norm=config.qk_norm,
+        eos_ids=texts.eos_ids,
+        bos_id=texts.bos_id,
+        bos_token=texts.bos_token,
+        eos_token=texts.eos_token,
+    )
+
+
+def _write_files(folder: Path, source: BlockSource, config: SourceConfig, texts: Texts, report: Report) -> Manifest:
+    model, precision, total = source.model, source.precision, source.total_bytes()
+    files: list[str] = [ROTARY_NAME]
+    if texts.tokenizer is not None:
+        (folder / TOKENIZER_NAME).write_bytes(texts.tokenizer)
+        files.append(TOKENIZER_NAME)
+    if texts.chat_template is not None:
+        (folder / CHAT_TEMPLATE_NAME).write_text(texts.chat_template, encoding="utf-8")
+        files.append(CHAT_TEMPLATE_NAME)
+    write_rotary(folder / ROTARY_NAME, config.rotary, head_dim=model.head_dim, max_position=model.max_position)
+    (folder / "graphs").mkdir()
+    graph_files: dict[str, str] = {}
+    for kind, content in graphs(model, precision).items():
+        graph_files[kind] = f"graphs/{kind}.onnx"
+        (folder / graph_files[kind]).write_bytes(content)
+    (folder / "blocks").mkdir()
+    blocks: list[BlockSpec] = []
+    for index in range(1, model.blocks + 1):
+        file = f"blocks/block_{index}.bin"
+        blocks.append(source.write(index, folder, file, lambda done, i=index: report(f"block_{i}", done, total)))
+    files += [*graph_files.values(), *(block.file for block in blocks)]
+    manifest = Manifest(
+        model=model,
+        generation=texts.generation,
+        precision=precision,
+        exact=precision == "w8a8",
+        graphs=graph_files,
+        blocks=tuple(blocks),
+        files={path: _file_spec(folder / path) for path in sorted(files)},
+    )
+    check_manifest(manifest)
+    return manifest
+
+
+def _file_spec(path: Path) -> FileSpec:
+    return FileSpec(sha256=file_sha256(path), bytes=os.stat(path).st_size)
+
+
+def _with_answers(manifest: Manifest, answers: dict[int, str]) -> Manifest:
+    blocks = tuple(replace(block, known_answer=answers[block.index]) for block in manifest.blocks)
+    return replace(manifest, blocks=blocks)

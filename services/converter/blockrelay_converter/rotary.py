@@ -1,0 +1,47 @@
+"""Rotary tables, shipped with the model so that no worker evaluates a cosine (libm differs between machines).
+
+The formulas and their float32 steps are those of transformers (`modeling_rope_utils.py`), so that fp32 agrees with it.
+"""
+
+import math
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from blockrelay_converter.model_config import Rotary
+
+_CHUNK_POSITIONS = 4096
+
+
+def inverse_frequencies(rotary: Rotary, head_dim: int) -> NDArray[np.float32]:
+    """float32 [head_dim/2]: radians per position of each pair (d, d + head_dim/2)."""
+    one = np.float32(1.0)
+    exponents = np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)
+    plain = one / np.power(np.float64(rotary.theta), exponents.astype(np.float64)).astype(np.float32)
+    if rotary.factor is None:
+        return plain
+    factor = np.float32(rotary.factor)
+    if rotary.type == "linear":
+        return plain / factor
+    assert rotary.low_freq_factor is not None
+    assert rotary.high_freq_factor is not None
+    assert rotary.original_max_position is not None
+    low, high, old_context = rotary.low_freq_factor, rotary.high_freq_factor, rotary.original_max_position
+    wavelength = np.float32(2 * math.pi) / plain
+    slow = np.where(wavelength > np.float32(old_context / low), plain / factor, plain)
+    smooth = (np.float32(old_context) / wavelength - np.float32(low)) / np.float32(high - low)
+    smoothed = (one - smooth) * slow / factor + smooth * slow
+    medium = (wavelength >= np.float32(old_context / high)) & (wavelength <= np.float32(old_context / low))
+    return np.where(medium, smoothed, slow).astype(np.float32)
+
+
+def write_rotary(path: Path, rotary: Rotary, *, head_dim: int, max_position: int) -> None:
+    """Write the cos table, then the sin table: float32 [max_position, head_dim/2] each."""
+    frequencies = inverse_frequencies(rotary, head_dim)
+    with path.open("wb") as file:
+        for function in (np.cos, np.sin):
+            for start in range(0, max_position, _CHUNK_POSITIONS):
+                positions = np.arange(start, min(start + _CHUNK_POSITIONS, max_position), dtype=np.float32)
+                angles = positions[:, None] * frequencies  # rounded to float32, as in the reference
+                file.write(function(angles.astype(np.float64)).astype("<f4").tobytes())
