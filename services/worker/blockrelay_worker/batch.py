@@ -28,9 +28,8 @@ class Batch:
     """R rows in the order of `segments`, whose `rows` add up to R >= 1.
 
     Exactly one input: `tokens` int32 [R] (the stage holds block 1) or `hidden` float32 [R, H] (it does not).
-    `hidden` is overwritten by the stage when it is writable, contiguous and float32; else it is copied.
-    `wanted` are the row indexes whose logits are wanted, ascending; it must be empty if the stage does not hold the
-    last block.
+    `hidden` is copied, never written.
+    `wanted` are the row indexes whose logits are wanted, ascending; ignored by a stage without the last block.
     """
 
     segments: Sequence[Segment]

@@ -1,0 +1,116 @@
+"""Matrix products of one block: ONNX Runtime sessions over memory-mapped weights, or exact float64.
+
+A w8a8 product is y = float32(int32(u - 128) @ q) * scale, one rounding per step. The integer sum is exact, so every
+way to compute it gives the same bits, unless the CPU's instruction saturates: the kernels for uint8 x int8 do on CPUs
+with AVX2 and no VNNI. Which variant is right on this machine is found out by known answer (`known_answers`), never by
+CPU flags:
+
+    u8s8    uint8 rows x int8 weights; the fastest where it is right
+    u8u8    uint8 rows x uint8 weights (plus 128): right everywhere, slower, and a private copy of the weights
+    exact   NumPy, float64: products and sums are whole numbers below 2**53; needs no ONNX Runtime, converter's truth
+"""
+
+from collections.abc import Mapping
+from typing import Any, Literal, Protocol, cast
+
+import numpy as np
+import onnxruntime as ort
+from numpy.typing import NDArray
+
+from blockrelay.block_folder import BlockFolder
+from blockrelay.errors import BlockFolderError
+
+Variant = Literal["u8s8", "u8u8", "exact"]
+#: Bindings are kept for row counts up to this one; larger products take so long that making a new one does not show.
+_KEPT_BINDINGS = 64
+#: Weights that `exact` turns into float64 at a time: 32 MiB.
+_EXACT_ELEMENTS = 1 << 22
+
+
+class Linear(Protocol):
+    """One matrix product [R, K] -> [R, N]."""
+
+    def __call__(self, rows: NDArray[Any], out: NDArray[np.float32]) -> None:
+        """Multiply `rows` (uint8 with zero point 128, or float32; contiguous [R, K], R >= 1) into `out` [R, N]."""
+        ...
+
+
+class OrtLinear:
+    """A skeleton graph in a session of its own, with weights that stay where they are mapped."""
+
+    def __init__(self, graph: bytes, weights: Mapping[str, NDArray[Any]], *, threads: int) -> None:
+        """`weights` are the graph's initializers by name. ONNX Runtime repacks them; the originals can be paged out."""
+        options = ort.SessionOptions()
+        options.intra_op_num_threads = threads
+        options.inter_op_num_threads = 1
+        options.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
+        # The graph that was hashed is the graph that runs.
+        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+        # Every session has its own pool: spinning ones take the cores from whoever works (10x slower steps).
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        options.log_severity_level = 3
+        self._values = [ort.OrtValue.ortvalue_from_numpy(array) for array in weights.values()]
+        options.add_external_initializers(list(weights), self._values)
+        self._session = ort.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
+        self._input = str(self._session.get_inputs()[0].name)
+        self._output = str(self._session.get_outputs()[0].name)
+        self._bindings: dict[tuple[int, int, int], Any] = {}
+
+    def __call__(self, rows: NDArray[Any], out: NDArray[np.float32]) -> None:
+        key = (rows.ctypes.data, out.ctypes.data, rows.shape[0])
+        binding = self._bindings.get(key)
+        if binding is None:
+            binding = self._session.io_binding()
+            binding.bind_input(self._input, "cpu", 0, rows.dtype.type, rows.shape, key[0])
+            binding.bind_output(self._output, "cpu", 0, np.float32, out.shape, key[1])
+            if rows.shape[0] <= _KEPT_BINDINGS:
+                self._bindings[key] = binding
+        self._session.run_with_iobinding(binding)
+
+    def forget_buffers(self) -> None:
+        """Drop what refers to the caller's buffers: they are about to be replaced."""
+        self._bindings.clear()
+
+
+class ExactLinear:
+    """The w8a8 product by its definition. Slow; bits are those of the other variants where these are right."""
+
+    def __init__(self, q: NDArray[np.int8], scale: NDArray[np.float32]) -> None:
+        self._q = q
+        self._scale = scale
+
+    def __call__(self, rows: NDArray[Any], out: NDArray[np.float32]) -> None:
+        centred = rows.astype(np.float64) - 128.0
+        step = max(1, _EXACT_ELEMENTS // self._q.shape[0])
+        for start in range(0, self._q.shape[1], step):
+            columns = slice(start, start + step)
+            total = centred @ self._q[:, columns].astype(np.float64)  # whole numbers below 2**53: exact in any order
+            np.multiply(total.astype(np.float32), self._scale[columns], out=out[:, columns])
+
+    def forget_buffers(self) -> None:
+        """Nothing to forget."""
+
+
+def load_linear(
+    folder: BlockFolder, kind: str, tensors: Mapping[str, NDArray[Any]], *, variant: Variant, threads: int
+) -> OrtLinear | ExactLinear:
+    """The product `kind` (qkv, o, gate_up, down, head) of the block with these tensors.
+
+    `variant` is ignored in fp32. Raises BlockFolderError if ONNX Runtime refuses the folder's graph.
+    """
+    if folder.manifest.precision == "fp32":
+        name, weights = kind, {"w": tensors[f"{kind}.w"]}
+    else:
+        q = cast(NDArray[np.int8], tensors[f"{kind}.q"])
+        scale = cast(NDArray[np.float32], tensors[f"{kind}.scale"])
+        if variant == "exact":
+            return ExactLinear(q, scale)
+        if variant == "u8u8":
+            # Flipping the top bit adds 128 to a two's complement byte.
+            name, weights = f"{kind}.u8u8", {"q": q.view(np.uint8) ^ np.uint8(128), "scale": scale}
+        else:
+            name, weights = kind, {"q": q, "scale": scale}
+    try:
+        return OrtLinear(folder.graph(name), weights, threads=threads)
+    except Exception as error:  # ONNX Runtime's own exception types have no public common base
+        raise BlockFolderError(f"{folder.manifest.graphs[name]}: ONNX Runtime refuses it: {error}") from error
