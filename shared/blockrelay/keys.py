@@ -14,6 +14,8 @@
 | `{cell}:plan:<model>` | hash: epoch, inputs, class, plan | PLAN | all | never |
 | `{cell}:session:<id>` | hash: step, fp, request, tokens | ACCEPT | gateway | retention after the last step |
 | `{cell}:result:<id>` | string, tensor outputs (payload Redis) | last stage | gateway | retention |
+| `{cell}:wake:<gateway>` | stream, interrupts a gateway's blocking read | that gateway | that gateway | 60 s after the last use |
+| `{cell}:follower:<id>` | string, the gateway that took over a stream and its grace period | gateway | gateway | retention |
 | `{cell}:dead-letters` | stream of requests that killed their workers | RERUN, DEAD | people | trimmed to 1000 |
 
 `<model>` is the first 16 hex digits of the model hash; `<class>` is `gpu` (GPU workers allowed) or `cpu`.
@@ -51,6 +53,12 @@ class Keys:
 
     def result(self, request_id: str) -> str:
         return self._key("result", request_id)
+
+    def follower(self, request_id: str) -> str:
+        return self._key("follower", request_id)
+
+    def wake(self, gateway: str) -> str:
+        return self._key("wake", gateway)
 
     def session(self, session_id: str) -> str:
         return self._key("session", session_id)

@@ -30,7 +30,8 @@ class RequestBody:
     """gateway → record. What a request asks for; never changes after ACCEPT.
 
     `prompt` int32 [n], n >= 1. `params` is `SamplingParams.to_dict()`. A tensor step has `logits` "last" or "all" and
-    generates nothing; `prior` is then how many leading tokens belong to earlier steps.
+    generates nothing; `prior` is then how many leading tokens belong to earlier steps. A `background` request lives on
+    when nobody follows it.
     """
 
     prompt: TokenIds
@@ -40,6 +41,7 @@ class RequestBody:
     traceparent: str = ""
     session: str = ""
     step: int = 0
+    background: bool = False
 
     def encode(self) -> bytes:
         return wire.pack(
@@ -51,6 +53,7 @@ class RequestBody:
                 "trace": self.traceparent,
                 "session": self.session,
                 "step": self.step,
+                "background": self.background,
             }
         )
 
@@ -68,6 +71,7 @@ class RequestBody:
             traceparent=m["trace"],
             session=m["session"],
             step=m["step"],
+            background=m["background"],
         )
 
 
@@ -136,7 +140,7 @@ class Commit:
     run: str
     position: int
     tokens: tuple[int, ...]
-    logprobs: tuple[str, ...] = ()  # one JSON string per token, or empty
+    logprobs: tuple[str, ...] = ()  # one encoded TokenLogprobs per token, or empty
     end: EndReason | Literal[""] = ""
     meta: str = ""
 
@@ -168,8 +172,25 @@ class NextJob:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Log probability of a token, and of the most likely ones: (id, log probability), best first."""
+
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+    def encode(self) -> str:
+        """As it stands in a Commit and in the log."""
+        return json.dumps([self.logprob, self.top], separators=(",", ":"), allow_nan=False)
+
+    @classmethod
+    def decode(cls, text: str) -> "TokenLogprobs":
+        logprob, top = json.loads(text)
+        return cls(float(logprob), tuple((int(token), float(value)) for token, value in top))
+
+
+@dataclass(frozen=True, slots=True)
 class TokenEntry:
-    """One committed token. `logprobs` is JSON or ""."""
+    """One committed token. `logprobs` is an encoded TokenLogprobs or ""."""
 
     position: int
     token: int
