@@ -87,5 +87,6 @@ class Cell:
         key = self.keys.jobs(MODEL, route_class) if stream == "jobs" else self.keys.reruns(MODEL, route_class)
         return [f[b"r"].decode() for _, f in self.client.xrange(key)]  # pyright: ignore
 
-    def inbox(self, worker: str) -> list[dict[bytes, bytes]]:
-        return [f for _, f in self.client.xrange(self.keys.inbox(worker)) if b"hello" not in f]  # pyright: ignore
+    def inbox(self, worker: str, kind: bytes = b"j") -> list[dict[bytes, bytes]]:
+        """Entries of one kind: j (next job) or d (ended)."""
+        return [f for _, f in self.client.xrange(self.keys.inbox(worker)) if kind in f]  # pyright: ignore

@@ -3,7 +3,7 @@
 gateway → record (ACCEPT)      RequestBody
 CLAIM   → worker 0             Claimed
 worker k → worker k+1          Forward (segments + rows), one per batch and target
-last worker → COMMIT           Commit;  COMMIT → inbox of worker 0: NextJob
+last worker → COMMIT           Commit;  COMMIT → inbox of worker 0: NextJob;  any end → inboxes of the route: Ended
 log → gateway                  LogEntry (TokenEntry | EndEntry)
 scheduler → all                Plan (blockrelay.plan)
 """
@@ -83,6 +83,7 @@ class Claimed:
     run: str
     route: tuple[str, ...]
     route_class: Literal["gpu", "cpu"]
+    waited_s: float  # since ACCEPT
     solo: bool
     cold: bool
     body: RequestBody
@@ -130,6 +131,22 @@ class Forward:
         )
         rows = wire.rows_from_bytes(fields[b"x"], sum(len(s.token_ids) for s in segments), head["hidden"])
         return cls(sender=head["from"], segments=segments, rows=rows, block_seconds=head["times"])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenLogprobs:
+    """Log probability of a token and of the most likely ones (id, log probability), as the log stores them."""
+
+    logprob: float
+    top: tuple[tuple[int, float], ...]
+
+    def to_json(self) -> str:
+        return json.dumps([self.logprob, self.top])
+
+    @classmethod
+    def from_json(cls, text: str) -> "TokenLogprobs":
+        logprob, top = json.loads(text)
+        return cls(logprob=logprob, top=tuple((int(i), float(p)) for i, p in top))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

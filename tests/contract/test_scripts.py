@@ -5,7 +5,7 @@ import redis
 
 from blockrelay import scripts as calls
 from blockrelay.keys import Keys
-from blockrelay.messages import CommitAnswer, EndEntry, NextJob, TokenEntry
+from blockrelay.messages import CommitAnswer, Ended, EndEntry, NextJob, TokenEntry
 from blockrelay.redis_link import Scripts
 from tests.cell import MODEL, Cell, body
 
@@ -28,6 +28,8 @@ def test_a_request_goes_from_accept_to_its_terminal_entry(cell: Cell) -> None:
     assert isinstance(end, EndEntry) and end.reason == "stop" and end.position == 3 and end.numerics == "n1"
     assert cell.record()["state"] == "done" and cell.reserved(first) == cell.reserved(last) == 0
     assert len(cell.inbox(first)) == 1, "a finished request has no next job"
+    for member in (first, last):
+        assert Ended.decode(cell.inbox(member, b"d")[0][b"d"]) == Ended(request="req-1", run=run.run)
 
 
 class TestAccept:

@@ -104,6 +104,7 @@ def claim(worker: str, most: int, *, dead_after_s: float) -> Call[list[Claimed]]
                 run=_text(a[1]),
                 route=tuple(_text(a[2]).split(",")),
                 route_class=cast(Any, _text(a[3])),
+                waited_s=int(a[4]) / 1000,
                 solo=bool(a[5]),
                 cold=bool(a[6]),
                 body=RequestBody.decode(a[7]),

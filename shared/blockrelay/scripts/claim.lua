@@ -1,7 +1,7 @@
 -- CLAIM: one script takes the oldest jobs (re-runs first), deletes them, writes run and full route, reserves pages.
 -- There is no delivered-but-unrecorded state: a lost reply leaves the request on `on:<worker>`, where BEAT finds it.
 -- ARGV: retention, worker, most jobs, milliseconds without a beat that make a worker dead, then that many random nonces
--- Answer: a list of {id, run, route, class, n, solo, cold, body, {committed tokens}}; empty when there is nothing to do,
+-- Answer: a list of {id, run, route, class, milliseconds since ACCEPT, solo, cold, body, {committed tokens}}; empty when there is nothing to do,
 -- or while some stage has no live worker with room.
 local me, most, dead_before = ARGV[2], tonumber(ARGV[3]), NOW - tonumber(ARGV[4])
 local mine = redis.call('HMGET', P .. 'worker:' .. me, 'model', 'split', 'stage', 'device', 'numerics', 'pages', 'reserved')
@@ -87,7 +87,8 @@ for _, stream in ipairs({'reruns', 'jobs'}) do
         redis.call('ZADD', P .. 'running', 'XX', NOW, r.id)
         local tokens = {}
         for _, t in ipairs(redis.call('XRANGE', P .. 'log:' .. r.id, '-', '+')) do tokens[#tokens + 1] = tonumber(t[2][2]) end
-        answer[#answer + 1] = {r.id, run, table.concat(ids, ','), r.class, r.n,
+        answer[#answer + 1] = {r.id, run, table.concat(ids, ','), r.class,
+          NOW - tonumber(redis.call('HGET', P .. 'request:' .. r.id, 'accepted')),
           (r.deaths >= SOLO_AFTER and r.deaths_n == r.n) and 1 or 0, r.missing >= 2 and 1 or 0,
           redis.call('HGET', P .. 'request:' .. r.id, 'body'), tokens}
       end

@@ -26,9 +26,11 @@ local function members(route)
   return t
 end
 
--- Give back what a run holds on its route's workers. Idempotent: only a member of on:<worker> has a reservation.
+-- Give back what a run holds on its route's workers and tell them (a hint: BEAT finds what a lost note leaves behind).
+-- Idempotent: only a member of on:<worker> has a reservation.
 local function release(r)
   for _, w in ipairs(members(r.route)) do
+    redis.call('XADD', P .. 'inbox:' .. w, 'NOMKSTREAM', '*', 'd', cmsgpack.pack({r.id, r.run}))
     if redis.call('SREM', P .. 'on:' .. w, r.id) == 1 and redis.call('EXISTS', P .. 'worker:' .. w) == 1 then
       redis.call('HINCRBY', P .. 'worker:' .. w, 'reserved', -r.need)
     end
