@@ -1,0 +1,32 @@
+"""Tiny models, converted once per test process."""
+
+from pathlib import Path
+
+import pytest
+
+from blockrelay.block_folder import BlockFolder, open_block_folder
+from blockrelay.manifest import Precision
+from blockrelay_converter.conversion import convert
+from tests.checkpoints import write_checkpoint
+
+
+def _report(what: str, done: int, total: int) -> None:
+    """Nobody watches the progress of a test."""
+
+
+def _converted(root: Path, precision: Precision) -> BlockFolder:
+    write_checkpoint(root / "checkpoint", seed=3)
+    convert(root / "checkpoint", root / "folder", precision=precision, report=_report, name="tiny")
+    return open_block_folder(root / "folder")
+
+
+@pytest.fixture(scope="session")
+def w8a8(tmp_path_factory: pytest.TempPathFactory) -> BlockFolder:
+    """Four layers, 64 wide, context 512, with a tokenizer."""
+    return _converted(tmp_path_factory.mktemp("w8a8"), "w8a8")
+
+
+@pytest.fixture(scope="session")
+def fp32(tmp_path_factory: pytest.TempPathFactory) -> BlockFolder:
+    """The same weights in float32."""
+    return _converted(tmp_path_factory.mktemp("fp32"), "fp32")

@@ -1,0 +1,149 @@
+"""A token's logits depend on the tokens before it and on nothing else, bit by bit."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from blockrelay.block_folder import BlockFolder
+from blockrelay.errors import BlockFolderError, ExecutionError
+from blockrelay_worker.batch import Batch, Segment
+from tests.unit.worker.stages import Chain, Part
+
+
+def _tokens(count: int, seed: int = 0) -> list[int]:
+    return np.random.default_rng(seed).integers(3, 500, count).tolist()
+
+
+@pytest.fixture(scope="session")
+def expected(w8a8: BlockFolder) -> NDArray[np.float32]:
+    """64 tokens, one at a time, one stage, one thread."""
+    return Chain(w8a8).solo(_tokens(64))
+
+
+def _same_bits(left: NDArray[np.float32], right: NDArray[np.float32]) -> None:
+    assert left.shape == right.shape
+    assert left.tobytes() == right.tobytes()
+
+
+@pytest.mark.parametrize("chunks", [[64], [7] * 9 + [1], [32, 32], [63, 1], [1, 63], [16] * 4, [3, 17, 29, 15]])
+def test_the_way_a_prompt_is_cut_does_not_show(
+    w8a8: BlockFolder, expected: NDArray[np.float32], chunks: Sequence[int]
+) -> None:
+    _same_bits(Chain(w8a8).solo(_tokens(64), chunks), expected)
+
+
+@pytest.mark.parametrize("ends", [[5], [2, 5], [4, 5], [1, 3, 5], [1, 2, 3, 4, 5]])
+def test_the_stages_a_model_is_cut_into_do_not_show(
+    w8a8: BlockFolder, expected: NDArray[np.float32], ends: Sequence[int]
+) -> None:
+    _same_bits(Chain(w8a8, ends).solo(_tokens(64), [20, 1, 43]), expected)
+
+
+def test_the_number_of_threads_does_not_show(w8a8: BlockFolder, expected: NDArray[np.float32]) -> None:
+    _same_bits(Chain(w8a8, threads=2).solo(_tokens(64), [40, 1, 1, 22]), expected)
+
+
+@pytest.mark.parametrize("variant", ["u8u8", "exact"])
+def test_every_variant_of_the_products_gives_the_same_bits(
+    w8a8: BlockFolder, expected: NDArray[np.float32], variant: str
+) -> None:
+    chain = Chain(w8a8, variant="u8u8" if variant == "u8u8" else "exact")
+    _same_bits(chain.solo(_tokens(64), [30, 34]), expected)
+
+
+def test_a_batch_mate_does_not_show(w8a8: BlockFolder, expected: NDArray[np.float32]) -> None:
+    # Given five requests of other lengths that have come some way, scattered over the pool
+    chain = Chain(w8a8)
+    free = np.random.default_rng(1).permutation(200).tolist()
+    mine = [free.pop() for _ in range(4)]
+    others = [(_tokens(33 + 7 * index, index + 1), [free.pop() for _ in range(7)]) for index in range(5)]
+    chain.run([Part(tokens=tokens[:30], first_position=0, pages=pages) for tokens, pages in others])
+
+    # When a request runs among them, prompt chunks and single tokens mixed
+    tokens = _tokens(64)
+    rows: list[NDArray[np.float32]] = []
+    mates = [Part(tokens=t[30 : 31 + 3 * index], first_position=30, pages=p) for index, (t, p) in enumerate(others)]
+    for first, last in ((0, 40), (40, 41), (41, 64)):
+        me = Part(tokens=tokens[first:last], first_position=first, pages=mine)
+        before = sum(len(mate.tokens) for mate in mates[:2])
+        rows.append(chain.run([*mates[:2], me, *mates[2:]])[before : before + last - first])
+
+    # Then its rows are those of its solo run, and so are its neighbours'
+    _same_bits(np.concatenate(rows), expected)
+    tokens, pages = others[4]
+    alone = Chain(w8a8).solo(tokens[:43], [43])
+    part = Part(tokens=tokens[30:43], first_position=30, pages=pages)
+    _same_bits(chain.run([part]), alone[30:])
+
+
+def test_a_segment_may_go_back_and_overwrite_what_was_there(w8a8: BlockFolder, expected: NDArray[np.float32]) -> None:
+    chain, tokens, pages = Chain(w8a8), _tokens(64), [3, 1, 2, 0]
+    chain.run([Part(tokens=[*tokens[:30], *_tokens(20, 9)], first_position=0, pages=pages)])
+    rows = chain.run([Part(tokens=tokens[30:], first_position=30, pages=pages)])
+    _same_bits(rows, expected[30:])
+
+
+def test_float32_is_close_to_w8a8_and_to_itself_in_other_chunks(fp32: BlockFolder, w8a8: BlockFolder) -> None:
+    tokens = _tokens(48)
+    whole, single = Chain(fp32).solo(tokens, [48]), Chain(fp32, [2, 5]).solo(tokens)
+    np.testing.assert_allclose(whole, single, rtol=0, atol=1e-4)
+    quantised = Chain(w8a8).solo(tokens, [48])
+    assert np.corrcoef(whole.ravel(), quantised.ravel())[0, 1] > 0.99
+
+
+def test_only_wanted_rows_get_logits_and_every_block_is_timed(w8a8: BlockFolder) -> None:
+    chain, tokens = Chain(w8a8), _tokens(20)
+    everything = chain.solo(tokens, [20])
+    output = chain.stages[0].run(
+        Batch(
+            segments=[Segment(rows=20, first_position=0, pages=[5, 6])],
+            tokens=np.array(tokens, np.int32),
+            wanted=[3, 19],
+        )
+    )
+    assert output.hidden is None
+    assert output.logits is not None
+    _same_bits(output.logits, everything[[3, 19]])
+    assert list(output.seconds) == [f"block_{index}" for index in range(1, 6)]
+
+
+def test_a_row_that_is_not_finite_fails_its_segment_and_no_other(w8a8: BlockFolder) -> None:
+    # Given rows between two stages, one of which has overflowed
+    chain = Chain(w8a8, [2, 5])
+    rows = np.random.default_rng(2).normal(size=(6, 64)).astype(np.float32)
+    segments = [Segment(rows=2, first_position=0, pages=[page]) for page in range(3)]
+    clean = chain.stages[1].run(Batch(segments=segments, hidden=rows, wanted=range(6))).logits
+    assert clean is not None
+    clean = clean.copy()
+    rows[2, 7] = np.inf
+
+    output = chain.stages[1].run(Batch(segments=segments, hidden=rows, wanted=range(6)))
+
+    assert output.not_finite == (1,)
+    assert output.logits is not None
+    _same_bits(output.logits[[0, 1, 4, 5]], clean[[0, 1, 4, 5]])
+
+
+@pytest.mark.parametrize(
+    ("segment", "tokens", "complaint"),
+    [
+        (Segment(rows=1, first_position=512, pages=list(range(40))), [5], "positions 512"),
+        (Segment(rows=17, first_position=0, pages=[0]), [5] * 17, "1 pages do not reach position 16"),
+        (Segment(rows=1, first_position=0, pages=[200]), [5], "page id"),
+        (Segment(rows=1, first_position=0, pages=[0]), [512], "token id"),
+        (Segment(rows=1, first_position=0, pages=[0]), [5, 6], "1 token ids"),
+        (Segment(rows=0, first_position=0, pages=[0]), [], "positions"),
+    ],
+)
+def test_a_batch_that_makes_no_sense_is_refused(
+    w8a8: BlockFolder, segment: Segment, tokens: list[int], complaint: str
+) -> None:
+    with pytest.raises(ExecutionError, match=complaint):
+        Chain(w8a8).stages[0].run(Batch(segments=[segment], tokens=np.array(tokens, np.int32)))
+
+
+def test_blocks_that_do_not_exist_are_refused(w8a8: BlockFolder) -> None:
+    with pytest.raises(BlockFolderError, match="no blocks 3 to 9"):
+        Chain(w8a8, [2, 9])
