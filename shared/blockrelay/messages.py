@@ -134,22 +134,6 @@ class Forward:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TokenLogprobs:
-    """Log probability of a token and of the most likely ones (id, log probability), as the log stores them."""
-
-    logprob: float
-    top: tuple[tuple[int, float], ...]
-
-    def to_json(self) -> str:
-        return json.dumps([self.logprob, self.top])
-
-    @classmethod
-    def from_json(cls, text: str) -> "TokenLogprobs":
-        logprob, top = json.loads(text)
-        return cls(logprob=logprob, top=tuple((int(i), float(p)) for i, p in top))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Commit:
     """last worker → COMMIT. `position` is the log length before `tokens`; `end` "" while the request goes on."""
 
@@ -203,6 +187,19 @@ class TokenLogprobs:
     def decode(cls, text: str) -> "TokenLogprobs":
         logprob, top = json.loads(text)
         return cls(float(logprob), tuple((int(token), float(value)) for token, value in top))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """FINISH, RERUN, COMMIT → inbox of every route member: this run is over, forget it."""
+
+    request: str
+    run: str
+
+    @classmethod
+    def decode(cls, data: bytes) -> "Ended":
+        request, run = wire.unpack_list(data)
+        return cls(request=request, run=run)
 
 
 @dataclass(frozen=True, slots=True)
