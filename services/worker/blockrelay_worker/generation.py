@@ -1,0 +1,145 @@
+"""One request at a time through stages in this process: what `blockrelay generate` runs, the reference for services.
+
+It makes the same calls in the same order as a worker does, without queue, batch mates or Redis. Exactness says that
+everything else must give these tokens.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from blockrelay.block_folder import BlockFolder
+from blockrelay.errors import BlockFolderError, RowNotFinite
+from blockrelay.sampling_params import SamplingParams
+from blockrelay.text import Tokenizer
+from blockrelay_worker.advance import FinishReason, Progress, advance
+from blockrelay_worker.batch import Batch, Segment
+from blockrelay_worker.executor import StageExecutor
+from blockrelay_worker.kernels import load_kernels
+from blockrelay_worker.known_answers import load_stage
+from blockrelay_worker.pages import PagePool, pages_for
+from blockrelay_worker.sampler import Sampled, sample
+
+#: Prompt rows per run: the linear layers are at full speed and buffers stay small.
+CHUNK_ROWS = 512
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Generated:
+    """A finished generation. Times in seconds; `first_token_s` includes the prompt."""
+
+    sampled: tuple[Sampled, ...]
+    finish_reason: FinishReason
+    first_token_s: float
+    total_s: float
+    block_s: dict[str, float] = field(default_factory=dict[str, float])
+
+    @property
+    def tokens(self) -> list[int]:
+        """The new tokens, the one that ended the text included."""
+        return [one.token for one in self.sampled]
+
+
+def even_split(blocks: int, stages: int) -> list[tuple[int, int]]:
+    """First and last block of each stage, sizes differing by one at most, the larger ones first."""
+    size, larger = divmod(blocks, stages)
+    bounds: list[tuple[int, int]] = []
+    first = 1
+    for stage in range(stages):
+        last = first + size + (stage < larger) - 1
+        bounds.append((first, last))
+        first = last + 1
+    return bounds
+
+
+class Pipeline:
+    """All stages of a model in one process, for one request at a time."""
+
+    def __init__(self, folder: BlockFolder, *, stages: int, threads: int, tokens: int) -> None:
+        """Room for a request of `tokens` tokens in all.
+
+        Raises BlockFolderError if there are more stages than blocks or a block gives a wrong known answer.
+        """
+        if not 1 <= stages <= folder.model.blocks:
+            raise BlockFolderError(f"a model of {folder.model.blocks} blocks cannot run in {stages} stages")
+        self.folder = folder
+        kernels = load_kernels(threads)
+        self._stages: list[tuple[StageExecutor, list[int]]] = []
+        for first, last in even_split(folder.model.blocks, stages):
+            # A verification run needs two pages.
+            pool = PagePool(StageExecutor.layout_of(folder, first, last), max(2, pages_for(tokens)))
+            executor = load_stage(folder, first, last, pool=pool, threads=threads, kernels=kernels)
+            self._stages.append((executor, pool.allocate(pool.pages)))
+
+    def run(
+        self, tokens: Sequence[int], first_position: int, *, wanted: bool, seconds: dict[str, float]
+    ) -> NDArray[np.float32] | None:
+        """Run tokens of the request from `first_position` on; the logits [vocab] of the last one if wanted.
+
+        Adds the time of each block to `seconds`. Raises RowNotFinite.
+        """
+        hidden: NDArray[np.float32] | None = None
+        logits: NDArray[np.float32] | None = None
+        for executor, pages in self._stages:
+            output = executor.run(
+                Batch(
+                    segments=[Segment(rows=len(tokens), first_position=first_position, pages=pages)],
+                    tokens=np.asarray(tokens, np.int32) if executor.takes_tokens else None,
+                    hidden=hidden,
+                    wanted=[len(tokens) - 1] if wanted and executor.gives_logits else [],
+                )
+            )
+            if output.not_finite:
+                raise RowNotFinite(f"a row at positions {first_position} and later is not finite: the model overflowed")
+            hidden, logits = output.hidden, output.logits
+            for block, spent in output.seconds.items():
+                seconds[block] = seconds.get(block, 0.0) + spent
+        return logits[0] if wanted and logits is not None else None
+
+
+def generate(
+    pipeline: Pipeline,
+    prompt: Sequence[int],
+    params: SamplingParams,
+    *,
+    seed: int,
+    tokenizer: Tokenizer | None,
+    on_token: Callable[[int], None] = lambda token: None,
+) -> Generated:
+    """Run `prompt` and sample until the request ends. `on_token` gets each new token as soon as it is there.
+
+    The prompt must have passed `check_prompt`, and params.max_tokens must be at least 1.
+    """
+    model = pipeline.folder.model
+    progress = Progress(
+        params, prompt_tokens=len(prompt), context=model.max_position, eos_ids=model.eos_ids, tokenizer=tokenizer
+    )
+    started = time.perf_counter()
+    seconds: dict[str, float] = {}
+    logits: NDArray[np.float32] | None = None
+    for first in range(0, len(prompt), CHUNK_ROWS):
+        chunk = prompt[first : first + CHUNK_ROWS]
+        logits = pipeline.run(chunk, first, wanted=first + len(chunk) == len(prompt), seconds=seconds)
+    sampled: list[Sampled] = []
+    first_token_s = 0.0
+    while True:
+        assert logits is not None
+        position = progress.length
+        sampled.append(sample(logits, params, seed=seed, position=position))
+        token = sampled[-1].token
+        first_token_s = first_token_s or time.perf_counter() - started
+        reason = advance(progress, token)
+        on_token(token)
+        if reason is not None:
+            break
+        logits = pipeline.run([token], position, wanted=True, seconds=seconds)
+    return Generated(
+        sampled=tuple(sampled),
+        finish_reason=reason,
+        first_token_s=first_token_s,
+        total_s=time.perf_counter() - started,
+        block_s=seconds,
+    )
