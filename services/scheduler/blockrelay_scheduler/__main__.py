@@ -1,0 +1,67 @@
+"""`python -m blockrelay_scheduler`: settings from the environment, SIGTERM or SIGINT end it."""
+
+import signal
+import sys
+import threading
+
+from prometheus_client import CollectorRegistry
+from pydantic import ValidationError
+
+from blockrelay import logs
+from blockrelay.block_folder import open_block_folder
+from blockrelay.errors import BlockrelayError, UsageError
+from blockrelay.keys import Keys
+from blockrelay.metrics import SchedulerMetrics
+from blockrelay.redis_link import Scripts, connect
+from blockrelay.settings import SchedulerSettings
+from blockrelay.status_server import StatusServer
+from blockrelay_scheduler.loop import Link, Scheduler
+from blockrelay_scheduler.planner import uniform_split
+
+
+def serve(settings: SchedulerSettings, stop: threading.Event) -> None:
+    """Schedule until `stop`. Raises UsageError or BlockFolderError before it touches Redis."""
+    manifest = open_block_folder(settings.model, blocks=[]).manifest
+    blocks = manifest.model.blocks
+    uniform_split(blocks, settings.stages)
+    keys = Keys(settings.cell)
+    client = connect(settings.redis_url)
+    payload = connect(settings.payload_redis_url) if settings.payload_redis_url else client
+    link = Link(client, payload, keys, Scripts(client, keys, retention_s=settings.retention_s))
+    metrics = SchedulerMetrics(CollectorRegistry())
+    scheduler = Scheduler(settings=settings, link=link, metrics=metrics, model=manifest.model_hash[:16], blocks=blocks)
+    try:
+        status = StatusServer(settings.host, settings.port, metrics.registry, scheduler.gaps)
+    except OSError as error:
+        raise UsageError(f"port {settings.port} on {settings.host} cannot be used: {error.strerror}") from error
+    logs.get().info("NODE_READY", role="scheduler", port=status.port, model=manifest.model.name, blocks=blocks)
+    try:
+        scheduler.run(stop)
+    finally:
+        status.close()
+        client.close()
+        payload.close()
+        logs.get().info("NODE_STOPPED", role="scheduler")
+
+
+def main() -> int:
+    """The exit code: 0 after a signal, 2 when settings or model are unusable."""
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    try:
+        settings = SchedulerSettings()
+        logs.configure(settings.log_level, node_id=settings.node_id or logs.node_name("scheduler"))
+        serve(settings, stop)
+    except ValidationError as error:
+        for problem in error.errors():
+            sys.stderr.write(f"scheduler: BLOCKRELAY_{'_'.join(map(str, problem['loc'])).upper()}: {problem['msg']}\n")
+        return 2
+    except BlockrelayError as error:
+        sys.stderr.write(f"scheduler: {error}\n")
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,236 @@
+"""The scheduler's loop: read the registry, declare the dead, publish the plan, rescue what is stuck.
+
+All decisions come from `planner` and `rescue`; all acts are scripts, so any number of schedulers may run and none of
+them keeps anything that matters.
+"""
+
+import threading
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import redis
+
+from blockrelay import logs, registry
+from blockrelay import scripts as calls
+from blockrelay.keys import Keys
+from blockrelay.messages import RequestBody
+from blockrelay.metrics import SchedulerMetrics
+from blockrelay.plan import Plan, WorkerInfo
+from blockrelay.redis_link import UNREACHABLE, Scripts, backoff_s
+from blockrelay.settings import SchedulerSettings
+from blockrelay_scheduler.planner import FRESH_MS, decide
+from blockrelay_scheduler.rescue import UnfinishedRequest, dead_workers, rescues
+
+#: Seconds between two looks at the unfinished requests, and how many of them one look takes, oldest first.
+LOOK_S, LOOK_LIMIT = 1.0, 1024
+
+
+@dataclass(slots=True)
+class Link:
+    """A connection and the scripts on it. `payload` is the same client when rows share the control Redis."""
+
+    client: redis.Redis
+    payload: redis.Redis
+    keys: Keys
+    scripts: Scripts
+
+
+@dataclass(slots=True)
+class Scheduler:
+    """Schedules one model of one cell. `model` is its key in Redis, `blocks` its number of blocks.
+
+    One thread calls `run` (or `tick`); `gaps` may be called from any.
+    """
+
+    settings: SchedulerSettings
+    link: Link
+    metrics: SchedulerMetrics
+    model: str
+    blocks: int
+    _trusted_from: float = field(default=0.0, init=False)
+    _last_tick: float = field(default=float("-inf"), init=False)
+    _last_look: float = field(default=float("-inf"), init=False)
+    _inboxes: set[str] = field(default_factory=set[str], init=False)
+    _orphaned: set[str] = field(default_factory=set[str], init=False)
+    _away: str = field(default="Redis has not answered yet", init=False)
+
+    def run(self, stop: threading.Event) -> None:
+        """Tick until `stop`. Redis away: say so, wait with backoff, go on."""
+        attempt = 0
+        while not stop.is_set():
+            try:
+                self.tick()
+            except UNREACHABLE as error:
+                self.metrics.redis_errors.inc()
+                if attempt == 0:
+                    logs.get().warning("REDIS_UNREACHABLE", error=str(error))
+                self._away = f"Redis does not answer: {error}"
+                self._last_tick = float("-inf")
+                stop.wait(backoff_s(attempt))
+                attempt += 1
+                continue
+            if attempt:
+                logs.get().info("REDIS_BACK", attempts=attempt)
+                attempt = 0
+            stop.wait(self.settings.tick_s)
+
+    def tick(self) -> None:
+        """One round. Raises what UNREACHABLE lists when Redis is away; the next round makes up for it."""
+        self._judge_contact()
+        self._declare_dead()
+        workers = registry.read_workers(self.link.client, self.link.keys, self.model)
+        plan = self._publish_plan(workers)
+        self._drop_inboxes(workers)
+        if time.monotonic() - self._last_look >= LOOK_S:
+            self._rescue()
+            self._last_look = time.monotonic()
+        self._gauge(workers, plan)
+        self._away = ""
+        self._last_tick = time.monotonic()
+
+    def gaps(self) -> list[str]:
+        """Why the scheduler does not do its work right now; empty when it does."""
+        if self._away:
+            return [self._away]
+        late = time.monotonic() - self._last_tick
+        return [f"the loop has not come round for {late:.0f} s"] if late > 10 + self.settings.tick_s else []
+
+    def _judge_contact(self) -> None:
+        """While Redis was away nobody could beat: the silence of workers counts from now on."""
+        if time.monotonic() - self._last_tick > self.settings.tick_s + self.settings.dead_after_s / 2:
+            self._distrust()
+
+    def _distrust(self) -> None:
+        self._trusted_from = time.monotonic() + self.settings.dead_after_s
+
+    def _declare_dead(self) -> None:
+        if time.monotonic() < self._trusted_from:
+            return
+        head = self.link.client.pipeline(transaction=False)
+        head.zrange(self.link.keys.workers, 0, registry.MAX_WORKERS - 1, withscores=True)
+        head.time()
+        asked = time.monotonic()
+        beats, now = cast(Any, head.execute())
+        if time.monotonic() - asked > self.settings.dead_after_s / 2:
+            self._distrust()  # Redis stood still: the beats of that time are still on their way
+            return
+        now_ms = now[0] * 1000 + now[1] // 1000
+        silent_ms = {worker.decode(): now_ms - int(beat) for worker, beat in beats}
+        for worker in dead_workers(silent_ms, dead_after_ms=int(self.settings.dead_after_s * 1000)):
+            died, reruns = self.link.scripts.run(calls.dead(worker, silent_s=self.settings.dead_after_s))
+            if died:
+                self._orphaned.add(worker)
+                self.metrics.deaths.inc()
+                self.metrics.reruns.labels("death").inc(reruns)
+                logs.get().warning("WORKER_DEAD", worker=worker, silent_ms=silent_ms[worker], reruns=reruns)
+
+    def _publish_plan(self, workers: list[WorkerInfo]) -> Plan:
+        """The plan in force afterwards."""
+        fields = cast(dict[bytes, bytes], self.link.client.hgetall(self.link.keys.plan(self.model)))
+        current = Plan.from_redis(fields)
+        decision = decide(workers, blocks=self.blocks, stages=self.settings.stages, current=current)
+        if current and fields.get(b"inputs", b"").decode() == decision.inputs:
+            return current
+        replaces = current.epoch if current else 0
+        publish = calls.publish_plan(
+            self.model,
+            replaces_epoch=replaces,
+            inputs=decision.inputs,
+            route_class=decision.plan.route_class,
+            plan=decision.plan.to_json(),
+        )
+        if self.link.scripts.run(publish) == decision.plan.epoch:
+            logs.get().info(
+                "PLAN_IN_FORCE",
+                epoch=decision.plan.epoch,
+                split=decision.plan.split,
+                assignments=dict(decision.plan.assignments),
+                reasons=decision.plan.reasons,
+            )
+        return registry.read_plan(self.link.client, self.link.keys, self.model) or decision.plan
+
+    def _drop_inboxes(self, workers: list[WorkerInfo]) -> None:
+        """Rows for a worker that left the registry, whoever declared it dead, must not stay on the payload Redis."""
+        present = {w.id for w in workers}
+        self._orphaned |= self._inboxes - present
+        self._orphaned -= present
+        self._inboxes = present
+        if self._orphaned and self.link.payload is not self.link.client:
+            try:
+                self.link.payload.delete(*(self.link.keys.inbox(worker) for worker in self._orphaned))
+            except UNREACHABLE as error:  # no reason to stop planning: they are dropped when it is back
+                self.metrics.redis_errors.inc()
+                logs.get().warning("REDIS_UNREACHABLE", error=str(error), which="payload")
+                return
+        self._orphaned.clear()
+
+    def _rescue(self) -> None:
+        requests = self._unfinished()
+        found = rescues(
+            requests,
+            stalled_after_s=self.settings.stalled_after_s,
+            prompt_tokens_per_s=self.settings.prompt_tokens_per_s,
+        )
+        for rescue in found:
+            log = logs.get().bind(request_id=rescue.request)
+            if rescue.act == "expire":
+                if self.link.scripts.run(calls.finish(rescue.request, "expired")) == "FINISHED":
+                    log.info("REQUEST_EXPIRED")
+            elif self.link.scripts.run(calls.rerun(rescue.request, rescue.run, "stalled")):
+                self.metrics.reruns.labels("stalled").inc()
+                log.warning("REQUEST_STALLED", run=rescue.run)
+
+    def _unfinished(self) -> list[UnfinishedRequest]:
+        """Unfinished requests that have not moved for a while; prompts are read only of those that may be stuck."""
+        client, keys = self.link.client, self.link.keys
+        seconds, micros = cast(Any, client.time())
+        now_ms = seconds * 1000 + micros // 1000
+        idle = cast(Any, client.zrangebyscore(keys.running, "-inf", now_ms - 1000, 0, LOOK_LIMIT, withscores=True))
+        ask = client.pipeline(transaction=False)
+        for member, _ in idle:
+            ask.hmget(keys.request(member.decode()), "state", "run", "n", "deadline")
+        requests: list[UnfinishedRequest] = []
+        for (member, moved_ms), (state, run, n, deadline) in zip(idle, ask.execute(), strict=True):
+            request, idle_ms = member.decode(), now_ms - int(moved_ms)
+            tokens = 0
+            if state == b"running" and idle_ms > 1000 * self.settings.stalled_after_s:
+                body = cast(bytes | None, client.hget(keys.request(request), "body"))
+                tokens = int(n or 0) + (RequestBody.decode(body).prompt.size if body else 0)
+            requests.append(
+                UnfinishedRequest(
+                    id=request,
+                    state=(state or b"").decode(),
+                    run=(run or b"").decode(),
+                    idle_ms=idle_ms,
+                    tokens=tokens,
+                    overdue_ms=now_ms - int(deadline) if deadline and int(deadline) else None,
+                )
+            )
+        return requests
+
+    def _gauge(self, workers: list[WorkerInfo], plan: Plan) -> None:
+        client, keys = self.link.client, self.link.keys
+        states = Counter((w.device, _state(w)) for w in workers)
+        for device in ("cpu", "gpu"):
+            for state in ("loading", "ready", "draining", "silent"):
+                self.metrics.workers.labels(device, state).set(states[device, state])
+        self.metrics.plan_epoch.set(plan.epoch)
+        streams = [(name, route_class) for name in ("jobs", "reruns") for route_class in ("cpu", "gpu")]
+        ask = client.pipeline(transaction=False)
+        ask.zcard(keys.running)
+        for name, route_class in streams:
+            ask.xlen(keys.jobs(self.model, route_class) if name == "jobs" else keys.reruns(self.model, route_class))
+        in_flight, *depths = cast(list[int], ask.execute())
+        self.metrics.in_flight.set(in_flight)
+        for (name, route_class), depth in zip(streams, depths, strict=True):
+            self.metrics.queue_depth.labels(f"{name}:{route_class}").set(depth)
+
+
+def _state(worker: WorkerInfo) -> str:
+    if worker.silent_ms > FRESH_MS * 2:
+        return "silent"
+    if worker.draining:
+        return "draining"
+    return "ready" if worker.ready else "loading"

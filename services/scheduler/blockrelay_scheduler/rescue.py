@@ -1,0 +1,68 @@
+"""Who is dead and which request is stuck. Pure: what Redis says in, acts out; `loop` performs them.
+
+Every act is a conditional script, so a decision that is out of date by the time it runs does nothing.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+#: Estimates of the prompt time are rough: only a request this many times over is stuck.
+PATIENCE = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnfinishedRequest:
+    """One member of the `running` set.
+
+    `idle_ms` since its run or its log last moved; `tokens` that a run must compute before it commits anything (prompt
+    and committed ones); `overdue_ms` since its deadline, negative or None while there is time.
+    """
+
+    id: str
+    state: str
+    run: str
+    idle_ms: int
+    tokens: int = 0
+    overdue_ms: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Rescue:
+    """What to do with a request: RERUN its current run, or FINISH it as expired."""
+
+    act: Literal["rerun", "expire"]
+    request: str
+    run: str
+
+
+def dead_workers(silent_ms: Mapping[str, int], *, dead_after_ms: int) -> list[str]:
+    """Workers to declare dead: silent for `dead_after_ms` or longer, most silent first."""
+    silent = [worker for worker, silence in silent_ms.items() if silence >= dead_after_ms]
+    return sorted(silent, key=lambda worker: (-silent_ms[worker], worker))
+
+
+def patience_ms(tokens: int, *, stalled_after_s: float, prompt_tokens_per_s: float) -> int:
+    """How long a run of a request of `tokens` tokens may show no progress."""
+    return int(1000 * (stalled_after_s + PATIENCE * tokens / prompt_tokens_per_s))
+
+
+def rescues(
+    requests: Sequence[UnfinishedRequest], *, stalled_after_s: float, prompt_tokens_per_s: float
+) -> list[Rescue]:
+    """What to do with unfinished requests.
+
+    A deadline comes first. A running one without progress is run again, whatever its workers say; a queued one waits
+    for as long as it takes.
+    """
+    found: list[Rescue] = []
+    for r in requests:
+        if r.state not in ("queued", "running"):
+            continue
+        if r.overdue_ms is not None and r.overdue_ms > 0:
+            found.append(Rescue("expire", r.id, r.run))
+        elif r.state == "running" and r.idle_ms > patience_ms(
+            r.tokens, stalled_after_s=stalled_after_s, prompt_tokens_per_s=prompt_tokens_per_s
+        ):
+            found.append(Rescue("rerun", r.id, r.run))
+    return found

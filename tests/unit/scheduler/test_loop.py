@@ -1,0 +1,191 @@
+"""The scheduler's loop against a real Redis, with workers played by the test."""
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+import redis
+from prometheus_client import CollectorRegistry
+
+from blockrelay import redis_link
+from blockrelay.keys import Keys
+from blockrelay.metrics import SchedulerMetrics
+from blockrelay.plan import Plan
+from blockrelay.redis_link import Scripts
+from blockrelay.registry import read_plan
+from blockrelay.settings import SchedulerSettings
+from blockrelay_scheduler.loop import Link, Scheduler
+from tests.cell import MODEL, Cell
+from tests.redis_server import RedisServer
+from tests.waiting import wait_until
+
+
+@pytest.fixture
+def cell(client: redis.Redis, keys: Keys, scripts: Scripts) -> Cell:
+    return Cell(client, keys, scripts)
+
+
+def scheduler(url: str, payload_url: str | None = None, **settings: object) -> Scheduler:
+    """A scheduler of a model of 4 blocks in 2 stages that loses patience quickly."""
+    options: dict[str, object] = {"stages": 2, "cell": "t", "dead_after_s": 0.4, "tick_s": 0.02, **settings}
+    client, keys = redis_link.connect(url), Keys("t")
+    payload = redis_link.connect(payload_url) if payload_url else client
+    link = Link(client, payload, keys, Scripts(client, keys, retention_s=60))
+    return Scheduler(
+        settings=SchedulerSettings.model_validate(options),
+        link=link,
+        metrics=SchedulerMetrics(CollectorRegistry()),
+        model=MODEL,
+        blocks=4,
+    )
+
+
+@contextmanager
+def running(*schedulers: Scheduler) -> Iterator[None]:
+    """Each in a thread of its own, until the end of the block."""
+    stop = threading.Event()
+    threads = [threading.Thread(target=s.run, args=(stop,)) for s in schedulers]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join(10)
+        for s in schedulers:
+            s.link.client.close()
+            s.link.payload.close()
+    assert not any(thread.is_alive() for thread in threads)
+
+
+def register(cell: Cell, name: str, *, device: str = "cpu", registered: int = 1) -> None:
+    """A worker that has registered and waits for a stage."""
+    fields = {"model": MODEL, "device": device, "numerics": "n1", "host": "h", "pid": 1, "port": 0}
+    cell.client.hset(cell.keys.worker(name), mapping={**fields, "registered": registered})
+    beat(cell, name)
+
+
+def beat(cell: Cell, name: str) -> None:
+    seconds, micros = cell.client.time()  # pyright: ignore[reportGeneralTypeIssues]
+    cell.client.zadd(cell.keys.workers, {name: int(seconds) * 1000 + int(micros) // 1000})
+
+
+def plan_of(cell: Cell) -> Plan | None:
+    return read_plan(cell.client, cell.keys, MODEL)
+
+
+def assignments(cell: Cell) -> dict[str, int]:
+    plan = plan_of(cell)
+    return dict(plan.assignments) if plan else {}
+
+
+def metric(s: Scheduler, name: str, **labels: str) -> float:
+    return s.metrics.registry.get_sample_value(name, labels) or 0.0
+
+
+def test_workers_get_stages_and_the_requests_of_a_dead_one_run_again(cell: Cell, redis_server: RedisServer) -> None:
+    one = scheduler(redis_server.url)
+    with running(one):
+        register(cell, "a", registered=1)
+        register(cell, "b", registered=2)
+        wait_until(
+            lambda: (beat(cell, "a"), beat(cell, "b"), assignments(cell) == {"a": 0, "b": 1})[2], "both are placed"
+        )
+        cell.worker("a", stage=0)
+        cell.worker("b", stage=1)
+        cell.accept()
+        (run,) = cell.claim("a")
+        assert run.route == ("a", "b")
+        wait_until(lambda: (beat(cell, "a"), cell.record()["state"] == "queued")[1], "the run ends with its worker")
+        assert cell.queued("reruns") == ["req-1"] and cell.record()["why"] == "death"
+        wait_until(lambda: (beat(cell, "a"), assignments(cell) == {"a": 0})[1], "the dead worker leaves the plan")
+        plan = plan_of(cell)
+        assert plan is not None and plan.split == "1-2,3-4", "a death changes no split"
+        assert one.gaps() == []
+    assert metric(one, "blockrelay_worker_deaths_total") == 1
+    assert metric(one, "blockrelay_reruns_total", reason="death") == 1
+    assert metric(one, "blockrelay_requests_in_flight") == 1
+    assert metric(one, "blockrelay_queue_depth", stream="reruns:cpu") == 1
+
+
+def test_two_schedulers_agree_and_count_every_death_once(cell: Cell, redis_server: RedisServer) -> None:
+    pair = scheduler(redis_server.url), scheduler(redis_server.url)
+    epochs: list[int] = []
+    with running(*pair):
+        for count, name in enumerate(("a", "b", "c", "d"), 1):
+            register(cell, name, registered=count)
+
+            def everybody_is_placed(placed: int = count) -> bool:
+                for each in ("a", "b", "c", "d")[:placed]:
+                    beat(cell, each)
+                return len(assignments(cell)) == placed
+
+            wait_until(everybody_is_placed, f"{count} are placed")
+            plan = plan_of(cell)
+            assert plan is not None
+            epochs.append(plan.epoch)
+        assert assignments(cell) == {"a": 0, "b": 1, "c": 0, "d": 1}
+        wait_until(lambda: not assignments(cell), "all of them fall silent and leave")
+    assert epochs == list(range(epochs[0], epochs[0] + 4)), "one epoch for each arrival"
+    assert sum(metric(s, "blockrelay_worker_deaths_total") for s in pair) == 4
+    assert cell.client.zcard(cell.keys.workers) == 0
+
+
+def test_a_worker_without_a_record_is_cleaned_away(cell: Cell, redis_server: RedisServer) -> None:
+    with running(scheduler(redis_server.url)):
+        beat(cell, "ghost")
+        wait_until(lambda: not cell.client.zcard(cell.keys.workers), "the ghost is gone")
+
+
+def test_rows_for_a_dead_worker_leave_the_payload_redis(
+    cell: Cell, redis_server: RedisServer, own_redis: RedisServer
+) -> None:
+    payload = own_redis.client()
+    with running(scheduler(redis_server.url, own_redis.url)):
+        for name in ("killed", "reported"):
+            cell.worker(name, stage=0)
+            payload.xadd(cell.keys.inbox(name), {"x": b"rows"})
+        wait_until(
+            lambda: (beat(cell, "killed"), beat(cell, "reported"), len(assignments(cell)) == 2)[2], "both are seen"
+        )
+        cell.client.delete(cell.keys.worker("reported"), cell.keys.inbox("reported"))  # as DEAD by somebody else does
+        cell.client.zrem(cell.keys.workers, "reported")
+        wait_until(lambda: not payload.exists(cell.keys.inbox("killed"), cell.keys.inbox("reported")), "both are empty")
+    payload.close()
+
+
+def test_a_stalled_run_is_run_again_and_an_overdue_request_ends(cell: Cell, redis_server: RedisServer) -> None:
+    cell.worker("a", stage=0, split="1-4")
+    cell.accept("req-stuck")
+    assert len(cell.claim("a", dead_after_s=60)) == 1
+    cell.accept("req-late", deadline_ms=1)
+    impatient = scheduler(redis_server.url, stages=1, dead_after_s=60, stalled_after_s=0.5, prompt_tokens_per_s=1000)
+    with running(impatient):
+        wait_until(lambda: cell.record("req-stuck")["state"] == "queued", "the stuck run is ended")
+        wait_until(lambda: cell.record("req-late")["state"] == "done", "the late request is ended")
+    assert cell.record("req-stuck")["why"] == "stalled" and cell.record("req-late")["end"] == "expired"
+
+
+def test_redis_goes_away_and_comes_back_and_nobody_is_declared_dead_for_it(own_redis: RedisServer) -> None:
+    client, keys = own_redis.client(), Keys("t")
+    cell = Cell(client, keys, Scripts(client, keys, retention_s=60))
+    one = scheduler(own_redis.url, dead_after_s=1.0)
+    with running(one):
+        cell.worker("a", stage=0)
+        wait_until(lambda: (beat(cell, "a"), assignments(cell) == {"a": 0})[1], "it is placed")
+        own_redis.kill()
+        killed = time.monotonic()
+        wait_until(lambda: one.gaps() != [], "the scheduler says that Redis is away")
+        assert "Redis does not answer" in one.gaps()[0]
+        wait_until(lambda: time.monotonic() > killed + 1.1, "the beat on disk is older than dead_after_s")
+        own_redis.start()
+        wait_until(lambda: one.gaps() == [], "the scheduler is back")
+        beat(cell, "a")
+        register(cell, "b", registered=5)
+        wait_until(lambda: (beat(cell, "a"), assignments(cell) == {"a": 0, "b": 1})[1], "it goes on planning")
+    assert metric(one, "blockrelay_worker_deaths_total") == 0
+    assert metric(one, "blockrelay_redis_errors_total") >= 1
+    client.close()

@@ -1,0 +1,140 @@
+"""The planner as tables: workers in, plan out."""
+
+import pytest
+
+from blockrelay.errors import UsageError
+from blockrelay.plan import Plan, WorkerInfo, split_text
+from blockrelay_scheduler.planner import decide, uniform_split
+
+
+def worker(name: str, *, device: str = "cpu", age: int = 0, **more: object) -> WorkerInfo:
+    """A registered worker without a stage; `age` in milliseconds, larger is older."""
+    return WorkerInfo(
+        id=name, model="m", device="gpu" if device == "gpu" else "cpu", numerics=str(more.pop("numerics", "n1")),
+        host="h", pid=1, port=0, registered_ms=1_000_000 - age, **more,  # pyright: ignore[reportArgumentType]
+    )  # fmt: skip
+
+
+def test_workers_come_one_dies_and_its_replacement_takes_its_stage() -> None:
+    a, b, c = worker("a", age=30), worker("b", age=20), worker("c", age=10)
+    first = decide([a, b, c], blocks=9, stages=3, current=None).plan
+    assert first.epoch == 1 and first.split == "1-3,4-6,7-9" and first.route_class == "cpu"
+    assert first.assignments == {"a": 0, "b": 1, "c": 2}
+
+    without_b = decide([a, c], blocks=9, stages=3, current=first).plan
+    assert without_b.epoch == 2 and without_b.split == first.split
+    assert without_b.assignments == {"a": 0, "c": 2}
+
+    replacement = decide([a, c, worker("d")], blocks=9, stages=3, current=without_b).plan
+    assert replacement.assignments == {"a": 0, "c": 2, "d": 1}
+
+
+@pytest.mark.parametrize(
+    ("blocks", "stages", "split"),
+    [
+        (9, 1, "1-9"),
+        (9, 2, "1-5,6-9"),
+        (9, 3, "1-3,4-6,7-9"),
+        (33, 4, "1-9,10-17,18-25,26-33"),
+        (2, 2, "1-1,2-2"),
+    ],
+)
+def test_blocks_are_split_evenly(blocks: int, stages: int, split: str) -> None:
+    assert split_text(uniform_split(blocks, stages)) == split
+
+
+@pytest.mark.parametrize("stages", [0, -1, 4])
+def test_a_number_of_stages_that_the_model_cannot_have_is_a_usage_error(stages: int) -> None:
+    with pytest.raises(UsageError, match=f"stages is {stages}, but the model has 3 blocks: choose 1 to 3"):
+        uniform_split(3, stages)
+
+
+CURRENT = Plan(epoch=7, split="1-2,3-4", route_class="cpu", assignments={"a": 0, "b": 1}, blocks={}, reasons=())
+
+
+@pytest.mark.parametrize(
+    ("workers", "expected"),
+    [
+        pytest.param([worker("a"), worker("b")], {"a": 0, "b": 1}, id="nothing new"),
+        pytest.param([worker("x")], {"x": 0}, id="all others gone"),
+        pytest.param([worker("a"), worker("b"), worker("x")], {"a": 0, "b": 1, "x": 0}, id="a tie goes to the front"),
+        pytest.param([worker("a"), worker("x"), worker("y")], {"a": 0, "x": 1, "y": 0}, id="the emptiest first"),
+        pytest.param(
+            [worker("a"), worker("y", age=1), worker("x", age=9)], {"a": 0, "x": 1, "y": 0}, id="the oldest first"
+        ),
+        pytest.param(
+            [worker("a"), worker("b", silent_ms=1500), worker("x")],
+            {"a": 0, "b": 1, "x": 1},
+            id="the replacement comes before the death is declared",
+        ),
+        pytest.param(
+            [worker("a"), worker("b", draining=True), worker("x")],
+            {"a": 0, "b": 1, "x": 1},
+            id="one that drains leaves room",
+        ),
+        pytest.param([worker("x", draining=True)], {}, id="one that drains gets no stage"),
+        pytest.param(
+            [worker("a"), worker("x", split="1-2,3-4", stage=0)],
+            {"a": 0, "x": 0},
+            id="what a worker has loaded stays, even if the plan forgot it",
+        ),
+        pytest.param(
+            [worker("a"), worker("b"), worker("x", split="1-4", stage=0)],
+            {"a": 0, "b": 1, "x": 0},
+            id="a stage of another split counts for nothing",
+        ),
+        pytest.param(
+            [worker("a"), worker("b"), worker("x", device="gpu"), worker("y", device="gpu")],
+            {"a": 0, "b": 1, "x": 0, "y": 1},
+            id="each device class is counted alone",
+        ),
+        pytest.param(
+            [worker("a"), worker("b"), worker("x", numerics="n2"), worker("y", numerics="n2")],
+            {"a": 0, "b": 1, "x": 0, "y": 1},
+            id="each numerics id is counted alone",
+        ),
+    ],
+)
+def test_newcomers_go_where_they_are_needed(workers: list[WorkerInfo], expected: dict[str, int]) -> None:
+    assert decide(workers, blocks=4, stages=2, current=CURRENT).plan.assignments == expected
+
+
+def test_another_number_of_stages_places_everybody_anew() -> None:
+    decision = decide([worker("a", age=2), worker("b", age=1)], blocks=4, stages=1, current=CURRENT)
+    assert decision.plan.epoch == 8 and decision.plan.split == "1-4" and decision.plan.assignments == {"a": 0, "b": 0}
+
+
+def test_gpu_stages_are_named_block_by_block() -> None:
+    plan = decide([worker("a"), worker("b"), worker("g", device="gpu")], blocks=4, stages=2, current=CURRENT).plan
+    assert plan.route_class == "gpu"
+    assert plan.blocks == {"block_1": "GPU", "block_2": "GPU", "block_3": "CPU", "block_4": "CPU"}
+
+
+def test_every_stage_says_why() -> None:
+    crowd = [worker("a"), worker("g", device="gpu"), worker("b")]
+    assert decide(crowd, blocks=5, stages=2, current=None).plan.reasons == (
+        "stage 0 is block_1 to block_3, 3 of 5 blocks in 2 equal parts: 1 GPU worker for it, 1 CPU worker stands in",
+        "stage 1 is block_4 to block_5, 2 of 5 blocks in 2 equal parts: 1 CPU worker for it",
+    )
+    assert decide([], blocks=5, stages=1, current=None).plan.reasons == (
+        "stage 0 is block_1 to block_5, the whole model: no worker yet, requests wait",
+    )
+    assert decide([worker("g", device="gpu")], blocks=5, stages=1, current=None).plan.reasons == (
+        "stage 0 is block_1 to block_5, the whole model: 1 GPU worker for it and no CPU worker to stand in",
+    )
+
+
+def test_the_hash_changes_with_the_workers_and_with_nothing_else() -> None:
+    a, b = worker("a"), worker("b")
+    plain = decide([a, b], blocks=4, stages=2, current=None).inputs
+    assert plain == decide([b, a], blocks=4, stages=2, current=CURRENT).inputs
+    assert (
+        plain
+        == decide([worker("a", silent_ms=900, reserved=5, ready=True), b], blocks=4, stages=2, current=None).inputs
+    )
+    others = [
+        decide([a], blocks=4, stages=2, current=None).inputs,
+        decide([a, b], blocks=4, stages=1, current=None).inputs,
+        decide([a, worker("b", device="gpu")], blocks=4, stages=2, current=None).inputs,
+    ]
+    assert len({plain, *others}) == 4
