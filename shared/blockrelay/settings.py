@@ -49,6 +49,7 @@ class SchedulerSettings(Settings):
     replicas: int = Field(default=1, ge=1, description="CPU workers expected per stage (status only; more are welcome)")
     tick_s: float = Field(default=0.2, gt=0)
     stalled_after_s: float = Field(default=30.0, gt=0, description="a running request without progress is run again")
+    prompt_tokens_per_s: float = Field(default=100.0, gt=0, description="slowest prompt speed that is not a stall")
 
 
 class WorkerSettings(Settings):
