@@ -94,12 +94,13 @@ def exp(x: F32) -> F32:
     shifted = x * _LOG2E + _ROUND
     k = shifted - _ROUND
     y = fma(k, _LN2_LOW, fma(k, _LN2_HIGH, x))
-    p = np.full_like(y, _EXP_FIRST)
+    p: F32 = np.full_like(y, _EXP_FIRST)
     for coefficient in _EXP_REST:
         p = fma(p, y, np.float32(coefficient))
     p = fma(p, y * y, y) + _ONE
     exponent = (np.asarray(shifted).view(np.uint32) - _ROUND.view(np.uint32) + np.uint32(127)) << np.uint32(23)
-    return np.multiply(p, exponent.view(np.float32), dtype=np.float32)
+    power: F32 = np.asarray(exponent.view(np.float32), np.float32)
+    return p * power
 
 
 def swiglu(gate: F32, up: F32) -> F32:

@@ -1,0 +1,224 @@
+"""C++ kernels (services/worker/native), one shared object per instruction set, called by ctypes.
+
+ctypes gives up the interpreter lock during a call. Nothing here computes: arguments are checked, pointers passed on.
+"""
+
+import ctypes
+import weakref
+from collections.abc import Callable
+from functools import cache
+from importlib.machinery import EXTENSION_SUFFIXES
+from pathlib import Path
+from typing import Any, Final, final
+
+from numpy.typing import NDArray
+
+from blockrelay.errors import ExecutionError, UsageError
+from blockrelay_worker.kernels import arguments
+from blockrelay_worker.kernels.interface import F32, I32, I64, U8, Pages
+from blockrelay_worker.kernels.numerics import PAGE
+
+#: Variant to the lowest `blockrelay_cpu_level` it runs on, fastest first.
+VARIANTS: Final = {"avx512": 2, "avx2": 1, "baseline": 0}
+
+_P = ctypes.c_void_p
+_F = ctypes.c_float
+_INT = ctypes.c_int32
+_LONG = ctypes.c_int64
+
+# Result and arguments, as in kernels.h.
+_SIGNATURES: Final[dict[str, tuple[Any, list[Any]]]] = {
+    "open": (_P, [_INT]),
+    "close": (None, [_P]),
+    "norm": (_INT, [_P, _P, _P, _F, _P, _LONG, _LONG]),
+    "norm_quantise": (_INT, [_P, _P, _P, _F, _P, _P, _LONG, _LONG]),
+    "quantise": (_INT, [_P, _P, _P, _P, _LONG, _LONG]),
+    "add_scaled": (_INT, [_P, _P, _P, _P, _LONG, _LONG]),
+    "swiglu": (_INT, [_P, _P, _P, _LONG, _LONG]),
+    "swiglu_quantise": (_INT, [_P, _P, _P, _P, _P, _LONG, _LONG]),
+    "rotary_append": (_INT, [_P] * 6 + [_F] + [_P] * 8 + [_INT, _LONG, _LONG, _LONG, _INT, _INT, _INT]),
+    "attention": (_INT, [_P] * 7 + [_INT, _LONG, _LONG, _LONG, _LONG, _INT, _INT, _INT]),
+}
+_INDEX_OUT_OF_RANGE: Final = 1
+
+
+def _file(variant: str) -> Path | None:
+    """The shared object of a variant where the install put it."""
+    folder = Path(__file__).parent
+    return next((path for s in EXTENSION_SUFFIXES if (path := folder / f"_{variant}{s}").is_file()), None)
+
+
+@cache
+def _functions(path: Path) -> dict[str, Callable[..., Any]]:
+    """The functions of one shared object, by name without prefix."""
+    library = ctypes.CDLL(str(path))
+    functions: dict[str, Callable[..., Any]] = {}
+    for name, (result, argtypes) in _SIGNATURES.items():
+        function = library[f"blockrelay_{name}"]
+        function.argtypes = argtypes
+        function.restype = result
+        functions[name] = function
+    return functions
+
+
+@cache
+def supported_variants() -> tuple[str, ...]:
+    """Variants that were built and that this CPU (and operating system) can run, fastest first."""
+    baseline = _file("baseline")
+    if baseline is None:
+        return ()
+    level = int(ctypes.CDLL(str(baseline)).blockrelay_cpu_level())
+    return tuple(name for name, needed in VARIANTS.items() if needed <= level and _file(name) is not None)
+
+
+def _at(array: NDArray[Any] | None) -> int | None:
+    return None if array is None else array.ctypes.data
+
+
+@final
+class NativeKernels:
+    """`Kernels` in C++; bits equal to `ReferenceKernels` for any `threads`.
+
+    `threads` includes the caller; the others sleep between calls. UsageError for a variant this machine cannot run.
+    """
+
+    def __init__(self, variant: str, threads: int) -> None:
+        path = _file(variant) if variant in supported_variants() else None
+        if path is None:
+            raise UsageError(
+                f"kernel variant {variant!r} cannot run here; usable: {', '.join(supported_variants()) or 'none'}"
+            )
+        if threads < 1:
+            raise UsageError(f"kernels need at least one thread, got {threads}")
+        self._variant = variant
+        self._functions = functions = _functions(path)
+        self._pool: int = functions["open"](threads) or 0
+        if not self._pool:
+            raise ExecutionError(f"the operating system refused {threads - 1} kernel threads")
+        # Not at interpreter exit: another thread may be inside a kernel then, and the process ends anyway.
+        weakref.finalize(self, functions["close"], self._pool).atexit = False
+
+    @property
+    def variant(self) -> str:
+        return self._variant
+
+    def norm_quantise(
+        self, x: F32, weight: F32, eps: float, *, u: U8 | None = None, scale: F32 | None = None
+    ) -> tuple[U8, F32]:
+        rows, hidden = arguments.matrix_shape("x", x)
+        arguments.check("weight", weight, arguments.FLOAT32, (hidden,))
+        u, scale = arguments.quantised_out(u, scale, rows, hidden)
+        self._run("norm_quantise", _at(x), _at(weight), eps, _at(u), _at(scale), rows, hidden)
+        return u, scale
+
+    def norm(self, x: F32, weight: F32, eps: float, *, out: F32 | None = None) -> F32:
+        rows, hidden = arguments.matrix_shape("x", x)
+        arguments.check("weight", weight, arguments.FLOAT32, (hidden,))
+        out = arguments.float32_out("out", out, (rows, hidden))
+        self._run("norm", _at(x), _at(weight), eps, _at(out), rows, hidden)
+        return out
+
+    def quantise(self, x: F32, *, u: U8 | None = None, scale: F32 | None = None) -> tuple[U8, F32]:
+        rows, columns = arguments.matrix_shape("x", x)
+        u, scale = arguments.quantised_out(u, scale, rows, columns)
+        self._run("quantise", _at(x), _at(u), _at(scale), rows, columns)
+        return u, scale
+
+    def rotary_append(
+        self,
+        qkv: F32,
+        row_scale: F32 | None,
+        bias: F32 | None,
+        norm_q: F32 | None,
+        norm_k: F32 | None,
+        eps: float,
+        cos: F32,
+        sin: F32,
+        positions: I32,
+        page: I32,
+        slot: I32,
+        k_pages: Pages,
+        v_pages: Pages,
+        *,
+        out: F32 | None = None,
+    ) -> F32:
+        shape = arguments.rotary_shape(
+            qkv, row_scale, bias, norm_q, norm_k, cos, sin, positions, page, slot, k_pages, v_pages
+        )
+        out = arguments.float32_out("out", out, (shape.rows, shape.query_heads, shape.head_dim))
+        status = self._call(
+            "rotary_append",
+            *(_at(x) for x in (qkv, row_scale, bias, norm_q, norm_k)),
+            eps,
+            *(_at(x) for x in (cos, sin, positions, page, slot, k_pages, v_pages, out)),
+            k_pages.dtype == arguments.FLOAT16,
+            shape.rows,
+            cos.shape[0],
+            shape.pages,
+            shape.query_heads,
+            shape.kv_heads,
+            shape.head_dim,
+        )
+        if status == _INDEX_OUT_OF_RANGE:
+            arguments.check_range("positions", positions, cos.shape[0])
+            arguments.check_range("page", page, shape.pages)
+            arguments.check_range("slot", slot, PAGE)
+        _require(status)
+        return out
+
+    def attention(
+        self, q: F32, k_pages: Pages, v_pages: Pages, page_table: I32, segments: I64, *, out: F32 | None = None
+    ) -> F32:
+        shape = arguments.attention_shape(q, k_pages, v_pages, page_table, segments)
+        out = arguments.float32_out("out", out, (shape.rows, shape.query_heads * shape.head_dim))
+        status = self._call(
+            "attention",
+            *(_at(x) for x in (q, k_pages, v_pages, page_table, segments, out)),
+            k_pages.dtype == arguments.FLOAT16,
+            page_table.shape[0],
+            page_table.shape[1],
+            shape.rows,
+            shape.pages,
+            shape.query_heads,
+            shape.kv_heads,
+            shape.head_dim,
+        )
+        if status == _INDEX_OUT_OF_RANGE:
+            arguments.check_segments(segments, page_table, shape)
+        _require(status)
+        return out
+
+    def add_scaled(self, x: F32, y: F32, row_scale: F32 | None) -> None:
+        rows, columns = arguments.matrix_shape("x", x)
+        arguments.check("y", y, arguments.FLOAT32, (rows, columns))
+        if row_scale is not None:
+            arguments.check("row_scale", row_scale, arguments.FLOAT32, (rows,))
+        self._run("add_scaled", _at(x), _at(y), _at(row_scale), rows, columns)
+
+    def swiglu_quantise(
+        self, gate_up: F32, row_scale: F32, *, u: U8 | None = None, scale: F32 | None = None
+    ) -> tuple[U8, F32]:
+        rows, columns = arguments.gate_up_shape(gate_up)
+        arguments.check("row_scale", row_scale, arguments.FLOAT32, (rows,))
+        u, scale = arguments.quantised_out(u, scale, rows, columns)
+        self._run("swiglu_quantise", _at(gate_up), _at(row_scale), _at(u), _at(scale), rows, columns)
+        return u, scale
+
+    def swiglu(self, gate_up: F32, *, out: F32 | None = None) -> F32:
+        rows, columns = arguments.gate_up_shape(gate_up)
+        out = arguments.float32_out("out", out, (rows, columns))
+        self._run("swiglu", _at(gate_up), _at(out), rows, columns)
+        return out
+
+    def _call(self, name: str, *values: int | float | None) -> int:
+        return self._functions[name](self._pool, *values)
+
+    def _run(self, name: str, *values: int | float | None) -> None:
+        _require(self._call(name, *values))
+
+
+def _require(status: int) -> None:
+    if status:
+        raise ExecutionError(
+            "a kernel refused its indices" if status == _INDEX_OUT_OF_RANGE else "no memory for a kernel"
+        )

@@ -1,0 +1,95 @@
+// Sums, exp, norm and quantisation of numerics.py on sixteen lanes.
+#pragma once
+
+#include "registers.h"
+
+namespace blockrelay {
+
+inline float nan() { return bit_cast<float>(0x7FC00000u); }
+
+// Elements from i to n, sixteen at most.
+inline int lanes_left(int64_t i, int64_t n) { return n - i < kLanes ? int(n - i) : kLanes; }
+
+template <class E>
+inline V16 load_some(const E* p, int count) {
+  return count == kLanes ? V16::load(p) : V16::load(p, count);
+}
+
+inline void store_some(float* p, V16 x, int count) {
+  if (count == kLanes)
+    x.store(p);
+  else
+    x.store(p, count);
+}
+
+inline float add_lanes(V16 x) {
+  float lane[kLanes];
+  x.store(lane);
+  float sum = lane[0];
+  for (int i = 1; i < kLanes; i++) sum += lane[i];
+  return sum;
+}
+
+inline float highest_lane(V16 x) {
+  float lane[kLanes];
+  x.store(lane);
+  float best = lane[0];
+  for (int i = 1; i < kLanes; i++) best = lane[i] > best ? lane[i] : best;
+  return best;
+}
+
+inline V16 exp(V16 x) {
+  x = pick_max(V16::broadcast(-87.0f), x);
+  x = pick_min(V16::broadcast(88.0f), x);
+  V16 shifted = x * V16::broadcast(1.44269504f) + V16::broadcast(kRound);
+  V16 k = shifted - V16::broadcast(kRound);
+  V16 y = fma(k, V16::broadcast(-0.693359375f), x);
+  y = fma(k, V16::broadcast(2.12194440e-4f), y);
+  V16 p = V16::broadcast(1.9875691500e-4f);
+  p = fma(p, y, V16::broadcast(1.3981999507e-3f));
+  p = fma(p, y, V16::broadcast(8.3334519073e-3f));
+  p = fma(p, y, V16::broadcast(4.1665795894e-2f));
+  p = fma(p, y, V16::broadcast(1.6666665459e-1f));
+  p = fma(p, y, V16::broadcast(5.0000001201e-1f));
+  p = fma(p, y * y, y) + V16::broadcast(1.0f);
+  return p * power_of_two(shifted);
+}
+
+inline V16 swiglu(V16 gate, V16 up) {
+  return gate / (V16::broadcast(1.0f) + exp(negate(gate))) * up;
+}
+
+// What norm() multiplies x with before the weight.
+inline float inverse_root_mean_square(const float* x, int64_t n, float eps) {
+  V16 sum = V16::broadcast(0.0f);
+  for (int64_t i = 0; i < n; i += kLanes) {
+    V16 some = load_some(x + i, lanes_left(i, n));
+    sum = fma(some, some, sum);
+  }
+  float spread = add_lanes(sum) / float(n) + eps;
+  bool finite = (bit_cast<uint32_t>(spread) & kMagnitude) < kInfinityBits;
+  return finite ? 1.0f / __builtin_sqrtf(spread) : nan();
+}
+
+// Quantises the n values that value(i, lanes) gives, called twice for each i; returns the row scale.
+template <class Value>
+inline float quantise_row(Value value, int64_t n, uint8_t* u) {
+  V16 largest = V16::broadcast(0.0f);
+  for (int64_t i = 0; i < n; i += kLanes) largest = max_magnitude(largest, value(i, lanes_left(i, n)));
+  float lane[kLanes];
+  largest.store(lane);
+  uint32_t bits = 0;
+  for (float each : lane) bits = bit_cast<uint32_t>(each) > bits ? bit_cast<uint32_t>(each) : bits;
+  if (bits >= kInfinityBits) {
+    std::memset(u, 128, size_t(n));
+    return nan();
+  }
+  float scale = bit_cast<float>(bits) * (1.0f / 127.0f) + 1e-12f;
+  for (int64_t i = 0; i < n; i += kLanes) {
+    int lanes = lanes_left(i, n);
+    (value(i, lanes) / V16::broadcast(scale) + V16::broadcast(kRound)).store_zero_128(u + i, lanes);
+  }
+  return scale;
+}
+
+}  // namespace blockrelay

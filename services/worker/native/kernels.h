@@ -1,0 +1,218 @@
+// The functions Python calls, once per instruction set. All return 0, or why nothing (valid) was written:
+// 1 an index is out of range, 2 no memory. Shapes, dtypes and layouts were checked by the caller (native.py).
+#pragma once
+
+#include <new>
+#include <system_error>
+
+#include "attention.h"
+#include "rotary.h"
+
+#define BLOCKRELAY_EXPORT extern "C" __attribute__((visibility("default")))
+
+using namespace blockrelay;
+
+namespace {
+
+enum Status : int32_t { kOk = 0, kIndexOutOfRange = 1, kNoMemory = 2 };
+
+bool in_range(const int32_t* index, int64_t count, int64_t end) {
+  for (int64_t i = 0; i < count; i++)
+    if (index[i] < 0 || index[i] >= end) return false;
+  return true;
+}
+
+bool segments_valid(const int64_t* segments, int64_t count, const int32_t* table, int64_t max_pages, int64_t rows,
+                    int64_t pages) {
+  int64_t next_row = 0;
+  for (int64_t s = 0; s < count; s++) {
+    const int64_t first = segments[s * 3], length = segments[s * 3 + 1], position = segments[s * 3 + 2];
+    if (first != next_row || length < 0 || length > rows - first || position < 0) return false;
+    next_row += length;
+    if (length == 0) continue;
+    if (position > max_pages * kPage - length) return false;
+    if (!in_range(table + s * max_pages, (position + length + kPage - 1) / kPage, pages)) return false;
+  }
+  return next_row == rows;
+}
+
+template <class E>
+int32_t rotary_of(Pool& pool, RotaryCall<E> call, int64_t positions, int64_t pages) {
+  if (!in_range(call.positions, call.rows, positions) || !in_range(call.page, call.rows, pages) ||
+      !in_range(call.slot, call.rows, kPage))
+    return kIndexOutOfRange;
+  return rotary_append(pool, call) ? kOk : kNoMemory;
+}
+
+template <class E>
+int32_t attention_of(Pool& pool, const AttentionCall<E>& call, int64_t pages) {
+  if (!segments_valid(call.segments, call.segment_count, call.page_table, call.max_pages, call.rows, pages))
+    return kIndexOutOfRange;
+  try {
+    return attention(pool, call) ? kOk : kNoMemory;
+  } catch (const std::bad_alloc&) {
+    return kNoMemory;
+  }
+}
+
+// gate_up [R,2M] (times row_scale [R] unless null): the M values of a row in working memory, or null.
+float* swiglu_row(const float* gate_up, const float* row_scale, int64_t row, int64_t columns, float* out) {
+  const float* gate = gate_up + row * 2 * columns;
+  const float* up = gate + columns;
+  for (int64_t i = 0; i < columns; i += kLanes) {
+    const int lanes = lanes_left(i, columns);
+    V16 g = load_some(gate + i, lanes), u = load_some(up + i, lanes);
+    if (row_scale) {
+      g = g * V16::broadcast(row_scale[row]);
+      u = u * V16::broadcast(row_scale[row]);
+    }
+    store_some(out + i, swiglu(g, u), lanes);
+  }
+  return out;
+}
+
+}  // namespace
+
+// The pool that every other function takes; null if it cannot be made.
+BLOCKRELAY_EXPORT void* blockrelay_open(int32_t threads) {
+  try {
+    return new Pool(threads);
+  } catch (const std::bad_alloc&) {
+    return nullptr;
+  } catch (const std::system_error&) {
+    return nullptr;
+  }
+}
+
+// No call may be running or follow.
+BLOCKRELAY_EXPORT void blockrelay_close(void* pool) { delete static_cast<Pool*>(pool); }
+
+BLOCKRELAY_EXPORT int32_t blockrelay_norm(void* pool, const float* x, const float* weight, float eps, float* out,
+                                          int64_t rows, int64_t n) {
+  StandardRounding rounding;
+  static_cast<Pool*>(pool)->run(rows, 4, rows * n * 4, [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; row++) {
+      const float* in = x + row * n;
+      const V16 inverse = V16::broadcast(inverse_root_mean_square(in, n, eps));
+      for (int64_t i = 0; i < n; i += kLanes) {
+        const int lanes = lanes_left(i, n);
+        store_some(out + row * n + i, load_some(in + i, lanes) * inverse * load_some(weight + i, lanes), lanes);
+      }
+    }
+    return true;
+  });
+  return kOk;
+}
+
+BLOCKRELAY_EXPORT int32_t blockrelay_norm_quantise(void* pool, const float* x, const float* weight, float eps,
+                                                   uint8_t* u, float* scale, int64_t rows, int64_t n) {
+  StandardRounding rounding;
+  static_cast<Pool*>(pool)->run(rows, 4, rows * n * 8, [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; row++) {
+      const float* in = x + row * n;
+      const V16 inverse = V16::broadcast(inverse_root_mean_square(in, n, eps));
+      auto value = [&](int64_t i, int lanes) {
+        return load_some(in + i, lanes) * inverse * load_some(weight + i, lanes);
+      };
+      scale[row] = quantise_row(value, n, u + row * n);
+    }
+    return true;
+  });
+  return kOk;
+}
+
+BLOCKRELAY_EXPORT int32_t blockrelay_quantise(void* pool, const float* x, uint8_t* u, float* scale, int64_t rows,
+                                              int64_t n) {
+  StandardRounding rounding;
+  static_cast<Pool*>(pool)->run(rows, 4, rows * n * 4, [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; row++) {
+      auto value = [&](int64_t i, int lanes) { return load_some(x + row * n + i, lanes); };
+      scale[row] = quantise_row(value, n, u + row * n);
+    }
+    return true;
+  });
+  return kOk;
+}
+
+BLOCKRELAY_EXPORT int32_t blockrelay_add_scaled(void* pool, float* x, const float* y, const float* row_scale,
+                                                int64_t rows, int64_t n) {
+  StandardRounding rounding;
+  static_cast<Pool*>(pool)->run(rows, 4, rows * n * 2, [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; row++) {
+      float* to = x + row * n;
+      for (int64_t i = 0; i < n; i += kLanes) {
+        const int lanes = lanes_left(i, n);
+        V16 more = load_some(y + row * n + i, lanes);
+        if (row_scale) more = more * V16::broadcast(row_scale[row]);
+        store_some(to + i, load_some(to + i, lanes) + more, lanes);
+      }
+    }
+    return true;
+  });
+  return kOk;
+}
+
+BLOCKRELAY_EXPORT int32_t blockrelay_swiglu(void* pool, const float* gate_up, float* out, int64_t rows, int64_t n) {
+  StandardRounding rounding;
+  static_cast<Pool*>(pool)->run(rows, 2, rows * n * 20, [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; row++) swiglu_row(gate_up, nullptr, row, n, out + row * n);
+    return true;
+  });
+  return kOk;
+}
+
+BLOCKRELAY_EXPORT int32_t blockrelay_swiglu_quantise(void* pool, const float* gate_up, const float* row_scale,
+                                                     uint8_t* u, float* scale, int64_t rows, int64_t n) {
+  StandardRounding rounding;
+  bool ok = static_cast<Pool*>(pool)->run(rows, 2, rows * n * 24, [&](int64_t begin, int64_t end) {
+    float* y = scratch(size_t(n));
+    if (!y) return false;
+    for (int64_t row = begin; row < end; row++) {
+      swiglu_row(gate_up, row_scale, row, n, y);
+      auto value = [&](int64_t i, int lanes) { return load_some(y + i, lanes); };
+      scale[row] = quantise_row(value, n, u + row * n);
+    }
+    return true;
+  });
+  return ok ? kOk : kNoMemory;
+}
+
+BLOCKRELAY_EXPORT int32_t blockrelay_rotary_append(
+    void* pool, const float* qkv, const float* row_scale, const float* bias, const float* norm_q, const float* norm_k,
+    float eps, const float* cos, const float* sin, const int32_t* positions, const int32_t* page, const int32_t* slot,
+    void* k_pages, void* v_pages, float* q, int32_t half_pages, int64_t rows, int64_t table_rows, int64_t pages,
+    int32_t query_heads, int32_t kv_heads, int32_t head_dim) {
+  StandardRounding rounding;
+  Pool& p = *static_cast<Pool*>(pool);
+  if (half_pages)
+    return rotary_of(p,
+                     RotaryCall<Half>{qkv, row_scale, bias, norm_q, norm_k, cos, sin, positions, page, slot,
+                                      static_cast<Half*>(k_pages), static_cast<Half*>(v_pages), q, rows, eps,
+                                      query_heads, kv_heads, head_dim},
+                     table_rows, pages);
+  return rotary_of(p,
+                   RotaryCall<float>{qkv, row_scale, bias, norm_q, norm_k, cos, sin, positions, page, slot,
+                                     static_cast<float*>(k_pages), static_cast<float*>(v_pages), q, rows, eps,
+                                     query_heads, kv_heads, head_dim},
+                   table_rows, pages);
+}
+
+BLOCKRELAY_EXPORT int32_t blockrelay_attention(void* pool, const float* q, const void* k_pages, const void* v_pages,
+                                               const int32_t* page_table, const int64_t* segments, float* out,
+                                               int32_t half_pages, int64_t segment_count, int64_t max_pages,
+                                               int64_t rows, int64_t pages, int32_t query_heads, int32_t kv_heads,
+                                               int32_t head_dim) {
+  StandardRounding rounding;
+  Pool& p = *static_cast<Pool*>(pool);
+  if (half_pages)
+    return attention_of(p,
+                        AttentionCall<Half>{q, static_cast<const Half*>(k_pages), static_cast<const Half*>(v_pages),
+                                            page_table, segments, out, segment_count, max_pages, rows, query_heads,
+                                            kv_heads, head_dim},
+                        pages);
+  return attention_of(p,
+                      AttentionCall<float>{q, static_cast<const float*>(k_pages), static_cast<const float*>(v_pages),
+                                           page_table, segments, out, segment_count, max_pages, rows, query_heads,
+                                           kv_heads, head_dim},
+                      pages);
+}

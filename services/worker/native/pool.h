@@ -1,0 +1,155 @@
+// A few threads that sleep between calls, and the state each call needs.
+#pragma once
+
+#include <unistd.h>
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <cstdlib>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+namespace blockrelay {
+
+// Rounds to nearest and keeps subnormals while it lives, whatever another library set in this thread.
+class StandardRounding {
+ public:
+#if defined(__x86_64__)
+  StandardRounding() : saved_(_mm_getcsr()) { _mm_setcsr(0x1F80); }
+  ~StandardRounding() { _mm_setcsr(saved_); }
+
+ private:
+  unsigned saved_;
+#elif defined(__aarch64__)
+  StandardRounding() {
+    __asm__ volatile("mrs %0, fpcr" : "=r"(saved_));
+    __asm__ volatile("msr fpcr, %0" ::"r"(uint64_t(0)));
+  }
+  ~StandardRounding() { __asm__ volatile("msr fpcr, %0" ::"r"(saved_)); }
+
+ private:
+  uint64_t saved_;
+#else
+  StandardRounding() {}
+#endif
+};
+
+// This thread's working memory of at least `count` floats, 64-byte aligned, contents undefined; null if there is none.
+inline float* scratch(size_t count) {
+  struct Block {
+    float* data = nullptr;
+    size_t size = 0;
+    ~Block() { std::free(data); }
+  };
+  static thread_local Block block;
+  if (count > block.size) {
+    size_t rounded = (count + 1023) / 1024 * 1024;
+    std::free(block.data);
+    block.data = static_cast<float*>(std::aligned_alloc(64, rounded * sizeof(float)));
+    block.size = block.data ? rounded : 0;
+  }
+  return block.data;
+}
+
+class Pool {
+ public:
+  // Starts threads - 1 threads; the caller of run() is the other one. Throws std::system_error.
+  explicit Pool(int threads) : process_(getpid()) {
+    try {
+      for (int i = 1; i < threads; i++) threads_.emplace_back([this] { serve(); });
+    } catch (...) {
+      stop();
+      throw;
+    }
+  }
+  ~Pool() { stop(); }
+  Pool(const Pool&) = delete;
+  Pool& operator=(const Pool&) = delete;
+
+  // Calls work(begin, end) until 0..count-1 is covered, `grain` items at a time. Which thread takes which items is
+  // left to chance: items must be independent. False if a call of work returned false. `cost` is in float operations,
+  // roughly: waking a thread costs more than a small call.
+  template <class Work>
+  bool run(int64_t count, int64_t grain, int64_t cost, const Work& work) {
+    // One parallel call at a time; another caller, or a forked child (which has no threads), works alone.
+    if (threads_.empty() || count <= grain || cost < kWorthWaking || getpid() != process_) return work(0, count);
+    std::unique_lock<std::mutex> only(run_mutex_, std::try_to_lock);
+    if (!only.owns_lock()) return work(0, count);
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      call_ = [](const void* w, int64_t begin, int64_t end) { return (*static_cast<const Work*>(w))(begin, end); };
+      work_ = &work;
+      count_ = count;
+      grain_ = grain;
+      next_.store(0, std::memory_order_relaxed);
+      ok_.store(true, std::memory_order_relaxed);
+      busy_ = int(threads_.size());
+      generation_++;
+    }
+    start_.notify_all();
+    take();
+    std::unique_lock<std::mutex> lock(mutex_);
+    done_.wait(lock, [this] { return busy_ == 0; });
+    return ok_.load(std::memory_order_relaxed);
+  }
+
+ private:
+  static constexpr int64_t kWorthWaking = 200000;
+
+  void take() {
+    for (;;) {
+      int64_t begin = next_.fetch_add(grain_, std::memory_order_relaxed);
+      if (begin >= count_) return;
+      int64_t end = begin + grain_ < count_ ? begin + grain_ : count_;
+      if (!call_(work_, begin, end)) ok_.store(false, std::memory_order_relaxed);
+    }
+  }
+
+  void serve() {
+    StandardRounding rounding;
+    uint64_t seen = 0;
+    std::unique_lock<std::mutex> lock(mutex_);
+    for (;;) {
+      start_.wait(lock, [&] { return stopping_ || generation_ != seen; });
+      if (stopping_) return;
+      seen = generation_;
+      lock.unlock();
+      take();
+      lock.lock();
+      if (--busy_ == 0) done_.notify_one();
+    }
+  }
+
+  void stop() {
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      stopping_ = true;
+    }
+    start_.notify_all();
+    for (auto& thread : threads_) thread.join();
+  }
+
+  const pid_t process_;
+  std::vector<std::thread> threads_;
+  std::mutex run_mutex_;
+  std::mutex mutex_;
+  std::condition_variable start_;
+  std::condition_variable done_;
+  uint64_t generation_ = 0;
+  int busy_ = 0;
+  bool stopping_ = false;
+  bool (*call_)(const void*, int64_t, int64_t) = nullptr;
+  const void* work_ = nullptr;
+  int64_t count_ = 0;
+  int64_t grain_ = 1;
+  std::atomic<int64_t> next_{0};
+  std::atomic<bool> ok_{true};
+};
+
+}  // namespace blockrelay

@@ -1,0 +1,333 @@
+// Sixteen float32 lanes on each instruction set, one SIMD register type per build and Pair<> to reach 16.
+//
+// All operations are IEEE 754 to the last bit and mean the same in every build. The lane count never shows in results:
+// reductions go through V16 (see numerics.py).
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#if defined(__AVX2__) || defined(__AVX512F__)
+#include <immintrin.h>
+#elif defined(__ARM_NEON)
+#include <arm_neon.h>
+#endif
+
+namespace blockrelay {
+
+struct Half {
+  uint16_t bits;
+};
+
+constexpr float kRound = 12582912.0f;            // adding it rounds |x| < 2^22 to an integer, half to even
+constexpr uint32_t kRoundBits = 0x4B400000u;     // its bit pattern
+constexpr uint32_t kMagnitude = 0x7FFFFFFFu;
+constexpr uint32_t kInfinityBits = 0x7F800000u;
+constexpr float kHalfMax = 65504.0f;
+constexpr uint16_t kHalfNan = 0x7E00;
+
+template <class To, class From>
+inline To bit_cast(const From& from) {
+  static_assert(sizeof(To) == sizeof(From), "same size");
+  To to;
+  std::memcpy(&to, &from, sizeof to);
+  return to;
+}
+
+inline float widen(Half h) {
+  uint32_t magnitude = (h.bits & 0x7FFFu) << 13;
+  float scaled = bit_cast<float>(magnitude) * 0x1p112f;  // exact, also for subnormals
+  uint32_t bits = bit_cast<uint32_t>(scaled);
+  if ((h.bits & 0x7C00u) == 0x7C00u) bits = kInfinityBits | magnitude;
+  return bit_cast<float>(bits | (uint32_t(h.bits & 0x8000u) << 16));
+}
+
+// To nearest even, finite values saturated, infinities and NaN to the canonical NaN.
+inline Half narrow(float x) {
+  uint32_t bits = bit_cast<uint32_t>(x);
+  uint16_t sign = uint16_t((bits >> 16) & 0x8000u);
+  bits &= kMagnitude;
+  if (bits >= kInfinityBits) return Half{kHalfNan};
+  if (bits > bit_cast<uint32_t>(kHalfMax)) bits = bit_cast<uint32_t>(kHalfMax);
+  if (bits < 0x38800000u) {  // below 2^-14: float addition at 0.5 rounds to multiples of 2^-24, the subnormals' step
+    float shifted = bit_cast<float>(bits) + 0.5f;
+    return Half{uint16_t(sign | (bit_cast<uint32_t>(shifted) - 0x3F000000u))};
+  }
+  bits += 0xFFFu + ((bits >> 13) & 1u);
+  return Half{uint16_t(sign | ((bits >> 13) - (112u << 10)))};
+}
+
+#if defined(__AVX512F__)
+
+struct Register {
+  static constexpr int width = 16;
+  __m512 v;
+  static __mmask16 first_lanes(int n) { return __mmask16((1u << n) - 1u); }
+  static Register load(const float* p) { return {_mm512_loadu_ps(p)}; }
+  static Register load(const float* p, int n) { return {_mm512_maskz_loadu_ps(first_lanes(n), p)}; }
+  static Register load(const Half* p) { return {_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p))}; }
+  static Register load(const Half* p, int n) {
+    return {_mm512_cvtph_ps(_mm256_maskz_loadu_epi16(first_lanes(n), p))};
+  }
+  static Register broadcast(float x) { return {_mm512_set1_ps(x)}; }
+  void store(float* p) const { _mm512_storeu_ps(p, v); }
+  void store(float* p, int n) const { _mm512_mask_storeu_ps(p, first_lanes(n), v); }
+  // As narrow() does.
+  void store(Half* p, int n) const {
+    const __m512 limit = _mm512_set1_ps(kHalfMax);
+    __m512 magnitude = _mm512_abs_ps(v);
+    __mmask16 finite = _mm512_cmp_ps_mask(magnitude, _mm512_set1_ps(bit_cast<float>(kInfinityBits)), _CMP_LT_OQ);
+    __m512 saturated = _mm512_max_ps(_mm512_min_ps(v, limit), _mm512_sub_ps(_mm512_setzero_ps(), limit));
+    __m512 kept = _mm512_mask_blend_ps(finite, _mm512_set1_ps(bit_cast<float>(0x7FC00000u)), saturated);
+    _mm256_mask_storeu_epi16(p, first_lanes(n), _mm512_cvtps_ph(kept, _MM_FROUND_TO_NEAREST_INT));
+  }
+  // The low byte of the bits of round(x) + kRound, plus 128.
+  void store_zero_128(uint8_t* p, int n) const {
+    __m512i i = _mm512_add_epi32(_mm512_castps_si512(v), _mm512_set1_epi32(128));
+    _mm512_mask_cvtepi32_storeu_epi8(p, first_lanes(n), i);
+  }
+};
+inline Register operator+(Register a, Register b) { return {_mm512_add_ps(a.v, b.v)}; }
+inline Register operator-(Register a, Register b) { return {_mm512_sub_ps(a.v, b.v)}; }
+inline Register operator*(Register a, Register b) { return {_mm512_mul_ps(a.v, b.v)}; }
+inline Register operator/(Register a, Register b) { return {_mm512_div_ps(a.v, b.v)}; }
+inline Register fma(Register a, Register b, Register c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
+inline Register negate(Register a) {
+  return {_mm512_castsi512_ps(_mm512_xor_si512(_mm512_castps_si512(a.v), _mm512_set1_epi32(int(0x80000000u))))};
+}
+// a > b ? a : b, a < b ? a : b; b where one is NaN.
+inline Register pick_max(Register a, Register b) { return {_mm512_max_ps(a.v, b.v)}; }
+inline Register pick_min(Register a, Register b) { return {_mm512_min_ps(a.v, b.v)}; }
+// Lanes below n from a, the others from b.
+inline Register first(int n, Register a, Register b) {
+  return {_mm512_mask_blend_ps(Register::first_lanes(n), b.v, a.v)};
+}
+// Integer maximum of m and |x| as bit patterns: NaN counts as larger than infinity.
+inline Register max_magnitude(Register m, Register x) {
+  __m512i magnitude = _mm512_and_si512(_mm512_castps_si512(x.v), _mm512_set1_epi32(int(kMagnitude)));
+  return {_mm512_castsi512_ps(_mm512_max_epi32(_mm512_castps_si512(m.v), magnitude))};
+}
+// 2^k for the bits of k + kRound.
+inline Register power_of_two(Register shifted) {
+  __m512i k = _mm512_add_epi32(_mm512_castps_si512(shifted.v), _mm512_set1_epi32(int(127u - kRoundBits)));
+  return {_mm512_castsi512_ps(_mm512_slli_epi32(k, 23))};
+}
+using V16 = Register;
+constexpr int kScoreRows = 8;   // independent chains of fused multiply-adds: two units, four cycles
+constexpr int kValueVectors = 2;
+
+#else
+
+#if defined(__AVX2__)
+
+struct Register {
+  static constexpr int width = 8;
+  __m256 v;
+  static __m256i first_lanes(int n) {
+    return _mm256_cmpgt_epi32(_mm256_set1_epi32(n), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+  }
+  static Register load(const float* p) { return {_mm256_loadu_ps(p)}; }
+  static Register load(const float* p, int n) { return {_mm256_maskload_ps(p, first_lanes(n))}; }
+  static Register load(const Half* p) { return {_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p))}; }
+  static Register load(const Half* p, int n) {
+    Half some[width] = {};
+    std::memcpy(some, p, size_t(n) * sizeof(Half));
+    return load(some);
+  }
+  static Register broadcast(float x) { return {_mm256_set1_ps(x)}; }
+  void store(float* p) const { _mm256_storeu_ps(p, v); }
+  void store(float* p, int n) const { _mm256_maskstore_ps(p, first_lanes(n), v); }
+  void store(Half* p, int n) const {
+    const __m256 limit = _mm256_set1_ps(kHalfMax);
+    __m256 magnitude = _mm256_andnot_ps(_mm256_set1_ps(-0.0f), v);
+    __m256 finite = _mm256_cmp_ps(magnitude, _mm256_set1_ps(bit_cast<float>(kInfinityBits)), _CMP_LT_OQ);
+    __m256 saturated = _mm256_max_ps(_mm256_min_ps(v, limit), _mm256_sub_ps(_mm256_setzero_ps(), limit));
+    __m256 kept = _mm256_blendv_ps(_mm256_set1_ps(bit_cast<float>(0x7FC00000u)), saturated, finite);
+    __m128i halves = _mm256_cvtps_ph(kept, _MM_FROUND_TO_NEAREST_INT);
+    std::memcpy(p, &halves, size_t(n) * sizeof(Half));
+  }
+  void store_zero_128(uint8_t* p, int n) const {
+    __m256i i = _mm256_add_epi32(_mm256_castps_si256(v), _mm256_set1_epi32(128));
+    i = _mm256_and_si256(i, _mm256_set1_epi32(255));
+    __m128i words = _mm_packs_epi32(_mm256_castsi256_si128(i), _mm256_extracti128_si256(i, 1));
+    uint64_t bytes = uint64_t(_mm_cvtsi128_si64(_mm_packus_epi16(words, words)));
+    std::memcpy(p, &bytes, size_t(n));
+  }
+};
+inline Register operator+(Register a, Register b) { return {_mm256_add_ps(a.v, b.v)}; }
+inline Register operator-(Register a, Register b) { return {_mm256_sub_ps(a.v, b.v)}; }
+inline Register operator*(Register a, Register b) { return {_mm256_mul_ps(a.v, b.v)}; }
+inline Register operator/(Register a, Register b) { return {_mm256_div_ps(a.v, b.v)}; }
+inline Register fma(Register a, Register b, Register c) { return {_mm256_fmadd_ps(a.v, b.v, c.v)}; }
+inline Register negate(Register a) { return {_mm256_xor_ps(a.v, _mm256_set1_ps(-0.0f))}; }
+inline Register pick_max(Register a, Register b) { return {_mm256_max_ps(a.v, b.v)}; }
+inline Register pick_min(Register a, Register b) { return {_mm256_min_ps(a.v, b.v)}; }
+inline Register first(int n, Register a, Register b) {
+  return {_mm256_blendv_ps(b.v, a.v, _mm256_castsi256_ps(Register::first_lanes(n)))};
+}
+inline Register max_magnitude(Register m, Register x) {
+  __m256i magnitude = _mm256_and_si256(_mm256_castps_si256(x.v), _mm256_set1_epi32(int(kMagnitude)));
+  return {_mm256_castsi256_ps(_mm256_max_epi32(_mm256_castps_si256(m.v), magnitude))};
+}
+inline Register power_of_two(Register shifted) {
+  __m256i k = _mm256_add_epi32(_mm256_castps_si256(shifted.v), _mm256_set1_epi32(int(127u - kRoundBits)));
+  return {_mm256_castsi256_ps(_mm256_slli_epi32(k, 23))};
+}
+
+#else
+
+// Four lanes of the compiler's own vectors: SSE2, NEON or plain code.
+struct Register {
+  static constexpr int width = 4;
+  typedef float Floats __attribute__((vector_size(16)));
+  typedef uint32_t Words __attribute__((vector_size(16)));
+  typedef int32_t Mask __attribute__((vector_size(16)));
+  Floats v;
+  static Register load(const float* p) {
+    Register r;
+    std::memcpy(&r.v, p, sizeof r.v);
+    return r;
+  }
+  static Register load(const float* p, int n) {
+    Register r{};
+    std::memcpy(&r.v, p, size_t(n) * sizeof(float));
+    return r;
+  }
+  static Register load(const Half* p) {
+#if defined(__ARM_NEON) && defined(__aarch64__)
+    uint16x4_t h;
+    std::memcpy(&h, p, sizeof h);
+    return {(Floats)vcvt_f32_f16(vreinterpret_f16_u16(h))};
+#else
+    return {Floats{widen(p[0]), widen(p[1]), widen(p[2]), widen(p[3])}};
+#endif
+  }
+  static Register load(const Half* p, int n) {
+    Half some[width] = {};
+    std::memcpy(some, p, size_t(n) * sizeof(Half));
+    return load(some);
+  }
+  static Register broadcast(float x) { return {Floats{x, x, x, x}}; }
+  void store(float* p) const { std::memcpy(p, &v, sizeof v); }
+  void store(float* p, int n) const { std::memcpy(p, &v, size_t(n) * sizeof(float)); }
+  void store(Half* p, int n) const {
+    for (int i = 0; i < n; i++) p[i] = narrow(v[i]);
+  }
+  void store_zero_128(uint8_t* p, int n) const {
+    Words words = (Words)v;
+    for (int i = 0; i < n; i++) p[i] = uint8_t(words[i] + 128u);
+  }
+};
+inline Register operator+(Register a, Register b) { return {a.v + b.v}; }
+inline Register operator-(Register a, Register b) { return {a.v - b.v}; }
+inline Register operator*(Register a, Register b) { return {a.v * b.v}; }
+inline Register operator/(Register a, Register b) { return {a.v / b.v}; }
+inline Register fma(Register a, Register b, Register c) {
+#if defined(__ARM_NEON) && defined(__aarch64__)
+  return {(Register::Floats)vfmaq_f32((float32x4_t)c.v, (float32x4_t)a.v, (float32x4_t)b.v)};
+#else
+  Register r;
+  for (int i = 0; i < 4; i++) r.v[i] = __builtin_fmaf(a.v[i], b.v[i], c.v[i]);
+  return r;
+#endif
+}
+inline Register choose(Register::Mask mask, Register a, Register b) {
+  Register::Mask mixed = (mask & (Register::Mask)a.v) | (~mask & (Register::Mask)b.v);
+  return {(Register::Floats)mixed};
+}
+inline Register negate(Register a) {
+  Register::Words sign = Register::Words{} + 0x80000000u;
+  return {(Register::Floats)((Register::Words)a.v ^ sign)};
+}
+inline Register pick_max(Register a, Register b) { return choose(a.v > b.v, a, b); }
+inline Register pick_min(Register a, Register b) { return choose(a.v < b.v, a, b); }
+inline Register first(int n, Register a, Register b) {
+  Register::Mask lane = {0, 1, 2, 3};
+  return choose(lane < (Register::Mask{} + n), a, b);
+}
+inline Register max_magnitude(Register m, Register x) {
+  Register::Mask magnitude = (Register::Mask)((Register::Words)x.v & (Register::Words{} + kMagnitude));
+  return choose((Register::Mask)m.v > magnitude, m, {(Register::Floats)magnitude});
+}
+inline Register power_of_two(Register shifted) {
+  Register::Words k = (Register::Words)shifted.v + (127u - kRoundBits);
+  return {(Register::Floats)(k << 23)};
+}
+
+#endif
+
+inline int lower(int n, int width) { return n < width ? n : width; }
+inline int upper(int n, int width) { return n > width ? n - width : 0; }
+
+template <class Part>
+struct Pair {
+  static constexpr int width = 2 * Part::width;
+  Part lo, hi;
+  template <class E>
+  static Pair load(const E* p) {
+    return {Part::load(p), Part::load(p + Part::width)};
+  }
+  template <class E>
+  static Pair load(const E* p, int n) {
+    int above = upper(n, Part::width);
+    return {Part::load(p, lower(n, Part::width)), above ? Part::load(p + Part::width, above) : Part::broadcast(0.0f)};
+  }
+  static Pair broadcast(float x) {
+    Part part = Part::broadcast(x);
+    return {part, part};
+  }
+  void store(float* p) const {
+    lo.store(p);
+    hi.store(p + Part::width);
+  }
+  template <class E>
+  void store(E* p, int n) const {
+    lo.store(p, lower(n, Part::width));
+    if (n > Part::width) hi.store(p + Part::width, n - Part::width);
+  }
+  void store_zero_128(uint8_t* p, int n) const {
+    lo.store_zero_128(p, lower(n, Part::width));
+    if (n > Part::width) hi.store_zero_128(p + Part::width, n - Part::width);
+  }
+};
+template <class P>
+inline Pair<P> operator+(Pair<P> a, Pair<P> b) { return {a.lo + b.lo, a.hi + b.hi}; }
+template <class P>
+inline Pair<P> operator-(Pair<P> a, Pair<P> b) { return {a.lo - b.lo, a.hi - b.hi}; }
+template <class P>
+inline Pair<P> operator*(Pair<P> a, Pair<P> b) { return {a.lo * b.lo, a.hi * b.hi}; }
+template <class P>
+inline Pair<P> operator/(Pair<P> a, Pair<P> b) { return {a.lo / b.lo, a.hi / b.hi}; }
+template <class P>
+inline Pair<P> fma(Pair<P> a, Pair<P> b, Pair<P> c) { return {fma(a.lo, b.lo, c.lo), fma(a.hi, b.hi, c.hi)}; }
+template <class P>
+inline Pair<P> negate(Pair<P> a) { return {negate(a.lo), negate(a.hi)}; }
+template <class P>
+inline Pair<P> pick_max(Pair<P> a, Pair<P> b) { return {pick_max(a.lo, b.lo), pick_max(a.hi, b.hi)}; }
+template <class P>
+inline Pair<P> pick_min(Pair<P> a, Pair<P> b) { return {pick_min(a.lo, b.lo), pick_min(a.hi, b.hi)}; }
+template <class P>
+inline Pair<P> first(int n, Pair<P> a, Pair<P> b) {
+  return {first(lower(n, P::width), a.lo, b.lo), first(upper(n, P::width), a.hi, b.hi)};
+}
+template <class P>
+inline Pair<P> max_magnitude(Pair<P> m, Pair<P> x) {
+  return {max_magnitude(m.lo, x.lo), max_magnitude(m.hi, x.hi)};
+}
+template <class P>
+inline Pair<P> power_of_two(Pair<P> shifted) { return {power_of_two(shifted.lo), power_of_two(shifted.hi)}; }
+
+#if defined(__AVX2__)
+using V16 = Pair<Register>;
+#else
+using V16 = Pair<Pair<Register>>;
+#endif
+constexpr int kScoreRows = 4;
+constexpr int kValueVectors = 1;
+
+#endif
+
+constexpr int kLanes = 16;
+static_assert(V16::width == kLanes, "a V16 is one page of keys");
+
+}  // namespace blockrelay
