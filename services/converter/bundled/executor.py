@@ -1,0 +1,1 @@
+"""Logits by the executor of a converted block folder."""

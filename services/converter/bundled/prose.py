@@ -1,0 +1,195 @@
+"""English for the world: sentences for settings and events. No sentence says anything that the world does not know."""
+
+import random
+from dataclasses import dataclass
+
+from bundled.questions import amount_of, is_holder
+from bundled.words import ANIMALS, HOBBIES, TIMES, TRAITS, WEATHERS
+from bundled.world import Event, Gain, Give, Lose, Move, Put, Share, Take, World
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Person:
+    name: str
+    girl: bool
+
+
+def name_of(person: Person) -> str:
+    return person.name
+
+
+def listed(words: list[str]) -> str:
+    """["a", "b", "c"] -> "a, b and c"."""
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
+
+
+def with_article(noun: str) -> str:
+    return f"{'an' if noun[0] in 'aeiou' else 'a'} {noun}"
+
+
+def opening(rng: random.Random, people: list[Person], world: World, *, plain: bool) -> str:
+    """Introduces everybody and everything in the world; the order of things and places varies."""
+    sentences = [] if plain else _introduction(rng, people)
+    facts = _places(rng, world)
+    facts += _things(rng, world)
+    facts += _food(rng, world)
+    return " ".join(sentences + facts)
+
+
+def _introduction(rng: random.Random, people: list[Person]) -> list[str]:
+    first = people[0]
+    names = [person.name for person in people]
+    kind = "girl" if first.girl else "boy"
+    pronoun = "She" if first.girl else "He"
+    number = {2: "two", 3: "three", 4: "four"}[len(people)]
+    style = rng.random()
+    if style < 0.4:
+        sentences = [f"Once upon a time there were {number} friends, {listed(names)}."]
+    elif style < 0.75:
+        trait, other = rng.sample(TRAITS, 2)
+        sentences = [f"Once upon a time there was {with_article(trait)} {kind} named {first.name}."]
+        if rng.random() < 0.6:
+            sentences.append(f"{pronoun} was also {other}, and {pronoun.lower()} loved to {rng.choice(HOBBIES)}.")
+        friends = "friend was" if len(names) == 2 else "friends were"
+        sentences.append(f"{'Her' if first.girl else 'His'} {friends} {listed(names[1:])}.")
+    else:
+        sentences = [f"{rng.choice(TIMES)}, {listed(names)} wanted to play."]
+    if rng.random() < 0.5:
+        sentences.append(f"{rng.choice(WEATHERS)}.")
+    return sentences
+
+
+def _places(rng: random.Random, world: World) -> list[str]:
+    by_place: dict[str, list[str]] = {}
+    for person, place in world.places.items():
+        by_place.setdefault(place.phrase(), []).append(person)
+    groups = [(listed(names), "was" if len(names) == 1 else "were", phrase) for phrase, names in by_place.items()]
+    rng.shuffle(groups)
+    clauses = [f"{names} {verb} {phrase}" for names, verb, phrase in groups]
+    if len(clauses) == 2 and rng.random() < 0.5:
+        return [f"{clauses[0]}, and {clauses[1]}."]
+    return [f"{clause}." for clause in clauses]
+
+
+def _things(rng: random.Random, world: World) -> list[str]:
+    sentences: list[str] = []
+    for thing in sorted(world.holders.keys() | world.lying.keys()):
+        colour = world.colours.get(thing)
+        noun = with_article(thing if colour is None else f"{colour} {thing}")
+        holder = world.holders.get(thing)
+        if holder is not None:
+            sentences.append(rng.choice((f"{holder} had {noun}.", f"{holder} was holding {noun}.")))
+        else:
+            place = world.lying[thing].phrase()
+            sentences.append(rng.choice((f"There was {noun} {place}.", f"{_capital(noun)} lay {place}.")))
+    rng.shuffle(sentences)
+    return sentences
+
+
+def _food(rng: random.Random, world: World) -> list[str]:
+    return [
+        part for owner, food in world.counts for part in [counts_of(owner, food, world.counts[owner, food])] if part
+    ]
+
+
+def counts_of(owner: str, food: str, count: int) -> str:
+    if is_holder(owner):
+        return f"There {'was' if count == 1 else 'were'} {amount_of(food, count)} in {owner}."
+    return f"{owner} had {amount_of(food, count)}."
+
+
+def counts(rng: random.Random, stated: list[tuple[str, str, int]]) -> str:
+    """Says what there is now, as sentences that each begin with a space; "" for nothing."""
+    text = ""
+    for owner, food, count in stated:
+        if is_holder(owner):
+            verb = "was" if count == 1 else "were"
+            text += f" Now there {verb} {amount_of(food, count)} in {owner}."
+        else:
+            text += rng.choice(
+                (f" Now {owner} had {amount_of(food, count)}.", f" So {owner} had {amount_of(food, count)}.")
+            )
+    return text
+
+
+def tell_event(rng: random.Random, event: Event, world: World) -> str:
+    """The event in one sentence, in the past tense. `world`: after the event."""
+    link = rng.choice(("", "", "", "Then ", "Soon ", "After that, ", "Later, "))
+    match event:
+        case Move(person=person, place=place):
+            goal = f"to the {place.name}"
+            sentences = (f"{person} went {goal}.", f"{person} walked {goal}.", f"{person} ran {goal}.")
+        case Take(person=person, thing=thing):
+            sentences = (
+                f"{person} took the {thing}.",
+                f"{person} picked up the {thing}.",
+                f"{person} found the {thing}.",
+            )
+        case Put(person=person, thing=thing):
+            place = world.lying[thing].phrase()
+            sentences = (f"{person} put down the {thing} {place}.", f"{person} left the {thing} {place}.")
+        case Give(giver=giver, receiver=receiver, thing=thing):
+            sentences = (
+                f"{giver} gave the {thing} to {receiver}.",
+                f"{giver} gave {receiver} the {thing}.",
+                f"{giver} handed the {thing} to {receiver}.",
+            )
+        case Gain(owner=owner, food=food, amount=amount):
+            more = amount_of(food, amount)
+            sentences = (f"{owner} found {more}.", f"{owner} bought {more}.")
+        case Lose(owner=owner, food=food, amount=amount):
+            sentences = (f"{owner} ate {amount_of(food, amount)}.", f"{owner} lost {amount_of(food, amount)}.")
+        case Share(giver=giver, receiver=receiver, food=food, amount=amount) if is_holder(giver):
+            some = amount_of(food, amount)
+            sentences = (f"{receiver} took {some} from {giver}.", f"{receiver} took {some} out of {giver}.")
+        case Share(giver=giver, receiver=receiver, food=food, amount=amount):
+            some = amount_of(food, amount)
+            sentences = (f"{giver} gave {some} to {receiver}.", f"{giver} gave {receiver} {some}.")
+    return link + rng.choice(sentences)
+
+
+def aside(rng: random.Random, event: Event) -> str:
+    """Prose after an event that changes nothing in the world, with a space before it; often ""."""
+    if rng.random() < 0.6:
+        return ""
+    match event:
+        case Give(giver=giver, receiver=receiver):
+            said = (
+                f'"Thank you, {giver}!" said {receiver}.',
+                f'"Here you are," said {giver}.',
+                f"{receiver} was very happy.",
+            )
+        case Share(giver=giver, receiver=receiver) if not is_holder(giver):
+            said = (
+                f'"Thank you, {giver}!" said {receiver}.',
+                f"It was kind of {giver} to share.",
+                f"{receiver} smiled.",
+            )
+        case Move(person=person, place=place):
+            animal = rng.choice(ANIMALS)
+            said = (
+                f"{_capital(with_article(animal))} sat there.",
+                f"{person} was tired.",
+                f"It was nice {place.phrase()}.",
+            )
+        case Take(person=person, thing=thing) | Put(person=person, thing=thing):
+            said = (f"{person} liked the {thing}.", f'"What a nice {thing}!" said {person}.', f"{person} laughed.")
+        case Lose(owner=person) | Gain(owner=person) | Share(receiver=person):
+            said = (f"{person} was happy.", f"{person} was hungry.", f'"I like them," said {person}.')
+    return f" {rng.choice(said)}"
+
+
+def ending(rng: random.Random, names: tuple[str, ...]) -> str:
+    closing = (
+        f"{listed(list(names))} were happy.",
+        "It was a good day.",
+        f"{rng.choice(names)} told a joke, and everybody laughed.",
+        "The friends sang a song together.",
+        "They were good friends for ever after.",
+        f'"What a lovely day!" said {rng.choice(names)}.',
+    )
+    return f"{rng.choice(closing)} The end."
+
+
+def _capital(text: str) -> str:
+    return text[0].upper() + text[1:]

@@ -1,0 +1,218 @@
+"""Trains the bundled model from nothing and writes a Hugging Face folder.
+
+    python -m bundled.train OUT [--device cpu|cuda] [--tokens 6000000] [--threads 2]
+
+The data are generated on the way; the same arguments on the same machine give the same data, whatever the device.
+"""
+
+import argparse
+import json
+import logging
+import math
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from bundled import corpus, model, muon
+from bundled.documents import CHAT_TEMPLATE, END_OF_TEXT, SPECIALS, Document, document
+
+log = logging.getLogger("train")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Phase:
+    """A part of the training: its share of all tokens, the length of a row, and how many events a story has.
+
+    joined: attention runs through the whole row, so that the model also learns to begin anew after an end of text.
+    """
+
+    share: float
+    length: int
+    beats: tuple[int, int]
+    joined: bool = False
+
+
+#: Short stories first: they teach to bind names to things. Long rows last: they teach the positions up to the limit.
+PHASES = (
+    Phase(share=0.35, length=128, beats=(0, 3)),
+    Phase(share=0.35, length=256, beats=(1, 7)),
+    Phase(share=0.2, length=512, beats=(2, 12)),
+    Phase(share=0.1, length=1024, beats=(4, 28), joined=True),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """All that the result depends on, besides the shape.
+
+    batch: tokens per step. *_rate: peak learning rates. decay: the share of the training in which they fall to zero.
+    answer_weight: what a token of an answer counts, others count 1. quantised: the share of steps, at the end, that
+    round as the w8a8 executor does.
+    """
+
+    tokens: int
+    seed: str = "bundled"
+    batch: int = 8192
+    matrix_rate: float = 0.02
+    other_rate: float = 0.004
+    decay: float = 0.6
+    answer_weight: int = 4
+    quantised: float = 0.0
+    tokenizer_documents: int = 20_000
+
+
+def batches(tokenizer: corpus.Tokenizer, recipe: Recipe) -> Iterator[tuple[float, corpus.Rows]]:
+    """(progress from 0 to 1, rows of about `recipe.batch` tokens)."""
+    done = 0
+    for number, phase in enumerate(PHASES):
+        stream = _stream(f"{recipe.seed}:{number}", phase)
+        rows = max(1, recipe.batch // phase.length)
+        until = sum(p.share for p in PHASES[: number + 1]) * recipe.tokens
+        while done < until - recipe.batch // 2:
+            many = corpus.pack(
+                tokenizer,
+                stream,
+                rows=rows * 32,
+                length=phase.length,
+                answer_weight=recipe.answer_weight,
+                joined=phase.joined,
+            )
+            for first in range(0, rows * 32, rows):
+                if done >= until - recipe.batch // 2:
+                    break
+                part = slice(first, first + rows)
+                yield (
+                    done / recipe.tokens,
+                    corpus.Rows(ids=many.ids[part], weights=many.weights[part], owner=many.owner[part]),
+                )
+                done += rows * phase.length
+
+
+def _stream(seed: str, phase: Phase) -> Iterator[Document]:
+    return (document(seed, index, beats=phase.beats) for index in count())
+
+
+def losses_of(net: model.Llama, rows: corpus.Rows, device: str, autocast: bool) -> tuple[Tensor, Tensor]:
+    """In nats per token: (the weighted mean that is trained, the mean over the answers alone, to be shown)."""
+    ids = torch.from_numpy(rows.ids.astype("int64")).to(device)
+    weights = torch.from_numpy(rows.weights.astype("float32")).to(device)[:, 1:].reshape(-1)
+    owner = torch.from_numpy(rows.owner).to(device)
+    length = ids.shape[1]
+    causal = torch.ones(length, length, dtype=torch.bool, device=device).tril()
+    mask = (owner[:, None, :, None] == owner[:, None, None, :]) & causal
+    with torch.autocast(device, dtype=torch.bfloat16, enabled=autocast):
+        logits = net(ids, mask)
+    wanted = torch.nonzero(weights).squeeze(1)
+    logits = logits[:, :-1].reshape(-1, logits.shape[-1])[wanted]
+    losses = F.cross_entropy(logits.float(), ids[:, 1:].reshape(-1)[wanted], reduction="none")
+    answers = losses.detach()[weights[wanted] > 1]
+    return (losses * weights[wanted]).sum() / weights.sum(), answers.mean()
+
+
+def train(
+    recipe: Recipe, shape: model.Shape, tokenizer: corpus.Tokenizer, device: str, *, autocast: bool, snapshots: Path
+) -> model.Llama:
+    """Trains; logs the loss every 50 steps and writes the weights so far to `snapshots` every 250."""
+    torch.manual_seed(0)
+    net = model.Llama(shape).to(device)
+    matrices = [p for p in net.model.layers.parameters() if p.ndim == 2]
+    others = [p for name, p in net.named_parameters() if p.ndim != 2 or "layers" not in name]
+    optimisers: list[torch.optim.Optimizer] = [
+        muon.Muon(matrices, lr=recipe.matrix_rate),
+        torch.optim.Adam(others, lr=recipe.other_rate, betas=(0.9, 0.95), eps=1e-10, fused=True),
+    ]
+    for optimiser in optimisers:
+        for group in optimiser.param_groups:
+            group["base"] = group["lr"]
+    started = time.monotonic()
+    shown, tokens = [], 0
+    for step, (progress, rows) in enumerate(batches(tokenizer, recipe)):
+        net.quantise(progress >= 1 - recipe.quantised)
+        factor = min(1.0, (step + 1) / 30, max(0.02, (1 - progress) / recipe.decay))
+        loss, answers = losses_of(net, rows, device, autocast)
+        loss.backward()
+        for optimiser in optimisers:
+            for group in optimiser.param_groups:
+                group["lr"] = group["base"] * factor
+            optimiser.step()
+            optimiser.zero_grad(set_to_none=True)
+        tokens += rows.ids.size
+        shown.append(torch.stack((loss.detach(), answers)))
+        if step % 50 == 49:
+            mean, answer_mean = torch.stack(shown).mean(0).tolist()
+            seconds = time.monotonic() - started
+            log.info(
+                "step %d  %d tokens  %.0f s  loss %.4f  of answers %.4f", step + 1, tokens, seconds, mean, answer_mean
+            )
+            shown.clear()
+            if step % 250 == 249:
+                save(net, tokenizer, snapshots)
+            if not math.isfinite(mean):
+                raise SystemExit("the loss is not finite")
+    net.quantise(False)
+    log.info("trained on %d tokens in %.0f s", tokens, time.monotonic() - started)
+    return net
+
+
+def save(net: model.Llama, tokenizer: corpus.Tokenizer, folder: Path) -> None:
+    """Writes the Hugging Face folder: weights, config, tokenizer, chat template, generation defaults."""
+    folder.mkdir(parents=True, exist_ok=True)
+    model.save(net, folder)
+    tokenizer.save(str(folder / "tokenizer.json"), pretty=False)
+    ends = [0, 1]
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "add_bos_token": False,
+        "bos_token": None,
+        "eos_token": END_OF_TEXT,
+        "pad_token": END_OF_TEXT,
+        "clean_up_tokenization_spaces": False,
+        "model_max_length": net.shape.positions,
+        "chat_template": CHAT_TEMPLATE,
+        "additional_special_tokens": list(SPECIALS[1:]),
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n")
+    generation = {"eos_token_id": ends, "pad_token_id": 0, "do_sample": False, "max_new_tokens": 256}
+    (folder / "generation_config.json").write_text(json.dumps(generation, indent=2) + "\n")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--tokens", type=int, default=6_000_000)
+    parser.add_argument("--batch", type=int, default=Recipe.__dataclass_fields__["batch"].default)
+    parser.add_argument("--matrix-rate", type=float, default=0.02)
+    parser.add_argument("--other-rate", type=float, default=0.004)
+    parser.add_argument("--answer-weight", type=int, default=4)
+    parser.add_argument("--quantised", type=float, default=0.0)
+    parser.add_argument("--shape", default="{}", help="fields of Shape as JSON")
+    parser.add_argument("--float32", action="store_true", help="no bfloat16 arithmetic")
+    options = parser.parse_args()
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    torch.set_num_threads(options.threads)
+    torch.set_float32_matmul_precision("high")
+    shape = model.Shape(**json.loads(options.shape))
+    recipe = Recipe(
+        tokens=options.tokens,
+        batch=options.batch,
+        matrix_rate=options.matrix_rate,
+        other_rate=options.other_rate,
+        answer_weight=options.answer_weight,
+        quantised=options.quantised,
+    )
+    log.info("%s\n%s", recipe, shape)
+    tokenizer = corpus.train_tokenizer(recipe.seed, vocab=shape.vocab, documents=recipe.tokenizer_documents)
+    net = train(recipe, shape, tokenizer, options.device, autocast=not options.float32, snapshots=options.out)
+    save(net, tokenizer, options.out)
+
+
+if __name__ == "__main__":
+    main()

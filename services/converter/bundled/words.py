@@ -1,0 +1,90 @@
+"""The words of the world. Every list is closed, so that the generator depends on nothing but its seed."""
+
+from dataclasses import dataclass
+from typing import Final
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(text.split())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """A place and the preposition it takes: "in" the kitchen, "at" the market, "on" the hill."""
+
+    name: str
+    preposition: str
+
+    def phrase(self) -> str:
+        return f"{self.preposition} the {self.name}"
+
+
+GIRLS: Final = _words(
+    "Mia Anna Lily Emma Sara Nora Lucy Ella Zoe Ruby Rosa Maya Clara Alice Eva Ida Julia Lena Molly Nina "
+    "Amy Bella Daisy Grace Hannah Ivy Kate Laura Mary Olga Penny Sophie Tina Vera Wendy Jane Susan Sally"
+)
+BOYS: Final = _words(
+    "Tom Ben Max Leo Sam Jack Noah Finn Oscar Paul Peter Hugo Felix Adam Luke Daniel David Henry Ivan Jacob "
+    "Karl Liam Mark Nick Oliver Otto Robin Simon Theo Victor Will Bob Carl Eric Fred George Harry Tim"
+)
+#: Parts of made-up names. They stop the model from knowing all names by heart, so that it learns to copy any name.
+NAME_STARTS: Final = _words("Ba Bo Da De Do Fa Fi Ga Ha Ja Ka Ki La Lo Ma Mi Na No Pa Ra Ri Sa Ta To Va Wi Za Zu")
+NAME_MIDDLES: Final = _words("bi da la li ma mo na ni ra ri ro sa ta ti vi za")
+NAME_ENDS: Final = _words("n r l s x m k ra lo na ko ly mi to do ne")
+
+THINGS: Final = _words(
+    "ball book kite hat doll drum cup key lamp map pen ring rope spoon whistle bell brush candle card coat coin "
+    "flag flute hammer jug mirror mug pillow scarf shell shoe stone sword toy boat umbrella violin wand watch "
+    "blanket bucket camera clock crown glove ladder letter puzzle robot train truck vase"
+)
+COLOURS: Final = _words("red blue green yellow white black brown pink purple orange golden silver")
+PLACES: Final = tuple(
+    [Place(name=n, preposition="in") for n in
+     _words("kitchen garden park forest barn bedroom house cave school shop library tower tent hall castle cellar")]
+    + [Place(name=n, preposition="at") for n in _words("market lake river beach station pond bridge harbour farm mill")]
+    + [Place(name=n, preposition="on") for n in _words("hill roof meadow field island porch")]
+)  # fmt: skip
+#: Countable food: (one, many).
+FOODS: Final = (
+    *((one, f"{one}s") for one in _words("apple pear plum nut cake egg carrot lemon banana cookie grape onion bean")),
+    ("berry", "berries"),
+    ("cherry", "cherries"),
+    ("peach", "peaches"),
+)
+HOLDERS: Final = ("basket", "bowl", "bag", "jar", "box", "sack")
+NUMBERS: Final = _words("zero one two three four five six seven eight nine ten eleven twelve")
+#: The largest count that any story reaches.
+MOST: Final = len(NUMBERS) - 1
+
+WEATHERS: Final = (
+    "The sun was shining", "It was a warm day", "It was raining", "The wind was blowing", "The sky was blue",
+    "It was a cold morning", "The birds were singing", "It was a quiet day", "Snow was falling", "It was a bright day",
+)  # fmt: skip
+TIMES: Final = (
+    "One day",
+    "One morning",
+    "One sunny day",
+    "One afternoon",
+    "One summer day",
+    "One evening",
+    "One winter day",
+)
+TRAITS: Final = (
+    "kind",
+    "brave",
+    "clever",
+    "funny",
+    "quiet",
+    "cheerful",
+    "curious",
+    "gentle",
+    "shy",
+    "busy",
+    "little",
+    "happy",
+)
+HOBBIES: Final = (
+    "sing", "dance", "read books", "climb trees", "play games", "tell jokes", "look at the stars", "help others",
+    "run fast", "paint pictures", "make things", "watch the clouds", "listen to stories", "swim",
+)  # fmt: skip
+ANIMALS: Final = ("dog", "cat", "bird", "rabbit", "mouse", "frog", "horse", "fox", "duck", "squirrel")

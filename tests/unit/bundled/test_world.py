@@ -1,0 +1,223 @@
+"""The text that the bundled model is trained on: the same everywhere, and every answer true."""
+
+import hashlib
+import random
+import re
+
+import pytest
+from bundled.documents import END_OF_TEXT, Document, document, questions, replay, text_of
+from bundled.questions import Kind, ask, subjects
+from bundled.stories import Story, tell
+from bundled.words import FOODS, MOST, NUMBERS, PLACES
+from bundled.world import Give, ImpossibleEvent, Move, Put, Share, Take, World
+
+KITCHEN, GARDEN = PLACES[0], PLACES[1]
+
+
+def stories(count: int, *, plain: bool = False) -> list[Story]:
+    return [tell(random.Random(f"test:{index}"), beats=index % 12, plain=plain) for index in range(count)]
+
+
+def documents(count: int) -> list[Document]:
+    return [document("test", index) for index in range(count)]
+
+
+def test_a_ball_that_is_given_away_and_carried_off_is_where_its_new_holder_is() -> None:
+    world = World(
+        places={"Mia": KITCHEN, "Tom": KITCHEN}, lying={"ball": KITCHEN}, counts={("the basket", "apples"): 3}
+    )
+    for event in (
+        Take(person="Mia", thing="ball"),
+        Give(giver="Mia", receiver="Tom", thing="ball"),
+        Move(person="Tom", place=GARDEN),
+        Share(giver="the basket", receiver="Tom", food="apples", amount=2),
+    ):
+        world.apply(event)
+    answers = {ask(world, kind, subject, random.Random(0)).answer for kind, subject in subjects(world)}
+    assert answers == {
+        "Tom has the ball.",
+        "Tom has the ball, and Tom is in the garden.",
+        "Mia is in the kitchen.",
+        "Tom is in the garden.",
+        "There is one apple in the basket.",
+        "Tom has two apples.",
+        "Mia gave the ball to Tom.",
+    }
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        Give(giver="Mia", receiver="Tom", thing="ball"),
+        Take(person="Tom", thing="ball"),
+        Put(person="Tom", thing="ball"),
+        Move(person="Mia", place=KITCHEN),
+        Share(giver="Mia", receiver="Tom", food="apples", amount=3),
+    ],
+)
+def test_an_event_that_cannot_happen_is_refused_and_changes_nothing(event: Give | Take | Put | Move | Share) -> None:
+    world = World(
+        places={"Mia": KITCHEN, "Tom": GARDEN},
+        holders={"ball": "Mia"},
+        counts={("Mia", "apples"): 2, ("Tom", "apples"): 0},
+    )
+    before = world.copy()
+    with pytest.raises(ImpossibleEvent):
+        world.apply(event)
+    assert world == before
+
+
+def test_the_same_seed_gives_the_same_text_for_ever() -> None:
+    text = "".join(text_of(segments) for segments in documents(300))
+    assert hashlib.sha256(text.encode()).hexdigest() == GOLDEN
+
+
+def test_documents_differ_from_each_other_and_between_streams() -> None:
+    stories_told = [text_of(segments) for segments in documents(300) if len(text_of(segments)) > 300]
+    assert len(set(stories_told)) == len(stories_told)
+    assert text_of(document("test", 1)) != text_of(document("other", 1))
+
+
+def test_every_answer_follows_from_the_sentences_alone() -> None:
+    """Reads the prose back with regular expressions and answers from that: knows nothing of the simulated world."""
+    checked = 0
+    for index, story in enumerate(stories(300, plain=True)):
+        reader = Reader()
+        rng = random.Random(index)
+        for text, world in replay(story):
+            reader.read(text)
+            for question in questions(rng, world, 3):
+                assert reader.answer(question.kind, question.subject) in question.answer, (story, question)
+                checked += 1
+    assert checked > 3000
+
+
+def test_questions_of_one_moment_have_different_subjects() -> None:
+    for index, story in enumerate(stories(50)):
+        for _, world in replay(story):
+            asked = questions(random.Random(index), world, 5)
+            assert len({(question.kind, question.subject) for question in asked}) == len(asked)
+
+
+def test_every_document_ends_once_and_no_piece_ends_in_a_space() -> None:
+    for segments in documents(300):
+        assert segments[-1].text == END_OF_TEXT
+        assert text_of(segments).count(END_OF_TEXT) == 1
+        assert not any(segment.text.endswith((" ", "\n")) for segment in segments)
+
+
+def test_answers_stand_as_they_are_in_the_text() -> None:
+    answered = [segment for segments in documents(300) for segment in segments if segment.question]
+    assert len(answered) > 500
+    for segment in answered:
+        assert segment.question is not None
+        assert segment.text.strip().removesuffix("<|end|>") == segment.question.answer
+
+
+def test_nobody_has_to_remember_two_changes_that_were_not_summed_up() -> None:
+    for story in stories(200, plain=True):
+        unsaid: dict[tuple[str, str], int] = {}
+        for beat, (_, world) in zip(story.beats, list(replay(story))[1:], strict=True):
+            for owner, food in world.counts:
+                changed = "amount" in beat.event.__slots__ and owner in beat.text
+                said = re.search(rf"(Now|So) ({owner} had|there (was|were) [\w ]* in {owner})", beat.text)
+                unsaid[owner, food] = 0 if said else unsaid.get((owner, food), 0) + changed
+                assert unsaid[owner, food] <= 1
+
+
+class Reader:
+    """What a reader knows after some plain sentences. Independent of `World`: it sees only the text."""
+
+    def __init__(self) -> None:
+        self.at: dict[str, str] = {}
+        self.has: dict[str, str] = {}
+        self.lies: dict[str, str] = {}
+        self.colour: dict[str, str] = {}
+        self.count: dict[tuple[str, str], int] = {}
+        self.gave: dict[tuple[str, str], str] = {}
+
+    def read(self, text: str) -> None:
+        for sentence in re.findall(r"[^.]+\.", text):
+            self._sentence(re.sub(r"^(Then|Soon|After that,|Later,|Now|So) ", "", sentence.strip()))
+
+    def answer(self, kind: Kind, subject: tuple[str, ...]) -> str:
+        """The part of the answer that matters."""
+        match kind:
+            case Kind.HOLDER:
+                return self.has.get(subject[0], "Nobody")
+            case Kind.PERSON_PLACE:
+                return self.at[subject[0]]
+            case Kind.THING_PLACE:
+                return self.at[self.has[subject[0]]] if subject[0] in self.has else self.lies[subject[0]]
+            case Kind.COUNT:
+                amount = self.count.get((subject[0], stem(subject[1])), 0)
+                return f" {NUMBERS[amount]} " if amount else " no "
+            case Kind.GIVER:
+                return f"{self.gave[subject[0], subject[1]]} gave"
+            case Kind.COLOUR:
+                return self.colour[subject[0]]
+
+    def _sentence(self, text: str) -> None:
+        number = rf"({'|'.join(NUMBERS[1:])}|no) (\w+)"
+        where = r"((?:in|at|on) the \w+)"
+        if found := re.fullmatch(rf"(.+) had {number}\.", text):
+            self._set(found[1], found[3], found[2])
+        elif found := re.fullmatch(rf"[Tt]here (?:was|were) {number} in (the \w+)\.", text):
+            self._set(found[3], found[2], found[1])
+        elif found := re.fullmatch(rf"(\w+) (?:found|bought) {number}\.", text):
+            self._add(found[1], found[3], NUMBERS.index(found[2]))
+        elif found := re.fullmatch(rf"(\w+) (?:ate|lost) {number}\.", text):
+            self._add(found[1], found[3], -NUMBERS.index(found[2]))
+        elif found := re.fullmatch(rf"(\w+) took {number} (?:from|out of) (the \w+)\.", text):
+            self._add(found[1], found[3], NUMBERS.index(found[2]))
+            self._add(found[4], found[3], -NUMBERS.index(found[2]))
+        elif found := re.fullmatch(rf"(\w+) gave {number} to (\w+)\.", text):
+            self._pass(found[1], found[4], found[3], found[2])
+        elif found := re.fullmatch(rf"(\w+) gave (\w+) {number}\.", text):
+            self._pass(found[1], found[2], found[4], found[3])
+        elif found := re.fullmatch(r"(\w+) (?:had|was holding) an? (?:(\w+) )?(\w+)\.", text):
+            self.has[found[3]] = found[1]
+            self.colour[found[3]] = found[2]
+        elif found := re.fullmatch(rf"(?:There was )?[Aa]n? (?:(\w+) )?(?!lay)(\w+)(?: lay)? {where}\.", text):
+            self.lies[found[2]] = found[3]
+            self.colour[found[2]] = found[1]
+        elif found := re.fullmatch(r"(\w+) (?:gave|handed) the (\w+) to (\w+)\.", text):
+            self.has[found[2]] = found[3]
+            self.gave[found[2], found[3]] = found[1]
+        elif found := re.fullmatch(r"(\w+) gave (\w+) the (\w+)\.", text):
+            self.has[found[3]] = found[2]
+            self.gave[found[3], found[2]] = found[1]
+        elif found := re.fullmatch(r"(\w+) (?:took|picked up|found) the (\w+)\.", text):
+            self.has[found[2]] = found[1]
+        elif found := re.fullmatch(rf"(\w+) (?:put down|left) the (\w+) {where}\.", text):
+            del self.has[found[2]]
+            self.lies[found[2]] = found[3]
+        elif found := re.fullmatch(r"(\w+) (?:went|walked|ran) to (the \w+)\.", text):
+            (phrase,) = (place.phrase() for place in PLACES if place.phrase().endswith(found[2]))
+            self.at[found[1]] = phrase
+        else:
+            clauses = re.findall(rf"((?:\w+, )*\w+(?: and \w+)?) (?:was|were) {where}", text)
+            assert clauses, f"a sentence that says nothing: {text}"
+            for names, phrase in clauses:
+                self.at.update(dict.fromkeys(re.findall(r"[A-Z]\w+", names), phrase))
+
+    def _set(self, owner: str, food: str, amount: str) -> None:
+        known = 0 if amount == "no" else NUMBERS.index(amount)
+        assert self.count.get((owner, stem(food)), known) == known, "the story contradicts itself"
+        self.count[owner, stem(food)] = known
+
+    def _add(self, owner: str, food: str, amount: int) -> None:
+        self.count[owner, stem(food)] = self.count.get((owner, stem(food)), 0) + amount
+        assert 0 <= self.count[owner, stem(food)] <= MOST
+
+    def _pass(self, giver: str, receiver: str, food: str, amount: str) -> None:
+        self._add(giver, food, -NUMBERS.index(amount))
+        self._add(receiver, food, NUMBERS.index(amount))
+
+
+def stem(food: str) -> str:
+    """One name for singular and plural."""
+    return {many: one for one, many in FOODS}.get(food, food)
+
+
+GOLDEN = "b18bc12123367aea5f3dfd75e2156188c0043d349a3c9299ed282dfa49c0c750"
