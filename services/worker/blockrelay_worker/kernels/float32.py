@@ -94,18 +94,18 @@ def exp(x: F32) -> F32:
     shifted = x * _LOG2E + _ROUND
     k = shifted - _ROUND
     y = fma(k, _LN2_LOW, fma(k, _LN2_HIGH, x))
-    p: F32 = np.full_like(y, _EXP_FIRST)
+    p = np.full_like(y, _EXP_FIRST)
     for coefficient in _EXP_REST:
         p = fma(p, y, np.float32(coefficient))
     p = fma(p, y * y, y) + _ONE
     exponent = (np.asarray(shifted).view(np.uint32) - _ROUND.view(np.uint32) + np.uint32(127)) << np.uint32(23)
-    power: F32 = np.asarray(exponent.view(np.float32), np.float32)
-    return p * power
+    return p * exponent.view(np.float32)
 
 
 def swiglu(gate: F32, up: F32) -> F32:
     """(gate / (1 + exp(-gate))) * up."""
-    return (gate / (_ONE + exp(-gate))) * up
+    silu: F32 = np.divide(gate, _ONE + exp(-gate))
+    return silu * up
 
 
 def quantise(x: F32, u: U8, scale: F32) -> None:
