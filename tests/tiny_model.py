@@ -1,0 +1,20 @@
+"""A tiny random model as a block folder, for tests that start whole processes."""
+
+from pathlib import Path
+
+from blockrelay_converter.conversion import convert
+from tests.checkpoints import write_checkpoint
+
+#: Four layers and the head.
+BLOCKS = 5
+
+
+def _report(what: str, done: int, total: int) -> None:
+    """Nobody watches the progress of a test."""
+
+
+def write_tiny_model(root: Path) -> Path:
+    """The block folder `root/model`: w8a8, 64 wide, context 512, with a tokenizer and a chat template."""
+    write_checkpoint(root / "checkpoint", seed=3)
+    convert(root / "checkpoint", root / "model", precision="w8a8", report=_report, name="tiny")
+    return root / "model"

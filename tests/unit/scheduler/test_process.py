@@ -1,0 +1,84 @@
+"""`python -m blockrelay_scheduler` as a process."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from blockrelay import redis_link
+from blockrelay.keys import Keys
+from tests.redis_server import RedisServer
+from tests.tiny_model import BLOCKS, write_tiny_model
+from tests.waiting import wait_until
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_model(tmp_path_factory.mktemp("tiny"))
+
+
+def command(**settings: object) -> tuple[list[str], dict[str, str]]:
+    env = {f"BLOCKRELAY_{name.upper()}": str(value) for name, value in settings.items()}
+    return [sys.executable, "-m", "blockrelay_scheduler"], {**os.environ, **env}
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def status_of(url: str) -> int | None:
+    """The HTTP status, None while nobody listens."""
+    try:
+        with urllib.request.urlopen(url, timeout=5) as answer:
+            return int(answer.status)
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code
+    except OSError:
+        return None
+
+
+def test_it_waits_for_redis_publishes_a_plan_and_ends_at_sigterm(model: Path, own_redis: RedisServer) -> None:
+    own_redis.kill()
+    port = free_port()
+    argv, env = command(model=model, redis_url=own_redis.url, port=port, stages=2, cell="t")
+    with subprocess.Popen(argv, env=env, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            wait_until(lambda: status_of(f"http://127.0.0.1:{port}/readyz") == 503, "it says that it is not ready")
+            own_redis.start()
+            wait_until(lambda: status_of(f"http://127.0.0.1:{port}/readyz") == 200, "it is ready")
+            assert status_of(f"http://127.0.0.1:{port}/livez") == status_of(f"http://127.0.0.1:{port}/metrics") == 200
+            client = redis_link.connect(own_redis.url)
+            (plan,) = list(client.scan_iter(Keys("t").plan("*")))
+            assert b"1-3,4-5" in (client.hget(plan, "plan") or b"")  # pyright: ignore[reportOperatorIssue]
+            client.close()
+        finally:
+            process.send_signal(signal.SIGTERM)
+            _, log = process.communicate(timeout=10)
+    assert process.returncode == 0
+    events = [line.split('"event_type": "')[1].split('"')[0] for line in log.splitlines()]
+    assert events[0] == "NODE_READY" and events[-1] == "NODE_STOPPED"
+    assert {"REDIS_UNREACHABLE", "REDIS_BACK", "PLAN_IN_FORCE"} <= set(events)
+
+
+@pytest.mark.parametrize(
+    ("settings", "complaint"),
+    [
+        ({"stages": 6}, f"scheduler: stages is 6, but the model has {BLOCKS} blocks: choose 1 to {BLOCKS}"),
+        ({"stages": "many"}, "scheduler: BLOCKRELAY_STAGES: Input should be a valid integer"),
+        ({"model": "/nowhere"}, "scheduler: /nowhere: no such block folder"),
+    ],
+)
+def test_what_cannot_work_is_one_line_and_exit_code_2(model: Path, settings: dict[str, object], complaint: str) -> None:
+    argv, env = command(**{"model": model, **settings})
+    done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=30, check=False)
+    assert done.returncode == 2
+    assert done.stderr.startswith(complaint) and done.stderr.count("\n") == 1
