@@ -188,17 +188,21 @@ def _weights(
 ) -> Iterator[tuple[str, NDArray[np.float32]]]:
     """Name and values, uniform with a spread that keeps rows at about unit size through any number of layers."""
     source = np.random.PCG64(seed)
+    # A tied embedding is kept small and the final norm large instead: else every token predicts itself.
+    embedding_deviation = 0.1 if tied else 1.0
     for name, shape in shapes.items():
         count = math.prod(shape)
         raw = source.random_raw((count + 1) // 2).astype("<u8").view("<u4")[:count]
         unit = (raw >> 8).astype(np.float32) * np.float32(2.0**-23) - np.float32(1.0)  # exact, in [-1, 1)
         if name.endswith("norm.weight"):
             values = np.float32(1.0) + np.float32(0.25) * unit
+            if tied and name == "model.norm.weight":
+                values *= np.float32(head_gain / (embedding_deviation * math.sqrt(shape[0])))
         elif name.endswith(".bias"):
             values = np.float32(0.5) * unit
         else:
-            gain = head_gain if name == "lm_head.weight" or (tied and "embed" in name) else 1.0
-            deviation = gain / math.sqrt(shape[1]) if "embed" not in name or tied else 1.0
+            gain = head_gain if name == "lm_head.weight" else 1.0
+            deviation = embedding_deviation if "embed" in name else gain / math.sqrt(shape[1])
             values = np.float32(deviation * math.sqrt(3.0)) * unit
         yield name, values.reshape(shape)
 
