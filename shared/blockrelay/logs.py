@@ -53,6 +53,14 @@ def configure(level: str, *, node_id: str) -> None:
     structlog.contextvars.clear_contextvars()
     structlog.contextvars.bind_contextvars(node_id=node_id)
     _NODE["id"] = node_id
+    logging.basicConfig(handlers=[_Forward()], level=level, force=True)
+
+
+class _Forward(logging.Handler):
+    """What libraries and stdlib loggers say, in the same format."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        get().log(record.levelno, "LOG", logger=record.name, message=record.getMessage())
 
 
 _NODE: dict[str, str] = {}

@@ -1,0 +1,135 @@
+"""How runs come to a worker: by CLAIM (first stage) or with their first rows (later stages)."""
+
+from typing import Any, Literal, cast
+
+from blockrelay.errors import WireError
+from blockrelay.logs import get
+from blockrelay.messages import Claimed, ForwardSegment, NextJob, RequestBody, TokenEntry, decode_log_entry
+from blockrelay.sampling_params import SamplingParams, derive_seed
+from blockrelay_worker.advance import Progress, advance
+from blockrelay_worker.links import Links
+from blockrelay_worker.runs import Run, RunTable
+from blockrelay_worker.stage import StageRole
+
+Refusal = Literal["drop", "rerun"]
+
+
+class Arrivals:
+    """Puts runs on the table. Used by the engine thread only."""
+
+    def __init__(self, role: StageRole, links: Links, table: RunTable) -> None:
+        self._role, self._links, self._table = role, links, table
+
+    def claimed(self, job: Claimed) -> Run:
+        """A run that CLAIM gave us, ready to compute from position 0."""
+        run = self._new_run(job.request, job.run, job.route, job.body, job.tokens, solo=job.solo)
+        self._table.add(run)
+        get().info(
+            "RUN_START",
+            request_id=job.request,
+            traceparent=job.body.traceparent or None,
+            run=job.run,
+            route=job.route,
+            prompt_tokens=run.prompt_length,
+            committed=len(job.tokens),
+        )
+        return run
+
+    def next_job(self, message: NextJob) -> bool:
+        """Tokens of a run of ours became part of the log. False when they leave a hole: RERUN."""
+        run = self._table.get(message.request, message.run)
+        if run is None:
+            return True  # the run ended meanwhile
+        known = len(run.tokens) - run.prompt_length
+        if message.position > known:
+            return False
+        run.tokens += message.tokens[known - message.position :]
+        return True
+
+    def segment(self, segment: ForwardSegment) -> Run | Refusal:
+        """The run of rows that arrived, its pages grown to hold them.
+
+        "drop": a foreign run or a message seen before. "rerun": a message is missing before this one, or there is no
+        page left (pages of runs that ended are still held).
+        """
+        run = self._table.get(segment.request, segment.run)
+        if run is None:
+            if segment.sequence != 0:
+                return "rerun" if self._is_current(segment) else "drop"
+            run = self._first_sight(segment)
+            if run is None:
+                return "drop"
+        if segment.sequence < run.expected or run.ended:
+            return "drop"
+        end = segment.position + len(segment.token_ids)
+        if segment.sequence > run.expected or segment.position > run.computed or not self._table.grow(run, end):
+            return "rerun"
+        run.expected += 1
+        run.tokens[segment.position :] = segment.token_ids
+        return run
+
+    def _is_current(self, segment: ForwardSegment) -> bool:
+        current = self._links.again(lambda: self._links.control.hget(self._links.keys.request(segment.request), "run"))
+        return cast(bytes | None, current) == segment.run.encode()
+
+    def _first_sight(self, segment: ForwardSegment) -> Run | None:
+        """Read the record and the log at one moment; None when the run is not the current one."""
+        keys, request = self._links.keys, segment.request
+
+        def read() -> Any:
+            pipeline = self._links.control.pipeline(transaction=True)
+            pipeline.hmget(keys.request(request), "run", "route", "body")
+            if self._role.last_stage:
+                pipeline.xrange(keys.log(request))
+            return pipeline.execute()
+
+        (current, route, body), *log = self._links.again(read)
+        if current is None or current.decode() != segment.run:
+            return None
+        entries = [decode_log_entry(entry, fields) for entry, fields in (log[0] if log else [])]
+        committed = tuple(e.token for e in entries if isinstance(e, TokenEntry))
+        try:
+            decoded = RequestBody.decode(body)
+        except WireError as error:
+            get().error("REQUEST_BODY_REFUSED", request_id=request, error=str(error))
+            return None
+        run = self._new_run(request, segment.run, tuple(route.decode().split(",")), decoded, committed, solo=False)
+        run.tokens = []  # later stages learn them with the rows
+        self._table.add(run)
+        return run
+
+    def _new_run(
+        self,
+        request: str,
+        run: str,
+        route: tuple[str, ...],
+        body: RequestBody,
+        committed: tuple[int, ...],
+        *,
+        solo: bool,
+    ) -> Run:
+        params = SamplingParams.from_dict(body.params)
+        progress = None
+        if self._role.last_stage and body.logits == "none":
+            model = self._role.folder.model
+            progress = Progress(
+                params,
+                prompt_tokens=int(body.prompt.size),
+                context=model.max_position,
+                eos_ids=tuple(model.eos_ids),
+                tokenizer=self._role.tokenizer,
+            )
+            for token in committed:
+                advance(progress, token)
+        return Run(
+            request=request,
+            run=run,
+            route=route,
+            body=body,
+            params=params,
+            seed=params.seed if params.seed is not None else derive_seed(request),
+            tokens=[*body.prompt.tolist(), *committed],
+            solo=solo,
+            progress=progress,
+            committed=len(committed),
+        )

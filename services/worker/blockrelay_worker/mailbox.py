@@ -1,0 +1,125 @@
+"""Everything that reaches the engine, in one queue. Reader threads fill it; only the engine empties it."""
+
+import queue
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+import redis
+
+from blockrelay.errors import WireError
+from blockrelay.logs import get
+from blockrelay.messages import Commit, CommitAnswer, Ended, Forward, NextJob
+from blockrelay.redis_link import BLOCK_MS, UNREACHABLE, backoff_s
+
+
+@dataclass(frozen=True, slots=True)
+class Wake:
+    """A job stream has something new: CLAIM."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdicts:
+    """COMMIT answered."""
+
+    answers: tuple[tuple[Commit, CommitAnswer], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Orphan:
+    """Redis says this run is on us, and we do not know it: the reply of a CLAIM was lost."""
+
+    request: str
+    run: str
+
+
+@dataclass(frozen=True, slots=True)
+class Restarted:
+    """The control Redis is another process than before."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gone:
+    """We were declared dead, or the plan gives us another stage."""
+
+    why: str
+
+
+Event = Wake | Verdicts | Orphan | Restarted | Gone | NextJob | Ended | Forward
+
+
+class Mailbox:
+    """An unbounded queue of events; what fills it is bounded by the senders (one job or end per run, few Forwards)."""
+
+    def __init__(self) -> None:
+        self._queue: queue.SimpleQueue[Event] = queue.SimpleQueue()
+
+    def put(self, event: Event) -> None:
+        self._queue.put(event)
+
+    def take(self, wait_s: float) -> list[Event]:
+        """All events there are; waits up to `wait_s` seconds for the first."""
+        events: list[Event] = []
+        try:
+            events.append(self._queue.get(timeout=wait_s) if wait_s > 0 else self._queue.get_nowait())
+            while True:
+                events.append(self._queue.get_nowait())
+        except queue.Empty:
+            return events
+
+
+class Reader(threading.Thread):
+    """Reads one inbox (and, on the control server, the job streams as a wake-up) until `stop` is set.
+
+    An entry is deleted once it is in the mailbox: from then on the run table knows, or BEAT finds the difference.
+    """
+
+    def __init__(
+        self, client: redis.Redis, inbox: str, job_streams: list[str], mailbox: Mailbox, stop: threading.Event
+    ) -> None:
+        super().__init__(name=f"reader {inbox}", daemon=True)
+        self._client, self._inbox, self._mailbox, self._stopped = client, inbox, mailbox, stop
+        self._positions: dict[str, str] = {inbox: "0-0", **dict.fromkeys(job_streams, "0-0")}
+
+    def run(self) -> None:
+        attempt = 0
+        while not self._stopped.is_set():
+            try:
+                reply = self._client.xread(cast(Any, self._positions), count=64, block=BLOCK_MS)
+                attempt = 0
+            except UNREACHABLE:
+                self._stopped.wait(backoff_s(attempt))
+                attempt += 1
+                continue
+            for raw_name, entries in cast(Any, reply) or []:
+                self._deliver(raw_name.decode(), entries)
+            if len(self._positions) > 1 and not reply:
+                self._mailbox.put(Wake())  # a job may wait for room or for a stage that came back without a message
+
+    def _deliver(self, name: str, entries: list[tuple[bytes, Mapping[bytes, bytes]]]) -> None:
+        self._positions[name] = entries[-1][0].decode()
+        if name != self._inbox:
+            self._mailbox.put(Wake())
+            return
+        for _, fields in entries:
+            if event := decode_entry(fields):
+                self._mailbox.put(event)
+        try:
+            self._client.xdel(self._inbox, *(entry for entry, _ in entries))
+        except UNREACHABLE:
+            return  # read again from the kept position: nothing is delivered twice to this process
+
+
+def decode_entry(fields: Mapping[bytes, bytes]) -> Event | None:
+    """The event in an inbox entry; None for the entry that created the inbox, and for one that is not readable."""
+    try:
+        if b"j" in fields:
+            return NextJob.decode(fields[b"j"])
+        if b"d" in fields:
+            return Ended.decode(fields[b"d"])
+        if b"h" in fields:
+            return Forward.decode(fields)
+    except (WireError, KeyError, ValueError, TypeError) as error:
+        get().error("INBOX_ENTRY_REFUSED", error=str(error))
+    return None

@@ -1,0 +1,84 @@
+"""Rows to the next stage: transport, not truth. One inbox entry per batch and target, sent once."""
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from blockrelay.messages import Forward, ForwardSegment
+from blockrelay.metrics import WorkerMetrics
+from blockrelay.redis_link import UNREACHABLE
+from blockrelay_worker.links import Links
+from blockrelay_worker.stage import StageRole
+from blockrelay_worker.work import Work
+
+#: Entries in a target's inbox beyond which prompt chunks for it wait; decode rows still go.
+FULL_INBOX = 8
+
+
+class Sender:
+    def __init__(self, role: StageRole, links: Links, metrics: WorkerMetrics) -> None:
+        self._role, self._links, self._metrics = role, links, metrics
+        self._full: set[str] = set()
+
+    def forward(self, parts: Sequence[tuple[Work, NDArray[np.float32]]], seconds: dict[str, float]) -> list[Work]:
+        """Send every part (rows [n, H] of a Work) to the worker of its route's next stage.
+
+        Returns what could not be delivered (the target is dead, or the payload Redis away): RERUN. Mutates `run.sent`.
+        """
+        targets: dict[str, list[tuple[Work, NDArray[np.float32]]]] = {}
+        for work, rows in parts:
+            targets.setdefault(work.run.route[self._role.stage + 1], []).append((work, rows))
+        lost: list[Work] = []
+        for target, group in targets.items():
+            # Seconds of the blocks before are those of the group's first run: they ran in one batch, or nearly so.
+            message = Forward(
+                sender=self._role.worker,
+                segments=tuple(_segment(work) for work, _ in group),
+                rows=np.concatenate([rows for _, rows in group]),
+                block_seconds={**group[0][0].run.passing, **seconds},
+            )
+            if not self._send(target, message):
+                lost += [work for work, _ in group]
+        return lost
+
+    def full_targets(self) -> frozenset[str]:
+        """Workers whose inbox is full right now; asks only about those that were full at the last sending."""
+        for target in list(self._full):
+            try:
+                length = self._links.payload.xlen(self._links.keys.inbox(target))
+            except UNREACHABLE:
+                self._links.errors.inc()
+                length = 0
+            if length < FULL_INBOX:
+                self._full.discard(target)
+        return frozenset(self._full)
+
+    def _send(self, target: str, message: Forward) -> bool:
+        inbox, fields = self._links.keys.inbox(target), message.encode()
+        try:
+            pipeline = self._links.payload.pipeline(transaction=False)
+            pipeline.xadd(inbox, cast(Any, fields), nomkstream=True)
+            pipeline.xlen(inbox)
+            entry, length = pipeline.execute()
+        except UNREACHABLE:
+            self._links.errors.inc()
+            return False
+        self._metrics.forwarded.inc(len(fields["x"]))
+        if length >= FULL_INBOX:
+            self._full.add(target)
+        return entry is not None
+
+
+def _segment(work: Work) -> ForwardSegment:
+    run = work.run
+    run.sent += 1
+    return ForwardSegment(
+        request=run.request,
+        run=run.run,
+        sequence=run.sent - 1,
+        position=work.position,
+        token_ids=tuple(work.tokens),
+        ends_known=work.samples,
+    )

@@ -1,0 +1,199 @@
+"""The worker process: register, load the stage the plan gives, run the engine, start over when declared dead, drain."""
+
+import threading
+from pathlib import Path
+
+from prometheus_client import CollectorRegistry
+
+from blockrelay import scripts
+from blockrelay.block_folder import BlockFolder, open_block_folder
+from blockrelay.logs import get
+from blockrelay.metrics import WorkerMetrics
+from blockrelay.redis_link import UNREACHABLE, wait_for_redis
+from blockrelay.settings import WorkerSettings
+from blockrelay.status_server import StatusServer
+from blockrelay.text import Tokenizer
+from blockrelay_worker.beat import Beat
+from blockrelay_worker.engine import Engine
+from blockrelay_worker.executor import StageExecutor
+from blockrelay_worker.faults import Executor, FailingExecutor
+from blockrelay_worker.kernels import load_kernels
+from blockrelay_worker.kernels.interface import Kernels
+from blockrelay_worker.known_answers import load_stage
+from blockrelay_worker.links import Links, Stopping
+from blockrelay_worker.mailbox import Mailbox, Reader
+from blockrelay_worker.numerics import numerics_id
+from blockrelay_worker.pages import PageLayout, PagePool
+from blockrelay_worker.registration import Assignment, LoadingBeat, Registration
+from blockrelay_worker.runs import RunTable
+from blockrelay_worker.stage import StageRole
+
+#: Share of the machine's available memory for KV pages when nothing else is said.
+KV_SHARE = 0.2
+
+
+class Worker:
+    """`run` returns when `stop` is set. Raises BlockFolderError when the model must not be served here."""
+
+    def __init__(self, settings: WorkerSettings, stop: threading.Event) -> None:
+        self._settings, self._stop = settings, stop
+        self._folder: BlockFolder = open_block_folder(settings.model, blocks=[])
+        self._model = self._folder.manifest.model_hash[:16]
+        self._metrics = WorkerMetrics(CollectorRegistry())
+        self._links = Links.open(settings, self._metrics.redis_errors, stop)
+        self._kernels: Kernels = load_kernels(settings.threads)
+        self._ready = False
+        self._loaded: tuple[Assignment, StageExecutor] | None = None
+        self._status = StatusServer(settings.host, settings.port, self._metrics.registry, self._gaps)
+
+    def run(self) -> None:
+        """Lives in the registry, one after the other, until stopped."""
+        try:
+            log = get()
+            wait_for_redis(
+                self._links.control, lambda line: log.warning("WAITING", reason=line), give_up=self._stop.is_set
+            )
+            while not self._stop.is_set():
+                self._one_life()
+        except Stopping:
+            pass
+        finally:
+            self._status.close()
+            self._links.close()
+
+    def _gaps(self) -> list[str]:
+        return [] if self._ready else ["this worker has no stage yet"]
+
+    def _one_life(self) -> None:
+        settings = self._settings
+        registration = Registration(
+            self._links,
+            model=self._model,
+            device=settings.device,
+            numerics=numerics_id(self._folder.manifest),
+            host=settings.host,
+            port=self._status.port,
+        )
+        assignment = registration.wait_for_assignment()
+        with LoadingBeat(registration, self._links, settings.beat_s):
+            executor = self._load(assignment)
+        role = self._role(registration.worker, assignment)
+        self._serve(registration, assignment, role, executor)
+
+    def _load(self, assignment: Assignment) -> StageExecutor:
+        """The stage's executor; the one of the life before when the stage is the same."""
+        if self._loaded and self._loaded[0].blocks == assignment.blocks:
+            return self._loaded[1]
+        if self._loaded:
+            self._loaded[1].close()
+            self._loaded = None
+        blocks = assignment.blocks
+        with self._metrics.load_seconds.time():
+            folder = open_block_folder(self._settings.model, blocks=range(blocks.first, blocks.last + 1))
+            layout = StageExecutor.layout_of(folder, blocks.first, blocks.last)
+            pool = PagePool(layout, self._pages(folder, layout))
+            executor = load_stage(
+                folder, blocks.first, blocks.last, pool=pool, threads=self._settings.threads, kernels=self._kernels
+            )
+        self._loaded = (assignment, executor)
+        return executor
+
+    def _pages(self, folder: BlockFolder, layout: PageLayout) -> int:
+        """Pool size: what the memory allows, but not more than every request at full context needs."""
+        most = self._settings.max_requests * -(-folder.model.max_position // 16)
+        budget = self._settings.kv_bytes or int(available_bytes() * KV_SHARE)
+        return most if layout.bytes_per_page == 0 else max(2, min(most, budget // layout.bytes_per_page))
+
+    def _role(self, worker: str, assignment: Assignment) -> StageRole:
+        settings, path = self._settings, self._folder.tokenizer_path
+        return StageRole(
+            worker=worker,
+            split=assignment.split,
+            stage=assignment.stage,
+            first=assignment.blocks.first,
+            last=assignment.blocks.last,
+            folder=self._folder,
+            tokenizer=Tokenizer.from_file(path) if path else None,
+            device=settings.device,
+            max_rows=settings.max_rows,
+            max_requests=settings.max_requests,
+            dead_after_s=settings.dead_after_s,
+            retention_s=settings.retention_s,
+        )
+
+    def _serve(
+        self, registration: Registration, assignment: Assignment, role: StageRole, executor: StageExecutor
+    ) -> None:
+        """From ready to gone."""
+        table, mailbox, over = RunTable(executor.pool), Mailbox(), threading.Event()
+        self._metrics.kv_pages_total.set(executor.pool.pages)
+        engine = Engine(role, self._with_faults(role, executor), table, self._links, mailbox, self._metrics)
+        registration.announce(assignment, pages=executor.pool.pages)
+        self._ready = True
+        get().info("NODE_READY", worker=role.worker, stage=role.stage, first=role.first, last=role.last,
+                   pages=executor.pool.pages, kernels=self._kernels.variant, products=executor.variant)  # fmt: skip
+        threads: list[threading.Thread] = self._readers(role, mailbox, over)
+        threads.append(
+            Beat(
+                self._links,
+                mailbox,
+                worker=role.worker,
+                model=self._model,
+                split=role.split,
+                stage=role.stage,
+                view=lambda: table.view,
+                step_age=engine.step_age,
+                every_s=self._settings.beat_s,
+                session_timeout_s=self._settings.session_timeout_s,
+                stop=over,
+            )
+        )
+        for thread in threads:
+            thread.start()
+        try:
+            why = engine.run()
+        finally:
+            self._ready = False
+            over.set()
+        get().info("NODE_DRAINING", worker=role.worker, reason=why)
+        self._leave(registration)
+        for thread in threads:
+            thread.join()
+        table.check_integrity()
+
+    def _readers(self, role: StageRole, mailbox: Mailbox, over: threading.Event) -> list[threading.Thread]:
+        keys, inbox = self._links.keys, self._links.keys.inbox(role.worker)
+        streams: list[str] = []
+        if role.first_stage:
+            classes = ("gpu",) if role.device == "gpu" else ("cpu", "gpu")
+            streams = [f(self._model, c) for c in classes for f in (keys.reruns, keys.jobs)]
+        readers: list[threading.Thread] = [Reader(self._links.control, inbox, streams, mailbox, over)]
+        if self._links.payload is not self._links.control:
+            readers.append(Reader(self._links.payload, inbox, [], mailbox, over))
+        return readers
+
+    def _with_faults(self, role: StageRole, executor: StageExecutor) -> Executor:
+        after = self._settings.inject_fault_after
+        if role.device != "gpu" or after is None:
+            return executor
+        return FailingExecutor(executor, after=after, block=f"block_{role.first}")
+
+    def _leave(self, registration: Registration) -> None:
+        """Drain: everything that was on this worker runs again elsewhere. Tried once when the process is ending."""
+        call = scripts.dead(registration.worker, silent_s=0, reason="drain")
+        try:
+            self._links.scripts.run(call)
+        except UNREACHABLE:
+            self._metrics.redis_errors.inc()  # then our silence tells the scheduler
+        registration.leave_payload()
+
+
+def available_bytes() -> int:
+    """Memory that can be taken without swapping. Linux; elsewhere a careful guess."""
+    try:
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    return 4 << 30

@@ -1,0 +1,33 @@
+"""Which part of the model this worker runs, and what bounds it."""
+
+from dataclasses import dataclass
+
+from blockrelay.block_folder import BlockFolder
+from blockrelay.settings import Device
+from blockrelay.text import Tokenizer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageRole:
+    """Stage `stage` (from 0) of `split`: blocks first..last. `worker` is this process's id in the registry."""
+
+    worker: str
+    split: str
+    stage: int
+    first: int
+    last: int
+    folder: BlockFolder
+    tokenizer: Tokenizer | None
+    device: Device
+    max_rows: int
+    max_requests: int
+    dead_after_s: float
+    retention_s: int
+
+    @property
+    def first_stage(self) -> bool:
+        return self.first == 1
+
+    @property
+    def last_stage(self) -> bool:
+        return self.last == self.folder.model.blocks
