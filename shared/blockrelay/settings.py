@@ -4,6 +4,7 @@ Each field is the environment variable `BLOCKRELAY_<FIELD>` (upper case). A serv
 `__main__` and passes it down. An unknown value fails loudly with the field's name.
 """
 
+import os
 from pathlib import Path
 from typing import Literal
 
@@ -63,3 +64,10 @@ class WorkerSettings(Settings):
     session_timeout_s: float = Field(default=30.0, gt=0, description="a step longer than this ends the process")
     drain_s: float = Field(default=5.0, gt=0)
     inject_fault_after: int | None = Field(default=None, ge=0, description="a gpu worker fails after n jobs (tests)")
+
+
+def environment_for(**fields: object) -> dict[str, str]:
+    """The environment of a service to be started: that of this process, with these settings; None leaves a default."""
+    names = {f"BLOCKRELAY_{name.upper()}": value for name, value in fields.items()}
+    kept = {name: value for name, value in os.environ.items() if name not in names}
+    return kept | {name: str(value) for name, value in names.items() if value is not None}
