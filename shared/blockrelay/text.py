@@ -52,9 +52,12 @@ class Tokenizer:
         Raises BadRequest for text that is not Unicode (half of a surrogate pair, which JSON can carry).
         """
         try:
-            return self._library.encode(text, add_special_tokens=add_special_tokens).ids
+            text.encode()
         except UnicodeEncodeError as error:
-            raise BadRequest("the text holds half of a surrogate pair", param="prompt") from error
+            raise BadRequest(
+                "the text holds half of a surrogate pair, which is no character", param="prompt"
+            ) from error
+        return self._library.encode(text, add_special_tokens=add_special_tokens).ids
 
     def decode(self, tokens: Iterable[int]) -> str:
         """The whole text of `tokens`; what is not complete UTF-8 becomes U+FFFD. Special tokens have no text."""
@@ -79,8 +82,11 @@ class IncrementalText:
         text = self._utf8.decode(self._bytes.of(token))
         while text and self._strip:
             # Tokenizers of the sentencepiece kind put one space before the first word; it is not part of the text.
-            self._strip = self._strip - 1 if text[0] == " " else 0
-            text = text[1:] if self._strip or text[0] == " " else text
+            if text[0] != " ":
+                self._strip = 0
+                break
+            self._strip -= 1
+            text = text[1:]
         return text
 
     def finish(self) -> str:

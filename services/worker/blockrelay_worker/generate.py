@@ -20,7 +20,7 @@ import typer
 from typer.exceptions import TyperException
 
 from blockrelay.block_folder import BlockFolder, open_block_folder
-from blockrelay.errors import BadRequest, BlockrelayError, UsageError
+from blockrelay.errors import BadRequest, BlockFolderError, BlockrelayError, UsageError
 from blockrelay.sampling_params import SamplingParams, check_prompt, derive_seed
 from blockrelay.settings import BUNDLED_MODEL
 from blockrelay.text import Tokenizer, VisibleText
@@ -190,12 +190,14 @@ def run(arguments: list[str] | None = None) -> int:
     except TyperException as error:  # an option that does not exist, a value of the wrong type
         typer.echo(f"error: {error.format_message()}", err=True)
         return 2
-    except UsageError as error:
+    except (UsageError, BlockFolderError) as error:
         typer.echo(f"error: {error}", err=True)
         return 2
     except (BlockrelayError, OSError) as error:
         typer.echo(f"error: {error}", err=True)
         return 1
+    except (typer.Abort, KeyboardInterrupt):
+        return 130  # what a shell reports for Ctrl-C
     return 0
 
 

@@ -49,6 +49,7 @@ class OrtLinear:
         # Every session has its own pool: spinning ones take the cores from whoever works (10x slower steps).
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         options.log_severity_level = 3
+        self.weight_type = next(iter(weights.values())).dtype
         self._values = [ort.OrtValue.ortvalue_from_numpy(array) for array in weights.values()]
         options.add_external_initializers(list(weights), self._values)
         self._session = ort.InferenceSession(graph, options, providers=["CPUExecutionProvider"])

@@ -1,0 +1,116 @@
+"""Text by position, told by example; tests/properties has the laws."""
+
+import json
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer as LibraryTokenizer
+
+from blockrelay.errors import BadRequest, BlockFolderError
+from blockrelay.sampling_params import SamplingParams
+from blockrelay.text import Tokenizer, VisibleText
+from tests.unit.blockrelay.tokenizers_for_tests import byte_level, sentencepiece
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return Tokenizer(byte_level().to_str())
+
+
+def _events(tokenizer: Tokenizer, text: str, **options: Any) -> list[str]:
+    """What each token of `text` shows, then what the end shows."""
+    visible = VisibleText(tokenizer, **options)
+    return [*(visible.push(token) for token in tokenizer.encode(text)), visible.finish()]
+
+
+def test_an_emoji_split_over_tokens_appears_when_it_is_complete(tokenizer: Tokenizer) -> None:
+    assert _events(tokenizer, "a🙂b") == ["a", "", "", "", "🙂", "b", ""]
+
+
+def test_a_character_that_never_became_complete_is_flushed_as_a_replacement(tokenizer: Tokenizer) -> None:
+    visible = VisibleText(tokenizer)
+    assert visible.push_all(tokenizer.encode("ok🙂")[:-1]) == "ok"
+    assert visible.finish() == "\ufffd"
+
+
+def test_what_may_be_a_stop_string_is_held_back_until_it_is_not(tokenizer: Tokenizer) -> None:
+    assert _events(tokenizer, "x</y", stop=["</s>"]) == ["x", "", "", "</y", ""]
+
+
+def test_a_stop_string_cuts_the_text_before_it(tokenizer: Tokenizer) -> None:
+    visible = VisibleText(tokenizer, stop=["STOP"])
+    assert visible.push_all(tokenizer.encode("one STOP two")) == "one "
+    assert visible.stopped
+    assert visible.finish() == ""
+
+
+def test_what_was_held_back_is_shown_at_the_end(tokenizer: Tokenizer) -> None:
+    assert _events(tokenizer, "wait ST", stop=["STOP"])[-1] == "ST"
+
+
+def test_a_stop_string_may_begin_and_end_inside_tokens(tokenizer: Tokenizer) -> None:
+    hello, end = tokenizer.encode(" hello", add_special_tokens=False), [258 + 2]
+    assert tokenizer.decode(end) == "END"
+    visible = VisibleText(tokenizer, stop=["loEN"])
+    assert visible.push_all([*hello, *end]) == " hel"
+    assert visible.stopped
+
+
+def test_the_stop_string_that_is_complete_first_wins_and_of_two_the_longer(tokenizer: Tokenizer) -> None:
+    assert "".join(_events(tokenizer, "abcdef", stop=["cdef", "de"])) == "abc"
+    assert "".join(_events(tokenizer, "abcdef", stop=["cd", "bcd"])) == "a"
+
+
+def test_the_token_that_ends_a_request_has_no_text(tokenizer: Tokenizer) -> None:
+    params = SamplingParams(stop_token_ids=tuple(tokenizer.encode("!")))
+    visible = VisibleText.of(tokenizer, params, eos_ids=[1])
+    assert visible.push_all([*tokenizer.encode("hi"), 1, *tokenizer.encode("!")]) == "hi"
+
+
+def test_special_tokens_have_no_text_but_a_name(tokenizer: Tokenizer) -> None:
+    assert tokenizer.decode([0, *tokenizer.encode("x"), 1]) == "x"
+    assert tokenizer.token_bytes(1) == b"</s>"
+    assert tokenizer.token_bytes(tokenizer.encode("x")[0]) == b"x"
+    assert tokenizer.token_bytes(99_999) == b""
+
+
+@pytest.mark.parametrize("library", [byte_level(), sentencepiece(), sentencepiece(metaspace=True)])
+@pytest.mark.parametrize(
+    "text", [" hello", "hello  hello", "a\nb.", "日本 é", "🙂🙃", "", " ", "  a", "<tool> <日> END", "\x00\x7f"]
+)
+def test_whole_texts_decode_as_the_library_decodes_them(library: LibraryTokenizer, text: str) -> None:
+    tokens = library.encode(text).ids
+    assert Tokenizer(library.to_str()).decode(tokens) == library.decode(tokens)
+
+
+def test_the_first_space_of_a_sentencepiece_text_is_not_part_of_it() -> None:
+    tokenizer = Tokenizer(sentencepiece().to_str())
+    hello = tokenizer.encode("▁hello")
+    assert tokenizer.decode(hello) == "hello"
+    assert tokenizer.decode(hello * 2) == "hello hello"
+
+
+def test_text_that_is_not_unicode_is_refused(tokenizer: Tokenizer) -> None:
+    with pytest.raises(BadRequest, match="surrogate"):
+        tokenizer.encode("a\ud800b")
+
+
+@pytest.mark.parametrize(
+    "decoder",
+    [
+        None,
+        {"type": "WordPiece", "prefix": "##", "cleanup": True},
+        {"type": "Strip", "content": "x", "start": 1, "stop": 0},
+        {"type": "Replace", "pattern": {"Regex": "a+"}, "content": "b"},
+    ],
+)
+def test_a_decoder_we_cannot_follow_is_refused(decoder: dict[str, Any] | None) -> None:
+    definition = json.loads(byte_level().to_str())
+    definition["decoder"] = decoder
+    with pytest.raises(BlockFolderError, match="decoder"):
+        Tokenizer(json.dumps(definition))
+
+
+def test_a_file_that_is_no_tokenizer_is_refused() -> None:
+    with pytest.raises(BlockFolderError, match=r"tokenizer\.json"):
+        Tokenizer("{}")

@@ -1,0 +1,96 @@
+"""A worker proves every block before it serves it."""
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from blockrelay.block_folder import BlockFolder
+from blockrelay.errors import KnownAnswerMismatch
+from blockrelay_worker import linears
+from blockrelay_worker.executor import StageExecutor
+from blockrelay_worker.kernels import load_kernels
+from blockrelay_worker.known_answers import fixed_rows, fixed_tokens, known_answers, load_stage
+from blockrelay_worker.numerics import numerics_id
+from blockrelay_worker.pages import PagePool
+
+
+def _load(folder: BlockFolder, first: int, last: int, threads: int = 1) -> StageExecutor:
+    pool = PagePool(StageExecutor.layout_of(folder, first, last), 4)
+    executor = load_stage(folder, first, last, pool=pool, threads=threads, kernels=load_kernels(threads))
+    assert pool.free_pages == 4
+    return executor
+
+
+def _with_answer(folder: BlockFolder, block: int, answer: str) -> BlockFolder:
+    blocks = list(folder.manifest.blocks)
+    blocks[block - 1] = replace(blocks[block - 1], known_answer=answer)
+    return replace(folder, manifest=replace(folder.manifest, blocks=tuple(blocks)))
+
+
+@pytest.mark.parametrize(("first", "last", "threads"), [(1, 5, 1), (2, 3, 2), (5, 5, 1)])
+def test_a_good_stage_loads(w8a8: BlockFolder, first: int, last: int, threads: int) -> None:
+    assert _load(w8a8, first, last, threads).variant in ("u8s8", "u8u8")
+
+
+def test_the_slower_products_are_taken_when_the_fast_ones_are_wrong(
+    w8a8: BlockFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given a CPU on which uint8 x int8 saturates: the fast graph computes something else
+    right = linears.OrtLinear.__call__
+
+    def saturating(self: linears.OrtLinear, rows: np.ndarray, out: np.ndarray) -> None:
+        right(self, rows, out)
+        if self.weight_type == np.int8:
+            np.minimum(out, 1.0, out=out)
+
+    monkeypatch.setattr(linears.OrtLinear, "__call__", saturating)
+    assert _load(w8a8, 1, 5).variant == "u8u8"
+
+
+def test_a_block_that_computes_other_bits_is_refused_by_name(w8a8: BlockFolder) -> None:
+    folder = _with_answer(w8a8, 3, "0" * 64)
+    _load(folder, 4, 5)
+    with pytest.raises(KnownAnswerMismatch, match=r"block_3 of .* on this CPU") as caught:
+        _load(folder, 2, 5)
+    assert caught.value.block == "block_3"
+
+
+def test_float32_has_no_known_answers_and_loads(fp32: BlockFolder) -> None:
+    _load(fp32, 1, 5)
+
+
+def test_the_command_prints_the_answers_that_the_folder_holds(w8a8: BlockFolder) -> None:
+    command = [sys.executable, "-m", "blockrelay_worker.known_answers", str(w8a8.root)]
+    done = subprocess.run(command, capture_output=True, check=True, text=True)
+    assert json.loads(done.stdout) == {block.name: block.known_answer for block in w8a8.manifest.blocks}
+    assert known_answers(w8a8) == json.loads(done.stdout)
+
+
+def test_the_command_refuses_a_folder_that_is_none(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "blockrelay_worker.known_answers", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, check=False, text=True)
+    assert done.returncode == 2
+    assert "manifest.json" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_the_fixed_input_reaches_every_quantisation_level(w8a8: BlockFolder) -> None:
+    u, _ = load_kernels(1).quantise(fixed_rows(w8a8.model))
+    assert set(u.ravel().tolist()) >= set(range(2, 255))
+    assert u.min() == 1 or u.max() == 255
+    tokens = fixed_tokens(w8a8.model)
+    assert tokens.shape == (17,)
+    assert 0 <= tokens.min() <= tokens.max() < w8a8.model.vocab_size
+
+
+def test_the_numerics_id_tells_precisions_and_graphs_apart(w8a8: BlockFolder, fp32: BlockFolder) -> None:
+    assert numerics_id(w8a8.manifest).startswith("w8a8-")
+    assert numerics_id(fp32.manifest).startswith("fp32-")
+    changed = dict(w8a8.manifest.files)
+    changed["rotary.bin"] = replace(changed["rotary.bin"], sha256="0" * 64)
+    assert numerics_id(replace(w8a8.manifest, files=changed)) != numerics_id(w8a8.manifest)
