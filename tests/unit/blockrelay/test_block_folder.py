@@ -1,0 +1,146 @@
+"""Opening a block folder: whole ones open, anything missing, altered or pointing outside is refused by file name."""
+
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from blockrelay.block_folder import open_block_folder
+from blockrelay.errors import BlockFolderError
+from blockrelay_converter.conversion import convert
+from tests.checkpoints import CHAT_TEMPLATE, write_checkpoint
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("model")
+    write_checkpoint(root / "checkpoint", seed=1, num_hidden_layers=2, hidden_size=32, intermediate_size=48)
+    convert(root / "checkpoint", root / "blocks", precision="w8a8", report=lambda *_: None, name="tiny")
+    return root / "blocks"
+
+
+@pytest.fixture
+def folder(original: Path, tmp_path: Path) -> Path:
+    """A copy to spoil."""
+    return Path(shutil.copytree(original, tmp_path / "copy"))
+
+
+def test_a_whole_folder_opens_and_gives_its_tensors_read_only(original: Path) -> None:
+    folder = open_block_folder(original)
+
+    assert folder.model.name == "tiny"
+    assert folder.model.blocks == 3
+    tensors = folder.tensors(1)
+    assert tensors["embedding"].shape == (512, 32)
+    assert tensors["qkv.q"].dtype == np.int8
+    for array in (*tensors.values(), *folder.rotary()):
+        assert not array.flags.writeable
+        assert array.ctypes.data % 64 == 0
+    cos, sin = folder.rotary()
+    assert cos.shape == sin.shape == (512, 4)
+    assert (cos[0] == 1).all()
+    assert (sin[0] == 0).all()
+    assert folder.graph("qkv")
+    assert folder.tokenizer_path == original / "tokenizer.json"
+    assert folder.chat_template() == CHAT_TEMPLATE
+
+
+def test_a_block_that_does_not_exist_is_named(original: Path) -> None:
+    with pytest.raises(BlockFolderError, match="there is no block_4: the model has block_1 to block_3"):
+        open_block_folder(original).tensors(4)
+
+
+def _flip_bit(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def _cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def _link_to_copy(path: Path) -> None:
+    elsewhere = path.parent.parent / "elsewhere"
+    path.rename(elsewhere)
+    path.symlink_to(elsewhere)
+
+
+def _make_fifo(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+def _make_folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+@pytest.mark.parametrize("file", ["blocks/block_2.bin", "rotary.bin", "tokenizer.json", "graphs/qkv.onnx"])
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (Path.unlink, "missing"),
+        (_flip_bit, "altered"),
+        (_cut, "altered"),
+        (_link_to_copy, "is a link"),
+        (_make_fifo, "not a plain file"),
+        (_make_folder, "not a plain file"),
+    ],
+    ids=["missing", "flipped", "cut", "link", "fifo", "folder"],
+)
+def test_a_spoiled_file_is_refused_by_name(
+    folder: Path, file: str, spoil: Callable[[Path], None], message: str
+) -> None:
+    spoil(folder / file)
+    with pytest.raises(BlockFolderError) as caught:
+        open_block_folder(folder)
+    assert file in str(caught.value)
+    assert message in str(caught.value)
+
+
+def test_a_linked_directory_inside_the_folder_is_refused(folder: Path) -> None:
+    (folder / "blocks").rename(folder.parent / "outside")
+    (folder / "blocks").symlink_to(folder.parent / "outside")
+    with pytest.raises(BlockFolderError, match="blocks: is a link"):
+        open_block_folder(folder)
+
+
+def test_a_folder_without_a_manifest_is_refused(folder: Path) -> None:
+    (folder / "manifest.json").unlink()
+    with pytest.raises(BlockFolderError, match=r"manifest\.json: missing"):
+        open_block_folder(folder)
+
+
+def test_a_folder_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(BlockFolderError, match="no such block folder"):
+        open_block_folder(tmp_path / "nowhere")
+
+
+def test_other_files_in_the_folder_do_no_harm(folder: Path) -> None:
+    (folder / "MODEL_CARD.md").write_text("hello")
+    open_block_folder(folder)
+
+
+def test_a_worker_checks_only_its_own_blocks_but_misses_no_missing_one(folder: Path) -> None:
+    _flip_bit(folder / "blocks/block_2.bin")
+    open_block_folder(folder, blocks=[1, 3])
+    open_block_folder(folder, blocks=[])
+    with pytest.raises(BlockFolderError, match=r"block_2\.bin"):
+        open_block_folder(folder, blocks=[2])
+    (folder / "blocks/block_2.bin").unlink()
+    with pytest.raises(BlockFolderError, match=r"block_2\.bin: missing"):
+        open_block_folder(folder, blocks=[1])
+
+
+def test_an_exact_folder_without_known_answers_opens_only_on_request(folder: Path) -> None:
+    manifest = open_block_folder(folder).manifest
+    without = replace(manifest, blocks=tuple(replace(block, known_answer=None) for block in manifest.blocks))
+    (folder / "manifest.json").write_bytes(without.encode())
+    with pytest.raises(BlockFolderError, match="block_1 has no known answer"):
+        open_block_folder(folder)
+    assert open_block_folder(folder, known_answers=False).manifest == without
