@@ -1,0 +1,55 @@
+"""Systems that tests may break: every server and process belongs to the test alone."""
+
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from tests.redis_server import RedisServer
+from tests.system import Job, System, golden_tokens, make_jobs
+from tests.tiny_model import write_tiny_model
+
+StartSystem = Callable[..., System]
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_model(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture
+def start_system(tiny_model: Path) -> Iterator[StartSystem]:
+    """`start_system(stages=2, replicas=1, gpu=0, worker={...})`: returns when a token can be produced."""
+    with ExitStack() as stack:
+
+        def start(
+            *, stages: int = 1, replicas: int = 1, scheduler: bool = True, worker: dict[str, str] | None = None
+        ) -> System:
+            folder = Path(
+                stack.enter_context(tempfile.TemporaryDirectory(prefix="br-sys-", ignore_cleanup_errors=True))
+            )
+            control, payload = RedisServer(folder / "c").start(), RedisServer(folder / "p", durable=False).start()
+            stack.callback(payload.stop)
+            stack.callback(control.stop)
+            system = System(folder=folder, model=tiny_model, control=control, payload=payload, stages=stages)
+            stack.callback(system.stop)
+            if scheduler:
+                system.start_scheduler()
+            for _ in range(stages * replicas):
+                system.start_worker(**(worker or {}))
+            if scheduler:
+                system.wait_ready(stages * replicas)
+            return system
+
+        yield start
+
+
+@pytest.fixture(scope="session")
+def long_jobs(tiny_model: Path) -> tuple[list[Job], dict[str, list[int]]]:
+    """20 requests of 300 tokens and their golden tokens: long enough to be interrupted at any moment."""
+    from blockrelay.block_folder import open_block_folder
+
+    jobs = make_jobs(20, seed=7, vocab=500, tokens=300)
+    return jobs, golden_tokens(open_block_folder(tiny_model), jobs)

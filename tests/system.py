@@ -1,0 +1,179 @@
+"""A real system without a gateway: Redis servers, a scheduler and workers as processes; the test plays the gateway."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import redis
+
+from blockrelay import scripts as calls
+from blockrelay.block_folder import BlockFolder, open_block_folder
+from blockrelay.keys import Keys
+from blockrelay.messages import EndEntry, RequestBody, TokenEntry, decode_log_entry
+from blockrelay.plan import WorkerInfo, missing_stages
+from blockrelay.redis_link import UNREACHABLE, Scripts
+from blockrelay.registry import read_plan, read_workers
+from blockrelay.sampling_params import SamplingParams, derive_seed
+from blockrelay.text import Tokenizer
+from blockrelay_worker.generation import Pipeline, generate
+from tests.redis_server import RedisServer
+from tests.waiting import wait_until
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """A request as the tests know it; `golden` is what an undisturbed solo run gives."""
+
+    request: str
+    prompt: tuple[int, ...]
+    params: SamplingParams
+
+    @property
+    def body(self) -> RequestBody:
+        return RequestBody(prompt=np.array(self.prompt, np.int32), params=self.params.to_dict())
+
+
+def make_jobs(count: int, *, seed: int, vocab: int, longest: int = 60, tokens: int = 24) -> list[Job]:
+    """Mixed lengths; every second one sampled, the others greedy."""
+    rng = np.random.default_rng(seed)
+    jobs: list[Job] = []
+    for i in range(count):
+        prompt = tuple(int(t) for t in rng.integers(3, vocab, rng.integers(1, longest)))
+        temperature = 0.0 if i % 2 else 0.8
+        params = SamplingParams(max_tokens=tokens, temperature=temperature, top_p=0.9, ignore_eos=True)
+        jobs.append(Job(request=f"req-{seed}-{i}", prompt=prompt, params=params))
+    return jobs
+
+
+def golden_tokens(folder: BlockFolder, jobs: Sequence[Job]) -> dict[str, list[int]]:
+    """Request -> tokens of a solo run in one process, without queue, batch or Redis."""
+    pipeline = Pipeline(folder, stages=1, threads=1, tokens=folder.model.max_position)
+    tokenizer = Tokenizer.from_file(folder.tokenizer_path) if folder.tokenizer_path else None
+    return {
+        job.request: generate(
+            pipeline, job.prompt, job.params, seed=derive_seed(job.request), tokenizer=tokenizer
+        ).tokens
+        for job in jobs
+    }
+
+
+@dataclass
+class System:
+    """`worker_env` goes to every worker; processes write their logs into `folder`."""
+
+    folder: Path
+    model: Path
+    control: RedisServer
+    payload: RedisServer
+    stages: int = 1
+    scheduler_env: dict[str, str] = field(default_factory=dict[str, str])
+    workers: list[subprocess.Popen[bytes]] = field(default_factory=list[subprocess.Popen[bytes]])
+    scheduler: subprocess.Popen[bytes] | None = None
+
+    def __post_init__(self) -> None:
+        self.keys = Keys("t")
+        self.client: redis.Redis = self.control.client()
+        self.scripts = Scripts(self.client, self.keys, retention_s=600)
+        self.block_folder = open_block_folder(self.model)
+        self.model_key = self.block_folder.manifest.model_hash[:16]
+
+    def _spawn(self, module: str, name: str, env: dict[str, str]) -> subprocess.Popen[bytes]:
+        common = {
+            "BLOCKRELAY_MODEL": str(self.model),
+            "BLOCKRELAY_REDIS_URL": self.control.url,
+            "BLOCKRELAY_PAYLOAD_REDIS_URL": self.payload.url,
+            "BLOCKRELAY_CELL": "t",
+            "BLOCKRELAY_PORT": "0",
+        }
+        with (self.folder / f"{name}.log").open("ab") as log:
+            return subprocess.Popen(
+                [sys.executable, "-m", module], env={**os.environ, **common, **env}, stdout=log, stderr=log
+            )
+
+    def start_scheduler(self) -> None:
+        env = {"BLOCKRELAY_STAGES": str(self.stages), **self.scheduler_env}
+        self.scheduler = self._spawn("blockrelay_scheduler", "scheduler", env)
+
+    def start_worker(self, **env: str) -> subprocess.Popen[bytes]:
+        """Environment by field name in lower case: device="gpu"."""
+        variables = {f"BLOCKRELAY_{name.upper()}": value for name, value in env.items()}
+        worker = self._spawn("blockrelay_worker", f"worker-{len(self.workers)}", variables)
+        self.workers.append(worker)
+        return worker
+
+    def infos(self) -> list[WorkerInfo]:
+        return read_workers(self.client, self.keys, self.model_key)
+
+    def wait_ready(self, workers: int) -> None:
+        """`workers` live workers with a stage, and no stage without one."""
+
+        def ready() -> bool:
+            infos = [w for w in self.infos() if w.ready and w.silent_ms < 3000]
+            plan = read_plan(self.client, self.keys, self.model_key)
+            return len(infos) >= workers and not missing_stages(plan, infos, dead_after_ms=3000)
+
+        wait_until(ready, f"{workers} workers are ready", timeout_s=60)
+
+    def pid_of(self, stage: int) -> int:
+        """Process of a live worker of this stage."""
+        return next(w.pid for w in self.infos() if w.stage == stage and w.ready and w.silent_ms < 3000)
+
+    def accept(self, job: Job, **more: object) -> None:
+        need = -(-(len(job.prompt) + job.params.max_tokens) // 16)
+        call = calls.accept(
+            job.request, job.body, model=self.model_key, need_pages=need, max_in_flight=10_000, **more  # pyright: ignore[reportArgumentType]
+        )  # fmt: skip
+        answer = self.scripts.run(call)
+        assert answer.status == "OK", answer
+
+    def log(self, request: str) -> tuple[list[int], EndEntry | None]:
+        tokens: list[int] = []
+        end: EndEntry | None = None
+        for entry_id, fields in self.client.xrange(self.keys.log(request)):  # pyright: ignore
+            entry = decode_log_entry(entry_id, fields)  # pyright: ignore
+            if isinstance(entry, TokenEntry):
+                tokens.append(entry.token)
+            else:
+                end = entry
+        return tokens, end
+
+    def all_ended(self, jobs: Sequence[Job]) -> bool:
+        try:
+            return all(self.log(job.request)[1] is not None for job in jobs)
+        except UNREACHABLE:
+            return False
+
+    def tokens_so_far(self, jobs: Sequence[Job]) -> int:
+        return sum(len(self.log(job.request)[0]) for job in jobs)
+
+    def wait_all(self, jobs: Sequence[Job], timeout_s: float = 90) -> None:
+        wait_until(lambda: self.all_ended(jobs), "all requests ended", timeout_s=timeout_s)
+
+    def results(self, jobs: Sequence[Job]) -> dict[str, list[int]]:
+        """Tokens of every request; fails unless each ended by length or stop."""
+        found: dict[str, list[int]] = {}
+        for job in jobs:
+            tokens, end = self.log(job.request)
+            assert end is not None and end.reason in ("length", "stop"), (job.request, end)
+            found[job.request] = tokens
+        return found
+
+    def stop(self) -> None:
+        processes = [p for p in (*self.workers, self.scheduler) if p is not None]
+        for process in processes:
+            process.send_signal(signal.SIGCONT)
+            process.terminate()
+        end = time.monotonic() + 10
+        for process in processes:
+            try:
+                process.wait(max(0.1, end - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        self.client.close()
