@@ -10,6 +10,8 @@
     ├── Overloaded                 our capacity is used up, try again later; HTTP 503
     ├── BlockFolderError           a block folder is incomplete, altered or points outside itself; refuse to start
     │   └── KnownAnswerMismatch    a block computes other bits here than when it was converted
+    ├── Cancelled                  somebody ended the request before it was finished; HTTP 499
+    ├── DeadlineExceeded           the request's timeout passed before it was finished; HTTP 504
     ├── WireError                  bytes from a queue, a page or a client are not what they claim to be
     ├── ExecutionError             running a stage failed (`block` names where)
     │   └── RowNotFinite           one request's row is NaN or infinite: that request fails, its batch does not
@@ -83,6 +85,14 @@ class KnownAnswerMismatch(BlockFolderError):
     def __init__(self, message: str, *, block: str) -> None:
         super().__init__(message)
         self.block = block
+
+
+class Cancelled(BlockrelayError):
+    """Somebody ended the request before it was finished."""
+
+
+class DeadlineExceeded(BlockrelayError):
+    """The request's timeout passed before it was finished."""
 
 
 class WireError(BlockrelayError):

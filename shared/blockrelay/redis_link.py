@@ -37,9 +37,12 @@ def connect(url: str) -> redis.Redis:
     return redis.Redis.from_url(url, retry=Retry(NoBackoff(), 0), **_OPTIONS)
 
 
-def connect_async(url: str) -> redis.asyncio.Redis:
-    """An asyncio client without retries. Connects lazily."""
-    return redis.asyncio.Redis.from_url(url, retry=AsyncRetry(NoBackoff(), 0), **_OPTIONS)
+def connect_async(url: str, *, connections: int = 32) -> redis.asyncio.Redis:
+    """An asyncio client without retries. Connects lazily; who finds all `connections` in use waits for one."""
+    pool = redis.asyncio.BlockingConnectionPool.from_url(
+        url, max_connections=connections, retry=AsyncRetry(NoBackoff(), 0), **_OPTIONS
+    )
+    return redis.asyncio.Redis.from_pool(pool)
 
 
 class Scripts:

@@ -1,0 +1,96 @@
+"""`python -m blockrelay_gateway`: settings from BLOCKRELAY_*, one process, one event loop.
+
+Exit codes: 0 after a signal, 2 when it cannot start for a reason that one line explains.
+"""
+
+import logging
+import signal
+import socket
+import sys
+from types import FrameType
+
+import uvicorn
+from pydantic import ValidationError
+
+from blockrelay import logs
+from blockrelay.errors import BlockrelayError
+from blockrelay.settings import GatewaySettings
+from blockrelay_gateway.app import create_app
+from blockrelay_gateway.gateway import Gateway
+
+#: After a signal, streams get their error event at once; this bounds clients that do not read it.
+SHUTDOWN_S = 5
+
+
+class GatewayServer(uvicorn.Server):
+    """Tells the streams about a signal before uvicorn waits for them."""
+
+    def __init__(self, config: uvicorn.Config, gateway: Gateway) -> None:
+        super().__init__(config)
+        self._gateway = gateway
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        self._gateway.flights.close()
+        super().handle_exit(sig, frame)
+
+
+class _JsonLog(logging.Handler):
+    """uvicorn's own messages as log lines of ours."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        detail = {"exc_info": record.exc_info} if record.exc_info else {}
+        logs.get().log(record.levelno, "SERVER_MESSAGE", message=record.getMessage(), **detail)
+
+
+def main() -> int:
+    """Serve until SIGINT or SIGTERM. The exit code."""
+    try:
+        settings = GatewaySettings()
+    except ValidationError as error:
+        return _refuse(f"settings: {'; '.join(_complaint(e) for e in error.errors())}")
+    logs.configure(settings.log_level, node_id=settings.node_id or logs.node_name("gateway"))
+    listener = socket.socket(socket.AF_INET6 if ":" in settings.host else socket.AF_INET)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((settings.host, settings.port))
+        app = create_app(settings)
+    except OSError as error:
+        return _refuse(f"cannot listen on {settings.host}:{settings.port}: {error.strerror or error}")
+    except BlockrelayError as error:
+        return _refuse(str(error))
+    root = logging.getLogger("uvicorn")
+    root.handlers, root.propagate = [_JsonLog()], False
+    root.setLevel(logging.WARNING)
+    config = uvicorn.Config(
+        app,
+        log_config=None,
+        access_log=False,
+        ws_max_size=settings.max_body_bytes,
+        timeout_graceful_shutdown=SHUTDOWN_S,
+        server_header=False,
+    )
+    logs.get().info("NODE_STARTING", host=settings.host, port=listener.getsockname()[1])
+    server = GatewayServer(config, app.state.gateway)
+    server.run(sockets=[listener])
+    return 0 if server.started else 1
+
+
+def _refuse(reason: str) -> int:
+    print(f"blockrelay_gateway: {reason}", file=sys.stderr)  # noqa: T201
+    return 2
+
+
+def _complaint(error: object) -> str:
+    details = error if isinstance(error, dict) else {}
+    return f"BLOCKRELAY_{'_'.join(str(part) for part in details['loc']).upper()}: {details['msg']}"
+
+
+def _leave(_: int, __: FrameType | None) -> None:
+    sys.exit(0)
+
+
+if __name__ == "__main__":
+    # In force until uvicorn has its own handlers, and again at its end, when it raises the signal once more.
+    signal.signal(signal.SIGTERM, _leave)
+    signal.signal(signal.SIGINT, _leave)
+    sys.exit(main())

@@ -1,0 +1,194 @@
+"""Orders to flights: ACCEPT with its limits, and nothing else that writes.
+
+A refused order leaves nothing behind: limits are checked by the script before its first write, and of several prompts
+of one HTTP request either all are accepted or none.
+"""
+
+import asyncio
+import time
+from collections.abc import Sequence
+from typing import Any, cast
+
+import redis.asyncio
+from redis.exceptions import OutOfMemoryError, RedisError
+
+from blockrelay import logs
+from blockrelay import scripts as calls
+from blockrelay.errors import BadRequest, Conflict, Overloaded, ServiceUnavailable
+from blockrelay.metrics import GatewayMetrics
+from blockrelay.redis_link import UNREACHABLE, AsyncScripts, backoff_s
+from blockrelay.scripts import Accepted
+from blockrelay_gateway.flights import Flight, Flights, Readers
+from blockrelay_gateway.translate import Order
+
+PAGE_TOKENS = 16
+#: Share of Redis' maxmemory above which nothing new is accepted: COMMIT must always fit.
+FULL_SHARE = 0.70
+POLL_S = 1.0
+#: ACCEPT is idempotent by request id, so a lost connection is no reason to give up at once.
+RETRY_FOR_S = 3.0
+
+
+def need_pages(order: Order) -> int:
+    """KV pages of one block that the request may fill."""
+    return -(-(order.body.prompt.size + order.params.max_tokens) // PAGE_TOKENS)
+
+
+class Admission:
+    """The only caller of ACCEPT."""
+
+    def __init__(
+        self,
+        client: redis.asyncio.Redis,
+        scripts: AsyncScripts,
+        flights: Flights,
+        metrics: GatewayMetrics,
+        *,
+        model: str,
+        max_in_flight: int,
+        request_timeout_s: float | None,
+        log_prompts: bool,
+    ) -> None:
+        self._client, self._scripts, self._flights, self._metrics = client, scripts, flights, metrics
+        self._model, self._max_in_flight = model, max_in_flight
+        self._request_timeout_s, self._log_prompts = request_timeout_s, log_prompts
+        self._full = ""
+        self._clock_ahead_ms = 0  # of Redis, whose clock decides about deadlines
+
+    async def watch(self) -> None:
+        """Until cancelled: keep an eye on Redis' memory and clock."""
+        while True:
+            try:
+                await self.poll()
+            except RedisError:
+                self._metrics.redis_errors.inc()  # ACCEPT will say so to whoever asks
+            await asyncio.sleep(POLL_S)
+
+    async def poll(self) -> None:
+        """One look at Redis' memory and clock."""
+        memory = cast(dict[str, Any], await cast(Any, self._client.info("memory")))
+        used, most = int(memory["used_memory"]), int(memory["maxmemory"])
+        full = most and used > FULL_SHARE * most
+        self._full = f"Redis uses {used >> 20} of {most >> 20} MiB" if full else ""
+        seconds, micros = cast(tuple[int, int], await cast(Any, self._client.time()))
+        self._clock_ahead_ms = seconds * 1000 + micros // 1000 - int(time.time() * 1000)
+
+    async def submit(self, orders: Sequence[Order]) -> Readers:
+        """Accept all orders, with a reader attached to each.
+
+        Raises Overloaded, BadRequest or ServiceUnavailable; then nothing of it is queued any more.
+        """
+        readers = await self._submit(orders)
+        assert isinstance(readers, Readers), "only session steps repeat"
+        return readers
+
+    async def submit_step(self, order: Order) -> Readers | str:
+        """Accept a session step, or return the id of the request that ran the same step before.
+
+        Raises as `submit`, and Conflict when the session is at another step.
+        """
+        return await self._submit([order])
+
+    async def _submit(self, orders: Sequence[Order]) -> Readers | str:
+        if self._full:
+            raise Overloaded(f"the queue's memory is nearly used up: {self._full}", retry_after_s=5)
+        flights = [self._prepare(order) for order in orders]
+        for position, (order, flight) in enumerate(zip(orders, flights, strict=True)):
+            self._flights.start(flight)
+            try:
+                answer = await self._accept(flight)
+                if answer.status == "REPEAT":
+                    self._flights.drop(flight)
+                    return answer.detail
+                self._check(answer, order)
+            except BaseException:
+                for started in flights[: position + 1]:
+                    self._flights.drop(started)
+                await asyncio.shield(self._withdraw(flights[:position]))
+                raise
+        for order, flight in zip(orders, flights, strict=True):
+            self._announce(order, flight)
+        return Readers(self._flights, flights)
+
+    def _prepare(self, order: Order) -> Flight:
+        timeout_s = self._request_timeout_s if order.timeout_s is None else order.timeout_s
+        deadline_ms = 0 if timeout_s is None else int((time.time() + timeout_s) * 1000)
+        call = calls.accept(
+            order.request,
+            order.body,
+            model=self._model,
+            need_pages=need_pages(order),
+            max_in_flight=self._max_in_flight,
+            deadline_ms=deadline_ms and deadline_ms + self._clock_ahead_ms,
+            session=order.session,
+        )
+        return Flight(
+            request=order.request,
+            body=order.body,
+            params=order.params,
+            created=int(time.time()),
+            accept=call,
+            deadline_ms=deadline_ms,
+        )
+
+    async def _accept(self, flight: Flight) -> Accepted:
+        assert flight.accept is not None
+        give_up, attempt = time.monotonic() + RETRY_FOR_S, 0
+        while True:
+            try:
+                return await self._scripts.run(flight.accept)
+            except UNREACHABLE as error:
+                self._metrics.redis_errors.inc()
+                if time.monotonic() > give_up:
+                    raise ServiceUnavailable("the queue (Redis) does not answer; try again later") from error
+                await asyncio.sleep(backoff_s(attempt))
+                attempt += 1
+            except OutOfMemoryError as error:
+                raise Overloaded("the queue's memory is used up", retry_after_s=5) from error
+
+    def _check(self, answer: Accepted, order: Order) -> None:
+        match answer.status:
+            case "OK" | "EXISTS":  # EXISTS: our own retry, the id is random
+                return
+            case "BUSY":
+                raise Overloaded(f"{answer.detail} requests are under way, the limit; try again later")
+            case "TOO_LARGE":
+                raise BadRequest(
+                    f"prompt and max_tokens together need {need_pages(order)} KV pages of {PAGE_TOKENS} tokens; "
+                    f"the largest pool has {answer.detail}",
+                    param="input_ids" if order.body.logits != "none" else "max_tokens",
+                )
+            case "STEP":
+                raise wrong_step(order.body.session, order.body.step, int(answer.detail))
+            case "REPEAT":
+                raise AssertionError("a repeated step is no refusal")
+
+    async def _withdraw(self, accepted: Sequence[Flight]) -> None:
+        for flight in accepted:
+            try:
+                await self._scripts.run(
+                    calls.finish(flight.request, "cancelled", meta={"error": "a sibling was refused"})
+                )
+            except UNREACHABLE:
+                self._metrics.redis_errors.inc()
+
+    def _announce(self, order: Order, flight: Flight) -> None:
+        self._metrics.prompt_tokens.inc(order.body.prompt.size - order.body.prior)
+        log = logs.get().bind(request_id=order.request, traceparent=order.body.traceparent or None)
+        if order.body.session:
+            log = log.bind(session_id=order.body.session, step=order.body.step)
+        content = {"prompt": order.body.prompt.tolist()} if self._log_prompts else {}
+        log.info(
+            "PIPELINE_EXECUTION_START",
+            prompt_tokens=int(order.body.prompt.size),
+            max_tokens=order.params.max_tokens,
+            logits=order.body.logits,
+            background=order.body.background,
+            deadline_ms=flight.deadline_ms or None,
+            **content,
+        )
+
+
+def wrong_step(session: str, step: int, expected: int) -> Conflict:
+    """The 409 of a session step that is neither the next one nor a repeat of the last one."""
+    return Conflict(f"session {session!r} expects step {expected}, not {step}", param="step")

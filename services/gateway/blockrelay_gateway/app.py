@@ -1,0 +1,35 @@
+"""The ASGI application: routes, error shapes, limits, and the lifetime of the background work."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from fastapi import FastAPI
+
+from blockrelay import logs
+from blockrelay.block_folder import open_block_folder
+from blockrelay.settings import GatewaySettings
+from blockrelay_gateway import http_errors, openai_routes, ops_routes
+from blockrelay_gateway.gateway import build
+from blockrelay_gateway.middleware import BodyLimit
+
+
+def create_app(settings: GatewaySettings) -> FastAPI:
+    """Opens the block folder (only small files are read) and builds the application; connects to Redis when it runs.
+
+    Raises BlockFolderError when the folder cannot be used.
+    """
+    gateway = build(settings, open_block_folder(settings.model, blocks=()))
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        async with gateway.running():
+            logs.get().info("NODE_READY", model=gateway.model_name, model_hash=gateway.folder.manifest.model_hash)
+            yield
+
+    app = FastAPI(title="Blockrelay", lifespan=lifespan, strict_content_type=False)
+    app.state.gateway = gateway
+    http_errors.install(app, gateway.refusals)
+    app.add_middleware(BodyLimit, max_bytes=settings.max_body_bytes, refusals=gateway.refusals)
+    app.include_router(openai_routes.router)
+    app.include_router(ops_routes.router)
+    return app

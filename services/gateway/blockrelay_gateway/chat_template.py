@@ -1,0 +1,58 @@
+"""Chat messages to prompt text, by the model's own Jinja template, as transformers renders it.
+
+A template comes with a model and is not trusted: it runs in Jinja's immutable sandbox.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any, NoReturn
+
+from jinja2 import TemplateError, TemplateSyntaxError
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from blockrelay.errors import BadRequest, BlockFolderError
+
+
+class ChatTemplate:
+    """A compiled template. Immutable."""
+
+    def __init__(self, source: str, *, bos_token: str | None, eos_token: str | None) -> None:
+        """Raises BlockFolderError if `source` is not Jinja."""
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+        )
+        environment.filters["tojson"] = _to_json
+        functions: dict[str, Any] = {"raise_exception": _raise_exception, "strftime_now": _strftime_now}
+        environment.globals.update(functions)
+        try:
+            self._template = environment.from_string(source)
+        except TemplateSyntaxError as error:
+            raise BlockFolderError(f"the chat template is not Jinja: line {error.lineno}: {error.message}") from error
+        self._special = {"bos_token": bos_token or "", "eos_token": eos_token or ""}
+
+    def render(self, messages: Sequence[Mapping[str, str]]) -> str:
+        """The prompt that asks the assistant for the next message. Raises BadRequest when the template refuses."""
+        try:
+            return self._template.render(
+                messages=[dict(message) for message in messages],
+                tools=None,
+                documents=None,
+                add_generation_prompt=True,
+                **self._special,
+            )
+        except (TemplateError, TypeError, ValueError, KeyError, AttributeError, ArithmeticError) as error:
+            raise BadRequest(f"the model's chat template refuses these messages: {error}", param="messages") from error
+
+
+def _to_json(value: Any, indent: int | None = None) -> str:
+    """As transformers has it: Jinja's own filter would escape for HTML."""
+    return json.dumps(value, ensure_ascii=False, indent=indent)
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise TemplateError(message)
+
+
+def _strftime_now(pattern: str) -> str:
+    return datetime.now().astimezone().strftime(pattern)

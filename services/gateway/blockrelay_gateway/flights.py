@@ -1,0 +1,319 @@
+"""The requests this gateway knows to be under way: one copy of each token log, many readers, one grace period.
+
+A flight is a hint, like everything outside the log: another gateway can read the same request from its record. It lives
+from ACCEPT (or the first reader that resumes) to the terminal entry or to its last reader, whichever is later.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, cast
+
+import redis.asyncio
+from redis.exceptions import RedisError
+
+from blockrelay import logs
+from blockrelay import scripts as calls
+from blockrelay.errors import NotFound, ServiceUnavailable
+from blockrelay.keys import Keys
+from blockrelay.messages import EndEntry, LogEntry, RequestBody, TokenEntry
+from blockrelay.metrics import GatewayMetrics
+from blockrelay.redis_link import UNREACHABLE, AsyncScripts, backoff_s
+from blockrelay.sampling_params import SamplingParams
+from blockrelay.scripts import Accepted, Call
+from blockrelay_gateway.tailer import Tailer
+
+CHECK_EVERY_S = 1.0
+#: A flight that has heard nothing for so long looks whether its record is still there.
+SILENT_S = 5.0
+
+
+@dataclass(slots=True, eq=False)
+class Flight:
+    """One request under way. `entries` are all log entries so far: TokenEntry 1..n, then one EndEntry."""
+
+    request: str
+    body: RequestBody
+    params: SamplingParams
+    created: int  # Unix seconds
+    accept: Call[Accepted] | None  # None: accepted by another gateway
+    deadline_ms: int = 0  # 0: none
+    started: float = field(default_factory=time.monotonic)
+    entries: list[LogEntry] = field(default_factory=list[LogEntry])
+    end: EndEntry | None = None
+    numerics: str = ""
+    readers: int = 0
+    heard: float = field(default_factory=time.monotonic)  # the last entry
+    checked: float = field(default_factory=time.monotonic)  # the last look at the record
+    events: set[asyncio.Event] = field(default_factory=set[asyncio.Event])
+    grace: asyncio.TimerHandle | None = None
+
+    @property
+    def tokens(self) -> int:
+        """Committed so far."""
+        return len(self.entries) - (self.end is not None)
+
+
+class Flights:
+    """All flights of this gateway."""
+
+    def __init__(
+        self,
+        client: redis.asyncio.Redis,
+        keys: Keys,
+        scripts: AsyncScripts,
+        tailer: Tailer,
+        metrics: GatewayMetrics,
+        *,
+        gateway: str,
+        grace_s: float,
+        retention_s: int,
+    ) -> None:
+        self._client, self._keys, self._scripts = client, keys, scripts
+        self._tailer, self._metrics, self._gateway = tailer, metrics, gateway
+        self._grace_s, self._retention_s = grace_s, retention_s
+        self._flights: dict[str, Flight] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.closing = False
+
+    def __len__(self) -> int:
+        return len(self._flights)
+
+    def start(self, flight: Flight) -> None:
+        """Follow its log. Before ACCEPT, so that no entry has to wait for a second read."""
+        self._flights[flight.request] = flight
+        self._metrics.waiting.inc()
+        self._tailer.follow(flight.request, lambda entry: self._hear(flight, entry))
+
+    def drop(self, flight: Flight) -> None:
+        """Forget a flight that was refused."""
+        self._tailer.forget(flight.request)
+        if self._flights.pop(flight.request, None) is not None and flight.end is None:
+            (self._metrics.running if flight.tokens else self._metrics.waiting).dec()
+
+    async def resume(self, request: str) -> Flight:
+        """The flight of any request of the cell, from any gateway; this one answers for its readers from now on.
+
+        Raises NotFound when there is no such record (any more).
+        """
+        await cast(Any, self._client.set(self._keys.follower(request), self._gateway, ex=self._retention_s))
+        if known := self._flights.get(request):
+            return known
+        record = await cast(Any, self._client.hgetall(self._keys.request(request)))
+        if not record:
+            await self._client.delete(self._keys.follower(request))
+            raise NotFound(f"request {request} is unknown or was forgotten after its retention", param="id")
+        if known := self._flights.get(request):  # somebody resumed it while we were reading
+            return known
+        body = RequestBody.decode(record[b"body"])
+        flight = Flight(
+            request=request,
+            body=body,
+            params=SamplingParams.from_dict(body.params),
+            created=int(record[b"accepted"]) // 1000,
+            accept=None,
+            numerics=record.get(b"numerics", b"").decode(),
+        )
+        self.start(flight)
+        return flight
+
+    async def numerics(self, flight: Flight) -> str:
+        """The numerics id of the run so far; "" before the first claim."""
+        if not flight.numerics:
+            try:
+                value = await cast(Any, self._client.hget(self._keys.request(flight.request), "numerics"))
+            except UNREACHABLE:
+                return ""
+            flight.numerics = (value or b"").decode()
+        return flight.numerics
+
+    def attach(self, flight: Flight) -> None:
+        """One more reader."""
+        flight.readers += 1
+        if flight.grace is not None:
+            flight.grace.cancel()
+            flight.grace = None
+
+    def detach(self, flight: Flight) -> None:
+        """One reader less; the last one of an unfinished request starts its grace period."""
+        flight.readers -= 1
+        if flight.end is not None:
+            self._retire(flight)
+        elif flight.readers == 0 and not self.closing:
+            self._metrics.disconnected.inc()
+            logs.get().info(
+                "CLIENT_DISCONNECTED",
+                request_id=flight.request,
+                tokens=flight.tokens,
+                background=flight.body.background,
+            )
+            if not flight.body.background:
+                flight.grace = asyncio.get_running_loop().call_later(self._grace_s, self._give_up, flight)
+
+    def close(self) -> None:
+        """The gateway ends: readers get an error that tells where to go on; the requests themselves go on."""
+        self.closing = True
+        for flight in self._flights.values():
+            if flight.grace is not None:
+                flight.grace.cancel()
+            for event in flight.events:
+                event.set()
+        for task in self._tasks:
+            task.cancel()
+
+    async def watch(self) -> None:
+        """Until cancelled: end what is past its deadline, send ACCEPT again for records that Redis lost."""
+        while True:
+            await asyncio.sleep(CHECK_EVERY_S)
+            now = time.monotonic()
+            for flight in list(self._flights.values()):
+                if flight.end is None and (flight.deadline_ms or now - max(flight.heard, flight.checked) > SILENT_S):
+                    try:
+                        await self._check(flight)
+                    except RedisError:
+                        self._metrics.redis_errors.inc()  # the tailer says so; the next round tries again
+
+    async def _check(self, flight: Flight) -> None:
+        if flight.deadline_ms and time.time() * 1000 > flight.deadline_ms:
+            await self._scripts.run(calls.finish(flight.request, "expired"))
+        elif time.monotonic() - max(flight.heard, flight.checked) > SILENT_S:
+            flight.checked = time.monotonic()
+            if await cast(Any, self._client.exists(self._keys.request(flight.request))):
+                return
+            if flight.accept is not None:
+                logs.get().warning("REQUEST_LOST", request_id=flight.request, tokens=flight.tokens)
+                answer = await self._scripts.run(flight.accept)
+                if answer.status in ("OK", "EXISTS", "BUSY"):  # BUSY: asked again after the next silence
+                    return
+            self._tailer.forget(flight.request)
+            gone = {"error": "the request's record is gone", "code": "gone"}
+            self._hear(flight, EndEntry(flight.tokens + 1, "error", gone, (), ""))
+
+    def _hear(self, flight: Flight, entry: LogEntry) -> None:
+        now, metrics, owned = time.monotonic(), self._metrics, flight.accept is not None
+        if isinstance(entry, TokenEntry):
+            if not flight.entries:
+                metrics.waiting.dec()
+                metrics.running.inc()
+                if owned:
+                    metrics.time_to_first_token.observe(now - flight.started)
+            elif owned:
+                metrics.inter_token_latency.observe(now - flight.heard)
+            if owned:
+                metrics.generation_tokens.inc()
+        else:
+            (metrics.running if flight.entries else metrics.waiting).dec()
+            flight.end, flight.numerics = entry, entry.numerics or flight.numerics
+            if owned:
+                self._account(flight, entry, now)
+        flight.entries.append(entry)
+        flight.heard = now
+        for event in flight.events:
+            event.set()
+        if flight.end is not None:
+            self._retire(flight)
+
+    def _account(self, flight: Flight, end: EndEntry, now: float) -> None:
+        self._metrics.requests.labels(end.reason).inc()
+        self._metrics.e2e_latency.observe(now - flight.started)
+        log = logs.get().bind(request_id=flight.request, traceparent=flight.body.traceparent or None)
+        if flight.body.session:
+            log = log.bind(session_id=flight.body.session, step=flight.body.step)
+        for event in end.fallbacks:
+            self._metrics.fallbacks.labels(event["block_id"], event["from"], event["to"], event["reason"]).inc()
+            log.warning("BLOCK_EXECUTION_FALLBACK", **event)
+        log.info(
+            "PIPELINE_EXECUTION_COMPLETE",
+            reason=end.reason,
+            tokens=flight.tokens,
+            seconds=round(now - flight.started, 6),
+            fallbacks=len(end.fallbacks),
+            error=end.meta.get("error"),
+        )
+
+    def _retire(self, flight: Flight) -> None:
+        if flight.grace is not None:
+            flight.grace.cancel()
+            flight.grace = None
+        if flight.readers == 0:
+            self._flights.pop(flight.request, None)
+
+    def _give_up(self, flight: Flight) -> None:
+        flight.grace = None
+        task = asyncio.get_running_loop().create_task(self._cancel(flight), name=f"grace-{flight.request}")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _cancel(self, flight: Flight) -> None:
+        """The grace period is over: cancel, unless a reader came back here or to another gateway."""
+        attempt = 0
+        while flight.end is None and flight.readers == 0:
+            try:
+                follower = await cast(Any, self._client.get(self._keys.follower(flight.request)))
+                if follower is None or follower.decode() == self._gateway:
+                    await self._scripts.run(calls.finish(flight.request, "cancelled", meta={"error": "no reader"}))
+                else:
+                    self.drop(flight)
+                return
+            except UNREACHABLE:
+                self._metrics.redis_errors.inc()
+                await asyncio.sleep(backoff_s(attempt))
+                attempt += 1
+
+
+class Readers:
+    """Reads several flights together; a context manager that holds one place as a reader in each.
+
+    Attached from construction on, so that a client that leaves before the first read is noticed as well.
+    """
+
+    def __init__(self, flights: Flights, followed: Sequence[Flight]) -> None:
+        self._owner, self.flights = flights, tuple(followed)
+        self._event: asyncio.Event | None = asyncio.Event()
+        for flight in self.flights:
+            flights.attach(flight)
+            flight.events.add(self._event)
+
+    def __enter__(self) -> "Readers":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Idempotent."""
+        if self._event is not None:
+            for flight in self.flights:
+                flight.events.discard(self._event)
+                self._owner.detach(flight)
+            self._event = None
+
+    async def batches(self, *, quiet_s: float | None = None) -> AsyncIterator[list[tuple[int, LogEntry]]]:
+        """(index of the flight, entry) of everything new, until all have ended; [] after `quiet_s` seconds of silence.
+
+        Raises ServiceUnavailable when the gateway shuts down.
+        """
+        event = self._event
+        assert event is not None, "closed"
+        read = [0] * len(self.flights)
+        while True:
+            event.clear()
+            batch: list[tuple[int, LogEntry]] = []
+            for index, flight in enumerate(self.flights):
+                batch += [(index, entry) for entry in flight.entries[read[index] :]]
+                read[index] = len(flight.entries)
+            if batch:
+                yield batch
+                continue
+            if all(flight.end is not None for flight in self.flights):
+                return
+            if self._owner.closing:
+                raise ServiceUnavailable(
+                    f"this gateway shuts down; the request goes on, read it at /v1/requests/{self.flights[0].request}"
+                )
+            try:
+                await asyncio.wait_for(event.wait(), quiet_s)
+            except TimeoutError:
+                yield []

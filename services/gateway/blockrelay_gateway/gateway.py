@@ -1,0 +1,146 @@
+"""The gateway's parts, built once and passed to every route."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from secrets import token_hex
+
+import redis.asyncio
+from fastapi import Request, WebSocket
+from prometheus_client import CollectorRegistry
+
+from blockrelay import logs, redis_link
+from blockrelay.block_folder import BlockFolder
+from blockrelay.keys import Keys
+from blockrelay.metrics import GatewayMetrics
+from blockrelay.redis_link import AsyncScripts
+from blockrelay.settings import GatewaySettings
+from blockrelay.text import Tokenizer
+from blockrelay_gateway.admission import Admission
+from blockrelay_gateway.chat_template import ChatTemplate
+from blockrelay_gateway.flights import Flight, Flights
+from blockrelay_gateway.http_errors import Refusals
+from blockrelay_gateway.relay import Relay
+from blockrelay_gateway.tailer import Tailer
+from blockrelay_gateway.translate import Translator
+
+CONNECTIONS = 32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gateway:
+    """Everything a route needs."""
+
+    settings: GatewaySettings
+    folder: BlockFolder
+    model_key: str
+    model_name: str
+    tokenizer: Tokenizer | None
+    translator: Translator
+    metrics: GatewayMetrics
+    refusals: Refusals
+    keys: Keys
+    client: redis.asyncio.Redis
+    payload: redis.asyncio.Redis
+    scripts: AsyncScripts
+    tailer: Tailer
+    flights: Flights
+    admission: Admission
+    tasks: list[asyncio.Task[None]] = field(default_factory=list[asyncio.Task[None]])
+
+    def relay(self, flight: Flight) -> Relay:
+        """A fresh relay for one reader of `flight`."""
+        return Relay(self.tokenizer, flight.params, self.folder.model.eos_ids)
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Background work from start to end."""
+        works = {"tailer": self.tailer.run(), "flights": self.flights.watch(), "admission": self.admission.watch()}
+        for name, work in works.items():
+            task = asyncio.create_task(work, name=name)
+            task.add_done_callback(_tell)
+            self.tasks.append(task)
+        try:
+            yield
+        finally:
+            self.flights.close()
+            for task in self.tasks:
+                task.cancel()
+            await asyncio.gather(*self.tasks, return_exceptions=True)
+            await self.client.aclose()
+            await self.payload.aclose()
+
+    def stopped(self) -> list[str]:
+        """Background work that ended although the gateway runs: only a restart helps."""
+        return [task.get_name() for task in self.tasks if task.done()]
+
+
+def _tell(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and (error := task.exception()) is not None:
+        logs.get().error("BACKGROUND_WORK_FAILED", work=task.get_name(), error=repr(error), exc_info=error)
+
+
+def build(settings: GatewaySettings, folder: BlockFolder) -> Gateway:
+    """All parts, connected to nothing yet. Raises BlockFolderError for an unusable tokenizer or template."""
+    model = folder.model
+    tokenizer = Tokenizer.from_file(folder.tokenizer_path) if folder.tokenizer_path else None
+    source = folder.chat_template()
+    template = ChatTemplate(source, bos_token=model.bos_token, eos_token=model.eos_token) if source else None
+    gateway_id, keys = token_hex(8), Keys(settings.cell)
+    metrics = GatewayMetrics(CollectorRegistry())
+    client = redis_link.connect_async(settings.redis_url, connections=CONNECTIONS)
+    payload = redis_link.connect_async(settings.payload_redis_url or settings.redis_url, connections=CONNECTIONS)
+    scripts = AsyncScripts(client, keys, retention_s=settings.retention_s)
+    tailer = Tailer(client, keys, gateway_id, metrics)
+    flights = Flights(
+        client,
+        keys,
+        scripts,
+        tailer,
+        metrics,
+        gateway=gateway_id,
+        grace_s=settings.grace_s,
+        retention_s=settings.retention_s,
+    )
+    model_key, model_name = folder.manifest.model_hash[:16], settings.model_name or model.name
+    return Gateway(
+        settings=settings,
+        folder=folder,
+        model_key=model_key,
+        model_name=model_name,
+        tokenizer=tokenizer,
+        translator=Translator(
+            name=model_name,
+            model=model,
+            generation=folder.manifest.generation,
+            tokenizer=tokenizer,
+            template=template,
+            default_max_tokens=settings.default_max_tokens,
+        ),
+        metrics=metrics,
+        refusals=Refusals(metrics.rejections),
+        keys=keys,
+        client=client,
+        payload=payload,
+        scripts=scripts,
+        tailer=tailer,
+        flights=flights,
+        admission=Admission(
+            client,
+            scripts,
+            flights,
+            metrics,
+            model=model_key,
+            max_in_flight=settings.max_in_flight,
+            request_timeout_s=settings.request_timeout_s,
+            log_prompts=settings.log_prompts,
+        ),
+    )
+
+
+def of(connection: Request | WebSocket) -> Gateway:
+    """The gateway that serves this connection."""
+    gateway = connection.app.state.gateway
+    assert isinstance(gateway, Gateway)
+    return gateway

@@ -1,0 +1,162 @@
+"""Exceptions to HTTP: status and OpenAI's error shape. The one place where a service error becomes an answer."""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import Response
+from prometheus_client import Counter
+from redis.exceptions import RedisError
+from starlette.exceptions import HTTPException
+from starlette.types import Scope
+
+from blockrelay import logs
+from blockrelay.errors import (
+    BadRequest,
+    BlockrelayError,
+    Cancelled,
+    Conflict,
+    DeadlineExceeded,
+    ExecutionError,
+    NotFound,
+    Overloaded,
+    RequestTooLarge,
+    ServiceUnavailable,
+    UsageError,
+)
+
+_BY_TYPE: tuple[tuple[type[BlockrelayError], int, str, str | None], ...] = (
+    (RequestTooLarge, 413, "invalid_request_error", "request_too_large"),
+    (BadRequest, 400, "invalid_request_error", None),
+    (NotFound, 404, "invalid_request_error", "not_found"),
+    (Conflict, 409, "invalid_request_error", "conflict"),
+    (UsageError, 400, "invalid_request_error", None),
+    (Overloaded, 503, "overloaded_error", "overloaded"),
+    (ServiceUnavailable, 503, "server_error", "unavailable"),
+    (DeadlineExceeded, 504, "timeout_error", "expired"),
+    (Cancelled, 499, "cancelled_error", "cancelled"),
+    (ExecutionError, 500, "server_error", "execution_failed"),
+    (BlockrelayError, 500, "server_error", None),
+)
+_NEW_REQUESTS = ("/v1/completions", "/v1/chat/completions", "/v1/infer")
+
+
+class JsonAnswer(Response):
+    """JSON that survives any text: half a surrogate pair is written as its JSON escape."""
+
+    media_type = "application/json"
+
+    def render(self, content: Any) -> bytes:
+        return to_json(content)
+
+
+def to_json(content: Any) -> bytes:
+    """Compact UTF-8 JSON. `content` holds no NaN."""
+    text = json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    return text.encode("utf-8", "backslashreplace")
+
+
+def status_of(error: BlockrelayError) -> int:
+    """The HTTP status of an error."""
+    return next(status for kind, status, _, _ in _BY_TYPE if isinstance(error, kind))
+
+
+def error_body(error: BlockrelayError) -> dict[str, Any]:
+    """`{"error": {message, type, param, code}}`."""
+    _, _, kind, code = next(row for row in _BY_TYPE if isinstance(error, row[0]))
+    param = error.param if isinstance(error, BadRequest | NotFound | Conflict) else None
+    if isinstance(error, NotFound) and param == "model":
+        code = "model_not_found"
+    return {"error": {"message": str(error), "type": kind, "param": param, "code": code}}
+
+
+def from_validation(errors: Sequence[Any]) -> BadRequest:
+    """Pydantic's first complaint, by the field's name."""
+    first = errors[0]
+    location = [str(part) for part in first["loc"] if part != "body"]
+    kind, message = first["type"], str(first["msg"])
+    if kind == "json_invalid":
+        return BadRequest(f"the body is not JSON: {first.get('ctx', {}).get('error', message)}")
+    # A union adds the names of its members to the location; fields and indexes come before them.
+    names = [part for part in location if part.isidentifier() or part.isdigit() or not part.isascii() or "." in part]
+    while len(names) > 1 and names[-1] in ("str", "int", "float", "bool", "list"):
+        names.pop()
+    param = ".".join(names) or None
+    if kind == "extra_forbidden":
+        return BadRequest(f"unknown field {param}", param=param)
+    if kind == "missing":
+        return BadRequest(f"{param} is missing" if param else "the body is empty: send a JSON object", param=param)
+    return BadRequest(f"{param or 'the body'}: {message}", param=param)
+
+
+class Refusals:
+    """Turns errors into responses; counts and logs refused new requests."""
+
+    def __init__(self, rejections: Counter) -> None:
+        self._rejections = rejections
+
+    def answer(self, scope: Scope, error: BlockrelayError) -> Response:
+        """The response for `error`, in the shape of the endpoint."""
+        status, path = status_of(error), scope["path"]
+        if scope["method"] == "POST" and path in _NEW_REQUESTS:
+            self.count(path, error)
+        body = infer_error(error) if path == "/v1/infer" else error_body(error)
+        headers = {"retry-after": str(error.retry_after_s)} if isinstance(error, Overloaded) else {}
+        return JsonAnswer(body, status_code=status, headers=headers)
+
+    def count(self, path: str, error: BlockrelayError) -> None:
+        """A new request was not taken in."""
+        status = status_of(error)
+        self._rejections.labels(str(status)).inc()
+        param = error_body(error)["error"]["param"]
+        logs.get().info("REQUEST_REJECTED", path=path, status=status, param=param)
+
+
+def install(app: FastAPI, refusals: Refusals) -> None:
+    """Give `app` its error handlers."""
+
+    async def ours(request: Request, error: Exception) -> Response:
+        assert isinstance(error, BlockrelayError)
+        return refusals.answer(request.scope, error)
+
+    async def validation(request: Request, error: Exception) -> Response:
+        assert isinstance(error, RequestValidationError)
+        return refusals.answer(request.scope, from_validation(error.errors()))
+
+    async def http(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        if error.status_code == 404:
+            return refusals.answer(request.scope, NotFound(f"there is no {request.method} {request.url.path}"))
+        if error.status_code == 400:
+            return refusals.answer(request.scope, BadRequest("the body cannot be read as JSON"))
+        body = {"error": {"message": str(error.detail), "type": "invalid_request_error", "param": None, "code": None}}
+        return JsonAnswer(body, status_code=error.status_code, headers=error.headers)
+
+    async def queue(request: Request, error: Exception) -> Response:
+        logs.get().warning("REDIS_UNREACHABLE", error=str(error), path=request.url.path)
+        return refusals.answer(request.scope, ServiceUnavailable("the queue (Redis) does not answer; try again later"))
+
+    async def bug(request: Request, error: Exception) -> Response:
+        return refusals.answer(request.scope, BlockrelayError("internal error; the gateway's log says more"))
+
+    app.add_exception_handler(BlockrelayError, ours)
+    app.add_exception_handler(RequestValidationError, validation)
+    app.add_exception_handler(HTTPException, http)
+    app.add_exception_handler(RedisError, queue)
+    app.add_exception_handler(Exception, bug)
+
+
+def infer_error(error: BlockrelayError, session_id: str | None = None) -> dict[str, Any]:
+    """The error shape of /v1/infer for a request that never ran; OpenAI's shape rides along."""
+    return {
+        "status": "error",
+        "message": str(error),
+        "session_id": session_id,
+        "failed_block": None,
+        "error_type": type(error).__name__,
+        "successful_blocks": [],
+        "failed_blocks": [],
+        **error_body(error),
+    }

@@ -1,0 +1,66 @@
+"""What happens to every HTTP request before its route: the body limit and the request id header. Plain ASGI, because
+Starlette's BaseHTTPMiddleware hides the client's disconnect from streaming routes."""
+
+import asyncio
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from blockrelay.errors import RequestTooLarge
+from blockrelay_gateway.http_errors import Refusals
+
+#: A client that sends too much is read on for a while: closing at once would reset the connection before it could read
+#: our answer.
+DRAIN_FACTOR = 8
+DRAIN_S = 5.0
+
+
+class BodyLimit:
+    """Reads the whole body, chunked or not, before the route runs; 413 when it is over `max_bytes`."""
+
+    def __init__(self, app: ASGIApp, max_bytes: int, refusals: Refusals) -> None:
+        self._app, self._max_bytes, self._refusals = app, max_bytes, refusals
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] in ("GET", "HEAD", "OPTIONS"):
+            await self._app(scope, receive, send)
+            return
+        declared = dict(scope["headers"]).get(b"content-length", b"0")
+        too_large = declared.isdigit() and int(declared) > self._max_bytes
+        parts: list[bytes] = []
+        size, more = 0, not too_large
+        while more:
+            message = await receive()
+            if message["type"] != "http.request":
+                return  # the client left in the middle of its body
+            parts.append(message.get("body", b""))
+            size += len(parts[-1])
+            too_large = size > self._max_bytes
+            more = message.get("more_body", False) and not too_large
+        if too_large:
+            await self._refuse(scope, receive, send)
+            return
+        body: bytes | None = b"".join(parts)
+
+        async def replay() -> Message:
+            nonlocal body
+            if body is None:
+                return await receive()
+            message: Message = {"type": "http.request", "body": body, "more_body": False}
+            body = None
+            return message
+
+        await self._app(scope, replay, send)
+
+    async def _refuse(self, scope: Scope, receive: Receive, send: Send) -> None:
+        left = DRAIN_FACTOR * self._max_bytes
+        try:
+            async with asyncio.timeout(DRAIN_S):
+                while left > 0:
+                    message = await receive()
+                    if message["type"] != "http.request" or not message.get("more_body", False):
+                        break
+                    left -= len(message.get("body", b""))
+        except TimeoutError:
+            pass  # answer anyway
+        error = RequestTooLarge(f"the body is over the limit of {self._max_bytes} bytes")
+        await self._refusals.answer(scope, error)(scope, receive, send)

@@ -1,0 +1,128 @@
+"""ONE blocking read for all token logs that this gateway follows.
+
+`XREAD BLOCK` over every followed `log:<id>` and a private wake stream, which interrupts the read when something new is
+to be followed. Positions live here, so a lost connection or a restarted Redis costs a pause, never an entry: the read
+goes on behind the last position. A log that is shorter than our position (Redis lost its tail) is not an error: the
+same tokens will be committed again and the read waits for what follows them.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, cast
+
+import redis.asyncio
+from redis.exceptions import ResponseError
+
+from blockrelay import logs
+from blockrelay.errors import WireError
+from blockrelay.keys import Keys
+from blockrelay.messages import EndEntry, LogEntry, decode_log_entry
+from blockrelay.metrics import GatewayMetrics
+from blockrelay.redis_link import BLOCK_MS, UNREACHABLE, backoff_s
+
+Sink = Callable[[LogEntry], None]
+#: Entries of one log per read: bounds what one read can bring.
+READ_COUNT = 256
+WAKE_TTL_S = 60
+SAY_EVERY_S = 10.0
+
+
+@dataclass(slots=True)
+class _Tail:
+    request: str
+    sink: Sink
+    position: int = 0
+
+
+class Tailer:
+    """Calls each sink with every entry of its log, in order, from position 1 to the end, exactly once."""
+
+    def __init__(self, client: redis.asyncio.Redis, keys: Keys, gateway: str, metrics: GatewayMetrics) -> None:
+        self._client, self._keys, self._metrics = client, keys, metrics
+        self._wake_key = keys.wake(gateway)
+        self._wake_id = "0-0"
+        self._tails: dict[bytes, _Tail] = {}
+        self._news = asyncio.Event()
+        self._in_read = False
+        self._said_at = 0.0
+        self.connected = False
+
+    def follow(self, request: str, sink: Sink) -> None:
+        """Begin at position 1, also of a log that does not exist yet. Ends by itself behind the terminal entry."""
+        self._tails[self._keys.log(request).encode()] = _Tail(request, sink)
+        if self._in_read:
+            self._news.set()
+
+    def forget(self, request: str) -> None:
+        """Stop following. No-op for what is not followed."""
+        self._tails.pop(self._keys.log(request).encode(), None)
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._read_for_ever(), name="tailer")
+            tasks.create_task(self._wake_for_ever(), name="tailer-wake")
+
+    async def _read_for_ever(self) -> None:
+        attempt = 0
+        while True:
+            try:
+                await self._read()
+                if not self.connected:
+                    self.connected = True
+                    logs.get().info("REDIS_CONNECTED", followed=len(self._tails))
+                attempt = 0
+            except (*UNREACHABLE, ResponseError) as error:  # ResponseError: -UNBLOCKED at a failover
+                self._metrics.redis_errors.inc()
+                if self.connected or time.monotonic() - self._said_at > SAY_EVERY_S:
+                    self._said_at = time.monotonic()
+                    logs.get().warning("REDIS_UNREACHABLE", error=str(error), followed=len(self._tails))
+                self.connected = False
+                self._wake_id = "0-0"  # its clock may have gone back; an extra round is harmless
+                await asyncio.sleep(backoff_s(attempt))
+                attempt += 1
+
+    async def _read(self) -> None:
+        streams: dict[Any, Any] = {self._wake_key: self._wake_id}
+        streams.update((key, f"{tail.position}-0") for key, tail in self._tails.items())
+        # On a connection not known to work, do not block: whoever waits for `connected` should not wait for BLOCK_MS.
+        block = BLOCK_MS if self.connected else None
+        self._in_read = True
+        try:
+            answer = await self._client.xread(streams, count=READ_COUNT, block=block)
+        finally:
+            self._in_read = False
+        for key, entries in cast(list[tuple[bytes, list[tuple[bytes, dict[bytes, bytes]]]]], answer or []):
+            if key == self._wake_key.encode():
+                self._wake_id = entries[-1][0].decode()
+            elif tail := self._tails.get(key):
+                self._deliver(key, tail, entries)
+
+    def _deliver(self, key: bytes, tail: _Tail, entries: list[tuple[bytes, dict[bytes, bytes]]]) -> None:
+        for entry_id, fields in entries:
+            try:
+                entry = decode_log_entry(entry_id, fields)
+            except (WireError, ValueError) as error:
+                logs.get().error("LOG_ENTRY_UNREADABLE", request_id=tail.request, error=str(error))
+                entry = EndEntry(tail.position + 1, "error", {"error": str(error), "code": "wire"}, (), "")
+            tail.position = entry.position
+            ended = isinstance(entry, EndEntry)
+            if ended:
+                self._tails.pop(key, None)
+            tail.sink(entry)
+            if ended:
+                return
+
+    async def _wake_for_ever(self) -> None:
+        while True:
+            await self._news.wait()
+            self._news.clear()
+            pipeline = self._client.pipeline(transaction=False)
+            pipeline.xadd(self._wake_key, {"w": ""}, maxlen=1, approximate=False)
+            pipeline.expire(self._wake_key, WAKE_TTL_S)
+            try:
+                await pipeline.execute()
+            except (*UNREACHABLE, ResponseError):
+                self._metrics.redis_errors.inc()  # the read ends by itself within BLOCK_MS

@@ -1,0 +1,249 @@
+"""HTTP requests to orders: what ACCEPT writes. Pure, except that a new order draws its random id.
+
+Everything that can be wrong with a request's content is found here, before anything is queued.
+"""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from secrets import token_hex
+from typing import Any, Literal, cast
+
+import numpy as np
+
+from blockrelay.errors import BadRequest, NotFound
+from blockrelay.manifest import GenerationDefaults, ModelConfig
+from blockrelay.messages import RequestBody
+from blockrelay.sampling_params import SamplingParams, check_prompt, derive_seed
+from blockrelay.scripts import SessionStep
+from blockrelay.text import Tokenizer
+from blockrelay_gateway.chat_template import ChatTemplate
+from blockrelay_gateway.schemas import ChatMessage, ChatRequest, CompletionRequest, InferRequest, SamplingFields
+
+MAX_PROMPTS = 128
+MAX_TIMEOUT_S = 7 * 24 * 3600.0
+_TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """One request, checked and ready for ACCEPT. `timeout_s` None: the gateway's default."""
+
+    request: str
+    body: RequestBody
+    params: SamplingParams
+    timeout_s: float | None = None
+    session: SessionStep | None = None
+
+
+def new_request_id() -> str:
+    """Made by the server, never by a client: 96 random bits."""
+    return f"req-{token_hex(12)}"
+
+
+def clean_traceparent(header: str | None) -> str:
+    """A W3C traceparent header, or "" when it is absent or malformed (the specification says: ignore it)."""
+    return header if header and _TRACEPARENT.fullmatch(header) else ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Translator:
+    """Knows the model. Methods raise BadRequest (NotFound for another model) with the field's name."""
+
+    name: str
+    model: ModelConfig
+    generation: GenerationDefaults
+    tokenizer: Tokenizer | None
+    template: ChatTemplate | None
+    default_max_tokens: int
+    new_id: Callable[[], str] = new_request_id
+
+    def completion(self, request: CompletionRequest, trace: str = "") -> list[Order]:
+        """One order per prompt."""
+        self.check_model(request.model)
+        request.check_neutral()
+        prompts = self._prompts(request.prompt)
+        if request.background and len(prompts) > 1:
+            raise BadRequest("background takes one prompt per request", param="background")
+        return [self._order(request, prompt, request.max_tokens, request.logprobs, trace) for prompt in prompts]
+
+    def chat(self, request: ChatRequest, trace: str = "") -> Order:
+        """The order of the next message."""
+        self.check_model(request.model)
+        request.check_neutral()
+        if request.top_logprobs is not None and not request.logprobs:
+            raise BadRequest("top_logprobs needs logprobs: true", param="top_logprobs")
+        if len({request.max_tokens, request.max_completion_tokens} - {None}) > 1:
+            raise BadRequest("max_tokens and max_completion_tokens contradict each other", param="max_tokens")
+        spelt = "max_tokens" if request.max_completion_tokens is None else "max_completion_tokens"
+        most = request.max_completion_tokens if request.max_tokens is None else request.max_tokens
+        if self.template is None or self.tokenizer is None:
+            raise BadRequest("the model has no chat template: use /v1/completions", param="messages")
+        if not request.messages:
+            raise BadRequest("messages is empty", param="messages")
+        messages = [_message(message, index) for index, message in enumerate(request.messages)]
+        text = self.template.render(messages)
+        tokens = self._encode(text, "messages", add_special_tokens=False)
+        logprobs = (request.top_logprobs or 0) if request.logprobs else None
+        return self._order(request, tokens, most, logprobs, trace, param="messages", max_tokens_param=spelt)
+
+    def infer_text(self, request: InferRequest, trace: str = "") -> Order:
+        """The text form of /v1/infer."""
+        self.check_model(request.model)
+        prompt = request.prompt
+        tokens = self._encode(prompt, "prompt") if isinstance(prompt, str) else list(prompt or ())
+        return self._order(request, tokens, request.max_tokens, None, trace)
+
+    def check_model(self, name: str | None) -> None:
+        """Raise NotFound unless `name` is ours; None means ours."""
+        if name is not None and name != self.name:
+            raise NotFound(f"model {name!r} does not exist here; this gateway serves {self.name!r}", param="model")
+
+    def _prompts(self, prompt: object) -> list[list[int]]:
+        if isinstance(prompt, str):
+            return [self._encode(prompt, "prompt")]
+        items = cast(list[object], prompt) if isinstance(prompt, list) else []
+        if items and all(type(item) is int for item in items):
+            return [cast(list[int], items)]
+        if not items or not (
+            all(isinstance(item, str) for item in items) or all(isinstance(item, list) for item in items)
+        ):
+            raise BadRequest(
+                "prompt must be text, token ids, a list of texts or a list of lists of token ids", param="prompt"
+            )
+        if len(items) > MAX_PROMPTS:
+            raise BadRequest(f"prompt takes at most {MAX_PROMPTS} prompts, not {len(items)}", param="prompt")
+        prompts: list[list[int]] = []
+        for index, item in enumerate(items):
+            if isinstance(item, str):
+                prompts.append(self._encode(item, "prompt"))
+                continue
+            tokens = cast(list[object], item)
+            if not all(type(token) is int for token in tokens):
+                raise BadRequest(f"prompt: item {index} is not a list of token ids", param="prompt")
+            prompts.append(cast(list[int], tokens))
+        return prompts
+
+    def _encode(self, text: str, param: str, *, add_special_tokens: bool = True) -> list[int]:
+        if self.tokenizer is None:
+            raise BadRequest(f"the model has no tokenizer: send {param} as token ids", param=param)
+        try:
+            return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        except BadRequest as error:
+            raise BadRequest(str(error), param=param) from error
+
+    def _order(
+        self,
+        request: SamplingFields,
+        prompt: list[int],
+        max_tokens: int | None,
+        logprobs: int | None,
+        trace: str,
+        *,
+        param: str = "prompt",
+        max_tokens_param: str = "max_tokens",
+    ) -> Order:
+        request_id = self.new_id()
+        if max_tokens is not None and max_tokens < 1:
+            raise BadRequest(f"{max_tokens_param} must be at least 1, not {max_tokens}", param=max_tokens_param)
+        room = max(1, self.model.max_position - len(prompt))
+        default = self.generation.max_tokens or self.default_max_tokens
+        try:
+            params = SamplingParams(
+                max_tokens=min(default, room) if max_tokens is None else max_tokens,
+                temperature=_first(request.temperature, self.generation.temperature, 1.0),
+                top_k=0 if request.top_k == -1 else _first(request.top_k, self.generation.top_k, 0),
+                top_p=_first(request.top_p, self.generation.top_p, 1.0),
+                min_p=_first(request.min_p, self.generation.min_p, 0.0),
+                seed=derive_seed(request_id) if request.seed is None else request.seed,
+                stop=(request.stop,) if isinstance(request.stop, str) else tuple(request.stop or ()),
+                stop_token_ids=tuple(request.stop_token_ids or ()),
+                ignore_eos=bool(request.ignore_eos),
+                logprobs=logprobs,
+            )
+            if params.stop and self.tokenizer is None:
+                raise BadRequest("the model has no tokenizer, so it cannot look for stop strings", param="stop")
+            check_prompt(prompt, params, vocab_size=self.model.vocab_size, context=self.model.max_position, param=param)
+        except BadRequest as error:
+            if error.param == "max_tokens" and max_tokens_param != "max_tokens":
+                message = str(error).replace("max_tokens", max_tokens_param)
+                raise BadRequest(message, param=max_tokens_param) from error
+            raise
+        body = RequestBody(
+            prompt=np.array(prompt, dtype=np.int32),
+            params=params.to_dict(),
+            traceparent=trace,
+            background=bool(request.background),
+        )
+        return Order(request=request_id, body=body, params=params, timeout_s=checked_timeout(request.timeout))
+
+    def tensor_order(
+        self,
+        tokens: list[int],
+        *,
+        logits: Literal["last", "all"],
+        prior: int,
+        step: int,
+        session: SessionStep | None,
+        timeout_s: float | None,
+        trace: str,
+    ) -> Order:
+        """A tensor step: `tokens` are all of the session's, of which the first `prior` belong to earlier steps."""
+        request_id = self.new_id()
+        params = SamplingParams(max_tokens=0, temperature=0.0, seed=derive_seed(request_id))
+        check_prompt(
+            tokens, params, vocab_size=self.model.vocab_size, context=self.model.max_position, param="input_ids"
+        )
+        body = RequestBody(
+            prompt=np.array(tokens, dtype=np.int32),
+            params=params.to_dict(),
+            logits=logits,
+            prior=prior,
+            traceparent=trace,
+            session=session.session if session else "",
+            step=step,
+        )
+        return Order(
+            request=request_id, body=body, params=params, timeout_s=checked_timeout(timeout_s), session=session
+        )
+
+    def renamed(self, order: Order) -> Order:
+        """The same work under a new id and outside its session."""
+        return replace(order, request=self.new_id(), session=None)
+
+
+def checked_timeout(seconds: float | None) -> float | None:
+    """Raise BadRequest unless the client's `timeout` makes sense."""
+    if seconds is not None and not 0 < seconds <= MAX_TIMEOUT_S:  # also false for NaN
+        raise BadRequest(f"timeout must be above 0 and at most {MAX_TIMEOUT_S:g} seconds", param="timeout")
+    return seconds
+
+
+def _first(*values: Any) -> Any:
+    """The first that is not None."""
+    return next(value for value in values if value is not None)
+
+
+def _message(message: ChatMessage, index: int) -> dict[str, str]:
+    """What a template sees of a message: parts of text are joined."""
+    param = f"messages.{index}"
+    for name in ("refusal", "audio", "tool_calls", "function_call", "annotations"):
+        if getattr(message, name) not in (None, []):
+            raise BadRequest(f"{param}.{name} is not supported", param=f"{param}.{name}")
+    plain = {"role": message.role, "content": _content(message.content, f"{param}.content")}
+    return plain if message.name is None else {**plain, "name": message.name}
+
+
+def _content(content: object, param: str) -> str:
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise BadRequest(f"{param} must be text or a list of parts", param=param)
+    texts: list[str] = []
+    for part in cast(list[object], content):
+        fields = cast(dict[str, object], part) if isinstance(part, dict) else {}
+        text = fields.get("text")
+        if fields.get("type") != "text" or not isinstance(text, str) or len(fields) != 2:
+            raise BadRequest(f'{param}: only parts {{"type": "text", "text": ...}} are supported', param=param)
+        texts.append(text)
+    return "".join(texts)

@@ -1,0 +1,184 @@
+"""A gateway in a thread, a real Redis, and workers that the test plays by calling the real scripts."""
+
+import json
+import socket
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+import numpy as np
+import redis
+import uvicorn
+
+from blockrelay import scripts as calls
+from blockrelay.keys import Keys
+from blockrelay.messages import Claimed, Commit, EndReason, TokenLogprobs
+from blockrelay.plan import Plan
+from blockrelay.redis_link import Scripts
+from blockrelay.settings import GatewaySettings
+from blockrelay.tensors import encode_result
+from blockrelay_gateway.app import create_app
+from blockrelay_gateway.gateway import Gateway
+from tests.waiting import wait_until
+
+NUMERICS = "numerics-of-the-test"
+SPLIT = "1-1,2-2"
+
+
+@dataclass(kw_only=True)
+class PlayedWorker:
+    """Both stages of a route in one object: claims what the gateway queued and commits what the test says."""
+
+    client: redis.Redis
+    scripts: Scripts
+    keys: Keys
+    model: str
+    names: tuple[str, ...] = ("w0", "w1")
+    positions: dict[str, int] = field(default_factory=dict[str, int])
+
+    def register(self, *, stages: tuple[int, ...] = (0, 1), pages: int = 1000, plan: bool = True) -> "PlayedWorker":
+        """As the worker service and the scheduler do."""
+        for stage in stages:
+            name = self.names[stage]
+            first, last = SPLIT.split(",")[stage].split("-")
+            fields: Any = {
+                "model": self.model, "device": "cpu", "numerics": NUMERICS, "host": "h", "pid": 1, "port": 0,
+                "registered": 1, "split": SPLIT, "stage": stage, "first": first, "last": last, "pages": pages,
+                "reserved": 0,
+            }  # fmt: skip
+            self.client.hset(self.keys.worker(name), mapping=fields)
+            self.client.xadd(self.keys.inbox(name), {"hello": "1"})
+        self.beat(stages)
+        if plan:
+            published = Plan(
+                epoch=0,
+                split=SPLIT,
+                route_class="cpu",
+                assignments={self.names[s]: s for s in stages},
+                blocks={"block_1": "CPU", "block_2": "CPU"},
+                reasons=(),
+            )
+            self.scripts.run(
+                calls.publish_plan(
+                    self.model, replaces_epoch=0, inputs="i", route_class="cpu", plan=published.to_json()
+                )
+            )
+        return self
+
+    def beat(self, stages: tuple[int, ...] = (0, 1)) -> None:
+        seconds, micros = self.client.time()  # pyright: ignore[reportGeneralTypeIssues]
+        now = int(seconds) * 1000 + int(micros) // 1000
+        self.client.zadd(self.keys.workers, {self.names[stage]: now for stage in stages})
+
+    def claim(self, count: int = 1) -> list[Claimed]:
+        """Wait for `count` jobs and take them, oldest first."""
+        found: list[Claimed] = []
+
+        def enough() -> bool:
+            self.beat()
+            found.extend(self.scripts.run(calls.claim(self.names[0], count - len(found), dead_after_s=60)))
+            return len(found) >= count
+
+        wait_until(enough, f"{count} jobs are there", poll_s=0.005)
+        return found
+
+    def say(
+        self,
+        claimed: Claimed,
+        tokens: list[int],
+        *,
+        end: EndReason | str = "",
+        logprobs: list[TokenLogprobs] | None = None,
+        meta: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Commit the next tokens of a run."""
+        position = self.positions.get(claimed.request, len(claimed.tokens))
+        item = Commit(
+            request=claimed.request,
+            run=claimed.run,
+            position=position,
+            tokens=tuple(tokens),
+            logprobs=tuple(one.encode() for one in logprobs or ()),
+            end=end,  # pyright: ignore[reportArgumentType]
+            meta=json.dumps(meta) if meta else "",
+        )
+        (answer,) = self.scripts.run(calls.commit([item]))
+        assert answer.verdict == "OK", answer
+        self.positions[claimed.request] = position + len(tokens)
+
+    def finish_tensor(self, claimed: Claimed, logits: "np.ndarray[Any, np.dtype[np.float32]]") -> None:
+        """What the last stage does with a tensor step: the result first, then the terminal commit."""
+        self.client.set(self.keys.result(claimed.request), encode_result(logits), ex=60)
+        times = {"block_1": 0.25, "block_2": 0.5}
+        self.say(claimed, [], end="tensor", meta={"execution_times": times, "route": list(self.names)})
+
+    def record(self, request: str) -> dict[bytes, bytes]:
+        return self.client.hgetall(self.keys.request(request))  # pyright: ignore[reportReturnType]
+
+
+@contextmanager
+def answering(worker: PlayedWorker, reply: Callable[[Claimed], tuple[list[int], str]]) -> Iterator[None]:
+    """In the background, answer every request with `reply`'s tokens (one commit each) and end."""
+    stop = threading.Event()
+    problems: list[BaseException] = []
+
+    def loop() -> None:
+        try:
+            while not stop.is_set():
+                worker.beat()
+                for claimed in worker.scripts.run(calls.claim(worker.names[0], 8, dead_after_s=60)):
+                    tokens, end = reply(claimed)
+                    for token in tokens[:-1]:
+                        worker.say(claimed, [token])
+                    worker.say(claimed, tokens[-1:], end=end)
+                stop.wait(0.002)
+        except BaseException as error:  # noqa: BLE001  # shown by the test
+            problems.append(error)
+
+    thread = threading.Thread(target=loop, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+    assert not problems, problems
+
+
+@dataclass(kw_only=True)
+class RunningGateway:
+    """A gateway that listens."""
+
+    url: str
+    gateway: Gateway
+    http: httpx.Client
+
+    def post(self, path: str, **body: Any) -> httpx.Response:
+        return self.http.post(path, json=body)
+
+    def metric(self, name: str, **labels: str) -> float:
+        return self.gateway.metrics.registry.get_sample_value(name, labels) or 0.0
+
+
+@contextmanager
+def running_gateway(settings: GatewaySettings) -> Iterator[RunningGateway]:
+    """Serve `settings` on a free port, in a thread of this process."""
+    app = create_app(settings)
+    listener = socket.socket()
+    listener.bind(("127.0.0.1", 0))
+    config = uvicorn.Config(app, log_config=None, access_log=False, timeout_graceful_shutdown=2)
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
+    thread.start()
+    url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    try:
+        wait_until(lambda: server.started, "the gateway listens")
+        with httpx.Client(base_url=url, timeout=30) as http:
+            yield RunningGateway(url=url, gateway=app.state.gateway, http=http)
+    finally:
+        server.should_exit = True
+        thread.join()
+        listener.close()

@@ -1,0 +1,25 @@
+"""A prompt comes in over HTTP, tokens come out of the log as text."""
+
+from blockrelay.text import Tokenizer
+from tests.played import NUMERICS, PlayedWorker, RunningGateway, answering
+
+
+def test_a_completion_is_the_text_of_the_committed_tokens(
+    gateway: RunningGateway, worker: PlayedWorker, tokenizer: Tokenizer
+) -> None:
+    said = tokenizer.encode(" has a red ball.", add_special_tokens=False)
+    with answering(worker, lambda _: (said, "length")):
+        response = gateway.post("/v1/completions", prompt="Tom", max_tokens=len(said), seed=7, return_token_ids=True)
+    answer = response.json()
+    assert response.status_code == 200, answer
+    (choice,) = answer["choices"]
+    assert choice["text"] == " has a red ball."
+    assert choice["finish_reason"] == "length"
+    assert choice["token_ids"] == said
+    assert choice["prompt_token_ids"] == tokenizer.encode("Tom")
+    assert choice["seed"] == 7
+    assert answer["usage"]["completion_tokens"] == len(said)
+    assert answer["usage"]["total_tokens"] == len(said) + len(tokenizer.encode("Tom"))
+    assert answer["system_fingerprint"] == NUMERICS
+    assert answer["model"] == "tiny"
+    assert answer["id"] == "cmpl-" + response.headers["x-request-id"].removeprefix("req-")
