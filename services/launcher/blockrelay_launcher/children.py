@@ -1,0 +1,114 @@
+"""What `up` starts: one `Child` per process, with its settings."""
+
+import os
+import signal
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from blockrelay.settings import WorkerSettings, environment_for
+from blockrelay_launcher.embedded_redis import EmbeddedRedis
+from blockrelay_launcher.processes import Child
+
+#: Share of the memory that is free at start which all workers together may fill with KV pages.
+KV_SHARE = 0.4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpOptions:
+    """The options of `blockrelay up`. `port` 0 picks a free one; `threads` None shares the cores between workers.
+
+    `redis_url` None starts an embedded control and payload Redis. `inject_fault`: every GPU worker fails after as many
+    jobs. `data` None keeps everything in a temporary folder that is removed at the end.
+    """
+
+    model: Path
+    stages: int = 1
+    replicas: int = 1
+    gpu_workers: int = 0
+    inject_fault: int | None = None
+    host: str = "127.0.0.1"
+    port: int = 8000
+    redis_url: str | None = None
+    payload_redis_url: str | None = None
+    data: Path | None = None
+    threads: int | None = None
+    verbose: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """What the services of one `up` have in common. `port` is the gateway's."""
+
+    options: UpOptions
+    control_url: str
+    payload_url: str | None
+    logs: Path
+    port: int
+
+    def service(self, name: str, module: str, **settings: object) -> Child:
+        env = environment_for(
+            model=self.options.model,
+            redis_url=self.control_url,
+            payload_redis_url=self.payload_url,
+            host=self.options.host,
+            node_id=name,
+            **settings,
+        )
+        argv = [sys.executable, "-P", "-m", module]  # -P: nothing in the current folder shadows a module
+        return Child(name=name, argv=argv, env=env, log=self.logs / f"{name}.log")
+
+
+def redis_server(name: str, server: EmbeddedRedis, logs: Path, lock: int) -> Child:
+    """It keeps the lock of the data folder for as long as it has the data open, and ends by itself without us."""
+    return Child(
+        name=name,
+        argv=server.command(),
+        env=environment_for(),
+        log=logs / f"{name}.log",
+        last_signal=signal.SIGTERM,
+        held=(lock,),
+        plain_log=True,
+    )
+
+
+def scheduler(layout: Layout) -> Child:
+    return layout.service(
+        "scheduler",
+        "blockrelay_scheduler",
+        port=0,
+        stages=layout.options.stages,
+        replicas=layout.options.replicas,
+    )
+
+
+def workers(layout: Layout) -> list[Child]:
+    """Stages x replicas on the CPU, and those for the GPU."""
+    options = layout.options
+    cpu, gpu = options.stages * options.replicas, options.gpu_workers
+    threads = options.threads or max(1, _cores() // (cpu + gpu))
+    kv_bytes = WorkerSettings().kv_bytes or int(_free_bytes() * KV_SHARE) // (cpu + gpu)
+    common: dict[str, object] = {"port": 0, "threads": threads, "kv_bytes": kv_bytes}
+    children = [layout.service(f"worker-{n}", "blockrelay_worker", device="cpu", **common) for n in range(1, cpu + 1)]
+    for n in range(1, gpu + 1):
+        fault = {"inject_fault_after": options.inject_fault}
+        children.append(layout.service(f"gpu-worker-{n}", "blockrelay_worker", device="gpu", **common, **fault))
+    return children
+
+
+def gateway(layout: Layout) -> Child:
+    return layout.service("gateway", "blockrelay_gateway", port=layout.port)
+
+
+def _cores() -> int:
+    """Cores this process may use (a container may have fewer than the machine)."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _free_bytes() -> int:
+    """Memory that can be taken without swapping; half of all memory where the system does not say."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))

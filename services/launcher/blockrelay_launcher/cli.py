@@ -1,0 +1,150 @@
+"""The `blockrelay` command. Exit codes: 0 done, 1 something failed, 2 asked for something impossible."""
+
+import json
+import os
+import sys
+from importlib.metadata import version
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import typer
+from pydantic import ValidationError
+
+from blockrelay.errors import BlockFolderError, BlockrelayError, UsageError
+from blockrelay.settings import BUNDLED_MODEL
+from blockrelay_launcher import status as cell_status
+from blockrelay_launcher.children import UpOptions
+from blockrelay_launcher.demo import run_demo
+from blockrelay_launcher.up import up
+
+app = typer.Typer(
+    name="blockrelay", add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)  # fmt: skip
+
+Model = Annotated[Path, typer.Option("--model", help="Block folder to serve (see: blockrelay convert).")]
+RedisUrl = Annotated[
+    str | None, typer.Option("--redis", metavar="URL", help="Control Redis: redis://HOST:PORT/DB or unix://PATH.")
+]
+Data = Annotated[Path | None, typer.Option("--data", metavar="DIR", help="Data folder of a running `blockrelay up`.")]
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"blockrelay {version('blockrelay')}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    shown: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_show_version, help="Show the version and end.")
+    ] = False,
+) -> None:
+    """Serves Llama-family models on the CPUs and GPUs people already have."""
+
+
+@app.command("up")
+def start(
+    model: Model = BUNDLED_MODEL,
+    stages: Annotated[int, typer.Option(min=1, help="Cut the model into so many stages.")] = 1,
+    replicas: Annotated[int, typer.Option(min=1, help="CPU workers per stage.")] = 1,
+    gpu_workers: Annotated[int, typer.Option(min=0, help="Workers with --device gpu, besides those.")] = 0,
+    inject_fault: Annotated[
+        int | None, typer.Option(min=0, metavar="N", help="Every GPU worker fails after N jobs (tests, demos).")
+    ] = None,
+    host: Annotated[str, typer.Option(help="Address the gateway listens on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port of the gateway; 0 picks a free one.")] = 8000,
+    redis: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="Control Redis to use instead of an embedded one (AOF, fsync always)."),
+    ] = None,
+    payload_redis: Annotated[
+        str | None, typer.Option(metavar="URL", help="Redis for rows, without AOF; default: the control Redis.")
+    ] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Keep what was accepted here, and go on with it the next time."),
+    ] = None,
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="Threads per worker; default: the cores, shared evenly.")
+    ] = None,
+    verbose: Annotated[bool, typer.Option("--verbose", help="Every log line to stderr, not only errors.")] = False,
+) -> None:
+    """Start everything as local processes: Redis, scheduler, workers, gateway. Ctrl-C drains and ends them."""
+    if payload_redis and not redis:
+        raise UsageError("--payload-redis needs --redis: the embedded Redis brings its own")
+    options = UpOptions(
+        model=model.absolute(), stages=stages, replicas=replicas, gpu_workers=gpu_workers, inject_fault=inject_fault,
+        host=host, port=port, redis_url=redis and cell_status.checked_url(redis),
+        payload_redis_url=payload_redis and cell_status.checked_url(payload_redis),
+        data=data, threads=threads, verbose=verbose,
+    )  # fmt: skip
+    raise typer.Exit(up(options))
+
+
+@app.command("status")
+def show_status(
+    redis: RedisUrl = None,
+    data: Data = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of tables.")] = False,
+) -> None:
+    """Show the plan, the workers and the queue."""
+    found = cell_status.read_status(cell_status.find_cell(redis, data))
+    typer.echo(json.dumps(found, indent=1)) if as_json else cell_status.show(found)
+
+
+@app.command("cancel")
+def cancel(
+    request: Annotated[str, typer.Argument(metavar="ID", help="req-..., cmpl-... or chatcmpl-...")],
+    redis: RedisUrl = None,
+    data: Data = None,
+) -> None:
+    """Cancel a request."""
+    typer.echo(cell_status.cancel(cell_status.find_cell(redis, data), request))
+
+
+@app.command("demo")
+def demo(
+    model: Model = BUNDLED_MODEL,
+    stages: Annotated[int, typer.Option(min=1, help="Cut the model into so many stages.")] = 3,
+    prompt: Annotated[str | None, typer.Option(help="Begin the story with this.")] = None,
+) -> None:
+    """Start everything, stream one answer to the terminal, show what it took, and end everything."""
+    raise typer.Exit(run_demo(model.absolute(), stages=stages, prompt=prompt))
+
+
+_PASSED_ON = {"ignore_unknown_options": True, "allow_interspersed_args": False, "help_option_names": []}
+Arguments = Annotated[list[str] | None, typer.Argument(metavar="...", help="See --help of the command itself.")]
+
+
+@app.command("generate", context_settings=_PASSED_ON, add_help_option=False)
+def generate(arguments: Arguments = None) -> None:
+    """Generate text in one process, without services."""
+    _become("blockrelay_worker.generate", arguments)
+
+
+@app.command("convert", context_settings=_PASSED_ON, add_help_option=False)
+def convert(arguments: Arguments = None) -> None:
+    """Convert a Hugging Face checkpoint into a block folder."""
+    _become("blockrelay_converter", arguments)
+
+
+def _become(module: str, arguments: list[str] | None) -> NoReturn:
+    """Services do not import each other, so the command becomes the other process."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execv(sys.executable, [sys.executable, "-P", "-m", module, *(arguments or [])])
+
+
+def main() -> None:
+    """The console script: every error that we raise on purpose is one line on stderr."""
+    try:
+        app()
+    except ValidationError as error:
+        for problem in error.errors():
+            sys.stderr.write(f"BLOCKRELAY_{'_'.join(map(str, problem['loc'])).upper()}: {problem['msg']}\n")
+        sys.exit(2)
+    except BlockrelayError as error:
+        sys.stderr.write(f"blockrelay: {error}\n")
+        sys.exit(2 if isinstance(error, UsageError | BlockFolderError) else 1)

@@ -1,0 +1,128 @@
+"""The folder of one `up`: its lock, what runs in it, its logs.
+
+DATA/lock        held while an `up` or its Redis runs here
+DATA/up.json     how to reach what runs here; gone after a clean end
+DATA/control/    the control Redis: everything that was accepted
+DATA/payload/    the payload Redis: nothing that matters
+DATA/logs/       one file per service
+"""
+
+import contextlib
+import fcntl
+import json
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from blockrelay.errors import UsageError
+
+#: A Redis whose launcher was killed needs a moment to end; its files are locked until then. Seconds.
+ABANDONED_S = 10.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Running:
+    """The content of up.json. `redis_url` may carry a password: the folder is its owner's alone."""
+
+    pid: int
+    url: str
+    redis_url: str
+    payload_redis_url: str | None
+    cell: str
+    model: str
+
+
+@dataclass(frozen=True, slots=True)
+class DataFolder:
+    """An opened folder. `lock` is the locked file descriptor: who inherits it keeps the lock alive."""
+
+    path: Path
+    lock: int
+
+    @property
+    def logs(self) -> Path:
+        return self.path / "logs"
+
+    def announce(self, running: Running) -> None:
+        """Write up.json, whole or not at all."""
+        draft = self.path / "up.json.new"
+        draft.touch(mode=0o600)
+        draft.write_text(json.dumps(asdict(running), indent=1))
+        draft.replace(self.path / "up.json")
+
+    def withdraw(self) -> None:
+        (self.path / "up.json").unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def open_data_folder(path: Path | None) -> Iterator[DataFolder]:
+    """Make and lock the folder; without a path a temporary one that is removed at the end.
+
+    Raises:
+        UsageError: another `up` runs in it, or it cannot be written.
+    """
+    if path is None:
+        folder = Path(tempfile.mkdtemp(prefix="blockrelay-"))
+    else:
+        folder = path.absolute()
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise UsageError(f"--data {path}: {error.strerror}") from error
+    lock = -1
+    try:
+        lock = _lock(folder)
+        (folder / "logs").mkdir(mode=0o700, exist_ok=True)
+        yield DataFolder(folder, lock)
+    finally:
+        if lock >= 0:
+            os.close(lock)
+        if path is None:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def read_running(path: Path) -> Running:
+    """What runs in a data folder, as far as its `up` told. Raises UsageError when nothing does."""
+    try:
+        return Running(**json.loads((path / "up.json").read_text()))
+    except FileNotFoundError:
+        raise UsageError(f"nothing runs on --data {path}: there is no up.json") from None
+    except (OSError, ValueError, TypeError) as error:
+        raise UsageError(f"{path / 'up.json'} cannot be read: {error}") from error
+
+
+def _lock(folder: Path) -> int:
+    try:
+        lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise UsageError(f"--data {folder}: {error.strerror}") from error
+    end = time.monotonic() + ABANDONED_S
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            break
+        except BlockingIOError:
+            owner = os.pread(lock, 32, 0).decode("ascii", "replace").strip()
+            if _lives(owner) or time.monotonic() > end:
+                os.close(lock)
+                raise UsageError(f"another `blockrelay up` (process {owner}) runs on --data {folder}") from None
+            time.sleep(0.05)
+    os.ftruncate(lock, 0)
+    os.pwrite(lock, str(os.getpid()).encode(), 0)
+    return lock
+
+
+def _lives(pid: str) -> bool:
+    try:
+        os.kill(int(pid), 0)
+    except ValueError:
+        return True  # its owner is just about to write its number
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

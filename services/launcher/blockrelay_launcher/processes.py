@@ -1,0 +1,195 @@
+"""Child processes: started, noticed when they end, and never left behind.
+
+Everything here runs on the main thread: signals and deaths of children wake one `select`, and a child that is told to
+die with its parent dies with the thread that started it.
+"""
+
+import contextlib
+import ctypes
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO
+
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+#: Seconds before a dead child is started again: doubled for each quick death, back to the first after a long life.
+FIRST_DELAY_S, LONGEST_DELAY_S, LONG_LIFE_S = 0.05, 5.0, 10.0
+
+_PR_SET_PDEATHSIG = 1
+_libc: ctypes.CDLL | None = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
+
+
+class Alarm:
+    """Wakes the main thread for signals and ended children. A context manager; only one at a time.
+
+    `stop_requests` counts SIGINT, SIGTERM and SIGHUP: the second one means "at once".
+    """
+
+    def __init__(self) -> None:
+        self.stop_requests = 0
+        self._former: dict[int, Any] = {}
+        self._read, self._write = socket.socketpair()
+        self._read.setblocking(False)
+        self._write.setblocking(False)
+        self._former_fd = -1
+
+    def __enter__(self) -> "Alarm":
+        self._former_fd = signal.set_wakeup_fd(self._write.fileno(), warn_on_full_buffer=False)
+        for number in STOP_SIGNALS:
+            if signal.getsignal(number) is not signal.SIG_IGN:  # nohup stays in force
+                self._former[number] = signal.signal(number, self._stop)
+        self._former[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, lambda *_: None)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._former.items():
+            signal.signal(number, handler)
+        signal.set_wakeup_fd(self._former_fd)
+        self._read.close()
+        self._write.close()
+
+    def _stop(self, *_: object) -> None:
+        self.stop_requests += 1
+
+    def wait(self, timeout_s: float) -> None:
+        """Return after a signal (also one since the last call), the end of a child, or `timeout_s`."""
+        select.select([self._read], [], [], timeout_s)
+        with contextlib.suppress(BlockingIOError):
+            while self._read.recv(4096):
+                pass
+
+
+@dataclass(slots=True, kw_only=True)
+class Child:
+    """One process that should be running. `log` gets its stdout and stderr.
+
+    `last_signal` is what it gets from the kernel when this process is killed. `held` are file descriptors it inherits.
+    `plain_log`: it logs text for people, not JSON lines.
+    """
+
+    name: str
+    argv: list[str]
+    env: Mapping[str, str]
+    log: Path
+    last_signal: int = signal.SIGKILL
+    held: tuple[int, ...] = ()
+    plain_log: bool = False
+    process: "subprocess.Popen[bytes] | None" = field(default=None, init=False)
+    deaths: int = field(default=0, init=False)
+    quick_deaths: int = field(default=0, init=False)
+    start_at: float = field(default=0.0, init=False)
+    last_words: str = field(default="", init=False)
+    _started: float = field(default=0.0, init=False)
+    _tail: BinaryIO | None = field(default=None, init=False)
+    _partial: bytes = field(default=b"", init=False)
+
+    @property
+    def pid(self) -> int:
+        """Of the running or the last process; 0 before the first start."""
+        return self.process.pid if self.process else 0
+
+    @property
+    def running(self) -> bool:
+        return self.process is not None and self.process.returncode is None
+
+    def start(self) -> None:
+        with self.log.open("ab") as log:
+            if self._tail is None:
+                self._tail = self.log.open("rb")
+                self._tail.seek(0, os.SEEK_END)
+            self.process = subprocess.Popen(
+                self.argv,
+                env=dict(self.env),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,  # Ctrl-C in a terminal reaches this process only
+                pass_fds=self.held,
+                preexec_fn=die_with_parent(self.last_signal),
+            )
+        self._started = time.monotonic()
+
+    def reap(self) -> int | None:
+        """The exit code, once, when the process has ended since the last call; plans the next start."""
+        if self.process is None or self.process.returncode is not None or self.process.poll() is None:
+            return None
+        self.deaths += 1
+        self.quick_deaths = 1 if time.monotonic() - self._started > LONG_LIFE_S else self.quick_deaths + 1
+        delay = min(LONGEST_DELAY_S, FIRST_DELAY_S * 2 ** min(self.quick_deaths - 1, 20))
+        self.start_at = time.monotonic() + delay
+        return self.process.returncode
+
+    def signal(self, number: int) -> None:
+        if self.process is not None:
+            self.process.send_signal(number)  # does nothing to a process that has ended
+
+    def new_lines(self) -> Iterator[str]:
+        """Complete lines that the log has got since the last call; the last one with content becomes `last_words`."""
+        if self._tail is None:
+            return
+        *lines, self._partial = (self._partial + self._tail.read()).split(b"\n")
+        for raw in lines:
+            line = raw.decode("utf-8", "replace")
+            self.last_words = line if line.strip() else self.last_words
+            yield line
+
+    def close(self) -> None:
+        if self._tail is not None:
+            self._tail.close()
+            self._tail = None
+
+
+def stop_all(children: list[Child], alarm: Alarm, *, patience_s: float) -> list[Child]:
+    """SIGTERM to all of them, SIGKILL to those still there after `patience_s` or at a second stop request.
+
+    Returns those that had to be killed. None is running afterwards.
+    """
+    for child in children:
+        child.signal(signal.SIGTERM)
+    end = time.monotonic() + patience_s
+    while any(_alive(c) for c in children) and time.monotonic() < end and alarm.stop_requests < 2:
+        alarm.wait(min(0.1, max(0.0, end - time.monotonic())))
+    killed = [c for c in children if _alive(c)]
+    for child in killed:
+        child.signal(signal.SIGKILL)
+    for child in children:
+        if child.process is not None:
+            child.process.wait()
+    return killed
+
+
+def _alive(child: Child) -> bool:
+    return child.process is not None and child.process.poll() is None
+
+
+def die_with_parent(number: int) -> Callable[[], None] | None:
+    """Runs between fork and exec: the kernel sends `number` when this process ends, however it ends. Linux only."""
+    libc, parent = _libc, os.getpid()
+    if libc is None:
+        return None
+
+    def tie() -> None:
+        libc.prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
+        if os.getppid() != parent:  # it ended before the line above
+            os._exit(1)
+
+    return tie
+
+
+def is_worth_showing(line: str) -> bool:
+    """Errors, and what is no log line at all (a traceback): people should see it without opening the log."""
+    if not line.strip():
+        return False
+    try:
+        event = json.loads(line)
+    except ValueError:
+        return True
+    return not isinstance(event, dict) or event.get("level") in ("ERROR", "CRITICAL")

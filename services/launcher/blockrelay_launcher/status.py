@@ -1,0 +1,144 @@
+"""`blockrelay status` and `blockrelay cancel`: what a cell does, read from its Redis."""
+
+import contextlib
+import re
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import redis
+from rich.console import Console
+from rich.table import Table
+
+from blockrelay import redis_link, registry
+from blockrelay import scripts as calls
+from blockrelay.errors import ServiceUnavailable, UsageError
+from blockrelay.keys import Keys
+from blockrelay.plan import Plan, WorkerInfo, missing_stages, parse_split
+from blockrelay.settings import Settings
+from blockrelay_launcher.data_folder import read_running
+
+_REQUEST_ID = re.compile(r"^(?:req|cmpl|chatcmpl)-([0-9a-f]{24})$")
+
+
+@dataclass(frozen=True, slots=True)
+class CellAddress:
+    """Where a cell lives."""
+
+    redis_url: str
+    settings: Settings
+
+    @property
+    def keys(self) -> Keys:
+        return Keys(self.settings.cell)
+
+
+def checked_url(url: str) -> str:
+    """`url`, or UsageError when it names no Redis."""
+    try:
+        redis.ConnectionPool.from_url(url)
+    except ValueError as error:
+        raise UsageError(f"{url!r} is not the URL of a Redis: {error}") from error
+    return url
+
+
+def find_cell(url: str | None, data: Path | None) -> CellAddress:
+    """The cell at `url`, of the `up` on `data`, or that of the settings. UsageError for both, or nothing running."""
+    if url and data:
+        raise UsageError("give --redis or --data, not both")
+    if data:
+        running = read_running(data)
+        return CellAddress(running.redis_url, Settings(cell=running.cell))
+    settings = Settings()
+    return CellAddress(checked_url(url or settings.redis_url), settings)
+
+
+@contextlib.contextmanager
+def _connected(cell: CellAddress) -> Iterator[redis.Redis]:
+    client = redis_link.connect(cell.redis_url)
+    try:
+        yield client
+    except redis_link.UNREACHABLE as error:
+        raise ServiceUnavailable(
+            f"Redis does not answer ({error}): is it running? (--redis URL or --data DIR)"
+        ) from error
+    finally:
+        client.close()
+
+
+def read_status(cell: CellAddress) -> dict[str, Any]:
+    """What `status --json` shows: in_flight, dead_letters, and per model the plan, workers, queues and gaps."""
+    keys, dead_after_ms = cell.keys, int(cell.settings.dead_after_s * 1000)
+    with _connected(cell) as client:
+        prefix = keys.plan("")
+        models = sorted(cast(bytes, k).decode()[len(prefix) :] for k in client.scan_iter(f"{prefix}*", count=1000))
+        return {
+            "cell": cell.settings.cell,
+            "in_flight": client.zcard(keys.running),
+            "dead_letters": client.xlen(keys.dead_letters),
+            "models": {model: _read_model(client, keys, model, dead_after_ms) for model in models},
+        }
+
+
+def _read_model(client: redis.Redis, keys: Keys, model: str, dead_after_ms: int) -> dict[str, Any]:
+    plan = registry.read_plan(client, keys, model)
+    workers = registry.read_workers(client, keys, model)
+    return {
+        "plan": plan and asdict(plan),
+        "workers": [{**asdict(w), "state": _state(w, plan, dead_after_ms)} for w in workers],
+        "queue": {
+            f"{name}:{route_class}": client.xlen(key(model, route_class))
+            for name, key in (("jobs", keys.jobs), ("reruns", keys.reruns))
+            for route_class in ("cpu", "gpu")
+        },
+        "missing": missing_stages(plan, workers, dead_after_ms=dead_after_ms),
+    }
+
+
+def _state(worker: WorkerInfo, plan: Plan | None, dead_after_ms: int) -> str:
+    if worker.silent_ms >= dead_after_ms:
+        return "silent"
+    if worker.draining:
+        return "draining"
+    if worker.ready:
+        return "ready"
+    return "loading" if plan and worker.id in plan.assignments else "waiting for a stage"
+
+
+def show(status: dict[str, Any], console: Console | None = None) -> None:
+    """Tables for people, from `read_status`."""
+    console = console or Console()
+    if not status["models"]:
+        console.print(f"cell {status['cell']}: no plan yet, no scheduler has run here")
+    for model, found in status["models"].items():
+        plan = found["plan"]
+        table = Table("stage", "blocks", "workers", "why", title=f"plan of model {model}, epoch {plan['epoch']}")
+        for index, stage in enumerate(parse_split(plan["split"])):
+            count = sum(1 for s in plan["assignments"].values() if s == index)
+            table.add_row(str(index), f"{stage.first}-{stage.last}", str(count), plan["reasons"][index])
+        console.print(table)
+        table = Table("worker", "device", "stage", "state", "requests", "pages", "last beat", title="workers")
+        for w in found["workers"]:
+            stage = "-" if w["stage"] is None else str(w["stage"])
+            pages = f"{w['reserved']}/{w['pages']}"
+            beat = f"{w['silent_ms'] / 1000:.1f} s ago"
+            table.add_row(w["id"], w["device"], stage, w["state"], str(w["running"]), pages, beat)
+        console.print(table)
+        waiting = ", ".join(f"{name} {depth}" for name, depth in found["queue"].items() if depth) or "empty"
+        console.print(f"queue: {waiting}")
+        for gap in found["missing"]:
+            console.print(f"not ready: {gap}")
+    console.print(f"in flight: {status['in_flight']}, dead letters: {status['dead_letters']}")
+
+
+def cancel(cell: CellAddress, request: str) -> str:
+    """End a request by FINISH; says what happened. UsageError for an id that nobody knows."""
+    found = _REQUEST_ID.match(request)
+    request_id = f"req-{found.group(1)}" if found else request
+    with _connected(cell) as client:
+        scripts = redis_link.Scripts(client, cell.keys, retention_s=cell.settings.retention_s)
+        verdict = scripts.run(calls.finish(request_id, "cancelled"))
+    if verdict == "UNKNOWN":
+        raise UsageError(f"there is no request {request}: it never was, or its record has expired")
+    return f"{request} is cancelled" if verdict == "FINISHED" else f"{request} had already ended"

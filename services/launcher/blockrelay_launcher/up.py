@@ -1,0 +1,226 @@
+"""`blockrelay up`: Redis, scheduler, workers and gateway as child processes, from the first start to the drain."""
+
+import contextlib
+import os
+import socket
+import sys
+import time
+from dataclasses import dataclass, field
+
+from blockrelay import redis_link
+from blockrelay.block_folder import open_block_folder
+from blockrelay.errors import ServiceUnavailable, UsageError
+from blockrelay.settings import Settings
+from blockrelay_launcher.children import Layout, UpOptions, gateway, redis_server, scheduler, workers
+from blockrelay_launcher.data_folder import DataFolder, Running, open_data_folder
+from blockrelay_launcher.embedded_redis import EmbeddedRedis, find_server_program, place, unplace
+from blockrelay_launcher.obituaries import Obituaries
+from blockrelay_launcher.processes import Alarm, Child, is_worth_showing, stop_all
+from blockrelay_launcher.readiness import why_not_ready
+
+#: Before the first token can be produced, a child that ends this often is broken, not unlucky.
+MOST_EARLY_DEATHS = 3
+#: The exit code by which a service says that it will never start like this.
+UNUSABLE = 2
+#: Seconds between two looks at `/readyz`, between two looks at the logs, between two lines about not being ready.
+LOOK_READY_S, LOOK_LOGS_S, SAY_WHY_S = 0.1, 0.5, 10.0
+#: Seconds that they may take to end. A worker drains within 5.
+WORKERS_S, GATEWAY_S, SCHEDULER_S, REDIS_S = 7.0, 7.0, 5.0, 15.0
+
+
+def up(options: UpOptions) -> int:
+    """Run until SIGINT, SIGTERM or SIGHUP; the exit code. Prints `ready URL` on stdout, everything else on stderr.
+
+    Raises:
+        UsageError, BlockFolderError: nothing runs.
+        ServiceUnavailable: something could not be started; what had been started was ended again.
+    """
+    settings = Settings(model=options.model)
+    blocks = open_block_folder(options.model, blocks=[]).model.blocks
+    if not 1 <= options.stages <= blocks:
+        raise UsageError(f"--stages is {options.stages}, but the model has {blocks} blocks: choose 1 to {blocks}")
+    port = _usable_port(options.host, options.port)
+    with Alarm() as alarm, open_data_folder(options.data) as folder:
+        return _Up(options, settings, folder, alarm, port).run()
+
+
+def _usable_port(host: str, port: int) -> int:
+    """`port`, or a free one for 0. Raises UsageError when nobody can listen on it."""
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+            probe.listen()
+        except OSError as error:
+            raise UsageError(f"port {port} on {host}: {error.strerror}; choose another with --port") from error
+        return int(probe.getsockname()[1])
+
+
+def _say(line: str) -> None:
+    with contextlib.suppress(BrokenPipeError):
+        sys.stderr.write(f"{line}\n")
+        sys.stderr.flush()
+
+
+@dataclass(slots=True)
+class _Up:
+    options: UpOptions
+    settings: Settings
+    folder: DataFolder
+    alarm: Alarm
+    port: int
+    embedded: list[EmbeddedRedis] = field(default_factory=list[EmbeddedRedis])
+    redis: list[Child] = field(default_factory=list[Child])
+    scheduler: list[Child] = field(default_factory=list[Child])
+    workers: list[Child] = field(default_factory=list[Child])
+    gateway: list[Child] = field(default_factory=list[Child])
+    obituaries: Obituaries | None = None
+    ready: bool = False
+    said_at: float = field(default_factory=time.monotonic)
+
+    @property
+    def children(self) -> list[Child]:
+        return [*self.redis, *self.scheduler, *self.workers, *self.gateway]
+
+    @property
+    def local_host(self) -> str:
+        """Where this host reaches the gateway."""
+        return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.options.host, self.options.host)
+
+    @property
+    def url(self) -> str:
+        host = f"[{self.local_host}]" if ":" in self.local_host else self.local_host
+        return f"http://{host}:{self.port}"
+
+    def run(self) -> int:
+        try:
+            control, payload = self._start_redis()
+            if not self.alarm.stop_requests:
+                self._start_services(control, payload)
+            while not self.alarm.stop_requests:
+                self._supervise()
+        finally:
+            self._stop()
+        return 0
+
+    def _start_redis(self) -> tuple[str, str | None]:
+        """The URLs of the control and the payload Redis; ours, unless the user gave one."""
+        if self.options.redis_url:
+            return self.options.redis_url, self.options.payload_redis_url
+        program = find_server_program()
+        if program.warning:
+            _say(f"warning: {program.warning}")
+        for name, durable in (("control", True), ("payload", False)):
+            server = place(program, self.folder.path / name, durable=durable)
+            self.embedded.append(server)
+            self.redis.append(redis_server(f"redis-{name}", server, self.folder.logs, self.folder.lock))
+            self.redis[-1].start()
+        for server, child in zip(self.embedded, self.redis, strict=True):
+            self._wait_for(server, child)
+        return self.embedded[0].url, self.embedded[1].url
+
+    def _wait_for(self, server: EmbeddedRedis, child: Child) -> None:
+        """Until it answers; loading a long append-only file takes its time."""
+        client = redis_link.connect(server.url)
+        try:
+            while not self.alarm.stop_requests:
+                with contextlib.suppress(*redis_link.UNREACHABLE):
+                    client.ping()
+                    return
+                if child.reap() is not None:
+                    self._show_logs()
+                    raise ServiceUnavailable(f"{child.name} does not start: {child.last_words} (see {child.log})")
+                self.alarm.wait(0.02)
+        finally:
+            client.close()
+
+    def _start_services(self, control: str, payload: str | None) -> None:
+        self.obituaries = Obituaries(self.settings, control, payload)
+        if self.embedded:
+            self.obituaries.forget_everybody()
+        layout = Layout(
+            options=self.options, control_url=control, payload_url=payload, logs=self.folder.logs, port=self.port
+        )
+        self.folder.announce(
+            Running(
+                pid=os.getpid(),
+                url=self.url,
+                redis_url=control,
+                payload_redis_url=payload,
+                cell=self.settings.cell,
+                model=str(self.options.model),
+            )
+        )
+        self.scheduler, self.workers, self.gateway = [scheduler(layout)], workers(layout), [gateway(layout)]
+        for child in (*self.scheduler, *self.workers, *self.gateway):
+            child.start()
+        _say(f"logs: {self.folder.logs}")
+
+    def _supervise(self) -> None:
+        """One round: bury, restart, show, look whether everything is ready; then sleep until something happens."""
+        now = time.monotonic()
+        for child in self.children:
+            code = child.reap()
+            if code is not None:
+                self._mourn(child, code)
+        if self.obituaries:
+            self.obituaries.send()
+        waiting = [c for c in self.children if not c.running]
+        for child in waiting:
+            if child.start_at <= now:
+                child.start()
+        self._show_logs()
+        if not self.ready:
+            self._look_ready()
+        sleep = LOOK_LOGS_S if self.ready else LOOK_READY_S
+        self.alarm.wait(max(0.0, min([sleep, *(c.start_at - now for c in waiting if not c.running)])))
+
+    def _mourn(self, child: Child, code: int) -> None:
+        self._show_logs()
+        if child in self.workers and self.obituaries:
+            self.obituaries.add(child.pid)
+        how = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
+        if not self.ready and (code == UNUSABLE or child.deaths >= MOST_EARLY_DEATHS):
+            kind = UsageError if code == UNUSABLE else ServiceUnavailable
+            raise kind(f"{child.name} {how}: {child.last_words or f'it said nothing in {child.log}'}")
+        _say(f"{child.name} {how}; starting it again")
+
+    def _look_ready(self) -> None:
+        why = why_not_ready(self.local_host, self.port)
+        if not why:
+            self.ready = True
+            with contextlib.suppress(BrokenPipeError):
+                sys.stdout.write(f"ready {self.url}\n")
+                sys.stdout.flush()
+        elif time.monotonic() - self.said_at > SAY_WHY_S:
+            _say(f"not ready yet: {why}")
+            self.said_at = time.monotonic()
+
+    def _show_logs(self) -> None:
+        for child in self.children:
+            for line in child.new_lines():
+                if self.options.verbose or (not child.plain_log and is_worth_showing(line)):
+                    _say(f"{child.name}: {line}")
+
+    def _stop(self) -> None:
+        """Workers drain first, while Redis and the gateway still take their last tokens; Redis goes last."""
+        for group, patience_s in (
+            (self.workers, WORKERS_S),
+            (self.gateway, GATEWAY_S),
+            (self.scheduler, SCHEDULER_S),
+            (self.redis, REDIS_S),
+        ):
+            for child in stop_all(group, self.alarm, patience_s=patience_s):
+                _say(f"{child.name} did not end by itself and was killed")
+            if group is self.workers and self.obituaries:
+                for child in group:
+                    self.obituaries.add(child.pid)
+                self.obituaries.send()
+            self._show_logs()
+        if self.obituaries:
+            self.obituaries.close()
+        for child in self.children:
+            child.close()
+        for server in self.embedded:
+            unplace(server)
+        self.folder.withdraw()
