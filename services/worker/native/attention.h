@@ -35,30 +35,24 @@ struct Tile {
 template <int N, class E>
 inline void score(const float* q, int stride, const E* k, int dim, float* s) {
   V16 sum[N];
-  for (int i = 0; i < N; i++) sum[i] = V16::broadcast(0.0f);
+  each<N>([&](auto i) { sum[i] = V16::broadcast(0.0f); });
   for (int d = 0; d < dim; d++) {
-    V16 keys = V16::load(k + d * kPage);
-    for (int i = 0; i < N; i++) sum[i] = fma(V16::broadcast(q[i * stride + d]), keys, sum[i]);
+    const V16 keys = V16::load(k + d * kPage);
+    each<N>([&](auto i) { sum[i] = fma(V16::broadcast(q[i * stride + d]), keys, sum[i]); });
   }
-  for (int i = 0; i < N; i++) sum[i].store(s + i * kPage);
+  each<N>([&](auto i) { sum[i].store(s + i * kPage); });
 }
 
 // acc[i][d] += p[i][t] * v[t][d] for t from begin to end, for N query rows and M registers of d.
 template <int N, int M, class E>
 inline void weigh_columns(float* acc, int stride, const float* p, const E* v, int v_stride, int begin, int end) {
-  V16 sum[N][M];
-  for (int i = 0; i < N; i++)
-    for (int j = 0; j < M; j++) sum[i][j] = V16::load(acc + i * stride + j * kLanes);
+  V16 sum[N * M], values[M];
+  each<N * M>([&](auto j) { sum[j] = V16::load(acc + j / M * stride + j % M * kLanes); });
   for (int t = begin; t < end; t++) {
-    V16 values[M];
-    for (int j = 0; j < M; j++) values[j] = V16::load(v + t * v_stride + j * kLanes);
-    for (int i = 0; i < N; i++) {
-      V16 weight = V16::broadcast(p[i * kPage + t]);
-      for (int j = 0; j < M; j++) sum[i][j] = fma(weight, values[j], sum[i][j]);
-    }
+    each<M>([&](auto j) { values[j] = V16::load(v + t * v_stride + j * kLanes); });
+    each<N * M>([&](auto j) { sum[j] = fma(V16::broadcast(p[j / M * kPage + t]), values[j % M], sum[j]); });
   }
-  for (int i = 0; i < N; i++)
-    for (int j = 0; j < M; j++) sum[i][j].store(acc + i * stride + j * kLanes);
+  each<N * M>([&](auto j) { sum[j].store(acc + j / M * stride + j % M * kLanes); });
 }
 
 template <int N, class E>
@@ -116,6 +110,11 @@ class TileWorker {
     for (int64_t index = 0; index < pages; index++) {
       while (limit_[begin] <= index * kPage) begin++;
       const int64_t at = (int64_t(table[index]) * call_.kv_heads + tile.kv_head) * page_size;
+      if (index + 1 < pages) {
+        const int64_t next = (int64_t(table[index + 1]) * call_.kv_heads + tile.kv_head) * page_size;
+        prefetch(call_.k_pages + next, page_size);
+        prefetch(call_.v_pages + next, page_size);
+      }
       visit(call_.k_pages + at, call_.v_pages + at, index * kPage, begin, count);
     }
     for (int i = 0; i < count; i++) {
@@ -132,6 +131,12 @@ class TileWorker {
     const int64_t row = first_row + query_row / group_;
     const int64_t head = int64_t(tile.kv_head) * group_ + query_row % group_;
     return (row * call_.query_heads + head) * call_.head_dim;
+  }
+
+  // Pages lie apart, so the hardware does not see the next one coming.
+  static void prefetch(const E* p, int64_t count) {
+    const char* at = reinterpret_cast<const char*>(p);
+    for (int64_t i = 0; i < count * int64_t(sizeof(E)); i += 64) __builtin_prefetch(at + i);
   }
 
   // One page, for the query rows begin..count-1 that see at least its first key.
@@ -172,8 +177,8 @@ class TileWorker {
     for (int r = 0; r < N; r++) {
       const int64_t keys = limit_[i + r] - first_key;
       visible[r] = keys < kPage ? int(keys) : kPage;
-      soften(i + r, p_ + r * kPage, visible[r]);
     }
+    soften<N>(i, visible);
     weigh<N>(acc, stride_, p_, v, v_stride, dim, 0, visible[0]);  // limits do not fall within a tile
     for (int r = 1; r < N; r++)
       if (visible[r] > visible[0])
@@ -181,25 +186,32 @@ class TileWorker {
     return i + N;
   }
 
-  // Scores of query row i to probabilities relative to its new maximum, in place.
-  void soften(int i, float* p, int visible) {
-    const V16 old = V16::broadcast(highest_[i]);
-    const V16 s = V16::load(p);
-    const V16 seen = first(visible, pick_max(s, old), old);  // never NaN
-    const float highest = highest_lane(seen);
-    if (highest > highest_[i]) {
-      const V16 correction = exp(V16::broadcast(highest_[i] - highest));
-      float lane[kLanes];
-      correction.store(lane);
-      total_[i] *= lane[0];
-      float* acc = acc_ + i * stride_;
-      for (int d = 0; d < stride_; d += kLanes) (V16::load(acc + d) * correction).store(acc + d);
-      highest_[i] = highest;
-    }
-    first(visible, exp(s - V16::broadcast(highest)), V16::broadcast(0.0f)).store(p);
-    float sum = p[0];
-    for (int t = 1; t < kPage; t++) sum += p[t];
-    total_[i] += sum;
+  // Scores in p_ of the query rows i..i+N-1 to probabilities relative to their new maxima, in place.
+  template <int N>
+  void soften(int i, const int* visible) {
+    V16 s[N];
+    each<N>([&](auto r) {
+      const V16 old = V16::broadcast(highest_[i + r]);
+      s[r] = V16::load(p_ + r * kPage);
+      const float highest = highest_lane(first(visible[r], pick_max(s[r], old), old));
+      if (highest > highest_[i + r]) raise(i + r, highest);
+      s[r] = s[r] - V16::broadcast(highest);
+    });
+    each<N>([&](auto r) { first(visible[r], exp(s[r]), V16::broadcast(0.0f)).store(p_ + r * kPage); });
+    float sums[N];
+    sums_in_order<N>(p_, sums);
+    each<N>([&](auto r) { total_[i + r] += sums[r]; });
+  }
+
+  // A new maximum for query row i.
+  void raise(int i, float highest) {
+    const V16 correction = exp(V16::broadcast(highest_[i] - highest));
+    float lane[kLanes];
+    correction.store(lane);
+    total_[i] *= lane[0];
+    float* acc = acc_ + i * stride_;
+    for (int d = 0; d < stride_; d += kLanes) (V16::load(acc + d) * correction).store(acc + d);
+    highest_[i] = highest;
   }
 
   const AttentionCall<E>& call_;

@@ -6,8 +6,9 @@
 
 #include <cstdint>
 #include <cstring>
+#include <utility>
 
-#if defined(__AVX2__) || defined(__AVX512F__)
+#if defined(__SSE2__)
 #include <immintrin.h>
 #elif defined(__ARM_NEON)
 #include <arm_neon.h>
@@ -102,6 +103,8 @@ inline Register pick_min(Register a, Register b) { return {_mm512_min_ps(a.v, b.
 inline Register first(int n, Register a, Register b) {
   return {_mm512_mask_blend_ps(Register::first_lanes(n), b.v, a.v)};
 }
+// The largest lane, where no lane is NaN.
+inline float highest_lane(Register a) { return _mm512_reduce_max_ps(a.v); }
 // Integer maximum of m and |x| as bit patterns: NaN counts as larger than infinity.
 inline Register max_magnitude(Register m, Register x) {
   __m512i magnitude = _mm512_and_si512(_mm512_castps_si512(x.v), _mm512_set1_epi32(int(kMagnitude)));
@@ -165,6 +168,11 @@ inline Register pick_min(Register a, Register b) { return {_mm256_min_ps(a.v, b.
 inline Register first(int n, Register a, Register b) {
   return {_mm256_blendv_ps(b.v, a.v, _mm256_castsi256_ps(Register::first_lanes(n)))};
 }
+inline float highest_lane(Register a) {
+  __m128 four = _mm_max_ps(_mm256_castps256_ps128(a.v), _mm256_extractf128_ps(a.v, 1));
+  __m128 two = _mm_max_ps(four, _mm_movehl_ps(four, four));
+  return _mm_cvtss_f32(_mm_max_ss(two, _mm_shuffle_ps(two, two, 1)));
+}
 inline Register max_magnitude(Register m, Register x) {
   __m256i magnitude = _mm256_and_si256(_mm256_castps_si256(x.v), _mm256_set1_epi32(int(kMagnitude)));
   return {_mm256_castsi256_ps(_mm256_max_epi32(_mm256_castps_si256(m.v), magnitude))};
@@ -175,6 +183,29 @@ inline Register power_of_two(Register shifted) {
 }
 
 #else
+
+#if defined(__SSE2__)
+// Two floats' product and a float added in double and rounded again to float are a fused multiply-add, unless the
+// double sum lies half way between two floats or below the normal floats (float32.py has the argument). The C
+// library's fmaf is right too, but tens of times slower on a CPU that lacks the instruction.
+constexpr int kBelowFloat = 0x1FFFFFFF, kHalfWay = 0x10000000;  // of a double's low word
+constexpr int kSmallestNormalFloat = 0x38100000;                // 2^-126, a double's high word
+
+// x + y rounded to odd: rounding it once more, to float, rounds the exact sum.
+inline __m128d sum_to_odd(__m128d x, __m128d y) {
+  double a[2], b[2];
+  _mm_storeu_pd(a, x);
+  _mm_storeu_pd(b, y);
+  for (int i = 0; i < 2; i++) {
+    const double sum = a[i] + b[i], from_b = sum - a[i];
+    const double error = (a[i] - (sum - from_b)) + (b[i] - from_b);  // Knuth's TwoSum: exact
+    int64_t bits = bit_cast<int64_t>(sum);
+    if (error != 0 && sum - sum == 0 && !(bits & 1)) bits += (error > 0) == (sum > 0) ? 1 : -1;
+    a[i] = bit_cast<double>(bits);
+  }
+  return _mm_loadu_pd(a);
+}
+#endif
 
 // Four lanes of the compiler's own vectors: SSE2, NEON or plain code.
 struct Register {
@@ -225,6 +256,23 @@ inline Register operator/(Register a, Register b) { return {a.v / b.v}; }
 inline Register fma(Register a, Register b, Register c) {
 #if defined(__ARM_NEON) && defined(__aarch64__)
   return {(Register::Floats)vfmaq_f32((float32x4_t)c.v, (float32x4_t)a.v, (float32x4_t)b.v)};
+#elif defined(__SSE2__)
+  const __m128 x = (__m128)a.v, y = (__m128)b.v, z = (__m128)c.v;
+  const __m128d product0 = _mm_mul_pd(_mm_cvtps_pd(x), _mm_cvtps_pd(y));
+  const __m128d product1 = _mm_mul_pd(_mm_cvtps_pd(_mm_movehl_ps(x, x)), _mm_cvtps_pd(_mm_movehl_ps(y, y)));
+  const __m128d addend0 = _mm_cvtps_pd(z), addend1 = _mm_cvtps_pd(_mm_movehl_ps(z, z));
+  __m128d sum0 = _mm_add_pd(product0, addend0), sum1 = _mm_add_pd(product1, addend1);
+  const __m128 words0 = _mm_castpd_ps(sum0), words1 = _mm_castpd_ps(sum1);
+  const __m128i low = _mm_castps_si128(_mm_shuffle_ps(words0, words1, _MM_SHUFFLE(2, 0, 2, 0)));
+  const __m128i high = _mm_castps_si128(_mm_shuffle_ps(words0, words1, _MM_SHUFFLE(3, 1, 3, 1)));
+  const __m128i half_way = _mm_cmpeq_epi32(_mm_and_si128(low, _mm_set1_epi32(kBelowFloat)), _mm_set1_epi32(kHalfWay));
+  const __m128i magnitude = _mm_and_si128(high, _mm_set1_epi32(int(kMagnitude)));
+  const __m128i small = _mm_cmplt_epi32(magnitude, _mm_set1_epi32(kSmallestNormalFloat));
+  if (__builtin_expect(_mm_movemask_epi8(_mm_or_si128(half_way, small)) != 0, 0)) {
+    sum0 = sum_to_odd(product0, addend0);
+    sum1 = sum_to_odd(product1, addend1);
+  }
+  return {(Register::Floats)_mm_movelh_ps(_mm_cvtpd_ps(sum0), _mm_cvtpd_ps(sum1))};
 #else
   Register r;
   for (int i = 0; i < 4; i++) r.v[i] = __builtin_fmaf(a.v[i], b.v[i], c.v[i]);
@@ -244,6 +292,11 @@ inline Register pick_min(Register a, Register b) { return choose(a.v < b.v, a, b
 inline Register first(int n, Register a, Register b) {
   Register::Mask lane = {0, 1, 2, 3};
   return choose(lane < (Register::Mask{} + n), a, b);
+}
+inline float highest_lane(Register a) {
+  float best = a.v[0];
+  for (int i = 1; i < Register::width; i++) best = a.v[i] > best ? a.v[i] : best;
+  return best;
 }
 inline Register max_magnitude(Register m, Register x) {
   Register::Mask magnitude = (Register::Mask)((Register::Words)x.v & (Register::Words{} + kMagnitude));
@@ -311,6 +364,8 @@ inline Pair<P> first(int n, Pair<P> a, Pair<P> b) {
   return {first(lower(n, P::width), a.lo, b.lo), first(upper(n, P::width), a.hi, b.hi)};
 }
 template <class P>
+inline float highest_lane(Pair<P> a) { return highest_lane(pick_max(a.lo, a.hi)); }
+template <class P>
 inline Pair<P> max_magnitude(Pair<P> m, Pair<P> x) {
   return {max_magnitude(m.lo, x.lo), max_magnitude(m.hi, x.hi)};
 }
@@ -326,6 +381,16 @@ constexpr int kScoreRows = 4;
 constexpr int kValueVectors = 1;
 
 #endif
+
+// f(0), f(1), ... f(N - 1) with constant arguments: arrays of registers stay in registers.
+template <class F, int... I>
+__attribute__((always_inline)) inline void each(std::integer_sequence<int, I...>, const F& f) {
+  (f(std::integral_constant<int, I>{}), ...);
+}
+template <int N, class F>
+__attribute__((always_inline)) inline void each(const F& f) {
+  each(std::make_integer_sequence<int, N>{}, f);
+}
 
 constexpr int kLanes = 16;
 static_assert(V16::width == kLanes, "a V16 is one page of keys");
