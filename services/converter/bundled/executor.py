@@ -1,1 +1,33 @@
-"""Logits by the executor of a converted block folder."""
+"""Logits of a block folder by the executor of the worker, in process."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from blockrelay.block_folder import open_block_folder
+from blockrelay_worker.batch import Batch, Segment
+from blockrelay_worker.executor import StageExecutor
+from blockrelay_worker.kernels import load_kernels
+from blockrelay_worker.known_answers import load_stage
+from blockrelay_worker.pages import PagePool, pages_for
+
+
+def executor_logits(root: Path, threads: int) -> Callable[[list[int]], NDArray[np.float32]]:
+    """A function from token ids to logits [ids, vocab]. All rows run as one chunk, which changes no bit of them."""
+    folder = open_block_folder(root)
+    limit = folder.rotary()[0].shape[0]
+    blocks = folder.model.blocks
+    pool = PagePool(StageExecutor.layout_of(folder, 1, blocks), pages_for(limit))
+    executor = load_stage(folder, 1, blocks, pool=pool, threads=threads, kernels=load_kernels(threads))
+    pages = pool.allocate(pages_for(limit))
+
+    def logits_of(ids: list[int]) -> NDArray[np.float32]:
+        segment = Segment(rows=len(ids), first_position=0, pages=pages)
+        tokens = np.array(ids, np.int32)
+        output = executor.run(Batch(segments=[segment], tokens=tokens, wanted=range(len(ids))))
+        assert output.logits is not None, "a stage with all blocks gives logits"
+        return output.logits
+
+    return logits_of

@@ -21,7 +21,7 @@ class Shape:
     heads: int = 8
     kv_heads: int = 4
     head_dim: int = 32
-    mlp: int = 704
+    mlp: int = 512
     positions: int = 1024
     theta: float = 10000.0
     epsilon: float = 1e-5

@@ -10,14 +10,14 @@ from torch import Tensor
 def orthogonal(batch: Tensor, steps: int = 5) -> Tensor:
     """The nearest semi-orthogonal matrix of each [n, rows, columns], roughly, by the quintic Newton-Schulz."""
     a, b, c = 3.4445, -4.7750, 2.0315
-    x = batch / (batch.norm(dim=(-2, -1), keepdim=True) + 1e-7)
+    x = (batch / (batch.norm(dim=(-2, -1), keepdim=True) + 1e-7)).bfloat16()
     tall = x.shape[-2] > x.shape[-1]
     if tall:
         x = x.mT
     for _ in range(steps):
         square = x @ x.mT
         x = a * x + (b * square + c * square @ square) @ x
-    return x.mT if tall else x
+    return (x.mT if tall else x).to(batch.dtype)
 
 
 class Muon(torch.optim.Optimizer):

@@ -58,7 +58,7 @@ class Recipe:
 
     tokens: int
     seed: str = "bundled"
-    batch: int = 8192
+    batch: int = 4096
     matrix_rate: float = 0.02
     other_rate: float = 0.004
     decay: float = 0.6

@@ -5,11 +5,23 @@ import random
 import re
 
 import pytest
-from bundled.documents import END_OF_TEXT, Document, document, questions, replay, text_of
+from bundled.documents import (
+    CHAT_TEMPLATE,
+    END_OF_TEXT,
+    END_OF_TURN,
+    SYSTEM,
+    USER,
+    Document,
+    document,
+    questions,
+    replay,
+    text_of,
+)
 from bundled.questions import Kind, ask, subjects
 from bundled.stories import Story, tell
 from bundled.words import FOODS, MOST, NUMBERS, PLACES
 from bundled.world import Give, ImpossibleEvent, Move, Put, Share, Take, World
+from jinja2 import Template
 
 KITCHEN, GARDEN = PLACES[0], PLACES[1]
 
@@ -104,6 +116,23 @@ def test_every_document_ends_once_and_no_piece_ends_in_a_space() -> None:
         assert segments[-1].text == END_OF_TEXT
         assert text_of(segments).count(END_OF_TEXT) == 1
         assert not any(segment.text.endswith((" ", "\n")) for segment in segments)
+
+
+def test_the_chat_template_writes_what_the_model_was_trained_on() -> None:
+    template = Template(CHAT_TEMPLATE)
+    seen = 0
+    for segments in documents(300):
+        if not segments[0].text.startswith((USER, SYSTEM)):
+            continue
+        body = "".join(segment.text for segment in segments[:-1])
+        messages = [
+            {"role": role, "content": text} for role, text in re.findall(r"<\|(\w+)\|>(.*?)<\|end\|>", body, re.S)
+        ]
+        assert template.render(messages=messages) == body
+        prompt = template.render(messages=messages[:-1], add_generation_prompt=True)
+        assert body == prompt + messages[-1]["content"] + END_OF_TURN
+        seen += 1
+    assert seen > 100
 
 
 def test_answers_stand_as_they_are_in_the_text() -> None:
