@@ -14,8 +14,8 @@ def _report(what: str, done: int, total: int) -> None:
     """Nobody watches the progress of a test."""
 
 
-def _converted(root: Path, precision: Precision) -> BlockFolder:
-    write_checkpoint(root / "checkpoint", seed=3)
+def _converted(root: Path, precision: Precision, *, tokenizer: bool = True) -> BlockFolder:
+    write_checkpoint(root / "checkpoint", seed=3, tokenizer=tokenizer)
     convert(root / "checkpoint", root / "folder", precision=precision, report=_report, name="tiny")
     return open_block_folder(root / "folder")
 
@@ -30,3 +30,9 @@ def w8a8(tmp_path_factory: pytest.TempPathFactory) -> BlockFolder:
 def fp32(tmp_path_factory: pytest.TempPathFactory) -> BlockFolder:
     """The same weights in float32."""
     return _converted(tmp_path_factory.mktemp("fp32"), "fp32")
+
+
+@pytest.fixture(scope="session")
+def ids_only(tmp_path_factory: pytest.TempPathFactory) -> BlockFolder:
+    """The w8a8 model without a tokenizer."""
+    return _converted(tmp_path_factory.mktemp("ids"), "w8a8", tokenizer=False)

@@ -1,6 +1,7 @@
 """A token's logits depend on the tokens before it and on nothing else, bit by bit."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from numpy.typing import NDArray
 from blockrelay.block_folder import BlockFolder
 from blockrelay.errors import BlockFolderError, ExecutionError
 from blockrelay_worker.batch import Batch, Segment
+from blockrelay_worker.kernels import load_kernels
 from tests.unit.worker.stages import Chain, Part
 
 
@@ -142,6 +144,54 @@ def test_a_batch_that_makes_no_sense_is_refused(
 ) -> None:
     with pytest.raises(ExecutionError, match=complaint):
         Chain(w8a8).stages[0].run(Batch(segments=[segment], tokens=np.array(tokens, np.int32)))
+
+
+def test_rows_of_another_shape_are_refused(w8a8: BlockFolder) -> None:
+    stage = Chain(w8a8, [2, 5]).stages[1]
+    segments = [Segment(rows=2, first_position=0, pages=[0])]
+    for hidden in (None, np.zeros((2, 63), np.float32), np.zeros((1, 64), np.float32), np.zeros((2, 64), np.float64)):
+        with pytest.raises(ExecutionError, match=r"float32 rows \[2, 64\]"):
+            stage.run(Batch(segments=segments, hidden=hidden))  # pyright: ignore[reportArgumentType]
+
+
+def test_a_block_that_fails_is_named_and_the_batch_may_be_run_again(
+    w8a8: BlockFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given a kernel that fails in the third block
+    stage = Chain(w8a8).stages[0]
+    batch = Batch(
+        segments=[Segment(rows=20, first_position=0, pages=[4, 7])], tokens=np.array(_tokens(20), np.int32), wanted=[19]
+    )
+    kernels, calls = load_kernels(1), 0
+
+    class Failing:
+        def __getattr__(self, name: str) -> object:
+            return getattr(kernels, name)
+
+        def attention(self, *arguments: object, **options: object) -> object:
+            nonlocal calls
+            calls += 1
+            if calls == 3:
+                raise MemoryError("no memory")
+            return kernels.attention(*arguments, **options)  # pyright: ignore[reportArgumentType]
+
+    with monkeypatch.context() as patch:
+        for layer in stage._layers:  # pyright: ignore[reportPrivateUsage]
+            patch.setattr(layer, "_kernels", Failing())
+        with pytest.raises(ExecutionError, match="block_3 failed: no memory") as caught:
+            stage.run(batch)
+    assert caught.value.block == "block_3"
+
+    # Then the same batch gives what it should
+    logits = stage.run(batch).logits
+    assert logits is not None
+    _same_bits(logits, Chain(w8a8).solo(_tokens(20))[19:])
+
+
+def test_a_graph_that_cannot_be_loaded_is_refused_by_its_file(w8a8: BlockFolder) -> None:
+    spoiled = replace(w8a8.manifest, graphs={**w8a8.manifest.graphs, "o": "tokenizer.json"})
+    with pytest.raises(BlockFolderError, match=r"tokenizer\.json: ONNX Runtime refuses it"):
+        Chain(replace(w8a8, manifest=spoiled))
 
 
 def test_blocks_that_do_not_exist_are_refused(w8a8: BlockFolder) -> None:

@@ -71,6 +71,28 @@ def test_without_a_limit_the_text_ends_with_the_context_at_the_latest(w8a8: Bloc
     assert (len(report["tokens"]), report["finish_reason"]) == (12, "length")
 
 
+def test_a_model_without_a_tokenizer_takes_and_gives_ids(
+    ids_only: BlockFolder, w8a8: BlockFolder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--ids", "1,7,9", "--max-tokens", "5", "--ignore-eos", "--threads", "1"]
+    assert run(["--model", str(ids_only.root), *options]) == 0
+    plain = capsys.readouterr().out
+    assert run(["--model", str(ids_only.root), *options, "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+
+    assert [int(token) for token in plain.split()] == report["tokens"]
+    assert report["text"] is None
+    assert report["tokens"] == _json(w8a8, *options)["tokens"]
+
+
+@pytest.mark.parametrize("options", [["--prompt", "a"], ["--ids", "1", "--stop", "a"]])
+def test_text_for_a_model_without_a_tokenizer_is_refused(
+    ids_only: BlockFolder, options: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["--model", str(ids_only.root), *options]) == 2
+    assert "the model has no tokenizer" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
