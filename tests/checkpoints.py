@@ -98,7 +98,7 @@ def write_checkpoint(
     (path / "config.json").write_text(json.dumps(settings, indent=1))
     generation = {"bos_token_id": BOS_ID, "eos_token_id": list(eos_ids), "do_sample": False}
     (path / "generation_config.json").write_text(json.dumps(generation, indent=1))
-    shapes = _tensor_shapes(
+    shapes = tensor_shapes(
         family=family,
         hidden=hidden_size,
         layers=num_hidden_layers,
@@ -149,7 +149,7 @@ def stored(weights: NDArray[np.float32], dtype: StorageType) -> NDArray[Any]:
     return weights.astype(dtype)
 
 
-def _tensor_shapes(
+def tensor_shapes(
     *,
     family: Family,
     hidden: int,
@@ -161,6 +161,7 @@ def _tensor_shapes(
     vocab: int,
     tied: bool,
 ) -> dict[str, tuple[int, ...]]:
+    """Name -> shape of every tensor of a checkpoint; `query` and `key` are heads times head_dim."""
     shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (vocab, hidden)}
     for layer in range(layers):
         attention, mlp = f"model.layers.{layer}.self_attn.", f"model.layers.{layer}.mlp."

@@ -36,7 +36,8 @@ def main(
 ) -> None:
     """Convert a checkpoint of the Llama, Mistral, Qwen2 or Qwen3 family to a block folder."""
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    progress = Progress(*columns, console=Console(stderr=True), transient=True)
+    console = Console(stderr=True)
+    progress = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
     task = progress.add_task("", total=None)
 
     def report(what: str, done: int, total: int) -> None:

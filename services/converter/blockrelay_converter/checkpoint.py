@@ -81,7 +81,7 @@ def _files(folder: Path) -> Iterator[tuple[Path, list[str] | None]]:
         for name in where.names():
             by_file.setdefault(where.text(name), []).append(name)
         for file, names in sorted(by_file.items()):
-            if Path(file).name != file or "\\" in file:
+            if not file or Path(file).name != file or "\\" in file:
                 raise UsageError(f"{index.name}: {file!r} is not a plain file name")
             if not (folder / file).is_file():
                 raise UsageError(f"{file} is missing: {index.name} names it for tensor {names[0]}")

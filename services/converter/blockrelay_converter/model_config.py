@@ -156,6 +156,8 @@ def _read_rotary(raw: Fields, context: int) -> Rotary:
     # The order is that of transformers: a scaling in the old spelling wins over `rope_parameters`.
     spelling = next((name for name in ("rope_scaling", "rope_parameters") if raw.has(name)), None)
     theta = raw.number("rope_theta") if raw.has("rope_theta") else _DEFAULT_THETA
+    if theta <= 0:
+        raw.fail("rope_theta must be positive")
     if spelling is None:
         return Rotary(type="default", theta=theta)
     given = raw.nested(spelling)

@@ -62,7 +62,7 @@ def _tokenizer(path: Path, vocab_size: int) -> bytes | None:
     try:
         tokenizer = Tokenizer.from_buffer(content)
     except Exception as problem:  # noqa: BLE001 - all that tokenizers raises for a bad file is Exception
-        raise UsageError(f"{path.name} cannot be read: {problem}") from None
+        raise UsageError(f"{path.name} cannot be read: {' '.join(str(problem).split())}") from None
     highest = max(tokenizer.get_vocab().values(), default=-1)
     if highest >= vocab_size:
         raise UsageError(f"{path.name} has token {highest}, outside the model's vocabulary of {vocab_size}")

@@ -1,0 +1,168 @@
+"""Checkpoints that are incomplete, damaged or not what they say: one line that names the tensor or the file."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from blockrelay.errors import UnsupportedModel, UsageError
+from blockrelay_converter.conversion import convert
+from tests.checkpoints import write_checkpoint, write_safetensors
+
+Tensors = dict[str, NDArray[Any]]
+DOWN = "model.layers.1.mlp.down_proj.weight"
+
+
+def refuse(checkpoint: Path, **options: Any) -> UsageError:
+    """Convert, which must fail and leave nothing; the error."""
+    before = sorted(checkpoint.parent.iterdir())
+    options = {"precision": "w8a8", "answers": False, **options}
+    with pytest.raises(UsageError) as caught:
+        convert(checkpoint, checkpoint.parent / "out", report=lambda *_: None, **options)
+    assert sorted(checkpoint.parent.iterdir()) == before
+    assert "\n" not in str(caught.value)
+    return caught.value
+
+
+def rewrite(checkpoint: Path, change: Callable[[Tensors], None]) -> Path:
+    """Change the tensors of a float32 checkpoint of one file."""
+    file = checkpoint / "model.safetensors"
+    content = file.read_bytes()
+    start = 8 + int.from_bytes(content[:8], "little")
+    tensors: Tensors = {}
+    for name, entry in json.loads(content[8:start]).items():
+        if name != "__metadata__":
+            first, last = (start + offset for offset in entry["data_offsets"])
+            tensors[name] = np.frombuffer(content[first:last], np.float32).reshape(entry["shape"]).copy()
+    change(tensors)
+    write_safetensors(file, {name: ("float32", array) for name, array in tensors.items()})
+    return checkpoint
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    return write_checkpoint(tmp_path / "c", seed=1, num_hidden_layers=2, tokenizer=False)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        DOWN,
+        "model.embed_tokens.weight",
+        "lm_head.weight",
+        "model.norm.weight",
+        "model.layers.0.self_attn.k_proj.weight",
+    ],
+)
+def test_a_missing_tensor_is_named(checkpoint: Path, name: str) -> None:
+    rewrite(checkpoint, lambda tensors: tensors.__delitem__(name))
+    assert str(refuse(checkpoint)) == f"tensor {name} is missing from the checkpoint"
+
+
+def test_a_tensor_of_the_wrong_shape_is_named(checkpoint: Path) -> None:
+    rewrite(checkpoint, lambda tensors: tensors.update({DOWN: tensors[DOWN].T.copy()}))
+    assert str(refuse(checkpoint)) == f"tensor {DOWN} has shape [128, 64], but config.json asks for [64, 128]"
+
+
+def test_a_tensor_we_would_ignore_is_refused(checkpoint: Path) -> None:
+    bias = "model.layers.0.self_attn.q_proj.bias"
+    rewrite(checkpoint, lambda tensors: tensors.update({bias: np.zeros(64, np.float32)}))
+    error = refuse(checkpoint)
+    assert isinstance(error, UnsupportedModel)
+    assert error.field == bias
+    assert bias in str(error)
+
+
+def test_leftovers_of_old_exports_are_no_obstacle(tmp_path: Path) -> None:
+    checkpoint = write_checkpoint(tmp_path / "c", seed=1, tie_word_embeddings=True, tokenizer=False)
+    leftovers = {
+        "model.layers.0.self_attn.rotary_emb.inv_freq": np.zeros(8, np.float32),
+        "lm_head.weight": np.zeros((512, 64), np.float32),  # tied: transformers uses the embedding
+    }
+    rewrite(checkpoint, lambda tensors: tensors.update(leftovers))
+    convert(checkpoint, tmp_path / "out", precision="w8a8", report=lambda *_: None, answers=False)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("name", [DOWN, "model.embed_tokens.weight", "model.norm.weight"])
+def test_values_that_are_not_finite_are_refused(checkpoint: Path, name: str, value: float) -> None:
+    rewrite(checkpoint, lambda tensors: tensors[name].__setitem__(3, value))
+    assert f"tensor {name} holds values that are not finite" in str(refuse(checkpoint))
+
+
+def test_an_embedding_beyond_float16_needs_fp32(checkpoint: Path, tmp_path: Path) -> None:
+    rewrite(checkpoint, lambda tensors: tensors["model.embed_tokens.weight"].__setitem__(3, 70000.0))
+    assert "tensor model.embed_tokens.weight holds values beyond float16" in str(refuse(checkpoint))
+    convert(checkpoint, tmp_path / "out", precision="fp32", report=lambda *_: None)
+
+
+def edit_header(checkpoint: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    file = checkpoint / "model.safetensors"
+    content = file.read_bytes()
+    start = 8 + int.from_bytes(content[:8], "little")
+    header = json.loads(content[8:start])
+    change(header)
+    text = json.dumps(header).encode()
+    file.write_bytes(len(text).to_bytes(8, "little") + text + content[start:])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"dtype": "F64"}, f"tensor {DOWN} is stored as F64"),
+        ({"dtype": "F8_E4M3"}, f"tensor {DOWN} is stored as F8_E4M3"),
+        ({"data_offsets": [0, 1 << 50]}, f"tensor {DOWN} lies outside model.safetensors"),
+        ({"data_offsets": [0, 4]}, f"tensor {DOWN} lies outside model.safetensors"),
+        ({"data_offsets": [8]}, f"tensor {DOWN} lies outside model.safetensors"),
+        ({"data_offsets": [-4, 0]}, "data_offsets must be an integer of at least 0"),
+        ({"shape": "big"}, "shape must be a list"),
+    ],
+)
+def test_a_header_that_lies_is_refused(checkpoint: Path, change: dict[str, Any], message: str) -> None:
+    edit_header(checkpoint, lambda header: header[DOWN].update(change))
+    assert message in str(refuse(checkpoint))
+
+
+@pytest.mark.parametrize("keep", [0, 4, 8, 100, -1])
+def test_a_file_that_is_cut_short_is_refused(checkpoint: Path, keep: int) -> None:
+    file = checkpoint / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:keep])
+    assert "model.safetensors" in str(refuse(checkpoint))
+
+
+def test_what_is_no_checkpoint_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "c").mkdir()
+    assert "holds no config.json" in str(refuse(tmp_path / "c"))
+    assert "is not a folder" in str(refuse(tmp_path / "nowhere"))
+    checkpoint = write_checkpoint(tmp_path / "d", seed=1)
+    (checkpoint / "model.safetensors").unlink()
+    assert "holds neither model.safetensors nor model.safetensors.index.json" in str(refuse(checkpoint))
+
+
+class TestShards:
+    @pytest.fixture
+    def sharded(self, tmp_path: Path) -> Path:
+        return write_checkpoint(tmp_path / "c", seed=1, num_hidden_layers=2, tokenizer=False, shards=3)
+
+    def edit_index(self, checkpoint: Path, name: str, file: str) -> None:
+        index = checkpoint / "model.safetensors.index.json"
+        content = json.loads(index.read_text())
+        content["weight_map"][name] = file
+        index.write_text(json.dumps(content))
+
+    def test_a_missing_shard_is_named(self, sharded: Path) -> None:
+        (sharded / "model-00002-of-00003.safetensors").unlink()
+        assert "model-00002-of-00003.safetensors is missing" in str(refuse(sharded))
+
+    def test_a_tensor_that_is_not_where_the_index_says_is_named(self, sharded: Path) -> None:
+        self.edit_index(sharded, "model.norm.extra", "model-00001-of-00003.safetensors")
+        assert "tensor model.norm.extra is not in model-00001-of-00003.safetensors" in str(refuse(sharded))
+
+    @pytest.mark.parametrize("file", ["../c/model-00001-of-00003.safetensors", "/etc/passwd", "", "a\\b"])
+    def test_a_shard_outside_the_folder_is_refused(self, sharded: Path, file: str) -> None:
+        self.edit_index(sharded, "model.norm.weight", file)
+        assert "is not a plain file name" in str(refuse(sharded))
