@@ -5,7 +5,6 @@ page numbers per stage. Memory is mapped but not touched until a page is first w
 worst case.
 """
 
-import mmap
 from dataclasses import dataclass
 from math import prod
 
@@ -14,6 +13,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from blockrelay.errors import Overloaded
 from blockrelay_worker.kernels.numerics import PAGE
+from blockrelay_worker.memory import untouched_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,6 +90,5 @@ class PagePool:
 
 
 def _mapped(shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[np.float16] | NDArray[np.float32]:
-    """An array of zeros on memory of its own that is not touched yet (anonymous mapping, page aligned)."""
-    size = prod(shape) * np.dtype(dtype).itemsize
-    return np.frombuffer(mmap.mmap(-1, max(size, 1)), dtype=dtype, count=prod(shape)).reshape(shape)
+    """An array of zeros on memory of its own that is not touched yet."""
+    return untouched_bytes(prod(shape) * np.dtype(dtype).itemsize).view(dtype).reshape(shape)

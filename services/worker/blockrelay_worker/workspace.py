@@ -4,13 +4,13 @@ Fresh memory is faulted in page by page while it is first written: with new buff
 slower. A buffer's beginning stays where it is until the workspace grows, so bindings to it can be kept.
 """
 
-import mmap
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from blockrelay.manifest import ModelConfig
+from blockrelay_worker.memory import untouched_bytes
 
 
 class Workspace:
@@ -21,14 +21,14 @@ class Workspace:
         attention = model.heads * model.head_dim
         widest_in = max(model.hidden_size, attention, model.intermediate_size)
         widest_out = max(model.qkv_columns, model.hidden_size, 2 * model.intermediate_size)
-        self._hidden = _buffer(capacity * model.hidden_size * 4)
-        self._wanted = _buffer(capacity * model.hidden_size * 4)
-        self._quantised = _buffer(capacity * widest_in)
-        self._scales = (_buffer(capacity * 4), _buffer(capacity * 4))
-        self._normed = _buffer(capacity * widest_in * 4)
-        self._product = _buffer(capacity * widest_out * 4)
-        self._query = _buffer(capacity * attention * 4)
-        self._mixed = _buffer(capacity * attention * 4)
+        self._hidden = untouched_bytes(capacity * model.hidden_size * 4)
+        self._wanted = untouched_bytes(capacity * model.hidden_size * 4)
+        self._quantised = untouched_bytes(capacity * widest_in)
+        self._scales = (untouched_bytes(capacity * 4), untouched_bytes(capacity * 4))
+        self._normed = untouched_bytes(capacity * widest_in * 4)
+        self._product = untouched_bytes(capacity * widest_out * 4)
+        self._query = untouched_bytes(capacity * attention * 4)
+        self._mixed = untouched_bytes(capacity * attention * 4)
 
     def hidden(self, rows: int, width: int) -> NDArray[np.float32]:
         """The residual stream, float32 [rows, width]."""
@@ -61,11 +61,6 @@ class Workspace:
     def mixed(self, rows: int, width: int) -> NDArray[np.float32]:
         """What attention returns."""
         return _floats(self._mixed, rows, width)
-
-
-def _buffer(size: int) -> NDArray[np.uint8]:
-    """`size` bytes, page aligned, touched only when used."""
-    return np.frombuffer(mmap.mmap(-1, max(size, 1)), dtype=np.uint8)
 
 
 def _floats(buffer: NDArray[Any], rows: int, width: int) -> NDArray[np.float32]:
