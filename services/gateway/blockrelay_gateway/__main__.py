@@ -10,6 +10,7 @@ import sys
 from types import FrameType
 
 import uvicorn
+from fastapi import FastAPI
 from pydantic import ValidationError
 
 from blockrelay import logs
@@ -49,18 +50,24 @@ def main() -> int:
     except ValidationError as error:
         return _refuse(f"settings: {'; '.join(_complaint(e) for e in error.errors())}")
     logs.configure(settings.log_level, node_id=settings.node_id or logs.node_name("gateway"))
-    listener = socket.socket(socket.AF_INET6 if ":" in settings.host else socket.AF_INET)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((settings.host, settings.port))
-        app = create_app(settings)
-    except OSError as error:
-        return _refuse(f"cannot listen on {settings.host}:{settings.port}: {error.strerror or error}")
-    except BlockrelayError as error:
-        return _refuse(str(error))
-    root = logging.getLogger("uvicorn")
-    root.handlers, root.propagate = [_JsonLog()], False
-    root.setLevel(logging.WARNING)
+    with socket.socket(socket.AF_INET6 if ":" in settings.host else socket.AF_INET) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((settings.host, settings.port))
+            listener.listen()
+        except OSError as error:
+            return _refuse(f"cannot listen on {settings.host}:{settings.port}: {error.strerror or error}")
+        try:
+            app = create_app(settings)
+        except BlockrelayError as error:
+            return _refuse(str(error))
+        return _serve(app, settings, listener)
+
+
+def _serve(app: FastAPI, settings: GatewaySettings, listener: socket.socket) -> int:
+    uvicorn_log = logging.getLogger("uvicorn")
+    uvicorn_log.handlers, uvicorn_log.propagate = [_JsonLog()], False
+    uvicorn_log.setLevel(logging.WARNING)
     config = uvicorn.Config(
         app,
         log_config=None,

@@ -8,7 +8,7 @@ from fastapi import FastAPI
 from blockrelay import logs
 from blockrelay.block_folder import open_block_folder
 from blockrelay.settings import GatewaySettings
-from blockrelay_gateway import http_errors, openai_routes, ops_routes
+from blockrelay_gateway import http_errors, infer_routes, openai_routes, ops_routes, request_routes
 from blockrelay_gateway.gateway import build
 from blockrelay_gateway.middleware import BodyLimit
 
@@ -31,5 +31,7 @@ def create_app(settings: GatewaySettings) -> FastAPI:
     http_errors.install(app, gateway.refusals)
     app.add_middleware(BodyLimit, max_bytes=settings.max_body_bytes, refusals=gateway.refusals)
     app.include_router(openai_routes.router)
+    app.include_router(infer_routes.router)
+    app.include_router(request_routes.router)
     app.include_router(ops_routes.router)
     return app

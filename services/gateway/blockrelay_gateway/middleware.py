@@ -15,7 +15,10 @@ DRAIN_S = 5.0
 
 
 class BodyLimit:
-    """Reads the whole body, chunked or not, before the route runs; 413 when it is over `max_bytes`."""
+    """Reads the whole body, chunked or not, before the route runs; 413 when it is over `max_bytes`.
+
+    Every body of ours is JSON, whatever its content type claims (`curl -d` claims a form).
+    """
 
     def __init__(self, app: ASGIApp, max_bytes: int, refusals: Refusals) -> None:
         self._app, self._max_bytes, self._refusals = app, max_bytes, refusals
@@ -49,7 +52,9 @@ class BodyLimit:
             body = None
             return message
 
-        await self._app(scope, replay, send)
+        headers = [header for header in scope["headers"] if header[0] != b"content-type"]
+        json_scope = {**scope, "headers": [*headers, (b"content-type", b"application/json")]}
+        await self._app(json_scope, replay, send)
 
     async def _refuse(self, scope: Scope, receive: Receive, send: Send) -> None:
         left = DRAIN_FACTOR * self._max_bytes

@@ -7,9 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
+from blockrelay.errors import BlockrelayError
 from blockrelay.messages import TokenLogprobs
 from blockrelay.text import Tokenizer
+from blockrelay_gateway.answers import StreamFormat
 from blockrelay_gateway.flights import Flight
+from blockrelay_gateway.http_errors import error_body
 from blockrelay_gateway.relay import Answer, Delta, finish_reason
 
 Kind = Literal["completion", "chat"]
@@ -23,23 +26,11 @@ class Options:
     return_token_ids: bool = False
 
 
-class Format(Protocol):
-    """One of OpenAI's two text formats. `index` is that of the prompt."""
-
-    def opening(self, flight: Flight) -> dict[str, Any] | None:
-        """A chunk before the first token, or None."""
-        ...
-
-    def chunk(self, index: int, delta: Delta, flight: Flight, fingerprint: str) -> dict[str, Any]:
-        """The chunk of one delta."""
-        ...
+class Format(StreamFormat, Protocol):
+    """One of OpenAI's two text formats."""
 
     def whole(self, answers: Sequence[Answer], flights: Sequence[Flight]) -> dict[str, Any]:
         """The answer that is not streamed; every request has ended well."""
-        ...
-
-    def usage_chunk(self, flights: Sequence[Flight]) -> dict[str, Any]:
-        """The last chunk, when include_usage is set."""
         ...
 
     def queued(self, flight: Flight) -> dict[str, Any]:
@@ -101,7 +92,12 @@ class _Base:
             "fallback_events": fallback_events(flights),
         }
 
-    def usage_chunk(self, flights: Sequence[Flight]) -> dict[str, Any]:
+    def problem(self, error: BlockrelayError, flight: Flight) -> dict[str, Any]:
+        return error_body(error)
+
+    def closing(self, flights: Sequence[Flight]) -> dict[str, Any] | None:
+        if not self._options.include_usage:
+            return None
         head = self._head(flights[0], flights[0].numerics, chunk=True)
         return head | {"choices": [], "usage": usage(flights), "fallback_events": fallback_events(flights)}
 

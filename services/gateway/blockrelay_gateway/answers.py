@@ -1,0 +1,76 @@
+"""From flights to what a client reads: whole answers and event streams, the same for every format."""
+
+from collections.abc import AsyncIterator, Sequence
+from typing import Any, Protocol
+
+from blockrelay.errors import BlockrelayError
+from blockrelay_gateway import sse
+from blockrelay_gateway.flights import Flight, Readers
+from blockrelay_gateway.gateway import Gateway
+from blockrelay_gateway.http_errors import error_body
+from blockrelay_gateway.relay import Answer, Delta, failure
+
+
+class StreamFormat(Protocol):
+    """How one kind of answer looks in a stream. `index` is that of the prompt."""
+
+    def opening(self, flight: Flight) -> dict[str, Any] | None:
+        """A chunk before the first token, or None."""
+        ...
+
+    def chunk(self, index: int, delta: Delta, flight: Flight, fingerprint: str) -> dict[str, Any]:
+        """The chunk of one delta."""
+        ...
+
+    def problem(self, error: BlockrelayError, flight: Flight) -> dict[str, Any]:
+        """The chunk of a bad end."""
+        ...
+
+    def closing(self, flights: Sequence[Flight]) -> dict[str, Any] | None:
+        """A chunk after the last delta of requests that all ended well, or None."""
+        ...
+
+
+async def collect(gateway: Gateway, readers: Readers) -> list[Answer]:
+    """Wait for the end of every request. Raises ServiceUnavailable when the gateway shuts down first."""
+    relays = [gateway.relay(flight) for flight in readers.flights]
+    answers = [Answer() for _ in readers.flights]
+    async for batch in readers.batches():
+        for index, entry in batch:
+            answers[index].add(relays[index].push(entry))
+    return answers
+
+
+async def stream(gateway: Gateway, readers: Readers, form: StreamFormat, *, after: int = 0) -> AsyncIterator[bytes]:
+    """The events of an answer behind position `after`. A bad end is an event of its own, never a silent close.
+
+    With one prompt the event id is the position; with several it is `<index>:<position>`.
+    """
+    flights = readers.flights
+    relays = [gateway.relay(flight) for flight in flights]
+    yield sse.RETRY
+    if after == 0 and (opening := form.opening(flights[0])):
+        yield sse.event(opening, "0")
+    try:
+        async for batch in readers.batches(quiet_s=gateway.settings.keep_alive_s):
+            if not batch:
+                yield sse.KEEP_ALIVE
+                continue
+            fingerprints = [await gateway.flights.numerics(flight) for flight in flights]
+            parts: list[bytes] = []
+            for index, entry in batch:
+                delta = relays[index].push(entry)
+                if delta.end is not None and (error := failure(delta.end)):
+                    body = form.problem(error, flights[index])
+                else:
+                    body = form.chunk(index, delta, flights[index], fingerprints[index])
+                name = str(delta.position) if len(flights) == 1 else f"{index}:{delta.position}"
+                if delta.position > after:
+                    parts.append(sse.event(body, name))
+            yield b"".join(parts)
+        good = all(flight.end is not None and failure(flight.end) is None for flight in flights)
+        if good and (closing := form.closing(flights)):
+            yield sse.event(closing)
+    except BlockrelayError as error:  # the gateway shuts down
+        yield sse.event(error_body(error))
+    yield sse.DONE

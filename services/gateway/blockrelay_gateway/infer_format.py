@@ -1,0 +1,120 @@
+"""The pipeline's own answers (CONTRACTS section 2). Pure."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from blockrelay.errors import BlockrelayError
+from blockrelay.messages import EndEntry
+from blockrelay.tensors import encode_tensor, to_float16
+from blockrelay_gateway.flights import Flight
+from blockrelay_gateway.http_errors import error_body
+from blockrelay_gateway.openai_format import usage
+from blockrelay_gateway.relay import Answer, Delta, finish_reason
+
+
+def execution(end: EndEntry, blocks: Mapping[str, str]) -> dict[str, Any]:
+    """execution_times, execution_stats and fallback_events. `blocks` is the plan's block -> "CPU" | "GPU".
+
+    A request that fell back ran its last run on CPUs only.
+    """
+    times: dict[str, float] = end.meta.get("execution_times") or {}
+    devices = {block: "CPU" if end.fallbacks else blocks.get(block, "CPU") for block in (blocks or times)}
+    on_gpu = sum(device == "GPU" for device in devices.values())
+    return {
+        "execution_times": times,
+        "execution_stats": {
+            "gpu_blocks_executed": on_gpu,
+            "cpu_blocks_executed": len(devices) - on_gpu,
+            "total_fallbacks": len(end.fallbacks),
+            "successful_fallbacks": sum(bool(event.get("success")) for event in end.fallbacks),
+            "avg_block_time": round(sum(times.values()) / len(times), 6) if times else 0.0,
+        },
+        "fallback_events": list(end.fallbacks),
+    }
+
+
+def tensor_success(
+    logits: NDArray[np.float32], end: EndEntry, *, session_id: str | None, step: int, seconds: float, **more: Any
+) -> dict[str, Any]:
+    """The answer to a tensor step; `logits` float32 [n, vocab] becomes float16 [1, n, vocab]."""
+    return {
+        "status": "success",
+        "message": "Pipeline completed successfully",
+        "session_id": session_id,
+        "step": step,
+        "outputs": {"logits": encode_tensor(to_float16(logits)[np.newaxis])},
+        "total_pipeline_time": round(seconds, 6),
+        "system_fingerprint": end.numerics or None,
+        **more,
+    }
+
+
+def text_success(answer: Answer, flight: Flight, *, seconds: float, **more: Any) -> dict[str, Any]:
+    """The answer to the text form."""
+    assert answer.end is not None
+    return {
+        "status": "success",
+        "message": "Pipeline completed successfully",
+        "request_id": flight.request,
+        "outputs": {"text": answer.text, "token_ids": answer.token_ids},
+        "finish_reason": finish_reason(answer.end),
+        "usage": usage([flight]),
+        "seed": flight.params.seed,
+        "total_pipeline_time": round(seconds, 6),
+        "system_fingerprint": answer.end.numerics or None,
+        **more,
+    }
+
+
+def pipeline_error(error: BlockrelayError, end: EndEntry, *, session_id: str | None) -> dict[str, Any]:
+    """The answer to a request that began and ended badly; OpenAI's shape rides along."""
+    block = end.meta.get("failed_block") or None
+    times: dict[str, float] = end.meta.get("execution_times") or {}
+    worker = "GPU" if end.meta.get("device") == "gpu" else "CPU"
+    failed = {"block_id": block, "error": str(error), "execution_time": times.get(block or "", 0.0), "worker": worker}
+    return {
+        "status": "error",
+        "message": f"Pipeline failed at {block}: {error}" if block else f"Pipeline failed: {error}",
+        "session_id": session_id,
+        "failed_block": block,
+        "error_type": end.meta.get("error_type") or type(error).__name__,
+        "successful_blocks": [name for name in times if name != block],
+        "failed_blocks": [failed] if block else [],
+        "fallback_events": list(end.fallbacks),
+        **error_body(error),
+    }
+
+
+class InferStream:
+    """The text form, streamed: one object per token, then the same object as without streaming."""
+
+    def __init__(self, blocks: Mapping[str, str]) -> None:
+        """`blocks` as in `execution`."""
+        self._blocks = blocks
+        self._answers: dict[int, Answer] = {}
+
+    def opening(self, flight: Flight) -> dict[str, Any] | None:
+        return {"status": "accepted", "request_id": flight.request, "seed": flight.params.seed}
+
+    def chunk(self, index: int, delta: Delta, flight: Flight, fingerprint: str) -> dict[str, Any]:
+        answer = self._answers.setdefault(index, Answer())
+        answer.add(delta)
+        if delta.end is not None:
+            seconds = flight.heard - flight.started
+            return text_success(answer, flight, seconds=seconds, **execution(delta.end, self._blocks))
+        return {
+            "status": "token",
+            "request_id": flight.request,
+            "position": delta.position,
+            "outputs": {"text": delta.text, "token_ids": [delta.token]},
+        }
+
+    def problem(self, error: BlockrelayError, flight: Flight) -> dict[str, Any]:
+        assert flight.end is not None
+        return pipeline_error(error, flight.end, session_id=None)
+
+    def closing(self, flights: Sequence[Flight]) -> dict[str, Any] | None:
+        return None

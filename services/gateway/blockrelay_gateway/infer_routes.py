@@ -1,0 +1,137 @@
+"""POST /v1/infer and its WebSocket."""
+
+import asyncio
+import json
+from typing import Any
+
+from fastapi import APIRouter, Request, WebSocket, WebSocketDisconnect
+from fastapi.responses import Response
+from pydantic import ValidationError
+from redis.exceptions import RedisError
+
+from blockrelay.errors import BadRequest, BlockrelayError, ServiceUnavailable
+from blockrelay_gateway import gateway as gateways
+from blockrelay_gateway import infer, sse
+from blockrelay_gateway.answers import stream
+from blockrelay_gateway.gateway import Gateway
+from blockrelay_gateway.http_errors import JsonAnswer, from_validation, infer_error, status_of, to_json
+from blockrelay_gateway.infer_format import InferStream
+from blockrelay_gateway.schemas import InferRequest
+from blockrelay_gateway.translate import clean_traceparent
+
+router = APIRouter()
+#: Messages of one socket that are under way at once; more wait.
+SOCKET_REQUESTS = 64
+
+
+@router.post("/v1/infer")
+async def infer_once(body: InferRequest, request: Request) -> Response:
+    """The tensor form or the text form."""
+    gateway = gateways.of(request)
+    trace = clean_traceparent(request.headers.get("traceparent"))
+    if body.id is not None:
+        raise BadRequest("id is for messages on the WebSocket", param="id")
+    if infer.is_tensor_form(body):
+        done = await sse.unless_gone(request, infer.run_tensors(gateway, body, trace))
+        return _answer(done, {})
+    form = InferStream(await infer.plan_blocks(gateway))
+    readers = await infer.submit_text(gateway, body, trace)
+    name = readers.flights[0].request
+    if body.stream:
+        return sse.EventStream(stream(gateway, readers, form), readers, request_id=name)
+    with readers:
+        if body.background:
+            queued = {"status": "queued", "request_id": name, "seed": readers.flights[0].params.seed}
+            return JsonAnswer(queued, status_code=202, headers={"x-request-id": name})
+        return _answer(await sse.unless_gone(request, infer.finish_text(gateway, readers)), {"x-request-id": name})
+
+
+def _answer(done: tuple[dict[str, Any], BlockrelayError | None] | None, headers: dict[str, str]) -> Response:
+    if done is None:
+        return Response(status_code=499)
+    body, error = done
+    return JsonAnswer(body, status_code=status_of(error) if error else 200, headers=headers)
+
+
+@router.websocket("/v1/infer/ws")
+@router.websocket("/ws")
+async def infer_socket(socket: WebSocket) -> None:
+    """Every message is a body of POST /v1/infer, several at once; answers carry the message's `id`."""
+    await socket.accept()
+    conversation = Conversation(gateways.of(socket), socket)
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            try:
+                while True:
+                    text = await socket.receive_text()
+                    await conversation.room.acquire()
+                    tasks.create_task(conversation.message(text)).add_done_callback(
+                        lambda _: conversation.room.release()
+                    )
+            except (WebSocketDisconnect, KeyError):  # KeyError: a binary message
+                raise _Left from None
+    except* (_Left, WebSocketDisconnect):  # the latter from a task that was sending
+        pass
+
+
+class _Left(Exception):
+    """The client has left: ends the task group, which releases all readers."""
+
+
+class Conversation:
+    """One socket. Messages are answered by tasks of their own; only sending is exclusive."""
+
+    def __init__(self, gateway: Gateway, socket: WebSocket) -> None:
+        self._gateway, self._socket = gateway, socket
+        self._sending = asyncio.Lock()
+        self._trace = clean_traceparent(socket.headers.get("traceparent"))
+        self.room = asyncio.Semaphore(SOCKET_REQUESTS)
+
+    async def message(self, text: str) -> None:
+        """Answer one message, whatever is in it."""
+        name: str | int | None = None
+        session: str | None = None
+        try:
+            try:
+                content = json.loads(text)
+            except (ValueError, RecursionError) as error:
+                raise BadRequest(f"the message is not JSON: {error}") from error
+            if isinstance(content, dict):
+                name, session = _plain(content, "id"), _plain(content, "session_id")  # pyright: ignore
+            request = InferRequest.model_validate(content)
+            await self._run(request)
+        except ValidationError as error:
+            await self._refuse(from_validation(error.errors()), name, session)
+        except BlockrelayError as error:
+            await self._refuse(error, name, session)
+        except RedisError:
+            await self._refuse(ServiceUnavailable("the queue (Redis) does not answer; try again later"), name, session)
+
+    async def _run(self, request: InferRequest) -> None:
+        if infer.is_tensor_form(request):
+            body, _ = await infer.run_tensors(self._gateway, request, self._trace)
+            await self._send(body, request.id)
+            return
+        with await infer.submit_text(self._gateway, request, self._trace) as readers:
+            if request.background:
+                await self._send({"status": "queued", "request_id": readers.flights[0].request}, request.id)
+            elif request.stream:
+                async for body in infer.text_objects(self._gateway, readers):
+                    await self._send(body, request.id)
+            else:
+                body, _ = await infer.finish_text(self._gateway, readers)
+                await self._send(body, request.id)
+
+    async def _refuse(self, error: BlockrelayError, name: str | int | None, session: str | None) -> None:
+        self._gateway.refusals.count("/v1/infer/ws", error)
+        await self._send(infer_error(error, session), name)
+
+    async def _send(self, body: dict[str, Any], name: str | int | None) -> None:
+        named = body if name is None else {"id": name, **body}
+        async with self._sending:
+            await self._socket.send_text(to_json(named).decode())
+
+
+def _plain(content: dict[str, Any], name: str) -> Any:
+    value = content.get(name)
+    return value if isinstance(value, str | int) else None

@@ -1,0 +1,130 @@
+"""GET and DELETE /v1/requests/{id}: any request of the cell, whichever gateway accepted it.
+
+The id may be the request's own (`req-…`) or the one OpenAI's clients got (`cmpl-…`, `chatcmpl-…`); for events, its
+prefix decides the format.
+"""
+
+import re
+from typing import Annotated, Any, cast
+
+from fastapi import APIRouter, Header, Query, Request
+from fastapi.responses import Response
+
+from blockrelay import scripts as calls
+from blockrelay.errors import BadRequest, NotFound
+from blockrelay.messages import RequestBody, decode_log_entry
+from blockrelay.sampling_params import SamplingParams
+from blockrelay_gateway import gateway as gateways
+from blockrelay_gateway import infer, sse
+from blockrelay_gateway.answers import StreamFormat, stream
+from blockrelay_gateway.flights import Readers
+from blockrelay_gateway.gateway import Gateway
+from blockrelay_gateway.http_errors import JsonAnswer, error_body
+from blockrelay_gateway.infer_format import InferStream
+from blockrelay_gateway.openai_format import Options, format_of
+from blockrelay_gateway.relay import Answer, Relay, failure, finish_reason
+
+router = APIRouter()
+_PUBLIC_ID = re.compile(r"(req|cmpl|chatcmpl)-([0-9a-f]{24})")
+_STATUS = {
+    "stop": "completed",
+    "length": "completed",
+    "tensor": "completed",
+    "cancelled": "cancelled",
+    "expired": "expired",
+    "error": "failed",
+}
+
+
+def parse_id(public: str) -> tuple[str, str]:
+    """The request's own id and the prefix the client used. Raises NotFound for anything that cannot be an id."""
+    found = _PUBLIC_ID.fullmatch(public)
+    if not found:
+        raise NotFound(f"{public!r} is no request id", param="id")
+    return f"req-{found[2]}", found[1]
+
+
+@router.get("/v1/requests/{public}")
+async def show(public: str, request: Request) -> Response:
+    """State, text so far and usage."""
+    return JsonAnswer(await _view(gateways.of(request), public))
+
+
+@router.delete("/v1/requests/{public}")
+@router.post("/v1/requests/{public}/cancel")
+async def cancel(public: str, request: Request) -> Response:
+    """End the request now, unless it has ended. The answer is that of GET."""
+    gateway = gateways.of(request)
+    name, _ = parse_id(public)
+    await gateway.scripts.run(calls.finish(name, "cancelled", meta={"error": "by request of a client"}))
+    return JsonAnswer(await _view(gateway, public))
+
+
+@router.get("/v1/requests/{public}/events")
+async def events(
+    public: str,
+    request: Request,
+    starting_after: Annotated[int | None, Query(ge=0)] = None,
+    include_usage: bool = False,
+    return_token_ids: bool = False,
+    last_event_id: Annotated[str | None, Header()] = None,
+) -> Response:
+    """The stream of the request behind a position: the rest of an interrupted stream, or all of a background one."""
+    gateway = gateways.of(request)
+    name, prefix = parse_id(public)
+    after = starting_after
+    if after is None:
+        text = (last_event_id or "0").rpartition(":")[2]
+        if not text.isdecimal() or len(text) > 9:
+            raise BadRequest("Last-Event-ID is no position", param="Last-Event-ID")
+        after = int(text)
+    form: StreamFormat
+    if prefix == "req":
+        form = InferStream(await infer.plan_blocks(gateway))
+    else:
+        options = Options(include_usage=include_usage, return_token_ids=return_token_ids)
+        kind = "completion" if prefix == "cmpl" else "chat"
+        form = format_of(kind, gateway.model_name, gateway.tokenizer, options)
+    flight = await gateway.flights.resume(name)
+    readers = Readers(gateway.flights, [flight])
+    return sse.EventStream(stream(gateway, readers, form, after=after), readers, request_id=name)
+
+
+async def _view(gateway: Gateway, public: str) -> dict[str, Any]:
+    name, _ = parse_id(public)
+    both = gateway.client.pipeline(transaction=True)  # record and log of one moment
+    both.hgetall(gateway.keys.request(name))
+    both.xrange(gateway.keys.log(name))
+    record, entries = cast(tuple[dict[bytes, bytes], list[tuple[bytes, dict[bytes, bytes]]]], await both.execute())
+    if not record:
+        raise NotFound(f"request {public} is unknown or was forgotten after its retention", param="id")
+    body = RequestBody.decode(record[b"body"])
+    params = SamplingParams.from_dict(body.params)
+    relay, answer = Relay(gateway.tokenizer, params, gateway.folder.model.eos_ids), Answer()
+    for entry_id, fields in entries:
+        answer.add(relay.push(decode_log_entry(entry_id, fields)))
+    end = answer.end
+    error = failure(end) if end else None
+    new = len(answer.tokens)
+    return {
+        "id": public,
+        "object": "request",
+        "request_id": name,
+        "status": _STATUS[end.reason] if end else record[b"state"].decode(),
+        "created": int(record[b"accepted"]) // 1000,
+        "model": gateway.model_name,
+        "background": body.background,
+        "text": answer.text,
+        "token_ids": answer.token_ids,
+        "finish_reason": finish_reason(end) if end else None,
+        "usage": {
+            "prompt_tokens": body.prompt.size,
+            "completion_tokens": new,
+            "total_tokens": body.prompt.size + new,
+        },
+        "seed": params.seed,
+        "system_fingerprint": (end.numerics if end else record.get(b"numerics", b"").decode()) or None,
+        "reruns": int(record.get(b"reruns", b"0")),
+        "fallback_events": list(end.fallbacks) if end else [],
+        "error": error_body(error)["error"] if error else None,
+    }
