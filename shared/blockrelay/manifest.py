@@ -258,8 +258,8 @@ def check_manifest(manifest: Manifest) -> None:
     model = manifest.model
     if model.heads % model.kv_heads:
         fail(f"heads ({model.heads}) must be a multiple of kv_heads ({model.kv_heads})")
-    if model.head_dim % 2:
-        fail(f"head_dim ({model.head_dim}) must be even")
+    if model.head_dim % 8:
+        fail(f"head_dim ({model.head_dim}) must be a multiple of 8")
     if any(token >= model.vocab_size for token in model.eos_ids):
         fail(f"eos_ids {list(model.eos_ids)} are not all below vocab_size {model.vocab_size}")
     for path in manifest.files:

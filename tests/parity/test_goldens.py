@@ -1,5 +1,8 @@
 """The executor says what transformers says: greedy tokens of every family. The goldens are committed: no torch here."""
 
+import json
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -68,6 +71,19 @@ def test_fp32_generates_exactly_the_greedy_tokens_of_transformers(case: Case, tm
     tokens = Greedy(converted(case, tmp_path, "fp32")).generate(golden["prompt"], NEW_TOKENS)
 
     assert tokens == golden["tokens"]
+
+
+def test_the_command_line_generates_the_same_tokens(tmp_path: Path) -> None:
+    case = CASES[0]
+    golden = goldens()[case.name]
+    folder = converted(case, tmp_path, "fp32").root
+    command = [sys.executable, "-m", "blockrelay_worker.generate", "--model", str(folder)]
+    command += ["--ids", ",".join(map(str, golden["prompt"])), "--max-tokens", str(NEW_TOKENS)]
+    command += ["--temperature", "0", "--ignore-eos", "--json"]
+
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+
+    assert json.loads(done.stdout)["tokens"] == golden["tokens"]
 
 
 @every_case

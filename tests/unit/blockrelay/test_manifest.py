@@ -154,7 +154,7 @@ def _drop(*path: str | int) -> Callable[[dict[str, Any]], None]:
         (_drop("model", "heads"), "model: field 'heads' is missing"),
         (_set("model", "heads", to=True), "heads must be an integer"),
         (_set("model", "heads", to=3), "heads (3) must be a multiple of kv_heads (2)"),
-        (_set("model", "head_dim", to=7), "head_dim (7) must be even"),
+        (_set("model", "head_dim", to=12), "head_dim (12) must be a multiple of 8"),
         (_set("model", "layers", to=10**9), "has 1000000001 blocks, not 3"),
         (_set("model", "eos_ids", to=[50]), "eos_ids [50] are not all below vocab_size 50"),
         (_set("model", "rms_norm_eps", to="small"), "rms_norm_eps must be a finite number"),
