@@ -1,0 +1,160 @@
+"""`blockrelay up` under kill -9: of itself, of a worker, of Redis; and its clean end."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import httpx
+import pytest
+
+from blockrelay.keys import Keys
+from blockrelay.messages import EndEntry, TokenEntry, decode_log_entry
+from blockrelay.redis_link import connect
+from blockrelay_launcher.data_folder import read_running
+from tests.tiny_model import write_tiny_model
+from tests.up_process import COMMAND, UpProcess, command_line, running_up
+from tests.waiting import wait_until
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_model(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture
+def data() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="br-up-") as folder:
+        yield Path(folder)
+
+
+def complete(url: str, **more: Any) -> dict[str, Any]:
+    """One greedy completion of the tiny model."""
+    body = {"model": "tiny", "prompt": [1, 5, 9], "max_tokens": 40, "temperature": 0, "ignore_eos": True, **more}
+    answer = httpx.post(f"{url}/v1/completions", json={"return_token_ids": True, **body}, timeout=60)
+    assert answer.is_success, answer.text
+    return answer.json()
+
+
+def tokens_of(answer: dict[str, Any]) -> list[int]:
+    return answer["choices"][0]["token_ids"]
+
+
+def status(up: UpProcess) -> dict[str, Any]:
+    done = subprocess.run([*COMMAND, "status", "--data", str(up.data), "--json"], capture_output=True, check=True)
+    return json.loads(done.stdout)
+
+
+def fails_with(*argv: str) -> str:
+    """Run a command that must end with code 2 and one line; the line."""
+    done = subprocess.run([*COMMAND, *argv], capture_output=True, text=True, timeout=30, check=False)
+    assert done.returncode == 2 and done.stderr.count("\n") == 1 and not done.stdout, done
+    return done.stderr
+
+
+def test_ctrl_c_drains_and_leaves_nothing_and_nobody_else_may_use_its_port_or_data(model: Path, data: Path) -> None:
+    shared_memory = set(os.listdir("/dev/shm"))
+    with running_up(model, "--stages", "2", data=data) as up:
+        children = up.children()
+        assert len(children) == 6, "two Redis, the scheduler, two workers and the gateway"
+        assert len(tokens_of(complete(up.url))) == 40
+
+        port = up.url.rpartition(":")[2]
+        line = fails_with("up", "--model", str(model), "--port", port)
+        assert f"port {port}" in line and "--port" in line
+        line = fails_with("up", "--model", str(model), "--port", "0", "--data", str(data))
+        assert str(up.process.pid) in line and str(data) in line
+        assert up.children() == children, "neither has disturbed it"
+
+        (found,) = status(up)["models"].values()
+        assert [w["state"] for w in found["workers"]] == ["ready", "ready"] and not found["missing"]
+        shown = subprocess.run([*COMMAND, "status", "--data", str(data)], capture_output=True, text=True, check=True)
+        assert "stage" in shown.stdout and "in flight: 0" in shown.stdout
+
+        assert up.stop(signal.SIGINT) == 0
+        assert not any(command_line(pid) for pid in children)
+    assert not (data / "up.json").exists() and set(os.listdir("/dev/shm")) == shared_memory
+    for log in data.glob("logs/*worker*.log"):
+        assert "NODE_DRAINING" in log.read_text() and "ERROR" not in log.read_text()
+
+
+def test_killed_with_9_it_leaves_no_orphan_and_the_next_one_goes_on_with_what_was_accepted(
+    model: Path, data: Path
+) -> None:
+    with running_up(model, data=data) as up:
+        undisturbed = tokens_of(complete(up.url, max_tokens=300))
+        children = up.children()
+        (worker,) = up.pid_of("blockrelay_worker")
+        os.kill(worker, signal.SIGSTOP)  # so that the request is accepted and not finished
+        accepted = complete(up.url, max_tokens=300, background=True)
+        up.stop(signal.SIGKILL)
+        wait_until(lambda: not any(command_line(pid) for pid in children), "all children have ended")
+    with running_up(model, data=data) as up:
+        running = read_running(data)
+        client, keys = connect(running.redis_url), Keys(running.cell)
+        log = keys.log(accepted["id"].replace("cmpl-", "req-"))
+        wait_until(lambda: not client.zcard(keys.running), "the accepted request is finished")
+        *tokens, end = [decode_log_entry(i, f) for i, f in cast(Any, client.xrange(log))]
+        assert [t.token for t in tokens if isinstance(t, TokenEntry)] == undisturbed
+        assert isinstance(end, EndEntry) and end.reason == "length"
+        client.close()
+        assert up.stop() == 0
+
+
+def test_a_killed_worker_and_a_killed_redis_are_replaced_and_requests_go_on(model: Path, data: Path) -> None:
+    with running_up(model, "--stages", "2", "--verbose", data=data) as up:
+        undisturbed = tokens_of(complete(up.url, max_tokens=120))
+        for victim in ("blockrelay_worker", "control/redis.sock", "payload/redis.sock", "blockrelay_scheduler"):
+            before = up.pid_of(victim)
+            with httpx.stream("POST", f"{up.url}/v1/completions", timeout=60, json={
+                "model": "tiny", "prompt": [1, 5, 9], "max_tokens": 120, "temperature": 0, "ignore_eos": True,
+                "stream": True, "return_token_ids": True,
+            }) as stream:  # fmt: skip
+                seen: list[int] = []
+                for line in stream.iter_lines():
+                    if line.startswith("data: {"):
+                        chunk = json.loads(line.removeprefix("data: "))
+                        seen += chunk["choices"][0].get("token_ids", [])
+                        if len(seen) == 20:
+                            os.kill(before[0], signal.SIGKILL)
+            assert seen == undisturbed, f"after the death of {victim}"
+            wait_until(lambda v=victim, b=before: len(up.pid_of(v)) == len(b), f"{victim} is there again")
+            assert up.pid_of(victim) != before
+        assert up.stop() == 0
+
+
+def test_a_model_that_was_altered_ends_the_start_with_the_name_of_the_file(model: Path, tmp_path: Path) -> None:
+    altered = tmp_path / "model"
+    altered.mkdir()
+    for path in model.rglob("*"):
+        target = altered / path.relative_to(model)
+        target.mkdir() if path.is_dir() else target.write_bytes(path.read_bytes())
+    block = altered / "blocks" / "block_2.bin"
+    content = bytearray(block.read_bytes())
+    content[100] ^= 1
+    block.write_bytes(content)
+    started = time.monotonic()
+    done = subprocess.run(
+        [*COMMAND, "up", "--model", str(altered), "--port", "0"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 2 and not done.stdout and "block_2.bin" in done.stderr.splitlines()[-1]
+    assert time.monotonic() - started < 30
+
+
+def test_a_port_taken_by_somebody_else_is_one_line_and_starts_nothing(model: Path, data: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        line = fails_with("up", "--model", str(model), "--port", port, "--data", str(data))
+    assert f"port {port}" in line and not list(data.iterdir())

@@ -1,0 +1,82 @@
+"""The `blockrelay` command as people type it: what cannot work is one line and exit code 2."""
+
+import subprocess
+import sys
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+from blockrelay_launcher.cli import main
+from tests.tiny_model import BLOCKS, write_tiny_model
+from tests.up_process import COMMAND
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_model(tmp_path_factory.mktemp("tiny"))
+
+
+def run(*argv: str | Path) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run([*COMMAND, *map(str, argv)], capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_version_and_help() -> None:
+    assert run("--version").stdout == f"blockrelay {version('blockrelay')}\n"
+    shown = run("--help")
+    assert shown.returncode == 0
+    for command in ("up", "status", "cancel", "demo", "generate", "convert"):
+        assert command in shown.stdout
+
+
+@pytest.mark.parametrize(("command", "word"), [("generate", "--prompt"), ("convert", "--precision")])
+def test_generate_and_convert_are_other_processes_with_their_own_help(command: str, word: str) -> None:
+    shown = run(command, "--help")
+    assert shown.returncode == 0 and word in shown.stdout
+
+
+def test_generate_gets_its_arguments_as_they_are(model: Path) -> None:
+    done = run("generate", "--model", model, "--ids", "1,5,9", "--max-tokens", "3", "--ignore-eos", "--json")
+    assert done.returncode == 0 and '"tokens"' in done.stdout, done.stderr
+    assert run("generate", "--no-such-option").returncode == 2
+
+
+def here(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *argv: str | Path) -> tuple[object, str]:
+    """Run the command in this process: exit code and stderr. It must print nothing else."""
+    monkeypatch.setattr(sys, "argv", ["blockrelay", *map(str, argv)])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    out, err = capsys.readouterr()
+    assert out == ""
+    return ended.value.code, err
+
+
+def test_what_cannot_work_is_one_line(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for argv, words in [
+        (["up", "--model", tmp_path / "none"], ["none", "no such block folder"]),
+        (["up", "--model", model, "--stages", "9"], [f"the model has {BLOCKS} blocks", f"choose 1 to {BLOCKS}"]),
+        (["up", "--model", model, "--redis", "elsewhere"], ["elsewhere", "not the URL of a Redis"]),
+        (["up", "--model", model, "--payload-redis", "redis://h"], ["--payload-redis needs --redis"]),
+        (["status", "--data", tmp_path], ["nothing runs on", "up.json"]),
+        (["cancel", "req-1", "--redis", "redis://h", "--data", tmp_path], ["not both"]),
+        (["demo", "--model", model, "--stages", "9"], [f"the model has {BLOCKS} blocks"]),
+    ]:
+        code, err = here(capsys, monkeypatch, *argv)
+        assert code == 2 and err.count("\n") == 1 and all(word in err for word in words), err
+
+
+def test_a_wrong_setting_is_named(
+    model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BLOCKRELAY_CELL", "Not A Cell")
+    code, err = here(capsys, monkeypatch, "status")
+    assert code == 2 and err.startswith("BLOCKRELAY_CELL: ")
+
+
+def test_a_redis_that_is_not_there_is_one_line_and_exit_code_1(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code, err = here(capsys, monkeypatch, "status", "--redis", f"unix://{tmp_path}/none.sock")
+    assert code == 1 and "Redis does not answer" in err and err.count("\n") == 1

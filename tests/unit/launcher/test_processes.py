@@ -1,0 +1,138 @@
+"""Children: started, noticed when they end, never left behind."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from blockrelay_launcher.processes import Alarm, Child, is_worth_showing, stop_all
+from tests.up_process import command_line
+from tests.waiting import wait_until
+
+FOR_EVER = "import threading; print('started', flush=True); threading.Event().wait()"
+STUBBORN = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); " + FOR_EVER
+
+
+def child(tmp_path: Path, program: str, name: str = "child") -> Child:
+    return Child(name=name, argv=[sys.executable, "-c", program], env=dict(os.environ), log=tmp_path / f"{name}.log")
+
+
+def has_started(process: Child) -> bool:
+    return any(line == "started" for line in process.new_lines())
+
+
+def test_a_child_is_started_ends_and_is_started_again(tmp_path: Path) -> None:
+    with Alarm() as alarm:
+        one = child(tmp_path, "print('hello'); raise SystemExit(3)")
+        one.start()
+        assert one.running and one.pid
+        alarm.wait(10)  # its end wakes us
+        codes: list[int | None] = []
+        wait_until(lambda: codes.append(one.reap()) or codes[-1] is not None, "it has ended")
+        assert codes[-1] == 3 and not one.running and one.deaths == 1 and one.reap() is None
+        assert list(one.new_lines()) == ["hello"] and one.last_words == "hello"
+        first = one.pid
+        one.start()
+        assert one.pid != first
+        stop_all([one], alarm, patience_s=10)
+        one.close()
+
+
+def test_the_end_of_a_child_wakes_the_parent_at_once(tmp_path: Path) -> None:
+    with Alarm() as alarm:
+        one = child(tmp_path, FOR_EVER)
+        one.start()
+        wait_until(lambda: has_started(one), "it runs")
+        one.signal(signal.SIGKILL)
+        asked = time.monotonic()
+        alarm.wait(30)
+        assert time.monotonic() - asked < 10
+        wait_until(lambda: one.reap() == -signal.SIGKILL, "it is reaped")
+        one.close()
+
+
+def test_quick_deaths_make_the_pauses_longer_up_to_a_limit(tmp_path: Path) -> None:
+    one = child(tmp_path, "")
+    pauses: list[float] = []
+    for _ in range(9):
+        one.start()
+        died = wait_for_end(one)
+        pauses.append(one.start_at - died)
+    one.close()
+    rough = [round(pause, 1) for pause in pauses]
+    assert rough == sorted(rough) and rough[0] < 0.5 and rough[-1] == 5.0
+
+
+def wait_for_end(process: Child) -> float:
+    """Reap it; the time just before."""
+    moments: list[float] = []
+    wait_until(lambda: moments.append(time.monotonic()) or process.reap() is not None, "it has ended", poll_s=0.005)
+    return moments[-1]
+
+
+def test_a_stubborn_child_is_killed_and_named(tmp_path: Path) -> None:
+    with Alarm() as alarm:
+        tame, stubborn = child(tmp_path, FOR_EVER, "tame"), child(tmp_path, STUBBORN, "stubborn")
+        for each in (tame, stubborn):
+            each.start()
+            wait_until(lambda c=each: has_started(c), "it runs")
+        assert stop_all([tame, stubborn], alarm, patience_s=1) == [stubborn]
+        assert not tame.running and not stubborn.running
+        for each in (tame, stubborn):
+            each.close()
+
+
+def test_a_second_stop_request_means_at_once(tmp_path: Path) -> None:
+    with Alarm() as alarm:
+        stubborn = child(tmp_path, STUBBORN)
+        stubborn.start()
+        wait_until(lambda: has_started(stubborn), "it runs")
+        for expected in (1, 2):
+            os.kill(os.getpid(), signal.SIGTERM)
+            wait_until(lambda n=expected: alarm.stop_requests == n, "the signal is counted")
+        assert stop_all([stubborn], alarm, patience_s=60) == [stubborn]
+        stubborn.close()
+
+
+PARENT = """
+import os, signal, sys
+from pathlib import Path
+from blockrelay_launcher.processes import Child
+folder = Path(sys.argv[1])
+child = Child(name="c", argv=[sys.executable, "-c", sys.argv[2]], env=dict(os.environ), log=folder / "c.log")
+child.start()
+print(child.pid, flush=True)
+signal.pause()
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such signal")
+@pytest.mark.parametrize("program", [FOR_EVER, STUBBORN], ids=["tame", "stubborn"])
+def test_children_end_when_the_parent_is_killed(tmp_path: Path, program: str) -> None:
+    argv = [sys.executable, "-c", PARENT, str(tmp_path), program]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        pid = int(parent.stdout.readline())
+        wait_until(lambda: "started" in (tmp_path / "c.log").read_text(), "the child runs")
+        parent.kill()
+        parent.wait()
+    wait_until(lambda: not command_line(pid), "the child has ended")
+
+
+@pytest.mark.parametrize(
+    ("line", "shown"),
+    [
+        ('{"level": "INFO", "event_type": "NODE_READY"}', False),
+        ('{"level": "WARNING"}', False),
+        ('{"level": "ERROR", "event_type": "DIVERGED"}', True),
+        ("Traceback (most recent call last):", True),
+        ("", False),
+        ("3", True),
+    ],
+)
+def test_people_see_errors_and_tracebacks(line: str, shown: bool) -> None:
+    assert is_worth_showing(line) is shown

@@ -1,0 +1,58 @@
+"""`blockrelay up` as a process, for tests."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+COMMAND = [sys.executable, "-m", "blockrelay_launcher"]
+
+
+class UpProcess:
+    """A running `up`; `url` is its gateway's. `data` is where it keeps what was accepted."""
+
+    def __init__(self, process: "subprocess.Popen[str]", data: Path | None) -> None:
+        self.process, self.data = process, data
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        assert line.startswith("ready http://127.0.0.1:"), f"not ready but {line!r}"
+        self.url = line.split()[1]
+
+    def children(self) -> dict[int, str]:
+        """pid -> command line of every process that it has started and that still runs."""
+        folder = Path("/proc") / str(self.process.pid) / "task" / str(self.process.pid)
+        return {int(pid): command_line(int(pid)) for pid in (folder / "children").read_text().split()}
+
+    def pid_of(self, what: str) -> list[int]:
+        """Children whose command line contains `what`, lowest pid first."""
+        return sorted(pid for pid, command in self.children().items() if what in command)
+
+    def stop(self, number: int = signal.SIGTERM, *, timeout_s: float = 40) -> int:
+        """Send a signal and wait; the exit code."""
+        self.process.send_signal(number)
+        return self.process.wait(timeout_s)
+
+
+def command_line(pid: int) -> str:
+    """Empty for a process that has ended, a zombie included."""
+    try:
+        return (Path("/proc") / str(pid) / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
+
+
+@contextmanager
+def running_up(model: Path, *options: str, data: Path | None = None) -> Iterator[UpProcess]:
+    """`blockrelay up` on a free port, ready. Killed at the end if the test has not stopped it."""
+    argv = [*COMMAND, "up", "--model", str(model), "--port", "0", *options]
+    if data is not None:
+        argv += ["--data", str(data)]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, env=os.environ.copy()) as process:
+        try:
+            yield UpProcess(process, data)
+        finally:
+            if process.poll() is None:
+                process.kill()
