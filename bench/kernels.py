@@ -9,6 +9,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -74,8 +75,8 @@ def attention_us(
     rng = np.random.default_rng(0)
     each = -(-(first_position + rows) // PAGE)
     shape = (sequences * each, KV_HEADS, HEAD_DIM, PAGE)
-    k_pages = (rng.standard_normal(shape, np.float32)).astype(dtype)
-    v_pages = (rng.standard_normal(shape, np.float32)).astype(dtype).reshape(-1, KV_HEADS, PAGE, HEAD_DIM)
+    k_pages: Any = rng.standard_normal(shape, np.float32).astype(dtype)
+    v_pages: Any = rng.standard_normal(shape, np.float32).astype(dtype).reshape(-1, KV_HEADS, PAGE, HEAD_DIM)
     table = rng.permutation(sequences * each).astype(np.int32).reshape(sequences, each)
     segments = np.array([(s * rows, rows, first_position) for s in range(sequences)], np.int64)
     q = rng.standard_normal((sequences * rows, QUERY_HEADS, HEAD_DIM), np.float32)

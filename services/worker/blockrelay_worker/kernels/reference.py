@@ -75,7 +75,7 @@ class ReferenceKernels:
         with np.errstate(all="ignore"):
             x = qkv if row_scale is None else qkv * row_scale[:, None]
             x = x if bias is None else x + bias
-            q, k, v = np.split(x.reshape(shape.rows, -1, shape.head_dim), heads, axis=1)
+            q, k, v = np.split(x.reshape(shape.rows, heads[1] + shape.kv_heads, shape.head_dim), heads, axis=1)
             if norm_q is not None and norm_k is not None:
                 q, k = float32.norm(q, norm_q, eps), float32.norm(k, norm_k, eps)
             c, s = cos[positions][:, None], sin[positions][:, None]
@@ -173,4 +173,4 @@ def _attention(
             a = np.where(visible[..., t, None], float32.fma(p[..., t, None], v[:, :, t][of_row, :, None], a), a)
         acc[active] = a
     inverse: F32 = np.divide(np.float32(1), total, dtype=np.float32)
-    return (acc * inverse[..., None]).reshape(rows, -1)
+    return (acc * inverse[..., None]).reshape(rows, shape.query_heads * dim)

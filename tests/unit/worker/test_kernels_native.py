@@ -1,0 +1,215 @@
+"""Every native variant and thread count gives the bits of the NumPy kernels."""
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from blockrelay.errors import ExecutionError, UsageError
+from blockrelay_worker import kernels as kernels_module
+from blockrelay_worker.kernels import PAGE, Kernels, load_kernels, supported_variants
+from tests.unit.worker.kernel_cases import Chunk, Rows, chunks, floats, rows, same_bits
+
+REFERENCE = load_kernels(1, variant="reference")
+NATIVE = {(name, threads): load_kernels(threads, variant=name) for name in supported_variants() for threads in (1, 3)}
+
+pytestmark = pytest.mark.skipif(not NATIVE, reason="no native kernels were built (no C++ compiler at install)")
+every_variant = pytest.mark.parametrize("kernels", NATIVE.values(), ids=[f"{n}-{t}" for n, t in NATIVE])
+
+
+def _assert_same(case: object, call: Callable[[Kernels], tuple[NDArray[Any], ...]]) -> None:
+    expected = call(REFERENCE)
+    for (name, threads), native in NATIVE.items():
+        for position, (left, right) in enumerate(zip(expected, call(native), strict=True)):
+            assert same_bits(left, right), f"result {position} of {name} with {threads} threads differs for {case}"
+
+
+@given(rows())
+@settings(max_examples=60, deadline=None)
+def test_row_kernels_give_the_bits_of_the_reference(case: Rows) -> None:
+    gate_up = np.concatenate([case.x, case.other], axis=1)
+
+    def call(kernels: Kernels) -> tuple[NDArray[Any], ...]:
+        added, plain = case.other.copy(), case.other.copy()
+        kernels.add_scaled(added, case.x, case.row_scale)
+        kernels.add_scaled(plain, case.x, None)
+        return (
+            *kernels.quantise(case.x),
+            *kernels.norm_quantise(case.x, case.weight, 1e-5),
+            kernels.norm(case.x, case.weight, 1e-6),
+            *kernels.swiglu_quantise(gate_up, case.row_scale),
+            kernels.swiglu(gate_up),
+            added,
+            plain,
+        )
+
+    _assert_same(case, call)
+
+
+@given(chunks())
+@settings(max_examples=60, deadline=None)
+def test_rotary_and_attention_give_the_bits_of_the_reference(chunk: Chunk) -> None:
+    _assert_same(chunk, chunk.run)
+
+
+@given(chunks(max_rows=20, max_first=20), st.sampled_from([np.nan, np.inf, -np.inf, 1e30]), st.integers(0, 2**32))
+@settings(max_examples=30, deadline=None)
+def test_rows_that_are_not_finite_give_the_bits_of_the_reference(chunk: Chunk, value: float, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    chunk.qkv[rng.integers(len(chunk.qkv)), rng.integers(chunk.qkv.shape[1])] = value
+    _assert_same(chunk, chunk.run)
+
+
+@pytest.mark.parametrize(("rows_", "first", "dim", "group"), [(512, 0, 64, 4), (300, 700, 24, 3), (1, 2000, 128, 8)])
+@pytest.mark.parametrize("dtype", [np.float16, np.float32])
+def test_long_segments_give_the_bits_of_the_reference(
+    rows_: int, first: int, dim: int, group: int, dtype: type[np.floating[Any]]
+) -> None:
+    rng = np.random.default_rng(0)
+    pages = -(-(first + rows_) // PAGE)
+    k_pages = floats(rng, pages, 2, dim, PAGE, spread=0).astype(dtype)
+    v_pages = floats(rng, pages, 2, PAGE, dim, spread=0).astype(dtype)
+    last = (first + rows_) % PAGE
+    if last:
+        k_pages[-1, :, :, last:] = v_pages[-1, :, last:] = np.nan
+    q = floats(rng, rows_, 2 * group, dim, spread=0)
+    table = np.arange(pages, dtype=np.int32)[None]
+    segments = np.array([(0, rows_, first)], np.int64)
+    _assert_same(dim, lambda kernels: (kernels.attention(q, k_pages, v_pages, table, segments),))
+
+
+def test_every_float_goes_to_float16_as_numpy_rounds_it() -> None:
+    # Given every float16, the points half way between them, and their neighbours
+    halves = np.arange(0x7C00, dtype=np.uint16).view(np.float16).astype(np.float32)
+    middles = (halves[:-1] + halves[1:]) * np.float32(0.5)
+    up, down = np.nextafter(middles, np.float32(np.inf)), np.nextafter(middles, np.float32(0))
+    tiny = np.array([1e-45, 2**-25, 2**-24, 65519.99, 65520, 7e4, 3e38, np.inf, np.nan], np.float32)
+    positive = np.concatenate([halves, middles, up, down, tiny])
+    values = np.concatenate([positive, -positive])
+    values = np.pad(values, (0, -len(values) % 8)).reshape(-1, 1, 8)
+
+    # When they are stored as the values of rows of one head
+    qkv = np.zeros((len(values), 24), np.float32)
+    qkv[:, 16:] = values[:, 0]
+    index = np.arange(len(values), dtype=np.int32)
+    table = np.zeros((1, 4), np.float32)
+
+    def stored(kernels: Kernels) -> tuple[NDArray[Any], ...]:
+        k_pages = np.zeros((len(values) // PAGE + 1, 1, 8, PAGE), np.float16)
+        v_pages = np.zeros((len(values) // PAGE + 1, 1, PAGE, 8), np.float16)
+        kernels.rotary_append(
+            qkv, None, None, None, None, 1e-6, table, table, index * 0, index // PAGE, index % PAGE, k_pages, v_pages
+        )
+        return (v_pages.view(np.uint16),)
+
+    # Then every variant agrees with the reference, and the reference with NumPy where nothing saturates
+    _assert_same("float16", stored)
+    with np.errstate(over="ignore"):
+        plain = values.astype(np.float16)
+    ours = stored(REFERENCE)[0].reshape(-1, 8)[: len(values)]
+    within = np.isfinite(plain.reshape(-1, 8))
+    assert (ours[within] == plain.reshape(-1, 8).view(np.uint16)[within]).all()
+
+
+@every_variant
+def test_a_caller_in_another_rounding_mode_gets_the_same_bits(kernels: Kernels) -> None:
+    # Subnormal results are what a library that flushes them to zero would take away.
+    x = np.full((1, 64), 1e-42, np.float32)
+    added = x.copy()
+    kernels.add_scaled(added, x, None)
+    assert (added == x + x).all() and (added > 0).all()
+
+
+@every_variant
+def test_wrong_arguments_are_errors_that_name_the_argument(kernels: Kernels) -> None:
+    x = np.zeros((4, 16), np.float32)
+    wrong: Any
+    for wrong, name in (
+        (x.astype(np.float64), "x"),
+        (x[:, ::2], "x"),
+        (x.T, "x"),
+        (x[0], "x"),
+        (np.zeros((4, 0), np.float32), "x"),
+    ):
+        with pytest.raises(ExecutionError, match=f"argument {name}:"):
+            kernels.quantise(wrong)
+    with pytest.raises(ExecutionError, match="argument u:"):
+        kernels.quantise(x, u=np.zeros((4, 15), np.uint8))
+    with pytest.raises(ExecutionError, match="argument weight:"):
+        kernels.norm(x, np.ones(15, np.float32), 1e-5)
+    with pytest.raises(ExecutionError, match="argument y:"):
+        kernels.add_scaled(x, x[:3], None)
+    with pytest.raises(ExecutionError, match="gate_up: 15 columns"):
+        kernels.swiglu(np.zeros((4, 15), np.float32))
+
+
+@every_variant
+@pytest.mark.parametrize("dtype", [np.float16, np.float32])
+def test_indices_out_of_range_are_errors_and_nothing_is_written(
+    kernels: Kernels, dtype: type[np.floating[Any]]
+) -> None:
+    pages = 3
+    k_pages, v_pages = np.zeros((pages, 1, 8, PAGE), dtype), np.zeros((pages, 1, PAGE, 8), dtype)
+    qkv, table = np.ones((2, 24), np.float32), np.ones((5, 4), np.float32)
+    good = np.zeros(2, np.int32)
+    for name, bad in (("positions", 5), ("page", 3), ("slot", 16), ("positions", -1), ("page", -1), ("slot", -1)):
+        index = {"positions": good, "page": good, "slot": good, name: np.array([0, bad], np.int32)}
+        with pytest.raises(ExecutionError, match=f"argument {name}: row 1 has {bad}"):
+            kernels.rotary_append(
+                qkv, None, None, None, None, 1e-6, table, table,
+                index["positions"], index["page"], index["slot"], k_pages, v_pages,
+            )  # fmt: skip
+    assert not k_pages.any() and not v_pages.any()
+
+    q = np.ones((2, 1, 8), np.float32)
+    for table_, segment in (
+        ([[0, 3]], (0, 2, 15)),  # a page that does not exist
+        ([[0, -1]], (0, 2, 15)),
+        ([[0, 1]], (0, 2, 31)),  # more positions than the line has pages for
+        ([[0, 1]], (0, 1, 0)),  # a row without a segment
+        ([[0, 1]], (0, 3, 0)),  # a segment without rows
+        ([[0, 1]], (1, 1, 0)),
+        ([[0, 1]], (0, 2, -1)),
+        ([[0, 1]], (0, 2, 2**62)),
+        ([[0, 1]], (0, 2**62, 2**62)),
+        ([[0, 1]], (0, -(2**63), 0)),
+    ):
+        with pytest.raises(ExecutionError, match="kernel argument"):
+            kernels.attention(q, k_pages, v_pages, np.array(table_, np.int32), np.array([segment], np.int64))
+
+
+@every_variant
+def test_no_rows_is_legal(kernels: Kernels) -> None:
+    empty = np.zeros((0, 16), np.float32)
+    u, scale = kernels.quantise(empty)
+    assert u.shape == (0, 16) and scale.shape == (0,)
+    pages = np.zeros((1, 1, 8, PAGE), np.float16)
+    out = kernels.attention(
+        np.zeros((0, 2, 8), np.float32), pages, pages.reshape(1, 1, PAGE, 8),
+        np.zeros((0, 1), np.int32), np.zeros((0, 3), np.int64),
+    )  # fmt: skip
+    assert out.shape == (0, 16)
+
+
+def test_the_fastest_variant_is_taken_unless_another_is_named() -> None:
+    assert load_kernels(1).variant == supported_variants()[0]
+    assert load_kernels(1, variant="reference").variant == "reference"
+    assert load_kernels(1, variant="baseline").variant == "baseline"
+    with pytest.raises(UsageError, match="'sse9' cannot run here"):
+        load_kernels(1, variant="sse9")
+    with pytest.raises(UsageError, match="at least one thread"):
+        load_kernels(0)
+
+
+def test_without_native_kernels_the_reference_serves_and_says_that_it_is_slow(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(kernels_module, "supported_variants", lambda: ())
+    with caplog.at_level(logging.WARNING):
+        assert load_kernels(1).variant == "reference"
+    assert "slower" in caplog.text and "compiler" in caplog.text
