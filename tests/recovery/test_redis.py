@@ -38,9 +38,9 @@ def test_services_wait_for_a_redis_that_is_not_there_and_say_so(start_system: St
     system.start_scheduler()
     system.start_worker()
     worker_log, scheduler_log = system.folder / "worker-1.log", system.folder / "scheduler.log"
-    for log in (worker_log, scheduler_log):
+    for log, word in ((worker_log, "waiting for it"), (scheduler_log, "REDIS_UNREACHABLE")):
         wait_until(
-            lambda log=log: log.exists() and "waiting for it" in log.read_text(), f"{log.name} says that it waits"
+            lambda log=log, word=word: log.exists() and word in log.read_text(), f"{log.name} says that it waits"
         )
     system.control.start()
     system.wait_ready(1)

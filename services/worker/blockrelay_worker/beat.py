@@ -38,6 +38,8 @@ def compare(here_before: dict[str, str], here_after: dict[str, str], there: dict
 class Beat(threading.Thread):
     """Beats every `every_s` until `stop` is set or the worker is gone.
 
+    `run_id` is the control Redis that the worker registered with: another one means a restart since then.
+
     A step of the engine longer than `session_timeout_s` (told by `step_age`) ends the process: a stuck worker must
     not look alive.
     """
@@ -48,6 +50,7 @@ class Beat(threading.Thread):
         mailbox: Mailbox,
         *,
         worker: str,
+        run_id: str,
         model: str,
         split: str,
         stage: int,
@@ -63,7 +66,7 @@ class Beat(threading.Thread):
         self._view, self._step_age = view, step_age
         self._every_s, self._session_timeout_s, self._stopped = every_s, session_timeout_s, stop
         self._strange: frozenset[tuple[str, str]] = frozenset()
-        self._run_id = ""
+        self._run_id = run_id
 
     def run(self) -> None:
         while not self._stopped.wait(self._every_s):
@@ -82,7 +85,7 @@ class Beat(threading.Thread):
     def _beat(self) -> str | None:
         """One beat; why this worker is gone, or None."""
         run_id = server_run_id(self._links.control)
-        if self._run_id and run_id != self._run_id:
+        if run_id != self._run_id:
             self._mailbox.put(Restarted())
         self._run_id = run_id
         before = self._view()

@@ -10,7 +10,7 @@ from typing import Any
 
 from blockrelay.logs import get
 from blockrelay.plan import Plan, Stage, parse_split
-from blockrelay.redis_link import UNREACHABLE, backoff_s
+from blockrelay.redis_link import UNREACHABLE, backoff_s, server_run_id
 from blockrelay.registry import read_plan, server_ms
 from blockrelay.settings import Device
 from blockrelay_worker.links import Links, Stopping
@@ -56,9 +56,13 @@ class Registration:
                 return Assignment(plan.split, stage, parse_split(plan.split)[stage], plan.epoch)
         raise Stopping
 
-    def announce(self, assignment: Assignment, *, pages: int) -> None:
-        """Say what this worker serves and create its inboxes: from now on routes may name it."""
+    def announce(self, assignment: Assignment, *, pages: int) -> str:
+        """Say what this worker serves and create its inboxes: from now on routes may name it.
+
+        Returns the identity of the control Redis from before: any other one later means a restart in between.
+        """
         keys = self._links.keys
+        run_id: str = self._links.again(lambda: server_run_id(self._links.control))
         fields: Mapping[Any, Any] = {
             "split": assignment.split,
             "stage": assignment.stage,
@@ -74,6 +78,7 @@ class Registration:
         )
         self._links.again(self._sign_of_life)
         self._links.again(lambda: self._links.control.xadd(keys.inbox(self.worker), {"hello": self.worker}))
+        return run_id
 
     def leave_payload(self) -> None:
         """Delete the inbox on the payload Redis; what is left in it belongs to runs that are over."""

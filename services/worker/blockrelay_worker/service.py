@@ -128,7 +128,7 @@ class Worker:
         table, mailbox, over = RunTable(executor.pool), Mailbox(), threading.Event()
         self._metrics.kv_pages_total.set(executor.pool.pages)
         engine = Engine(role, self._with_faults(role, executor), table, self._links, mailbox, self._metrics)
-        registration.announce(assignment, pages=executor.pool.pages)
+        run_id = registration.announce(assignment, pages=executor.pool.pages)
         self._ready = True
         get().info("NODE_READY", worker=role.worker, stage=role.stage, first=role.first, last=role.last,
                    pages=executor.pool.pages, kernels=self._kernels.variant, products=executor.variant)  # fmt: skip
@@ -138,6 +138,7 @@ class Worker:
                 self._links,
                 mailbox,
                 worker=role.worker,
+                run_id=run_id,
                 model=self._model,
                 split=role.split,
                 stage=role.stage,
