@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+from typer.exceptions import TyperException
 
 from blockrelay.errors import BlockrelayError, UsageError
 from blockrelay_converter.conversion import convert
@@ -61,17 +62,20 @@ def main(
     typer.echo(f"{out}: {manifest.model.name}, {manifest.precision}, {manifest.model.blocks} blocks, {size} bytes")
 
 
-def run() -> int:
+def run(arguments: list[str] | None = None) -> int:
     """The exit code: 0, 2 for something the caller must change, 1 for a failure of ours or of the machine."""
     try:
-        app()
+        code = app(arguments, standalone_mode=False)  # Ctrl-C and --help come back as a code
+    except TyperException as error:  # an option that does not exist, a value of the wrong type
+        typer.echo(f"error: {error.format_message()}", err=True)
+        return 2
     except UsageError as error:
         typer.echo(f"error: {error}", err=True)
         return 2
     except (BlockrelayError, OSError) as error:
         typer.echo(f"error: {error}", err=True)
         return 1
-    return 0
+    return code if isinstance(code, int) else 0
 
 
 if __name__ == "__main__":

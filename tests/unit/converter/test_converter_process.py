@@ -85,10 +85,28 @@ def test_a_taken_place_is_exit_code_2_and_one_line_unless_forced(tmp_path: Path)
     open_block_folder(tmp_path / "out")
 
 
-def test_bad_arguments_are_exit_code_2(tmp_path: Path) -> None:
-    assert run().returncode == 2
-    assert run(tmp_path, tmp_path / "out", "--precision", "int3").returncode == 2
-    assert run(tmp_path, tmp_path / "out", "--max-position", "0").returncode == 2
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        ((), "checkpoint"),
+        (("c",), "out"),
+        (("c", "out", "--precision", "int3"), "int3"),
+        (("c", "out", "--max-position", "0"), "--max-position"),
+        (("c", "out", "--fast"), "--fast"),
+    ],
+)
+def test_bad_arguments_are_exit_code_2_and_one_line(arguments: tuple[str, ...], named: str) -> None:
+    done = run(*arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("error: ")
+    assert named in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_help_explains_the_options() -> None:
+    done = run("--help")
+    assert done.returncode == 0
+    assert "--precision" in done.stdout
 
 
 def test_a_place_that_cannot_be_written_is_exit_code_1_and_one_line(tmp_path: Path) -> None:
