@@ -1,5 +1,6 @@
-// The functions Python calls, once per instruction set. All return 0, or why nothing (valid) was written:
-// 1 an index is out of range, 2 no memory. Shapes, dtypes and layouts were checked by the caller (native.py).
+// The functions Python calls, once per instruction set. All return 0, or why nothing (valid) was written: 1 an index is
+// out of range, 2 no memory. Shapes, dtypes and layouts were checked by the caller (native.py). `epsilon` is rounded
+// to float here, where the rounding mode is known.
 #pragma once
 
 #include <new>
@@ -87,9 +88,10 @@ BLOCKRELAY_EXPORT void* blockrelay_open(int32_t threads) {
 // No call may be running or follow.
 BLOCKRELAY_EXPORT void blockrelay_close(void* pool) { delete static_cast<Pool*>(pool); }
 
-BLOCKRELAY_EXPORT int32_t blockrelay_norm(void* pool, const float* x, const float* weight, float eps, float* out,
+BLOCKRELAY_EXPORT int32_t blockrelay_norm(void* pool, const float* x, const float* weight, double epsilon, float* out,
                                           int64_t rows, int64_t n) {
   StandardRounding rounding;
+  const float eps = float(epsilon);
   static_cast<Pool*>(pool)->run(rows, 4, rows * n * 4, [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; row++) {
       const float* in = x + row * n;
@@ -104,9 +106,10 @@ BLOCKRELAY_EXPORT int32_t blockrelay_norm(void* pool, const float* x, const floa
   return kOk;
 }
 
-BLOCKRELAY_EXPORT int32_t blockrelay_norm_quantise(void* pool, const float* x, const float* weight, float eps,
+BLOCKRELAY_EXPORT int32_t blockrelay_norm_quantise(void* pool, const float* x, const float* weight, double epsilon,
                                                    uint8_t* u, float* scale, int64_t rows, int64_t n) {
   StandardRounding rounding;
+  const float eps = float(epsilon);
   static_cast<Pool*>(pool)->run(rows, 4, rows * n * 8, [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; row++) {
       const float* in = x + row * n;
@@ -179,10 +182,11 @@ BLOCKRELAY_EXPORT int32_t blockrelay_swiglu_quantise(void* pool, const float* ga
 
 BLOCKRELAY_EXPORT int32_t blockrelay_rotary_append(
     void* pool, const float* qkv, const float* row_scale, const float* bias, const float* norm_q, const float* norm_k,
-    float eps, const float* cos, const float* sin, const int32_t* positions, const int32_t* page, const int32_t* slot,
+    double epsilon, const float* cos, const float* sin, const int32_t* positions, const int32_t* page, const int32_t* slot,
     void* k_pages, void* v_pages, float* q, int32_t half_pages, int64_t rows, int64_t table_rows, int64_t pages,
     int32_t query_heads, int32_t kv_heads, int32_t head_dim) {
   StandardRounding rounding;
+  const float eps = float(epsilon);
   Pool& p = *static_cast<Pool*>(pool);
   if (half_pages)
     return rotary_of(p,

@@ -1,6 +1,8 @@
 """Every native variant and thread count gives the bits of the NumPy kernels."""
 
+import ctypes
 import logging
+import platform
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +14,7 @@ from numpy.typing import NDArray
 
 from blockrelay.errors import ExecutionError, UsageError
 from blockrelay_worker import kernels as kernels_module
-from blockrelay_worker.kernels import PAGE, Kernels, load_kernels, supported_variants
+from blockrelay_worker.kernels import PAGE, Kernels, float32, load_kernels, supported_variants
 from tests.unit.worker.kernel_cases import Chunk, Rows, chunks, floats, rows, same_bits
 
 REFERENCE = load_kernels(1, variant="reference")
@@ -116,9 +118,65 @@ def test_every_float_goes_to_float16_as_numpy_rounds_it() -> None:
     assert (ours[within] == plain.reshape(-1, 8).view(np.uint16)[within]).all()
 
 
+def _awkward(rng: np.random.Generator, *shape: int) -> NDArray[np.float32]:
+    """Floats whose products and sums tie, cancel, overflow or go below the normal floats."""
+    ones = 1 + 2.0 ** -rng.integers(1, 25, shape)
+    powers = 2.0 ** rng.integers(-75, 30, shape)
+    small = rng.integers(1, 2**24, shape) * 2.0 ** -rng.integers(60, 150, shape)
+    whole = rng.integers(0, 2**24, shape)
+    with np.errstate(all="ignore"):
+        wild = rng.integers(0, 2**32, shape, np.uint32).view(np.float32).astype(np.float64)
+        kinds = np.stack([ones, powers, ones * powers, small, whole, wild])
+        picked = np.take_along_axis(kinds, rng.integers(0, len(kinds), (1, *shape)), axis=0)[0]
+        return (picked * rng.choice([-1, 1], shape)).astype(np.float32)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_fma_rounds_once_in_every_variant(seed: int) -> None:
+    # Given a rotation by (cos = b, sin = 1), whose first half is fma(x, b, c) where the second half of x is -c
+    rng = np.random.default_rng(seed)
+    count = 5000
+    x, b, c = (_awkward(rng, count, 4) for _ in range(3))
+    close = rng.random((count, 4)) < 0.5
+    with np.errstate(all="ignore"):
+        c[close] = (-x * b * np.float32(1 + 2.0**-20))[close]
+    qkv = np.zeros((count, 24), np.float32)
+    qkv[:, :4], qkv[:, 4:8] = x, -c
+    index = np.arange(count, dtype=np.int32)
+
+    def turned(kernels: Kernels) -> tuple[NDArray[Any], ...]:
+        pages = np.zeros((count // PAGE + 1, 1, 8, PAGE), np.float32)
+        q = kernels.rotary_append(
+            qkv, None, None, None, None, 1e-6, b, np.ones_like(b), index, index // PAGE, index % PAGE, pages,
+            pages.reshape(-1, 1, PAGE, 8).copy(),
+        )  # fmt: skip
+        return (q,)
+
+    # Then every variant agrees with the arithmetic that was checked against fractions
+    with np.errstate(all="ignore"):
+        assert same_bits(turned(REFERENCE)[0][:, 0, :4], float32.fma(x, b, c))
+    _assert_same("fma", turned)
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="names x86 rounding modes")
 @every_variant
 def test_a_caller_in_another_rounding_mode_gets_the_same_bits(kernels: Kernels) -> None:
-    # Subnormal results are what a library that flushes them to zero would take away.
+    rng = np.random.default_rng(0)
+    x, weight = floats(rng, 300, 256), floats(rng, 256)
+    expected = kernels.norm(x, weight, 1e-5)
+    libm, upward, nearest = ctypes.CDLL("libm.so.6"), 0x800, 0
+    libm.fesetround(upward)
+    try:
+        got = kernels.norm(x, weight, 1e-5)
+        kept = libm.fegetround()
+    finally:
+        libm.fesetround(nearest)
+    assert same_bits(got, expected)
+    assert kept == upward
+
+
+@every_variant
+def test_subnormals_are_kept(kernels: Kernels) -> None:
     x = np.full((1, 64), 1e-42, np.float32)
     added = x.copy()
     kernels.add_scaled(added, x, None)

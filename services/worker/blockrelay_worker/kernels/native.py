@@ -22,7 +22,7 @@ from blockrelay_worker.kernels.numerics import PAGE
 VARIANTS: Final = {"avx512": 2, "avx2": 1, "baseline": 0}
 
 _P = ctypes.c_void_p
-_F = ctypes.c_float
+_D = ctypes.c_double
 _INT = ctypes.c_int32
 _LONG = ctypes.c_int64
 
@@ -30,13 +30,13 @@ _LONG = ctypes.c_int64
 _SIGNATURES: Final[dict[str, tuple[Any, list[Any]]]] = {
     "open": (_P, [_INT]),
     "close": (None, [_P]),
-    "norm": (_INT, [_P, _P, _P, _F, _P, _LONG, _LONG]),
-    "norm_quantise": (_INT, [_P, _P, _P, _F, _P, _P, _LONG, _LONG]),
+    "norm": (_INT, [_P, _P, _P, _D, _P, _LONG, _LONG]),
+    "norm_quantise": (_INT, [_P, _P, _P, _D, _P, _P, _LONG, _LONG]),
     "quantise": (_INT, [_P, _P, _P, _P, _LONG, _LONG]),
     "add_scaled": (_INT, [_P, _P, _P, _P, _LONG, _LONG]),
     "swiglu": (_INT, [_P, _P, _P, _LONG, _LONG]),
     "swiglu_quantise": (_INT, [_P, _P, _P, _P, _P, _LONG, _LONG]),
-    "rotary_append": (_INT, [_P] * 6 + [_F] + [_P] * 8 + [_INT, _LONG, _LONG, _LONG, _INT, _INT, _INT]),
+    "rotary_append": (_INT, [_P] * 6 + [_D] + [_P] * 8 + [_INT, _LONG, _LONG, _LONG, _INT, _INT, _INT]),
     "attention": (_INT, [_P] * 7 + [_INT, _LONG, _LONG, _LONG, _LONG, _INT, _INT, _INT]),
 }
 _INDEX_OUT_OF_RANGE: Final = 1
