@@ -47,7 +47,7 @@ def run_demo(model: Path, *, stages: int, prompt: str | None) -> int:
         raise UsageError(f"--stages is {stages}, but the model has {manifest.model.blocks} blocks")
     path, body = _request(manifest, prompt)
     asked_at = time.monotonic()
-    with _running(model, stages) as url:
+    with running_up(model, stages) as url:
         ready_s = time.monotonic() - asked_at
         measured = Measured(time.monotonic())
         for text in _stream(f"{url}{path}", body, measured):
@@ -72,7 +72,7 @@ def _request(manifest: Manifest, prompt: str | None) -> tuple[str, dict[str, Any
 
 
 @contextlib.contextmanager
-def _running(model: Path, stages: int) -> Iterator[str]:
+def running_up(model: Path, stages: int) -> Iterator[str]:
     """`blockrelay up` as a process of its own; yields its URL."""
     argv = [sys.executable, "-P", "-m", "blockrelay_launcher", "up", "--model", str(model)]
     process = subprocess.Popen(

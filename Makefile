@@ -1,0 +1,58 @@
+# Needs make and Python 3.11 or newer; a C++ compiler makes it fast. Everything lives in .venv.
+# ARGS goes to the command: make up ARGS="--stages 3 --port 8123", make test ARGS="-k planner".
+
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+PARITY_VENV := .venv-parity
+# For example an index of CPU-only builds of torch: make parity PARITY_PIP="--extra-index-url URL"
+PARITY_PIP ?=
+PIP := pip install --quiet --disable-pip-version-check
+# What a plain machine can run. The others: make parity, make test-compose, make sanitize.
+TESTS := not parity and not sanitizer and not docker
+
+.PHONY: install demo up test check parity bench clean
+.DEFAULT_GOAL := install
+
+install: $(STAMP)
+
+$(STAMP): pyproject.toml setup.py $(wildcard services/worker/native/*)
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/$(PIP) --editable '.[dev]'
+	@touch $@
+
+demo: install
+	$(BIN)/blockrelay demo $(ARGS)
+
+up: install
+	$(BIN)/blockrelay up $(ARGS)
+
+test: install
+	$(BIN)/pytest --quiet --numprocesses auto --dist loadfile -m '$(TESTS)' $(ARGS)
+
+check: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+	$(BIN)/lint-imports
+
+# Makes the goldens anew with torch, compares them with the committed ones, and runs the tests that use them.
+parity: install $(PARITY_VENV)/.installed
+	$(PARITY_VENV)/bin/python -m tests.parity.make_goldens --check
+	$(BIN)/pytest --quiet tests/parity $(ARGS)
+
+$(PARITY_VENV)/.installed: pyproject.toml
+	@test -x $(PARITY_VENV)/bin/python || $(PYTHON) -m venv $(PARITY_VENV)
+	$(PARITY_VENV)/bin/$(PIP) $(PARITY_PIP) --editable '.[parity]'
+	@touch $@
+
+bench: install
+	$(BIN)/python bench/kernels.py
+	$(BIN)/python bench/serving.py $(ARGS)
+
+# The native kernels go too, so the next target installs again; the environment stays.
+clean:
+	rm -rf build dist *.egg-info .pytest_cache .ruff_cache .hypothesis .import_linter_cache .coverage* .demo .data
+	rm -f $(STAMP) services/worker/blockrelay_worker/kernels/*.so
+	find services shared tests bench -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,27 @@
+"""The first thing that anybody runs: one command, a text streams, a table says what it took, nothing is left."""
+
+import os
+import subprocess
+import tempfile
+from pathlib import Path
+
+from tests.tiny_model import write_tiny_model
+from tests.up_process import COMMAND
+
+
+def test_the_demo_streams_a_text_and_shows_a_table_and_leaves_nothing(tmp_path: Path) -> None:
+    model = write_tiny_model(tmp_path)
+    before = set(os.listdir("/dev/shm"))
+    argv = [*COMMAND, "demo", "--model", str(model), "--stages", "3"]
+    with tempfile.TemporaryDirectory(prefix="br-demo-") as folder:  # short: sockets lie in it
+        env = {**os.environ, "TMPDIR": folder, "COLUMNS": "120"}
+        done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=100, check=False)
+        assert done.returncode == 0, done.stderr
+        assert os.listdir(folder) == []
+    text, _, table = done.stdout.partition("what it took")
+    assert text.startswith("> Tell me a story.\n\n") and len(text) > 100
+    for row in ("tiny (llama, 4 layers, hidden 64)", "w8a8, exact", "3 (5 blocks)", "200 (finish reason: length)"):
+        assert row in table
+    for row in ("prompt tokens", "time to first token", "tokens per second", "numerics id"):
+        assert row in table
+    assert set(os.listdir("/dev/shm")) == before
