@@ -12,9 +12,10 @@ from blockrelay_gateway.flights import Readers
 from blockrelay_gateway.http_errors import to_json
 
 T = TypeVar("T")
-#: Milliseconds that an EventSource waits before it connects again.
-RETRY = b"retry: 1000\n\n"
-KEEP_ALIVE = b": keep-alive\n\n"
+#: Milliseconds that an EventSource waits before it connects again; part of the first event.
+RETRY = b"retry: 1000\n"
+#: Without an empty line behind it: OpenAI's client takes an empty line after any `id:` for an event and fails on it.
+KEEP_ALIVE = b": keep-alive\n"
 DONE = b"data: [DONE]\n\n"
 
 

@@ -4,9 +4,10 @@ Everything that can be wrong with a request's content is found here, before anyt
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from secrets import token_hex
+from types import MappingProxyType
 from typing import Any, Literal, cast
 
 import numpy as np
@@ -75,7 +76,9 @@ class Translator:
             raise BadRequest("top_logprobs needs logprobs: true", param="top_logprobs")
         if len({request.max_tokens, request.max_completion_tokens} - {None}) > 1:
             raise BadRequest("max_tokens and max_completion_tokens contradict each other", param="max_tokens")
-        spelt = "max_tokens" if request.max_completion_tokens is None else "max_completion_tokens"
+        spelt = {"logprobs": "top_logprobs"}
+        if request.max_completion_tokens is not None:
+            spelt["max_tokens"] = "max_completion_tokens"
         most = request.max_completion_tokens if request.max_tokens is None else request.max_tokens
         if self.template is None or self.tokenizer is None:
             raise BadRequest("the model has no chat template: use /v1/completions", param="messages")
@@ -85,7 +88,7 @@ class Translator:
         text = self.template.render(messages)
         tokens = self._encode(text, "messages", add_special_tokens=False)
         logprobs = (request.top_logprobs or 0) if request.logprobs else None
-        return self._order(request, tokens, most, logprobs, trace, param="messages", max_tokens_param=spelt)
+        return self._order(request, tokens, most, logprobs, trace, param="messages", spelt=spelt)
 
     def infer_text(self, request: InferRequest, trace: str = "") -> Order:
         """The text form of /v1/infer."""
@@ -130,7 +133,7 @@ class Translator:
         try:
             return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
         except BadRequest as error:
-            raise BadRequest(str(error), param=param) from error
+            raise BadRequest(f"{param}: {error}", param=param) from error
 
     def _order(
         self,
@@ -141,14 +144,15 @@ class Translator:
         trace: str,
         *,
         param: str = "prompt",
-        max_tokens_param: str = "max_tokens",
+        spelt: Mapping[str, str] = MappingProxyType({}),
     ) -> Order:
+        """`param` and `spelt` (our name -> theirs) say how the client spells the fields that may be wrong."""
         request_id = self.new_id()
-        if max_tokens is not None and max_tokens < 1:
-            raise BadRequest(f"{max_tokens_param} must be at least 1, not {max_tokens}", param=max_tokens_param)
         room = max(1, self.model.max_position - len(prompt))
         default = self.generation.max_tokens or self.default_max_tokens
         try:
+            if max_tokens is not None and max_tokens < 1:
+                raise BadRequest(f"max_tokens must be at least 1, not {max_tokens}", param="max_tokens")
             params = SamplingParams(
                 max_tokens=min(default, room) if max_tokens is None else max_tokens,
                 temperature=_first(request.temperature, self.generation.temperature, 1.0),
@@ -165,10 +169,10 @@ class Translator:
                 raise BadRequest("the model has no tokenizer, so it cannot look for stop strings", param="stop")
             check_prompt(prompt, params, vocab_size=self.model.vocab_size, context=self.model.max_position, param=param)
         except BadRequest as error:
-            if error.param == "max_tokens" and max_tokens_param != "max_tokens":
-                message = str(error).replace("max_tokens", max_tokens_param)
-                raise BadRequest(message, param=max_tokens_param) from error
-            raise
+            name = error.param or ""
+            if name not in spelt:
+                raise
+            raise BadRequest(str(error).replace(name, spelt[name]), param=spelt[name]) from error
         body = RequestBody(
             prompt=np.array(prompt, dtype=np.int32),
             params=params.to_dict(),

@@ -1,0 +1,61 @@
+"""Chat templates render as transformers renders them, in a sandbox."""
+
+import pytest
+
+from blockrelay.errors import BadRequest, BlockFolderError
+from blockrelay_gateway.chat_template import ChatTemplate
+
+MESSAGES = [{"role": "user", "content": "hi"}]
+
+
+def render(source: str) -> str:
+    return ChatTemplate(source, bos_token="<s>", eos_token=None).render(MESSAGES)
+
+
+def test_a_template_sees_messages_special_tokens_and_the_generation_prompt() -> None:
+    text = render(
+        "{{ bos_token }}{% for m in messages %}[{{ m['role'] }}]{{ m.content }}{{ eos_token }}{% endfor %}"
+        "{% if add_generation_prompt %}[assistant]{% endif %}{% if tools %}no{% endif %}"
+    )
+    assert text == "<s>[user]hi[assistant]"
+
+
+def test_blocks_leave_no_empty_lines() -> None:
+    assert render("{% for m in messages %}\n  {% if true %}\nx\n  {% endif %}\n{% endfor %}\n") == "x\n"
+
+
+def test_a_template_may_refuse_with_its_own_words() -> None:
+    with pytest.raises(BadRequest, match="roles must alternate") as refused:
+        render("{{ raise_exception('roles must alternate') }}")
+    assert refused.value.param == "messages"
+
+
+def test_json_is_not_escaped_for_html() -> None:
+    assert render("{{ {'a': '<é>'} | tojson }}") == '{"a": "<é>"}'
+
+
+def test_loops_may_be_left_and_the_date_is_known() -> None:
+    assert render("{% for m in [1, 2] %}{{ m }}{% break %}{% endfor %}") == "1"
+    assert render("{{ strftime_now('%Y') }}").isdecimal()
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ messages.__class__.__mro__ }}",
+        "{{ ''.__class__.__base__.__subclasses__() }}",
+        "{{ messages.append(1) }}",
+        "{{ raise_exception.__globals__.keys() }}",
+        "{{ messages[5].content.nothing }}",
+        "{{ 1 // 0 }}",
+        "{{ range(10 ** 9) | list }}",
+    ],
+)
+def test_a_template_cannot_leave_its_sandbox_and_its_mistakes_are_bad_requests(source: str) -> None:
+    with pytest.raises(BadRequest):
+        render(source)
+
+
+def test_what_is_no_template_is_found_when_the_folder_is_opened() -> None:
+    with pytest.raises(BlockFolderError, match="line 2"):
+        ChatTemplate("x\n{% for %}", bos_token=None, eos_token=None)

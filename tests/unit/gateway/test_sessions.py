@@ -1,0 +1,112 @@
+"""Tensor steps: tokens, padding, positions and steps of a session."""
+
+from typing import Any
+
+import pytest
+
+from blockrelay.errors import BadRequest, Conflict
+from blockrelay_gateway.sessions import Session, TensorStep, check_names, read_step
+
+
+def tensor(*values: int) -> dict[str, Any]:
+    return {"_tensor_": True, "data": list(values)}
+
+
+def step(session: Session | None = None, *, number: int = 1, logits: Any = "last", **inputs: Any) -> TensorStep:
+    return read_step(
+        inputs, session or Session(), session_id="chat", step=number, logits=logits, context=64, vocab_size=100
+    )  # fmt: skip
+
+
+def after(first: TensorStep) -> Session:
+    assert first.session is not None
+    return Session(step=first.step, fingerprint=first.session.fingerprint, tokens=first.tokens)
+
+
+def test_the_first_step_of_a_session_is_its_tokens() -> None:
+    found = step(input_ids=tensor(5, 6, 7), attention_mask=tensor(1, 1, 1), position_ids=tensor(0, 1, 2))
+    assert found.tokens == (5, 6, 7)
+    assert (found.prior, found.new, found.step) == (0, 3, 1)
+
+
+def test_the_second_step_goes_on_where_the_first_ended() -> None:
+    session = after(step(input_ids=tensor(5, 6, 7)))
+    short = step(session, number=2, input_ids=tensor(8), attention_mask=tensor(1), position_ids=tensor(3))
+    long = step(session, number=2, input_ids=tensor(8), attention_mask=tensor(1, 1, 1, 1), position_ids=tensor(3))
+    assert short == long
+    assert short.tokens == (5, 6, 7, 8)
+    assert (short.prior, short.new) == (3, 1)
+
+
+@pytest.mark.parametrize("mask", [(0, 0, 1, 1), (1, 1, 0, 0), (0, 1, 1, 0)])
+def test_padding_at_either_end_is_stripped_with_its_positions(mask: tuple[int, ...]) -> None:
+    first = mask.index(1)
+    positions = [0] * 4
+    positions[first + 1] = 1
+    found = step(input_ids=tensor(1, 2, 3, 4), attention_mask=tensor(*mask), position_ids=tensor(*positions))
+    assert found.tokens == (1, 2, 3, 4)[first : first + 2]
+
+
+def test_the_same_step_again_is_the_same_request() -> None:
+    first = step(input_ids=tensor(5, 6), position_ids=tensor(0, 1))
+    again = step(after(first), number=1, input_ids=tensor(5, 6), position_ids=tensor(0, 1))
+    assert again == first
+
+
+@pytest.mark.parametrize(
+    ("number", "ids", "logits"), [(1, (5, 7), "last"), (1, (5, 6), "all"), (3, (8,), "last"), (9, (8,), "last")]
+)
+def test_any_other_step_is_a_conflict_that_names_the_expected_one(
+    number: int, ids: tuple[int, ...], logits: str
+) -> None:
+    with pytest.raises(Conflict, match="expects step 2") as refused:
+        step(after(step(input_ids=tensor(5, 6))), number=number, logits=logits, input_ids=tensor(*ids))
+    assert refused.value.param == "step"
+
+
+IDS = tensor(5, 6, 7)
+BAD: dict[str, tuple[dict[str, Any], str]] = {
+    "no input_ids": ({"attention_mask": IDS}, "input_ids"),
+    "past keys": ({"input_ids": IDS, "past_key_values.0.key": IDS}, "past_key_values.0.key"),
+    "a batch of two": ({"input_ids": {"_tensor_": True, "data": [[1], [2]]}}, "input_ids"),
+    "no ids": ({"input_ids": {"_tensor_": True, "data": [[]]}}, "input_ids"),
+    "ids that are fractions": ({"input_ids": {"_tensor_": True, "dtype": "float32", "data": [1.0]}}, "input_ids"),
+    "an id out of range": ({"input_ids": tensor(100)}, "input_ids"),
+    "a negative id": ({"input_ids": tensor(-1)}, "input_ids"),
+    "more than the context": ({"input_ids": tensor(*[1] * 200)}, "input_ids"),
+    "a short mask": ({"input_ids": IDS, "attention_mask": tensor(1, 1)}, "attention_mask"),
+    "a long mask": ({"input_ids": IDS, "attention_mask": tensor(1, 1, 1, 1)}, "attention_mask"),
+    "a mask with a hole": ({"input_ids": IDS, "attention_mask": tensor(1, 0, 1)}, "attention_mask"),
+    "a mask of zeros": ({"input_ids": IDS, "attention_mask": tensor(0, 0, 0)}, "attention_mask"),
+    "a mask of twos": ({"input_ids": IDS, "attention_mask": tensor(1, 2, 1)}, "attention_mask"),
+    "positions from elsewhere": ({"input_ids": IDS, "position_ids": tensor(1, 2, 3)}, "position_ids"),
+    "positions with a gap": ({"input_ids": IDS, "position_ids": tensor(0, 1, 3)}, "position_ids"),
+    "too few positions": ({"input_ids": IDS, "position_ids": tensor(0, 1)}, "position_ids"),
+    "ids that are a list": ({"input_ids": [1, 2]}, "input_ids"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_bad_step_is_refused_by_the_name_of_its_tensor(name: str) -> None:
+    inputs, param = BAD[name]
+    with pytest.raises(BadRequest) as refused:
+        step(**inputs)
+    assert refused.value.param == f"input_tensors.{param}"
+
+
+def test_a_session_needs_a_step_and_a_step_a_session() -> None:
+    assert check_names(None, None) == check_names(None, 1) == 1
+    assert check_names("chat_001", 3) == 3
+    for session_id, number, param in (
+        (None, 2, "session_id"), ("", 1, "session_id"), ("a b", 1, "session_id"), ("x" * 129, 1, "session_id"),
+        ("a", None, "step"), ("a", 0, "step"), ("a", 1 << 40, "step"),
+    ):  # fmt: skip
+        with pytest.raises(BadRequest) as refused:
+            check_names(session_id, number)
+        assert refused.value.param == param
+
+
+def test_a_session_reads_back_from_redis() -> None:
+    assert Session.from_redis({}) == Session()
+    fields = {b"step": b"2", b"fp": b"ab", b"tokens": b"\x05\0\0\0\xff\xff\0\0"}
+    assert Session.from_redis(fields) == Session(step=2, fingerprint="ab", tokens=(5, 65535))

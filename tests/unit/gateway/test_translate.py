@@ -1,0 +1,273 @@
+"""HTTP requests become orders: every field means something or is refused by name."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from blockrelay.block_folder import BlockFolder
+from blockrelay.errors import BadRequest, NotFound
+from blockrelay.manifest import GenerationDefaults
+from blockrelay.sampling_params import derive_seed
+from blockrelay.text import Tokenizer
+from blockrelay_gateway.chat_template import ChatTemplate
+from blockrelay_gateway.http_errors import from_validation
+from blockrelay_gateway.schemas import ChatRequest, CompletionRequest
+from blockrelay_gateway.translate import Order, Translator, clean_traceparent
+
+
+@pytest.fixture
+def translator(folder: BlockFolder, tokenizer: Tokenizer) -> Translator:
+    template = folder.chat_template()
+    assert template is not None
+    return Translator(
+        name="tiny",
+        model=folder.model,
+        generation=GenerationDefaults(),
+        tokenizer=tokenizer,
+        template=ChatTemplate(template, bos_token=folder.model.bos_token, eos_token=folder.model.eos_token),
+        default_max_tokens=128,
+    )
+
+
+def complete(translator: Translator, **fields: Any) -> Order:
+    try:
+        (order,) = translator.completion(CompletionRequest.model_validate({"prompt": "Tom", **fields}))
+    except ValidationError as error:
+        raise from_validation(error.errors()) from error
+    return order
+
+
+def chat(translator: Translator, **fields: Any) -> Order:
+    messages = [{"role": "user", "content": "Who has the ball?"}]
+    try:
+        return translator.chat(ChatRequest.model_validate({"messages": messages, **fields}))
+    except ValidationError as error:
+        raise from_validation(error.errors()) from error
+
+
+def test_a_plain_prompt_becomes_an_order_with_openai_defaults(translator: Translator, tokenizer: Tokenizer) -> None:
+    order = complete(translator)
+    assert order.body.prompt.tolist() == tokenizer.encode("Tom")
+    assert order.params.temperature == 1.0
+    assert order.params.top_p == 1.0
+    assert order.params.max_tokens == 128
+    assert order.params.seed == derive_seed(order.request)
+    assert order.body.params == order.params.to_dict()
+    assert not order.body.background
+
+
+def test_the_models_recommendations_hold_where_the_client_says_nothing(translator: Translator) -> None:
+    generation = GenerationDefaults(temperature=0.25, top_k=7, top_p=0.5, min_p=0.125, max_tokens=3)
+    wise = Translator(
+        name=translator.name, model=translator.model, generation=generation, tokenizer=translator.tokenizer,
+        template=None, default_max_tokens=128,
+    )  # fmt: skip
+    order = complete(wise)
+    assert (order.params.temperature, order.params.top_k, order.params.top_p, order.params.min_p) == (
+        0.25,
+        7,
+        0.5,
+        0.125,
+    )
+    assert order.params.max_tokens == 3
+    explicit = complete(wise, temperature=0, top_k=-1, top_p=1, min_p=0, max_tokens=5)
+    assert (explicit.params.temperature, explicit.params.top_k, explicit.params.max_tokens) == (0, 0, 5)
+
+
+def test_every_sampling_field_arrives(translator: Translator) -> None:
+    order = complete(
+        translator, max_tokens=9, temperature=0.5, top_p=0.9, top_k=40, min_p=0.05, seed=-3, stop=["a", "b"],
+        stop_token_ids=[5], ignore_eos=True, logprobs=4, background=True, timeout=2.5, user="u",
+    )  # fmt: skip
+    params = order.params
+    assert (params.max_tokens, params.temperature, params.top_p, params.top_k) == (9, 0.5, 0.9, 40)
+    assert (params.min_p, params.seed, params.stop, params.stop_token_ids) == (0.05, -3, ("a", "b"), (5,))
+    assert (params.ignore_eos, params.logprobs, order.timeout_s) == (True, 4, 2.5)
+    assert order.body.background
+
+
+def test_the_default_max_tokens_shrinks_to_the_room_in_the_context(translator: Translator) -> None:
+    assert complete(translator, prompt=[3] * 500).params.max_tokens == 12
+
+
+@pytest.mark.parametrize(
+    ("prompt", "count"), [("a", 1), ([1, 2], 1), (["a", "b"], 2), ([[1, 2], [3]], 2), ([[1]] * 128, 128)]
+)
+def test_prompts_come_in_four_spellings(translator: Translator, prompt: Any, count: int) -> None:
+    assert len(translator.completion(CompletionRequest(prompt=prompt))) == count
+
+
+BAD_COMPLETIONS: dict[str, tuple[dict[str, Any], str]] = {
+    "an unknown field": ({"max_token": 5}, "max_token"),
+    "a negative max_tokens": ({"max_tokens": -1}, "max_tokens"),
+    "no tokens at all": ({"max_tokens": 0}, "max_tokens"),
+    "a huge max_tokens": ({"max_tokens": 1 << 40}, "max_tokens"),
+    "an astronomic max_tokens": ({"max_tokens": 10**300}, "max_tokens"),
+    "max_tokens as text": ({"max_tokens": "5"}, "max_tokens"),
+    "max_tokens as a boolean": ({"max_tokens": True}, "max_tokens"),
+    "prompt and max_tokens beyond the context": ({"max_tokens": 511}, "max_tokens"),
+    "a prompt beyond the context": ({"prompt": [3] * 600}, "prompt"),
+    "a prompt that fills the context": ({"prompt": [3] * 512}, "prompt"),
+    "a token id out of range": ({"prompt": [1, 512]}, "prompt"),
+    "a negative token id": ({"prompt": [-1]}, "prompt"),
+    "a token id beyond any integer": ({"prompt": [1 << 80]}, "prompt"),
+    "a boolean token id": ({"prompt": [True]}, "prompt"),
+    "an empty prompt list": ({"prompt": []}, "prompt"),
+    "an empty inner prompt": ({"prompt": [[]]}, "prompt"),
+    "a mixed prompt": ({"prompt": ["a", 1]}, "prompt"),
+    "a nested mixed prompt": ({"prompt": [["a"]]}, "prompt"),
+    "too many prompts": ({"prompt": ["a"] * 129}, "prompt"),
+    "a prompt that is a number": ({"prompt": 5}, "prompt"),
+    "half a surrogate pair": ({"prompt": "\ud800"}, "prompt"),
+    "a temperature below zero": ({"temperature": -0.1}, "temperature"),
+    "a temperature above two": ({"temperature": 2.1}, "temperature"),
+    "a temperature that is no number": ({"temperature": float("nan")}, "temperature"),
+    "an infinite temperature": ({"temperature": float("inf")}, "temperature"),
+    "top_p of zero": ({"top_p": 0}, "top_p"),
+    "top_p above one": ({"top_p": 1.5}, "top_p"),
+    "a negative top_k": ({"top_k": -2}, "top_k"),
+    "min_p above one": ({"min_p": 2}, "min_p"),
+    "a seed of 65 bits": ({"seed": 1 << 64}, "seed"),
+    "an empty stop string": ({"stop": ""}, "stop"),
+    "too many stop strings": ({"stop": ["a"] * 17}, "stop"),
+    "a stop that is a number": ({"stop": 5}, "stop"),
+    "a stop token out of range": ({"stop_token_ids": [512]}, "stop_token_ids"),
+    "too many logprobs": ({"logprobs": 21}, "logprobs"),
+    "negative logprobs": ({"logprobs": -1}, "logprobs"),
+    "two choices": ({"n": 2}, "n"),
+    "n that is true": ({"n": True}, "n"),
+    "a penalty": ({"presence_penalty": 0.5}, "presence_penalty"),
+    "a bias": ({"logit_bias": {"5": 1}}, "logit_bias"),
+    "echo": ({"echo": True}, "echo"),
+    "a suffix": ({"suffix": "x"}, "suffix"),
+    "best of two": ({"best_of": 2}, "best_of"),
+    "a background of several prompts": ({"prompt": ["a", "b"], "background": True}, "background"),
+    "a timeout of zero": ({"timeout": 0}, "timeout"),
+    "a timeout of no number": ({"timeout": float("nan")}, "timeout"),
+    "an unknown stream option": ({"stream_options": {"usage": True}}, "stream_options.usage"),
+    "a user that is a number": ({"user": 5}, "user"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_COMPLETIONS)
+def test_a_bad_completion_is_refused_by_the_name_of_its_field(translator: Translator, name: str) -> None:
+    fields, param = BAD_COMPLETIONS[name]
+    with pytest.raises(BadRequest) as refused:
+        complete(translator, **fields)
+    assert refused.value.param == param
+    assert param.rpartition(".")[2] in str(refused.value)
+
+
+NEUTRAL: dict[str, Any] = {
+    "n": 1, "best_of": 1, "presence_penalty": 0, "frequency_penalty": 0.0, "logit_bias": {}, "echo": False,
+    "suffix": None, "tools": [], "tool_choice": "auto", "response_format": {"type": "text"}, "store": False,
+    "metadata": {}, "service_tier": "auto", "parallel_tool_calls": True, "user": "me", "prompt_cache_key": "k",
+    "repetition_penalty": 1.0, "min_tokens": 0,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NEUTRAL)
+def test_neutral_values_of_fields_we_lack_are_accepted(translator: Translator, name: str) -> None:
+    assert complete(translator, **{name: NEUTRAL[name]}).params.max_tokens == 128
+
+
+def test_another_models_name_is_not_found(translator: Translator) -> None:
+    with pytest.raises(NotFound, match="gpt-4"):
+        complete(translator, model="gpt-4")
+    assert complete(translator, model="tiny")
+
+
+def test_a_chat_is_the_template_with_its_own_special_tokens(translator: Translator, tokenizer: Tokenizer) -> None:
+    order = chat(translator, messages=[
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": [{"type": "text", "text": "Who "}, {"type": "text", "text": "is it?"}]},
+    ])  # fmt: skip
+    text = "<s>system: Be brief.\nuser: Who is it?\nassistant:"
+    assert order.body.prompt.tolist() == tokenizer.encode(text, add_special_tokens=False)
+    assert order.body.prompt.tolist().count(1) == 1, "one beginning, not two"
+
+
+def test_both_spellings_of_the_limit_are_taken(translator: Translator) -> None:
+    assert chat(translator, max_tokens=5).params.max_tokens == 5
+    assert chat(translator, max_completion_tokens=6).params.max_tokens == 6
+    assert chat(translator, max_tokens=7, max_completion_tokens=7).params.max_tokens == 7
+
+
+BAD_CHATS: dict[str, tuple[dict[str, Any], str]] = {
+    "contradicting limits": ({"max_tokens": 5, "max_completion_tokens": 6}, "max_tokens"),
+    "a huge limit in the new spelling": ({"max_completion_tokens": 5000}, "max_completion_tokens"),
+    "no tokens in the new spelling": ({"max_completion_tokens": 0}, "max_completion_tokens"),
+    "no messages": ({"messages": []}, "messages"),
+    "messages that are text": ({"messages": "hi"}, "messages"),
+    "an unknown role": ({"messages": [{"role": "tool", "content": "x"}]}, "messages.0.role"),
+    "an unknown message field": ({"messages": [{"role": "user", "content": "x", "weight": 1}]}, "messages.0.weight"),
+    "a message without content": ({"messages": [{"role": "user"}]}, "messages.0.content"),
+    "a message with content null": ({"messages": [{"role": "user", "content": None}]}, "messages.0.content"),
+    "an image": (
+        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
+        "messages.0.content",
+    ),
+    "a tool call": (
+        {"messages": [{"role": "assistant", "content": "x", "tool_calls": [{}]}]}, "messages.0.tool_calls"
+    ),
+    "tools": ({"tools": [{"type": "function"}]}, "tools"),
+    "a format": ({"response_format": {"type": "json_object"}}, "response_format"),
+    "logprobs as a number": ({"logprobs": 3}, "logprobs"),
+    "top_logprobs alone": ({"top_logprobs": 3}, "top_logprobs"),
+    "too many top_logprobs": ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+    "a prompt": ({"prompt": "x"}, "prompt"),
+    "half a surrogate pair": ({"messages": [{"role": "user", "content": "\udc00"}]}, "messages"),
+    "more than the context": ({"messages": [{"role": "user", "content": "word " * 600}]}, "messages"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BAD_CHATS)
+def test_a_bad_chat_is_refused_by_the_name_of_its_field(translator: Translator, name: str) -> None:
+    fields, param = BAD_CHATS[name]
+    with pytest.raises(BadRequest) as refused:
+        chat(translator, **fields)
+    assert refused.value.param == param
+
+
+def test_a_model_without_a_template_says_so(translator: Translator) -> None:
+    bare = Translator(
+        name="tiny", model=translator.model, generation=translator.generation, tokenizer=translator.tokenizer,
+        template=None, default_max_tokens=8,
+    )  # fmt: skip
+    with pytest.raises(BadRequest, match="no chat template") as refused:
+        chat(bare)
+    assert refused.value.param == "messages"
+
+
+def test_a_model_without_a_tokenizer_takes_ids_only(translator: Translator) -> None:
+    bare = Translator(
+        name="tiny", model=translator.model, generation=translator.generation, tokenizer=None, template=None,
+        default_max_tokens=8,
+    )  # fmt: skip
+    assert complete(bare, prompt=[1, 2]).body.prompt.tolist() == [1, 2]
+    with pytest.raises(BadRequest, match="token ids"):
+        complete(bare, prompt="text")
+    with pytest.raises(BadRequest) as refused:
+        complete(bare, prompt=[1], stop="x")
+    assert refused.value.param == "stop"
+
+
+def test_null_means_the_default_for_every_field(translator: Translator) -> None:
+    nothing = {name: None for name in CompletionRequest.model_fields if name != "prompt"}
+    assert replace(complete(translator, **nothing).params, seed=0) == replace(complete(translator).params, seed=0)
+
+
+@pytest.mark.parametrize(
+    ("header", "kept"),
+    [
+        ("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", True),
+        ("00-xyz-b7ad6b7169203331-01", False),
+        ("", False),
+        (None, False),
+        ("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01\r\nx: y", False),
+    ],
+)
+def test_only_a_well_formed_traceparent_is_carried(header: str | None, kept: bool) -> None:
+    assert clean_traceparent(header) == (header if kept else "")
