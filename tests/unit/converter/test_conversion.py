@@ -6,6 +6,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
 from numpy.typing import NDArray
 
 from blockrelay.block_folder import BlockFolder, open_block_folder
@@ -205,3 +208,20 @@ class TestThePlaceOfTheOutput:
         for place in ("file", "link"):
             with pytest.raises(UsageError, match="exists and is not a folder"):
                 converted(checkpoint, tmp_path / place, force=True)
+
+
+ROWS = st.tuples(st.integers(1, 5), st.integers(1, 40)).flatmap(
+    lambda shape: arrays(np.float32, shape, elements=st.floats(-(2.0**99), 2.0**99, width=32))
+)
+
+
+@given(weights=ROWS)
+def test_a_quantised_weight_is_within_half_a_step_of_its_value(weights: NDArray[np.float32]) -> None:
+    q, scale = quantise(weights)
+    assert q.shape == weights.T.shape
+    assert (scale > 0).all()
+    assert (np.abs(q.astype(int)) <= 127).all()
+    error = np.abs(q.T.astype(np.float64) * scale[:, None] - weights)
+    # half a step, and the roundings of scale and quotient; where the scale itself underflows nothing is left
+    tiny = scale < np.finfo(np.float32).tiny
+    assert (error <= scale[:, None] * np.where(tiny[:, None], 128, 0.50002)).all()
