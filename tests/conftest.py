@@ -21,7 +21,7 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="session")
-def _shared_redis() -> Iterator[RedisServer]:
+def shared_redis() -> Iterator[RedisServer]:
     with tempfile.TemporaryDirectory(prefix="br-test-") as folder:  # short: unix socket paths are limited
         server = RedisServer(Path(folder)).start()
         yield server
@@ -29,12 +29,12 @@ def _shared_redis() -> Iterator[RedisServer]:
 
 
 @pytest.fixture
-def redis_server(_shared_redis: RedisServer) -> Iterator[RedisServer]:
+def redis_server(shared_redis: RedisServer) -> Iterator[RedisServer]:
     """An empty server, shared by the tests of this process. Do not kill it: use `own_redis` for that."""
-    client = _shared_redis.client()
+    client = shared_redis.client()
     client.flushall()
     client.close()
-    yield _shared_redis
+    yield shared_redis
 
 
 @pytest.fixture

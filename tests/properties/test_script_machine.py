@@ -1,0 +1,154 @@
+"""The scripts as a state machine on a real server: random calls, deaths, stale runs and retries; the invariants hold.
+
+Invariants, numbered as the README names them:
+  I1  the log is append-only and a token at a position never changes
+  I2  a request is unfinished exactly when it is in `running`
+  I3  a request is queued exactly when one job entry names it, and running exactly when all its route carries it
+  I4  a worker's reservations are the needs of what is on it
+  I5  terminal is absorbing: one terminal entry, nothing after it
+"""
+
+import tempfile
+from pathlib import Path
+from zlib import crc32
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from blockrelay import scripts as calls
+from blockrelay.keys import Keys
+from blockrelay.messages import Claimed, EndEntry, TokenEntry
+from blockrelay.redis_link import Scripts
+from tests.cell import Cell
+from tests.redis_server import RedisServer
+
+STAGES = 2
+REQUESTS = [f"req-{i}" for i in range(4)]
+WORKERS = {"a0": 0, "a1": 0, "b0": 1, "b1": 1}
+
+
+def token(request: str, position: int) -> int:
+    """The token function of this test: a pure function of request and position, as the real one is."""
+    return crc32(f"{request}/{position}".encode()) % 1000
+
+
+class ScriptMachine(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.folder = tempfile.TemporaryDirectory(prefix="br-machine-")
+        self.server = RedisServer(Path(self.folder.name)).start()
+        client, keys = self.server.client(), Keys("t")
+        self.cell = Cell(client, keys, Scripts(client, keys, retention_s=60))
+        self.runs: list[Claimed] = []
+        self.history: dict[str, list[int]] = {}
+        self.ended: set[str] = set()
+        self.lives = 0
+
+    def teardown(self) -> None:
+        self.cell.client.close()
+        self.server.stop()
+        self.folder.cleanup()
+
+    @initialize()
+    def workers_come(self) -> None:
+        self.names = {slot: self.register(slot) for slot in WORKERS}
+
+    def register(self, slot: str) -> str:
+        self.lives += 1
+        return self.cell.worker(f"{slot}-{self.lives}", stage=WORKERS[slot], pages=8)
+
+    @rule(request=st.sampled_from(REQUESTS), need=st.integers(1, 4))
+    def accept(self, request: str, need: int) -> None:
+        answer = self.cell.accept(request, need=need)
+        assert answer.status == ("EXISTS" if request in self.history else "OK")
+        self.history.setdefault(request, [])
+
+    @rule(slot=st.sampled_from(["a0", "a1"]), most=st.integers(1, 3))
+    def claim(self, slot: str, most: int) -> None:
+        self.runs += self.cell.claim(self.names[slot], most)
+
+    @precondition(lambda self: self.runs)
+    @rule(data=st.data(), count=st.integers(1, 2), ends=st.booleans(), twice=st.booleans())
+    def commit(self, data: st.DataObject, count: int, ends: bool, twice: bool) -> None:
+        """By any run ever claimed, current or stale, at any position that it may believe in."""
+        run = data.draw(st.sampled_from(self.runs))
+        position = data.draw(st.integers(0, len(self.history[run.request]) + 1))
+        tokens = [token(run.request, position + k) for k in range(count)]
+        for _ in range(1 + twice):
+            answer = self.cell.commit(run, position, tokens, end="stop" if ends else "")
+            assert answer.verdict in ("OK", "LOST", "GAP")
+
+    @precondition(lambda self: self.runs)
+    @rule(data=st.data())
+    def commit_another_token(self, data: st.DataObject) -> None:
+        run = data.draw(st.sampled_from(self.runs))
+        if self.history[run.request]:
+            assert self.cell.commit(run, 0, [1001]).verdict in ("DIVERGED", "LOST")
+
+    @precondition(lambda self: self.runs)
+    @rule(data=st.data(), reason=st.sampled_from(["stalled", "missing_pages", "drain"]))
+    def rerun(self, data: st.DataObject, reason: str) -> None:
+        run = data.draw(st.sampled_from(self.runs))
+        current = self.cell.record(run.request).get("run") == run.run
+        assert self.cell.rerun(run, reason) == current
+
+    @rule(slot=st.sampled_from(list(WORKERS)), comes_back=st.booleans())
+    def die(self, slot: str, comes_back: bool) -> None:
+        self.cell.scripts.run(calls.dead(self.names[slot], silent_s=0))
+        if comes_back:
+            self.names[slot] = self.register(slot)
+
+    @rule(request=st.sampled_from(REQUESTS))
+    def cancel(self, request: str) -> None:
+        before = self.cell.record(request).get("state")
+        answer = self.cell.scripts.run(calls.finish(request, "cancelled"))
+        assert answer == {None: "UNKNOWN", "done": "DONE"}.get(before, "FINISHED")
+
+    @rule()
+    def redis_restarts(self) -> None:
+        """With fsync always nothing is lost."""
+        self.server.kill()
+        self.server.start()
+
+    @invariant()
+    def what_always_holds(self) -> None:
+        self.logs_only_grow_and_end_once()
+        self.books_balance()
+
+    def logs_only_grow_and_end_once(self) -> None:
+        for request, before in self.history.items():
+            log = self.cell.log(request)
+            tokens = [e.token for e in log if isinstance(e, TokenEntry)]
+            assert tokens[: len(before)] == before, "I1"
+            assert tokens == [token(request, k) for k in range(len(tokens))], "I1"
+            assert request not in self.ended or tokens == before, "I5"
+            ends = [i for i, e in enumerate(log) if isinstance(e, EndEntry)]
+            assert ends in ([], [len(log) - 1]), "I5"
+            assert bool(ends) == (self.cell.record(request)["state"] == "done"), "I5"
+            self.history[request] = tokens
+            if ends:
+                self.ended.add(request)
+
+    def books_balance(self) -> None:
+        unfinished = {r for r in self.history if r not in self.ended}
+        running = {m.decode() for m in self.cell.client.zrange(self.cell.keys.running, 0, -1)}  # pyright: ignore
+        assert running == unfinished, "I2"
+        queued = self.cell.queued("jobs") + self.cell.queued("reruns")
+        assert sorted(queued) == sorted(r for r in unfinished if self.cell.record(r)["state"] == "queued"), "I3"
+        for name in self.names.values() if self.history else ():
+            on = self.cell.on(name)
+            for request in on:
+                record = self.cell.record(request)
+                assert record["state"] == "running" and name in record["route"].split(","), "I3"
+            assert self.cell.reserved(name) == sum(int(self.cell.record(r)["need"]) for r in on), "I4"
+        for request in unfinished:
+            record = self.cell.record(request)
+            if record["state"] == "running":
+                assert all(request in self.cell.on(w) for w in record["route"].split(",")), "I3"
+
+
+TestScripts = ScriptMachine.TestCase
+TestScripts.settings = settings(
+    max_examples=25, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+)

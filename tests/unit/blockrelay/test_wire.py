@@ -1,0 +1,115 @@
+"""Messages survive the wire, and nothing on the wire becomes code or an array we did not ask for."""
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import msgpack_numpy
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from blockrelay import wire
+from blockrelay.errors import WireError
+from blockrelay.messages import (
+    Ended,
+    EndEntry,
+    Forward,
+    ForwardSegment,
+    NextJob,
+    RequestBody,
+    TokenEntry,
+    TokenLogprobs,
+    decode_log_entry,
+)
+
+names = st.text(st.characters(codec="ascii", exclude_characters=","), max_size=20)
+token_ids = st.integers(0, 2**31 - 1)
+
+
+@given(st.lists(token_ids, min_size=1, max_size=50), names, st.integers(0, 5), st.booleans())
+def test_a_request_body_comes_back_as_it_was(tokens: list[int], session: str, step: int, background: bool) -> None:
+    body = RequestBody(
+        prompt=np.array(tokens, np.int32), params={"max_tokens": 3}, session=session, step=step, background=background
+    )
+    again = RequestBody.decode(body.encode())
+    assert again.prompt.tolist() == tokens and again.prompt.dtype == np.int32
+    assert (again.params, again.session, again.step, again.background) == ({"max_tokens": 3}, session, step, background)
+
+
+@given(st.lists(st.tuples(names, st.lists(token_ids, min_size=1, max_size=4), st.booleans()), min_size=1, max_size=5))
+def test_forwarded_rows_come_back_bit_by_bit(parts: list[tuple[str, list[int], bool]]) -> None:
+    segments = tuple(
+        ForwardSegment(request=name, run="r", sequence=i, position=i, token_ids=tuple(ids), ends_known=ends)
+        for i, (name, ids, ends) in enumerate(parts)
+    )
+    count = sum(len(s.token_ids) for s in segments)
+    rows = np.random.default_rng(count).standard_normal((count, 8), np.float32)
+    message = Forward(sender="w", segments=segments, rows=rows, block_seconds={"block_1": 0.5})
+    again = Forward.decode({name.encode(): value for name, value in message.encode().items()})
+    assert again.segments == segments and again.block_seconds == {"block_1": 0.5}
+    assert again.rows.tobytes() == rows.tobytes()
+
+
+def test_small_messages_of_the_scripts_are_read() -> None:
+    assert NextJob.decode(packed(["q", "r", 4, [7, 8]])) == NextJob(request="q", run="r", position=4, tokens=(7, 8))
+    assert Ended.decode(packed(["q", "r"])) == Ended(request="q", run="r")
+    assert decode_log_entry(b"3-0", {b"t": b"42"}) == TokenEntry(3, 42)
+    end = decode_log_entry(b"4-0", {b"end": b"error", b"meta": b'{"error":"x"}', b"numerics": b"n"})
+    assert end == EndEntry(4, "error", {"error": "x"}, (), "n")
+    probs = TokenLogprobs(-0.5, ((1, -0.5), (2, -1.5)))
+    assert TokenLogprobs.decode(probs.encode()) == probs
+
+
+def packed(message: object) -> bytes:
+    """As an attacker or an older version might write it, not as `wire.pack` does."""
+    data = msgpack.packb(message, default=msgpack_numpy.encode)
+    assert data is not None
+    return data
+
+
+class Bomb:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return (Path.touch, (self.path,))
+
+
+def test_a_pickled_array_is_refused_before_anything_runs(tmp_path: Path) -> None:
+    target = tmp_path / "executed"
+    for field in ("nd", "complex"):
+        evil = {field: True, "type": "|O", "kind": "O", "shape": (1,), "data": pickle.dumps(Bomb(target))}
+        with pytest.raises(WireError):
+            wire.unpack(packed({"v": 1, "prompt": evil}))
+        with pytest.raises(WireError):
+            wire.unpack(packed({"v": 1, "prompt": {k.encode(): v for k, v in evil.items()}}))
+    assert not target.exists()
+
+
+@pytest.mark.parametrize("array", [np.array([1.0]), np.array(["a"]), np.array([1], np.int16), np.array([1j])])
+def test_array_dtypes_outside_the_list_are_refused(array: Any) -> None:
+    with pytest.raises(WireError, match="not allowed"):
+        wire.unpack(packed({"v": 1, "a": array}))
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_are_a_message_or_a_wire_error(data: bytes) -> None:
+    for read in (wire.unpack, wire.unpack_list, RequestBody.decode):
+        try:
+            read(data)
+        except WireError:
+            continue
+
+
+@pytest.mark.parametrize(("size", "rows", "hidden"), [(0, 0, 4), (15, 1, 4), (16, 2, 4), (16, -1, -4)])
+def test_rows_of_another_size_are_refused(size: int, rows: int, hidden: int) -> None:
+    with pytest.raises(WireError):
+        wire.rows_from_bytes(bytes(size), rows, hidden)
+
+
+def test_another_version_is_refused() -> None:
+    with pytest.raises(WireError, match="version"):
+        wire.unpack(packed({"v": 2}))

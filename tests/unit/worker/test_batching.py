@@ -1,0 +1,56 @@
+"""Which rows go into a batch: tables of data and what holds for all of them."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from blockrelay_worker.batching import Candidate, choose_rows
+
+
+def test_decode_rows_come_first_and_prompts_share_the_rest() -> None:
+    candidates = [Candidate("prompt", 100), Candidate("a", 1, served=5), Candidate("b", 1, served=3)]
+    assert choose_rows(candidates, 16) == [("b", 1), ("a", 1), ("prompt", 14)]
+
+
+def test_the_prompt_that_waited_longest_is_served_first() -> None:
+    candidates = [Candidate("young", 30, served=2), Candidate("old", 30, served=1)]
+    assert choose_rows(candidates, 40) == [("old", 30), ("young", 10)]
+
+
+def test_a_solo_request_runs_alone_in_its_turn() -> None:
+    candidates = [Candidate("a", 1, served=4), Candidate("s", 1, solo=True, served=3)]
+    assert choose_rows(candidates, 16) == [("s", 1)]
+    assert choose_rows([Candidate("a", 1, served=4), Candidate("s", 1, solo=True, served=5)], 16) == [("a", 1)]
+
+
+candidate_lists = st.lists(
+    st.builds(Candidate, st.uuids().map(str), st.integers(1, 600), solo=st.booleans(), served=st.integers(0, 50)),
+    max_size=40,
+    unique_by=lambda c: c.request,
+)
+
+
+@given(candidate_lists, st.integers(1, 512))
+def test_a_batch_is_bounded_ragged_and_never_empty_while_somebody_waits(candidates: list[Candidate], room: int) -> None:
+    chosen = choose_rows(candidates, room)
+    by_name = {c.request: c for c in candidates}
+    assert sum(rows for _, rows in chosen) <= room
+    assert len({request for request, _ in chosen}) == len(chosen)
+    assert all(1 <= rows <= by_name[request].missing for request, rows in chosen)
+    assert bool(chosen) == bool(candidates)
+    if any(by_name[request].solo for request, _ in chosen):
+        assert len(chosen) == 1
+
+
+@given(candidate_lists, st.integers(1, 64))
+def test_everybody_is_served_at_last(candidates: list[Candidate], room: int) -> None:
+    iteration = 51
+    left = {c.request: c for c in candidates}
+    for _ in range(sum(c.missing for c in candidates) + 1):
+        if not left:
+            break
+        for request, rows in choose_rows(list(left.values()), room):
+            old = left.pop(request)
+            if old.missing > rows:
+                left[request] = Candidate(request, old.missing - rows, old.solo, iteration)
+        iteration += 1
+    assert not left

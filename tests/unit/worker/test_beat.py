@@ -1,0 +1,112 @@
+"""What a worker concludes from a beat: pure comparison, and the thread against a real Redis."""
+
+import threading
+
+import redis
+from prometheus_client import CollectorRegistry
+
+from blockrelay import scripts as calls
+from blockrelay.keys import Keys
+from blockrelay.messages import Ended
+from blockrelay.metrics import WorkerMetrics
+from blockrelay.redis_link import Scripts, server_run_id
+from blockrelay_worker.beat import Beat, Comparison, compare
+from blockrelay_worker.links import Links
+from blockrelay_worker.mailbox import Event, Gone, Mailbox, Orphan, Restarted
+from tests.cell import MODEL, Cell
+from tests.waiting import wait_until
+
+
+def test_equal_tables_say_nothing() -> None:
+    assert compare({"q": "r"}, {"q": "r"}, {"q": "r"}) == Comparison((), frozenset())
+
+
+def test_a_run_that_redis_does_not_know_has_ended() -> None:
+    assert compare({"q": "r"}, {"q": "r"}, {}).ended == (("q", "r"),)
+    assert compare({"q": "old"}, {"q": "old"}, {"q": "new"}).ended == (("q", "old"),)
+
+
+def test_a_run_that_only_redis_knows_is_strange() -> None:
+    assert compare({}, {}, {"q": "r"}).strange == {("q", "r")}
+
+
+def test_what_was_claimed_or_dropped_during_the_beat_is_neither() -> None:
+    assert compare({}, {"q": "r"}, {"q": "r"}) == Comparison((), frozenset())
+    assert compare({"q": "r"}, {}, {"q": "r"}) == Comparison((), frozenset())
+
+
+class Beating:
+    """A beat thread on a cell, and what reached its mailbox."""
+
+    def __init__(self, client: redis.Redis, keys: Keys, scripts: Scripts, run_id: str) -> None:
+        self.cell = Cell(client, keys, scripts)
+        self.cell.worker("a", split="1-4")
+        self.stop, self.mailbox, self.events = threading.Event(), Mailbox(), list[Event]()
+        self.view: dict[str, str] = {}
+        metrics = WorkerMetrics(CollectorRegistry())
+        links = Links(client, client, keys, scripts, metrics.redis_errors, self.stop)
+        self.thread = Beat(
+            links,
+            self.mailbox,
+            worker="a",
+            run_id=run_id,
+            model=MODEL,
+            split="1-4",
+            stage=0,
+            view=lambda: self.view,
+            step_age=lambda: 0.0,
+            every_s=0.02,
+            session_timeout_s=30,
+            stop=self.stop,
+        )
+        self.thread.start()
+
+    def wait_for(self, event: Event) -> None:
+        def seen() -> bool:
+            self.events += self.mailbox.take(0)
+            return event in self.events
+
+        wait_until(seen, f"{event} arrives", timeout_s=5)
+
+    def end(self) -> None:
+        self.stop.set()
+        self.thread.join()
+
+
+def test_a_lost_claim_reply_is_found_after_two_beats(client: redis.Redis, keys: Keys, scripts: Scripts) -> None:
+    beating = Beating(client, keys, scripts, server_run_id(client))
+    beating.cell.accept()
+    (run,) = beating.cell.claim("a")
+    beating.wait_for(Orphan("req-1", run.run))
+    beating.end()
+
+
+def test_a_run_that_ended_elsewhere_is_dropped(client: redis.Redis, keys: Keys, scripts: Scripts) -> None:
+    beating = Beating(client, keys, scripts, server_run_id(client))
+    beating.view = {"req-9": "r"}
+    beating.wait_for(Ended(request="req-9", run="r"))
+    beating.end()
+
+
+def test_another_redis_process_than_at_registration_is_a_restart(
+    client: redis.Redis, keys: Keys, scripts: Scripts
+) -> None:
+    beating = Beating(client, keys, scripts, "the process before")
+    beating.wait_for(Restarted())
+    beating.end()
+
+
+def test_a_worker_that_was_declared_dead_learns_it(client: redis.Redis, keys: Keys, scripts: Scripts) -> None:
+    beating = Beating(client, keys, scripts, server_run_id(client))
+    scripts.run(calls.dead("a", silent_s=0))
+    beating.wait_for(Gone("declared dead"))
+    beating.thread.join(5)
+    assert not beating.thread.is_alive()
+
+
+def test_another_stage_in_the_plan_ends_this_life(client: redis.Redis, keys: Keys, scripts: Scripts) -> None:
+    beating = Beating(client, keys, scripts, server_run_id(client))
+    plan = '{"epoch":1,"split":"1-2,3-4","route_class":"cpu","assignments":{"a":1},"blocks":{},"reasons":[]}'
+    scripts.run(calls.publish_plan(MODEL, replaces_epoch=0, inputs="i", route_class="cpu", plan=plan))
+    beating.wait_for(Gone("the plan gives this worker another stage"))
+    beating.end()
