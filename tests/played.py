@@ -157,7 +157,7 @@ class RunningGateway:
     http: httpx.Client
 
     def post(self, path: str, **body: Any) -> httpx.Response:
-        return self.http.post(path, json=body)
+        return self.http.post(path, content=json.dumps(body))  # ASCII: httpx cannot send half a surrogate pair
 
     def metric(self, name: str, **labels: str) -> float:
         return self.gateway.metrics.registry.get_sample_value(name, labels) or 0.0

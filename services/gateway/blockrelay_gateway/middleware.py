@@ -2,6 +2,7 @@
 Starlette's BaseHTTPMiddleware hides the client's disconnect from streaming routes."""
 
 import asyncio
+import contextlib
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -11,7 +12,7 @@ from blockrelay_gateway.http_errors import Refusals
 #: A client that sends too much is read on for a while: closing at once would reset the connection before it could read
 #: our answer.
 DRAIN_FACTOR = 8
-DRAIN_S = 5.0
+DRAIN_IDLE_S = 0.5
 
 
 class BodyLimit:
@@ -30,17 +31,20 @@ class BodyLimit:
         declared = dict(scope["headers"]).get(b"content-length", b"0")
         too_large = declared.isdigit() and int(declared) > self._max_bytes
         parts: list[bytes] = []
-        size, more = 0, not too_large
-        while more:
+        size, more = 0, True  # of the body
+        while more and not too_large:
             message = await receive()
             if message["type"] != "http.request":
                 return  # the client left in the middle of its body
             parts.append(message.get("body", b""))
             size += len(parts[-1])
             too_large = size > self._max_bytes
-            more = message.get("more_body", False) and not too_large
+            more = message.get("more_body", False)
         if too_large:
-            await self._refuse(scope, receive, send)
+            if more:
+                await self._drain(receive)
+            error = RequestTooLarge(f"the body is over the limit of {self._max_bytes} bytes")
+            await self._refusals.answer(scope, error)(scope, receive, send)
             return
         body: bytes | None = b"".join(parts)
 
@@ -56,16 +60,10 @@ class BodyLimit:
         json_scope = {**scope, "headers": [*headers, (b"content-type", b"application/json")]}
         await self._app(json_scope, replay, send)
 
-    async def _refuse(self, scope: Scope, receive: Receive, send: Send) -> None:
-        left = DRAIN_FACTOR * self._max_bytes
-        try:
-            async with asyncio.timeout(DRAIN_S):
-                while left > 0:
-                    message = await receive()
-                    if message["type"] != "http.request" or not message.get("more_body", False):
-                        break
-                    left -= len(message.get("body", b""))
-        except TimeoutError:
-            pass  # answer anyway
-        error = RequestTooLarge(f"the body is over the limit of {self._max_bytes} bytes")
-        await self._refusals.answer(scope, error)(scope, receive, send)
+    async def _drain(self, receive: Receive) -> None:
+        left, more = DRAIN_FACTOR * self._max_bytes, True
+        with contextlib.suppress(TimeoutError):
+            while more and left > 0:
+                message = await asyncio.wait_for(receive(), DRAIN_IDLE_S)
+                left -= len(message.get("body", b""))
+                more = message.get("more_body", False)
