@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from blockrelay.block_folder import open_block_folder
-from blockrelay.errors import BlockFolderError
+from blockrelay.errors import BlockFolderError, ExecutionError
+from blockrelay_converter.known_answers import known_answers
 from tests.checkpoints import write_checkpoint
 from tests.sparse_checkpoint import write_sparse_checkpoint
 from tests.waiting import wait_until
@@ -116,6 +117,26 @@ def test_a_place_that_cannot_be_written_is_exit_code_1_and_one_line(tmp_path: Pa
     assert done.returncode == 1
     assert done.stderr.startswith("error: ")
     assert done.stderr.count("\n") == 1
+
+
+def test_a_disk_that_takes_no_more_is_exit_code_1_and_one_line_and_leaves_nothing(tmp_path: Path) -> None:
+    checkpoint = write_checkpoint(tmp_path / "c", seed=1)
+    command = ["bash", "-c", 'ulimit -f 64; exec "$@"', "bash", *CONVERTER, str(checkpoint), str(tmp_path / "out")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: ")
+    assert done.stderr.count("\n") == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["c"]
+
+
+def test_a_worker_that_cannot_answer_says_why(tmp_path: Path) -> None:
+    checkpoint = write_checkpoint(tmp_path / "c", seed=1)
+    folder = tmp_path / "out"
+    assert run(checkpoint, folder, "--no-known-answers").returncode == 0
+    manifest = open_block_folder(folder, known_answers=False).manifest
+    (folder / "rotary.bin").unlink()
+    with pytest.raises(ExecutionError, match=r"known answers could not be computed: .*rotary\.bin: missing"):
+        known_answers(folder, manifest)
 
 
 def test_progress_is_shown_on_a_terminal_and_only_on_stderr(tmp_path: Path) -> None:
