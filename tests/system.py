@@ -51,13 +51,20 @@ def make_jobs(count: int, *, seed: int, vocab: int, longest: int = 60, tokens: i
     return jobs
 
 
-def golden_tokens(folder: BlockFolder, jobs: Sequence[Job]) -> dict[str, list[int]]:
-    """Request -> tokens of a solo run in one process, without queue, batch or Redis."""
+def golden_tokens(folder: BlockFolder, jobs: Sequence[Job], *, seed: int | None = None) -> dict[str, list[int]]:
+    """Request -> tokens of a solo run in one process, without queue, batch or Redis.
+
+    `seed` None: each request's own default, derived from its id.
+    """
     pipeline = Pipeline(folder, stages=1, threads=1, tokens=folder.model.max_position)
     tokenizer = Tokenizer.from_file(folder.tokenizer_path) if folder.tokenizer_path else None
     return {
         job.request: generate(
-            pipeline, job.prompt, job.params, seed=derive_seed(job.request), tokenizer=tokenizer
+            pipeline,
+            job.prompt,
+            job.params,
+            seed=derive_seed(job.request) if seed is None else seed,
+            tokenizer=tokenizer,
         ).tokens
         for job in jobs
     }
