@@ -1,0 +1,318 @@
+"""Streams: one event per token with its position, resumable anywhere, never closed in silence."""
+
+from typing import Any
+
+import openai
+import pytest
+
+from blockrelay.messages import TokenLogprobs
+from blockrelay.settings import GatewaySettings
+from blockrelay.text import Tokenizer
+from tests.played import NUMERICS, PlayedWorker, RunningGateway, answering, running_gateway
+from tests.sse_client import Event, read_events
+from tests.waiting import wait_until
+
+TEXT = " has two apples 🙂."
+
+
+@pytest.fixture
+def said(tokenizer: Tokenizer) -> list[int]:
+    return tokenizer.encode(TEXT, add_special_tokens=False)
+
+
+def stream(gateway: RunningGateway, path: str = "/v1/completions", **body: Any) -> list[Event]:
+    with gateway.http.stream("POST", path, json={"stream": True, **body}) as response:
+        assert response.status_code == 200
+        assert response.headers["content-type"].startswith("text/event-stream")
+        return list(read_events(response))
+
+
+def text_of(events: list[Event]) -> str:
+    return "".join(e.data["choices"][0]["text"] for e in events if e.data != "DONE" and e.data["choices"])
+
+
+def test_a_stream_has_one_event_per_token_and_its_position_as_id(
+    gateway: RunningGateway, worker: PlayedWorker, said: list[int]
+) -> None:
+    with answering(worker, lambda _: (said, "length")):
+        events = stream(
+            gateway, prompt="Anna", seed=5, return_token_ids=True, stream_options={"include_usage": True}
+        )  # fmt: skip
+    *tokens, end, usage, done = events
+    assert done.data == "DONE"
+    assert [event.id for event in tokens] == [str(at) for at in range(1, len(said) + 1)]
+    assert [event.data["choices"][0]["token_ids"] for event in tokens] == [[token] for token in said]
+    assert text_of(events) == TEXT
+    assert end.id == str(len(said) + 1)
+    assert end.data["choices"][0]["finish_reason"] == "length"
+    assert end.data["choices"][0]["seed"] == 5
+    assert end.data["fallback_events"] == []
+    assert usage.data["usage"]["completion_tokens"] == len(said)
+    assert usage.data["choices"] == []
+    assert {event.data["system_fingerprint"] for event in events[:-1]} == {NUMERICS}
+    assert all("\ufffd" not in str(event.data) for event in events), "a character split over tokens is never shown"
+
+
+def test_openais_client_reads_streams_through_silence_and_keep_alives(
+    gateway: RunningGateway, worker: PlayedWorker, said: list[int]
+) -> None:
+    client = openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0)
+    pieces: list[str] = []
+    with client.chat.completions.create(
+        model="tiny", messages=[{"role": "user", "content": "hi"}], stream=True, extra_body={"top_k": 5}
+    ) as chunks:
+        claimed = worker.claim()[0]
+        for at, chunk in enumerate(chunks):
+            pieces.append(chunk.choices[0].delta.content or "")
+            if at < 2:
+                heard = gateway.gateway.flights
+                assert len(heard) == 1
+                worker.say(claimed, said[at : at + 1])
+                if at == 1:  # a silence longer than the keep-alive interval
+                    wait_for_keep_alives(gateway)
+                    worker.say(claimed, said[2:], end="stop")
+    assert "".join(pieces) == TEXT
+    client.close()
+
+
+def wait_for_keep_alives(gateway: RunningGateway) -> None:
+    """Three intervals, counted by another stream's comments."""
+    comments: list[str] = []
+    with gateway.http.stream("POST", "/v1/completions", json={"prompt": "x", "stream": True}) as response:
+        lines = response.iter_lines()
+        while len(comments) < 3:
+            line = next(lines)
+            if line.startswith(":"):
+                comments.append(line)
+
+
+def test_openais_client_gets_the_same_without_streaming(
+    gateway: RunningGateway, worker: PlayedWorker, said: list[int]
+) -> None:
+    client = openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0)
+    with answering(worker, lambda _: (said, "stop")):
+        answer = client.chat.completions.create(
+            model="tiny", messages=[{"role": "user", "content": "hi"}], max_completion_tokens=50, temperature=0
+        )
+        with pytest.raises(openai.BadRequestError) as refused:
+            client.completions.create(model="tiny", prompt="x", n=2)
+        with pytest.raises(openai.NotFoundError):
+            client.models.retrieve("other")
+        assert [model.id for model in client.models.list()] == ["tiny"]
+    assert answer.choices[0].message.content == TEXT
+    assert answer.choices[0].finish_reason == "stop"
+    assert answer.usage is not None and answer.usage.completion_tokens == len(said)
+    assert answer.system_fingerprint == NUMERICS
+    assert refused.value.param == "n"
+    client.close()
+
+
+def test_several_prompts_share_one_stream_by_index(gateway: RunningGateway, worker: PlayedWorker) -> None:
+    with answering(worker, lambda claimed: ([int(claimed.body.prompt[0])] * 2, "length")):
+        events = stream(gateway, prompt=[[10], [20], [30]], return_token_ids=True)
+        whole = gateway.post("/v1/completions", prompt=[[10], [20], [30]], return_token_ids=True).json()
+    assert [choice["token_ids"] for choice in whole["choices"]] == [[10, 10], [20, 20], [30, 30]]
+    assert whole["usage"] == {"prompt_tokens": 3, "completion_tokens": 6, "total_tokens": 9}
+    got: dict[int, list[int]] = {0: [], 1: [], 2: []}
+    for event in events[:-1]:
+        (choice,) = event.data["choices"]
+        got[choice["index"]] += choice["token_ids"]
+        assert event.id is not None and event.id.startswith(f"{choice['index']}:")
+    assert got == {0: [10, 10], 1: [20, 20], 2: [30, 30]}
+
+
+def test_logprobs_come_in_both_shapes(gateway: RunningGateway, worker: PlayedWorker, said: list[int]) -> None:
+    logprobs = [TokenLogprobs(-0.5, ((token, -0.5), (2, -1.0))) for token in said]
+    bodies: list[tuple[str, dict[str, Any]]] = [
+        ("/v1/completions", {"prompt": "x", "logprobs": 2}),
+        (
+            "/v1/chat/completions",
+            {"messages": [{"role": "user", "content": "x"}], "logprobs": True, "top_logprobs": 2},
+        ),
+    ]
+    for path, body in bodies:
+        with gateway.http.stream("POST", path, json={**body, "stream": True}) as response:
+            (claimed,) = worker.claim()
+            assert claimed.body.params["logprobs"] == 2
+            worker.say(claimed, said, logprobs=logprobs, end="length")
+            events = list(read_events(response))
+            whole = gateway.http.get(f"/v1/requests/{response.headers['x-request-id']}").json()
+        assert whole["token_ids"] == said
+        found = [c["logprobs"] for e in events[:-1] for c in e.data["choices"] if c["logprobs"]]
+        assert len(found) == len(said)
+        if path == "/v1/completions":
+            assert found[0]["token_logprobs"] == [-0.5]
+            assert found[0]["top_logprobs"][0]["</s>"] == -1.0
+            assert [one["text_offset"][0] for one in found][:2] == [0, len(events[0].data["choices"][0]["text"])]
+        else:
+            (content,) = found[0]["content"]
+            assert bytes(content["bytes"]).decode() == content["token"]
+            assert content["top_logprobs"][1] == {"token": "</s>", "logprob": -1.0, "bytes": list(b"</s>")}
+
+
+def test_a_stream_that_broke_goes_on_behind_the_last_event_it_had(
+    gateway: RunningGateway, settings: GatewaySettings, worker: PlayedWorker, said: list[int]
+) -> None:
+    with gateway.http.stream("POST", "/v1/completions", json={"prompt": "x", "stream": True}) as response:
+        (claimed,) = worker.claim()
+        worker.say(claimed, said[:4])
+        events = read_events(response)
+        first = [next(events) for _ in range(3)]
+        name = first[-1].data["id"]
+    # The connection is gone; the request goes on, and any gateway continues it.
+    with running_gateway(settings) as other:
+        headers = {"last-event-id": first[-1].id or ""}
+        with other.http.stream("GET", f"/v1/requests/{name}/events", headers=headers) as response:
+            events = read_events(response)
+            second = [next(events)]
+            # Longer than the grace period of the gateway that the client left: it must not cancel.
+            wait_until(lambda: len(gateway.gateway.flights) == 0, "the first gateway lets go")
+            worker.say(claimed, said[4:], end="length")
+            second += list(events)
+        assert [event.id for event in second[:-1]] == [str(at) for at in range(4, len(said) + 2)]
+        assert text_of(first + second[:-1]) == TEXT
+        again = other.http.get(f"/v1/requests/{name}/events", params={"starting_after": len(said)}).text
+        assert '"finish_reason":"length"' in again
+        assert again.count("\ndata: ") == 1 + 1, "the end and [DONE]"
+
+
+def test_a_client_that_goes_away_has_its_request_cancelled_after_the_grace_period(
+    gateway: RunningGateway, worker: PlayedWorker, said: list[int]
+) -> None:
+    with gateway.http.stream("POST", "/v1/completions", json={"prompt": "x", "stream": True}) as response:
+        (claimed,) = worker.claim()
+        worker.say(claimed, said[:1])
+        assert next(read_events(response)).id == "1"
+    wait_until(lambda: worker.record(claimed.request)[b"state"] == b"done", "the request is cancelled")
+    assert worker.record(claimed.request)[b"end"] == b"cancelled"
+    assert gateway.metric("blockrelay_disconnected_clients_total") == 1
+    assert gateway.metric("blockrelay_request_success_total", finished_reason="cancelled") == 1
+    wait_until(lambda: len(gateway.gateway.flights) == 0, "nothing is left")
+    assert gateway.metric("blockrelay_num_requests_running") == 0
+
+
+def test_a_client_that_waits_without_streaming_may_go_away_too(gateway: RunningGateway, worker: PlayedWorker) -> None:
+    with pytest.raises(openai.APITimeoutError):
+        openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0, timeout=0.3).completions.create(
+            model="tiny", prompt="x"
+        )
+    (claimed,) = worker.claim()
+    wait_until(lambda: worker.record(claimed.request)[b"state"] == b"done", "the request is cancelled")
+
+
+def test_a_client_that_comes_back_in_time_keeps_its_request(
+    gateway: RunningGateway, worker: PlayedWorker, said: list[int]
+) -> None:
+    with gateway.http.stream("POST", "/v1/completions", json={"prompt": "x", "stream": True}) as response:
+        name = response.headers["x-request-id"]
+        (claimed,) = worker.claim()
+    wait_until(lambda: gateway.metric("blockrelay_disconnected_clients_total") == 1, "the gateway noticed")
+    with gateway.http.stream("GET", f"/v1/requests/{name}/events") as response:
+        worker.say(claimed, said, end="stop")
+        events = list(read_events(response))
+    assert events[0].data["status"] == "accepted"
+    assert events[-2].data["outputs"]["text"] == TEXT
+    assert events[-2].data["finish_reason"] == "stop"
+
+
+def test_a_background_request_needs_nobody(gateway: RunningGateway, worker: PlayedWorker, said: list[int]) -> None:
+    response = gateway.post("/v1/completions", prompt="x", background=True, seed=3)
+    assert response.status_code == 202
+    name = response.json()["id"]
+    assert response.json()["status"] == "queued"
+    assert gateway.http.get(f"/v1/requests/{name}").json()["status"] == "queued"
+    (claimed,) = worker.claim()
+    assert claimed.body.background
+    worker.say(claimed, said[:2])
+    running = gateway.http.get(f"/v1/requests/{name}").json()
+    assert (running["status"], running["token_ids"], running["finish_reason"]) == ("running", said[:2], None)
+    worker.say(claimed, said[2:], end="stop")
+    done = gateway.http.get(f"/v1/requests/{name}").json()
+    assert (done["status"], done["text"], done["finish_reason"]) == ("completed", TEXT, "stop")
+    assert done["usage"]["completion_tokens"] == len(said)
+    assert done["seed"] == 3
+    assert done["system_fingerprint"] == NUMERICS
+    assert done["request_id"] == claimed.request
+    with gateway.http.stream("GET", f"/v1/requests/{name}/events", params={"include_usage": True}) as stream_of:
+        assert text_of(list(read_events(stream_of))) == TEXT
+
+
+@pytest.mark.parametrize("way", ["delete", "cancel"])
+def test_a_request_can_be_cancelled_and_its_reader_hears_of_it(
+    gateway: RunningGateway, worker: PlayedWorker, said: list[int], way: str
+) -> None:
+    with gateway.http.stream("POST", "/v1/completions", json={"prompt": "x", "stream": True}) as response:
+        name = response.headers["x-request-id"]
+        (claimed,) = worker.claim()
+        worker.say(claimed, said[:1])
+        if way == "delete":
+            answer = gateway.http.delete(f"/v1/requests/{name}")
+        else:
+            answer = gateway.http.post(f"/v1/requests/{name}/cancel")
+        events = list(read_events(response))
+    assert answer.json()["status"] == "cancelled"
+    assert events[-1].data == "DONE"
+    assert events[-2].data["error"]["code"] == "cancelled"
+    assert gateway.http.delete(f"/v1/requests/{name}").json()["status"] == "cancelled", "twice is once"
+
+
+def test_an_error_in_mid_stream_is_an_event_and_without_a_stream_a_status(
+    gateway: RunningGateway, worker: PlayedWorker, said: list[int]
+) -> None:
+    meta = {"error": "the row is not finite", "failed_block": "block_2"}
+    with gateway.http.stream("POST", "/v1/completions", json={"prompt": "x", "stream": True}) as response:
+        worker.say(worker.claim()[0], said[:1], end="error", meta=meta)
+        events = list(read_events(response))
+    assert events[-2].data["error"]["message"] == "the row is not finite"
+    assert events[-2].id == "2"
+    with answering_error(worker, meta):
+        answer = gateway.post("/v1/chat/completions", messages=[{"role": "user", "content": "x"}])
+        pipeline = gateway.post("/v1/infer", prompt="x")
+    assert answer.status_code == pipeline.status_code == 500
+    assert answer.json()["error"]["message"] == "the row is not finite"
+    body = pipeline.json()
+    assert body["message"] == "Pipeline failed at block_2: the row is not finite"
+    assert body["failed_block"] == "block_2"
+    assert body["failed_blocks"][0]["error"] == "the row is not finite"
+
+
+def answering_error(worker: PlayedWorker, meta: dict[str, Any]) -> Any:
+    """Every request fails."""
+
+    class _Failing(PlayedWorker):
+        def say(self, claimed: Any, tokens: list[int], **more: Any) -> None:
+            super().say(claimed, tokens, end="error", meta=meta)
+
+    failing = _Failing(client=worker.client, scripts=worker.scripts, keys=worker.keys, model=worker.model)
+    return answering(failing, lambda _: ([5], "error"))
+
+
+def test_a_request_past_its_timeout_ends_as_expired(gateway: RunningGateway, worker: PlayedWorker) -> None:
+    answer = gateway.post("/v1/completions", prompt="x", timeout=0.1)
+    assert answer.status_code == 504
+    assert answer.json()["error"]["code"] == "expired"
+    assert worker.client.zcard(worker.keys.running) == 0
+
+
+def test_a_gateway_that_shuts_down_tells_its_readers_and_leaves_the_request_alone(
+    settings: GatewaySettings, worker: PlayedWorker, said: list[int]
+) -> None:
+    body = {"prompt": "x", "stream": True}
+    with running_gateway(settings) as gateway, gateway.http.stream("POST", "/v1/completions", json=body) as response:
+        (claimed,) = worker.claim()
+        worker.say(claimed, said[:1])
+        events = read_events(response)
+        assert next(events).id == "1"
+        gateway.gateway.flights.close()
+        error, done = list(events)
+    assert "shuts down" in error.data["error"]["message"]
+    assert claimed.request in error.data["error"]["message"]
+    assert done.data == "DONE"
+    assert worker.record(claimed.request)[b"state"] == b"running"
+
+
+def test_the_trace_of_the_caller_travels_with_the_request(gateway: RunningGateway, worker: PlayedWorker) -> None:
+    trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+    body = {"prompt": "x", "background": True}
+    gateway.http.post("/v1/completions", json=body, headers={"traceparent": trace})
+    assert worker.claim()[0].body.traceparent == trace
