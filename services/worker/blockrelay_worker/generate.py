@@ -186,7 +186,7 @@ def _cores() -> int:
 def run(arguments: list[str] | None = None) -> int:
     """The exit code: 0, 2 for something the caller must change, 1 for a failure of ours or of the machine."""
     try:
-        app(arguments, standalone_mode=False)
+        code = app(arguments, standalone_mode=False)  # --help and Ctrl-C come back as a code
     except TyperException as error:  # an option that does not exist, a value of the wrong type
         typer.echo(f"error: {error.format_message()}", err=True)
         return 2
@@ -198,7 +198,7 @@ def run(arguments: list[str] | None = None) -> int:
         return 1
     except (typer.Abort, KeyboardInterrupt):
         return 130  # what a shell reports for Ctrl-C
-    return 0
+    return code if isinstance(code, int) else 0
 
 
 if __name__ == "__main__":

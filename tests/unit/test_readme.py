@@ -1,0 +1,38 @@
+"""The README's picture of the project is true: keys, folders, commands, settings."""
+
+import re
+from pathlib import Path
+
+from typer.main import get_command
+
+from blockrelay import keys
+from blockrelay_launcher.cli import app
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text()
+
+
+def test_the_key_table_is_that_of_the_code() -> None:
+    assert keys.__doc__ is not None
+    table = [line for line in keys.__doc__.splitlines() if line.startswith("|")]
+    assert "\n".join(table) in README
+
+
+def test_every_folder_of_the_tree_exists_and_every_service_is_in_it() -> None:
+    tree = README.split("## How it is laid out")[1].split("```")[1]
+    shown = {line.split()[0] for line in tree.splitlines() if line.strip()}
+    for name in shown:
+        assert any((base / name).is_dir() for base in (ROOT, ROOT / "shared/blockrelay")), name
+    for folder in (ROOT / "services").iterdir():
+        assert f"services/{folder.name}/" in shown
+
+
+def test_every_command_is_explained() -> None:
+    commands = getattr(get_command(app), "commands", {})
+    for name in commands:
+        assert re.search(rf"blockrelay {name}|`{name} ", README), name
+
+
+def test_no_python_file_is_longer_than_400_lines() -> None:
+    files = [f for part in ("shared", "services", "tests", "bench") for f in (ROOT / part).rglob("*.py")]
+    assert not [f for f in files if len(f.read_text().splitlines()) > 400]
