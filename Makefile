@@ -12,7 +12,7 @@ PIP := pip install --quiet --disable-pip-version-check
 # What a plain machine can run. The others: make parity, make test-compose, make sanitize.
 TESTS := not parity and not sanitizer and not docker
 
-.PHONY: install demo up test check parity bench clean
+.PHONY: install demo up test test-compose check parity sanitize bench clean
 .DEFAULT_GOAL := install
 
 install: $(STAMP)
@@ -31,6 +31,10 @@ up: install
 test: install
 	$(BIN)/pytest --quiet --numprocesses auto --dist loadfile -m '$(TESTS)' $(ARGS)
 
+# Needs a container engine.
+test-compose: install
+	$(BIN)/pytest --quiet -m docker $(ARGS)
+
 check: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -46,6 +50,10 @@ $(PARITY_VENV)/.installed: pyproject.toml
 	@test -x $(PARITY_VENV)/bin/python || $(PYTHON) -m venv $(PARITY_VENV)
 	$(PARITY_VENV)/bin/$(PIP) $(PARITY_PIP) --editable '.[parity]'
 	@touch $@
+
+# Builds the native kernels with AddressSanitizer, UBSan and ThreadSanitizer, and runs them.
+sanitize: install
+	$(BIN)/pytest --quiet -m sanitizer $(ARGS)
 
 bench: install
 	$(BIN)/python bench/kernels.py

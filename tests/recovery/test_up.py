@@ -18,6 +18,7 @@ from blockrelay.keys import Keys
 from blockrelay.messages import EndEntry, TokenEntry, decode_log_entry
 from blockrelay.redis_link import connect
 from blockrelay_launcher.data_folder import read_running
+from tests.redis_server import RedisServer
 from tests.tiny_model import write_tiny_model
 from tests.up_process import COMMAND, UpProcess, command_line, running_up
 from tests.waiting import wait_until
@@ -158,3 +159,35 @@ def test_a_port_taken_by_somebody_else_is_one_line_and_starts_nothing(model: Pat
         port = str(taken.getsockname()[1])
         line = fails_with("up", "--model", str(model), "--port", port, "--data", str(data))
     assert f"port {port}" in line and not list(data.iterdir())
+
+
+def test_a_failing_gpu_worker_hands_its_block_to_the_cpu_and_the_answer_says_so(model: Path) -> None:
+    with running_up(model, "--stages", "2") as up:
+        undisturbed = tokens_of(complete(up.url))
+        assert up.stop() == 0
+    with running_up(model, "--stages", "2", "--gpu-workers", "2", "--inject-fault", "3") as up:
+        answer = complete(up.url)
+        assert up.stop() == 0
+    assert tokens_of(answer) == undisturbed
+    (event,) = answer["fallback_events"]
+    assert (event["from"], event["to"], event["success"]) == ("GPU", "CPU", True)
+
+
+def test_somebody_elses_redis_is_waited_for_and_left_as_it_is(model: Path, own_redis: RedisServer) -> None:
+    own_redis.kill()
+    argv = [*COMMAND, "up", "--model", str(model), "--port", "0", "--redis", own_redis.url]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+            wait_until(lambda: len(children.read_text().split()) == 3, "scheduler, worker and gateway are there")
+            own_redis.start()
+            up = UpProcess(process, None)
+            assert len(tokens_of(complete(up.url))) == 40
+            assert not up.pid_of("redis")
+            assert up.stop() == 0
+        finally:
+            process.kill()
+    client = own_redis.client()
+    keys = Keys("c0")
+    assert client.ping() and not client.zcard(keys.workers) and not client.zcard(keys.running)
+    client.close()

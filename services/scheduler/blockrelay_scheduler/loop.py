@@ -41,7 +41,8 @@ class Link:
 class Scheduler:
     """Schedules one model of one cell. `model` is its key in Redis, `blocks` its number of blocks.
 
-    One thread calls `run` (or `tick`); `gaps` may be called from any.
+    One thread calls `run` (or `tick`); `gaps` may be called from any. `trusted_from` is the moment (monotonic clock)
+    from which the silence of a worker means something.
     """
 
     settings: SchedulerSettings
@@ -49,7 +50,7 @@ class Scheduler:
     metrics: SchedulerMetrics
     model: str
     blocks: int
-    _trusted_from: float = field(default=0.0, init=False)
+    trusted_from: float = field(default=float("inf"), init=False)
     _last_tick: float = field(default=float("-inf"), init=False)
     _last_look: float = field(default=float("-inf"), init=False)
     _inboxes: set[str] = field(default_factory=set[str], init=False)
@@ -103,10 +104,10 @@ class Scheduler:
             self._distrust()
 
     def _distrust(self) -> None:
-        self._trusted_from = time.monotonic() + self.settings.dead_after_s
+        self.trusted_from = time.monotonic() + self.settings.dead_after_s
 
     def _declare_dead(self) -> None:
-        if time.monotonic() < self._trusted_from:
+        if time.monotonic() < self.trusted_from:
             return
         head = self.link.client.pipeline(transaction=False)
         head.zrange(self.link.keys.workers, 0, registry.MAX_WORKERS - 1, withscores=True)

@@ -1,5 +1,6 @@
 """The scheduler's loop against a real Redis, with workers played by the test."""
 
+import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -188,4 +189,26 @@ def test_redis_goes_away_and_comes_back_and_nobody_is_declared_dead_for_it(own_r
         wait_until(lambda: (beat(cell, "a"), assignments(cell) == {"a": 0, "b": 1})[1], "it goes on planning")
     assert metric(one, "blockrelay_worker_deaths_total") == 0
     assert metric(one, "blockrelay_redis_errors_total") >= 1
+    client.close()
+
+
+def test_redis_stands_still_and_nobody_is_declared_dead_for_it(own_redis: RedisServer) -> None:
+    client, keys = own_redis.client(), Keys("t")
+    cell = Cell(client, keys, Scripts(client, keys, retention_s=60))
+    one = scheduler(own_redis.url, dead_after_s=1.0)
+    with running(one):
+        cell.worker("a", stage=0)
+        wait_until(lambda: (beat(cell, "a"), one.gaps() == [])[1], "it runs")
+        wait_until(lambda: (beat(cell, "a"), time.monotonic() > one.trusted_from)[1], "silence counts")
+        assert own_redis.process is not None
+        own_redis.process.send_signal(signal.SIGSTOP)
+        stopped = time.monotonic()
+        wait_until(lambda: time.monotonic() > stopped + 1.5, "the last beat is older than dead_after_s")
+        own_redis.process.send_signal(signal.SIGCONT)
+        trusted = one.trusted_from
+        wait_until(lambda: one.trusted_from > trusted, "the scheduler notices")
+        beat(cell, "a")
+        assert metric(one, "blockrelay_worker_deaths_total") == 0
+        wait_until(lambda: not client.zcard(keys.workers), "true silence is still noticed")
+    assert metric(one, "blockrelay_worker_deaths_total") == 1
     client.close()
