@@ -206,10 +206,10 @@ class Flights:
         else:
             (metrics.running if flight.entries else metrics.waiting).dec()
             flight.end, flight.numerics = entry, entry.numerics or flight.numerics
-            if owned:
-                self._account(flight, entry, now)
         flight.entries.append(entry)
         flight.heard = now
+        if flight.end is not None and owned:
+            self._account(flight, flight.end, now)
         for event in flight.events:
             event.set()
         if flight.end is not None:

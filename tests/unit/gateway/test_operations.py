@@ -1,0 +1,136 @@
+"""What operators see: readiness with its reasons, metrics, models, log lines, exit codes."""
+
+import json
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import structlog
+
+from blockrelay import scripts as calls
+from blockrelay.block_folder import BlockFolder
+from blockrelay.settings import GatewaySettings, environment_for
+from tests.played import PlayedWorker, RunningGateway, answering, running_gateway
+from tests.redis_server import RedisServer
+from tests.waiting import wait_until
+
+
+def reasons(gateway: RunningGateway) -> list[str]:
+    response = gateway.http.get("/readyz")
+    body = response.json()
+    assert (response.status_code == 200) == (body["status"] == "ready") == (not body["reasons"])
+    return body["reasons"]
+
+
+def test_ready_means_that_a_token_can_be_produced(gateway: RunningGateway, worker: PlayedWorker) -> None:
+    assert reasons(gateway) == []
+    worker.scripts.run(calls.dead("w1", silent_s=0))
+    assert reasons(gateway) == ["stage 1 (block_2 to block_2) has no live worker"]
+    worker.register(plan=False)
+    assert reasons(gateway) == []
+
+
+def test_without_a_plan_or_a_queue_the_reason_says_so(settings: GatewaySettings, tmp_path: Path) -> None:
+    with running_gateway(settings) as gateway:
+        assert "no plan yet" in reasons(gateway)[0]
+    nowhere = settings.model_copy(update={"redis_url": f"unix://{tmp_path}/none.sock"})
+    with running_gateway(nowhere) as gateway:
+        assert "Redis does not answer" in reasons(gateway)[0]
+        assert gateway.http.get("/livez").status_code == 200
+        refused = gateway.post("/v1/infer", session_id="s", step=1, input_tensors={})
+        assert refused.status_code == 503
+        assert refused.json()["status"] == "error"
+        assert gateway.metric("blockrelay_redis_errors_total") > 0
+
+
+def test_the_one_model_is_listed_with_its_context(gateway: RunningGateway, folder: BlockFolder) -> None:
+    (listed,) = gateway.http.get("/v1/models").json()["data"]
+    assert listed == gateway.http.get("/v1/models/tiny").json()
+    assert listed["id"] == "tiny"
+    assert listed["max_model_len"] == folder.model.max_position
+    assert listed["model_hash"] == folder.manifest.model_hash
+
+
+def test_every_instrument_of_the_gateway_is_observed(gateway: RunningGateway, worker: PlayedWorker) -> None:
+    event = {"block_id": "block_2", "from": "GPU", "to": "CPU", "reason": "gpu_error", "success": True}
+    response = gateway.post("/v1/completions", prompt=[1, 2, 3], background=True)
+    assert gateway.metric("blockrelay_num_requests_waiting") == 1
+    (claimed,) = worker.claim()
+    worker.scripts.run(calls.rerun(claimed.request, claimed.run, "gpu_error", fallback=event))
+    (claimed,) = worker.claim()
+    worker.say(claimed, [5])
+    wait_until(lambda: gateway.metric("blockrelay_num_requests_running") == 1, "token 1 is there")
+    assert gateway.metric("blockrelay_num_requests_waiting") == 0
+    worker.say(claimed, [6], end="length")
+    wait_until(lambda: gateway.metric("blockrelay_num_requests_running") == 0, "the request has ended")
+    labels = {"block": "block_2", "from": "GPU", "to": "CPU", "reason": "gpu_error"}
+    assert gateway.metric("blockrelay_fallbacks_total", **labels) == 1
+    assert gateway.metric("blockrelay_request_success_total", finished_reason="length") == 1
+    assert gateway.metric("blockrelay_prompt_tokens_total") == 3
+    assert gateway.metric("blockrelay_generation_tokens_total") == 2
+    for histogram in ("time_to_first_token", "inter_token_latency", "e2e_request_latency"):
+        assert gateway.metric(f"blockrelay_{histogram}_seconds_count") == 1
+    assert "blockrelay_disconnected_clients_total" in gateway.http.get("/metrics").text
+    shown = gateway.http.get(f"/v1/requests/{response.json()['id']}").json()
+    assert shown["fallback_events"] == [event]
+    assert shown["reruns"] == 1
+
+
+def test_the_log_tells_the_life_of_a_request_and_never_its_words(
+    settings: GatewaySettings, worker: PlayedWorker
+) -> None:
+    with (
+        structlog.testing.capture_logs() as lines,
+        running_gateway(settings) as gateway,
+        answering(worker, lambda _: ([5], "stop")),
+    ):
+        name = gateway.post("/v1/completions", prompt="a secret").headers["x-request-id"]
+    ours = [line for line in lines if line.get("request_id") == name]
+    assert [line["event"] for line in ours] == ["PIPELINE_EXECUTION_START", "PIPELINE_EXECUTION_COMPLETE"]
+    assert "secret" not in json.dumps(lines, default=str)
+
+
+def launch(settings: dict[str, str]) -> "subprocess.Popen[str]":
+    return subprocess.Popen(
+        [sys.executable, "-W", "error", "-m", "blockrelay_gateway"],
+        env=environment_for(**settings),
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_a_port_in_use_is_one_line_and_exit_code_2(folder: BlockFolder) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        _, said = (process := launch({"model": str(folder.root), "port": str(port)})).communicate(timeout=30)
+    assert process.returncode == 2
+    assert said.count("\n") == 1
+    assert f"127.0.0.1:{port}" in said
+
+
+@pytest.mark.parametrize(
+    ("settings", "part"), [({"model": "/nowhere"}, "/nowhere"), ({"port": "many"}, "BLOCKRELAY_PORT")]
+)
+def test_what_cannot_start_says_why_in_one_line(settings: dict[str, str], part: str) -> None:
+    _, said = (process := launch(settings)).communicate(timeout=30)
+    assert process.returncode == 2
+    assert said.count("\n") == 1
+    assert part in said
+
+
+def test_the_process_serves_and_leaves_at_a_signal_with_nothing_but_json_lines(
+    folder: BlockFolder, redis_server: RedisServer
+) -> None:
+    process = launch({"model": str(folder.root), "port": "0", "redis_url": redis_server.url, "cell": "t"})
+    assert process.stderr is not None
+    lines = [json.loads(process.stderr.readline())]
+    while lines[-1]["event_type"] != "REDIS_CONNECTED":
+        lines.append(json.loads(process.stderr.readline()))
+    assert lines[0]["event_type"] == "NODE_STARTING"
+    assert lines[0]["data"]["port"] > 0
+    process.terminate()
+    _, rest = process.communicate(timeout=30)
+    assert process.returncode == 0
+    assert all(json.loads(line)["node_id"].startswith("gateway-") for line in rest.splitlines())

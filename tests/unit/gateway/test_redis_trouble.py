@@ -1,0 +1,132 @@
+"""The gateway and a Redis that comes late, is restarted, or forgets."""
+
+from collections.abc import Iterator
+
+import pytest
+import redis
+
+from blockrelay.block_folder import BlockFolder
+from blockrelay.keys import Keys
+from blockrelay.redis_link import Scripts
+from blockrelay.settings import GatewaySettings
+from blockrelay.text import Tokenizer
+from blockrelay_gateway import flights
+from tests.played import PlayedWorker, RunningGateway, running_gateway
+from tests.redis_server import RedisServer
+from tests.sse_client import read_events
+from tests.waiting import wait_until
+
+TEXT = " has two apples."
+BODY = {"prompt": "Anna", "stream": True}
+
+
+@pytest.fixture
+def own_gateway(settings: GatewaySettings, own_redis: RedisServer) -> Iterator[RunningGateway]:
+    with running_gateway(settings.model_copy(update={"redis_url": own_redis.url})) as running:
+        yield running
+
+
+@pytest.fixture
+def said(tokenizer: Tokenizer) -> list[int]:
+    return tokenizer.encode(TEXT, add_special_tokens=False)
+
+
+def own_worker(client: redis.Redis, folder: BlockFolder) -> PlayedWorker:
+    keys = Keys("t")
+    scripts = Scripts(client, keys, retention_s=60)
+    return PlayedWorker(client=client, scripts=scripts, keys=keys, model=folder.manifest.model_hash[:16])
+
+
+def test_a_stream_goes_on_over_a_restart_of_redis(
+    own_gateway: RunningGateway, own_redis: RedisServer, folder: BlockFolder, said: list[int]
+) -> None:
+    before, after = own_redis.client(), own_redis.client()
+    worker = own_worker(before, folder).register()
+    with own_gateway.http.stream("POST", "/v1/completions", json=BODY) as response:
+        (claimed,) = worker.claim()
+        worker.say(claimed, said[:2])
+        events = read_events(response)
+        got = [next(events), next(events)]
+        own_redis.kill()
+        wait_until(lambda: not own_gateway.gateway.tailer.connected, "the gateway noticed")
+        own_redis.start()
+        again = own_worker(after, folder)
+        again.positions = {claimed.request: 2}
+        again.say(claimed, said[2:], end="stop")
+        got += list(events)
+    assert "".join(event.data["choices"][0]["text"] for event in got[:-1]) == TEXT
+    assert own_gateway.metric("blockrelay_redis_errors_total") > 0
+    assert own_gateway.http.post("/v1/completions", json={"prompt": "x", "background": True}).status_code == 202
+    before.close()
+    after.close()
+
+
+def test_a_redis_that_comes_late_is_waited_for(
+    settings: GatewaySettings, own_redis: RedisServer, folder: BlockFolder, said: list[int]
+) -> None:
+    own_redis.kill()
+    with running_gateway(settings.model_copy(update={"redis_url": own_redis.url})) as gateway:
+        assert "Redis does not answer" in gateway.http.get("/readyz").json()["reasons"][0]
+        assert gateway.http.post("/v1/completions", json={"prompt": "x"}).status_code == 503
+        own_redis.start()
+        client = own_redis.client()
+        worker = own_worker(client, folder).register()
+        wait_until(lambda: gateway.http.get("/readyz").status_code == 200, "the gateway is ready")
+        with gateway.http.stream("POST", "/v1/completions", json=BODY) as response:
+            worker.say(worker.claim()[-1], said, end="stop")
+            assert [event.data for event in read_events(response)][-1] == "DONE"
+        client.close()
+
+
+def test_a_request_that_redis_forgot_is_accepted_again_and_its_stream_goes_on(
+    gateway: RunningGateway, worker: PlayedWorker, said: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(flights, "SILENT_S", 0.2)
+    with gateway.http.stream("POST", "/v1/completions", json=BODY) as response:
+        (first,) = worker.claim()
+        worker.say(first, said[:2])
+        events = read_events(response)
+        got = [next(events), next(events)]
+        worker.client.flushall()
+        worker.register()
+        (second,) = worker.claim()
+        assert second.request == first.request
+        assert second.body.params == first.body.params, "the seed above all"
+        worker.positions.clear()
+        for token in said:
+            worker.say(second, [token])
+        worker.say(second, [2], end="stop")
+        got += list(events)
+    assert [event.id for event in got[:-1]] == [str(at) for at in range(1, len(said) + 3)]
+    assert "".join(event.data["choices"][0]["text"] for event in got[:-1]) == TEXT
+
+
+def test_a_stream_resumed_here_of_a_request_that_is_gone_ends_with_an_error(
+    settings: GatewaySettings, worker: PlayedWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(flights, "SILENT_S", 0.2)
+    with running_gateway(settings) as first:  # it could accept the request again; it ends before that
+        name = first.post("/v1/completions", prompt="x", background=True).json()["id"]
+    (claimed,) = worker.claim()
+    with running_gateway(settings) as other, other.http.stream("GET", f"/v1/requests/{name}/events") as response:
+        worker.client.delete(worker.keys.request(claimed.request), worker.keys.log(claimed.request))
+        events = list(read_events(response))
+    assert "gone" in events[0].data["error"]["message"]
+
+
+def test_everything_a_gateway_leaves_in_redis_goes_away_by_itself(
+    gateway: RunningGateway, worker: PlayedWorker, said: list[int]
+) -> None:
+    with gateway.http.stream("POST", "/v1/completions", json=BODY) as response:
+        name = response.headers["x-request-id"]
+        (claimed,) = worker.claim()
+        worker.say(claimed, said, end="stop")
+        list(read_events(response))
+    assert gateway.http.get(f"/v1/requests/{name}/events").status_code == 200
+    kept = {b"workers", b"worker", b"on", b"inbox", b"plan", b"jobs"}  # jobs: an empty stream
+    left: list[bytes] = [
+        key
+        for key in worker.client.scan_iter("*")
+        if key.split(b":")[1] not in kept and worker.client.ttl(key) < 0  # pyright: ignore
+    ]
+    assert left == []
