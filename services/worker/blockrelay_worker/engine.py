@@ -189,10 +189,24 @@ class Engine:
         if not work:
             return
         self._iteration += 1
+        self._step(work)
+
+    def _step(self, work: list[Work]) -> None:
+        """Run the stage on `work` and pass the result on. A batch that fails on a CPU is tried again one by one."""
         try:
             output = self._run_stage(work)
         except ExecutionError as error:
-            self._on_execution_error(work, error)
+            self._log.error("BLOCK_EXECUTION_FAILED", error=str(error), block=error.block, requests=len(work))
+            if self.role.device == "gpu":
+                for item in work:
+                    self._rerun_id(
+                        item.run.request, item.run.run, "gpu_error", error.block or f"block_{self.role.first}"
+                    )
+            elif len(work) == 1:
+                self._fail(work[0].run, str(error), "execution_error", error.block)
+            else:
+                for item in work:
+                    self._step([item])
             return
         bad = {work[i].run.request for i in output.not_finite}
         for item in work:
@@ -303,20 +317,6 @@ class Engine:
         """Tensor outputs go to the payload Redis before the COMMIT that announces them."""
         key, value = self.links.keys.result(run.request), encode_result(np.concatenate(run.logits))
         self.links.again(lambda: self.links.payload.set(key, value, ex=self.role.retention_s))
-
-    def _on_execution_error(self, work: list[Work], error: ExecutionError) -> None:
-        """A GPU hands its requests to the CPU; a CPU tries each request alone and fails only the one to blame."""
-        self._log.error("BLOCK_EXECUTION_FAILED", error=str(error), block=error.block, requests=len(work))
-        if self.role.device == "gpu":
-            for item in work:
-                self._rerun_id(item.run.request, item.run.run, "gpu_error", error.block or f"block_{self.role.first}")
-        elif len(work) == 1:
-            self._fail(work[0].run, str(error), "execution_error", error.block)
-        else:
-            for item in work:
-                item.run.solo = True
-                if item.hidden is not None:
-                    self._rerun_id(item.run.request, item.run.run, "missing_pages")
 
     def _observe(self) -> None:
         runs = self.table.all()

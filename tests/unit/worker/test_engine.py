@@ -1,0 +1,167 @@
+"""The engine loop on a real Redis with a real stage: what fails, fails alone."""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import redis
+from prometheus_client import CollectorRegistry
+
+from blockrelay import scripts as calls
+from blockrelay.block_folder import BlockFolder
+from blockrelay.errors import ExecutionError
+from blockrelay.keys import Keys
+from blockrelay.messages import EndEntry, TokenEntry
+from blockrelay.metrics import WorkerMetrics
+from blockrelay.redis_link import Scripts
+from blockrelay_worker.batch import Batch, StageOutput
+from blockrelay_worker.engine import Engine
+from blockrelay_worker.executor import StageExecutor
+from blockrelay_worker.faults import Executor
+from blockrelay_worker.kernels import load_kernels
+from blockrelay_worker.links import Links
+from blockrelay_worker.mailbox import Mailbox, Reader
+from blockrelay_worker.pages import PagePool
+from blockrelay_worker.runs import RunTable
+from blockrelay_worker.stage import StageRole
+from tests.cell import MODEL, Cell, body
+from tests.waiting import wait_until
+
+MARK = 499  # a prompt that begins with this token is the one that the broken executors stumble over
+Break = Callable[[Executor], Executor]
+
+
+@contextmanager
+def engine_running(
+    folder: BlockFolder, client: redis.Redis, keys: Keys, scripts: Scripts, *, broken: Break, device: str = "cpu"
+) -> Iterator[tuple[Cell, RunTable]]:
+    """One worker that runs the whole model; a cell to talk to it."""
+    cell, stop = Cell(client, keys, scripts), threading.Event()
+    last = folder.model.blocks
+    name = cell.worker("w", split=f"1-{last}", device=device)
+    pool = PagePool(StageExecutor.layout_of(folder, 1, last), 100)
+    executor = StageExecutor(folder, 1, last, pool=pool, threads=1, kernels=load_kernels(1))
+    metrics, mailbox, table = WorkerMetrics(CollectorRegistry()), Mailbox(), RunTable(pool)
+    links = Links(client, client, keys, scripts, metrics.redis_errors, stop)
+    role = StageRole(
+        worker=name,
+        split=f"1-{last}",
+        stage=0,
+        first=1,
+        last=last,
+        folder=folder,
+        tokenizer=None,
+        device="gpu" if device == "gpu" else "cpu",
+        max_rows=64,
+        max_requests=8,
+        dead_after_s=60,
+        retention_s=60,
+    )
+    engine = Engine(role, broken(executor), table, links, mailbox, metrics)
+    streams = [f(MODEL, c) for c in ("cpu", "gpu") for f in (keys.reruns, keys.jobs)]
+    threads = [Reader(client, keys.inbox(name), streams, mailbox, stop), threading.Thread(target=engine.run)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield cell, table
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join(10)
+        table.check_integrity()
+
+
+class Stumbling:
+    """Fails a whole batch that holds the mark, as a block does that cannot cope with some input."""
+
+    def __init__(self, executor: Executor) -> None:
+        self._executor = executor
+
+    def run(self, batch: Batch) -> StageOutput:
+        if batch.tokens is not None and MARK in batch.tokens:
+            raise ExecutionError("block_3: out of memory", block="block_3")
+        return self._executor.run(batch)
+
+
+class Overflowing(Stumbling):
+    """The marked segment's rows are not finite."""
+
+    def run(self, batch: Batch) -> StageOutput:
+        output = self._executor.run(batch)
+        ends = np.cumsum([s.rows for s in batch.segments])
+        assert batch.tokens is not None
+        marked = {int(np.searchsorted(ends, i, side="right")) for i in np.flatnonzero(batch.tokens == MARK)}
+        return replace(output, not_finite=tuple(sorted(marked)))
+
+
+def end_of(cell: Cell, request: str) -> EndEntry | None:
+    log = cell.log(request)
+    return log[-1] if log and isinstance(log[-1], EndEntry) else None
+
+
+def ask(cell: Cell) -> tuple[EndEntry, list[EndEntry]]:
+    """One marked request among three good ones, together; how each ended."""
+    names = ["req-good-0", "req-bad", "req-good-1", "req-good-2"]
+    for i, name in enumerate(names):
+        prompt = [MARK if name == "req-bad" else 7 + i, 8, 9]
+        cell.accept(name, content=body(prompt, ignore_eos=True, temperature=0.0))
+    wait_until(lambda: all(end_of(cell, name) for name in names), "all end", timeout_s=20)
+    ends = {name: end_of(cell, name) or pytest.fail("no end") for name in names}
+    bad = ends.pop("req-bad")
+    for name in ends:
+        assert sum(isinstance(e, TokenEntry) for e in cell.log(name)) == 8
+    return bad, list(ends.values())
+
+
+def test_a_request_that_breaks_a_block_fails_alone_and_says_where(
+    w8a8: BlockFolder, client: redis.Redis, keys: Keys, scripts: Scripts
+) -> None:
+    with engine_running(w8a8, client, keys, scripts, broken=Stumbling) as (cell, _):
+        bad, good = ask(cell)
+    assert bad.reason == "error" and bad.meta["failed_block"] == "block_3" and "out of memory" in bad.meta["error"]
+    assert {end.reason for end in good} == {"length"}
+
+
+def test_a_row_that_is_not_finite_fails_its_request_and_not_its_batch(
+    w8a8: BlockFolder, client: redis.Redis, keys: Keys, scripts: Scripts
+) -> None:
+    with engine_running(w8a8, client, keys, scripts, broken=Overflowing) as (cell, _):
+        bad, good = ask(cell)
+    assert bad.reason == "error" and bad.meta["code"] == "row_not_finite"
+    assert {end.reason for end in good} == {"length"}
+
+
+def test_a_failing_gpu_gives_its_whole_batch_to_the_cpu_stream(
+    w8a8: BlockFolder, client: redis.Redis, keys: Keys, scripts: Scripts
+) -> None:
+    scripts.run(calls.publish_plan(MODEL, replaces_epoch=0, inputs="i", route_class="gpu", plan="{}"))
+    with engine_running(w8a8, client, keys, scripts, broken=Stumbling, device="gpu") as (cell, table):
+        cell.accept("req-bad", content=body([MARK, 8, 9]))
+        wait_until(lambda: cell.queued("reruns", "cpu") == ["req-bad"], "it waits for a CPU")
+        wait_until(lambda: len(table) == 0, "the GPU forgot it")
+    assert '"block_id":"block_3"' in cell.record("req-bad")["fallbacks"]
+
+
+def test_a_message_that_cannot_be_read_is_refused_and_nothing_stops(
+    w8a8: BlockFolder, client: redis.Redis, keys: Keys, scripts: Scripts
+) -> None:
+    with engine_running(w8a8, client, keys, scripts, broken=lambda e: e) as (cell, _):
+        client.xadd(keys.inbox("w"), {"j": b"\xc1rubbish"})
+        client.xadd(keys.inbox("w"), {"h": b"\x81", "x": b""})
+        cell.accept("req-1", content=body([7, 8, 9], ignore_eos=True))
+        wait_until(lambda: end_of(cell, "req-1"), "it ends")
+
+
+def test_the_answer_says_how_long_each_block_took(
+    w8a8: BlockFolder, client: redis.Redis, keys: Keys, scripts: Scripts
+) -> None:
+    with engine_running(w8a8, client, keys, scripts, broken=lambda e: e) as (cell, _):
+        cell.accept("req-1", content=body([7, 8, 9], ignore_eos=True))
+        wait_until(lambda: end_of(cell, "req-1"), "it ends")
+        end = end_of(cell, "req-1")
+    assert end is not None
+    times = end.meta["execution_times"]
+    assert list(times) == [f"block_{i}" for i in range(1, 6)] and all(seconds > 0 for seconds in times.values())
