@@ -31,12 +31,14 @@ struct Tile {
   int kv_head;
 };
 
-// s[i][t] = sum over d of q[i][d] * k[d][t], for N query rows.
-template <int N, class E>
-inline void score(const float* q, int stride, const E* k, int dim, float* s) {
+// s[i][t] = sum over d of q[i][d] * k[d][t], for N query rows. Fetches next_k, as large as a page's keys, on the way:
+// pages lie apart, so the hardware does not see the next one coming, and asking for all of it at once would stall.
+template <int N, class F, class E>
+inline void score(const float* q, int stride, const F* k, const E* next_k, int dim, float* s) {
   V16 sum[N];
   each<N>([&](auto i) { sum[i] = V16::broadcast(0.0f); });
   for (int d = 0; d < dim; d++) {
+    __builtin_prefetch(next_k + d * kPage);
     const V16 keys = V16::load(k + d * kPage);
     each<N>([&](auto i) { sum[i] = fma(V16::broadcast(q[i * stride + d]), keys, sum[i]); });
   }
@@ -110,11 +112,10 @@ class TileWorker {
     for (int64_t index = 0; index < pages; index++) {
       while (limit_[begin] <= index * kPage) begin++;
       const int64_t at = (int64_t(table[index]) * call_.kv_heads + tile.kv_head) * page_size;
-      if (index + 1 < pages) {
-        const int64_t next = (int64_t(table[index + 1]) * call_.kv_heads + tile.kv_head) * page_size;
-        prefetch(call_.k_pages + next, page_size);
-        prefetch(call_.v_pages + next, page_size);
-      }
+      const int64_t soon = index + 1 < pages ? index + 1 : index;
+      const int64_t next = (int64_t(table[soon]) * call_.kv_heads + tile.kv_head) * page_size;
+      next_k_ = call_.k_pages + next;
+      next_v_ = call_.v_pages + next;
       visit(call_.k_pages + at, call_.v_pages + at, index * kPage, begin, count);
     }
     for (int i = 0; i < count; i++) {
@@ -131,12 +132,6 @@ class TileWorker {
     const int64_t row = first_row + query_row / group_;
     const int64_t head = int64_t(tile.kv_head) * group_ + query_row % group_;
     return (row * call_.query_heads + head) * call_.head_dim;
-  }
-
-  // Pages lie apart, so the hardware does not see the next one coming.
-  static void prefetch(const E* p, int64_t count) {
-    const char* at = reinterpret_cast<const char*>(p);
-    for (int64_t i = 0; i < count * int64_t(sizeof(E)); i += 64) __builtin_prefetch(at + i);
   }
 
   // One page, for the query rows begin..count-1 that see at least its first key.
@@ -172,13 +167,15 @@ class TileWorker {
   int attend_rows(const F* k, const F* v, int v_stride, int64_t first_key, int i) {
     const int dim = call_.head_dim;
     float* acc = acc_ + i * stride_;
-    score<N>(q_ + i * stride_, stride_, k, dim, p_);
+    score<N>(q_ + i * stride_, stride_, k, next_k_, dim, p_);
     int visible[N];
     for (int r = 0; r < N; r++) {
       const int64_t keys = limit_[i + r] - first_key;
       visible[r] = keys < kPage ? int(keys) : kPage;
     }
     soften<N>(i, visible);
+    constexpr int line = 64 / sizeof(E);
+    for (int at = 0; at < dim * kPage; at += line) __builtin_prefetch(next_v_ + at);
     weigh<N>(acc, stride_, p_, v, v_stride, dim, 0, visible[0]);  // limits do not fall within a tile
     for (int r = 1; r < N; r++)
       if (visible[r] > visible[0])
@@ -222,6 +219,8 @@ class TileWorker {
   float* const k_wide_;
   float* const v_wide_;
   float* const p_;
+  const E* next_k_ = nullptr;
+  const E* next_v_ = nullptr;
   float highest_[kTileRows];
   float total_[kTileRows];
   int64_t limit_[kTileRows];

@@ -74,6 +74,9 @@ float* swiglu_row(const float* gate_up, const float* row_scale, int64_t row, int
 
 }  // namespace
 
+// Has to equal native.py's, so that a library left over from an older install is not used.
+BLOCKRELAY_EXPORT int32_t blockrelay_version() { return 1; }
+
 // The pool that every other function takes; null if it cannot be made.
 BLOCKRELAY_EXPORT void* blockrelay_open(int32_t threads) {
   try {

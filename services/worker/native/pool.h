@@ -100,7 +100,7 @@ class Pool {
   }
 
  private:
-  static constexpr int64_t kWorthWaking = 200000;
+  static constexpr int64_t kWorthWaking = 1000000;  // about 15 microseconds; waking a thread takes as long
 
   void take() {
     for (;;) {

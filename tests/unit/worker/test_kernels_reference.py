@@ -34,7 +34,7 @@ def _softmax_attention(chunk: Chunk, q: NDArray[Any], k_pages: NDArray[Any], v_p
     return out
 
 
-@given(chunks(max_rows=8, max_first=40))
+@given(chunks(max_rows=8, max_first=40, tame=True))
 @settings(max_examples=15, deadline=None)
 def test_a_row_attends_to_the_keys_up_to_its_own_position(chunk: Chunk) -> None:
     q, out, k_pages, v_pages = chunk.run(KERNELS)

@@ -21,6 +21,9 @@ from blockrelay_worker.kernels.numerics import PAGE
 #: Variant to the lowest `blockrelay_cpu_level` it runs on, fastest first.
 VARIANTS: Final = {"avx512": 2, "avx2": 1, "baseline": 0}
 
+#: Raised, here and in kernels.h, with every change of a function's arguments or of the numbers.
+LIBRARY_VERSION: Final = 1
+
 _P = ctypes.c_void_p
 _D = ctypes.c_double
 _INT = ctypes.c_int32
@@ -42,10 +45,18 @@ _SIGNATURES: Final[dict[str, tuple[Any, list[Any]]]] = {
 _INDEX_OUT_OF_RANGE: Final = 1
 
 
+@cache
 def _file(variant: str) -> Path | None:
-    """The shared object of a variant where the install put it."""
+    """The shared object of a variant where the install put it; None if there is none, or one of another version."""
     folder = Path(__file__).parent
-    return next((path for s in EXTENSION_SUFFIXES if (path := folder / f"_{variant}{s}").is_file()), None)
+    path = next((path for s in EXTENSION_SUFFIXES if (path := folder / f"_{variant}{s}").is_file()), None)
+    if path is None:
+        return None
+    try:
+        version = int(ctypes.CDLL(str(path)).blockrelay_version())
+    except (OSError, AttributeError):  # built for another system, or before versions
+        return None
+    return path if version == LIBRARY_VERSION else None
 
 
 @cache
