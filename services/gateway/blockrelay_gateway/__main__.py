@@ -21,6 +21,9 @@ from blockrelay_gateway.gateway import Gateway
 
 #: After a signal, streams get their error event at once; this bounds clients that do not read it.
 SHUTDOWN_S = 5
+#: An idle connection lives longer here than in usual clients and proxies, so that they close it and never write into
+#: one that we are closing.
+KEEP_ALIVE_S = 75
 
 
 class GatewayServer(uvicorn.Server):
@@ -74,6 +77,7 @@ def _serve(app: FastAPI, settings: GatewaySettings, listener: socket.socket) -> 
         access_log=False,
         ws_max_size=settings.max_body_bytes,
         timeout_graceful_shutdown=SHUTDOWN_S,
+        timeout_keep_alive=KEEP_ALIVE_S,
         server_header=False,
     )
     logs.get().info("NODE_STARTING", host=settings.host, port=listener.getsockname()[1])

@@ -18,7 +18,8 @@ from blockrelay.errors import BadRequest, Conflict, Overloaded, ServiceUnavailab
 from blockrelay.metrics import GatewayMetrics
 from blockrelay.redis_link import UNREACHABLE, AsyncScripts, backoff_s
 from blockrelay.scripts import Accepted
-from blockrelay_gateway.flights import Flight, Flights, Readers
+from blockrelay_gateway.flights import Flight, Flights
+from blockrelay_gateway.readers import Readers
 from blockrelay_gateway.translate import Order
 
 PAGE_TOKENS = 16
@@ -177,7 +178,7 @@ class Admission:
         log = logs.get().bind(request_id=order.request, traceparent=order.body.traceparent or None)
         if order.body.session:
             log = log.bind(session_id=order.body.session, step=order.body.step)
-        content = {"prompt": order.body.prompt.tolist()} if self._log_prompts else {}
+        content = {"prompt_token_ids": order.body.prompt.tolist()} if self._log_prompts else {}
         log.info(
             "PIPELINE_EXECUTION_START",
             prompt_tokens=int(order.body.prompt.size),

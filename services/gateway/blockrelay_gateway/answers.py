@@ -5,9 +5,10 @@ from typing import Any, Protocol
 
 from blockrelay.errors import BlockrelayError
 from blockrelay_gateway import sse
-from blockrelay_gateway.flights import Flight, Readers
+from blockrelay_gateway.flights import Flight
 from blockrelay_gateway.gateway import Gateway
 from blockrelay_gateway.http_errors import error_body
+from blockrelay_gateway.readers import Readers
 from blockrelay_gateway.relay import Answer, Delta, failure
 
 

@@ -26,7 +26,8 @@ def create_app(settings: GatewaySettings) -> FastAPI:
             logs.get().info("NODE_READY", model=gateway.model_name, model_hash=gateway.folder.manifest.model_hash)
             yield
 
-    app = FastAPI(title="Blockrelay", lifespan=lifespan, strict_content_type=False)
+    # No /docs: its page loads scripts from other hosts. /openapi.json is there.
+    app = FastAPI(title="Blockrelay", lifespan=lifespan, docs_url=None, redoc_url=None)
     app.state.gateway = gateway
     http_errors.install(app, gateway.refusals)
     app.add_middleware(BodyLimit, max_bytes=settings.max_body_bytes, refusals=gateway.refusals)

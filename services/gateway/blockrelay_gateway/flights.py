@@ -6,9 +6,7 @@ from ACCEPT (or the first reader that resumes) to the terminal entry or to its l
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Any, cast
 
 import redis.asyncio
@@ -16,7 +14,7 @@ from redis.exceptions import RedisError
 
 from blockrelay import logs
 from blockrelay import scripts as calls
-from blockrelay.errors import NotFound, ServiceUnavailable
+from blockrelay.errors import NotFound
 from blockrelay.keys import Keys
 from blockrelay.messages import EndEntry, LogEntry, RequestBody, TokenEntry
 from blockrelay.metrics import GatewayMetrics
@@ -141,16 +139,10 @@ class Flights:
         flight.readers -= 1
         if flight.end is not None:
             self._retire(flight)
-        elif flight.readers == 0 and not self.closing:
+        elif flight.readers == 0 and not self.closing and not flight.body.background:
             self._metrics.disconnected.inc()
-            logs.get().info(
-                "CLIENT_DISCONNECTED",
-                request_id=flight.request,
-                tokens=flight.tokens,
-                background=flight.body.background,
-            )
-            if not flight.body.background:
-                flight.grace = asyncio.get_running_loop().call_later(self._grace_s, self._give_up, flight)
+            logs.get().info("CLIENT_DISCONNECTED", request_id=flight.request, tokens=flight.tokens)
+            flight.grace = asyncio.get_running_loop().call_later(self._grace_s, self._give_up, flight)
 
     def close(self) -> None:
         """The gateway ends: readers get an error that tells where to go on; the requests themselves go on."""
@@ -255,65 +247,11 @@ class Flights:
                 if follower is None or follower.decode() == self._gateway:
                     await self._scripts.run(calls.finish(flight.request, "cancelled", meta={"error": "no reader"}))
                 else:
-                    self.drop(flight)
+                    logs.get().info("READER_ELSEWHERE", request_id=flight.request, gateway=follower.decode())
+                    if flight.accept is None:
+                        self.drop(flight)
                 return
             except UNREACHABLE:
                 self._metrics.redis_errors.inc()
                 await asyncio.sleep(backoff_s(attempt))
                 attempt += 1
-
-
-class Readers:
-    """Reads several flights together; a context manager that holds one place as a reader in each.
-
-    Attached from construction on, so that a client that leaves before the first read is noticed as well.
-    """
-
-    def __init__(self, flights: Flights, followed: Sequence[Flight]) -> None:
-        self._owner, self.flights = flights, tuple(followed)
-        self._event: asyncio.Event | None = asyncio.Event()
-        for flight in self.flights:
-            flights.attach(flight)
-            flight.events.add(self._event)
-
-    def __enter__(self) -> "Readers":
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Idempotent."""
-        if self._event is not None:
-            for flight in self.flights:
-                flight.events.discard(self._event)
-                self._owner.detach(flight)
-            self._event = None
-
-    async def batches(self, *, quiet_s: float | None = None) -> AsyncIterator[list[tuple[int, LogEntry]]]:
-        """(index of the flight, entry) of everything new, until all have ended; [] after `quiet_s` seconds of silence.
-
-        Raises ServiceUnavailable when the gateway shuts down.
-        """
-        event = self._event
-        assert event is not None, "closed"
-        read = [0] * len(self.flights)
-        while True:
-            event.clear()
-            batch: list[tuple[int, LogEntry]] = []
-            for index, flight in enumerate(self.flights):
-                batch += [(index, entry) for entry in flight.entries[read[index] :]]
-                read[index] = len(flight.entries)
-            if batch:
-                yield batch
-                continue
-            if all(flight.end is not None for flight in self.flights):
-                return
-            if self._owner.closing:
-                raise ServiceUnavailable(
-                    f"this gateway shuts down; the request goes on, read it at /v1/requests/{self.flights[0].request}"
-                )
-            try:
-                await asyncio.wait_for(event.wait(), quiet_s)
-            except TimeoutError:
-                yield []

@@ -9,9 +9,10 @@ from blockrelay.messages import EndEntry
 from blockrelay.registry import read_plan_async
 from blockrelay.tensors import decode_result
 from blockrelay_gateway.answers import collect
-from blockrelay_gateway.flights import Readers
 from blockrelay_gateway.gateway import Gateway
 from blockrelay_gateway.infer_format import InferStream, execution, pipeline_error, tensor_success, text_success
+from blockrelay_gateway.offload import by_size
+from blockrelay_gateway.readers import Readers
 from blockrelay_gateway.relay import failure
 from blockrelay_gateway.schemas import TENSOR_FIELDS, TENSOR_ONLY_FIELDS, InferRequest
 from blockrelay_gateway.sessions import Session, TensorStep, check_names, read_step
@@ -45,7 +46,8 @@ async def plan_blocks(gateway: Gateway) -> Mapping[str, str]:
 
 async def submit_text(gateway: Gateway, request: InferRequest, trace: str) -> Readers:
     """Accept the text form."""
-    return await gateway.admission.submit([gateway.translator.infer_text(request, trace)])
+    order = await by_size(len(request.prompt or ()), gateway.translator.infer_text, request, trace)
+    return await gateway.admission.submit([order])
 
 
 async def finish_text(gateway: Gateway, readers: Readers) -> tuple[dict[str, Any], BlockrelayError | None]:

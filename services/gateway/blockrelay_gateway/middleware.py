@@ -18,7 +18,8 @@ DRAIN_IDLE_S = 0.5
 class BodyLimit:
     """Reads the whole body, chunked or not, before the route runs; 413 when it is over `max_bytes`.
 
-    Every body of ours is JSON, whatever its content type claims (`curl -d` claims a form).
+    Every body of ours is JSON, whatever its content type claims (`curl -d` claims a form). Routes find the body's true
+    size in `content-length`.
     """
 
     def __init__(self, app: ASGIApp, max_bytes: int, refusals: Refusals) -> None:
@@ -47,6 +48,7 @@ class BodyLimit:
             await self._refusals.answer(scope, error)(scope, receive, send)
             return
         body: bytes | None = b"".join(parts)
+        ours = {b"content-type": b"application/json", b"content-length": str(size).encode()}
 
         async def replay() -> Message:
             nonlocal body
@@ -56,8 +58,8 @@ class BodyLimit:
             body = None
             return message
 
-        headers = [header for header in scope["headers"] if header[0] != b"content-type"]
-        json_scope = {**scope, "headers": [*headers, (b"content-type", b"application/json")]}
+        headers = [header for header in scope["headers"] if header[0] not in ours]
+        json_scope = {**scope, "headers": [*headers, *ours.items()]}
         await self._app(json_scope, replay, send)
 
     async def _drain(self, receive: Receive) -> None:

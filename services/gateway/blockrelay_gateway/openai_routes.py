@@ -8,6 +8,7 @@ from blockrelay_gateway import sse
 from blockrelay_gateway.answers import collect, stream
 from blockrelay_gateway.gateway import Gateway
 from blockrelay_gateway.http_errors import JsonAnswer, error_body, status_of
+from blockrelay_gateway.offload import by_size
 from blockrelay_gateway.openai_format import Kind, Options, format_of
 from blockrelay_gateway.relay import failure
 from blockrelay_gateway.schemas import ChatRequest, CompletionRequest
@@ -21,7 +22,8 @@ async def completions(body: CompletionRequest, request: Request) -> Response:
     """Continue one or more prompts."""
     gateway = gateways.of(request)
     trace = clean_traceparent(request.headers.get("traceparent"))
-    return await _answer(gateway, request, body, gateway.translator.completion(body, trace), "completion")
+    orders = await by_size(_size(request), gateway.translator.completion, body, trace)
+    return await _answer(gateway, request, body, orders, "completion")
 
 
 @router.post("/v1/chat/completions")
@@ -29,7 +31,12 @@ async def chat_completions(body: ChatRequest, request: Request) -> Response:
     """Write the assistant's next message."""
     gateway = gateways.of(request)
     trace = clean_traceparent(request.headers.get("traceparent"))
-    return await _answer(gateway, request, body, [gateway.translator.chat(body, trace)], "chat")
+    order = await by_size(_size(request), gateway.translator.chat, body, trace)
+    return await _answer(gateway, request, body, [order], "chat")
+
+
+def _size(request: Request) -> int:
+    return int(request.headers["content-length"])  # the middleware counted
 
 
 async def _answer(

@@ -17,11 +17,11 @@ from blockrelay.sampling_params import SamplingParams
 from blockrelay_gateway import gateway as gateways
 from blockrelay_gateway import infer, sse
 from blockrelay_gateway.answers import StreamFormat, stream
-from blockrelay_gateway.flights import Readers
 from blockrelay_gateway.gateway import Gateway
 from blockrelay_gateway.http_errors import JsonAnswer, error_body
 from blockrelay_gateway.infer_format import InferStream
 from blockrelay_gateway.openai_format import Options, format_of
+from blockrelay_gateway.readers import Readers
 from blockrelay_gateway.relay import Answer, Relay, failure, finish_reason
 
 router = APIRouter()

@@ -8,8 +8,8 @@ from fastapi import Request
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from blockrelay_gateway.flights import Readers
 from blockrelay_gateway.http_errors import to_json
+from blockrelay_gateway.readers import Readers
 
 T = TypeVar("T")
 #: Milliseconds that an EventSource waits before it connects again; part of the first event.

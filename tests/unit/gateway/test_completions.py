@@ -23,3 +23,12 @@ def test_a_completion_is_the_text_of_the_committed_tokens(
     assert answer["system_fingerprint"] == NUMERICS
     assert answer["model"] == "tiny"
     assert answer["id"] == "cmpl-" + response.headers["x-request-id"].removeprefix("req-")
+
+
+def test_a_large_prompt_is_tokenised_beside_the_event_loop_with_the_same_result(
+    gateway: RunningGateway, worker: PlayedWorker, tokenizer: Tokenizer
+) -> None:
+    padding = {"user": "u" * (20 << 10)}
+    with answering(worker, lambda _: ([5], "stop")):
+        answer = gateway.post("/v1/completions", prompt="Tom", return_token_ids=True, **padding).json()
+    assert answer["choices"][0]["prompt_token_ids"] == tokenizer.encode("Tom")

@@ -92,6 +92,19 @@ def test_the_log_tells_the_life_of_a_request_and_never_its_words(
     assert "secret" not in json.dumps(lines, default=str)
 
 
+def test_prompts_are_logged_only_where_somebody_asked_for_it(settings: GatewaySettings, worker: PlayedWorker) -> None:
+    asked = settings.model_copy(update={"log_prompts": True})
+    with structlog.testing.capture_logs() as lines, running_gateway(asked) as gateway:
+        gateway.post("/v1/completions", prompt=[7, 8], background=True)
+    assert [line["prompt_token_ids"] for line in lines if line["event"] == "PIPELINE_EXECUTION_START"] == [[7, 8]]
+
+
+def test_the_api_describes_itself_and_loads_nothing_from_elsewhere(gateway: RunningGateway) -> None:
+    described = gateway.http.get("/openapi.json").json()
+    assert "/v1/chat/completions" in described["paths"]
+    assert gateway.http.get("/docs").status_code == 404
+
+
 def launch(settings: dict[str, str]) -> "subprocess.Popen[str]":
     return subprocess.Popen(
         [sys.executable, "-W", "error", "-m", "blockrelay_gateway"],

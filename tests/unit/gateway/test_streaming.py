@@ -4,6 +4,7 @@ from typing import Any
 
 import openai
 import pytest
+import structlog
 
 from blockrelay.messages import TokenLogprobs
 from blockrelay.settings import GatewaySettings
@@ -160,13 +161,13 @@ def test_a_stream_that_broke_goes_on_behind_the_last_event_it_had(
         first = [next(events) for _ in range(3)]
         name = first[-1].data["id"]
     # The connection is gone; the request goes on, and any gateway continues it.
-    with running_gateway(settings) as other:
+    with structlog.testing.capture_logs() as lines, running_gateway(settings) as other:
         headers = {"last-event-id": first[-1].id or ""}
         with other.http.stream("GET", f"/v1/requests/{name}/events", headers=headers) as response:
             events = read_events(response)
             second = [next(events)]
             # Longer than the grace period of the gateway that the client left: it must not cancel.
-            wait_until(lambda: len(gateway.gateway.flights) == 0, "the first gateway lets go")
+            wait_until(lambda: any(line["event"] == "READER_ELSEWHERE" for line in lines), "the first lets go")
             worker.say(claimed, said[4:], end="length")
             second += list(events)
         assert [event.id for event in second[:-1]] == [str(at) for at in range(4, len(said) + 2)]
@@ -235,6 +236,7 @@ def test_a_background_request_needs_nobody(gateway: RunningGateway, worker: Play
     assert done["request_id"] == claimed.request
     with gateway.http.stream("GET", f"/v1/requests/{name}/events", params={"include_usage": True}) as stream_of:
         assert text_of(list(read_events(stream_of))) == TEXT
+    assert gateway.metric("blockrelay_disconnected_clients_total") == 0
 
 
 @pytest.mark.parametrize("way", ["delete", "cancel"])

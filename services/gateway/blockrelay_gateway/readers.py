@@ -1,0 +1,65 @@
+"""Reading flights: where log entries wait for the clients that want them."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from types import TracebackType
+
+from blockrelay.errors import ServiceUnavailable
+from blockrelay.messages import LogEntry
+from blockrelay_gateway.flights import Flight, Flights
+
+
+class Readers:
+    """Reads several flights together; a context manager that holds one place as a reader in each.
+
+    Attached from construction on, so that a client that leaves before the first read is noticed as well.
+    """
+
+    def __init__(self, flights: Flights, followed: Sequence[Flight]) -> None:
+        self._owner, self.flights = flights, tuple(followed)
+        self._event: asyncio.Event | None = asyncio.Event()
+        for flight in self.flights:
+            flights.attach(flight)
+            flight.events.add(self._event)
+
+    def __enter__(self) -> "Readers":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Idempotent."""
+        if self._event is not None:
+            for flight in self.flights:
+                flight.events.discard(self._event)
+                self._owner.detach(flight)
+            self._event = None
+
+    async def batches(self, *, quiet_s: float | None = None) -> AsyncIterator[list[tuple[int, LogEntry]]]:
+        """(index of the flight, entry) of everything new, until all have ended; [] after `quiet_s` seconds of silence.
+
+        Raises ServiceUnavailable when the gateway shuts down.
+        """
+        event = self._event
+        assert event is not None, "closed"
+        read = [0] * len(self.flights)
+        while True:
+            event.clear()
+            batch: list[tuple[int, LogEntry]] = []
+            for index, flight in enumerate(self.flights):
+                batch += [(index, entry) for entry in flight.entries[read[index] :]]
+                read[index] = len(flight.entries)
+            if batch:
+                yield batch
+                continue
+            if all(flight.end is not None for flight in self.flights):
+                return
+            if self._owner.closing:
+                raise ServiceUnavailable(
+                    f"this gateway shuts down; the request goes on, read it at /v1/requests/{self.flights[0].request}"
+                )
+            try:
+                await asyncio.wait_for(event.wait(), quiet_s)
+            except TimeoutError:
+                yield []
