@@ -79,6 +79,7 @@ class Scheduler:
 
     def tick(self) -> None:
         """One round. Raises what UNREACHABLE lists when Redis is away; the next round makes up for it."""
+        started = time.monotonic()
         self._judge_contact()
         self._declare_dead()
         workers = registry.read_workers(self.link.client, self.link.keys, self.model)
@@ -89,7 +90,7 @@ class Scheduler:
             self._last_look = time.monotonic()
         self._gauge(workers, plan)
         self._away = ""
-        self._last_tick = time.monotonic()
+        self._last_tick = started  # its start: a round in which Redis stood still must look long
 
     def gaps(self) -> list[str]:
         """Why the scheduler does not do its work right now; empty when it does."""

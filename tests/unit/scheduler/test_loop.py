@@ -200,12 +200,12 @@ def test_redis_stands_still_and_nobody_is_declared_dead_for_it(own_redis: RedisS
         cell.worker("a", stage=0)
         wait_until(lambda: (beat(cell, "a"), one.gaps() == [])[1], "it runs")
         wait_until(lambda: (beat(cell, "a"), time.monotonic() > one.trusted_from)[1], "silence counts")
+        trusted = one.trusted_from
         assert own_redis.process is not None
         own_redis.process.send_signal(signal.SIGSTOP)
         stopped = time.monotonic()
         wait_until(lambda: time.monotonic() > stopped + 1.5, "the last beat is older than dead_after_s")
         own_redis.process.send_signal(signal.SIGCONT)
-        trusted = one.trusted_from
         wait_until(lambda: one.trusted_from > trusted, "the scheduler notices")
         beat(cell, "a")
         assert metric(one, "blockrelay_worker_deaths_total") == 0
