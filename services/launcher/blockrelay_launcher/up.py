@@ -154,7 +154,7 @@ class _Up:
         self.scheduler, self.workers, self.gateway = [scheduler(layout)], workers(layout), [gateway(layout)]
         for child in (*self.scheduler, *self.workers, *self.gateway):
             child.start()
-        _say(f"logs: {self.folder.logs}")
+        _say(f"data and logs: {self.folder.path} (blockrelay status --data {self.folder.path})")
 
     def _supervise(self) -> None:
         """One round: bury, restart, show, look whether everything is ready; then sleep until something happens."""
