@@ -4,6 +4,7 @@ import base64
 import json
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -12,9 +13,11 @@ import pytest
 from websockets.sync.client import ClientConnection, connect
 
 from blockrelay.messages import Claimed
+from blockrelay.settings import GatewaySettings
 from blockrelay.tensors import decode_tensor
 from blockrelay.text import Tokenizer
-from tests.played import NUMERICS, PlayedWorker, RunningGateway, answering
+from blockrelay_gateway import infer
+from tests.played import NUMERICS, PlayedWorker, RunningGateway, answering, running_gateway
 from tests.sse_client import read_events
 from tests.waiting import wait_until
 
@@ -189,6 +192,26 @@ def test_the_text_form_needs_no_tokenizer_on_the_clients_side(
     assert events[-2].data["outputs"] == answer["outputs"]
 
 
+def test_the_text_form_may_run_in_the_background(gateway: RunningGateway, worker: PlayedWorker) -> None:
+    response = gateway.post("/v1/infer", prompt="Anna", background=True)
+    assert response.status_code == 202
+    (claimed,) = worker.claim()
+    assert response.json()["request_id"] == claimed.request == response.headers["x-request-id"]
+    worker.say(claimed, [5], end="stop")
+    shown = gateway.http.get(f"/v1/requests/{claimed.request}").json()
+    assert (shown["status"], shown["token_ids"]) == ("completed", [5])
+
+
+def test_logits_of_every_position_are_bounded_before_anything_is_queued(
+    gateway: RunningGateway, worker: PlayedWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(infer, "MAX_RESULT_BYTES", 2 * VOCAB * 4)
+    refused = gateway.post("/v1/infer", **tensor_body([5, 6, 7], logits="all"))
+    assert refused.status_code == 400
+    assert refused.json()["error"]["param"] == "logits"
+    assert worker.client.zcard(worker.keys.running) == 0
+
+
 @pytest.fixture
 def socket(gateway: RunningGateway) -> Iterator[ClientConnection]:
     with connect(gateway.url.replace("http", "ws") + "/v1/infer/ws") as connection:
@@ -235,6 +258,26 @@ def test_a_bad_message_is_answered_and_the_socket_stays(socket: ClientConnection
     socket.send(json.dumps({"prompt": "x", "background": True}))
     assert receive(socket)["status"] == "queued"
     assert worker.claim()
+
+
+def test_an_error_over_a_socket_has_the_contracts_shape(socket: ClientConnection, worker: PlayedWorker) -> None:
+    for stream in (True, False):
+        socket.send(json.dumps({"id": 1, "prompt": "x", "stream": stream}))
+        worker.say(worker.claim()[0], [], end="error", meta={"error": "NaN", "failed_block": "block_1"})
+        answer = receive(socket)
+        if stream:
+            assert answer["status"] == "accepted"
+            answer = receive(socket)
+        assert answer["message"] == "Pipeline failed at block_1: NaN"
+        assert answer["failed_block"] == "block_1"
+
+
+def test_a_socket_says_when_the_queue_does_not_answer(settings: GatewaySettings, tmp_path: Path) -> None:
+    nowhere = settings.model_copy(update={"redis_url": f"unix://{tmp_path}/none.sock"})
+    with running_gateway(nowhere) as lost, connect(lost.url.replace("http", "ws") + "/ws") as connection:
+        connection.send(json.dumps({"id": 1, **tensor_body([5])}))
+        answer = receive(connection)
+    assert (answer["id"], answer["session_id"], answer["error"]["code"]) == (1, "chat_001", "unavailable")
 
 
 def test_a_socket_that_closes_cancels_what_ran_on_it(

@@ -12,6 +12,7 @@ import structlog
 from blockrelay import scripts as calls
 from blockrelay.block_folder import BlockFolder
 from blockrelay.settings import GatewaySettings, environment_for
+from blockrelay_gateway import ops_routes
 from tests.played import PlayedWorker, RunningGateway, answering, running_gateway
 from tests.redis_server import RedisServer
 from tests.waiting import wait_until
@@ -105,6 +106,16 @@ def test_the_api_describes_itself_and_loads_nothing_from_elsewhere(gateway: Runn
     assert gateway.http.get("/docs").status_code == 404
 
 
+def test_a_bug_of_ours_is_an_error_in_the_usual_shape(
+    gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(ops_routes, "gaps", lambda _: 1 // 0)
+    response = gateway.http.get("/readyz")
+    assert response.status_code == 500
+    assert "internal error" in response.json()["error"]["message"]
+    wait_until(lambda: "ZeroDivisionError" in caplog.text, "the traceback is in the log")
+
+
 def launch(settings: dict[str, str]) -> "subprocess.Popen[str]":
     return subprocess.Popen(
         [sys.executable, "-W", "error", "-m", "blockrelay_gateway"],
@@ -124,7 +135,7 @@ def test_a_port_in_use_is_one_line_and_exit_code_2(folder: BlockFolder) -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "part"), [({"model": "/nowhere"}, "/nowhere"), ({"port": "many"}, "BLOCKRELAY_PORT")]
+    ("settings", "part"), [({"model": "/nowhere", "port": "0"}, "/nowhere"), ({"port": "many"}, "BLOCKRELAY_PORT")]
 )
 def test_what_cannot_start_says_why_in_one_line(settings: dict[str, str], part: str) -> None:
     _, said = (process := launch(settings)).communicate(timeout=30)

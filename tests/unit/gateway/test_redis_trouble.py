@@ -10,7 +10,7 @@ from blockrelay.keys import Keys
 from blockrelay.redis_link import Scripts
 from blockrelay.settings import GatewaySettings
 from blockrelay.text import Tokenizer
-from blockrelay_gateway import flights
+from blockrelay_gateway import admission, flights
 from tests.played import PlayedWorker, RunningGateway, running_gateway
 from tests.redis_server import RedisServer
 from tests.sse_client import read_events
@@ -62,8 +62,13 @@ def test_a_stream_goes_on_over_a_restart_of_redis(
 
 
 def test_a_redis_that_comes_late_is_waited_for(
-    settings: GatewaySettings, own_redis: RedisServer, folder: BlockFolder, said: list[int]
+    settings: GatewaySettings,
+    own_redis: RedisServer,
+    folder: BlockFolder,
+    said: list[int],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(admission, "RETRY_FOR_S", 0.1)
     own_redis.kill()
     with running_gateway(settings.model_copy(update={"redis_url": own_redis.url})) as gateway:
         assert "Redis does not answer" in gateway.http.get("/readyz").json()["reasons"][0]

@@ -239,6 +239,21 @@ def test_a_background_request_needs_nobody(gateway: RunningGateway, worker: Play
     assert gateway.metric("blockrelay_disconnected_clients_total") == 0
 
 
+def test_a_stream_can_be_read_again_from_every_position(
+    gateway: RunningGateway, worker: PlayedWorker, said: list[int]
+) -> None:
+    with answering(worker, lambda _: (said, "length")):
+        whole = stream(gateway, prompt="x", stop=["zebra"])
+    name = whole[0].data["id"]
+    for after in range(len(said) + 2):
+        with gateway.http.stream("GET", f"/v1/requests/{name}/events", params={"starting_after": after}) as response:
+            assert [(e.id, e.data) for e in read_events(response)] == [(e.id, e.data) for e in whole[after:]]
+    for wrong in ("x", "-1", "9" * 30):
+        response = gateway.http.get(f"/v1/requests/{name}/events", headers={"last-event-id": wrong})
+        assert response.json()["error"]["param"] == "Last-Event-ID"
+        assert gateway.http.get(f"/v1/requests/{name}/events?starting_after=x").status_code == 400
+
+
 @pytest.mark.parametrize("way", ["delete", "cancel"])
 def test_a_request_can_be_cancelled_and_its_reader_hears_of_it(
     gateway: RunningGateway, worker: PlayedWorker, said: list[int], way: str
