@@ -1,4 +1,4 @@
-"""`python -m blockrelay_gateway`: settings from BLOCKRELAY_*, one process, one event loop.
+"""`python -m blockrelay_gateway`: settings from options or BLOCKRELAY_*, one process, one event loop.
 
 Exit codes: 0 after a signal, 2 when it cannot start for a reason that one line explains.
 """
@@ -11,11 +11,10 @@ from types import FrameType
 
 import uvicorn
 from fastapi import FastAPI
-from pydantic import ValidationError
 
 from blockrelay import logs
-from blockrelay.errors import BlockrelayError
-from blockrelay.settings import GatewaySettings
+from blockrelay.errors import BlockrelayError, UsageError
+from blockrelay.settings import GatewaySettings, read_settings
 from blockrelay_gateway.app import create_app
 from blockrelay_gateway.gateway import Gateway
 
@@ -49,9 +48,9 @@ class _JsonLog(logging.Handler):
 def main() -> int:
     """Serve until SIGINT or SIGTERM. The exit code."""
     try:
-        settings = GatewaySettings()
-    except ValidationError as error:
-        return _refuse(f"settings: {'; '.join(_complaint(e) for e in error.errors())}")
+        settings = read_settings(GatewaySettings, sys.argv[1:], program="python -m blockrelay_gateway")
+    except UsageError as error:
+        return _refuse(str(error))
     logs.configure(settings.log_level, node_id=settings.node_id or logs.node_name("gateway"))
     with socket.socket(socket.AF_INET6 if ":" in settings.host else socket.AF_INET) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -89,11 +88,6 @@ def _serve(app: FastAPI, settings: GatewaySettings, listener: socket.socket) -> 
 def _refuse(reason: str) -> int:
     print(f"blockrelay_gateway: {reason}", file=sys.stderr)  # noqa: T201
     return 2
-
-
-def _complaint(error: object) -> str:
-    details = error if isinstance(error, dict) else {}
-    return f"BLOCKRELAY_{'_'.join(str(part) for part in details['loc']).upper()}: {details['msg']}"
 
 
 def _leave(_: int, __: FrameType | None) -> None:

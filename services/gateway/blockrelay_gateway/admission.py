@@ -68,7 +68,7 @@ class Admission:
     async def poll(self) -> None:
         """One look at Redis' memory and clock."""
         memory = cast(dict[str, Any], await cast(Any, self._client.info("memory")))
-        used, most = int(memory["used_memory"]), int(memory["maxmemory"])
+        used, most = int(memory.get("used_memory", 0)), int(memory.get("maxmemory", 0))
         full = most and used > FULL_SHARE * most
         self._full = f"Redis uses {used >> 20} of {most >> 20} MiB" if full else ""
         seconds, micros = cast(tuple[int, int], await cast(Any, self._client.time()))

@@ -57,7 +57,7 @@ async def stream(gateway: Gateway, readers: Readers, form: StreamFormat, *, afte
             if not batch:
                 yield sse.KEEP_ALIVE
                 continue
-            fingerprints = [await gateway.flights.numerics(flight) for flight in flights]
+            fingerprints = {index: await gateway.flights.numerics(flights[index]) for index in {i for i, _ in batch}}
             parts: list[bytes] = []
             for index, entry in batch:
                 delta = relays[index].push(entry)
