@@ -1,15 +1,19 @@
 """Every setting of every service: the only module that reads the environment.
 
-Each field is the environment variable `BLOCKRELAY_<FIELD>` (upper case). A service builds its one settings object in
-`__main__` and passes it down. An unknown value fails loudly with the field's name.
+Each field is the environment variable `BLOCKRELAY_<FIELD>` (upper case), or the option `--<field>` of the service's
+process, which wins. A service reads its one settings object in `__main__` and passes it down. An unknown value fails
+loudly with the field's name.
 """
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, TypeVar
 
-from pydantic import Field
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic import Field, ValidationError
+from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
+
+from blockrelay.errors import UsageError
 
 BUNDLED_MODEL = Path(__file__).parent / "models" / "storyteller"
 
@@ -47,7 +51,6 @@ class GatewaySettings(Settings):
 class SchedulerSettings(Settings):
     port: int = Field(default=9101, ge=0, le=65535, description="metrics and health")
     stages: int = Field(default=1, ge=1)
-    replicas: int = Field(default=1, ge=1, description="CPU workers expected per stage (status only; more are welcome)")
     tick_s: float = Field(default=0.2, gt=0)
     stalled_after_s: float = Field(default=30.0, gt=0, description="a running request without progress is run again")
     prompt_tokens_per_s: float = Field(default=100.0, gt=0, description="slowest prompt speed that is not a stall")
@@ -62,8 +65,28 @@ class WorkerSettings(Settings):
     kv_bytes: int | None = Field(default=None, ge=1, description="bytes of KV pages; default: a share of free memory")
     beat_s: float = Field(default=0.5, gt=0)
     session_timeout_s: float = Field(default=30.0, gt=0, description="a step longer than this ends the process")
-    drain_s: float = Field(default=5.0, gt=0)
-    inject_fault_after: int | None = Field(default=None, ge=0, description="a gpu worker fails after n jobs (tests)")
+    inject_fault: int | None = Field(default=None, ge=0, description="a gpu worker fails after n jobs (tests)")
+
+
+S = TypeVar("S", bound=Settings)
+
+
+def read_settings(kind: type[S], arguments: Sequence[str], *, program: str) -> S:
+    """Settings from the command line and the environment. Raises UsageError, one line naming the setting."""
+    how: dict[str, Any] = {
+        "_cli_parse_args": list(arguments),
+        "_cli_prog_name": program,
+        "_cli_kebab_case": True,
+        "_cli_exit_on_error": False,
+        "_cli_avoid_json": True,
+    }
+    try:
+        return kind(**how)
+    except ValidationError as error:
+        problems = (f"BLOCKRELAY_{'_'.join(map(str, e['loc'])).upper()}: {e['msg']}" for e in error.errors())
+        raise UsageError("; ".join(problems)) from None
+    except SettingsError as error:
+        raise UsageError(str(error)) from None
 
 
 def environment_for(**fields: object) -> dict[str, str]:

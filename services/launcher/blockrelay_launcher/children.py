@@ -78,7 +78,6 @@ def scheduler(layout: Layout) -> Child:
         "blockrelay_scheduler",
         port=0,
         stages=layout.options.stages,
-        replicas=layout.options.replicas,
     )
 
 
@@ -91,7 +90,7 @@ def workers(layout: Layout) -> list[Child]:
     common: dict[str, object] = {"port": 0, "threads": threads, "kv_bytes": kv_bytes}
     children = [layout.service(f"worker-{n}", "blockrelay_worker", device="cpu", **common) for n in range(1, cpu + 1)]
     for n in range(1, gpu + 1):
-        fault = {"inject_fault_after": options.inject_fault}
+        fault = {"inject_fault": options.inject_fault}
         children.append(layout.service(f"gpu-worker-{n}", "blockrelay_worker", device="gpu", **common, **fault))
     return children
 

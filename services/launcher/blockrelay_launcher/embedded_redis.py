@@ -21,6 +21,8 @@ MINIMUM = (6, 2)
 PATCHED_6_2 = (6, 2, 20)
 #: Kernels cut the path of a unix socket at 108 bytes (some at 104), the final zero included.
 MAX_SOCKET_PATH = 100
+#: Token logs and records: kilobytes per request. Beyond 70 % of it nothing new is accepted, so that commits always fit.
+CONTROL_BYTES = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +113,7 @@ class EmbeddedRedis:
         }
         if self.durable:
             options["appendfsync"] = "always"
+            options["maxmemory"] = str(CONTROL_BYTES)
         else:
             options["maxmemory"] = str(_payload_bytes())
         return [self.program.path, *(part for name, value in options.items() for part in (f"--{name}", value))]

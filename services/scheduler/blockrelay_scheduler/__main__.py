@@ -5,7 +5,6 @@ import sys
 import threading
 
 from prometheus_client import CollectorRegistry
-from pydantic import ValidationError
 
 from blockrelay import logs
 from blockrelay.block_folder import open_block_folder
@@ -13,7 +12,7 @@ from blockrelay.errors import BlockrelayError, UsageError
 from blockrelay.keys import Keys
 from blockrelay.metrics import SchedulerMetrics
 from blockrelay.redis_link import Scripts, connect
-from blockrelay.settings import SchedulerSettings
+from blockrelay.settings import SchedulerSettings, read_settings
 from blockrelay.status_server import StatusServer
 from blockrelay_scheduler.loop import Link, Scheduler
 from blockrelay_scheduler.planner import uniform_split
@@ -50,13 +49,9 @@ def main() -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
     try:
-        settings = SchedulerSettings()
+        settings = read_settings(SchedulerSettings, sys.argv[1:], program="python -m blockrelay_scheduler")
         logs.configure(settings.log_level, node_id=settings.node_id or logs.node_name("scheduler"))
         serve(settings, stop)
-    except ValidationError as error:
-        for problem in error.errors():
-            sys.stderr.write(f"scheduler: BLOCKRELAY_{'_'.join(map(str, problem['loc'])).upper()}: {problem['msg']}\n")
-        return 2
     except BlockrelayError as error:
         sys.stderr.write(f"scheduler: {error}\n")
         return 2

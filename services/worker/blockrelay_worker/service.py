@@ -174,7 +174,7 @@ class Worker:
         return readers
 
     def _with_faults(self, role: StageRole, executor: StageExecutor) -> Executor:
-        after = self._settings.inject_fault_after
+        after = self._settings.inject_fault
         if role.device != "gpu" or after is None:
             return executor
         return FailingExecutor(executor, after=after, block=f"block_{role.first}")
