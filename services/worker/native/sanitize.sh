@@ -1,27 +1,46 @@
 #!/bin/sh
 # Builds smoke.cpp with AddressSanitizer + UBSan and with ThreadSanitizer, for each instruction set this CPU has, and
-# runs it. Usage: sanitize.sh [folder for the programs]. Any finding or difference ends it with a non-zero status.
+# without them for CPUs that can be emulated here (qemu-user, an aarch64 compiler). Runs all of it.
+# Usage: sanitize.sh [folder for the programs]. Any finding, and any result that differs from the ones below, ends it
+# with a non-zero status.
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
 out=${1:-$(mktemp -d)}
+expected=88e26800bed3eafa # of kernel numerics version 1; also of older CPUs and of aarch64
 compiler=${CXX:-g++}
-flags="-O1 -g -std=c++17 -pthread -fno-fast-math -ffp-contract=off -fno-math-errno -fno-omit-frame-pointer"
-address="-fsanitize=address,undefined -fno-sanitize=float-divide-by-zero -fno-sanitize-recover=all"
+common="-std=c++17 -pthread -fno-fast-math -ffp-contract=off -fno-math-errno"
+sanitized="$common -O1 -g -fno-omit-frame-pointer"
+address="$sanitized -fsanitize=address,undefined -fno-sanitize-recover=all"
+thread="$sanitized -fsanitize=thread"
+avx2="-mavx2 -mfma -mf16c"
+avx512="-mavx512f -mavx512bw -mavx512vl -mavx512dq -mfma -mf16c"
 
-run() { # name, sanitizer flags, variant flags
+run() { # name, compiler, flags, emulator
   # shellcheck disable=SC2086
-  "$compiler" $flags $2 $3 "$here/smoke.cpp" -o "$out/$1"
-  echo "$1: $("$out/$1")"
+  "$2" $3 "$here/smoke.cpp" -o "$out/$1"
+  # shellcheck disable=SC2086
+  digest=$($4 "$out/$1")
+  echo "$1: $digest"
+  [ "$expected" = "$digest" ]
 }
 
-has() { grep -qw "$1" /proc/cpuinfo; }
+has() { for flag in "$@"; do grep -qw "$flag" /proc/cpuinfo || return 1; done; }
 
-run baseline-address "$address" ""
-run baseline-thread "-fsanitize=thread" ""
-if has avx2 && has fma && has f16c; then
-  run avx2-address "$address" "-mavx2 -mfma -mf16c"
+there() { for program in "$@"; do command -v "$program" >/dev/null || return 1; done; }
+
+run baseline-address "$compiler" "$address" ""
+run baseline-thread "$compiler" "$thread" ""
+if has avx2 fma f16c; then
+  run avx2-address "$compiler" "$address $avx2" ""
 fi
-if has avx512f && has avx512bw && has avx512vl && has avx512dq; then
-  run avx512-address "$address" "-mavx512f -mavx512bw -mavx512vl -mavx512dq -mfma -mf16c"
-  run avx512-thread "-fsanitize=thread" "-mavx512f -mavx512bw -mavx512vl -mavx512dq -mfma -mf16c"
+if has avx512f avx512bw avx512vl avx512dq; then
+  run avx512-address "$compiler" "$address $avx512" ""
+  run avx512-thread "$compiler" "$thread $avx512" ""
+fi
+if there qemu-x86_64; then
+  run haswell-emulated "$compiler" "$common -O3 -static $avx2" "qemu-x86_64 -cpu Haswell"
+  run nehalem-emulated "$compiler" "$common -O3 -static" "qemu-x86_64 -cpu Nehalem"
+fi
+if there qemu-aarch64 aarch64-linux-gnu-g++; then
+  run aarch64-emulated aarch64-linux-gnu-g++ "$common -O3 -static" qemu-aarch64
 fi

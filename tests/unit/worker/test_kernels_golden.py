@@ -1,0 +1,57 @@
+"""The bits of the kernels, written down: whoever changes them has to raise KERNEL_NUMERICS_VERSION."""
+
+import hashlib
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from blockrelay_worker.kernels import KERNEL_NUMERICS_VERSION, PAGE, Kernels, load_kernels, supported_variants
+
+#: kernel numerics version -> SHA-256 of the results below, first 16 digits
+GOLDEN = {1: "499367194339cc61"}
+
+
+class _Numbers:
+    """Float32 numbers in -2..2 from raw generator words: the same for every version of NumPy."""
+
+    def __init__(self) -> None:
+        self._bits = np.random.PCG64(2026)
+
+    def __call__(self, *shape: int) -> NDArray[np.float32]:
+        words = self._bits.random_raw(int(np.prod(shape))).astype(np.uint32).view(np.int32)
+        return (words.astype(np.float32) * np.float32(2.0**-30)).reshape(shape)
+
+
+def _digest(kernels: Kernels) -> str:
+    numbers = _Numbers()
+    rows, hidden, heads, kv_heads, dim = 21, 72, 6, 2, 24
+    x, y, gate_up, scale = numbers(rows, hidden), numbers(rows, hidden), numbers(rows, 2 * hidden), numbers(rows)
+    results: list[NDArray[np.generic]] = [
+        *kernels.norm_quantise(x, numbers(hidden), 1e-5),
+        kernels.norm(x, numbers(hidden), 1e-6),
+        *kernels.quantise(x * np.float32(100)),
+        *kernels.swiglu_quantise(gate_up * np.float32(8), scale),
+        kernels.swiglu(gate_up * np.float32(30)),
+    ]
+    kernels.add_scaled(y, x, scale)
+    results.append(y)
+    for dtype in (np.float16, np.float32):
+        k_pages = numbers(3, kv_heads, dim, PAGE).astype(dtype)
+        v_pages = numbers(3, kv_heads, PAGE, dim).astype(dtype)
+        table = np.array([[2, 0], [1, -1]], np.int32)
+        segments = np.array([(0, 17, 9), (17, 4, 5)], np.int64)
+        positions = np.concatenate([np.arange(9, 26), np.arange(5, 9)]).astype(np.int32)
+        page = np.concatenate([np.where(positions[:17] < PAGE, 2, 0), np.ones(4)]).astype(np.int32)
+        q = kernels.rotary_append(
+            numbers(rows, (heads + 2 * kv_heads) * dim) * np.float32(3), scale, numbers((heads + 2 * kv_heads) * dim),
+            numbers(dim), numbers(dim), 1e-6, numbers(32, dim // 2), numbers(32, dim // 2), positions, page,
+            positions % PAGE, k_pages, v_pages,
+        )  # fmt: skip
+        results += [q, k_pages, v_pages, kernels.attention(q, k_pages, v_pages, table, segments)]
+    return hashlib.sha256(b"".join(result.tobytes() for result in results)).hexdigest()[:16]
+
+
+@pytest.mark.parametrize("variant", ["reference", *supported_variants()])
+def test_the_bits_are_those_of_this_numerics_version(variant: str) -> None:
+    assert _digest(load_kernels(2, variant=variant)) == GOLDEN[KERNEL_NUMERICS_VERSION]
