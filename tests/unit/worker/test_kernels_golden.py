@@ -1,6 +1,7 @@
 """The bits of the kernels, written down: whoever changes them has to raise KERNEL_NUMERICS_VERSION."""
 
 import hashlib
+from typing import Any
 
 import numpy as np
 import pytest
@@ -37,8 +38,8 @@ def _digest(kernels: Kernels) -> str:
     kernels.add_scaled(y, x, scale)
     results.append(y)
     for dtype in (np.float16, np.float32):
-        k_pages = numbers(3, kv_heads, dim, PAGE).astype(dtype)
-        v_pages = numbers(3, kv_heads, PAGE, dim).astype(dtype)
+        k_pages: Any = numbers(3, kv_heads, dim, PAGE).astype(dtype)
+        v_pages: Any = numbers(3, kv_heads, PAGE, dim).astype(dtype)
         table = np.array([[2, 0], [1, -1]], np.int32)
         segments = np.array([(0, 17, 9), (17, 4, 5)], np.int64)
         positions = np.concatenate([np.arange(9, 26), np.arange(5, 9)]).astype(np.int32)
