@@ -110,12 +110,14 @@ class Forward:
     segments: tuple[ForwardSegment, ...]
     rows: wire.FloatRows
     block_seconds: dict[str, float] = field(default_factory=dict[str, float])
+    gpu_blocks: tuple[str, ...] = ()  # of the blocks these rows came through
 
     def encode(self) -> dict[str, bytes]:
         head = {
             "from": self.sender,
             "hidden": int(self.rows.shape[1]),
             "times": self.block_seconds,
+            "gpu": list(self.gpu_blocks),
             "segments": [
                 [s.request, s.run, s.sequence, s.position, list(s.token_ids), s.ends_known] for s in self.segments
             ],
@@ -130,7 +132,13 @@ class Forward:
             for s in head["segments"]
         )
         rows = wire.rows_from_bytes(fields[b"x"], sum(len(s.token_ids) for s in segments), head["hidden"])
-        return cls(sender=head["from"], segments=segments, rows=rows, block_seconds=head["times"])
+        return cls(
+            sender=head["from"],
+            segments=segments,
+            rows=rows,
+            block_seconds=head["times"],
+            gpu_blocks=tuple(head["gpu"]),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -119,6 +119,19 @@ def test_a_failing_gpu_hands_over_to_the_cpu_in_mid_request(start_system: StartS
         assert (event["from"], event["to"], event["reason"], event["success"]) == ("GPU", "CPU", "gpu_error", True)
 
 
+def test_the_answer_tells_which_blocks_ran_on_a_gpu(start_system: StartSystem) -> None:
+    system = start_system(stages=2)
+    system.start_worker(device="gpu")
+    system.wait_ready(3)
+    wait_until(lambda: plan_class(system) == "gpu", "the plan has a GPU stage")
+    (job,) = make_jobs(1, seed=17, vocab=500)
+    system.accept(job)
+    system.wait_all([job])
+    end = system.log(job.request)[1]
+    assert end is not None and end.meta["gpu_blocks"] == ["block_1", "block_2", "block_3"]
+    assert list(end.meta["execution_times"]) == [f"block_{i}" for i in range(1, 6)]
+
+
 def test_a_vanished_gpu_hands_over_to_the_cpu(start_system: StartSystem, long_jobs: Golden) -> None:
     jobs, golden = long_jobs
     system = start_system(stages=1)

@@ -1,12 +1,11 @@
 """What /v1/infer does, for HTTP and for the WebSocket: one message in, one or more objects out."""
 
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from typing import Any, cast
 
 from blockrelay.errors import BadRequest, BlockrelayError, ExecutionError, WireError
 from blockrelay.messages import EndEntry
-from blockrelay.registry import read_plan_async
 from blockrelay.tensors import decode_result
 from blockrelay_gateway.answers import collect
 from blockrelay_gateway.gateway import Gateway
@@ -38,12 +37,6 @@ def is_tensor_form(request: InferRequest) -> bool:
     return True
 
 
-async def plan_blocks(gateway: Gateway) -> Mapping[str, str]:
-    """The plan's block -> "CPU" | "GPU"; empty before there is one."""
-    plan = await read_plan_async(gateway.client, gateway.keys, gateway.model_key)
-    return plan.blocks if plan else {}
-
-
 async def submit_text(gateway: Gateway, request: InferRequest, trace: str) -> Readers:
     """Accept the text form."""
     order = await by_size(len(request.prompt or ()), gateway.translator.infer_text, request, trace)
@@ -58,13 +51,13 @@ async def finish_text(gateway: Gateway, readers: Readers) -> tuple[dict[str, Any
     if error := failure(answer.end):
         return pipeline_error(error, answer.end, session_id=None), error
     seconds = flight.heard - flight.started
-    return text_success(answer, flight, seconds=seconds, **execution(answer.end, await plan_blocks(gateway))), None
+    return text_success(answer, flight, seconds=seconds, **execution(answer.end)), None
 
 
 async def text_objects(gateway: Gateway, readers: Readers) -> AsyncIterator[dict[str, Any]]:
     """The text form as a stream of objects (the WebSocket's way)."""
     (flight,) = readers.flights
-    form, relay = InferStream(await plan_blocks(gateway)), gateway.relay(flight)
+    form, relay = InferStream(), gateway.relay(flight)
     if opening := form.opening(flight):
         yield opening
     async for batch in readers.batches():
@@ -109,7 +102,7 @@ async def run_tensors(
         session_id=request.session_id,
         step=step.step,
         seconds=time.monotonic() - started,
-        **execution(end, await plan_blocks(gateway)),
+        **execution(end),
     )
     return answer, None
 

@@ -1,6 +1,6 @@
 """The pipeline's own answers (CONTRACTS section 2). Pure."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -15,19 +15,15 @@ from blockrelay_gateway.openai_format import usage
 from blockrelay_gateway.relay import Answer, Delta, finish_reason
 
 
-def execution(end: EndEntry, blocks: Mapping[str, str]) -> dict[str, Any]:
-    """execution_times, execution_stats and fallback_events. `blocks` is the plan's block -> "CPU" | "GPU".
-
-    A request that fell back ran its last run on CPUs only.
-    """
+def execution(end: EndEntry) -> dict[str, Any]:
+    """execution_times, execution_stats and fallback_events, as the last stage told them."""
     times: dict[str, float] = end.meta.get("execution_times") or {}
-    devices = {block: "CPU" if end.fallbacks else blocks.get(block, "CPU") for block in (blocks or times)}
-    on_gpu = sum(device == "GPU" for device in devices.values())
+    on_gpu = len(end.meta.get("gpu_blocks") or ())
     return {
         "execution_times": times,
         "execution_stats": {
             "gpu_blocks_executed": on_gpu,
-            "cpu_blocks_executed": len(devices) - on_gpu,
+            "cpu_blocks_executed": len(times) - on_gpu,
             "total_fallbacks": len(end.fallbacks),
             "successful_fallbacks": sum(bool(event.get("success")) for event in end.fallbacks),
             "avg_block_time": round(sum(times.values()) / len(times), 6) if times else 0.0,
@@ -91,9 +87,7 @@ def pipeline_error(error: BlockrelayError, end: EndEntry, *, session_id: str | N
 class InferStream:
     """The text form, streamed: one object per token, then the same object as without streaming."""
 
-    def __init__(self, blocks: Mapping[str, str]) -> None:
-        """`blocks` as in `execution`."""
-        self._blocks = blocks
+    def __init__(self) -> None:
         self._answers: dict[int, Answer] = {}
 
     def opening(self, flight: Flight) -> dict[str, Any] | None:
@@ -104,7 +98,7 @@ class InferStream:
         answer.add(delta)
         if delta.end is not None:
             seconds = flight.heard - flight.started
-            return text_success(answer, flight, seconds=seconds, **execution(delta.end, self._blocks))
+            return text_success(answer, flight, seconds=seconds, **execution(delta.end))
         return {
             "status": "token",
             "request_id": flight.request,

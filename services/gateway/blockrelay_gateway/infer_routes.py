@@ -34,7 +34,7 @@ async def infer_once(body: InferRequest, request: Request) -> Response:
     if infer.is_tensor_form(body):
         done = await sse.unless_gone(request, infer.run_tensors(gateway, body, trace))
         return _answer(done, {})
-    form = InferStream(await infer.plan_blocks(gateway))
+    form = InferStream()
     readers = await infer.submit_text(gateway, body, trace)
     name = readers.flights[0].request
     if body.stream:

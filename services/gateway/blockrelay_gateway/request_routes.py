@@ -15,7 +15,7 @@ from blockrelay.errors import BadRequest, NotFound
 from blockrelay.messages import RequestBody, decode_log_entry
 from blockrelay.sampling_params import SamplingParams
 from blockrelay_gateway import gateway as gateways
-from blockrelay_gateway import infer, sse
+from blockrelay_gateway import sse
 from blockrelay_gateway.answers import StreamFormat, stream
 from blockrelay_gateway.gateway import Gateway
 from blockrelay_gateway.http_errors import JsonAnswer, error_body
@@ -80,7 +80,7 @@ async def events(
         after = int(text)
     form: StreamFormat
     if prefix == "req":
-        form = InferStream(await infer.plan_blocks(gateway))
+        form = InferStream()
     else:
         options = Options(include_usage=include_usage, return_token_ids=return_token_ids)
         kind = "completion" if prefix == "cmpl" else "chat"

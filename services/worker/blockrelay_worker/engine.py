@@ -36,11 +36,11 @@ IDLE_WAIT_S = 0.2
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """Rows of one segment that arrived and were not computed yet; `seconds` of the blocks before."""
+    """Rows of one segment that arrived and were not computed yet, and the message they came with."""
 
     segment: ForwardSegment
     hidden: NDArray[np.float32]
-    seconds: dict[str, float]
+    message: Forward
 
 
 class Engine:
@@ -112,7 +112,7 @@ class Engine:
                 at = 0
                 for segment in event.segments:
                     rows = event.rows[at : at + len(segment.token_ids)]
-                    self._waiting.append(Waiting(segment, rows, event.block_seconds))
+                    self._waiting.append(Waiting(segment, rows, event))
                     at += len(segment.token_ids)
             case Verdicts(answers):
                 for commit, answer in answers:
@@ -162,7 +162,14 @@ class Engine:
         self._forget(request, run)
 
     def _fail(self, run: Run, message: str, code: str, block: str | None) -> None:
-        meta = {"error": message, "code": code, "failed_block": block or "", "route": list(run.route)}
+        meta = {
+            "error": message,
+            "code": code,
+            "failed_block": block or "",
+            "device": self.role.device,
+            "execution_times": run.passing,
+            "route": list(run.route),
+        }
         self._log.error("PIPELINE_EXECUTION_FAILED", request_id=run.request, error=message, failed_block=block)
         self.links.insist(scripts.finish(run.request, "error", meta=meta, run=run.run))
         self._forget(run.request, run.run)
@@ -266,7 +273,7 @@ class Engine:
             elif run != "drop":
                 taken.add(segment.request)
                 rows += item.hidden.shape[0]
-                run.passing = item.seconds
+                run.passing, run.gpu_blocks = item.message.block_seconds, item.message.gpu_blocks
                 ids, hidden = segment.token_ids, item.hidden
                 work.append(
                     Work(run=run, position=segment.position, tokens=ids, hidden=hidden, samples=segment.ends_known)
@@ -307,9 +314,9 @@ class Engine:
                     run.logits.append(logits.copy())
                 if item.samples:
                     self._store_result(run)
-                    commits.append(tensor_end(run))
+                    commits.append(tensor_end(run, self.role))
             elif item.samples:
-                commits.append(next_token(run, logits[-1]))
+                commits.append(next_token(run, logits[-1], self.role))
                 self.metrics.generation_tokens.inc()
         self._committer.submit(commits)
 

@@ -10,9 +10,10 @@ from blockrelay.messages import Commit, TokenLogprobs
 from blockrelay_worker.advance import advance
 from blockrelay_worker.runs import Run
 from blockrelay_worker.sampler import sample
+from blockrelay_worker.stage import StageRole
 
 
-def next_token(run: Run, logits: NDArray[np.float32]) -> Commit:
+def next_token(run: Run, logits: NDArray[np.float32], role: StageRole) -> Commit:
     """Choose the token after `run.tokens` from `logits` [vocab], append it to the run and say what to commit.
 
     Mutates `run` (tokens, progress, committed, ended). `logits` must be finite.
@@ -32,20 +33,21 @@ def next_token(run: Run, logits: NDArray[np.float32]) -> Commit:
         tokens=(sampled.token,),
         logprobs=logprobs,
         end=end or "",
-        meta=end_meta(run) if end else "",
+        meta=end_meta(run, role) if end else "",
     )
 
 
-def tensor_end(run: Run) -> Commit:
+def tensor_end(run: Run, role: StageRole) -> Commit:
     """The commit that ends a tensor step: no token, the result lies on the payload Redis. Mutates `run.ended`."""
     run.ended = True
-    return Commit(request=run.request, run=run.run, position=0, tokens=(), end="tensor", meta=end_meta(run))
+    return Commit(request=run.request, run=run.run, position=0, tokens=(), end="tensor", meta=end_meta(run, role))
 
 
-def end_meta(run: Run) -> str:
-    """What the terminal entry tells about how the request ran (its last run, seconds per block)."""
+def end_meta(run: Run, role: StageRole) -> str:
+    """What the terminal entry tells about the last run: seconds per block, which blocks ran on a GPU, route, seed."""
     meta: dict[str, Any] = {
         "execution_times": {block: round(seconds, 6) for block, seconds in run.block_seconds.items()},
+        "gpu_blocks": list(run.gpu_blocks + role.gpu_blocks),
         "route": list(run.route),
         "seed": run.seed,
     }

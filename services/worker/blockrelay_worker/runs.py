@@ -38,6 +38,7 @@ class Run:
     served: int = 0  # iteration that last computed rows of it
     block_seconds: dict[str, float] = field(default_factory=dict[str, float])  # last stage: sums over the run
     passing: dict[str, float] = field(default_factory=dict[str, float])  # of the rows here now, stages before
+    gpu_blocks: tuple[str, ...] = ()  # which of the stages' before ran on a GPU
     logits: list[NDArray[np.float32]] = field(default_factory=list[NDArray[np.float32]])
 
     @property

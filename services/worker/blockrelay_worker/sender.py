@@ -38,6 +38,7 @@ class Sender:
                 segments=tuple(_segment(work) for work, _ in group),
                 rows=np.concatenate([rows for _, rows in group]),
                 block_seconds={**group[0][0].run.passing, **seconds},
+                gpu_blocks=group[0][0].run.gpu_blocks + self._role.gpu_blocks,
             )
             if not self._send(target, message):
                 lost += [work for work, _ in group]

@@ -25,6 +25,11 @@ class StageRole:
     retention_s: int
 
     @property
+    def gpu_blocks(self) -> tuple[str, ...]:
+        """Names of this stage's blocks if they run on a GPU, else nothing."""
+        return tuple(f"block_{i}" for i in range(self.first, self.last + 1)) if self.device == "gpu" else ()
+
+    @property
     def first_stage(self) -> bool:
         return self.first == 1
 
