@@ -63,6 +63,21 @@ def test_fma_rounds_once_near_ties_and_subnormals(a: int, b: int, c: int, c_expo
     assert _bits(result) == _bits(_rounded(exact)) if exact else result == 0
 
 
+@given(
+    step=st.integers(-149, 60),
+    c=st.integers(-(2**24), 2**24),
+    half=st.integers(1, 23),
+    signs=st.tuples(*[st.sampled_from([-1, 1])] * 3),
+)
+def test_fma_rounds_once_where_a_double_cannot_tell_a_tie(
+    step: int, c: int, half: int, signs: tuple[int, int, int]
+) -> None:
+    a = signs[2] * math.ldexp(1 + signs[0] * 2.0**-half, step // 2)
+    b = math.ldexp(1 + signs[1] * 2.0**-half, step - 1 - step // 2)
+    exact = Fraction(a) * Fraction(b) + Fraction(math.ldexp(c, step))
+    assert _bits(_fma(a, b, math.ldexp(c, step))) == _bits(_rounded(exact))
+
+
 def test_fma_follows_the_rules_for_infinities_and_nan() -> None:
     assert _fma(math.inf, 1.0, -1.0) == math.inf
     assert math.isnan(_fma(math.inf, 1.0, -math.inf))

@@ -2,6 +2,7 @@
 
 import ctypes
 import logging
+import math
 import platform
 from collections.abc import Callable
 from typing import Any
@@ -131,13 +132,25 @@ def _awkward(rng: np.random.Generator, *shape: int) -> NDArray[np.float32]:
         return (picked * rng.choice([-1, 1], shape)).astype(np.float32)
 
 
+def _almost_ties(rng: np.random.Generator, *shape: int) -> list[NDArray[np.float32]]:
+    """(a, b, c) with a*b a hair more or less than half a step of c, subnormal c included: a double loses the hair."""
+    step = rng.integers(-149, 60, shape)
+    half = rng.integers(1, 24, shape)
+    near, far = 1 + rng.choice([-1, 1], shape) * 2.0**-half, 1 + rng.choice([-1, 1], shape) * 2.0**-half
+    split = step // 2
+    c = rng.integers(0, 2**24, shape) * rng.choice([-1, 1], shape)
+    return [x.astype(np.float32) for x in (near * 2.0**split, far * 2.0 ** (step - 1 - split), c * 2.0**step)]
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_fma_rounds_once_in_every_variant(seed: int) -> None:
     # Given a rotation by (cos = b, sin = 1), whose first half is fma(x, b, c) where the second half of x is -c
     rng = np.random.default_rng(seed)
     count = 5000
     x, b, c = (_awkward(rng, count, 4) for _ in range(3))
+    x[::2], b[::2], c[::2] = _almost_ties(rng, count // 2, 4)
     close = rng.random((count, 4)) < 0.5
+    close[::2] = False
     with np.errstate(all="ignore"):
         c[close] = (-x * b * np.float32(1 + 2.0**-20))[close]
     qkv = np.zeros((count, 24), np.float32)
@@ -156,6 +169,15 @@ def test_fma_rounds_once_in_every_variant(seed: int) -> None:
     with np.errstate(all="ignore"):
         assert same_bits(turned(REFERENCE)[0][:, 0, :4], float32.fma(x, b, c))
     _assert_same("fma", turned)
+
+
+def test_exp_rounds_its_exponent_alike_in_every_variant() -> None:
+    # Given the floats around each point where the exponent changes
+    middles = ((np.arange(-126, 127) + 0.5) * math.log(2)).astype(np.float32)
+    around = middles.view(np.int32)[:, None] + np.arange(-32, 32, dtype=np.int32)
+    gate_up = np.ones((len(middles), 128), np.float32)
+    gate_up[:, :64] = -around.view(np.float32)
+    _assert_same("exp", lambda kernels: (kernels.swiglu(gate_up),))
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="names x86 rounding modes")
