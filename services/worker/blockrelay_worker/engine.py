@@ -203,7 +203,8 @@ class Engine:
         try:
             output = self._run_stage(work)
         except ExecutionError as error:
-            self._log.error("BLOCK_EXECUTION_FAILED", error=str(error), block=error.block, requests=len(work))
+            names = [item.run.request for item in work]
+            self._log.error("BLOCK_EXECUTION_FAILED", error=str(error), block=error.block, requests=names)
             if self.role.device == "gpu":
                 for item in work:
                     self._rerun_id(
