@@ -89,13 +89,15 @@ class Pool {
       grain_ = grain;
       next_.store(0, std::memory_order_relaxed);
       ok_.store(true, std::memory_order_relaxed);
-      busy_ = int(threads_.size());
+      open_ = true;
       generation_++;
     }
     start_.notify_all();
     take();
+    // Threads that have not begun by now are not waited for: on a busy machine they may be long in waking.
     std::unique_lock<std::mutex> lock(mutex_);
-    done_.wait(lock, [this] { return busy_ == 0; });
+    open_ = false;
+    done_.wait(lock, [this] { return active_ == 0; });
     return ok_.load(std::memory_order_relaxed);
   }
 
@@ -116,13 +118,14 @@ class Pool {
     uint64_t seen = 0;
     std::unique_lock<std::mutex> lock(mutex_);
     for (;;) {
-      start_.wait(lock, [&] { return stopping_ || generation_ != seen; });
+      start_.wait(lock, [&] { return stopping_ || (open_ && generation_ != seen); });
       if (stopping_) return;
       seen = generation_;
+      active_++;
       lock.unlock();
       take();
       lock.lock();
-      if (--busy_ == 0) done_.notify_one();
+      if (--active_ == 0) done_.notify_one();
     }
   }
 
@@ -142,7 +145,8 @@ class Pool {
   std::condition_variable start_;
   std::condition_variable done_;
   uint64_t generation_ = 0;
-  int busy_ = 0;
+  int active_ = 0;     // threads inside take(), the caller not counted
+  bool open_ = false;  // a call may still be joined
   bool stopping_ = false;
   bool (*call_)(const void*, int64_t, int64_t) = nullptr;
   const void* work_ = nullptr;
