@@ -1,6 +1,7 @@
 """`docker compose up` gives the system of `blockrelay up`: the same tokens, through kills of workers and of Redis."""
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -17,6 +18,8 @@ from openai import OpenAI
 
 from blockrelay.block_folder import open_block_folder
 from blockrelay.settings import BUNDLED_MODEL
+from blockrelay_converter.conversion import convert
+from tests.checkpoints import write_checkpoint
 from tests.compose_stack import ComposeStack, leftovers, mountable_copy
 from tests.system import Job, golden_tokens, make_jobs
 from tests.tiny_model import write_tiny_model
@@ -171,6 +174,22 @@ def test_an_image_holds_what_its_service_needs_and_no_more(
     for module in present:
         done = up.stack.python(container, f"import {module}")
         assert done.returncode == 0, done
+
+
+def test_the_converter_image_writes_the_block_folder_that_the_host_writes(up: Up, tmp_path: Path) -> None:
+    write_checkpoint(tmp_path / "checkpoint", seed=3)
+    convert(tmp_path / "checkpoint", tmp_path / "expected", precision="w8a8", report=lambda *_: None, name="tiny")
+    (tmp_path / "out").mkdir()
+    up.stack.compose("build", "converter")
+    mounts = ["--volume", f"{tmp_path / 'checkpoint'}:/in:ro", "--volume", f"{tmp_path / 'out'}:/out"]
+    user = f"{os.getuid()}:{os.getgid()}"
+    up.stack.compose("run", "--rm", "-T", "--user", user, *mounts, "converter", "/in", "/out/model", "--name", "tiny")
+    assert contents(tmp_path / "out" / "model") == contents(tmp_path / "expected")
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """Every file of a folder by its path in it."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def test_the_worker_image_has_the_native_kernels(up: Up) -> None:
