@@ -1,7 +1,7 @@
 // Sums, exp, norm and quantisation of numerics.py on sixteen lanes.
 #pragma once
 
-#include "registers.h"
+#include "lanes.h"
 
 namespace blockrelay {
 
