@@ -52,6 +52,7 @@ class SchedulerSettings(Settings):
     port: int = Field(default=9101, ge=0, le=65535, description="metrics and health")
     stages: int = Field(default=1, ge=1)
     tick_s: float = Field(default=0.2, gt=0)
+    vacancy_s: float = Field(default=15.0, gt=0, description="an empty stage waits this long for a replacement")
     stalled_after_s: float = Field(default=30.0, gt=0, description="a running request without progress is run again")
     prompt_tokens_per_s: float = Field(default=100.0, gt=0, description="slowest prompt speed that is not a stall")
 

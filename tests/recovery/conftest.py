@@ -25,7 +25,12 @@ def start_system(tiny_model: Path) -> Iterator[StartSystem]:
     with ExitStack() as stack:
 
         def start(
-            *, stages: int = 1, replicas: int = 1, scheduler: bool = True, worker: dict[str, str] | None = None
+            *,
+            stages: int = 1,
+            replicas: int = 1,
+            scheduler: bool = True,
+            worker: dict[str, str] | None = None,
+            scheduler_env: dict[str, str] | None = None,
         ) -> System:
             folder = Path(
                 stack.enter_context(tempfile.TemporaryDirectory(prefix="br-sys-", ignore_cleanup_errors=True))
@@ -34,6 +39,7 @@ def start_system(tiny_model: Path) -> Iterator[StartSystem]:
             stack.callback(payload.stop)
             stack.callback(control.stop)
             system = System(folder=folder, model=tiny_model, control=control, payload=payload, stages=stages)
+            system.scheduler_env = scheduler_env or {}
             stack.callback(system.stop)
             if scheduler:
                 system.start_scheduler()

@@ -102,6 +102,20 @@ def test_a_stage_without_a_live_worker_keeps_its_requests_waiting(start_system: 
     assert system.results(jobs) == golden_tokens(system.block_folder, jobs)
 
 
+def test_a_stage_that_stays_empty_gets_a_worker_from_a_stage_that_can_spare_one(
+    start_system: StartSystem, long_jobs: Golden
+) -> None:
+    jobs, golden = long_jobs
+    system = start_system(stages=2, scheduler_env={"BLOCKRELAY_VACANCY_S": "0.5"})
+    system.start_worker()
+    system.wait_ready(3)
+    start_all(system, jobs)
+    assert [w.stage for w in system.infos()].count(0) == 2
+    os.kill(system.pid_of(1), signal.SIGKILL)
+    system.wait_all(jobs)
+    assert system.results(jobs) == golden
+
+
 def test_a_failing_gpu_hands_over_to_the_cpu_in_mid_request(start_system: StartSystem, long_jobs: Golden) -> None:
     jobs, golden = long_jobs
     system = start_system(stages=2)

@@ -20,7 +20,7 @@ from blockrelay.metrics import SchedulerMetrics
 from blockrelay.plan import Plan, WorkerInfo
 from blockrelay.redis_link import UNREACHABLE, Scripts, backoff_s
 from blockrelay.settings import SchedulerSettings
-from blockrelay_scheduler.planner import FRESH_MS, decide
+from blockrelay_scheduler.planner import FRESH_MS, decide, empty_stages
 from blockrelay_scheduler.rescue import UnfinishedRequest, dead_workers, rescues
 
 #: Seconds between two looks at the unfinished requests, and how many of them one look takes, oldest first.
@@ -55,6 +55,7 @@ class Scheduler:
     _last_look: float = field(default=float("-inf"), init=False)
     _inboxes: set[str] = field(default_factory=set[str], init=False)
     _orphaned: set[str] = field(default_factory=set[str], init=False)
+    _empty_since: dict[int, float] = field(default_factory=dict[int, float], init=False)
     _away: str = field(default="Redis has not answered yet", init=False)
 
     def run(self, stop: threading.Event) -> None:
@@ -132,7 +133,8 @@ class Scheduler:
         """The plan in force afterwards."""
         fields = cast(dict[bytes, bytes], self.link.client.hgetall(self.link.keys.plan(self.model)))
         current = Plan.from_redis(fields)
-        decision = decide(workers, blocks=self.blocks, stages=self.settings.stages, current=current)
+        deserted = self._deserted(workers, current)
+        decision = decide(workers, blocks=self.blocks, stages=self.settings.stages, current=current, deserted=deserted)
         if current and fields.get(b"inputs", b"").decode() == decision.inputs:
             return current
         replaces = current.epoch if current else 0
@@ -152,6 +154,13 @@ class Scheduler:
                 reasons=decision.plan.reasons,
             )
         return registry.read_plan(self.link.client, self.link.keys, self.model) or decision.plan
+
+    def _deserted(self, workers: list[WorkerInfo], plan: Plan | None) -> frozenset[int]:
+        """Stages that have been empty for longer than a replacement takes to come."""
+        now = time.monotonic()
+        empty = empty_stages(workers, plan) if plan and now >= self.trusted_from else frozenset[int]()
+        self._empty_since = {stage: self._empty_since.get(stage, now) for stage in empty}
+        return frozenset(s for s, since in self._empty_since.items() if now - since > self.settings.vacancy_s)
 
     def _drop_inboxes(self, workers: list[WorkerInfo]) -> None:
         """Rows for a worker that left the registry, whoever declared it dead, must not stay on the payload Redis."""

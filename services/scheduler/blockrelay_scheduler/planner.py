@@ -1,7 +1,8 @@
 """Which blocks form which stage and which worker runs which stage. Pure: workers in, plan out.
 
 The split is uniform and depends on the number of blocks and stages alone, so that no death and no arrival ever moves a
-block. A worker keeps its stage for life; a newcomer goes where its device class and numerics id are thinnest.
+block. A worker keeps its stage for life; a newcomer goes where its device class and numerics id are thinnest. Only a
+stage that stays empty although others have workers to spare gets one of those; it drains and comes back as a newcomer.
 """
 
 import hashlib
@@ -42,8 +43,17 @@ def uniform_split(blocks: int, stages: int) -> tuple[Stage, ...]:
     return tuple(split)
 
 
-def decide(workers: Sequence[WorkerInfo], *, blocks: int, stages: int, current: Plan | None) -> Decision:
+def decide(
+    workers: Sequence[WorkerInfo],
+    *,
+    blocks: int,
+    stages: int,
+    current: Plan | None,
+    deserted: frozenset[int] = frozenset(),
+) -> Decision:
     """The plan for the registered `workers` of one model. `current` is the plan in force; the epoch is the one after.
+
+    `deserted` are stages that had no live worker for so long that no replacement is to be expected.
 
     Every worker has a stage, except one that drains before it ever got one. Assignments of `current` stay while the
     split is the same. A worker that has no record any more has no assignment.
@@ -51,6 +61,8 @@ def decide(workers: Sequence[WorkerInfo], *, blocks: int, stages: int, current: 
     split = uniform_split(blocks, stages)
     text = split_text(split)
     kept = _kept(workers, text, current)
+    moved = _moved(workers, stages, kept, deserted)
+    kept |= moved
     assignments = _with_newcomers(workers, stages, kept)
     by_device = [_devices(workers, assignments, index) for index in range(stages)]
     plan = Plan(
@@ -68,7 +80,7 @@ def decide(workers: Sequence[WorkerInfo], *, blocks: int, stages: int, current: 
             for index, (stage, devices) in enumerate(zip(split, by_device, strict=True))
         ),
     )
-    return Decision(plan=plan, inputs=_inputs_hash(workers, blocks, stages))
+    return Decision(plan=plan, inputs=_inputs_hash(workers, blocks, stages, moved))
 
 
 def _kept(workers: Sequence[WorkerInfo], split: str, current: Plan | None) -> dict[str, int]:
@@ -83,12 +95,36 @@ def _kept(workers: Sequence[WorkerInfo], split: str, current: Plan | None) -> di
     return kept
 
 
+def empty_stages(workers: Sequence[WorkerInfo], plan: Plan) -> frozenset[int]:
+    """Stages of the plan to which no worker that still beats belongs."""
+    staffed = {plan.assignments[w.id] for w in workers if w.id in plan.assignments and _serves(w)}
+    return frozenset(range(len(plan.reasons))) - staffed
+
+
+def _moved(
+    workers: Sequence[WorkerInfo], stages: int, kept: Mapping[str, int], deserted: frozenset[int]
+) -> dict[str, int]:
+    """For each deserted stage the youngest worker of the best-staffed stage, if that one keeps another."""
+    moved: dict[str, int] = {}
+    for empty in sorted(deserted):
+        staff: dict[int, list[WorkerInfo]] = {s: [] for s in range(stages)}
+        for worker in sorted(workers, key=lambda w: (w.registered_ms, w.id)):
+            if worker.id in kept and worker.id not in moved and _serves(worker):
+                staff[kept[worker.id]].append(worker)
+        best = max(staff, key=lambda s: (len(staff[s]), -s))
+        if not staff[empty] and len(staff[best]) > 1:
+            moved[staff[best][-1].id] = empty
+    return moved
+
+
+def _serves(worker: WorkerInfo) -> bool:
+    return not worker.draining and worker.silent_ms <= FRESH_MS
+
+
 def _with_newcomers(workers: Sequence[WorkerInfo], stages: int, kept: Mapping[str, int]) -> dict[str, int]:
     """`kept` plus a stage for everybody else, oldest first: the one with the fewest workers of the same kind."""
     assignments = dict(kept)
-    counts = Counter(
-        (_kind(w), kept[w.id]) for w in workers if w.id in kept and not w.draining and w.silent_ms <= FRESH_MS
-    )
+    counts = Counter((_kind(w), kept[w.id]) for w in workers if w.id in kept and _serves(w))
     for worker in sorted(workers, key=lambda w: (w.registered_ms, w.id)):
         if worker.id in kept or worker.draining:
             continue
@@ -127,7 +163,7 @@ def _count(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
-def _inputs_hash(workers: Sequence[WorkerInfo], blocks: int, stages: int) -> str:
+def _inputs_hash(workers: Sequence[WorkerInfo], blocks: int, stages: int, moved: Mapping[str, int]) -> str:
     """Two schedulers that see the same workers have the same hash; PLAN publishes a hash once."""
-    content = [blocks, stages, sorted([w.id, w.device, w.draining] for w in workers)]
+    content = [blocks, stages, sorted([w.id, w.device, w.draining] for w in workers), sorted(moved.items())]
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()

@@ -1,10 +1,12 @@
 """The planner as tables: workers in, plan out."""
 
+from dataclasses import replace
+
 import pytest
 
 from blockrelay.errors import UsageError
 from blockrelay.plan import Plan, WorkerInfo, split_text
-from blockrelay_scheduler.planner import decide, uniform_split
+from blockrelay_scheduler.planner import decide, empty_stages, uniform_split
 
 
 def worker(name: str, *, device: str = "cpu", age: int = 0, **more: object) -> WorkerInfo:
@@ -138,3 +140,31 @@ def test_the_hash_changes_with_the_workers_and_with_nothing_else() -> None:
         decide([a, worker("b", device="gpu")], blocks=4, stages=2, current=None).inputs,
     ]
     assert len({plain, *others}) == 4
+
+
+class TestDesertedStages:
+    """a and b run stage 0, nobody runs stage 1 any more."""
+
+    TWO = (worker("a", age=20), worker("b", age=10))
+    PLAN = Plan(epoch=7, split="1-2,3-4", route_class="cpu", assignments={"a": 0, "b": 0}, blocks={}, reasons=("", ""))
+
+    def test_an_empty_stage_moves_nobody_while_a_replacement_may_come(self) -> None:
+        assert empty_stages(self.TWO, self.PLAN) == {1}
+        assert decide(self.TWO, blocks=4, stages=2, current=self.PLAN).plan.assignments == {"a": 0, "b": 0}
+
+    def test_then_the_youngest_worker_of_the_best_staffed_stage_moves(self) -> None:
+        decision = decide(self.TWO, blocks=4, stages=2, current=self.PLAN, deserted=frozenset({1}))
+        assert decision.plan.assignments == {"a": 0, "b": 1}
+        before = decide(self.TWO, blocks=4, stages=2, current=self.PLAN)
+        assert decision.inputs != before.inputs, "the same workers, but another plan: it must be published"
+
+    def test_the_last_worker_of_a_stage_never_moves(self) -> None:
+        plan = replace(self.PLAN, assignments={"a": 0})
+        decision = decide(self.TWO[:1], blocks=4, stages=2, current=plan, deserted=frozenset({1}))
+        assert decision.plan.assignments == {"a": 0}
+
+    def test_a_silent_worker_is_no_staff(self) -> None:
+        silent = replace(self.TWO[1], silent_ms=2000)
+        assert empty_stages([silent], replace(self.PLAN, assignments={"b": 0})) == {0, 1}
+        decision = decide([self.TWO[0], silent], blocks=4, stages=2, current=self.PLAN, deserted=frozenset({1}))
+        assert decision.plan.assignments == {"a": 0, "b": 0}
