@@ -32,11 +32,10 @@ CHAT_TEMPLATE: Final = (
 
 _WEIGHTS: Final = {
     Kind.HOLDER: 4.0,
-    Kind.PERSON_PLACE: 2.0,
+    Kind.PERSON_PLACE: 2.5,
     Kind.THING_PLACE: 3.0,
-    Kind.COUNT: 5.0,
-    Kind.GIVER: 2.0,
-    Kind.COLOUR: 1.5,
+    Kind.COUNT: 4.0,
+    Kind.COLOUR: 3.0,
 }
 _SYSTEM_PROMPTS: Final = (
     "You are a helpful assistant.",
@@ -81,12 +80,14 @@ class Segment:
 Document = list[Segment]
 
 
-def document(seed: str, index: int, *, beats: tuple[int, int] = (2, 8)) -> Document:
+def document(seed: str, index: int, *, beats: tuple[int, int] = (2, 8), drill: bool = False) -> Document:
     """Document `index` of the stream `seed`: the same arguments give the same document, on any machine.
 
-    beats: smallest and largest number of events in one story.
+    beats: smallest and largest number of events in one story. drill: nothing but plain facts and many questions.
     """
     rng = random.Random(f"{seed}:{index}")
+    if drill:
+        return [*_drill(rng, beats), Segment(text=END_OF_TEXT)]
     style = rng.random()
     if style < 0.32:
         segments = _chat_about_story(rng, beats)
@@ -174,6 +175,26 @@ def _story_with_questions(rng: random.Random, beats: tuple[int, int]) -> Documen
                 out += [Segment(text=f" {question.text}"), Segment(text=f" {question.answer}", question=question)]
     if rng.random() < 0.5:
         out.append(Segment(text=f" {story.ending}"))
+    return out
+
+
+def _drill(rng: random.Random, beats: tuple[int, int]) -> Document:
+    """Plain facts; after the last one, and perhaps on the way, questions about nearly everything."""
+    story = _story(rng, beats, plain=True)
+    chat = rng.random() < 0.5
+    out: Document = []
+    said = ""
+    for index, (text, world) in enumerate(replay(story)):
+        said += f" {text}" if said or (out and not chat) else text
+        if index < len(story.beats) and rng.random() < 0.6:
+            continue
+        for question in questions(rng, world, rng.randint(2, 7)):
+            said += f" {question.text}" if said or not chat else question.text
+            if chat:
+                out += _turn(USER, said) + _turn(ASSISTANT, question.answer, question)
+            else:
+                out += [Segment(text=said), Segment(text=f" {question.answer}", question=question)]
+            said = ""
     return out
 
 

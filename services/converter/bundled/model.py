@@ -23,6 +23,7 @@ class Shape:
     head_dim: int = 32
     mlp: int = 512
     positions: int = 1024
+    tied: bool = True
     theta: float = 10000.0
     epsilon: float = 1e-5
 
@@ -128,8 +129,11 @@ class Llama(nn.Module):
         self.model.layers = nn.ModuleList(Layer(shape) for _ in range(shape.layers))
         self.model.norm = Norm(shape.hidden, shape.epsilon)
         self.lm_head = Linear(shape.hidden, shape.vocab)
-        nn.init.zeros_(self.lm_head.weight)
-        nn.init.normal_(self.model.embed_tokens.weight, std=0.5)
+        nn.init.normal_(self.model.embed_tokens.weight, std=0.02 if shape.tied else 0.5)
+        if shape.tied:
+            self.lm_head.weight = self.model.embed_tokens.weight
+        else:
+            nn.init.zeros_(self.lm_head.weight)
 
     def forward(self, ids: Tensor, mask: Tensor | None = None) -> Tensor:
         """ids: [batch, length]. mask: bool [batch, 1, length, length], None: causal. Returns [batch, length, vocab]."""
@@ -174,13 +178,18 @@ def save(model: Llama, folder: Path) -> None:
         "rms_norm_eps": s.epsilon,
         "rope_scaling": None,
         "rope_theta": s.theta,
-        "tie_word_embeddings": False,
+        "tie_word_embeddings": s.tied,
         "torch_dtype": "float32",
         "use_cache": True,
         "vocab_size": s.vocab,
     }
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
-    state = {name: value.detach().float().cpu().contiguous() for name, value in model.state_dict().items()}
+    left_out = {"lm_head.weight"} if s.tied else set[str]()
+    state = {
+        name: value.detach().float().cpu().contiguous()
+        for name, value in model.state_dict().items()
+        if name not in left_out
+    }
     save_file(state, str(folder / "model.safetensors"), metadata={"format": "pt"})
 
 
@@ -197,9 +206,12 @@ def load(folder: Path) -> Llama:
             head_dim=config["head_dim"],
             mlp=config["intermediate_size"],
             positions=config["max_position_embeddings"],
+            tied=config["tie_word_embeddings"],
             theta=config["rope_theta"],
             epsilon=config["rms_norm_eps"],
         )
     )
-    model.load_state_dict(load_file(str(folder / "model.safetensors")))
+    missing, _ = model.load_state_dict(load_file(str(folder / "model.safetensors")), strict=False)
+    if missing != (["lm_head.weight"] if model.shape.tied else []):
+        raise ValueError(f"{folder} lacks {missing}")
     return model

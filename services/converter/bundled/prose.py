@@ -72,17 +72,18 @@ def _places(rng: random.Random, world: World) -> list[str]:
 
 
 def _things(rng: random.Random, world: World) -> list[str]:
+    """The thing always stands before what is said of it: a small model then learns all lookups as one."""
     sentences: list[str] = []
-    for thing in sorted(world.holders.keys() | world.lying.keys()):
+    for thing in rng.sample(things := sorted(world.holders.keys() | world.lying.keys()), len(things)):
         colour = world.colours.get(thing)
-        noun = with_article(thing if colour is None else f"{colour} {thing}")
         holder = world.holders.get(thing)
         if holder is not None:
-            sentences.append(rng.choice((f"{holder} had {noun}.", f"{holder} was holding {noun}.")))
+            sentences.append(rng.choice((f"The {thing} was with {holder}.", f"The {thing} belonged to {holder}.")))
         else:
             place = world.lying[thing].phrase()
-            sentences.append(rng.choice((f"There was {noun} {place}.", f"{_capital(noun)} lay {place}.")))
-    rng.shuffle(sentences)
+            sentences.append(rng.choice((f"There was {with_article(thing)} {place}.", f"The {thing} was {place}.")))
+        if colour is not None:
+            sentences.append(rng.choice((f"The {thing} was {colour}.", f"The colour of the {thing} was {colour}.")))
     return sentences
 
 
@@ -120,19 +121,15 @@ def tell_event(rng: random.Random, event: Event, world: World) -> str:
             goal = f"to the {place.name}"
             sentences = (f"{person} went {goal}.", f"{person} walked {goal}.", f"{person} ran {goal}.")
         case Take(person=person, thing=thing):
-            sentences = (
-                f"{person} took the {thing}.",
-                f"{person} picked up the {thing}.",
-                f"{person} found the {thing}.",
-            )
+            sentences = (f"the {thing} was taken by {person}.", f"the {thing} was found by {person}.")
         case Put(person=person, thing=thing):
             place = world.lying[thing].phrase()
-            sentences = (f"{person} put down the {thing} {place}.", f"{person} left the {thing} {place}.")
+            sentences = (f"{person} put the {thing} {place}.", f"{person} left the {thing} {place}.")
         case Give(giver=giver, receiver=receiver, thing=thing):
             sentences = (
                 f"{giver} gave the {thing} to {receiver}.",
-                f"{giver} gave {receiver} the {thing}.",
                 f"{giver} handed the {thing} to {receiver}.",
+                f"{giver} brought the {thing} to {receiver}.",
             )
         case Gain(owner=owner, food=food, amount=amount):
             more = amount_of(food, amount)
@@ -145,7 +142,8 @@ def tell_event(rng: random.Random, event: Event, world: World) -> str:
         case Share(giver=giver, receiver=receiver, food=food, amount=amount):
             some = amount_of(food, amount)
             sentences = (f"{giver} gave {some} to {receiver}.", f"{giver} gave {receiver} {some}.")
-    return link + rng.choice(sentences)
+    sentence = rng.choice(sentences)
+    return link + sentence if link else _capital(sentence)
 
 
 def aside(rng: random.Random, event: Event) -> str:

@@ -22,7 +22,7 @@ from bundled.words import (
 from bundled.world import Event, Gain, Give, Lose, Move, Put, Share, Take, World
 
 #: Share of the persons whose name is made up from syllables.
-MADE_UP_NAMES = 0.15
+MADE_UP_NAMES = 0.06
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,7 +177,7 @@ def _state_counts(rng: random.Random, event: Event, world: World, unstated: set[
             changed = [(giver, food), (receiver, food)]
         case _:
             return ""
-    stated = [key for key in changed if key in unstated or rng.random() < 0.6]
+    stated = [key for key in changed if key in unstated or rng.random() < 0.85]
     unstated.difference_update(stated)
     unstated.update(key for key in changed if key not in stated)
     return prose.counts(rng, [(owner, food, world.counts[owner, food]) for owner, food in stated])

@@ -1,6 +1,6 @@
 """Trains the bundled model from nothing and writes a Hugging Face folder.
 
-    python -m bundled.train OUT [--device cpu|cuda] [--tokens 6000000] [--threads 2]
+    python -m bundled.train OUT [--device cpu|cuda] [--threads 2]
 
 The data are generated on the way; the same arguments on the same machine give the same data, whatever the device.
 """
@@ -29,20 +29,22 @@ log = logging.getLogger("train")
 class Phase:
     """A part of the training: its share of all tokens, the length of a row, and how many events a story has.
 
+    drill: the documents are drills (see `documents.document`).
     joined: attention runs through the whole row, so that the model also learns to begin anew after an end of text.
     """
 
     share: float
     length: int
     beats: tuple[int, int]
+    drill: bool = False
     joined: bool = False
 
 
-#: Short stories first: they teach to bind names to things. Long rows last: they teach the positions up to the limit.
+#: Drills first: they teach to bind names to things. Long rows last: they teach the positions up to the limit.
 PHASES = (
-    Phase(share=0.35, length=128, beats=(0, 3)),
-    Phase(share=0.35, length=256, beats=(1, 7)),
-    Phase(share=0.2, length=512, beats=(2, 12)),
+    Phase(share=0.4, length=128, beats=(0, 3), drill=True),
+    Phase(share=0.36, length=256, beats=(1, 7)),
+    Phase(share=0.14, length=512, beats=(2, 12)),
     Phase(share=0.1, length=1024, beats=(4, 28), joined=True),
 )
 
@@ -56,13 +58,13 @@ class Recipe:
     round as the w8a8 executor does.
     """
 
-    tokens: int
+    tokens: int = 4_500_000
     seed: str = "bundled"
     batch: int = 4096
-    matrix_rate: float = 0.02
-    other_rate: float = 0.004
+    matrix_rate: float = 0.007
+    other_rate: float = 0.0015
     decay: float = 0.6
-    answer_weight: int = 4
+    answer_weight: int = 8
     quantised: float = 0.0
     tokenizer_documents: int = 20_000
 
@@ -95,7 +97,7 @@ def batches(tokenizer: corpus.Tokenizer, recipe: Recipe) -> Iterator[tuple[float
 
 
 def _stream(seed: str, phase: Phase) -> Iterator[Document]:
-    return (document(seed, index, beats=phase.beats) for index in count())
+    return (document(seed, index, beats=phase.beats, drill=phase.drill) for index in count())
 
 
 def losses_of(net: model.Llama, rows: corpus.Rows, device: str, autocast: bool) -> tuple[Tensor, Tensor]:
@@ -187,27 +189,14 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--tokens", type=int, default=6_000_000)
-    parser.add_argument("--batch", type=int, default=Recipe.__dataclass_fields__["batch"].default)
-    parser.add_argument("--matrix-rate", type=float, default=0.02)
-    parser.add_argument("--other-rate", type=float, default=0.004)
-    parser.add_argument("--answer-weight", type=int, default=4)
-    parser.add_argument("--quantised", type=float, default=0.0)
-    parser.add_argument("--shape", default="{}", help="fields of Shape as JSON")
+    parser.add_argument("--recipe", type=json.loads, default={}, help="fields of Recipe that differ, as JSON")
+    parser.add_argument("--shape", type=json.loads, default={}, help="fields of Shape that differ, as JSON")
     parser.add_argument("--float32", action="store_true", help="no bfloat16 arithmetic")
     options = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     torch.set_num_threads(options.threads)
     torch.set_float32_matmul_precision("high")
-    shape = model.Shape(**json.loads(options.shape))
-    recipe = Recipe(
-        tokens=options.tokens,
-        batch=options.batch,
-        matrix_rate=options.matrix_rate,
-        other_rate=options.other_rate,
-        answer_weight=options.answer_weight,
-        quantised=options.quantised,
-    )
+    recipe, shape = Recipe(**options.recipe), model.Shape(**options.shape)
     log.info("%s\n%s", recipe, shape)
     tokenizer = corpus.train_tokenizer(recipe.seed, vocab=shape.vocab, documents=recipe.tokenizer_documents)
     net = train(recipe, shape, tokenizer, options.device, autocast=not options.float32, snapshots=options.out)

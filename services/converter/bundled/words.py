@@ -10,22 +10,21 @@ def _words(text: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """A place and the preposition it takes: "in" the kitchen, "at" the market, "on" the hill."""
+    """Somewhere to be. All of them take "in", so that an answer does not hang on a preposition."""
 
     name: str
-    preposition: str
 
     def phrase(self) -> str:
-        return f"{self.preposition} the {self.name}"
+        return f"in the {self.name}"
 
 
 GIRLS: Final = _words(
-    "Mia Anna Lily Emma Sara Nora Lucy Ella Zoe Ruby Rosa Maya Clara Alice Eva Ida Julia Lena Molly Nina "
-    "Amy Bella Daisy Grace Hannah Ivy Kate Laura Mary Olga Penny Sophie Tina Vera Wendy Jane Susan Sally"
+    "Mia Anna Lily Emma Sara Nora Lucy Ella Zoe Ruby Rosa Clara Alice Eva Julia Molly Nina Amy Daisy "
+    "Grace Hannah Kate Mary Sophie"
 )
 BOYS: Final = _words(
-    "Tom Ben Max Leo Sam Jack Noah Finn Oscar Paul Peter Hugo Felix Adam Luke Daniel David Henry Ivan Jacob "
-    "Karl Liam Mark Nick Oliver Otto Robin Simon Theo Victor Will Bob Carl Eric Fred George Harry Tim"
+    "Tom Ben Max Leo Sam Jack Noah Finn Oscar Paul Peter Hugo Felix Adam Luke David Henry "
+    "Jacob Mark Nick Oliver Simon Theo Tim"
 )
 #: Parts of made-up names. They stop the model from knowing all names by heart, so that it learns to copy any name.
 NAME_STARTS: Final = _words("Ba Bo Da De Do Fa Fi Ga Ha Ja Ka Ki La Lo Ma Mi Na No Pa Ra Ri Sa Ta To Va Wi Za Zu")
@@ -33,22 +32,21 @@ NAME_MIDDLES: Final = _words("bi da la li ma mo na ni ra ri ro sa ta ti vi za")
 NAME_ENDS: Final = _words("n r l s x m k ra lo na ko ly mi to do ne")
 
 THINGS: Final = _words(
-    "ball book kite hat doll drum cup key lamp map pen ring rope spoon whistle bell brush candle card coat coin "
-    "flag flute hammer jug mirror mug pillow scarf shell shoe stone sword toy boat umbrella violin wand watch "
-    "blanket bucket camera clock crown glove ladder letter puzzle robot train truck vase"
+    "ball book kite hat doll drum cup key lamp map pen ring rope spoon bell brush candle coat coin flag hammer "
+    "mirror pillow scarf shell shoe stone sword toy boat umbrella watch blanket camera crown letter"
 )
-COLOURS: Final = _words("red blue green yellow white black brown pink purple orange golden silver")
+COLOURS: Final = _words("red blue green yellow white black brown pink golden silver")
 PLACES: Final = tuple(
-    [Place(name=n, preposition="in") for n in
-     _words("kitchen garden park forest barn bedroom house cave school shop library tower tent hall castle cellar")]
-    + [Place(name=n, preposition="at") for n in _words("market lake river beach station pond bridge harbour farm mill")]
-    + [Place(name=n, preposition="on") for n in _words("hill roof meadow field island porch")]
-)  # fmt: skip
+    Place(name=name)
+    for name in _words(
+        "kitchen garden park forest barn house cave school shop tower hall castle tent library field meadow village "
+        "cellar stable tunnel"
+    )
+)
 #: Countable food: (one, many).
 FOODS: Final = (
-    *((one, f"{one}s") for one in _words("apple pear plum nut cake egg carrot lemon banana cookie grape onion bean")),
+    *((one, f"{one}s") for one in _words("apple pear plum nut cake egg carrot lemon banana")),
     ("berry", "berries"),
-    ("cherry", "cherries"),
     ("peach", "peaches"),
 )
 HOLDERS: Final = ("basket", "bowl", "bag", "jar", "box", "sack")

@@ -83,7 +83,7 @@ class World:
 
     places: person -> place. colours: thing -> colour. holders: thing -> person that has it (absent: it lies somewhere).
     lying: thing -> place where it lies (absent: somebody has it).
-    counts: (owner, food in the plural) -> pieces, 0 to MOST. gifts: (thing, receiver) -> givers in order.
+    counts: (owner, food in the plural) -> pieces, 0 to MOST.
     """
 
     places: dict[str, Place] = field(default_factory=dict[str, Place])
@@ -91,7 +91,6 @@ class World:
     holders: dict[str, str] = field(default_factory=dict[str, str])
     lying: dict[str, Place] = field(default_factory=dict[str, Place])
     counts: dict[tuple[str, str], int] = field(default_factory=dict[tuple[str, str], int])
-    gifts: dict[tuple[str, str], tuple[str, ...]] = field(default_factory=dict[tuple[str, str], tuple[str, ...]])
 
     def copy(self) -> "World":
         """A world that shares no mutable state with this one."""
@@ -101,7 +100,6 @@ class World:
             holders=dict(self.holders),
             lying=dict(self.lying),
             counts=dict(self.counts),
-            gifts=dict(self.gifts),
         )
 
     def place_of(self, thing: str) -> Place:
@@ -127,7 +125,6 @@ class World:
                 _check(self.holders.get(thing) == giver and giver != receiver, event)
                 _check(receiver in self.places and self.places[giver] == self.places[receiver], event)
                 self.holders[thing] = receiver
-                self.gifts[thing, receiver] = (*self.gifts.get((thing, receiver), ()), giver)
             case Gain(owner=owner, food=food, amount=amount):
                 self._change(event, {owner: amount}, food)
             case Lose(owner=owner, food=food, amount=amount):

@@ -31,7 +31,7 @@ def stories(count: int, *, plain: bool = False) -> list[Story]:
 
 
 def documents(count: int) -> list[Document]:
-    return [document("test", index) for index in range(count)]
+    return [document("test", index, drill=index % 4 == 3) for index in range(count)]
 
 
 def test_a_ball_that_is_given_away_and_carried_off_is_where_its_new_holder_is() -> None:
@@ -47,13 +47,11 @@ def test_a_ball_that_is_given_away_and_carried_off_is_where_its_new_holder_is() 
         world.apply(event)
     answers = {ask(world, kind, subject, random.Random(0)).answer for kind, subject in subjects(world)}
     assert answers == {
-        "Tom has the ball.",
-        "Tom has the ball, and Tom is in the garden.",
+        "The ball is with Tom.",
         "Mia is in the kitchen.",
         "Tom is in the garden.",
         "There is one apple in the basket.",
         "Tom has two apples.",
-        "Mia gave the ball to Tom.",
     }
 
 
@@ -163,7 +161,6 @@ class Reader:
         self.lies: dict[str, str] = {}
         self.colour: dict[str, str] = {}
         self.count: dict[tuple[str, str], int] = {}
-        self.gave: dict[tuple[str, str], str] = {}
 
     def read(self, text: str) -> None:
         for sentence in re.findall(r"[^.]+\.", text):
@@ -173,22 +170,20 @@ class Reader:
         """The part of the answer that matters."""
         match kind:
             case Kind.HOLDER:
-                return self.has.get(subject[0], "Nobody")
+                return f"with {self.has[subject[0]]}"
             case Kind.PERSON_PLACE:
                 return self.at[subject[0]]
             case Kind.THING_PLACE:
-                return self.at[self.has[subject[0]]] if subject[0] in self.has else self.lies[subject[0]]
+                return f"with {self.has[subject[0]]}" if subject[0] in self.has else self.lies[subject[0]]
             case Kind.COUNT:
                 amount = self.count.get((subject[0], stem(subject[1])), 0)
                 return f" {NUMBERS[amount]} " if amount else " no "
-            case Kind.GIVER:
-                return f"{self.gave[subject[0], subject[1]]} gave"
             case Kind.COLOUR:
                 return self.colour[subject[0]]
 
     def _sentence(self, text: str) -> None:
         number = rf"({'|'.join(NUMBERS[1:])}|no) (\w+)"
-        where = r"((?:in|at|on) the \w+)"
+        where = r"(in the \w+)"
         if found := re.fullmatch(rf"(.+) had {number}\.", text):
             self._set(found[1], found[3], found[2])
         elif found := re.fullmatch(rf"[Tt]here (?:was|were) {number} in (the \w+)\.", text):
@@ -204,21 +199,16 @@ class Reader:
             self._pass(found[1], found[4], found[3], found[2])
         elif found := re.fullmatch(rf"(\w+) gave (\w+) {number}\.", text):
             self._pass(found[1], found[2], found[4], found[3])
-        elif found := re.fullmatch(r"(\w+) (?:had|was holding) an? (?:(\w+) )?(\w+)\.", text):
-            self.has[found[3]] = found[1]
-            self.colour[found[3]] = found[2]
-        elif found := re.fullmatch(rf"(?:There was )?[Aa]n? (?:(\w+) )?(?!lay)(\w+)(?: lay)? {where}\.", text):
-            self.lies[found[2]] = found[3]
-            self.colour[found[2]] = found[1]
-        elif found := re.fullmatch(r"(\w+) (?:gave|handed) the (\w+) to (\w+)\.", text):
-            self.has[found[2]] = found[3]
-            self.gave[found[2], found[3]] = found[1]
-        elif found := re.fullmatch(r"(\w+) gave (\w+) the (\w+)\.", text):
-            self.has[found[3]] = found[2]
-            self.gave[found[3], found[2]] = found[1]
-        elif found := re.fullmatch(r"(\w+) (?:took|picked up|found) the (\w+)\.", text):
-            self.has[found[2]] = found[1]
-        elif found := re.fullmatch(rf"(\w+) (?:put down|left) the (\w+) {where}\.", text):
+        elif found := re.fullmatch(
+            r"(?:\w+ (?:gave|handed|brought) )?[Tt]he (\w+) (?:was with|belonged to|was (?:taken|found) by|to) (\w+)\.",
+            text,
+        ):
+            self.has[found[1]] = found[2]
+        elif found := re.fullmatch(rf"(?:The|There was an?) (\w+) (?:was )?{where}\.", text):
+            self.lies[found[1]] = found[2]
+        elif found := re.fullmatch(r"The (?:colour of the )?(\w+) was (\w+)\.", text):
+            self.colour[found[1]] = found[2]
+        elif found := re.fullmatch(rf"(\w+) (?:put|left) the (\w+) {where}\.", text):
             del self.has[found[2]]
             self.lies[found[2]] = found[3]
         elif found := re.fullmatch(r"(\w+) (?:went|walked|ran) to (the \w+)\.", text):
@@ -249,4 +239,4 @@ def stem(food: str) -> str:
     return {many: one for one, many in FOODS}.get(food, food)
 
 
-GOLDEN = "b18bc12123367aea5f3dfd75e2156188c0043d349a3c9299ed282dfa49c0c750"
+GOLDEN = "1ccb11fb7e0ed6398c88ff2019e0ac4c93c1d2168c95733da314fe5669149b4d"
