@@ -36,3 +36,10 @@ def test_every_command_is_explained() -> None:
 def test_no_python_file_is_longer_than_400_lines() -> None:
     files = [f for part in ("shared", "services", "tests", "bench") for f in (ROOT / part).rglob("*.py")]
     assert not [f for f in files if len(f.read_text().splitlines()) > 400]
+
+
+def test_every_link_within_it_leads_to_a_heading() -> None:
+    headings = {
+        re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in re.findall(r"^#+ (.*)$", README, re.M)
+    }
+    assert not set(re.findall(r"\]\(#([^)]*)\)", README)) - headings
