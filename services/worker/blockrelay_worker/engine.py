@@ -222,6 +222,8 @@ class Engine:
             item.run.served = self._iteration
             item.run.add_seconds(item.run.passing)
             item.run.add_seconds(output.seconds)
+            if self.role.first_stage:
+                self.metrics.prompt_tokens.inc(max(0, min(item.run.prompt_length - item.position, item.rows)))
         if output.logits is not None:
             self._commit(_split(work, output.logits, [len(w.wanted_rows()) for w in work]), bad)
         elif output.hidden is not None:

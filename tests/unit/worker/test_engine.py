@@ -36,7 +36,14 @@ Break = Callable[[Executor], Executor]
 
 @contextmanager
 def engine_running(
-    folder: BlockFolder, client: redis.Redis, keys: Keys, scripts: Scripts, *, broken: Break, device: str = "cpu"
+    folder: BlockFolder,
+    client: redis.Redis,
+    keys: Keys,
+    scripts: Scripts,
+    *,
+    broken: Break,
+    device: str = "cpu",
+    registry: CollectorRegistry | None = None,
 ) -> Iterator[tuple[Cell, RunTable]]:
     """One worker that runs the whole model; a cell to talk to it."""
     cell, stop = Cell(client, keys, scripts), threading.Event()
@@ -44,7 +51,7 @@ def engine_running(
     name = cell.worker("w", split=f"1-{last}", device=device)
     pool = PagePool(StageExecutor.layout_of(folder, 1, last), 100)
     executor = StageExecutor(folder, 1, last, pool=pool, threads=1, kernels=load_kernels(1))
-    metrics, mailbox, table = WorkerMetrics(CollectorRegistry()), Mailbox(), RunTable(pool)
+    metrics, mailbox, table = WorkerMetrics(registry or CollectorRegistry()), Mailbox(), RunTable(pool)
     links = Links(client, client, keys, scripts, metrics.redis_errors, stop)
     role = StageRole(
         worker=name,
@@ -153,6 +160,17 @@ def test_a_message_that_cannot_be_read_is_refused_and_nothing_stops(
         client.xadd(keys.inbox("w"), {"h": b"\x81", "x": b""})
         cell.accept("req-1", content=body([7, 8, 9], ignore_eos=True))
         wait_until(lambda: end_of(cell, "req-1"), "it ends")
+
+
+def test_prompt_rows_and_sampled_tokens_are_counted_apart(
+    w8a8: BlockFolder, client: redis.Redis, keys: Keys, scripts: Scripts
+) -> None:
+    registry = CollectorRegistry()
+    with engine_running(w8a8, client, keys, scripts, broken=lambda e: e, registry=registry) as (cell, _):
+        cell.accept("req-1", content=body([7, 8, 9], ignore_eos=True))
+        wait_until(lambda: end_of(cell, "req-1"), "it ends")
+    assert registry.get_sample_value("blockrelay_prompt_tokens_total") == 3
+    assert registry.get_sample_value("blockrelay_generation_tokens_total") == 8
 
 
 def test_the_answer_says_how_long_each_block_took(
