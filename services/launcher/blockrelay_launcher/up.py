@@ -1,6 +1,7 @@
 """`blockrelay up`: Redis, scheduler, workers and gateway as child processes, from the first start to the drain."""
 
 import contextlib
+import errno
 import os
 import socket
 import sys
@@ -52,7 +53,8 @@ def _usable_port(host: str, port: int) -> int:
             probe.bind((host, port))
             probe.listen()
         except OSError as error:
-            raise UsageError(f"port {port} on {host}: {error.strerror}; choose another with --port") from error
+            other = "--host" if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL else "--port"
+            raise UsageError(f"port {port} on {host}: {error.strerror}; choose another with {other}") from error
         return int(probe.getsockname()[1])
 
 

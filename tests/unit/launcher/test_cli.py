@@ -56,6 +56,8 @@ def test_what_cannot_work_is_one_line(
 ) -> None:
     for argv, words in [
         (["up", "--model", tmp_path / "none"], ["none", "no such block folder"]),
+        (["up", "--model", model.parent / "checkpoint"], ["a checkpoint", "blockrelay convert"]),
+        (["up", "--model", model, "--host", "192.0.2.1", "--port", "0"], ["192.0.2.1", "choose another with --host"]),
         (["up", "--model", model, "--stages", "9"], [f"the model has {BLOCKS} blocks", f"choose 1 to {BLOCKS}"]),
         (["up", "--model", model, "--redis", "elsewhere"], ["elsewhere", "not the URL of a Redis"]),
         (["up", "--model", model, "--payload-redis", "redis://h"], ["--payload-redis needs --redis"]),
