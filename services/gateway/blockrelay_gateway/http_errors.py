@@ -75,7 +75,9 @@ def error_body(error: BlockrelayError) -> dict[str, Any]:
 def from_validation(errors: Sequence[Any]) -> BadRequest:
     """Pydantic's first complaint, by the field's name."""
     first = errors[0]
-    location = [str(part) for part in first["loc"] if part != "body"]
+    location = [str(part) for part in first["loc"]]
+    if location and location[0] in ("body", "query", "header"):  # where FastAPI found it, not what the client calls it
+        location.pop(0)
     kind, message = first["type"], str(first["msg"])
     if kind == "json_invalid":
         return BadRequest(f"the body is not JSON: {first.get('ctx', {}).get('error', message)}")
@@ -88,6 +90,8 @@ def from_validation(errors: Sequence[Any]) -> BadRequest:
         return BadRequest(f"unknown field {param}", param=param)
     if kind == "missing":
         return BadRequest(f"{param} is missing" if param else "the body is empty: send a JSON object", param=param)
+    if kind in ("model_type", "model_attributes_type", "dict_type"):
+        return BadRequest(f"{param or 'the body'} must be a JSON object", param=param)
     return BadRequest(f"{param or 'the body'}: {message}", param=param)
 
 
@@ -98,11 +102,13 @@ class Refusals:
         self._rejections = rejections
 
     def answer(self, scope: Scope, error: BlockrelayError) -> Response:
-        """The response for `error`, in the shape of the endpoint."""
+        """The response for `error`, in the shape of the endpoint; `session_id` of the scope's state rides along."""
         status, path = status_of(error), scope["path"]
         if scope["method"] == "POST" and path in _NEW_REQUESTS:
             self.count(path, error)
-        body = infer_error(error) if path == "/v1/infer" else error_body(error)
+        body = (
+            infer_error(error, scope.get("state", {}).get("session_id")) if path == "/v1/infer" else error_body(error)
+        )
         headers = {"retry-after": str(error.retry_after_s)} if isinstance(error, Overloaded) else {}
         return JsonAnswer(body, status_code=status, headers=headers)
 
@@ -123,6 +129,9 @@ def install(app: FastAPI, refusals: Refusals) -> None:
 
     async def validation(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
+        sent: object = error.body
+        if isinstance(sent, dict) and isinstance(sent.get("session_id"), str):
+            request.state.session_id = sent["session_id"]
         return refusals.answer(request.scope, from_validation(error.errors()))
 
     async def http(request: Request, error: Exception) -> Response:
@@ -131,7 +140,11 @@ def install(app: FastAPI, refusals: Refusals) -> None:
             return refusals.answer(request.scope, NotFound(f"there is no {request.method} {request.url.path}"))
         if error.status_code == 400:
             return refusals.answer(request.scope, BadRequest("the body cannot be read as JSON"))
-        body = {"error": {"message": str(error.detail), "type": "invalid_request_error", "param": None, "code": None}}
+        message = str(error.detail)
+        if error.status_code == 405:
+            allowed = dict(error.headers or {}).get("Allow", "")
+            message = f"{request.url.path} does not take {request.method}, only {allowed}"
+        body = {"error": {"message": message, "type": "invalid_request_error", "param": None, "code": None}}
         return JsonAnswer(body, status_code=error.status_code, headers=error.headers)
 
     async def queue(request: Request, error: Exception) -> Response:

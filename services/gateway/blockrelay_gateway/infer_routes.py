@@ -28,6 +28,7 @@ SOCKET_REQUESTS = 64
 async def infer_once(body: InferRequest, request: Request) -> Response:
     """The tensor form or the text form."""
     gateway = gateways.of(request)
+    request.state.session_id = body.session_id  # errors name it
     trace = clean_traceparent(request.headers.get("traceparent"))
     if body.id is not None:
         raise BadRequest("id is for messages on the WebSocket", param="id")
@@ -68,7 +69,10 @@ async def infer_socket(socket: WebSocket) -> None:
                     tasks.create_task(conversation.message(text)).add_done_callback(
                         lambda _: conversation.room.release()
                     )
-            except (WebSocketDisconnect, KeyError):  # KeyError: a binary message
+            except KeyError:
+                await socket.close(code=1003, reason="send text messages, not binary ones")
+                raise _Left from None
+            except WebSocketDisconnect:
                 raise _Left from None
     except* (_Left, WebSocketDisconnect):  # the latter from a task that was sending
         pass
@@ -114,7 +118,9 @@ class Conversation:
             return
         with await infer.submit_text(self._gateway, request, self._trace) as readers:
             if request.background:
-                await self._send({"status": "queued", "request_id": readers.flights[0].request}, request.id)
+                (flight,) = readers.flights
+                queued = {"status": "queued", "request_id": flight.request, "seed": flight.params.seed}
+                await self._send(queued, request.id)
             elif request.stream:
                 async for body in infer.text_objects(self._gateway, readers):
                     await self._send(body, request.id)

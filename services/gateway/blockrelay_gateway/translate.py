@@ -63,6 +63,7 @@ class Translator:
         """One order per prompt."""
         self.check_model(request.model)
         request.check_neutral()
+        _check_stream_options(request)
         prompts = self._prompts(request.prompt)
         if request.background and len(prompts) > 1:
             raise BadRequest("background takes one prompt per request", param="background")
@@ -72,6 +73,7 @@ class Translator:
         """The order of the next message."""
         self.check_model(request.model)
         request.check_neutral()
+        _check_stream_options(request)
         if request.top_logprobs is not None and not request.logprobs:
             raise BadRequest("top_logprobs needs logprobs: true", param="top_logprobs")
         if len({request.max_tokens, request.max_completion_tokens} - {None}) > 1:
@@ -108,6 +110,8 @@ class Translator:
         items = cast(list[object], prompt) if isinstance(prompt, list) else []
         if items and all(type(item) is int for item in items):
             return [cast(list[int], items)]
+        if isinstance(prompt, list) and not items:
+            raise BadRequest("prompt is empty: at least one token is needed", param="prompt")
         if not items or not (
             all(isinstance(item, str) for item in items) or all(isinstance(item, list) for item in items)
         ):
@@ -196,7 +200,11 @@ class Translator:
         request_id = self.new_id()
         params = SamplingParams(max_tokens=0, temperature=0.0, seed=derive_seed(request_id))
         check_prompt(
-            tokens, params, vocab_size=self.model.vocab_size, context=self.model.max_position, param="input_ids"
+            tokens,
+            params,
+            vocab_size=self.model.vocab_size,
+            context=self.model.max_position,
+            param="input_tensors.input_ids",
         )
         body = RequestBody(
             prompt=np.array(tokens, dtype=np.int32),
@@ -221,6 +229,11 @@ def checked_timeout(seconds: float | None) -> float | None:
     if seconds is not None and not 0 < seconds <= MAX_TIMEOUT_S:  # also false for NaN
         raise BadRequest(f"timeout must be above 0 and at most {MAX_TIMEOUT_S:g} seconds", param="timeout")
     return seconds
+
+
+def _check_stream_options(request: CompletionRequest | ChatRequest) -> None:
+    if request.stream_options is not None and not request.stream:
+        raise BadRequest("stream_options needs stream: true", param="stream_options")
 
 
 def _first(*values: Any) -> Any:

@@ -63,6 +63,10 @@ BAD: dict[str, tuple[str, dict[str, Any], int, str]] = {
     "neither form": ("/v1/infer", {}, 400, "prompt"),
     "a text field in the tensor form": ("/v1/infer", {**ids(), "max_tokens": 5}, 400, "max_tokens"),
     "a tensor field in the text form": ("/v1/infer", {"prompt": "x", "step": 1}, 400, "step"),
+    "a step beyond the context": (
+        "/v1/infer", ids(shape=[1, 513], data_b64=base64.b64encode(bytes(8 * 513)).decode()), 400,
+        "input_tensors.input_ids",
+    ),
     "an unknown logits": ("/v1/infer", {**ids(), "logits": "some"}, 400, "logits"),
     "a bad token in the text form": ("/v1/infer", {"prompt": [1 << 70]}, 400, "prompt"),
     "a message id over HTTP": ("/v1/infer", {"prompt": "x", "id": 1}, 400, "id"),
@@ -83,6 +87,8 @@ def test_a_bad_request_is_answered_by_the_name_of_its_field(gateway: RunningGate
     if path == "/v1/infer":
         assert response.json()["status"] == "error"
         assert response.json()["message"] == error["message"]
+        named = body.get("session_id")
+        assert response.json()["session_id"] == named
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b'"x"', b"\xff", b"1" * 5000, b"[" * 20000, b'{"prompt": NaN}'])
@@ -90,7 +96,10 @@ def test_a_body_that_is_no_object_is_a_bad_request(gateway: RunningGateway, cont
     for path in ("/v1/completions", "/v1/chat/completions", "/v1/infer"):
         response = gateway.http.post(path, content=content)
         assert response.status_code == 400, response.text
-        assert "message" in response.json()["error"]
+        message = response.json()["error"]["message"]
+        assert message
+        if content in (b"[]", b'"x"'):
+            assert message == "the body must be a JSON object"
 
 
 def test_a_body_over_the_limit_is_refused_whether_it_says_its_length_or_not(gateway: RunningGateway) -> None:
@@ -113,6 +122,18 @@ def test_a_body_far_over_the_limit_does_not_have_to_be_read(gateway: RunningGate
     with socket.create_connection(("127.0.0.1", int(gateway.url.rpartition(":")[2]))) as connection:
         connection.sendall(head.encode())
         assert connection.recv(4096).startswith(b"HTTP/1.1 413 ")
+
+
+def test_a_position_that_cannot_be_is_named_as_the_client_wrote_it(gateway: RunningGateway) -> None:
+    response = gateway.http.get("/v1/requests/req-" + "0" * 24 + "/events?starting_after=-1")
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == "starting_after"
+
+
+def test_a_method_that_a_path_does_not_take_is_told_the_right_one(gateway: RunningGateway) -> None:
+    response = gateway.http.get("/v1/completions")
+    assert response.json()["error"]["message"] == "/v1/completions does not take GET, only POST"
+    assert response.headers["allow"] == "POST"
 
 
 def test_an_unknown_path_or_method_has_the_error_shape_too(gateway: RunningGateway) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
+from websockets.exceptions import ConnectionClosedError
 from websockets.sync.client import ClientConnection, connect
 
 from blockrelay.messages import Claimed
@@ -255,9 +256,19 @@ def test_a_bad_message_is_answered_and_the_socket_stays(socket: ClientConnection
         assert answer["status"] == "error"
         assert part in answer["message"]
         assert answer.get("id") == ("a" if '"a"' in message else None)
-    socket.send(json.dumps({"prompt": "x", "background": True}))
-    assert receive(socket)["status"] == "queued"
+    socket.send(json.dumps({"prompt": "x", "background": True, "seed": 5}))
+    queued = receive(socket)
+    assert (queued["status"], queued["seed"]) == ("queued", 5)
     assert worker.claim()
+
+
+def test_a_binary_message_ends_the_socket_with_a_reason(socket: ClientConnection) -> None:
+    socket.send(b"\x00")
+    with pytest.raises(ConnectionClosedError) as closed:
+        socket.recv(timeout=20)
+    assert closed.value.rcvd is not None
+    assert closed.value.rcvd.code == 1003
+    assert "text" in closed.value.rcvd.reason
 
 
 def test_an_error_over_a_socket_has_the_contracts_shape(socket: ClientConnection, worker: PlayedWorker) -> None:

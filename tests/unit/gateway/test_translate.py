@@ -146,6 +146,7 @@ BAD_COMPLETIONS: dict[str, tuple[dict[str, Any], str]] = {
     "a background of several prompts": ({"prompt": ["a", "b"], "background": True}, "background"),
     "a timeout of zero": ({"timeout": 0}, "timeout"),
     "a timeout of no number": ({"timeout": float("nan")}, "timeout"),
+    "stream options without a stream": ({"stream_options": {"include_usage": True}}, "stream_options"),
     "an unknown stream option": ({"stream_options": {"usage": True}}, "stream_options.usage"),
     "a user that is a number": ({"user": 5}, "user"),
 }
