@@ -24,8 +24,9 @@ def _shape(_: Any, __: str, event: MutableMapping[str, Any]) -> MutableMapping[s
         "event_type": event.pop("event"),
     }
     for name in _TOP:
-        if event.get(name) is not None:
-            shaped[name] = event.pop(name)
+        value = event.pop(name, None)
+        if value is not None:
+            shaped[name] = value
     shaped["data"] = dict(event)
     return shaped
 
