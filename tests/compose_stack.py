@@ -58,15 +58,23 @@ class ComposeStack:
     def compose(self, *arguments: str) -> str:
         return run(*self._command, *arguments, env=self._env)
 
+    def build(self) -> None:
+        self.compose("build")
+
     def up(self) -> None:
-        self.compose("up", "--detach", "--build")
-        self.wait_ready()
+        """Ready: a token can be produced. What stands still is started again."""
+        self.compose("up", "--detach")
+        try:
+            wait_until(self.is_ready, "/readyz of the gateway says yes", timeout_s=120, poll_s=0.1)
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{self.logs()}") from None
+
+    def logs(self) -> str:
+        """The last lines of every container."""
+        return self.compose("logs", "--no-color", "--tail", "10")
 
     def down(self) -> None:
         self.compose("down", "--volumes", "--timeout", "30")
-
-    def wait_ready(self) -> None:
-        wait_until(self.is_ready, "/readyz of the gateway says yes", timeout_s=120, poll_s=0.1)
 
     def is_ready(self) -> bool:
         try:
