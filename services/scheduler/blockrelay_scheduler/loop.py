@@ -17,7 +17,7 @@ from blockrelay import scripts as calls
 from blockrelay.keys import Keys
 from blockrelay.messages import RequestBody
 from blockrelay.metrics import SchedulerMetrics
-from blockrelay.plan import Plan, WorkerInfo
+from blockrelay.plan import Plan, WorkerInfo, parse_split
 from blockrelay.redis_link import UNREACHABLE, Scripts, backoff_s
 from blockrelay.settings import SchedulerSettings
 from blockrelay_scheduler.planner import FRESH_MS, decide, empty_stages
@@ -56,7 +56,12 @@ class Scheduler:
     _inboxes: set[str] = field(default_factory=set[str], init=False)
     _orphaned: set[str] = field(default_factory=set[str], init=False)
     _empty_since: dict[int, float] = field(default_factory=dict[int, float], init=False)
+    _published: int | None = field(default=None, init=False)
+    _stages: int = field(init=False)
     _away: str = field(default="Redis has not answered yet", init=False)
+
+    def __post_init__(self) -> None:
+        self._stages = self.settings.stages
 
     def run(self, stop: threading.Event) -> None:
         """Tick until `stop`. Redis away: say so, wait with backoff, go on."""
@@ -133,8 +138,9 @@ class Scheduler:
         """The plan in force afterwards."""
         fields = cast(dict[bytes, bytes], self.link.client.hgetall(self.link.keys.plan(self.model)))
         current = Plan.from_redis(fields)
+        self._yield_to(current)
         deserted = self._deserted(workers, current)
-        decision = decide(workers, blocks=self.blocks, stages=self.settings.stages, current=current, deserted=deserted)
+        decision = decide(workers, blocks=self.blocks, stages=self._stages, current=current, deserted=deserted)
         if current and fields.get(b"inputs", b"").decode() == decision.inputs:
             return current
         replaces = current.epoch if current else 0
@@ -146,6 +152,7 @@ class Scheduler:
             plan=decision.plan.to_json(),
         )
         if self.link.scripts.run(publish) == decision.plan.epoch:
+            self._published = decision.plan.epoch
             logs.get().info(
                 "PLAN_IN_FORCE",
                 epoch=decision.plan.epoch,
@@ -154,6 +161,18 @@ class Scheduler:
                 reasons=decision.plan.reasons,
             )
         return registry.read_plan(self.link.client, self.link.keys, self.model) or decision.plan
+
+    def _yield_to(self, current: Plan | None) -> None:
+        """Schedulers that were given different numbers of stages must not overwrite each other for ever.
+
+        Who has published a plan goes along with the number of a later one: the scheduler that began last decides.
+        """
+        if current is None or self._published is None or current.epoch <= self._published:
+            return
+        stages = len(parse_split(current.split))
+        if stages != self._stages:
+            logs.get().warning("STAGES_CHANGED_ELSEWHERE", ours=self._stages, theirs=stages, epoch=current.epoch)
+            self._stages = stages
 
     def _deserted(self, workers: list[WorkerInfo], plan: Plan | None) -> frozenset[int]:
         """Stages that have been empty for longer than a replacement takes to come."""

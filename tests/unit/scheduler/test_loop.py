@@ -212,3 +212,23 @@ def test_redis_stands_still_and_nobody_is_declared_dead_for_it(own_redis: RedisS
         wait_until(lambda: not client.zcard(keys.workers), "true silence is still noticed")
     assert metric(one, "blockrelay_worker_deaths_total") == 1
     client.close()
+
+
+def test_schedulers_that_were_told_different_numbers_of_stages_settle_on_the_later_one(
+    cell: Cell, redis_server: RedisServer
+) -> None:
+    first, last = scheduler(redis_server.url), scheduler(redis_server.url, stages=4)
+    for each in (first, last):
+        each.tick()
+    plan = plan_of(cell)
+    assert plan is not None and plan.split == "1-1,2-2,3-3,4-4"
+    for each in (first, last, first, last):
+        each.tick()
+    assert plan_of(cell) == plan
+    again = scheduler(redis_server.url)
+    for each in (again, first, last, again, first, last):
+        each.tick()
+    settled = plan_of(cell)
+    assert settled is not None and (settled.split, settled.epoch) == ("1-2,3-4", plan.epoch + 1)
+    for each in (first, last, again):
+        each.link.client.close()
