@@ -28,6 +28,16 @@ CHECK_EVERY_S = 1.0
 SILENT_S = 5.0
 
 
+def check_model(name: str, recorded: bytes | None, model: str) -> None:
+    """Raise NotFound for a request of another model of the cell: with our tokenizer its tokens would read as nonsense.
+
+    `name` is the client's id of the request, `recorded` its record's model (None: there is no record, which the caller
+    finds out), `model` the key of ours.
+    """
+    if recorded is not None and recorded.decode() != model:
+        raise NotFound(f"request {name} is for another model than the one that this gateway serves", param="id")
+
+
 @dataclass(slots=True, eq=False)
 class Flight:
     """One request under way. `entries` are all log entries so far: TokenEntry 1..n, then one EndEntry."""
@@ -66,12 +76,13 @@ class Flights:
         metrics: GatewayMetrics,
         *,
         gateway: str,
+        model: str,
         grace_s: float,
         retention_s: int,
     ) -> None:
         self._client, self._keys, self._scripts = client, keys, scripts
         self._tailer, self._metrics, self._gateway = tailer, metrics, gateway
-        self._grace_s, self._retention_s = grace_s, retention_s
+        self._model, self._grace_s, self._retention_s = model, grace_s, retention_s
         self._flights: dict[str, Flight] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self.closing = False
@@ -94,8 +105,10 @@ class Flights:
     async def resume(self, request: str) -> Flight:
         """The flight of any request of the cell, from any gateway; this one answers for its readers from now on.
 
-        Raises NotFound when there is no such record (any more).
+        Raises NotFound when there is no such record (any more), or when it is of another model.
         """
+        if request not in self._flights:
+            check_model(request, await cast(Any, self._client.hget(self._keys.request(request), "model")), self._model)
         await cast(Any, self._client.set(self._keys.follower(request), self._gateway, ex=self._retention_s))
         if known := self._flights.get(request):
             return known

@@ -88,6 +88,7 @@ def build(settings: GatewaySettings, folder: BlockFolder) -> Gateway:
     source = folder.chat_template()
     template = ChatTemplate(source, bos_token=model.bos_token, eos_token=model.eos_token) if source else None
     gateway_id, keys = token_hex(8), Keys(settings.cell)
+    model_key, model_name = folder.manifest.model_hash[:16], settings.model_name or model.name
     metrics = GatewayMetrics(CollectorRegistry())
     client = redis_link.connect_async(settings.redis_url, connections=CONNECTIONS)
     payload = redis_link.connect_async(settings.payload_redis_url or settings.redis_url, connections=CONNECTIONS)
@@ -100,10 +101,10 @@ def build(settings: GatewaySettings, folder: BlockFolder) -> Gateway:
         tailer,
         metrics,
         gateway=gateway_id,
+        model=model_key,
         grace_s=settings.grace_s,
         retention_s=settings.retention_s,
     )
-    model_key, model_name = folder.manifest.model_hash[:16], settings.model_name or model.name
     return Gateway(
         settings=settings,
         folder=folder,

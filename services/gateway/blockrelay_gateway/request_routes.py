@@ -17,6 +17,7 @@ from blockrelay.sampling_params import SamplingParams
 from blockrelay_gateway import gateway as gateways
 from blockrelay_gateway import sse
 from blockrelay_gateway.answers import StreamFormat, stream
+from blockrelay_gateway.flights import check_model
 from blockrelay_gateway.gateway import Gateway
 from blockrelay_gateway.http_errors import JsonAnswer, error_body
 from blockrelay_gateway.infer_format import InferStream
@@ -56,6 +57,7 @@ async def cancel(public: str, request: Request) -> Response:
     """End the request now, unless it has ended. The answer is that of GET."""
     gateway = gateways.of(request)
     name, _ = parse_id(public)
+    check_model(public, await cast(Any, gateway.client.hget(gateway.keys.request(name), "model")), gateway.model_key)
     await gateway.scripts.run(calls.finish(name, "cancelled", meta={"error": "by request of a client"}))
     return JsonAnswer(await _view(gateway, public))
 
@@ -98,6 +100,7 @@ async def _view(gateway: Gateway, public: str) -> dict[str, Any]:
     record, entries = cast(tuple[dict[bytes, bytes], list[tuple[bytes, dict[bytes, bytes]]]], await both.execute())
     if not record:
         raise NotFound(f"request {public} is unknown or was forgotten after its retention", param="id")
+    check_model(public, record[b"model"], gateway.model_key)
     body = RequestBody.decode(record[b"body"])
     params = SamplingParams.from_dict(body.params)
     relay, answer = Relay(gateway.tokenizer, params, gateway.folder.model.eos_ids), Answer()

@@ -79,6 +79,19 @@ def test_every_instrument_of_the_gateway_is_observed(gateway: RunningGateway, wo
     assert shown["reruns"] == 1
 
 
+def test_a_request_of_another_model_of_the_cell_is_left_to_its_own_gateways(
+    gateway: RunningGateway, worker: PlayedWorker
+) -> None:
+    name = "req-" + "a" * 24
+    worker.client.hset(worker.keys.request(name), mapping={"model": "another", "state": "queued"})
+    path = f"/v1/requests/{name}"
+    for response in (gateway.http.get(path), gateway.http.get(path + "/events"), gateway.http.delete(path)):
+        assert response.status_code == 404
+        assert "another model" in response.json()["error"]["message"]
+    assert worker.record(name) == {b"model": b"another", b"state": b"queued"}
+    assert not worker.client.exists(worker.keys.follower(name))
+
+
 def test_the_log_tells_the_life_of_a_request_and_never_its_words(
     settings: GatewaySettings, worker: PlayedWorker
 ) -> None:
