@@ -14,6 +14,7 @@ from blockrelay.errors import ServiceUnavailable, UsageError
 from blockrelay.settings import Settings
 from blockrelay_launcher.children import Layout, UpOptions, gateway, redis_server, scheduler, workers
 from blockrelay_launcher.data_folder import DataFolder, Running, open_data_folder
+from blockrelay_launcher.durability import warnings_about
 from blockrelay_launcher.embedded_redis import EmbeddedRedis, find_server_program, place, unplace
 from blockrelay_launcher.obituaries import Obituaries
 from blockrelay_launcher.processes import Alarm, Child, is_worth_showing, stop_all
@@ -191,6 +192,8 @@ class _Up:
         why = why_not_ready(self.local_host, self.port)
         if not why:
             self.ready = True
+            for warning in warnings_about(self.options.redis_url) if self.options.redis_url else ():
+                _say(warning)
             with contextlib.suppress(BrokenPipeError):
                 sys.stdout.write(f"ready {self.url}\n")
                 sys.stdout.flush()

@@ -1,0 +1,41 @@
+"""A Redis that somebody else runs: `up` says what of the promises it does not keep."""
+
+from collections.abc import Iterator
+
+import pytest
+import redis
+
+from blockrelay_launcher.durability import warnings_about, weaknesses
+from tests.redis_server import RedisServer
+
+
+@pytest.fixture
+def own_client(own_redis: RedisServer) -> Iterator[redis.Redis]:
+    connection = own_redis.client()
+    yield connection
+    connection.close()
+
+
+def test_a_redis_as_ours_has_no_weakness(own_redis: RedisServer, own_client: redis.Redis) -> None:
+    assert weaknesses(own_client) == []
+    assert warnings_about(own_redis.url) == []
+
+
+def test_each_broken_promise_is_one_warning(own_redis: RedisServer, own_client: redis.Redis) -> None:
+    own_client.config_set("appendfsync", "everysec")
+    own_client.config_set("maxmemory", "100mb")
+    own_client.config_set("maxmemory-policy", "allkeys-lru")
+    fsync, eviction = warnings_about(own_redis.url)
+    assert "appendfsync is everysec" in fsync and "maxmemory-policy is allkeys-lru" in eviction
+    own_client.config_set("appendonly", "no")
+    assert "appendonly yes" in warnings_about(own_redis.url)[0]
+
+
+def test_a_redis_that_hides_its_settings_is_believed(own_redis: RedisServer, own_client: redis.Redis) -> None:
+    own_client.execute_command("ACL", "SETUSER", "default", "-config", "-info")
+    assert weaknesses(own_client) == []
+
+
+def test_a_redis_that_is_away_is_nobodys_weakness(own_redis: RedisServer) -> None:
+    own_redis.kill()
+    assert warnings_about(own_redis.url) == []
