@@ -157,6 +157,10 @@ class Translator:
         try:
             if max_tokens is not None and max_tokens < 1:
                 raise BadRequest(f"max_tokens must be at least 1, not {max_tokens}", param="max_tokens")
+            context = self.model.max_position
+            if max_tokens is not None and max_tokens > context:
+                message = f"max_tokens must be at most {context}, the model's context, not {max_tokens}"
+                raise BadRequest(message, param="max_tokens")
             params = SamplingParams(
                 max_tokens=min(default, room) if max_tokens is None else max_tokens,
                 temperature=_first(request.temperature, self.generation.temperature, 1.0),
@@ -171,7 +175,7 @@ class Translator:
             )
             if params.stop and self.tokenizer is None:
                 raise BadRequest("the model has no tokenizer, so it cannot look for stop strings", param="stop")
-            check_prompt(prompt, params, vocab_size=self.model.vocab_size, context=self.model.max_position, param=param)
+            check_prompt(prompt, params, vocab_size=self.model.vocab_size, context=context, param=param)
         except BadRequest as error:
             name = error.param or ""
             if name not in spelt:
