@@ -1,6 +1,8 @@
 """Every Prometheus instrument. Names follow vLLM's semantics under the prefix `blockrelay_`; units are in the names.
 
-A service builds its one group at start; the group's attribute is the only handle on an instrument.
+A service builds its one group at start; the group's attribute is the only handle on an instrument. Where gateway and
+worker share a name (tokens, running, waiting), the gateway counts what clients asked for and got and the worker what it
+computed, re-runs included: do not add them up.
 """
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -61,7 +63,12 @@ class GatewayMetrics:
         self.disconnected = Counter(
             "blockrelay_disconnected_clients", "How many clients went away early", registry=registry
         )
-        self.fallbacks = _fallbacks(registry)
+        self.fallbacks = Counter(
+            "blockrelay_request_fallbacks",
+            "How many fallbacks ended requests report (workers count blockrelay_fallbacks as they happen)",
+            ["block", "from", "to", "reason"],
+            registry=registry,
+        )
         self.redis_errors = _redis_errors(registry)
 
 
@@ -111,7 +118,12 @@ class WorkerMetrics:
         )
         self.commits = Counter("blockrelay_commits", "How many commits, by verdict", ["verdict"], registry=registry)
         self.reruns = _reruns(registry)
-        self.fallbacks = _fallbacks(registry)
+        self.fallbacks = Counter(
+            "blockrelay_fallbacks",
+            "How many blocks moved to another device in mid-request",
+            ["block", "from", "to", "reason"],
+            registry=registry,
+        )
         self.running = Gauge(
             "blockrelay_num_requests_running", "How many requests are on this worker", registry=registry
         )
@@ -136,15 +148,6 @@ class WorkerMetrics:
             "blockrelay_block_load_seconds", "How long loading and checking the stage took", registry=registry
         )
         self.redis_errors = _redis_errors(registry)
-
-
-def _fallbacks(registry: CollectorRegistry) -> Counter:
-    return Counter(
-        "blockrelay_fallbacks",
-        "How many blocks moved to another device in mid-request",
-        ["block", "from", "to", "reason"],
-        registry=registry,
-    )
 
 
 def _reruns(registry: CollectorRegistry) -> Counter:

@@ -118,7 +118,7 @@ def test_a_failing_gpu_shows_in_the_answer_and_changes_no_token(model: Path) -> 
         fallbacks: list[dict[str, object]] = []
         assert run_jobs(up, jobs, fallbacks) == expected_answers(model, jobs)
         assert fallbacks and {f["reason"] for f in fallbacks} == {"gpu_error"}
-        assert "blockrelay_fallbacks_total{" in httpx.get(f"{up.url}/metrics").text
+        assert "blockrelay_request_fallbacks_total{" in httpx.get(f"{up.url}/metrics").text
         assert up.stop() == 0
 
 

@@ -67,7 +67,7 @@ def test_every_instrument_of_the_gateway_is_observed(gateway: RunningGateway, wo
     worker.say(claimed, [6], end="length")
     wait_until(lambda: gateway.metric("blockrelay_num_requests_running") == 0, "the request has ended")
     labels = {"block": "block_2", "from": "GPU", "to": "CPU", "reason": "gpu_error"}
-    assert gateway.metric("blockrelay_fallbacks_total", **labels) == 1
+    assert gateway.metric("blockrelay_request_fallbacks_total", **labels) == 1
     assert gateway.metric("blockrelay_request_success_total", finished_reason="length") == 1
     assert gateway.metric("blockrelay_prompt_tokens_total") == 3
     assert gateway.metric("blockrelay_generation_tokens_total") == 2
