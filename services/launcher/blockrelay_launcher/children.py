@@ -6,6 +6,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from blockrelay.memory import available_bytes
 from blockrelay.settings import WorkerSettings, environment_for
 from blockrelay_launcher.embedded_redis import EmbeddedRedis
 from blockrelay_launcher.processes import Child
@@ -86,7 +87,7 @@ def workers(layout: Layout) -> list[Child]:
     options = layout.options
     cpu, gpu = options.stages * options.replicas, options.gpu_workers
     threads = options.threads or max(1, _cores() // (cpu + gpu))
-    kv_bytes = WorkerSettings().kv_bytes or int(_free_bytes() * KV_SHARE) // (cpu + gpu)
+    kv_bytes = WorkerSettings().kv_bytes or int(available_bytes() * KV_SHARE) // (cpu + gpu)
     common: dict[str, object] = {"port": 0, "threads": threads, "kv_bytes": kv_bytes}
     children = [layout.service(f"worker-{n}", "blockrelay_worker", device="cpu", **common) for n in range(1, cpu + 1)]
     for n in range(1, gpu + 1):
@@ -102,12 +103,3 @@ def gateway(layout: Layout) -> Child:
 def _cores() -> int:
     """Cores this process may use (a container may have fewer than the machine)."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _free_bytes() -> int:
-    """Memory that can be taken without swapping; half of all memory where the system does not say."""
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-    except OSError:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))

@@ -1,13 +1,13 @@
 """The worker process: register, load the stage the plan gives, run the engine, start over when declared dead, drain."""
 
 import threading
-from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 
 from blockrelay import scripts
 from blockrelay.block_folder import BlockFolder, open_block_folder
 from blockrelay.logs import get
+from blockrelay.memory import available_bytes
 from blockrelay.metrics import WorkerMetrics
 from blockrelay.redis_link import UNREACHABLE, wait_for_redis
 from blockrelay.settings import WorkerSettings
@@ -187,14 +187,3 @@ class Worker:
         except UNREACHABLE:
             self._metrics.redis_errors.inc()  # then our silence tells the scheduler
         registration.leave_payload()
-
-
-def available_bytes() -> int:
-    """Memory that can be taken without swapping. Linux; elsewhere a careful guess."""
-    try:
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    except OSError:
-        pass
-    return 4 << 30

@@ -1,0 +1,35 @@
+"""How much memory this process may still take: what the machine has free, and what its container is allowed."""
+
+import os
+from pathlib import Path
+
+_CGROUP = Path("/sys/fs/cgroup")
+
+
+def available_bytes(*, meminfo: Path = Path("/proc/meminfo"), cgroup: Path = _CGROUP) -> int:
+    """Bytes that can be taken without swapping and without passing the limit of the control group.
+
+    Half of all memory where the system does not say. The arguments are for tests.
+    """
+    free = _meminfo(meminfo)
+    limit, used = _number(cgroup / "memory.max"), _number(cgroup / "memory.current")
+    return free if limit is None else max(0, min(free, limit - (used or 0)))
+
+
+def _meminfo(path: Path) -> int:
+    try:
+        for line in path.read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    except OSError:
+        pass  # not Linux
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+
+
+def _number(path: Path) -> int | None:
+    """The number in a file of the control group; None for "max", and where there is no such file."""
+    try:
+        text = path.read_text().strip()
+    except OSError:
+        return None
+    return int(text) if text.isdigit() else None
