@@ -2,7 +2,6 @@
 
 import json
 import math
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -10,22 +9,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
-    """Sizes of the model. `heads * head_dim` need not equal `hidden`."""
-
-    vocab: int = 2048
-    hidden: int = 256
-    layers: int = 6
-    heads: int = 8
-    kv_heads: int = 4
-    head_dim: int = 32
-    mlp: int = 512
-    positions: int = 1024
-    tied: bool = True
-    theta: float = 10000.0
-    epsilon: float = 1e-5
+from bundled import start
+from bundled.start import Shape
 
 
 class Linear(nn.Linear):
@@ -74,6 +59,9 @@ class Attention(nn.Module):
         self.v_proj = Linear(shape.hidden, shape.kv_heads * shape.head_dim)
         self.o_proj = Linear(shape.heads * shape.head_dim, shape.hidden)
         nn.init.zeros_(self.o_proj.weight)
+
+    def projections(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        return self.q_proj.weight, self.k_proj.weight, self.v_proj.weight, self.o_proj.weight
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None) -> Tensor:
         batch, length, _ = x.shape
@@ -129,11 +117,10 @@ class Llama(nn.Module):
         self.model.layers = nn.ModuleList(Layer(shape) for _ in range(shape.layers))
         self.model.norm = Norm(shape.hidden, shape.epsilon)
         self.lm_head = Linear(shape.hidden, shape.vocab)
-        nn.init.normal_(self.model.embed_tokens.weight, std=0.02 if shape.tied else 0.5)
-        if shape.tied:
-            self.lm_head.weight = self.model.embed_tokens.weight
-        else:
-            nn.init.zeros_(self.lm_head.weight)
+        with torch.no_grad():
+            start.embedding_and_head(self.model.embed_tokens.weight, self.lm_head.weight)
+            first, second = (layer.self_attn.projections() for layer in self.model.layers[:2])
+            start.match(*second, start.look_back(*first, shape), shape)
 
     def forward(self, ids: Tensor, mask: Tensor | None = None) -> Tensor:
         """ids: [batch, length]. mask: bool [batch, 1, length, length], None: causal. Returns [batch, length, vocab]."""
@@ -178,18 +165,13 @@ def save(model: Llama, folder: Path) -> None:
         "rms_norm_eps": s.epsilon,
         "rope_scaling": None,
         "rope_theta": s.theta,
-        "tie_word_embeddings": s.tied,
+        "tie_word_embeddings": False,
         "torch_dtype": "float32",
         "use_cache": True,
         "vocab_size": s.vocab,
     }
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
-    left_out = {"lm_head.weight"} if s.tied else set[str]()
-    state = {
-        name: value.detach().float().cpu().contiguous()
-        for name, value in model.state_dict().items()
-        if name not in left_out
-    }
+    state = {name: value.detach().float().cpu().contiguous() for name, value in model.state_dict().items()}
     save_file(state, str(folder / "model.safetensors"), metadata={"format": "pt"})
 
 
@@ -206,12 +188,9 @@ def load(folder: Path) -> Llama:
             head_dim=config["head_dim"],
             mlp=config["intermediate_size"],
             positions=config["max_position_embeddings"],
-            tied=config["tie_word_embeddings"],
             theta=config["rope_theta"],
             epsilon=config["rms_norm_eps"],
         )
     )
-    missing, _ = model.load_state_dict(load_file(str(folder / "model.safetensors")), strict=False)
-    if missing != (["lm_head.weight"] if model.shape.tied else []):
-        raise ValueError(f"{folder} lacks {missing}")
+    model.load_state_dict(load_file(str(folder / "model.safetensors")))
     return model

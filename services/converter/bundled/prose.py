@@ -60,30 +60,27 @@ def _introduction(rng: random.Random, people: list[Person]) -> list[str]:
 
 
 def _places(rng: random.Random, world: World) -> list[str]:
-    by_place: dict[str, list[str]] = {}
-    for person, place in world.places.items():
-        by_place.setdefault(place.phrase(), []).append(person)
-    groups = [(listed(names), "was" if len(names) == 1 else "were", phrase) for phrase, names in by_place.items()]
-    rng.shuffle(groups)
-    clauses = [f"{names} {verb} {phrase}" for names, verb, phrase in groups]
-    if len(clauses) == 2 and rng.random() < 0.5:
-        return [f"{clauses[0]}, and {clauses[1]}."]
-    return [f"{clause}." for clause in clauses]
+    people = rng.sample(sorted(world.places), len(world.places))
+    return [place_of(person, world) for person in people]
+
+
+def place_of(person: str, world: World) -> str:
+    return f"{person} was {world.places[person].phrase()}."
+
+
+def state_of(thing: str, world: World) -> str:
+    """Who has it, or where it lies; without a capital."""
+    holder = world.holders.get(thing)
+    return f"the {thing} was {f'with {holder}' if holder is not None else world.lying[thing].phrase()}."
 
 
 def _things(rng: random.Random, world: World) -> list[str]:
-    """The thing always stands before what is said of it: a small model then learns all lookups as one."""
+    """The thing always stands before what is said of it, in the words of the answers: then all lookups are one."""
     sentences: list[str] = []
     for thing in rng.sample(things := sorted(world.holders.keys() | world.lying.keys()), len(things)):
-        colour = world.colours.get(thing)
-        holder = world.holders.get(thing)
-        if holder is not None:
-            sentences.append(rng.choice((f"The {thing} was with {holder}.", f"The {thing} belonged to {holder}.")))
-        else:
-            place = world.lying[thing].phrase()
-            sentences.append(rng.choice((f"There was {with_article(thing)} {place}.", f"The {thing} was {place}.")))
-        if colour is not None:
-            sentences.append(rng.choice((f"The {thing} was {colour}.", f"The colour of the {thing} was {colour}.")))
+        sentences.append(_capital(state_of(thing, world)))
+        if colour := world.colours.get(thing):
+            sentences.append(f"The colour of the {thing} was {colour}.")
     return sentences
 
 
@@ -107,10 +104,19 @@ def counts(rng: random.Random, stated: list[tuple[str, str, int]]) -> str:
             verb = "was" if count == 1 else "were"
             text += f" Now there {verb} {amount_of(food, count)} in {owner}."
         else:
-            text += rng.choice(
-                (f" Now {owner} had {amount_of(food, count)}.", f" So {owner} had {amount_of(food, count)}.")
-            )
+            text += f" Now {owner} had {amount_of(food, count)}."
     return text
+
+
+def outcome(event: Event, world: World) -> str:
+    """What is true after an event of persons and things, with a space before it; "" for food (see `counts`)."""
+    match event:
+        case Move(person=person):
+            return f" Now {place_of(person, world)}"
+        case Take(thing=thing) | Put(thing=thing) | Give(thing=thing):
+            return f" Now {state_of(thing, world)}"
+        case _:
+            return ""
 
 
 def tell_event(rng: random.Random, event: Event, world: World) -> str:
@@ -121,7 +127,11 @@ def tell_event(rng: random.Random, event: Event, world: World) -> str:
             goal = f"to the {place.name}"
             sentences = (f"{person} went {goal}.", f"{person} walked {goal}.", f"{person} ran {goal}.")
         case Take(person=person, thing=thing):
-            sentences = (f"the {thing} was taken by {person}.", f"the {thing} was found by {person}.")
+            sentences = (
+                f"{person} took the {thing}.",
+                f"{person} picked up the {thing}.",
+                f"{person} found the {thing}.",
+            )
         case Put(person=person, thing=thing):
             place = world.lying[thing].phrase()
             sentences = (f"{person} put the {thing} {place}.", f"{person} left the {thing} {place}.")

@@ -77,7 +77,7 @@ def ask(world: World, kind: Kind, subject: tuple[str, ...], rng: random.Random) 
         case Kind.COLOUR:
             (thing,) = subject
             texts = (f"What colour is the {thing}?",)
-            answer = f"The {thing} is {world.colours[thing]}."
+            answer = f"The colour of the {thing} is {world.colours[thing]}."
     return Question(kind=kind, subject=subject, text=rng.choice(texts), answer=answer)
 
 

@@ -43,9 +43,9 @@ class Phase:
 #: Drills first: they teach to bind names to things. Long rows last: they teach the positions up to the limit.
 PHASES = (
     Phase(share=0.4, length=128, beats=(0, 3), drill=True),
-    Phase(share=0.36, length=256, beats=(1, 7)),
-    Phase(share=0.14, length=512, beats=(2, 12)),
-    Phase(share=0.1, length=1024, beats=(4, 28), joined=True),
+    Phase(share=0.4, length=256, beats=(1, 5)),
+    Phase(share=0.14, length=512, beats=(2, 10)),
+    Phase(share=0.06, length=1024, beats=(3, 20), joined=True),
 )
 
 
@@ -58,10 +58,10 @@ class Recipe:
     round as the w8a8 executor does.
     """
 
-    tokens: int = 4_500_000
+    tokens: int = 3_000_000
     seed: str = "bundled"
-    batch: int = 4096
-    matrix_rate: float = 0.007
+    batch: int = 2048
+    matrix_rate: float = 0.006
     other_rate: float = 0.0015
     decay: float = 0.6
     answer_weight: int = 8

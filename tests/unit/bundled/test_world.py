@@ -1,5 +1,6 @@
 """The text that the bundled model is trained on: the same everywhere, and every answer true."""
 
+import copy
 import hashlib
 import random
 import re
@@ -141,17 +142,6 @@ def test_answers_stand_as_they_are_in_the_text() -> None:
         assert segment.text.strip().removesuffix("<|end|>") == segment.question.answer
 
 
-def test_nobody_has_to_remember_two_changes_that_were_not_summed_up() -> None:
-    for story in stories(200, plain=True):
-        unsaid: dict[tuple[str, str], int] = {}
-        for beat, (_, world) in zip(story.beats, list(replay(story))[1:], strict=True):
-            for owner, food in world.counts:
-                changed = "amount" in beat.event.__slots__ and owner in beat.text
-                said = re.search(rf"(Now|So) ({owner} had|there (was|were) [\w ]* in {owner})", beat.text)
-                unsaid[owner, food] = 0 if said else unsaid.get((owner, food), 0) + changed
-                assert unsaid[owner, food] <= 1
-
-
 class Reader:
     """What a reader knows after some plain sentences. Independent of `World`: it sees only the text."""
 
@@ -164,7 +154,10 @@ class Reader:
 
     def read(self, text: str) -> None:
         for sentence in re.findall(r"[^.]+\.", text):
-            self._sentence(re.sub(r"^(Then|Soon|After that,|Later,|Now|So) ", "", sentence.strip()))
+            said = sentence.strip()
+            known = copy.deepcopy(vars(self))
+            self._sentence(re.sub(r"^(Then|Soon|After that,|Later,|Now) ", "", said))
+            assert not said.startswith("Now ") or vars(self) == known, f"does not follow from what was said: {said}"
 
     def answer(self, kind: Kind, subject: tuple[str, ...]) -> str:
         """The part of the answer that matters."""
@@ -199,15 +192,14 @@ class Reader:
             self._pass(found[1], found[4], found[3], found[2])
         elif found := re.fullmatch(rf"(\w+) gave (\w+) {number}\.", text):
             self._pass(found[1], found[2], found[4], found[3])
-        elif found := re.fullmatch(
-            r"(?:\w+ (?:gave|handed|brought) )?[Tt]he (\w+) (?:was with|belonged to|was (?:taken|found) by|to) (\w+)\.",
-            text,
-        ):
+        elif found := re.fullmatch(r"(?:\w+ (?:gave|handed|brought) )?[Tt]he (\w+) (?:was with|to) (\w+)\.", text):
             self.has[found[1]] = found[2]
-        elif found := re.fullmatch(rf"(?:The|There was an?) (\w+) (?:was )?{where}\.", text):
+        elif found := re.fullmatch(rf"[Tt]he (\w+) was {where}\.", text):
             self.lies[found[1]] = found[2]
-        elif found := re.fullmatch(r"The (?:colour of the )?(\w+) was (\w+)\.", text):
+        elif found := re.fullmatch(r"The colour of the (\w+) was (\w+)\.", text):
             self.colour[found[1]] = found[2]
+        elif found := re.fullmatch(r"(\w+) (?:took|picked up|found) the (\w+)\.", text):
+            self.has[found[2]] = found[1]
         elif found := re.fullmatch(rf"(\w+) (?:put|left) the (\w+) {where}\.", text):
             del self.has[found[2]]
             self.lies[found[2]] = found[3]
@@ -239,4 +231,4 @@ def stem(food: str) -> str:
     return {many: one for one, many in FOODS}.get(food, food)
 
 
-GOLDEN = "1ccb11fb7e0ed6398c88ff2019e0ac4c93c1d2168c95733da314fe5669149b4d"
+GOLDEN = "53a8a37f643ab308a7de3c6717c61f06ae4aea2e684657a022e1f5df92028baf"
