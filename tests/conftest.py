@@ -1,6 +1,7 @@
 """Fixtures every suite uses. One real redis-server per test process, emptied for each test."""
 
 import os
+import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +12,11 @@ import redis
 from blockrelay.keys import Keys
 from blockrelay.redis_link import Scripts
 from tests.redis_server import RedisServer
+
+
+# A shell starts what it runs in the background with Ctrl-C ignored, and children inherit that; tests press Ctrl-C.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)
