@@ -7,6 +7,9 @@ from bundled.questions import amount_of, is_holder
 from bundled.words import ANIMALS, HOBBIES, TIMES, TRAITS, WEATHERS
 from bundled.world import Event, Gain, Give, Lose, Move, Put, Share, Take, World
 
+#: The order of the events of a story in words.
+_LINKS = ("First ", "Then ", "Next, ", "After that, ", "Soon ", "Later, ", "In the evening, ")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Person:
@@ -119,9 +122,20 @@ def outcome(event: Event, world: World) -> str:
             return ""
 
 
-def tell_event(rng: random.Random, event: Event, world: World) -> str:
+def link_word(rng: random.Random, number: int, beats: int, *, plain: bool) -> str:
+    """What the sentence of event `number` (from 0) of `beats` begins with.
+
+    A story counts its events by these words, so that its teller knows how far it is and comes to an end.
+    """
+    if plain:
+        return rng.choice(("", "", "", "Then ", "Soon ", "After that, ", "Later, "))
+    if number == beats - 1:
+        return "At last "
+    return _LINKS[number] if number < len(_LINKS) else "Then "
+
+
+def tell_event(rng: random.Random, event: Event, world: World, link: str) -> str:
     """The event in one sentence, in the past tense. `world`: after the event."""
-    link = rng.choice(("", "", "", "Then ", "Soon ", "After that, ", "Later, "))
     match event:
         case Move(person=person, place=place):
             goal = f"to the {place.name}"

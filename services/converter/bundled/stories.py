@@ -67,10 +67,11 @@ def tell(rng: random.Random, *, beats: int, plain: bool = False) -> Story:
     setting = world.copy()
     told: list[Beat] = []
     unstated: set[tuple[str, str]] = set()
-    for _ in range(beats):
+    for number in range(beats):
         event = _next_event(rng, world, places, foods, previous=told[-1].event if told else None)
         world.apply(event)
-        text = prose.tell_event(rng, event, world)
+        link = prose.link_word(rng, number, beats, plain=plain)
+        text = prose.tell_event(rng, event, world, link)
         text += prose.outcome(event, world)
         text += _state_counts(rng, event, world, unstated)
         if not plain:
@@ -110,7 +111,7 @@ def _larder(rng: random.Random, names: tuple[str, ...], world: World) -> list[st
 def _next_event(
     rng: random.Random, world: World, places: list[Place], foods: list[str], *, previous: Event | None
 ) -> Event:
-    """One possible event that does not undo `previous`; kinds that are rarely possible are preferred."""
+    """One possible event of another sort than `previous` if there is one; rarely possible kinds are preferred."""
     names = sorted(world.places)
     choices: list[tuple[float, list[Event]]] = []
     gives: list[Event] = [
@@ -130,24 +131,11 @@ def _next_event(
     choices.append((1.0, [Put(person=name, thing=thing) for thing, name in sorted(world.holders.items())]))
     choices.append((2.5, [Move(person=n, place=p) for n in names for p in places if world.places[n] != p]))
     choices += [(4.0, _food_events(rng, world, food)) for food in foods]
-    fresh = [(weight, [event for event in events if not _undoes(event, previous)]) for weight, events in choices]
+    fresh = [(weight, [event for event in events if type(event) is not type(previous)]) for weight, events in choices]
     possible = [(weight, events) for weight, events in fresh if events]
+    possible = possible or [(weight, events) for weight, events in choices if events]
     (events,) = rng.choices([events for _, events in possible], [weight for weight, _ in possible])
     return rng.choice(events)
-
-
-def _undoes(event: Event, previous: Event | None) -> bool:
-    match event, previous:
-        case (
-            (Give(thing=thing), Give(thing=last))
-            | (Take(thing=thing), Put(thing=last))
-            | (Put(thing=thing), Take(thing=last))
-        ):
-            return thing == last
-        case Move(person=person), Move(person=last):
-            return person == last
-        case _:
-            return False
 
 
 def _food_events(rng: random.Random, world: World, food: str) -> list[Event]:

@@ -30,6 +30,7 @@ class Phase:
     """A part of the training: its share of all tokens, the length of a row, and how many events a story has.
 
     drill: the documents are drills (see `documents.document`).
+    answer_weight: what a token of an answer counts; all others count 1.
     joined: attention runs through the whole row, so that the model also learns to begin anew after an end of text.
     """
 
@@ -38,14 +39,15 @@ class Phase:
     beats: tuple[int, int]
     drill: bool = False
     joined: bool = False
+    answer_weight: int = 2
 
 
 #: Drills first: they teach to bind names to things. Long rows last: they teach the positions up to the limit.
 PHASES = (
-    Phase(share=0.4, length=128, beats=(0, 3), drill=True),
-    Phase(share=0.4, length=256, beats=(1, 5)),
-    Phase(share=0.14, length=512, beats=(2, 10)),
-    Phase(share=0.06, length=1024, beats=(3, 20), joined=True),
+    Phase(share=0.27, length=128, beats=(0, 3), drill=True, answer_weight=8),
+    Phase(share=0.55, length=256, beats=(1, 6)),
+    Phase(share=0.12, length=512, beats=(2, 10)),
+    Phase(share=0.06, length=1024, beats=(3, 14), joined=True),
 )
 
 
@@ -54,17 +56,15 @@ class Recipe:
     """All that the result depends on, besides the shape.
 
     batch: tokens per step. *_rate: peak learning rates. decay: the share of the training in which they fall to zero.
-    answer_weight: what a token of an answer counts, others count 1. quantised: the share of steps, at the end, that
-    round as the w8a8 executor does.
+    quantised: the share of steps, at the end, that round as the w8a8 executor does.
     """
 
-    tokens: int = 3_000_000
+    tokens: int = 4_200_000
     seed: str = "bundled"
     batch: int = 2048
     matrix_rate: float = 0.006
     other_rate: float = 0.0015
     decay: float = 0.6
-    answer_weight: int = 8
     quantised: float = 0.0
     tokenizer_documents: int = 20_000
 
@@ -82,7 +82,7 @@ def batches(tokenizer: corpus.Tokenizer, recipe: Recipe) -> Iterator[tuple[float
                 stream,
                 rows=rows * 32,
                 length=phase.length,
-                answer_weight=recipe.answer_weight,
+                answer_weight=phase.answer_weight,
                 joined=phase.joined,
             )
             for first in range(0, rows * 32, rows):

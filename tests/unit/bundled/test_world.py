@@ -156,7 +156,7 @@ class Reader:
         for sentence in re.findall(r"[^.]+\.", text):
             said = sentence.strip()
             known = copy.deepcopy(vars(self))
-            self._sentence(re.sub(r"^(Then|Soon|After that,|Later,|Now) ", "", said))
+            self._sentence(re.sub(LINKS, "", said))
             assert not said.startswith("Now ") or vars(self) == known, f"does not follow from what was said: {said}"
 
     def answer(self, kind: Kind, subject: tuple[str, ...]) -> str:
@@ -231,4 +231,5 @@ def stem(food: str) -> str:
     return {many: one for one, many in FOODS}.get(food, food)
 
 
-GOLDEN = "53a8a37f643ab308a7de3c6717c61f06ae4aea2e684657a022e1f5df92028baf"
+LINKS = r"^(First|Then|Next,|Soon|After that,|Later,|In the evening,|At last|Now) "
+GOLDEN = "928c0dc67f15b28792e7101facd32e0b45b348fd82c1435b65be43057bfb0b64"
