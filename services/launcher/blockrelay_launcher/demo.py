@@ -21,7 +21,7 @@ from blockrelay.manifest import CHAT_TEMPLATE_NAME, TOKENIZER_NAME, Manifest
 from blockrelay_launcher.processes import die_with_parent
 
 QUESTION, OPENING = "Tell me a story.", "Once upon a time"
-MAX_TOKENS, SEED, TEMPERATURE = 200, 7, 0.7
+MAX_TOKENS, SEED, TEMPERATURE = 320, 13, 0.7
 
 
 @dataclass(slots=True)
