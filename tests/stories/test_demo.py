@@ -20,7 +20,7 @@ def test_the_demo_streams_a_text_and_shows_a_table_and_leaves_nothing(tmp_path: 
         assert os.listdir(folder) == []
     text, _, table = done.stdout.partition("what it took")
     assert text.startswith("> Tell me a story.\n\n") and len(text) > 100
-    for row in ("tiny (llama, 4 layers, hidden 64)", "w8a8, exact", "3 (5 blocks)", "200 (finish reason: length)"):
+    for row in ("tiny (llama, 4 layers, hidden 64)", "w8a8, exact", "3 (5 blocks)", "256 (finish reason: length)"):
         assert row in table
     for row in ("prompt tokens", "time to first token", "tokens per second", "numerics id"):
         assert row in table
