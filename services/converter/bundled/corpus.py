@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +27,10 @@ def train_tokenizer(seed: str, *, vocab: int, documents: int) -> Tokenizer:
     )
     tokenizer.train_from_iterator((text_of(document(seed, index)) for index in range(documents)), trainer)
     return tokenizer
+
+
+def load_tokenizer(folder: Path) -> Tokenizer:
+    return Tokenizer.from_file(str(folder / "tokenizer.json"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,6 +1,7 @@
 """Trains the bundled model from nothing and writes a Hugging Face folder.
 
-    python -m bundled.train OUT [--device cpu|cuda] [--threads 2]
+    python -m bundled.train FIRST [--device cpu|cuda] [--threads 2]
+    python -m bundled.train OUT --polish FIRST
 
 The data are generated on the way; the same arguments on the same machine give the same data, whatever the device.
 """
@@ -51,6 +52,10 @@ PHASES = (
 )
 
 
+#: A second training, from the weights of the first: whole stories, so that the model learns to bring one to its end.
+POLISH = (Phase(share=1.0, length=512, beats=(2, 7), answer_weight=1),)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
     """All that the result depends on, besides the shape.
@@ -60,6 +65,7 @@ class Recipe:
     """
 
     tokens: int = 4_200_000
+    phases: tuple[Phase, ...] = PHASES
     seed: str = "bundled"
     batch: int = 2048
     matrix_rate: float = 0.006
@@ -69,13 +75,24 @@ class Recipe:
     tokenizer_documents: int = 20_000
 
 
+#: How POLISH differs: gentle, and on documents of its own.
+POLISH_RECIPE = {
+    "tokens": 1_500_000,
+    "phases": POLISH,
+    "seed": "polish",
+    "matrix_rate": 0.004,
+    "other_rate": 0.001,
+    "decay": 0.9,
+}
+
+
 def batches(tokenizer: corpus.Tokenizer, recipe: Recipe) -> Iterator[tuple[float, corpus.Rows]]:
     """(progress from 0 to 1, rows of about `recipe.batch` tokens)."""
     done = 0
-    for number, phase in enumerate(PHASES):
+    for number, phase in enumerate(recipe.phases):
         stream = _stream(f"{recipe.seed}:{number}", phase)
         rows = max(1, recipe.batch // phase.length)
-        until = sum(p.share for p in PHASES[: number + 1]) * recipe.tokens
+        until = sum(p.share for p in recipe.phases[: number + 1]) * recipe.tokens
         while done < until - recipe.batch // 2:
             many = corpus.pack(
                 tokenizer,
@@ -101,7 +118,7 @@ def _stream(seed: str, phase: Phase) -> Iterator[Document]:
 
 
 def losses_of(net: model.Llama, rows: corpus.Rows, device: str, autocast: bool) -> tuple[Tensor, Tensor]:
-    """In nats per token: (the weighted mean that is trained, the mean over the answers alone, to be shown)."""
+    """In nats per token: (the weighted mean that is trained, the mean over answers; NaN if they weigh 1)."""
     ids = torch.from_numpy(rows.ids.astype("int64")).to(device)
     weights = torch.from_numpy(rows.weights.astype("float32")).to(device)[:, 1:].reshape(-1)
     owner = torch.from_numpy(rows.owner).to(device)
@@ -118,11 +135,10 @@ def losses_of(net: model.Llama, rows: corpus.Rows, device: str, autocast: bool) 
 
 
 def train(
-    recipe: Recipe, shape: model.Shape, tokenizer: corpus.Tokenizer, device: str, *, autocast: bool, snapshots: Path
+    recipe: Recipe, net: model.Llama, tokenizer: corpus.Tokenizer, device: str, *, autocast: bool, snapshots: Path
 ) -> model.Llama:
-    """Trains; logs the loss every 50 steps and writes the weights so far to `snapshots` every 250."""
-    torch.manual_seed(0)
-    net = model.Llama(shape).to(device)
+    """Trains `net` in place; logs the loss every 50 steps and writes the weights so far to `snapshots` every 250."""
+    net.to(device)
     matrices = [p for p in net.model.layers.parameters() if p.ndim == 2]
     others = [p for name, p in net.named_parameters() if p.ndim != 2 or "layers" not in name]
     optimisers: list[torch.optim.Optimizer] = [
@@ -189,6 +205,7 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--polish", type=Path, help="checkpoint to train further, on whole stories")
     parser.add_argument("--recipe", type=json.loads, default={}, help="fields of Recipe that differ, as JSON")
     parser.add_argument("--shape", type=json.loads, default={}, help="fields of Shape that differ, as JSON")
     parser.add_argument("--float32", action="store_true", help="no bfloat16 arithmetic")
@@ -196,10 +213,16 @@ def main() -> None:
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     torch.set_num_threads(options.threads)
     torch.set_float32_matmul_precision("high")
-    recipe, shape = Recipe(**options.recipe), model.Shape(**options.shape)
-    log.info("%s\n%s", recipe, shape)
-    tokenizer = corpus.train_tokenizer(recipe.seed, vocab=shape.vocab, documents=recipe.tokenizer_documents)
-    net = train(recipe, shape, tokenizer, options.device, autocast=not options.float32, snapshots=options.out)
+    if options.polish:
+        recipe = Recipe(**POLISH_RECIPE | options.recipe)
+        net, tokenizer = model.load(options.polish), corpus.load_tokenizer(options.polish)
+    else:
+        recipe = Recipe(**options.recipe)
+        torch.manual_seed(0)
+        net = model.Llama(model.Shape(**options.shape))
+        tokenizer = corpus.train_tokenizer(recipe.seed, vocab=net.shape.vocab, documents=recipe.tokenizer_documents)
+    log.info("%s\n%s", recipe, net.shape)
+    net = train(recipe, net, tokenizer, options.device, autocast=not options.float32, snapshots=options.out)
     save(net, tokenizer, options.out)
 
 
