@@ -30,7 +30,6 @@ pytestmark = [pytest.mark.docker, pytest.mark.timeout(1800)]
 
 PROMPT = "Tom has three apples. Anna gives him two more."
 SEED = 5
-NOT_BUNDLED = pytest.mark.skipif(not (BUNDLED_MODEL / "manifest.json").is_file(), reason="no bundled model yet")
 
 
 @dataclass(frozen=True)
@@ -49,7 +48,7 @@ class Up:
         return make_jobs(20, seed=seed, vocab=vocab, tokens=tokens)
 
 
-@pytest.fixture(scope="module", params=[pytest.param("bundled", marks=NOT_BUNDLED), "mounted"])
+@pytest.fixture(scope="module", params=["bundled", "mounted"])
 def up(request: pytest.FixtureRequest) -> Iterator[Up]:
     with tempfile.TemporaryDirectory(prefix="blockrelay-compose-") as folder:
         mounted = None
