@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from blockrelay.errors import UsageError
 from blockrelay.settings import Device
 
 
@@ -17,6 +18,22 @@ class Stage:
 
     first: int
     last: int
+
+
+def uniform_split(blocks: int, stages: int) -> tuple[Stage, ...]:
+    """Blocks 1 to `blocks` as `stages` runs of consecutive blocks; sizes differ by one at most, the larger ones first.
+
+    Raises:
+        UsageError: more stages than blocks, or none.
+    """
+    if not 1 <= stages <= blocks:
+        raise UsageError(f"stages is {stages}, but the model has {blocks} blocks: choose 1 to {blocks}")
+    size, larger = divmod(blocks, stages)
+    split: list[Stage] = []
+    for index in range(stages):
+        first = split[-1].last + 1 if split else 1
+        split.append(Stage(first=first, last=first + size - 1 + (index < larger)))
+    return tuple(split)
 
 
 def split_text(stages: tuple[Stage, ...]) -> str:

@@ -11,11 +11,11 @@ from blockrelay.block_folder import open_block_folder
 from blockrelay.errors import BlockrelayError, UsageError
 from blockrelay.keys import Keys
 from blockrelay.metrics import SchedulerMetrics
+from blockrelay.plan import uniform_split
 from blockrelay.redis_link import Scripts, connect
 from blockrelay.settings import SchedulerSettings, read_settings
 from blockrelay.status_server import StatusServer
 from blockrelay_scheduler.loop import Link, Scheduler
-from blockrelay_scheduler.planner import uniform_split
 
 
 def serve(settings: SchedulerSettings, stop: threading.Event) -> None:

@@ -11,8 +11,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from blockrelay.errors import UsageError
-from blockrelay.plan import Plan, Stage, WorkerInfo, split_text
+from blockrelay.plan import Plan, Stage, WorkerInfo, split_text, uniform_split
 
 #: A worker silent for longer than two beats may be dead; its stage counts as empty for a newcomer, who may be its
 #: replacement. Milliseconds.
@@ -25,22 +24,6 @@ class Decision:
 
     plan: Plan
     inputs: str
-
-
-def uniform_split(blocks: int, stages: int) -> tuple[Stage, ...]:
-    """Blocks 1 to `blocks` as `stages` runs of consecutive blocks; sizes differ by one at most, the larger ones first.
-
-    Raises:
-        UsageError: more stages than blocks, or none.
-    """
-    if not 1 <= stages <= blocks:
-        raise UsageError(f"stages is {stages}, but the model has {blocks} blocks: choose 1 to {blocks}")
-    size, larger = divmod(blocks, stages)
-    split: list[Stage] = []
-    for index in range(stages):
-        first = split[-1].last + 1 if split else 1
-        split.append(Stage(first=first, last=first + size - 1 + (index < larger)))
-    return tuple(split)
 
 
 def decide(

@@ -32,6 +32,8 @@ from blockrelay_worker.work import Work
 
 #: How long the loop waits for an event when there is nothing to compute.
 IDLE_WAIT_S = 0.2
+#: The same while rows wait for pages or for room in the next inbox, which no event tells.
+HELD_WAIT_S = 0.005
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,17 +76,17 @@ class Engine:
     def run(self) -> str:
         """Loop until stopped ("stopped") or gone (why). Afterwards every run is forgotten and nothing is in flight."""
         self._committer.start()
+        moved = False
         try:
             while not self.links.stop.is_set():
-                idle = not self._can_compute() and not self._claim_due
-                for event in self.mailbox.take(IDLE_WAIT_S if idle else 0.0):
+                for event in self.mailbox.take(0.0 if moved or self._claim_due else self._patience()):
                     if isinstance(event, Gone):
                         return event.why
                     self._handle(event)
                 if self._claim_due:
                     self._claim()
                 self._step_started = time.monotonic()
-                self._compute()
+                moved = self._compute()
                 self._step_started = None
                 self._observe()
             return "stopped"
@@ -155,10 +157,11 @@ class Engine:
         event = None
         if block:
             event = {"block_id": block, "from": "GPU", "to": "CPU", "reason": reason, "success": True}
-            self.metrics.fallbacks.labels(block, "GPU", "CPU", reason).inc()
-            self._log.warning("BLOCK_EXECUTION_FALLBACK", request_id=request, **event)
         if self.links.insist(scripts.rerun(request, run, reason, fallback=event)):
             self.metrics.reruns.labels(reason).inc()
+            if event:
+                self.metrics.fallbacks.labels(block, "GPU", "CPU", reason).inc()
+                self._log.warning("BLOCK_EXECUTION_FALLBACK", request_id=request, **event)
         self._forget(request, run)
 
     def _fail(self, run: Run, message: str, code: str, block: str | None) -> None:
@@ -188,15 +191,19 @@ class Engine:
 
     # --- one step ---
 
-    def _can_compute(self) -> bool:
-        return bool(self._waiting) or (self.role.first_stage and any(run.missing for run in self.table.all()))
+    def _patience(self) -> float:
+        """How long to wait for an event after a round without work."""
+        held = self.role.first_stage and any(run.missing for run in self.table.all())
+        return HELD_WAIT_S if held else IDLE_WAIT_S
 
-    def _compute(self) -> None:
+    def _compute(self) -> bool:
+        """One iteration; False when there was nothing that could be computed."""
         work = self._from_tokens() if self.role.first_stage else self._from_rows()
         if not work:
-            return
+            return False
         self._iteration += 1
         self._step(work)
+        return True
 
     def _step(self, work: list[Work]) -> None:
         """Run the stage on `work` and pass the result on. A batch that fails on a CPU is tried again one by one."""

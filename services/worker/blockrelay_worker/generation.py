@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from blockrelay.block_folder import BlockFolder
 from blockrelay.errors import BlockFolderError, RowNotFinite
+from blockrelay.plan import uniform_split
 from blockrelay.sampling_params import SamplingParams
 from blockrelay.text import Tokenizer
 from blockrelay_worker.advance import FinishReason, Progress, advance
@@ -43,18 +44,6 @@ class Generated:
         return [one.token for one in self.sampled]
 
 
-def even_split(blocks: int, stages: int) -> list[tuple[int, int]]:
-    """First and last block of each stage, sizes differing by one at most, the larger ones first."""
-    size, larger = divmod(blocks, stages)
-    bounds: list[tuple[int, int]] = []
-    first = 1
-    for stage in range(stages):
-        last = first + size + (stage < larger) - 1
-        bounds.append((first, last))
-        first = last + 1
-    return bounds
-
-
 class Pipeline:
     """All stages of a model in one process, for one request at a time."""
 
@@ -68,7 +57,8 @@ class Pipeline:
         self.folder = folder
         kernels = load_kernels(threads)
         self._stages: list[tuple[StageExecutor, list[int]]] = []
-        for first, last in even_split(folder.model.blocks, stages):
+        for stage in uniform_split(folder.model.blocks, stages):
+            first, last = stage.first, stage.last
             # A verification run needs two pages.
             pool = PagePool(StageExecutor.layout_of(folder, first, last), max(2, pages_for(tokens)))
             executor = load_stage(folder, first, last, pool=pool, threads=threads, kernels=kernels)

@@ -23,7 +23,7 @@ from blockrelay_worker.known_answers import load_stage
 from blockrelay_worker.links import Links, Stopping
 from blockrelay_worker.mailbox import Mailbox, Reader
 from blockrelay_worker.numerics import numerics_id
-from blockrelay_worker.pages import PageLayout, PagePool
+from blockrelay_worker.pages import PageLayout, PagePool, pages_for
 from blockrelay_worker.registration import Assignment, LoadingBeat, Registration
 from blockrelay_worker.runs import RunTable
 from blockrelay_worker.stage import StageRole
@@ -100,7 +100,7 @@ class Worker:
 
     def _pages(self, folder: BlockFolder, layout: PageLayout) -> int:
         """Pool size: what the memory allows, but not more than every request at full context needs."""
-        most = self._settings.max_requests * -(-folder.model.max_position // 16)
+        most = self._settings.max_requests * pages_for(folder.model.max_position)
         budget = self._settings.kv_bytes or int(available_bytes() * KV_SHARE)
         return most if layout.bytes_per_page == 0 else max(2, min(most, budget // layout.bytes_per_page))
 

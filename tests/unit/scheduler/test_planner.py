@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from blockrelay.errors import UsageError
-from blockrelay.plan import Plan, WorkerInfo, split_text
-from blockrelay_scheduler.planner import decide, empty_stages, uniform_split
+from blockrelay.plan import Plan, WorkerInfo, split_text, uniform_split
+from blockrelay_scheduler.planner import decide, empty_stages
 
 
 def worker(name: str, *, device: str = "cpu", age: int = 0, **more: object) -> WorkerInfo:
