@@ -31,7 +31,7 @@ class RequestBody:
 
     `prompt` int32 [n], n >= 1. `params` is `SamplingParams.to_dict()`. A tensor step has `logits` "last" or "all" and
     generates nothing; `prior` is then how many leading tokens belong to earlier steps. A `background` request lives on
-    when nobody follows it.
+    when nobody follows it. Only requests of equal `salt` share KV pages.
     """
 
     prompt: TokenIds
@@ -42,6 +42,7 @@ class RequestBody:
     session: str = ""
     step: int = 0
     background: bool = False
+    salt: str = ""
 
     def encode(self) -> bytes:
         return wire.pack(
@@ -54,6 +55,7 @@ class RequestBody:
                 "session": self.session,
                 "step": self.step,
                 "background": self.background,
+                "salt": self.salt,
             }
         )
 
@@ -72,6 +74,7 @@ class RequestBody:
             session=m["session"],
             step=m["step"],
             background=m["background"],
+            salt=m.get("salt", ""),  # bodies accepted before there was one
         )
 
 
@@ -99,7 +102,8 @@ class ForwardSegment:
     sequence: int  # messages of this run to this target, from 0: the receiver takes last + 1
     position: int  # of the first row
     token_ids: tuple[int, ...]  # one per row
-    ends_known: bool  # the last row is the last known token: sample here
+    ends_known: bool  # the last known token is among them: sample there
+    drafts: int = 0  # rows at the end whose tokens are guesses
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,7 +123,8 @@ class Forward:
             "times": self.block_seconds,
             "gpu": list(self.gpu_blocks),
             "segments": [
-                [s.request, s.run, s.sequence, s.position, list(s.token_ids), s.ends_known] for s in self.segments
+                [s.request, s.run, s.sequence, s.position, list(s.token_ids), s.ends_known, s.drafts]
+                for s in self.segments
             ],
         }
         return {"h": wire.pack(head), "x": np.ascontiguousarray(self.rows, dtype="<f4").tobytes()}
@@ -128,7 +133,15 @@ class Forward:
     def decode(cls, fields: Mapping[bytes, bytes]) -> "Forward":
         head = wire.unpack(fields[b"h"])
         segments = tuple(
-            ForwardSegment(request=s[0], run=s[1], sequence=s[2], position=s[3], token_ids=tuple(s[4]), ends_known=s[5])
+            ForwardSegment(
+                request=s[0],
+                run=s[1],
+                sequence=s[2],
+                position=s[3],
+                token_ids=tuple(s[4]),
+                ends_known=s[5],
+                drafts=s[6],
+            )
             for s in head["segments"]
         )
         rows = wire.rows_from_bytes(fields[b"x"], sum(len(s.token_ids) for s in segments), head["hidden"])

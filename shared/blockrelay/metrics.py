@@ -135,11 +135,42 @@ class WorkerMetrics:
         self.kv_cache_usage = Gauge(
             "blockrelay_kv_cache_usage_perc", "Share of KV pages in use (0 to 1)", registry=registry
         )
+        self.kv_pages_cached = Gauge(
+            "blockrelay_kv_pages_cached", "How many KV pages are kept for their name, without a user", registry=registry
+        )
+        self.prefix_cache_queries = Counter(
+            "blockrelay_prefix_cache_queries", "How many tokens were looked up in the page cache", registry=registry
+        )
+        self.prefix_cache_hits = Counter(
+            "blockrelay_prefix_cache_hits", "How many of them were found, in the pool or a tier", registry=registry
+        )
+        self.prefix_cache_evictions = Counter(
+            "blockrelay_prefix_cache_evictions",
+            "How many cached KV pages of the pool gave way to others",
+            registry=registry,
+        )
         self.generation_tokens = Counter(
             "blockrelay_generation_tokens", "How many tokens were sampled", registry=registry
         )
         self.prompt_tokens = Counter(
             "blockrelay_prompt_tokens", "How many prompt rows were computed", registry=registry
+        )
+        self.preemptions = Counter(
+            "blockrelay_num_preemptions", "How many runs gave their KV pages to older ones", registry=registry
+        )
+        self.draft_tokens = Counter(
+            "blockrelay_spec_decode_num_draft_tokens", "How many guessed tokens were verified", registry=registry
+        )
+        self.accepted_tokens = Counter(
+            "blockrelay_spec_decode_num_accepted_tokens", "How many of them were right", registry=registry
+        )
+        self.busy_seconds = Counter(
+            "blockrelay_stage_busy_seconds", "How long the stage computed and passed on results", registry=registry
+        )
+        self.idle_seconds = Counter(
+            "blockrelay_stage_idle_seconds",
+            "How long requests were on this worker and none had rows to compute: bubbles",
+            registry=registry,
         )
         self.forwarded = Counter(
             "blockrelay_forwarded_bytes", "How many bytes of rows went to the next stage", registry=registry

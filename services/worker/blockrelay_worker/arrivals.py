@@ -7,6 +7,7 @@ from blockrelay.logs import get
 from blockrelay.messages import Claimed, ForwardSegment, NextJob, RequestBody, TokenEntry, decode_log_entry
 from blockrelay.sampling_params import SamplingParams, derive_seed
 from blockrelay_worker.advance import Progress, advance
+from blockrelay_worker.kernels.numerics import PAGE
 from blockrelay_worker.links import Links
 from blockrelay_worker.runs import Run, RunTable
 from blockrelay_worker.stage import StageRole
@@ -21,9 +22,11 @@ class Arrivals:
         self._role, self._links, self._table = role, links, table
 
     def claimed(self, job: Claimed) -> Run:
-        """A run that CLAIM gave us, ready to compute from position 0."""
+        """A run that CLAIM gave us, ready to compute what no known page holds."""
         run = self._new_run(job.request, job.run, job.route, job.body, job.tokens, solo=job.solo)
+        run.cold = job.cold
         self._table.add(run)
+        self._table.adopt(run)
         get().info(
             "RUN_START",
             request_id=job.request,
@@ -32,6 +35,7 @@ class Arrivals:
             route=job.route,
             prompt_tokens=run.prompt_length,
             committed=len(job.tokens),
+            found=run.computed,
         )
         return run
 
@@ -43,7 +47,7 @@ class Arrivals:
         known = len(run.tokens) - run.prompt_length
         if message.position > known:
             return False
-        run.tokens += message.tokens[known - message.position :]
+        run.learn(message.tokens[known - message.position :])
         return True
 
     def segment(self, segment: ForwardSegment) -> Run | Refusal:
@@ -62,7 +66,9 @@ class Arrivals:
         if segment.sequence < run.expected or run.ended:
             return "drop"
         end = segment.position + len(segment.token_ids)
-        if segment.sequence > run.expected or segment.position > run.computed or not self._table.grow(run, end):
+        if segment.sequence > run.expected or segment.position > run.computed:
+            return "rerun"
+        if segment.position < run.sealed * PAGE or not self._table.grow(run, end):
             return "rerun"
         run.expected += 1
         run.tokens[segment.position :] = segment.token_ids
@@ -79,14 +85,13 @@ class Arrivals:
         def read() -> Any:
             pipeline = self._links.control.pipeline(transaction=True)
             pipeline.hmget(keys.request(request), "run", "route", "body")
-            if self._role.last_stage:
-                pipeline.xrange(keys.log(request))
+            pipeline.xrange(keys.log(request))
             return pipeline.execute()
 
-        (current, route, body), *log = self._links.again(read)
+        (current, route, body), log = self._links.again(read)
         if current is None or current.decode() != segment.run:
             return None
-        entries = [decode_log_entry(entry, fields) for entry, fields in (log[0] if log else [])]
+        entries = [decode_log_entry(entry, fields) for entry, fields in log]
         committed = tuple(e.token for e in entries if isinstance(e, TokenEntry))
         try:
             decoded = RequestBody.decode(body)
@@ -94,8 +99,11 @@ class Arrivals:
             get().error("REQUEST_BODY_REFUSED", request_id=request, error=str(error))
             return None
         run = self._new_run(request, segment.run, tuple(route.decode().split(",")), decoded, committed, solo=False)
-        run.tokens = []  # later stages learn them with the rows
         self._table.add(run)
+        # The first stage found pages for what lies before its first row; here they must be known too.
+        if 0 < segment.position <= run.most_found:
+            self._table.adopt(run, exactly=segment.position)
+        del run.tokens[segment.position :]  # later stages learn them with the rows
         return run
 
     def _new_run(

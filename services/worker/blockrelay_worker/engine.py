@@ -5,8 +5,6 @@ What can fail ends in RERUN or FINISH of the requests concerned, never of their 
 """
 
 import time
-from collections import deque
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,35 +12,29 @@ from numpy.typing import NDArray
 from blockrelay import scripts
 from blockrelay.errors import ExecutionError
 from blockrelay.logs import get
-from blockrelay.messages import Commit, CommitAnswer, Ended, Forward, ForwardSegment, NextJob, RerunReason
+from blockrelay.messages import Commit, CommitAnswer, Ended, Forward, NextJob, RerunReason
 from blockrelay.metrics import WorkerMetrics
 from blockrelay.tensors import encode_result
 from blockrelay_worker.arrivals import Arrivals
+from blockrelay_worker.arrived_rows import ArrivedRows
 from blockrelay_worker.batch import Batch, Segment, StageOutput
-from blockrelay_worker.batching import Candidate, choose_rows
 from blockrelay_worker.committer import Committer
 from blockrelay_worker.faults import Executor
+from blockrelay_worker.known_rows import KnownRows
 from blockrelay_worker.links import Links, Stopping
 from blockrelay_worker.mailbox import Event, Gone, Mailbox, Orphan, Restarted, Verdicts, Wake
-from blockrelay_worker.outcome import next_token, tensor_end
+from blockrelay_worker.outcome import next_tokens, tensor_end
+from blockrelay_worker.parallelism import Groups
 from blockrelay_worker.runs import Run, RunTable
 from blockrelay_worker.sender import Sender
 from blockrelay_worker.stage import StageRole
+from blockrelay_worker.step_cost import StepCost, observed, prompt_rows_beside
 from blockrelay_worker.work import Work
 
 #: How long the loop waits for an event when there is nothing to compute.
 IDLE_WAIT_S = 0.2
 #: The same while rows wait for pages or for room in the next inbox, which no event tells.
 HELD_WAIT_S = 0.005
-
-
-@dataclass(frozen=True, slots=True)
-class Waiting:
-    """Rows of one segment that arrived and were not computed yet, and the message they came with."""
-
-    segment: ForwardSegment
-    hidden: NDArray[np.float32]
-    message: Forward
 
 
 class Engine:
@@ -62,7 +54,9 @@ class Engine:
         self._committer = Committer(links, mailbox, metrics)
         self._arrivals = Arrivals(role, links, table)
         self._sender = Sender(role, links, metrics)
-        self._waiting: deque[Waiting] = deque()
+        self._known = KnownRows(role, table, self._sender, Groups(links), metrics)
+        self._arrived = ArrivedRows(role, self._arrivals)
+        self._cost = StepCost()
         self._claim_due = role.first_stage
         self._iteration = 0
         self._step_started: float | None = None
@@ -79,15 +73,17 @@ class Engine:
         moved = False
         try:
             while not self.links.stop.is_set():
-                for event in self.mailbox.take(0.0 if moved or self._claim_due else self._patience()):
+                for event in self.mailbox.take(0.0) if moved or self._claim_due else self._wait():
                     if isinstance(event, Gone):
                         return event.why
                     self._handle(event)
                 if self._claim_due:
                     self._claim()
-                self._step_started = time.monotonic()
+                started = self._step_started = time.monotonic()
                 moved = self._compute()
                 self._step_started = None
+                if moved:
+                    self.metrics.busy_seconds.inc(time.monotonic() - started)
                 self._observe()
             return "stopped"
         except Stopping:
@@ -96,7 +92,7 @@ class Engine:
             self._step_started = None
             self._committer.flush(2.0)
             self._committer.close()
-            self._waiting.clear()
+            self._arrived.clear()
             self.table.clear()
 
     # --- events ---
@@ -111,11 +107,7 @@ class Engine:
             case Ended():
                 self._forget(event.request, event.run)
             case Forward():
-                at = 0
-                for segment in event.segments:
-                    rows = event.rows[at : at + len(segment.token_ids)]
-                    self._waiting.append(Waiting(segment, rows, event))
-                    at += len(segment.token_ids)
+                self._arrived.add(event)
             case Verdicts(answers):
                 for commit, answer in answers:
                     self._on_verdict(commit, answer)
@@ -142,7 +134,7 @@ class Engine:
         """Another Redis process: forget all runs, and run again whatever it believes is here."""
         self._log.warning("REDIS_RESTARTED", runs=len(self.table))
         self.table.clear()
-        self._waiting.clear()
+        self._arrived.clear()
         for request, run in (self.links.insist(scripts.beat(self.role.worker)) or {}).items():
             if run:
                 self._rerun_id(request, run, "restart")
@@ -183,7 +175,9 @@ class Engine:
         if room <= 0:
             return
         most = min(room, 16)
-        claimed = self.links.insist(scripts.claim(self.role.worker, most, dead_after_s=self.role.dead_after_s))
+        free = self._known.claimable_pages()
+        call = scripts.claim(self.role.worker, most, dead_after_s=self.role.dead_after_s, free_pages=free)
+        claimed = self.links.insist(call)
         for job in claimed:
             self._arrivals.claimed(job)
             self.metrics.queue_wait.observe(job.waited_s)
@@ -191,14 +185,24 @@ class Engine:
 
     # --- one step ---
 
-    def _patience(self) -> float:
-        """How long to wait for an event after a round without work."""
+    def _wait(self) -> list[Event]:
+        """The next events, after a round without work."""
         held = self.role.first_stage and any(run.missing for run in self.table.all())
-        return HELD_WAIT_S if held else IDLE_WAIT_S
+        started, occupied = time.monotonic(), len(self.table) > 0
+        events = self.mailbox.take(HELD_WAIT_S if held else IDLE_WAIT_S)
+        if occupied:
+            self.metrics.idle_seconds.inc(time.monotonic() - started)
+        return events
 
     def _compute(self) -> bool:
         """One iteration; False when there was nothing that could be computed."""
-        work = self._from_tokens() if self.role.first_stage else self._from_rows()
+        prompt_rows = prompt_rows_beside(self._cost, self.role.step_target_s, self.role.max_rows)
+        if self.role.first_stage:
+            work = self._known.take(prompt_rows)
+        else:
+            work, refused = self._arrived.take(prompt_rows)
+            for segment in refused:
+                self._rerun_id(segment.request, segment.run, "missing_pages")
         if not work:
             return False
         self._iteration += 1
@@ -210,86 +214,42 @@ class Engine:
         try:
             output = self._run_stage(work)
         except ExecutionError as error:
-            names = [item.run.request for item in work]
-            self._log.error("BLOCK_EXECUTION_FAILED", error=str(error), block=error.block, requests=names)
-            if self.role.device == "gpu":
-                for item in work:
-                    self._rerun_id(
-                        item.run.request, item.run.run, "gpu_error", error.block or f"block_{self.role.first}"
-                    )
-            elif len(work) == 1:
-                self._fail(work[0].run, str(error), "execution_error", error.block)
-            else:
-                for item in work:
-                    self._step([item])
+            self._on_failure(work, error)
             return
         bad = {work[i].run.request for i in output.not_finite}
         for item in work:
-            item.run.computed = item.position + item.rows
-            item.run.served = self._iteration
-            item.run.add_seconds(item.run.passing)
-            item.run.add_seconds(output.seconds)
+            run = item.run
+            run.computed = item.known_end if self.role.first_stage else item.position + item.rows
+            run.served = self._iteration
+            run.add_seconds(run.passing)
+            run.add_seconds(output.seconds)
             if self.role.first_stage:
-                self.metrics.prompt_tokens.inc(max(0, min(item.run.prompt_length - item.position, item.rows)))
+                self.metrics.prompt_tokens.inc(max(0, min(run.prompt_length, item.known_end) - item.position))
         if output.logits is not None:
             self._commit(_split(work, output.logits, [len(w.wanted_rows()) for w in work]), bad)
         elif output.hidden is not None:
-            parts = [
-                (w, rows) for w, rows in _split(work, output.hidden, [w.rows for w in work]) if w.run.request not in bad
-            ]
-            for lost in self._sender.forward(parts, output.seconds):
-                self._rerun_id(lost.run.request, lost.run.run, "no_inbox")
+            parts = _split(work, output.hidden, [w.rows for w in work])
+            self._forward([part for part in parts if part[0].run.request not in bad], output.seconds)
         for item in [w for w in work if w.run.request in bad]:
             where = f"block_{self.role.first} to block_{self.role.last}"
             self._fail(
                 item.run, f"a row became NaN or infinite in {where}", "row_not_finite", f"block_{self.role.last}"
             )
+        for item in work:
+            if self.table.get(item.run.request, item.run.run) is item.run:
+                self.table.seal(item.run, None if self.role.last_stage else item.known_end)
 
-    def _from_tokens(self) -> list[Work]:
-        """The first stage's rows: known tokens whose KV is missing."""
-        full = self._sender.full_targets() if not self.role.last_stage else frozenset[str]()
-        runs = {run.request: run for run in self.table.all() if run.missing}
-        candidates = [
-            Candidate(r.request, r.missing, r.solo, r.served)
-            for r in runs.values()
-            if r.missing == 1 or r.route[1:2] == () or r.route[1] not in full
-        ]
-        work: list[Work] = []
-        for request, rows in choose_rows(candidates, self.role.max_rows):
-            run = runs[request]
-            end = run.computed + rows
-            if not self.table.grow(run, end):
-                continue  # pages of a run that has just ended elsewhere are still held: they come back with its note
-            tokens = run.tokens[run.computed : end]
-            work.append(Work(run=run, position=run.computed, tokens=tokens, samples=end == len(run.tokens)))
-        return work
-
-    def _from_rows(self) -> list[Work]:
-        """A later stage's rows: what the stage before sent, in order, each request once, at most `max_rows`."""
-        work: list[Work] = []
-        later: deque[Waiting] = deque()
-        taken: set[str] = set()
-        rows = 0
-        while self._waiting:
-            item = self._waiting.popleft()
-            segment = item.segment
-            if (rows and rows + item.hidden.shape[0] > self.role.max_rows) or segment.request in taken:
-                taken.add(segment.request)  # keep the order of one request's segments
-                later.append(item)
-                continue
-            run = self._arrivals.segment(segment)
-            if run == "rerun":
-                self._rerun_id(segment.request, segment.run, "missing_pages")
-            elif run != "drop":
-                taken.add(segment.request)
-                rows += item.hidden.shape[0]
-                run.passing, run.gpu_blocks = item.message.block_seconds, item.message.gpu_blocks
-                ids, hidden = segment.token_ids, item.hidden
-                work.append(
-                    Work(run=run, position=segment.position, tokens=ids, hidden=hidden, samples=segment.ends_known)
-                )
-        self._waiting = later
-        return work
+    def _on_failure(self, work: list[Work], error: ExecutionError) -> None:
+        names = [item.run.request for item in work]
+        self._log.error("BLOCK_EXECUTION_FAILED", error=str(error), block=error.block, requests=names)
+        if self.role.device == "gpu":
+            for item in work:
+                self._rerun_id(item.run.request, item.run.run, "gpu_error", error.block or f"block_{self.role.first}")
+        elif len(work) == 1:
+            self._fail(work[0].run, str(error), "execution_error", error.block)
+        else:
+            for item in work:
+                self._step([item])
 
     def _run_stage(self, work: list[Work]) -> StageOutput:
         segments = [Segment(rows=w.rows, first_position=w.position, pages=w.run.pages) for w in work]
@@ -301,16 +261,27 @@ class Engine:
             at += item.rows
         started = time.monotonic()
         if self.role.first_stage:
-            tokens = np.concatenate([np.asarray(w.tokens, np.int32) for w in work])
+            tokens = np.array([token for w in work for token in w.tokens], np.int32)
             output = self._executor.run(Batch(segments=segments, tokens=tokens, wanted=wanted))
         else:
             hidden = np.concatenate([w.hidden for w in work if w.hidden is not None])
             output = self._executor.run(Batch(segments=segments, hidden=hidden, wanted=wanted))
-        self.metrics.stage_seconds.labels(self.role.stage, self.role.device).observe(time.monotonic() - started)
+        seconds = time.monotonic() - started
+        decode_rows = sum(w.rows for w in work if w.decodes)
+        self._cost = observed(self._cost, decode_rows=decode_rows, prompt_rows=at - decode_rows, seconds=seconds)
+        self.metrics.stage_seconds.labels(self.role.stage, self.role.device).observe(seconds)
         self.metrics.batch_rows.observe(at)
-        for block, seconds in output.seconds.items():
-            self.metrics.block_seconds.labels(block, self.role.device).observe(seconds)
+        for block, spent in output.seconds.items():
+            self.metrics.block_seconds.labels(block, self.role.device).observe(spent)
         return output
+
+    def _forward(self, parts: list[tuple[Work, NDArray[np.float32]]], seconds: dict[str, float]) -> None:
+        """Rows to the next stage. What was guessed stays noted until COMMIT tells which guesses were right."""
+        if self.role.first_stage:
+            for item, _ in parts:
+                item.run.drafts = tuple(item.tokens[item.rows - item.drafts :])
+        for lost in self._sender.forward(parts, seconds):
+            self._rerun_id(lost.run.request, lost.run.run, "no_inbox")
 
     def _commit(self, parts: list[tuple[Work, NDArray[np.float32]]], bad: set[str]) -> None:
         """Choose tokens from the wanted logits of each Work and hand them to the committer."""
@@ -326,9 +297,19 @@ class Engine:
                     self._store_result(run)
                     commits.append(tensor_end(run, self.role))
             elif item.samples:
-                commits.append(next_token(run, logits[-1], self.role))
-                self.metrics.generation_tokens.inc()
+                del run.tokens[item.known_end :]  # a later stage learned the drafts with their rows
+                commit = next_tokens(run, item.tokens[item.rows - item.drafts :], logits, self.role)
+                self._count(run, item.drafts, len(commit.tokens))
+                commits.append(commit)
         self._committer.submit(commits)
+
+    def _count(self, run: Run, drafts: int, tokens: int) -> None:
+        self.metrics.generation_tokens.inc(tokens)
+        if drafts:
+            self.metrics.draft_tokens.inc(drafts)
+            self.metrics.accepted_tokens.inc(tokens - 1)
+            if run.drafter is not None:
+                run.drafter.verdict(drafts, tokens - 1)
 
     def _store_result(self, run: Run) -> None:
         """Tensor outputs go to the payload Redis before the COMMIT that announces them."""
@@ -340,6 +321,7 @@ class Engine:
         self.metrics.running.set(len(runs))
         self.metrics.waiting.set(sum(1 for r in runs if not r.missing))
         self.metrics.kv_pages_used.set(self.table.pool.used_pages)
+        self.metrics.kv_pages_cached.set(self.table.pool.cached_pages)
         self.metrics.kv_cache_usage.set(self.table.pool.used_pages / self.table.pool.pages)
 
 

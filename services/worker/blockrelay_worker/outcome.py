@@ -1,37 +1,49 @@
 """The last stage: from logits to what is committed. Pure but for the run it advances."""
 
 import json
+from collections.abc import Sequence
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from blockrelay.messages import Commit, TokenLogprobs
-from blockrelay_worker.advance import advance
+from blockrelay_worker.advance import FinishReason, advance
 from blockrelay_worker.runs import Run
 from blockrelay_worker.sampler import sample
 from blockrelay_worker.stage import StageRole
 
 
-def next_token(run: Run, logits: NDArray[np.float32], role: StageRole) -> Commit:
-    """Choose the token after `run.tokens` from `logits` [vocab], append it to the run and say what to commit.
+def next_tokens(run: Run, drafts: Sequence[int], logits: NDArray[np.float32], role: StageRole) -> Commit:
+    """Choose the token after `run.tokens` and, as long as `drafts` turn out right, those after them; say what to commit.
 
-    Mutates `run` (tokens, progress, committed, ended). `logits` must be finite.
+    `logits` [1 + drafts, vocab], finite: of the last known token and of each draft behind it. A row counts only if its
+    token is the one that was chosen, so every token is the one that a step without drafts would give.
+    Mutates `run` (tokens, computed, progress, committed, ended).
     """
     assert run.progress is not None and not run.ended
-    sampled = sample(logits, run.params, seed=run.seed, position=len(run.tokens))
-    run.tokens.append(sampled.token)
-    end = advance(run.progress, sampled.token)
-    position = run.committed
-    run.committed += 1
+    position, tokens = run.committed, list[int]()
+    logprobs: list[str] = []
+    end: FinishReason | None = None
+    for row, draft in zip_longest(logits, drafts):
+        sampled = sample(row, run.params, seed=run.seed, position=len(run.tokens))
+        run.tokens.append(sampled.token)
+        tokens.append(sampled.token)
+        if sampled.logprob is not None:
+            logprobs.append(TokenLogprobs(sampled.logprob, sampled.top).encode())
+        end = advance(run.progress, sampled.token)
+        if end is not None or sampled.token != draft:
+            break
+    run.committed += len(tokens)
+    run.computed = len(run.tokens) - 1
     run.ended = end is not None
-    logprobs = () if sampled.logprob is None else (TokenLogprobs(sampled.logprob, sampled.top).encode(),)
     return Commit(
         request=run.request,
         run=run.run,
         position=position,
-        tokens=(sampled.token,),
-        logprobs=logprobs,
+        tokens=tuple(tokens),
+        logprobs=tuple(logprobs),
         end=end or "",
         meta=end_meta(run, role) if end else "",
     )
@@ -44,11 +56,12 @@ def tensor_end(run: Run, role: StageRole) -> Commit:
 
 
 def end_meta(run: Run, role: StageRole) -> str:
-    """What the terminal entry tells about the last run: seconds per block, which blocks ran on a GPU, route, seed."""
+    """What the terminal entry tells about the last run: times, devices, route, seed, prompt tokens not computed."""
     meta: dict[str, Any] = {
         "execution_times": {block: round(seconds, 6) for block, seconds in run.block_seconds.items()},
         "gpu_blocks": list(run.gpu_blocks + role.gpu_blocks),
         "route": list(run.route),
         "seed": run.seed,
+        "cached_tokens": min(run.cached, run.prompt_length),
     }
     return json.dumps(meta)

@@ -1,5 +1,7 @@
 """The runs that are on this worker: the only owner of what changes while a request runs here."""
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -8,12 +10,17 @@ from numpy.typing import NDArray
 from blockrelay.messages import RequestBody
 from blockrelay.sampling_params import SamplingParams
 from blockrelay_worker.advance import Progress
+from blockrelay_worker.drafts import Drafter, right_drafts
 from blockrelay_worker.pages import PagePool, pages_for
+from blockrelay_worker.prefix_cache import PrefixCache
 
 
 @dataclass(slots=True, kw_only=True)
 class Run:
     """One attempt at a request, as this worker's stage sees it.
+
+    `names` are the content names of its leading full pages, as far as they were needed. The first `sealed` of `pages`
+    are named or found and never written again. A `cold` run takes no page that it has not computed itself.
 
     `tokens` every known token, prompt first; `computed` how many of them have their KV in `pages` of this stage
     (0 <= computed <= len(tokens)). First stage: rows are missing while computed < len(tokens). Later stages learn the
@@ -32,8 +39,15 @@ class Run:
     committed: int = 0
     computed: int = 0
     pages: list[int] = field(default_factory=list[int])
+    names: list[bytes] = field(default_factory=list[bytes])
+    sealed: int = 0
+    cold: bool = False
+    cached: int = 0  # tokens whose KV was found instead of computed when the run came
+    preemptions: int = 0
     sent: int = 0  # forward messages of this run to the next stage
     expected: int = 0  # sequence number of the next forward message from the stage before
+    drafter: Drafter | None = None  # first stage, once it has tried to guess
+    drafts: tuple[int, ...] = ()  # first of several stages: guesses on their way through the others
     ended: bool = False  # the last token is chosen; only its COMMIT is outstanding
     served: int = 0  # iteration that last computed rows of it
     block_seconds: dict[str, float] = field(default_factory=dict[str, float])  # last stage: sums over the run
@@ -50,6 +64,23 @@ class Run:
         """Rows that can be computed now (first stage)."""
         return 0 if self.ended else len(self.tokens) - self.computed
 
+    @property
+    def most_found(self) -> int:
+        """Tokens at most whose KV may be found instead of computed: the rows of the others are needed."""
+        most = len(self.tokens) - 1
+        return min(most, self.body.prior) if self.body.logits == "all" else most
+
+    def learn(self, tokens: Sequence[int]) -> None:
+        """Several stages: `tokens` became known. The rows of drafts that were right are computed already."""
+        if not tokens:
+            return
+        accepted = right_drafts(self.drafts, tokens)
+        if self.drafter is not None:
+            self.drafter.verdict(len(self.drafts), accepted)
+        self.tokens += tokens
+        self.computed += accepted
+        self.drafts = ()
+
     def wants_logits(self, position: int) -> bool:
         """Whether the logits of the row at `position` are asked for, the sampling row aside."""
         return self.body.logits == "all" and position >= self.body.prior
@@ -60,10 +91,14 @@ class Run:
 
 
 class RunTable:
-    """request id -> Run, and the page pool they share. Used by the engine thread only, except `view`."""
+    """request id -> Run, and the page pool they share. Used by the engine thread only, except `view`.
 
-    def __init__(self, pool: PagePool) -> None:
+    Without `cache` no page is ever named, found or kept.
+    """
+
+    def __init__(self, pool: PagePool, cache: PrefixCache | None = None) -> None:
         self.pool = pool
+        self._cache = cache
         self._runs: dict[str, Run] = {}
         #: request -> run, replaced as a whole on every change: other threads may read it without a lock.
         self.view: dict[str, str] = {}
@@ -105,17 +140,46 @@ class RunTable:
             run.pages += self.pool.allocate(wanted)
         return True
 
+    def adopt(self, run: Run, *, exactly: int | None = None) -> None:
+        """Give a run without pages the longest known beginning of its tokens: sets `pages` and `computed`.
+
+        Whole pages, at most `run.most_found` tokens. A later stage wants `exactly` as many tokens as its first rows'
+        position says, and has them afterwards if run.computed says so.
+        """
+        assert not run.pages and run.computed == 0, "only a run without pages adopts some"
+        if exactly and not self.pool.layout.layers:
+            run.computed = exactly  # the head alone keeps nothing, so it lacks nothing
+        elif self._cache is not None and not run.cold:
+            self._cache.attach(run, exactly)
+
+    def seal(self, run: Run, known: int | None = None) -> None:
+        """Name the pages that are full by now, so that others find them.
+
+        `known`: how many leading tokens of run.tokens are no drafts (default: all).
+        """
+        if self._cache is not None:
+            self._cache.seal(run, min(run.computed, len(run.tokens) if known is None else known))
+
+    def preempt(self, run: Run) -> None:
+        """Take the pages of a run that stays on the table; those with a name can be found again."""
+        self._release(run)
+        run.computed = 0
+        run.logits.clear()
+        run.preemptions += 1
+
     def check_integrity(self) -> None:
-        """Every page in use belongs to exactly one run. AssertionError otherwise (our bug)."""
-        owned = [page for run in self._runs.values() for page in run.pages]
-        assert len(owned) == len(set(owned)), "a page belongs to two runs"
-        assert len(owned) == self.pool.used_pages, "pages are in use without a run"
+        """Every page in use belongs to the runs that are its users. AssertionError otherwise (our bug)."""
+        owned = Counter(page for run in self._runs.values() for page in run.pages)
+        assert owned == self.pool.users, "pages are in use without a run, or by a run that does not have them"
         self.pool.check_integrity()
 
     def _drop_request(self, request: str) -> None:
         run = self._runs.pop(request, None)
         if run is None:
             return
-        self.pool.free(run.pages)
-        run.pages = []
+        self._release(run)
         self.view = {r.request: r.run for r in self._runs.values()}
+
+    def _release(self, run: Run) -> None:
+        self.pool.free(run.pages)
+        run.pages, run.sealed = [], 0

@@ -24,6 +24,7 @@ from blockrelay_worker.links import Links, Stopping
 from blockrelay_worker.mailbox import Mailbox, Reader
 from blockrelay_worker.numerics import numerics_id
 from blockrelay_worker.pages import PageLayout, PagePool, pages_for
+from blockrelay_worker.prefix_cache import PrefixCache
 from blockrelay_worker.registration import Assignment, LoadingBeat, Registration
 from blockrelay_worker.runs import RunTable
 from blockrelay_worker.stage import StageRole
@@ -73,6 +74,7 @@ class Worker:
             numerics=numerics_id(self._folder.manifest),
             host=settings.host,
             port=self._status.port,
+            threads=settings.threads,
         )
         assignment = registration.wait_for_assignment()
         with LoadingBeat(registration, self._links, settings.beat_s):
@@ -117,6 +119,8 @@ class Worker:
             device=settings.device,
             max_rows=settings.max_rows,
             max_requests=settings.max_requests,
+            step_target_s=settings.step_target_s,
+            speculation=settings.speculation == "on",
             dead_after_s=settings.dead_after_s,
             retention_s=settings.retention_s,
         )
@@ -125,7 +129,7 @@ class Worker:
         self, registration: Registration, assignment: Assignment, role: StageRole, executor: StageExecutor
     ) -> None:
         """From ready to gone."""
-        table, mailbox, over = RunTable(executor.pool), Mailbox(), threading.Event()
+        table, mailbox, over = RunTable(executor.pool, self._cache(executor.pool)), Mailbox(), threading.Event()
         self._metrics.kv_pages_total.set(executor.pool.pages)
         engine = Engine(role, self._with_faults(role, executor), table, self._links, mailbox, self._metrics)
         run_id = registration.announce(assignment, pages=executor.pool.pages)
@@ -161,6 +165,13 @@ class Worker:
         for thread in threads:
             thread.join()
         table.check_integrity()
+
+    def _cache(self, pool: PagePool) -> PrefixCache | None:
+        """None where pages may not be shared, or hold nothing."""
+        manifest = self._folder.manifest
+        if not (self._settings.prefix_cache and manifest.exact and pool.layout.layers):
+            return None
+        return PrefixCache(pool, model_hash=manifest.model_hash, numerics=numerics_id(manifest), metrics=self._metrics)
 
     def _readers(self, role: StageRole, mailbox: Mailbox, over: threading.Event) -> list[threading.Thread]:
         keys, inbox = self._links.keys, self._links.keys.inbox(role.worker)
