@@ -41,8 +41,11 @@ class BlockSource:
 
     def total_bytes(self) -> int:
         """The bytes of all tensors, which `write` reports piece by piece."""
-        blocks = (self._place(index)[0] for index in range(1, self.model.blocks + 1))
-        return sum(tensor.nbytes for tensors in blocks for tensor in tensors.values())
+        return sum(self.block_bytes(index) for index in range(1, self.model.blocks + 1))
+
+    def block_bytes(self, index: int) -> int:
+        """The bytes of the tensors of block `index`."""
+        return sum(tensor.nbytes for tensor in self._place(index)[0].values())
 
     def write(self, index: int, folder: Path, name: str, progress: Progress) -> BlockSpec:
         """Write block `index` to the file `name` in `folder`, down to the disk. `progress` is told bytes."""

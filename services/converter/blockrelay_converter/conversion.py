@@ -29,7 +29,10 @@ from blockrelay_converter.staging import staged_folder
 from blockrelay_converter.texts import Texts, read_texts
 
 Report = Callable[[str, int, int], None]
-"""Called with (what is being done, bytes done since the last call, bytes of all blocks)."""
+"""Called with (what is being done, bytes done since the last call, bytes in all).
+
+The bytes are those of the blocks' tensors, once for writing them and once for computing their known answers.
+"""
 
 
 def convert(
@@ -57,12 +60,18 @@ def convert(
     texts = read_texts(checkpoint, config)
     model = _model_config(config, texts, name or checkpoint.resolve().name)
     source = BlockSource(Checkpoint(checkpoint), model, precision, tied=config.tied)
+    answers = answers and precision == "w8a8"
+    total = source.total_bytes() * (2 if answers else 1)
     with staged_folder(out, force=force) as folder:
-        manifest = _write_files(folder, source, config, texts, report)
+        manifest = _write_files(folder, source, config, texts, lambda what, done: report(what, done, total))
         (folder / MANIFEST_NAME).write_bytes(manifest.encode())
-        if manifest.exact and answers:
-            report("known answers", 0, source.total_bytes())
-            manifest = _with_answers(manifest, known_answers(folder, manifest))
+        if answers:
+            report("known answers", 0, total)
+
+            def answered(index: int) -> None:
+                report(f"known answer of block_{index}", source.block_bytes(index), total)
+
+            manifest = _with_answers(manifest, known_answers(folder, manifest, answered))
             (folder / MANIFEST_NAME).write_bytes(manifest.encode())
     return manifest
 
@@ -89,8 +98,10 @@ def _model_config(config: SourceConfig, texts: Texts, name: str) -> ModelConfig:
     )
 
 
-def _write_files(folder: Path, source: BlockSource, config: SourceConfig, texts: Texts, report: Report) -> Manifest:
-    model, precision, total = source.model, source.precision, source.total_bytes()
+def _write_files(
+    folder: Path, source: BlockSource, config: SourceConfig, texts: Texts, report: Callable[[str, int], None]
+) -> Manifest:
+    model, precision = source.model, source.precision
     files: list[str] = [ROTARY_NAME]
     if texts.tokenizer is not None:
         (folder / TOKENIZER_NAME).write_bytes(texts.tokenizer)
@@ -108,7 +119,7 @@ def _write_files(folder: Path, source: BlockSource, config: SourceConfig, texts:
     blocks: list[BlockSpec] = []
     for index in range(1, model.blocks + 1):
         file = f"blocks/block_{index}.bin"
-        blocks.append(source.write(index, folder, file, lambda done, i=index: report(f"block_{i}", done, total)))
+        blocks.append(source.write(index, folder, file, lambda done, i=index: report(f"block_{i}", done)))
     files += [*graph_files.values(), *(block.file for block in blocks)]
     manifest = Manifest(
         model=model,

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from blockrelay.errors import ExecutionError
@@ -11,16 +12,27 @@ from blockrelay.strict_json import Fields
 _MODULE = "blockrelay_worker.known_answers"
 
 
-def known_answers(folder: Path, manifest: Manifest) -> dict[int, str]:
+def known_answers(folder: Path, manifest: Manifest, done: Callable[[int], None] = lambda index: None) -> dict[int, str]:
     """Block index -> SHA-256 (hex) of its output, computed from the folder's files alone.
 
-    ExecutionError carries the worker's last line if it fails.
+    `done` is told each index as it is known. ExecutionError carries the worker's last line if it fails.
     """
-    done = subprocess.run([sys.executable, "-m", _MODULE, str(folder)], capture_output=True, check=False)
-    if done.returncode != 0:
-        lines = done.stderr.decode(errors="replace").strip().splitlines() or [f"exit code {done.returncode}"]
-        raise ExecutionError(f"the known answers could not be computed: {lines[-1]}")
-    answers = Fields.parse(done.stdout, _MODULE, ExecutionError)
-    found = {block.index: answers.text(block.name) for block in manifest.blocks}
-    answers.done()
+    found: dict[int, str] = {}
+    command = [sys.executable, "-m", _MODULE, str(folder)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as worker:
+        assert worker.stdout is not None
+        assert worker.stderr is not None
+        try:
+            for block, line in zip(manifest.blocks, worker.stdout, strict=False):
+                answer = Fields.parse(line, _MODULE, ExecutionError)
+                found[block.index] = answer.text(block.name)
+                answer.done()
+                done(block.index)
+            errors = worker.stderr.read().decode(errors="replace").strip().splitlines()
+        except BaseException:
+            worker.kill()
+            raise
+    if worker.returncode != 0 or len(found) != len(manifest.blocks):
+        why = errors[-1] if errors else f"{len(found)} of {len(manifest.blocks)}, exit code {worker.returncode}"
+        raise ExecutionError(f"the known answers could not be computed: {why}")
     return found

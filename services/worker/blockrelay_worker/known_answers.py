@@ -1,6 +1,7 @@
 """Known answers: what every block must compute for a fixed input, on every machine.
 
-    python -m blockrelay_worker.known_answers FOLDER      {"block_1": "<SHA-256>", ...} on stdout, for the converter
+    python -m blockrelay_worker.known_answers FOLDER      {"block_1": "<SHA-256>"} on stdout, a line per block as it
+                                                          is done, for the converter
 
 The converter stores them. A worker computes them at start with the code it will serve with and refuses to serve on a
 difference: a product that saturates (uint8 x int8 on CPUs without VNNI) is wrong in a way that no comparison with
@@ -12,6 +13,7 @@ import json
 import logging
 import platform
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -114,17 +116,15 @@ def first_mismatch(executor: StageExecutor) -> str | None:
     return None
 
 
-def known_answers(folder: BlockFolder) -> dict[str, str]:
-    """Block name -> answer by definition: NumPy products and reference kernels, one block in memory at a time."""
-    found: dict[str, str] = {}
+def known_answers(folder: BlockFolder) -> Iterator[tuple[str, str]]:
+    """(block name, answer) by definition: NumPy products and reference kernels, one block in memory at a time."""
     for block in range(1, folder.model.blocks + 1):
         pool = PagePool(StageExecutor.layout_of(folder, block, block), 2)
         executor = StageExecutor(
             folder, block, block, pool=pool, threads=1, kernels=ReferenceKernels(), variant="exact"
         )
-        found[f"block_{block}"] = answer(executor, block)
+        yield f"block_{block}", answer(executor, block)
         executor.close()
-    return found
 
 
 def cpu_name() -> str:
@@ -145,11 +145,12 @@ def main(arguments: list[str]) -> int:
         return 2
     try:
         folder = open_block_folder(arguments[0], known_answers=False)
-        answers = known_answers(folder)
+        for name, found in known_answers(folder):
+            sys.stdout.write(json.dumps({name: found}) + "\n")
+            sys.stdout.flush()
     except BlockrelayError as error:
         sys.stderr.write(f"{error}\n")
         return 2
-    sys.stdout.write(json.dumps(answers) + "\n")
     return 0
 
 

@@ -1,4 +1,4 @@
-"""Matrix products of one block: ONNX Runtime sessions over memory-mapped weights, or exact float64.
+"""Matrix products of one block: ONNX Runtime sessions over memory-mapped weights, or exact NumPy.
 
 A w8a8 product is y = float32(int32(u - 128) @ q) * scale, one rounding per step. The integer sum is exact, so every
 way to compute it gives the same bits, unless the CPU's instruction saturates: the kernels for uint8 x int8 do on CPUs
@@ -7,7 +7,7 @@ CPU flags:
 
     u8s8    uint8 rows x int8 weights; the fastest where it is right
     u8u8    uint8 rows x uint8 weights (plus 128): right everywhere, slower, and a private copy of the weights
-    exact   NumPy, float64: products and sums are whole numbers below 2**53; needs no ONNX Runtime, converter's truth
+    exact   NumPy (`exact_linear`): whole numbers that floats hold exactly; needs no ONNX Runtime, converter's truth
 """
 
 from collections.abc import Mapping
@@ -19,12 +19,11 @@ from numpy.typing import NDArray
 
 from blockrelay.block_folder import BlockFolder
 from blockrelay.errors import BlockFolderError
+from blockrelay_worker.exact_linear import ExactLinear
 
 Variant = Literal["u8s8", "u8u8", "exact"]
 #: Bindings are kept for row counts up to this one; larger products take so long that making a new one does not show.
 _KEPT_BINDINGS = 64
-#: Weights that `exact` turns into float64 at a time: 32 MiB.
-_EXACT_ELEMENTS = 1 << 22
 
 
 class Linear(Protocol):
@@ -71,25 +70,6 @@ class OrtLinear:
     def forget_buffers(self) -> None:
         """Drop what refers to the caller's buffers: they are about to be replaced."""
         self._bindings.clear()
-
-
-class ExactLinear:
-    """The w8a8 product by its definition. Slow; bits are those of the other variants where these are right."""
-
-    def __init__(self, q: NDArray[np.int8], scale: NDArray[np.float32]) -> None:
-        self._q = q
-        self._scale = scale
-
-    def __call__(self, rows: NDArray[Any], out: NDArray[np.float32]) -> None:
-        centred = rows.astype(np.float64) - 128.0
-        step = max(1, _EXACT_ELEMENTS // self._q.shape[0])
-        for start in range(0, self._q.shape[1], step):
-            columns = slice(start, start + step)
-            total = centred @ self._q[:, columns].astype(np.float64)  # whole numbers below 2**53: exact in any order
-            np.multiply(total.astype(np.float32), self._scale[columns], out=out[:, columns])
-
-    def forget_buffers(self) -> None:
-        """Nothing to forget."""
 
 
 def load_linear(

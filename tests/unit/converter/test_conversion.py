@@ -158,20 +158,20 @@ def test_a_model_without_a_tokenizer_converts_for_token_ids_only(tmp_path: Path)
     assert folder.chat_template() is None
 
 
-def test_progress_adds_up_to_the_whole(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("precision", "answers"), [("w8a8", False), ("w8a8", True), ("fp32", True)])
+def test_progress_adds_up_to_the_whole(precision: Precision, answers: bool, tmp_path: Path) -> None:
     calls: list[tuple[str, int, int]] = []
     checkpoint = write_checkpoint(tmp_path / "c", seed=9)
-    for precision in ("w8a8", "fp32"):
-        calls.clear()
-        convert(
-            checkpoint,
-            tmp_path / precision,
-            precision=precision,
-            report=lambda *call: calls.append(call),
-            answers=False,
-        )
-        assert {total for _, _, total in calls} == {sum(done for _, done, _ in calls)}
-        assert list(dict.fromkeys(what for what, _, _ in calls)) == [f"block_{i}" for i in range(1, 6)]
+
+    def report(what: str, done: int, total: int) -> None:
+        calls.append((what, done, total))
+
+    convert(checkpoint, tmp_path / "out", precision=precision, report=report, answers=answers)
+    assert {total for _, _, total in calls} == {sum(done for _, done, _ in calls)}
+    steps = [f"block_{i}" for i in range(1, 6)]
+    if answers and precision == "w8a8":
+        steps += ["known answers", *(f"known answer of {step}" for step in steps)]
+    assert list(dict.fromkeys(what for what, _, _ in calls)) == steps
 
 
 class TestThePlaceOfTheOutput:

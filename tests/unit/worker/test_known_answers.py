@@ -67,8 +67,9 @@ def test_float32_has_no_known_answers_and_loads(fp32: BlockFolder) -> None:
 def test_the_command_prints_the_answers_that_the_folder_holds(w8a8: BlockFolder) -> None:
     command = [sys.executable, "-m", "blockrelay_worker.known_answers", str(w8a8.root)]
     done = subprocess.run(command, capture_output=True, check=True, text=True)
-    assert json.loads(done.stdout) == {block.name: block.known_answer for block in w8a8.manifest.blocks}
-    assert known_answers(w8a8) == json.loads(done.stdout)
+    expected = [(block.name, block.known_answer) for block in w8a8.manifest.blocks]
+    assert [json.loads(line) for line in done.stdout.splitlines()] == [{name: found} for name, found in expected]
+    assert list(known_answers(w8a8)) == expected
 
 
 def test_the_command_refuses_a_folder_that_is_none(tmp_path: Path) -> None:

@@ -1,0 +1,28 @@
+"""The oracle of the products against whole-number arithmetic."""
+
+import numpy as np
+import pytest
+
+from blockrelay_worker.exact_linear import EXACT_DEPTH, ExactLinear
+
+
+@pytest.mark.parametrize(("depth", "columns"), [(1, 1), (64, 5), (EXACT_DEPTH, 3), (3 * EXACT_DEPTH + 17, 4100)])
+def test_it_is_the_sum_of_whole_numbers_times_the_scale(depth: int, columns: int) -> None:
+    random = np.random.default_rng(depth)
+    u = random.integers(0, 256, (3, depth), dtype=np.uint8)
+    q = random.integers(-128, 128, (depth, columns), dtype=np.int8)
+    scale = random.random(columns, np.float32)
+    # The ends of both ranges in one sum, with one odd part: the largest that float32 must not round on the way.
+    u[0], q[:, 0] = 0, -128
+    u[0, 0], q[0, 0] = 129, 1
+    out = np.empty((3, columns), np.float32)
+    ExactLinear(q, scale)(u, out)
+    total = (u.astype(np.int64) - 128) @ q.astype(np.int64)
+    np.testing.assert_array_equal(out, total.astype(np.float32) * scale)
+
+
+def test_float32_holds_every_sum_of_one_block() -> None:
+    highest = EXACT_DEPTH * 128 * 128
+    whole = np.arange(highest - 1000, highest + 1)
+    np.testing.assert_array_equal(whole.astype(np.float32).astype(np.int64), whole)
+    assert int(np.float32(highest + 1)) != highest + 1  # a deeper block would not be exact
