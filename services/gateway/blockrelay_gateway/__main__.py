@@ -52,7 +52,7 @@ def main() -> int:
     except UsageError as error:
         return _refuse(str(error))
     logs.configure(settings.log_level, node_id=settings.node_id or logs.node_name("gateway"))
-    with socket.socket(socket.AF_INET6 if ":" in settings.host else socket.AF_INET) as listener:
+    with tcp_socket(settings.host) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listener.bind((settings.host, settings.port))
@@ -64,6 +64,15 @@ def main() -> int:
         except BlockrelayError as error:
             return _refuse(str(error))
         return _serve(app, settings, listener)
+
+
+def tcp_socket(host: str) -> socket.socket:
+    """A socket for `host` that says it is TCP: asyncio sends small writes at once (TCP_NODELAY) only on such ones.
+
+    Otherwise every answer's first event waits for the client's delayed acknowledgement of the headers, 40 ms.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    return socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
 
 
 def _serve(app: FastAPI, settings: GatewaySettings, listener: socket.socket) -> int:
