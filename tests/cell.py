@@ -58,8 +58,8 @@ class Cell:
             calls.accept(request, content or body(), model=MODEL, need_pages=need, max_in_flight=limit, **more)  # pyright: ignore[reportArgumentType]
         )
 
-    def claim(self, worker: str, most: int = 8, *, dead_after_s: float = 3.0) -> list[Claimed]:
-        return self.scripts.run(calls.claim(worker, most, dead_after_s=dead_after_s))
+    def claim(self, worker: str, most: int = 8, *, dead_after_s: float = 3.0, free: int = 1000) -> list[Claimed]:
+        return self.scripts.run(calls.claim(worker, most, dead_after_s=dead_after_s, free_pages=free))
 
     def commit(self, run: Claimed, position: int, tokens: list[int], *, end: str = "", **more: object) -> CommitAnswer:
         item = Commit(

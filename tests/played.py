@@ -79,7 +79,7 @@ class PlayedWorker:
 
         def enough() -> bool:
             self.beat()
-            found.extend(self.scripts.run(calls.claim(self.names[0], count - len(found), dead_after_s=60)))
+            found.extend(self.scripts.run(calls.claim(self.names[0], count - len(found), dead_after_s=60, free_pages=1000)))
             return len(found) >= count
 
         wait_until(enough, f"{count} jobs are there", poll_s=0.005)
@@ -129,7 +129,7 @@ def answering(worker: PlayedWorker, reply: Callable[[Claimed], tuple[list[int], 
         try:
             while not stop.is_set():
                 worker.beat()
-                for claimed in worker.scripts.run(calls.claim(worker.names[0], 8, dead_after_s=60)):
+                for claimed in worker.scripts.run(calls.claim(worker.names[0], 8, dead_after_s=60, free_pages=1000)):
                     tokens, end = reply(claimed)
                     for token in tokens[:-1]:
                         worker.say(claimed, [token])

@@ -141,7 +141,7 @@ class ScriptMachine(RuleBasedStateMachine):
             for request in on:
                 record = self.cell.record(request)
                 assert record["state"] == "running" and name in record["route"].split(","), "I3"
-            assert self.cell.reserved(name) == sum(int(self.cell.record(r)["need"]) for r in on), "I4"
+            assert self.cell.reserved(name) == sum(int(self.cell.record(r)["held"]) for r in on), "I4"
         for request in unfinished:
             record = self.cell.record(request)
             if record["state"] == "running":

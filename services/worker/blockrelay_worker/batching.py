@@ -14,23 +14,69 @@ class Candidate:
     served: int = 0
 
 
-def choose_rows(candidates: Sequence[Candidate], max_rows: int) -> list[tuple[str, int]]:
+def choose_rows(
+    candidates: Sequence[Candidate],
+    max_rows: int,
+    *,
+    most_decoding: int | None = None,
+    prompt_rows: int | None = None,
+) -> list[tuple[str, int]]:
     """(request, rows) of one iteration, at most `max_rows` rows in all, each request once.
 
-    Decode rows (one missing row) come first, so that long prompts never hold up running requests; prompt chunks share
-    what is left in order of waiting. A solo request runs alone, in its turn: when it has waited longest.
+    Decode rows (one missing row) come first, at most `most_decoding` of them, so that long prompts never hold up
+    running requests; prompt chunks share what is left in order of waiting, `prompt_rows` at most when somebody decodes.
+    A solo request runs alone, in its turn: when it has waited longest.
     Every candidate is served at last: those left out have the lowest `served` next time.
     """
     waiting = sorted(candidates, key=lambda c: c.served)
     if waiting and waiting[0].solo:
         return [(waiting[0].request, min(waiting[0].missing, max_rows))]
     together = [c for c in waiting if not c.solo]
-    chosen: list[tuple[str, int]] = []
-    room = max_rows
-    for candidate in [c for c in together if c.missing == 1] + [c for c in together if c.missing > 1]:
+    decoding = [c for c in together if c.missing == 1][: max_rows if most_decoding is None else most_decoding]
+    chosen = [(c.request, 1) for c in decoding[:max_rows]]
+    room = max_rows - len(chosen)
+    if chosen and prompt_rows is not None:
+        room = min(room, prompt_rows)
+    for candidate in [c for c in together if c.missing > 1]:
         if room == 0:
             break
         rows = min(candidate.missing, room)
         chosen.append((candidate.request, rows))
         room -= rows
+    return chosen
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """A segment that waits in a later stage; `decodes`: it continues a running request."""
+
+    request: str
+    rows: int
+    decodes: bool
+
+
+def choose_arrived(waiting: Sequence[Arrived], max_rows: int, prompt_rows: int) -> list[int]:
+    """Indexes of `waiting` (in order of arrival) for one iteration: decoding segments first, then prompt chunks.
+
+    One segment per request, its oldest; at most `max_rows` rows and, beside decoding ones, about `prompt_rows` of
+    prompts, but never nothing: a segment is not cut, so one may be alone over the bound.
+    """
+    heads: dict[str, int] = {}
+    for index, segment in enumerate(waiting):
+        heads.setdefault(segment.request, index)
+    decoding = [i for i in heads.values() if waiting[i].decodes]
+    chosen: list[int] = []
+    rows = 0
+    for index in decoding:
+        if rows + waiting[index].rows > max_rows and chosen:
+            return chosen
+        chosen.append(index)
+        rows += waiting[index].rows
+    bound = min(max_rows, rows + prompt_rows) if chosen else max_rows
+    for index in [i for i in heads.values() if not waiting[i].decodes]:
+        most = bound if len(chosen) > len(decoding) else max_rows
+        if chosen and rows + waiting[index].rows > most:
+            break
+        chosen.append(index)
+        rows += waiting[index].rows
     return chosen

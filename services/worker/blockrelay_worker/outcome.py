@@ -16,7 +16,7 @@ from blockrelay_worker.stage import StageRole
 
 
 def next_tokens(run: Run, drafts: Sequence[int], logits: NDArray[np.float32], role: StageRole) -> Commit:
-    """Choose the token after `run.tokens` and, as long as `drafts` turn out right, those after them; say what to commit.
+    """Choose the token after `run.tokens` and those after `drafts` that turn out right; say what to commit.
 
     `logits` [1 + drafts, vocab], finite: of the last known token and of each draft behind it. A row counts only if its
     token is the one that was chosen, so every token is the one that a step without drafts would give.

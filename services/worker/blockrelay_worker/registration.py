@@ -31,7 +31,9 @@ class Assignment:
 class Registration:
     """One life in the registry. A worker that was declared dead makes a new one, under a new id."""
 
-    def __init__(self, links: Links, *, model: str, device: Device, numerics: str, host: str, port: int) -> None:
+    def __init__(
+        self, links: Links, *, model: str, device: Device, numerics: str, host: str, port: int, threads: int
+    ) -> None:
         self.worker = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
         self._links, self._model = links, model
         self._fields: Mapping[Any, Any] = {
@@ -42,6 +44,9 @@ class Registration:
             "pid": os.getpid(),
             "port": port,
             "registered": server_ms(),
+            "node": socket.gethostname(),
+            "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+            "threads": threads,
         }
 
     def wait_for_assignment(self) -> Assignment:

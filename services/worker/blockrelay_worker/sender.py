@@ -82,4 +82,5 @@ def _segment(work: Work) -> ForwardSegment:
         position=work.position,
         token_ids=tuple(work.tokens),
         ends_known=work.samples,
+        drafts=work.drafts,
     )

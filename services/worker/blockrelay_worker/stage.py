@@ -21,6 +21,8 @@ class StageRole:
     device: Device
     max_rows: int
     max_requests: int
+    step_target_s: float
+    speculation: bool
     dead_after_s: float
     retention_s: int
 
@@ -28,6 +30,11 @@ class StageRole:
     def gpu_blocks(self) -> tuple[str, ...]:
         """Names of this stage's blocks if they run on a GPU, else nothing."""
         return tuple(f"block_{i}" for i in range(self.first, self.last + 1)) if self.device == "gpu" else ()
+
+    @property
+    def speculates(self) -> bool:
+        """Guessed tokens are tried: only where a row's bits do not depend on its batch."""
+        return self.speculation and self.folder.manifest.exact
 
     @property
     def first_stage(self) -> bool:

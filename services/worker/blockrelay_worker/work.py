@@ -13,8 +13,9 @@ from blockrelay_worker.runs import Run
 class Work:
     """Consecutive rows of `run` from `position` on, one per token.
 
-    `hidden` float32 [rows, H] from the stage before, None in the first stage. `samples`: the last row is the last known
-    token, so the last stage chooses the next token (or ends the tensor step) there.
+    `hidden` float32 [rows, H] from the stage before, None in the first stage. `samples`: the last known token is among
+    them, so the last stage chooses the next token (or ends the tensor step) there. Behind it stand `drafts` rows of
+    guessed tokens.
     """
 
     run: Run
@@ -22,14 +23,28 @@ class Work:
     tokens: Sequence[int]
     hidden: NDArray[np.float32] | None = None
     samples: bool
+    drafts: int = 0
 
     @property
     def rows(self) -> int:
         return len(self.tokens)
 
-    def wanted_rows(self) -> list[int]:
+    @property
+    def known_end(self) -> int:
+        """The position behind the last row whose token is known."""
+        return self.position + len(self.tokens) - self.drafts
+
+    @property
+    def decodes(self) -> bool:
+        """It continues a running request: one known row, perhaps with drafts."""
+        return self.samples and len(self.tokens) == 1 + self.drafts
+
+    def wanted_rows(self) -> Sequence[int]:
         """Rows, relative to the first, whose logits the last stage needs; ascending."""
-        rows = [i for i in range(self.rows) if self.run.wants_logits(self.position + i)]
-        if self.samples and (not rows or rows[-1] != self.rows - 1):
-            rows.append(self.rows - 1)
+        known = self.rows - self.drafts
+        if self.run.body.logits != "all":
+            return range(known - 1, self.rows) if self.samples else ()
+        rows = [i for i in range(known) if self.run.wants_logits(self.position + i)]
+        if self.samples and (not rows or rows[-1] != known - 1):
+            rows.append(known - 1)
         return rows

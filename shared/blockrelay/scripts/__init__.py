@@ -84,7 +84,8 @@ def accept(
     session: SessionStep | None = None,
 ) -> Call[Accepted]:
     """`deadline_ms` is absolute Unix time in milliseconds, 0 for none."""
-    args: list[Argument] = [request, model, need_pages, max_in_flight, deadline_ms, body.encode()]
+    prompt_tokens = int(body.prompt.size)
+    args: list[Argument] = [request, model, need_pages, max_in_flight, deadline_ms, body.encode(), prompt_tokens]
     if session:
         args += [session.session, session.step, session.fingerprint, session.length, session.tokens]
 
@@ -94,8 +95,12 @@ def accept(
     return Call("accept", tuple(args), parse)
 
 
-def claim(worker: str, most: int, *, dead_after_s: float) -> Call[list[Claimed]]:
-    """At most `most` jobs, each under a fresh random run nonce."""
+def claim(worker: str, most: int, *, dead_after_s: float, free_pages: int) -> Call[list[Claimed]]:
+    """At most `most` jobs, each under a fresh random run nonce.
+
+    `free_pages` bounds what a worker of the whole model takes: the tokens that its jobs have now must fit. Other
+    workers reserve instead, and it means nothing.
+    """
 
     def parse(answer: Any) -> list[Claimed]:
         return [
@@ -113,7 +118,8 @@ def claim(worker: str, most: int, *, dead_after_s: float) -> Call[list[Claimed]]
             for a in answer
         ]
 
-    return Call("claim", (worker, most, int(dead_after_s * 1000), *(token_hex(8) for _ in range(most))), parse)
+    nonces = (token_hex(8) for _ in range(most))
+    return Call("claim", (worker, most, int(dead_after_s * 1000), free_pages, *nonces), parse)
 
 
 def commit(items: Sequence[Commit]) -> Call[list[CommitAnswer]]:

@@ -1,6 +1,9 @@
 -- CLAIM: one script takes the oldest jobs (re-runs first), deletes them, writes run and full route, reserves pages.
+-- Several stages reserve all that a request may ever need, on each of them. One stage reserves nothing: it takes what its
+-- free pages hold of known tokens now, and preempts when runs outgrow its pool.
 -- There is no delivered-but-unrecorded state: a lost reply leaves the request on `on:<worker>`, where BEAT finds it.
--- ARGV: retention, worker, most jobs, milliseconds without a beat that make a worker dead, then that many random nonces
+-- ARGV: retention, worker, most jobs, milliseconds without a beat that make a worker dead, its free pages (one stage),
+--   then that many random nonces
 -- Answer: a list of {id, run, route, class, milliseconds since ACCEPT, solo, cold, body, {committed tokens}}; empty when there is nothing to do,
 -- or while some stage has no live worker with room.
 local me, most, dead_before = ARGV[2], tonumber(ARGV[3]), NOW - tonumber(ARGV[4])
@@ -9,6 +12,8 @@ if not mine[1] or mine[3] ~= '0' or redis.call('EXISTS', P .. 'inbox:' .. me) ==
 local model, split, device, numerics = mine[1], mine[2], mine[4], mine[5]
 local _, commas = string.gsub(split, ',', '')
 local stages = commas + 1
+local PAGE_TOKENS = 16
+local all_pages, free_now = tonumber(mine[6]), tonumber(ARGV[5])
 
 -- Live workers of my split and numerics: candidates[stage][device] = list of {id, free pages, load}
 local candidates = {}
@@ -70,19 +75,24 @@ for _, stream in ipairs({'reruns', 'jobs'}) do
         finish(r, 'error', cjson.encode({error = 'the request began under numerics id ' .. r.numerics
           .. ' and no worker of it is left', code = 'numerics_changed'}))
       else
-        local route = find_route(r.need, r.class)
+        local held, now = r.need, math.ceil((r.prompt + r.n + 1) / PAGE_TOKENS)
+        if stages == 1 then
+          if now > free_now or r.need > all_pages then return answer end
+          held, free_now = 0, free_now - now
+        end
+        local route = find_route(held, r.class)
         if not route then return answer end
-        local run, ids = ARGV[5 + #answer], {}
+        local run, ids = ARGV[6 + #answer], {}
         for i, c in ipairs(route) do
           ids[i] = c.id
-          c.free = c.free - r.need
+          c.free = c.free - held
           c.load = c.load + 1
           redis.call('SADD', P .. 'on:' .. c.id, r.id)
-          redis.call('HINCRBY', P .. 'worker:' .. c.id, 'reserved', r.need)
+          redis.call('HINCRBY', P .. 'worker:' .. c.id, 'reserved', held)
         end
         redis.call('XDEL', key, entry[1])
         redis.call('HSET', P .. 'request:' .. r.id, 'state', 'running', 'run', run, 'route', table.concat(ids, ','), 'job', '',
-          'numerics', numerics, 'moved', NOW)
+          'held', held, 'numerics', numerics, 'moved', NOW)
         redis.call('HSETNX', P .. 'request:' .. r.id, 'claimed', NOW)
         redis.call('ZADD', P .. 'running', 'XX', NOW, r.id)
         local tokens = {}

@@ -8,7 +8,7 @@ local NOW = time[1] * 1000 + math.floor(time[2] / 1000)
 local MAX_SOLO_DEATHS, SOLO_AFTER = 5, 3
 
 local FIELDS = {'state', 'run', 'n', 'route', 'need', 'class', 'model', 'deadline', 'deaths', 'solo_deaths', 'deaths_n',
-  'missing', 'job', 'fallbacks', 'numerics'}
+  'missing', 'job', 'fallbacks', 'numerics', 'prompt', 'held'}
 
 -- The record of a request as a table, or nil. Numbers are converted.
 local function load(id)
@@ -16,7 +16,7 @@ local function load(id)
   if not v[1] then return nil end
   local r = {id = id}
   for i, f in ipairs(FIELDS) do r[f] = v[i] or '' end
-  for _, f in ipairs({'n', 'need', 'deadline', 'deaths', 'solo_deaths', 'deaths_n', 'missing'}) do r[f] = tonumber(r[f]) or 0 end
+  for _, f in ipairs({'n', 'need', 'deadline', 'deaths', 'solo_deaths', 'deaths_n', 'missing', 'prompt', 'held'}) do r[f] = tonumber(r[f]) or 0 end
   return r
 end
 
@@ -31,8 +31,9 @@ end
 local function release(r)
   for _, w in ipairs(members(r.route)) do
     redis.call('XADD', P .. 'inbox:' .. w, 'NOMKSTREAM', '*', 'd', cmsgpack.pack({r.id, r.run}))
-    if redis.call('SREM', P .. 'on:' .. w, r.id) == 1 and redis.call('EXISTS', P .. 'worker:' .. w) == 1 then
-      redis.call('HINCRBY', P .. 'worker:' .. w, 'reserved', -r.need)
+    if redis.call('SREM', P .. 'on:' .. w, r.id) == 1 and r.held > 0
+      and redis.call('EXISTS', P .. 'worker:' .. w) == 1 then
+      redis.call('HINCRBY', P .. 'worker:' .. w, 'reserved', -r.held)
     end
   end
 end

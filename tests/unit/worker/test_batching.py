@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blockrelay_worker.batching import Candidate, choose_rows
+from blockrelay_worker.batching import Arrived, Candidate, choose_arrived, choose_rows
 
 
 def test_decode_rows_come_first_and_prompts_share_the_rest() -> None:
@@ -54,3 +54,56 @@ def test_everybody_is_served_at_last(candidates: list[Candidate], room: int) -> 
                 left[request] = Candidate(request, old.missing - rows, old.solo, iteration)
         iteration += 1
     assert not left
+
+
+def test_prompt_rows_are_bounded_only_while_somebody_decodes() -> None:
+    prompt = Candidate("prompt", 500)
+    assert choose_rows([prompt, Candidate("a", 1)], 512, prompt_rows=64) == [("a", 1), ("prompt", 64)]
+    assert choose_rows([prompt], 512, prompt_rows=64) == [("prompt", 500)]
+
+
+def test_decode_rows_of_one_group_are_those_that_waited_longest() -> None:
+    candidates = [Candidate("a", 1, served=3), Candidate("b", 1, served=1), Candidate("c", 1, served=2)]
+    assert choose_rows(candidates, 512, most_decoding=2) == [("b", 1), ("c", 1)]
+
+
+def test_decoding_segments_overtake_prompt_chunks_but_never_their_own() -> None:
+    waiting = [
+        Arrived("long", 128, False),
+        Arrived("long", 128, False),
+        Arrived("a", 1, True),
+        Arrived("long", 1, True),
+        Arrived("b", 3, True),
+    ]
+    assert choose_arrived(waiting, 512, prompt_rows=256) == [2, 4, 0]
+    assert choose_arrived(waiting, 512, prompt_rows=32) == [2, 4, 0], "a segment is not cut"
+    assert choose_arrived(waiting, 100, prompt_rows=32) == [2, 4]
+    assert choose_arrived(waiting[:2], 100, prompt_rows=32) == [0]
+
+
+def test_prompt_chunks_share_a_step_without_decoding_up_to_the_batch() -> None:
+    waiting = [Arrived("a", 128, False), Arrived("b", 128, False), Arrived("c", 300, False)]
+    assert choose_arrived(waiting, 512, prompt_rows=32) == [0, 1]
+
+
+@given(
+    st.lists(st.builds(Arrived, st.sampled_from("abcdef"), st.integers(1, 300), st.booleans()), max_size=20),
+    st.integers(1, 512),
+    st.integers(1, 512),
+)
+def test_arrived_segments_are_all_served_in_each_requests_order(
+    waiting: list[Arrived], max_rows: int, prompt_rows: int
+) -> None:
+    left = list(enumerate(waiting))
+    served: list[int] = []
+    while left:
+        chosen = choose_arrived([s for _, s in left], max_rows, prompt_rows)
+        batch = [left[i] for i in chosen]
+        assert batch, "never nothing"
+        assert len({s.request for _, s in batch}) == len(batch)
+        assert sum(s.rows for _, s in batch) <= max_rows or len(batch) == 1
+        served += [i for i, _ in batch]
+        left = [item for i, item in enumerate(left) if i not in chosen]
+    for name in "abcdef":
+        order = [i for i in served if waiting[i].request == name]
+        assert order == sorted(order)

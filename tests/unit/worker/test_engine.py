@@ -64,6 +64,8 @@ def engine_running(
         device="gpu" if device == "gpu" else "cpu",
         max_rows=64,
         max_requests=8,
+        step_target_s=1.0,
+        speculation=True,
         dead_after_s=60,
         retention_s=60,
     )

@@ -1,0 +1,77 @@
+"""A later stage's rows: what the stage before sent, in order, each request once per batch."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from blockrelay.messages import Forward, ForwardSegment
+from blockrelay_worker.arrivals import Arrivals
+from blockrelay_worker.batching import Arrived, choose_arrived
+from blockrelay_worker.stage import StageRole
+from blockrelay_worker.work import Work
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """Rows of one segment that arrived and were not computed yet, and the message they came with."""
+
+    segment: ForwardSegment
+    hidden: NDArray[np.float32]
+    message: Forward
+
+    @property
+    def arrived(self) -> Arrived:
+        segment = self.segment
+        rows = len(segment.token_ids)
+        return Arrived(segment.request, rows, segment.ends_known and rows == 1 + segment.drafts)
+
+
+class ArrivedRows:
+    """Makes the batches of a later stage. Used by the engine thread only."""
+
+    def __init__(self, role: StageRole, arrivals: Arrivals) -> None:
+        self._role, self._arrivals = role, arrivals
+        self._waiting: list[Waiting] = []
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def add(self, message: Forward) -> None:
+        at = 0
+        for segment in message.segments:
+            end = at + len(segment.token_ids)
+            self._waiting.append(Waiting(segment, message.rows[at:end], message))
+            at = end
+
+    def clear(self) -> None:
+        self._waiting.clear()
+
+    def take(self, prompt_rows: int) -> tuple[list[Work], list[ForwardSegment]]:
+        """The next batch, and segments whose runs must run again because their pages are missing.
+
+        `prompt_rows` bounds the prompt rows beside decode rows.
+        """
+        chosen = choose_arrived([w.arrived for w in self._waiting], self._role.max_rows, prompt_rows)
+        items = [self._waiting[i] for i in chosen]
+        taken = set(chosen)
+        self._waiting = [w for i, w in enumerate(self._waiting) if i not in taken]
+        work: list[Work] = []
+        refused: list[ForwardSegment] = []
+        for item in items:
+            segment, run = item.segment, self._arrivals.segment(item.segment)
+            if run == "rerun":
+                refused.append(segment)
+            elif run != "drop":
+                run.passing, run.gpu_blocks = item.message.block_seconds, item.message.gpu_blocks
+                work.append(
+                    Work(
+                        run=run,
+                        position=segment.position,
+                        tokens=segment.token_ids,
+                        hidden=item.hidden,
+                        samples=segment.ends_known,
+                        drafts=segment.drafts,
+                    )
+                )
+        return work, refused

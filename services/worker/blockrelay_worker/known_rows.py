@@ -1,0 +1,117 @@
+"""The first stage's rows: known tokens whose KV is missing, guesses behind them, and the pages for both."""
+
+from blockrelay.metrics import WorkerMetrics
+from blockrelay_worker.batching import Candidate, choose_rows
+from blockrelay_worker.drafts import Drafter, draft_rows
+from blockrelay_worker.pages import pages_for
+from blockrelay_worker.parallelism import Groups
+from blockrelay_worker.preemption import Holding, claimable_pages, startable, victim
+from blockrelay_worker.runs import Run, RunTable
+from blockrelay_worker.sender import Sender
+from blockrelay_worker.stage import StageRole
+from blockrelay_worker.work import Work
+
+
+class KnownRows:
+    """Makes the batches of a first stage. Used by the engine thread only."""
+
+    def __init__(
+        self, role: StageRole, table: RunTable, sender: Sender, groups: Groups, metrics: WorkerMetrics
+    ) -> None:
+        self._role, self._table, self._sender, self._groups, self._metrics = role, table, sender, groups, metrics
+        self._overcommits = role.last_stage  # nothing is reserved on a worker of the whole model
+
+    def take(self, prompt_rows: int) -> list[Work]:
+        """The next batch; grows the page lists of its runs, and preempts younger runs where there are too few.
+
+        `prompt_rows` bounds the prompt rows beside decode rows.
+        """
+        runs = {run.request: run for run in self._table.all() if run.missing}
+        if not runs:
+            return []
+        candidates = {r.request: Candidate(r.request, r.missing, r.solo, r.served) for r in self._ready(runs)}
+        groups = self._most_groups(runs)
+        chosen = dict(
+            choose_rows(
+                list(candidates.values()),
+                self._role.max_rows if groups == 1 else max(1, self._role.max_rows // (2 * groups)),
+                most_decoding=self._share_of_decoding(groups),
+                prompt_rows=prompt_rows,
+            )
+        )
+        work: list[Work] = []
+        drafts_left, decoding = self._draft_budget(runs, chosen)
+        for request, run in runs.items():  # oldest first, so that nobody is preempted who is in the batch already
+            rows = chosen.get(request, 0)
+            if not rows or run.missing != candidates[request].missing or not self._grow(run, run.computed + rows):
+                continue  # not its turn, preempted just now, or no page left
+            end = run.computed + rows
+            samples = end == len(run.tokens)
+            tokens = run.tokens[run.computed : end]
+            drafts: list[int] = []
+            if samples and rows == 1 and drafts_left:
+                drafts = self._drafts(run, -(-drafts_left // max(1, decoding)))
+                drafts_left -= len(drafts)
+                decoding -= 1
+            work.append(
+                Work(run=run, position=run.computed, tokens=tokens + drafts, samples=samples, drafts=len(drafts))
+            )
+        return work
+
+    def claimable_pages(self) -> int:
+        """Pages that new jobs may take; means something only where nothing is reserved."""
+        return claimable_pages(self._holdings(), self._table.pool.free_pages)
+
+    def _ready(self, runs: dict[str, Run]) -> list[Run]:
+        """Runs that may compute: not held up by a full inbox or, before their first page, by too few pages."""
+        if self._overcommits:
+            if all(run.pages for run in runs.values()):
+                return list(runs.values())
+            allowed = startable(self._holdings(), self._table.pool.free_pages)
+            ready = [run for run in runs.values() if run.request in allowed]
+            for run in ready:
+                if run.preemptions and not run.pages and run.computed == 0:
+                    self._table.adopt(run)
+            return ready
+        full = self._sender.full_targets()
+        return [r for r in runs.values() if r.missing == 1 or r.route[1] not in full]
+
+    def _most_groups(self, runs: dict[str, Run]) -> int:
+        return 1 if self._role.last_stage else max(self._groups.of(run.route) for run in runs.values())
+
+    def _share_of_decoding(self, groups: int) -> int | None:
+        """Decode rows of one batch at most: an equal share, so that no group swallows another that waits."""
+        if groups == 1:
+            return None
+        return max(1, -(-sum(1 for run in self._table.all() if not run.ended and run.missing <= 1) // groups))
+
+    def _grow(self, run: Run, tokens: int) -> bool:
+        while not self._table.grow(run, tokens):
+            # Where pages are reserved, those of a run that has just ended elsewhere come back with its note.
+            name = victim(self._holdings(), run.request) if self._overcommits else None
+            if name is None:
+                return False
+            self._table.preempt(next(r for r in self._table.all() if r.request == name))
+            self._metrics.preemptions.inc()
+        return True
+
+    def _holdings(self) -> list[Holding]:
+        return [Holding(r.request, len(r.pages), pages_for(len(r.tokens) + 1)) for r in self._table.all()]
+
+    def _draft_budget(self, runs: dict[str, Run], chosen: dict[str, int]) -> tuple[int, int]:
+        """(draft rows of this batch, requests that share them)."""
+        if not self._role.speculates:
+            return 0, 0
+        sharing = sum(1 for request, rows in chosen.items() if runs[request].missing == rows == 1)
+        return draft_rows(sum(chosen.values())), sharing
+
+    def _drafts(self, run: Run, most: int) -> list[int]:
+        """Guesses behind the last known token, with pages for them; none for tensor steps."""
+        if run.body.logits != "none" or run.solo:
+            return []
+        if run.drafter is None:
+            run.drafter = Drafter()
+        # The token after the last draft must still be wanted, or its row was in vain.
+        limit = min(run.prompt_length + run.params.max_tokens, self._role.folder.model.max_position)
+        drafts = run.drafter.draft(run.tokens, min(most, limit - len(run.tokens) - 1))
+        return drafts if drafts and self._table.grow(run, len(run.tokens) + len(drafts)) else []

@@ -1,0 +1,56 @@
+"""How many stages of a route compute at the same time: into so many groups its decode rows are split.
+
+Stages with cores of their own work on different groups at once. Stages that share their cores would only read their
+weights more often: there the whole batch goes from one to the next.
+"""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from blockrelay_worker.links import Links
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """Where a worker computes: the host by name, its cores, and how many of them the worker's threads use."""
+
+    node: str
+    cores: int
+    threads: int
+
+
+def groups_of(seats: Sequence[Seat]) -> int:
+    """Micro-batches for a route over these workers: as many as its stages can compute at once; at least 1."""
+    hosts: dict[str, list[Seat]] = defaultdict(list)
+    for seat in seats:
+        hosts[seat.node].append(seat)
+    return sum(_at_once(on_host) for on_host in hosts.values()) or 1
+
+
+def _at_once(seats: list[Seat]) -> int:
+    cores, threads = max(s.cores for s in seats), sum(s.threads for s in seats)
+    return max(1, min(len(seats), cores * len(seats) // max(1, threads)))
+
+
+class Groups:
+    """`groups_of` for routes by worker id; what a worker said of itself at registration never changes, so it is read
+    once."""
+
+    def __init__(self, links: Links) -> None:
+        self._links = links
+        self._known: dict[tuple[str, ...], int] = {}
+
+    def of(self, route: tuple[str, ...]) -> int:
+        if len(route) == 1:
+            return 1
+        if route not in self._known:
+            self._known[route] = groups_of([self._seat(worker) for worker in route])
+        return self._known[route]
+
+    def _seat(self, worker: str) -> Seat:
+        keys, control = self._links.keys, self._links.control
+        fields: Any = self._links.again(lambda: control.hmget(keys.worker(worker), "node", "cores", "threads"))
+        node, cores, threads = fields
+        return Seat((node or worker.encode()).decode(), int(cores or 1), int(threads or 1))

@@ -1,0 +1,82 @@
+"""Guesses at the next tokens: what repeats is found, and a run that guesses badly stops."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from blockrelay_worker.drafts import CHEAP_ROWS, GROUPS, LONGEST_PAUSE, MOST, Drafter, draft_rows, right_drafts
+
+
+def test_what_followed_the_last_tokens_before_is_the_guess() -> None:
+    assert Drafter(length=3).draft([1, 2, 3, 4, 5, 9, 2, 3], most=8) == [4, 5, 9]
+
+
+def test_the_longest_group_wins_and_of_equal_ones_the_latest() -> None:
+    assert Drafter(length=1).draft([7, 1, 2, 30, 8, 1, 2, 40, 7, 1, 2], most=8) == [30]
+    assert Drafter(length=1).draft([1, 2, 30, 5, 1, 2, 40, 5, 9, 1, 2], most=8) == [40]
+
+
+def test_a_repetition_that_reaches_the_end_goes_on() -> None:
+    assert Drafter(length=6).draft([5, 6, 7, 5, 6, 7, 5, 6], most=8) == [7, 5, 6, 7, 5, 6]
+
+
+def test_nothing_is_guessed_without_a_repetition_or_room() -> None:
+    assert Drafter().draft([1, 2, 3, 4], most=8) == []
+    assert Drafter().draft([1], most=8) == []
+    assert Drafter().draft([1, 2, 1, 2], most=0) == []
+
+
+@given(st.lists(st.integers(0, 3), max_size=60), st.integers(1, 8))
+def test_it_is_a_function_of_the_tokens_however_they_came(tokens: list[int], most: int) -> None:
+    """The incremental index gives what a plain search over all tokens gives."""
+    growing = Drafter(length=MOST)
+    for end in range(len(tokens) + 1):
+        found = growing.draft(tokens[:end], most)
+        assert found == Drafter(length=MOST).draft(tokens[:end], most) == searched(tokens[:end], most)
+
+
+def searched(tokens: list[int], most: int) -> list[int]:
+    for size in GROUPS:
+        for start in range(len(tokens) - size - 1, -1, -1):
+            if tokens[start : start + size] == tokens[len(tokens) - size :] and len(tokens) > size:
+                copy = list(tokens)
+                for i in range(most):
+                    copy.append(copy[start + size + i])
+                return copy[len(tokens) :]
+    return []
+
+
+def test_success_lengthens_drafts_and_failure_ends_them() -> None:
+    drafter, repeating = Drafter(), [1, 2] * 20
+    lengths: list[int] = []
+    for _ in range(5):
+        drafts = drafter.draft(repeating, 100)
+        lengths.append(len(drafts))
+        drafter.verdict(len(drafts), len(drafts))
+    assert lengths == [2, 4, 6, 8, MOST]
+    for _ in range(4):
+        drafter.verdict(len(drafter.draft(repeating, 100)), 0)
+    assert drafter.draft(repeating, 100) == []
+
+
+def test_a_run_without_success_probes_more_and_more_rarely() -> None:
+    drafter, repeating, waits = Drafter(), [1, 2] * 20, list[int]()
+    waited = 0
+    for _ in range(2000):
+        if drafts := drafter.draft(repeating, 100):
+            drafter.verdict(len(drafts), 0)
+            waits.append(waited)
+            waited = 0
+        else:
+            waited += 1
+    assert waits[2:4] == [7, 15] and waits[-1] == LONGEST_PAUSE - 1
+
+
+def test_drafts_fill_a_step_only_up_to_where_rows_are_cheap() -> None:
+    assert [draft_rows(n) for n in (1, 10, CHEAP_ROWS, 200)] == [CHEAP_ROWS - 1, CHEAP_ROWS - 10, 0, 0]
+
+
+def test_drafts_are_right_up_to_the_first_that_is_not() -> None:
+    assert right_drafts([4, 5, 6], [4, 5, 6, 7]) == 3
+    assert right_drafts([4, 5, 6], [4, 9]) == 1
+    assert right_drafts([4, 5, 6], [4]) == 0, "the last one was sampled, whatever it is: it has no row yet"
+    assert right_drafts([], [4]) == 0
