@@ -1,0 +1,194 @@
+"""Runs find the pages of beginnings that were computed before, and only those."""
+
+from typing import Any, Literal
+
+import numpy as np
+import pytest
+from prometheus_client import CollectorRegistry
+
+from blockrelay.messages import RequestBody
+from blockrelay.metrics import WorkerMetrics
+from blockrelay.sampling_params import SamplingParams
+from blockrelay_worker.pages import PageLayout, PagePool
+from blockrelay_worker.prefix_cache import PrefixCache
+from blockrelay_worker.runs import Run, RunTable
+
+LAYOUT = PageLayout(layers=1, kv_heads=1, head_dim=8)
+PROMPT = list(range(100, 150))  # three full pages and two tokens
+
+
+class Desk:
+    """A run table with its pool and metrics, and the life of a run as the engine leads it."""
+
+    def __init__(self, pages: int = 20, layout: PageLayout = LAYOUT, *, cache: bool = True) -> None:
+        self.registry = CollectorRegistry()
+        metrics = WorkerMetrics(self.registry)
+        self.pool = PagePool(layout, pages)
+        known = PrefixCache(self.pool, model_hash="m", numerics="n", metrics=metrics) if cache else None
+        self.table = RunTable(self.pool, known)
+        self._count = 0
+
+    def run(self, prompt: list[int], *, cold: bool = False, later: bool = False, **body: Any) -> Run:
+        """A new run on the table; a `later` stage's adopts nothing by itself."""
+        self._count += 1
+        run = Run(
+            request=f"req-{self._count}",
+            run="r",
+            route=("w",),
+            body=RequestBody(prompt=np.array(prompt, np.int32), params={}, **body),
+            params=SamplingParams(),
+            seed=1,
+            tokens=list(prompt),
+            cold=cold,
+        )
+        self.table.add(run)
+        if not later:
+            self.table.adopt(run)
+        return run
+
+    def compute(self, run: Run, tokens: int | None = None) -> None:
+        """As a step does: rows up to `tokens` (default: all)."""
+        end = len(run.tokens) if tokens is None else tokens
+        assert self.table.grow(run, end)
+        run.computed = end
+        self.table.seal(run)
+
+    def value(self, name: str) -> float | None:
+        return self.registry.get_sample_value(f"blockrelay_prefix_cache_{name}_total")
+
+
+@pytest.fixture
+def desk() -> Desk:
+    return Desk()
+
+
+def test_a_second_request_with_the_same_beginning_computes_only_the_rest(desk: Desk) -> None:
+    first = desk.run(PROMPT)
+    desk.compute(first)
+    pages = list(first.pages)
+    desk.table.drop(first.request, "r")
+    second = desk.run([*PROMPT[:40], 7, 8, 9])
+    assert (second.computed, second.pages, second.cached) == (32, pages[:2], 32)
+    assert second.missing == 11
+    assert (desk.value("queries"), desk.value("hits")) == (50 + 43, 32)
+    desk.table.check_integrity()
+
+
+def test_requests_under_way_share_pages_at_once(desk: Desk) -> None:
+    first = desk.run(PROMPT)
+    desk.compute(first)
+    second = desk.run(PROMPT)
+    assert second.pages == first.pages[:3] and desk.pool.used_pages == 4
+    desk.table.drop(first.request, "r")
+    desk.table.check_integrity()
+    desk.compute(second)
+    assert desk.pool.used_pages == 4
+
+
+def test_the_last_known_token_is_always_computed(desk: Desk) -> None:
+    """Its row is where the next token comes from, so that a prompt of whole pages is not found whole."""
+    first = desk.run(PROMPT[:48])
+    desk.compute(first)
+    assert desk.run(PROMPT[:48]).computed == 32
+    assert desk.run(PROMPT[:49]).computed == 48
+
+
+@pytest.mark.parametrize(("logits", "found"), [("last", 48), ("all", 16)])
+def test_rows_whose_logits_are_asked_for_are_computed(desk: Desk, logits: Literal["last", "all"], found: int) -> None:
+    desk.compute(desk.run(PROMPT))
+    assert desk.run(PROMPT, logits=logits, prior=20).computed == found
+
+
+def test_another_salt_finds_nothing(desk: Desk) -> None:
+    desk.compute(desk.run(PROMPT, salt="a"))
+    assert desk.run(PROMPT).computed == 0
+    assert desk.run(PROMPT, salt="b").computed == 0
+    assert desk.run(PROMPT, salt="a").computed == 48
+
+
+def test_a_cold_run_takes_nothing_and_leaves_what_it_computed(desk: Desk) -> None:
+    desk.compute(desk.run(PROMPT))
+    cold = desk.run(PROMPT, cold=True)
+    assert cold.computed == 0 and cold.pages == []
+    desk.compute(cold)
+    assert set(cold.pages).isdisjoint(desk.run(PROMPT).pages), "the first to name a page wins"
+
+
+def test_without_a_cache_nothing_is_kept() -> None:
+    desk = Desk(cache=False)
+    first = desk.run(PROMPT)
+    desk.compute(first)
+    desk.table.drop(first.request, "r")
+    assert desk.pool.cached_pages == 0
+    assert desk.run(PROMPT).computed == 0
+
+
+def test_drafts_are_not_named(desk: Desk) -> None:
+    run = desk.run(PROMPT[:30])
+    run.tokens += [1, 2, 3]
+    assert desk.table.grow(run, 33)
+    run.computed = 33
+    desk.table.seal(run, known=30)
+    assert run.sealed == 1
+    run.tokens[30:] = [4, 5, 6]  # the drafts were wrong
+    run.computed = 30
+    desk.compute(run, 33)
+    assert run.sealed == 2
+    assert desk.run([*PROMPT[:30], 4, 5, 9]).computed == 32
+    assert desk.run([*PROMPT[:30], 1, 2, 9]).computed == 16
+
+
+def test_generated_tokens_are_found_as_a_prompt(desk: Desk) -> None:
+    """The next turn of a conversation."""
+    run = desk.run(PROMPT[:30])
+    desk.compute(run)
+    for token in range(20):
+        run.tokens.append(token)
+        desk.compute(run)
+    assert desk.run([*run.tokens, 5]).computed == 48
+
+
+def test_a_preempted_run_finds_its_own_pages_again(desk: Desk) -> None:
+    run = desk.run(PROMPT)
+    desk.compute(run)
+    pages = list(run.pages)
+    run.logits.append(np.zeros((1, 4), np.float32))
+    desk.table.preempt(run)
+    assert (run.computed, run.pages, run.logits, desk.pool.used_pages) == (0, [], [], 0)
+    desk.table.adopt(run)
+    assert (run.computed, run.pages) == (48, pages[:3])
+    assert desk.value("queries") == 50, "it is asked for once"
+    desk.compute(run)
+    desk.table.check_integrity()
+
+
+def test_what_was_evicted_is_computed_again_and_counted() -> None:
+    desk = Desk(pages=6)
+    first = desk.run(PROMPT)
+    desk.compute(first)
+    desk.table.drop(first.request, "r")
+    other = desk.run(list(range(64)))
+    desk.compute(other)
+    assert desk.value("evictions") == 1
+    assert desk.run(PROMPT).computed == 32, "the end of a beginning goes first"
+    desk.table.check_integrity()
+
+
+def test_a_later_stage_adopts_exactly_what_the_first_rows_lie_behind(desk: Desk) -> None:
+    desk.compute(desk.run(PROMPT))
+    run = desk.run(PROMPT, later=True)
+    desk.table.adopt(run, exactly=32)
+    assert run.computed == 32 and len(run.pages) == 2
+    assert desk.value("hits") == 0, "the first stage counts"
+    unknown = desk.run(PROMPT[:20] + list(range(60)), later=True)
+    desk.table.adopt(unknown, exactly=32)
+    assert unknown.computed == 16, "the caller sees that it is not enough"
+
+
+def test_a_stage_of_the_head_alone_lacks_nothing() -> None:
+    desk = Desk(layout=PageLayout(layers=0, kv_heads=1, head_dim=8), cache=False)
+    run = desk.run(PROMPT, later=True)
+    desk.table.adopt(run, exactly=48)
+    assert run.computed == 48
+    desk.compute(run)
+    desk.table.check_integrity()
