@@ -9,10 +9,10 @@ PARITY_VENV := .venv-parity
 # For example an index of CPU-only builds of torch: make parity PARITY_PIP="--extra-index-url URL"
 PARITY_PIP ?=
 PIP := pip install --quiet --disable-pip-version-check
-# What a plain machine can run. The others: make parity, make test-compose, make sanitize.
-TESTS := not parity and not sanitizer and not docker
+# What a plain machine can run in minutes. The others: make parity, test-compose, sanitize, equality.
+TESTS := not parity and not sanitizer and not docker and not equality and not emulated
 
-.PHONY: install demo up test test-compose check parity sanitize bench clean
+.PHONY: install demo up test test-compose check parity sanitize equality bench clean
 .DEFAULT_GOAL := install
 
 install: $(STAMP)
@@ -56,6 +56,10 @@ $(PARITY_VENV)/.installed: pyproject.toml
 # Builds the native kernels with AddressSanitizer, UBSan and ThreadSanitizer, and runs them.
 sanitize: install
 	$(BIN)/pytest --quiet -m sanitizer $(ARGS)
+
+# Hundreds of requests through whole systems, each against its solo run; whole models on emulated CPUs (where qemu-user is).
+equality: install
+	$(BIN)/pytest --quiet -m 'equality or emulated' $(ARGS)
 
 bench: install
 	$(BIN)/python bench/kernels.py

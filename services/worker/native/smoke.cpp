@@ -93,9 +93,13 @@ bool attention_agrees(const Pools& pools, E unused) {
   Buffer<int32_t> table, positions, page, slot;
   int64_t rows = 0;
   for (int64_t s = 0; s < count; s++) {
-    const int64_t first = between(0, max_pages * kPage - 1), length = between(0, max_pages * kPage - first);
+    const int64_t first = between(0, max_pages * kPage - 1), some = between(0, max_pages * kPage - first);
+    const int64_t to_page_end = (first + some + kPage - 1) / kPage * kPage - first;
+    const int64_t length = between(0, 1) ? some : to_page_end;
     segments.insert(segments.end(), {rows, length, first});
-    for (int64_t i = 0; i < max_pages; i++) table.push_back(int32_t(s * max_pages + i));
+    // Entries of no page that the segment needs lead nowhere.
+    for (int64_t i = 0; i < max_pages; i++)
+      table.push_back(i * kPage < first + length ? int32_t(s * max_pages + i) : 0x3FFFFFFF);
     for (int64_t i = 0; i < length; i++) {
       positions.push_back(int32_t(first + i));
       page.push_back(int32_t(s * max_pages + (first + i) / kPage));

@@ -62,7 +62,7 @@ def rows(draw: st.DrawFn, *, max_rows: int = 40, max_columns: int = 300, finite:
 class Chunk:
     """Rows of several segments on their way into attention; the pages hold the positions before the segments.
 
-    Every slot that no token has filled is NaN, and so is every page table entry's page that is not used.
+    Every slot that no token has filled, and every page of no segment, holds one number: NaN, infinity or a large one.
     """
 
     qkv: F32
@@ -130,8 +130,9 @@ def chunks(
     columns = max(needed) + draw(st.integers(0, 1))
     pages = sum(needed) + 2
     dtype = draw(st.sampled_from(dtypes))
-    k_pages = np.full((pages, kv_heads, dim, PAGE), np.nan, dtype)
-    v_pages = np.full((pages, kv_heads, PAGE, dim), np.nan, dtype)
+    unused = draw(st.sampled_from([np.nan, np.inf, 3e4, -3e4]))  # NaN does not show in a maximum, and 3e4 does
+    k_pages = np.full((pages, kv_heads, dim, PAGE), unused, dtype)
+    v_pages = np.full((pages, kv_heads, PAGE, dim), unused, dtype)
     table = np.full((len(segments), columns), -1, np.int32)
     free = rng.permutation(pages).tolist()
     for index, (_, _, first) in enumerate(segments):

@@ -1,0 +1,76 @@
+"""Whole models give the same bits on every level of x86-64: this CPU against emulated ones.
+
+Python, ONNX Runtime and the kernels run under the emulator as they are, so the choice of kernels and products by CPU is
+tested too.
+"""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from blockrelay.settings import BUNDLED_MODEL
+from blockrelay_converter.conversion import convert
+from tests.checkpoints import Family, write_checkpoint
+
+#: CPU that qemu knows -> (kernels, products) it must get. On Haswell uint8 x int8 products saturate.
+LEVELS = {
+    "Haswell": ("avx2", "u8u8"),
+    "EPYC": ("avx2", "u8u8"),
+    "SandyBridge": ("baseline", "u8s8"),  # AVX without AVX2
+    "Nehalem": ("baseline", "u8s8"),
+}
+
+pytestmark = [
+    pytest.mark.emulated,
+    pytest.mark.timeout(600),
+    pytest.mark.skipif(shutil.which("qemu-x86_64") is None, reason="needs qemu-x86_64 (qemu-user)"),
+]
+
+
+def digest(model: Path, *options: str, cpu: str | None = None) -> dict[str, Any]:
+    """What `tests.equality.digest` says on an emulated CPU, or on this one."""
+    emulator = [] if cpu is None else ["qemu-x86_64", "-cpu", cpu]
+    command = [*emulator, sys.executable, "-m", "tests.equality.digest", str(model), *options]
+    return json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
+
+
+@pytest.fixture(scope="module", params=["bundled", "llama", "qwen2", "qwen3"])
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The bundled model, and random ones with three query heads per key head and widths that fill no register."""
+    if request.param == "bundled":
+        return BUNDLED_MODEL
+    root, family = tmp_path_factory.mktemp("odd"), request.param
+    assert family in ("llama", "qwen2", "qwen3")
+    _write_odd(root / "checkpoint", family)
+    convert(root / "checkpoint", root / "model", precision="w8a8", report=lambda *_: None)
+    return root / "model"
+
+
+def _write_odd(path: Path, family: Family) -> None:
+    write_checkpoint(
+        path,
+        seed=9,
+        family=family,
+        hidden_size=136,
+        num_hidden_layers=3,
+        num_attention_heads=6,
+        num_key_value_heads=2,
+        head_dim=24,
+        intermediate_size=200,
+        vocab_size=331,
+    )
+
+
+def test_emulated_cpus_give_the_logits_and_tokens_of_this_one(model: Path) -> None:
+    here = digest(model)
+    expected = {name: here[name] for name in ("numerics", "logits", "tokens")}
+    assert digest(model, "3", "2") == here, "stages and threads show"
+    for cpu, (kernels, products) in LEVELS.items():
+        there = digest(model, cpu=cpu)
+        assert {name: there[name] for name in expected} == expected, cpu
+        assert (there["kernels"], there["products"]) == (kernels, products), cpu

@@ -1,0 +1,117 @@
+"""Law of the whole system: every answer is that of the request's solo run in a fresh process, whatever it met."""
+
+import os
+import random
+import signal
+from collections import Counter
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from blockrelay.block_folder import open_block_folder
+from blockrelay.settings import BUNDLED_MODEL
+from blockrelay.text import Tokenizer
+from tests.equality.crowd import ask_in_waves, worker_counters
+from tests.equality.solo import Answer, solo_answers
+from tests.equality.workload import Asked, make_workload
+from tests.up_process import running_up
+from tests.waiting import wait_until
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """How the system under test is cut. `kv_bytes` None leaves room for everything at once."""
+
+    stages: int
+    threads: int
+    replicas: int = 1
+    kv_bytes: int | None = None
+    kill: bool = False
+
+    def __str__(self) -> str:
+        tight = "-tight" if self.kv_bytes else ""
+        return f"{self.stages}x{self.replicas}-threads{self.threads}{tight}{'-kill' if self.kill else ''}"
+
+
+#: About one and a half of the longest requests: many more are under way at once.
+TIGHT = 80 * 49152
+
+SHAPES = [
+    Shape(stages=1, threads=1, kv_bytes=TIGHT),
+    Shape(stages=1, threads=2),
+    Shape(stages=2, threads=2, kv_bytes=TIGHT),
+    Shape(stages=3, threads=1),
+    Shape(stages=1, threads=1, replicas=2, kv_bytes=TIGHT, kill=True),
+    Shape(stages=2, threads=1, replicas=2, kill=True),
+]
+
+
+@pytest.mark.timeout(300)
+def test_twenty_random_requests_are_answered_as_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asks = workload(20, seed=1)
+    answers, _ = answers_of(Shape(stages=1, threads=2, kv_bytes=TIGHT), asks, tmp_path, monkeypatch)
+    assert_equal(asks, answers, solo_answers(BUNDLED_MODEL, asks))
+
+
+@pytest.fixture(scope="module")
+def crowd() -> tuple[list[Asked], list[Answer]]:
+    """Two hundred requests and their solo answers."""
+    asks = workload(200, seed=2)
+    assert min(len(asked.prompt) for asked in asks) == 1 and max(len(asked.prompt) for asked in asks) == 600
+    return asks, solo_answers(BUNDLED_MODEL, asks)
+
+
+@pytest.mark.equality
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_two_hundred_random_requests_are_answered_as_alone(
+    crowd: tuple[list[Asked], list[Answer]], shape: Shape, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asks, expected = crowd
+    answers, _ = answers_of(shape, asks, tmp_path, monkeypatch)
+    assert_equal(asks, answers, expected)
+
+
+def workload(count: int, *, seed: int) -> list[Asked]:
+    folder = open_block_folder(BUNDLED_MODEL, blocks=[])
+    assert folder.tokenizer_path is not None
+    tokenizer = Tokenizer.from_file(folder.tokenizer_path)
+    return make_workload(count, seed=seed, tokenizer=tokenizer, vocab=folder.model.vocab_size)
+
+
+def answers_of(
+    shape: Shape, asks: list[Asked], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> tuple[list[Answer], "Counter[str]"]:
+    """Answers of a real system, and what its workers counted. It ends cleanly."""
+    if shape.kv_bytes:
+        monkeypatch.setenv("BLOCKRELAY_KV_BYTES", str(shape.kv_bytes))
+    options = ("--stages", str(shape.stages), "--replicas", str(shape.replicas), "--threads", str(shape.threads))
+    with running_up(BUNDLED_MODEL, *options, data=folder / "data") as up:
+
+        def kill_one() -> None:
+            pid = random.Random(len(asks)).choice(up.pid_of("blockrelay_worker"))
+            os.kill(pid, signal.SIGKILL)
+            wait_until(lambda: pid not in up.pid_of("blockrelay_worker"), "the worker is gone")
+
+        halfway = kill_one if shape.kill else lambda: None
+        answers = ask_in_waves(up.url, asks, seed=len(asks), halfway=halfway)
+        counters = worker_counters(up)
+        assert up.stop() == 0
+    return answers, counters
+
+
+def assert_equal(asks: list[Asked], answers: list[Answer], expected: list[Answer]) -> None:
+    """Equal to the last bit; otherwise says which requests differ and where."""
+    wrong = [
+        f"{asked.name}: {len(asked.prompt)} tokens, {asked.params}, stream={asked.stream}: "
+        f"differs from token {_first_difference(got.tokens, alone.tokens)} of {len(alone.tokens)} on\n"
+        f"   got {replace(got, logprobs=None)}\n alone {replace(alone, logprobs=None)}"
+        for asked, got, alone in zip(asks, answers, expected, strict=True)
+        if got != alone
+    ]
+    assert not wrong, f"{len(wrong)} of {len(asks)} differ:\n" + "\n".join(wrong[:5])
+
+
+def _first_difference(left: list[int], right: list[int]) -> int:
+    return next((i for i, (a, b) in enumerate(zip(left, right, strict=False)) if a != b), min(len(left), len(right)))
