@@ -86,7 +86,7 @@ def workers(layout: Layout) -> list[Child]:
     """Stages x replicas on the CPU, and those for the GPU."""
     options = layout.options
     cpu, gpu = options.stages * options.replicas, options.gpu_workers
-    threads = options.threads or max(1, _cores() // (cpu + gpu))
+    threads = options.threads or max(1, cores() // (cpu + gpu))
     kv_bytes = WorkerSettings().kv_bytes or int(available_bytes() * KV_SHARE) // (cpu + gpu)
     common: dict[str, object] = {"port": 0, "threads": threads, "kv_bytes": kv_bytes}
     children = [layout.service(f"worker-{n}", "blockrelay_worker", device="cpu", **common) for n in range(1, cpu + 1)]
@@ -100,6 +100,6 @@ def gateway(layout: Layout) -> Child:
     return layout.service("gateway", "blockrelay_gateway", port=layout.port)
 
 
-def _cores() -> int:
+def cores() -> int:
     """Cores this process may use (a container may have fewer than the machine)."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

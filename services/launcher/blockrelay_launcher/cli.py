@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from blockrelay.errors import BlockFolderError, BlockrelayError, UsageError
 from blockrelay.settings import BUNDLED_MODEL
 from blockrelay_launcher import status as cell_status
+from blockrelay_launcher.bench import BenchOptions, run_bench
 from blockrelay_launcher.children import UpOptions
 from blockrelay_launcher.demo import run_demo
 from blockrelay_launcher.up import up
@@ -112,6 +113,49 @@ def demo(
 ) -> None:
     """Start everything, stream one answer to the terminal, show what it took, and end everything."""
     raise typer.Exit(run_demo(model.absolute(), stages=stages, prompt=prompt))
+
+
+@app.command("bench")
+def bench(
+    model: Model = BUNDLED_MODEL,
+    url: Annotated[
+        str | None, typer.Option(metavar="URL", help="Measure the gateway there instead of starting an `up`.")
+    ] = None,
+    requests: Annotated[str, typer.Option(metavar="N,N", help="How many requests at once, one measurement each.")] = (
+        "1,4,16"
+    ),
+    prompt: Annotated[str, typer.Option(metavar="N,N", help="Prompt tokens, one measurement each.")] = "128",
+    new: Annotated[int, typer.Option(metavar="N", help="New tokens of each request.")] = 64,
+    rounds: Annotated[int, typer.Option(min=1, help="Measured rounds; the median counts.")] = 3,
+    stages: Annotated[int, typer.Option(min=1, help="Cut the model into so many stages.")] = 1,
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="Threads per worker; default: the cores, shared evenly.")
+    ] = None,
+    in_process: Annotated[
+        bool, typer.Option("--in-process/--no-in-process", help="Measure the executor alone beside the gateway.")
+    ] = True,
+    speculation: Annotated[bool, typer.Option("--speculation", help="Let workers guess tokens ahead.")] = False,
+    prefix: Annotated[
+        int, typer.Option(min=0, metavar="N", help="Also time two requests that share their first N tokens.")
+    ] = 0,
+    memory: Annotated[bool, typer.Option("--memory", help="Also weigh the workers while they serve.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of tables.")] = False,
+) -> None:
+    """Measure the speed through the gateway and in process, on random prompts, and their ratio."""
+    options = BenchOptions(
+        model=model, url=url and url.rstrip("/"), requests=_numbers(requests, "--requests"),
+        prompts=_numbers(prompt, "--prompt"), new=new, rounds=rounds, stages=stages, threads=threads,
+        in_process=in_process, speculation=speculation, prefix=prefix, memory=memory,
+    )  # fmt: skip
+    raise typer.Exit(run_bench(options, as_json=as_json))
+
+
+def _numbers(text: str, option: str) -> tuple[int, ...]:
+    """`1,4,16` as numbers. Raises UsageError."""
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise UsageError(f"{option} takes whole numbers with commas between them, not {text!r}") from None
 
 
 _PASSED_ON = {"ignore_unknown_options": True, "allow_interspersed_args": False, "help_option_names": []}
