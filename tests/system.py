@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -130,6 +131,15 @@ class System:
     def pid_of(self, stage: int) -> int:
         """Process of a live worker of this stage."""
         return next(w.pid for w in self.infos() if w.stage == stage and w.ready and w.silent_ms < 3000)
+
+    def metric(self, name: str) -> float:
+        """The sum over all live workers of a metric without labels."""
+        total = 0.0
+        for worker in self.infos():
+            with urllib.request.urlopen(f"http://{worker.host}:{worker.port}/metrics", timeout=5) as answer:
+                lines = answer.read().decode().splitlines()
+            total += sum(float(line.split()[-1]) for line in lines if line.split(" ")[0] == name)
+        return total
 
     def accept(self, job: Job, **more: object) -> None:
         need = -(-(len(job.prompt) + job.params.max_tokens) // 16)

@@ -21,7 +21,7 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def start_system(tiny_model: Path) -> Iterator[StartSystem]:
-    """`start_system(stages=2, replicas=1, gpu=0, worker={...})`: returns when a token can be produced."""
+    """`start_system(stages=2, replicas=1, worker={...}, model=folder)`: returns when a token can be produced."""
     with ExitStack() as stack:
 
         def start(
@@ -31,6 +31,7 @@ def start_system(tiny_model: Path) -> Iterator[StartSystem]:
             scheduler: bool = True,
             worker: dict[str, str] | None = None,
             scheduler_env: dict[str, str] | None = None,
+            model: Path = tiny_model,
         ) -> System:
             folder = Path(
                 stack.enter_context(tempfile.TemporaryDirectory(prefix="br-sys-", ignore_cleanup_errors=True))
@@ -38,7 +39,7 @@ def start_system(tiny_model: Path) -> Iterator[StartSystem]:
             control, payload = RedisServer(folder / "c").start(), RedisServer(folder / "p", durable=False).start()
             stack.callback(payload.stop)
             stack.callback(control.stop)
-            system = System(folder=folder, model=tiny_model, control=control, payload=payload, stages=stages)
+            system = System(folder=folder, model=model, control=control, payload=payload, stages=stages)
             system.scheduler_env = scheduler_env or {}
             stack.callback(system.stop)
             if scheduler:

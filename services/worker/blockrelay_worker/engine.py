@@ -217,7 +217,7 @@ class Engine:
             self._on_failure(work, error)
             return
         bad = {work[i].run.request for i in output.not_finite}
-        for item in work:
+        for item in [w for w in work if not (w.drafts and w.run.request in bad)]:
             run = item.run
             run.computed = item.known_end if self.role.first_stage else item.position + item.rows
             run.served = self._iteration
@@ -230,14 +230,17 @@ class Engine:
         elif output.hidden is not None:
             parts = _split(work, output.hidden, [w.rows for w in work])
             self._forward([part for part in parts if part[0].run.request not in bad], output.seconds)
-        for item in [w for w in work if w.run.request in bad]:
+        failed = [w for w in work if w.run.request in bad]
+        for item in [w for w in failed if not w.drafts]:
             where = f"block_{self.role.first} to block_{self.role.last}"
             self._fail(
                 item.run, f"a row became NaN or infinite in {where}", "row_not_finite", f"block_{self.role.last}"
             )
         for item in work:
-            if self.table.get(item.run.request, item.run.run) is item.run:
+            if item.run.request not in bad and self.table.get(item.run.request, item.run.run) is item.run:
                 self.table.seal(item.run, None if self.role.last_stage else item.known_end)
+        for item in [w for w in failed if w.drafts]:
+            self._step([item.without_drafts()])  # a guess may be what overflowed, and nobody asked for it
 
     def _on_failure(self, work: list[Work], error: ExecutionError) -> None:
         names = [item.run.request for item in work]

@@ -1,7 +1,7 @@
 """Rows of one run on their way through one batch."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,6 +38,11 @@ class Work:
     def decodes(self) -> bool:
         """It continues a running request: one known row, perhaps with drafts."""
         return self.samples and len(self.tokens) == 1 + self.drafts
+
+    def without_drafts(self) -> "Work":
+        known = self.rows - self.drafts
+        hidden = None if self.hidden is None else self.hidden[:known]
+        return replace(self, tokens=self.tokens[:known], hidden=hidden, drafts=0)
 
     def wanted_rows(self) -> Sequence[int]:
         """Rows, relative to the first, whose logits the last stage needs; ascending."""
