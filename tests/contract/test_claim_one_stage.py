@@ -1,0 +1,40 @@
+"""CLAIM by a worker of the whole model: bounded by the pages that are free now instead of by reservations."""
+
+import pytest
+import redis
+
+from blockrelay.keys import Keys
+from blockrelay.redis_link import Scripts
+from tests.cell import Cell, body
+
+
+@pytest.fixture
+def cell(client: redis.Redis, keys: Keys, scripts: Scripts) -> Cell:
+    return Cell(client, keys, scripts)
+
+
+def test_one_stage_reserves_nothing_and_takes_what_fits_now(cell: Cell) -> None:
+    worker = cell.worker("a", split="1-4", pages=5)
+    for i in range(4):
+        cell.accept(f"req-{i}", need=5, content=body(list(range(1, 17))))  # two pages with the first new token
+    assert len(cell.claim(worker, free=5)) == 2
+    assert cell.reserved(worker) == 0 and cell.queued() == ["req-2", "req-3"]
+    assert cell.claim(worker, free=1) == []
+    assert [c.request for c in cell.claim(worker, free=2)] == ["req-2"]
+
+
+def test_one_stage_counts_the_tokens_that_a_rerun_has(cell: Cell) -> None:
+    worker = cell.worker("a", split="1-4", pages=5)
+    cell.accept(need=5, content=body(list(range(1, 15))))
+    (run,) = cell.claim(worker, free=1)
+    cell.commit(run, 0, [7, 8])
+    cell.rerun(run)
+    assert cell.claim(worker, free=1) == []
+    assert len(cell.claim(worker, free=2)) == 1
+
+
+def test_one_stage_leaves_what_could_never_end_on_it_to_a_larger_worker(cell: Cell) -> None:
+    small, large = cell.worker("a", split="1-4", pages=4), cell.worker("b", split="1-4", pages=5)
+    cell.accept(need=5)
+    assert cell.claim(small) == []
+    assert len(cell.claim(large)) == 1
