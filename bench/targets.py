@@ -1,0 +1,191 @@
+"""Which ratios Blockrelay has to reach, and what the records say of each. Pure."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from bench.records import Record, by_round, median, paired_ratio, reports_of, sides_of
+from bench.units import OURS
+
+Records = Sequence[Record]
+ONE_STAGE, WIDE_STAGES, THIN_STAGES = "1 stage, 2 threads", "2 stages, 2 threads each", "2 stages, 1 thread each"
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A measured ratio and what it was made of."""
+
+    ratio: float
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """A ratio with the least that is good enough and what is aimed at; `at_most`: smaller is better."""
+
+    name: str
+    floor: float
+    aim: float
+    at_most: bool = False
+    find: Callable[[Records], Found | None]
+
+    def verdict(self, ratio: float) -> str:
+        """ "aim", "floor" or "below"."""
+        reached = (lambda goal: ratio <= goal) if self.at_most else (lambda goal: ratio >= goal)
+        return "aim" if reached(self.aim) else "floor" if reached(self.floor) else "below"
+
+
+def against_best(figure: str, requests: int, prompt: int, only: str = "") -> Callable[[Records], Found | None]:
+    """Ours over the best peer's rate, or the best peer's time over ours."""
+    faster_is_more = figure == "decode_tok_s"
+
+    def find(records: Records) -> Found | None:
+        def of(side: str) -> float | None:
+            return median(records, "peers", side, figure, requests=requests, prompt=prompt)
+
+        peers = {s: value for s in sides_of(records, "peers") if s != OURS and only in s and (value := of(s))}
+        ours = by_round(records, "peers", OURS, figure, requests=requests, prompt=prompt)
+        if not peers or not ours:
+            return None
+        best = max(peers, key=lambda s: peers[s]) if faster_is_more else min(peers, key=lambda s: peers[s])
+        theirs = by_round(records, "peers", best, figure, requests=requests, prompt=prompt)
+        ratio = paired_ratio(ours, theirs) if faster_is_more else paired_ratio(theirs, ours)
+        return None if ratio is None else Found(ratio, f"best peer: {best}")
+
+    return find
+
+
+def through_gateway(requests: int, what: str) -> Callable[[Records], Found | None]:
+    """What of the speed in process arrives through the gateway."""
+
+    def find(records: Records) -> Found | None:
+        for report in reports_of(records, "gateway"):
+            for entry, ratio in zip(report["gateway"], report["ratio"], strict=True):
+                if entry["requests"] == requests:
+                    share = 100 * entry["client_cpu_share"]
+                    return Found(ratio[what], f"measuring client: {share:.1f} % of one core")
+        return None
+
+    return find
+
+
+def against_one_stage(sides: Sequence[str], figure: str, requests: int) -> Callable[[Records], Found | None]:
+    """The best of `sides` over one stage with two threads."""
+
+    def find(records: Records) -> Found | None:
+        def rounds(side: str) -> dict[int, float]:
+            return by_round(records, "stages", side, figure, requests=requests, prompt=128)
+
+        one, found = rounds(ONE_STAGE), dict[str, float]()
+        for side in sides:
+            some = rounds(side)
+            ratio = paired_ratio(some, one) if figure == "decode_tok_s" else paired_ratio(one, some)
+            if ratio is not None:
+                found[side] = ratio
+        if not found:
+            return None
+        best = max(found, key=lambda s: found[s])
+        return Found(found[best], best)
+
+    return find
+
+
+def step_by_position(records: Records) -> Found | None:
+    """Time of a step at position 2000 over that at 100."""
+    for report in reports_of(records, "position"):
+        near, far = (entry["itl_ms_p50"] for entry in report["gateway"])
+        return Found(far / near, f"{near:.1f} and {far:.1f} ms per step")
+    return None
+
+
+def seen_prefix(records: Records) -> Found | None:
+    """Time to first token of the second request with a prefix over the first's."""
+    for report in reports_of(records, "prefix"):
+        prefix = report["prefix"]
+        return Found(prefix["ratio"], f"{prefix['first_ttft_ms']:.0f} and {prefix['second_ttft_ms']:.0f} ms")
+    return None
+
+
+def own_memory(part: str) -> Callable[[Records], Found | None]:
+    """RssAnon + RssShmem of the heaviest worker over its weights and its KV pages in use."""
+
+    def find(records: Records) -> Found | None:
+        workers = [worker for report in reports_of(records, part) for worker in report["memory"]["workers"]]
+        if not workers:
+            return None
+        worst = max(workers, key=lambda w: w["ratio"])
+        own = (worst["rss_anon"] + worst["rss_shmem"]) / 1e6
+        note = f"{own:.0f} MB over {worst['weights'] / 1e6:.0f} + {worst['kv'] / 1e6:.0f} MB"
+        return Found(worst["ratio"], f"{note}; peak with mapped files {worst['peak_rss'] / 1e6:.0f}")
+
+    return find
+
+
+TARGETS = (
+    Target(
+        name="decode, 16 requests, vs the best peer", floor=1.4, aim=2.0, find=against_best("decode_tok_s", 16, 128)
+    ),
+    Target(name="decode, 4 requests, vs the best peer", floor=1.3, aim=1.8, find=against_best("decode_tok_s", 4, 128)),
+    Target(name="decode, 1 request, vs the best peer", floor=0.85, aim=1.2, find=against_best("decode_tok_s", 1, 128)),
+    Target(name="prompt of 128 vs the best peer", floor=1.0, aim=1.4, find=against_best("prefill_ms", 1, 128)),
+    Target(name="16 prompts of 128 vs the best peer", floor=1.5, aim=2.0, find=against_best("prefill_ms", 16, 128)),
+    Target(
+        name="prompt of 2048 vs onnxruntime-genai",
+        floor=3.0,
+        aim=6.0,
+        find=against_best("prefill_ms", 1, 2048, only="onnxruntime-genai"),
+    ),
+    Target(
+        name="decode through the gateway vs in process, 1 request",
+        floor=0.93,
+        aim=0.98,
+        find=through_gateway(1, "decode"),
+    ),
+    Target(
+        name="decode through the gateway vs in process, 16 requests",
+        floor=0.93,
+        aim=0.98,
+        find=through_gateway(16, "decode"),
+    ),
+    Target(name="prompt, the same, 1 request", floor=0.93, aim=0.98, find=through_gateway(1, "prefill")),
+    Target(name="prompts, the same, 16 requests", floor=0.93, aim=0.98, find=through_gateway(16, "prefill")),
+    Target(
+        name="2 stages vs 1 stage, decode, 16 requests",
+        floor=0.90,
+        aim=0.95,
+        find=against_one_stage([WIDE_STAGES, THIN_STAGES], "decode_tok_s", 16),
+    ),
+    Target(
+        name="2 stages vs 1 stage, 16 prompts",
+        floor=0.90,
+        aim=0.95,
+        find=against_one_stage([WIDE_STAGES, THIN_STAGES], "prefill_ms", 16),
+    ),
+    Target(
+        name="2 one-thread stages vs 1 two-thread worker, 16 prompts",
+        floor=0.85,
+        aim=0.95,
+        find=against_one_stage([THIN_STAGES], "prefill_ms", 16),
+    ),
+    Target(
+        name="the same, decode, 16 requests",
+        floor=0.5,
+        aim=0.7,
+        find=against_one_stage([THIN_STAGES], "decode_tok_s", 16),
+    ),
+    Target(
+        name="the same, decode, 1 request",
+        floor=0.5,
+        aim=0.7,
+        find=against_one_stage([THIN_STAGES], "decode_tok_s", 1),
+    ),
+    Target(name="step at position 2000 vs 100", floor=1.15, aim=1.08, at_most=True, find=step_by_position),
+    Target(
+        name="first token after a prefix of 1024 seen before vs not",
+        floor=0.15,
+        aim=0.05,
+        at_most=True,
+        find=seen_prefix,
+    ),
+    Target(name="memory of a worker, llama1b", floor=1.3, aim=1.1, at_most=True, find=own_memory("memory")),
+    Target(name="memory of a worker, llama8b", floor=1.3, aim=1.1, at_most=True, find=own_memory("llama8b")),
+)

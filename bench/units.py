@@ -1,0 +1,77 @@
+"""What `make bench` measures, in units of a few minutes: one side in one round of one part."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from bench.environments import PEERS, Peer
+
+OURS = "Blockrelay"
+ROUNDS = 3
+NEW = 48
+#: (requests, prompt, new) of every side of the part `peers`.
+CASES = ((1, 128, NEW), (4, 128, NEW), (16, 128, NEW), (1, 2048, 8))
+SIZES = "--requests 1,4,16 --prompt 128 --new 48 --rounds 1 --no-in-process"
+LONG = "--requests 1 --prompt 2048 --new 8 --rounds 1 --no-in-process"
+STAGES = "--requests 1,16 --prompt 128 --new 48 --rounds 1 --no-in-process"
+
+#: Runs of `blockrelay bench` by part and side. Those of a part with several sides take turns, in three rounds.
+OUR_RUNS: dict[str, dict[str, tuple[str, ...]]] = {
+    "gateway": {OURS: ("--requests 1,16 --prompt 128 --new 64 --rounds 3",)},
+    "stages": {
+        "1 stage, 2 threads": (f"{STAGES} --stages 1 --threads 2",),
+        "2 stages, 2 threads each": (f"{STAGES} --stages 2 --threads 2",),
+        "2 stages, 1 thread each": (f"{STAGES} --stages 2 --threads 1",),
+    },
+    "position": {OURS: ("--requests 1 --prompt 100,2000 --new 32 --rounds 3 --no-in-process",)},
+    "prefix": {OURS: ("--requests 1 --prompt 128 --new 2 --rounds 3 --prefix 1024 --no-in-process",)},
+    "memory": {OURS: ("--requests 16 --prompt 128 --new 64 --rounds 1 --memory --no-in-process",)},
+    "llama8b": {OURS: ("--requests 1,4 --prompt 128 --new 32 --rounds 1 --memory --no-in-process",)},
+}
+#: Not measured unless asked for by name: a checkpoint of 16 GB has to be made and converted.
+ON_DEMAND = ("llama8b",)
+PARTS = ("peers", *OUR_RUNS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unit:
+    """One side in one round of a part: runs of `blockrelay bench` with these arguments, or one precision of a peer."""
+
+    part: str
+    side: str
+    round: int
+    runs: tuple[str, ...] = ()
+    peer: Peer | None = None
+    precision: str = ""
+
+    @property
+    def key(self) -> tuple[str, str, int]:
+        return self.part, self.side, self.round
+
+    @property
+    def shape(self) -> str:
+        """The model it is measured on."""
+        return "llama8b" if self.part == "llama8b" else "llama1b"
+
+
+def side_of(peer: Peer, precision: str) -> str:
+    return f"{peer.title} {precision}"
+
+
+def all_units(parts: Sequence[str], *, rounds: int = ROUNDS) -> Iterator[Unit]:
+    """In the order in which they run: the sides of a part take turns, round after round.
+
+    A peer's first precision, its fastest, is measured in every round, the others in the first one only.
+    """
+    if "peers" in parts:
+        for number in range(rounds):
+            yield Unit(part="peers", side=OURS, round=number, runs=(SIZES, LONG))
+            for peer in PEERS:
+                for precision in peer.precisions if number == 0 else peer.precisions[:1]:
+                    yield Unit(
+                        part="peers", side=side_of(peer, precision), round=number, peer=peer, precision=precision
+                    )
+    for part, sides in OUR_RUNS.items():
+        if part in parts:
+            for number in range(rounds if len(sides) > 1 else 1):
+                for side, runs in sides.items():
+                    yield Unit(part=part, side=side, round=number, runs=runs)

@@ -1,0 +1,185 @@
+"""`make bench` apart from the measuring: which units, what is stored, what the page says."""
+
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from bench.compare import chosen_parts, chosen_sides
+from bench.environments import PEERS, last_line
+from bench.records import Record, Store, by_round, median, paired_ratio
+from bench.report import markdown, plot
+from bench.targets import TARGETS, THIN_STAGES, WIDE_STAGES
+from bench.units import ON_DEMAND, OUR_RUNS, OURS, PARTS, all_units
+
+DOCS = Path(__file__).parents[2] / "docs"
+MACHINE: dict[str, Any] = {
+    "cpu": "Abacus", "flags": ["avx2"], "cores": 2, "memory_gib": 4.0, "system": "Linux", "python": "3.11",
+    "versions": {"numpy": "2"},
+}  # fmt: skip
+RUNNER_UP, BEST = "slow int4", "quick int4"
+
+
+def entry(requests: int, prompt: int, *, decode: float, prefill: float, itl: float = 1.0) -> dict[str, Any]:
+    return {
+        "requests": requests, "prompt": prompt, "decode_tok_s": decode, "prefill_ms": prefill, "ttft_ms_p50": prefill,
+        "itl_ms_p50": itl, "itl_ms_p99": itl, "client_cpu_s": 0.1, "client_cpu_share": 0.02,
+    }  # fmt: skip
+
+
+def record(part: str, side: str, *, number: int = 0, error: str = "", **outcome: Any) -> Record:
+    return Record(part=part, side=side, round=number, at="2030-01-02T03:04:05", error=error, **outcome)
+
+
+def report(*entries: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return {"model": "llama1b", "gateway": list(entries), "in_process": [], "ratio": [], **more}
+
+
+def every_part() -> list[Record]:
+    """Figures of which every ratio can be told in the head."""
+    sizes = [(1, 128), (4, 128), (16, 128), (1, 2048)]
+    worker = {"rss_anon": 150e6, "rss_shmem": 10e6, "weights": 80e6, "kv": 20e6, "peak_rss": 3e8, "ratio": 1.6}
+    ours = [entry(r, p, decode=30.0 * r, prefill=100.0) for r, p in sizes]
+    pair = [entry(r, 128, decode=9.0, prefill=20.0) for r in (1, 16)]
+    inside = [entry(r, 128, decode=10.0, prefill=19.0) for r in (1, 16)]
+    for one in inside:
+        del one["client_cpu_s"], one["client_cpu_share"]
+    ratios = [{"requests": r, "prompt": 128, "decode": 0.9, "prefill": 0.95} for r in (1, 16)]
+    stages = dict.fromkeys(OUR_RUNS["stages"], 100.0) | {WIDE_STAGES: 96.0, THIN_STAGES: 60.0}
+    return [
+        record("peers", OURS, reports=[report(*ours)]),
+        record("peers", BEST, figures=[entry(r, p, decode=20.0 * r, prefill=150.0) for r, p in sizes]),
+        record("peers", RUNNER_UP, figures=[entry(r, p, decode=1.0, prefill=999.0) for r, p in sizes]),
+        record("peers", "absent bf16", error="no such | wheel"),
+        record("gateway", OURS, reports=[{**report(*pair), "in_process": inside, "ratio": ratios}]),
+        *(
+            record("stages", side, reports=[report(*(entry(r, 128, decode=d, prefill=6000 / d) for r in (1, 16)))])
+            for side, d in stages.items()
+        ),
+        record(
+            "position",
+            OURS,
+            reports=[report(*(entry(1, p, decode=1, prefill=1, itl=i) for p, i in ((100, 50.0), (2000, 55.0))))],
+        ),
+        record(
+            "prefix",
+            OURS,
+            reports=[report(prefix={"first_ttft_ms": 1000, "second_ttft_ms": 40, "ratio": 0.04})],
+        ),
+        record("memory", OURS, reports=[report(memory={"ready_s": 3, "workers": [worker]})]),
+    ]
+
+
+def test_the_sides_of_a_part_take_turns() -> None:
+    peers = [unit.side for unit in all_units(["peers"], rounds=3)]
+    first, others = peers[: peers.index(OURS, 1)], peers[peers.index(OURS, 1) :]
+    assert len(first) == 1 + sum(len(peer.precisions) for peer in PEERS)
+    assert others == 2 * [OURS, *(f"{peer.title} {peer.precisions[0]}" for peer in PEERS)]
+    stages = [(unit.round, unit.side) for unit in all_units(["stages"], rounds=2)]
+    assert stages == [(number, side) for number in (0, 1) for side in OUR_RUNS["stages"]]
+
+
+def test_every_unit_is_one() -> None:
+    units = list(all_units(PARTS))
+    assert len({unit.key for unit in units}) == len(units)
+    assert all(bool(unit.runs) != bool(unit.peer) for unit in units)
+
+
+def test_parts_and_sides_are_chosen_by_name() -> None:
+    assert chosen_parts("") == [part for part in PARTS if part not in ON_DEMAND]
+    assert chosen_parts("peers,llama8b") == ["peers", "llama8b"]
+    with pytest.raises(ValueError, match="speed"):
+        chosen_parts("speed")
+    assert {unit.side for unit in filter(chosen_sides("blockrelay,llama"), all_units(["peers"]))} == {
+        OURS, "llama.cpp q4_0", "llama.cpp q8_0",
+    }  # fmt: skip
+
+
+def test_what_was_measured_is_found_again_on_the_same_machine_only(tmp_path: Path) -> None:
+    path = tmp_path / "docs" / "benchmarks.json"
+    store = Store.open(path, MACHINE)
+    for one in every_part():
+        store.put(one)
+    again = record("peers", BEST, figures=[entry(1, 128, decode=7, prefill=7)])
+    store.put(again)
+    found = Store.open(path, MACHINE).records
+    assert [r.key for r in found].count(again.key) == 1 and again in found
+    assert len(found) == len(every_part())
+    assert Store.open(path).machine == MACHINE
+    assert Store.open(path, {**MACHINE, "cores": 64}).records == []
+    store.forget({again.key})
+    assert again.key not in {r.key for r in store.records}
+
+
+def test_figures_are_medians_and_ratios_are_of_the_same_round() -> None:
+    rounds = [
+        record("peers", OURS, number=n, figures=[entry(1, 128, decode=d, prefill=1)]) for n, d in enumerate((3, 9, 5))
+    ]
+    assert median(rounds, "peers", OURS, "decode_tok_s", requests=1, prompt=128) == 5
+    assert median(rounds, "peers", OURS, "decode_tok_s", requests=2, prompt=128) is None
+    ours = by_round(rounds, "peers", OURS, "decode_tok_s", requests=1, prompt=128)
+    assert paired_ratio(ours, {0: 1.0, 1: 9.0, 2: 1.0}) == 3
+    assert paired_ratio(ours, {7: 1.0}) is None
+
+
+def test_every_ratio_is_found() -> None:
+    found = {target.name: target.find(every_part()) for target in TARGETS}
+    ratios = {name: round(one.ratio, 3) for name, one in found.items() if one}
+    assert ratios == {
+        "decode, 16 requests, vs the best peer": 1.5,
+        "decode, 4 requests, vs the best peer": 1.5,
+        "decode, 1 request, vs the best peer": 1.5,
+        "prompt of 128 vs the best peer": 1.5,
+        "16 prompts of 128 vs the best peer": 1.5,
+        "decode through the gateway vs in process, 1 request": 0.9,
+        "decode through the gateway vs in process, 16 requests": 0.9,
+        "prompt, the same, 1 request": 0.95,
+        "prompts, the same, 16 requests": 0.95,
+        "2 stages vs 1 stage, decode, 16 requests": 0.96,
+        "2 stages vs 1 stage, 16 prompts": 0.96,
+        "2 one-thread stages vs 1 two-thread worker, 16 prompts": 0.6,
+        "the same, decode, 16 requests": 0.6,
+        "the same, decode, 1 request": 0.6,
+        "step at position 2000 vs 100": 1.1,
+        "first token after a prefix of 1024 seen before vs not": 0.04,
+        "memory of a worker, llama1b": 1.6,
+    }
+    assert all(target.find([]) is None for target in TARGETS)
+
+
+def test_verdicts_know_which_way_is_better() -> None:
+    more = next(target for target in TARGETS if not target.at_most)
+    less = next(target for target in TARGETS if target.at_most)
+    assert [more.verdict(more.aim), more.verdict(more.floor), more.verdict(more.floor / 2)] == ["aim", "floor", "below"]
+    assert [less.verdict(less.aim), less.verdict(less.floor), less.verdict(less.floor * 2)] == ["aim", "floor", "below"]
+
+
+def test_the_page_says_everything() -> None:
+    page = markdown(MACHINE, every_part())
+    assert "| quick int4 | 20.0 / 80.0 / 320 | 150 | 150 | 150 |" in page
+    assert "**Blockrelay**, w8a8, through the gateway | 30.0 / 120 / 480 | 100 | 100 | 100 |" in page
+    assert "| absent bf16 | not measured: no such \\| wheel |" in page
+    assert "| decode, 16 requests, vs the best peer | 1.50 | 1.4 | 2 | floor reached | best peer: quick int4 |" in page
+    assert "| memory of a worker, llama1b | 1.60 | <= 1.3 | <= 1.1 | **missed** |" in page
+    assert "| memory of a worker, llama8b | not measured |" in page
+    assert "Abacus, 2 cores" in page
+    assert "not measured" in markdown(MACHINE, [])
+
+
+def test_the_plot_is_a_picture_of_every_side() -> None:
+    picture = ElementTree.fromstring(plot(every_part()))
+    texts = [element.text for element in picture.iter("{http://www.w3.org/2000/svg}text")]
+    assert texts.count(OURS) == texts.count(BEST) == 6
+
+
+def test_the_last_words_of_a_failure_are_its_error() -> None:
+    assert last_line("a\nerror: no wheel\n\nnote: try again\n") == "error: no wheel"
+    assert last_line("") == "nothing was said"
+
+
+@pytest.mark.skipif(not (DOCS / "benchmarks.json").exists(), reason="nothing was measured yet")
+def test_the_committed_page_is_made_of_the_committed_figures() -> None:
+    store = Store.open(DOCS / "benchmarks.json")
+    assert (DOCS / "benchmarks.md").read_text() == markdown(store.machine, store.records), "make bench ARGS=--report"
+    assert (DOCS / "benchmarks.svg").read_text() == plot(store.records)
