@@ -148,7 +148,7 @@ class Manifest:
     blocks: tuple[BlockSpec, ...]
     """Block i at index i-1."""
     files: Mapping[str, FileSpec]
-    """Every file of the folder except the manifest: path relative to the folder, with slashes."""
+    """Every file that is read, except the manifest: path relative to the folder, with slashes."""
 
     def block(self, index: int) -> BlockSpec:
         """Block `index`, 1 to N."""

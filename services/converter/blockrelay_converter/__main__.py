@@ -1,4 +1,4 @@
-"""`python -m blockrelay_converter CHECKPOINT OUT --precision w8a8|fp32`."""
+"""`python -m blockrelay_converter CHECKPOINT OUT --precision w8a8|fp32 [--calibrate TEXT]`."""
 
 import sys
 from enum import StrEnum
@@ -11,6 +11,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 from typer.exceptions import TyperException
 
 from blockrelay.errors import BlockrelayError, UsageError
+from blockrelay_converter.calibration import REPORT_NAME, report_table
 from blockrelay_converter.conversion import convert
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
@@ -33,6 +34,10 @@ def main(
     name: Annotated[str | None, typer.Option(help="what clients call the model [default: the folder's name]")] = None,
     max_position: Annotated[int | None, typer.Option(min=1, help="shorten the context to this many tokens")] = None,
     force: Annotated[bool, typer.Option("--force", help="replace an existing block folder")] = False,
+    calibrate: Annotated[
+        Path | None,
+        typer.Option(metavar="TEXT", help="UTF-8 file: see it go through the model and round what it uses more finely"),
+    ] = None,
     known_answers: Annotated[bool, typer.Option(help="compute what each block must answer (workers insist)")] = True,
 ) -> None:
     """Convert a checkpoint of the Llama, Mistral, Qwen2 or Qwen3 family to a block folder."""
@@ -55,11 +60,23 @@ def main(
             max_position=max_position,
             force=force,
             answers=known_answers,
+            calibration_text=calibrate,
         )
     finally:
         progress.stop()
+    if calibrate is not None:
+        _show_errors((out / REPORT_NAME).read_bytes())
     size = sum(file.bytes for file in manifest.files.values())
     typer.echo(f"{out}: {manifest.model.name}, {manifest.precision}, {manifest.model.blocks} blocks, {size} bytes")
+
+
+def _show_errors(report: bytes) -> None:
+    """The table of a calibration, aligned."""
+    lines = report_table(report)
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    typer.echo("relative error of each linear's output, before > after calibration")
+    for line in lines:
+        typer.echo("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
 
 
 def run(arguments: list[str] | None = None) -> int:

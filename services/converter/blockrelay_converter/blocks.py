@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from blockrelay.errors import UnsupportedModel, UsageError
 from blockrelay.manifest import BlockSpec, ModelConfig, Precision, TensorSpec, block_tensors, place_tensors
 from blockrelay_converter.checkpoint import Checkpoint, SourceTensor
+from blockrelay_converter.folding import NO_FOLDING, Folding
 
 _CHUNK_VALUES = 1 << 20
 """float32 values converted at a time (4 MiB); a few temporaries of this size exist at once."""
@@ -47,7 +48,32 @@ class BlockSource:
         """The bytes of the tensors of block `index`."""
         return sum(tensor.nbytes for tensor in self._place(index)[0].values())
 
-    def write(self, index: int, folder: Path, name: str, progress: Progress) -> BlockSpec:
+    def chunks(self, index: int, name: str) -> Iterator[tuple[slice, NDArray[np.float32]]]:
+        """Pieces of the first axis of a tensor of block `index` as the checkpoint has it: (place in the whole, values).
+
+        `name` as in `block_tensors`, a linear without its .q, .w or .scale (then the values are [outputs, inputs]).
+        """
+        base = 0
+        for part in self._parts[index, name]:
+            count = part.shape[0]
+            step = max(1, _CHUNK_VALUES * count // part.raw.size)
+            for start in range(0, count, step):
+                stop = min(start + step, count)
+                yield slice(base + start, base + stop), part.rows(start, stop)
+            base += count
+
+    def whole(self, index: int, name: str) -> NDArray[np.float32]:
+        """A small tensor (a norm, a bias) in one piece."""
+        return np.concatenate([values for _, values in self.chunks(index, name)])
+
+    def embedding_rows(self, tokens: NDArray[np.int64]) -> NDArray[np.float32]:
+        """[tokens, hidden]."""
+        (embedding,) = self._parts[1, "embedding"]
+        return np.concatenate([embedding.rows(token, token + 1) for token in tokens.tolist()])
+
+    def write(
+        self, index: int, folder: Path, name: str, progress: Progress, folding: Folding = NO_FOLDING
+    ) -> BlockSpec:
         """Write block `index` to the file `name` in `folder`, down to the disk. `progress` is told bytes."""
         tensors, size = self._place(index)
         spec = BlockSpec(index=index, file=name, tensors=tensors)
@@ -62,11 +88,11 @@ class BlockSource:
             for name in out:
                 stem, _, part = name.partition(".")
                 if part == "q":
-                    self._quantise(index, stem, out[name], out[f"{stem}.scale"], progress)
+                    self._quantise(index, stem, out[name], out[f"{stem}.scale"], progress, folding)
                 elif part == "w":
-                    self._transpose(index, stem, out[name], progress)
+                    self._transpose(index, stem, out[name], progress, folding)
                 elif part != "scale":
-                    self._copy(index, name, out[name], progress)
+                    self._copy(index, name, out[name], progress, folding)
             mapped.flush()
             os.fsync(file.fileno())
         return spec
@@ -75,35 +101,30 @@ class BlockSource:
         return place_tensors(block_tensors(self.model, self.precision, index))
 
     def _quantise(
-        self, index: int, stem: str, q: NDArray[np.int8], scale: NDArray[np.float32], progress: Progress
+        self,
+        index: int,
+        stem: str,
+        q: NDArray[np.int8],
+        scale: NDArray[np.float32],
+        progress: Progress,
+        folding: Folding,
     ) -> None:
-        for columns, weights in self._chunks(index, stem):
-            q[:, columns], scale[columns] = quantise(weights)
+        for columns, weights in self.chunks(index, stem):
+            q[:, columns], scale[columns] = quantise(folding.apply(stem, columns, weights))
             progress(weights.size + scale[columns].nbytes)
 
-    def _transpose(self, index: int, stem: str, out: NDArray[np.float32], progress: Progress) -> None:
-        for columns, weights in self._chunks(index, stem):
-            out[:, columns] = weights.T
+    def _transpose(self, index: int, stem: str, out: NDArray[np.float32], progress: Progress, folding: Folding) -> None:
+        for columns, weights in self.chunks(index, stem):
+            out[:, columns] = folding.apply(stem, columns, weights).T
             progress(weights.nbytes)
 
-    def _copy(self, index: int, name: str, out: NDArray[Any], progress: Progress) -> None:
-        for rows, values in self._chunks(index, name):
+    def _copy(self, index: int, name: str, out: NDArray[Any], progress: Progress, folding: Folding) -> None:
+        for rows, values in self.chunks(index, name):
             if out.dtype == np.float16 and np.abs(values).max(initial=0) > np.finfo(np.float16).max:
                 source = self._parts[index, name][0].name
                 raise UsageError(f"tensor {source} holds values beyond float16; convert with --precision fp32")
-            out[rows] = values
+            out[rows] = folding.apply(name, rows, values)
             progress(out[rows].nbytes)
-
-    def _chunks(self, index: int, name: str) -> Iterator[tuple[slice, NDArray[np.float32]]]:
-        """Pieces of the first axis of the concatenated sources: (place in the whole, values)."""
-        base = 0
-        for part in self._parts[index, name]:
-            count = part.shape[0]
-            step = max(1, _CHUNK_VALUES * count // part.raw.size)
-            for start in range(0, count, step):
-                stop = min(start + step, count)
-                yield slice(base + start, base + stop), part.rows(start, stop)
-            base += count
 
 
 def quantise(weights: NDArray[np.float32]) -> tuple[NDArray[np.int8], NDArray[np.float32]]:

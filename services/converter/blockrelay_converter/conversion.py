@@ -1,7 +1,7 @@
 """A checkpoint becomes a block folder: the steps in order."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,8 +19,12 @@ from blockrelay.manifest import (
     Precision,
     check_manifest,
 )
+from blockrelay.text import Tokenizer
+from blockrelay.text_file import read_text_file
 from blockrelay_converter.blocks import BlockSource
+from blockrelay_converter.calibration import REPORT_NAME, Calibration, calibrate, sequences
 from blockrelay_converter.checkpoint import Checkpoint
+from blockrelay_converter.folding import NO_FOLDING, Folding
 from blockrelay_converter.graphs import graphs
 from blockrelay_converter.known_answers import known_answers
 from blockrelay_converter.model_config import SourceConfig, read_config
@@ -31,7 +35,8 @@ from blockrelay_converter.texts import Texts, read_texts
 Report = Callable[[str, int, int], None]
 """Called with (what is being done, bytes done since the last call, bytes in all).
 
-The bytes are those of the blocks' tensors, once for writing them and once for computing their known answers.
+The bytes are those of the blocks' tensors: once for looking at them (calibration), once for writing them and once for
+computing their known answers.
 """
 
 
@@ -45,12 +50,14 @@ def convert(
     max_position: int | None = None,
     force: bool = False,
     answers: bool = True,
+    calibration_text: Path | None = None,
 ) -> Manifest:
     """Write the block folder `out` and return its manifest. `out` appears in one rename, complete.
 
     `name` is what clients call the model (default: the checkpoint folder's name). Without `answers` the folder of an
-    exact precision carries no known answers, and workers refuse it. UsageError, UnsupportedModel and ExecutionError
-    leave nothing behind.
+    exact precision carries no known answers, and workers refuse it. A `calibration_text` (w8a8 only, with a tokenizer)
+    decides what to fold (`folding`) and leaves its report in the folder. UsageError, UnsupportedModel and
+    ExecutionError leave nothing behind.
     """
     if not checkpoint.is_dir():
         raise UsageError(f"{checkpoint} is not a folder")
@@ -61,9 +68,20 @@ def convert(
     model = _model_config(config, texts, name or checkpoint.resolve().name)
     source = BlockSource(Checkpoint(checkpoint), model, precision, tied=config.tied)
     answers = answers and precision == "w8a8"
-    total = source.total_bytes() * (2 if answers else 1)
+    look = _calibration(source, config, texts, calibration_text)
+    total = source.total_bytes() * (1 + (look is not None) + answers)
     with staged_folder(out, force=force) as folder:
-        manifest = _write_files(folder, source, config, texts, lambda what, done: report(what, done, total))
+
+        def calibrated(index: int) -> None:
+            report(f"calibration of block_{index}", source.block_bytes(index), total)
+
+        if look is not None:
+            report("calibration", 0, total)
+        calibration = None if look is None else look(calibrated)
+        if calibration is not None:
+            (folder / REPORT_NAME).write_bytes(calibration.report())
+        foldings = {} if calibration is None else calibration.foldings
+        manifest = _write_files(folder, source, config, texts, foldings, lambda what, done: report(what, done, total))
         (folder / MANIFEST_NAME).write_bytes(manifest.encode())
         if answers:
             report("known answers", 0, total)
@@ -74,6 +92,21 @@ def convert(
             manifest = _with_answers(manifest, known_answers(folder, manifest, answered))
             (folder / MANIFEST_NAME).write_bytes(manifest.encode())
     return manifest
+
+
+def _calibration(
+    source: BlockSource, config: SourceConfig, texts: Texts, path: Path | None
+) -> Callable[[Callable[[int], None]], Calibration] | None:
+    """What will calibrate (it is told whom to tell each block's index), after everything that can be refused."""
+    if path is None:
+        return None
+    if source.precision != "w8a8":
+        raise UsageError(f"--calibrate is for --precision w8a8: {source.precision} rounds no activations")
+    if texts.tokenizer is None:
+        raise UsageError("--calibrate needs a tokenizer.json in the checkpoint, to read the text with")
+    text = read_text_file(path)
+    tokens = sequences(Tokenizer(texts.tokenizer.decode()), text, context=source.model.max_position)
+    return lambda done: calibrate(source, config.rotary, tokens, text, done=done)
 
 
 def _model_config(config: SourceConfig, texts: Texts, name: str) -> ModelConfig:
@@ -99,7 +132,12 @@ def _model_config(config: SourceConfig, texts: Texts, name: str) -> ModelConfig:
 
 
 def _write_files(
-    folder: Path, source: BlockSource, config: SourceConfig, texts: Texts, report: Callable[[str, int], None]
+    folder: Path,
+    source: BlockSource,
+    config: SourceConfig,
+    texts: Texts,
+    foldings: Mapping[int, Folding],
+    report: Callable[[str, int], None],
 ) -> Manifest:
     model, precision = source.model, source.precision
     files: list[str] = [ROTARY_NAME]
@@ -119,7 +157,11 @@ def _write_files(
     blocks: list[BlockSpec] = []
     for index in range(1, model.blocks + 1):
         file = f"blocks/block_{index}.bin"
-        blocks.append(source.write(index, folder, file, lambda done, i=index: report(f"block_{i}", done)))
+
+        def written(done: int, index: int = index) -> None:
+            report(f"block_{index}", done)
+
+        blocks.append(source.write(index, folder, file, written, foldings.get(index, NO_FOLDING)))
     files += [*graph_files.values(), *(block.file for block in blocks)]
     manifest = Manifest(
         model=model,

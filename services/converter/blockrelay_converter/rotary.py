@@ -36,12 +36,21 @@ def inverse_frequencies(rotary: Rotary, head_dim: int) -> NDArray[np.float32]:
     return np.where(medium, smoothed, slow).astype(np.float32)
 
 
+def rotary_tables(
+    rotary: Rotary, *, head_dim: int, first: int, stop: int
+) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """cos and sin of positions `first` to `stop - 1`: float32 [stop - first, head_dim/2] each."""
+    positions = np.arange(first, stop, dtype=np.float32)
+    angles = positions[:, None] * inverse_frequencies(rotary, head_dim)  # rounded to float32, as in the reference
+    wide = angles.astype(np.float64)
+    return np.cos(wide).astype(np.float32), np.sin(wide).astype(np.float32)
+
+
 def write_rotary(path: Path, rotary: Rotary, *, head_dim: int, max_position: int) -> None:
     """Write the cos table, then the sin table: float32 [max_position, head_dim/2] each."""
-    frequencies = inverse_frequencies(rotary, head_dim)
     with path.open("wb") as file:
-        for function in (np.cos, np.sin):
+        for which in (0, 1):
             for start in range(0, max_position, _CHUNK_POSITIONS):
-                positions = np.arange(start, min(start + _CHUNK_POSITIONS, max_position), dtype=np.float32)
-                angles = positions[:, None] * frequencies  # rounded to float32, as in the reference
-                file.write(function(angles.astype(np.float64)).astype("<f4").tobytes())
+                stop = min(start + _CHUNK_POSITIONS, max_position)
+                tables = rotary_tables(rotary, head_dim=head_dim, first=start, stop=stop)
+                file.write(tables[which].astype("<f4").tobytes())

@@ -9,7 +9,6 @@ Without `--seed`, the seed derives from the prompt's ids: the same command gives
 """
 
 import json
-import os
 import sys
 import time
 from dataclasses import replace
@@ -17,13 +16,13 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from typer.exceptions import TyperException
 
 from blockrelay.block_folder import BlockFolder, open_block_folder
-from blockrelay.errors import BadRequest, BlockFolderError, BlockrelayError, UsageError
+from blockrelay.errors import BadRequest, UsageError
 from blockrelay.sampling_params import SamplingParams, check_prompt, derive_seed
 from blockrelay.settings import BUNDLED_MODEL
 from blockrelay.text import Tokenizer, VisibleText
+from blockrelay_worker.command_line import cores, run_app
 from blockrelay_worker.generation import Generated, Pipeline, generate
 from blockrelay_worker.numerics import numerics_id
 
@@ -80,7 +79,7 @@ def main(
         raise UsageError(f"stages must be at most {folder.model.blocks}, the number of blocks, not {stages}")
     params = _checked(params, tokens, folder, "prompt" if ids is None else "ids", explicit=max_tokens is not None)
 
-    pipeline = Pipeline(folder, stages=stages, threads=threads or _cores(), tokens=len(tokens) + params.max_tokens)
+    pipeline = Pipeline(folder, stages=stages, threads=threads or cores(), tokens=len(tokens) + params.max_tokens)
     load_s = time.perf_counter() - started
     text = _Text(tokenizer, params, folder, stream=not as_json)
     used_seed = derive_seed(",".join(map(str, tokens))) if seed is None else seed
@@ -178,27 +177,9 @@ def _report(
     return report
 
 
-def _cores() -> int:
-    """Cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def run(arguments: list[str] | None = None) -> int:
-    """The exit code: 0, 2 for something the caller must change, 1 for a failure of ours or of the machine."""
-    try:
-        code = app(arguments, standalone_mode=False)  # --help and Ctrl-C come back as a code
-    except TyperException as error:  # an option that does not exist, a value of the wrong type
-        typer.echo(f"error: {error.format_message()}", err=True)
-        return 2
-    except (UsageError, BlockFolderError) as error:
-        typer.echo(f"error: {error}", err=True)
-        return 2
-    except (BlockrelayError, OSError) as error:
-        typer.echo(f"error: {error}", err=True)
-        return 1
-    except (typer.Abort, KeyboardInterrupt):
-        return 130  # what a shell reports for Ctrl-C
-    return code if isinstance(code, int) else 0
+    """The exit code (see `run_app`)."""
+    return run_app(app, arguments)
 
 
 if __name__ == "__main__":

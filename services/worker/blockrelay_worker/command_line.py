@@ -1,0 +1,34 @@
+"""What the commands of this package share: exit codes, and how many threads they take."""
+
+import os
+
+import typer
+from typer.exceptions import TyperException
+
+from blockrelay.errors import BlockFolderError, BlockrelayError, UsageError
+
+
+def run_app(app: typer.Typer, arguments: list[str] | None) -> int:
+    """The exit code: 0, 2 for something the caller must change, 1 for a failure of ours or of the machine.
+
+    Errors are one line on stderr.
+    """
+    try:
+        code = app(arguments, standalone_mode=False)  # --help and Ctrl-C come back as a code
+    except TyperException as error:  # an option that does not exist, a value of the wrong type
+        typer.echo(f"error: {error.format_message()}", err=True)
+        return 2
+    except (UsageError, BlockFolderError) as error:
+        typer.echo(f"error: {error}", err=True)
+        return 2
+    except (BlockrelayError, OSError) as error:
+        typer.echo(f"error: {error}", err=True)
+        return 1
+    except (typer.Abort, KeyboardInterrupt):
+        return 130  # what a shell reports for Ctrl-C
+    return code if isinstance(code, int) else 0
+
+
+def cores() -> int:
+    """Cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

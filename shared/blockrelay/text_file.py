@@ -1,0 +1,22 @@
+"""A text that a user names on the command line."""
+
+from pathlib import Path
+
+from blockrelay.errors import UsageError
+
+
+def read_text_file(path: Path) -> str:
+    """The content of a UTF-8 file. UsageError for one that is missing, empty, or no text."""
+    try:
+        raw = path.read_bytes()
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be read: {error.strerror}") from error
+    if not raw:
+        raise UsageError(f"{path}: is empty")
+    try:
+        content = raw.decode()
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path}: is no UTF-8 text (byte {error.start})") from error
+    if "\0" in content:
+        raise UsageError(f"{path}: is no text: it holds NUL bytes")
+    return content

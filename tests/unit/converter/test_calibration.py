@@ -1,0 +1,201 @@
+"""Calibration: what it folds changes nothing, and what it is for shows in the logits."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from blockrelay.block_folder import BlockFolder, open_block_folder
+from blockrelay.errors import UsageError
+from blockrelay.manifest import Manifest, Precision
+from blockrelay.text import Tokenizer
+from blockrelay_converter.calibration import REPORT_NAME, report_table, sequences
+from blockrelay_converter.conversion import convert
+from blockrelay_converter.folding import Folding, channels_of, layer_folding
+from blockrelay_converter.smoothing import exponents_for
+from blockrelay_worker.batch import Batch, Segment
+from blockrelay_worker.executor import StageExecutor
+from blockrelay_worker.kernels import load_kernels
+from blockrelay_worker.known_answers import load_stage
+from blockrelay_worker.pages import PagePool, pages_for
+from tests.checkpoints import Family, write_checkpoint
+from tests.planted_outliers import plant_outliers
+
+TEXT = " ".join(f"Tom has {n} apples and a red ball; the dog is in the garden, behind tree {n * 7}." for n in range(60))
+PROBE = "Every evening the keeper climbed the stairs and lit the lamp. Anna gives the ball to Tom." * 3
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("text") / "text.txt"
+    path.write_text(TEXT)
+    return path
+
+
+def converted(checkpoint: Path, out: Path, precision: Precision = "w8a8", text: Path | None = None) -> Manifest:
+    return convert(
+        checkpoint,
+        out,
+        precision=precision,
+        report=lambda *_: None,
+        name="tiny",
+        calibration_text=text,
+        answers=precision == "w8a8",
+    )
+
+
+def logits_of(folder: BlockFolder) -> NDArray[np.float32]:
+    """Of every row of PROBE, by the executor."""
+    assert folder.tokenizer_path is not None
+    ids = Tokenizer.from_file(folder.tokenizer_path).encode(PROBE)
+    blocks = folder.model.blocks
+    pool = PagePool(StageExecutor.layout_of(folder, 1, blocks), pages_for(len(ids)))
+    executor = load_stage(folder, 1, blocks, pool=pool, threads=1, kernels=load_kernels(1))
+    segment = Segment(rows=len(ids), first_position=0, pages=pool.allocate(pool.pages))
+    output = executor.run(Batch(segments=[segment], tokens=np.array(ids, np.int32), wanted=range(len(ids))))
+    assert output.logits is not None
+    return output.logits.copy()
+
+
+def relative_error(found: NDArray[np.float32], exact: NDArray[np.float32]) -> float:
+    return float(np.linalg.norm(found - exact) / np.linalg.norm(exact))
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
+def test_outlier_channels_ruin_w8a8_and_calibration_mends_it(family: Family, text: Path, tmp_path: Path) -> None:
+    # Given a model, and the same function with a few channels 100 times as large
+    checkpoint = write_checkpoint(tmp_path / "c", seed=3, family=family)
+    exact = logits_of(open_folder(checkpoint, tmp_path / "exact", "fp32"))
+    clean = relative_error(logits_of(open_folder(checkpoint, tmp_path / "clean")), exact)
+    plant_outliers(checkpoint, heads=4, kv_heads=2, factor=100)
+    planted = logits_of(open_folder(checkpoint, tmp_path / "planted-fp32", "fp32"))
+    assert relative_error(planted, exact) < 1e-3
+
+    plain = relative_error(logits_of(open_folder(checkpoint, tmp_path / "plain")), exact)
+    calibrated = relative_error(logits_of(open_folder(checkpoint, tmp_path / "calibrated", text=text)), exact)
+
+    assert plain > 8 * clean
+    assert calibrated < plain / 5
+    assert calibrated < 1.5 * clean
+    report = json.loads((tmp_path / "calibrated" / REPORT_NAME).read_bytes())
+    for block, linears in report["relative_errors"].items():
+        assert set(linears) == ({"head"} if block == "block_5" else {"qkv", "o", "gate_up", "down"})
+        for name, one in linears.items():
+            assert one["after"] < one["before"] / 4, (block, name)
+            assert one["share"] is not None
+
+
+def open_folder(checkpoint: Path, out: Path, precision: Precision = "w8a8", text: Path | None = None) -> BlockFolder:
+    converted(checkpoint, out, precision, text)
+    return open_block_folder(out)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
+def test_the_float_pass_of_the_converter_computes_what_the_executor_does(family: Family, tmp_path: Path) -> None:
+    from blockrelay_converter.blocks import BlockSource
+    from blockrelay_converter.checkpoint import Checkpoint
+    from blockrelay_converter.float_layers import FloatModel
+
+    checkpoint = write_checkpoint(tmp_path / "c", seed=5, family=family)
+    folder = open_folder(checkpoint, tmp_path / "fp32", "fp32")
+    assert folder.tokenizer_path is not None
+    ids = np.array(Tokenizer.from_file(folder.tokenizer_path).encode(PROBE))
+    cos, sin = folder.rotary()
+    model = FloatModel(
+        BlockSource(Checkpoint(checkpoint), folder.model, "w8a8", tied=False), cos[: ids.size], sin[: ids.size]
+    )
+    x = model.embed(np.concatenate([ids, ids]))  # two sequences, which must not see each other
+    for index in range(1, folder.model.layers + 1):
+        model.layer(x, index, lambda linear, inputs: None)
+    first, second = np.split(model.logits(x), 2)
+    np.testing.assert_allclose(first, second, rtol=1e-9, atol=1e-9)
+    np.testing.assert_allclose(first, logits_of(folder), rtol=2e-4, atol=2e-4)
+
+
+def test_the_folder_depends_on_checkpoint_and_text_and_not_on_threads(text: Path, tmp_path: Path) -> None:
+    checkpoint = write_checkpoint(tmp_path / "c", seed=1, family="qwen2")
+    plant_outliers(checkpoint, heads=4, kv_heads=2, factor=30)
+    for number, environment in enumerate(({"OMP_NUM_THREADS": "1"}, {"OMP_NUM_THREADS": "2", "PYTHONHASHSEED": "7"})):
+        command = [sys.executable, "-m", "blockrelay_converter", str(checkpoint), str(tmp_path / str(number))]
+        done = subprocess.run(
+            [*command, "--calibrate", str(text)],
+            env=os.environ | {"OPENBLAS_NUM_THREADS": environment["OMP_NUM_THREADS"]} | environment,
+            check=True,
+            capture_output=True,
+            text=True,
+        )
+        assert "block_4" in done.stdout
+    first, second = ((tmp_path / number / "manifest.json").read_bytes() for number in "01")
+    assert first == second
+    assert converted(checkpoint, tmp_path / "other").model_hash != open_block_folder(tmp_path / "0").manifest.model_hash
+
+
+@pytest.mark.parametrize(
+    ("content", "precision", "options", "complaint"),
+    [
+        (None, "w8a8", {}, "cannot be read: No such file"),
+        (b"", "w8a8", {}, "is empty"),
+        (b"\xff", "w8a8", {}, "is no UTF-8 text"),
+        (b"word", "w8a8", {}, "tokens of text are too few"),
+        (TEXT.encode(), "fp32", {}, "--calibrate is for --precision w8a8"),
+        (TEXT.encode(), "w8a8", {"tokenizer": False}, "needs a tokenizer.json"),
+    ],
+)
+def test_what_cannot_be_calibrated_is_refused_and_leaves_nothing(
+    content: bytes | None, precision: Precision, options: dict[str, Any], complaint: str, tmp_path: Path
+) -> None:
+    checkpoint = write_checkpoint(tmp_path / "c", seed=1, **options)
+    if content is not None:
+        (tmp_path / "text").write_bytes(content)
+    with pytest.raises(UsageError, match=complaint):
+        converted(checkpoint, tmp_path / "out", precision, tmp_path / "text")
+    assert not (tmp_path / "out").exists()
+
+
+def test_pieces_of_a_text_are_spread_over_it_and_begin_as_a_prompt_does(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, seed=1)
+    tokenizer = Tokenizer.from_file(tmp_path / "tokenizer.json")
+    plain = tokenizer.encode(TEXT, add_special_tokens=False)
+    found = sequences(tokenizer, TEXT, context=64)
+    assert found.shape == (4, 64)
+    assert found[:, 0].tolist() == [1, 1, 1, 1]  # <s>
+    assert found[0, 1:].tolist() == plain[:63]
+    assert found[3, 1:].tolist() == plain[-63:]
+    short = sequences(tokenizer, "The dog is in the garden, behind the old tree. " * 2, context=512)
+    assert short.shape[0] == 1
+
+
+def test_exponents_follow_inputs_and_spare_what_nobody_reads() -> None:
+    inputs, weights = np.array([1.0, 64.0, 1.0, 0.0, 4.0]), np.array([1.0, 1.0, 1.0, 1.0, 0.0])
+    assert exponents_for(inputs, weights, 1.0).tolist() == [0, 6, 0, 0, 0]
+    assert exponents_for(inputs, weights, 0.5).tolist() == [0, 3, 0, 0, 0]
+    assert exponents_for(np.array([1.0, 2.0**40]), np.array([1.0, 1.0]), 1.0).tolist() == [-12, 12]
+
+
+def test_query_heads_of_a_group_share_the_channels_of_their_values(tmp_path: Path) -> None:
+    model = converted(write_checkpoint(tmp_path / "c", seed=1), tmp_path / "out").model
+    assert channels_of(model, "o").tolist() == [*range(16), *range(16), *range(16, 32), *range(16, 32)]
+    exponents = {"o": np.arange(32, dtype=np.int32)}
+    folding = layer_folding(model, exponents)
+    assert folding.rows["qkv"].tolist() == [0] * 96 + [-n for n in range(32)]
+    folded = folding.apply("o", slice(0, 2), np.ones((2, 64), np.float32))
+    assert folded[1, 63] == 2.0**31
+    values = np.ones((2, 64), np.float32)
+    assert Folding().apply("o", slice(0, 2), values) is values
+
+
+def test_the_report_becomes_a_table() -> None:
+    one = {"before": 0.02, "after": 0.01, "share": 0.5}
+    report = {
+        "relative_errors": {"block_1": {"qkv": one, "o": one, "gate_up": one, "down": one}, "block_2": {"head": one}}
+    }
+    heading, first, last = report_table(json.dumps(report).encode())
+    assert heading == ("block", "qkv", "o", "gate_up", "down", "head")
+    assert first == ("block_1", *["0.0200 > 0.0100"] * 4, "")
+    assert last == ("block_2", "", "", "", "", "0.0200 > 0.0100")
