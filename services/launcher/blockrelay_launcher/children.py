@@ -34,6 +34,7 @@ class UpOptions:
     payload_redis_url: str | None = None
     data: Path | None = None
     threads: int | None = None
+    speculation: bool = True
     verbose: bool = False
 
 
@@ -89,6 +90,8 @@ def workers(layout: Layout) -> list[Child]:
     threads = options.threads or max(1, cores() // (cpu + gpu))
     kv_bytes = WorkerSettings().kv_bytes or int(available_bytes() * KV_SHARE) // (cpu + gpu)
     common: dict[str, object] = {"port": 0, "threads": threads, "kv_bytes": kv_bytes}
+    if not options.speculation:
+        common["speculation"] = "off"
     children = [layout.service(f"worker-{n}", "blockrelay_worker", device="cpu", **common) for n in range(1, cpu + 1)]
     for n in range(1, gpu + 1):
         fault = {"inject_fault": options.inject_fault}

@@ -9,6 +9,7 @@ from blockrelay.messages import Forward, ForwardSegment
 from blockrelay_worker.arrivals import Arrivals
 from blockrelay_worker.batching import Arrived, choose_arrived
 from blockrelay_worker.stage import StageRole
+from blockrelay_worker.step_cost import StepCost, prompt_rows_beside
 from blockrelay_worker.work import Work
 
 
@@ -47,21 +48,22 @@ class ArrivedRows:
     def clear(self) -> None:
         self._waiting.clear()
 
-    def take(self, prompt_rows: int) -> tuple[list[Work], list[ForwardSegment]]:
-        """The next batch, and segments whose runs must run again because their pages are missing.
-
-        `prompt_rows` bounds the prompt rows beside decode rows.
-        """
+    def take(self, cost: StepCost) -> tuple[list[Work], list[ForwardSegment]]:
+        """The next batch, and segments whose runs must run again because their pages are missing."""
+        prompt_rows = prompt_rows_beside(cost, self._role.step_target_s, self._role.max_rows)
         chosen = choose_arrived([w.arrived for w in self._waiting], self._role.max_rows, prompt_rows)
         items = [self._waiting[i] for i in chosen]
         taken = set(chosen)
         self._waiting = [w for i, w in enumerate(self._waiting) if i not in taken]
         work: list[Work] = []
         refused: list[ForwardSegment] = []
+        later: list[Waiting] = []
         for item in items:
             segment, run = item.segment, self._arrivals.segment(item.segment)
             if run == "rerun":
                 refused.append(segment)
+            elif run == "later":
+                later.append(item)
             elif run != "drop":
                 run.passing, run.gpu_blocks = item.message.block_seconds, item.message.gpu_blocks
                 work.append(
@@ -74,4 +76,5 @@ class ArrivedRows:
                         drafts=segment.drafts,
                     )
                 )
+        self._waiting[:0] = later
         return work, refused

@@ -12,13 +12,6 @@ GROUPS = (4, 3, 2)
 MOST = 8
 #: Steps that a run without success waits before it tries one draft again; doubled each time up to the second.
 FIRST_PAUSE, LONGEST_PAUSE = 8, 128
-#: Rows of a step up to which one more costs next to nothing: the weights are read for all of them at once.
-CHEAP_ROWS = 16
-
-
-def draft_rows(rows: int) -> int:
-    """How many draft rows a step of `rows` known rows may take along in all."""
-    return max(0, CHEAP_ROWS - rows)
 
 
 def right_drafts(drafts: Sequence[int], tokens: Sequence[int]) -> int:

@@ -24,11 +24,12 @@ from blockrelay_worker.known_rows import KnownRows
 from blockrelay_worker.links import Links, Stopping
 from blockrelay_worker.mailbox import Event, Gone, Mailbox, Orphan, Restarted, Verdicts, Wake
 from blockrelay_worker.outcome import next_tokens, tensor_end
+from blockrelay_worker.page_store.store import Loaded
 from blockrelay_worker.parallelism import Groups
 from blockrelay_worker.runs import Run, RunTable
 from blockrelay_worker.sender import Sender
 from blockrelay_worker.stage import StageRole
-from blockrelay_worker.step_cost import StepCost, observed, prompt_rows_beside
+from blockrelay_worker.step_cost import StepCost, observed
 from blockrelay_worker.work import Work
 
 #: How long the loop waits for an event when there is nothing to compute.
@@ -111,6 +112,8 @@ class Engine:
             case Verdicts(answers):
                 for commit, answer in answers:
                     self._on_verdict(commit, answer)
+            case Loaded():
+                self.table.loaded(event)
             case Orphan(request, run):
                 self._rerun_id(request, run, "forgotten")
             case Restarted():
@@ -196,11 +199,10 @@ class Engine:
 
     def _compute(self) -> bool:
         """One iteration; False when there was nothing that could be computed."""
-        prompt_rows = prompt_rows_beside(self._cost, self.role.step_target_s, self.role.max_rows)
         if self.role.first_stage:
-            work = self._known.take(prompt_rows)
+            work = self._known.take(self._cost)
         else:
-            work, refused = self._arrived.take(prompt_rows)
+            work, refused = self._arrived.take(self._cost)
             for segment in refused:
                 self._rerun_id(segment.request, segment.run, "missing_pages")
         if not work:

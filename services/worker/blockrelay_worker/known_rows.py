@@ -2,13 +2,14 @@
 
 from blockrelay.metrics import WorkerMetrics
 from blockrelay_worker.batching import Candidate, choose_rows
-from blockrelay_worker.drafts import Drafter, draft_rows
+from blockrelay_worker.drafts import Drafter
 from blockrelay_worker.pages import pages_for
 from blockrelay_worker.parallelism import Groups
 from blockrelay_worker.preemption import Holding, claimable_pages, startable, victim
 from blockrelay_worker.runs import Run, RunTable
 from blockrelay_worker.sender import Sender
 from blockrelay_worker.stage import StageRole
+from blockrelay_worker.step_cost import StepCost, draft_rows, prompt_rows_beside
 from blockrelay_worker.work import Work
 
 
@@ -21,11 +22,8 @@ class KnownRows:
         self._role, self._table, self._sender, self._groups, self._metrics = role, table, sender, groups, metrics
         self._overcommits = role.last_stage  # nothing is reserved on a worker of the whole model
 
-    def take(self, prompt_rows: int) -> list[Work]:
-        """The next batch; grows the page lists of its runs, and preempts younger runs where there are too few.
-
-        `prompt_rows` bounds the prompt rows beside decode rows.
-        """
+    def take(self, cost: StepCost) -> list[Work]:
+        """The next batch; grows the page lists of its runs, and preempts younger runs where there are too few."""
         runs = {run.request: run for run in self._table.all() if run.missing}
         if not runs:
             return []
@@ -36,11 +34,13 @@ class KnownRows:
                 list(candidates.values()),
                 self._role.max_rows if groups == 1 else max(1, self._role.max_rows // (2 * groups)),
                 most_decoding=self._share_of_decoding(groups),
-                prompt_rows=prompt_rows,
+                prompt_rows=prompt_rows_beside(cost, self._role.step_target_s, self._role.max_rows),
             )
         )
         work: list[Work] = []
-        drafts_left, decoding = self._draft_budget(runs, chosen)
+        decoding = sum(1 for request, rows in chosen.items() if runs[request].missing == rows == 1)
+        speculates = self._role.speculates and decoding == len(chosen)  # beside prompts no row is cheap
+        drafts_left = draft_rows(cost, decoding) if speculates else 0
         for request, run in runs.items():  # oldest first, so that nobody is preempted who is in the batch already
             rows = chosen.get(request, 0)
             if not rows or run.missing != candidates[request].missing or not self._grow(run, run.computed + rows):
@@ -70,9 +70,9 @@ class KnownRows:
             allowed = startable(self._holdings(), self._table.pool.free_pages)
             ready = [run for run in runs.values() if run.request in allowed]
             for run in ready:
-                if run.preemptions and not run.pages and run.computed == 0:
+                if not run.adopted:
                     self._table.adopt(run)
-            return ready
+            return [run for run in ready if run.missing]
         full = self._sender.full_targets()
         return [r for r in runs.values() if r.missing == 1 or r.route[1] not in full]
 
@@ -88,7 +88,9 @@ class KnownRows:
     def _grow(self, run: Run, tokens: int) -> bool:
         while not self._table.grow(run, tokens):
             # Where pages are reserved, those of a run that has just ended elsewhere come back with its note.
-            name = victim(self._holdings(), run.request) if self._overcommits else None
+            # A run whose pages are being loaded cannot give them back at once.
+            holdings = [h for h in self._holdings() if not self._table.is_loading(h.request)]
+            name = victim(holdings, run.request) if self._overcommits else None
             if name is None:
                 return False
             self._table.preempt(next(r for r in self._table.all() if r.request == name))
@@ -97,13 +99,6 @@ class KnownRows:
 
     def _holdings(self) -> list[Holding]:
         return [Holding(r.request, len(r.pages), pages_for(len(r.tokens) + 1)) for r in self._table.all()]
-
-    def _draft_budget(self, runs: dict[str, Run], chosen: dict[str, int]) -> tuple[int, int]:
-        """(draft rows of this batch, requests that share them)."""
-        if not self._role.speculates:
-            return 0, 0
-        sharing = sum(1 for request, rows in chosen.items() if runs[request].missing == rows == 1)
-        return draft_rows(sum(chosen.values())), sharing
 
     def _drafts(self, run: Run, most: int) -> list[int]:
         """Guesses behind the last known token, with pages for them; none for tensor steps."""

@@ -1,33 +1,49 @@
-"""How many prompt rows a step with decode rows takes along: from measured times towards a target. Pure.
+"""What rows cost on this machine, from measured steps, and what a step may therefore take along. Pure.
 
-Without a bound a running request waits for a whole chunk of somebody's prompt between two tokens. With too tight a one
-prompts crawl, because the weights are read anew for every few rows. So the bound follows what rows cost here.
+Beside decode rows, prompt rows fill a step up to a target time: without a bound a running request waits for a whole
+chunk of somebody's prompt between two tokens. Guessed tokens come along as far as a row costs clearly less than a token
+is worth: where the weights are what a step waits for, rows are nearly free; where arithmetic is, none is.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 #: Prompt rows of a mixed step when nothing was measured yet, at least (a prompt always gets on), and their granularity.
 FIRST_ROWS, LEAST_ROWS, GRAIN = 64, 32, 16
+#: Sizes of decode steps whose times are kept apart. The last is the most that drafts may fill.
+SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
+#: A guess must pay already when only this share of guesses turns out right.
+RIGHT_SHARE = 0.5
+#: Decode steps after which sizes are measured anew: one odd measurement must not rule out a size for ever.
+MEMORY_STEPS = 1000
 #: Weight of a new measurement.
 SMOOTHING = 0.25
 
 
 @dataclass(frozen=True, slots=True)
 class StepCost:
-    """Smoothed seconds: a step of decode rows alone, and each prompt row. None before it was measured."""
+    """Smoothed seconds: a step of decode rows alone, the same by number of rows (one of SIZES), and each prompt row.
+
+    None, or no entry, before it was measured.
+    """
 
     decode_s: float | None = None
     prompt_row_s: float | None = None
+    by_rows: Mapping[int, float] = field(default_factory=dict[int, float])
+    steps: int = 0
 
 
 def observed(cost: StepCost, *, decode_rows: int, prompt_rows: int, seconds: float) -> StepCost:
-    """`cost` after a step of these rows."""
+    """`cost` after a step of these rows; `decode_rows` counts drafts too."""
     if prompt_rows == 0:
-        return StepCost(_smooth(cost.decode_s, seconds), cost.prompt_row_s)
+        size = _size(decode_rows)
+        kept = cost.by_rows if (cost.steps + 1) % MEMORY_STEPS else {}
+        by_rows = {**kept, size: _smooth(cost.by_rows.get(size), seconds)}
+        return replace(cost, decode_s=_smooth(cost.decode_s, seconds), by_rows=by_rows, steps=cost.steps + 1)
     if prompt_rows < GRAIN:
         return cost  # such rows cost next to nothing and say little about others
     above = seconds - (cost.decode_s or 0.0 if decode_rows else 0.0)
-    return StepCost(cost.decode_s, _smooth(cost.prompt_row_s, max(above, 0.1 * seconds) / prompt_rows))
+    return replace(cost, prompt_row_s=_smooth(cost.prompt_row_s, max(above, 0.1 * seconds) / prompt_rows))
 
 
 def prompt_rows_beside(cost: StepCost, target_s: float, max_rows: int) -> int:
@@ -36,6 +52,30 @@ def prompt_rows_beside(cost: StepCost, target_s: float, max_rows: int) -> int:
         return min(FIRST_ROWS, max_rows)
     rows = int((target_s - (cost.decode_s or 0.0)) / cost.prompt_row_s)
     return min(max(LEAST_ROWS, rows // GRAIN * GRAIN), max_rows)
+
+
+def draft_rows(cost: StepCost, decode_rows: int) -> int:
+    """Draft rows at most in a step of `decode_rows` known rows and no prompt.
+
+    A size that was never measured is tried once all smaller ones paid.
+    """
+    alone = cost.by_rows.get(_size(decode_rows))
+    if alone is None or decode_rows == 0:
+        return 0
+    most = 0
+    for size in SIZES:
+        if size <= decode_rows:
+            continue
+        seconds = cost.by_rows.get(size)
+        if seconds is None:
+            return size - decode_rows
+        if (seconds - alone) / (size - decode_rows) <= RIGHT_SHARE * alone / decode_rows:
+            most = size - decode_rows
+    return most
+
+
+def _size(rows: int) -> int:
+    return max((size for size in SIZES if size <= rows), default=SIZES[0])
 
 
 def _smooth(before: float | None, now: float) -> float:

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blockrelay_worker.drafts import CHEAP_ROWS, GROUPS, LONGEST_PAUSE, MOST, Drafter, draft_rows, right_drafts
+from blockrelay_worker.drafts import GROUPS, LONGEST_PAUSE, MOST, Drafter, right_drafts
 
 
 def test_what_followed_the_last_tokens_before_is_the_guess() -> None:
@@ -69,10 +69,6 @@ def test_a_run_without_success_probes_more_and_more_rarely() -> None:
         else:
             waited += 1
     assert waits[2:4] == [7, 15] and waits[-1] == LONGEST_PAUSE - 1
-
-
-def test_drafts_fill_a_step_only_up_to_where_rows_are_cheap() -> None:
-    assert [draft_rows(n) for n in (1, 10, CHEAP_ROWS, 200)] == [CHEAP_ROWS - 1, CHEAP_ROWS - 10, 0, 0]
 
 
 def test_drafts_are_right_up_to_the_first_that_is_not() -> None:

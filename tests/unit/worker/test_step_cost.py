@@ -3,7 +3,16 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blockrelay_worker.step_cost import FIRST_ROWS, LEAST_ROWS, StepCost, observed, prompt_rows_beside
+from blockrelay_worker.step_cost import (
+    FIRST_ROWS,
+    LEAST_ROWS,
+    MEMORY_STEPS,
+    SIZES,
+    StepCost,
+    draft_rows,
+    observed,
+    prompt_rows_beside,
+)
 
 
 def test_rows_fill_the_time_that_decoding_leaves() -> None:
@@ -27,7 +36,7 @@ def test_what_a_step_says_about_its_rows() -> None:
     cost = observed(StepCost(), decode_rows=0, prompt_rows=100, seconds=0.2)
     assert cost == StepCost(None, 0.002)
     cost = observed(cost, decode_rows=4, prompt_rows=0, seconds=0.1)
-    assert cost == StepCost(0.1, 0.002)
+    assert cost == StepCost(0.1, 0.002, {4: 0.1}, steps=1)
     assert observed(cost, decode_rows=4, prompt_rows=8, seconds=9.0) == cost, "too few rows to tell"
     mixed = observed(cost, decode_rows=4, prompt_rows=100, seconds=0.3)
     assert mixed.prompt_row_s is not None and abs(mixed.prompt_row_s - 0.002) < 1e-9 and mixed.decode_s == 0.1
@@ -44,3 +53,40 @@ def test_the_bound_leads_to_the_target(decode_s: float, row_s: float, target_s: 
         cost = observed(cost, decode_rows=4, prompt_rows=0, seconds=decode_s)
     rows = prompt_rows_beside(cost, target_s, 512)
     assert rows == LEAST_ROWS or decode_s + rows * row_s <= target_s * 1.01
+
+
+def played(first_s: float, free_rows: int, row_s: float, decoding: int) -> int:
+    """The draft rows that are settled on where a step costs `first_s` up to `free_rows` rows, and then `row_s` each."""
+    cost = StepCost()
+    for _ in range(200):
+        rows = decoding + draft_rows(cost, decoding)
+        cost = observed(cost, decode_rows=rows, prompt_rows=0, seconds=first_s + row_s * max(0, rows - free_rows))
+        cost = observed(
+            cost, decode_rows=decoding, prompt_rows=0, seconds=first_s + row_s * max(0, decoding - free_rows)
+        )
+    return draft_rows(cost, decoding)
+
+
+def test_drafts_fill_a_step_as_far_as_rows_are_cheap() -> None:
+    assert played(0.040, 32, 0.001, decoding=1) == SIZES[-1] - 1, "the weights are all that counts"
+    assert played(0.040, 4, 0.100, decoding=1) == 3, "only the free ones"
+    assert played(0.040, 4, 0.006, decoding=16) == 0, "every row costs as much as any other"
+    assert played(0.040, 4, 0.006, decoding=2) > 2, "each saves half a step"
+
+
+def test_nothing_is_guessed_before_a_step_was_measured_and_then_one_size_more_at_a_time() -> None:
+    assert draft_rows(StepCost(), 1) == 0
+    cost = observed(StepCost(), decode_rows=1, prompt_rows=0, seconds=0.04)
+    assert draft_rows(cost, 1) == 1
+    assert draft_rows(observed(cost, decode_rows=2, prompt_rows=0, seconds=0.04), 1) == 2
+    assert draft_rows(observed(cost, decode_rows=2, prompt_rows=0, seconds=0.4), 1) == 2, "the next size may still pay"
+
+
+def test_one_odd_measurement_does_not_rule_out_a_size_for_ever() -> None:
+    cost = StepCost()
+    for size in SIZES:
+        cost = observed(cost, decode_rows=size, prompt_rows=0, seconds=0.04 if size == 1 else 9.0)
+    assert draft_rows(cost, 1) == 0
+    for _ in range(MEMORY_STEPS):
+        cost = observed(cost, decode_rows=1 + draft_rows(cost, 1), prompt_rows=0, seconds=0.04)
+    assert draft_rows(cost, 1) > 0
