@@ -136,6 +136,7 @@ async def _order(gateway: Gateway, request: InferRequest, trace: str) -> tuple[T
         session=step.session,
         timeout_s=request.timeout,
         trace=trace,
+        salt=request.cache_salt,
     )
     return step, order
 

@@ -43,11 +43,20 @@ def public_id(request: str, kind: Kind) -> str:
     return f"{'cmpl' if kind == 'completion' else 'chatcmpl'}-{request.removeprefix('req-')}"
 
 
-def usage(flights: Sequence[Flight]) -> dict[str, int]:
-    """Token counts of some requests together; every committed token counts, the one that ended the text too."""
+def usage(flights: Sequence[Flight]) -> dict[str, Any]:
+    """Token counts of some requests together; every committed token counts, the one that ended the text too.
+
+    `cached_tokens`: tokens of the prompts whose KV the last run found instead of computing it.
+    """
     prompt = sum(flight.body.prompt.size for flight in flights)
     new = sum(flight.tokens for flight in flights)
-    return {"prompt_tokens": prompt, "completion_tokens": new, "total_tokens": prompt + new}
+    cached = sum(int(flight.end.meta.get("cached_tokens", 0)) for flight in flights if flight.end is not None)
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": new,
+        "total_tokens": prompt + new,
+        "prompt_tokens_details": {"cached_tokens": cached},
+    }
 
 
 def fallback_events(flights: Sequence[Flight]) -> list[dict[str, Any]]:

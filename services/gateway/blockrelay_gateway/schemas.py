@@ -119,6 +119,7 @@ class SamplingFields(_Strict):
     return_token_ids: bool | None = None
     background: bool | None = Field(default=None, description="answer at once; read the result from /v1/requests/{id}")
     timeout: float | None = Field(default=None, description="seconds; the request ends with an error after that")
+    cache_salt: str | None = Field(default=None, description="KV pages are shared only among requests of equal salt")
 
 
 class CompletionRequest(SamplingFields, UnsupportedFields):
@@ -162,7 +163,7 @@ class InferRequest(SamplingFields):
 
 
 #: Fields of InferRequest that the tensor form knows.
-TENSOR_FIELDS = frozenset({"id", "model", "session_id", "step", "input_tensors", "logits", "timeout"})
+TENSOR_FIELDS = frozenset({"id", "model", "session_id", "step", "input_tensors", "logits", "timeout", "cache_salt"})
 #: Fields of InferRequest that the text form does not know.
 TENSOR_ONLY_FIELDS = frozenset({"session_id", "step", "input_tensors", "logits"})
 

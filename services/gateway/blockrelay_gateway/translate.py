@@ -22,6 +22,7 @@ from blockrelay_gateway.chat_template import ChatTemplate
 from blockrelay_gateway.schemas import ChatMessage, ChatRequest, CompletionRequest, InferRequest, SamplingFields
 
 MAX_PROMPTS = 128
+MAX_SALT = 256
 MAX_TIMEOUT_S = 7 * 24 * 3600.0
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 
@@ -186,6 +187,7 @@ class Translator:
             params=params.to_dict(),
             traceparent=trace,
             background=bool(request.background),
+            salt=checked_salt(request.cache_salt),
         )
         return Order(request=request_id, body=body, params=params, timeout_s=checked_timeout(request.timeout))
 
@@ -199,6 +201,7 @@ class Translator:
         session: SessionStep | None,
         timeout_s: float | None,
         trace: str,
+        salt: str | None = None,
     ) -> Order:
         """A tensor step: `tokens` are all of the session's, of which the first `prior` belong to earlier steps."""
         request_id = self.new_id()
@@ -218,6 +221,7 @@ class Translator:
             traceparent=trace,
             session=session.session if session else "",
             step=step,
+            salt=checked_salt(salt),
         )
         return Order(
             request=request_id, body=body, params=params, timeout_s=checked_timeout(timeout_s), session=session
@@ -233,6 +237,17 @@ def checked_timeout(seconds: float | None) -> float | None:
     if seconds is not None and not 0 < seconds <= MAX_TIMEOUT_S:  # also false for NaN
         raise BadRequest(f"timeout must be above 0 and at most {MAX_TIMEOUT_S:g} seconds", param="timeout")
     return seconds
+
+
+def checked_salt(salt: str | None) -> str:
+    """The salt of page names; "" without one. Raise BadRequest for one that is empty, too long or no text."""
+    if salt is None:
+        return ""
+    if not 1 <= len(salt) <= MAX_SALT:
+        raise BadRequest(f"cache_salt has 1 to {MAX_SALT} characters, not {len(salt)}", param="cache_salt")
+    if any("\ud800" <= character <= "\udfff" for character in salt):
+        raise BadRequest("cache_salt has half a surrogate pair", param="cache_salt")
+    return salt
 
 
 def _check_stream_options(request: CompletionRequest | ChatRequest) -> None:

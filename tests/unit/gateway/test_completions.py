@@ -1,5 +1,7 @@
 """A prompt comes in over HTTP, tokens come out of the log as text."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 from blockrelay.text import Tokenizer
 from tests.played import NUMERICS, PlayedWorker, RunningGateway, answering
 
@@ -32,3 +34,15 @@ def test_a_large_prompt_is_tokenised_beside_the_event_loop_with_the_same_result(
     with answering(worker, lambda _: ([5], "stop")):
         answer = gateway.post("/v1/completions", prompt="Tom", return_token_ids=True, **padding).json()
     assert answer["choices"][0]["prompt_token_ids"] == tokenizer.encode("Tom")
+
+
+def test_the_usage_tells_how_much_of_the_prompts_was_found_instead_of_computed(
+    gateway: RunningGateway, worker: PlayedWorker
+) -> None:
+    with ThreadPoolExecutor() as threads:
+        asked = threads.submit(gateway.post, "/v1/completions", prompt=[[7] * 40, [8] * 20], cache_salt="mine")
+        for claimed, found in zip(worker.claim(2), (32, 16), strict=True):
+            assert claimed.body.salt == "mine"
+            worker.say(claimed, [5], end="stop", meta={"cached_tokens": found})
+        answer = asked.result()
+    assert answer.json()["usage"]["prompt_tokens_details"] == {"cached_tokens": 48}

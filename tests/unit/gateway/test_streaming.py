@@ -113,7 +113,12 @@ def test_several_prompts_share_one_stream_by_index(gateway: RunningGateway, work
         events = stream(gateway, prompt=[[10], [20], [30]], return_token_ids=True)
         whole = gateway.post("/v1/completions", prompt=[[10], [20], [30]], return_token_ids=True).json()
     assert [choice["token_ids"] for choice in whole["choices"]] == [[10, 10], [20, 20], [30, 30]]
-    assert whole["usage"] == {"prompt_tokens": 3, "completion_tokens": 6, "total_tokens": 9}
+    assert whole["usage"] == {
+        "prompt_tokens": 3,
+        "completion_tokens": 6,
+        "total_tokens": 9,
+        "prompt_tokens_details": {"cached_tokens": 0},
+    }
     got: dict[int, list[int]] = {0: [], 1: [], 2: []}
     for event in events[:-1]:
         (choice,) = event.data["choices"]

@@ -13,7 +13,7 @@ from blockrelay.sampling_params import derive_seed
 from blockrelay.text import Tokenizer
 from blockrelay_gateway.chat_template import ChatTemplate
 from blockrelay_gateway.http_errors import from_validation
-from blockrelay_gateway.schemas import ChatRequest, CompletionRequest
+from blockrelay_gateway.schemas import ChatRequest, CompletionRequest, InferRequest
 from blockrelay_gateway.translate import Order, Translator, clean_traceparent
 
 
@@ -86,6 +86,21 @@ def test_every_sampling_field_arrives(translator: Translator) -> None:
     assert (params.min_p, params.seed, params.stop, params.stop_token_ids) == (0.05, -3, ("a", "b"), (5,))
     assert (params.ignore_eos, params.logprobs, order.timeout_s) == (True, 4, 2.5)
     assert order.body.background
+
+
+def test_the_cache_salt_travels_with_the_request(translator: Translator) -> None:
+    assert complete(translator, cache_salt="t1").body.salt == "t1"
+    assert chat(translator, cache_salt="t1").body.salt == "t1"
+    assert complete(translator).body.salt == ""
+    infer = InferRequest.model_validate({"prompt": "Tom", "cache_salt": "t1"})
+    assert translator.infer_text(infer).body.salt == "t1"
+
+
+@pytest.mark.parametrize("salt", ["", "s" * 257, "half \ud800 a pair", 7])
+def test_a_cache_salt_that_cannot_be_meant_is_refused(translator: Translator, salt: object) -> None:
+    with pytest.raises(BadRequest) as refused:
+        complete(translator, cache_salt=salt)
+    assert refused.value.param == "cache_salt"
 
 
 def test_the_default_max_tokens_shrinks_to_the_room_in_the_context(translator: Translator) -> None:
