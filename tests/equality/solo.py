@@ -71,10 +71,14 @@ class Solo:
             ]
         return Answer(tokens=done.tokens, text=text, finish_reason=done.finish_reason, logprobs=logprobs)
 
-    def logits(self, prompt: list[int]) -> Answer:
-        """All logits, computed one token at a time."""
-        rows = [self._pipeline.run([t], i, wanted=True, seconds={}) for i, t in enumerate(prompt)]
-        return Answer(tokens=[], logits=logits_digest(np.stack([to_float16(row) for row in rows if row is not None])))
+    def logits(self, prompt: list[int]) -> "np.ndarray[Any, np.dtype[np.float16]]":
+        """All logits [n, vocab], computed one token at a time."""
+        rows: list[np.ndarray[Any, np.dtype[np.float16]]] = []
+        for position, token in enumerate(prompt):
+            row = self._pipeline.run([token], position, wanted=True, seconds={})
+            assert row is not None
+            rows.append(to_float16(row))  # a copy: the row is the executor's buffer
+        return np.stack(rows)
 
 
 def logits_digest(rows: "np.ndarray[Any, Any]") -> str:
@@ -88,7 +92,10 @@ def main(model: str) -> None:
     answers: list[dict[str, Any]] = []
     for asked in json.load(sys.stdin):
         params = SamplingParams.from_dict(asked["params"])
-        answer = solo.logits(asked["prompt"]) if asked["tensor"] else solo.answer(asked["prompt"], params)
+        if asked["tensor"]:
+            answer = Answer(tokens=[], logits=logits_digest(solo.logits(asked["prompt"])))
+        else:
+            answer = solo.answer(asked["prompt"], params)
         answers.append(asdict(answer))
     json.dump(answers, sys.stdout)
 

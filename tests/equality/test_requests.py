@@ -34,8 +34,10 @@ class Shape:
         return f"{self.stages}x{self.replicas}-threads{self.threads}{tight}{'-kill' if self.kill else ''}"
 
 
-#: About one and a half of the longest requests: many more are under way at once.
-TIGHT = 80 * 49152
+#: Bytes of 16 tokens of the bundled model in all layers.
+PAGE_BYTES = 49152
+#: About one and a half of the longest requests, which are 48 pages, and one of them: many more are under way at once.
+TIGHT, TIGHTEST = 80 * PAGE_BYTES, 50 * PAGE_BYTES
 
 SHAPES = [
     Shape(stages=1, threads=1, kv_bytes=TIGHT),
@@ -49,9 +51,10 @@ SHAPES = [
 
 @pytest.mark.timeout(300)
 def test_twenty_random_requests_are_answered_as_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asks = workload(20, seed=1)
-    answers, _ = answers_of(Shape(stages=1, threads=2, kv_bytes=TIGHT), asks, tmp_path, monkeypatch)
+    asks, shape = workload(20, seed=1), Shape(stages=1, threads=2, kv_bytes=TIGHTEST)
+    answers, counted = answers_of(shape, asks, tmp_path, monkeypatch)
     assert_equal(asks, answers, solo_answers(BUNDLED_MODEL, asks))
+    assert_it_was_no_solo_run(shape, counted)
 
 
 @pytest.fixture(scope="module")
@@ -69,8 +72,9 @@ def test_two_hundred_random_requests_are_answered_as_alone(
     crowd: tuple[list[Asked], list[Answer]], shape: Shape, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asks, expected = crowd
-    answers, _ = answers_of(shape, asks, tmp_path, monkeypatch)
+    answers, counted = answers_of(shape, asks, tmp_path, monkeypatch)
     assert_equal(asks, answers, expected)
+    assert_it_was_no_solo_run(shape, counted)
 
 
 def workload(count: int, *, seed: int) -> list[Asked]:
@@ -99,6 +103,19 @@ def answers_of(
         counters = worker_counters(up)
         assert up.stop() == 0
     return answers, counters
+
+
+def assert_it_was_no_solo_run(shape: Shape, counted: "Counter[str]") -> None:
+    """What could have gone wrong has happened."""
+    batches = counted["blockrelay_iteration_tokens_count"]
+    assert counted["blockrelay_iteration_tokens_sum"] > 2 * batches, "batches mix requests"
+    assert counted["blockrelay_prefix_cache_hits_total"] > 0, "pages are found"
+    accepted, drafted = (counted[f"blockrelay_spec_decode_num_{name}_tokens_total"] for name in ("accepted", "draft"))
+    assert 0 < accepted < drafted, "guesses are right and wrong"
+    if shape.kv_bytes:
+        assert counted["blockrelay_prefix_cache_evictions_total"] > 0, "pages are given up"
+    if shape.kv_bytes and shape.stages == 1:
+        assert counted["blockrelay_num_preemptions_total"] > 0, "runs give way"
 
 
 def assert_equal(asks: list[Asked], answers: list[Answer], expected: list[Answer]) -> None:

@@ -1,0 +1,158 @@
+"""A page with a name holds the bits that the name promises: those of the same tokens computed alone."""
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+
+import numpy as np
+import pytest
+import redis
+from prometheus_client import CollectorRegistry
+
+from blockrelay.block_folder import BlockFolder, open_block_folder
+from blockrelay.keys import Keys
+from blockrelay.messages import EndEntry, TokenEntry
+from blockrelay.metrics import WorkerMetrics
+from blockrelay.redis_link import Scripts
+from blockrelay_worker.batch import Batch, Segment
+from blockrelay_worker.engine import Engine
+from blockrelay_worker.executor import StageExecutor
+from blockrelay_worker.kernels import PAGE, load_kernels
+from blockrelay_worker.links import Links
+from blockrelay_worker.mailbox import Mailbox, Reader
+from blockrelay_worker.page_names import extend_names, root_name
+from blockrelay_worker.pages import PagePool, pages_for
+from blockrelay_worker.prefix_cache import PrefixCache
+from blockrelay_worker.runs import RunTable
+from blockrelay_worker.stage import StageRole
+from tests.cell import MODEL, Cell, body
+from tests.tiny_model import write_tiny_model
+from tests.waiting import wait_until
+
+ROOT = root_name(salt="", model_hash="m", numerics="n")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> BlockFolder:
+    return open_block_folder(write_tiny_model(tmp_path_factory.mktemp("tiny")))
+
+
+def executor_of(folder: BlockFolder, first: int, last: int, pages: int) -> StageExecutor:
+    pool = PagePool(StageExecutor.layout_of(folder, first, last), pages)
+    return StageExecutor(folder, first, last, pool=pool, threads=1, kernels=load_kernels(1))
+
+
+@contextmanager
+def engines_running(
+    folder: BlockFolder, links: Links, ends: Sequence[int], pages: int, registries: Sequence[CollectorRegistry]
+) -> Iterator[tuple[Cell, list[StageExecutor]]]:
+    """One worker per stage, in threads of this process, and a cell to talk to them."""
+    cell = Cell(links.control, links.keys, links.scripts)
+    starts = [1, *(end + 1 for end in ends[:-1])]
+    split = ",".join(f"{first}-{last}" for first, last in zip(starts, ends, strict=True))
+    executors: list[StageExecutor] = []
+    with ExitStack() as stack:
+        for stage, (first, last) in enumerate(zip(starts, ends, strict=True)):
+            executor = executor_of(folder, first, last, pages)
+            executors.append(executor)
+            metrics, mailbox = WorkerMetrics(registries[stage]), Mailbox()
+            cache = PrefixCache(executor.pool, model_hash="m", numerics="n", metrics=metrics)
+            role = StageRole(
+                worker=cell.worker(f"w{stage}", stage=stage, split=split, pages=pages),
+                split=split,
+                stage=stage,
+                first=first,
+                last=last,
+                folder=folder,
+                tokenizer=None,
+                device="cpu",
+                max_rows=48,
+                max_requests=16,
+                step_target_s=1.0,
+                speculation=True,
+                dead_after_s=600,
+                retention_s=600,
+            )
+            engine = Engine(role, executor, RunTable(executor.pool, cache), links, mailbox, metrics)
+            streams = [f(MODEL, "cpu") for f in (links.keys.reruns, links.keys.jobs)] if stage == 0 else []
+            reader = Reader(links.control, links.keys.inbox(role.worker), streams, mailbox, links.stop)
+            for thread in (reader, threading.Thread(target=engine.run)):
+                stack.callback(thread.join, 10)
+                thread.start()
+        stack.callback(links.stop.set)
+        yield cell, executors
+
+
+def prompts(count: int) -> list[list[int]]:
+    """Some begin alike, some repeat themselves; lengths around whole pages."""
+    rng = np.random.default_rng(5)
+    shared = rng.integers(3, 500, 70).tolist()
+    made: list[list[int]] = []
+    for i in range(count):
+        own = rng.integers(3, 500, int(rng.integers(2, 12))).tolist()
+        made.append(shared[: int(rng.choice([0, 15, 16, 32, 48, 70]))] + own * (1 + i % 6))
+    return made
+
+
+@pytest.mark.parametrize("ends", [[5], [1, 3, 5]], ids="ends={}".format)
+def test_every_named_page_holds_what_a_solo_run_computes(
+    folder: BlockFolder, client: redis.Redis, keys: Keys, scripts: Scripts, ends: list[int]
+) -> None:
+    # Given engines with few pages, when requests that share, repeat and crowd each other out have ended
+    registries = [CollectorRegistry() for _ in ends]
+    errors, stop = WorkerMetrics(CollectorRegistry()).redis_errors, threading.Event()
+    links = Links(client, client, keys, scripts, errors, stop)
+    pages = 40 if len(ends) == 1 else 200
+    with engines_running(folder, links, ends, pages, registries) as (cell, executors):
+        asked = {f"req-{i}": prompt for i, prompt in enumerate(prompts(32))}
+        for i, (request, prompt) in enumerate(asked.items()):
+            params = {"max_tokens": 60, "ignore_eos": True, "temperature": 0.0 if i % 2 else 0.5, "seed": i}
+            need = pages_for(len(prompt) + 60)
+            cell.accept(request, content=body(prompt, **params), need=need)
+        wait_until(
+            lambda: all(isinstance((cell.log(r) or [None])[-1], EndEntry) for r in asked), "all end", timeout_s=60
+        )
+    tokens = {r: asked[r] + [e.token for e in cell.log(r) if isinstance(e, TokenEntry)] for r in asked}
+    assert all(len(tokens[r]) == len(asked[r]) + 60 for r in asked)
+
+    # Then each page that still has a name holds the bits of a solo run of tokens that the name stands for
+    alone = [executor_of(folder, e.first_block, e.last_block, 20) for e in executors]
+    compared: list[set[bytes]] = [set() for _ in executors]
+    for sequence in tokens.values():
+        run_alone(alone, sequence)
+        names: list[bytes] = []
+        extend_names(names, ROOT, sequence, len(sequence) // PAGE)
+        for executor, solo, seen in zip(executors, alone, compared, strict=True):
+            for index, name in enumerate(names):
+                found = executor.pool.share([name])
+                for page in found:
+                    assert same_page(executor.pool, page, solo.pool, index), (ends, index, sequence)
+                executor.pool.free(found)
+                seen.update([name] if found else [])
+    for executor, seen in zip(executors, compared, strict=True):
+        assert executor.pool.cached_pages == len(seen) > 0, "a name that stands for no request's tokens"
+
+    def counted(name: str) -> float:
+        return sum(registry.get_sample_value(f"blockrelay_{name}_total") or 0 for registry in registries)
+
+    assert counted("prefix_cache_hits") > 0
+    assert 0 < counted("spec_decode_num_accepted_tokens") < counted("spec_decode_num_draft_tokens")
+    if len(ends) == 1:
+        assert counted("num_preemptions") > 0
+
+
+def run_alone(executors: list[StageExecutor], tokens: Sequence[int]) -> None:
+    """The whole sequence through the stages, its pages being 0, 1, 2..."""
+    hidden = None
+    segment = Segment(rows=len(tokens), first_position=0, pages=range(pages_for(len(tokens))))
+    for executor in executors:
+        ids = np.array(tokens, np.int32) if executor.takes_tokens else None
+        hidden = executor.run(Batch(segments=[segment], tokens=ids, hidden=hidden)).hidden
+
+
+def same_page(left: PagePool, left_page: int, right: PagePool, right_page: int) -> bool:
+    """Equal bytes in every layer."""
+    return all(
+        a[left_page].tobytes() == b[right_page].tobytes()
+        for a, b in zip([*left.k_pages, *left.v_pages], [*right.k_pages, *right.v_pages], strict=True)
+    )
