@@ -1,0 +1,163 @@
+"""The first stage's batches: groups that keep several stages busy, guesses, and pages that run out."""
+
+import threading
+
+import numpy as np
+import pytest
+import redis
+from prometheus_client import CollectorRegistry
+
+from blockrelay.block_folder import BlockFolder
+from blockrelay.keys import Keys
+from blockrelay.messages import RequestBody
+from blockrelay.metrics import WorkerMetrics
+from blockrelay.redis_link import Scripts
+from blockrelay.sampling_params import SamplingParams
+from blockrelay_worker.executor import StageExecutor
+from blockrelay_worker.known_rows import KnownRows
+from blockrelay_worker.links import Links
+from blockrelay_worker.pages import PagePool
+from blockrelay_worker.parallelism import Groups
+from blockrelay_worker.runs import Run, RunTable
+from blockrelay_worker.sender import Sender
+from blockrelay_worker.stage import StageRole
+from blockrelay_worker.step_cost import StepCost
+from blockrelay_worker.work import Work
+from tests.cell import Cell
+
+#: One more row costs nothing up to 32 of them.
+FREE_ROWS = StepCost(decode_s=0.01, prompt_row_s=0.001, by_rows=dict.fromkeys((1, 2, 3, 4, 6, 8, 12, 16, 24, 32), 0.01))
+
+
+class Stage:
+    """A first stage over blocks 1 to `last` and what it needs; workers a and b are its route."""
+
+    def __init__(
+        self, folder: BlockFolder, client: redis.Redis, keys: Keys, scripts: Scripts, *, last: int, pages: int = 50
+    ) -> None:
+        cell, metrics = Cell(client, keys, scripts), WorkerMetrics(CollectorRegistry())
+        self.route = tuple(cell.worker(name, stage=stage) for stage, name in enumerate("ab"))
+        for worker in self.route:
+            client.hset(keys.worker(worker), mapping={"node": "host", "cores": 2, "threads": 1})
+        links = Links(client, client, keys, scripts, metrics.redis_errors, threading.Event())
+        self.role = StageRole(
+            worker="a",
+            split="1-2,3-5",
+            stage=0,
+            first=1,
+            last=last,
+            folder=folder,
+            tokenizer=None,
+            device="cpu",
+            max_rows=64,
+            max_requests=8,
+            step_target_s=0.05,
+            speculation=True,
+            dead_after_s=60,
+            retention_s=60,
+        )
+        self.table = RunTable(PagePool(StageExecutor.layout_of(folder, 1, last), pages))
+        self.known = KnownRows(self.role, self.table, Sender(self.role, links, metrics), Groups(links), metrics)
+
+    def run(self, name: str, tokens: list[int], *, computed: int, **more: object) -> Run:
+        run = Run(
+            request=name, run=name, route=self.route, seed=0, tokens=list(tokens), computed=computed,
+            params=SamplingParams(max_tokens=100, temperature=0),
+            body=RequestBody(prompt=np.array(tokens, np.int32), params={}, **more),  # pyright: ignore[reportArgumentType]
+        )  # fmt: skip
+        self.table.add(run)
+        assert self.table.grow(run, computed)
+        return run
+
+    def step(self, cost: StepCost | None = None) -> list[Work]:
+        """Take a batch and note it as computed, as the engine does."""
+        work = self.known.take(cost or StepCost())
+        for item in work:
+            item.run.computed, item.run.served = item.known_end, item.run.served + 1
+        return work
+
+
+@pytest.fixture
+def pipeline(w8a8: BlockFolder, client: redis.Redis, keys: Keys, scripts: Scripts) -> Stage:
+    return Stage(w8a8, client, keys, scripts, last=2)
+
+
+@pytest.fixture
+def alone(w8a8: BlockFolder, client: redis.Redis, keys: Keys, scripts: Scripts) -> Stage:
+    return Stage(w8a8, client, keys, scripts, last=5, pages=6)
+
+
+def names(work: list[Work]) -> set[str]:
+    return {item.run.request for item in work}
+
+
+def test_decode_rows_are_split_into_groups_that_stay_balanced(pipeline: Stage) -> None:
+    runs = {n: pipeline.run(n, [5, 6, 7], computed=2) for n in "pqrstu"}
+    first, second = pipeline.step(), pipeline.step()
+    assert names(first) | names(second) == set(runs) and len(first) == len(second) == 3
+    assert pipeline.step() == [], "all of them are on their way"
+    for n in runs:  # all tokens come back at once: still no group of six
+        runs[n].learn([8])
+    assert len(pipeline.step()) == 3
+
+
+def test_stages_that_share_their_cores_get_the_whole_batch(
+    w8a8: BlockFolder, client: redis.Redis, keys: Keys, scripts: Scripts
+) -> None:
+    stage = Stage(w8a8, client, keys, scripts, last=2)
+    for worker in stage.route:
+        client.hset(keys.worker(worker), "threads", 2)
+    for n in "pqrstu":
+        stage.run(n, [5, 6, 7], computed=2)
+    assert len(stage.step()) == 6
+
+
+def test_guesses_stand_behind_the_last_known_token_and_what_was_right_is_not_computed_again(pipeline: Stage) -> None:
+    run = pipeline.run("p", [1, 2, 3, 1, 2], computed=4)
+    (work,) = pipeline.step(FREE_ROWS)
+    assert list(work.tokens) == [2, 3, 1] and work.drafts == 2 and work.known_end == 5
+    run.drafts = (3, 1)
+    run.learn([3, 9])
+    assert run.tokens[5:] == [3, 9] and run.computed == 6, "the row of 3 was right, that of 1 was not"
+
+
+def test_nobody_is_guessed_for_beside_a_prompt_nor_in_a_tensor_step(pipeline: Stage) -> None:
+    pipeline.run("p", [1, 2, 3, 1, 2], computed=4)
+    pipeline.run("tensors", [1, 2, 3, 1, 2], computed=4, logits="last")
+    prompt = pipeline.run("long", [7] * 40, computed=0)
+    assert all(item.drafts == 0 for item in pipeline.step(FREE_ROWS))
+    assert prompt.computed > 0
+    pipeline.table.drop("long", "long")
+    pipeline.table.get("tensors", "tensors").tokens.append(3)  # pyright: ignore[reportOptionalMemberAccess]
+    assert [item.drafts for item in pipeline.step(FREE_ROWS) if item.run.request == "tensors"] == [0]
+
+
+def test_guesses_never_reach_beyond_what_may_be_generated(pipeline: Stage) -> None:
+    run = pipeline.run("p", [1, 2, 3, 1, 2], computed=4)
+    run.params = SamplingParams(max_tokens=2, temperature=0)
+    assert [item.drafts for item in pipeline.step(FREE_ROWS)] == [1], "one token more is sampled behind the last guess"
+
+
+def test_the_youngest_gives_its_pages_to_an_older_run_and_starts_again_when_they_are_free(alone: Stage) -> None:
+    old = alone.run("old", [5] * 33, computed=32)
+    young = alone.run("young", [6] * 64, computed=63)
+    assert alone.table.pool.free_pages == 0
+    assert names(alone.step()) == {"old"}, "its third page was the younger one's"
+    assert young.computed == 0 and young.pages == [] and young.preemptions == 1
+    assert alone.step() == [], "four pages and one for the next token are not free"
+    assert alone.table.drop("old", "old") and old.pages == []
+    assert names(alone.step()) == {"young"}
+    alone.table.check_integrity()
+
+
+def test_guesses_take_no_page_from_anybody(alone: Stage) -> None:
+    alone.run("old", [1, 2, 3] * 16, computed=47)
+    alone.run("young", [6] * 48, computed=47)
+    work = alone.step(FREE_ROWS)
+    assert names(work) == {"old", "young"} and all(item.drafts == 0 for item in work)
+
+
+def test_new_jobs_get_what_the_runs_here_leave(alone: Stage) -> None:
+    assert alone.known.claimable_pages() == 6
+    alone.run("p", [5] * 20, computed=16)
+    assert alone.known.claimable_pages() == 3, "one it has, one it needs, one in store"
