@@ -168,6 +168,12 @@ def generate(arguments: Arguments = None) -> None:
     _become("blockrelay_worker.generate", arguments)
 
 
+@app.command("evaluate", context_settings=_PASSED_ON, add_help_option=False)
+def evaluate(arguments: Arguments = None) -> None:
+    """Measure how well a model predicts a text (perplexity), in one process."""
+    _become("blockrelay_worker.evaluate", arguments)
+
+
 @app.command("convert", context_settings=_PASSED_ON, add_help_option=False)
 def convert(arguments: Arguments = None) -> None:
     """Convert a Hugging Face checkpoint into a block folder."""
