@@ -70,6 +70,9 @@ def start(
     threads: Annotated[
         int | None, typer.Option(min=1, help="Threads per worker; default: the cores, shared evenly.")
     ] = None,
+    speculation: Annotated[
+        bool, typer.Option("--speculation/--no-speculation", help="Guess repeated tokens; the text is the same.")
+    ] = True,
     verbose: Annotated[bool, typer.Option("--verbose", help="Every log line to stderr, not only errors.")] = False,
 ) -> None:
     """Start everything as local processes: Redis, scheduler, workers, gateway. Ctrl-C drains and ends them."""
@@ -79,7 +82,7 @@ def start(
         model=model.absolute(), stages=stages, replicas=replicas, gpu_workers=gpu_workers, inject_fault=inject_fault,
         host=host, port=port, redis_url=redis and cell_status.checked_url(redis),
         payload_redis_url=payload_redis and cell_status.checked_url(payload_redis),
-        data=data, threads=threads, verbose=verbose,
+        data=data, threads=threads, speculation=speculation, verbose=verbose,
     )  # fmt: skip
     raise typer.Exit(up(options))
 
