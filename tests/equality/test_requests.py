@@ -92,15 +92,17 @@ def answers_of(
         monkeypatch.setenv("BLOCKRELAY_KV_BYTES", str(shape.kv_bytes))
     options = ("--stages", str(shape.stages), "--replicas", str(shape.replicas), "--threads", str(shape.threads))
     with running_up(BUNDLED_MODEL, *options, data=folder / "data") as up:
+        before_kill: Counter[str] = Counter()
 
         def kill_one() -> None:
+            before_kill.update(worker_counters(up))
             pid = random.Random(len(asks)).choice(up.pid_of("blockrelay_worker"))
             os.kill(pid, signal.SIGKILL)
             wait_until(lambda: pid not in up.pid_of("blockrelay_worker"), "the worker is gone")
 
         halfway = kill_one if shape.kill else lambda: None
         answers = ask_in_waves(up.url, asks, seed=len(asks), halfway=halfway)
-        counters = worker_counters(up)
+        counters = before_kill or worker_counters(up)
         assert up.stop() == 0
     return answers, counters
 
