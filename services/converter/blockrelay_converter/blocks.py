@@ -66,6 +66,13 @@ class BlockSource:
         """A small tensor (a norm, a bias) in one piece."""
         return np.concatenate([values for _, values in self.chunks(index, name)])
 
+    def forget(self, index: int) -> None:
+        """Give the memory behind the tensors of block `index` back; they may be read again."""
+        for (block, _), parts in self._parts.items():
+            if block == index:
+                for part in parts:
+                    part.forget()
+
     def embedding_rows(self, tokens: NDArray[np.int64]) -> NDArray[np.float32]:
         """[tokens, hidden]."""
         (embedding,) = self._parts[1, "embedding"]
@@ -95,6 +102,7 @@ class BlockSource:
                     self._copy(index, name, out[name], progress, folding)
             mapped.flush()
             os.fsync(file.fileno())
+        self.forget(index)
         return spec
 
     def _place(self, index: int) -> tuple[dict[str, TensorSpec], int]:

@@ -109,6 +109,7 @@ def calibrate(
             floats.layer(x, index, watch)
         else:
             floats.head(x, watch)
+        source.forget(index)
         found[index] = linears
         exponents: dict[str, Exponents] = {name: one.exponents for name, one in linears.items()}
         foldings[index] = layer_folding(model, exponents)

@@ -1,10 +1,12 @@
 """Reads the tensors of a Hugging Face checkpoint: safetensors, one file or sharded by an index.
 
-Files are mapped, never loaded: a tensor is read a few rows at a time, so memory stays small for any model size.
+Files are mapped, never loaded: a tensor is read a few rows at a time and its pages are given back to the system once it
+is done with (`forget`), so memory stays small for any model size.
 The safetensors format: u64 header length, JSON header {name: {dtype, shape, data_offsets}}, then the data.
 """
 
 import math
+import mmap
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +30,8 @@ class SourceTensor:
     bfloat16: bool
     raw: NDArray[Any]
     """The mapped values; bfloat16 ones as uint16, the upper half of a float32."""
+    mapping: mmap.mmap
+    """The file that `raw` lies in."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -43,6 +47,11 @@ class SourceTensor:
         if not np.isfinite(values).all():
             raise UsageError(f"tensor {self.name} holds values that are not finite: the checkpoint is damaged")
         return values
+
+    def forget(self) -> None:
+        """Stop counting the file's pages as this process's memory; reading them again is allowed."""
+        if hasattr(mmap, "MADV_DONTNEED"):
+            self.mapping.madvise(mmap.MADV_DONTNEED)
 
 
 class Checkpoint:
@@ -99,9 +108,10 @@ def _read_file(path: Path) -> Iterator[SourceTensor]:
         if size < 8 or length > min(size - 8, _MAX_HEADER_BYTES):
             raise UsageError(f"{path.name} is not a safetensors file, or is cut short")
         header = Fields.parse(file.read(length), path.name, UsageError)
-    if size == 8 + length:
-        return
-    data = np.memmap(path, dtype=np.uint8, mode="r", offset=8 + length)
+        if size == 8 + length:
+            return
+        mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    data = np.frombuffer(mapping, np.uint8, offset=8 + length)
     for name in header.names():
         if name == "__metadata__":
             continue
@@ -116,4 +126,4 @@ def _read_file(path: Path) -> Iterator[SourceTensor]:
         if len(offsets) != 2 or offsets[1] > data.size or offsets[1] - offsets[0] != math.prod(shape) * kind.itemsize:
             raise UsageError(f"tensor {name} lies outside {path.name}, which is cut short or damaged")
         raw = data[offsets[0] : offsets[1]].view(kind).reshape(shape)
-        yield SourceTensor(name=name, bfloat16=dtype == "BF16", raw=raw)
+        yield SourceTensor(name=name, bfloat16=dtype == "BF16", raw=raw, mapping=mapping)
