@@ -50,7 +50,7 @@ class Layer:
         self._norm_q = cast(F32 | None, tensors.get("norm_q"))
         self._norm_k = cast(F32 | None, tensors.get("norm_k"))
         self.linears = {
-            kind: load_linear(folder, kind, tensors, variant=variant, threads=threads)
+            kind: load_linear(folder, kind, tensors, variant=variant, threads=threads, kernels=kernels)
             for kind in ("qkv", "o", "gate_up", "down")
         }
 
@@ -116,7 +116,7 @@ class Head:
         self._vocab = folder.model.vocab_size
         self._quantised = folder.manifest.precision == "w8a8"
         self._norm = cast(F32, tensors["norm_final"])
-        self.linears = {"head": load_linear(folder, "head", tensors, variant=variant, threads=threads)}
+        self.linears = {"head": load_linear(folder, "head", tensors, variant=variant, threads=threads, kernels=kernels)}
 
     def run(self, x: F32, space: Workspace, out: F32) -> None:
         """Logits of the rows x [n, H] into `out` [n, vocab]."""

@@ -89,7 +89,9 @@ def load_stage(
     `pool` must have two free pages. Raises KnownAnswerMismatch naming the block and the CPU. Precisions that are not
     exact have no known answers and are loaded as they are.
     """
-    variants: tuple[Variant, ...] = ("u8s8", "u8u8") if folder.manifest.exact else ("u8s8",)
+    variants: list[Variant] = ["u8s8", "u8u8"] if folder.manifest.exact else ["u8s8"]
+    if kernels.multiplies and folder.manifest.exact:
+        variants.insert(0, "native")
     wrong: str | None = None
     for variant in variants:
         executor = StageExecutor(

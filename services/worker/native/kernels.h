@@ -8,6 +8,9 @@
 
 #include "attention.h"
 #include "rotary.h"
+#if defined(__AVX512VNNI__)
+#include "matmul.h"
+#endif
 
 #define BLOCKRELAY_EXPORT extern "C" __attribute__((visibility("default")))
 
@@ -75,7 +78,7 @@ float* swiglu_row(const float* gate_up, const float* row_scale, int64_t row, int
 }  // namespace
 
 // Has to equal native.py's, so that a library left over from an older install is not used.
-BLOCKRELAY_EXPORT int32_t blockrelay_version() { return 1; }
+BLOCKRELAY_EXPORT int32_t blockrelay_version() { return 2; }
 
 // The pool that every other function takes; null if it cannot be made.
 BLOCKRELAY_EXPORT void* blockrelay_open(int32_t threads) {
@@ -223,3 +226,21 @@ BLOCKRELAY_EXPORT int32_t blockrelay_attention(void* pool, const float* q, const
                                            kv_heads, head_dim},
                       pages);
 }
+
+#if defined(__AVX512VNNI__)
+BLOCKRELAY_EXPORT void blockrelay_pack_weights(void* pool, const int8_t* q, int64_t depth, int64_t columns,
+                                               int8_t* panels, int32_t* start) {
+  pack_weights(*static_cast<Pool*>(pool), q, depth, columns, panels, start);
+}
+
+BLOCKRELAY_EXPORT int32_t blockrelay_multiply(void* pool, const uint8_t* u, const int8_t* panels, const int32_t* start,
+                                              const float* scale, float* y, int64_t rows, int64_t depth,
+                                              int64_t columns) {
+  StandardRounding rounding;
+  try {
+    return multiply(*static_cast<Pool*>(pool), u, rows, {panels, start, scale, depth, columns}, y) ? kOk : kNoMemory;
+  } catch (const std::bad_alloc&) {
+    return kNoMemory;
+  }
+}
+#endif

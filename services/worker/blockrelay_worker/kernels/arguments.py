@@ -15,6 +15,7 @@ MAX_HEAD_DIM = 256
 FLOAT32 = np.dtype(np.float32)
 FLOAT16 = np.dtype(np.float16)
 UINT8 = np.dtype(np.uint8)
+INT8 = np.dtype(np.int8)
 INT32 = np.dtype(np.int32)
 INT64 = np.dtype(np.int64)
 

@@ -7,9 +7,18 @@ from numpy.typing import NDArray
 
 F32: TypeAlias = NDArray[np.float32]
 U8: TypeAlias = NDArray[np.uint8]
+I8: TypeAlias = NDArray[np.int8]
 I32: TypeAlias = NDArray[np.int32]
 I64: TypeAlias = NDArray[np.int64]
 Pages: TypeAlias = NDArray[np.float16] | NDArray[np.float32]
+
+
+class Product(Protocol):
+    """One w8a8 matrix product; bits as `linears` defines them."""
+
+    def __call__(self, rows: U8, out: F32) -> None:
+        """Multiply rows [R,K] (zero point 128) into out [R,N]."""
+        ...
 
 
 class Kernels(Protocol):
@@ -24,7 +33,7 @@ class Kernels(Protocol):
 
     @property
     def variant(self) -> str:
-        """`avx512`, `avx2`, `baseline` or `reference`: for logs and metrics, never for decisions about numbers."""
+        """`avx512vnni`, `avx512`, `avx2`, `baseline` or `reference`: for logs, never for decisions about numbers."""
         ...
 
     def norm_quantise(
@@ -92,4 +101,13 @@ class Kernels(Protocol):
 
     def swiglu(self, gate_up: F32, *, out: F32 | None = None) -> F32:
         """gate_up [R,2M] -> [R,M]."""
+        ...
+
+    @property
+    def multiplies(self) -> bool:
+        """Whether `product` may be called: these kernels have products, faster here than ONNX Runtime's."""
+        ...
+
+    def product(self, q: I8, scale: F32) -> Product:
+        """The product with weights q [K,N] and column scales [N]. It copies `q` and keeps `scale`."""
         ...

@@ -11,18 +11,20 @@ from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from typing import Any, Final, final
 
+import numpy as np
 from numpy.typing import NDArray
 
 from blockrelay.errors import ExecutionError, UsageError
 from blockrelay_worker.kernels import arguments
-from blockrelay_worker.kernels.interface import F32, I32, I64, U8, Pages
+from blockrelay_worker.kernels.interface import F32, I8, I32, I64, U8, Pages
 from blockrelay_worker.kernels.numerics import PAGE
+from blockrelay_worker.memory import huge_page_bytes
 
 #: Variant to the lowest `blockrelay_cpu_level` it runs on, fastest first.
-VARIANTS: Final = {"avx512": 2, "avx2": 1, "baseline": 0}
+VARIANTS: Final = {"avx512vnni": 3, "avx512": 2, "avx2": 1, "baseline": 0}
 
 #: Raised, here and in kernels.h, with every change of a function's arguments or of the numbers.
-LIBRARY_VERSION: Final = 1
+LIBRARY_VERSION: Final = 2
 
 _P = ctypes.c_void_p
 _D = ctypes.c_double
@@ -42,7 +44,15 @@ _SIGNATURES: Final[dict[str, tuple[Any, list[Any]]]] = {
     "rotary_append": (_INT, [_P] * 6 + [_D] + [_P] * 8 + [_INT, _LONG, _LONG, _LONG, _INT, _INT, _INT]),
     "attention": (_INT, [_P] * 7 + [_INT, _LONG, _LONG, _LONG, _LONG, _INT, _INT, _INT]),
 }
+#: Only in avx512vnni.
+_PRODUCT_SIGNATURES: Final[dict[str, tuple[Any, list[Any]]]] = {
+    "pack_weights": (None, [_P, _P, _LONG, _LONG, _P, _P]),
+    "multiply": (_INT, [_P] * 6 + [_LONG] * 3),
+}
 _INDEX_OUT_OF_RANGE: Final = 1
+#: As in matmul.h: columns side by side, and the depth up to which sums of 255 * 128 fit into int32.
+_PANEL: Final = 32
+_MAX_DEPTH: Final = 65536
 
 
 @cache
@@ -64,7 +74,8 @@ def _functions(path: Path) -> dict[str, Callable[..., Any]]:
     """The functions of one shared object, by name without prefix."""
     library = ctypes.CDLL(str(path))
     functions: dict[str, Callable[..., Any]] = {}
-    for name, (result, argtypes) in _SIGNATURES.items():
+    signatures = _SIGNATURES | (_PRODUCT_SIGNATURES if hasattr(library, "blockrelay_multiply") else {})
+    for name, (result, argtypes) in signatures.items():
         function = library[f"blockrelay_{name}"]
         function.argtypes = argtypes
         function.restype = result
@@ -221,11 +232,47 @@ class NativeKernels:
         self._run("swiglu", _at(gate_up), _at(out), rows, columns)
         return out
 
+    @property
+    def multiplies(self) -> bool:
+        return "multiply" in self._functions
+
+    def product(self, q: I8, scale: F32) -> "NativeProduct":
+        return NativeProduct(q, scale, self._functions, self._pool, self)
+
     def _call(self, name: str, *values: int | float | None) -> int:
         return self._functions[name](self._pool, *values)
 
     def _run(self, name: str, *values: int | float | None) -> None:
         _require(self._call(name, *values))
+
+
+@final
+class NativeProduct:
+    """`Product` over weights packed for AVX512-VNNI (matmul.h): a private copy of them, N rounded up to 32 columns."""
+
+    def __init__(self, q: I8, scale: F32, functions: dict[str, Callable[..., Any]], pool: int, owner: object) -> None:
+        self._depth, self._columns = q.shape
+        arguments.check("q", q, arguments.INT8, (self._depth, self._columns))
+        arguments.check("scale", scale, arguments.FLOAT32, (self._columns,))
+        if not 0 < self._depth <= _MAX_DEPTH:
+            raise ExecutionError(f"a product over {self._depth} values does not fit into int32 sums")
+        padded = -(-self._columns // _PANEL) * _PANEL
+        self._panels = huge_page_bytes(padded * (-(-self._depth // 4) * 4))
+        self._start = np.empty(padded, np.int32)
+        self._scale = scale
+        self._multiply, self._pool, self._owner = functions["multiply"], pool, owner
+        functions["pack_weights"](pool, _at(q), self._depth, self._columns, _at(self._panels), _at(self._start))
+        self._weights = tuple(map(_at, (self._panels, self._start, self._scale)))
+
+    def __call__(self, rows: NDArray[Any], out: F32) -> None:
+        count = rows.shape[0]
+        arguments.check("rows", rows, arguments.UINT8, (count, self._depth))
+        arguments.check("out", out, arguments.FLOAT32, (count, self._columns))
+        if count:
+            panels, start, scale = self._weights
+            _require(
+                self._multiply(self._pool, _at(rows), panels, start, scale, _at(out), count, self._depth, self._columns)
+            )
 
 
 def _require(status: int) -> None:

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blockrelay_worker.kernels import arguments, float32
-from blockrelay_worker.kernels.interface import F32, I32, I64, U8, Pages
+from blockrelay_worker.kernels.interface import F32, I8, I32, I64, U8, Pages, Product
 from blockrelay_worker.kernels.numerics import FLOAT16_MAX, PAGE
 
 _LOWEST = np.float32(-1e30)
@@ -119,6 +119,13 @@ class ReferenceKernels:
         with np.errstate(all="ignore"):
             out[:] = float32.swiglu(gate_up[:, :columns], gate_up[:, columns:])
         return out
+
+    @property
+    def multiplies(self) -> bool:
+        return False
+
+    def product(self, q: I8, scale: F32) -> Product:
+        raise AssertionError("the reference kernels have no products: `exact_linear` is the reference")
 
 
 def _rotate(x: F32, cos: F32, sin: F32) -> F32:

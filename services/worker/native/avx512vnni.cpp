@@ -1,0 +1,5 @@
+// Built with the flags setup.py names for avx512vnni; called only where blockrelay_cpu_level() allows it.
+#include "kernels.h"
+
+// Makes the file an extension module to the packaging tools; it is opened with ctypes and never imported.
+BLOCKRELAY_EXPORT void* PyInit__avx512vnni(void) { return nullptr; }

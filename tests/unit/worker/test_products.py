@@ -1,0 +1,72 @@
+"""The kernels' own integer products: bits of the definition, whatever the shape, the rows and the threads."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from blockrelay.errors import ExecutionError
+from blockrelay_worker.exact_linear import ExactLinear
+from blockrelay_worker.kernels import Kernels, load_kernels, supported_variants
+
+MULTIPLYING = [name for name in supported_variants() if load_kernels(1, variant=name).multiplies]
+
+pytestmark = pytest.mark.skipif(not MULTIPLYING, reason="no kernels of this CPU have products")
+
+
+@pytest.fixture(scope="module", params=[1, 2, 3])
+def kernels(request: pytest.FixtureRequest) -> Kernels:
+    return load_kernels(request.param, variant=MULTIPLYING[0])
+
+
+@settings(deadline=None, max_examples=150)
+@given(
+    rows=st.integers(1, 70),
+    depth=st.integers(1, 300),
+    columns=st.integers(1, 200),
+    seed=st.integers(0, 2**32 - 1),
+    extreme=st.booleans(),
+)
+def test_bits_are_those_of_the_definition(
+    kernels: Kernels, rows: int, depth: int, columns: int, seed: int, extreme: bool
+) -> None:
+    rng = np.random.default_rng(seed)
+    if extreme:  # the sums farthest from zero
+        u = rng.choice(np.array([0, 255], np.uint8), (rows, depth))
+        q = rng.choice(np.array([-128, 127], np.int8), (depth, columns))
+    else:
+        u = rng.integers(0, 256, (rows, depth), np.uint8)
+        q = rng.integers(-128, 128, (depth, columns), np.int8)
+    scale = rng.standard_normal(columns).astype(np.float32)
+    expected = np.empty((rows, columns), np.float32)
+    ExactLinear(q, scale)(u, expected)
+    guarded = np.full((rows + 1, columns), np.nan, np.float32)
+    kernels.product(q, scale)(u, guarded[:rows])
+    assert guarded[:rows].tobytes() == expected.tobytes()
+    assert np.isnan(guarded[rows]).all(), "wrote behind its rows"
+
+
+@pytest.mark.parametrize("rows", [1, 4, 5, 14, 15, 29, 512])
+def test_a_large_product_on_several_threads(kernels: Kernels, rows: int) -> None:
+    rng = np.random.default_rng(rows)
+    q = rng.integers(-128, 128, (2048, 3072), np.int8)
+    scale = rng.standard_normal(3072).astype(np.float32)
+    u = rng.integers(0, 256, (rows, 2048), np.uint8)
+    expected, found = np.empty((2, rows, 3072), np.float32)
+    ExactLinear(q, scale)(u, expected)
+    kernels.product(q, scale)(u, found)
+    assert found.tobytes() == expected.tobytes()
+
+
+def test_wrong_buffers_are_errors_before_anything_is_read(kernels: Kernels) -> None:
+    q, scale = np.zeros((8, 4), np.int8), np.ones(4, np.float32)
+    product = kernels.product(q, scale)
+    out = np.empty((2, 4), np.float32)
+    with pytest.raises(ExecutionError, match="rows"):
+        product(np.zeros((2, 9), np.uint8), out)
+    with pytest.raises(ExecutionError, match="out"):
+        product(np.zeros((3, 8), np.uint8), out)
+    with pytest.raises(ExecutionError, match="scale"):
+        kernels.product(q, np.ones(5, np.float32))
+    with pytest.raises(ExecutionError, match="int32 sums"):
+        kernels.product(np.zeros((70000, 1), np.int8), np.ones(1, np.float32))
