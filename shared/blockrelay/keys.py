@@ -14,6 +14,8 @@
 | `{cell}:plan:<model>` | hash: epoch, inputs, class, plan | PLAN | all | never |
 | `{cell}:session:<id>` | hash: step, fp, request, tokens | ACCEPT | gateway | retention after the last step |
 | `{cell}:result:<id>` | string, tensor outputs (payload Redis) | last stage | gateway | retention |
+| `{cell}:page:<name>` | hash, block -> KV page (payload Redis) | worker | worker | unused for the page store's time, or pushed out |
+| `{cell}:pages:<model>` | zset page -> ms of last use (payload Redis) | worker | worker | member: with its page |
 | `{cell}:wake:<gateway>` | stream, interrupts a gateway's blocking read | that gateway | that gateway | 60 s after the last use |
 | `{cell}:follower:<id>` | string, the gateway that took over a stream and its grace period | gateway | gateway | retention |
 | `{cell}:dead-letters` | stream of requests that killed their workers | RERUN, DEAD | people | trimmed to 1000 |
@@ -53,6 +55,12 @@ class Keys:
 
     def result(self, request_id: str) -> str:
         return self._key("result", request_id)
+
+    def page(self, name: str) -> str:
+        return self._key("page", name)
+
+    def pages(self, model: str) -> str:
+        return self._key("pages", model)
 
     def follower(self, request_id: str) -> str:
         return self._key("follower", request_id)

@@ -149,6 +149,32 @@ class WorkerMetrics:
             "How many cached KV pages of the pool gave way to others",
             registry=registry,
         )
+        self.page_store_hits = Counter(
+            "blockrelay_page_store_hits", "How many KV pages a tier gave, by tier", ["tier"], registry=registry
+        )
+        self.page_store_misses = Counter(
+            "blockrelay_page_store_misses",
+            "How many KV pages were asked for in vain, by tier",
+            ["tier"],
+            registry=registry,
+        )
+        self.page_store_trouble = Counter(
+            "blockrelay_page_store_trouble",
+            "How often a tier was full or unreachable or gave a corrupt page, by tier and kind",
+            ["tier", "kind"],
+            registry=registry,
+        )
+        self.page_store_dropped = Counter(
+            "blockrelay_page_store_dropped",
+            "How many KV pages were not written because too many waited or they were used anew",
+            registry=registry,
+        )
+        self.page_store_bytes = Gauge(
+            "blockrelay_page_store_bytes",
+            "How many bytes a tier holds, as far as this worker knows, by tier",
+            ["tier"],
+            registry=registry,
+        )
         self.generation_tokens = Counter(
             "blockrelay_generation_tokens", "How many tokens were sampled", registry=registry
         )

@@ -12,7 +12,7 @@ from blockrelay_worker.links import Links
 from blockrelay_worker.runs import Run, RunTable
 from blockrelay_worker.stage import StageRole
 
-Refusal = Literal["drop", "rerun"]
+Refusal = Literal["drop", "rerun", "later"]
 
 
 class Arrivals:
@@ -54,7 +54,7 @@ class Arrivals:
         """The run of rows that arrived, its pages grown to hold them.
 
         "drop": a foreign run or a message seen before. "rerun": a message is missing before this one, or there is no
-        page left (pages of runs that ended are still held).
+        page left (pages of runs that ended are still held). "later": a tier is loading the pages before these rows.
         """
         run = self._table.get(segment.request, segment.run)
         if run is None:
@@ -65,6 +65,8 @@ class Arrivals:
                 return "drop"
         if segment.sequence < run.expected or run.ended:
             return "drop"
+        if run.loading:
+            return "later"
         end = segment.position + len(segment.token_ids)
         if segment.sequence > run.expected or segment.position > run.computed:
             return "rerun"

@@ -12,6 +12,7 @@ from blockrelay.errors import WireError
 from blockrelay.logs import get
 from blockrelay.messages import Commit, CommitAnswer, Ended, Forward, NextJob
 from blockrelay.redis_link import BLOCK_MS, UNREACHABLE, backoff_s
+from blockrelay_worker.page_store.store import Loaded
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +47,7 @@ class Gone:
     why: str
 
 
-Event = Wake | Verdicts | Orphan | Restarted | Gone | NextJob | Ended | Forward
+Event = Wake | Verdicts | Orphan | Restarted | Gone | Loaded | NextJob | Ended | Forward
 
 
 class Mailbox:

@@ -3,11 +3,13 @@
 Only in precisions marked exact: there a page's bits are a function of what its name says.
 """
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from blockrelay.metrics import WorkerMetrics
 from blockrelay_worker.kernels.numerics import PAGE
 from blockrelay_worker.page_names import extend_names, root_name
+from blockrelay_worker.page_store.store import Load, Loaded, PageStore
 from blockrelay_worker.pages import PagePool
 
 if TYPE_CHECKING:
@@ -15,10 +17,26 @@ if TYPE_CHECKING:
 
 
 class PrefixCache:
-    """What one worker knows about pages. Used by the engine thread only."""
+    """What one worker knows about pages. Used by the engine thread only.
 
-    def __init__(self, pool: PagePool, *, model_hash: str, numerics: str, metrics: WorkerMetrics) -> None:
-        self._pool, self._metrics = pool, metrics
+    What is asked for and found is counted in vLLM's way: tokens, once per request (preempted ones not again), and by
+    the one stage of a route that `counts`. With a `store`, pages that the pool has not are looked for there: then
+    `deliver` is called with the Loaded, from another thread, and brings it to `RunTable.loaded`.
+    """
+
+    def __init__(
+        self,
+        pool: PagePool,
+        *,
+        model_hash: str,
+        numerics: str,
+        metrics: WorkerMetrics,
+        counts: bool = True,
+        store: PageStore | None = None,
+        deliver: Callable[[Loaded], None] = lambda done: None,
+    ) -> None:
+        self._pool, self._metrics, self._counts = pool, metrics, counts
+        self._store, self._deliver = store, deliver
         self._model_hash, self._numerics = model_hash, numerics
         pool.on_evict = metrics.prefix_cache_evictions.inc
 
@@ -29,7 +47,28 @@ class PrefixCache:
         run.pages = self._pool.share(run.names[: most // PAGE])
         run.sealed = len(run.pages)
         run.computed = run.sealed * PAGE
-        self._count(run, exactly)
+        if self._counts and not run.preemptions:
+            self._metrics.prefix_cache_queries.inc(len(run.tokens))
+        self._count(run, run.computed)
+        self._look_further(run, run.names[run.sealed : most // PAGE])
+
+    def take(self, run: "Run", done: Loaded) -> None:
+        """The load that `run` waited for has ended: it has the pages that were found."""
+        first = len(run.pages) - len(done.load.pages)
+        for index in range(first, first + done.count):
+            self._pool.name(run.pages[index], run.names[index])
+        rest = run.pages[first + done.count :]
+        del run.pages[first + done.count :]
+        self._pool.free(rest)  # they are allocated again when rows come to them
+        run.loading = None
+        run.sealed += done.count
+        run.computed = run.sealed * PAGE
+        self._count(run, done.count * PAGE)
+
+    def settle(self) -> None:
+        """Wait until nobody but the engine writes into pages."""
+        if self._store is not None:
+            self._store.settle()
 
     def seal(self, run: "Run", tokens: int) -> None:
         """Name the run's full pages within the first `tokens` tokens, which are known and computed."""
@@ -38,18 +77,28 @@ class PrefixCache:
             return
         self._extend(run, full)
         for index in range(run.sealed, full):
-            self._pool.name(run.pages[index], run.names[index])
+            page, name = run.pages[index], run.names[index]
+            if self._pool.name(page, name) and self._store is not None:
+                self._store.put(page, name)
         run.sealed = full
 
     def _extend(self, run: "Run", pages: int) -> None:
         root = root_name(salt=run.body.salt, model_hash=self._model_hash, numerics=self._numerics)
         extend_names(run.names, root, run.tokens, pages)
 
-    def _count(self, run: "Run", exactly: int | None) -> None:
-        """vLLM's way: tokens asked for and found, once per request, preempted ones not again; by the first stage."""
+    def _look_further(self, run: "Run", names: list[bytes]) -> None:
+        """Let the store fill pages for `names`, which follow those that the run has, if it may have them."""
+        room = min(len(names), self._pool.free_pages)
+        if self._store is None or not room or not self._store.may_have(names[0]):
+            return
+        pages = self._pool.allocate(room)
+        run.pages += pages
+        run.loading = Load(tuple(names[:room]), tuple(pages))
+        self._store.load(run.loading, self._deliver)
+
+    def _count(self, run: "Run", found: int) -> None:
         if run.preemptions:
             return
-        run.cached = run.computed
-        if exactly is None:
-            self._metrics.prefix_cache_queries.inc(len(run.tokens))
-            self._metrics.prefix_cache_hits.inc(run.computed)
+        run.cached += found
+        if self._counts:
+            self._metrics.prefix_cache_hits.inc(found)

@@ -11,6 +11,7 @@ from blockrelay.messages import RequestBody
 from blockrelay.sampling_params import SamplingParams
 from blockrelay_worker.advance import Progress
 from blockrelay_worker.drafts import Drafter, right_drafts
+from blockrelay_worker.page_store.store import Load, Loaded
 from blockrelay_worker.pages import PagePool, pages_for
 from blockrelay_worker.prefix_cache import PrefixCache
 
@@ -20,7 +21,8 @@ class Run:
     """One attempt at a request, as this worker's stage sees it.
 
     `names` are the content names of its leading full pages, as far as they were needed. The first `sealed` of `pages`
-    are named or found and never written again. A `cold` run takes no page that it has not computed itself.
+    are named or found and never written again. A `cold` run takes no page that it has not computed itself. While a
+    tier is `loading` pages for it, nothing of it is computed.
 
     `tokens` every known token, prompt first; `computed` how many of them have their KV in `pages` of this stage
     (0 <= computed <= len(tokens)). First stage: rows are missing while computed < len(tokens). Later stages learn the
@@ -41,6 +43,8 @@ class Run:
     pages: list[int] = field(default_factory=list[int])
     names: list[bytes] = field(default_factory=list[bytes])
     sealed: int = 0
+    loading: Load | None = None
+    adopted: bool = False  # known pages were looked for
     cold: bool = False
     cached: int = 0  # tokens whose KV was found instead of computed when the run came
     preemptions: int = 0
@@ -62,7 +66,7 @@ class Run:
     @property
     def missing(self) -> int:
         """Rows that can be computed now (first stage)."""
-        return 0 if self.ended else len(self.tokens) - self.computed
+        return 0 if self.ended or self.loading else len(self.tokens) - self.computed
 
     @property
     def most_found(self) -> int:
@@ -99,6 +103,8 @@ class RunTable:
     def __init__(self, pool: PagePool, cache: PrefixCache | None = None) -> None:
         self.pool = pool
         self._cache = cache
+        #: Loads whose run has gone: their pages come back when nobody writes them any more.
+        self._orphans: set[Load] = set()
         self._runs: dict[str, Run] = {}
         #: request -> run, replaced as a whole on every change: other threads may read it without a lock.
         self.view: dict[str, str] = {}
@@ -130,6 +136,10 @@ class RunTable:
     def clear(self) -> None:
         for request in list(self._runs):
             self._drop_request(request)
+        if self._orphans and self._cache is not None:
+            self._cache.settle()
+            for load in list(self._orphans):
+                self._free_orphan(load)
 
     def grow(self, run: Run, tokens: int) -> bool:
         """Make `run.pages` cover `tokens` tokens. False, changing nothing, when the pool has too few free pages."""
@@ -144,13 +154,28 @@ class RunTable:
         """Give a run without pages the longest known beginning of its tokens: sets `pages` and `computed`.
 
         Whole pages, at most `run.most_found` tokens. A later stage wants `exactly` as many tokens as its first rows'
-        position says, and has them afterwards if run.computed says so.
+        position says, and has them afterwards if run.computed says so. Either may have to wait for a tier of the page
+        store first: until `loaded`, run.loading is set.
         """
         assert not run.pages and run.computed == 0, "only a run without pages adopts some"
+        run.adopted = True
         if exactly and not self.pool.layout.layers:
             run.computed = exactly  # the head alone keeps nothing, so it lacks nothing
         elif self._cache is not None and not run.cold:
             self._cache.attach(run, exactly)
+
+    def is_loading(self, request: str) -> bool:
+        """Whether the request's run waits for a tier."""
+        run = self._runs.get(request)
+        return run is not None and run.loading is not None
+
+    def loaded(self, done: Loaded) -> None:
+        """A load has ended: its run goes on behind what was found, or its pages are free."""
+        if done.load in self._orphans:
+            self._free_orphan(done.load)
+        for run in self._runs.values():
+            if run.loading is done.load and self._cache is not None:
+                self._cache.take(run, done)
 
     def seal(self, run: Run, known: int | None = None) -> None:
         """Name the pages that are full by now, so that others find them.
@@ -163,6 +188,7 @@ class RunTable:
     def preempt(self, run: Run) -> None:
         """Take the pages of a run that stays on the table; those with a name can be found again."""
         self._release(run)
+        run.adopted = False
         run.computed = 0
         run.logits.clear()
         run.preemptions += 1
@@ -170,6 +196,7 @@ class RunTable:
     def check_integrity(self) -> None:
         """Every page in use belongs to the runs that are its users. AssertionError otherwise (our bug)."""
         owned = Counter(page for run in self._runs.values() for page in run.pages)
+        owned.update(page for load in self._orphans for page in load.pages)
         assert owned == self.pool.users, "pages are in use without a run, or by a run that does not have them"
         self.pool.check_integrity()
 
@@ -181,5 +208,12 @@ class RunTable:
         self.view = {r.request: r.run for r in self._runs.values()}
 
     def _release(self, run: Run) -> None:
+        if run.loading is not None:  # somebody writes into these pages
+            self._orphans.add(run.loading)
+            del run.pages[len(run.pages) - len(run.loading.pages) :]
         self.pool.free(run.pages)
-        run.pages, run.sealed = [], 0
+        run.pages, run.sealed, run.loading = [], 0, None
+
+    def _free_orphan(self, load: Load) -> None:
+        self._orphans.remove(load)
+        self.pool.free(load.pages)

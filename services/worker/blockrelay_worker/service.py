@@ -23,6 +23,8 @@ from blockrelay_worker.known_answers import load_stage
 from blockrelay_worker.links import Links, Stopping
 from blockrelay_worker.mailbox import Mailbox, Reader
 from blockrelay_worker.numerics import numerics_id
+from blockrelay_worker.page_store.opening import open_page_store
+from blockrelay_worker.page_store.store import PageStore
 from blockrelay_worker.pages import PageLayout, PagePool, pages_for
 from blockrelay_worker.prefix_cache import PrefixCache
 from blockrelay_worker.registration import Assignment, LoadingBeat, Registration
@@ -31,6 +33,8 @@ from blockrelay_worker.stage import StageRole
 
 #: Share of the machine's available memory for KV pages when nothing else is said.
 KV_SHARE = 0.2
+#: How long a worker that leaves waits for pages to be written. Seconds.
+FLUSH_S = 2.0
 
 
 class Worker:
@@ -129,7 +133,9 @@ class Worker:
         self, registration: Registration, assignment: Assignment, role: StageRole, executor: StageExecutor
     ) -> None:
         """From ready to gone."""
-        table, mailbox, over = RunTable(executor.pool, self._cache(executor.pool)), Mailbox(), threading.Event()
+        mailbox, over = Mailbox(), threading.Event()
+        store = self._page_store(role, executor.pool)
+        table = RunTable(executor.pool, self._cache(role, executor.pool, store, mailbox))
         self._metrics.kv_pages_total.set(executor.pool.pages)
         engine = Engine(role, self._with_faults(role, executor), table, self._links, mailbox, self._metrics)
         run_id = registration.announce(assignment, pages=executor.pool.pages)
@@ -165,13 +171,39 @@ class Worker:
         for thread in threads:
             thread.join()
         table.check_integrity()
+        if store is not None:
+            store.flush(FLUSH_S)
+            store.close()
 
-    def _cache(self, pool: PagePool) -> PrefixCache | None:
-        """None where pages may not be shared, or hold nothing."""
-        manifest = self._folder.manifest
-        if not (self._settings.prefix_cache and manifest.exact and pool.layout.layers):
+    def _shares_pages(self, pool: PagePool) -> bool:
+        """Not where bits may differ, nor where pages hold nothing (a stage of the head alone)."""
+        return self._settings.prefix_cache and self._folder.manifest.exact and pool.layout.layers > 0
+
+    def _page_store(self, role: StageRole, pool: PagePool) -> PageStore | None:
+        if not self._shares_pages(pool):
             return None
-        return PrefixCache(pool, model_hash=manifest.model_hash, numerics=numerics_id(manifest), metrics=self._metrics)
+        return open_page_store(
+            self._settings,
+            self._links,
+            self._folder.manifest,
+            pool,
+            first_block=role.first,
+            metrics=self._metrics,
+        )
+
+    def _cache(self, role: StageRole, pool: PagePool, store: PageStore | None, mailbox: Mailbox) -> PrefixCache | None:
+        if not self._shares_pages(pool):
+            return None
+        manifest = self._folder.manifest
+        return PrefixCache(
+            pool,
+            model_hash=manifest.model_hash,
+            numerics=numerics_id(manifest),
+            metrics=self._metrics,
+            counts=role.first_stage,
+            store=store,
+            deliver=mailbox.put,
+        )
 
     def _readers(self, role: StageRole, mailbox: Mailbox, over: threading.Event) -> list[threading.Thread]:
         keys, inbox = self._links.keys, self._links.keys.inbox(role.worker)

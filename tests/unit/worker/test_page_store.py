@@ -1,0 +1,228 @@
+"""The two threads between pool and tiers, with real tiers on both sides of a crash."""
+
+import queue
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from prometheus_client import CollectorRegistry
+
+from blockrelay.messages import RequestBody
+from blockrelay.metrics import WorkerMetrics
+from blockrelay.sampling_params import SamplingParams
+from blockrelay_worker.page_names import extend_names, root_name
+from blockrelay_worker.page_store.record import PageShape
+from blockrelay_worker.page_store.shm import ShmTier
+from blockrelay_worker.page_store.store import Fresh, Loaded, PageStore
+from blockrelay_worker.page_store.tier import Tier
+from blockrelay_worker.pages import PageLayout, PagePool
+from blockrelay_worker.prefix_cache import PrefixCache
+from blockrelay_worker.runs import Run, RunTable
+
+LAYOUT = PageLayout(layers=3, kv_heads=2, head_dim=8)
+SHAPE = PageShape(2, 8, np.float16)
+PROMPT = list(range(70))  # four full pages and six tokens
+
+
+class Worker:
+    """A worker's pool, run table and store over one folder; it computes a page as numbers made of its tokens."""
+
+    def __init__(self, folder: Path, *, pages: int = 20, slow: Callable[[Tier], Tier] = lambda tier: tier) -> None:
+        self.registry = CollectorRegistry()
+        metrics = WorkerMetrics(self.registry)
+        self.pool = PagePool(LAYOUT, pages)
+        tier = ShmTier(folder, limit=1 << 20, record_bytes=SHAPE.record_bytes, trouble=lambda kind: None)
+        self.store = PageStore(self.pool, [slow(tier)], first_block=1, metrics=metrics)
+        self.mail: queue.SimpleQueue[Loaded] = queue.SimpleQueue()
+        cache = PrefixCache(
+            self.pool, model_hash="m", numerics="n", metrics=metrics, store=self.store, deliver=self.mail.put
+        )
+        self.table = RunTable(self.pool, cache)
+        self._count = 0
+
+    def run(self, prompt: list[int], **more: Any) -> Run:
+        self._count += 1
+        run = Run(
+            request=f"req-{self._count}",
+            run="r",
+            route=("w",),
+            body=RequestBody(prompt=np.array(prompt, np.int32), params={}),
+            params=SamplingParams(),
+            seed=1,
+            tokens=list(prompt),
+            **more,
+        )
+        self.table.add(run)
+        self.table.adopt(run)
+        return run
+
+    def loaded(self) -> None:
+        self.table.loaded(self.mail.get(timeout=10))
+
+    def compute(self, run: Run) -> None:
+        end = len(run.tokens)
+        assert self.table.grow(run, end)
+        for position in range(run.computed, end):
+            for layer in range(LAYOUT.layers):
+                self.pool.k_pages[layer][run.pages[position // 16], :, :, position % 16] = run.tokens[position]
+                self.pool.v_pages[layer][run.pages[position // 16], :, position % 16] = run.tokens[position] + layer
+        run.computed = end
+        self.table.seal(run)
+
+    def content(self, run: Run, tokens: int) -> list[list[float]]:
+        """First key and value of each position and layer."""
+        return [
+            [
+                float(half)
+                for layer in range(LAYOUT.layers)
+                for half in (
+                    self.pool.k_pages[layer][run.pages[p // 16], 0, 0, p % 16],
+                    self.pool.v_pages[layer][run.pages[p // 16], 0, p % 16, 0],
+                )
+            ]
+            for p in range(tokens)
+        ]
+
+    def value(self, name: str, **labels: str) -> float:
+        return self.registry.get_sample_value(f"blockrelay_{name}_total", labels) or 0
+
+
+@contextmanager
+def working(folder: Path, **more: Any) -> Iterator[Worker]:
+    worker = Worker(folder, **more)
+    try:
+        yield worker
+    finally:
+        worker.table.clear()
+        worker.table.check_integrity()
+        worker.store.close()
+
+
+def filled(folder: Path) -> None:
+    """A worker computed the prompt and has gone."""
+    with working(folder) as worker:
+        worker.compute(worker.run(PROMPT))
+        assert worker.store.flush(10)
+
+
+def test_the_next_worker_finds_what_the_last_one_computed(tmp_path: Path) -> None:
+    filled(tmp_path)
+    with working(tmp_path) as worker:
+        run = worker.run(PROMPT)
+        assert run.loading is not None and run.missing == 0
+        worker.loaded()
+        assert (run.computed, run.cached, run.missing) == (64, 64, 6)
+        assert worker.content(run, 64) == [[t + x for layer in range(3) for x in (0, layer)] for t in range(64)]
+        assert worker.value("page_store_hits", tier="shm") == 4
+        assert worker.value("prefix_cache_hits") == 64
+        again = worker.run(PROMPT)
+        assert again.pages == run.pages[:4] and not again.loading, "now the pool has them"
+
+
+def test_what_the_pool_has_is_not_loaded(tmp_path: Path) -> None:
+    filled(tmp_path)
+    with working(tmp_path) as worker:
+        worker.compute(worker.run(PROMPT[:40], cold=True))
+        run = worker.run(PROMPT)
+        worker.loaded()
+        assert worker.value("page_store_hits", tier="shm") == 2
+        assert run.computed == 64
+
+
+@pytest.mark.parametrize("damage", ["flip", "cut", "swap", "remove"])
+def test_pages_that_are_not_what_they_should_be_are_computed_again(tmp_path: Path, damage: str) -> None:
+    filled(tmp_path)
+    names: list[bytes] = []
+    extend_names(names, root_name(salt="", model_hash="m", numerics="n"), PROMPT, 4)
+    files = [tmp_path / f"{name.hex()}.1-3" for name in names]
+    third = files[2]
+    match damage:
+        case "flip":
+            data = bytearray(third.read_bytes())
+            data[SHAPE.record_bytes + 200] ^= 4
+            third.write_bytes(data)
+        case "cut":
+            third.write_bytes(third.read_bytes()[:-1])
+        case "swap":
+            third.write_bytes(files[1].read_bytes())
+        case _:
+            third.unlink()
+    with working(tmp_path) as worker:
+        run = worker.run(PROMPT)
+        worker.loaded()
+        assert (run.computed, len(run.pages)) == (32, 2)
+        corrupt = worker.value("page_store_trouble", tier="shm", kind="corrupt")
+        assert corrupt == (damage != "remove")
+        worker.compute(run)
+        assert worker.store.flush(10)
+    with working(tmp_path) as worker:
+        run = worker.run(PROMPT)
+        worker.loaded()
+        assert run.computed == 64, "the damage is repaired by who computed the page"
+
+
+def test_fewer_free_pages_than_known_pages_are_filled_as_far_as_they_go(tmp_path: Path) -> None:
+    filled(tmp_path)
+    with working(tmp_path, pages=3) as worker:
+        run = worker.run(PROMPT)
+        worker.loaded()
+        assert run.computed == 48
+
+
+class Held:
+    """A tier whose answers wait until the test says so."""
+
+    label = "shm"
+
+    def __init__(self, tier: Tier, go: "queue.SimpleQueue[None]") -> None:
+        self._tier, self._go = tier, go
+
+    def get(self, names: Any, blocks: range) -> Any:
+        self._go.get(timeout=10)
+        return self._tier.get(names, blocks)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._tier, name)
+
+
+@pytest.mark.parametrize("how", ["dropped", "preempted", "cleared"])
+def test_pages_of_a_run_that_goes_while_they_are_loaded_come_back_afterwards(tmp_path: Path, how: str) -> None:
+    filled(tmp_path)
+    go: queue.SimpleQueue[None] = queue.SimpleQueue()
+    with working(tmp_path, slow=lambda tier: Held(tier, go)) as worker:
+        run = worker.run(PROMPT)
+        match how:
+            case "dropped":
+                worker.table.drop(run.request, "r")
+            case "preempted":
+                worker.table.preempt(run)
+            case _:
+                go.put(None)
+                worker.table.clear()
+                assert worker.pool.used_pages == 0, "clear waits for the reader"
+                worker.loaded()
+                worker.table.check_integrity()
+                return
+        assert worker.pool.used_pages == 4, "somebody may still write into them"
+        worker.table.check_integrity()
+        go.put(None)
+        worker.loaded()
+        assert worker.pool.used_pages == 0 and not run.loading
+        worker.table.check_integrity()
+
+
+def test_a_page_that_changed_hands_before_it_was_written_is_not_written(tmp_path: Path) -> None:
+    with working(tmp_path) as worker:
+        (page,) = worker.pool.allocate(1)
+        assert worker.pool.name(page, bytes(32))
+        fresh = Fresh(bytes(32), page, worker.pool.generations[page])
+        assert worker.store.copied(fresh) is not None
+        worker.pool.free([page])
+        assert worker.store.copied(fresh) is not None, "it is cached, and still what its name says"
+        taken = worker.pool.allocate(worker.pool.pages)
+        assert worker.store.copied(fresh) is None
+        worker.pool.free(taken)
+        assert worker.value("page_store_dropped") == 1
