@@ -180,12 +180,18 @@ class CommitAnswer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NextJob:
-    """COMMIT → inbox of worker 0: these tokens are now part of the log; compute what follows them."""
+    """COMMIT → inbox of worker 0: these tokens are now part of the log; compute what follows them.
+
+    The last worker sends the same a little earlier over the payload Redis: whoever gets it twice sees it by `position`.
+    """
 
     request: str
     run: str
     position: int  # log length before `tokens`
     tokens: tuple[int, ...]
+
+    def encode(self) -> bytes:
+        return wire.pack_list([self.request, self.run, self.position, list(self.tokens)])
 
     @classmethod
     def decode(cls, data: bytes) -> "NextJob":

@@ -24,7 +24,7 @@ def choose_rows(
     """(request, rows) of one iteration, at most `max_rows` rows in all, each request once.
 
     Decode rows (one missing row) come first, at most `most_decoding` of them, so that long prompts never hold up
-    running requests; prompt chunks share what is left in order of waiting, `prompt_rows` at most when somebody decodes.
+    running requests; prompt chunks share what is left in order of waiting, `prompt_rows` at most.
     A solo request runs alone, in its turn: when it has waited longest.
     Every candidate is served at last: those left out have the lowest `served` next time.
     """
@@ -35,7 +35,7 @@ def choose_rows(
     decoding = [c for c in together if c.missing == 1][: max_rows if most_decoding is None else most_decoding]
     chosen = [(c.request, 1) for c in decoding[:max_rows]]
     room = max_rows - len(chosen)
-    if chosen and prompt_rows is not None:
+    if prompt_rows is not None:
         room = min(room, prompt_rows)
     for candidate in [c for c in together if c.missing > 1]:
         if room == 0:

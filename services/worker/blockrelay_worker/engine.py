@@ -291,6 +291,7 @@ class Engine:
     def _commit(self, parts: list[tuple[Work, NDArray[np.float32]]], bad: set[str]) -> None:
         """Choose tokens from the wanted logits of each Work and hand them to the committer."""
         commits: list[Commit] = []
+        announced: list[tuple[str, Commit]] = []
         for item, logits in parts:
             run = item.run
             if run.request in bad:
@@ -306,6 +307,10 @@ class Engine:
                 commit = next_tokens(run, item.tokens[item.rows - item.drafts :], logits, self.role)
                 self._count(run, item.drafts, len(commit.tokens))
                 commits.append(commit)
+                if not commit.end and len(run.route) > 1:
+                    announced.append((run.route[0], commit))
+        if announced:
+            self._sender.announce(announced)
         self._committer.submit(commits)
 
     def _count(self, run: Run, drafts: int, tokens: int) -> None:

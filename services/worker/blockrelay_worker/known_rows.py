@@ -1,10 +1,12 @@
 """The first stage's rows: known tokens whose KV is missing, guesses behind them, and the pages for both."""
 
+from collections.abc import Sequence
+
 from blockrelay.metrics import WorkerMetrics
 from blockrelay_worker.batching import Candidate, choose_rows
 from blockrelay_worker.drafts import Drafter
 from blockrelay_worker.pages import pages_for
-from blockrelay_worker.parallelism import Groups
+from blockrelay_worker.parallelism import Groups, decode_share
 from blockrelay_worker.preemption import Holding, claimable_pages, startable, victim
 from blockrelay_worker.runs import Run, RunTable
 from blockrelay_worker.sender import Sender
@@ -28,13 +30,16 @@ class KnownRows:
         if not runs:
             return []
         candidates = {r.request: Candidate(r.request, r.missing, r.solo, r.served) for r in self._ready(runs)}
-        groups = self._most_groups(runs)
+        groups, table = self._groups_now(), self._table.all()
+        # Chunks of a pipeline are shorter: the next stage can begin earlier.
+        most = self._role.max_rows if groups == 1 else max(1, self._role.max_rows // (2 * groups))
+        flights = _flights(table)
         chosen = dict(
             choose_rows(
                 list(candidates.values()),
-                self._role.max_rows if groups == 1 else max(1, self._role.max_rows // (2 * groups)),
-                most_decoding=self._share_of_decoding(groups),
-                prompt_rows=prompt_rows_beside(cost, self._role.step_target_s, self._role.max_rows),
+                most,
+                most_decoding=None if self._role.last_stage else decode_share(flights, groups),
+                prompt_rows=prompt_rows_beside(cost, self._role.step_target_s, most) if flights else None,
             )
         )
         work: list[Work] = []
@@ -76,14 +81,10 @@ class KnownRows:
         full = self._sender.full_targets()
         return [r for r in runs.values() if r.missing == 1 or r.route[1] not in full]
 
-    def _most_groups(self, runs: dict[str, Run]) -> int:
-        return 1 if self._role.last_stage else max(self._groups.of(run.route) for run in runs.values())
-
-    def _share_of_decoding(self, groups: int) -> int | None:
-        """Decode rows of one batch at most: an equal share, so that no group swallows another that waits."""
-        if groups == 1:
-            return None
-        return max(1, -(-sum(1 for run in self._table.all() if not run.ended and run.missing <= 1) // groups))
+    def _groups_now(self) -> int:
+        if self._role.last_stage:
+            return 1
+        return self._groups.of(frozenset(worker for run in self._table.all() for worker in run.route))
 
     def _grow(self, run: Run, tokens: int) -> bool:
         while not self._table.grow(run, tokens):
@@ -110,3 +111,8 @@ class KnownRows:
         limit = min(run.prompt_length + run.params.max_tokens, self._role.folder.model.max_position)
         drafts = run.drafter.draft(run.tokens, min(most, limit - len(run.tokens) - 1))
         return drafts if drafts and self._table.grow(run, len(run.tokens) + len(drafts)) else []
+
+
+def _flights(table: Sequence[Run]) -> list[int | None]:
+    """Of each request that decodes: the iteration whose batch carries it through the other stages; None: it is here."""
+    return [None if r.missing else r.served for r in table if r.missing <= 1 and not r.ended and not r.loading]

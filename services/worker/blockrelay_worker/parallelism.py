@@ -34,22 +34,35 @@ def _at_once(seats: list[Seat]) -> int:
     return max(1, min(len(seats), cores * len(seats) // max(1, threads)))
 
 
+def decode_share(flights: Sequence[int | None], groups: int) -> int:
+    """How many decode rows the first stage may take now, so that `groups` batches circulate, equal in size.
+
+    `flights`: for each request that decodes the batch that carries it through the other stages, None if its token is
+    back. While `groups` batches are under way nothing leaves: what is back waits for its group. Without that, batches
+    that began apart stay apart, and every one of them reads all weights for its few rows.
+    """
+    if len({batch for batch in flights if batch is not None}) >= groups:
+        return 0
+    return max(1, -(-len(flights) // groups))
+
+
 class Groups:
-    """`groups_of` for routes by worker id; what a worker said of itself at registration never changes, so it is read
-    once."""
+    """`groups_of` by worker ids; what a worker said of itself at registration never changes, so it is read once."""
 
     def __init__(self, links: Links) -> None:
         self._links = links
-        self._known: dict[tuple[str, ...], int] = {}
+        self._seats: dict[str, Seat] = {}
 
-    def of(self, route: tuple[str, ...]) -> int:
-        if len(route) == 1:
-            return 1
-        if route not in self._known:
-            self._known[route] = groups_of([self._seat(worker) for worker in route])
-        return self._known[route]
+    def of(self, workers: frozenset[str]) -> int:
+        """Micro-batches for routes over these workers."""
+        return groups_of([self._seat(worker) for worker in workers])
 
     def _seat(self, worker: str) -> Seat:
+        if worker not in self._seats:
+            self._seats[worker] = self._read(worker)
+        return self._seats[worker]
+
+    def _read(self, worker: str) -> Seat:
         keys, control = self._links.keys, self._links.control
         fields: Any = self._links.again(lambda: control.hmget(keys.worker(worker), "node", "cores", "threads"))
         node, cores, threads = fields

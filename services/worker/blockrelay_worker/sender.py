@@ -1,4 +1,7 @@
-"""Rows to the next stage: transport, not truth. One inbox entry per batch and target, sent once."""
+"""Rows to the next stage, and tokens back to the first: transport, not truth. Sent once.
+
+Rows are one inbox entry per batch and target.
+"""
 
 from collections.abc import Sequence
 from typing import Any, cast
@@ -6,7 +9,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from blockrelay.messages import Forward, ForwardSegment
+from blockrelay.messages import Commit, Forward, ForwardSegment, NextJob
 from blockrelay.metrics import WorkerMetrics
 from blockrelay.redis_link import UNREACHABLE
 from blockrelay_worker.links import Links
@@ -43,6 +46,24 @@ class Sender:
             if not self._send(target, message):
                 lost += [work for work, _ in group]
         return lost
+
+    def announce(self, commits: Sequence[tuple[str, Commit]]) -> None:
+        """Tell first workers (route[0] of each commit's run) the tokens that are about to be committed.
+
+        So they compute on while COMMIT is under way, as a worker of the whole model does. Only a hint: COMMIT sends the
+        job itself, and what a commit that is refused has started goes the way of its run. Without a payload Redis of its
+        own it would wait for the disk as COMMIT does: then nothing is sent.
+        """
+        if self._links.payload is self._links.control:
+            return
+        try:
+            pipeline = self._links.payload.pipeline(transaction=False)
+            for worker, c in commits:
+                job = NextJob(request=c.request, run=c.run, position=c.position, tokens=c.tokens).encode()
+                pipeline.xadd(self._links.keys.inbox(worker), {"j": job}, nomkstream=True)
+            pipeline.execute()
+        except UNREACHABLE:
+            self._links.errors.inc()
 
     def full_targets(self) -> frozenset[str]:
         """Workers whose inbox is full right now; asks only about those that were full at the last sending."""

@@ -56,10 +56,10 @@ def test_everybody_is_served_at_last(candidates: list[Candidate], room: int) -> 
     assert not left
 
 
-def test_prompt_rows_are_bounded_only_while_somebody_decodes() -> None:
+def test_prompt_rows_have_a_bound_of_their_own() -> None:
     prompt = Candidate("prompt", 500)
     assert choose_rows([prompt, Candidate("a", 1)], 512, prompt_rows=64) == [("a", 1), ("prompt", 64)]
-    assert choose_rows([prompt], 512, prompt_rows=64) == [("prompt", 500)]
+    assert choose_rows([prompt, Candidate("a", 1)], 512, most_decoding=0, prompt_rows=64) == [("prompt", 64)]
 
 
 def test_decode_rows_of_one_group_are_those_that_waited_longest() -> None:

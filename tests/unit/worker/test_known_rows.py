@@ -56,6 +56,7 @@ class Stage:
             dead_after_s=60,
             retention_s=60,
         )
+        self.iteration = 0
         self.table = RunTable(PagePool(StageExecutor.layout_of(folder, 1, last), pages))
         self.known = KnownRows(self.role, self.table, Sender(self.role, links, metrics), Groups(links), metrics)
 
@@ -72,8 +73,9 @@ class Stage:
     def step(self, cost: StepCost | None = None) -> list[Work]:
         """Take a batch and note it as computed, as the engine does."""
         work = self.known.take(cost or StepCost())
+        self.iteration += 1
         for item in work:
-            item.run.computed, item.run.served = item.known_end, item.run.served + 1
+            item.run.computed, item.run.served = item.known_end, self.iteration
         return work
 
 

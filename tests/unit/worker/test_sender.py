@@ -1,0 +1,51 @@
+"""What a later stage tells the first one ahead of COMMIT: a hint that costs nothing when it is lost or comes twice."""
+
+import threading
+
+import pytest
+import redis
+from prometheus_client import CollectorRegistry
+
+from blockrelay.block_folder import BlockFolder
+from blockrelay.keys import Keys
+from blockrelay.messages import Commit, NextJob
+from blockrelay.metrics import WorkerMetrics
+from blockrelay.redis_link import Scripts
+from blockrelay_worker.arrivals import Arrivals
+from blockrelay_worker.links import Links
+from blockrelay_worker.mailbox import decode_entry
+from blockrelay_worker.sender import Sender
+from tests.unit.worker.test_known_rows import Stage
+
+COMMIT = Commit(request="p", run="p", position=0, tokens=(8, 9))
+
+
+@pytest.fixture
+def links(client: redis.Redis, keys: Keys, scripts: Scripts) -> Links:
+    payload = redis.Redis(connection_pool=client.connection_pool)
+    metrics = WorkerMetrics(CollectorRegistry())
+    return Links(client, payload, keys, scripts, metrics.redis_errors, threading.Event())
+
+
+def test_tokens_reach_the_first_worker_and_count_once(
+    w8a8: BlockFolder, client: redis.Redis, keys: Keys, scripts: Scripts, links: Links
+) -> None:
+    stage = Stage(w8a8, client, keys, scripts, last=2)
+    run = stage.run("p", [1, 2, 3], computed=3)
+    sender = Sender(stage.role, links, WorkerMetrics(CollectorRegistry()))
+    sender.announce([("a", COMMIT)])
+    entries = [fields for _, fields in client.xrange(keys.inbox("a")) if b"j" in fields]  # pyright: ignore
+    event = decode_entry(entries[0])
+    assert event == NextJob(request="p", run="p", position=0, tokens=(8, 9))
+    arrivals = Arrivals(stage.role, links, stage.table)
+    assert arrivals.next_job(event) and arrivals.next_job(event), "the hint and then COMMIT's own message"
+    assert run.tokens == [1, 2, 3, 8, 9] and run.computed == 3
+
+
+def test_a_worker_that_is_gone_gets_no_inbox(
+    w8a8: BlockFolder, client: redis.Redis, keys: Keys, scripts: Scripts, links: Links
+) -> None:
+    stage = Stage(w8a8, client, keys, scripts, last=2)
+    client.delete(keys.inbox("a"))
+    Sender(stage.role, links, WorkerMetrics(CollectorRegistry())).announce([("a", COMMIT)])
+    assert not client.exists(keys.inbox("a"))
