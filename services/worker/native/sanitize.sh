@@ -6,7 +6,7 @@
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
 out=${1:-$(mktemp -d)}
-expected=6ef0e1e49b211c51 # of kernel numerics version 1; also of older CPUs and of aarch64
+expected=117a50e10b93cf1a # of kernel numerics version 1; also of older CPUs and of aarch64
 compiler=${CXX:-g++}
 common="-std=c++17 -pthread -fno-fast-math -ffp-contract=off -fno-math-errno"
 sanitized="$common -O1 -g -fno-omit-frame-pointer"
@@ -14,6 +14,7 @@ address="$sanitized -fsanitize=address,undefined -fno-sanitize-recover=all"
 thread="$sanitized -fsanitize=thread"
 avx2="-mavx2 -mfma -mf16c"
 avx512="-mavx512f -mavx512bw -mavx512vl -mavx512dq -mfma -mf16c"
+avx512vnni="$avx512 -mavx512vnni"
 
 run() { # name, compiler, flags, emulator
   # shellcheck disable=SC2086
@@ -36,6 +37,10 @@ fi
 if has avx512f avx512bw avx512vl avx512dq; then
   run avx512-address "$compiler" "$address $avx512" ""
   run avx512-thread "$compiler" "$thread $avx512" ""
+  if has avx512_vnni; then
+    run avx512vnni-address "$compiler" "$address $avx512vnni" ""
+    run avx512vnni-thread "$compiler" "$thread $avx512vnni" ""
+  fi
 fi
 if there qemu-x86_64; then
   run haswell-emulated "$compiler" "$common -O3 -static $avx2" "qemu-x86_64 -cpu Haswell"

@@ -143,13 +143,52 @@ bool attention_agrees(const Pools& pools, E unused) {
          same(result[0].k, result[1].k) && same(result[0].v, result[1].v);
 }
 
+// Products of random sizes against their definition; builds without products of their own give the definition's.
+bool products_agree(const Pools& pools) {
+  const int64_t rows = between(1, 40), depth = between(1, between(0, 1) ? 70 : 700), columns = between(1, 150);
+  Buffer<uint8_t> u(static_cast<size_t>(rows * depth));
+  Buffer<int8_t> q(static_cast<size_t>(depth * columns));
+  const bool extreme = between(0, 2) == 0;
+  for (auto& x : u) x = uint8_t(extreme ? 1 + 254 * between(0, 1) : between(0, 255));
+  for (auto& x : q) x = int8_t(extreme ? between(0, 1) * 255 - 128 : between(-128, 127));
+  const auto scale = floats(columns);
+  Buffer<float> expected(static_cast<size_t>(rows * columns));
+  for (int64_t r = 0; r < rows; r++)
+    for (int64_t n = 0; n < columns; n++) {
+      int32_t sum = 0;
+      for (int64_t k = 0; k < depth; k++) sum += (int32_t(u[size_t(r * depth + k)]) - 128) * q[size_t(k * columns + n)];
+      expected[size_t(r * columns + n)] = float(sum) * scale[size_t(n)];
+    }
+  bool ok = true;
+#if defined(__AVX512VNNI__)
+  const int64_t padded = (columns + kPanel - 1) / kPanel * kPanel;
+  for (void* pool : {pools.one, pools.three}) {
+    struct alignas(64) Line {
+      int8_t bytes[64];
+    };
+    std::vector<Line> panels(static_cast<size_t>(padded * ((depth + kDepth - 1) / kDepth * kDepth) / 64));
+    Buffer<int32_t> start(static_cast<size_t>(padded));
+    Buffer<float> y(expected.size());
+    blockrelay_pack_weights(pool, q.data(), depth, columns, panels.data()->bytes, start.data());
+    ok = ok && blockrelay_multiply(pool, u.data(), panels.data()->bytes, start.data(), scale.data(), y.data(), rows,
+                                   depth, columns) == kOk;
+    for (size_t i = 0; i < y.size(); i++)
+      ok = ok && (bit_cast<uint32_t>(y[i]) == bit_cast<uint32_t>(expected[i]) || (y[i] != y[i] && expected[i] != expected[i]));
+  }
+#else
+  (void)pools;
+#endif
+  for (const float x : expected) digest_value(x);
+  return ok;
+}
+
 }  // namespace
 
 int main() {
   const Pools pools;
   for (int round = 0; round < 15; round++) {
     const bool ok = rows_agree(pools) && attention_agrees<Half>(pools, Half{kHalfNan}) &&
-                    attention_agrees<float>(pools, nan());
+                    attention_agrees<float>(pools, nan()) && products_agree(pools);
     if (!ok) {
       std::printf("round %d differs\n", round);
       return 1;

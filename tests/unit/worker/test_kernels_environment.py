@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from blockrelay_worker.exact_linear import ExactLinear
 from blockrelay_worker.kernels import PAGE, Kernels, load_kernels, supported_variants
 from tests.unit.worker.kernel_cases import floats, same_bits
 
@@ -103,8 +104,9 @@ _OTHER[::3, ::5] *= np.float32(1e-38)
 _WEIGHT, _SCALE = floats(_RNG, 1024, spread=0), floats(_RNG, _ROWS, spread=0)
 _CALLS = (_quantise, _norm, _norm_quantise, _add_scaled, _swiglu, _swiglu_quantise, _rotary_append, _attention)
 
-each_call = pytest.mark.parametrize("call", _CALLS, ids=lambda call: call.__name__.lstrip("_"))
 each_variant = pytest.mark.parametrize("variant", supported_variants())
+each_call = pytest.mark.parametrize("call", _CALLS, ids=lambda call: call.__name__.lstrip("_"))
+multiplying = [name for name in supported_variants() if load_kernels(1, variant=name).multiplies]
 
 
 @each_call
@@ -132,3 +134,14 @@ def test_threads_that_were_started_in_another_mode_give_the_same_bits(
         kernels = load_kernels(3, variant=variant)
     for _ in range(5):  # which thread computes what is left to chance
         assert all(same_bits(left, right) for left, right in zip(call(kernels), expected, strict=True))
+
+
+@pytest.mark.parametrize("variant", multiplying)
+def test_products_give_the_same_bits_in_any_mode(variant: str) -> None:
+    q = _RNG.integers(-128, 128, (512, 1024), np.int8)
+    u = _RNG.integers(0, 256, (_ROWS, 512), np.uint8)
+    expected, found = np.empty((2, _ROWS, 1024), np.float32)
+    ExactLinear(q, _WEIGHT)(u, expected)
+    with mxcsr(_UPWARD | _NO_SUBNORMALS):
+        load_kernels(3, variant=variant).product(q, _WEIGHT)(u, found)
+    assert same_bits(found, expected)
