@@ -223,13 +223,28 @@ class TestInterrupted:
         assert not list(checkpoint.parent.glob(".out.*"))
 
 
-def private_memory(pid: int) -> int:
-    """Bytes of anonymous memory of a process; 0 when it is gone."""
+def resident(pid: int, kind: str) -> int:
+    """Bytes of memory of a process, kind RssAnon (private) or RssFile (mapped files); 0 when it is gone."""
     try:
         status = Path(f"/proc/{pid}/status").read_text()
     except OSError:
         return 0
-    return next((int(line.split()[1]) << 10 for line in status.splitlines() if line.startswith("RssAnon")), 0)
+    return next((int(line.split()[1]) << 10 for line in status.splitlines() if line.startswith(kind)), 0)
+
+
+def peak_of_conversion(kind: str, checkpoint: Path, *options: str) -> int:
+    """The largest `resident` seen while a checkpoint is converted."""
+    command = [*CONVERTER, str(checkpoint), str(checkpoint.parent / "out"), "--no-known-answers", *options]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
+        peaks = [0]
+
+        def over() -> bool:
+            peaks.append(resident(process.pid, kind))
+            return process.poll() is not None
+
+        wait_until(over, "the conversion is over", timeout_s=60, poll_s=0.001)
+    assert process.returncode == 0
+    return max(peaks)
 
 
 @pytest.mark.parametrize("precision", ["w8a8", "fp32"])
@@ -237,14 +252,12 @@ def test_private_memory_stays_below_two_layers_and_the_embedding(precision: str,
     limit = write_sparse_checkpoint(
         tmp_path / "c", hidden_size=1024, num_hidden_layers=3, intermediate_size=2816, vocab_size=16000
     )
-    command = [*CONVERTER, str(tmp_path / "c"), str(tmp_path / "out"), "--precision", precision, "--no-known-answers"]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
-        peaks = [0]
+    assert 0 < peak_of_conversion("RssAnon", tmp_path / "c", "--precision", precision) < limit
 
-        def over() -> bool:
-            peaks.append(private_memory(process.pid))
-            return process.poll() is not None
 
-        wait_until(over, "the conversion is over", timeout_s=60, poll_s=0.001)
-    assert process.returncode == 0
-    assert 0 < max(peaks) < limit
+def test_mapped_memory_does_not_grow_with_the_number_of_layers(tmp_path: Path) -> None:
+    write_sparse_checkpoint(
+        tmp_path / "c", hidden_size=1024, num_hidden_layers=16, intermediate_size=2816, vocab_size=2000
+    )
+    size = (tmp_path / "c" / "model.safetensors").stat().st_size
+    assert 0 < peak_of_conversion("RssFile", tmp_path / "c") < size / 2
