@@ -63,14 +63,15 @@ def checkpoint(shape: str) -> Path:
     return path
 
 
-def block_folder(shape: str) -> Path:
-    """The block folder of this shape in w8a8, converted if it is not there."""
-    path = MODELS / f"{shape}-w8a8"
+def block_folder(shape: str, precision: str) -> Path:
+    """The block folder of this shape and precision, converted if it is not there."""
+    path = MODELS / f"{shape}-{precision}"
     if not path.exists():
         source = checkpoint(shape)
-        say(f"converting {shape}")
+        say(f"converting {shape} to {precision}")
         draft = path.with_name(path.name + ".draft")
-        run([str(BLOCKRELAY), "convert", str(source), str(draft)], log=WORK / "convert.log", capture=False)
+        command = [str(BLOCKRELAY), "convert", str(source), str(draft), "--precision", precision]
+        run(command, log=WORK / "convert.log", capture=False)
         draft.rename(path)
     return path
 
@@ -93,7 +94,8 @@ def measure(unit: Unit) -> Record:
             lines = run(peer_command(unit), log=WORK / "logs" / f"{unit.side}.log").splitlines()
             figures = [json.loads(line) for line in lines if line.startswith("{")]
         for arguments in unit.runs:
-            command = [str(BLOCKRELAY), "bench", "--model", str(block_folder(unit.shape)), "--json", *arguments.split()]
+            model = block_folder(unit.shape, unit.precision)
+            command = [str(BLOCKRELAY), "bench", "--model", str(model), "--json", *arguments.split()]
             report = json.loads(run(command, log=WORK / "logs" / f"{unit.part}.log"))
             report.pop("machine")  # it is said once for all
             reports.append({"arguments": arguments, **report})
@@ -122,16 +124,14 @@ def prepare(units: list[Unit], store: Store) -> list[Unit]:
         say(f"preparing {peer.title}")
         broken[peer] = install(peer, ENVS)
     ready: list[Unit] = []
-    converted: dict[str, str] = {}
+    converted: dict[tuple[str, str], str] = {}
     for unit in units:
-        if unit.peer is None:
-            block_folder(unit.shape)
-            ready.append(unit)
-            continue
-        why = broken[unit.peer] or converted.get(unit.side)
+        what = (unit.shape, unit.precision) if unit.peer is None else (unit.peer.name, unit.precision)
+        why = (broken[unit.peer] if unit.peer else "") or converted.get(what)
         if why is None:
-            why = converted[unit.side] = _convert(unit)
+            why = converted[what] = _convert(unit)
         if why:
+            say(f"{unit.side}: {why}")
             store.put(_record(unit, error=why))
         else:
             ready.append(unit)
@@ -139,8 +139,11 @@ def prepare(units: list[Unit], store: Store) -> list[Unit]:
 
 
 def _convert(unit: Unit) -> str:
-    """Empty, or why the peer could not convert the model."""
+    """Empty, or why the model could not be made or converted for this side."""
     try:
+        if unit.peer is None:
+            block_folder(unit.shape, unit.precision)
+            return ""
         run(peer_command(unit, "--convert-only"), log=WORK / "logs" / f"{unit.side} convert.log", capture=False)
     except Failed as failure:
         return f"cannot convert: {failure}"
@@ -191,11 +194,7 @@ def main() -> int:
         store.forget({unit.key for unit in units})
     measured = {record.key for record in store.records}
     units = [unit for unit in units if unit.key not in measured]
-    try:
-        units = prepare(units, store) if units else []
-    except Failed as failure:
-        say(f"the model cannot be made: {failure}")
-        return 1
+    units = prepare(units, store)
     started = time.monotonic()
     left = 0
     for number, unit in enumerate([] if options.prepare else units):

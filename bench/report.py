@@ -6,7 +6,7 @@ from typing import Any
 from bench.plot import bars
 from bench.records import Record, median, reports_of, sides_of
 from bench.targets import TARGETS
-from bench.units import LONG, ON_DEMAND, OUR_RUNS, OURS, PARTS, SIZES
+from bench.units import LONG, ON_DEMAND, OUR_PRECISIONS, OUR_RUNS, PARTS, SIZES
 
 PLOT_NAME = "benchmarks.svg"
 Machine = Mapping[str, Any]
@@ -49,7 +49,7 @@ def plot(records: Sequence[Record]) -> str:
             for side in sides_of(records, "peers")
             if (value := median(records, "peers", side, "prefill_ms", requests=requests, prompt=prompt))
         }
-    return bars("llama1b shape, random weights", groups, ours=[OURS])
+    return bars("llama1b shape, random weights", groups, ours=list(OUR_PRECISIONS))
 
 
 def _machine(machine: Machine, records: Sequence[Record]) -> str:
@@ -61,9 +61,9 @@ def _machine(machine: Machine, records: Sequence[Record]) -> str:
         f"{machine['memory_gib']} GiB, {machine['system']}, Python {machine['python']}; {versions}. "
         f"Measured {' to '.join(dict.fromkeys((days[0], days[-1]))) if days else 'never'}"
         f"{', commit ' + ', '.join(commits) if commits else ''}. Model: 1.1B parameters in Llama's shape (hidden 2048, "
-        "16 layers, 32/8 heads of 64, MLP 8192, vocabulary 32000), random weights; ours in w8a8, over HTTP. Medians of "
-        "three rounds in which the sides take turns. Figures move with the machine and its neighbours: compare only "
-        "those of one run."
+        "16 layers, 32/8 heads of 64, MLP 8192, vocabulary 32000), random weights; ours over HTTP, in w8a8 where "
+        "nothing else is said. Medians of three rounds in which the sides take turns. Figures move with the machine and "
+        "its neighbours: compare only those of one run."
     )
 
 
@@ -78,10 +78,10 @@ def _peers(records: Sequence[Record]) -> str:
         return "-" if value is None else f"{value:.0f}" if value >= 100 else f"{value:.1f}"
 
     sides = sides_of(records, "peers")
-    for side in [*(s for s in sides if s != OURS), *(s for s in sides if s == OURS)]:
+    for side in sorted(sides, key=lambda s: s in OUR_PRECISIONS):  # ours last
         decode = " / ".join(shown(side, "decode_tok_s", n, 128) for n in (1, 4, 16))
         prefill = " | ".join(shown(side, "prefill_ms", n, p) for n, p in ((1, 128), (16, 128), (1, 2048)))
-        name = f"**{side}**, w8a8, through the gateway" if side == OURS else side
+        name = f"**{side}**, through the gateway" if side in OUR_PRECISIONS else side
         rows.append(f"| {name} | {decode} | {prefill} |")
     failed = {record.side: record.error for record in records if record.error}
     rows += [f"| {side} | not measured: {_cell(error)} | | | |" for side, error in failed.items() if side not in sides]

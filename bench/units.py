@@ -5,7 +5,9 @@ from dataclasses import dataclass
 
 from bench.environments import PEERS, Peer
 
-OURS = "Blockrelay"
+OURS, OURS_SMALL = "Blockrelay w8a8", "Blockrelay w4a8"
+#: Our sides of the part `peers`, and the precision of each.
+OUR_PRECISIONS = {OURS: "w8a8", OURS_SMALL: "w4a8"}
 ROUNDS = 3
 NEW = 48
 #: (requests, prompt, new) of every side of the part `peers`.
@@ -34,14 +36,14 @@ PARTS = ("peers", *OUR_RUNS)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unit:
-    """One side in one round of a part: runs of `blockrelay bench` with these arguments, or one precision of a peer."""
+    """One side in one round of a part, in one precision: runs of `blockrelay bench` with these arguments, or a peer."""
 
     part: str
     side: str
     round: int
     runs: tuple[str, ...] = ()
     peer: Peer | None = None
-    precision: str = ""
+    precision: str = "w8a8"
 
     @property
     def key(self) -> tuple[str, str, int]:
@@ -64,7 +66,8 @@ def all_units(parts: Sequence[str], *, rounds: int = ROUNDS) -> Iterator[Unit]:
     """
     if "peers" in parts:
         for number in range(rounds):
-            yield Unit(part="peers", side=OURS, round=number, runs=(SIZES, LONG))
+            for side, precision in OUR_PRECISIONS.items():
+                yield Unit(part="peers", side=side, round=number, runs=(SIZES, LONG), precision=precision)
             for peer in PEERS:
                 for precision in peer.precisions if number == 0 else peer.precisions[:1]:
                     yield Unit(

@@ -11,7 +11,7 @@ from bench.environments import PEERS, last_line
 from bench.records import Record, Store, by_round, median, paired_ratio
 from bench.report import markdown, plot
 from bench.targets import TARGETS, THIN_STAGES, WIDE_STAGES
-from bench.units import ON_DEMAND, OUR_RUNS, OURS, PARTS, all_units
+from bench.units import ON_DEMAND, OUR_PRECISIONS, OUR_RUNS, OURS, OURS_SMALL, PARTS, all_units
 
 DOCS = Path(__file__).parents[2] / "docs"
 MACHINE: dict[str, Any] = {
@@ -49,6 +49,7 @@ def every_part() -> list[Record]:
     stages = dict.fromkeys(OUR_RUNS["stages"], 100.0) | {WIDE_STAGES: 96.0, THIN_STAGES: 60.0}
     return [
         record("peers", OURS, reports=[report(*ours)]),
+        record("peers", OURS_SMALL, reports=[report(entry(1, 128, decode=36.0, prefill=200.0))]),
         record("peers", BEST, figures=[entry(r, p, decode=20.0 * r, prefill=150.0) for r, p in sizes]),
         record("peers", RUNNER_UP, figures=[entry(r, p, decode=1.0, prefill=999.0) for r, p in sizes]),
         record("peers", "absent bf16", error="no such | wheel"),
@@ -74,8 +75,8 @@ def every_part() -> list[Record]:
 def test_the_sides_of_a_part_take_turns() -> None:
     peers = [unit.side for unit in all_units(["peers"], rounds=3)]
     first, others = peers[: peers.index(OURS, 1)], peers[peers.index(OURS, 1) :]
-    assert len(first) == 1 + sum(len(peer.precisions) for peer in PEERS)
-    assert others == 2 * [OURS, *(f"{peer.title} {peer.precisions[0]}" for peer in PEERS)]
+    assert len(first) == len(OUR_PRECISIONS) + sum(len(peer.precisions) for peer in PEERS)
+    assert others == 2 * [*OUR_PRECISIONS, *(f"{peer.title} {peer.precisions[0]}" for peer in PEERS)]
     stages = [(unit.round, unit.side) for unit in all_units(["stages"], rounds=2)]
     assert stages == [(number, side) for number in (0, 1) for side in OUR_RUNS["stages"]]
 
@@ -92,7 +93,7 @@ def test_parts_and_sides_are_chosen_by_name() -> None:
     with pytest.raises(ValueError, match="speed"):
         chosen_parts("speed")
     assert {unit.side for unit in filter(chosen_sides("blockrelay,llama"), all_units(["peers"]))} == {
-        OURS, "llama.cpp q4_0", "llama.cpp q8_0",
+        OURS, OURS_SMALL, "llama.cpp q4_0", "llama.cpp q8_0",
     }  # fmt: skip
 
 
@@ -129,7 +130,7 @@ def test_every_ratio_is_found() -> None:
     assert ratios == {
         "decode, 16 requests, vs the best peer": 1.5,
         "decode, 4 requests, vs the best peer": 1.5,
-        "decode, 1 request, vs the best peer": 1.5,
+        "decode, 1 request, in any precision, vs the best peer": 1.8,
         "prompt of 128 vs the best peer": 1.5,
         "16 prompts of 128 vs the best peer": 1.5,
         "decode through the gateway vs in process, 1 request": 0.9,
@@ -158,9 +159,11 @@ def test_verdicts_know_which_way_is_better() -> None:
 def test_the_page_says_everything() -> None:
     page = markdown(MACHINE, every_part())
     assert "| quick int4 | 20.0 / 80.0 / 320 | 150 | 150 | 150 |" in page
-    assert "**Blockrelay**, w8a8, through the gateway | 30.0 / 120 / 480 | 100 | 100 | 100 |" in page
+    assert "**Blockrelay w8a8**, through the gateway | 30.0 / 120 / 480 | 100 | 100 | 100 |" in page
     assert "| absent bf16 | not measured: no such \\| wheel |" in page
-    assert "| decode, 16 requests, vs the best peer | 1.50 | 1.4 | 2 | floor reached | best peer: quick int4 |" in page
+    assert (
+        "| decode, 16 requests, vs the best peer | 1.50 | 1.4 | 2 | floor reached | Blockrelay w8a8; best peer" in page
+    )
     assert "| memory of a worker, llama1b | 1.60 | <= 1.3 | <= 1.1 | **missed** |" in page
     assert "| memory of a worker, llama8b | not measured |" in page
     assert "Abacus, 2 cores" in page
@@ -170,7 +173,7 @@ def test_the_page_says_everything() -> None:
 def test_the_plot_is_a_picture_of_every_side() -> None:
     picture = ElementTree.fromstring(plot(every_part()))
     texts = [element.text for element in picture.iter("{http://www.w3.org/2000/svg}text")]
-    assert texts.count(OURS) == texts.count(BEST) == 6
+    assert texts.count(OURS) == texts.count(BEST) == 6 and texts.count(OURS_SMALL) == 2
 
 
 def test_the_last_words_of_a_failure_are_its_error() -> None:
