@@ -62,8 +62,8 @@ def _machine(machine: Machine, records: Sequence[Record]) -> str:
         f"Measured {' to '.join(dict.fromkeys((days[0], days[-1]))) if days else 'never'}"
         f"{', commit ' + ', '.join(commits) if commits else ''}. Model: 1.1B parameters in Llama's shape (hidden 2048, "
         "16 layers, 32/8 heads of 64, MLP 8192, vocabulary 32000), random weights; ours over HTTP, in w8a8 where "
-        "nothing else is said. Medians of three rounds in which the sides take turns. Figures move with the machine and "
-        "its neighbours: compare only those of one run."
+        "nothing else is said. Medians of three rounds in which the sides take turns. Figures move with the machine "
+        "and its neighbours: compare only those of one run."
     )
 
 
