@@ -3,7 +3,7 @@
 import os
 import subprocess
 import venv
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 LOG_LINES = 40
@@ -11,7 +11,9 @@ LOG_LINES = 40
 
 @dataclass(frozen=True, kw_only=True)
 class Peer:
-    """How a peer is installed and measured. `precisions` are measured each as a side of its own; the fastest is first.
+    """How a peer is installed and measured. Each of `precisions` is a side of its own.
+
+    `contender` is the one that is measured in every round, the others in the first one only: they never come first.
 
     `drop` are packages that its dependencies bring along and that keep it from starting here.
     """
@@ -21,7 +23,7 @@ class Peer:
     packages: tuple[str, ...]
     script: str
     precisions: tuple[str, ...]
-    env: dict[str, str] = field(default_factory=dict[str, str])
+    contender: str = ""
     drop: tuple[str, ...] = ()
 
 
@@ -32,6 +34,7 @@ PEERS = (
         packages=("onnxruntime-genai", "torch", "transformers", "onnx_ir"),
         script="run_genai.py",
         precisions=("int4",),
+        contender="int4",
     ),
     Peer(
         name="openvino",
@@ -39,6 +42,7 @@ PEERS = (
         packages=("openvino-genai", "optimum-intel", "torch", "nncf"),
         script="run_openvino.py",
         precisions=("int4", "int8"),
+        contender="int4",
     ),
     Peer(
         name="llamacpp",
@@ -46,6 +50,7 @@ PEERS = (
         packages=("llama-cpp-python", "gguf", "numpy", "safetensors"),
         script="run_llamacpp.py",
         precisions=("q4_0", "q8_0"),
+        contender="q4_0",
     ),
     Peer(
         name="vllm",
@@ -76,9 +81,7 @@ def install(peer: Peer, envs: Path) -> str:
     log = envs / f"{peer.name}.log"
     for command in commands:
         with log.open("ab") as output:
-            code = subprocess.run(
-                command, stdout=output, stderr=output, env={**os.environ, **peer.env}, check=False
-            ).returncode
+            code = subprocess.run(command, stdout=output, stderr=output, check=False).returncode
         if code:
             draft.rename(envs / f"{peer.name}.failed.{os.getpid()}")
             return f"cannot be installed: {last_line(log.read_text(errors='replace'))}"

@@ -62,14 +62,14 @@ def side_of(peer: Peer, precision: str) -> str:
 def all_units(parts: Sequence[str], *, rounds: int = ROUNDS) -> Iterator[Unit]:
     """In the order in which they run: the sides of a part take turns, round after round.
 
-    A peer's first precision, its fastest, is measured in every round, the others in the first one only.
+    In later rounds only the contenders among the peers are measured.
     """
     if "peers" in parts:
         for number in range(rounds):
             for side, precision in OUR_PRECISIONS.items():
                 yield Unit(part="peers", side=side, round=number, runs=(SIZES, LONG), precision=precision)
             for peer in PEERS:
-                for precision in peer.precisions if number == 0 else peer.precisions[:1]:
+                for precision in (p for p in peer.precisions if number == 0 or p == peer.contender):
                     yield Unit(
                         part="peers", side=side_of(peer, precision), round=number, peer=peer, precision=precision
                     )

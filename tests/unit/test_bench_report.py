@@ -76,15 +76,16 @@ def test_the_sides_of_a_part_take_turns() -> None:
     peers = [unit.side for unit in all_units(["peers"], rounds=3)]
     first, others = peers[: peers.index(OURS, 1)], peers[peers.index(OURS, 1) :]
     assert len(first) == len(OUR_PRECISIONS) + sum(len(peer.precisions) for peer in PEERS)
-    assert others == 2 * [*OUR_PRECISIONS, *(f"{peer.title} {peer.precisions[0]}" for peer in PEERS)]
+    assert others == 2 * [*OUR_PRECISIONS, *(f"{peer.title} {peer.contender}" for peer in PEERS if peer.contender)]
     stages = [(unit.round, unit.side) for unit in all_units(["stages"], rounds=2)]
     assert stages == [(number, side) for number in (0, 1) for side in OUR_RUNS["stages"]]
 
 
 def test_every_unit_is_one() -> None:
     units = list(all_units(PARTS))
-    assert len({unit.key for unit in units}) == len(units)
+    assert len({unit.key for unit in units}) == len(units) == len(set(units))
     assert all(bool(unit.runs) != bool(unit.peer) for unit in units)
+    assert all(peer.contender in (*peer.precisions, "") for peer in PEERS)
 
 
 def test_parts_and_sides_are_chosen_by_name() -> None:
