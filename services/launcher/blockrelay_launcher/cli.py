@@ -68,7 +68,8 @@ def start(
         typer.Option(metavar="DIR", help="Keep what was accepted here, and go on with it the next time."),
     ] = None,
     threads: Annotated[
-        int | None, typer.Option(min=1, help="Threads per worker; default: the cores, shared evenly.")
+        int | None,
+        typer.Option(min=1, help="Threads per worker; default: the cores, shared by the workers of one stage."),
     ] = None,
     speculation: Annotated[
         bool, typer.Option("--speculation/--no-speculation", help="Guess repeated tokens; the text is the same.")

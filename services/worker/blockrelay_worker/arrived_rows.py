@@ -50,7 +50,7 @@ class ArrivedRows:
 
     def take(self, cost: StepCost) -> tuple[list[Work], list[ForwardSegment]]:
         """The next batch, and segments whose runs must run again because their pages are missing."""
-        prompt_rows = prompt_rows_beside(cost, self._role.step_target_s, self._role.max_rows)
+        prompt_rows = prompt_rows_beside(cost, self._role.step_share_s, self._role.max_rows)
         chosen = choose_arrived([w.arrived for w in self._waiting], self._role.max_rows, prompt_rows)
         items = [self._waiting[i] for i in chosen]
         taken = set(chosen)

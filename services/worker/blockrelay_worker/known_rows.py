@@ -39,7 +39,7 @@ class KnownRows:
                 list(candidates.values()),
                 most,
                 most_decoding=None if self._role.last_stage else decode_share(flights, groups),
-                prompt_rows=prompt_rows_beside(cost, self._role.step_target_s, most) if flights else None,
+                prompt_rows=prompt_rows_beside(cost, self._role.step_share_s, most) if flights else None,
             )
         )
         work: list[Work] = []

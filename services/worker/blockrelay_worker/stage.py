@@ -32,6 +32,11 @@ class StageRole:
         return tuple(f"block_{i}" for i in range(self.first, self.last + 1)) if self.device == "gpu" else ()
 
     @property
+    def step_share_s(self) -> float:
+        """What a step of this stage may take while requests decode: their rows pass all stages between two tokens."""
+        return self.step_target_s / (self.split.count(",") + 1)
+
+    @property
     def speculates(self) -> bool:
         """Guessed tokens are tried: only where a row's bits do not depend on its batch."""
         return self.speculation and self.folder.manifest.exact
