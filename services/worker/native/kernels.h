@@ -7,6 +7,7 @@
 #include <system_error>
 
 #include "attention.h"
+#include "group_matmul.h"
 #include "rotary.h"
 #if defined(__AVX512VNNI__)
 #include "matmul.h"
@@ -78,7 +79,7 @@ float* swiglu_row(const float* gate_up, const float* row_scale, int64_t row, int
 }  // namespace
 
 // Has to equal native.py's, so that a library left over from an older install is not used.
-BLOCKRELAY_EXPORT int32_t blockrelay_version() { return 2; }
+BLOCKRELAY_EXPORT int32_t blockrelay_version() { return 3; }
 
 // The pool that every other function takes; null if it cannot be made.
 BLOCKRELAY_EXPORT void* blockrelay_open(int32_t threads) {
@@ -225,6 +226,22 @@ BLOCKRELAY_EXPORT int32_t blockrelay_attention(void* pool, const float* q, const
                                            page_table, segments, out, segment_count, max_pages, rows, query_heads,
                                            kv_heads, head_dim},
                       pages);
+}
+
+BLOCKRELAY_EXPORT void blockrelay_pack_groups(void* pool, const uint8_t* q4, const void* gs, int64_t depth,
+                                              int64_t columns, uint8_t* panels) {
+  pack_groups(*static_cast<Pool*>(pool), q4, static_cast<const Half*>(gs), depth, columns, panels);
+}
+
+BLOCKRELAY_EXPORT int32_t blockrelay_multiply_groups(void* pool, const uint8_t* u, const uint8_t* panels,
+                                                     const float* scale, float* y, int64_t rows, int64_t depth,
+                                                     int64_t columns) {
+  StandardRounding rounding;
+  try {
+    return multiply_groups(*static_cast<Pool*>(pool), u, rows, {panels, scale, depth, columns}, y) ? kOk : kNoMemory;
+  } catch (const std::bad_alloc&) {
+    return kNoMemory;
+  }
 }
 
 #if defined(__AVX512VNNI__)

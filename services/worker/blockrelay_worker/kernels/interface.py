@@ -5,6 +5,7 @@ from typing import Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+F16: TypeAlias = NDArray[np.float16]
 F32: TypeAlias = NDArray[np.float32]
 U8: TypeAlias = NDArray[np.uint8]
 I8: TypeAlias = NDArray[np.int8]
@@ -14,7 +15,7 @@ Pages: TypeAlias = NDArray[np.float16] | NDArray[np.float32]
 
 
 class Product(Protocol):
-    """One w8a8 matrix product; bits as `linears` defines them."""
+    """One matrix product with quantised weights; bits as `linears` defines them."""
 
     def __call__(self, rows: U8, out: F32) -> None:
         """Multiply rows [R,K] (zero point 128) into out [R,N]."""
@@ -110,4 +111,16 @@ class Kernels(Protocol):
 
     def product(self, q: I8, scale: F32) -> Product:
         """The product with weights q [K,N] and column scales [N]. It copies `q` and keeps `scale`."""
+        ...
+
+    @property
+    def group_multiplies(self) -> bool:
+        """Whether `group_product` may be called."""
+        ...
+
+    def group_product(self, q4: U8, gs: F16, scale: F32) -> Product:
+        """The w4a8 product with nibbles q4 [K/2,N], group factors gs [K/32,N] and column scales [N].
+
+        It copies `q4` and `gs` and keeps `scale`.
+        """
         ...

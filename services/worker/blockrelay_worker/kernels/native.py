@@ -11,20 +11,19 @@ from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from typing import Any, Final, final
 
-import numpy as np
 from numpy.typing import NDArray
 
 from blockrelay.errors import ExecutionError, UsageError
 from blockrelay_worker.kernels import arguments
-from blockrelay_worker.kernels.interface import F32, I8, I32, I64, U8, Pages
+from blockrelay_worker.kernels.interface import F16, F32, I8, I32, I64, U8, Pages, Product
 from blockrelay_worker.kernels.numerics import PAGE
-from blockrelay_worker.memory import huge_page_bytes
+from blockrelay_worker.kernels.products import ChannelProduct, GroupProduct
 
 #: Variant to the lowest `blockrelay_cpu_level` it runs on, fastest first.
 VARIANTS: Final = {"avx512vnni": 3, "avx512": 2, "avx2": 1, "baseline": 0}
 
 #: Raised, here and in kernels.h, with every change of a function's arguments or of the numbers.
-LIBRARY_VERSION: Final = 2
+LIBRARY_VERSION: Final = 3
 
 _P = ctypes.c_void_p
 _D = ctypes.c_double
@@ -43,6 +42,8 @@ _SIGNATURES: Final[dict[str, tuple[Any, list[Any]]]] = {
     "swiglu_quantise": (_INT, [_P, _P, _P, _P, _P, _LONG, _LONG]),
     "rotary_append": (_INT, [_P] * 6 + [_D] + [_P] * 8 + [_INT, _LONG, _LONG, _LONG, _INT, _INT, _INT]),
     "attention": (_INT, [_P] * 7 + [_INT, _LONG, _LONG, _LONG, _LONG, _INT, _INT, _INT]),
+    "pack_groups": (None, [_P, _P, _P, _LONG, _LONG, _P]),
+    "multiply_groups": (_INT, [_P] * 5 + [_LONG] * 3),
 }
 #: Only in avx512vnni.
 _PRODUCT_SIGNATURES: Final[dict[str, tuple[Any, list[Any]]]] = {
@@ -50,9 +51,6 @@ _PRODUCT_SIGNATURES: Final[dict[str, tuple[Any, list[Any]]]] = {
     "multiply": (_INT, [_P] * 6 + [_LONG] * 3),
 }
 _INDEX_OUT_OF_RANGE: Final = 1
-#: As in matmul.h: columns side by side, and the depth up to which sums of 255 * 128 fit into int32.
-_PANEL: Final = 32
-_MAX_DEPTH: Final = 65536
 
 
 @cache
@@ -93,7 +91,8 @@ def supported_variants() -> tuple[str, ...]:
     return tuple(name for name, needed in VARIANTS.items() if needed <= level and _file(name) is not None)
 
 
-def _at(array: NDArray[Any] | None) -> int | None:
+def at(array: NDArray[Any] | None) -> int | None:
+    """The address of an array's data, for a call."""
     return None if array is None else array.ctypes.data
 
 
@@ -130,20 +129,20 @@ class NativeKernels:
         rows, hidden = arguments.matrix_shape("x", x)
         arguments.check("weight", weight, arguments.FLOAT32, (hidden,))
         u, scale = arguments.quantised_out(u, scale, rows, hidden)
-        self._run("norm_quantise", _at(x), _at(weight), eps, _at(u), _at(scale), rows, hidden)
+        self.run("norm_quantise", at(x), at(weight), eps, at(u), at(scale), rows, hidden)
         return u, scale
 
     def norm(self, x: F32, weight: F32, eps: float, *, out: F32 | None = None) -> F32:
         rows, hidden = arguments.matrix_shape("x", x)
         arguments.check("weight", weight, arguments.FLOAT32, (hidden,))
         out = arguments.float32_out("out", out, (rows, hidden))
-        self._run("norm", _at(x), _at(weight), eps, _at(out), rows, hidden)
+        self.run("norm", at(x), at(weight), eps, at(out), rows, hidden)
         return out
 
     def quantise(self, x: F32, *, u: U8 | None = None, scale: F32 | None = None) -> tuple[U8, F32]:
         rows, columns = arguments.matrix_shape("x", x)
         u, scale = arguments.quantised_out(u, scale, rows, columns)
-        self._run("quantise", _at(x), _at(u), _at(scale), rows, columns)
+        self.run("quantise", at(x), at(u), at(scale), rows, columns)
         return u, scale
 
     def rotary_append(
@@ -168,11 +167,11 @@ class NativeKernels:
             qkv, row_scale, bias, norm_q, norm_k, cos, sin, positions, page, slot, k_pages, v_pages
         )
         out = arguments.float32_out("out", out, (shape.rows, shape.query_heads, shape.head_dim))
-        status = self._call(
+        status = self.call(
             "rotary_append",
-            *(_at(x) for x in (qkv, row_scale, bias, norm_q, norm_k)),
+            *(at(x) for x in (qkv, row_scale, bias, norm_q, norm_k)),
             eps,
-            *(_at(x) for x in (cos, sin, positions, page, slot, k_pages, v_pages, out)),
+            *(at(x) for x in (cos, sin, positions, page, slot, k_pages, v_pages, out)),
             k_pages.dtype == arguments.FLOAT16,
             shape.rows,
             cos.shape[0],
@@ -193,9 +192,9 @@ class NativeKernels:
     ) -> F32:
         shape = arguments.attention_shape(q, k_pages, v_pages, page_table, segments)
         out = arguments.float32_out("out", out, (shape.rows, shape.query_heads * shape.head_dim))
-        status = self._call(
+        status = self.call(
             "attention",
-            *(_at(x) for x in (q, k_pages, v_pages, page_table, segments, out)),
+            *(at(x) for x in (q, k_pages, v_pages, page_table, segments, out)),
             k_pages.dtype == arguments.FLOAT16,
             page_table.shape[0],
             page_table.shape[1],
@@ -215,7 +214,7 @@ class NativeKernels:
         arguments.check("y", y, arguments.FLOAT32, (rows, columns))
         if row_scale is not None:
             arguments.check("row_scale", row_scale, arguments.FLOAT32, (rows,))
-        self._run("add_scaled", _at(x), _at(y), _at(row_scale), rows, columns)
+        self.run("add_scaled", at(x), at(y), at(row_scale), rows, columns)
 
     def swiglu_quantise(
         self, gate_up: F32, row_scale: F32, *, u: U8 | None = None, scale: F32 | None = None
@@ -223,56 +222,36 @@ class NativeKernels:
         rows, columns = arguments.gate_up_shape(gate_up)
         arguments.check("row_scale", row_scale, arguments.FLOAT32, (rows,))
         u, scale = arguments.quantised_out(u, scale, rows, columns)
-        self._run("swiglu_quantise", _at(gate_up), _at(row_scale), _at(u), _at(scale), rows, columns)
+        self.run("swiglu_quantise", at(gate_up), at(row_scale), at(u), at(scale), rows, columns)
         return u, scale
 
     def swiglu(self, gate_up: F32, *, out: F32 | None = None) -> F32:
         rows, columns = arguments.gate_up_shape(gate_up)
         out = arguments.float32_out("out", out, (rows, columns))
-        self._run("swiglu", _at(gate_up), _at(out), rows, columns)
+        self.run("swiglu", at(gate_up), at(out), rows, columns)
         return out
 
     @property
     def multiplies(self) -> bool:
         return "multiply" in self._functions
 
-    def product(self, q: I8, scale: F32) -> "NativeProduct":
-        return NativeProduct(q, scale, self._functions, self._pool, self)
+    def product(self, q: I8, scale: F32) -> Product:
+        return ChannelProduct(self, q, scale)
 
-    def _call(self, name: str, *values: int | float | None) -> int:
+    @property
+    def group_multiplies(self) -> bool:
+        return True
+
+    def group_product(self, q4: U8, gs: F16, scale: F32) -> Product:
+        return GroupProduct(self, q4, gs, scale)
+
+    def call(self, name: str, *values: int | float | None) -> int:
+        """Status of a function of the shared object, given this object's threads and `values`."""
         return self._functions[name](self._pool, *values)
 
-    def _run(self, name: str, *values: int | float | None) -> None:
-        _require(self._call(name, *values))
-
-
-@final
-class NativeProduct:
-    """`Product` over weights packed for AVX512-VNNI (matmul.h): a private copy of them, N rounded up to 32 columns."""
-
-    def __init__(self, q: I8, scale: F32, functions: dict[str, Callable[..., Any]], pool: int, owner: object) -> None:
-        self._depth, self._columns = q.shape
-        arguments.check("q", q, arguments.INT8, (self._depth, self._columns))
-        arguments.check("scale", scale, arguments.FLOAT32, (self._columns,))
-        if not 0 < self._depth <= _MAX_DEPTH:
-            raise ExecutionError(f"a product over {self._depth} values does not fit into int32 sums")
-        padded = -(-self._columns // _PANEL) * _PANEL
-        self._panels = huge_page_bytes(padded * (-(-self._depth // 4) * 4))
-        self._start = np.empty(padded, np.int32)
-        self._scale = scale
-        self._multiply, self._pool, self._owner = functions["multiply"], pool, owner
-        functions["pack_weights"](pool, _at(q), self._depth, self._columns, _at(self._panels), _at(self._start))
-        self._weights = tuple(map(_at, (self._panels, self._start, self._scale)))
-
-    def __call__(self, rows: NDArray[Any], out: F32) -> None:
-        count = rows.shape[0]
-        arguments.check("rows", rows, arguments.UINT8, (count, self._depth))
-        arguments.check("out", out, arguments.FLOAT32, (count, self._columns))
-        if count:
-            panels, start, scale = self._weights
-            _require(
-                self._multiply(self._pool, _at(rows), panels, start, scale, _at(out), count, self._depth, self._columns)
-            )
+    def run(self, name: str, *values: int | float | None) -> None:
+        """`call`, with an ExecutionError for a status."""
+        _require(self.call(name, *values))
 
 
 def _require(status: int) -> None:

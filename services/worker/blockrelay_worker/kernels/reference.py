@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blockrelay_worker.kernels import arguments, float32
-from blockrelay_worker.kernels.interface import F32, I8, I32, I64, U8, Pages, Product
+from blockrelay_worker.kernels.interface import F16, F32, I8, I32, I64, U8, Pages, Product
 from blockrelay_worker.kernels.numerics import FLOAT16_MAX, PAGE
 
 _LOWEST = np.float32(-1e30)
@@ -125,6 +125,13 @@ class ReferenceKernels:
         return False
 
     def product(self, q: I8, scale: F32) -> Product:
+        raise AssertionError("the reference kernels have no products: `exact_linear` is the reference")
+
+    @property
+    def group_multiplies(self) -> bool:
+        return False
+
+    def group_product(self, q4: U8, gs: F16, scale: F32) -> Product:
         raise AssertionError("the reference kernels have no products: `exact_linear` is the reference")
 
 

@@ -1,0 +1,89 @@
+"""The native kernels' matrix products: weights packed once into a private copy on huge pages."""
+
+from typing import Any, Protocol, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from blockrelay.errors import ExecutionError
+from blockrelay_worker.kernels import arguments
+from blockrelay_worker.kernels.interface import F16, F32, I8, U8
+from blockrelay_worker.memory import huge_page_bytes
+
+#: As in matmul.h and group_matmul.h: columns of a panel; k of a group and the bytes they take in a panel.
+_PANEL, _GROUP, _GROUP_BYTES = 32, 32, 576
+#: Up to here sums of 255 * 128 fit into int32.
+_MAX_DEPTH = 65536
+
+
+class Caller(Protocol):
+    """What calls a function of the shared object and raises ExecutionError for a bad status."""
+
+    def run(self, name: str, *values: int | float | None) -> None: ...
+
+
+@final
+class ChannelProduct:
+    """w8a8: q [K,N] int8, scale [N] (matmul.h)."""
+
+    def __init__(self, caller: Caller, q: I8, scale: F32) -> None:
+        self._depth, self._columns = _shape("q", q)
+        arguments.check("q", q, arguments.INT8, q.shape)
+        arguments.check("scale", scale, arguments.FLOAT32, (self._columns,))
+        padded = -(-self._columns // _PANEL) * _PANEL
+        self._panels = huge_page_bytes(padded * (-(-self._depth // 4) * 4))
+        self._start = np.empty(padded, np.int32)
+        self._scale = scale
+        self._caller = caller
+        caller.run("pack_weights", _at(q), self._depth, self._columns, _at(self._panels), _at(self._start))
+        self._weights = (_at(self._panels), _at(self._start), _at(self._scale))
+
+    def __call__(self, rows: U8, out: F32) -> None:
+        count = _check(rows, out, self._depth, self._columns)
+        if count:
+            self._caller.run("multiply", _at(rows), *self._weights, _at(out), count, self._depth, self._columns)
+
+
+@final
+class GroupProduct:
+    """w4a8: q4 [K/2,N] uint8, gs [K/32,N] float16, scale [N] (group_matmul.h)."""
+
+    def __init__(self, caller: Caller, q4: U8, gs: F16, scale: F32) -> None:
+        half, self._columns = _shape("q4", q4)
+        self._depth = 2 * half
+        if self._depth % _GROUP:
+            raise ExecutionError(f"kernel argument q4: {self._depth} values are no whole number of groups of {_GROUP}")
+        arguments.check("q4", q4, arguments.UINT8, q4.shape)
+        arguments.check("gs", gs, arguments.FLOAT16, (self._depth // _GROUP, self._columns))
+        arguments.check("scale", scale, arguments.FLOAT32, (self._columns,))
+        self._panels = huge_page_bytes(-(-self._columns // _PANEL) * (self._depth // _GROUP) * _GROUP_BYTES)
+        self._scale = scale
+        self._caller = caller
+        caller.run("pack_groups", _at(q4), _at(gs), self._depth, self._columns, _at(self._panels))
+        self._weights = (_at(self._panels), _at(self._scale))
+
+    def __call__(self, rows: U8, out: F32) -> None:
+        count = _check(rows, out, self._depth, self._columns)
+        if count:
+            self._caller.run("multiply_groups", _at(rows), *self._weights, _at(out), count, self._depth, self._columns)
+
+
+def _at(array: NDArray[Any]) -> int:
+    return array.ctypes.data
+
+
+def _shape(name: str, weights: NDArray[Any]) -> tuple[int, int]:
+    if weights.ndim != 2 or 0 in weights.shape or weights.shape[0] > _MAX_DEPTH:
+        raise ExecutionError(
+            f"kernel argument {name}: expected a matrix of at most {_MAX_DEPTH} rows, whose sums fit into int32, "
+            f"got {list(weights.shape)}"
+        )
+    return weights.shape[0], weights.shape[1]
+
+
+def _check(rows: U8, out: F32, depth: int, columns: int) -> int:
+    """The number of rows of a call with these buffers."""
+    count = rows.shape[0]
+    arguments.check("rows", rows, arguments.UINT8, (count, depth))
+    arguments.check("out", out, arguments.FLOAT32, (count, columns))
+    return count

@@ -1,0 +1,237 @@
+// Matrix products with int4 weights in groups of 32 k (precision w4a8): for g ascending
+//   acc = fma(float(sum over k in g of (u[r][k] - 128) * q[k][n]), gs[g][n], acc);  y[r][n] = acc * scale[n].
+//
+// Group sums are exact, and the float steps of an element have one order, so tiling, threads and row count leave no
+// trace. Packed: panels of 32 columns; per group four blocks of 8 k, each 2 x 16 columns x 4 bytes (low nibble k = j,
+// high nibble k = 4 + j, holding q + 8), then the 32 columns' gs: 576 bytes, in the order in which they are read.
+#pragma once
+
+#include <utility>
+#include <vector>
+
+#include "lanes.h"
+#include "pool.h"
+
+namespace blockrelay {
+
+constexpr int kColumns = 32;                // of a panel
+constexpr int kGroupDepth = 32;             // k per group
+constexpr int kBlocks = 4;                  // of 8 k, per group
+constexpr int kBlockBytes = kColumns * 4;
+constexpr int kNibbleBytes = kBlocks * kBlockBytes;
+constexpr int kGroupBytes = kNibbleBytes + kColumns * int(sizeof(Half));
+
+struct GroupWeights {
+  const uint8_t* panels;  // 64-byte aligned
+  const float* scale;     // [N]
+  int64_t depth, columns;
+
+  int64_t groups() const { return depth / kGroupDepth; }
+  int64_t panel_count() const { return (columns + kColumns - 1) / kColumns; }
+  int64_t panel_bytes() const { return groups() * kGroupBytes; }
+};
+
+// q4 [K/2,N] (low nibble row 2i, high nibble row 2i+1) and gs [K/32,N] to `panels`. Columns beyond N have gs 0.
+inline void pack_groups(Pool& pool, const uint8_t* q4, const Half* gs, int64_t depth, int64_t columns,
+                        uint8_t* panels) {
+  const GroupWeights shape{panels, nullptr, depth, columns};
+  pool.run(shape.panel_count(), 1, depth * columns, [&](int64_t begin, int64_t end) {
+    for (int64_t panel = begin; panel < end; panel++) {
+      const int64_t first = panel * kColumns;
+      const int width = int(columns - first < kColumns ? columns - first : kColumns);
+      uint8_t* to = panels + panel * shape.panel_bytes();
+      std::memset(to, 0, size_t(shape.panel_bytes()));
+      for (int64_t g = 0; g < shape.groups(); g++, to += kGroupBytes) {
+        for (int k = 0; k < kGroupDepth; k++) {
+          const uint8_t* line = q4 + (g * kGroupDepth + k) / 2 * columns + first;
+          uint8_t* at = to + k / 8 * kBlockBytes + k % 4;
+          for (int n = 0; n < width; n++) {
+            const int nibble = k % 2 ? line[n] >> 4 : line[n] & 15;
+            at[n * 4] |= uint8_t(k % 8 < 4 ? nibble : nibble << 4);
+          }
+        }
+        std::memcpy(to + kNibbleBytes, gs + g * columns + first, size_t(width) * sizeof(Half));
+      }
+    }
+    return true;
+  });
+}
+
+// Rows of one call side by side: `a` holds u - 128 as [K/4][rows][4], `start` -8 times each group's sum of them, which
+// takes the nibbles' offset back, as [K/32][rows].
+struct SignedRows {
+  int64_t first;
+  int rows;
+  uint32_t* a;
+  int32_t* start;
+};
+
+inline void arrange_signed(const uint8_t* u, int64_t depth, const SignedRows& to) {
+  for (int r = 0; r < to.rows; r++) {
+    const uint8_t* line = u + (to.first + r) * depth;
+    for (int64_t g = 0; g < depth / kGroupDepth; g++) {
+      int32_t sum = 0;
+      for (int k = 0; k < kGroupDepth; k++) sum += int(line[g * kGroupDepth + k]) - 128;
+      to.start[g * to.rows + r] = -8 * sum;
+    }
+    for (int64_t i = 0; i < depth / 4; i++) {
+      uint32_t four;
+      std::memcpy(&four, line + i * 4, 4);
+      to.a[i * to.rows + r] = four ^ 0x80808080u;
+    }
+  }
+}
+
+using MultiplyGroups = void (*)(const GroupWeights&, const SignedRows&, int64_t panel, float* y);
+
+#if defined(__AVX512BW__)
+
+constexpr int kRowsAtOnce = 6;  // 12 sums, 12 accumulators, 4 weights, 1 broadcast
+
+// sum plus the products of four bytes per lane: nibbles 0..15 times int8, whose pairs fit into 16 bits.
+inline __m512i dot_nibbles(__m512i sum, __m512i nibbles, __m512i a) {
+#if defined(__AVX512VNNI__)
+  __asm__("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(nibbles), "v"(a));  // the intrinsic: see matmul.h
+  return sum;
+#else
+  return _mm512_add_epi32(sum, _mm512_madd_epi16(_mm512_maddubs_epi16(nibbles, a), _mm512_set1_epi16(1)));
+#endif
+}
+
+template <int R>
+void multiply_groups_panel(const GroupWeights& w, const SignedRows& rows, int64_t panel, float* y) {
+  const uint8_t* weights = w.panels + panel * w.panel_bytes();
+  const uint32_t* a = rows.a;
+  const int32_t* start = rows.start;
+  const __m512i low = _mm512_set1_epi8(15);
+  __m512 acc[R][2];
+  each<R>([&](auto r) { acc[r][0] = acc[r][1] = _mm512_setzero_ps(); });
+  for (int64_t g = 0; g < w.groups(); g++) {
+    __m512i sum[R][2];
+    each<R>([&](auto r) { sum[r][0] = sum[r][1] = _mm512_set1_epi32(start[r]); });
+    each<kBlocks>([&](auto block) {
+      const __m512i both0 = _mm512_load_si512(weights + block * kBlockBytes);
+      const __m512i both1 = _mm512_load_si512(weights + block * kBlockBytes + 64);
+      const __m512i low0 = _mm512_and_si512(both0, low), low1 = _mm512_and_si512(both1, low);
+      const __m512i high0 = _mm512_and_si512(_mm512_srli_epi16(both0, 4), low);
+      const __m512i high1 = _mm512_and_si512(_mm512_srli_epi16(both1, 4), low);
+      each<R>([&](auto r) {
+        const __m512i first = _mm512_set1_epi32(int(a[2 * block * R + r]));
+        const __m512i second = _mm512_set1_epi32(int(a[(2 * block + 1) * R + r]));
+        sum[r][0] = dot_nibbles(sum[r][0], low0, first);
+        sum[r][1] = dot_nibbles(sum[r][1], low1, first);
+        sum[r][0] = dot_nibbles(sum[r][0], high0, second);
+        sum[r][1] = dot_nibbles(sum[r][1], high1, second);
+      });
+    });
+    const Half* gs = reinterpret_cast<const Half*>(weights + kNibbleBytes);
+    const __m512 gs0 = Register::load(gs).v, gs1 = Register::load(gs + 16).v;
+    each<R>([&](auto r) {
+      acc[r][0] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum[r][0]), gs0, acc[r][0]);
+      acc[r][1] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum[r][1]), gs1, acc[r][1]);
+    });
+    weights += kGroupBytes;
+    a += 2 * kBlocks * R;
+    start += R;
+  }
+  const int64_t column = panel * kColumns;
+  const int left0 = lanes_left(column, w.columns), left1 = lanes_left(column + 16, w.columns);
+  float* to = y + rows.first * w.columns + column;
+  each<R>([&](auto r) {
+    const V16 scale0 = load_some(w.scale + column, left0);
+    store_some(to + r * w.columns, Register{acc[r][0]} * scale0, left0);
+    if (left1 > 0) store_some(to + r * w.columns + 16, Register{acc[r][1]} * load_some(w.scale + column + 16, left1), left1);
+  });
+}
+
+template <int... I>
+inline MultiplyGroups group_multiplier(int rows, std::integer_sequence<int, I...>) {
+  static constexpr MultiplyGroups all[] = {multiply_groups_panel<I + 1>...};
+  return all[rows - 1];
+}
+
+inline MultiplyGroups group_multiplier(int rows) {
+  return group_multiplier(rows, std::make_integer_sequence<int, kRowsAtOnce>());
+}
+
+#else
+
+constexpr int kRowsAtOnce = 6;
+
+// sums[n] += the products of one block's 8 k with the row's eight bytes.
+inline void add_block(int32_t* sums, const uint8_t* block, uint32_t first, uint32_t second) {
+#if defined(__AVX2__)
+  const __m256i low = _mm256_set1_epi8(15), ones = _mm256_set1_epi16(1);
+  const __m256i a = _mm256_set1_epi32(int(first)), b = _mm256_set1_epi32(int(second));
+  for (int n = 0; n < kColumns; n += 8) {
+    const __m256i both = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(block + n * 4));
+    const __m256i pairs = _mm256_add_epi16(  // 4 * 15 * 128 fits into 16 bits
+        _mm256_maddubs_epi16(_mm256_and_si256(both, low), a),
+        _mm256_maddubs_epi16(_mm256_and_si256(_mm256_srli_epi16(both, 4), low), b));
+    __m256i* to = reinterpret_cast<__m256i*>(sums + n);
+    _mm256_storeu_si256(to, _mm256_add_epi32(_mm256_loadu_si256(to), _mm256_madd_epi16(pairs, ones)));
+  }
+#else
+  int8_t a[4], b[4];
+  std::memcpy(a, &first, 4);
+  std::memcpy(b, &second, 4);
+  for (int n = 0; n < kColumns; n++)
+    for (int j = 0; j < 4; j++) sums[n] += (block[n * 4 + j] & 15) * a[j] + (block[n * 4 + j] >> 4) * b[j];
+#endif
+}
+
+inline void multiply_groups_panel(const GroupWeights& w, const SignedRows& rows, int64_t panel, float* y) {
+  const int64_t column = panel * kColumns;
+  for (int r = 0; r < rows.rows; r++) {
+    const uint8_t* weights = w.panels + panel * w.panel_bytes();
+    V16 acc[2] = {V16::broadcast(0.0f), V16::broadcast(0.0f)};
+    for (int64_t g = 0; g < w.groups(); g++, weights += kGroupBytes) {
+      int32_t sums[kColumns];
+      float dots[kColumns];
+      for (int32_t& sum : sums) sum = rows.start[g * rows.rows + r];
+      for (int block = 0; block < kBlocks; block++) {
+        const uint32_t* a = rows.a + (g * 2 * kBlocks + 2 * block) * rows.rows + r;
+        add_block(sums, weights + block * kBlockBytes, a[0], a[rows.rows]);
+      }
+      for (int n = 0; n < kColumns; n++) dots[n] = float(sums[n]);
+      const Half* gs = reinterpret_cast<const Half*>(weights + kNibbleBytes);
+      for (int half = 0; half < 2; half++)
+        acc[half] = fma(V16::load(dots + half * 16), V16::load(gs + half * 16), acc[half]);
+    }
+    for (int half = 0; half < 2; half++) {
+      const int left = lanes_left(column + half * 16, w.columns);
+      if (left <= 0) continue;
+      store_some(y + (rows.first + r) * w.columns + column + half * 16,
+                 acc[half] * load_some(w.scale + column + half * 16, left), left);
+    }
+  }
+}
+
+inline MultiplyGroups group_multiplier(int) { return multiply_groups_panel; }
+
+#endif
+
+// u [R,K] uint8 times w to y [R,N], R >= 1, K a multiple of 32. False when there is no memory. Throws std::bad_alloc.
+inline bool multiply_groups(Pool& pool, const uint8_t* u, int64_t rows, const GroupWeights& w, float* y) {
+  const int64_t steps = w.depth / 4, calls = (rows + kRowsAtOnce - 1) / kRowsAtOnce;
+  uint32_t* a = reinterpret_cast<uint32_t*>(scratch(size_t(rows * (steps + w.groups()))));
+  if (!a) return false;
+  int32_t* start = reinterpret_cast<int32_t*>(a + rows * steps);
+  std::vector<SignedRows> parts;
+  for (int64_t i = 0; i < calls; i++) {
+    const int64_t first = rows * i / calls, end = rows * (i + 1) / calls;
+    parts.push_back({first, int(end - first), a + first * steps, start + first * w.groups()});
+  }
+  pool.run(calls, 1, rows * w.depth / 2, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; i++) arrange_signed(u, w.depth, parts[size_t(i)]);
+    return true;
+  });
+  const int64_t panels = w.panel_count(), grain = panels < 32 ? 1 : panels / 32;
+  return pool.run(panels, grain, w.depth * w.columns * (2 + rows / 4), [&](int64_t begin, int64_t end) {
+    for (int64_t panel = begin; panel < end; panel++)
+      for (const SignedRows& part : parts) group_multiplier(part.rows)(w, part, panel, y);
+    return true;
+  });
+}
+
+}  // namespace blockrelay
