@@ -10,7 +10,7 @@
 | `{cell}:workers` | zset worker -> ms of last beat | worker, BEAT | scheduler, CLAIM | member: DEAD |
 | `{cell}:worker:<id>` | hash: model, device, stage, pages, reserved | worker, CLAIM, release | scheduler, CLAIM | DEAD |
 | `{cell}:on:<worker>` | set of requests whose route has the worker | CLAIM, release | BEAT, DEAD | DEAD |
-| `{cell}:inbox:<worker>` | stream of next jobs and ends (control Redis) or forwarded rows (payload Redis) | COMMIT, release; stage before | worker | DEAD |
+| `{cell}:inbox:<worker>` | stream of next jobs and ends (control Redis) or forwarded rows and early next jobs (payload Redis) | COMMIT, release; stage before, last stage | worker | DEAD |
 | `{cell}:plan:<model>` | hash: epoch, inputs, class, plan | PLAN | all | never |
 | `{cell}:session:<id>` | hash: step, fp, request, tokens | ACCEPT | gateway | retention after the last step |
 | `{cell}:result:<id>` | string, tensor outputs (payload Redis) | last stage | gateway | retention |
