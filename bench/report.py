@@ -62,9 +62,15 @@ def _machine(machine: Machine, records: Sequence[Record]) -> str:
         f"Measured {' to '.join(dict.fromkeys((days[0], days[-1]))) if days else 'never'}"
         f"{', commit ' + ', '.join(commits) if commits else ''}. Model: 1.1B parameters in Llama's shape (hidden 2048, "
         "16 layers, 32/8 heads of 64, MLP 8192, vocabulary 32000), random weights; ours over HTTP, in w8a8 where "
-        "nothing else is said. Medians of three rounds in which the sides take turns. Figures move with the machine "
-        "and its neighbours: compare only those of one run."
+        f"nothing else is said. Medians; sides take turns ({_turns(records)}). Figures move with the machine and its "
+        "neighbours: compare only those of one run."
     )
+
+
+def _turns(records: Sequence[Record]) -> str:
+    """How many rounds each part that has several sides was given."""
+    rounds = {part: len({r.round for r in records if r.part == part}) for part in ("peers", "stages")}
+    return ", ".join(f"{part}: {count} round{'s' if count != 1 else ''}" for part, count in rounds.items())
 
 
 def _peers(records: Sequence[Record]) -> str:
