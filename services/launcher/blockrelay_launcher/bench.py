@@ -17,7 +17,7 @@ from rich.table import Table
 
 from blockrelay.block_folder import BlockFolder, open_block_folder
 from blockrelay.errors import UsageError
-from blockrelay.settings import WorkerSettings, environment_for
+from blockrelay.settings import WorkerSettings
 from blockrelay_launcher.bench_figures import Round, figures, random_prompts, ratio
 from blockrelay_launcher.bench_memory import PAGE_TOKENS, Scales
 from blockrelay_launcher.bench_sides import GatewaySide, InProcessSide, check_gateway, in_process
@@ -200,10 +200,10 @@ def _weigh(options: BenchOptions, folder: BlockFolder, dice: random.Random) -> d
 
 def _own_up(options: BenchOptions, data: Path | None = None) -> contextlib.AbstractContextManager[str]:
     arguments = ["--threads", str(options.worker_threads)]
+    arguments += ["--speculation" if options.speculation else "--no-speculation"]
     if data is not None:
         arguments += ["--data", str(data)]
-    env = environment_for(speculation="on" if options.speculation else "off")
-    return running_up(options.model.absolute(), options.stages, *arguments, env=env)
+    return running_up(options.model.absolute(), options.stages, *arguments)
 
 
 @contextlib.contextmanager

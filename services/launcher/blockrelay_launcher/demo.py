@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -72,12 +72,11 @@ def _request(manifest: Manifest, prompt: str | None) -> tuple[str, dict[str, Any
 
 
 @contextlib.contextmanager
-def running_up(model: Path, stages: int, *options: str, env: Mapping[str, str] | None = None) -> Iterator[str]:
-    """`blockrelay up` with these options as a process of its own; yields its URL. `env` None passes ours on."""
+def running_up(model: Path, stages: int, *options: str) -> Iterator[str]:
+    """`blockrelay up` with these options as a process of its own; yields its URL."""
     argv = [sys.executable, "-P", "-m", "blockrelay_launcher", "up", "--model", str(model)]
     process = subprocess.Popen(
         [*argv, "--stages", str(stages), "--port", "0", *options],
-        env=env,
         stdout=subprocess.PIPE,
         text=True,
         preexec_fn=die_with_parent(signal.SIGTERM),
