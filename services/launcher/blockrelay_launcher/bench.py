@@ -76,7 +76,7 @@ class BenchOptions:
     @property
     def worker_threads(self) -> int:
         """Threads of each worker, as `up` chooses them."""
-        return self.threads or max(1, cores() // self.stages)
+        return self.threads or cores()
 
 
 def run_bench(options: BenchOptions, *, as_json: bool) -> int:
