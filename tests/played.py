@@ -79,7 +79,8 @@ class PlayedWorker:
 
         def enough() -> bool:
             self.beat()
-            found.extend(self.scripts.run(calls.claim(self.names[0], count - len(found), dead_after_s=60, free_pages=1000)))
+            call = calls.claim(self.names[0], count - len(found), dead_after_s=60, free_pages=1000)
+            found.extend(self.scripts.run(call))
             return len(found) >= count
 
         wait_until(enough, f"{count} jobs are there", poll_s=0.005)

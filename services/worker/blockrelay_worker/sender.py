@@ -51,8 +51,8 @@ class Sender:
         """Tell first workers (route[0] of each commit's run) the tokens that are about to be committed.
 
         So they compute on while COMMIT is under way, as a worker of the whole model does. Only a hint: COMMIT sends the
-        job itself, and what a commit that is refused has started goes the way of its run. Without a payload Redis of its
-        own it would wait for the disk as COMMIT does: then nothing is sent.
+        job itself, and what a commit that is refused has started goes the way of its run. Without a payload Redis of
+        its own it would wait for the disk as COMMIT does: then nothing is sent.
         """
         if self._links.payload is self._links.control:
             return
