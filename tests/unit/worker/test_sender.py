@@ -35,8 +35,8 @@ def test_tokens_reach_the_first_worker_and_count_once(
     sender = Sender(stage.role, links, WorkerMetrics(CollectorRegistry()))
     sender.announce([("a", COMMIT)])
     entries = [fields for _, fields in client.xrange(keys.inbox("a")) if b"j" in fields]  # pyright: ignore
-    event = decode_entry(entries[0])
-    assert event == NextJob(request="p", run="p", position=0, tokens=(8, 9))
+    event = NextJob(request="p", run="p", position=0, tokens=(8, 9))
+    assert [decode_entry(fields) for fields in entries] == [event]  # pyright: ignore
     arrivals = Arrivals(stage.role, links, stage.table)
     assert arrivals.next_job(event) and arrivals.next_job(event), "the hint and then COMMIT's own message"
     assert run.tokens == [1, 2, 3, 8, 9] and run.computed == 3
