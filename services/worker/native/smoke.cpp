@@ -182,13 +182,55 @@ bool products_agree(const Pools& pools) {
   return ok;
 }
 
+// The same with int4 weights in groups, which every build has.
+bool group_products_agree(const Pools& pools) {
+  const int64_t rows = between(1, 20), groups = between(1, 6), depth = groups * kGroupDepth, columns = between(1, 100);
+  const bool extreme = between(0, 2) == 0;
+  Buffer<uint8_t> u(static_cast<size_t>(rows * depth)), q4(static_cast<size_t>(depth / 2 * columns));
+  for (auto& x : u) x = uint8_t(extreme ? 255 * between(0, 1) : between(0, 255));
+  for (auto& x : q4) x = uint8_t(extreme ? 255 * between(0, 1) : between(0, 255));
+  Buffer<Half> gs;
+  for (const float x : floats(groups * columns)) gs.push_back(narrow(x));
+  const auto scale = floats(columns);
+  const int64_t panels = (columns + kColumns - 1) / kColumns;
+  struct alignas(64) Line {
+    uint8_t bytes[64];
+  };
+  std::vector<Line> packed(static_cast<size_t>(panels * groups * kGroupBytes / 64));
+  Buffer<float> result[2];
+  void* const pool[] = {pools.one, pools.three};
+  bool ok = true;
+  for (int i = 0; i < 2; i++) {
+    result[i].resize(static_cast<size_t>(rows * columns));
+    blockrelay_pack_groups(pool[i], q4.data(), gs.data(), depth, columns, packed.data()->bytes);
+    ok = ok && blockrelay_multiply_groups(pool[i], u.data(), packed.data()->bytes, scale.data(), result[i].data(), rows,
+                                          depth, columns) == kOk;
+  }
+  for (int64_t r = 0; r < rows; r++)
+    for (int64_t n = 0; n < columns; n++) {
+      float acc = 0.0f;
+      for (int64_t g = 0; g < groups; g++) {
+        int32_t sum = 0;
+        for (int64_t k = g * kGroupDepth; k < (g + 1) * kGroupDepth; k++) {
+          const int both = q4[size_t(k / 2 * columns + n)];
+          sum += (int32_t(u[size_t(r * depth + k)]) - 128) * ((k % 2 ? both >> 4 : both & 15) - 8);
+        }
+        acc = __builtin_fmaf(float(sum), widen(gs[size_t(g * columns + n)]), acc);
+      }
+      const float expected = acc * scale[size_t(n)], got = result[0][size_t(r * columns + n)];
+      ok = ok && (bit_cast<uint32_t>(got) == bit_cast<uint32_t>(expected) || (got != got && expected != expected));
+    }
+  return same(result[0], result[1]) && ok;
+}
+
 }  // namespace
 
 int main() {
   const Pools pools;
   for (int round = 0; round < 15; round++) {
     const bool ok = rows_agree(pools) && attention_agrees<Half>(pools, Half{kHalfNan}) &&
-                    attention_agrees<float>(pools, nan()) && products_agree(pools);
+                    attention_agrees<float>(pools, nan()) && products_agree(pools) &&
+                    group_products_agree(pools);
     if (!ok) {
       std::printf("round %d differs\n", round);
       return 1;
