@@ -20,6 +20,7 @@ from blockrelay_worker.executor import StageExecutor
 from blockrelay_worker.generation import Pipeline, generate
 from blockrelay_worker.kernels import load_kernels
 from blockrelay_worker.known_answers import load_stage
+from blockrelay_worker.linears import Variant
 from blockrelay_worker.numerics import numerics_id
 from blockrelay_worker.pages import PagePool
 
@@ -35,13 +36,21 @@ SCHEDULE = (
 PAGES_EACH = 3
 
 
-def logits_digest(folder: BlockFolder, *, stages: int, threads: int) -> tuple[str, str, str]:
-    """(kernel variant, product variant, digest)."""
-    kernels = load_kernels(threads)
+def logits_digest(
+    folder: BlockFolder, *, stages: int, threads: int, kernels_named: str | None = None, products: Variant | None = None
+) -> tuple[str, str, str]:
+    """(kernel variant, product variant, digest); the variants are those that this CPU gets, or the named ones."""
+    kernels = load_kernels(threads, variant=kernels_named)
     executors: list[StageExecutor] = []
     for stage in uniform_split(folder.model.blocks, stages):
-        pool = PagePool(StageExecutor.layout_of(folder, stage.first, stage.last), 4 * PAGES_EACH)
-        executors.append(load_stage(folder, stage.first, stage.last, pool=pool, threads=threads, kernels=kernels))
+        first, last = stage.first, stage.last
+        pool = PagePool(StageExecutor.layout_of(folder, first, last), 4 * PAGES_EACH)
+        if products is None:
+            executors.append(load_stage(folder, first, last, pool=pool, threads=threads, kernels=kernels))
+        else:
+            executors.append(
+                StageExecutor(folder, first, last, pool=pool, threads=threads, kernels=kernels, variant=products)
+            )
     done, digest = [0] * 4, hashlib.sha256()
     for step in SCHEDULE:
         segments: list[Segment] = []

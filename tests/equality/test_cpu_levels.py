@@ -1,4 +1,4 @@
-"""Whole models give the same bits on every level of x86-64: this CPU against emulated ones.
+"""Whole models give the same bits on every level of x86-64: by all code that this CPU can run, and on emulated CPUs.
 
 Python, ONNX Runtime and the kernels run under the emulator as they are, so the choice of kernels and products by CPU is
 tested too.
@@ -13,9 +13,13 @@ from typing import Any
 
 import pytest
 
+from blockrelay.block_folder import open_block_folder
 from blockrelay.settings import BUNDLED_MODEL
 from blockrelay_converter.conversion import convert
+from blockrelay_worker.kernels import load_kernels, supported_variants
+from blockrelay_worker.linears import Variant
 from tests.checkpoints import Family, write_checkpoint
+from tests.equality.digest import logits_digest
 
 #: CPU that qemu knows -> (kernels, products) it must get. On Haswell uint8 x int8 products saturate.
 LEVELS = {
@@ -24,12 +28,6 @@ LEVELS = {
     "SandyBridge": ("baseline", "u8s8"),  # AVX without AVX2
     "Nehalem": ("baseline", "u8s8"),
 }
-
-pytestmark = [
-    pytest.mark.emulated,
-    pytest.mark.timeout(600),
-    pytest.mark.skipif(shutil.which("qemu-x86_64") is None, reason="needs qemu-x86_64 (qemu-user)"),
-]
 
 
 def digest(model: Path, *options: str, cpu: str | None = None) -> dict[str, Any]:
@@ -66,6 +64,22 @@ def _write_odd(path: Path, family: Family) -> None:
     )
 
 
+def test_all_kernels_and_products_of_this_cpu_give_the_same_logits(model: Path) -> None:
+    folder = open_block_folder(model)
+    found: dict[str, str] = {}
+    for name in supported_variants():
+        products: list[Variant] = ["u8s8", "u8u8", "native"]  # the first is wrong on some CPUs, and loading says so
+        for kind in products if load_kernels(1, variant=name).multiplies else products[:2]:
+            found[f"{name}, {kind}"] = logits_digest(folder, stages=2, threads=2, kernels_named=name, products=kind)[2]
+    chosen, products_chosen, digest_of_this_cpu = logits_digest(folder, stages=1, threads=1)
+    if products_chosen == "u8u8":
+        found = {names: digest for names, digest in found.items() if not names.endswith("u8s8")}
+    assert set(found.values()) == {digest_of_this_cpu}, (chosen, found)
+
+
+@pytest.mark.emulated
+@pytest.mark.timeout(600)
+@pytest.mark.skipif(shutil.which("qemu-x86_64") is None, reason="needs qemu-x86_64 (qemu-user)")
 def test_emulated_cpus_give_the_logits_and_tokens_of_this_one(model: Path) -> None:
     here = digest(model)
     expected = {name: here[name] for name in ("numerics", "logits", "tokens")}

@@ -4,6 +4,7 @@ import os
 import random
 import signal
 from collections import Counter
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from blockrelay.settings import BUNDLED_MODEL
 from blockrelay.text import Tokenizer
 from tests.equality.crowd import ask_in_waves, worker_counters
 from tests.equality.solo import Answer, solo_answers
+from tests.equality.vandal import vandal
 from tests.equality.workload import Asked, make_workload
 from tests.up_process import running_up
 from tests.waiting import wait_until
@@ -21,17 +23,26 @@ from tests.waiting import wait_until
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """How the system under test is cut. `kv_bytes` None leaves room for everything at once."""
+    """How the system under test is cut. `kv_bytes` None leaves room for everything at once.
+
+    `tiers`: pages are also stored in a folder and on Redis, and broken there now and then. `kill`: one worker dies.
+    """
 
     stages: int
     threads: int
     replicas: int = 1
     kv_bytes: int | None = None
+    tiers: bool = False
     kill: bool = False
 
     def __str__(self) -> str:
-        tight = "-tight" if self.kv_bytes else ""
-        return f"{self.stages}x{self.replicas}-threads{self.threads}{tight}{'-kill' if self.kill else ''}"
+        names = {"tight": self.kv_bytes, "tiers": self.tiers, "kill": self.kill}
+        words = [
+            f"{self.stages}x{self.replicas}",
+            f"threads{self.threads}",
+            *(n for n, is_so in names.items() if is_so),
+        ]
+        return "-".join(words)
 
 
 #: Bytes of 16 tokens of the bundled model in all layers.
@@ -45,8 +56,11 @@ SHAPES = [
     Shape(stages=2, threads=2, kv_bytes=TIGHT),
     Shape(stages=3, threads=1),
     Shape(stages=1, threads=1, replicas=2, kv_bytes=TIGHT, kill=True),
-    Shape(stages=2, threads=1, replicas=2, kill=True),
+    Shape(stages=1, threads=2, kv_bytes=TIGHT, tiers=True),
+    Shape(stages=2, threads=1, replicas=2, kv_bytes=TIGHT, tiers=True, kill=True),
 ]
+#: Of the folder, and of Redis: pages leave both while others come.
+TIER_BYTES = 32 << 20
 
 
 @pytest.mark.timeout(300)
@@ -88,8 +102,13 @@ def answers_of(
     shape: Shape, asks: list[Asked], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> tuple[list[Answer], "Counter[str]"]:
     """Answers of a real system, and what its workers counted. It ends cleanly."""
-    if shape.kv_bytes:
-        monkeypatch.setenv("BLOCKRELAY_KV_BYTES", str(shape.kv_bytes))
+    pages = folder / "pages"
+    settings = {"kv_bytes": shape.kv_bytes}
+    if shape.tiers:
+        settings |= {"page_store_folder": pages, "page_store_bytes": TIER_BYTES, "page_store_redis_bytes": TIER_BYTES}
+    for name, value in settings.items():
+        if value is not None:
+            monkeypatch.setenv(f"BLOCKRELAY_{name.upper()}", str(value))
     options = ("--stages", str(shape.stages), "--replicas", str(shape.replicas), "--threads", str(shape.threads))
     with running_up(BUNDLED_MODEL, *options, data=folder / "data") as up:
         before_kill: Counter[str] = Counter()
@@ -101,7 +120,8 @@ def answers_of(
             wait_until(lambda: pid not in up.pid_of("blockrelay_worker"), "the worker is gone")
 
         halfway = kill_one if shape.kill else lambda: None
-        answers = ask_in_waves(up.url, asks, seed=len(asks), halfway=halfway)
+        with vandal(up, pages) if shape.tiers else nullcontext():
+            answers = ask_in_waves(up.url, asks, seed=len(asks), halfway=halfway)
         counters = before_kill or worker_counters(up)
         assert up.stop() == 0
     return answers, counters
@@ -116,6 +136,10 @@ def assert_it_was_no_solo_run(shape: Shape, counted: "Counter[str]") -> None:
     assert 0 < accepted < drafted, "guesses are right and wrong"
     if shape.kv_bytes:
         assert counted["blockrelay_prefix_cache_evictions_total"] > 0, "pages are given up"
+    if shape.tiers:
+        for tier in ("shm", "redis"):
+            assert counted[f'blockrelay_page_store_hits_total{{tier="{tier}"}}'] > 0, f"pages come from {tier}"
+        assert counted["blockrelay_page_store_trouble_total"] > 0, "broken pages are seen"
     if shape.kv_bytes and shape.stages == 1:
         assert counted["blockrelay_num_preemptions_total"] > 0, "runs give way"
 
