@@ -19,7 +19,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import PurePosixPath
-from typing import Literal, cast
+from typing import Literal, cast, get_args
 
 from blockrelay.errors import BlockFolderError
 from blockrelay.strict_json import Fields
@@ -32,10 +32,13 @@ CHAT_TEMPLATE_NAME = "chat_template.jinja"
 ALIGNMENT = 64
 """Bytes. Every tensor starts at a multiple of it, so that kernels may load whole SIMD registers from the mapping."""
 
-Precision = Literal["w8a8", "fp32"]
-TensorType = Literal["int8", "float16", "float32"]
+Precision = Literal["w8a8", "w4a8", "fp32"]
+PRECISIONS: tuple[Precision, ...] = get_args(Precision)
+TensorType = Literal["int8", "uint8", "float16", "float32"]
 LINEARS = ("qkv", "o", "gate_up", "down", "head")
-ITEM_BYTES: Mapping[TensorType, int] = {"int8": 1, "float16": 2, "float32": 4}
+ITEM_BYTES: Mapping[TensorType, int] = {"int8": 1, "uint8": 1, "float16": 2, "float32": 4}
+GROUP = 32
+"""Inputs of a linear layer that share a factor in w4a8; each of its widths must be a multiple of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,11 +147,16 @@ class Manifest:
     exact: bool
     """Bits do not depend on batch, chunking, threads, stages or machine (DESIGN: precisions and exactness)."""
     graphs: Mapping[str, str]
-    """Kind -> file. The kinds are LINEARS; w8a8 has each a second time as `<kind>.u8u8`, see `graph_kinds`."""
+    """Kind -> file, see `graph_kinds`."""
     blocks: tuple[BlockSpec, ...]
     """Block i at index i-1."""
     files: Mapping[str, FileSpec]
     """Every file that is read, except the manifest: path relative to the folder, with slashes."""
+
+    @property
+    def quantised_rows(self) -> bool:
+        """The linear layers take uint8 rows with a scale per row, and KV is float16; otherwise all is float32."""
+        return self.precision != "fp32"
 
     def block(self, index: int) -> BlockSpec:
         """Block `index`, 1 to N."""
@@ -172,28 +180,55 @@ class Manifest:
         return hashlib.sha256(self.encode()).hexdigest()
 
 
+def is_exact(precision: Precision) -> bool:
+    """Whether folders of this precision are marked exact and carry known answers."""
+    return precision != "fp32"
+
+
+def in_groups(precision: Precision, kind: str) -> bool:
+    """Whether a linear layer's weights are 4-bit numbers in groups: all but the head in w4a8."""
+    return precision == "w4a8" and kind != "head"
+
+
+def ungroupable(model: ModelConfig, precision: Precision) -> str | None:
+    """The first linear layer whose inputs cannot be cut into the groups that the precision asks for, or None."""
+    kinds = (kind for kind in LINEARS if in_groups(precision, kind) and model.linear_shape(kind)[0] % GROUP)
+    return next(kinds, None)
+
+
 def graph_kinds(precision: Precision) -> tuple[str, ...]:
     """The keys of `Manifest.graphs`.
 
     w8a8 has two graphs per linear layer: `qkv` multiplies uint8 rows with int8 weights; `qkv.u8u8` takes the weights as
-    uint8 (plus 128) and subtracts 128, for CPUs where the first one saturates.
+    uint8 (plus 128) and subtracts 128, for CPUs where the first one saturates. Layers in groups have no graph.
     """
-    return LINEARS if precision == "fp32" else (*LINEARS, *(f"{kind}.u8u8" for kind in LINEARS))
+    kinds = tuple(kind for kind in LINEARS if not in_groups(precision, kind))
+    return kinds if precision == "fp32" else (*kinds, *(f"{kind}.u8u8" for kind in kinds))
 
 
 def block_tensors(
     model: ModelConfig, precision: Precision, index: int
 ) -> dict[str, tuple[TensorType, tuple[int, ...]]]:
-    """Name -> (dtype, shape) of every tensor of block `index` (1 to N), in file order."""
+    """Name -> (dtype, shape) of every tensor of block `index` (1 to N), in file order.
+
+    A linear layer with inputs k and columns n multiplies a row by
+        w[k, n]                                             fp32
+        q[k, n] * scale[n]                                  w8a8
+        (nibble[k, n] - 8) * gs[k // 32, n] * scale[n]      w4a8; row i of q4 holds nibbles 2i (low half) and 2i + 1
+    """
     tensors: dict[str, tuple[TensorType, tuple[int, ...]]] = {}
 
     def linear(kind: str) -> None:
         rows, columns = model.linear_shape(kind)
         if precision == "fp32":
             tensors[f"{kind}.w"] = ("float32", (rows, columns))
+            return
+        if in_groups(precision, kind):
+            tensors[f"{kind}.q4"] = ("uint8", (rows // 2, columns))
+            tensors[f"{kind}.gs"] = ("float16", (rows // GROUP, columns))
         else:
             tensors[f"{kind}.q"] = ("int8", (rows, columns))
-            tensors[f"{kind}.scale"] = ("float32", (columns,))
+        tensors[f"{kind}.scale"] = ("float32", (columns,))
 
     if index == 1:
         embedding: TensorType = "float32" if precision == "fp32" else "float16"
@@ -232,7 +267,7 @@ def decode_manifest(content: bytes) -> Manifest:
     version = fields.integer("format")
     if version != FORMAT_VERSION:
         fields.fail(f"format {version} is not {FORMAT_VERSION}: convert the model again with this version")
-    precision = cast(Precision, fields.text("precision", one_of=("w8a8", "fp32")))
+    precision = cast(Precision, fields.text("precision", one_of=PRECISIONS))
     graphs = fields.nested("graphs")
     files = fields.nested("files")
     manifest = Manifest(
@@ -260,6 +295,8 @@ def check_manifest(manifest: Manifest) -> None:
         fail(f"heads ({model.heads}) must be a multiple of kv_heads ({model.kv_heads})")
     if model.head_dim % 8:
         fail(f"head_dim ({model.head_dim}) must be a multiple of 8")
+    if (kind := ungroupable(model, manifest.precision)) is not None:
+        fail(f"{kind} has {model.linear_shape(kind)[0]} inputs: {manifest.precision} needs multiples of {GROUP}")
     if any(token >= model.vocab_size for token in model.eos_ids):
         fail(f"eos_ids {list(model.eos_ids)} are not all below vocab_size {model.vocab_size}")
     for path in manifest.files:

@@ -13,9 +13,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blockrelay.errors import UnsupportedModel, UsageError
-from blockrelay.manifest import BlockSpec, ModelConfig, Precision, TensorSpec, block_tensors, place_tensors
+from blockrelay.manifest import (
+    GROUP,
+    BlockSpec,
+    ModelConfig,
+    Precision,
+    TensorSpec,
+    block_tensors,
+    in_groups,
+    place_tensors,
+    ungroupable,
+)
 from blockrelay_converter.checkpoint import Checkpoint, SourceTensor
 from blockrelay_converter.folding import NO_FOLDING, Folding
+from blockrelay_converter.group_quantiser import group_values, quantise_groups
 
 _CHUNK_VALUES = 1 << 20
 """float32 values converted at a time (4 MiB); a few temporaries of this size exist at once."""
@@ -27,7 +38,13 @@ class BlockSource:
     """Finds the checkpoint tensors of every block and has checked all of them before the first byte is written."""
 
     def __init__(self, checkpoint: Checkpoint, model: ModelConfig, precision: Precision, *, tied: bool) -> None:
-        """UsageError names a tensor that is missing or of the wrong shape, UnsupportedModel one we would ignore."""
+        """UsageError names a tensor that is missing or of the wrong shape, UnsupportedModel one we would ignore.
+
+        UsageError, too, for a model whose widths the precision cannot hold.
+        """
+        if (kind := ungroupable(model, precision)) is not None:
+            inputs = model.linear_shape(kind)[0]
+            raise UsageError(f"{precision} needs inputs in multiples of {GROUP}, and {kind} has {inputs}; use w8a8")
         self.model = model
         self.precision: Precision = precision
         self._parts: dict[tuple[int, str], list[SourceTensor]] = {}
@@ -51,7 +68,7 @@ class BlockSource:
     def chunks(self, index: int, name: str) -> Iterator[tuple[slice, NDArray[np.float32]]]:
         """Pieces of the first axis of a tensor of block `index` as the checkpoint has it: (place in the whole, values).
 
-        `name` as in `block_tensors`, a linear without its .q, .w or .scale (then the values are [outputs, inputs]).
+        `name` as in `block_tensors`, a linear by its kind alone (then the values are [outputs, inputs]).
         """
         base = 0
         for part in self._parts[index, name]:
@@ -96,9 +113,12 @@ class BlockSource:
                 stem, _, part = name.partition(".")
                 if part == "q":
                     self._quantise(index, stem, out[name], out[f"{stem}.scale"], progress, folding)
+                elif part == "q4":
+                    tensors = (out[name], out[f"{stem}.gs"], out[f"{stem}.scale"])
+                    self._quantise_groups(index, stem, tensors, progress, folding)
                 elif part == "w":
                     self._transpose(index, stem, out[name], progress, folding)
-                elif part != "scale":
+                elif part not in ("gs", "scale"):
                     self._copy(index, name, out[name], progress, folding)
             mapped.flush()
             os.fsync(file.fileno())
@@ -120,6 +140,14 @@ class BlockSource:
         for columns, weights in self.chunks(index, stem):
             q[:, columns], scale[columns] = quantise(folding.apply(stem, columns, weights))
             progress(weights.size + scale[columns].nbytes)
+
+    def _quantise_groups(
+        self, index: int, stem: str, out: tuple[NDArray[Any], ...], progress: Progress, folding: Folding
+    ) -> None:
+        for columns, weights in self.chunks(index, stem):
+            for tensor, part in zip(out, quantise_groups(folding.apply(stem, columns, weights)), strict=True):
+                tensor[..., columns] = part
+                progress(part.nbytes)
 
     def _transpose(self, index: int, stem: str, out: NDArray[np.float32], progress: Progress, folding: Folding) -> None:
         for columns, weights in self.chunks(index, stem):
@@ -146,8 +174,16 @@ def quantise(weights: NDArray[np.float32]) -> tuple[NDArray[np.int8], NDArray[np
     return q.T, scale
 
 
+def rounded(precision: Precision, kind: str, weights: NDArray[np.float32]) -> NDArray[np.float32]:
+    """float32 [N, K] rows of a linear layer as a folder that is not fp32 holds them."""
+    if in_groups(precision, kind):
+        return group_values(*quantise_groups(weights))
+    q, scale = quantise(weights)
+    return q.T * scale[:, None]
+
+
 def _source_tensors(model: ModelConfig, index: int, *, tied: bool) -> dict[str, dict[str, tuple[int, ...]]]:
-    """Tensor of block `index` (without .q, .w, .scale) -> checkpoint tensors to concatenate -> their shapes."""
+    """Tensor of block `index` (a linear by its kind) -> checkpoint tensors to concatenate -> their shapes."""
     hidden, vocab, mlp = model.hidden_size, model.vocab_size, model.intermediate_size
     if index == model.blocks:
         head = "model.embed_tokens.weight" if tied else "lm_head.weight"

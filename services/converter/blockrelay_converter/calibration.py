@@ -4,6 +4,7 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,7 +12,7 @@ from numpy.typing import NDArray
 from blockrelay.errors import UsageError
 from blockrelay.manifest import LINEARS
 from blockrelay.text import Tokenizer
-from blockrelay_converter.blocks import BlockSource
+from blockrelay_converter.blocks import BlockSource, rounded
 from blockrelay_converter.float_layers import F64, FloatModel
 from blockrelay_converter.folding import Exponents, Folding, channels_of, layer_folding
 from blockrelay_converter.model_config import Rotary
@@ -103,6 +104,7 @@ def calibrate(
                 _largest(source, index, linear),
                 channels_of(model, linear),
                 (weights for _, weights in source.chunks(index, linear)),
+                partial(rounded, source.precision, linear),
             )
 
         if index < model.blocks:

@@ -18,6 +18,7 @@ from blockrelay.manifest import (
     ModelConfig,
     Precision,
     check_manifest,
+    is_exact,
 )
 from blockrelay.text import Tokenizer
 from blockrelay.text_file import read_text_file
@@ -55,7 +56,7 @@ def convert(
     """Write the block folder `out` and return its manifest. `out` appears in one rename, complete.
 
     `name` is what clients call the model (default: the checkpoint folder's name). Without `answers` the folder of an
-    exact precision carries no known answers, and workers refuse it. A `calibration_text` (w8a8 only, with a tokenizer)
+    exact precision carries no known answers, and workers refuse it. A `calibration_text` (not fp32, with a tokenizer)
     decides what to fold (`folding`) and leaves its report in the folder. UsageError, UnsupportedModel and
     ExecutionError leave nothing behind.
     """
@@ -67,7 +68,7 @@ def convert(
     texts = read_texts(checkpoint, config)
     model = _model_config(config, texts, name or checkpoint.resolve().name)
     source = BlockSource(Checkpoint(checkpoint), model, precision, tied=config.tied)
-    answers = answers and precision == "w8a8"
+    answers = answers and is_exact(precision)
     look = _calibration(source, config, texts, calibration_text)
     total = source.total_bytes() * (1 + (look is not None) + answers)
     with staged_folder(out, force=force) as folder:
@@ -100,8 +101,8 @@ def _calibration(
     """What will calibrate (it is told whom to tell each block's index), after everything that can be refused."""
     if path is None:
         return None
-    if source.precision != "w8a8":
-        raise UsageError(f"--calibrate is for --precision w8a8: {source.precision} rounds no activations")
+    if source.precision == "fp32":
+        raise UsageError("--calibrate is for --precision w8a8 and w4a8: fp32 rounds no activations")
     if texts.tokenizer is None:
         raise UsageError("--calibrate needs a tokenizer.json in the checkpoint, to read the text with")
     text = read_text_file(path)
@@ -167,7 +168,7 @@ def _write_files(
         model=model,
         generation=texts.generation,
         precision=precision,
-        exact=precision == "w8a8",
+        exact=is_exact(precision),
         graphs=graph_files,
         blocks=tuple(blocks),
         files={path: _file_spec(folder / path) for path in sorted(files)},

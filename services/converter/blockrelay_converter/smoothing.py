@@ -1,12 +1,11 @@
 """Which powers of two divide the input channels of one linear layer, judged by the error of its output."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from blockrelay_converter.blocks import quantise
 from blockrelay_converter.folding import Exponents
 
 #: How much of a channel's size goes into the weights: 0 none, 1 all of it (Xiao et al. 2023 call it alpha).
@@ -37,11 +36,13 @@ def smooth(
     largest_weight: NDArray[np.float32],
     channels: NDArray[np.intp],
     weights: Iterable[NDArray[np.float32]],
+    rounding: Callable[[NDArray[np.float32]], NDArray[np.float32]],
 ) -> Smoothed:
     """Try every share on rows `inputs` [R, K] and take the one with the smallest error.
 
     largest_input, largest_weight: [K], the largest magnitude of each channel (over all calibration rows) and of the
-    weights that read it. channels: [K], see `channels_of`. weights: the rows [n, K] of the layer, in pieces.
+    weights that read it. channels: [K], see `channels_of`. weights: the rows [n, K] of the layer, in pieces. rounding:
+    what the folder makes of such a piece.
     """
     own_input, own_weight = (np.zeros(int(channels.max()) + 1) for _ in range(2))
     np.maximum.at(own_input, channels, largest_input)
@@ -54,8 +55,7 @@ def smooth(
         exact = inputs @ piece.T
         total += float(np.square(exact, dtype=np.float64).sum())
         for index, (exponents, rows) in enumerate(zip(expanded, rounded, strict=True)):
-            q, scale = quantise(np.ldexp(piece, exponents))
-            product = (rows @ q.astype(np.float32)) * scale
+            product = rows @ rounding(np.ldexp(piece, exponents)).T
             errors[index] += float(np.square(product - exact, dtype=np.float64).sum())
     relative = np.sqrt(errors / total) if total else errors
     best = int(relative.argmin())

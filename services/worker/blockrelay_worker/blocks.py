@@ -42,7 +42,7 @@ class Layer:
         self._kernels = kernels
         self._model = model
         self._eps = model.rms_norm_eps
-        self._quantised = folder.manifest.precision == "w8a8"
+        self._quantised = folder.manifest.quantised_rows
         self.embedding: NDArray[Any] | None = tensors.get("embedding")
         self._norm_attention = cast(F32, tensors["norm_attention"])
         self._norm_mlp = cast(F32, tensors["norm_mlp"])
@@ -114,7 +114,7 @@ class Head:
         self._kernels = kernels
         self._eps = folder.model.rms_norm_eps
         self._vocab = folder.model.vocab_size
-        self._quantised = folder.manifest.precision == "w8a8"
+        self._quantised = folder.manifest.quantised_rows
         self._norm = cast(F32, tensors["norm_final"])
         self.linears = {"head": load_linear(folder, "head", tensors, variant=variant, threads=threads, kernels=kernels)}
 

@@ -71,7 +71,7 @@ class StageExecutor:
             layers=min(last_block, model.layers) - first_block + 1,
             kv_heads=model.kv_heads,
             head_dim=model.head_dim,
-            dtype=np.float32 if folder.manifest.precision == "fp32" else np.float16,
+            dtype=np.float16 if folder.manifest.quantised_rows else np.float32,
         )
 
     @property

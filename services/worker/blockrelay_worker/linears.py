@@ -9,6 +9,9 @@ CPU flags:
     u8s8    ONNX Runtime, uint8 rows x int8 weights; right on CPUs with VNNI or AMX
     u8u8    ONNX Runtime, uint8 rows x uint8 weights (plus 128): right everywhere, slower
     exact   NumPy (`exact_linear`): whole numbers that floats hold exactly; needs no ONNX Runtime, converter's truth
+
+The groups of w4a8 (`exact_linear.ExactGroupLinear`) are added by our kernels in every variant but `exact`; without
+compiled kernels NumPy does it. Their head is as in w8a8.
 """
 
 from collections.abc import Mapping
@@ -20,7 +23,8 @@ from numpy.typing import NDArray
 
 from blockrelay.block_folder import BlockFolder
 from blockrelay.errors import BlockFolderError
-from blockrelay_worker.exact_linear import ExactLinear
+from blockrelay.manifest import in_groups
+from blockrelay_worker.exact_linear import ExactGroupLinear, ExactLinear
 from blockrelay_worker.kernels.interface import Kernels, Product
 
 Variant = Literal["native", "u8s8", "u8u8", "exact"]
@@ -95,14 +99,23 @@ def load_linear(
     variant: Variant,
     threads: int,
     kernels: Kernels,
-) -> OrtLinear | ExactLinear | NativeLinear:
+) -> OrtLinear | ExactLinear | ExactGroupLinear | NativeLinear:
     """The product `kind` (qkv, o, gate_up, down, head) of the block with these tensors.
 
     `variant` is ignored in fp32; `native` needs kernels that multiply.
 
     Raises BlockFolderError if ONNX Runtime refuses the folder's graph.
     """
-    if folder.manifest.precision == "fp32":
+    precision = folder.manifest.precision
+    if in_groups(precision, kind):
+        parts = (
+            cast(NDArray[np.uint8], tensors[f"{kind}.q4"]),
+            cast(NDArray[np.float16], tensors[f"{kind}.gs"]),
+            cast(NDArray[np.float32], tensors[f"{kind}.scale"]),
+        )
+        by_definition = variant == "exact" or not kernels.group_multiplies
+        return ExactGroupLinear(*parts) if by_definition else NativeLinear(kernels.group_product(*parts))
+    if precision == "fp32":
         name, weights = kind, {"w": tensors[f"{kind}.w"]}
     else:
         q = cast(NDArray[np.int8], tensors[f"{kind}.q"])

@@ -20,7 +20,7 @@ from blockrelay_worker.memory import untouched_bytes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PageLayout:
-    """Shape of the KV of one stage. `dtype` is float16 (w8a8) or float32 (fp32)."""
+    """Shape of the KV of one stage. `dtype` is float16 (`Manifest.quantised_rows`) or float32."""
 
     layers: int
     kv_heads: int

@@ -39,7 +39,7 @@ class Workspace:
         return _floats(self._wanted, rows, width)
 
     def quantised(self, rows: int, width: int) -> NDArray[np.uint8]:
-        """Input of a w8a8 product."""
+        """Input of a product with quantised rows."""
         return self._quantised[: rows * width].reshape(rows, width)
 
     def scale(self, which: int, rows: int) -> NDArray[np.float32]:

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -26,6 +27,7 @@ from blockrelay.manifest import (
     check_manifest,
     decode_manifest,
     graph_kinds,
+    is_exact,
     is_inside,
     place_tensors,
 )
@@ -50,6 +52,9 @@ MODEL = ModelConfig(
     eos_token=None,
 )
 
+#: One whose widths can be cut into groups.
+GROUPED = replace(MODEL, hidden_size=64, intermediate_size=96)
+
 
 def make_manifest(model: ModelConfig = MODEL, precision: Precision = "w8a8") -> Manifest:
     blocks: list[BlockSpec] = []
@@ -64,7 +69,7 @@ def make_manifest(model: ModelConfig = MODEL, precision: Precision = "w8a8") -> 
         model=model,
         generation=GenerationDefaults(temperature=0.6, top_p=0.9),
         precision=precision,
-        exact=precision == "w8a8",
+        exact=is_exact(precision),
         graphs=graphs,
         blocks=tuple(blocks),
         files=files,
@@ -111,6 +116,9 @@ def test_the_numerics_inputs_are_the_graphs_and_the_rotary_tables_and_nothing_el
     [
         (MODEL, "w8a8", 1, {"embedding": ("float16", (50, 16)), "qkv.q": ("int8", (16, 64))}),
         (MODEL, "fp32", 1, {"embedding": ("float32", (50, 16)), "qkv.w": ("float32", (16, 64))}),
+        (GROUPED, "w4a8", 1, {"embedding": ("float16", (50, 64)), "qkv.q4": ("uint8", (32, 64))}),
+        (GROUPED, "w4a8", 2, {"down.gs": ("float16", (3, 64)), "down.scale": ("float32", (64,))}),
+        (GROUPED, "w4a8", 3, {"norm_final": ("float32", (64,)), "head.q": ("int8", (64, 50))}),
         (MODEL, "w8a8", 2, {"gate_up.q": ("int8", (16, 48)), "down.q": ("int8", (24, 16)), "o.q": ("int8", (32, 16))}),
         (MODEL, "w8a8", 3, {"norm_final": ("float32", (16,)), "head.q": ("int8", (16, 50))}),
         (replace(MODEL, qkv_bias=True), "w8a8", 2, {"qkv.bias": ("float32", (64,))}),
@@ -148,7 +156,7 @@ def _drop(*path: str | int) -> Callable[[dict[str, Any]], None]:
     ("change", "message"),
     [
         (_set("format", to=2), "format 2 is not 1"),
-        (_set("precision", to="int3"), "precision must be one of w8a8, fp32"),
+        (_set("precision", to="int3"), "precision must be one of w8a8, w4a8, fp32"),
         (_set("surprise", to=1), "unknown field 'surprise'"),
         (_set("model", "surprise", to=1), "model: unknown field 'surprise'"),
         (_drop("model", "heads"), "model: field 'heads' is missing"),
@@ -169,7 +177,7 @@ def _drop(*path: str | int) -> Callable[[dict[str, Any]], None]:
         (_set("blocks", 1, "index", to=3), "blocks[1] must be block_2"),
         (_drop("blocks", 1, "tensors", "down.q"), "block_2: tensor down.q is None"),
         (_set("blocks", 1, "tensors", "down.q", "shape", to=[24, 17]), "block_2: tensor down.q"),
-        (_set("blocks", 1, "tensors", "down.q", "dtype", to="object"), "dtype must be one of int8, float16"),
+        (_set("blocks", 1, "tensors", "down.q", "dtype", to="object"), "dtype must be one of int8, uint8, float16"),
         (_set("blocks", 1, "tensors", "down.q", "offset", to=1), "tensor down.q at 1 is not aligned"),
         (_set("blocks", 1, "tensors", "down.q", "offset", to=1 << 40), "lies outside blocks/2.bin"),
         (_set("blocks", to={}), "blocks must be a list"),
@@ -186,6 +194,28 @@ def test_a_manifest_that_makes_no_sense_is_refused_by_name(
     assert message in str(caught.value)
     assert str(caught.value).startswith("manifest.json: ")
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (_set("blocks", 0, "tensors", "o.q4", "dtype", to="int8"), "block_1: tensor o.q4"),
+        (_set("blocks", 0, "tensors", "o.q4", "shape", to=[32, 64]), "block_1: tensor o.q4"),
+        (_set("blocks", 0, "tensors", "o.gs", "dtype", to="float32"), "block_1: tensor o.gs"),
+        (_set("blocks", 0, "tensors", "o.gs", "shape", to=[2, 64]), "block_1: tensor o.gs"),
+        (_drop("blocks", 0, "tensors", "o.gs"), "block_1: tensor o.gs is None"),
+        (_drop("blocks", 0, "tensors", "o.scale"), "block_1: tensor o.scale is None"),
+        (_set("model", "intermediate_size", to=90), "down has 90 inputs: w4a8 needs multiples of 32"),
+        (_set("model", "heads", to=6), "o has 48 inputs: w4a8 needs multiples of 32"),
+        (_set("graphs", "qkv", to="graphs/head.onnx"), "graphs must be head, head.u8u8"),
+    ],
+)
+def test_tensors_of_weights_in_groups_must_fit_together(change: Callable[[dict[str, Any]], None], message: str) -> None:
+    content = json.loads(make_manifest(GROUPED, "w4a8").encode())
+    assert decode_manifest(json.dumps(content).encode()).exact
+    change(content)
+    with pytest.raises(BlockFolderError, match=re.escape(message)):
+        decode_manifest(json.dumps(content).encode())
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b"null", b"{", b"\xff", b"[" * 100_000, b'{"format": NaN}'])

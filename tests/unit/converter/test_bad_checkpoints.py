@@ -166,3 +166,10 @@ class TestShards:
     def test_a_shard_outside_the_folder_is_refused(self, sharded: Path, file: str) -> None:
         self.edit_index(sharded, "model.norm.weight", file)
         assert "is not a plain file name" in str(refuse(sharded))
+
+
+def test_widths_that_cannot_be_cut_into_groups_are_refused_in_w4a8_alone(tmp_path: Path) -> None:
+    checkpoint = write_checkpoint(tmp_path / "c", seed=1, intermediate_size=136)
+    error = refuse(checkpoint, precision="w4a8")
+    assert str(error) == "w4a8 needs inputs in multiples of 32, and down has 136; use w8a8"
+    convert(checkpoint, tmp_path / "out", precision="w8a8", report=lambda *_: None, answers=False)

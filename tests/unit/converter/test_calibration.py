@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from blockrelay.block_folder import BlockFolder, open_block_folder
 from blockrelay.errors import UsageError
-from blockrelay.manifest import Manifest, Precision
+from blockrelay.manifest import Manifest, Precision, is_exact
 from blockrelay.text import Tokenizer
 from blockrelay_converter.calibration import REPORT_NAME, report_table, sequences
 from blockrelay_converter.conversion import convert
@@ -46,7 +46,7 @@ def converted(checkpoint: Path, out: Path, precision: Precision = "w8a8", text: 
         report=lambda *_: None,
         name="tiny",
         calibration_text=text,
-        answers=precision == "w8a8",
+        answers=is_exact(precision),
     )
 
 
@@ -89,6 +89,19 @@ def test_outlier_channels_ruin_w8a8_and_calibration_mends_it(family: Family, tex
         for name, one in linears.items():
             assert one["after"] < one["before"] / 4, (block, name)
             assert one["share"] is not None
+
+
+def test_calibration_judges_4_bit_weights_as_they_are_rounded(text: Path, tmp_path: Path) -> None:
+    checkpoint = write_checkpoint(tmp_path / "c", seed=3)
+    plant_outliers(checkpoint, heads=4, kv_heads=2, factor=100)
+    exact = logits_of(open_folder(checkpoint, tmp_path / "exact", "fp32"))
+    plain = relative_error(logits_of(open_folder(checkpoint, tmp_path / "plain", "w4a8")), exact)
+    calibrated = relative_error(logits_of(open_folder(checkpoint, tmp_path / "out", "w4a8", text)), exact)
+    assert calibrated < plain / 3
+    report = json.loads((tmp_path / "out" / REPORT_NAME).read_bytes())["relative_errors"]
+    # 4-bit weights leave a tenth, the head's 8 bits a hundredth
+    assert 0.05 < report["block_1"]["down"]["after"] < 0.2
+    assert report["block_5"]["head"]["after"] < 0.03
 
 
 def open_folder(checkpoint: Path, out: Path, precision: Precision = "w8a8", text: Path | None = None) -> BlockFolder:
@@ -143,7 +156,7 @@ def test_the_folder_depends_on_checkpoint_and_text_and_not_on_threads(text: Path
         (b"", "w8a8", {}, "is empty"),
         (b"\xff", "w8a8", {}, "is no UTF-8 text"),
         (b"word", "w8a8", {}, "tokens of text are too few"),
-        (TEXT.encode(), "fp32", {}, "--calibrate is for --precision w8a8"),
+        (TEXT.encode(), "fp32", {}, "--calibrate is for --precision w8a8 and w4a8"),
         (TEXT.encode(), "w8a8", {"tokenizer": False}, "needs a tokenizer.json"),
     ],
 )

@@ -16,6 +16,7 @@ from blockrelay.errors import UsageError
 from blockrelay.manifest import Manifest, Precision
 from blockrelay_converter.blocks import quantise
 from blockrelay_converter.conversion import convert
+from blockrelay_converter.group_quantiser import group_values, quantise_groups
 from tests.checkpoints import CHAT_TEMPLATE, write_checkpoint
 
 
@@ -108,6 +109,31 @@ def test_w8a8_quantises_each_output_channel_by_the_documented_formula(tmp_path: 
     np.testing.assert_array_equal(folder.tensors(3)["norm_q"], source["model.layers.2.self_attn.q_norm.weight"])
 
 
+def test_w4a8_holds_groups_of_4_bits_and_the_head_and_embedding_of_w8a8(tmp_path: Path) -> None:
+    checkpoint = write_checkpoint(tmp_path / "c", seed=3, family="qwen2")
+    source = source_tensors(checkpoint)
+    assert converted(checkpoint, tmp_path / "out", "w4a8").exact
+    converted(checkpoint, tmp_path / "eight")
+    folder, eight = opened(tmp_path / "out"), opened(tmp_path / "eight")
+
+    assert folder.manifest.graphs == {"head": "graphs/head.onnx", "head.u8u8": "graphs/head.u8u8.onnx"}
+    for block in range(1, 6):
+        ours, theirs = folder.tensors(block), eight.tensors(block)
+        for name in ours.keys() & theirs.keys():
+            if not name.endswith(".scale") or name.startswith("head"):
+                np.testing.assert_array_equal(ours[name], theirs[name])
+    assert "head.q" in folder.tensors(5) and "embedding" in folder.tensors(1)
+    for name, weights in (
+        ("down", source["model.layers.1.mlp.down_proj.weight"]),
+        ("gate_up", np.concatenate([source[f"model.layers.1.mlp.{n}_proj.weight"] for n in ("gate", "up")])),
+    ):
+        found = [np.asarray(folder.tensors(2)[f"{name}.{part}"]) for part in ("q4", "gs", "scale")]
+        for ours, expected in zip(found, quantise_groups(weights), strict=True):
+            np.testing.assert_array_equal(ours, expected)
+        held = group_values(*found)
+        assert np.linalg.norm(held - weights) < 0.09 * np.linalg.norm(weights)
+
+
 def test_quantising_rounds_halves_to_even_and_survives_zero_and_tiny_columns() -> None:
     weights = np.array([[127, 2.5, 3.5, -2.5], [0, 0, 0, 0], [1e-45, -1e-45, 0, 0], [-3, 3, 0, 1]], np.float32)
     q, scale = quantise(weights)
@@ -158,7 +184,7 @@ def test_a_model_without_a_tokenizer_converts_for_token_ids_only(tmp_path: Path)
     assert folder.chat_template() is None
 
 
-@pytest.mark.parametrize(("precision", "answers"), [("w8a8", False), ("w8a8", True), ("fp32", True)])
+@pytest.mark.parametrize(("precision", "answers"), [("w8a8", False), ("w4a8", True), ("fp32", True)])
 def test_progress_adds_up_to_the_whole(precision: Precision, answers: bool, tmp_path: Path) -> None:
     calls: list[tuple[str, int, int]] = []
     checkpoint = write_checkpoint(tmp_path / "c", seed=9)
@@ -169,7 +195,7 @@ def test_progress_adds_up_to_the_whole(precision: Precision, answers: bool, tmp_
     convert(checkpoint, tmp_path / "out", precision=precision, report=report, answers=answers)
     assert {total for _, _, total in calls} == {sum(done for _, done, _ in calls)}
     steps = [f"block_{i}" for i in range(1, 6)]
-    if answers and precision == "w8a8":
+    if answers and precision != "fp32":
         steps += ["known answers", *(f"known answer of {step}" for step in steps)]
     assert list(dict.fromkeys(what for what, _, _ in calls)) == steps
 

@@ -27,6 +27,12 @@ def w8a8(tmp_path_factory: pytest.TempPathFactory) -> BlockFolder:
 
 
 @pytest.fixture(scope="session")
+def w4a8(tmp_path_factory: pytest.TempPathFactory) -> BlockFolder:
+    """The same weights in 4 bits."""
+    return _converted(tmp_path_factory.mktemp("w4a8"), "w4a8")
+
+
+@pytest.fixture(scope="session")
 def fp32(tmp_path_factory: pytest.TempPathFactory) -> BlockFolder:
     """The same weights in float32."""
     return _converted(tmp_path_factory.mktemp("fp32"), "fp32")

@@ -18,10 +18,16 @@ def _tokens(count: int, seed: int = 0) -> list[int]:
     return np.random.default_rng(seed).integers(3, 500, count).tolist()
 
 
+@pytest.fixture(scope="session", params=["w8a8", "w4a8"])
+def exact(request: pytest.FixtureRequest) -> BlockFolder:
+    """The model in each exact precision."""
+    return request.getfixturevalue(request.param)
+
+
 @pytest.fixture(scope="session")
-def expected(w8a8: BlockFolder) -> NDArray[np.float32]:
+def expected(exact: BlockFolder) -> NDArray[np.float32]:
     """64 tokens, one at a time, one stage, one thread."""
-    return Chain(w8a8).solo(_tokens(64))
+    return Chain(exact).solo(_tokens(64))
 
 
 def _same_bits(left: NDArray[np.float32], right: NDArray[np.float32]) -> None:
@@ -31,33 +37,33 @@ def _same_bits(left: NDArray[np.float32], right: NDArray[np.float32]) -> None:
 
 @pytest.mark.parametrize("chunks", [[64], [7] * 9 + [1], [32, 32], [63, 1], [1, 63], [16] * 4, [3, 17, 29, 15]])
 def test_the_way_a_prompt_is_cut_does_not_show(
-    w8a8: BlockFolder, expected: NDArray[np.float32], chunks: Sequence[int]
+    exact: BlockFolder, expected: NDArray[np.float32], chunks: Sequence[int]
 ) -> None:
-    _same_bits(Chain(w8a8).solo(_tokens(64), chunks), expected)
+    _same_bits(Chain(exact).solo(_tokens(64), chunks), expected)
 
 
 @pytest.mark.parametrize("ends", [[5], [2, 5], [4, 5], [1, 3, 5], [1, 2, 3, 4, 5]])
 def test_the_stages_a_model_is_cut_into_do_not_show(
-    w8a8: BlockFolder, expected: NDArray[np.float32], ends: Sequence[int]
+    exact: BlockFolder, expected: NDArray[np.float32], ends: Sequence[int]
 ) -> None:
-    _same_bits(Chain(w8a8, ends).solo(_tokens(64), [20, 1, 43]), expected)
+    _same_bits(Chain(exact, ends).solo(_tokens(64), [20, 1, 43]), expected)
 
 
-def test_the_number_of_threads_does_not_show(w8a8: BlockFolder, expected: NDArray[np.float32]) -> None:
-    _same_bits(Chain(w8a8, threads=2).solo(_tokens(64), [40, 1, 1, 22]), expected)
+def test_the_number_of_threads_does_not_show(exact: BlockFolder, expected: NDArray[np.float32]) -> None:
+    _same_bits(Chain(exact, threads=2).solo(_tokens(64), [40, 1, 1, 22]), expected)
 
 
 @pytest.mark.parametrize("variant", ["u8u8", "exact"])
 def test_every_variant_of_the_products_gives_the_same_bits(
-    w8a8: BlockFolder, expected: NDArray[np.float32], variant: str
+    exact: BlockFolder, expected: NDArray[np.float32], variant: str
 ) -> None:
-    chain = Chain(w8a8, variant="u8u8" if variant == "u8u8" else "exact")
+    chain = Chain(exact, variant="u8u8" if variant == "u8u8" else "exact")
     _same_bits(chain.solo(_tokens(64), [30, 34]), expected)
 
 
-def test_a_batch_mate_does_not_show(w8a8: BlockFolder, expected: NDArray[np.float32]) -> None:
+def test_a_batch_mate_does_not_show(exact: BlockFolder, expected: NDArray[np.float32]) -> None:
     # Given five requests of other lengths that have come some way, scattered over the pool
-    chain = Chain(w8a8)
+    chain = Chain(exact)
     free = np.random.default_rng(1).permutation(200).tolist()
     mine = [free.pop() for _ in range(4)]
     others = [(_tokens(33 + 7 * index, index + 1), [free.pop() for _ in range(7)]) for index in range(5)]
@@ -75,24 +81,27 @@ def test_a_batch_mate_does_not_show(w8a8: BlockFolder, expected: NDArray[np.floa
     # Then its rows are those of its solo run, and so are its neighbours'
     _same_bits(np.concatenate(rows), expected)
     tokens, pages = others[4]
-    alone = Chain(w8a8).solo(tokens[:43], [43])
+    alone = Chain(exact).solo(tokens[:43], [43])
     part = Part(tokens=tokens[30:43], first_position=30, pages=pages)
     _same_bits(chain.run([part]), alone[30:])
 
 
-def test_a_segment_may_go_back_and_overwrite_what_was_there(w8a8: BlockFolder, expected: NDArray[np.float32]) -> None:
-    chain, tokens, pages = Chain(w8a8), _tokens(64), [3, 1, 2, 0]
+def test_a_segment_may_go_back_and_overwrite_what_was_there(exact: BlockFolder, expected: NDArray[np.float32]) -> None:
+    chain, tokens, pages = Chain(exact), _tokens(64), [3, 1, 2, 0]
     chain.run([Part(tokens=[*tokens[:30], *_tokens(20, 9)], first_position=0, pages=pages)])
     rows = chain.run([Part(tokens=tokens[30:], first_position=30, pages=pages)])
     _same_bits(rows, expected[30:])
 
 
-def test_float32_is_close_to_w8a8_and_to_itself_in_other_chunks(fp32: BlockFolder, w8a8: BlockFolder) -> None:
+def test_float32_is_close_to_w8a8_and_to_itself_in_other_chunks(
+    fp32: BlockFolder, w8a8: BlockFolder, w4a8: BlockFolder
+) -> None:
     tokens = _tokens(48)
     whole, single = Chain(fp32).solo(tokens, [48]), Chain(fp32, [2, 5]).solo(tokens)
     np.testing.assert_allclose(whole, single, rtol=0, atol=1e-4)
-    quantised = Chain(w8a8).solo(tokens, [48])
-    assert np.corrcoef(whole.ravel(), quantised.ravel())[0, 1] > 0.99
+    for folder, least in ((w8a8, 0.99), (w4a8, 0.95)):
+        quantised = Chain(folder).solo(tokens, [48])
+        assert np.corrcoef(whole.ravel(), quantised.ravel())[0, 1] > least
 
 
 def test_only_wanted_rows_get_logits_and_every_block_is_timed(w8a8: BlockFolder) -> None:

@@ -13,7 +13,7 @@ from blockrelay.block_folder import BlockFolder
 from blockrelay.errors import KnownAnswerMismatch
 from blockrelay_worker import linears
 from blockrelay_worker.executor import StageExecutor
-from blockrelay_worker.kernels import load_kernels
+from blockrelay_worker.kernels import load_kernels, supported_variants
 from blockrelay_worker.known_answers import fixed_rows, fixed_tokens, known_answers, load_stage
 from blockrelay_worker.numerics import numerics_id
 from blockrelay_worker.pages import PagePool
@@ -32,9 +32,34 @@ def _with_answer(folder: BlockFolder, block: int, answer: str) -> BlockFolder:
     return replace(folder, manifest=replace(folder.manifest, blocks=tuple(blocks)))
 
 
+@pytest.fixture(params=["w8a8", "w4a8"])
+def exact(request: pytest.FixtureRequest) -> BlockFolder:
+    return request.getfixturevalue(request.param)
+
+
 @pytest.mark.parametrize(("first", "last", "threads"), [(1, 5, 1), (2, 3, 2), (5, 5, 1)])
-def test_a_good_stage_loads(w8a8: BlockFolder, first: int, last: int, threads: int) -> None:
-    assert _load(w8a8, first, last, threads).variant in ("native", "u8s8", "u8u8")
+def test_a_good_stage_loads(exact: BlockFolder, first: int, last: int, threads: int) -> None:
+    assert _load(exact, first, last, threads).variant in ("native", "u8s8", "u8u8")
+
+
+@pytest.mark.parametrize("kernels", ["reference", *supported_variants()])
+def test_groups_of_weights_give_their_answers_on_every_level_and_without_a_compiler(
+    w4a8: BlockFolder, kernels: str
+) -> None:
+    pool = PagePool(StageExecutor.layout_of(w4a8, 1, 5), 4)
+    load_stage(w4a8, 1, 5, pool=pool, threads=1, kernels=load_kernels(1, variant=kernels))
+
+
+def test_wrong_sums_of_groups_are_refused(w4a8: BlockFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    right = linears.NativeLinear.__call__
+
+    def wrong(self: linears.NativeLinear, rows: np.ndarray, out: np.ndarray) -> None:
+        right(self, rows, out)
+        out[0, 0] += np.spacing(out[0, 0])
+
+    monkeypatch.setattr(linears.NativeLinear, "__call__", wrong)
+    with pytest.raises(KnownAnswerMismatch, match=r"block_2 of .* on this CPU"):
+        _load(w4a8, 2, 4)
 
 
 def test_the_slower_products_are_taken_when_the_fast_ones_are_wrong(
@@ -68,12 +93,12 @@ def test_float32_has_no_known_answers_and_loads(fp32: BlockFolder) -> None:
     _load(fp32, 1, 5)
 
 
-def test_the_command_prints_the_answers_that_the_folder_holds(w8a8: BlockFolder) -> None:
-    command = [sys.executable, "-m", "blockrelay_worker.known_answers", str(w8a8.root)]
+def test_the_command_prints_the_answers_that_the_folder_holds(exact: BlockFolder) -> None:
+    command = [sys.executable, "-m", "blockrelay_worker.known_answers", str(exact.root)]
     done = subprocess.run(command, capture_output=True, check=True, text=True)
-    expected = [(block.name, block.known_answer) for block in w8a8.manifest.blocks]
+    expected = [(block.name, block.known_answer) for block in exact.manifest.blocks]
     assert [json.loads(line) for line in done.stdout.splitlines()] == [{name: found} for name, found in expected]
-    assert list(known_answers(w8a8)) == expected
+    assert list(known_answers(exact)) == expected
 
 
 def test_the_command_refuses_a_folder_that_is_none(tmp_path: Path) -> None:
@@ -93,8 +118,11 @@ def test_the_fixed_input_reaches_every_quantisation_level(w8a8: BlockFolder) -> 
     assert 0 <= tokens.min() <= tokens.max() < w8a8.model.vocab_size
 
 
-def test_the_numerics_id_tells_precisions_and_graphs_apart(w8a8: BlockFolder, fp32: BlockFolder) -> None:
+def test_the_numerics_id_tells_precisions_and_graphs_apart(
+    w8a8: BlockFolder, w4a8: BlockFolder, fp32: BlockFolder
+) -> None:
     assert numerics_id(w8a8.manifest).startswith("w8a8-")
+    assert numerics_id(w4a8.manifest).startswith("w4a8-")
     assert numerics_id(fp32.manifest).startswith("fp32-")
     changed = dict(w8a8.manifest.files)
     changed["rotary.bin"] = replace(changed["rotary.bin"], sha256="0" * 64)
