@@ -37,29 +37,33 @@ def digest(model: Path, *options: str, cpu: str | None = None) -> dict[str, Any]
     return json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
 
 
-@pytest.fixture(scope="module", params=["bundled", "llama", "qwen2", "qwen3"])
+@pytest.fixture(scope="module", params=["bundled", "llama", "qwen2", "qwen3", "w4a8"])
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The bundled model, and random ones with three query heads per key head and widths that fill no register."""
     if request.param == "bundled":
         return BUNDLED_MODEL
     root, family = tmp_path_factory.mktemp("odd"), request.param
+    if family == "w4a8":  # widths of whole groups of 32
+        _write_odd(root / "checkpoint", "llama", hidden=160, head_dim=16, intermediate=224)
+        convert(root / "checkpoint", root / "model", precision="w4a8", report=lambda *_: None)
+        return root / "model"
     assert family in ("llama", "qwen2", "qwen3")
     _write_odd(root / "checkpoint", family)
     convert(root / "checkpoint", root / "model", precision="w8a8", report=lambda *_: None)
     return root / "model"
 
 
-def _write_odd(path: Path, family: Family) -> None:
+def _write_odd(path: Path, family: Family, *, hidden: int = 136, head_dim: int = 24, intermediate: int = 200) -> None:
     write_checkpoint(
         path,
         seed=9,
         family=family,
-        hidden_size=136,
+        hidden_size=hidden,
         num_hidden_layers=3,
         num_attention_heads=6,
         num_key_value_heads=2,
-        head_dim=24,
-        intermediate_size=200,
+        head_dim=head_dim,
+        intermediate_size=intermediate,
         vocab_size=331,
     )
 
