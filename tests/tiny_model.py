@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from blockrelay.manifest import Precision
 from blockrelay_converter.conversion import convert
 from tests.checkpoints import write_checkpoint
 
@@ -13,8 +14,8 @@ def _report(what: str, done: int, total: int) -> None:
     """Nobody watches the progress of a test."""
 
 
-def write_tiny_model(root: Path) -> Path:
-    """The block folder `root/model`: w8a8, 64 wide, context 512, with a tokenizer and a chat template."""
+def write_tiny_model(root: Path, precision: Precision = "w8a8") -> Path:
+    """The block folder `root/model`: 64 wide, context 512, with a tokenizer and a chat template."""
     write_checkpoint(root / "checkpoint", seed=3)
-    convert(root / "checkpoint", root / "model", precision="w8a8", report=_report, name="tiny")
+    convert(root / "checkpoint", root / "model", precision=precision, report=_report, name="tiny")
     return root / "model"

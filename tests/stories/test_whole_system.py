@@ -112,6 +112,17 @@ def test_kill_9_of_each_worker_under_twenty_requests_changes_nothing(model: Path
         assert up.stop() == 0
 
 
+def test_4_bit_weights_pass_through_two_stages_and_share_pages_as_exactly(tmp_path: Path) -> None:
+    model = write_tiny_model(tmp_path, "w4a8")
+    jobs = make_jobs(12, seed=37, vocab=500, longest=100, tokens=30)
+    with running_up(model, "--stages", "2") as up:
+        expected = expected_answers(model, jobs)
+        assert run_jobs(up, jobs) == expected
+        assert run_jobs(up, jobs) == expected  # now their prompts are known
+        answer = OpenAI(base_url=f"{up.url}/v1", api_key="none").completions.create(model="tiny", prompt=PROMPT)
+        assert answer.system_fingerprint is not None and answer.system_fingerprint.startswith("w4a8-")
+
+
 def test_a_failing_gpu_shows_in_the_answer_and_changes_no_token(model: Path) -> None:
     jobs = make_jobs(6, seed=35, vocab=500, tokens=60)
     with running_up(model, "--stages", "2", "--gpu-workers", "1", "--inject-fault", "5") as up:
