@@ -62,7 +62,7 @@ class WorkerSettings(Settings):
     port: int = Field(default=0, ge=0, le=65535, description="metrics and health; 0 picks a free port")
     threads: int = Field(default=1, ge=1)
     max_rows: int = Field(default=512, ge=1, description="rows of one batch: decode steps plus prompt chunks")
-    step_target_s: float = Field(default=0.25, gt=0, description="prompts lengthen the time between tokens up to this")
+    step_target_s: float = Field(default=0.5, gt=0, description="prompts lengthen the time between tokens up to this")
     speculation: Literal["on", "off"] = Field(default="on", description="guess repeated tokens (exact precisions)")
     max_requests: int = Field(default=64, ge=1, description="requests this worker runs at once")
     kv_bytes: int | None = Field(default=None, ge=1, description="bytes of KV pages; default: a share of free memory")

@@ -21,7 +21,7 @@ class Rows:
     """Where the R rows of a batch stand.
 
     positions, page and slot are int32 [R]; page_table int32 [S, maxpages] and segments int64 [S, 3] as `attention`
-    takes them; cos and sin are the model's tables.
+    takes them; owner [R] names each row's segment; cos and sin are the model's tables.
     """
 
     positions: I32
@@ -29,8 +29,17 @@ class Rows:
     slot: I32
     page_table: I32
     segments: NDArray[np.int64]
+    owner: NDArray[np.intp]
     cos: F32
     sin: F32
+
+    def single(self, wanted: NDArray[np.intp]) -> tuple[I32, NDArray[np.int64]]:
+        """(page table, segments) in which each of the rows `wanted` is a segment of its own."""
+        count = wanted.size
+        segments = np.ones((count, 3), np.int64)
+        segments[:, 0] = np.arange(count)
+        segments[:, 2] = self.positions[wanted]
+        return self.page_table[self.owner[wanted]], segments
 
 
 class Layer:
@@ -56,16 +65,48 @@ class Layer:
 
     def run(self, x: F32, rows: Rows, space: Workspace, k_pages: Pages, v_pages: Pages) -> None:
         """x [R, H] in place; appends the rows' keys and values to their pages."""
+        q = self._append(x, rows, space, k_pages, v_pages)
+        self._finish(x, q, rows.page_table, rows.segments, space, k_pages, v_pages)
+
+    def run_wanted(
+        self, x: F32, rows: Rows, space: Workspace, k_pages: Pages, v_pages: Pages, wanted: NDArray[np.intp]
+    ) -> F32:
+        """Like `run`, for a layer that only the head follows: what `run` makes of the rows `wanted` [n, H].
+
+        Keys and values of all rows are appended; the rest is not computed for rows that nobody asks for. `x` stays.
+        """
+        q = self._append(x, rows, space, k_pages, v_pages)
+        result = space.wanted(wanted.size, x.shape[1])
+        if wanted.size:
+            np.take(x, wanted, axis=0, out=result)
+            self._finish(result, q[wanted], *rows.single(wanted), space, k_pages, v_pages)
+        return result
+
+    def _append(self, x: F32, rows: Rows, space: Workspace, k_pages: Pages, v_pages: Pages) -> F32:
+        """The rotated queries of x [R, heads, head_dim]; keys and values go to their pages."""
+        model = self._model
+        y, scale = self._normed_product(self.linears["qkv"], x, self._norm_attention, space, model.qkv_columns)
+        return self._kernels.rotary_append(
+            y, scale, self._bias, self._norm_q, self._norm_k, self._eps, rows.cos, rows.sin, rows.positions, rows.page,
+            rows.slot, k_pages, v_pages, out=space.query(x.shape[0], model.heads, model.head_dim),
+        )  # fmt: skip
+
+    def _finish(
+        self,
+        x: F32,
+        q: F32,
+        page_table: I32,
+        segments: NDArray[np.int64],
+        space: Workspace,
+        k_pages: Pages,
+        v_pages: Pages,
+    ) -> None:
+        """Attention and MLP of the rows x [R, H] with queries q, in place."""
         kernels, model, linears = self._kernels, self._model, self.linears
         count = x.shape[0]
         heads = model.heads * model.head_dim
-
-        y, scale = self._normed_product(linears["qkv"], x, self._norm_attention, space, model.qkv_columns)
-        q = kernels.rotary_append(
-            y, scale, self._bias, self._norm_q, self._norm_k, self._eps, rows.cos, rows.sin,
-            rows.positions, rows.page, rows.slot, k_pages, v_pages, out=space.query(count, model.heads, model.head_dim),
-        )  # fmt: skip
-        mixed = kernels.attention(q, k_pages, v_pages, rows.page_table, rows.segments, out=space.mixed(count, heads))
+        mixed = kernels.attention(q, k_pages, v_pages, page_table, segments, out=space.mixed(count, heads))
+        scale: F32 | None = None
         if self._quantised:
             u, scale = kernels.quantise(mixed, u=space.quantised(count, heads), scale=space.scale(0, count))
             y = self._product(linears["o"], u, space, model.hidden_size)

@@ -107,6 +107,8 @@ class StageExecutor:
         started = time.perf_counter()
         seconds: dict[str, float] = {}
         x = self._embed(batch, count) if first_block == 1 else self._copy_in(batch, count)
+        wanted = np.asarray(batch.wanted, np.intp)
+        gathered: NDArray[np.float32] | None = None
         logits = None
         block = first_block
         try:
@@ -114,10 +116,13 @@ class StageExecutor:
             with np.errstate(all="ignore"):
                 for block in range(first_block, last_block + 1):
                     if (index := block - self.first_block) < len(self._layers):
-                        k_pages, v_pages = self.pool.k_pages[index], self.pool.v_pages[index]
-                        self._layers[index].run(x, rows, self._space, k_pages, v_pages)
+                        layer, pages = self._layers[index], (self.pool.k_pages[index], self.pool.v_pages[index])
+                        if wanted.size < count and self._head is not None and block + 1 == last_block:
+                            gathered = layer.run_wanted(x, rows, self._space, *pages, wanted)
+                        else:
+                            layer.run(x, rows, self._space, *pages)
                     elif self._head is not None:
-                        logits = self._run_head(self._head, x, batch)
+                        logits = self._run_head(self._head, x if gathered is None else gathered, wanted)
                     ended = time.perf_counter()
                     seconds[f"block_{block}"] = ended - started
                     started = ended
@@ -171,6 +176,7 @@ class StageExecutor:
             slot=positions % PAGE,
             page_table=table,
             segments=segments,
+            owner=owner,
             cos=self._cos,
             sin=self._sin,
         )
@@ -198,17 +204,17 @@ class StageExecutor:
         x[...] = hidden
         return x
 
-    def _run_head(self, head: Head, x: NDArray[np.float32], batch: Batch) -> NDArray[np.float32]:
-        wanted = np.asarray(batch.wanted, np.intp)
+    def _run_head(self, head: Head, x: NDArray[np.float32], wanted: NDArray[np.intp]) -> NDArray[np.float32]:
+        """Logits of the rows `wanted`; x has either all rows or just these."""
         if self._logits.shape[0] < wanted.size:
             for linear in head.linears.values():
                 linear.forget_buffers()
             self._logits = np.empty((1 << (wanted.size - 1).bit_length(), self._logits.shape[1]), np.float32)
         logits = self._logits[: wanted.size]
         if wanted.size:
-            gathered = self._space.wanted(wanted.size, x.shape[1])
-            np.take(x, wanted, axis=0, out=gathered)
-            head.run(gathered, self._space, logits)
+            if x.shape[0] != wanted.size:
+                x = np.take(x, wanted, axis=0, out=self._space.wanted(wanted.size, x.shape[1]))
+            head.run(x, self._space, logits)
         return logits
 
     def _grow(self, count: int) -> None:
@@ -219,7 +225,11 @@ class StageExecutor:
 
 
 def _not_finite(x: NDArray[np.float32], logits: NDArray[np.float32] | None, batch: Batch) -> tuple[int, ...]:
-    """Indexes of the segments with a row, or wanted logits, that are not finite."""
+    """Indexes of the segments with a row x, or wanted logits, that are not finite.
+
+    Of rows that are not wanted, the layer before the head leaves x as it was: what overflows there meets nobody but
+    the rows that read its keys and values, and these report it.
+    """
     bad_rows: set[int] = set()
     if not np.isfinite(x).all():
         bad_rows.update(np.flatnonzero(~np.isfinite(x).all(axis=1)).tolist())

@@ -12,6 +12,7 @@ namespace blockrelay {
 
 constexpr int kPage = 16;
 constexpr int kTileRows = 32;
+constexpr int kAhead = 3;  // pages: one takes less time than memory needs to answer
 
 template <class E>
 struct AttentionCall {
@@ -31,14 +32,14 @@ struct Tile {
   int kv_head;
 };
 
-// s[i][t] = sum over d of q[i][d] * k[d][t], for N query rows. Fetches next_k, as large as a page's keys, on the way:
-// pages lie apart, so the hardware does not see the next one coming, and asking for all of it at once would stall.
+// s[i][t] = sum over d of q[i][d] * k[d][t], for N query rows. Fetches next_k, as large as a page's keys, into L2 on the
+// way: pages lie apart, so the hardware does not see the next one coming, and asking for all of it at once would stall.
 template <int N, class F, class E>
 inline void score(const float* q, int stride, const F* k, const E* next_k, int dim, float* s) {
   V16 sum[N];
   each<N>([&](auto i) { sum[i] = V16::broadcast(0.0f); });
   for (int d = 0; d < dim; d++) {
-    __builtin_prefetch(next_k + d * kPage);
+    __builtin_prefetch(next_k + d * kPage, 0, 2);
     const V16 keys = V16::load(k + d * kPage);
     each<N>([&](auto i) { sum[i] = fma(V16::broadcast(q[i * stride + d]), keys, sum[i]); });
   }
@@ -112,7 +113,7 @@ class TileWorker {
     for (int64_t index = 0; index < pages; index++) {
       while (limit_[begin] <= index * kPage) begin++;
       const int64_t at = (int64_t(table[index]) * call_.kv_heads + tile.kv_head) * page_size;
-      const int64_t soon = index + 1 < pages ? index + 1 : index;
+      const int64_t soon = index + kAhead < pages ? index + kAhead : index;
       const int64_t next = (int64_t(table[soon]) * call_.kv_heads + tile.kv_head) * page_size;
       next_k_ = call_.k_pages + next;
       next_v_ = call_.v_pages + next;
@@ -175,7 +176,7 @@ class TileWorker {
     }
     soften<N>(i, visible);
     constexpr int line = 64 / sizeof(E);
-    for (int at = 0; at < dim * kPage; at += line) __builtin_prefetch(next_v_ + at);
+    for (int at = 0; at < dim * kPage; at += line) __builtin_prefetch(next_v_ + at, 0, 2);
     weigh<N>(acc, stride_, p_, v, v_stride, dim, 0, visible[0]);  // limits do not fall within a tile
     for (int r = 1; r < N; r++)
       if (visible[r] > visible[0])

@@ -48,8 +48,8 @@ class Chain:
                 )
             )
 
-    def run(self, parts: Sequence[Part]) -> NDArray[np.float32]:
-        """Logits of every row of the batch, copied."""
+    def run(self, parts: Sequence[Part], wanted: Sequence[int] | None = None) -> NDArray[np.float32]:
+        """Logits of the rows `wanted` of the batch (default: of every row), copied."""
         tokens = np.array([token for part in parts for token in part.tokens], np.int32)
         segments = [Segment(rows=len(p.tokens), first_position=p.first_position, pages=p.pages) for p in parts]
         hidden = None
@@ -59,7 +59,7 @@ class Chain:
                     segments=segments,
                     tokens=tokens if stage.takes_tokens else None,
                     hidden=hidden,
-                    wanted=range(tokens.size) if stage.gives_logits else (),
+                    wanted=(range(tokens.size) if wanted is None else wanted) if stage.gives_logits else (),
                 )
             )
             assert output.not_finite == ()

@@ -53,6 +53,24 @@ def test_the_number_of_threads_does_not_show(exact: BlockFolder, expected: NDArr
     _same_bits(Chain(exact, threads=2).solo(_tokens(64), [40, 1, 1, 22]), expected)
 
 
+@pytest.mark.parametrize("ends", [[5], [4, 5], [3, 5]])
+@pytest.mark.parametrize("wanted", [[], [23], [0, 22, 23], [5, 39, 40, 41, 44]])
+def test_the_rows_whose_logits_nobody_wants_do_not_show(
+    exact: BlockFolder, expected: NDArray[np.float32], ends: Sequence[int], wanted: Sequence[int]
+) -> None:
+    chain, tokens = Chain(exact, ends), _tokens(64)
+    # Given two requests in one batch, rows 0 to 23 and 24 to 44, and the first one's rest afterwards
+    parts = [
+        Part(tokens=tokens[:24], first_position=0, pages=[0, 1, 2, 3]),
+        Part(tokens=tokens[:21], first_position=0, pages=[4, 5]),
+    ]
+    position_of = [*range(24), *range(21)]
+    _same_bits(chain.run(parts, wanted), expected[[position_of[row] for row in wanted]])
+    # Then the keys and values of every row are there
+    rest = [Part(tokens=tokens[24:], first_position=24, pages=[0, 1, 2, 3])]
+    _same_bits(chain.run(rest), expected[24:])
+
+
 @pytest.mark.parametrize("variant", ["u8u8", "exact"])
 def test_every_variant_of_the_products_gives_the_same_bits(
     exact: BlockFolder, expected: NDArray[np.float32], variant: str
