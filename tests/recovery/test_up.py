@@ -65,6 +65,8 @@ def test_ctrl_c_drains_and_leaves_nothing_and_nobody_else_may_use_its_port_or_da
         children = up.children()
         assert len(children) == 6, "two Redis, the scheduler, two workers and the gateway"
         assert len(tokens_of(complete(up.url))) == 40
+        (pages,) = set(os.listdir("/dev/shm")) - shared_memory
+        wait_until(lambda: len(os.listdir(f"/dev/shm/{pages}")) >= 1 + 2 * 2, "both stages share their full pages")
 
         port = up.url.rpartition(":")[2]
         line = fails_with("up", "--model", str(model), "--port", port)

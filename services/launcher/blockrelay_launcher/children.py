@@ -9,6 +9,7 @@ from pathlib import Path
 from blockrelay.memory import available_bytes
 from blockrelay.settings import WorkerSettings, environment_for
 from blockrelay_launcher.embedded_redis import EmbeddedRedis
+from blockrelay_launcher.page_folder import default_limit
 from blockrelay_launcher.processes import Child
 
 #: Share of the memory that is free at start which all workers together may fill with KV pages.
@@ -36,18 +37,21 @@ class UpOptions:
     data: Path | None = None
     threads: int | None = None
     speculation: bool = True
+    prefix_cache: bool = True
+    page_store_bytes: int | None = None
     verbose: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """What the services of one `up` have in common. `port` is the gateway's."""
+    """What the services of one `up` have in common: `port` the gateway's, `pages` the folder of shared KV pages."""
 
     options: UpOptions
     control_url: str
     payload_url: str | None
     logs: Path
     port: int
+    pages: Path | None = None
 
     def service(self, name: str, module: str, **settings: object) -> Child:
         env = environment_for(
@@ -93,6 +97,7 @@ def workers(layout: Layout) -> list[Child]:
     threads = options.threads or max(1, cores() // routes)
     kv_bytes = WorkerSettings().kv_bytes or int(available_bytes() * KV_SHARE) // (cpu + gpu)
     common: dict[str, object] = {"port": 0, "threads": threads, "kv_bytes": kv_bytes}
+    common.update(_page_settings(layout))
     if not options.speculation:
         common["speculation"] = "off"
     children = [layout.service(f"worker-{n}", "blockrelay_worker", device="cpu", **common) for n in range(1, cpu + 1)]
@@ -104,6 +109,17 @@ def workers(layout: Layout) -> list[Child]:
 
 def gateway(layout: Layout) -> Child:
     return layout.service("gateway", "blockrelay_gateway", port=layout.port)
+
+
+def _page_settings(layout: Layout) -> dict[str, object]:
+    """What workers keep of KV pages, and where they share them. A folder in the environment goes before ours."""
+    if not layout.options.prefix_cache:
+        return {"prefix_cache": "false"}
+    if layout.pages is None or WorkerSettings().page_store_folder is not None:
+        return {}
+    wanted = layout.options.page_store_bytes
+    limit = default_limit() if wanted is None else wanted
+    return {"page_store_folder": layout.pages, "page_store_bytes": limit} if limit else {}
 
 
 def cores() -> int:

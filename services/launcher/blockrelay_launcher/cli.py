@@ -74,6 +74,15 @@ def start(
     speculation: Annotated[
         bool, typer.Option("--speculation/--no-speculation", help="Guess repeated tokens; the text is the same.")
     ] = True,
+    prefix_cache: Annotated[
+        bool, typer.Option("--prefix-cache/--no-prefix-cache", help="Find KV pages of known beginnings again.")
+    ] = True,
+    page_store_bytes: Annotated[
+        int | None,
+        typer.Option(
+            min=0, metavar="N", help="KV pages shared in /dev/shm; 0: none; default: an eighth of the free memory."
+        ),
+    ] = None,
     verbose: Annotated[bool, typer.Option("--verbose", help="Every log line to stderr, not only errors.")] = False,
 ) -> None:
     """Start everything as local processes: Redis, scheduler, workers, gateway. Ctrl-C drains and ends them."""
@@ -83,7 +92,8 @@ def start(
         model=model.absolute(), stages=stages, replicas=replicas, gpu_workers=gpu_workers, inject_fault=inject_fault,
         host=host, port=port, redis_url=redis and cell_status.checked_url(redis),
         payload_redis_url=payload_redis and cell_status.checked_url(payload_redis),
-        data=data, threads=threads, speculation=speculation, verbose=verbose,
+        data=data, threads=threads, speculation=speculation, prefix_cache=prefix_cache,
+        page_store_bytes=page_store_bytes, verbose=verbose,
     )  # fmt: skip
     raise typer.Exit(up(options))
 
@@ -132,9 +142,7 @@ def bench(
     new: Annotated[int, typer.Option(metavar="N", help="New tokens of each request.")] = 64,
     rounds: Annotated[int, typer.Option(min=1, help="Measured rounds; the median counts.")] = 3,
     stages: Annotated[int, typer.Option(min=1, help="Cut the model into so many stages.")] = 1,
-    threads: Annotated[
-        int | None, typer.Option(min=1, help="Threads per worker; default: the cores, shared evenly.")
-    ] = None,
+    threads: Annotated[int | None, typer.Option(min=1, help="Threads per worker; default: all cores.")] = None,
     in_process: Annotated[
         bool, typer.Option("--in-process/--no-in-process", help="Measure the executor alone beside the gateway.")
     ] = True,

@@ -7,6 +7,7 @@ import socket
 import sys
 import time
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from blockrelay import redis_link
 from blockrelay.block_folder import open_block_folder
@@ -17,6 +18,7 @@ from blockrelay_launcher.data_folder import DataFolder, Running, open_data_folde
 from blockrelay_launcher.durability import warnings_about
 from blockrelay_launcher.embedded_redis import EmbeddedRedis, find_server_program, place, unplace
 from blockrelay_launcher.obituaries import Obituaries
+from blockrelay_launcher.page_folder import open_page_folder
 from blockrelay_launcher.processes import Alarm, Child, is_worth_showing, stop_all
 from blockrelay_launcher.readiness import why_not_ready
 
@@ -42,8 +44,8 @@ def up(options: UpOptions) -> int:
     if not 1 <= options.stages <= blocks:
         raise UsageError(f"--stages is {options.stages}, but the model has {blocks} blocks: choose 1 to {blocks}")
     port = _usable_port(options.host, options.port)
-    with Alarm() as alarm, open_data_folder(options.data) as folder:
-        return _Up(options, settings, folder, alarm, port).run()
+    with Alarm() as alarm, open_data_folder(options.data) as folder, open_page_folder() as pages:
+        return _Up(options, settings, folder, alarm, port, pages).run()
 
 
 def _usable_port(host: str, port: int) -> int:
@@ -72,6 +74,7 @@ class _Up:
     folder: DataFolder
     alarm: Alarm
     port: int
+    pages: Path | None
     embedded: list[EmbeddedRedis] = field(default_factory=list[EmbeddedRedis])
     redis: list[Child] = field(default_factory=list[Child])
     scheduler: list[Child] = field(default_factory=list[Child])
@@ -142,7 +145,12 @@ class _Up:
         if self.embedded:
             self.obituaries.forget_everybody()
         layout = Layout(
-            options=self.options, control_url=control, payload_url=payload, logs=self.folder.logs, port=self.port
+            options=self.options,
+            control_url=control,
+            payload_url=payload,
+            logs=self.folder.logs,
+            port=self.port,
+            pages=self.pages,
         )
         self.folder.announce(
             Running(

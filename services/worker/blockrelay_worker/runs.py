@@ -160,7 +160,7 @@ class RunTable:
         assert not run.pages and run.computed == 0, "only a run without pages adopts some"
         run.adopted = True
         if exactly and not self.pool.layout.layers:
-            run.computed = exactly  # the head alone keeps nothing, so it lacks nothing
+            run.computed = run.cached = exactly  # the head alone keeps nothing, so it lacks nothing
         elif self._cache is not None and not run.cold:
             self._cache.attach(run, exactly)
 

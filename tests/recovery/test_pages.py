@@ -1,0 +1,196 @@
+"""KV pages are found instead of computed, by any worker that may know them, and no token changes for it."""
+
+import os
+import shutil
+import signal
+import tempfile
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from blockrelay import scripts as calls
+from blockrelay.messages import RequestBody
+from blockrelay.sampling_params import SamplingParams
+from tests.recovery.conftest import StartSystem
+from tests.system import Job, System, golden_tokens
+from tests.waiting import wait_until
+
+PROMPT = tuple(int(t) for t in np.random.default_rng(3).integers(3, 500, 200))  # twelve full pages and eight tokens
+GREEDY = SamplingParams(max_tokens=24, temperature=0.0, ignore_eos=True)
+COMPUTED = "blockrelay_prompt_tokens_total"
+HITS = "blockrelay_prefix_cache_hits_total"
+
+
+@pytest.fixture
+def shared_folder() -> Iterator[Path]:
+    """A folder in memory, as a launcher makes it; a plain one where there is no /dev/shm."""
+    root = Path("/dev/shm") if os.access("/dev/shm", os.W_OK) else None
+    folder = Path(tempfile.mkdtemp(prefix="blockrelay-test-", dir=root))
+    yield folder
+    shutil.rmtree(folder)
+
+
+def job(name: str, prompt: tuple[int, ...] = PROMPT, **params: object) -> Job:
+    return Job(request=name, prompt=prompt, params=replace(GREEDY, **params))
+
+
+def serve(system: System, *jobs: Job) -> None:
+    """Run the jobs to their ends and compare with their solo runs."""
+    for one in jobs:
+        system.accept(one)
+    system.wait_all(jobs)
+    assert system.results(jobs) == golden_tokens(system.block_folder, jobs)
+
+
+@pytest.mark.parametrize("stages", [1, 3])
+def test_a_second_request_with_the_same_beginning_computes_only_what_is_new(
+    start_system: StartSystem, stages: int
+) -> None:
+    system = start_system(stages=stages)
+    serve(system, job("req-1"))
+    assert system.metric(COMPUTED) == 200
+    serve(system, job("req-2"), job("req-3", (*PROMPT[:150], 7, 8), temperature=0.7))
+    assert system.metric(COMPUTED) == 200 + 8 + (2 + 150 - 144)
+    assert system.metric(HITS) == 192 + 144
+    end = system.log("req-2")[1]
+    assert end is not None and end.meta["cached_tokens"] == 192
+    assert system.metric("blockrelay_reruns_total") == 0
+
+
+def test_without_the_cache_everything_is_computed(start_system: StartSystem) -> None:
+    system = start_system(worker={"prefix_cache": "false"})
+    serve(system, job("req-1"))
+    serve(system, job("req-2"))
+    assert system.metric(COMPUTED) == 400 and system.metric(HITS) == 0
+
+
+@pytest.mark.parametrize(("stages", "tier"), [(1, "shm"), (2, "shm"), (1, "redis")])
+def test_the_worker_after_a_kill_9_does_not_compute_the_prompt_again(
+    start_system: StartSystem, shared_folder: Path, stages: int, tier: str
+) -> None:
+    settings = {"page_store_folder": str(shared_folder)} if tier == "shm" else {"page_store_redis_bytes": "10000000"}
+    system = start_system(stages=stages, worker=settings)
+    payload = system.payload.client()
+
+    def stored() -> int:
+        files = [path for path in shared_folder.iterdir() if not path.name.startswith(".")]
+        return len(files) // stages if tier == "shm" else int(payload.zcard(system.keys.pages(system.model_key)))  # pyright: ignore
+
+    long = job("req-1", max_tokens=280)
+    system.accept(long)
+    wait_until(lambda: stored() >= 13 and system.tokens_so_far([long]) > 20, "the prompt's pages are in the tier")
+    for worker in system.workers:
+        worker.send_signal(signal.SIGKILL)
+        worker.wait()
+    assert system.log("req-1")[1] is None, "it was in the middle"
+    for _ in range(stages):
+        system.start_worker(**settings)
+    system.wait_all([long])
+    assert system.results([long]) == golden_tokens(system.block_folder, [long])
+    assert system.metric(COMPUTED) == 0, "the prompt and more of it was found"
+    assert system.metric(HITS) >= 208
+    assert system.metric("blockrelay_reruns_total") == 0
+    payload.close()
+
+
+def test_a_later_stage_that_lost_its_pages_ends_in_a_cold_run_and_the_same_tokens(start_system: StartSystem) -> None:
+    system = start_system(stages=2)
+    serve(system, job("req-1"))
+    pid = system.pid_of(1)
+    os.kill(pid, signal.SIGKILL)
+    next(w for w in system.workers if w.pid == pid).wait()
+    system.start_worker()
+
+    def replaced() -> bool:
+        return {w.stage for w in system.infos() if w.ready} == {0, 1} and pid not in {w.pid for w in system.infos()}
+
+    wait_until(replaced, "the dead one is replaced")
+    serve(system, job("req-2"))
+    reruns = system.client.hmget(system.keys.request("req-2"), "missing", "reruns")
+    assert [int(value or 0) for value in reruns] == [2, 2]  # pyright: ignore
+    serve(system, job("req-3"))
+    assert not system.client.hget(system.keys.request("req-3"), "missing"), "what ran cold is known afterwards"
+
+
+def test_a_later_stage_that_lost_its_pages_finds_them_in_the_tier(
+    start_system: StartSystem, shared_folder: Path
+) -> None:
+    settings = {"page_store_folder": str(shared_folder)}
+    system = start_system(stages=2, worker=settings)
+    serve(system, job("req-1"))
+    wait_until(lambda: len(list(shared_folder.iterdir())) >= 2 * 12, "all pages are written")
+    os.kill(system.pid_of(1), signal.SIGKILL)
+    system.start_worker(**settings)
+    serve(system, job("req-2"))
+    assert not system.client.hget(system.keys.request("req-2"), "missing")
+
+
+def test_many_requests_with_common_beginnings_in_small_pools_give_the_tokens_of_their_solo_runs(
+    start_system: StartSystem, shared_folder: Path
+) -> None:
+    """Pages are shared, pushed out, loaded and missed all the time, on two workers per stage."""
+    bytes_per_page = 2 * 2 * 2 * 16 * 16 * 2 * 4
+    system = start_system(
+        stages=2,
+        replicas=2,
+        worker={
+            "kv_bytes": str(bytes_per_page * 16),
+            "page_store_folder": str(shared_folder),
+            "page_store_bytes": str(bytes_per_page * 24),
+            "max_rows": "48",
+        },
+    )
+    rng = np.random.default_rng(9)
+    jobs: list[Job] = []
+    for number in range(40):
+        beginning = PROMPT[50 * (number % 3) :][: int(rng.integers(1, 120))]
+        prompt = (*beginning, *(int(t) for t in rng.integers(3, 500, rng.integers(1, 20))))
+        jobs.append(job(f"req-{number}", prompt, temperature=0.8 * (number % 2)))
+    serve(system, *jobs)
+    assert system.metric(HITS) > 0
+
+
+def test_a_session_step_computes_only_its_new_tokens(start_system: StartSystem) -> None:
+    system = start_system(stages=2)
+
+    def step(name: str, tokens: int, prior: int, salt: str = "") -> bytes:
+        body = RequestBody(
+            prompt=np.array(PROMPT[:tokens], np.int32),
+            params=SamplingParams(max_tokens=0, temperature=0.0).to_dict(),
+            logits="all",
+            prior=prior,
+            salt=salt,
+        )
+        call = calls.accept(name, body, model=system.model_key, need_pages=20, max_in_flight=100)
+        assert system.scripts.run(call).status == "OK"
+        wait_until(lambda: system.log(name)[1] is not None, "the step ends")
+        client = system.payload.client()
+        result = client.get(system.keys.result(name))
+        client.close()
+        assert isinstance(result, bytes)
+        return result
+
+    step("req-1", 100, 0)
+    second = step("req-2", 150, 100)
+    assert system.metric(COMPUTED) == 100 + (150 - 96)
+    assert step("req-3", 150, 100, salt="other") == second, "the same bits, computed from the beginning"
+    assert system.metric(COMPUTED) == 100 + (150 - 96) + 150
+    assert step("req-4", 150, 100) == second
+
+
+def test_a_precision_that_is_not_exact_shares_nothing(
+    start_system: StartSystem, tmp_path: Path, shared_folder: Path
+) -> None:
+    from blockrelay_converter.conversion import convert
+    from tests.checkpoints import write_checkpoint
+
+    write_checkpoint(tmp_path / "checkpoint", seed=3)
+    convert(tmp_path / "checkpoint", tmp_path / "model", precision="fp32", report=lambda *_: None, name="tiny")
+    system = start_system(model=tmp_path / "model", worker={"page_store_folder": str(shared_folder)})
+    serve(system, job("req-1"))
+    serve(system, job("req-2"))
+    assert system.metric(COMPUTED) == 400
+    assert list(shared_folder.iterdir()) == []
