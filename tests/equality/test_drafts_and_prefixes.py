@@ -53,8 +53,10 @@ def up(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory)
     """A system that at the end has guessed right, guessed wrong and found pages: nothing here was tested otherwise."""
     data = tmp_path_factory.mktemp("up") / "data"
     with running_up(BUNDLED_MODEL, "--stages", str(request.param), data=data) as process:
+        workers = process.pid_of("blockrelay_worker")
         yield process
         counted = worker_counters(process)
+        assert process.pid_of("blockrelay_worker") == workers, "a worker fell over, and another answered"
         assert process.stop() == 0
     accepted = counted["blockrelay_spec_decode_num_accepted_tokens_total"]
     assert 0 < accepted < counted["blockrelay_spec_decode_num_draft_tokens_total"]

@@ -112,6 +112,7 @@ def answers_of(
     options = ("--stages", str(shape.stages), "--replicas", str(shape.replicas), "--threads", str(shape.threads))
     with running_up(BUNDLED_MODEL, *options, data=folder / "data") as up:
         before_kill: Counter[str] = Counter()
+        workers = up.pid_of("blockrelay_worker")
 
         def kill_one() -> None:
             before_kill.update(worker_counters(up))
@@ -123,6 +124,8 @@ def answers_of(
         with vandal(up, pages) if shape.tiers else nullcontext():
             answers = ask_in_waves(up.url, asks, seed=len(asks), halfway=halfway)
         counters = before_kill or worker_counters(up)
+        # A worker that fell over our bug would be replaced, and every answer still be right.
+        assert shape.kill or up.pid_of("blockrelay_worker") == workers
         assert up.stop() == 0
     return answers, counters
 
