@@ -16,6 +16,8 @@ F32 = NDArray[np.float32]
 _TRIED = (1.0, 0.93, 0.86, 0.79)
 #: A column whose largest magnitude is smaller counts as zero: its scale would lose bits.
 _SMALLEST = np.float32(2.0**-100)
+#: Factors below it, of columns in [0.5, 1), are far under half the smallest float16: they become 0.
+_VANISHING = np.float32(2.0**-40)
 
 
 def quantise_groups(weights: F32) -> tuple[NDArray[np.uint8], NDArray[np.float16], F32]:
@@ -90,5 +92,5 @@ def _nearest(values: F32, inverse: F32) -> F32:
 
 
 def _inverse(factor: F32) -> F32:
-    """1 / factor, 0 for 0."""
-    return np.divide(np.float32(1), factor, out=np.zeros_like(factor), where=factor > 0)
+    """1 / factor, 0 for a factor that vanishes."""
+    return np.divide(np.float32(1), factor, out=np.zeros_like(factor), where=factor > _VANISHING)

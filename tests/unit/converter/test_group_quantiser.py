@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from numpy.typing import NDArray
@@ -28,7 +28,15 @@ ROWS = st.tuples(st.integers(1, 4), st.integers(1, 3)).flatmap(
 )
 
 
+def _far_apart() -> F32:
+    weights = np.zeros((2, 64), np.float32)
+    weights[:, 0] = 1
+    weights[:, 32] = 4e-39, 1e-12
+    return weights
+
+
 @given(weights=ROWS)
+@example(weights=_far_apart())
 def test_every_tensor_is_what_kernels_may_rely_on(weights: F32) -> None:
     q4, gs, scale = quantise_groups(weights)
     count, depth = weights.shape
