@@ -97,7 +97,7 @@ def test_the_worker_after_a_kill_9_does_not_compute_the_prompt_again(
 
 
 def test_a_later_stage_that_lost_its_pages_ends_in_a_cold_run_and_the_same_tokens(start_system: StartSystem) -> None:
-    system = start_system(stages=2)
+    system = start_system(stages=2, scheduler_env={"BLOCKRELAY_VACANCY_S": "0.5"})
     serve(system, job("req-1"))
     pid = system.pid_of(1)
     os.kill(pid, signal.SIGKILL)
@@ -119,7 +119,7 @@ def test_a_later_stage_that_lost_its_pages_finds_them_in_the_tier(
     start_system: StartSystem, shared_folder: Path
 ) -> None:
     settings = {"page_store_folder": str(shared_folder)}
-    system = start_system(stages=2, worker=settings)
+    system = start_system(stages=2, worker=settings, scheduler_env={"BLOCKRELAY_VACANCY_S": "0.5"})
     serve(system, job("req-1"))
     wait_until(lambda: len(list(shared_folder.iterdir())) >= 2 * 12, "all pages are written")
     os.kill(system.pid_of(1), signal.SIGKILL)

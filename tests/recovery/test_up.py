@@ -52,6 +52,20 @@ def status(up: UpProcess) -> dict[str, Any]:
     return json.loads(done.stdout)
 
 
+def in_shared_memory() -> set[str]:
+    """What lies in /dev/shm, folders of pages aside: those of other tests come and go."""
+    return {name for name in os.listdir("/dev/shm") if not name.startswith("blockrelay-")}
+
+
+def page_folder(up: UpProcess) -> Path:
+    """Where the workers of an `up` share pages."""
+    environment = (Path("/proc") / str(up.pid_of("blockrelay_worker")[0]) / "environ").read_bytes().split(b"\0")
+    settings = dict(pair.decode().partition("=")[::2] for pair in environment)
+    folder = Path(settings["BLOCKRELAY_PAGE_STORE_FOLDER"])
+    assert folder.parent == Path("/dev/shm")
+    return folder
+
+
 def fails_with(*argv: str) -> str:
     """Run a command that must end with code 2 and one line; the line."""
     done = subprocess.run([*COMMAND, *argv], capture_output=True, text=True, timeout=30, check=False)
@@ -60,13 +74,13 @@ def fails_with(*argv: str) -> str:
 
 
 def test_ctrl_c_drains_and_leaves_nothing_and_nobody_else_may_use_its_port_or_data(model: Path, data: Path) -> None:
-    shared_memory = set(os.listdir("/dev/shm"))
+    shared_memory = in_shared_memory()
     with running_up(model, "--stages", "2", data=data) as up:
         children = up.children()
         assert len(children) == 6, "two Redis, the scheduler, two workers and the gateway"
         assert len(tokens_of(complete(up.url))) == 40
-        (pages,) = set(os.listdir("/dev/shm")) - shared_memory
-        wait_until(lambda: len(os.listdir(f"/dev/shm/{pages}")) >= 1 + 2 * 2, "both stages share their full pages")
+        pages = page_folder(up)
+        wait_until(lambda: len(list(pages.iterdir())) >= 1 + 2 * 2, "both stages share their full pages")
 
         port = up.url.rpartition(":")[2]
         line = fails_with("up", "--model", str(model), "--port", port)
@@ -82,7 +96,8 @@ def test_ctrl_c_drains_and_leaves_nothing_and_nobody_else_may_use_its_port_or_da
 
         assert up.stop(signal.SIGINT) == 0
         assert not any(command_line(pid) for pid in children)
-    assert not (data / "up.json").exists() and set(os.listdir("/dev/shm")) == shared_memory
+    assert not (data / "up.json").exists()
+    assert not pages.exists() and in_shared_memory() == shared_memory
     for log in data.glob("logs/*worker*.log"):
         assert "NODE_DRAINING" in log.read_text() and "ERROR" not in log.read_text()
 
