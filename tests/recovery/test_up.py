@@ -59,9 +59,9 @@ def in_shared_memory() -> set[str]:
 
 def page_folder(up: UpProcess) -> Path:
     """Where the workers of an `up` share pages."""
-    environment = (Path("/proc") / str(up.pid_of("blockrelay_worker")[0]) / "environ").read_bytes().split(b"\0")
-    settings = dict(pair.decode().partition("=")[::2] for pair in environment)
-    folder = Path(settings["BLOCKRELAY_PAGE_STORE_FOLDER"])
+    environment = (Path("/proc") / str(up.pid_of("blockrelay_worker")[0]) / "environ").read_bytes().decode()
+    (setting,) = [pair for pair in environment.split("\0") if pair.startswith("BLOCKRELAY_PAGE_STORE_FOLDER=")]
+    folder = Path(setting.partition("=")[2])
     assert folder.parent == Path("/dev/shm")
     return folder
 
