@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from bench.records import Record, by_round, median, paired_ratio, reports_of, sides_of
-from bench.units import OUR_PRECISIONS, OURS
+from bench.units import OUR_PRECISIONS, OURS, OURS_SMALL
 
 Records = Sequence[Record]
 ONE_STAGE, WIDE_STAGES, THIN_STAGES = "1 stage, 2 threads", "2 stages, 2 threads each", "2 stages, 1 thread each"
@@ -134,6 +134,12 @@ TARGETS = (
         name="decode, 16 requests, vs the best peer", floor=1.4, aim=2.0, find=against_best("decode_tok_s", 16, 128)
     ),
     Target(name="decode, 4 requests, vs the best peer", floor=1.3, aim=1.8, find=against_best("decode_tok_s", 4, 128)),
+    Target(
+        name="the same, w4a8",
+        floor=1.3,
+        aim=1.8,
+        find=against_best("decode_tok_s", 4, 128, ours=(OURS_SMALL,)),
+    ),
     Target(
         name="decode, 1 request, in any precision, vs the best peer",
         floor=0.85,

@@ -63,6 +63,6 @@ def test_everybody_finishes_however_small_the_pool(jobs: list[tuple[int, int]], 
                 continue
             run[1] = run[0]
             run[0] += 1
-        for name in [n for n, (tokens, _) in lives.items() if tokens >= ends[name]]:
+        for name in [n for n, (tokens, _) in lives.items() if tokens >= ends[n]]:
             del lives[name]
     assert not lives
