@@ -68,7 +68,7 @@ def test_twenty_random_requests_are_answered_as_alone(tmp_path: Path, monkeypatc
     asks, shape = workload(20, seed=1), Shape(stages=1, threads=2, kv_bytes=TIGHTEST)
     answers, counted = answers_of(shape, asks, tmp_path, monkeypatch)
     assert_equal(asks, answers, solo_answers(BUNDLED_MODEL, asks))
-    assert_it_was_no_solo_run(shape, counted)
+    assert_it_was_no_solo_run(shape, counted)  # twenty may happen to fit without anybody giving way
 
 
 @pytest.fixture(scope="module")
@@ -89,6 +89,8 @@ def test_two_hundred_random_requests_are_answered_as_alone(
     answers, counted = answers_of(shape, asks, tmp_path, monkeypatch)
     assert_equal(asks, answers, expected)
     assert_it_was_no_solo_run(shape, counted)
+    if shape.kv_bytes and shape.stages == shape.replicas == 1:
+        assert counted["blockrelay_num_preemptions_total"] > 0, "runs give way"
 
 
 def workload(count: int, *, seed: int) -> list[Asked]:
@@ -143,8 +145,6 @@ def assert_it_was_no_solo_run(shape: Shape, counted: "Counter[str]") -> None:
         for tier in ("shm", "redis"):
             assert counted[f'blockrelay_page_store_hits_total{{tier="{tier}"}}'] > 0, f"pages come from {tier}"
         assert counted["blockrelay_page_store_trouble_total"] > 0, "broken pages are seen"
-    if shape.kv_bytes and shape.stages == shape.replicas == 1:
-        assert counted["blockrelay_num_preemptions_total"] > 0, "runs give way"
 
 
 def assert_equal(asks: list[Asked], answers: list[Answer], expected: list[Answer]) -> None:
