@@ -18,6 +18,7 @@ constexpr int kColumns = 32;                // of a panel
 constexpr int kGroupDepth = 32;             // k per group
 constexpr int kBlocks = 4;                  // of 8 k, per group
 constexpr int kBlockBytes = kColumns * 4;
+constexpr int kRowsAtOnce = 6;  // fill the registers of AVX-512: 12 sums, 12 accumulators, 4 weights, 1 broadcast
 constexpr int kNibbleBytes = kBlocks * kBlockBytes;
 constexpr int kGroupBytes = kNibbleBytes + kColumns * int(sizeof(Half));
 
@@ -86,8 +87,6 @@ using MultiplyGroups = void (*)(const GroupWeights&, const SignedRows&, int64_t 
 
 #if defined(__AVX512BW__)
 
-constexpr int kRowsAtOnce = 6;  // 12 sums, 12 accumulators, 4 weights, 1 broadcast
-
 // sum plus the products of four bytes per lane: nibbles 0..15 times int8, whose pairs fit into 16 bits.
 inline __m512i dot_nibbles(__m512i sum, __m512i nibbles, __m512i a) {
 #if defined(__AVX512VNNI__)
@@ -155,8 +154,6 @@ inline MultiplyGroups group_multiplier(int rows) {
 }
 
 #else
-
-constexpr int kRowsAtOnce = 6;
 
 // sums[n] += the products of one block's 8 k with the row's eight bytes.
 inline void add_block(int32_t* sums, const uint8_t* block, uint32_t first, uint32_t second) {

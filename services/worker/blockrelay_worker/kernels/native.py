@@ -11,10 +11,9 @@ from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from typing import Any, Final, final
 
-from numpy.typing import NDArray
-
 from blockrelay.errors import ExecutionError, UsageError
 from blockrelay_worker.kernels import arguments
+from blockrelay_worker.kernels.arguments import address
 from blockrelay_worker.kernels.interface import F16, F32, I8, I32, I64, U8, Pages, Product
 from blockrelay_worker.kernels.numerics import PAGE
 from blockrelay_worker.kernels.products import ChannelProduct, GroupProduct
@@ -91,11 +90,6 @@ def supported_variants() -> tuple[str, ...]:
     return tuple(name for name, needed in VARIANTS.items() if needed <= level and _file(name) is not None)
 
 
-def at(array: NDArray[Any] | None) -> int | None:
-    """The address of an array's data, for a call."""
-    return None if array is None else array.ctypes.data
-
-
 @final
 class NativeKernels:
     """`Kernels` in C++; bits equal to `ReferenceKernels` for any `threads`.
@@ -129,20 +123,20 @@ class NativeKernels:
         rows, hidden = arguments.matrix_shape("x", x)
         arguments.check("weight", weight, arguments.FLOAT32, (hidden,))
         u, scale = arguments.quantised_out(u, scale, rows, hidden)
-        self.run("norm_quantise", at(x), at(weight), eps, at(u), at(scale), rows, hidden)
+        self.run("norm_quantise", address(x), address(weight), eps, address(u), address(scale), rows, hidden)
         return u, scale
 
     def norm(self, x: F32, weight: F32, eps: float, *, out: F32 | None = None) -> F32:
         rows, hidden = arguments.matrix_shape("x", x)
         arguments.check("weight", weight, arguments.FLOAT32, (hidden,))
         out = arguments.float32_out("out", out, (rows, hidden))
-        self.run("norm", at(x), at(weight), eps, at(out), rows, hidden)
+        self.run("norm", address(x), address(weight), eps, address(out), rows, hidden)
         return out
 
     def quantise(self, x: F32, *, u: U8 | None = None, scale: F32 | None = None) -> tuple[U8, F32]:
         rows, columns = arguments.matrix_shape("x", x)
         u, scale = arguments.quantised_out(u, scale, rows, columns)
-        self.run("quantise", at(x), at(u), at(scale), rows, columns)
+        self.run("quantise", address(x), address(u), address(scale), rows, columns)
         return u, scale
 
     def rotary_append(
@@ -167,11 +161,11 @@ class NativeKernels:
             qkv, row_scale, bias, norm_q, norm_k, cos, sin, positions, page, slot, k_pages, v_pages
         )
         out = arguments.float32_out("out", out, (shape.rows, shape.query_heads, shape.head_dim))
-        status = self.call(
+        status = self._call(
             "rotary_append",
-            *(at(x) for x in (qkv, row_scale, bias, norm_q, norm_k)),
+            *(address(x) for x in (qkv, row_scale, bias, norm_q, norm_k)),
             eps,
-            *(at(x) for x in (cos, sin, positions, page, slot, k_pages, v_pages, out)),
+            *(address(x) for x in (cos, sin, positions, page, slot, k_pages, v_pages, out)),
             k_pages.dtype == arguments.FLOAT16,
             shape.rows,
             cos.shape[0],
@@ -192,9 +186,9 @@ class NativeKernels:
     ) -> F32:
         shape = arguments.attention_shape(q, k_pages, v_pages, page_table, segments)
         out = arguments.float32_out("out", out, (shape.rows, shape.query_heads * shape.head_dim))
-        status = self.call(
+        status = self._call(
             "attention",
-            *(at(x) for x in (q, k_pages, v_pages, page_table, segments, out)),
+            *(address(x) for x in (q, k_pages, v_pages, page_table, segments, out)),
             k_pages.dtype == arguments.FLOAT16,
             page_table.shape[0],
             page_table.shape[1],
@@ -214,7 +208,7 @@ class NativeKernels:
         arguments.check("y", y, arguments.FLOAT32, (rows, columns))
         if row_scale is not None:
             arguments.check("row_scale", row_scale, arguments.FLOAT32, (rows,))
-        self.run("add_scaled", at(x), at(y), at(row_scale), rows, columns)
+        self.run("add_scaled", address(x), address(y), address(row_scale), rows, columns)
 
     def swiglu_quantise(
         self, gate_up: F32, row_scale: F32, *, u: U8 | None = None, scale: F32 | None = None
@@ -222,13 +216,13 @@ class NativeKernels:
         rows, columns = arguments.gate_up_shape(gate_up)
         arguments.check("row_scale", row_scale, arguments.FLOAT32, (rows,))
         u, scale = arguments.quantised_out(u, scale, rows, columns)
-        self.run("swiglu_quantise", at(gate_up), at(row_scale), at(u), at(scale), rows, columns)
+        self.run("swiglu_quantise", address(gate_up), address(row_scale), address(u), address(scale), rows, columns)
         return u, scale
 
     def swiglu(self, gate_up: F32, *, out: F32 | None = None) -> F32:
         rows, columns = arguments.gate_up_shape(gate_up)
         out = arguments.float32_out("out", out, (rows, columns))
-        self.run("swiglu", at(gate_up), at(out), rows, columns)
+        self.run("swiglu", address(gate_up), address(out), rows, columns)
         return out
 
     @property
@@ -245,13 +239,12 @@ class NativeKernels:
     def group_product(self, q4: U8, gs: F16, scale: F32) -> Product:
         return GroupProduct(self, q4, gs, scale)
 
-    def call(self, name: str, *values: int | float | None) -> int:
-        """Status of a function of the shared object, given this object's threads and `values`."""
+    def _call(self, name: str, *values: int | float | None) -> int:
         return self._functions[name](self._pool, *values)
 
     def run(self, name: str, *values: int | float | None) -> None:
-        """`call`, with an ExecutionError for a status."""
-        _require(self.call(name, *values))
+        """Call a function of the shared object with this object's threads; ExecutionError for a bad status."""
+        _require(self._call(name, *values))
 
 
 def _require(status: int) -> None:

@@ -7,6 +7,7 @@ from numpy.typing import NDArray
 
 from blockrelay.errors import ExecutionError
 from blockrelay_worker.kernels import arguments
+from blockrelay_worker.kernels.arguments import address
 from blockrelay_worker.kernels.interface import F16, F32, I8, U8
 from blockrelay_worker.memory import huge_page_bytes
 
@@ -35,13 +36,13 @@ class ChannelProduct:
         self._start = np.empty(padded, np.int32)
         self._scale = scale
         self._caller = caller
-        caller.run("pack_weights", _at(q), self._depth, self._columns, _at(self._panels), _at(self._start))
-        self._weights = (_at(self._panels), _at(self._start), _at(self._scale))
+        caller.run("pack_weights", address(q), self._depth, self._columns, address(self._panels), address(self._start))
+        self._weights = (address(self._panels), address(self._start), address(self._scale))
 
     def __call__(self, rows: U8, out: F32) -> None:
         count = _check(rows, out, self._depth, self._columns)
         if count:
-            self._caller.run("multiply", _at(rows), *self._weights, _at(out), count, self._depth, self._columns)
+            self._caller.run("multiply", address(rows), *self._weights, address(out), count, self._depth, self._columns)
 
 
 @final
@@ -59,17 +60,15 @@ class GroupProduct:
         self._panels = huge_page_bytes(-(-self._columns // _PANEL) * (self._depth // _GROUP) * _GROUP_BYTES)
         self._scale = scale
         self._caller = caller
-        caller.run("pack_groups", _at(q4), _at(gs), self._depth, self._columns, _at(self._panels))
-        self._weights = (_at(self._panels), _at(self._scale))
+        caller.run("pack_groups", address(q4), address(gs), self._depth, self._columns, address(self._panels))
+        self._weights = (address(self._panels), address(self._scale))
 
     def __call__(self, rows: U8, out: F32) -> None:
         count = _check(rows, out, self._depth, self._columns)
         if count:
-            self._caller.run("multiply_groups", _at(rows), *self._weights, _at(out), count, self._depth, self._columns)
-
-
-def _at(array: NDArray[Any]) -> int:
-    return array.ctypes.data
+            self._caller.run(
+                "multiply_groups", address(rows), *self._weights, address(out), count, self._depth, self._columns
+            )
 
 
 def _shape(name: str, weights: NDArray[Any]) -> tuple[int, int]:
