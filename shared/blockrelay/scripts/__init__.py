@@ -62,10 +62,11 @@ class SessionStep:
 class Accepted:
     """Answer of ACCEPT.
 
-    `detail`: state (EXISTS), in-flight (BUSY), pages (TOO_LARGE), expected step (STEP), request id (REPEAT).
+    `detail`: Unix ms of Redis' clock (OK), state (EXISTS), in-flight (BUSY), pages (TOO_LARGE), expected step (STEP),
+    request id (REPEAT). OTHER: the id is taken by another body.
     """
 
-    status: Literal["OK", "EXISTS", "BUSY", "TOO_LARGE", "STEP", "REPEAT"]
+    status: Literal["OK", "EXISTS", "OTHER", "BUSY", "TOO_LARGE", "STEP", "REPEAT"]
     detail: str
 
 
@@ -81,11 +82,16 @@ def accept(
     need_pages: int,
     max_in_flight: int,
     deadline_ms: int = 0,
+    fingerprint: str = "",
+    keep_s: int = 0,
     session: SessionStep | None = None,
 ) -> Call[Accepted]:
-    """`deadline_ms` is absolute Unix time in milliseconds, 0 for none."""
-    prompt_tokens = int(body.prompt.size)
-    args: list[Argument] = [request, model, need_pages, max_in_flight, deadline_ms, body.encode(), prompt_tokens]
+    """`deadline_ms` is absolute Unix time in milliseconds, 0 for none.
+
+    `fingerprint` names the client's body where the id derives from a key; `keep_s` is then the retention (0: as usual).
+    """
+    args: list[Argument] = [request, model, need_pages, max_in_flight, deadline_ms, body.encode()]
+    args += [int(body.prompt.size), fingerprint, keep_s]
     if session:
         args += [session.session, session.step, session.fingerprint, session.length, session.tokens]
 
@@ -137,10 +143,11 @@ def rerun(request: str, run: str, reason: RerunReason, *, fallback: dict[str, An
 
 
 def finish(
-    request: str, reason: EndReason, *, meta: dict[str, Any] | None = None, run: str = ""
+    request: str, reason: EndReason, *, meta: dict[str, Any] | None = None, run: str = "", abandoned: bool = False
 ) -> Call[Literal["FINISHED", "DONE", "UNKNOWN", "LOST"]]:
-    """With `run`, only while that run is current."""
-    return Call("finish", (request, reason, json.dumps(meta) if meta else "", run), lambda a: cast(Any, _text(a)))
+    """With `run`, only while that run is current. `abandoned`: ACCEPT of the same id may begin it anew."""
+    args = (request, reason, json.dumps(meta) if meta else "", run, int(abandoned))
+    return Call("finish", args, lambda a: cast(Any, _text(a)))
 
 
 def dead(

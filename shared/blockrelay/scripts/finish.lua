@@ -1,9 +1,11 @@
 -- FINISH: end a request by decision (cancelled, expired, error). Terminal is absorbing.
--- ARGV: retention, id, reason, meta, [run: only while that run is current]
+-- ARGV: retention, id, reason, meta, run ('' or: only while that run is current), abandoned (1: ACCEPT of the same id
+--   may begin it anew, since nobody has read the end)
 -- Answer: FINISHED | DONE (it had ended before) | UNKNOWN | LOST (another run)
 local r = load(ARGV[2])
 if not r then return 'UNKNOWN' end
 if r.state == 'done' then return 'DONE' end
 if ARGV[5] and ARGV[5] ~= '' and r.run ~= ARGV[5] then return 'LOST' end
 finish(r, ARGV[3], ARGV[4])
+if ARGV[6] == '1' then redis.call('HSET', P .. 'request:' .. r.id, 'abandoned', 1) end
 return 'FINISHED'

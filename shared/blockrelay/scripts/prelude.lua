@@ -8,7 +8,7 @@ local NOW = time[1] * 1000 + math.floor(time[2] / 1000)
 local MAX_SOLO_DEATHS, SOLO_AFTER = 5, 3
 
 local FIELDS = {'state', 'run', 'n', 'route', 'need', 'class', 'model', 'deadline', 'deaths', 'solo_deaths', 'deaths_n',
-  'missing', 'job', 'fallbacks', 'numerics', 'prompt', 'held'}
+  'missing', 'job', 'fallbacks', 'numerics', 'prompt', 'held', 'keep'}
 
 -- The record of a request as a table, or nil. Numbers are converted.
 local function load(id)
@@ -16,7 +16,7 @@ local function load(id)
   if not v[1] then return nil end
   local r = {id = id}
   for i, f in ipairs(FIELDS) do r[f] = v[i] or '' end
-  for _, f in ipairs({'n', 'need', 'deadline', 'deaths', 'solo_deaths', 'deaths_n', 'missing', 'prompt', 'held'}) do r[f] = tonumber(r[f]) or 0 end
+  for _, f in ipairs({'n', 'need', 'deadline', 'deaths', 'solo_deaths', 'deaths_n', 'missing', 'prompt', 'held', 'keep'}) do r[f] = tonumber(r[f]) or 0 end
   return r
 end
 
@@ -53,8 +53,9 @@ local function finish(r, reason, meta)
     'numerics', r.numerics)
   redis.call('HSET', P .. 'request:' .. r.id, 'state', 'done', 'end', reason, 'run', '', 'route', '', 'job', '', 'moved', NOW)
   redis.call('ZREM', P .. 'running', r.id)
-  redis.call('EXPIRE', P .. 'request:' .. r.id, RETENTION)
-  redis.call('EXPIRE', P .. 'log:' .. r.id, RETENTION)
+  local keep = r.keep > 0 and r.keep or RETENTION
+  redis.call('EXPIRE', P .. 'request:' .. r.id, keep)
+  redis.call('EXPIRE', P .. 'log:' .. r.id, keep)
   r.state = 'done'
 end
 
