@@ -1,5 +1,7 @@
 """Every message, in the order of a request's life. Frozen; encoded by `blockrelay.wire`.
 
+Each `decode` raises WireError, and nothing else, for bytes that are not such a message.
+
 gateway → record (ACCEPT)      RequestBody
 CLAIM   → worker 0             Claimed
 worker k → worker k+1          Forward (segments + rows), one per batch and target
@@ -11,18 +13,22 @@ scheduler → all                Plan (blockrelay.plan)
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, cast
+from typing import Any, Literal, TypeVar, get_args
 
 import numpy as np
 import numpy.typing as npt
 
 from blockrelay import wire
-from blockrelay.errors import WireError
+from blockrelay.errors import BadRequest, WireError
+from blockrelay.sampling_params import SamplingParams
+from blockrelay.wire_values import count, entries, flag, items, reading, text, tokens
 
 TokenIds = npt.NDArray[np.int32]
 Verdict = Literal["OK", "LOST", "DIVERGED", "GAP", "EXPIRED"]
 RerunReason = Literal["death", "drain", "gpu_error", "missing_pages", "no_inbox", "restart", "forgotten", "stalled"]
 EndReason = Literal["stop", "length", "tensor", "cancelled", "expired", "error"]
+Logits = Literal["none", "last", "all"]
+L = TypeVar("L", bound=str)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +42,7 @@ class RequestBody:
 
     prompt: TokenIds
     params: dict[str, Any]
-    logits: Literal["none", "last", "all"] = "none"
+    logits: Logits = "none"
     prior: int = 0
     traceparent: str = ""
     session: str = ""
@@ -61,21 +67,28 @@ class RequestBody:
 
     @classmethod
     def decode(cls, data: bytes) -> "RequestBody":
-        m = wire.unpack(data)
-        prompt = m.get("prompt")
-        if not isinstance(prompt, np.ndarray) or prompt.dtype != np.int32 or prompt.ndim != 1 or prompt.size == 0:
-            raise WireError("a request body needs a prompt of int32 token ids")
-        return cls(
-            prompt=prompt,
-            params=m["params"],
-            logits=m["logits"],
-            prior=m["prior"],
-            traceparent=m["trace"],
-            session=m["session"],
-            step=m["step"],
-            background=m["background"],
-            salt=m.get("salt", ""),  # bodies accepted before there was one
-        )
+        with reading("a request body"):
+            m = wire.unpack(data)
+            prompt = m["prompt"]
+            if not isinstance(prompt, np.ndarray) or prompt.dtype != np.int32 or prompt.ndim != 1 or prompt.size == 0:
+                raise WireError("a request body needs a prompt of int32 token ids")
+            params = entries(m["params"])
+            try:
+                SamplingParams.from_dict(params)
+            except BadRequest as error:
+                raise WireError(str(error)) from error
+            prior = count(m["prior"], most=prompt.size)
+            return cls(
+                prompt=prompt,
+                params=params,
+                logits=_one_of(m["logits"], get_args(Logits)),
+                prior=prior,
+                traceparent=text(m["trace"]),
+                session=text(m["session"]),
+                step=count(m["step"]),
+                background=flag(m["background"]),
+                salt=text(m.get("salt", "")),  # bodies accepted before there was one
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,27 +144,17 @@ class Forward:
 
     @classmethod
     def decode(cls, fields: Mapping[bytes, bytes]) -> "Forward":
-        head = wire.unpack(fields[b"h"])
-        segments = tuple(
-            ForwardSegment(
-                request=s[0],
-                run=s[1],
-                sequence=s[2],
-                position=s[3],
-                token_ids=tuple(s[4]),
-                ends_known=s[5],
-                drafts=s[6],
+        with reading("forwarded rows"):
+            head = wire.unpack(fields[b"h"])
+            segments = tuple(_segment(items(s)) for s in items(head["segments"]))
+            rows = wire.rows_from_bytes(fields[b"x"], sum(len(s.token_ids) for s in segments), count(head["hidden"]))
+            return cls(
+                sender=text(head["from"]),
+                segments=segments,
+                rows=rows,
+                block_seconds={name: float(value) for name, value in entries(head["times"]).items()},
+                gpu_blocks=tuple(text(name) for name in items(head["gpu"])),
             )
-            for s in head["segments"]
-        )
-        rows = wire.rows_from_bytes(fields[b"x"], sum(len(s.token_ids) for s in segments), head["hidden"])
-        return cls(
-            sender=head["from"],
-            segments=segments,
-            rows=rows,
-            block_seconds=head["times"],
-            gpu_blocks=tuple(head["gpu"]),
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,8 +198,9 @@ class NextJob:
 
     @classmethod
     def decode(cls, data: bytes) -> "NextJob":
-        request, run, position, tokens = wire.unpack_list(data)
-        return cls(request=request, run=run, position=int(position), tokens=tuple(int(t) for t in tokens))
+        with reading("a next job"):
+            request, run, position, known = wire.unpack_list(data)
+            return cls(request=text(request), run=text(run), position=count(position), tokens=tokens(known))
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,9 +215,10 @@ class TokenLogprobs:
         return json.dumps([self.logprob, self.top], separators=(",", ":"), allow_nan=False)
 
     @classmethod
-    def decode(cls, text: str) -> "TokenLogprobs":
-        logprob, top = json.loads(text)
-        return cls(float(logprob), tuple((int(token), float(value)) for token, value in top))
+    def decode(cls, encoded: str) -> "TokenLogprobs":
+        with reading("log probabilities"):
+            logprob, top = json.loads(encoded)
+            return cls(float(logprob), tuple((count(token), float(value)) for token, value in top))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -225,8 +230,9 @@ class Ended:
 
     @classmethod
     def decode(cls, data: bytes) -> "Ended":
-        request, run = wire.unpack_list(data)
-        return cls(request=request, run=run)
+        with reading("the end of a run"):
+            request, run = wire.unpack_list(data)
+            return cls(request=text(request), run=text(run))
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,17 +260,35 @@ LogEntry = TokenEntry | EndEntry
 
 def decode_log_entry(entry_id: bytes | str, fields: Mapping[bytes, bytes]) -> LogEntry:
     """A stream entry of `log:<id>` as a LogEntry."""
-    text = entry_id.decode() if isinstance(entry_id, bytes) else entry_id
-    position = int(text.partition("-")[0])
-    if b"t" in fields:
-        return TokenEntry(position, int(fields[b"t"]), fields.get(b"p", b"").decode())
-    if b"end" not in fields:
-        raise WireError(f"log entry {text} is neither a token nor an end")
-    meta, fallbacks = fields.get(b"meta", b""), fields.get(b"fallbacks", b"")
-    return EndEntry(
-        position=position,
-        reason=cast(EndReason, fields[b"end"].decode()),
-        meta=json.loads(meta) if meta else {},
-        fallbacks=tuple(json.loads(fallbacks)) if fallbacks else (),
-        numerics=fields.get(b"numerics", b"").decode(),
+    with reading("a log entry"):
+        position = count(int((entry_id.decode() if isinstance(entry_id, bytes) else entry_id).partition("-")[0]))
+        if b"t" in fields:
+            return TokenEntry(position, count(int(fields[b"t"])), fields.get(b"p", b"").decode())
+        meta, fallbacks = fields.get(b"meta", b""), fields.get(b"fallbacks", b"")
+        return EndEntry(
+            position=position,
+            reason=_one_of(fields[b"end"].decode(), get_args(EndReason)),
+            meta=entries(json.loads(meta)) if meta else {},
+            fallbacks=tuple(entries(event) for event in items(json.loads(fallbacks))) if fallbacks else (),
+            numerics=fields.get(b"numerics", b"").decode(),
+        )
+
+
+def _one_of(value: object, allowed: tuple[L, ...]) -> L:
+    for known in allowed:
+        if known == value:
+            return known
+    raise WireError(f"expected one of {', '.join(allowed)}, not {value!r:.40}")
+
+
+def _segment(s: list[Any]) -> ForwardSegment:
+    request, run, sequence, position, token_ids, ends_known, drafts = s
+    return ForwardSegment(
+        request=text(request),
+        run=text(run),
+        sequence=count(sequence),
+        position=count(position),
+        token_ids=tokens(token_ids),
+        ends_known=flag(ends_known),
+        drafts=count(drafts),
     )

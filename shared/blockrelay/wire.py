@@ -52,7 +52,7 @@ def unpack(data: bytes) -> dict[str, Any]:
         message = msgpack.unpackb(data, object_hook=_refuse_objects, raw=False, strict_map_key=False)
     except WireError:
         raise
-    except (ValueError, TypeError, KeyError, msgpack.UnpackException, msgpack.ExtraData) as error:
+    except (ValueError, TypeError, LookupError, AttributeError, OverflowError, msgpack.UnpackException) as error:
         raise WireError(f"message does not decode: {error}") from error
     if not isinstance(message, dict) or cast(dict[str, Any], message).get("v") != WIRE_VERSION:
         raise WireError(f"message is not a map of wire version {WIRE_VERSION}")
@@ -68,7 +68,7 @@ def unpack_list(data: bytes) -> list[Any]:
     """A msgpack array written by a script. Raises WireError when it is anything else."""
     try:
         values = msgpack.unpackb(data, raw=False)
-    except (ValueError, msgpack.UnpackException, msgpack.ExtraData) as error:
+    except (ValueError, TypeError, OverflowError, msgpack.UnpackException) as error:
         raise WireError(f"list does not decode: {error}") from error
     if not isinstance(values, list):
         raise WireError("expected a list")

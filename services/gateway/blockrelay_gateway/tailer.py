@@ -17,6 +17,7 @@ from redis.exceptions import ResponseError
 
 from blockrelay import logs
 from blockrelay.errors import WireError
+from blockrelay.failpoints import reach
 from blockrelay.keys import Keys
 from blockrelay.messages import EndEntry, LogEntry, decode_log_entry
 from blockrelay.metrics import GatewayMetrics
@@ -90,10 +91,12 @@ class Tailer:
         # On a connection not known to work, do not block: whoever waits for `connected` should not wait for BLOCK_MS.
         block = BLOCK_MS if self.connected else None
         self._in_read = True
+        reach("gateway.before_read")
         try:
             answer = await self._client.xread(streams, count=READ_COUNT, block=block)
         finally:
             self._in_read = False
+        reach("gateway.after_read")
         for key, entries in cast(list[tuple[bytes, list[tuple[bytes, dict[bytes, bytes]]]]], answer or []):
             if key == self._wake_key.encode():
                 self._wake_id = entries[-1][0].decode()
@@ -104,7 +107,7 @@ class Tailer:
         for entry_id, fields in entries:
             try:
                 entry = decode_log_entry(entry_id, fields)
-            except (WireError, ValueError) as error:
+            except WireError as error:
                 logs.get().error("LOG_ENTRY_UNREADABLE", request_id=tail.request, error=str(error))
                 entry = EndEntry(tail.position + 1, "error", {"error": str(error), "code": "wire"}, (), "")
             tail.position = entry.position

@@ -9,6 +9,7 @@ from typing import Any, cast
 import redis
 
 from blockrelay.errors import WireError
+from blockrelay.failpoints import reach
 from blockrelay.logs import get
 from blockrelay.messages import Commit, CommitAnswer, Ended, Forward, NextJob
 from blockrelay.redis_link import BLOCK_MS, UNREACHABLE, backoff_s
@@ -107,6 +108,7 @@ class Reader(threading.Thread):
             if event := decode_entry(fields):
                 self._mailbox.put(event)
         try:
+            reach("worker.after_receive")
             self._client.xdel(self._inbox, *(entry for entry, _ in entries))
         except UNREACHABLE:
             return  # read again from the kept position: nothing is delivered twice to this process
@@ -121,6 +123,6 @@ def decode_entry(fields: Mapping[bytes, bytes]) -> Event | None:
             return Ended.decode(fields[b"d"])
         if b"h" in fields:
             return Forward.decode(fields)
-    except (WireError, KeyError, ValueError, TypeError) as error:
+    except WireError as error:
         get().error("INBOX_ENTRY_REFUSED", error=str(error))
     return None

@@ -1,0 +1,127 @@
+"""What reads bytes that others may have written, as functions of bytes, with messages that do decode as seeds.
+
+A target returns whatever it makes of the bytes and may raise only what its contract names (`Target.refuses`); any other
+exception, a crash or a hang is a fault. `test_codecs.py` tries mutated seeds in the default suite, `campaign.py` lets
+atheris look for more.
+"""
+
+import json
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from blockrelay import wire
+from blockrelay.errors import BadRequest, BlockFolderError, WireError
+from blockrelay.manifest import MANIFEST_NAME, decode_manifest
+from blockrelay.messages import (
+    Ended,
+    Forward,
+    ForwardSegment,
+    NextJob,
+    RequestBody,
+    TokenLogprobs,
+    decode_log_entry,
+)
+from blockrelay.settings import BUNDLED_MODEL
+from blockrelay.tensors import decode_result, decode_tensor, encode_result, encode_tensor
+from blockrelay_worker.page_store.record import PageShape, decode_record, encode_record
+
+NAME = bytes(range(32))
+SHAPE = PageShape(kv_heads=1, head_dim=8, dtype=np.float16)
+
+
+@dataclass(frozen=True)
+class Target:
+    read: Callable[[bytes], object]
+    refuses: tuple[type[Exception], ...]
+    seeds: tuple[bytes, ...]
+
+
+def join(*parts: bytes) -> bytes:
+    """Several fields as one string of bytes: each with its length before it. `split` takes them apart."""
+    return b"".join(struct.pack("<H", len(part)) + part for part in parts)
+
+
+def split(data: bytes, most: int) -> list[bytes]:
+    """At most `most` fields; what a length promises and the bytes do not hold is cut."""
+    parts: list[bytes] = []
+    while len(data) >= 2 and len(parts) < most:
+        (size,) = struct.unpack_from("<H", data)
+        parts.append(data[2 : 2 + size])
+        data = data[2 + size :]
+    return parts
+
+
+def _forward(data: bytes) -> object:
+    return Forward.decode(dict(zip((b"h", b"x"), split(data, 2), strict=False)))
+
+
+def _log_entry(data: bytes) -> object:
+    entry_id, *fields = split(data, 9) or [b""]
+    return decode_log_entry(entry_id, dict(zip(fields[::2], fields[1::2], strict=False)))
+
+
+def _tensor(data: bytes) -> object:
+    try:
+        value = json.loads(data)
+    except (ValueError, RecursionError):
+        return None  # not ours: the web framework parses bodies
+    return decode_tensor(value, param="x", max_elements=64)
+
+
+def _page(data: bytes) -> object:
+    return decode_record(data, NAME, 3, SHAPE)
+
+
+_half = np.arange(SHAPE.half_bytes // 2, dtype=np.float16)
+_segment = ForwardSegment(request="req-1", run="ab", sequence=0, position=4, token_ids=(7, 9), ends_known=True)
+_rows = Forward(sender="w", segments=(_segment,), rows=np.ones((2, 3), np.float32), block_seconds={"block_1": 0.5})
+_body = RequestBody(prompt=np.array([1, 2], np.int32), params={"max_tokens": 3, "stop": ["x"]}, session="s", step=1)
+_tensors = (np.arange(6).reshape(2, 3), np.ones(2, np.bool_), np.ones((1, 2), np.float16))
+
+TARGETS: dict[str, Target] = {
+    "message": Target(wire.unpack, (WireError,), (wire.pack({"a": np.ones(2, np.float32), "b": [1, "x"]}),)),
+    "script list": Target(wire.unpack_list, (WireError,), (wire.pack_list([1, "x", [2]]),)),
+    "request body": Target(RequestBody.decode, (WireError,), (_body.encode(),)),
+    "forward": Target(_forward, (WireError,), (join(*_rows.encode().values()),)),
+    "next job": Target(
+        NextJob.decode, (WireError,), (NextJob(request="q", run="r", position=4, tokens=(7, 8)).encode(),)
+    ),
+    "ended": Target(Ended.decode, (WireError,), (wire.pack_list(["q", "r"]),)),
+    "log entry": Target(
+        _log_entry,
+        (WireError,),
+        (
+            join(b"3-0", b"t", b"42", b"p", TokenLogprobs(-0.5, ((1, -0.5),)).encode().encode()),
+            join(b"4-0", b"end", b"error", b"meta", b'{"error": "x"}', b"fallbacks", b'[{"from": "GPU"}]'),
+        ),
+    ),
+    "log probabilities": Target(
+        lambda data: TokenLogprobs.decode(data.decode("latin-1")),
+        (WireError,),
+        (TokenLogprobs(-0.5, ((1, -0.5), (2, -1.5))).encode().encode(),),
+    ),
+    "result": Target(decode_result, (WireError,), (encode_result(np.ones((2, 5), np.float32)),)),
+    "tensor": Target(
+        _tensor,
+        (BadRequest,),
+        (
+            *(json.dumps(encode_tensor(array)).encode() for array in _tensors),
+            b'{"_tensor_": true, "data": [[1, 2], [3, 4]], "dtype": "float32"}',
+        ),
+    ),
+    "page": Target(_page, (), (encode_record(NAME, 3, SHAPE, _half, _half),)),
+    "manifest": Target(decode_manifest, (BlockFolderError,), ((BUNDLED_MODEL / MANIFEST_NAME).read_bytes(),)),
+}
+
+
+def attempt(name: str, data: bytes) -> bool:
+    """Let the target read `data`. False when it refused them as its contract says; what else it raises comes out."""
+    target = TARGETS[name]
+    try:
+        target.read(data)
+    except target.refuses:
+        return False
+    return True
