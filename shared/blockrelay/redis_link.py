@@ -15,6 +15,7 @@ from redis.backoff import NoBackoff
 from redis.exceptions import BusyLoadingError, ConnectionError, NoScriptError, ReadOnlyError, TimeoutError
 from redis.retry import Retry
 
+from blockrelay.failpoints import reach_script
 from blockrelay.keys import Keys
 from blockrelay.scripts import Call, source
 
@@ -55,10 +56,12 @@ class Scripts:
         """EVALSHA, and EVAL once when the script cache is empty (restart, SCRIPT FLUSH)."""
         code = source(call.script)
         tail: list[Any] = [self._keys.workers, self._retention_s, *call.args]
+        reach_script("before", call.script)
         try:
             answer = self._client.evalsha(code.sha, 1, *tail)
         except NoScriptError:
             answer = self._client.eval(code.text, 1, *tail)
+        reach_script("after", call.script)
         return call.parse(answer)
 
 
@@ -72,10 +75,12 @@ class AsyncScripts:
         """As `Scripts.run`."""
         code = source(call.script)
         tail: list[Any] = [self._keys.workers, self._retention_s, *call.args]
+        reach_script("before", call.script)
         try:
             answer = await cast(Any, self._client.evalsha(code.sha, 1, *tail))
         except NoScriptError:
             answer = await cast(Any, self._client.eval(code.text, 1, *tail))
+        reach_script("after", call.script)
         return call.parse(answer)
 
 

@@ -10,9 +10,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
 
+from blockrelay import failpoints
 from blockrelay.errors import UsageError
 
 BUNDLED_MODEL = Path(__file__).parent / "models" / "storyteller"
@@ -36,6 +37,13 @@ class Settings(BaseSettings):
     log_prompts: bool = Field(default=False, description="write prompts and texts into the log (never by default)")
     dead_after_s: float = Field(default=3.0, gt=0, description="a worker without a beat for this long is dead")
     retention_s: int = Field(default=900, ge=1, description="how long a finished request can still be read")
+    failpoint: str = Field(default="", description="die, sleep, fail or wait at a named point (docs/failpoints.md)")
+
+    @field_validator("failpoint")
+    @classmethod
+    def _is_failpoint(cls, value: str) -> str:
+        failpoints.parse(value)
+        return value
 
 
 class GatewaySettings(Settings):

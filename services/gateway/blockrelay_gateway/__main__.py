@@ -12,7 +12,7 @@ from types import FrameType
 import uvicorn
 from fastapi import FastAPI
 
-from blockrelay import logs
+from blockrelay import failpoints, logs
 from blockrelay.errors import BlockrelayError, UsageError
 from blockrelay.settings import GatewaySettings, read_settings
 from blockrelay_gateway.app import create_app
@@ -52,6 +52,7 @@ def main() -> int:
     except UsageError as error:
         return _refuse(str(error))
     logs.configure(settings.log_level, node_id=settings.node_id or logs.node_name("gateway"))
+    failpoints.arm("gateway", settings.failpoint)
     with tcp_socket(settings.host) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

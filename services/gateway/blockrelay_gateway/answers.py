@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any, Protocol
 
 from blockrelay.errors import BlockrelayError
+from blockrelay.failpoints import reach
 from blockrelay_gateway import sse
 from blockrelay_gateway.flights import Flight
 from blockrelay_gateway.gateway import Gateway
@@ -68,7 +69,9 @@ async def stream(gateway: Gateway, readers: Readers, form: StreamFormat, *, afte
                 name = str(delta.position) if len(flights) == 1 else f"{index}:{delta.position}"
                 if delta.position > after:
                     parts.append(sse.event(body, name))
+            reach("gateway.before_event")
             yield b"".join(parts)
+            reach("gateway.after_event")
         good = all(flight.end is not None and failure(flight.end) is None for flight in flights)
         if good and (closing := form.closing(flights)):
             yield sse.event(closing)

@@ -19,6 +19,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from blockrelay.failpoints import reach
+
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 #: Seconds before a dead child is started again: doubled for each quick death, back to the first after a long life.
 FIRST_DELAY_S, LONGEST_DELAY_S, LONG_LIFE_S = 0.05, 5.0, 10.0
@@ -101,6 +103,7 @@ class Child:
         return self.process is not None and self.process.returncode is None
 
     def start(self) -> None:
+        reach("launcher.before_spawn")
         with self.log.open("ab") as log:
             if self._tail is None:
                 self._tail = self.log.open("rb")
@@ -116,6 +119,7 @@ class Child:
                 preexec_fn=die_with_parent(self.last_signal),
             )
         self._started = time.monotonic()
+        reach("launcher.after_spawn")
 
     def reap(self) -> int | None:
         """The exit code, once, when the process has ended since the last call; plans the next start."""

@@ -9,10 +9,10 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from blockrelay import redis_link
+from blockrelay import failpoints, redis_link
 from blockrelay.block_folder import open_block_folder
 from blockrelay.errors import ServiceUnavailable, UsageError
-from blockrelay.settings import Settings
+from blockrelay.settings import Settings, read_settings
 from blockrelay_launcher.children import Layout, UpOptions, gateway, redis_server, scheduler, workers
 from blockrelay_launcher.data_folder import DataFolder, Running, open_data_folder
 from blockrelay_launcher.durability import warnings_about
@@ -39,7 +39,8 @@ def up(options: UpOptions) -> int:
         UsageError, BlockFolderError: nothing runs.
         ServiceUnavailable: something could not be started; what had been started was ended again.
     """
-    settings = Settings(model=options.model)
+    settings = read_settings(Settings, ["--model", str(options.model)], program="blockrelay up")
+    failpoints.arm("launcher", settings.failpoint)
     blocks = open_block_folder(options.model, blocks=[]).model.blocks
     if not 1 <= options.stages <= blocks:
         raise UsageError(f"--stages is {options.stages}, but the model has {blocks} blocks: choose 1 to {blocks}")

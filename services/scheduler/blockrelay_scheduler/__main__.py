@@ -6,7 +6,7 @@ import threading
 
 from prometheus_client import CollectorRegistry
 
-from blockrelay import logs
+from blockrelay import failpoints, logs
 from blockrelay.block_folder import open_block_folder
 from blockrelay.errors import BlockrelayError, UsageError
 from blockrelay.keys import Keys
@@ -51,6 +51,7 @@ def main() -> int:
     try:
         settings = read_settings(SchedulerSettings, sys.argv[1:], program="python -m blockrelay_scheduler")
         logs.configure(settings.log_level, node_id=settings.node_id or logs.node_name("scheduler"))
+        failpoints.arm("scheduler", settings.failpoint)
         serve(settings, stop)
     except BlockrelayError as error:
         sys.stderr.write(f"scheduler: {error}\n")

@@ -4,7 +4,7 @@ import signal
 import sys
 import threading
 
-from blockrelay import logs
+from blockrelay import failpoints, logs
 from blockrelay.errors import BlockrelayError, UsageError
 from blockrelay.settings import WorkerSettings, read_settings
 from blockrelay_worker.service import Worker
@@ -18,6 +18,7 @@ def main() -> int:
         sys.stderr.write(f"worker: {error}\n")
         return 2
     logs.configure(settings.log_level, node_id=settings.node_id or logs.node_name(settings.device))
+    failpoints.arm("worker", settings.failpoint)
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())

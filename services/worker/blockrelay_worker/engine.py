@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from blockrelay import scripts
 from blockrelay.errors import ExecutionError
+from blockrelay.failpoints import reach
 from blockrelay.logs import get
 from blockrelay.messages import Commit, CommitAnswer, Ended, Forward, NextJob, RerunReason
 from blockrelay.metrics import WorkerMetrics
@@ -213,11 +214,13 @@ class Engine:
 
     def _step(self, work: list[Work]) -> None:
         """Run the stage on `work` and pass the result on. A batch that fails on a CPU is tried again one by one."""
+        reach("worker.before_compute")
         try:
             output = self._run_stage(work)
         except ExecutionError as error:
             self._on_failure(work, error)
             return
+        reach("worker.after_compute")
         bad = {work[i].run.request for i in output.not_finite}
         for item in [w for w in work if not (w.drafts and w.run.request in bad)]:
             run = item.run
@@ -324,7 +327,13 @@ class Engine:
     def _store_result(self, run: Run) -> None:
         """Tensor outputs go to the payload Redis before the COMMIT that announces them."""
         key, value = self.links.keys.result(run.request), encode_result(np.concatenate(run.logits))
-        self.links.again(lambda: self.links.payload.set(key, value, ex=self.role.retention_s))
+
+        def store() -> None:
+            reach("worker.before_result")
+            self.links.payload.set(key, value, ex=self.role.retention_s)
+            reach("worker.after_result")
+
+        self.links.again(store)
 
     def _observe(self) -> None:
         runs = self.table.all()

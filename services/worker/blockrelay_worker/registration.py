@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from blockrelay.failpoints import reach
 from blockrelay.logs import get
 from blockrelay.plan import Plan, Stage, parse_split
 from blockrelay.redis_link import UNREACHABLE, backoff_s, server_run_id
@@ -82,8 +83,13 @@ class Registration:
             lambda: self._links.control.hset(keys.worker(self.worker), mapping={**self._fields, **fields})
         )
         self._links.again(self._sign_of_life)
-        self._links.again(lambda: self._links.control.xadd(keys.inbox(self.worker), {"hello": self.worker}))
+        self._links.again(self._open_inbox)
         return run_id
+
+    def _open_inbox(self) -> None:
+        reach("worker.before_announce")
+        self._links.control.xadd(self._links.keys.inbox(self.worker), {"hello": self.worker})
+        reach("worker.after_announce")
 
     def leave_payload(self) -> None:
         """Delete the inbox on the payload Redis; what is left in it belongs to runs that are over."""
@@ -93,9 +99,13 @@ class Registration:
             self._links.errors.inc()  # it has a time to live
 
     def _enter(self) -> None:
-        keys = self._links.keys
-        self._links.again(lambda: self._links.control.hset(keys.worker(self.worker), mapping=self._fields))
+        self._links.again(self._write_record)
         self._links.again(self._sign_of_life)
+
+    def _write_record(self) -> None:
+        reach("worker.before_register")
+        self._links.control.hset(self._links.keys.worker(self.worker), mapping=self._fields)
+        reach("worker.after_register")
 
     def _sign_of_life(self) -> None:
         """A beat before the inbox exists, when BEAT would say that we are gone."""

@@ -9,6 +9,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from blockrelay.failpoints import reach
 from blockrelay.messages import Commit, Forward, ForwardSegment, NextJob
 from blockrelay.metrics import WorkerMetrics
 from blockrelay.redis_link import UNREACHABLE
@@ -57,11 +58,13 @@ class Sender:
         if self._links.payload is self._links.control:
             return
         try:
+            reach("worker.before_early_job")
             pipeline = self._links.payload.pipeline(transaction=False)
             for worker, c in commits:
                 job = NextJob(request=c.request, run=c.run, position=c.position, tokens=c.tokens).encode()
                 pipeline.xadd(self._links.keys.inbox(worker), {"j": job}, nomkstream=True)
             pipeline.execute()
+            reach("worker.after_early_job")
         except UNREACHABLE:
             self._links.errors.inc()
 
@@ -80,10 +83,12 @@ class Sender:
     def _send(self, target: str, message: Forward) -> bool:
         inbox, fields = self._links.keys.inbox(target), message.encode()
         try:
+            reach("worker.before_forward")
             pipeline = self._links.payload.pipeline(transaction=False)
             pipeline.xadd(inbox, cast(Any, fields), nomkstream=True)
             pipeline.xlen(inbox)
             entry, length = pipeline.execute()
+            reach("worker.after_forward")
         except UNREACHABLE:
             self._links.errors.inc()
             return False

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from blockrelay.failpoints import reach
 from blockrelay.metrics import WorkerMetrics
 from blockrelay_worker.page_store.record import PageShape, decode_record, encode_record
 from blockrelay_worker.page_store.tier import StoredPage, Tier
@@ -123,9 +124,11 @@ class PageStore:
                 batch = [self._fresh.popleft() for _ in range(min(self._per_call, len(self._fresh)))]
                 self._busy["writer"] = True
             pages = [page for fresh in batch if (page := self.copied(fresh)) is not None]
+            reach("worker.before_page_put")
             for tier in self._tiers:
                 tier.put(pages, self._blocks)
                 self._metrics.page_store_bytes.labels(tier.label).set(tier.used_bytes())
+            reach("worker.after_page_put")
 
     def copied(self, fresh: Fresh) -> StoredPage | None:
         """The page's records; None when it changed hands before they were all copied."""
@@ -150,7 +153,10 @@ class PageStore:
                     return
                 load, deliver = self._loads.popleft()
                 self._busy["reader"] = True
-            deliver(Loaded(load, self._fill(load)))
+            reach("worker.before_page_get")
+            filled = self._fill(load)
+            reach("worker.after_page_get")
+            deliver(Loaded(load, filled))
 
     def _fill(self, load: Load) -> int:
         """How many pages, from the first on, were found and copied into the pool."""

@@ -1,0 +1,165 @@
+"""Named points before and after every external effect, where a process can be made to die, sleep, fail or wait.
+
+    BLOCKRELAY_FAILPOINT=worker.after_commit:kill@3,scheduler.before_plan:delay=0.5
+
+`<point>:<action>[=<seconds>][@<passage>]`, several separated by commas. An action happens once, at the passage with
+that number (counted from 1, the default) of each process of the point's role. Off unless set: then `reach` is one look
+at an empty dictionary.
+
+    kill    SIGKILL to this process
+    stop    SIGSTOP to this process, until somebody sends SIGCONT
+    raise   Redis is lost, here: before = the command did not run, after = it ran and its reply was lost
+    delay   this thread sleeps for <seconds>
+
+`before_<script>` and `after_<script>` stand around every call of that script (`blockrelay.redis_link`); the others are
+single lines where the effect is.
+"""
+
+import os
+import re
+import signal
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, cast, get_args
+
+from redis.exceptions import ConnectionError
+
+from blockrelay.errors import UsageError
+from blockrelay.logs import get
+
+Role = Literal["gateway", "scheduler", "worker", "launcher"]
+Action = Literal["kill", "stop", "raise", "delay"]
+
+#: Points that are lines of their own, in the order of a request's life.
+Line = Literal[
+    "gateway.before_read",
+    "gateway.after_read",
+    "gateway.before_event",
+    "gateway.after_event",
+    "worker.before_register",
+    "worker.after_register",
+    "worker.before_announce",
+    "worker.after_announce",
+    "worker.after_receive",
+    "worker.before_page_get",
+    "worker.after_page_get",
+    "worker.before_compute",
+    "worker.after_compute",
+    "worker.before_page_put",
+    "worker.after_page_put",
+    "worker.before_forward",
+    "worker.after_forward",
+    "worker.before_early_job",
+    "worker.after_early_job",
+    "worker.before_result",
+    "worker.after_result",
+    "launcher.before_spawn",
+    "launcher.after_spawn",
+]
+#: Lines at which nothing that could fail is asked of Redis.
+_NO_FAILURE = {"compute", "page_put", "page_get", "event", "spawn"}
+#: Which scripts each role calls.
+SCRIPTS: dict[Role, tuple[str, ...]] = {
+    "gateway": ("accept", "finish"),
+    "scheduler": ("plan", "dead", "rerun", "finish"),
+    "worker": ("claim", "commit", "beat", "rerun", "finish", "dead"),
+    "launcher": ("dead",),
+}
+POINTS: tuple[str, ...] = (
+    *get_args(Line),
+    *(f"{role}.{m}_{script}" for role, names in SCRIPTS.items() for script in names for m in ("before", "after")),
+)
+#: Points at which Redis may be lost: before = the command did not run, after = it ran and its reply was lost.
+LOSING = frozenset(point for point in POINTS if point.split("_", 1)[1] not in _NO_FAILURE)
+_TRAP = re.compile(r"([a-z_.]+):([a-z]+)(?:=([0-9.]+))?(?:@([0-9]+))?")
+
+
+@dataclass(frozen=True, slots=True)
+class Trap:
+    """What happens at the `passage`-th passage of `point`."""
+
+    point: str
+    action: Action
+    seconds: float
+    passage: int
+
+
+def parse(text: str) -> tuple[Trap, ...]:
+    """The traps in a setting's value; none for an empty one. Raises ValueError that lists what there is."""
+    return tuple(_trap(part.strip()) for part in text.split(",")) if text.strip() else ()
+
+
+def _trap(text: str) -> Trap:
+    found = _TRAP.fullmatch(text)
+    if not found:
+        raise ValueError(f"{text!r} is not <point>:<action>[=<seconds>][@<passage>]")
+    point, action, seconds, passage = found.groups()
+    if point not in POINTS:
+        raise ValueError(f"there is no point {point!r}; points are {', '.join(sorted(POINTS))}")
+    if action not in get_args(Action):
+        raise ValueError(f"there is no action {action!r}; actions are {', '.join(get_args(Action))}")
+    if (action == "delay") != (seconds is not None):
+        raise ValueError(f"{text!r}: delay, and only delay, takes =<seconds>")
+    if action == "raise" and point not in LOSING:
+        raise ValueError(f"{point!r} asks nothing of Redis that could fail")
+    if passage == "0":
+        raise ValueError(f"{text!r}: passages count from 1")
+    return Trap(point, cast(Action, action), float(seconds or 0), int(passage or 1))
+
+
+class _Armed:
+    """The traps of this process by their point, and how often each point was passed."""
+
+    def __init__(self) -> None:
+        self.role: Role | None = None
+        self.traps: dict[str, list[Trap]] = {}
+        self.passed: dict[str, int] = {}
+        self.lock = threading.Lock()
+
+
+_armed = _Armed()
+
+
+def arm(role: Role, setting: str) -> None:
+    """Set the traps of `role` in this process; call once, in `__main__`. Raises UsageError for what is no setting."""
+    try:
+        traps = [trap for trap in parse(setting) if trap.point.startswith(f"{role}.")]
+    except ValueError as error:
+        raise UsageError(f"BLOCKRELAY_FAILPOINT: {error}") from None
+    _armed.role, _armed.traps, _armed.passed = role, {}, {}
+    for trap in traps:
+        _armed.traps.setdefault(trap.point, []).append(trap)
+
+
+def reach(point: Line) -> None:
+    """This thread is at `point`. Raises ConnectionError where a trap demands it."""
+    if _armed.traps:
+        _pass(point)
+
+
+def reach_script(moment: Literal["before", "after"], script: str) -> None:
+    """This thread is before or after a call of `script`. Raises as `reach`."""
+    if _armed.traps:
+        _pass(f"{_armed.role}.{moment}_{script}")
+
+
+def _pass(point: str) -> None:
+    assert point in POINTS, f"{point} is missing in POINTS"
+    with _armed.lock:
+        passage = _armed.passed[point] = _armed.passed.get(point, 0) + 1
+    _spring([trap for trap in _armed.traps.get(point, ()) if trap.passage == passage])
+
+
+def _spring(traps: Sequence[Trap]) -> None:
+    for trap in traps:
+        get().warning("FAILPOINT", point=trap.point, action=trap.action, passage=trap.passage)
+        if trap.action == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        elif trap.action == "stop":
+            os.kill(os.getpid(), signal.SIGSTOP)
+        elif trap.action == "delay":
+            time.sleep(trap.seconds)
+        else:
+            raise ConnectionError(f"failpoint {trap.point}")

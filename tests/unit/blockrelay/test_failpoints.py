@@ -1,0 +1,104 @@
+"""Failure points: what the setting may say, and what happens at a point."""
+
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from redis.exceptions import ConnectionError
+
+from blockrelay import failpoints
+from blockrelay.errors import UsageError
+from blockrelay.failpoints import POINTS, SCRIPTS, Trap, arm, parse, reach, reach_script
+from blockrelay.scripts import NAMES
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture(autouse=True)
+def disarmed():
+    yield
+    arm("worker", "")
+
+
+def test_a_setting_is_a_list_of_traps() -> None:
+    assert parse("") == parse(" ") == ()
+    assert parse("worker.after_commit:kill@3, gateway.before_read:delay=0.5") == (
+        Trap("worker.after_commit", "kill", 0.0, 3),
+        Trap("gateway.before_read", "delay", 0.5, 1),
+    )
+
+
+@pytest.mark.parametrize(
+    ("setting", "told"),
+    [
+        ("worker.before_lunch:kill", "worker.before_claim"),
+        ("worker.before_claim:explode", "kill, stop, raise, delay"),
+        ("worker.before_claim", "<point>:<action>"),
+        ("worker.before_claim:kill@0", "count from 1"),
+        ("worker.before_claim:delay", "=<seconds>"),
+        ("worker.before_claim:kill=3", "=<seconds>"),
+        ("worker.before_compute:raise", "nothing of Redis"),
+    ],
+)
+def test_what_is_no_setting_is_refused_with_what_there_is(setting: str, told: str) -> None:
+    with pytest.raises(UsageError, match=f"BLOCKRELAY_FAILPOINT: .*{re.escape(told)}"):
+        arm("worker", setting)
+
+
+@pytest.mark.parametrize("service", ["worker", "gateway", "scheduler"])
+def test_no_service_starts_with_a_name_that_does_not_exist(service: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BLOCKRELAY_FAILPOINT", "worker.before_lunch:kill")
+    done = subprocess.run([sys.executable, "-m", f"blockrelay_{service}"], capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and "worker.before_claim" in done.stderr and done.stderr.count("\n") == 1
+
+
+def test_a_trap_springs_once_at_its_passage_and_only_in_its_role() -> None:
+    arm("worker", "worker.before_forward:raise@2,gateway.before_read:raise")
+    reach("worker.before_forward")
+    with pytest.raises(ConnectionError, match=r"worker\.before_forward"):
+        reach("worker.before_forward")
+    reach("worker.before_forward")
+    reach("gateway.before_read")
+    reach_script("before", "commit")
+
+
+def test_scripts_have_points_around_them() -> None:
+    arm("scheduler", "scheduler.after_plan:raise")
+    reach_script("before", "plan")
+    with pytest.raises(ConnectionError):
+        reach_script("after", "plan")
+
+
+@pytest.mark.parametrize(("action", "code"), [("kill", -signal.SIGKILL), ("delay=0.01", 0)])
+def test_actions_meet_the_process_itself(action: str, code: int) -> None:
+    program = (
+        "from blockrelay.failpoints import *; import sys; arm('worker', sys.argv[1]); reach_script('after', 'claim')"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, f"worker.after_claim:{action}"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == code and "FAILPOINT" in done.stdout + done.stderr
+
+
+def test_every_line_in_the_services_is_in_the_table_and_the_other_way_round() -> None:
+    sources = [p.read_text() for p in (ROOT / "services").rglob("*.py")]
+    used = {name for text in sources for name in re.findall(r'reach\("([a-z_.]+)"\)', text)}
+    scripts = {
+        f"{role}.{m}_{script}" for role, names in SCRIPTS.items() for script in names for m in ("before", "after")
+    }
+    assert used == set(POINTS) - scripts
+    assert {script for names in SCRIPTS.values() for script in names} == set(NAMES)
+
+
+def test_the_document_names_every_effect() -> None:
+    text = (ROOT / "docs" / "failpoints.md").read_text()
+    rows = {row.split("|")[1].strip(): row for row in text.splitlines() if row.startswith("| ")}
+    for point in POINTS:
+        role, effect = point.split(".")
+        effect = effect.split("_", 1)[1]
+        assert f"`{effect}`" in rows[role], point
+        known = re.search(rf"`{effect}` \(r", rows[role]) or re.search(rf"`{effect}` \(r\)", rows[role])
+        assert bool(known) == (point in failpoints.LOSING), point
