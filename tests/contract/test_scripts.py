@@ -58,45 +58,6 @@ class TestAccept:
         assert cell.queued("jobs", "gpu") == ["req-1"]
 
 
-class TestKeyed:
-    def test_the_same_fingerprint_is_the_same_request_and_another_is_refused(self, cell: Cell) -> None:
-        assert cell.accept(fingerprint="f").status == "OK"
-        assert cell.accept(fingerprint="f") == calls.Accepted("EXISTS", "queued")
-        assert cell.accept(fingerprint="g") == cell.accept() == calls.Accepted("OTHER", "")
-        assert cell.queued() == ["req-1"]
-
-    def test_also_when_it_has_ended_and_for_its_own_retention(self, cell: Cell) -> None:
-        cell.accept(fingerprint="f", keep_s=7777)
-        cell.scripts.run(calls.finish("req-1", "cancelled"))
-        assert cell.accept(fingerprint="f") == calls.Accepted("EXISTS", "done")
-        assert cell.accept(fingerprint="g").status == "OTHER"
-        for key in (cell.keys.request("req-1"), cell.keys.log("req-1")):
-            assert 7700 < cell.client.ttl(key) <= 7777  # pyright: ignore
-
-    def test_what_nobody_read_to_its_end_begins_anew(self, cell: Cell) -> None:
-        worker = cell.worker("a", split="1-4")
-        cell.accept(fingerprint="f")
-        (run,) = cell.claim(worker)
-        cell.commit(run, 0, [7])
-        cell.scripts.run(calls.finish("req-1", "cancelled", abandoned=True))
-        assert cell.accept(fingerprint="f").status == "OK"
-        assert cell.accept(fingerprint="f") == calls.Accepted("EXISTS", "queued")
-        assert cell.queued() == ["req-1"] and cell.log() == [] and cell.client.ttl(cell.keys.request("req-1")) == -1
-        (again,) = cell.claim(worker)
-        assert again.tokens == () and cell.commit(run, 0, [7]).verdict == "LOST"
-
-    def test_a_refusal_leaves_what_was_abandoned_as_it_is(self, cell: Cell) -> None:
-        cell.accept(fingerprint="f")
-        cell.scripts.run(calls.finish("req-1", "cancelled", abandoned=True))
-        assert cell.accept(fingerprint="f", limit=0).status == "BUSY"
-        assert cell.record()["state"] == "done"
-
-    def test_after_its_loss_it_is_accepted_again(self, cell: Cell) -> None:
-        cell.accept(fingerprint="f")
-        cell.client.flushall()
-        assert cell.accept(fingerprint="f").status == "OK" and cell.queued() == ["req-1"]
-
-
 class TestSessions:
     def step(self, cell: Cell, request: str, step: int, *, fp: str = "f", length: int = 0) -> calls.Accepted:
         part = calls.SessionStep("s", step, fp, length, (5).to_bytes(4, "little"))

@@ -94,6 +94,7 @@ for _, stream in ipairs({'reruns', 'jobs'}) do
         redis.call('HSET', P .. 'request:' .. r.id, 'state', 'running', 'run', run, 'route', table.concat(ids, ','), 'job', '',
           'held', held, 'numerics', numerics, 'moved', NOW)
         redis.call('HSETNX', P .. 'request:' .. r.id, 'claimed', NOW)
+        note(r.id, 'c' .. r.class)
         redis.call('ZADD', P .. 'running', 'XX', NOW, r.id)
         local tokens = {}
         for _, t in ipairs(redis.call('XRANGE', P .. 'log:' .. r.id, '-', '+')) do tokens[#tokens + 1] = tonumber(t[2][2]) end

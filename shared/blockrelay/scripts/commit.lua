@@ -38,6 +38,7 @@ for i = 2, #ARGV do
       end
       r.n = math.max(r.n, position + #tokens)
       if fresh > 0 then
+        if r.n == fresh then redis.call('HSETNX', P .. 'request:' .. id, 'first', NOW) end
         redis.call('HSET', P .. 'request:' .. id, 'n', r.n, 'moved', NOW)
         redis.call('ZADD', P .. 'running', 'XX', NOW, id)
       end

@@ -59,6 +59,15 @@ local function finish(r, reason, meta)
   r.state = 'done'
 end
 
+-- The request's timeline: `<ms>c<class>;` a claim, `<ms>r<reason>@<tokens>;` a re-run, `<ms>f<block>;` a fallback
+-- (blockrelay.timeline reads it). Bounded: the oldest notes go first.
+local MAX_NOTES = 1000
+local function note(id, what)
+  local notes = (redis.call('HGET', P .. 'request:' .. id, 'notes') or '') .. string.format('%d', NOW) .. what .. ';'
+  if string.len(notes) > MAX_NOTES then notes = string.gsub(string.sub(notes, -MAX_NOTES), '^[^;]*;', '', 1) end
+  redis.call('HSET', P .. 'request:' .. id, 'notes', notes)
+end
+
 local function enqueue(r, stream)
   local entry = redis.call('XADD', P .. stream .. ':' .. r.model .. ':' .. r.class, '*', 'r', r.id)
   redis.call('HSET', P .. 'request:' .. r.id, 'job', stream .. ' ' .. entry)
@@ -98,6 +107,8 @@ local function rerun(r, reason, event)
   end
   redis.call('HSET', P .. 'request:' .. r.id, unpack(set))
   redis.call('HINCRBY', P .. 'request:' .. r.id, 'reruns', 1)
+  note(r.id, 'r' .. reason .. '@' .. r.n)
+  if event then note(r.id, 'f' .. event.block_id) end
   redis.call('ZADD', P .. 'running', 'XX', NOW, r.id)
   enqueue(r, 'reruns')
 end

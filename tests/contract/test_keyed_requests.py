@@ -1,0 +1,85 @@
+"""What a record says besides its tokens: which body made it (Idempotency-Key), how long it is kept, its timeline."""
+
+import itertools
+
+import pytest
+import redis
+
+from blockrelay import scripts as calls
+from blockrelay.keys import Keys
+from blockrelay.redis_link import Scripts
+from blockrelay.timeline import timeline
+from tests.cell import Cell
+
+
+@pytest.fixture
+def cell(client: redis.Redis, keys: Keys, scripts: Scripts) -> Cell:
+    return Cell(client, keys, scripts)
+
+
+class TestKeyed:
+    def test_the_same_fingerprint_is_the_same_request_and_another_is_refused(self, cell: Cell) -> None:
+        assert cell.accept(fingerprint="f").status == "OK"
+        assert cell.accept(fingerprint="f") == calls.Accepted("EXISTS", "queued")
+        assert cell.accept(fingerprint="g") == cell.accept() == calls.Accepted("OTHER", "")
+        assert cell.queued() == ["req-1"]
+
+    def test_also_when_it_has_ended_and_for_its_own_retention(self, cell: Cell) -> None:
+        cell.accept(fingerprint="f", keep_s=7777)
+        cell.scripts.run(calls.finish("req-1", "cancelled"))
+        assert cell.accept(fingerprint="f") == calls.Accepted("EXISTS", "done")
+        assert cell.accept(fingerprint="g").status == "OTHER"
+        for key in (cell.keys.request("req-1"), cell.keys.log("req-1")):
+            assert 7700 < cell.client.ttl(key) <= 7777  # pyright: ignore
+
+    def test_what_nobody_read_to_its_end_begins_anew(self, cell: Cell) -> None:
+        worker = cell.worker("a", split="1-4")
+        cell.accept(fingerprint="f")
+        (run,) = cell.claim(worker)
+        cell.commit(run, 0, [7])
+        cell.scripts.run(calls.finish("req-1", "cancelled", abandoned=True))
+        assert cell.accept(fingerprint="f").status == "OK"
+        assert cell.accept(fingerprint="f") == calls.Accepted("EXISTS", "queued")
+        assert cell.queued() == ["req-1"] and cell.log() == [] and cell.client.ttl(cell.keys.request("req-1")) == -1
+        (again,) = cell.claim(worker)
+        assert again.tokens == () and cell.commit(run, 0, [7]).verdict == "LOST"
+
+    def test_a_refusal_leaves_what_was_abandoned_as_it_is(self, cell: Cell) -> None:
+        cell.accept(fingerprint="f")
+        cell.scripts.run(calls.finish("req-1", "cancelled", abandoned=True))
+        assert cell.accept(fingerprint="f", limit=0).status == "BUSY"
+        assert cell.record()["state"] == "done"
+
+    def test_after_its_loss_it_is_accepted_again(self, cell: Cell) -> None:
+        cell.accept(fingerprint="f")
+        cell.client.flushall()
+        assert cell.accept(fingerprint="f").status == "OK" and cell.queued() == ["req-1"]
+
+
+class TestTimeline:
+    def test_every_step_leaves_a_note(self, cell: Cell) -> None:
+        cell.worker("a", split="1-4")
+        cell.accept()
+        (run,) = cell.claim("a")
+        cell.commit(run, 0, [7])
+        cell.commit(run, 1, [8])
+        cell.rerun(run, "drain")
+        (run,) = cell.claim("a")
+        cell.commit(run, 2, [9], end="stop")
+        raw = cell.client.hgetall(cell.keys.request("req-1"))
+        events = timeline(raw)  # pyright: ignore
+        names = ["accepted", "queued", "claimed", "first_token", "rerun", "claimed", "end"]
+        assert [event["event"] for event in events] == names
+        assert (events[4]["reason"], events[4]["tokens"], events[6]["reason"]) == ("drain", 2, "stop")
+        assert all(a["at_ms"] <= b["at_ms"] for a, b in itertools.pairwise(events))
+
+    def test_it_is_bounded_and_keeps_what_is_newest(self, cell: Cell) -> None:
+        cell.worker("a", split="1-4")
+        cell.accept()
+        for _ in range(40):
+            (run,) = cell.claim("a")
+            cell.rerun(run, "drain")
+        assert 900 < len(cell.record()["notes"]) <= 1000
+        events = timeline(cell.client.hgetall(cell.keys.request("req-1")))  # pyright: ignore
+        assert [event["event"] for event in events[-2:]] == ["claimed", "rerun"]
+        assert [event["event"] for event in events[:2]] == ["accepted", "queued"]

@@ -1,0 +1,33 @@
+"""The timeline of a record."""
+
+from blockrelay.timeline import timeline
+
+
+def test_events_come_in_the_order_they_happened() -> None:
+    record = {
+        b"accepted": b"1000",
+        b"claimed": b"1010",
+        b"notes": b"1010cgpu;1500rgpu_error@3;1500fblock_2;1510ccpu;",
+        b"first": b"1200",
+        b"end": b"stop",
+        b"moved": b"1900",
+    }
+    assert timeline(record) == [
+        {"event": "accepted", "at_ms": 1000},
+        {"event": "queued", "at_ms": 1000},
+        {"event": "claimed", "at_ms": 1010, "route_class": "gpu"},
+        {"event": "first_token", "at_ms": 1200},
+        {"event": "rerun", "at_ms": 1500, "reason": "gpu_error", "tokens": 3},
+        {"event": "fallback", "at_ms": 1500, "block_id": "block_2"},
+        {"event": "claimed", "at_ms": 1510, "route_class": "cpu"},
+        {"event": "end", "at_ms": 1900, "reason": "stop"},
+    ]
+
+
+def test_a_request_that_waits_has_only_begun() -> None:
+    assert [e["event"] for e in timeline({b"accepted": b"5", b"moved": b"5"})] == ["accepted", "queued"]
+
+
+def test_a_claim_whose_note_was_pushed_out_is_still_known() -> None:
+    events = timeline({b"accepted": b"5", b"claimed": b"6", b"notes": b"7rdeath@0;"})
+    assert [e["event"] for e in events] == ["accepted", "queued", "claimed", "rerun"]
