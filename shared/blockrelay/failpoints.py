@@ -8,7 +8,8 @@ at an empty dictionary.
 
     kill    SIGKILL to this process
     stop    SIGSTOP to this process, until somebody sends SIGCONT
-    raise   Redis is lost, here: before = the command did not run, after = it ran and its reply was lost
+    raise   Redis is lost, here: before = the command did not run, after = it ran and its reply was lost; around compute
+            the batch fails
     delay   this thread sleeps for <seconds>
 
 `before_<script>` and `after_<script>` stand around every call of that script (`blockrelay.redis_link`); the others are
@@ -26,7 +27,7 @@ from typing import Literal, cast, get_args
 
 from redis.exceptions import ConnectionError
 
-from blockrelay.errors import UsageError
+from blockrelay.errors import ExecutionError, UsageError
 from blockrelay.logs import get
 
 Role = Literal["gateway", "scheduler", "worker", "launcher"]
@@ -58,8 +59,14 @@ Line = Literal[
     "launcher.before_spawn",
     "launcher.after_spawn",
 ]
-#: Lines at which nothing that could fail is asked of Redis.
-_NO_FAILURE = {"compute", "page_put", "page_get", "event", "spawn"}
+#: Effects that ask nothing of Redis: what `raise` raises there, or None where no failure is known.
+_OTHER_FAILURES: dict[str, type[Exception] | None] = {
+    "compute": ExecutionError,
+    "page_put": None,
+    "page_get": None,
+    "event": None,
+    "spawn": None,
+}
 #: Which scripts each role calls.
 SCRIPTS: dict[Role, tuple[str, ...]] = {
     "gateway": ("accept", "finish"),
@@ -71,8 +78,8 @@ POINTS: tuple[str, ...] = (
     *get_args(Line),
     *(f"{role}.{m}_{script}" for role, names in SCRIPTS.items() for script in names for m in ("before", "after")),
 )
-#: Points at which Redis may be lost: before = the command did not run, after = it ran and its reply was lost.
-LOSING = frozenset(point for point in POINTS if point.split("_", 1)[1] not in _NO_FAILURE)
+#: What `raise` raises at each point.
+FAILURES = {point: _OTHER_FAILURES.get(point.split("_", 1)[1], ConnectionError) for point in POINTS}
 _TRAP = re.compile(r"([a-z_.]+):([a-z]+)(?:=([0-9.]+))?(?:@([0-9]+))?")
 
 
@@ -102,8 +109,8 @@ def _trap(text: str) -> Trap:
         raise ValueError(f"there is no action {action!r}; actions are {', '.join(get_args(Action))}")
     if (action == "delay") != (seconds is not None):
         raise ValueError(f"{text!r}: delay, and only delay, takes =<seconds>")
-    if action == "raise" and point not in LOSING:
-        raise ValueError(f"{point!r} asks nothing of Redis that could fail")
+    if action == "raise" and FAILURES[point] is None:
+        raise ValueError(f"{point!r} knows no failure to raise")
     if passage == "0":
         raise ValueError(f"{text!r}: passages count from 1")
     return Trap(point, cast(Action, action), float(seconds or 0), int(passage or 1))
@@ -134,7 +141,7 @@ def arm(role: Role, setting: str) -> None:
 
 
 def reach(point: Line) -> None:
-    """This thread is at `point`. Raises ConnectionError where a trap demands it."""
+    """This thread is at `point`. Raises what FAILURES says where a trap demands it."""
     if _armed.traps:
         _pass(point)
 
@@ -162,4 +169,6 @@ def _spring(traps: Sequence[Trap]) -> None:
         elif trap.action == "delay":
             time.sleep(trap.seconds)
         else:
-            raise ConnectionError(f"failpoint {trap.point}")
+            failure = FAILURES[trap.point]
+            assert failure is not None, "parse() refuses it"
+            raise failure(f"failpoint {trap.point}")

@@ -214,13 +214,13 @@ class Engine:
 
     def _step(self, work: list[Work]) -> None:
         """Run the stage on `work` and pass the result on. A batch that fails on a CPU is tried again one by one."""
-        reach("worker.before_compute")
         try:
+            reach("worker.before_compute")
             output = self._run_stage(work)
+            reach("worker.after_compute")
         except ExecutionError as error:
             self._on_failure(work, error)
             return
-        reach("worker.after_compute")
         bad = {work[i].run.request for i in output.not_finite}
         for item in [w for w in work if not (w.drafts and w.run.request in bad)]:
             run = item.run

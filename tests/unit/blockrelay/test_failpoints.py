@@ -40,7 +40,7 @@ def test_a_setting_is_a_list_of_traps() -> None:
         ("worker.before_claim:kill@0", "count from 1"),
         ("worker.before_claim:delay", "=<seconds>"),
         ("worker.before_claim:kill=3", "=<seconds>"),
-        ("worker.before_compute:raise", "nothing of Redis"),
+        ("worker.before_page_put:raise", "no failure"),
     ],
 )
 def test_what_is_no_setting_is_refused_with_what_there_is(setting: str, told: str) -> None:
@@ -101,4 +101,4 @@ def test_the_document_names_every_effect() -> None:
         effect = effect.split("_", 1)[1]
         assert f"`{effect}`" in rows[role], point
         known = re.search(rf"`{effect}` \(r", rows[role]) or re.search(rf"`{effect}` \(r\)", rows[role])
-        assert bool(known) == (point in failpoints.LOSING), point
+        assert bool(known) == (failpoints.FAILURES[point] is not None), point
