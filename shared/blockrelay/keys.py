@@ -7,9 +7,11 @@
 | `{cell}:running` | zset id -> ms of last progress; every request not finished | ACCEPT..FINISH | scheduler | member: at the end |
 | `{cell}:jobs:<model>:<class>` | stream of request ids, first runs | ACCEPT | CLAIM; workers as wake-up | entry: CLAIM, FINISH |
 | `{cell}:reruns:<model>:<class>` | stream of request ids, re-runs (claimed first) | RERUN, DEAD | CLAIM; workers | entry: CLAIM, FINISH |
+| `{cell}:delayed` | zset id -> ms from which the job of its re-run may be queued | RERUN, DEAD | CLAIM, BEAT | member: CLAIM, BEAT, FINISH |
 | `{cell}:workers` | zset worker -> ms of last beat | worker, BEAT | scheduler, CLAIM | member: DEAD |
 | `{cell}:worker:<id>` | hash: model, device, stage, pages, reserved | worker, CLAIM, release | scheduler, CLAIM | DEAD |
 | `{cell}:on:<worker>` | set of requests whose route has the worker | CLAIM, release | BEAT, DEAD | DEAD |
+| `{cell}:trying:<worker>` | string, the request that the worker tries alone | CLAIM, worker | DEAD | after the try, DEAD |
 | `{cell}:inbox:<worker>` | stream of next jobs and ends (control Redis) or forwarded rows and early next jobs (payload Redis) | COMMIT, release; stage before, last stage | worker | DEAD |
 | `{cell}:plan:<model>` | hash: epoch, inputs, class, plan | PLAN | all | never |
 | `{cell}:session:<id>` | hash: step, fp, request, tokens | ACCEPT | gateway | retention after the last step |
@@ -18,7 +20,7 @@
 | `{cell}:pages:<model>` | zset page -> ms of last use (payload Redis) | worker | worker | member: with its page |
 | `{cell}:wake:<gateway>` | stream, interrupts a gateway's blocking read | that gateway | that gateway | 60 s after the last use |
 | `{cell}:follower:<id>` | string, the gateway that took over a stream and its grace period | gateway | gateway | retention |
-| `{cell}:dead-letters` | stream of requests that killed their workers | RERUN, DEAD | people | trimmed to 1000 |
+| `{cell}:dead-letters` | stream of requests that killed their workers or could not be computed | DEAD, FINISH | people | trimmed to 200 |
 
 `<model>` is the first 16 hex digits of the model hash; `<class>` is `gpu` (GPU workers allowed) or `cpu`.
 """
@@ -42,6 +44,10 @@ class Keys:
     @property
     def running(self) -> str:
         return self._key("running")
+
+    @property
+    def delayed(self) -> str:
+        return self._key("delayed")
 
     @property
     def dead_letters(self) -> str:
@@ -82,6 +88,9 @@ class Keys:
 
     def on(self, worker_id: str) -> str:
         return self._key("on", worker_id)
+
+    def trying(self, worker_id: str) -> str:
+        return self._key("trying", worker_id)
 
     def inbox(self, worker_id: str) -> str:
         return self._key("inbox", worker_id)

@@ -257,6 +257,7 @@ class TestRerun:
         cell.accept()
         colds: list[bool] = []
         for _ in range(3):
+            cell.client.zadd(cell.keys.delayed, {"req-1": 1}, xx=True)
             (run,) = cell.claim("a")
             colds.append(run.cold)
             cell.rerun(run, "missing_pages")
@@ -328,36 +329,6 @@ class TestDead:
         cell.scripts.run(calls.dead("g", silent_s=0))
         assert cell.queued("reruns", "cpu") == ["req-1"]
         assert '"reason":"worker_death"' in cell.record()["fallbacks"]
-
-
-class TestPoison:
-    def die(self, cell: Cell, n: int) -> list[bool]:
-        """Let `n` workers die with the request on them; whether each ran it alone."""
-        solos: list[bool] = []
-        for i in range(n):
-            cell.worker(f"w{i}", split="1-4")
-            runs = cell.claim(f"w{i}")
-            solos += [r.solo for r in runs]
-            cell.scripts.run(calls.dead(f"w{i}", silent_s=0))
-        return solos
-
-    def test_after_three_deaths_it_runs_alone_and_after_five_alone_it_is_a_dead_letter(self, cell: Cell) -> None:
-        cell.accept()
-        assert self.die(cell, 10) == [False] * 3 + [True] * 5
-        end = cell.log()[-1]
-        assert isinstance(end, EndEntry) and end.reason == "error" and end.meta["code"] == "poison"
-        assert cell.client.xlen(cell.keys.dead_letters) == 1
-
-    def test_any_commit_starts_the_count_anew(self, cell: Cell) -> None:
-        cell.accept()
-        self.die(cell, 3)
-        cell.worker("x", split="1-4")
-        (run,) = cell.claim("x")
-        assert run.solo
-        cell.commit(run, 0, [7])
-        cell.scripts.run(calls.dead("x", silent_s=0))
-        cell.worker("y", split="1-4")
-        assert [r.solo for r in cell.claim("y")] == [False]
 
 
 class TestPlan:

@@ -3,7 +3,7 @@
 Invariants, numbered as the README names them:
   I1  the log is append-only and a token at a position never changes
   I2  a request is unfinished exactly when it is in `running`
-  I3  a request is queued exactly when one job entry names it, and running exactly when all its route carries it
+  I3  a request is queued exactly when one job entry or one delay names it; running when all its route carries it
   I4  a worker's reservations are the needs of what is on it
   I5  terminal is absorbing: one terminal entry, nothing after it
 """
@@ -134,7 +134,8 @@ class ScriptMachine(RuleBasedStateMachine):
         unfinished = {r for r in self.history if r not in self.ended}
         running = {m.decode() for m in self.cell.client.zrange(self.cell.keys.running, 0, -1)}  # pyright: ignore
         assert running == unfinished, "I2"
-        queued = self.cell.queued("jobs") + self.cell.queued("reruns")
+        delayed: list[bytes] = self.cell.client.zrange(self.cell.keys.delayed, 0, -1)  # pyright: ignore
+        queued = self.cell.queued("jobs") + self.cell.queued("reruns") + [member.decode() for member in delayed]
         assert sorted(queued) == sorted(r for r in unfinished if self.cell.record(r)["state"] == "queued"), "I3"
         for name in self.names.values() if self.history else ():
             on = self.cell.on(name)

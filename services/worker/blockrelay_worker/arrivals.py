@@ -86,11 +86,11 @@ class Arrivals:
 
         def read() -> Any:
             pipeline = self._links.control.pipeline(transaction=True)
-            pipeline.hmget(keys.request(request), "run", "route", "body")
+            pipeline.hmget(keys.request(request), "run", "route", "body", "solo")
             pipeline.xrange(keys.log(request))
             return pipeline.execute()
 
-        (current, route, body), log = self._links.again(read)
+        (current, route, body, solo), log = self._links.again(read)
         if current is None or current.decode() != segment.run:
             return None
         entries = [decode_log_entry(entry, fields) for entry, fields in log]
@@ -100,7 +100,9 @@ class Arrivals:
         except WireError as error:
             get().error("REQUEST_BODY_REFUSED", request_id=request, error=str(error))
             return None
-        run = self._new_run(request, segment.run, tuple(route.decode().split(",")), decoded, committed, solo=False)
+        run = self._new_run(
+            request, segment.run, tuple(route.decode().split(",")), decoded, committed, solo=solo == b"1"
+        )
         self._table.add(run)
         # The first stage found pages for what lies before its first row; here they must be known too.
         if 0 < segment.position <= run.most_found:
@@ -131,6 +133,7 @@ class Arrivals:
             )
             for token in committed:
                 advance(progress, token)
+        tokens = [*body.prompt.tolist(), *committed]
         return Run(
             request=request,
             run=run,
@@ -138,8 +141,8 @@ class Arrivals:
             body=body,
             params=params,
             seed=params.seed if params.seed is not None else derive_seed(request),
-            tokens=[*body.prompt.tolist(), *committed],
-            solo=solo,
+            tokens=tokens,
+            alone_until=len(tokens) if solo else 0,
             progress=progress,
             committed=len(committed),
         )

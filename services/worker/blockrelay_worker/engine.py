@@ -31,12 +31,15 @@ from blockrelay_worker.runs import Run, RunTable
 from blockrelay_worker.sender import Sender
 from blockrelay_worker.stage import StageRole
 from blockrelay_worker.step_cost import StepCost, observed
+from blockrelay_worker.trial import Trials, apart
 from blockrelay_worker.work import Work
 
 #: How long the loop waits for an event when there is nothing to compute.
 IDLE_WAIT_S = 0.2
 #: The same while rows wait for pages or for room in the next inbox, which no event tells.
 HELD_WAIT_S = 0.005
+#: How long a request that is tried alone may take to commit what it was tried for.
+TRIAL_COMMIT_S = 2.0
 
 
 class Engine:
@@ -59,6 +62,7 @@ class Engine:
         self._known = KnownRows(role, table, self._sender, Groups(links), metrics)
         self._arrived = ArrivedRows(role, self._arrivals)
         self._cost = StepCost()
+        self._trials = Trials(links, role.worker)
         self._claim_due = role.first_stage
         self._iteration = 0
         self._step_started: float | None = None
@@ -185,6 +189,8 @@ class Engine:
         for job in claimed:
             self._arrivals.claimed(job)
             self.metrics.queue_wait.observe(job.waited_s)
+        if any(job.solo for job in claimed):
+            self._trials.over()
         self._claim_due = len(claimed) == most
 
     # --- one step ---
@@ -209,7 +215,13 @@ class Engine:
         if not work:
             return False
         self._iteration += 1
-        self._step(work)
+        for batch in apart(work):
+            if batch[0].alone:
+                with self._trials.of(batch[0].run.request):
+                    self._step(batch)
+                    self._committer.flush(TRIAL_COMMIT_S)
+            else:
+                self._step(batch)
         return True
 
     def _step(self, work: list[Work]) -> None:

@@ -36,7 +36,7 @@ class Run:
     params: SamplingParams
     seed: int
     tokens: list[int]
-    solo: bool = False
+    alone_until: int = 0  # rows before this position are computed alone (a request that may have killed workers)
     progress: Progress | None = None
     committed: int = 0
     computed: int = 0
@@ -62,6 +62,11 @@ class Run:
     @property
     def prompt_length(self) -> int:
         return int(self.body.prompt.size)
+
+    @property
+    def solo(self) -> bool:
+        """Its next rows are computed alone."""
+        return self.computed < self.alone_until
 
     @property
     def missing(self) -> int:

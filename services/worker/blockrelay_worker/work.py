@@ -35,6 +35,11 @@ class Work:
         return self.position + len(self.tokens) - self.drafts
 
     @property
+    def alone(self) -> bool:
+        """To be computed without neighbours, and announced: the death of the worker is then its own fault."""
+        return self.position < self.run.alone_until
+
+    @property
     def decodes(self) -> bool:
         """It continues a running request: one known row, perhaps with drafts."""
         return self.samples and len(self.tokens) == 1 + self.drafts

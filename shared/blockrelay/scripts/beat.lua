@@ -1,10 +1,11 @@
--- BEAT: the worker lives. It compares the answer with its own table.
+-- BEAT: the worker lives. It compares the answer with its own table. Re-runs whose delay is over are queued on the way.
 -- ARGV: retention, worker
 -- Answer: false when its inbox is gone (it was declared dead: forget all runs, register under a new id),
 -- else a list of {request, run} of on:<worker>.
 local w = ARGV[2]
 if redis.call('EXISTS', P .. 'inbox:' .. w, P .. 'worker:' .. w) < 2 then return false end
 redis.call('ZADD', KEYS[1], NOW, w)
+promote()
 local answer = {}
 for _, id in ipairs(redis.call('SMEMBERS', P .. 'on:' .. w)) do
   answer[#answer + 1] = {id, redis.call('HGET', P .. 'request:' .. id, 'run') or ''}

@@ -9,6 +9,7 @@
 local me, most, dead_before = ARGV[2], tonumber(ARGV[3]), NOW - tonumber(ARGV[4])
 local mine = redis.call('HMGET', P .. 'worker:' .. me, 'model', 'split', 'stage', 'device', 'numerics', 'pages', 'reserved')
 if not mine[1] or mine[3] ~= '0' or redis.call('EXISTS', P .. 'inbox:' .. me) == 0 then return {} end
+promote()
 local model, split, device, numerics = mine[1], mine[2], mine[4], mine[5]
 local _, commas = string.gsub(split, ',', '')
 local stages = commas + 1
@@ -60,7 +61,9 @@ if device == 'gpu' then classes = {'gpu'}
 elseif #candidates[0].gpu == 0 then classes = {'cpu', 'gpu'}
 else classes = {'cpu'} end
 
-local answer = {}
+-- One request to be tried alone per call, so that a worker that dies of it has named it. Seconds until the name is stale:
+local TRIAL = 600
+local answer, tried = {}, false
 for _, stream in ipairs({'reruns', 'jobs'}) do
   for _, class in ipairs(classes) do
     local key = P .. stream .. ':' .. model .. ':' .. class
@@ -75,6 +78,8 @@ for _, stream in ipairs({'reruns', 'jobs'}) do
         finish(r, 'error', cjson.encode({error = 'the request began under numerics id ' .. r.numerics
           .. ' and no worker of it is left', code = 'numerics_changed'}))
       else
+        local solo = r.deaths >= SOLO_AFTER and r.deaths_n == r.n
+        if solo and tried then return answer end
         local held, now = r.need, math.ceil((r.prompt + r.n + 1) / PAGE_TOKENS)
         if stages == 1 then
           if now > free_now or r.need > all_pages then return answer end
@@ -92,7 +97,11 @@ for _, stream in ipairs({'reruns', 'jobs'}) do
         end
         redis.call('XDEL', key, entry[1])
         redis.call('HSET', P .. 'request:' .. r.id, 'state', 'running', 'run', run, 'route', table.concat(ids, ','), 'job', '',
-          'held', held, 'numerics', numerics, 'moved', NOW)
+          'held', held, 'numerics', numerics, 'moved', NOW, 'solo', solo and 1 or 0)
+        if solo then
+          redis.call('SET', P .. 'trying:' .. me, r.id, 'EX', TRIAL)
+          tried = true
+        end
         redis.call('HSETNX', P .. 'request:' .. r.id, 'claimed', NOW)
         note(r.id, 'c' .. r.class)
         redis.call('ZADD', P .. 'running', 'XX', NOW, r.id)
@@ -100,7 +109,7 @@ for _, stream in ipairs({'reruns', 'jobs'}) do
         for _, t in ipairs(redis.call('XRANGE', P .. 'log:' .. r.id, '-', '+')) do tokens[#tokens + 1] = tonumber(t[2][2]) end
         answer[#answer + 1] = {r.id, run, table.concat(ids, ','), r.class,
           NOW - tonumber(redis.call('HGET', P .. 'request:' .. r.id, 'accepted')),
-          (r.deaths >= SOLO_AFTER and r.deaths_n == r.n) and 1 or 0, r.missing >= 2 and 1 or 0,
+          solo and 1 or 0, r.missing >= 2 and 1 or 0,
           redis.call('HGET', P .. 'request:' .. r.id, 'body'), tokens}
       end
     end

@@ -8,6 +8,7 @@ if beat and after > 0 and NOW - tonumber(beat) < after then return {0, 0} end
 local on = redis.call('SMEMBERS', P .. 'on:' .. w)
 if not beat and #on == 0 and redis.call('EXISTS', P .. 'worker:' .. w, P .. 'inbox:' .. w) == 0 then return {0, 0} end
 local v = redis.call('HMGET', P .. 'worker:' .. w, 'device', 'first')
+local tried = redis.call('GET', P .. 'trying:' .. w) or nil
 local count = 0
 for _, id in ipairs(on) do
   local r = load(id)
@@ -16,10 +17,10 @@ for _, id in ipairs(on) do
     if v[1] == 'gpu' and ARGV[4] == 'death' then
       event = {block_id = 'block_' .. v[2], from = 'GPU', to = 'CPU', reason = 'worker_death', success = true}
     end
-    rerun(r, ARGV[4], event)
+    rerun(r, ARGV[4], event, tried)
     count = count + 1
   end
 end
-redis.call('DEL', P .. 'on:' .. w, P .. 'inbox:' .. w, P .. 'worker:' .. w)
+redis.call('DEL', P .. 'on:' .. w, P .. 'inbox:' .. w, P .. 'worker:' .. w, P .. 'trying:' .. w)
 redis.call('ZREM', KEYS[1], w)
 return {1, count}

@@ -6,6 +6,9 @@ local r = load(ARGV[2])
 if not r then return 'UNKNOWN' end
 if r.state == 'done' then return 'DONE' end
 if ARGV[5] and ARGV[5] ~= '' and r.run ~= ARGV[5] then return 'LOST' end
+-- What failed without killing its worker is kept too.
+local failed = ARGV[3] == 'error' and ARGV[4] ~= '' and cjson.decode(ARGV[4]) or {}
+if failed.code == 'row_not_finite' or failed.code == 'execution_error' then bury(r, failed.code, failed.error or '') end
 finish(r, ARGV[3], ARGV[4])
 if ARGV[6] == '1' then redis.call('HSET', P .. 'request:' .. r.id, 'abandoned', 1) end
 return 'FINISHED'

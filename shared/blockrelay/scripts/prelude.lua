@@ -5,9 +5,13 @@ local P = string.sub(KEYS[1], 1, -8)
 local RETENTION = tonumber(ARGV[1])
 local time = redis.call('TIME')
 local NOW = time[1] * 1000 + math.floor(time[2] / 1000)
+-- Deaths at one log length: from the third on a request is tried alone, five deaths while it was end it.
 local MAX_SOLO_DEATHS, SOLO_AFTER = 5, 3
+-- Milliseconds that the second re-run at one log length waits, and that a later one waits at most.
+local FIRST_DELAY, LONGEST_DELAY = 100, 5000
+local MOST_DEAD_LETTERS = 200
 
-local FIELDS = {'state', 'run', 'n', 'route', 'need', 'class', 'model', 'deadline', 'deaths', 'solo_deaths', 'deaths_n',
+local FIELDS = {'state', 'run', 'n', 'route', 'need', 'class', 'model', 'deadline', 'deaths', 'solo_deaths', 'deaths_n', 'tries',
   'missing', 'job', 'fallbacks', 'numerics', 'prompt', 'held', 'keep'}
 
 -- The record of a request as a table, or nil. Numbers are converted.
@@ -16,7 +20,7 @@ local function load(id)
   if not v[1] then return nil end
   local r = {id = id}
   for i, f in ipairs(FIELDS) do r[f] = v[i] or '' end
-  for _, f in ipairs({'n', 'need', 'deadline', 'deaths', 'solo_deaths', 'deaths_n', 'missing', 'prompt', 'held', 'keep'}) do r[f] = tonumber(r[f]) or 0 end
+  for _, f in ipairs({'n', 'need', 'deadline', 'deaths', 'solo_deaths', 'deaths_n', 'tries', 'missing', 'prompt', 'held', 'keep'}) do r[f] = tonumber(r[f]) or 0 end
   return r
 end
 
@@ -35,11 +39,14 @@ local function release(r)
       and redis.call('EXISTS', P .. 'worker:' .. w) == 1 then
       redis.call('HINCRBY', P .. 'worker:' .. w, 'reserved', -r.held)
     end
+    if redis.call('GET', P .. 'trying:' .. w) == r.id then redis.call('DEL', P .. 'trying:' .. w) end
   end
 end
 
 local function unqueue(r)
-  if r.job ~= '' then
+  if r.job == 'delayed' then
+    redis.call('ZREM', P .. 'delayed', r.id)
+  elseif r.job ~= '' then
     local stream, entry = string.match(r.job, '^(%a+) (.+)$')
     redis.call('XDEL', P .. stream .. ':' .. r.model .. ':' .. r.class, entry)
   end
@@ -73,6 +80,28 @@ local function enqueue(r, stream)
   redis.call('HSET', P .. 'request:' .. r.id, 'job', stream .. ' ' .. entry)
 end
 
+local function enqueue_later(r, delay)
+  redis.call('ZADD', P .. 'delayed', NOW + delay, r.id)
+  redis.call('HSET', P .. 'request:' .. r.id, 'job', 'delayed')
+end
+
+-- Put re-runs whose delay is over onto their stream; also those due later than any delay lasts: the clock went back.
+local function promote()
+  for _, range in ipairs({{'-inf', NOW}, {'(' .. (NOW + LONGEST_DELAY), '+inf'}}) do
+    for _, id in ipairs(redis.call('ZRANGEBYSCORE', P .. 'delayed', range[1], range[2], 'LIMIT', 0, 64)) do
+      redis.call('ZREM', P .. 'delayed', id)
+      local r = load(id)
+      if r and r.state == 'queued' and r.job == 'delayed' then enqueue(r, 'reruns') end
+    end
+  end
+end
+
+-- Keep what somebody needs to run a failed request off-line.
+local function bury(r, why, said)
+  redis.call('XADD', P .. 'dead-letters', 'MAXLEN', MOST_DEAD_LETTERS, '*', 'r', r.id, 'n', r.n, 'why', why, 'error', said,
+    'model', r.model, 'numerics', r.numerics, 'body', redis.call('HGET', P .. 'request:' .. r.id, 'body'))
+end
+
 local function add_fallback(r, event)
   local list = r.fallbacks ~= '' and cjson.decode(r.fallbacks) or {}
   list[#list + 1] = event
@@ -80,25 +109,29 @@ local function add_fallback(r, event)
 end
 
 -- End the current run and queue the request once more. `event` is a fallback event or nil: with one, the class becomes
--- cpu and the numerics id is pinned anew. A death counts only at an unchanged log length, and alone only when it ran alone.
-local function rerun(r, reason, event)
+-- cpu and the numerics id is pinned anew. Re-runs and deaths count only at an unchanged log length; the second
+-- re-run waits, and each one after it twice as long. `tried` is the request that a dead worker tried alone, or nil: with
+-- it nobody else is to blame.
+local function rerun(r, reason, event, tried)
   local set = {'state', 'queued', 'run', '', 'route', '', 'moved', NOW, 'why', reason}
   if reason == 'missing_pages' then
     set[#set + 1] = 'missing'; set[#set + 1] = r.missing + 1
   end
-  if reason == 'death' then
-    if r.deaths_n ~= r.n then r.deaths = 0; r.solo_deaths = 0 end
-    if r.deaths >= SOLO_AFTER then r.solo_deaths = r.solo_deaths + 1 end
+  if r.deaths_n ~= r.n then r.deaths, r.solo_deaths, r.tries = 0, 0, 0 end
+  local innocent = reason == 'drain' or (reason == 'death' and tried and tried ~= r.id)
+  if reason == 'death' and not innocent then
     r.deaths = r.deaths + 1
+    if tried then r.solo_deaths = r.solo_deaths + 1 end
     if r.solo_deaths >= MAX_SOLO_DEATHS then
-      redis.call('XADD', P .. 'dead-letters', 'MAXLEN', 1000, '*', 'r', r.id, 'n', r.n, 'why', 'poison',
-        'body', redis.call('HGET', P .. 'request:' .. r.id, 'body'))
-      finish(r, 'error', cjson.encode({error = 'the request ended its worker ' .. r.deaths
-        .. ' times at the same position and is kept as a dead letter', code = 'poison'}))
+      local said = 'the request ended its worker ' .. r.deaths .. ' times at the same position and is kept as a dead letter'
+      bury(r, 'poison', said)
+      finish(r, 'error', cjson.encode({error = said, code = 'poison'}))
       return
     end
-    for _, v in ipairs({'deaths', r.deaths, 'solo_deaths', r.solo_deaths, 'deaths_n', r.n}) do set[#set + 1] = v end
   end
+  if not innocent then r.tries = r.tries + 1 end
+  for _, f in ipairs({'deaths', 'solo_deaths', 'tries'}) do set[#set + 1] = f; set[#set + 1] = r[f] end
+  set[#set + 1] = 'deaths_n'; set[#set + 1] = r.n
   release(r)
   if event then
     add_fallback(r, event)
@@ -110,5 +143,9 @@ local function rerun(r, reason, event)
   note(r.id, 'r' .. reason .. '@' .. r.n)
   if event then note(r.id, 'f' .. event.block_id) end
   redis.call('ZADD', P .. 'running', 'XX', NOW, r.id)
-  enqueue(r, 'reruns')
+  if r.tries > 1 and not innocent then
+    enqueue_later(r, math.min(LONGEST_DELAY, FIRST_DELAY * 2 ^ (r.tries - 2)))
+  else
+    enqueue(r, 'reruns')
+  end
 end

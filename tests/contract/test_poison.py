@@ -1,0 +1,212 @@
+"""What the scripts make of requests that kill their workers: who is blamed, how long a re-run waits, what is kept."""
+
+import json
+
+import pytest
+import redis
+
+from blockrelay import scripts as calls
+from blockrelay.keys import Keys
+from blockrelay.messages import EndEntry, RequestBody
+from blockrelay.redis_link import Scripts
+from tests.cell import Cell
+
+
+@pytest.fixture
+def cell(client: redis.Redis, keys: Keys, scripts: Scripts) -> Cell:
+    return Cell(client, keys, scripts)
+
+
+class Deaths:
+    """Workers that come, claim what they get, and die of something."""
+
+    def __init__(self, cell: Cell) -> None:
+        self.cell, self.lives = cell, 0
+
+    def worker(self) -> str:
+        self.lives += 1
+        return self.cell.worker(f"w{self.lives}", split="1-4")
+
+    def claim(self) -> dict[str, calls.Claimed]:
+        """What a new worker gets once every delay is over."""
+        waiting: list[bytes] = self.cell.client.zrange(self.cell.keys.delayed, 0, -1)  # pyright: ignore
+        if waiting:
+            self.cell.client.zadd(self.cell.keys.delayed, dict.fromkeys(waiting, 1))
+        return {run.request: run for run in self.cell.claim(self.worker())}
+
+    def die(self, trying: str = "") -> None:
+        """The last worker dies, while it tries a request or, at its arrival, somebody that CLAIM named."""
+        if trying:
+            self.cell.client.set(self.cell.keys.trying(f"w{self.lives}"), trying)
+        self.cell.scripts.run(calls.dead(f"w{self.lives}", silent_s=0))
+
+    def arrived(self) -> None:
+        """The last worker has what it claimed and tries nobody."""
+        self.cell.client.delete(self.cell.keys.trying(f"w{self.lives}"))
+
+
+@pytest.fixture
+def deaths(cell: Cell) -> Deaths:
+    return Deaths(cell)
+
+
+def test_after_three_deaths_it_is_tried_alone_and_after_five_alone_it_is_a_dead_letter(
+    cell: Cell, deaths: Deaths
+) -> None:
+    cell.accept()
+    solos: list[bool] = []
+    while runs := deaths.claim():
+        solos.append(runs["req-1"].solo)
+        deaths.die()
+    assert solos == [False] * 3 + [True] * 5, "CLAIM has named it, so each death while it arrived was its own"
+    end = cell.log()[-1]
+    assert isinstance(end, EndEntry) and end.reason == "error" and end.meta["code"] == "poison"
+    ((_, letter),) = cell.client.xrange(cell.keys.dead_letters)  # pyright: ignore
+    assert letter[b"r"] == b"req-1" and letter[b"why"] == b"poison" and letter[b"n"] == b"0"  # pyright: ignore
+    assert RequestBody.decode(letter[b"body"]).prompt.tolist() == [1, 2, 3]  # pyright: ignore
+    assert cell.client.zcard(cell.keys.delayed) == cell.client.zcard(cell.keys.running) == 0
+
+
+def test_who_was_only_near_is_never_blamed(cell: Cell, deaths: Deaths) -> None:
+    """A batch mate without progress dies with the poisonous one as often as it takes, and lives."""
+    cell.accept("req-poison")
+    cell.accept("req-mate")
+    for _ in range(20):
+        runs = deaths.claim()
+        deaths.arrived()
+        tried = runs.get("req-poison")
+        deaths.die("req-poison" if tried and tried.solo else "")
+    assert cell.record("req-poison")["state"] == "done"
+    mate = cell.record("req-mate")
+    assert (mate["state"], mate["solo_deaths"]) == ("queued", "0")
+    runs = deaths.claim()
+    assert cell.commit(runs["req-mate"], 0, [7], end="stop").verdict == "OK"
+
+
+def test_a_death_while_nobody_was_tried_is_no_proof(cell: Cell, deaths: Deaths) -> None:
+    """Somebody kills workers from outside: nothing accepted is lost to that."""
+    cell.accept()
+    for _ in range(20):
+        assert deaths.claim()
+        deaths.arrived()
+        deaths.die()
+    assert cell.record()["state"] == "queued"
+
+
+def test_one_request_to_be_tried_alone_is_claimed_at_a_time(cell: Cell, deaths: Deaths) -> None:
+    cell.accept("req-1")
+    cell.accept("req-2")
+    for _ in range(3):
+        deaths.claim()
+        deaths.die()
+    runs = deaths.claim()
+    ((request, run),) = runs.items()
+    assert run.solo and cell.client.get(cell.keys.trying(f"w{deaths.lives}")) == request.encode()
+    assert cell.queued("reruns") == [({"req-1", "req-2"} - {request}).pop()]
+    assert cell.record(request)["solo"] == "1"
+
+
+def test_any_commit_starts_the_count_anew(cell: Cell, deaths: Deaths) -> None:
+    cell.accept()
+    for _ in range(3):
+        deaths.claim()
+        deaths.die()
+    (run,) = deaths.claim().values()
+    assert run.solo
+    cell.commit(run, 0, [7])
+    deaths.die()
+    assert cell.record()["tries"] == cell.record()["deaths"] == "1"
+    (run,) = deaths.claim().values()
+    assert not run.solo and cell.record()["solo"] == "0"
+
+
+def test_a_run_that_ends_takes_its_name_back(cell: Cell, deaths: Deaths) -> None:
+    cell.accept()
+    for _ in range(3):
+        deaths.claim()
+        deaths.die()
+    (run,) = deaths.claim().values()
+    assert cell.rerun(run)
+    assert not cell.client.exists(cell.keys.trying(f"w{deaths.lives}"))
+
+
+class TestDelay:
+    def waits_ms(self, cell: Cell) -> int:
+        """Milliseconds that the request still has to wait; fails unless it does."""
+        seconds, micros = cell.client.time()  # pyright: ignore[reportGeneralTypeIssues]
+        due = cell.client.zscore(cell.keys.delayed, "req-1")
+        assert due is not None and cell.record()["job"] == "delayed" and not cell.queued("reruns")
+        return int(due) - seconds * 1000 - micros // 1000  # pyright: ignore
+
+    def test_the_first_re_run_is_at_once_and_later_ones_wait_twice_as_long_each_time(
+        self, cell: Cell, deaths: Deaths
+    ) -> None:
+        cell.accept()
+        deaths.claim()
+        deaths.die()
+        assert cell.queued("reruns") == ["req-1"]
+        waits: list[int] = []
+        for _ in range(9):
+            (run,) = deaths.claim().values()
+            assert cell.rerun(run, "no_inbox")
+            waits.append(self.waits_ms(cell))
+        for wait, full in zip(waits, (100, 200, 400, 800, 1600, 3200, 5000, 5000, 5000), strict=True):
+            assert full - 90 < wait <= full, waits
+
+    def test_a_waiting_one_holds_nobody_back_and_is_claimed_when_it_is_due(self, cell: Cell, deaths: Deaths) -> None:
+        cell.accept()
+        for _ in range(2):
+            deaths.claim()
+            deaths.die()
+        cell.accept("req-2")
+        assert [run.request for run in cell.claim(deaths.worker())] == ["req-2"]
+        cell.client.zadd(cell.keys.delayed, {"req-1": 1})
+        assert [run.request for run in cell.claim(deaths.worker())] == ["req-1"]
+
+    def test_a_beat_queues_what_is_due_so_that_idle_workers_wake(self, cell: Cell, deaths: Deaths) -> None:
+        cell.accept()
+        for _ in range(2):
+            deaths.claim()
+            deaths.die()
+        worker = deaths.worker()
+        cell.scripts.run(calls.beat(worker))
+        self.waits_ms(cell)
+        cell.client.zadd(cell.keys.delayed, {"req-1": 1})
+        cell.scripts.run(calls.beat(worker))
+        assert cell.queued("reruns") == ["req-1"] and not cell.client.zcard(cell.keys.delayed)
+
+    def test_a_clock_that_went_back_makes_nobody_wait_for_hours(self, cell: Cell, deaths: Deaths) -> None:
+        cell.accept()
+        for _ in range(2):
+            deaths.claim()
+            deaths.die()
+        cell.client.zadd(cell.keys.delayed, {"req-1": self.waits_ms(cell) + 10**14})
+        assert [run.request for run in cell.claim(deaths.worker())] == ["req-1"]
+
+    def test_cancelled_while_it_waits_it_is_gone(self, cell: Cell, deaths: Deaths) -> None:
+        cell.accept()
+        for _ in range(2):
+            deaths.claim()
+            deaths.die()
+        assert cell.scripts.run(calls.finish("req-1", "cancelled")) == "FINISHED"
+        assert not cell.client.exists(cell.keys.delayed) and not deaths.claim()
+
+    def test_a_drain_neither_counts_nor_waits(self, cell: Cell, deaths: Deaths) -> None:
+        cell.accept()
+        for _ in range(4):
+            assert deaths.claim()
+            cell.scripts.run(calls.dead(f"w{deaths.lives}", silent_s=0, reason="drain"))
+            assert cell.queued("reruns") == ["req-1"]
+        assert cell.record()["tries"] == "0"
+
+
+@pytest.mark.parametrize(("code", "kept"), [("row_not_finite", 1), ("execution_error", 1), ("gone", 0)])
+def test_what_cannot_be_computed_is_kept_too(cell: Cell, code: str, kept: int) -> None:
+    cell.accept()
+    cell.scripts.run(calls.finish("req-1", "error", meta={"code": code, "error": "a row became NaN"}))
+    letters: list[tuple[bytes, dict[bytes, bytes]]] = cell.client.xrange(cell.keys.dead_letters)  # pyright: ignore
+    assert len(letters) == kept
+    for _, letter in letters:
+        assert letter[b"why"].decode() == code and letter[b"error"] == b"a row became NaN"
+    end = cell.log()[-1]
+    assert isinstance(end, EndEntry) and json.dumps(end.meta).count(code) == 1
