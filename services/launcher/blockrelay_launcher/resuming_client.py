@@ -26,7 +26,7 @@ class Event:
 
 
 class Refused(Exception):
-    """The request will not be answered: HTTP's `status`, and `error` as the gateway said it (or what went wrong last)."""
+    """The request will not be answered: HTTP's `status`, and `error` as the gateway (or the connection) said it."""
 
     def __init__(self, status: int, error: Any) -> None:
         super().__init__(f"{status}: {error}")
