@@ -4,9 +4,11 @@
     ├── UsageError                 the caller asked for something impossible; exit code 2, or HTTP 400
     │   ├── BadRequest             a request field is wrong (`param` names it); nothing was queued
     │   │   └── RequestTooLarge    body over the limit; HTTP 413
+    │   ├── Unauthorized           no API key, or an unknown one; HTTP 401
     │   ├── NotFound               unknown model, request or session; HTTP 404
     │   ├── Conflict               wrong session step; HTTP 409
     │   └── UnsupportedModel       a checkpoint has a feature the converter lacks (`field` names it)
+    ├── QuotaExceeded              the client's own limit is used up, try again later; HTTP 429
     ├── Overloaded                 our capacity is used up, try again later; HTTP 503
     ├── BlockFolderError           a block folder is incomplete, altered or points outside itself; refuse to start
     │   └── KnownAnswerMismatch    a block computes other bits here than when it was converted
@@ -43,6 +45,10 @@ class RequestTooLarge(BadRequest):
     """The body is over the configured limit."""
 
 
+class Unauthorized(UsageError):
+    """No API key, or an unknown one."""
+
+
 class NotFound(UsageError):
     """Unknown model, request or session."""
 
@@ -65,6 +71,14 @@ class UnsupportedModel(UsageError):
     def __init__(self, message: str, *, field: str) -> None:
         super().__init__(message)
         self.field = field
+
+
+class QuotaExceeded(BlockrelayError):
+    """The client's own limit is used up. `retry_after_s` is a hint in seconds."""
+
+    def __init__(self, message: str, *, retry_after_s: int = 1) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
 
 
 class Overloaded(BlockrelayError):

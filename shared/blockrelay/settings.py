@@ -48,6 +48,7 @@ class Settings(BaseSettings):
 
 class GatewaySettings(Settings):
     port: int = Field(default=8000, ge=0, le=65535)
+    api_keys: Path | None = Field(default=None, description="file of API keys (blockrelay keys); default: no key needed")
     max_body_bytes: int = Field(default=8 << 20, ge=1024)
     max_in_flight: int = Field(default=1024, ge=1, description="accepted and unfinished requests of the whole cell")
     default_max_tokens: int = Field(default=128, ge=1)

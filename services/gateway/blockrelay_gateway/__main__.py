@@ -13,6 +13,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from blockrelay import failpoints, logs
+from blockrelay.api_keys import is_open_to_others
 from blockrelay.errors import BlockrelayError, UsageError
 from blockrelay.settings import GatewaySettings, read_settings
 from blockrelay_gateway.app import create_app
@@ -89,6 +90,10 @@ def _serve(app: FastAPI, settings: GatewaySettings, listener: socket.socket) -> 
         timeout_keep_alive=KEEP_ALIVE_S,
         server_header=False,
     )
+    if settings.api_keys is None and is_open_to_others(settings.host):
+        logs.get().warning(
+            "GATEWAY_OPEN", host=settings.host, advice="anybody who reaches it may use it; set BLOCKRELAY_API_KEYS"
+        )
     logs.get().info("NODE_STARTING", host=settings.host, port=listener.getsockname()[1])
     server = GatewayServer(config, app.state.gateway)
     server.run(sockets=[listener])

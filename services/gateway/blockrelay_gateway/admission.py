@@ -7,6 +7,7 @@ of one HTTP request either all are accepted or none.
 import asyncio
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 import redis.asyncio
@@ -14,6 +15,7 @@ from redis.exceptions import OutOfMemoryError, RedisError
 
 from blockrelay import logs
 from blockrelay import scripts as calls
+from blockrelay.api_keys import Tenant
 from blockrelay.errors import BadRequest, Conflict, Overloaded, ServiceUnavailable
 from blockrelay.metrics import GatewayMetrics
 from blockrelay.redis_link import UNREACHABLE, AsyncScripts, backoff_s
@@ -33,6 +35,25 @@ RETRY_FOR_S = 3.0
 def need_pages(order: Order) -> int:
     """KV pages of one block that the request may fill."""
     return -(-(order.body.prompt.size + order.params.max_tokens) // PAGE_TOKENS)
+
+
+def scoped_session(tenant: str, session: str) -> str:
+    """The session's name in Redis: no tenant finds another's. Names that clients give have no slash."""
+    return f"{tenant}/{session}" if tenant else session
+
+
+def scoped_salt(tenant: str, salt: str) -> str:
+    """The salt of page names: no tenant finds another's pages. Salts that clients give have no NUL."""
+    return f"{tenant}\0{salt}" if tenant else salt
+
+
+def scoped(order: Order, tenant: Tenant) -> Order:
+    """`order` in the tenant's own name space."""
+    body = replace(order.body, salt=scoped_salt(tenant.name, order.body.salt))
+    session = order.session
+    if session is not None:
+        session = replace(session, session=scoped_session(tenant.name, session.session))
+    return replace(order, body=body, session=session)
 
 
 class Admission:
@@ -74,26 +95,26 @@ class Admission:
         seconds, micros = cast(tuple[int, int], await cast(Any, self._client.time()))
         self._clock_ahead_ms = seconds * 1000 + micros // 1000 - int(time.time() * 1000)
 
-    async def submit(self, orders: Sequence[Order]) -> Readers:
-        """Accept all orders, with a reader attached to each.
+    async def submit(self, orders: Sequence[Order], tenant: Tenant) -> Readers:
+        """Accept all orders of a tenant, with a reader attached to each.
 
         Raises Overloaded, BadRequest or ServiceUnavailable; then nothing of it is queued any more.
         """
-        readers = await self._submit(orders)
+        readers = await self._submit(orders, tenant)
         assert isinstance(readers, Readers), "only session steps repeat"
         return readers
 
-    async def submit_step(self, order: Order) -> Readers | str:
+    async def submit_step(self, order: Order, tenant: Tenant) -> Readers | str:
         """Accept a session step, or return the id of the request that ran the same step before.
 
         Raises as `submit`, and Conflict when the session is at another step.
         """
-        return await self._submit([order])
+        return await self._submit([order], tenant)
 
-    async def _submit(self, orders: Sequence[Order]) -> Readers | str:
+    async def _submit(self, orders: Sequence[Order], tenant: Tenant) -> Readers | str:
         if self._full:
             raise Overloaded(f"the queue's memory is nearly used up: {self._full}", retry_after_s=5)
-        flights = [self._prepare(order) for order in orders]
+        flights = [self._prepare(scoped(order, tenant), tenant) for order in orders]
         for position, (order, flight) in enumerate(zip(orders, flights, strict=True)):
             self._flights.start(flight)
             try:
@@ -111,7 +132,7 @@ class Admission:
             self._announce(order, flight)
         return Readers(self._flights, flights)
 
-    def _prepare(self, order: Order) -> Flight:
+    def _prepare(self, order: Order, tenant: Tenant) -> Flight:
         timeout_s = self._request_timeout_s if order.timeout_s is None else order.timeout_s
         deadline_ms = 0 if timeout_s is None else int((time.time() + timeout_s) * 1000)
         call = calls.accept(
@@ -122,6 +143,7 @@ class Admission:
             max_in_flight=self._max_in_flight,
             deadline_ms=deadline_ms and deadline_ms + self._clock_ahead_ms,
             session=order.session,
+            tenant=tenant.name,
         )
         return Flight(
             request=order.request,
@@ -129,6 +151,7 @@ class Admission:
             params=order.params,
             created=int(time.time()),
             accept=call,
+            tenant=tenant.name,
             deadline_ms=deadline_ms,
         )
 

@@ -11,13 +11,15 @@ from blockrelay.settings import GatewaySettings
 from blockrelay_gateway import http_errors, infer_routes, openai_routes, ops_routes, request_routes
 from blockrelay_gateway.gateway import build
 from blockrelay_gateway.middleware import BodyLimit
+from blockrelay_gateway.tenants import Authentication, KeyRing
 
 
 def create_app(settings: GatewaySettings) -> FastAPI:
     """Opens the block folder (only small files are read) and builds the application; connects to Redis when it runs.
 
-    Raises BlockFolderError when the folder cannot be used.
+    Raises BlockFolderError when the folder cannot be used, UsageError when the file of API keys cannot.
     """
+    ring = KeyRing(settings.api_keys)
     gateway = build(settings, open_block_folder(settings.model, blocks=()))
 
     @asynccontextmanager
@@ -31,6 +33,7 @@ def create_app(settings: GatewaySettings) -> FastAPI:
     app.state.gateway = gateway
     http_errors.install(app, gateway.refusals)
     app.add_middleware(BodyLimit, max_bytes=settings.max_body_bytes, refusals=gateway.refusals)
+    app.add_middleware(Authentication, ring=ring, refusals=gateway.refusals)  # the last one added is the first to run
     app.include_router(openai_routes.router)
     app.include_router(infer_routes.router)
     app.include_router(request_routes.router)

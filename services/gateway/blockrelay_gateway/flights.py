@@ -6,6 +6,7 @@ from ACCEPT (or the first reader that resumes) to the terminal entry or to its l
 
 import asyncio
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -28,13 +29,16 @@ CHECK_EVERY_S = 1.0
 SILENT_S = 5.0
 
 
-def check_model(name: str, recorded: bytes | None, model: str) -> None:
-    """Raise NotFound for a request of another model of the cell: with our tokenizer its tokens would read as nonsense.
+def check_visible(name: str, recorded: Sequence[bytes | None], *, model: str, tenant: str) -> None:
+    """Raise NotFound for a request of another tenant, in the words for one that never was, and for one of another model
+    of the cell: with our tokenizer its tokens would read as nonsense.
 
-    `name` is the client's id of the request, `recorded` its record's model (None: there is no record, which the caller
-    finds out), `model` the key of ours.
+    `name` is the client's id of the request, `recorded` its record's model and tenant (no model: there is no record),
+    `model` the key of ours.
     """
-    if recorded is not None and recorded.decode() != model:
+    if recorded[0] is None or (recorded[1] or b"").decode() != tenant:
+        raise NotFound(f"request {name} is unknown or was forgotten after its retention", param="id")
+    if recorded[0].decode() != model:
         raise NotFound(f"request {name} is for another model than the one that this gateway serves", param="id")
 
 
@@ -47,6 +51,7 @@ class Flight:
     params: SamplingParams
     created: int  # Unix seconds
     accept: Call[Accepted] | None  # None: accepted by another gateway
+    tenant: str = ""
     deadline_ms: int = 0  # 0: none
     started: float = field(default_factory=time.monotonic)
     entries: list[LogEntry] = field(default_factory=list[LogEntry])
@@ -102,13 +107,16 @@ class Flights:
         if self._flights.pop(flight.request, None) is not None and flight.end is None:
             (self._metrics.running if flight.tokens else self._metrics.waiting).dec()
 
-    async def resume(self, request: str) -> Flight:
-        """The flight of any request of the cell, from any gateway; this one answers for its readers from now on.
+    async def resume(self, request: str, tenant: str) -> Flight:
+        """The flight of any request of this tenant, from any gateway; this one answers for its readers from now on.
 
-        Raises NotFound when there is no such record (any more), or when it is of another model.
+        Raises NotFound when there is no such record (any more), or when it is of another tenant or model.
         """
-        if request not in self._flights:
-            check_model(request, await cast(Any, self._client.hget(self._keys.request(request), "model")), self._model)
+        if known := self._flights.get(request):
+            check_visible(request, (self._model.encode(), known.tenant.encode()), model=self._model, tenant=tenant)
+        else:
+            recorded = await cast(Any, self._client.hmget(self._keys.request(request), "model", "tenant"))
+            check_visible(request, recorded, model=self._model, tenant=tenant)
         await cast(Any, self._client.set(self._keys.follower(request), self._gateway, ex=self._retention_s))
         if known := self._flights.get(request):
             return known
@@ -125,6 +133,7 @@ class Flights:
             params=SamplingParams.from_dict(body.params),
             created=int(record[b"accepted"]) // 1000,
             accept=None,
+            tenant=tenant,
             numerics=record.get(b"numerics", b"").decode(),
         )
         self.start(flight)

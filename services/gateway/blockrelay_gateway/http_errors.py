@@ -22,17 +22,21 @@ from blockrelay.errors import (
     ExecutionError,
     NotFound,
     Overloaded,
+    QuotaExceeded,
     RequestTooLarge,
     ServiceUnavailable,
+    Unauthorized,
     UsageError,
 )
 
 _BY_TYPE: tuple[tuple[type[BlockrelayError], int, str, str | None], ...] = (
     (RequestTooLarge, 413, "invalid_request_error", "request_too_large"),
     (BadRequest, 400, "invalid_request_error", None),
+    (Unauthorized, 401, "invalid_request_error", "invalid_api_key"),
     (NotFound, 404, "invalid_request_error", "not_found"),
     (Conflict, 409, "invalid_request_error", "conflict"),
     (UsageError, 400, "invalid_request_error", None),
+    (QuotaExceeded, 429, "rate_limit_error", "rate_limit_exceeded"),
     (Overloaded, 503, "overloaded_error", "overloaded"),
     (ServiceUnavailable, 503, "server_error", "unavailable"),
     (DeadlineExceeded, 504, "timeout_error", "expired"),
@@ -109,7 +113,11 @@ class Refusals:
         body = (
             infer_error(error, scope.get("state", {}).get("session_id")) if path == "/v1/infer" else error_body(error)
         )
-        headers = {"retry-after": str(error.retry_after_s)} if isinstance(error, Overloaded) else {}
+        headers: dict[str, str] = {}
+        if isinstance(error, Overloaded | QuotaExceeded):
+            headers["retry-after"] = str(error.retry_after_s)
+        elif isinstance(error, Unauthorized):
+            headers["www-authenticate"] = "Bearer"
         return JsonAnswer(body, status_code=status, headers=headers)
 
     def count(self, path: str, error: BlockrelayError) -> None:

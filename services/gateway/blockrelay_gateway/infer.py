@@ -4,9 +4,11 @@ import time
 from collections.abc import AsyncIterator
 from typing import Any, cast
 
+from blockrelay.api_keys import Tenant
 from blockrelay.errors import BadRequest, BlockrelayError, ExecutionError, WireError
 from blockrelay.messages import EndEntry
 from blockrelay.tensors import decode_result
+from blockrelay_gateway.admission import scoped_session
 from blockrelay_gateway.answers import collect
 from blockrelay_gateway.gateway import Gateway
 from blockrelay_gateway.infer_format import InferStream, execution, pipeline_error, tensor_success, text_success
@@ -37,10 +39,10 @@ def is_tensor_form(request: InferRequest) -> bool:
     return True
 
 
-async def submit_text(gateway: Gateway, request: InferRequest, trace: str) -> Readers:
+async def submit_text(gateway: Gateway, request: InferRequest, trace: str, tenant: Tenant) -> Readers:
     """Accept the text form."""
     order = await by_size(len(request.prompt or ()), gateway.translator.infer_text, request, trace)
-    return await gateway.admission.submit([order])
+    return await gateway.admission.submit([order], tenant)
 
 
 async def finish_text(gateway: Gateway, readers: Readers) -> tuple[dict[str, Any], BlockrelayError | None]:
@@ -70,18 +72,19 @@ async def text_objects(gateway: Gateway, readers: Readers) -> AsyncIterator[dict
 
 
 async def run_tensors(
-    gateway: Gateway, request: InferRequest, trace: str
+    gateway: Gateway, request: InferRequest, trace: str, tenant: Tenant
 ) -> tuple[dict[str, Any], BlockrelayError | None]:
     """Run a tensor step to its end (or find the stored result of a repeated one): answer, and error if it failed."""
     started = time.monotonic()
-    step, order = await _order(gateway, request, trace)
-    readers = await gateway.admission.submit_step(order)
+    step, order = await _order(gateway, request, trace, tenant)
+    readers = await gateway.admission.submit_step(order, tenant)
     if isinstance(readers, str):  # this step ran before
-        flight = await gateway.flights.resume(readers)
+        flight = await gateway.flights.resume(readers, tenant.name)
         readers = Readers(gateway.flights, [flight])
     end, raw = await _ended(gateway, readers)
     if raw is None and failure(end) is None:  # its result is gone: compute it once more, outside the session
-        end, raw = await _ended(gateway, await gateway.admission.submit([gateway.translator.renamed(order)]))
+        again = await gateway.admission.submit([gateway.translator.renamed(order)], tenant)
+        end, raw = await _ended(gateway, again)
     error = failure(end)
     if error is None and raw is None:
         error = ExecutionError("the result was not stored; try again")
@@ -107,13 +110,13 @@ async def run_tensors(
     return answer, None
 
 
-async def _order(gateway: Gateway, request: InferRequest, trace: str) -> tuple[TensorStep, Order]:
+async def _order(gateway: Gateway, request: InferRequest, trace: str, tenant: Tenant) -> tuple[TensorStep, Order]:
     model, translator = gateway.folder.model, gateway.translator
     translator.check_model(request.model)
     number = check_names(request.session_id, request.step)
     session = Session()
     if request.session_id is not None:
-        key = gateway.keys.session(request.session_id)
+        key = gateway.keys.session(scoped_session(tenant.name, request.session_id))
         session = Session.from_redis(await cast(Any, gateway.client.hgetall(key)))
     logits = request.logits or "last"
     step = read_step(

@@ -11,7 +11,7 @@ from redis.exceptions import RedisError
 
 from blockrelay.errors import BadRequest, BlockrelayError, ServiceUnavailable
 from blockrelay_gateway import gateway as gateways
-from blockrelay_gateway import infer, sse
+from blockrelay_gateway import infer, sse, tenants
 from blockrelay_gateway.answers import stream
 from blockrelay_gateway.gateway import Gateway
 from blockrelay_gateway.http_errors import JsonAnswer, from_validation, infer_error, status_of, to_json
@@ -33,10 +33,10 @@ async def infer_once(body: InferRequest, request: Request) -> Response:
     if body.id is not None:
         raise BadRequest("id is for messages on the WebSocket", param="id")
     if infer.is_tensor_form(body):
-        done = await sse.unless_gone(request, infer.run_tensors(gateway, body, trace))
+        done = await sse.unless_gone(request, infer.run_tensors(gateway, body, trace, tenants.of(request)))
         return _answer(done, {})
     form = InferStream()
-    readers = await infer.submit_text(gateway, body, trace)
+    readers = await infer.submit_text(gateway, body, trace, tenants.of(request))
     name = readers.flights[0].request
     if body.stream:
         return sse.EventStream(stream(gateway, readers, form), readers, request_id=name)
@@ -88,6 +88,7 @@ class Conversation:
     def __init__(self, gateway: Gateway, socket: WebSocket) -> None:
         self._gateway, self._socket = gateway, socket
         self._sending = asyncio.Lock()
+        self._tenant = tenants.of(socket)
         self._trace = clean_traceparent(socket.headers.get("traceparent"))
         self.room = asyncio.Semaphore(SOCKET_REQUESTS)
 
@@ -113,10 +114,10 @@ class Conversation:
 
     async def _run(self, request: InferRequest) -> None:
         if infer.is_tensor_form(request):
-            body, _ = await infer.run_tensors(self._gateway, request, self._trace)
+            body, _ = await infer.run_tensors(self._gateway, request, self._trace, self._tenant)
             await self._send(body, request.id)
             return
-        with await infer.submit_text(self._gateway, request, self._trace) as readers:
+        with await infer.submit_text(self._gateway, request, self._trace, self._tenant) as readers:
             if request.background:
                 (flight,) = readers.flights
                 queued = {"status": "queued", "request_id": flight.request, "seed": flight.params.seed}

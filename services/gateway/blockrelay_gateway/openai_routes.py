@@ -4,7 +4,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from blockrelay_gateway import gateway as gateways
-from blockrelay_gateway import sse
+from blockrelay_gateway import sse, tenants
 from blockrelay_gateway.answers import collect, stream
 from blockrelay_gateway.gateway import Gateway
 from blockrelay_gateway.http_errors import JsonAnswer, error_body, status_of
@@ -47,7 +47,7 @@ async def _answer(
         return_token_ids=bool(body.return_token_ids),
     )
     form = format_of(kind, gateway.model_name, gateway.tokenizer, options)
-    readers = await gateway.admission.submit(orders)
+    readers = await gateway.admission.submit(orders, tenants.of(request))
     headers = {"x-request-id": orders[0].request}
     if body.stream:
         return sse.EventStream(stream(gateway, readers, form), readers, request_id=orders[0].request)

@@ -15,9 +15,9 @@ from blockrelay.errors import BadRequest, NotFound
 from blockrelay.messages import RequestBody, decode_log_entry
 from blockrelay.sampling_params import SamplingParams
 from blockrelay_gateway import gateway as gateways
-from blockrelay_gateway import sse
+from blockrelay_gateway import sse, tenants
 from blockrelay_gateway.answers import StreamFormat, stream
-from blockrelay_gateway.flights import check_model
+from blockrelay_gateway.flights import check_visible
 from blockrelay_gateway.gateway import Gateway
 from blockrelay_gateway.http_errors import JsonAnswer, error_body
 from blockrelay_gateway.infer_format import InferStream
@@ -48,18 +48,19 @@ def parse_id(public: str) -> tuple[str, str]:
 @router.get("/v1/requests/{public}")
 async def show(public: str, request: Request) -> Response:
     """State, text so far and usage."""
-    return JsonAnswer(await _view(gateways.of(request), public))
+    return JsonAnswer(await _view(gateways.of(request), public, tenants.of(request).name))
 
 
 @router.delete("/v1/requests/{public}")
 @router.post("/v1/requests/{public}/cancel")
 async def cancel(public: str, request: Request) -> Response:
     """End the request now, unless it has ended. The answer is that of GET."""
-    gateway = gateways.of(request)
+    gateway, tenant = gateways.of(request), tenants.of(request).name
     name, _ = parse_id(public)
-    check_model(public, await cast(Any, gateway.client.hget(gateway.keys.request(name), "model")), gateway.model_key)
+    recorded = await cast(Any, gateway.client.hmget(gateway.keys.request(name), "model", "tenant"))
+    check_visible(public, recorded, model=gateway.model_key, tenant=tenant)
     await gateway.scripts.run(calls.finish(name, "cancelled", meta={"error": "by request of a client"}))
-    return JsonAnswer(await _view(gateway, public))
+    return JsonAnswer(await _view(gateway, public, tenant))
 
 
 @router.get("/v1/requests/{public}/events")
@@ -87,20 +88,18 @@ async def events(
         options = Options(include_usage=include_usage, return_token_ids=return_token_ids)
         kind = "completion" if prefix == "cmpl" else "chat"
         form = format_of(kind, gateway.model_name, gateway.tokenizer, options)
-    flight = await gateway.flights.resume(name)
+    flight = await gateway.flights.resume(name, tenants.of(request).name)
     readers = Readers(gateway.flights, [flight])
     return sse.EventStream(stream(gateway, readers, form, after=after), readers, request_id=name)
 
 
-async def _view(gateway: Gateway, public: str) -> dict[str, Any]:
+async def _view(gateway: Gateway, public: str, tenant: str) -> dict[str, Any]:
     name, _ = parse_id(public)
     both = gateway.client.pipeline(transaction=True)  # record and log of one moment
     both.hgetall(gateway.keys.request(name))
     both.xrange(gateway.keys.log(name))
     record, entries = cast(tuple[dict[bytes, bytes], list[tuple[bytes, dict[bytes, bytes]]]], await both.execute())
-    if not record:
-        raise NotFound(f"request {public} is unknown or was forgotten after its retention", param="id")
-    check_model(public, record[b"model"], gateway.model_key)
+    check_visible(public, (record.get(b"model"), record.get(b"tenant")), model=gateway.model_key, tenant=tenant)
     body = RequestBody.decode(record[b"body"])
     params = SamplingParams.from_dict(body.params)
     relay, answer = Relay(gateway.tokenizer, params, gateway.folder.model.eos_ids), Answer()

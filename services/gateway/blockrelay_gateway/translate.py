@@ -245,6 +245,8 @@ def checked_salt(salt: str | None) -> str:
         return ""
     if not 1 <= len(salt) <= MAX_SALT:
         raise BadRequest(f"cache_salt has 1 to {MAX_SALT} characters, not {len(salt)}", param="cache_salt")
+    if "\0" in salt:  # what stands before one is the tenant
+        raise BadRequest("cache_salt has a NUL character", param="cache_salt")
     if any("\ud800" <= character <= "\udfff" for character in salt):
         raise BadRequest("cache_salt has half a surrogate pair", param="cache_salt")
     return salt

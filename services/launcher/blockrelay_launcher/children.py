@@ -39,6 +39,7 @@ class UpOptions:
     speculation: bool = True
     prefix_cache: bool = True
     page_store_bytes: int | None = None
+    api_keys: Path | None = None
     verbose: bool = False
 
 
@@ -108,7 +109,8 @@ def workers(layout: Layout) -> list[Child]:
 
 
 def gateway(layout: Layout) -> Child:
-    return layout.service("gateway", "blockrelay_gateway", port=layout.port)
+    keys = {} if layout.options.api_keys is None else {"api_keys": layout.options.api_keys}
+    return layout.service("gateway", "blockrelay_gateway", port=layout.port, **keys)
 
 
 def _page_settings(layout: Layout) -> dict[str, object]:

@@ -12,6 +12,7 @@ from pydantic import ValidationError
 
 from blockrelay.errors import BlockFolderError, BlockrelayError, UsageError
 from blockrelay.settings import BUNDLED_MODEL
+from blockrelay_launcher import keys
 from blockrelay_launcher import status as cell_status
 from blockrelay_launcher.bench import BenchOptions, run_bench
 from blockrelay_launcher.children import UpOptions
@@ -22,6 +23,8 @@ app = typer.Typer(
     name="blockrelay", add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )  # fmt: skip
+
+app.add_typer(keys.app)
 
 Model = Annotated[Path, typer.Option("--model", help="Block folder to serve (see: blockrelay convert).")]
 RedisUrl = Annotated[
@@ -83,6 +86,10 @@ def start(
             min=0, metavar="N", help="KV pages shared in /dev/shm; 0: none; default: an eighth of the free memory."
         ),
     ] = None,
+    api_keys: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Demand an API key of this file (see: blockrelay keys)."),
+    ] = None,
     verbose: Annotated[bool, typer.Option("--verbose", help="Every log line to stderr, not only errors.")] = False,
 ) -> None:
     """Start everything as local processes: Redis, scheduler, workers, gateway. Ctrl-C drains and ends them."""
@@ -93,7 +100,7 @@ def start(
         host=host, port=port, redis_url=redis and cell_status.checked_url(redis),
         payload_redis_url=payload_redis and cell_status.checked_url(payload_redis),
         data=data, threads=threads, speculation=speculation, prefix_cache=prefix_cache,
-        page_store_bytes=page_store_bytes, verbose=verbose,
+        page_store_bytes=page_store_bytes, api_keys=api_keys and api_keys.absolute(), verbose=verbose,
     )  # fmt: skip
     raise typer.Exit(up(options))
 

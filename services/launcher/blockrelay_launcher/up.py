@@ -10,9 +10,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from blockrelay import failpoints, redis_link
+from blockrelay.api_keys import is_open_to_others
 from blockrelay.block_folder import open_block_folder
 from blockrelay.errors import ServiceUnavailable, UsageError
-from blockrelay.settings import Settings, read_settings
+from blockrelay.settings import GatewaySettings, Settings, read_settings
 from blockrelay_launcher.children import Layout, UpOptions, gateway, redis_server, scheduler, workers
 from blockrelay_launcher.data_folder import DataFolder, Running, open_data_folder
 from blockrelay_launcher.durability import warnings_about
@@ -45,6 +46,8 @@ def up(options: UpOptions) -> int:
     if not 1 <= options.stages <= blocks:
         raise UsageError(f"--stages is {options.stages}, but the model has {blocks} blocks: choose 1 to {blocks}")
     port = _usable_port(options.host, options.port)
+    if is_open_to_others(options.host) and not (options.api_keys or GatewaySettings().api_keys):
+        _say(f"warning: whoever reaches {options.host} may use this gateway; --api-keys FILE demands a key")
     with Alarm() as alarm, open_data_folder(options.data) as folder, open_page_folder() as pages:
         return _Up(options, settings, folder, alarm, port, pages).run()
 

@@ -85,13 +85,14 @@ def accept(
     fingerprint: str = "",
     keep_s: int = 0,
     session: SessionStep | None = None,
+    tenant: str = "",
 ) -> Call[Accepted]:
     """`deadline_ms` is absolute Unix time in milliseconds, 0 for none.
 
     `fingerprint` names the client's body where the id derives from a key; `keep_s` is then the retention (0: as usual).
     """
     args: list[Argument] = [request, model, need_pages, max_in_flight, deadline_ms, body.encode()]
-    args += [int(body.prompt.size), fingerprint, keep_s]
+    args += [int(body.prompt.size), fingerprint, keep_s, tenant]
     if session:
         args += [session.session, session.step, session.fingerprint, session.length, session.tokens]
 

@@ -2,7 +2,7 @@
 -- With an Idempotency-Key the id derives from the key, so that another body may come under a known id: the fingerprint of
 -- the body that made the record decides. A request that ended because nobody read it ('abandoned') counts as forgotten.
 -- ARGV: retention, id, model, need (pages), max in flight, deadline (ms, 0 = none), body, prompt tokens,
---   fingerprint ('' without a key), seconds to keep it after its end (0 = retention),
+--   fingerprint ('' without a key), seconds to keep it after its end (0 = retention), tenant,
 --   [session, step, fingerprint of the step, length, new tokens]
 -- Answers: OK ms | EXISTS state | OTHER | BUSY in-flight | TOO_LARGE pages | STEP expected-step | REPEAT request-id
 local id, model, need, limit, deadline, body = ARGV[2], ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6]), ARGV[7]
@@ -14,17 +14,17 @@ if known[1] and not known[3] then
 end
 
 local session, append
-if ARGV[11] then
-  session = P .. 'session:' .. ARGV[11]
+if ARGV[12] then
+  session = P .. 'session:' .. ARGV[12]
   local step = tonumber(redis.call('HGET', session, 'step') or '0')
   local length = tonumber(redis.call('HGET', session, 'length') or '0')
-  local wanted = tonumber(ARGV[12])
-  if wanted == step and step > 0 and redis.call('HGET', session, 'fp') == ARGV[13] then
+  local wanted = tonumber(ARGV[13])
+  if wanted == step and step > 0 and redis.call('HGET', session, 'fp') == ARGV[14] then
     local previous = redis.call('HGET', session, 'request')
     local ended = redis.call('HGET', P .. 'request:' .. previous, 'end')
     local there = redis.call('EXISTS', P .. 'request:' .. previous) == 1
     if there and (not ended or ended == 'tensor') then return {'REPEAT', previous} end
-  elseif wanted == step + 1 and length == tonumber(ARGV[14]) then
+  elseif wanted == step + 1 and length == tonumber(ARGV[15]) then
     append = true
   else
     return {'STEP', step + 1}
@@ -51,12 +51,13 @@ if known[1] then redis.call('DEL', P .. 'request:' .. id, P .. 'log:' .. id) end
 local class = redis.call('HGET', P .. 'plan:' .. model, 'class') or 'cpu'
 redis.call('HSET', P .. 'request:' .. id, 'state', 'queued', 'model', model, 'class', class, 'need', need, 'prompt', prompt,
   'deadline', deadline, 'body', body, 'n', 0, 'run', '', 'route', '', 'accepted', NOW, 'moved', NOW)
+if ARGV[11] ~= '' then redis.call('HSET', P .. 'request:' .. id, 'tenant', ARGV[11]) end
 if ARGV[9] ~= '' then redis.call('HSET', P .. 'request:' .. id, 'fp', ARGV[9], 'keep', ARGV[10]) end
 redis.call('ZADD', P .. 'running', NOW, id)
 if session then
-  redis.call('HSET', session, 'step', ARGV[12], 'fp', ARGV[13], 'request', id)
+  redis.call('HSET', session, 'step', ARGV[13], 'fp', ARGV[14], 'request', id)
   if append then
-    local tokens = (redis.call('HGET', session, 'tokens') or '') .. ARGV[15]
+    local tokens = (redis.call('HGET', session, 'tokens') or '') .. ARGV[16]
     redis.call('HSET', session, 'tokens', tokens, 'length', string.len(tokens) / 4)
   end
   redis.call('EXPIRE', session, RETENTION)

@@ -82,3 +82,19 @@ def test_a_redis_that_is_not_there_is_one_line_and_exit_code_1(
 ) -> None:
     code, err = here(capsys, monkeypatch, "status", "--redis", f"unix://{tmp_path}/none.sock")
     assert code == 1 and "Redis does not answer" in err and err.count("\n") == 1
+
+
+def test_keys_are_made_listed_and_removed(tmp_path: Path) -> None:
+    file = ("--file", tmp_path / "keys.json")
+    made = run("keys", "add", "ada", *file, "--tokens-per-minute", "600", "--priority", "5")
+    assert made.returncode == 0 and made.stdout.startswith("br-") and made.stdout.count("\n") == 1, made.stderr
+    listed = run("keys", "list", *file)
+    assert "ada" in listed.stdout and "600" in listed.stdout and made.stdout.strip() not in listed.stdout
+    assert (
+        run("keys", "add", "ada", *file).stderr
+        == "blockrelay: there is a key named 'ada' already; remove it first to replace it\n"
+    )
+    assert run("keys", "add", "no such name", *file).returncode == 2
+    assert run("keys", "remove", "ada", *file).returncode == 0
+    assert run("keys", "remove", "ada", *file).returncode == 2
+    assert "--file" in run("keys", "list").stderr

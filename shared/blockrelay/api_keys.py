@@ -1,0 +1,184 @@
+"""The file of API keys: who may ask, and how much. Keys themselves are never stored, only their SHA-256.
+
+A key is 32 random bytes, so a plain hash of it cannot be guessed back; a slow hash is for passwords. The file is JSON:
+
+    {"keys": [{"name": "ada", "sha256": "...", "tokens_per_minute": 60000, "weight": 2, "priority": 0},
+              {"name": "bob", "sha256": "..."}]}
+
+`name` is the tenant: what it asked for, its sessions and its KV pages are seen under no other name.
+"""
+
+import contextlib
+import hashlib
+import ipaddress
+import json
+import math
+import os
+import re
+import tempfile
+from dataclasses import dataclass
+from hmac import compare_digest
+from pathlib import Path
+from secrets import token_urlsafe
+from typing import Any, cast
+
+from blockrelay.errors import UsageError
+
+_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_FIELDS = {"name", "sha256", "tokens_per_minute", "concurrency", "weight", "priority"}
+PREFIX = "br-"
+#: Priorities a request may have; lower is earlier.
+PRIORITIES = range(-100, 101)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tenant:
+    """Who asks, and what it may take. The tenant without a name is everybody, where keys are off.
+
+    `tokens_per_minute` bounds prompt and max_tokens of accepted requests (up to a minute's worth at once),
+    `concurrency` its accepted and unfinished requests; None: no bound of its own. `weight` is its share of the workers
+    while others wait too. `priority` is the earliest (lowest) one its requests may have.
+    """
+
+    name: str
+    tokens_per_minute: int | None = None
+    concurrency: int | None = None
+    weight: float = 1.0
+    priority: int = PRIORITIES[0]
+
+    def __post_init__(self) -> None:
+        if self.name and not _NAME.fullmatch(self.name):
+            raise UsageError(f"the name of a key has 1 to 64 characters of a-z 0-9 _ -, not {self.name!r}")
+        for field in ("tokens_per_minute", "concurrency"):
+            value = getattr(self, field)
+            if value is not None and (type(value) is not int or not 1 <= value <= 10**12):
+                raise UsageError(f"{field} of key {self.name!r} must be a whole number from 1, not {value!r}")
+        if type(self.weight) not in (int, float) or not math.isfinite(self.weight) or not 0.01 <= self.weight <= 100:
+            raise UsageError(f"weight of key {self.name!r} must be a number from 0.01 to 100, not {self.weight!r}")
+        if type(self.priority) is not int or self.priority not in PRIORITIES:
+            bounds = f"{PRIORITIES[0]} to {PRIORITIES[-1]}"
+            raise UsageError(f"priority of key {self.name!r} must be a whole number from {bounds}")
+
+
+#: Whoever asks where keys are off.
+ANYBODY = Tenant(name="")
+
+
+@dataclass(frozen=True, slots=True)
+class StoredKey:
+    """One line of the file."""
+
+    tenant: Tenant
+    sha256: str
+
+
+def new_key() -> str:
+    """A key of 256 random bits; shown once, to the one who made it."""
+    return PREFIX + token_urlsafe(32)
+
+
+def hash_of(key: str) -> str:
+    """What is stored of a key."""
+    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest()
+
+
+def find(keys: tuple[StoredKey, ...], presented: str) -> Tenant | None:
+    """The tenant of a presented key. Takes as long for a wrong key as for a right one."""
+    digest, found = hash_of(presented), None
+    for stored in keys:
+        if compare_digest(stored.sha256, digest):
+            found = stored.tenant
+    return found
+
+
+def read_keys(path: Path) -> tuple[StoredKey, ...]:
+    """All keys of the file. Raises UsageError, one line naming the file and what is wrong in it."""
+    try:
+        content: Any = json.loads(path.read_text())
+    except OSError as error:
+        raise UsageError(f"the file of API keys {path} cannot be read: {error.strerror or error}") from error
+    except ValueError as error:
+        raise UsageError(f"the file of API keys {path} is not JSON: {error}") from error
+    try:
+        entries = cast(dict[str, Any], content)["keys"] if isinstance(content, dict) else None
+        if not isinstance(entries, list) or set(cast(dict[str, Any], content)) != {"keys"}:
+            raise UsageError('it must hold {"keys": [...]} and nothing else')
+        keys = tuple(_stored(entry) for entry in cast(list[Any], entries))
+        names = [key.tenant.name for key in keys]
+        if len(set(names)) != len(names):
+            raise UsageError("two keys have the same name")
+    except (KeyError, UsageError) as error:
+        why = 'it has no "keys"' if isinstance(error, KeyError) else error
+        raise UsageError(f"the file of API keys {path} cannot be used: {why}") from error
+    return keys
+
+
+def write_keys(path: Path, keys: tuple[StoredKey, ...]) -> None:
+    """Replace the file as a whole, readable by its owner only: who reads it meanwhile sees the old or the new one."""
+    content = {"keys": [_plain(key) for key in keys]}
+    try:
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
+        with os.fdopen(handle, "w") as file:
+            json.dump(content, file, indent=1)
+            file.write("\n")
+            file.flush()
+            os.fsync(handle)
+        os.replace(name, path)
+    except OSError as error:
+        raise UsageError(f"the file of API keys {path} cannot be written: {error.strerror or error}") from error
+
+
+def add_key(path: Path, tenant: Tenant) -> str:
+    """Make a key for a new tenant and store its hash; the key. The file is made where there is none."""
+    keys = read_keys(path) if path.exists() else ()
+    if not tenant.name:
+        raise UsageError("a key needs a name")
+    if any(key.tenant.name == tenant.name for key in keys):
+        raise UsageError(f"there is a key named {tenant.name!r} already; remove it first to replace it")
+    key = new_key()
+    write_keys(path, (*keys, StoredKey(tenant, hash_of(key))))
+    return key
+
+
+def remove_key(path: Path, name: str) -> None:
+    """Raises UsageError when there is none of this name."""
+    keys = read_keys(path)
+    kept = tuple(key for key in keys if key.tenant.name != name)
+    if len(kept) == len(keys):
+        raise UsageError(f"there is no key named {name!r} in {path}")
+    write_keys(path, kept)
+
+
+def is_open_to_others(host: str) -> bool:
+    """Whether an address to listen on can be reached from other machines. A name counts unless it is localhost."""
+    with contextlib.suppress(ValueError):
+        return not ipaddress.ip_address(host).is_loopback
+    return host != "localhost"
+
+
+def _stored(entry: Any) -> StoredKey:
+    if not isinstance(entry, dict):
+        raise UsageError("a key is no JSON object")
+    fields = cast(dict[str, Any], entry)
+    if unknown := set(fields) - _FIELDS:
+        raise UsageError(f"a key has an unknown field {min(unknown)!r}")
+    digest = fields.get("sha256")
+    if not isinstance(fields.get("name"), str) or not fields["name"]:
+        raise UsageError("a key has no name")
+    if not isinstance(digest, str) or not _SHA256.fullmatch(digest):
+        raise UsageError(f"sha256 of key {fields['name']!r} must be 64 hexadecimal digits")
+    limits = {name: value for name, value in fields.items() if name != "sha256"}
+    return StoredKey(Tenant(**limits), digest)
+
+
+def _plain(key: StoredKey) -> dict[str, Any]:
+    t = key.tenant
+    limits = {"tokens_per_minute": t.tokens_per_minute, "concurrency": t.concurrency}
+    return {
+        "name": t.name,
+        "sha256": key.sha256,
+        **{name: value for name, value in limits.items() if value is not None},
+        "weight": t.weight,
+        "priority": t.priority,
+    }
