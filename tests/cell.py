@@ -83,9 +83,26 @@ class Cell:
     def on(self, worker: str) -> set[str]:
         return {m.decode() for m in self.client.smembers(self.keys.on(worker))}  # pyright: ignore
 
-    def queued(self, stream: str = "jobs", route_class: str = "cpu") -> list[str]:
-        key = self.keys.jobs(MODEL, route_class) if stream == "jobs" else self.keys.reruns(MODEL, route_class)
+    def queued(self, stream: str = "queue", route_class: str = "cpu") -> list[str]:
+        if stream == "queue":
+            return [m.decode() for m in self.client.zrange(self.keys.queue(MODEL, route_class), 0, -1)]  # pyright: ignore
+        key = self.keys.reruns(MODEL, route_class)
         return [f[b"r"].decode() for _, f in self.client.xrange(key)]  # pyright: ignore
+
+    def due(self) -> set[str]:
+        return {m.decode() for m in self.client.zrange(self.keys.due(MODEL, "cpu"), 0, -1)}  # pyright: ignore
+
+    def books(self) -> dict[str, int]:
+        """What `load:<model>` has, without zeros."""
+        raw = self.client.hgetall(self.keys.load(MODEL))
+        return {k.decode(): int(v) for k, v in raw.items() if int(v)}  # pyright: ignore
+
+    def of(self, tenant: str) -> set[str]:
+        return {m.decode() for m in self.client.smembers(self.keys.of(tenant))}  # pyright: ignore
+
+    def everything(self) -> dict[bytes, bytes]:
+        """The content of every key."""
+        return {key: self.client.dump(key) for key in self.client.keys("*")}  # pyright: ignore
 
     def inbox(self, worker: str, kind: bytes = b"j") -> list[dict[bytes, bytes]]:
         """Entries of one kind: j (next job) or d (ended)."""

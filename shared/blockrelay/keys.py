@@ -5,11 +5,17 @@
 | `{cell}:request:<id>` | hash, the record | ACCEPT, CLAIM, COMMIT, RERUN, FINISH, DEAD | all | retention after the end |
 | `{cell}:log:<id>` | stream, the token log; entry id = position | COMMIT, FINISH (terminal entry) | gateway, last stage | as the record |
 | `{cell}:running` | zset id -> ms of last progress; every request not finished | ACCEPT..FINISH | scheduler | member: at the end |
-| `{cell}:jobs:<model>:<class>` | stream of request ids, first runs | ACCEPT | CLAIM; workers as wake-up | entry: CLAIM, FINISH |
+| `{cell}:queue:<model>:<class>` | zset of first runs, id -> rank | ACCEPT | CLAIM | member: CLAIM, FINISH |
+| `{cell}:due:<model>:<class>` | zset of those with a deadline, id -> ms by which it should be claimed | ACCEPT | CLAIM | member: CLAIM, FINISH |
+| `{cell}:shares:<model>:<class>` | zset of ranks: the virtual time of each priority, where each tenant's next first run stands | ACCEPT, CLAIM | ACCEPT | when the queue was empty |
+| `{cell}:jobs:<model>:<class>` | stream that wakes workers; its one entry means nothing | ACCEPT | workers | never |
 | `{cell}:reruns:<model>:<class>` | stream of request ids, re-runs (claimed first) | RERUN, DEAD | CLAIM; workers | entry: CLAIM, FINISH |
 | `{cell}:delayed` | zset id -> ms from which the job of its re-run may be queued | RERUN, DEAD | CLAIM, BEAT | member: CLAIM, BEAT, FINISH |
+| `{cell}:load:<model>` | hash: rows, tokens and pages that unfinished requests still cost | ACCEPT, CLAIM, COMMIT, RERUN, FINISH | ACCEPT | never |
+| `{cell}:of:<tenant>` | set of its unfinished requests | ACCEPT, FINISH | ACCEPT | member: at the end |
+| `{cell}:bucket:<tenant>` | hash: tokens left of its minute, and when | ACCEPT | ACCEPT | 120 s after the last use |
 | `{cell}:workers` | zset worker -> ms of last beat | worker, BEAT | scheduler, CLAIM | member: DEAD |
-| `{cell}:worker:<id>` | hash: model, device, stage, pages, reserved | worker, CLAIM, release | scheduler, CLAIM | DEAD |
+| `{cell}:worker:<id>` | hash: model, device, stage, pages, reserved, pace | worker, CLAIM, release | scheduler, CLAIM | DEAD |
 | `{cell}:on:<worker>` | set of requests whose route has the worker | CLAIM, release | BEAT, DEAD | DEAD |
 | `{cell}:trying:<worker>` | string, the request that the worker tries alone | CLAIM, worker | DEAD | after the try, DEAD |
 | `{cell}:inbox:<worker>` | stream of next jobs and ends (control Redis) or forwarded rows and early next jobs (payload Redis) | COMMIT, release; stage before, last stage | worker | DEAD |
@@ -76,6 +82,24 @@ class Keys:
 
     def session(self, session_id: str) -> str:
         return self._key("session", session_id)
+
+    def queue(self, model: str, route_class: str) -> str:
+        return self._key("queue", model, route_class)
+
+    def due(self, model: str, route_class: str) -> str:
+        return self._key("due", model, route_class)
+
+    def shares(self, model: str, route_class: str) -> str:
+        return self._key("shares", model, route_class)
+
+    def load(self, model: str) -> str:
+        return self._key("load", model)
+
+    def of(self, tenant: str) -> str:
+        return self._key("of", tenant)
+
+    def bucket(self, tenant: str) -> str:
+        return self._key("bucket", tenant)
 
     def jobs(self, model: str, route_class: str) -> str:
         return self._key("jobs", model, route_class)

@@ -40,7 +40,7 @@ class TestAccept:
 
     def test_over_the_limit_leaves_nothing(self, cell: Cell) -> None:
         cell.accept("req-1", limit=1)
-        assert cell.accept("req-2", limit=1) == calls.Accepted("BUSY", "1")
+        assert cell.accept("req-2", limit=1) == calls.Accepted("BUSY", "1", retry_ms=1000)
         assert not cell.record("req-2") and cell.queued() == ["req-1"]
 
     def test_what_fits_no_pool_even_alone_is_refused(self, cell: Cell) -> None:
@@ -55,7 +55,7 @@ class TestAccept:
     def test_goes_to_the_class_of_the_plan(self, cell: Cell) -> None:
         cell.scripts.run(calls.publish_plan(MODEL, replaces_epoch=0, inputs="i", route_class="gpu", plan="{}"))
         cell.accept()
-        assert cell.queued("jobs", "gpu") == ["req-1"]
+        assert cell.queued("queue", "gpu") == ["req-1"]
 
 
 class TestSessions:

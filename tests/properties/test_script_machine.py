@@ -6,9 +6,11 @@ Invariants, numbered as the README names them:
   I3  a request is queued exactly when one job entry or one delay names it; running when all its route carries it
   I4  a worker's reservations are the needs of what is on it
   I5  terminal is absorbing: one terminal entry, nothing after it
+  I6  the books of the model, and each tenant's set, are the sums over its unfinished requests
 """
 
 import tempfile
+from collections import Counter
 from pathlib import Path
 from zlib import crc32
 
@@ -25,6 +27,7 @@ from tests.redis_server import RedisServer
 
 STAGES = 2
 REQUESTS = [f"req-{i}" for i in range(4)]
+FAR = 1 << 46  # ms
 WORKERS = {"a0": 0, "a1": 0, "b0": 1, "b1": 1}
 
 
@@ -58,11 +61,31 @@ class ScriptMachine(RuleBasedStateMachine):
         self.lives += 1
         return self.cell.worker(f"{slot}-{self.lives}", stage=WORKERS[slot], pages=8)
 
-    @rule(request=st.sampled_from(REQUESTS), need=st.integers(1, 4))
-    def accept(self, request: str, need: int) -> None:
-        answer = self.cell.accept(request, need=need)
+    @rule(
+        request=st.sampled_from(REQUESTS),
+        need=st.integers(1, 4),
+        tenant=st.sampled_from(["", "ada"]),
+        priority=st.integers(-1, 1),
+        deadline_ms=st.sampled_from([0, FAR]),
+    )
+    def accept(self, request: str, need: int, tenant: str, priority: int, deadline_ms: int) -> None:
+        answer = self.cell.accept(
+            request, need=need, tenant=tenant, priority=priority, deadline_ms=deadline_ms, weight=0.5
+        )
         assert answer.status == ("EXISTS" if request in self.history else "OK")
         self.history.setdefault(request, [])
+
+    @precondition(lambda self: len(self.history) < len(REQUESTS))
+    @rule(limits=st.sampled_from([calls.Limits(tokens_per_minute=5), calls.Limits(concurrency=1)]), data=st.data())
+    def refuse(self, limits: calls.Limits, data: st.DataObject) -> None:
+        request = data.draw(st.sampled_from([r for r in REQUESTS if r not in self.history]))
+        others = [r for r in self.history if r not in self.ended and self.cell.record(r)["tenant"] == "ada"]
+        if limits.concurrency and not others:
+            return
+        before = self.cell.everything()
+        answer = self.cell.accept(request, tenant="ada", limits=limits)
+        assert answer.status == ("CONCURRENT" if limits.concurrency else "TOKENS")
+        assert self.cell.everything() == before, "a refusal leaves nothing"
 
     @rule(slot=st.sampled_from(["a0", "a1"]), most=st.integers(1, 3))
     def claim(self, slot: str, most: int) -> None:
@@ -135,7 +158,7 @@ class ScriptMachine(RuleBasedStateMachine):
         running = {m.decode() for m in self.cell.client.zrange(self.cell.keys.running, 0, -1)}  # pyright: ignore
         assert running == unfinished, "I2"
         delayed: list[bytes] = self.cell.client.zrange(self.cell.keys.delayed, 0, -1)  # pyright: ignore
-        queued = self.cell.queued("jobs") + self.cell.queued("reruns") + [member.decode() for member in delayed]
+        queued = self.cell.queued() + self.cell.queued("reruns") + [member.decode() for member in delayed]
         assert sorted(queued) == sorted(r for r in unfinished if self.cell.record(r)["state"] == "queued"), "I3"
         for name in self.names.values() if self.history else ():
             on = self.cell.on(name)
@@ -147,6 +170,22 @@ class ScriptMachine(RuleBasedStateMachine):
             record = self.cell.record(request)
             if record["state"] == "running":
                 assert all(request in self.cell.on(w) for w in record["route"].split(",")), "I3"
+        self.loads_are_sums(unfinished)
+
+    def loads_are_sums(self, unfinished: set[str]) -> None:
+        expected: Counter[str] = Counter()
+        tenants: dict[str, set[str]] = {"": set(), "ada": set()}
+        for request in unfinished:
+            record = self.cell.record(request)
+            expected[f"{record['state']}_rows"] += int(record["rows"])
+            expected[f"{record['state']}_tokens"] += max(0, int(record["most"]) - int(record["n"]))
+            expected["pages"] += int(record["need"])
+            tenants[record["tenant"]].add(request)
+            assert record["state"] == "running" or int(record["rows"]) == int(record["prompt"]) + int(record["n"]), "I6"
+        assert self.cell.books() == +expected, "I6"
+        for tenant, requests in tenants.items():
+            assert self.cell.of(tenant) == requests, "I6"
+        assert self.cell.due() <= set(self.cell.queued()), "I3"
 
 
 TestScripts = ScriptMachine.TestCase

@@ -94,8 +94,9 @@ def test_everything_that_finished_requests_leave_has_a_time_to_live(start_system
     lasting = {keys.workers, keys.running, keys.plan(system.model_key)}
     for worker in system.infos():
         lasting |= {keys.worker(worker.id), keys.inbox(worker.id), keys.on(worker.id)}
+    lasting.add(keys.load(system.model_key))
     for route_class in ("cpu", "gpu"):
-        lasting |= {keys.jobs(system.model_key, route_class), keys.reruns(system.model_key, route_class)}
+        lasting |= {f(system.model_key, route_class) for f in (keys.jobs, keys.shares, keys.reruns)}
     for raw in system.client.keys("*"):  # pyright: ignore
         name = raw.decode()  # pyright: ignore
         assert name in lasting or system.client.ttl(name) > 0, name  # pyright: ignore

@@ -210,7 +210,10 @@ def assert_nothing_is_held(system: System) -> None:
         return any(w.reserved or w.running for w in system.infos()) or bool(system.client.zcard(system.keys.running))
 
     wait_until(lambda: not held(), "all reservations are given back", timeout_s=5)
-    streams = [f(system.model_key, c) for c in ("cpu", "gpu") for f in (system.keys.jobs, system.keys.reruns)]
-    assert sum(system.client.xlen(s) for s in streams) == 0
+    for route_class in ("cpu", "gpu"):
+        assert system.client.zcard(system.keys.queue(system.model_key, route_class)) == 0
+        assert system.client.xlen(system.keys.reruns(system.model_key, route_class)) == 0
+    books = system.client.hgetall(system.keys.load(system.model_key))
+    assert not any(int(value) for value in books.values()), books  # pyright: ignore
     for a, b in pairwise(system.infos()):
         assert a.id != b.id

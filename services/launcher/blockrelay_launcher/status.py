@@ -88,8 +88,8 @@ def _read_model(client: redis.Redis, keys: Keys, model: str, dead_after_ms: int)
         "plan": plan and asdict(plan),
         "workers": [{**asdict(w), "state": _state(w, plan, dead_after_ms)} for w in workers],
         "queue": {
-            f"{name}:{route_class}": client.xlen(key(model, route_class))
-            for name, key in (("jobs", keys.jobs), ("reruns", keys.reruns))
+            f"{name}:{route_class}": length(key(model, route_class))
+            for name, key, length in (("jobs", keys.queue, client.zcard), ("reruns", keys.reruns, client.xlen))
             for route_class in ("cpu", "gpu")
         },
         "missing": missing_stages(plan, workers, dead_after_ms=dead_after_ms),

@@ -251,7 +251,10 @@ class Scheduler:
         ask = client.pipeline(transaction=False)
         ask.zcard(keys.running)
         for name, route_class in streams:
-            ask.xlen(keys.jobs(self.model, route_class) if name == "jobs" else keys.reruns(self.model, route_class))
+            if name == "jobs":
+                ask.zcard(keys.queue(self.model, route_class))
+            else:
+                ask.xlen(keys.reruns(self.model, route_class))
         in_flight, *depths = cast(list[int], ask.execute())
         self.metrics.in_flight.set(in_flight)
         for (name, route_class), depth in zip(streams, depths, strict=True):

@@ -19,6 +19,8 @@ T = TypeVar("T")
 Argument = str | bytes | int | float
 
 NAMES = ("accept", "claim", "commit", "rerun", "finish", "dead", "beat", "plan")
+#: What stands between the prelude and a script.
+PARTS = {"accept": ("queue", "forecast"), "claim": ("queue",)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +33,7 @@ class Source:
 def source(name: str) -> Source:
     """Prelude + script `name`, and its SHA-1 for EVALSHA."""
     folder = resources.files(__name__)
-    text = folder.joinpath("prelude.lua").read_text() + folder.joinpath(f"{name}.lua").read_text()
+    text = "".join(folder.joinpath(f"{part}.lua").read_text() for part in ("prelude", *PARTS.get(name, ()), name))
     return Source(text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
 
 
@@ -62,12 +64,46 @@ class SessionStep:
 class Accepted:
     """Answer of ACCEPT.
 
-    `detail`: Unix ms of Redis' clock (OK), state (EXISTS), in-flight (BUSY), pages (TOO_LARGE), expected step (STEP),
-    request id (REPEAT). OTHER: the id is taken by another body.
+    `detail`: Unix ms of Redis' clock (OK), state (EXISTS), pages (TOO_LARGE), expected step (STEP), request id
+    (REPEAT). OTHER: the id is taken by another body. A limit of the tenant: tokens left in its bucket (TOKENS), its
+    requests under way (CONCURRENT). One of ours: requests under way (BUSY), pages promised (PAGES), ms until its first
+    token would be there (WAIT) or until its end, which is too late (LATE). With a limit, `retry_ms` says when to ask
+    again.
     """
 
-    status: Literal["OK", "EXISTS", "OTHER", "BUSY", "TOO_LARGE", "STEP", "REPEAT"]
+    status: Literal[
+        "OK", "EXISTS", "OTHER", "TOO_LARGE", "STEP", "REPEAT", "TOKENS", "CONCURRENT", "BUSY", "PAGES", "WAIT", "LATE"
+    ]
     detail: str
+    retry_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What ACCEPT checks beside the number of requests under way; 0 stands for no limit.
+
+    Of the tenant: `tokens_per_minute` and `concurrency`. Ours: `wait_s` for the first token, `overcommit` (KV pages
+    promised for each that there is), `punctual` (refuse what would miss its deadline, by the workers' own measure).
+    """
+
+    tokens_per_minute: int = 0
+    concurrency: int = 0
+    wait_s: float = 0.0
+    overcommit: float = 0.0
+    punctual: bool = False
+
+
+#: For what was accepted once.
+NO_LIMITS = Limits()
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How fast a worker says it is: seconds for a prompt row, and between two tokens of a request among `batch`."""
+
+    row_s: float
+    step_s: float
+    batch: int
 
 
 def _text(value: Any) -> str:
@@ -86,18 +122,25 @@ def accept(
     keep_s: int = 0,
     session: SessionStep | None = None,
     tenant: str = "",
+    weight: float = 1.0,
+    priority: int = 0,
+    limits: Limits = NO_LIMITS,
 ) -> Call[Accepted]:
-    """`deadline_ms` is absolute Unix time in milliseconds, 0 for none.
+    """`deadline_ms` is absolute Unix time in milliseconds, 0 for none. `max_in_flight` of the whole cell.
 
     `fingerprint` names the client's body where the id derives from a key; `keep_s` is then the retention (0: as usual).
+    A lower `priority` is claimed earlier; within one, tenants share the workers by `weight`.
     """
-    args: list[Argument] = [request, model, need_pages, max_in_flight, deadline_ms, body.encode()]
-    args += [int(body.prompt.size), fingerprint, keep_s, tenant]
+    args: list[Argument] = [request, model, need_pages, deadline_ms, body.encode()]
+    args += [int(body.prompt.size), int(body.params.get("max_tokens") or 0), fingerprint, keep_s]
+    args += [tenant, weight, priority, limits.tokens_per_minute, limits.concurrency, max_in_flight]
+    args += [int(limits.wait_s * 1000), limits.overcommit, int(limits.punctual)]
     if session:
         args += [session.session, session.step, session.fingerprint, session.length, session.tokens]
 
     def parse(answer: Any) -> Accepted:
-        return Accepted(cast(Any, _text(answer[0])), _text(answer[1]) if len(answer) > 1 else "")
+        detail = _text(answer[1]) if len(answer) > 1 else ""
+        return Accepted(cast(Any, _text(answer[0])), detail, int(answer[2]) if len(answer) > 2 else 0)
 
     return Call("accept", tuple(args), parse)
 
@@ -121,6 +164,7 @@ def claim(worker: str, most: int, *, dead_after_s: float, free_pages: int) -> Ca
                 cold=bool(a[6]),
                 body=RequestBody.decode(a[7]),
                 tokens=tuple(int(t) for t in a[8]),
+                left_s=int(a[9]) / 1000 if int(a[9]) >= 0 else None,
             )
             for a in answer
         ]
@@ -158,13 +202,17 @@ def dead(
     return Call("dead", (worker, int(silent_s * 1000), reason), lambda a: (bool(a[0]), int(a[1])))
 
 
-def beat(worker: str) -> Call[dict[str, str] | None]:
-    """None when the worker was declared dead, else request -> run of everything that is on it."""
+def beat(worker: str, pace: Pace | None = None) -> Call[dict[str, str] | None]:
+    """`pace` None: the worker has not measured itself yet.
+
+    Answer: None when the worker was declared dead, else request -> run of everything that is on it.
+    """
 
     def parse(answer: Any) -> dict[str, str] | None:
         return None if answer is None else {_text(a[0]): _text(a[1]) for a in answer}
 
-    return Call("beat", (worker,), parse)
+    measured = (max(1, int(pace.row_s * 1e6)), max(1, int(pace.step_s * 1e6)), pace.batch) if pace else ()
+    return Call("beat", (worker, *measured), parse)
 
 
 def publish_plan(model: str, *, replaces_epoch: int, inputs: str, route_class: str, plan: str) -> Call[int]:

@@ -1,12 +1,19 @@
--- ACCEPT: check limits, write the record, queue the first job. Idempotent by request id.
+-- ACCEPT: check limits, write the record, queue the first job. Idempotent by request id: a known id is never refused.
 -- With an Idempotency-Key the id derives from the key, so that another body may come under a known id: the fingerprint of
 -- the body that made the record decides. A request that ended because nobody read it ('abandoned') counts as forgotten.
--- ARGV: retention, id, model, need (pages), max in flight, deadline (ms, 0 = none), body, prompt tokens,
---   fingerprint ('' without a key), seconds to keep it after its end (0 = retention), tenant,
+-- ARGV: retention, id, model, need (pages), deadline (ms, 0 = none), body, prompt tokens, max_tokens,
+--   fingerprint ('' without a key), seconds to keep it after its end (0 = retention),
+--   tenant, its weight, priority, its tokens per minute, its concurrency,
+--   most in flight, longest wait for the first token (ms), most pages promised per page there is,
+--   1: refuse what would miss its deadline (limits but `in flight`: 0 = none),
 --   [session, step, fingerprint of the step, length, new tokens]
--- Answers: OK ms | EXISTS state | OTHER | BUSY in-flight | TOO_LARGE pages | STEP expected-step | REPEAT request-id
-local id, model, need, limit, deadline, body = ARGV[2], ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6]), ARGV[7]
-local prompt = tonumber(ARGV[8])
+-- Answers: OK ms | EXISTS state | OTHER | TOO_LARGE pages | STEP expected-step | REPEAT request-id, or a limit and ms after
+--   which to ask again: TOKENS left | CONCURRENT requests | BUSY in-flight | PAGES promised | WAIT ms | LATE ms (until its end)
+local id, model, need, deadline = ARGV[2], ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5])
+local prompt, most = tonumber(ARGV[7]), tonumber(ARGV[8])
+local tenant, weight, priority = ARGV[11], tonumber(ARGV[12]), tonumber(ARGV[13])
+local per_minute, concurrency, limit = tonumber(ARGV[14]), tonumber(ARGV[15]), tonumber(ARGV[16])
+local longest_wait, overcommit, punctual = tonumber(ARGV[17]), tonumber(ARGV[18]), ARGV[19] == '1'
 local known = redis.call('HMGET', P .. 'request:' .. id, 'state', 'fp', 'abandoned')
 if known[1] and not known[3] then
   if (known[2] or '') ~= ARGV[9] then return {'OTHER'} end
@@ -14,53 +21,91 @@ if known[1] and not known[3] then
 end
 
 local session, append
-if ARGV[12] then
-  session = P .. 'session:' .. ARGV[12]
+if ARGV[20] then
+  session = P .. 'session:' .. ARGV[20]
   local step = tonumber(redis.call('HGET', session, 'step') or '0')
   local length = tonumber(redis.call('HGET', session, 'length') or '0')
-  local wanted = tonumber(ARGV[13])
-  if wanted == step and step > 0 and redis.call('HGET', session, 'fp') == ARGV[14] then
+  local wanted = tonumber(ARGV[21])
+  if wanted == step and step > 0 and redis.call('HGET', session, 'fp') == ARGV[22] then
     local previous = redis.call('HGET', session, 'request')
     local ended = redis.call('HGET', P .. 'request:' .. previous, 'end')
     local there = redis.call('EXISTS', P .. 'request:' .. previous) == 1
     if there and (not ended or ended == 'tensor') then return {'REPEAT', previous} end
-  elseif wanted == step + 1 and length == tonumber(ARGV[15]) then
+  elseif wanted == step + 1 and length == tonumber(ARGV[23]) then
     append = true
   else
     return {'STEP', step + 1}
   end
 end
 
-local in_flight = redis.call('ZCARD', P .. 'running')
-if in_flight >= limit then return {'BUSY', in_flight} end
-
 -- What fits no pool even alone would wait for ever. Without workers nothing is known: it may wait.
-local room = {}
-for _, w in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', '+inf', 'LIMIT', 0, 256)) do
-  local v = redis.call('HMGET', P .. 'worker:' .. w, 'split', 'stage', 'pages', 'model')
-  if v[4] == model and v[3] then
-    local stage = v[1] .. '/' .. v[2]
-    room[stage] = math.max(room[stage] or 0, tonumber(v[3]))
-  end
-end
-for _, pages in pairs(room) do
+local found = survey(model)
+for _, pages in pairs(found.largest) do
   if pages < need then return {'TOO_LARGE', pages} end
 end
 
-if known[1] then redis.call('DEL', P .. 'request:' .. id, P .. 'log:' .. id) end
+-- The tenant's own limits. Its bucket holds a minute's worth and is filled all the time.
+local bucket, level = P .. 'bucket:' .. tenant, 0
+if per_minute > 0 then
+  local v = redis.call('HMGET', bucket, 'level', 'at')
+  local since = math.max(0, NOW - tonumber(v[2] or NOW))
+  level = math.min(per_minute, tonumber(v[1] or per_minute) + since * per_minute / 60000)
+  local lacks = prompt + most - level
+  if lacks > 0 then return {'TOKENS', math.floor(level), math.ceil(lacks * 60000 / per_minute)} end
+end
+if concurrency > 0 then
+  local mine = redis.call('SCARD', P .. 'of:' .. tenant)
+  if mine >= concurrency then return {'CONCURRENT', mine, 1000} end
+end
+
+-- Our capacity.
+local in_flight = redis.call('ZCARD', P .. 'running')
+if in_flight >= limit then return {'BUSY', in_flight, 1000} end
 local class = redis.call('HGET', P .. 'plan:' .. model, 'class') or 'cpu'
+local load = books(model)
+if overcommit > 0 and found.pages and load.pages > 0 and load.pages + need > found.pages * overcommit then
+  return {'PAGES', load.pages, 1000}
+end
+local due
+if found.token then
+  local rank = next_rank(P .. 'shares:' .. model .. ':' .. class, priority, weight, tenant)
+  local before = tokens_before(P .. 'shares:' .. model .. ':' .. class, rank)
+  local wait, first, all = forecast(found, load, in_flight, need, prompt, most, before)
+  if longest_wait > 0 and 1000 * (wait + first) > longest_wait then
+    return {'WAIT', math.ceil(1000 * (wait + first)), math.ceil(1000 * (wait + first)) - longest_wait}
+  end
+  if deadline > 0 then
+    local late = NOW + 1000 * (MARGIN * (wait + all) + SPARE) - deadline
+    if punctual and late > 0 then return {'LATE', math.ceil(1000 * (wait + all)), math.ceil(late)} end
+    due = deadline - 1000 * (MARGIN * all + SPARE)
+  end
+elseif deadline > 0 then
+  -- No worker has measured itself: a few requests, and those will have been measured.
+  if punctual and in_flight >= UNMEASURED then return {'LATE', 0, 1000} end
+  due = deadline
+end
+
+if known[1] then redis.call('DEL', P .. 'request:' .. id, P .. 'log:' .. id) end
 redis.call('HSET', P .. 'request:' .. id, 'state', 'queued', 'model', model, 'class', class, 'need', need, 'prompt', prompt,
-  'deadline', deadline, 'body', body, 'n', 0, 'run', '', 'route', '', 'accepted', NOW, 'moved', NOW)
-if ARGV[11] ~= '' then redis.call('HSET', P .. 'request:' .. id, 'tenant', ARGV[11]) end
+  'deadline', deadline, 'body', ARGV[6], 'n', 0, 'run', '', 'route', '', 'accepted', NOW, 'moved', NOW,
+  'most', most, 'rows', prompt, 'tenant', tenant)
 if ARGV[9] ~= '' then redis.call('HSET', P .. 'request:' .. id, 'fp', ARGV[9], 'keep', ARGV[10]) end
 redis.call('ZADD', P .. 'running', NOW, id)
+redis.call('SADD', P .. 'of:' .. tenant, id)
+if per_minute > 0 then
+  redis.call('HSET', bucket, 'level', string.format('%.3f', level - prompt - most), 'at', NOW)
+  redis.call('EXPIRE', bucket, 120)
+end
 if session then
-  redis.call('HSET', session, 'step', ARGV[13], 'fp', ARGV[14], 'request', id)
+  redis.call('HSET', session, 'step', ARGV[21], 'fp', ARGV[22], 'request', id)
   if append then
-    local tokens = (redis.call('HGET', session, 'tokens') or '') .. ARGV[16]
+    local tokens = (redis.call('HGET', session, 'tokens') or '') .. ARGV[24]
     redis.call('HSET', session, 'tokens', tokens, 'length', string.len(tokens) / 4)
   end
   redis.call('EXPIRE', session, RETENTION)
 end
-enqueue({id = id, model = model, class = class}, 'jobs')
+local r = {id = id, model = model, class = class, state = 'queued', rows = prompt, most = most, n = 0}
+redis.call('HINCRBY', P .. 'load:' .. model, 'pages', need)
+weigh(r, 1)
+queue_up(r, priority, weight, tenant, prompt + most, due)
 return {'OK', string.format('%d', NOW)}

@@ -1,10 +1,11 @@
--- CLAIM: one script takes the oldest jobs (re-runs first), deletes them, writes run and full route, reserves pages.
+-- CLAIM: one script takes the next jobs (re-runs first), deletes them, writes run and full route, reserves pages.
 -- Several stages reserve all that a request may ever need, on each of them. One stage reserves nothing: it takes what its
 -- free pages hold of known tokens now, and preempts when runs outgrow its pool.
 -- There is no delivered-but-unrecorded state: a lost reply leaves the request on `on:<worker>`, where BEAT finds it.
 -- ARGV: retention, worker, most jobs, milliseconds without a beat that make a worker dead, its free pages (one stage),
 --   then that many random nonces
--- Answer: a list of {id, run, route, class, milliseconds since ACCEPT, solo, cold, body, {committed tokens}}; empty when there is nothing to do,
+-- Answer: a list of {id, run, route, class, milliseconds since ACCEPT, solo, cold, body,
+--   {committed tokens}, milliseconds until its deadline (-1: none)}; empty when there is nothing to do,
 -- or while some stage has no live worker with room.
 local me, most, dead_before = ARGV[2], tonumber(ARGV[3]), NOW - tonumber(ARGV[4])
 local mine = redis.call('HMGET', P .. 'worker:' .. me, 'model', 'split', 'stage', 'device', 'numerics', 'pages', 'reserved')
@@ -64,53 +65,87 @@ else classes = {'cpu'} end
 -- One request to be tried alone per call, so that a worker that dies of it has named it. Seconds until the name is stale:
 local TRIAL = 600
 local answer, tried = {}, false
-for _, stream in ipairs({'reruns', 'jobs'}) do
-  for _, class in ipairs(classes) do
-    local key = P .. stream .. ':' .. model .. ':' .. class
-    for _, entry in ipairs(redis.call('XRANGE', key, '-', '+', 'COUNT', most)) do
+
+-- Give one queued request to me. False: it has to wait, and everything behind it.
+local function give(r)
+  if r.deadline > 0 and NOW > r.deadline then
+    finish(r, 'expired', '')
+    return true
+  end
+  if r.n > 0 and r.numerics ~= '' and r.numerics ~= numerics then
+    finish(r, 'error', cjson.encode({error = 'the request began under numerics id ' .. r.numerics
+      .. ' and no worker of it is left', code = 'numerics_changed'}))
+    return true
+  end
+  local solo = r.deaths >= SOLO_AFTER and r.deaths_n == r.n
+  if solo and tried then return false end
+  local held, now = r.need, math.ceil((r.prompt + r.n + 1) / PAGE_TOKENS)
+  if stages == 1 then
+    if now > free_now or r.need > all_pages then return false end
+    held = 0
+  end
+  local route = find_route(held, r.class)
+  if not route then return false end
+  if stages == 1 then free_now = free_now - now end
+  local run, ids = ARGV[6 + #answer], {}
+  for i, c in ipairs(route) do
+    ids[i] = c.id
+    c.free = c.free - held
+    c.load = c.load + 1
+    redis.call('SADD', P .. 'on:' .. c.id, r.id)
+    redis.call('HINCRBY', P .. 'worker:' .. c.id, 'reserved', held)
+  end
+  unqueue(r)
+  weigh(r, -1)
+  r.state = 'running'
+  weigh(r, 1)
+  redis.call('HSET', P .. 'request:' .. r.id, 'state', 'running', 'run', run, 'route', table.concat(ids, ','), 'job', '',
+    'held', held, 'numerics', numerics, 'moved', NOW, 'solo', solo and 1 or 0)
+  if solo then
+    redis.call('SET', P .. 'trying:' .. me, r.id, 'EX', TRIAL)
+    tried = true
+  end
+  redis.call('HSETNX', P .. 'request:' .. r.id, 'claimed', NOW)
+  note(r.id, 'c' .. r.class)
+  redis.call('ZADD', P .. 'running', 'XX', NOW, r.id)
+  local tokens = {}
+  for _, t in ipairs(redis.call('XRANGE', P .. 'log:' .. r.id, '-', '+')) do tokens[#tokens + 1] = tonumber(t[2][2]) end
+  answer[#answer + 1] = {r.id, run, table.concat(ids, ','), r.class,
+    NOW - tonumber(redis.call('HGET', P .. 'request:' .. r.id, 'accepted')),
+    solo and 1 or 0, r.missing >= 2 and 1 or 0,
+    redis.call('HGET', P .. 'request:' .. r.id, 'body'), tokens, r.deadline > 0 and r.deadline - NOW or -1}
+  return true
+end
+
+for _, class in ipairs(classes) do
+  local key = P .. 'reruns:' .. model .. ':' .. class
+  for _, entry in ipairs(redis.call('XRANGE', key, '-', '+', 'COUNT', most)) do
+    if #answer >= most then return answer end
+    local r = load(entry[2][2])
+    if not r or r.state ~= 'queued' then
+      redis.call('XDEL', key, entry[1])
+    elseif not give(r) then
+      return answer
+    end
+  end
+end
+
+-- First runs: those that would miss their deadline otherwise, then by rank.
+for _, class in ipairs(classes) do
+  local where = model .. ':' .. class
+  for _, ids in ipairs({redis.call('ZRANGEBYSCORE', P .. 'due:' .. where, '-inf', NOW + URGENT, 'LIMIT', 0, most),
+    redis.call('ZRANGE', P .. 'queue:' .. where, 0, most - 1)}) do
+    for _, id in ipairs(ids) do
       if #answer >= most then return answer end
-      local r = load(entry[2][2])
+      local rank = redis.call('ZSCORE', P .. 'queue:' .. where, id)
+      local r = rank and load(id)
       if not r or r.state ~= 'queued' then
-        redis.call('XDEL', key, entry[1])
-      elseif r.deadline > 0 and NOW > r.deadline then
-        finish(r, 'expired', '')
-      elseif r.n > 0 and r.numerics ~= '' and r.numerics ~= numerics then
-        finish(r, 'error', cjson.encode({error = 'the request began under numerics id ' .. r.numerics
-          .. ' and no worker of it is left', code = 'numerics_changed'}))
-      else
-        local solo = r.deaths >= SOLO_AFTER and r.deaths_n == r.n
-        if solo and tried then return answer end
-        local held, now = r.need, math.ceil((r.prompt + r.n + 1) / PAGE_TOKENS)
-        if stages == 1 then
-          if now > free_now or r.need > all_pages then return answer end
-          held, free_now = 0, free_now - now
-        end
-        local route = find_route(held, r.class)
-        if not route then return answer end
-        local run, ids = ARGV[6 + #answer], {}
-        for i, c in ipairs(route) do
-          ids[i] = c.id
-          c.free = c.free - held
-          c.load = c.load + 1
-          redis.call('SADD', P .. 'on:' .. c.id, r.id)
-          redis.call('HINCRBY', P .. 'worker:' .. c.id, 'reserved', held)
-        end
-        redis.call('XDEL', key, entry[1])
-        redis.call('HSET', P .. 'request:' .. r.id, 'state', 'running', 'run', run, 'route', table.concat(ids, ','), 'job', '',
-          'held', held, 'numerics', numerics, 'moved', NOW, 'solo', solo and 1 or 0)
-        if solo then
-          redis.call('SET', P .. 'trying:' .. me, r.id, 'EX', TRIAL)
-          tried = true
-        end
-        redis.call('HSETNX', P .. 'request:' .. r.id, 'claimed', NOW)
-        note(r.id, 'c' .. r.class)
-        redis.call('ZADD', P .. 'running', 'XX', NOW, r.id)
-        local tokens = {}
-        for _, t in ipairs(redis.call('XRANGE', P .. 'log:' .. r.id, '-', '+')) do tokens[#tokens + 1] = tonumber(t[2][2]) end
-        answer[#answer + 1] = {r.id, run, table.concat(ids, ','), r.class,
-          NOW - tonumber(redis.call('HGET', P .. 'request:' .. r.id, 'accepted')),
-          solo and 1 or 0, r.missing >= 2 and 1 or 0,
-          redis.call('HGET', P .. 'request:' .. r.id, 'body'), tokens}
+        redis.call('ZREM', P .. 'queue:' .. where, id)
+        redis.call('ZREM', P .. 'due:' .. where, id)
+      elseif not give(r) then
+        return answer
+      elseif r.state == 'running' then
+        advance(where, tonumber(rank))
       end
     end
   end

@@ -3,7 +3,13 @@
 --   position = length of the log before these tokens
 -- Answers: {verdict, log length}: OK | LOST (other run, gone or finished) | DIVERGED (the log has another token there)
 --   | GAP (the log is shorter than position) | EXPIRED (deadline passed: finished)
-local answers = {}
+local answers, spent = {}, {}
+-- Off the books, once for the whole call: r had `left` tokens to come and `rows` to compute.
+local function spend(r, left, rows)
+  local s = spent[r.model] or {0, 0}
+  s[1], s[2] = s[1] + left - math.max(0, r.most - r.n), s[2] + rows - r.rows
+  spent[r.model] = s
+end
 for i = 2, #ARGV do
   local id, run, position, tokens, logprobs, ending, meta = unpack(cmsgpack.unpack(ARGV[i]))
   local r = load(id)
@@ -36,8 +42,12 @@ for i = 2, #ARGV do
           end
         end
       end
+      local left, rows = math.max(0, r.most - r.n), r.rows
       r.n = math.max(r.n, position + #tokens)
       if fresh > 0 then
+        if rows > 0 then redis.call('HSET', P .. 'request:' .. id, 'rows', 0) end
+        r.rows = 0
+        spend(r, left, rows)
         if r.n == fresh then redis.call('HSETNX', P .. 'request:' .. id, 'first', NOW) end
         redis.call('HSET', P .. 'request:' .. id, 'n', r.n, 'moved', NOW)
         redis.call('ZADD', P .. 'running', 'XX', NOW, id)
@@ -53,5 +63,9 @@ for i = 2, #ARGV do
     end
   end
   answers[#answers + 1] = {verdict, r and r.n or 0}
+end
+for model, s in pairs(spent) do
+  if s[1] ~= 0 then redis.call('HINCRBY', P .. 'load:' .. model, 'running_tokens', -s[1]) end
+  if s[2] ~= 0 then redis.call('HINCRBY', P .. 'load:' .. model, 'running_rows', -s[2]) end
 end
 return answers

@@ -12,7 +12,7 @@ local FIRST_DELAY, LONGEST_DELAY = 100, 5000
 local MOST_DEAD_LETTERS = 200
 
 local FIELDS = {'state', 'run', 'n', 'route', 'need', 'class', 'model', 'deadline', 'deaths', 'solo_deaths', 'deaths_n', 'tries',
-  'missing', 'job', 'fallbacks', 'numerics', 'prompt', 'held', 'keep'}
+  'missing', 'job', 'fallbacks', 'numerics', 'prompt', 'held', 'keep', 'tenant', 'most', 'rows', 'share'}
 
 -- The record of a request as a table, or nil. Numbers are converted.
 local function load(id)
@@ -20,7 +20,7 @@ local function load(id)
   if not v[1] then return nil end
   local r = {id = id}
   for i, f in ipairs(FIELDS) do r[f] = v[i] or '' end
-  for _, f in ipairs({'n', 'need', 'deadline', 'deaths', 'solo_deaths', 'deaths_n', 'tries', 'missing', 'prompt', 'held', 'keep'}) do r[f] = tonumber(r[f]) or 0 end
+  for _, f in ipairs({'n', 'need', 'deadline', 'deaths', 'solo_deaths', 'deaths_n', 'tries', 'missing', 'prompt', 'held', 'keep', 'most', 'rows'}) do r[f] = tonumber(r[f]) or 0 end
   return r
 end
 
@@ -43,9 +43,27 @@ local function release(r)
   end
 end
 
+-- The books of a model (`load:<model>`, I6): what its unfinished requests still cost, queued and running: prompt rows (and
+-- rows of committed tokens) that nobody has computed, tokens that may follow, KV pages.
+-- `sign` 1 adds what r weighs in its present state, -1 takes it away.
+local function weigh(r, sign)
+  local key, left = P .. 'load:' .. r.model, r.most - r.n
+  if r.rows > 0 then redis.call('HINCRBY', key, r.state .. '_rows', sign * r.rows) end
+  if left > 0 then redis.call('HINCRBY', key, r.state .. '_tokens', sign * left) end
+end
+
+local function books(model)
+  local v = redis.call('HMGET', P .. 'load:' .. model, 'queued_rows', 'queued_tokens', 'running_rows', 'running_tokens', 'pages')
+  return {queued_rows = tonumber(v[1] or 0), queued_tokens = tonumber(v[2] or 0), running_rows = tonumber(v[3] or 0),
+    running_tokens = tonumber(v[4] or 0), pages = tonumber(v[5] or 0)}
+end
+
 local function unqueue(r)
   if r.job == 'delayed' then
     redis.call('ZREM', P .. 'delayed', r.id)
+  elseif r.job == 'queue' then
+    redis.call('ZREM', P .. 'queue:' .. r.model .. ':' .. r.class, r.id)
+    redis.call('ZREM', P .. 'due:' .. r.model .. ':' .. r.class, r.id)
   elseif r.job ~= '' then
     local stream, entry = string.match(r.job, '^(%a+) (.+)$')
     redis.call('XDEL', P .. stream .. ':' .. r.model .. ':' .. r.class, entry)
@@ -56,6 +74,13 @@ end
 local function finish(r, reason, meta)
   release(r)
   unqueue(r)
+  weigh(r, -1)
+  redis.call('HINCRBY', P .. 'load:' .. r.model, 'pages', -r.need)
+  redis.call('SREM', P .. 'of:' .. r.tenant, r.id)
+  if r.job == 'queue' then  -- its tenant has not had its share of it
+    local cost, share = string.match(r.share, '^(%d+) (.+)$')
+    redis.call('ZADD', P .. 'shares:' .. r.model .. ':' .. r.class, 'XX', 'INCR', -cost, share)
+  end
   redis.call('XADD', P .. 'log:' .. r.id, (r.n + 1) .. '-0', 'end', reason, 'meta', meta, 'fallbacks', r.fallbacks,
     'numerics', r.numerics)
   redis.call('HSET', P .. 'request:' .. r.id, 'state', 'done', 'end', reason, 'run', '', 'route', '', 'job', '', 'moved', NOW)
@@ -133,6 +158,10 @@ local function rerun(r, reason, event, tried)
   for _, f in ipairs({'deaths', 'solo_deaths', 'tries'}) do set[#set + 1] = f; set[#set + 1] = r[f] end
   set[#set + 1] = 'deaths_n'; set[#set + 1] = r.n
   release(r)
+  weigh(r, -1)
+  r.state, r.rows = 'queued', r.prompt + r.n
+  set[#set + 1] = 'rows'; set[#set + 1] = r.rows
+  weigh(r, 1)
   if event then
     add_fallback(r, event)
     r.class = 'cpu'

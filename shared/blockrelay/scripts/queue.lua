@@ -1,0 +1,61 @@
+-- The queue of first runs, fair between tenants: a zset request -> rank, lowest first. A rank is a priority and, within
+-- it, a start tag of start-time fair queueing: a tenant's next tag stands its last request's tokens / weight behind the
+-- one before, but never behind the virtual time (the tag claimed last), so that nobody saves up or pays for idle time.
+-- `shares:<model>:<class>` holds, as ranks, 'v <priority>' the virtual time and 't <priority> <weight> <tenant>' where the
+-- tenant's next tag is; what lies behind the virtual time is dropped.
+local BAND = 2 ^ 44
+-- Milliseconds before its latest start at which an accepted request with a deadline goes before its rank.
+local URGENT = 1000
+local MOST_SHARES = 512
+
+local function rank_of(priority, tag) return (priority + 128) * BAND + tag end
+local function exact(number) return string.format('%.0f', number) end
+
+-- The start tag that a request of the tenant gets now, as a rank; and the name of the tenant's share.
+local function next_rank(shares, priority, weight, tenant)
+  local share = string.format('t %d %s %s', priority, weight, tenant)
+  local now = tonumber(redis.call('ZSCORE', shares, 'v ' .. priority) or rank_of(priority, 0))
+  return math.max(now, tonumber(redis.call('ZSCORE', shares, share) or 0)), share
+end
+
+-- Put a first run into the queue. `due`: when it should start at the latest (ms), or nil.
+local function queue_up(r, priority, weight, tenant, cost, due)
+  local where = r.model .. ':' .. r.class
+  local queue, shares = P .. 'queue:' .. where, P .. 'shares:' .. where
+  if redis.call('EXISTS', queue) == 0 then redis.call('DEL', shares) end
+  local rank, share = next_rank(shares, priority, weight, tenant)
+  cost = math.max(1, math.ceil(cost / weight))
+  redis.call('ZADD', queue, exact(rank), r.id)
+  redis.call('ZADD', shares, exact(rank + cost), share)
+  if due then redis.call('ZADD', P .. 'due:' .. where, exact(due), r.id) end
+  redis.call('HSET', P .. 'request:' .. r.id, 'job', 'queue', 'share', exact(cost) .. ' ' .. share)
+  redis.call('XADD', P .. 'jobs:' .. where, 'MAXLEN', 1, '*', 'r', r.id)
+end
+
+-- Tokens (prompt and max_tokens) that are claimed before a request of this rank: an upper bound, nil when it is not known.
+local function tokens_before(shares, rank)
+  local priority = math.floor(rank / BAND) - 128
+  local all = redis.call('ZRANGEBYSCORE', shares, '-inf', '(' .. exact(rank_of(priority + 1, 0)), 'WITHSCORES', 'LIMIT', 0,
+    MOST_SHARES)
+  if #all >= 2 * MOST_SHARES then return nil end
+  local now, sum = {}, 0
+  for i = 1, #all, 2 do
+    local band = string.match(all[i], '^v (.+)$')
+    if band then now[band] = tonumber(all[i + 1]) end
+  end
+  for i = 1, #all, 2 do
+    local band, weight = string.match(all[i], '^t (%S+) (%S+) ')
+    if band then
+      local from = now[band] or rank_of(tonumber(band), 0)
+      sum = sum + math.max(0, math.min(tonumber(all[i + 1]), rank) - from) * tonumber(weight)
+    end
+  end
+  return sum
+end
+
+-- The virtual time follows what is claimed.
+local function advance(where, rank)
+  local shares, priority = P .. 'shares:' .. where, math.floor(rank / BAND) - 128
+  redis.call('ZADD', shares, 'GT', exact(rank), 'v ' .. priority)
+  redis.call('ZREMRANGEBYSCORE', shares, exact(rank_of(priority, 0)), '(' .. exact(rank))
+end
