@@ -6,14 +6,15 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PARITY_VENV := .venv-parity
+FUZZ_VENV := .venv-fuzz
 # For example an index of CPU-only builds of torch: make parity PARITY_PIP="--extra-index-url URL"
 PARITY_PIP ?=
 PEER_PIP ?=
 PIP := pip install --quiet --disable-pip-version-check
-# What a plain machine can run in minutes. The others: make parity, test-compose, sanitize, equality.
-TESTS := not parity and not sanitizer and not docker and not equality and not emulated
+# What a plain machine can run in minutes. The others: make parity, test-compose, sanitize, equality, fuzz.
+TESTS := not fuzz and not parity and not sanitizer and not docker and not equality and not emulated
 
-.PHONY: install demo up test test-compose check parity sanitize equality bench clean
+.PHONY: install demo up test test-compose check parity sanitize equality fuzz audit bench clean
 .DEFAULT_GOAL := install
 
 install: $(STAMP)
@@ -61,6 +62,20 @@ sanitize: install
 # Hundreds of requests through whole systems, each against its solo run; whole models on emulated CPUs (where qemu-user is).
 equality: install
 	$(BIN)/pytest --quiet -m 'equality or emulated' $(ARGS)
+
+# A million inputs for everything that reads bytes of others (atheris), and requests made from /openapi.json (schemathesis).
+fuzz: install $(FUZZ_VENV)/.installed
+	$(FUZZ_VENV)/bin/python -m tests.fuzz.campaign $(ARGS)
+	SCHEMATHESIS=$(FUZZ_VENV)/bin/schemathesis $(BIN)/pytest --quiet -m fuzz tests/fuzz
+
+$(FUZZ_VENV)/.installed: pyproject.toml
+	@test -x $(FUZZ_VENV)/bin/python || $(PYTHON) -m venv $(FUZZ_VENV)
+	$(FUZZ_VENV)/bin/$(PIP) --editable '.[fuzz]'
+	@touch $@
+
+# Known faults of what is installed; needs a network that reaches the advisory database.
+audit: install
+	.ci/audit $(BIN)/python
 
 # Beside other servers, which install themselves into .bench; writes docs/benchmarks.md. ARGS="--help" shows how to take
 # parts. PEER_PIP goes to the installation of peers, for example an index of CPU-only builds of torch.

@@ -8,7 +8,7 @@ from fastapi import FastAPI
 from blockrelay import logs
 from blockrelay.block_folder import open_block_folder
 from blockrelay.settings import GatewaySettings
-from blockrelay_gateway import http_errors, infer_routes, openai_routes, ops_routes, request_routes
+from blockrelay_gateway import http_errors, infer_routes, openai_routes, openapi, ops_routes, request_routes
 from blockrelay_gateway.gateway import build
 from blockrelay_gateway.middleware import BodyLimit
 from blockrelay_gateway.tenants import Authentication, KeyRing
@@ -34,8 +34,8 @@ def create_app(settings: GatewaySettings) -> FastAPI:
     http_errors.install(app, gateway.refusals)
     app.add_middleware(BodyLimit, max_bytes=settings.max_body_bytes, refusals=gateway.refusals)
     app.add_middleware(Authentication, ring=ring, refusals=gateway.refusals)  # the last one added is the first to run
-    app.include_router(openai_routes.router)
-    app.include_router(infer_routes.router)
-    app.include_router(request_routes.router)
-    app.include_router(ops_routes.router)
+    app.include_router(openai_routes.router, responses=openapi.WORK)
+    app.include_router(infer_routes.router, responses=openapi.WORK)
+    app.include_router(request_routes.router, responses=openapi.ERRORS)
+    app.include_router(ops_routes.router, responses=openapi.ERRORS)
     return app

@@ -3,7 +3,7 @@
 from typing import Any
 
 from fastapi import APIRouter, Request
-from fastapi.responses import Response
+from fastapi.responses import PlainTextResponse, Response
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from blockrelay.errors import NotFound
@@ -49,7 +49,7 @@ async def readyz(request: Request) -> Response:
     return JsonAnswer(body, status_code=503 if reasons else 200)
 
 
-@router.get("/metrics")
+@router.get("/metrics", response_class=PlainTextResponse)
 async def metrics(request: Request) -> Response:
     """Prometheus text."""
     return Response(generate_latest(gateways.of(request).metrics.registry), media_type=CONTENT_TYPE_LATEST)

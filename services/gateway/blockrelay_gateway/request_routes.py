@@ -11,15 +11,18 @@ from fastapi import APIRouter, Header, Query, Request
 from fastapi.responses import Response
 
 from blockrelay import scripts as calls
-from blockrelay.errors import BadRequest, NotFound
+from blockrelay.errors import NotFound
 from blockrelay.messages import RequestBody, decode_log_entry
 from blockrelay.sampling_params import SamplingParams
+from blockrelay.timeline import timeline
 from blockrelay_gateway import gateway as gateways
-from blockrelay_gateway import sse, tenants
+from blockrelay_gateway import openapi, sse, tenants
 from blockrelay_gateway.answers import StreamFormat, stream
+from blockrelay_gateway.event_ids import parse_event_id
 from blockrelay_gateway.flights import check_visible
 from blockrelay_gateway.gateway import Gateway
 from blockrelay_gateway.http_errors import JsonAnswer, error_body
+from blockrelay_gateway.identity import sibling
 from blockrelay_gateway.infer_format import InferStream
 from blockrelay_gateway.openai_format import Options, format_of
 from blockrelay_gateway.readers import Readers
@@ -47,40 +50,36 @@ def parse_id(public: str) -> tuple[str, str]:
 
 @router.get("/v1/requests/{public}")
 async def show(public: str, request: Request) -> Response:
-    """State, text so far and usage."""
+    """State, text so far, usage and what happened when."""
     return JsonAnswer(await _view(gateways.of(request), public, tenants.of(request).name))
 
 
 @router.delete("/v1/requests/{public}")
 @router.post("/v1/requests/{public}/cancel")
 async def cancel(public: str, request: Request) -> Response:
-    """End the request now, unless it has ended. The answer is that of GET."""
+    """End the request now, unless it has ended; of several prompts, all. The answer is that of GET."""
     gateway, tenant = gateways.of(request), tenants.of(request).name
     name, _ = parse_id(public)
-    recorded = await cast(Any, gateway.client.hmget(gateway.keys.request(name), "model", "tenant"))
-    check_visible(public, recorded, model=gateway.model_key, tenant=tenant)
-    await gateway.scripts.run(calls.finish(name, "cancelled", meta={"error": "by request of a client"}))
+    recorded = await cast(Any, gateway.client.hmget(gateway.keys.request(name), "model", "tenant", "body"))
+    check_visible(public, recorded[:2], model=gateway.model_key, tenant=tenant)
+    for index in range(RequestBody.decode(recorded[2]).choices):
+        call = calls.finish(sibling(name, index), "cancelled", meta={"error": "by request of a client"})
+        await gateway.scripts.run(call)
     return JsonAnswer(await _view(gateway, public, tenant))
 
 
-@router.get("/v1/requests/{public}/events")
+@router.get("/v1/requests/{public}/events", responses=openapi.EVENTS)
 async def events(
     public: str,
     request: Request,
-    starting_after: Annotated[int | None, Query(ge=0)] = None,
+    starting_after: Annotated[str | None, Query(description="position, or event id")] = None,
     include_usage: bool = False,
     return_token_ids: bool = False,
     last_event_id: Annotated[str | None, Header()] = None,
 ) -> Response:
-    """The stream of the request behind a position: the rest of an interrupted stream, or all of a background one."""
+    """The stream of the request, or what of it is behind an event: the rest of an interrupted stream."""
     gateway = gateways.of(request)
     name, prefix = parse_id(public)
-    after = starting_after
-    if after is None:
-        text = (last_event_id or "0").rpartition(":")[2]
-        if not text.isdecimal() or len(text) > 9:
-            raise BadRequest("Last-Event-ID is no position", param="Last-Event-ID")
-        after = int(text)
     form: StreamFormat
     if prefix == "req":
         form = InferStream()
@@ -88,8 +87,16 @@ async def events(
         options = Options(include_usage=include_usage, return_token_ids=return_token_ids)
         kind = "completion" if prefix == "cmpl" else "chat"
         form = format_of(kind, gateway.model_name, gateway.tokenizer, options)
-    flight = await gateway.flights.resume(name, tenants.of(request).name)
-    readers = Readers(gateway.flights, [flight])
+    tenant = tenants.of(request).name
+    flights = [await gateway.flights.resume(name, tenant)]
+    choices = flights[0].body.choices
+    after = None
+    if starting_after is not None:
+        after = parse_event_id(starting_after, name, choices, param="starting_after")
+    elif last_event_id is not None:
+        after = parse_event_id(last_event_id, name, choices, param="Last-Event-ID")
+    flights += [await gateway.flights.resume(sibling(name, index), tenant) for index in range(1, choices)]
+    readers = Readers(gateway.flights, flights)
     return sse.EventStream(stream(gateway, readers, form, after=after), readers, request_id=name)
 
 
@@ -112,6 +119,7 @@ async def _view(gateway: Gateway, public: str, tenant: str) -> dict[str, Any]:
         "id": public,
         "object": "request",
         "request_id": name,
+        "choices": [sibling(name, index) for index in range(body.choices)],
         "status": _STATUS[end.reason] if end else record[b"state"].decode(),
         "created": int(record[b"accepted"]) // 1000,
         "model": gateway.model_name,
@@ -126,6 +134,7 @@ async def _view(gateway: Gateway, public: str, tenant: str) -> dict[str, Any]:
         },
         "seed": params.seed,
         "system_fingerprint": (end.numerics if end else record.get(b"numerics", b"").decode()) or None,
+        "timeline": timeline(record),
         "reruns": int(record.get(b"reruns", b"0")),
         "fallback_events": list(end.fallbacks) if end else [],
         "error": error_body(error)["error"] if error else None,

@@ -1,0 +1,47 @@
+"""What /openapi.json says about answers: every status that a route gives, with its body."""
+
+from typing import Any
+
+from pydantic import BaseModel
+
+
+class ErrorDetail(BaseModel):
+    """`param` names the field that is wrong; `code` is for programs, `message` for people."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class Error(BaseModel):
+    """OpenAI's error shape. /v1/infer adds the fields of its own."""
+
+    error: ErrorDetail
+
+
+_MEANINGS = {
+    400: "a field is wrong, unknown or not supported; nothing was queued",
+    401: "the API key is missing or unknown",
+    404: "no such model, request or session",
+    405: "the route does not take this method",
+    409: "the session expects another step",
+    413: "the body is over the limit",
+    422: "the Idempotency-Key was used with another body",
+    429: "over the quota of the API key; see Retry-After",
+    500: "a block failed for this request, or the gateway did",
+    503: "over the capacity, or a service is not there; see Retry-After",
+    504: "the request's timeout passed before it was finished",
+}
+#: For FastAPI's `responses`: what every route may answer besides its 200.
+ERRORS: dict[int | str, dict[str, Any]] = {
+    status: {"model": Error, "description": meaning} for status, meaning in _MEANINGS.items()
+}
+_STREAM = {"text/event-stream": {"schema": {"type": "string"}}}
+#: Of routes that make a request: an answer, a stream of events, or only the id of a background request.
+WORK: dict[int | str, dict[str, Any]] = {
+    **ERRORS,
+    200: {"description": "the whole answer, or with `stream` its events", "content": _STREAM},
+    202: {"description": "accepted in the background; read it under /v1/requests"},
+}
+EVENTS: dict[int | str, dict[str, Any]] = {**ERRORS, 200: {"description": "the events", "content": _STREAM}}
