@@ -104,6 +104,7 @@ class Claimed:
     cold: bool
     body: RequestBody
     tokens: tuple[int, ...]  # committed so far
+    left_s: float | None = None  # until its deadline
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
