@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -82,6 +83,7 @@ class System:
     stages: int = 1
     scheduler_env: dict[str, str] = field(default_factory=dict[str, str])
     workers: list[subprocess.Popen[bytes]] = field(default_factory=list[subprocess.Popen[bytes]])
+    gateways: list[subprocess.Popen[bytes]] = field(default_factory=list[subprocess.Popen[bytes]])
     scheduler: subprocess.Popen[bytes] | None = None
 
     def __post_init__(self) -> None:
@@ -104,14 +106,34 @@ class System:
                 [sys.executable, "-m", module], env={**os.environ, **common, **env}, stdout=log, stderr=log
             )
 
-    def start_scheduler(self) -> None:
-        env = {"BLOCKRELAY_STAGES": str(self.stages), **self.scheduler_env}
-        self.scheduler = self._spawn("blockrelay_scheduler", "scheduler", env)
+    def start_scheduler(self, **env: str) -> subprocess.Popen[bytes]:
+        """As `start_worker`. The one before, if any, is no longer ours to end."""
+        variables = {"BLOCKRELAY_STAGES": str(self.stages), **self.scheduler_env, **_variables(env)}
+        self.scheduler = self._spawn("blockrelay_scheduler", "scheduler", variables)
+        return self.scheduler
+
+    def start_gateway(self, **env: str) -> tuple[str, subprocess.Popen[bytes]]:
+        """Its URL, once it answers, and the process. Environment as in `start_worker`."""
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = str(probe.getsockname()[1])
+        gateway = self._spawn("blockrelay_gateway", f"gateway-{len(self.gateways)}", _variables({"port": port, **env}))
+        self.gateways.append(gateway)
+        url = f"http://127.0.0.1:{port}"
+
+        def answers() -> bool:
+            try:
+                with urllib.request.urlopen(f"{url}/livez", timeout=1) as answer:
+                    return answer.status == 200
+            except OSError:
+                return gateway.poll() is not None
+
+        wait_until(answers, "the gateway answers")
+        return url, gateway
 
     def start_worker(self, **env: str) -> subprocess.Popen[bytes]:
         """Environment by field name in lower case: device="gpu"."""
-        variables = {f"BLOCKRELAY_{name.upper()}": value for name, value in env.items()}
-        worker = self._spawn("blockrelay_worker", f"worker-{len(self.workers)}", variables)
+        worker = self._spawn("blockrelay_worker", f"worker-{len(self.workers)}", _variables(env))
         self.workers.append(worker)
         return worker
 
@@ -182,7 +204,7 @@ class System:
         return found
 
     def stop(self) -> None:
-        processes = [p for p in (*self.workers, self.scheduler) if p is not None]
+        processes = [p for p in (*self.gateways, *self.workers, self.scheduler) if p is not None]
         for process in processes:
             process.send_signal(signal.SIGCONT)
             process.terminate()
@@ -194,3 +216,7 @@ class System:
                 process.kill()
                 process.wait()
         self.client.close()
+
+
+def _variables(env: dict[str, str]) -> dict[str, str]:
+    return {f"BLOCKRELAY_{name.upper()}": value for name, value in env.items()}

@@ -195,3 +195,12 @@ def test_a_redis_that_is_full_or_gone_is_counted_and_left_alone(client: redis.Re
     assert not tier.may_have(name_of(2)), "for a while nobody waits for it"
     tier.put([page(2)], BLOCKS)
     assert trouble == ["full"]
+
+
+def test_what_another_worker_of_the_same_stage_writes_is_found_without_a_look(tmp_path: Path) -> None:
+    first, second = (
+        ShmTier(tmp_path, limit=1 << 20, record_bytes=SHAPE.record_bytes, trouble=lambda kind: None, blocks=BLOCKS)
+        for _ in range(2)
+    )
+    first.put([page(1)], BLOCKS)
+    assert second.may_have(name_of(1))

@@ -9,7 +9,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from blockrelay import failpoints, redis_link
+from blockrelay import failpoints, logs, redis_link
 from blockrelay.api_keys import is_open_to_others
 from blockrelay.block_folder import open_block_folder
 from blockrelay.errors import ServiceUnavailable, UsageError
@@ -41,6 +41,8 @@ def up(options: UpOptions) -> int:
         ServiceUnavailable: something could not be started; what had been started was ended again.
     """
     settings = read_settings(Settings, ["--model", str(options.model)], program="blockrelay up")
+    if settings.failpoint:
+        logs.configure(settings.log_level, node_id="launcher")
     failpoints.arm("launcher", settings.failpoint)
     blocks = open_block_folder(options.model, blocks=[]).model.blocks
     if not 1 <= options.stages <= blocks:

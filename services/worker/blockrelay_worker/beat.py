@@ -14,6 +14,8 @@ from blockrelay_worker.links import Links
 from blockrelay_worker.mailbox import Gone, Mailbox, Orphan, Restarted
 
 EXIT_STUCK = 70
+#: What is sent to a worker that nobody knows any more goes after this. Seconds.
+INBOX_TTL_S = 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,19 +84,27 @@ class Beat(threading.Thread):
                 self._mailbox.put(Gone(why))
                 return
 
+    def _rows_arrive(self) -> bool:
+        """Whether our inbox on the payload Redis is there; it stays for another minute.
+
+        Asked before BEAT: in a route of several stages a worker whom no rows reach must not look alive. A worker of the
+        whole model gets no rows, and lives without a payload Redis.
+        """
+        alone = "," not in self._split
+        return alone or bool(self._links.payload.expire(self._links.keys.inbox(self._worker), INBOX_TTL_S))
+
     def _beat(self) -> str | None:
         """One beat; why this worker is gone, or None."""
         run_id = server_run_id(self._links.control)
         if run_id != self._run_id:
             self._mailbox.put(Restarted())
         self._run_id = run_id
+        if not self._rows_arrive():
+            return "the payload inbox is gone"
         before = self._view()
         there = self._links.scripts.run(scripts.beat(self._worker))
         if there is None:
             return "declared dead"
-        inbox = self._links.keys.inbox(self._worker)
-        if not self._links.payload.expire(inbox, 60):
-            return "the payload inbox is gone"
         found = compare(before, self._view(), there)
         for request, run in found.ended:
             self._mailbox.put(Ended(request=request, run=run))

@@ -40,6 +40,7 @@ def open_page_store(
                     limit=settings.page_store_bytes,
                     record_bytes=shape.record_bytes,
                     trouble=partial(count, ShmTier.label),
+                    blocks=range(first_block, first_block + layout.layers),
                 )
             )
         except OSError as error:

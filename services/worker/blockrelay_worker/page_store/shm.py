@@ -24,8 +24,20 @@ class ShmTier:
 
     label = "shm"
 
-    def __init__(self, folder: Path, *, limit: int, record_bytes: int, trouble: Callable[[Trouble], None]) -> None:
-        """`record_bytes`: size of every record of this model. Makes the folder if it is not there."""
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        limit: int,
+        record_bytes: int,
+        trouble: Callable[[Trouble], None],
+        blocks: range = range(0),
+    ) -> None:
+        """`record_bytes`: size of every record of this model. Makes the folder if it is not there.
+
+        Files of exactly our `blocks` are found whenever somebody writes them, others from the next look on.
+        """
+        self._own = frozenset({(blocks[0], blocks[-1])} if blocks else ())
         self._folder, self._limit, self._record_bytes, self._trouble = str(folder), limit, record_bytes, trouble
         self._serial = itertools.count()
         self._used = 0  # at the last look, and what was written since
@@ -143,7 +155,7 @@ class ShmTier:
                     break
                 _remove(path)
                 total -= size
-        self._used, self._unseen, self._ranges = total, 0, frozenset(ranges)
+        self._used, self._unseen, self._ranges = total, 0, self._own | ranges
 
 
 def _blocks_of(file_name: str) -> tuple[int, int] | None:

@@ -1,0 +1,89 @@
+"""Every point of the launcher: it dies there, and the next `up` on the same data finishes what was accepted."""
+
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import httpx
+import pytest
+
+from blockrelay.failpoints import FAILURES, POINTS
+from blockrelay.keys import Keys
+from blockrelay.messages import EndEntry, TokenEntry, decode_log_entry
+from blockrelay.redis_link import connect
+from blockrelay_launcher.data_folder import read_running
+from tests.tiny_model import write_tiny_model
+from tests.up_process import COMMAND, command_line, running_up
+from tests.waiting import wait_until
+
+TOKENS = 300
+#: The third process is the scheduler, the fourth the worker: Redis runs already, the gateway does not.
+PASSAGES = {"spawn": 4}
+CASES = [
+    f"{point}:{action}"
+    for point in POINTS
+    if point.startswith("launcher.")
+    for action in ("kill", "raise", "delay=0.3")
+    if action != "raise" or FAILURES[point] is not None
+]
+pytestmark = pytest.mark.faults
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_model(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(scope="module")
+def abandoned(model: Path) -> Iterator[tuple[Path, str, list[int]]]:
+    """The data of an `up` that was killed with an accepted request, its id, and what it would have answered."""
+    with tempfile.TemporaryDirectory(prefix="br-up-") as folder:
+        data = Path(folder) / "d"
+        with running_up(model, data=data) as up:
+            body: dict[str, Any] = {
+                "model": "tiny", "prompt": [1, 5, 9], "max_tokens": TOKENS, "temperature": 0, "ignore_eos": True,
+                "return_token_ids": True,
+            }  # fmt: skip
+            undisturbed = httpx.post(f"{up.url}/v1/completions", json=body, timeout=60).json()
+            children = up.children()
+            (worker,) = up.pid_of("blockrelay_worker")
+            os.kill(worker, signal.SIGSTOP)  # so that the request is accepted and not finished
+            accepted = httpx.post(f"{up.url}/v1/completions", json={**body, "background": True}, timeout=60).json()
+            up.stop(signal.SIGKILL)
+            wait_until(lambda: not any(command_line(pid) for pid in children), "all children have ended")
+        yield data, accepted["id"].replace("cmpl-", "req-"), undisturbed["choices"][0]["token_ids"]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_launcher_fails_at_every_point(
+    model: Path, abandoned: tuple[Path, str, list[int]], tmp_path: Path, case: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, request, undisturbed = abandoned
+    with tempfile.TemporaryDirectory(prefix="br-up-") as folder:  # short: unix socket paths are limited
+        data = Path(folder) / "d"
+        shutil.copytree(source, data, ignore=shutil.ignore_patterns("*.sock"))
+        point, action = case.split(":")
+        monkeypatch.setenv("BLOCKRELAY_FAILPOINT", f"{case}@{PASSAGES.get(point.split('_', 1)[1], 1)}")
+        if action == "kill":
+            done = subprocess.run(
+                [*COMMAND, "up", "--model", str(model), "--port", "0", "--data", str(data)],
+                capture_output=True,
+                timeout=60,
+                check=False,
+            )
+            assert done.returncode == -signal.SIGKILL and point.encode() in done.stdout + done.stderr
+            monkeypatch.delenv("BLOCKRELAY_FAILPOINT")
+        with running_up(model, data=data) as up:
+            running = read_running(data)
+            client, keys = connect(running.redis_url), Keys(running.cell)
+            wait_until(lambda: not client.zcard(keys.running), "the accepted request is finished")
+            *tokens, end = [decode_log_entry(i, f) for i, f in cast(Any, client.xrange(keys.log(request)))]
+            assert [t.token for t in tokens if isinstance(t, TokenEntry)] == undisturbed
+            assert isinstance(end, EndEntry) and end.reason == "length"
+            client.close()
+            assert up.stop() == 0

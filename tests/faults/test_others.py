@@ -1,0 +1,204 @@
+"""Every point of a scheduler and of a gateway, once with each action."""
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from blockrelay.failpoints import FAILURES, POINTS
+from blockrelay_launcher import resuming_client
+from blockrelay_launcher.resuming_client import resuming_stream
+from tests.faults.stand import DEAD_AFTER_S, TOKENS, Stand, shapes, standing
+from tests.recovery.test_workers import assert_nothing_is_held
+from tests.system import Job
+from tests.tiny_model import write_tiny_model
+from tests.waiting import wait_until
+
+#: Some of all for the default suite.
+QUICK = ("scheduler.after_dead:kill", "gateway.after_event:kill", "gateway.after_accept:kill")
+ACTIONS = ("kill", "stop", "raise", "delay=0.2")
+
+
+def cases(role: str, *effects: str) -> list[Any]:
+    """Marked parameters: every action that the points know."""
+    found: list[Any] = []
+    for action in ACTIONS:
+        for point in POINTS:
+            if not point.startswith(f"{role}.") or (effects and point.split("_", 1)[1] not in effects):
+                continue
+            if action != "raise" or FAILURES[point] is not None:
+                case = f"{point}:{action}"
+                found.append(case if case in QUICK else pytest.param(case, marks=pytest.mark.faults))
+    return found
+
+
+@pytest.fixture(scope="module")
+def stand(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stand]:
+    with standing(write_tiny_model(tmp_path_factory.mktemp("tiny"))) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def healthy(stand: Stand) -> str:
+    """The URL of a gateway that nothing happens to."""
+    url, _ = stand.system.start_gateway()
+    return url
+
+
+# --- scheduler ---
+
+
+def plan_anew(stand: Stand) -> None:
+    """A worker of the first stage goes and another comes."""
+    stand.vacate(0)
+    stand.worker()
+
+
+def lose_a_worker(stand: Stand) -> None:
+    os.kill(stand.system.pid_of(0), signal.SIGKILL)
+    stand.worker()
+
+
+@pytest.mark.parametrize("case", cases("scheduler"))
+def test_a_scheduler_fails_at_every_point(stand: Stand, case: str) -> None:
+    point, action = case.split(":")
+    action = action.partition("=")[0]
+    effect = point.split("_", 1)[1]
+    stand.full()
+    scheduler = stand.system.scheduler
+    assert scheduler is not None
+    scheduler.kill()
+    scheduler.wait()
+    late: Job | None = None
+    frozen = 0
+    settings: dict[str, str] = {}
+    jobs = stand.accept()
+    match effect:
+        case "plan":
+            plan_anew(stand)
+        case "dead":
+            wait_until(lambda: stand.system.tokens_so_far(jobs) > 10, "they run")
+            lose_a_worker(stand)
+        case "rerun":  # stalled: its worker beats no more, and is not yet dead
+            wait_until(lambda: stand.system.tokens_so_far(jobs) > 10, "they run")
+            frozen = stand.system.pid_of(1)
+            os.kill(frozen, signal.SIGSTOP)
+            settings = {"dead_after_s": "60", "stalled_after_s": "0.2", "prompt_tokens_per_s": "100000"}
+        case _:
+            late = stand.jobs()[0]
+            stand.check(jobs)
+            stand.vacate(0)
+            stand.system.accept(late, deadline_ms=stand.now_ms() + 1)
+    victim = stand.system.start_scheduler(failpoint=case, **settings)
+    stand.wait_sprung(victim, point, action)
+    if frozen:
+        os.kill(frozen, signal.SIGCONT)
+    if action in ("kill", "stop"):
+        stand.system.start_scheduler()
+    if late is not None:
+        stand.worker()
+        wait_until(lambda: stand.system.log(late.request)[1] is not None, "its deadline ends it")
+        end = stand.system.log(late.request)[1]
+        assert end is not None and end.reason == "expired"
+        assert_nothing_is_held(stand.system)
+    else:
+        stand.check(jobs)
+    if action in ("kill", "stop"):
+        victim.send_signal(signal.SIGCONT)
+    if action == "stop":
+        late_jobs = stand.accept()  # while two of them schedule
+        stand.check(late_jobs)
+        victim.terminate()
+        assert victim.wait(30) == 0
+    elif action != "kill":
+        victim.terminate()
+        assert victim.wait(30) == 0
+
+
+# --- gateway ---
+
+
+def body_of(job: Job) -> dict[str, Any]:
+    params = job.params
+    return {
+        "model": "tiny",
+        "prompt": list(job.prompt),
+        "max_tokens": params.max_tokens,
+        "temperature": params.temperature,
+        "seed": params.seed,
+        "ignore_eos": True,
+        "return_token_ids": True,
+    }
+
+
+def positions_and_tokens(gateways: list[str], body: dict[str, Any], key: str) -> tuple[list[int], list[int]]:
+    """Positions of the events and all tokens, as a client that resumes sees them."""
+    positions: list[int] = []
+    tokens: list[int] = []
+    for event in resuming_stream(gateways, "/v1/completions", body, key=key, patience_s=60):
+        assert "error" not in event.data, event
+        positions.append(int(event.id.rpartition(":")[2]))
+        for choice in event.data["choices"]:
+            tokens += choice.get("token_ids") or []
+    return positions, tokens
+
+
+@pytest.fixture
+def first_gateway_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client begins at the first gateway of its list, not at any."""
+
+    def zero(_: int) -> int:
+        return 0
+
+    monkeypatch.setattr(resuming_client.random, "randrange", zero)
+
+
+@pytest.mark.parametrize("case", cases("gateway", "accept", "read", "event"))
+@pytest.mark.usefixtures("first_gateway_first")
+def test_a_gateway_fails_at_every_point(stand: Stand, healthy: str, case: str) -> None:
+    point, action = case.split(":")
+    action = action.partition("=")[0]
+    effect = point.split("_", 1)[1]
+    passage = {"read": 7, "event": 5}.get(effect, 1)
+    stand.full()
+    url, victim = stand.system.start_gateway(failpoint=f"{case}@{passage}", grace_s="1")
+    awake = threading.Timer(2 * DEAD_AFTER_S, lambda: victim.send_signal(signal.SIGCONT))
+    if action == "stop":
+        awake.start()
+    positions, tokens = positions_and_tokens([url, healthy], body_of(shapes()[0]), key=case)
+    assert tokens == stand.golden[0]
+    assert positions == sorted(set(positions)) and positions[-1] >= TOKENS, "every event once, in order"
+    stand.wait_sprung(victim, point, action if action != "stop" else "delay")
+    assert_nothing_is_held(stand.system)
+    if action != "kill":
+        victim.terminate()
+        assert victim.wait(30) == 0
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("action", ["kill", "raise"])
+@pytest.mark.parametrize("point", ["gateway.before_finish", "gateway.after_finish"])
+def test_a_gateway_fails_while_it_cancels(stand: Stand, healthy: str, point: str, action: str) -> None:
+    stand.full()
+    url, victim = stand.system.start_gateway(failpoint=f"{point}:{action}")
+    stand.vacate(1)  # nothing is finished before it is cancelled
+    body = {**body_of(shapes()[0]), "background": True}
+    with httpx.Client(timeout=20) as http:
+        accepted: dict[str, Any] = http.post(f"{healthy}/v1/completions", json=body).json()
+        path = f"/v1/requests/{accepted['id']}"
+        try:
+            status = http.delete(url + path).status_code
+        except httpx.TransportError:
+            status = 0
+        assert status == 0 if action == "kill" else status in (200, 503)
+        stand.wait_sprung(victim, point, action)
+        assert http.delete(healthy + path).json()["status"] == "cancelled"
+    stand.worker()
+    stand.check(stand.accept())
+    if action != "kill":
+        victim.terminate()
+        assert victim.wait(30) == 0
