@@ -12,6 +12,9 @@ at an empty dictionary.
             the batch fails
     delay   this thread sleeps for <seconds>
 
+`worker.before_compute:kill#77` happens again and again, whenever token 77 is among those that are computed: that makes a
+request which kills every worker it comes to.
+
 `before_<script>` and `after_<script>` stand around every call of that script (`blockrelay.redis_link`); the others are
 single lines where the effect is.
 """
@@ -21,7 +24,7 @@ import re
 import signal
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, cast, get_args
 
@@ -80,17 +83,23 @@ POINTS: tuple[str, ...] = (
 )
 #: What `raise` raises at each point.
 FAILURES = {point: _OTHER_FAILURES.get(point.split("_", 1)[1], ConnectionError) for point in POINTS}
-_TRAP = re.compile(r"([a-z_.]+):([a-z]+)(?:=([0-9.]+))?(?:@([0-9]+))?")
+#: Points that know which tokens are computed.
+WITH_TOKENS = ("worker.before_compute",)
+_TRAP = re.compile(r"([a-z_.]+):([a-z]+)(?:=([0-9.]+))?(?:@([0-9]+)|#([0-9]+))?")
 
 
 @dataclass(frozen=True, slots=True)
 class Trap:
-    """What happens at the `passage`-th passage of `point`."""
+    """What happens at the `passage`-th passage of `point`; with `token`, at each passage with that token instead."""
 
     point: str
     action: Action
     seconds: float
     passage: int
+    token: int | None = None
+
+    def springs(self, passage: int, tokens: Iterable[int]) -> bool:
+        return passage == self.passage if self.token is None else self.token in tokens
 
 
 def parse(text: str) -> tuple[Trap, ...]:
@@ -101,8 +110,8 @@ def parse(text: str) -> tuple[Trap, ...]:
 def _trap(text: str) -> Trap:
     found = _TRAP.fullmatch(text)
     if not found:
-        raise ValueError(f"{text!r} is not <point>:<action>[=<seconds>][@<passage>]")
-    point, action, seconds, passage = found.groups()
+        raise ValueError(f"{text!r} is not <point>:<action>[=<seconds>][@<passage>] nor ...[#<token>]")
+    point, action, seconds, passage, token = found.groups()
     if point not in POINTS:
         raise ValueError(f"there is no point {point!r}; points are {', '.join(sorted(POINTS))}")
     if action not in get_args(Action):
@@ -113,7 +122,9 @@ def _trap(text: str) -> Trap:
         raise ValueError(f"{point!r} knows no failure to raise")
     if passage == "0":
         raise ValueError(f"{text!r}: passages count from 1")
-    return Trap(point, cast(Action, action), float(seconds or 0), int(passage or 1))
+    if token and point not in WITH_TOKENS:
+        raise ValueError(f"no tokens are known at {point!r}, only at {', '.join(WITH_TOKENS)}")
+    return Trap(point, cast(Action, action), float(seconds or 0), int(passage or 1), int(token) if token else None)
 
 
 class _Armed:
@@ -140,10 +151,10 @@ def arm(role: Role, setting: str) -> None:
         _armed.traps.setdefault(trap.point, []).append(trap)
 
 
-def reach(point: Line) -> None:
-    """This thread is at `point`. Raises what FAILURES says where a trap demands it."""
+def reach(point: Line, tokens: Iterable[int] = ()) -> None:
+    """This thread is at `point`, with these tokens. Raises what FAILURES says where a trap demands it."""
     if _armed.traps:
-        _pass(point)
+        _pass(point, frozenset(tokens))
 
 
 def reach_script(moment: Literal["before", "after"], script: str) -> None:
@@ -152,11 +163,11 @@ def reach_script(moment: Literal["before", "after"], script: str) -> None:
         _pass(f"{_armed.role}.{moment}_{script}")
 
 
-def _pass(point: str) -> None:
+def _pass(point: str, tokens: frozenset[int] = frozenset()) -> None:
     assert point in POINTS, f"{point} is missing in POINTS"
     with _armed.lock:
         passage = _armed.passed[point] = _armed.passed.get(point, 0) + 1
-    _spring([trap for trap in _armed.traps.get(point, ()) if trap.passage == passage])
+    _spring([trap for trap in _armed.traps.get(point, ()) if trap.springs(passage, tokens)])
 
 
 def _spring(traps: Sequence[Trap]) -> None:

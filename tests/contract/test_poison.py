@@ -93,7 +93,7 @@ def test_a_death_while_nobody_was_tried_is_no_proof(cell: Cell, deaths: Deaths) 
     assert cell.record()["state"] == "queued"
 
 
-def test_one_request_to_be_tried_alone_is_claimed_at_a_time(cell: Cell, deaths: Deaths) -> None:
+def test_a_request_to_be_tried_alone_is_claimed_alone(cell: Cell, deaths: Deaths) -> None:
     cell.accept("req-1")
     cell.accept("req-2")
     for _ in range(3):
@@ -104,6 +104,8 @@ def test_one_request_to_be_tried_alone_is_claimed_at_a_time(cell: Cell, deaths: 
     assert run.solo and cell.client.get(cell.keys.trying(f"w{deaths.lives}")) == request.encode()
     assert cell.queued("reruns") == [({"req-1", "req-2"} - {request}).pop()]
     assert cell.record(request)["solo"] == "1"
+    cell.accept("req-3")
+    assert deaths.cell.claim(f"w{deaths.lives}").pop().solo, "the other one, before a first run"
 
 
 def test_any_commit_starts_the_count_anew(cell: Cell, deaths: Deaths) -> None:

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from blockrelay.errors import BlockFolderError, BlockrelayError, UsageError
 from blockrelay.settings import BUNDLED_MODEL
-from blockrelay_launcher import keys
+from blockrelay_launcher import dead_letters, keys
 from blockrelay_launcher import status as cell_status
 from blockrelay_launcher.bench import BenchOptions, run_bench
 from blockrelay_launcher.children import UpOptions
@@ -25,6 +25,7 @@ app = typer.Typer(
 )  # fmt: skip
 
 app.add_typer(keys.app)
+app.add_typer(dead_letters.app)
 
 Model = Annotated[Path, typer.Option("--model", help="Block folder to serve (see: blockrelay convert).")]
 RedisUrl = Annotated[

@@ -34,6 +34,12 @@ class CellAddress:
         return Keys(self.settings.cell)
 
 
+def own_id(public: str) -> str:
+    """The id of a request as the cell knows it, for one as a client knows it."""
+    found = _REQUEST_ID.match(public)
+    return f"req-{found.group(1)}" if found else public
+
+
 def checked_url(url: str) -> str:
     """`url`, or UsageError when it names no Redis."""
     try:
@@ -49,13 +55,14 @@ def find_cell(url: str | None, data: Path | None) -> CellAddress:
         raise UsageError("give --redis or --data, not both")
     if data:
         running = read_running(data)
-        return CellAddress(running.redis_url, Settings(cell=running.cell))
+        return CellAddress(running.redis_url, Settings(cell=running.cell, model=Path(running.model)))
     settings = Settings()
     return CellAddress(checked_url(url or settings.redis_url), settings)
 
 
 @contextlib.contextmanager
-def _connected(cell: CellAddress) -> Iterator[redis.Redis]:
+def connected(cell: CellAddress) -> Iterator[redis.Redis]:
+    """A client of the cell's Redis; ServiceUnavailable when it does not answer."""
     client = redis_link.connect(cell.redis_url)
     try:
         yield client
@@ -70,7 +77,7 @@ def _connected(cell: CellAddress) -> Iterator[redis.Redis]:
 def read_status(cell: CellAddress) -> dict[str, Any]:
     """What `status --json` shows: in_flight, dead_letters, and per model the plan, workers, queues and gaps."""
     keys, dead_after_ms = cell.keys, int(cell.settings.dead_after_s * 1000)
-    with _connected(cell) as client:
+    with connected(cell) as client:
         prefix = keys.plan("")
         models = sorted(cast(bytes, k).decode()[len(prefix) :] for k in client.scan_iter(f"{prefix}*", count=1000))
         return {
@@ -134,11 +141,9 @@ def show(status: dict[str, Any], console: Console | None = None) -> None:
 
 def cancel(cell: CellAddress, request: str) -> str:
     """End a request by FINISH; says what happened. UsageError for an id that nobody knows."""
-    found = _REQUEST_ID.match(request)
-    request_id = f"req-{found.group(1)}" if found else request
-    with _connected(cell) as client:
+    with connected(cell) as client:
         scripts = redis_link.Scripts(client, cell.keys, retention_s=cell.settings.retention_s)
-        verdict = scripts.run(calls.finish(request_id, "cancelled"))
+        verdict = scripts.run(calls.finish(own_id(request), "cancelled"))
     if verdict == "UNKNOWN":
         raise UsageError(f"there is no request {request}: it never was, or its record has expired")
     return f"{request} is cancelled" if verdict == "FINISHED" else f"{request} had already ended"

@@ -1,5 +1,6 @@
 """`python -m blockrelay_worker [--device cpu|gpu] ...`: one worker process (options: see blockrelay.settings)."""
 
+import os
 import signal
 import sys
 import threading
@@ -8,6 +9,14 @@ from blockrelay import failpoints, logs
 from blockrelay.errors import BlockrelayError, UsageError
 from blockrelay.settings import WorkerSettings, read_settings
 from blockrelay_worker.service import Worker
+
+EXIT_BROKEN = 70
+
+
+def _end(failure: threading.ExceptHookArgs) -> None:
+    """A worker without one of its threads must not look alive: what was on it runs again elsewhere."""
+    sys.__excepthook__(failure.exc_type, failure.exc_value or failure.exc_type(), failure.exc_traceback)
+    os._exit(EXIT_BROKEN)
 
 
 def main() -> int:
@@ -19,6 +28,7 @@ def main() -> int:
         return 2
     logs.configure(settings.log_level, node_id=settings.node_id or logs.node_name(settings.device))
     failpoints.arm("worker", settings.failpoint)
+    threading.excepthook = _end
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())

@@ -191,7 +191,7 @@ class Engine:
             self.metrics.queue_wait.observe(job.waited_s)
         if any(job.solo for job in claimed):
             self._trials.over()
-        self._claim_due = len(claimed) == most
+        self._claim_due = len(claimed) == most or any(job.solo for job in claimed)  # what is tried alone comes alone
 
     # --- one step ---
 
@@ -227,7 +227,7 @@ class Engine:
     def _step(self, work: list[Work]) -> None:
         """Run the stage on `work` and pass the result on. A batch that fails on a CPU is tried again one by one."""
         try:
-            reach("worker.before_compute")
+            reach("worker.before_compute", (token for w in work for token in w.tokens))
             output = self._run_stage(work)
             reach("worker.after_compute")
         except ExecutionError as error:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from blockrelay.block_folder import BlockFolder
 from blockrelay.errors import BlockFolderError, RowNotFinite
+from blockrelay.failpoints import reach
 from blockrelay.plan import uniform_split
 from blockrelay.sampling_params import SamplingParams
 from blockrelay.text import Tokenizer
@@ -71,6 +72,7 @@ class Pipeline:
 
         Adds the time of each block to `seconds`. Raises RowNotFinite.
         """
+        reach("worker.before_compute", tokens)
         hidden: NDArray[np.float32] | None = None
         logits: NDArray[np.float32] | None = None
         for executor, pages in self._stages:

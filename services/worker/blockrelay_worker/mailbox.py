@@ -95,7 +95,8 @@ class Reader(threading.Thread):
                 attempt += 1
                 continue
             for raw_name, entries in cast(Any, reply) or []:
-                self._deliver(raw_name.decode(), entries)
+                if entries:  # Redis also wakes readers of what a script has added and deleted again
+                    self._deliver(raw_name.decode(), entries)
             if len(self._positions) > 1 and not reply:
                 self._mailbox.put(Wake())  # a job may wait for room or for a stage that came back without a message
 

@@ -62,7 +62,8 @@ if device == 'gpu' then classes = {'gpu'}
 elseif #candidates[0].gpu == 0 then classes = {'cpu', 'gpu'}
 else classes = {'cpu'} end
 
--- One request to be tried alone per call, so that a worker that dies of it has named it. Seconds until the name is stale:
+-- A request to be tried alone comes alone, so that a worker that dies of its mere arrival has named it. Seconds until the
+-- name is stale:
 local TRIAL = 600
 local answer, tried = {}, false
 
@@ -78,7 +79,7 @@ local function give(r)
     return true
   end
   local solo = r.deaths >= SOLO_AFTER and r.deaths_n == r.n
-  if solo and tried then return false end
+  if tried or (solo and #answer > 0) then return false end
   local held, now = r.need, math.ceil((r.prompt + r.n + 1) / PAGE_TOKENS)
   if stages == 1 then
     if now > free_now or r.need > all_pages then return false end

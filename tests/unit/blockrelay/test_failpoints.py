@@ -10,7 +10,7 @@ import pytest
 from redis.exceptions import ConnectionError
 
 from blockrelay import failpoints
-from blockrelay.errors import UsageError
+from blockrelay.errors import ExecutionError, UsageError
 from blockrelay.failpoints import POINTS, SCRIPTS, Trap, arm, parse, reach, reach_script
 from blockrelay.scripts import NAMES
 
@@ -41,6 +41,8 @@ def test_a_setting_is_a_list_of_traps() -> None:
         ("worker.before_claim:delay", "=<seconds>"),
         ("worker.before_claim:kill=3", "=<seconds>"),
         ("worker.before_page_put:raise", "no failure"),
+        ("worker.before_claim:kill#7", "no tokens are known"),
+        ("worker.before_compute:kill#7@2", "<point>:<action>"),
     ],
 )
 def test_what_is_no_setting_is_refused_with_what_there_is(setting: str, told: str) -> None:
@@ -65,6 +67,15 @@ def test_a_trap_springs_once_at_its_passage_and_only_in_its_role() -> None:
     reach_script("before", "commit")
 
 
+def test_a_trap_for_a_token_springs_whenever_it_is_computed() -> None:
+    assert parse("worker.before_compute:kill#77") == (Trap("worker.before_compute", "kill", 0.0, 1, 77),)
+    arm("worker", "worker.before_compute:raise#7")
+    for _ in range(2):
+        reach("worker.before_compute", [5, 6])
+        with pytest.raises(ExecutionError):
+            reach("worker.before_compute", [6, 7])
+
+
 def test_scripts_have_points_around_them() -> None:
     arm("scheduler", "scheduler.after_plan:raise")
     reach_script("before", "plan")
@@ -85,7 +96,7 @@ def test_actions_meet_the_process_itself(action: str, code: int) -> None:
 
 def test_every_line_in_the_services_is_in_the_table_and_the_other_way_round() -> None:
     sources = [p.read_text() for p in (ROOT / "services").rglob("*.py")]
-    used = {name for text in sources for name in re.findall(r'reach\("([a-z_.]+)"\)', text)}
+    used = {name for text in sources for name in re.findall(r'reach\("([a-z_.]+)"[,)]', text)}
     scripts = {
         f"{role}.{m}_{script}" for role, names in SCRIPTS.items() for script in names for m in ("before", "after")
     }

@@ -1,0 +1,45 @@
+"""The reader of an inbox, against a real Redis."""
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+import redis
+
+from blockrelay.keys import Keys
+from blockrelay.messages import NextJob
+from blockrelay_worker.mailbox import Event, Mailbox, Reader, Wake
+from tests.waiting import wait_until
+
+JOB = NextJob(request="req-1", run="r", position=0, tokens=(5,))
+
+
+@pytest.fixture
+def reading(client: redis.Redis, keys: Keys) -> Iterator[tuple[Mailbox, Reader]]:
+    """A reader of `inbox:w` and a stream of re-runs, and where it delivers to."""
+    mailbox, over = Mailbox(), threading.Event()
+    reader = Reader(client, keys.inbox("w"), [keys.reruns("m", "cpu")], mailbox, over)
+    reader.start()
+    yield mailbox, reader
+    over.set()
+    reader.join()
+
+
+def test_a_job_that_is_gone_before_anybody_reads_it_is_only_a_wake_up(
+    client: redis.Redis, keys: Keys, reading: tuple[Mailbox, Reader]
+) -> None:
+    """CLAIM queues a re-run that is due and claims it at once: the stream of a blocked reader grew by nothing."""
+    mailbox, reader = reading
+    there_and_gone = "redis.call('XDEL', KEYS[1], redis.call('XADD', KEYS[1], '*', 'r', 'req-1'))"
+    wait_until(lambda: client.info("clients")["blocked_clients"] > 0, "the reader waits")  # pyright: ignore
+    for _ in range(3):
+        client.eval(there_and_gone, 1, keys.reruns("m", "cpu"))
+    client.xadd(keys.inbox("w"), {"j": JOB.encode()})
+    events: list[Event] = []
+
+    def arrived() -> bool:
+        events.extend(mailbox.take(0.0))
+        return JOB in events
+
+    wait_until(arrived, "the next entry is delivered", timeout_s=5)
+    assert reader.is_alive() and set(map(type, events)) <= {NextJob, Wake}
