@@ -7,6 +7,7 @@
     │   ├── Unauthorized           no API key, or an unknown one; HTTP 401
     │   ├── NotFound               unknown model, request or session; HTTP 404
     │   ├── Conflict               wrong session step; HTTP 409
+    │   ├── KeyReused              an Idempotency-Key came with another body before; HTTP 422
     │   └── UnsupportedModel       a checkpoint has a feature the converter lacks (`field` names it)
     ├── QuotaExceeded              the client's own limit is used up, try again later; HTTP 429
     ├── Overloaded                 our capacity is used up, try again later; HTTP 503
@@ -63,6 +64,10 @@ class Conflict(UsageError):
     def __init__(self, message: str, *, param: str | None = None) -> None:
         super().__init__(message)
         self.param = param
+
+
+class KeyReused(UsageError):
+    """The Idempotency-Key is taken: it came with another body before."""
 
 
 class UnsupportedModel(UsageError):

@@ -25,7 +25,8 @@
 | `{cell}:page:<name>` | hash, block -> KV page (payload Redis) | worker | worker | unused for the page store's time, or pushed out |
 | `{cell}:pages:<model>` | zset page -> ms of last use (payload Redis) | worker | worker | member: with its page |
 | `{cell}:wake:<gateway>` | stream, interrupts a gateway's blocking read | that gateway | that gateway | 60 s after the last use |
-| `{cell}:follower:<id>` | string, the gateway that took over a stream and its grace period | gateway | gateway | retention |
+| `{cell}:followers:<id>` | hash of the gateways that read a log which more than one has read | gateway | gateway | retention |
+| `{cell}:gateway:<id>` | string, this gateway lives | that gateway | gateways | 15 s after the last beat |
 | `{cell}:dead-letters` | stream of requests that killed their workers or could not be computed | DEAD, FINISH | people | trimmed to 200 |
 
 `<model>` is the first 16 hex digits of the model hash; `<class>` is `gpu` (GPU workers allowed) or `cpu`.
@@ -74,8 +75,11 @@ class Keys:
     def pages(self, model: str) -> str:
         return self._key("pages", model)
 
-    def follower(self, request_id: str) -> str:
-        return self._key("follower", request_id)
+    def followers(self, request_id: str) -> str:
+        return self._key("followers", request_id)
+
+    def gateway(self, gateway: str) -> str:
+        return self._key("gateway", gateway)
 
     def wake(self, gateway: str) -> str:
         return self._key("wake", gateway)

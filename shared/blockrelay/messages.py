@@ -29,6 +29,8 @@ RerunReason = Literal["death", "drain", "gpu_error", "missing_pages", "no_inbox"
 EndReason = Literal["stop", "length", "tensor", "cancelled", "expired", "error"]
 Logits = Literal["none", "last", "all"]
 L = TypeVar("L", bound=str)
+#: Prompts of one body of a client.
+MAX_CHOICES = 128
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +39,8 @@ class RequestBody:
 
     `prompt` int32 [n], n >= 1. `params` is `SamplingParams.to_dict()`. A tensor step has `logits` "last" or "all" and
     generates nothing; `prior` is then how many leading tokens belong to earlier steps. A `background` request lives on
-    when nobody follows it. Only requests of equal `salt` share KV pages.
+    when nobody follows it. Only requests of equal `salt` share KV pages. Each of several prompts of one body of a client
+    is a request; all name the first as `group`, and that one says how many `choices` there are. `gateway` accepted it.
     """
 
     prompt: TokenIds
@@ -49,6 +52,9 @@ class RequestBody:
     step: int = 0
     background: bool = False
     salt: str = ""
+    group: str = ""
+    choices: int = 1
+    gateway: str = ""
 
     def encode(self) -> bytes:
         return wire.pack(
@@ -62,6 +68,9 @@ class RequestBody:
                 "step": self.step,
                 "background": self.background,
                 "salt": self.salt,
+                "group": self.group,
+                "choices": self.choices,
+                "gateway": self.gateway,
             }
         )
 
@@ -87,7 +96,10 @@ class RequestBody:
                 session=text(m["session"]),
                 step=count(m["step"]),
                 background=flag(m["background"]),
-                salt=text(m.get("salt", "")),  # bodies accepted before there was one
+                salt=text(m.get("salt", "")),  # bodies accepted before there was one; so too what follows
+                group=text(m.get("group", "")),
+                choices=count(m.get("choices", 1), most=MAX_CHOICES) or 1,
+                gateway=text(m.get("gateway", "")),
             )
 
 

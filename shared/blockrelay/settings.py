@@ -48,8 +48,14 @@ class Settings(BaseSettings):
 
 class GatewaySettings(Settings):
     port: int = Field(default=8000, ge=0, le=65535)
-    api_keys: Path | None = Field(default=None, description="file of API keys (blockrelay keys); default: no key needed")
+    api_keys: Path | None = Field(
+        default=None, description="file of API keys (blockrelay keys); default: no key needed"
+    )
     max_body_bytes: int = Field(default=8 << 20, ge=1024)
+    idempotency_secret: str = Field(
+        default="", repr=False, description="makes ids of keyed requests unguessable; equal on all"
+    )
+    keyed_retention_s: int = Field(default=3600, ge=1, description="retention_s of requests with an Idempotency-Key")
     max_in_flight: int = Field(default=1024, ge=1, description="accepted and unfinished requests of the whole cell")
     default_max_tokens: int = Field(default=128, ge=1)
     grace_s: float = Field(default=30.0, ge=0, description="a request whose client went away is cancelled after this")

@@ -8,6 +8,7 @@ import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, cast
 
 import redis.asyncio
@@ -16,11 +17,12 @@ from redis.exceptions import OutOfMemoryError, RedisError
 from blockrelay import logs
 from blockrelay import scripts as calls
 from blockrelay.api_keys import Tenant
-from blockrelay.errors import BadRequest, Conflict, Overloaded, ServiceUnavailable
+from blockrelay.errors import BadRequest, Conflict, KeyReused, NotFound, Overloaded, ServiceUnavailable
 from blockrelay.metrics import GatewayMetrics
 from blockrelay.redis_link import UNREACHABLE, AsyncScripts, backoff_s
 from blockrelay.scripts import Accepted
 from blockrelay_gateway.flights import Flight, Flights
+from blockrelay_gateway.identity import HEADER
 from blockrelay_gateway.readers import Readers
 from blockrelay_gateway.translate import Order
 
@@ -66,13 +68,16 @@ class Admission:
         flights: Flights,
         metrics: GatewayMetrics,
         *,
+        gateway: str,
         model: str,
         max_in_flight: int,
+        keyed_retention_s: int,
         request_timeout_s: float | None,
         log_prompts: bool,
     ) -> None:
         self._client, self._scripts, self._flights, self._metrics = client, scripts, flights, metrics
-        self._model, self._max_in_flight = model, max_in_flight
+        self._gateway, self._model, self._max_in_flight = gateway, model, max_in_flight
+        self._keyed_retention_s = keyed_retention_s
         self._request_timeout_s, self._log_prompts = request_timeout_s, log_prompts
         self._full = ""
         self._clock_ahead_ms = 0  # of Redis, whose clock decides about deadlines
@@ -96,9 +101,9 @@ class Admission:
         self._clock_ahead_ms = seconds * 1000 + micros // 1000 - int(time.time() * 1000)
 
     async def submit(self, orders: Sequence[Order], tenant: Tenant) -> Readers:
-        """Accept all orders of a tenant, with a reader attached to each.
+        """Accept all orders of a tenant, or find those that a key names; with a reader attached to each.
 
-        Raises Overloaded, BadRequest or ServiceUnavailable; then nothing of it is queued any more.
+        Raises Overloaded, BadRequest, ServiceUnavailable or KeyReused; then nothing new of it is queued any more.
         """
         readers = await self._submit(orders, tenant)
         assert isinstance(readers, Readers), "only session steps repeat"
@@ -112,55 +117,72 @@ class Admission:
         return await self._submit([order], tenant)
 
     async def _submit(self, orders: Sequence[Order], tenant: Tenant) -> Readers | str:
-        if self._full:
+        if self._full and not await self._flights.recorded([order.request for order in orders]):
             raise Overloaded(f"the queue's memory is nearly used up: {self._full}", retry_after_s=5)
-        flights = [self._prepare(scoped(order, tenant), tenant) for order in orders]
-        for position, (order, flight) in enumerate(zip(orders, flights, strict=True)):
-            self._flights.start(flight)
+        flights: list[Flight] = []
+        fresh: list[Flight] = []
+        for order in orders:
+            flight = self._prepare(scoped(order, tenant), tenant)
             try:
+                if not order.fingerprint:
+                    self._flights.start(flight)
                 answer = await self._accept(flight)
                 if answer.status == "REPEAT":
                     self._flights.drop(flight)
                     return answer.detail
                 self._check(answer, order)
+                if answer.status == "OK":
+                    flight.created = int(answer.detail) // 1000
+                known = answer.status == "EXISTS" and bool(order.fingerprint)  # else our own retry: the id is random
+                if known:
+                    flight = await self._flights.resume(order.request, tenant.name)
+                elif order.fingerprint:
+                    flight = self._flights.join(flight)
+            except NotFound as error:
+                raise ServiceUnavailable("the request was forgotten at this very moment; try again") from error
             except BaseException:
-                for started in flights[: position + 1]:
+                for started in (flight, *fresh):
                     self._flights.drop(started)
-                await asyncio.shield(self._withdraw(flights[:position]))
+                await asyncio.shield(self._withdraw(fresh))
                 raise
-        for order, flight in zip(orders, flights, strict=True):
-            self._announce(order, flight)
-        return Readers(self._flights, flights)
+            flights.append(flight)
+            if not known:
+                fresh.append(flight)
+                self._announce(order, flight)
+        return Readers(self._flights, flights, replayed=not fresh)
 
     def _prepare(self, order: Order, tenant: Tenant) -> Flight:
         timeout_s = self._request_timeout_s if order.timeout_s is None else order.timeout_s
         deadline_ms = 0 if timeout_s is None else int((time.time() + timeout_s) * 1000)
-        call = calls.accept(
+        body = replace(order.body, gateway=self._gateway)
+        accept = partial(
+            calls.accept,
             order.request,
-            order.body,
+            body,
             model=self._model,
             need_pages=need_pages(order),
-            max_in_flight=self._max_in_flight,
             deadline_ms=deadline_ms and deadline_ms + self._clock_ahead_ms,
+            fingerprint=order.fingerprint,
+            keep_s=self._keyed_retention_s if order.fingerprint else 0,
             session=order.session,
             tenant=tenant.name,
         )
         return Flight(
             request=order.request,
-            body=order.body,
+            body=body,
             params=order.params,
             created=int(time.time()),
-            accept=call,
+            accept=accept,
             tenant=tenant.name,
             deadline_ms=deadline_ms,
         )
 
     async def _accept(self, flight: Flight) -> Accepted:
-        assert flight.accept is not None
+        call = flight.accept(max_in_flight=self._max_in_flight)
         give_up, attempt = time.monotonic() + RETRY_FOR_S, 0
         while True:
             try:
-                return await self._scripts.run(flight.accept)
+                return await self._scripts.run(call)
             except UNREACHABLE as error:
                 self._metrics.redis_errors.inc()
                 if time.monotonic() > give_up:
@@ -172,8 +194,10 @@ class Admission:
 
     def _check(self, answer: Accepted, order: Order) -> None:
         match answer.status:
-            case "OK" | "EXISTS":  # EXISTS: our own retry, the id is random
+            case "OK" | "EXISTS":
                 return
+            case "OTHER":
+                raise KeyReused(f"this {HEADER} came with another body before: a new request needs a new key")
             case "BUSY":
                 raise Overloaded(f"{answer.detail} requests are under way, the limit; try again later")
             case "TOO_LARGE":
@@ -191,7 +215,7 @@ class Admission:
         for flight in accepted:
             try:
                 await self._scripts.run(
-                    calls.finish(flight.request, "cancelled", meta={"error": "a sibling was refused"})
+                    calls.finish(flight.request, "cancelled", meta={"error": "a sibling was refused"}, abandoned=True)
                 )
             except UNREACHABLE:
                 self._metrics.redis_errors.inc()

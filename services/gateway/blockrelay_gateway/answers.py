@@ -6,6 +6,7 @@ from typing import Any, Protocol
 from blockrelay.errors import BlockrelayError
 from blockrelay.failpoints import reach
 from blockrelay_gateway import sse
+from blockrelay_gateway.event_ids import event_id
 from blockrelay_gateway.flights import Flight
 from blockrelay_gateway.gateway import Gateway
 from blockrelay_gateway.http_errors import error_body
@@ -43,16 +44,19 @@ async def collect(gateway: Gateway, readers: Readers) -> list[Answer]:
     return answers
 
 
-async def stream(gateway: Gateway, readers: Readers, form: StreamFormat, *, after: int = 0) -> AsyncIterator[bytes]:
-    """The events of an answer behind position `after`. A bad end is an event of its own, never a silent close.
+async def stream(
+    gateway: Gateway, readers: Readers, form: StreamFormat, *, after: Sequence[int] | None = None
+) -> AsyncIterator[bytes]:
+    """The events of an answer, or those behind the positions `after` (`event_ids`), one for each flight.
 
-    With one prompt the event id is the position; with several it is `<index>:<position>`.
+    A bad end is an event of its own, never a silent close.
     """
     flights = readers.flights
     relays = [gateway.relay(flight) for flight in flights]
+    request, seen = flights[0].request, list(after or (0,) * len(flights))
     yield sse.RETRY
-    if after == 0 and (opening := form.opening(flights[0])):
-        yield sse.event(opening, "0")
+    if after is None and (opening := form.opening(flights[0])):
+        yield sse.event(opening, event_id(request, seen))
     try:
         async for batch in readers.batches(quiet_s=gateway.settings.keep_alive_s):
             if not batch:
@@ -62,19 +66,21 @@ async def stream(gateway: Gateway, readers: Readers, form: StreamFormat, *, afte
             parts: list[bytes] = []
             for index, entry in batch:
                 delta = relays[index].push(entry)
+                # A format may keep what it has shown, so it sees every delta; the client has those up to `seen`.
                 if delta.end is not None and (error := failure(delta.end)):
                     body = form.problem(error, flights[index])
                 else:
                     body = form.chunk(index, delta, flights[index], fingerprints[index])
-                name = str(delta.position) if len(flights) == 1 else f"{index}:{delta.position}"
-                if delta.position > after:
-                    parts.append(sse.event(body, name))
+                if delta.position > seen[index]:
+                    seen[index] = delta.position
+                    parts.append(sse.event(body, event_id(request, seen)))
             reach("gateway.before_event")
             yield b"".join(parts)
             reach("gateway.after_event")
         good = all(flight.end is not None and failure(flight.end) is None for flight in flights)
-        if good and (closing := form.closing(flights)):
-            yield sse.event(closing)
+        last = [flight.tokens + 2 for flight in flights]
+        if good and seen != last and (closing := form.closing(flights)):
+            yield sse.event(closing, event_id(request, last))
     except BlockrelayError as error:  # the gateway shuts down
         yield sse.event(error_body(error))
     yield sse.DONE

@@ -1,13 +1,16 @@
 """The requests this gateway knows to be under way: one copy of each token log, many readers, one grace period.
 
 A flight is a hint, like everything outside the log: another gateway can read the same request from its record. It lives
-from ACCEPT (or the first reader that resumes) to the terminal entry or to its last reader, whichever is later.
+from ACCEPT (or the first reader that resumes) to the terminal entry or to its last reader, whichever is later. While it
+lives it is also what repairs a record that Redis lost: same id, seed and deadline, so the same tokens.
 """
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, cast
 
 import redis.asyncio
@@ -22,11 +25,18 @@ from blockrelay.metrics import GatewayMetrics
 from blockrelay.redis_link import UNREACHABLE, AsyncScripts, backoff_s
 from blockrelay.sampling_params import SamplingParams
 from blockrelay.scripts import Accepted, Call
+from blockrelay_gateway.relay import failure
 from blockrelay_gateway.tailer import Tailer
 
 CHECK_EVERY_S = 1.0
 #: A flight that has heard nothing for so long looks whether its record is still there.
 SILENT_S = 5.0
+#: A gateway that has not said for so long that it lives has no readers.
+GATEWAY_TTL_S = 15
+#: ACCEPT but for its `max_in_flight`.
+Accept = Callable[..., Call[Accepted]]
+#: What was accepted once is never refused.
+NO_LIMIT = 2**31
 
 
 def check_visible(name: str, recorded: Sequence[bytes | None], *, model: str, tenant: str) -> None:
@@ -50,7 +60,8 @@ class Flight:
     body: RequestBody
     params: SamplingParams
     created: int  # Unix seconds
-    accept: Call[Accepted] | None  # None: accepted by another gateway
+    accept: Accept
+    owned: bool = True  # accepted by this gateway, which counts it
     tenant: str = ""
     deadline_ms: int = 0  # 0: none
     started: float = field(default_factory=time.monotonic)
@@ -102,42 +113,83 @@ class Flights:
         self._tailer.follow(flight.request, lambda entry: self._hear(flight, entry))
 
     def drop(self, flight: Flight) -> None:
-        """Forget a flight that was refused."""
+        """Forget a flight that was refused, unless somebody reads it."""
+        if self._flights.get(flight.request) is not flight or flight.readers:
+            return
         self._tailer.forget(flight.request)
-        if self._flights.pop(flight.request, None) is not None and flight.end is None:
+        del self._flights[flight.request]
+        if flight.end is None:
             (self._metrics.running if flight.tokens else self._metrics.waiting).dec()
+
+    async def recorded(self, requests: Sequence[str]) -> bool:
+        """Whether all of them are accepted already."""
+        names = [self._keys.request(request) for request in requests]
+        return len(names) == await cast(Any, self._client.exists(*names))
+
+    def join(self, flight: Flight) -> Flight:
+        """Follow a request whose id derives from a key, behind its ACCEPT: somebody else may follow it already."""
+        known = self._flights.get(flight.request)
+        if known is not None and known.end is None:
+            return known
+        self.start(flight)
+        return flight
 
     async def resume(self, request: str, tenant: str) -> Flight:
         """The flight of any request of this tenant, from any gateway; this one answers for its readers from now on.
 
         Raises NotFound when there is no such record (any more), or when it is of another tenant or model.
         """
-        if known := self._flights.get(request):
+        if known := self._known(request):
             check_visible(request, (self._model.encode(), known.tenant.encode()), model=self._model, tenant=tenant)
         else:
             recorded = await cast(Any, self._client.hmget(self._keys.request(request), "model", "tenant"))
             check_visible(request, recorded, model=self._model, tenant=tenant)
-        await cast(Any, self._client.set(self._keys.follower(request), self._gateway, ex=self._retention_s))
-        if known := self._flights.get(request):
+        await self._register(request, self._gateway)
+        if known := self._known(request):
             return known
         record = await cast(Any, self._client.hgetall(self._keys.request(request)))
         if not record:
-            await self._client.delete(self._keys.follower(request))
+            await self._client.delete(self._keys.followers(request))
             raise NotFound(f"request {request} is unknown or was forgotten after its retention", param="id")
-        if known := self._flights.get(request):  # somebody resumed it while we were reading
-            return known
         body = RequestBody.decode(record[b"body"])
+        if body.gateway:
+            await self._register(request, body.gateway)  # it did not know that it would not be the only one
+        if known := self._known(request):  # somebody resumed it while we were reading
+            return known
+        accept = partial(
+            calls.accept,
+            request,
+            body,
+            model=self._model,
+            need_pages=int(record[b"need"]),
+            deadline_ms=int(record[b"deadline"]),
+            fingerprint=record.get(b"fp", b"").decode(),
+            keep_s=int(record.get(b"keep", b"0")),
+            tenant=tenant,
+        )
         flight = Flight(
             request=request,
             body=body,
             params=SamplingParams.from_dict(body.params),
             created=int(record[b"accepted"]) // 1000,
-            accept=None,
+            accept=accept,
+            owned=False,
             tenant=tenant,
             numerics=record.get(b"numerics", b"").decode(),
         )
         self.start(flight)
         return flight
+
+    def _known(self, request: str) -> Flight | None:
+        """The flight, unless it ended badly: an abandoned request may have begun anew on another gateway."""
+        flight = self._flights.get(request)
+        return None if flight is None or (flight.end is not None and failure(flight.end) is not None) else flight
+
+    async def _register(self, request: str, gateway: str) -> None:
+        both = self._client.pipeline(transaction=False)
+        both.hset(self._keys.followers(request), gateway, "")
+        both.expire(self._keys.followers(request), self._retention_s)
+        await both.execute()
 
     async def numerics(self, flight: Flight) -> str:
         """The numerics id of the run so far; "" before the first claim."""
@@ -180,33 +232,43 @@ class Flights:
     async def watch(self) -> None:
         """Until cancelled: end what is past its deadline, send ACCEPT again for records that Redis lost."""
         while True:
-            await asyncio.sleep(CHECK_EVERY_S)
-            now = time.monotonic()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._tailer.returned.wait(), CHECK_EVERY_S)
+            since = time.monotonic() - SILENT_S
+            if self._tailer.returned.is_set():  # perhaps another Redis process, whose log may have lost its tail
+                self._tailer.returned.clear()
+                since = time.monotonic()
+            try:
+                await self._client.set(self._keys.gateway(self._gateway), "", ex=GATEWAY_TTL_S)
+            except RedisError:
+                self._metrics.redis_errors.inc()
             for flight in list(self._flights.values()):
-                if flight.end is None and (flight.deadline_ms or now - max(flight.heard, flight.checked) > SILENT_S):
+                silent = max(flight.heard, flight.checked) < since
+                if flight.end is None and (flight.deadline_ms or silent):
                     try:
-                        await self._check(flight)
+                        await self._check(flight, silent=silent)
                     except RedisError:
                         self._metrics.redis_errors.inc()  # the tailer says so; the next round tries again
 
-    async def _check(self, flight: Flight) -> None:
+    async def _check(self, flight: Flight, *, silent: bool) -> None:
         if flight.deadline_ms and time.time() * 1000 > flight.deadline_ms:
             await self._scripts.run(calls.finish(flight.request, "expired"))
-        elif time.monotonic() - max(flight.heard, flight.checked) > SILENT_S:
-            flight.checked = time.monotonic()
+        elif silent:
             if await cast(Any, self._client.exists(self._keys.request(flight.request))):
+                flight.checked = time.monotonic()
                 return
-            if flight.accept is not None:
-                logs.get().warning("REQUEST_LOST", request_id=flight.request, tokens=flight.tokens)
-                answer = await self._scripts.run(flight.accept)
-                if answer.status in ("OK", "EXISTS", "BUSY"):  # BUSY: asked again after the next silence
-                    return
-            self._tailer.forget(flight.request)
-            gone = {"error": "the request's record is gone", "code": "gone"}
-            self._hear(flight, EndEntry(flight.tokens + 1, "error", gone, (), ""))
+            if flight.end is not None:  # in the meantime
+                return
+            logs.get().warning("REQUEST_LOST", request_id=flight.request, tokens=flight.tokens)
+            answer = await self._scripts.run(flight.accept(max_in_flight=NO_LIMIT))
+            flight.checked = time.monotonic()
+            if answer.status not in ("OK", "EXISTS"):
+                self._tailer.forget(flight.request)
+                gone = {"error": "the request's record is gone", "code": "gone"}
+                self._hear(flight, EndEntry(flight.tokens + 1, "error", gone, (), ""))
 
     def _hear(self, flight: Flight, entry: LogEntry) -> None:
-        now, metrics, owned = time.monotonic(), self._metrics, flight.accept is not None
+        now, metrics, owned = time.monotonic(), self._metrics, flight.owned
         if isinstance(entry, TokenEntry):
             if not flight.entries:
                 metrics.waiting.dec()
@@ -251,8 +313,8 @@ class Flights:
         if flight.grace is not None:
             flight.grace.cancel()
             flight.grace = None
-        if flight.readers == 0:
-            self._flights.pop(flight.request, None)
+        if flight.readers == 0 and self._flights.get(flight.request) is flight:
+            del self._flights[flight.request]
 
     def _give_up(self, flight: Flight) -> None:
         flight.grace = None
@@ -261,19 +323,28 @@ class Flights:
         task.add_done_callback(self._tasks.discard)
 
     async def _cancel(self, flight: Flight) -> None:
-        """The grace period is over: cancel, unless a reader came back here or to another gateway."""
+        """The grace period is over: cancel, unless a reader came back here or reads at another gateway that lives."""
         attempt = 0
         while flight.end is None and flight.readers == 0:
             try:
-                follower = await cast(Any, self._client.get(self._keys.follower(flight.request)))
-                if follower is None or follower.decode() == self._gateway:
-                    await self._scripts.run(calls.finish(flight.request, "cancelled", meta={"error": "no reader"}))
-                else:
-                    logs.get().info("READER_ELSEWHERE", request_id=flight.request, gateway=follower.decode())
-                    if flight.accept is None:
-                        self.drop(flight)
-                return
+                others = await self._others(flight.request)
+                if flight.readers:  # came back at this moment
+                    await self._register(flight.request, self._gateway)
+                    return
+                if not others:
+                    call = calls.finish(flight.request, "cancelled", meta={"error": "no reader"}, abandoned=True)
+                    await self._scripts.run(call)
+                    return
+                logs.get().info("READER_ELSEWHERE", request_id=flight.request, gateways=others)
+                await asyncio.sleep(max(self._grace_s, CHECK_EVERY_S))
             except UNREACHABLE:
                 self._metrics.redis_errors.inc()
                 await asyncio.sleep(backoff_s(attempt))
                 attempt += 1
+
+    async def _others(self, request: str) -> list[str]:
+        """Gateways that live and may have readers of the request. This one says that it has none."""
+        key = self._keys.followers(request)
+        await cast(Any, self._client.hdel(key, self._gateway))
+        others = [name.decode() for name in await cast(Any, self._client.hkeys(key))]
+        return [name for name in others if await cast(Any, self._client.exists(self._keys.gateway(name)))]

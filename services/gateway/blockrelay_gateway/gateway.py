@@ -1,7 +1,7 @@
 """The gateway's parts, built once and passed to every route."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from secrets import token_hex
@@ -9,8 +9,10 @@ from secrets import token_hex
 import redis.asyncio
 from fastapi import Request, WebSocket
 from prometheus_client import CollectorRegistry
+from pydantic import BaseModel
 
 from blockrelay import logs, redis_link
+from blockrelay.api_keys import Tenant
 from blockrelay.block_folder import BlockFolder
 from blockrelay.keys import Keys
 from blockrelay.metrics import GatewayMetrics
@@ -21,6 +23,7 @@ from blockrelay_gateway.admission import Admission
 from blockrelay_gateway.chat_template import ChatTemplate
 from blockrelay_gateway.flights import Flight, Flights
 from blockrelay_gateway.http_errors import Refusals
+from blockrelay_gateway.identity import Identity, identify
 from blockrelay_gateway.relay import Relay
 from blockrelay_gateway.tailer import Tailer
 from blockrelay_gateway.translate import Translator
@@ -48,6 +51,11 @@ class Gateway:
     flights: Flights
     admission: Admission
     tasks: list[asyncio.Task[None]] = field(default_factory=list[asyncio.Task[None]])
+
+    def identify(self, keys: Sequence[str], body: BaseModel, tenant: Tenant, route: str) -> Identity:
+        """`identity.identify` for this gateway. Raises BadRequest."""
+        secret = self.settings.idempotency_secret
+        return identify(keys, body, tenant=tenant.name, route=route, model=self.model_key, secret=secret)
 
     def relay(self, flight: Flight) -> Relay:
         """A fresh relay for one reader of `flight`."""
@@ -132,8 +140,10 @@ def build(settings: GatewaySettings, folder: BlockFolder) -> Gateway:
             scripts,
             flights,
             metrics,
+            gateway=gateway_id,
             model=model_key,
             max_in_flight=settings.max_in_flight,
+            keyed_retention_s=settings.keyed_retention_s,
             request_timeout_s=settings.request_timeout_s,
             log_prompts=settings.log_prompts,
         ),

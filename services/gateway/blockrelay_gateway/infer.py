@@ -11,6 +11,7 @@ from blockrelay.tensors import decode_result
 from blockrelay_gateway.admission import scoped_session
 from blockrelay_gateway.answers import collect
 from blockrelay_gateway.gateway import Gateway
+from blockrelay_gateway.identity import Identity
 from blockrelay_gateway.infer_format import InferStream, execution, pipeline_error, tensor_success, text_success
 from blockrelay_gateway.offload import by_size
 from blockrelay_gateway.readers import Readers
@@ -39,10 +40,9 @@ def is_tensor_form(request: InferRequest) -> bool:
     return True
 
 
-async def submit_text(gateway: Gateway, request: InferRequest, trace: str, tenant: Tenant) -> Readers:
-    """Accept the text form."""
-    order = await by_size(len(request.prompt or ()), gateway.translator.infer_text, request, trace)
-    return await gateway.admission.submit([order], tenant)
+async def text_order(gateway: Gateway, request: InferRequest, who: Identity, trace: str) -> Order:
+    """The order of the text form. Raises BadRequest."""
+    return await by_size(len(request.prompt or ()), gateway.translator.infer_text, request, trace, who)
 
 
 async def finish_text(gateway: Gateway, readers: Readers) -> tuple[dict[str, Any], BlockrelayError | None]:
@@ -72,11 +72,11 @@ async def text_objects(gateway: Gateway, readers: Readers) -> AsyncIterator[dict
 
 
 async def run_tensors(
-    gateway: Gateway, request: InferRequest, trace: str, tenant: Tenant
+    gateway: Gateway, request: InferRequest, who: Identity, trace: str, tenant: Tenant
 ) -> tuple[dict[str, Any], BlockrelayError | None]:
     """Run a tensor step to its end (or find the stored result of a repeated one): answer, and error if it failed."""
     started = time.monotonic()
-    step, order = await _order(gateway, request, trace, tenant)
+    step, order = await _order(gateway, request, who, trace, tenant)
     readers = await gateway.admission.submit_step(order, tenant)
     if isinstance(readers, str):  # this step ran before
         flight = await gateway.flights.resume(readers, tenant.name)
@@ -110,7 +110,9 @@ async def run_tensors(
     return answer, None
 
 
-async def _order(gateway: Gateway, request: InferRequest, trace: str, tenant: Tenant) -> tuple[TensorStep, Order]:
+async def _order(
+    gateway: Gateway, request: InferRequest, who: Identity, trace: str, tenant: Tenant
+) -> tuple[TensorStep, Order]:
     model, translator = gateway.folder.model, gateway.translator
     translator.check_model(request.model)
     number = check_names(request.session_id, request.step)
@@ -140,6 +142,7 @@ async def _order(gateway: Gateway, request: InferRequest, trace: str, tenant: Te
         timeout_s=request.timeout,
         trace=trace,
         salt=request.cache_salt,
+        who=who,
     )
     return step, order
 

@@ -91,7 +91,8 @@ class InferStream:
         self._answers: dict[int, Answer] = {}
 
     def opening(self, flight: Flight) -> dict[str, Any] | None:
-        return {"status": "accepted", "request_id": flight.request, "seed": flight.params.seed}
+        events = f"/v1/requests/{flight.request}/events?starting_after="  # and a position: how to go on after a cut
+        return {"status": "accepted", "request_id": flight.request, "seed": flight.params.seed, "resume": events}
 
     def chunk(self, index: int, delta: Delta, flight: Flight, fingerprint: str) -> dict[str, Any]:
         answer = self._answers.setdefault(index, Answer())

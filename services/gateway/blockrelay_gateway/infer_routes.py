@@ -13,9 +13,12 @@ from blockrelay.errors import BadRequest, BlockrelayError, ServiceUnavailable
 from blockrelay_gateway import gateway as gateways
 from blockrelay_gateway import infer, sse, tenants
 from blockrelay_gateway.answers import stream
+from blockrelay_gateway.event_ids import starting_after
 from blockrelay_gateway.gateway import Gateway
 from blockrelay_gateway.http_errors import JsonAnswer, from_validation, infer_error, status_of, to_json
+from blockrelay_gateway.identity import HEADER
 from blockrelay_gateway.infer_format import InferStream
+from blockrelay_gateway.offload import by_size
 from blockrelay_gateway.schemas import InferRequest
 from blockrelay_gateway.translate import clean_traceparent
 
@@ -32,19 +35,26 @@ async def infer_once(body: InferRequest, request: Request) -> Response:
     trace = clean_traceparent(request.headers.get("traceparent"))
     if body.id is not None:
         raise BadRequest("id is for messages on the WebSocket", param="id")
+    if body.idempotency_key is not None:
+        raise BadRequest(f"idempotency_key is for messages on the WebSocket: send the header {HEADER}", param=HEADER)
+    tenant = tenants.of(request)
+    size = int(request.headers["content-length"])  # the middleware counted
+    who = await by_size(size, gateway.identify, request.headers.getlist(HEADER), body, tenant, "infer")
     if infer.is_tensor_form(body):
-        done = await sse.unless_gone(request, infer.run_tensors(gateway, body, trace, tenants.of(request)))
+        done = await sse.unless_gone(request, infer.run_tensors(gateway, body, who, trace, tenant))
         return _answer(done, {})
-    form = InferStream()
-    readers = await infer.submit_text(gateway, body, trace, tenants.of(request))
-    name = readers.flights[0].request
+    order = await infer.text_order(gateway, body, who, trace)
+    after = starting_after(request, [order], streamed=bool(body.stream))
+    readers = await gateway.admission.submit([order], tenant)
+    name = order.request
     if body.stream:
-        return sse.EventStream(stream(gateway, readers, form), readers, request_id=name)
+        return sse.EventStream(stream(gateway, readers, InferStream(), after=after), readers, request_id=name)
+    headers = {"x-request-id": name, **readers.headers}
     with readers:
         if body.background:
             queued = {"status": "queued", "request_id": name, "seed": readers.flights[0].params.seed}
-            return JsonAnswer(queued, status_code=202, headers={"x-request-id": name})
-        return _answer(await sse.unless_gone(request, infer.finish_text(gateway, readers)), {"x-request-id": name})
+            return JsonAnswer(queued, status_code=202, headers=headers)
+        return _answer(await sse.unless_gone(request, infer.finish_text(gateway, readers)), headers)
 
 
 def _answer(done: tuple[dict[str, Any], BlockrelayError | None] | None, headers: dict[str, str]) -> Response:
@@ -113,11 +123,14 @@ class Conversation:
             await self._refuse(ServiceUnavailable("the queue (Redis) does not answer; try again later"), name, session)
 
     async def _run(self, request: InferRequest) -> None:
+        keys = [] if request.idempotency_key is None else [request.idempotency_key]
+        who = self._gateway.identify(keys, request, self._tenant, "infer")
         if infer.is_tensor_form(request):
-            body, _ = await infer.run_tensors(self._gateway, request, self._trace, self._tenant)
+            body, _ = await infer.run_tensors(self._gateway, request, who, self._trace, self._tenant)
             await self._send(body, request.id)
             return
-        with await infer.submit_text(self._gateway, request, self._trace, self._tenant) as readers:
+        order = await infer.text_order(self._gateway, request, who, self._trace)
+        with await self._gateway.admission.submit([order], self._tenant) as readers:
             if request.background:
                 (flight,) = readers.flights
                 queued = {"status": "queued", "request_id": flight.request, "seed": flight.params.seed}

@@ -72,7 +72,7 @@ class _Base:
     def _head(self, flight: Flight, fingerprint: str, *, chunk: bool) -> dict[str, Any]:
         name = "text_completion" if self._kind == "completion" else "chat.completion"
         return {
-            "id": public_id(flight.request, self._kind),
+            "id": public_id(flight.body.group or flight.request, self._kind),
             "object": f"{name}.chunk" if chunk and self._kind == "chat" else name,
             "created": flight.created,
             "model": self._model,

@@ -6,8 +6,10 @@ from fastapi.responses import Response
 from blockrelay_gateway import gateway as gateways
 from blockrelay_gateway import sse, tenants
 from blockrelay_gateway.answers import collect, stream
+from blockrelay_gateway.event_ids import starting_after
 from blockrelay_gateway.gateway import Gateway
 from blockrelay_gateway.http_errors import JsonAnswer, error_body, status_of
+from blockrelay_gateway.identity import HEADER, Identity
 from blockrelay_gateway.offload import by_size
 from blockrelay_gateway.openai_format import Kind, Options, format_of
 from blockrelay_gateway.relay import failure
@@ -22,7 +24,8 @@ async def completions(body: CompletionRequest, request: Request) -> Response:
     """Continue one or more prompts."""
     gateway = gateways.of(request)
     trace = clean_traceparent(request.headers.get("traceparent"))
-    orders = await by_size(_size(request), gateway.translator.completion, body, trace)
+    who = await _identity(gateway, request, body, "completion")
+    orders = await by_size(_size(request), gateway.translator.completion, body, trace, who)
     return await _answer(gateway, request, body, orders, "completion")
 
 
@@ -31,12 +34,18 @@ async def chat_completions(body: ChatRequest, request: Request) -> Response:
     """Write the assistant's next message."""
     gateway = gateways.of(request)
     trace = clean_traceparent(request.headers.get("traceparent"))
-    order = await by_size(_size(request), gateway.translator.chat, body, trace)
+    who = await _identity(gateway, request, body, "chat")
+    order = await by_size(_size(request), gateway.translator.chat, body, trace, who)
     return await _answer(gateway, request, body, [order], "chat")
 
 
 def _size(request: Request) -> int:
     return int(request.headers["content-length"])  # the middleware counted
+
+
+async def _identity(gateway: Gateway, request: Request, body: CompletionRequest | ChatRequest, kind: Kind) -> Identity:
+    keys = request.headers.getlist(HEADER)
+    return await by_size(_size(request), gateway.identify, keys, body, tenants.of(request), kind)
 
 
 async def _answer(
@@ -47,10 +56,11 @@ async def _answer(
         return_token_ids=bool(body.return_token_ids),
     )
     form = format_of(kind, gateway.model_name, gateway.tokenizer, options)
+    after = starting_after(request, orders, streamed=bool(body.stream))
     readers = await gateway.admission.submit(orders, tenants.of(request))
-    headers = {"x-request-id": orders[0].request}
+    headers = {"x-request-id": orders[0].request, **readers.headers}
     if body.stream:
-        return sse.EventStream(stream(gateway, readers, form), readers, request_id=orders[0].request)
+        return sse.EventStream(stream(gateway, readers, form, after=after), readers, request_id=orders[0].request)
     with readers:
         if body.background:
             return JsonAnswer(form.queued(readers.flights[0]), status_code=202, headers=headers)

@@ -15,12 +15,18 @@ class Readers:
     Attached from construction on, so that a client that leaves before the first read is noticed as well.
     """
 
-    def __init__(self, flights: Flights, followed: Sequence[Flight]) -> None:
-        self._owner, self.flights = flights, tuple(followed)
+    def __init__(self, flights: Flights, followed: Sequence[Flight], *, replayed: bool = False) -> None:
+        """`replayed`: an Idempotency-Key led to requests that were accepted before."""
+        self._owner, self.flights, self.replayed = flights, tuple(followed), replayed
         self._event: asyncio.Event | None = asyncio.Event()
         for flight in self.flights:
             flights.attach(flight)
             flight.events.add(self._event)
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """What an answer that was not asked for the first time says, as Stripe's do."""
+        return {"idempotent-replayed": "true"} if self.replayed else {}
 
     def __enter__(self) -> "Readers":
         return self

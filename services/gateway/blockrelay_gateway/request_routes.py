@@ -18,7 +18,7 @@ from blockrelay.timeline import timeline
 from blockrelay_gateway import gateway as gateways
 from blockrelay_gateway import openapi, sse, tenants
 from blockrelay_gateway.answers import StreamFormat, stream
-from blockrelay_gateway.event_ids import parse_event_id
+from blockrelay_gateway.event_ids import HEADER, check_choices, parse_event_id
 from blockrelay_gateway.flights import check_visible
 from blockrelay_gateway.gateway import Gateway
 from blockrelay_gateway.http_errors import JsonAnswer, error_body
@@ -88,13 +88,11 @@ async def events(
         kind = "completion" if prefix == "cmpl" else "chat"
         form = format_of(kind, gateway.model_name, gateway.tokenizer, options)
     tenant = tenants.of(request).name
+    param, text = (HEADER, last_event_id) if starting_after is None else ("starting_after", starting_after)
+    after = None if text is None else parse_event_id(text, name, param=param)
     flights = [await gateway.flights.resume(name, tenant)]
     choices = flights[0].body.choices
-    after = None
-    if starting_after is not None:
-        after = parse_event_id(starting_after, name, choices, param="starting_after")
-    elif last_event_id is not None:
-        after = parse_event_id(last_event_id, name, choices, param="Last-Event-ID")
+    check_choices(after, choices, param=param)
     flights += [await gateway.flights.resume(sibling(name, index), tenant) for index in range(1, choices)]
     readers = Readers(gateway.flights, flights)
     return sse.EventStream(stream(gateway, readers, form, after=after), readers, request_id=name)

@@ -155,6 +155,7 @@ class InferRequest(SamplingFields):
     """POST /v1/infer and every message on its WebSocket: the tensor form or the text form."""
 
     id: str | int | None = Field(default=None, description="WebSocket only: comes back in every answer to this message")
+    idempotency_key: str | None = Field(default=None, description="WebSocket only: as the header Idempotency-Key")
     prompt: str | list[int] | None = None
     session_id: str | None = None
     step: int | None = None
@@ -163,7 +164,9 @@ class InferRequest(SamplingFields):
 
 
 #: Fields of InferRequest that the tensor form knows.
-TENSOR_FIELDS = frozenset({"id", "model", "session_id", "step", "input_tensors", "logits", "timeout", "cache_salt"})
+TENSOR_FIELDS = frozenset(
+    {"id", "idempotency_key", "model", "session_id", "step", "input_tensors", "logits", "timeout", "cache_salt"}
+)
 #: Fields of InferRequest that the text form does not know.
 TENSOR_ONLY_FIELDS = frozenset({"session_id", "step", "input_tensors", "logits"})
 

@@ -30,6 +30,7 @@ class EventStream(StreamingResponse):
 
     def __init__(self, events: AsyncIterator[bytes], readers: Readers, *, request_id: str) -> None:
         headers = {"cache-control": "no-cache", "x-accel-buffering": "no", "x-request-id": request_id}
+        headers |= readers.headers
         super().__init__(events, media_type="text/event-stream", headers=headers)
         self._readers = readers
 

@@ -49,6 +49,8 @@ class Tailer:
         self._in_read = False
         self._said_at = 0.0
         self.connected = False
+        #: Set whenever a connection that was lost is there again. Whoever waits for it clears it.
+        self.returned = asyncio.Event()
 
     def follow(self, request: str, sink: Sink) -> None:
         """Begin at position 1, also of a log that does not exist yet. Ends by itself behind the terminal entry."""
@@ -73,6 +75,7 @@ class Tailer:
                 await self._read()
                 if not self.connected:
                     self.connected = True
+                    self.returned.set()
                     logs.get().info("REDIS_CONNECTED", followed=len(self._tails))
                 attempt = 0
             except (*UNREACHABLE, ResponseError) as error:  # ResponseError: -UNBLOCKED at a failover

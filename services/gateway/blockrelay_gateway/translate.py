@@ -1,12 +1,11 @@
-"""HTTP requests to orders: what ACCEPT writes. Pure, except that a new order draws its random id.
+"""HTTP requests to orders: what ACCEPT writes. Pure, except that an order whose name was not given draws a random one.
 
 Everything that can be wrong with a request's content is found here, before anything is queued.
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from secrets import token_hex
 from types import MappingProxyType
 from typing import Any, Literal, cast
 
@@ -14,14 +13,14 @@ import numpy as np
 
 from blockrelay.errors import BadRequest, NotFound
 from blockrelay.manifest import GenerationDefaults, ModelConfig
-from blockrelay.messages import RequestBody
+from blockrelay.messages import MAX_CHOICES, RequestBody
 from blockrelay.sampling_params import SamplingParams, check_prompt, derive_seed
 from blockrelay.scripts import SessionStep
 from blockrelay.text import Tokenizer
 from blockrelay_gateway.chat_template import ChatTemplate
+from blockrelay_gateway.identity import Identity, Name, random_identity
 from blockrelay_gateway.schemas import ChatMessage, ChatRequest, CompletionRequest, InferRequest, SamplingFields
 
-MAX_PROMPTS = 128
 MAX_SALT = 256
 MAX_TIMEOUT_S = 7 * 24 * 3600.0
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
@@ -29,18 +28,14 @@ _TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """One request, checked and ready for ACCEPT. `timeout_s` None: the gateway's default."""
+    """One request, checked and ready for ACCEPT. `timeout_s` None: the gateway's default; `fingerprint`: `identity`."""
 
     request: str
+    fingerprint: str = ""
     body: RequestBody
     params: SamplingParams
     timeout_s: float | None = None
     session: SessionStep | None = None
-
-
-def new_request_id() -> str:
-    """Made by the server, never by a client: 96 random bits."""
-    return f"req-{token_hex(12)}"
 
 
 def clean_traceparent(header: str | None) -> str:
@@ -58,9 +53,8 @@ class Translator:
     tokenizer: Tokenizer | None
     template: ChatTemplate | None
     default_max_tokens: int
-    new_id: Callable[[], str] = new_request_id
 
-    def completion(self, request: CompletionRequest, trace: str = "") -> list[Order]:
+    def completion(self, request: CompletionRequest, trace: str = "", who: Identity | None = None) -> list[Order]:
         """One order per prompt."""
         self.check_model(request.model)
         request.check_neutral()
@@ -68,9 +62,13 @@ class Translator:
         prompts = self._prompts(request.prompt)
         if request.background and len(prompts) > 1:
             raise BadRequest("background takes one prompt per request", param="background")
-        return [self._order(request, prompt, request.max_tokens, request.logprobs, trace) for prompt in prompts]
+        names = (who or random_identity()).names(len(prompts))
+        return [
+            self._order(request, name, prompt, request.max_tokens, request.logprobs, trace)
+            for name, prompt in zip(names, prompts, strict=True)
+        ]
 
-    def chat(self, request: ChatRequest, trace: str = "") -> Order:
+    def chat(self, request: ChatRequest, trace: str = "", who: Identity | None = None) -> Order:
         """The order of the next message."""
         self.check_model(request.model)
         request.check_neutral()
@@ -91,14 +89,16 @@ class Translator:
         text = self.template.render(messages)
         tokens = self._encode(text, "messages", add_special_tokens=False)
         logprobs = (request.top_logprobs or 0) if request.logprobs else None
-        return self._order(request, tokens, most, logprobs, trace, param="messages", spelt=spelt)
+        (name,) = (who or random_identity()).names()
+        return self._order(request, name, tokens, most, logprobs, trace, param="messages", spelt=spelt)
 
-    def infer_text(self, request: InferRequest, trace: str = "") -> Order:
+    def infer_text(self, request: InferRequest, trace: str = "", who: Identity | None = None) -> Order:
         """The text form of /v1/infer."""
         self.check_model(request.model)
         prompt = request.prompt
         tokens = self._encode(prompt, "prompt") if isinstance(prompt, str) else list(prompt or ())
-        return self._order(request, tokens, request.max_tokens, None, trace)
+        (name,) = (who or random_identity()).names()
+        return self._order(request, name, tokens, request.max_tokens, None, trace)
 
     def check_model(self, name: str | None) -> None:
         """Raise NotFound unless `name` is ours; None means ours."""
@@ -119,8 +119,8 @@ class Translator:
             raise BadRequest(
                 "prompt must be text, token ids, a list of texts or a list of lists of token ids", param="prompt"
             )
-        if len(items) > MAX_PROMPTS:
-            raise BadRequest(f"prompt takes at most {MAX_PROMPTS} prompts, not {len(items)}", param="prompt")
+        if len(items) > MAX_CHOICES:
+            raise BadRequest(f"prompt takes at most {MAX_CHOICES} prompts, not {len(items)}", param="prompt")
         prompts: list[list[int]] = []
         for index, item in enumerate(items):
             if isinstance(item, str):
@@ -143,6 +143,7 @@ class Translator:
     def _order(
         self,
         request: SamplingFields,
+        name: Name,
         prompt: list[int],
         max_tokens: int | None,
         logprobs: int | None,
@@ -152,7 +153,6 @@ class Translator:
         spelt: Mapping[str, str] = MappingProxyType({}),
     ) -> Order:
         """`param` and `spelt` (our name -> theirs) say how the client spells the fields that may be wrong."""
-        request_id = self.new_id()
         room = max(1, self.model.max_position - len(prompt))
         default = self.generation.max_tokens or self.default_max_tokens
         try:
@@ -168,7 +168,7 @@ class Translator:
                 top_k=0 if request.top_k == -1 else _first(request.top_k, self.generation.top_k, 0),
                 top_p=_first(request.top_p, self.generation.top_p, 1.0),
                 min_p=_first(request.min_p, self.generation.min_p, 0.0),
-                seed=derive_seed(request_id) if request.seed is None else request.seed,
+                seed=derive_seed(name.request) if request.seed is None else request.seed,
                 stop=(request.stop,) if isinstance(request.stop, str) else tuple(request.stop or ()),
                 stop_token_ids=tuple(request.stop_token_ids or ()),
                 ignore_eos=bool(request.ignore_eos),
@@ -178,18 +178,26 @@ class Translator:
                 raise BadRequest("the model has no tokenizer, so it cannot look for stop strings", param="stop")
             check_prompt(prompt, params, vocab_size=self.model.vocab_size, context=context, param=param)
         except BadRequest as error:
-            name = error.param or ""
-            if name not in spelt:
+            ours = error.param or ""
+            if ours not in spelt:
                 raise
-            raise BadRequest(str(error).replace(name, spelt[name]), param=spelt[name]) from error
+            raise BadRequest(str(error).replace(ours, spelt[ours]), param=spelt[ours]) from error
         body = RequestBody(
             prompt=np.array(prompt, dtype=np.int32),
             params=params.to_dict(),
             traceparent=trace,
             background=bool(request.background),
             salt=checked_salt(request.cache_salt),
+            group=name.group,
+            choices=name.choices,
         )
-        return Order(request=request_id, body=body, params=params, timeout_s=checked_timeout(request.timeout))
+        return Order(
+            request=name.request,
+            fingerprint=name.fingerprint,
+            body=body,
+            params=params,
+            timeout_s=checked_timeout(request.timeout),
+        )
 
     def tensor_order(
         self,
@@ -202,10 +210,11 @@ class Translator:
         timeout_s: float | None,
         trace: str,
         salt: str | None = None,
+        who: Identity | None = None,
     ) -> Order:
         """A tensor step: `tokens` are all of the session's, of which the first `prior` belong to earlier steps."""
-        request_id = self.new_id()
-        params = SamplingParams(max_tokens=0, temperature=0.0, seed=derive_seed(request_id))
+        (name,) = (who or random_identity()).names()
+        params = SamplingParams(max_tokens=0, temperature=0.0, seed=derive_seed(name.request))
         check_prompt(
             tokens,
             params,
@@ -224,12 +233,17 @@ class Translator:
             salt=checked_salt(salt),
         )
         return Order(
-            request=request_id, body=body, params=params, timeout_s=checked_timeout(timeout_s), session=session
+            request=name.request,
+            fingerprint=name.fingerprint,
+            body=body,
+            params=params,
+            timeout_s=checked_timeout(timeout_s),
+            session=session,
         )
 
     def renamed(self, order: Order) -> Order:
         """The same work under a new id and outside its session."""
-        return replace(order, request=self.new_id(), session=None)
+        return replace(order, request=random_identity().base, fingerprint="", session=None)
 
 
 def checked_timeout(seconds: float | None) -> float | None:

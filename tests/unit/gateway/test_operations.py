@@ -89,7 +89,7 @@ def test_a_request_of_another_model_of_the_cell_is_left_to_its_own_gateways(
         assert response.status_code == 404
         assert "another model" in response.json()["error"]["message"]
     assert worker.record(name) == {b"model": b"another", b"state": b"queued"}
-    assert not worker.client.exists(worker.keys.follower(name))
+    assert not worker.client.exists(worker.keys.followers(name))
 
 
 def test_the_log_tells_the_life_of_a_request_and_never_its_words(

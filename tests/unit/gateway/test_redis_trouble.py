@@ -102,21 +102,26 @@ def test_a_request_that_redis_forgot_is_accepted_again_and_its_stream_goes_on(
             worker.say(second, [token])
         worker.say(second, [2], end="stop")
         got += list(events)
-    assert [event.id for event in got[:-1]] == [str(at) for at in range(1, len(said) + 3)]
+    assert [event.id for event in got[:-1]] == [f"{first.request}:{at}" for at in range(1, len(said) + 3)]
     assert "".join(event.data["choices"][0]["text"] for event in got[:-1]) == TEXT
 
 
-def test_a_stream_resumed_here_of_a_request_that_is_gone_ends_with_an_error(
-    settings: GatewaySettings, worker: PlayedWorker, monkeypatch: pytest.MonkeyPatch
+def test_a_gateway_that_only_resumed_a_request_accepts_it_again_too(
+    settings: GatewaySettings, worker: PlayedWorker, said: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(flights, "SILENT_S", 0.2)
-    with running_gateway(settings) as first:  # it could accept the request again; it ends before that
-        name = first.post("/v1/completions", prompt="x", background=True).json()["id"]
+    with running_gateway(settings) as first:
+        name = first.post("/v1/completions", prompt="x", background=True, timeout=600).json()["id"]
     (claimed,) = worker.claim()
+    deadline = worker.record(claimed.request)[b"deadline"]
     with running_gateway(settings) as other, other.http.stream("GET", f"/v1/requests/{name}/events") as response:
-        worker.client.delete(worker.keys.request(claimed.request), worker.keys.log(claimed.request))
+        worker.client.flushall()
+        (again,) = worker.register().claim()
+        assert (again.request, again.body.params) == (claimed.request, claimed.body.params)
+        assert worker.record(again.request)[b"deadline"] == deadline
+        worker.say(again, said, end="stop")
         events = list(read_events(response))
-    assert "gone" in events[0].data["error"]["message"]
+    assert "".join(event.data["choices"][0]["text"] for event in events[:-1]) == TEXT
 
 
 def test_everything_a_gateway_leaves_in_redis_goes_away_by_itself(

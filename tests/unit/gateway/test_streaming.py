@@ -41,10 +41,11 @@ def test_a_stream_has_one_event_per_token_and_its_position_as_id(
         )  # fmt: skip
     *tokens, end, usage, done = events
     assert done.data == "DONE"
-    assert [event.id for event in tokens] == [str(at) for at in range(1, len(said) + 1)]
+    request = tokens[0].data["id"].replace("cmpl-", "req-")
+    assert [event.id for event in tokens] == [f"{request}:{at}" for at in range(1, len(said) + 1)]
     assert [event.data["choices"][0]["token_ids"] for event in tokens] == [[token] for token in said]
     assert text_of(events) == TEXT
-    assert end.id == str(len(said) + 1)
+    assert (end.id, usage.id) == (f"{request}:{len(said) + 1}", f"{request}:{len(said) + 2}")
     assert end.data["choices"][0]["finish_reason"] == "length"
     assert end.data["choices"][0]["seed"] == 5
     assert end.data["fallback_events"] == []
@@ -123,7 +124,8 @@ def test_several_prompts_share_one_stream_by_index(gateway: RunningGateway, work
     for event in events[:-1]:
         (choice,) = event.data["choices"]
         got[choice["index"]] += choice["token_ids"]
-        assert event.id is not None and event.id.startswith(f"{choice['index']}:")
+    assert events[-2].id is not None and events[-2].id.endswith(":3.3.3")
+    assert {event.data["id"] for event in events[:-1]} == {events[0].data["id"]}, "one answer has one id"
     assert got == {0: [10, 10], 1: [20, 20], 2: [30, 30]}
 
 
@@ -175,7 +177,7 @@ def test_a_stream_that_broke_goes_on_behind_the_last_event_it_had(
             wait_until(lambda: any(line["event"] == "READER_ELSEWHERE" for line in lines), "the first lets go")
             worker.say(claimed, said[4:], end="length")
             second += list(events)
-        assert [event.id for event in second[:-1]] == [str(at) for at in range(4, len(said) + 2)]
+        assert [event.id for event in second[:-1]] == [f"{claimed.request}:{at}" for at in range(4, len(said) + 2)]
         assert text_of(first + second[:-1]) == TEXT
         again = other.http.get(f"/v1/requests/{name}/events", params={"starting_after": len(said)}).text
         assert '"finish_reason":"length"' in again
@@ -188,7 +190,7 @@ def test_a_client_that_goes_away_has_its_request_cancelled_after_the_grace_perio
     with gateway.http.stream("POST", "/v1/completions", json={"prompt": "x", "stream": True}) as response:
         (claimed,) = worker.claim()
         worker.say(claimed, said[:1])
-        assert next(read_events(response)).id == "1"
+        assert next(read_events(response)).id == f"{claimed.request}:1"
     wait_until(lambda: worker.record(claimed.request)[b"state"] == b"done", "the request is cancelled")
     assert worker.record(claimed.request)[b"end"] == b"cancelled"
     assert gateway.metric("blockrelay_disconnected_clients_total") == 1
@@ -286,7 +288,7 @@ def test_an_error_in_mid_stream_is_an_event_and_without_a_stream_a_status(
         worker.say(worker.claim()[0], said[:1], end="error", meta=meta)
         events = list(read_events(response))
     assert events[-2].data["error"]["message"] == "the row is not finite"
-    assert events[-2].id == "2"
+    assert events[-2].id is not None and events[-2].id.endswith(":2")
     with answering_error(worker, meta):
         answer = gateway.post("/v1/chat/completions", messages=[{"role": "user", "content": "x"}])
         pipeline = gateway.post("/v1/infer", prompt="x")
@@ -324,7 +326,7 @@ def test_a_gateway_that_shuts_down_tells_its_readers_and_leaves_the_request_alon
         (claimed,) = worker.claim()
         worker.say(claimed, said[:1])
         events = read_events(response)
-        assert next(events).id == "1"
+        assert next(events).id == f"{claimed.request}:1"
         gateway.gateway.flights.close()
         error, done = list(events)
     assert "shuts down" in error.data["error"]["message"]
