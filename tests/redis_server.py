@@ -1,5 +1,6 @@
 """A real redis-server for tests: unix socket, fsync always; to be killed, restarted, robbed of its tail."""
 
+import os
 import shutil
 import signal
 import subprocess
@@ -24,18 +25,20 @@ def find_binary() -> str:
 class RedisServer:
     """`url` is stable over restarts. `durable=False` gives a payload Redis: nothing on disk."""
 
-    def __init__(self, folder: Path, *, durable: bool = True) -> None:
+    def __init__(
+        self, folder: Path, *, durable: bool = True, fsync: str = "always", env: dict[str, str] | None = None
+    ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self.folder, self.durable = folder, durable
+        self.folder, self.durable, self.fsync, self.env = folder, durable, fsync, env
         self.socket = folder / "redis.sock"
         self.url = f"unix://{self.socket}"
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> "RedisServer":
-        persistence = ["--appendonly", "yes", "--appendfsync", "always"] if self.durable else ["--appendonly", "no"]
+        persistence = ["--appendonly", "yes", "--appendfsync", self.fsync] if self.durable else ["--appendonly", "no"]
         options = ["--port", "0", "--unixsocket", str(self.socket), "--dir", str(self.folder), "--save", ""]
         options += ["--maxmemory-policy", "noeviction", "--logfile", str(self.folder / "redis.log"), *persistence]
-        self.process = subprocess.Popen([find_binary(), *options])
+        self.process = subprocess.Popen([find_binary(), *options], env={**os.environ, **(self.env or {})})
         client = self.client()
 
         def answers() -> bool:

@@ -32,11 +32,14 @@ def start_system(tiny_model: Path) -> Iterator[StartSystem]:
             worker: dict[str, str] | None = None,
             scheduler_env: dict[str, str] | None = None,
             model: Path = tiny_model,
+            fsync: str = "always",
+            redis_env: dict[str, str] | None = None,
         ) -> System:
             folder = Path(
                 stack.enter_context(tempfile.TemporaryDirectory(prefix="br-sys-", ignore_cleanup_errors=True))
             )
-            control, payload = RedisServer(folder / "c").start(), RedisServer(folder / "p", durable=False).start()
+            control = RedisServer(folder / "c", fsync=fsync, env=redis_env).start()
+            payload = RedisServer(folder / "p", durable=False).start()
             stack.callback(payload.stop)
             stack.callback(control.stop)
             system = System(folder=folder, model=model, control=control, payload=payload, stages=stages)

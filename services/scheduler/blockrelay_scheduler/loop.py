@@ -59,6 +59,7 @@ class Scheduler:
     _published: int | None = field(default=None, init=False)
     _stages: int = field(init=False)
     _away: str = field(default="Redis has not answered yet", init=False)
+    _clock_ahead_ms: float = field(default=0.0, init=False)  # Redis' clock minus our monotonic one
 
     def __post_init__(self) -> None:
         self._stages = self.settings.stages
@@ -125,6 +126,10 @@ class Scheduler:
             self._distrust()  # Redis stood still: the beats of that time are still on their way
             return
         now_ms = now[0] * 1000 + now[1] // 1000
+        if self._clock_stepped(now_ms):
+            self._distrust()  # until everybody has beaten, and moved, by the new time
+            self._last_look = self.trusted_from
+            return
         silent_ms = {worker.decode(): now_ms - int(beat) for worker, beat in beats}
         for worker in dead_workers(silent_ms, dead_after_ms=int(self.settings.dead_after_s * 1000)):
             died, reruns = self.link.scripts.run(calls.dead(worker, silent_s=self.settings.dead_after_s))
@@ -133,6 +138,15 @@ class Scheduler:
                 self.metrics.deaths.inc()
                 self.metrics.reruns.labels("death").inc(reruns)
                 logs.get().warning("WORKER_DEAD", worker=worker, silent_ms=silent_ms[worker], reruns=reruns)
+
+    def _clock_stepped(self, now_ms: int) -> bool:
+        """Whether Redis' clock, which dates the beats, was set anew since the last look."""
+        ahead_ms = now_ms - time.monotonic() * 1000
+        stepped = abs(ahead_ms - self._clock_ahead_ms) > self.settings.dead_after_s * 500
+        if stepped and self._clock_ahead_ms:
+            logs.get().warning("CLOCK_STEPPED", seconds=round((ahead_ms - self._clock_ahead_ms) / 1000, 1))
+        self._clock_ahead_ms = ahead_ms
+        return stepped
 
     def _publish_plan(self, workers: list[WorkerInfo]) -> Plan:
         """The plan in force afterwards."""
@@ -217,6 +231,8 @@ class Scheduler:
         client, keys = self.link.client, self.link.keys
         seconds, micros = cast(Any, client.time())
         now_ms = seconds * 1000 + micros // 1000
+        for member in cast(list[bytes], client.zrangebyscore(keys.running, now_ms + 1000, "+inf", 0, LOOK_LIMIT)):
+            client.zadd(keys.running, {member: now_ms}, xx=True, lt=True)  # the clock was put back
         idle = cast(Any, client.zrangebyscore(keys.running, "-inf", now_ms - 1000, 0, LOOK_LIMIT, withscores=True))
         ask = client.pipeline(transaction=False)
         for member, _ in idle:

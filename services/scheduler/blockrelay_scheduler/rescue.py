@@ -37,9 +37,12 @@ class Rescue:
 
 
 def dead_workers(silent_ms: Mapping[str, int], *, dead_after_ms: int) -> list[str]:
-    """Workers to declare dead: silent for `dead_after_ms` or longer, most silent first."""
-    silent = [worker for worker, silence in silent_ms.items() if silence >= dead_after_ms]
-    return sorted(silent, key=lambda worker: (-silent_ms[worker], worker))
+    """Workers to declare dead: silent for `dead_after_ms` or longer, most silent first.
+
+    A beat that lies as far in the future is from before the clock was put back.
+    """
+    silent = [worker for worker, silence in silent_ms.items() if abs(silence) >= dead_after_ms]
+    return sorted(silent, key=lambda worker: (-abs(silent_ms[worker]), worker))
 
 
 def patience_ms(tokens: int, *, stalled_after_s: float, prompt_tokens_per_s: float) -> int:

@@ -48,7 +48,8 @@ end
 local bucket, level = P .. 'bucket:' .. tenant, 0
 if per_minute > 0 then
   local v = redis.call('HMGET', bucket, 'level', 'at')
-  local since = math.max(0, NOW - tonumber(v[2] or NOW))
+  local since = NOW - tonumber(v[2] or NOW)
+  if since < 0 then since = 60000 end  -- the clock was put back: nobody waits until it has caught up
   level = math.min(per_minute, tonumber(v[1] or per_minute) + since * per_minute / 60000)
   local lacks = prompt + most - level
   if lacks > 0 then return {'TOKENS', math.floor(level), math.ceil(lacks * 60000 / per_minute)} end

@@ -7,7 +7,7 @@
 -- Answer: a list of {id, run, route, class, milliseconds since ACCEPT, solo, cold, body,
 --   {committed tokens}, milliseconds until its deadline (-1: none)}; empty when there is nothing to do,
 -- or while some stage has no live worker with room.
-local me, most, dead_before = ARGV[2], tonumber(ARGV[3]), NOW - tonumber(ARGV[4])
+local me, most, dead_before, unborn_after = ARGV[2], tonumber(ARGV[3]), NOW - tonumber(ARGV[4]), NOW + tonumber(ARGV[4])
 local mine = redis.call('HMGET', P .. 'worker:' .. me, 'model', 'split', 'stage', 'device', 'numerics', 'pages', 'reserved')
 if not mine[1] or mine[3] ~= '0' or redis.call('EXISTS', P .. 'inbox:' .. me) == 0 then return {} end
 promote()
@@ -20,7 +20,7 @@ local all_pages, free_now = tonumber(mine[6]), tonumber(ARGV[5])
 -- Live workers of my split and numerics: candidates[stage][device] = list of {id, free pages, load}
 local candidates = {}
 for s = 0, stages - 1 do candidates[s] = {gpu = {}, cpu = {}} end
-for _, w in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], dead_before, '+inf', 'LIMIT', 0, 256)) do
+for _, w in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], dead_before, unborn_after, 'LIMIT', 0, 256)) do
   local v = redis.call('HMGET', P .. 'worker:' .. w, 'model', 'split', 'stage', 'device', 'numerics', 'pages', 'reserved', 'draining')
   if v[1] == model and v[2] == split and v[5] == numerics and not v[8] and redis.call('EXISTS', P .. 'inbox:' .. w) == 1 then
     table.insert(candidates[tonumber(v[3])][v[4]],

@@ -9,6 +9,10 @@ def test_the_silent_are_dead_and_the_most_silent_come_first() -> None:
     assert dead_workers({"a": 2999, "b": 3000, "c": 90_000, "d": 0}, dead_after_ms=3000) == ["c", "b"]
 
 
+def test_a_beat_from_the_future_is_as_old_as_the_clock_was_put_back() -> None:
+    assert dead_workers({"a": -2999, "b": -3_600_000, "c": 4000}, dead_after_ms=3000) == ["b", "c"]
+
+
 def test_patience_grows_with_the_prompt() -> None:
     assert patience_ms(0, stalled_after_s=30, prompt_tokens_per_s=100) == 30_000
     assert patience_ms(1000, stalled_after_s=30, prompt_tokens_per_s=100) == 70_000
