@@ -105,7 +105,10 @@ class RequestBody:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claimed:
-    """CLAIM → worker 0. A request that now is on this worker, with everything it needs to start or go on."""
+    """CLAIM → worker 0. A request that now is on this worker, with everything it needs to start or go on.
+
+    `body` raises WireError when `packed` is not a RequestBody: that request alone is to blame.
+    """
 
     request: str
     run: str
@@ -114,7 +117,7 @@ class Claimed:
     waited_s: float  # since ACCEPT
     solo: bool
     cold: bool
-    body: RequestBody
+    packed: bytes
     tokens: tuple[int, ...]  # committed so far
     left_s: float | None = None  # until its deadline
 

@@ -22,15 +22,19 @@ class Arrivals:
         self._role, self._links, self._table = role, links, table
 
     def claimed(self, job: Claimed) -> Run:
-        """A run that CLAIM gave us, ready to compute what no known page holds."""
-        run = self._new_run(job.request, job.run, job.route, job.body, job.tokens, solo=job.solo)
+        """A run that CLAIM gave us, ready to compute what no known page holds.
+
+        Raises WireError when its body does not decode; nothing is on the table then.
+        """
+        body = job.body
+        run = self._new_run(job.request, job.run, job.route, body, job.tokens, solo=job.solo)
         run.cold = job.cold
         self._table.add(run)
         self._table.adopt(run)
         get().info(
             "RUN_START",
             request_id=job.request,
-            traceparent=job.body.traceparent or None,
+            traceparent=body.traceparent or None,
             run=job.run,
             route=job.route,
             prompt_tokens=run.prompt_length,

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blockrelay import scripts
-from blockrelay.errors import ExecutionError
+from blockrelay.errors import ExecutionError, WireError
 from blockrelay.failpoints import reach
 from blockrelay.logs import get
 from blockrelay.messages import Commit, CommitAnswer, Ended, Forward, NextJob, RerunReason
@@ -187,7 +187,12 @@ class Engine:
         call = scripts.claim(self.role.worker, most, dead_after_s=self.role.dead_after_s, free_pages=free)
         claimed = self.links.insist(call)
         for job in claimed:
-            self._arrivals.claimed(job)
+            try:
+                self._arrivals.claimed(job)
+            except WireError as error:
+                self._log.error("REQUEST_BODY_REFUSED", request_id=job.request, error=str(error))
+                meta = {"error": str(error), "code": "wire"}
+                self.links.insist(scripts.finish(job.request, "error", meta=meta, run=job.run))
             self.metrics.queue_wait.observe(job.waited_s)
         if any(job.solo for job in claimed):
             self._trials.over()

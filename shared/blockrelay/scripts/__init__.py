@@ -162,7 +162,7 @@ def claim(worker: str, most: int, *, dead_after_s: float, free_pages: int) -> Ca
                 waited_s=int(a[4]) / 1000,
                 solo=bool(a[5]),
                 cold=bool(a[6]),
-                body=RequestBody.decode(a[7]),
+                packed=a[7],
                 tokens=tuple(int(t) for t in a[8]),
                 left_s=int(a[9]) / 1000 if int(a[9]) >= 0 else None,
             )

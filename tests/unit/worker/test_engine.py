@@ -164,6 +164,20 @@ def test_a_message_that_cannot_be_read_is_refused_and_nothing_stops(
         wait_until(lambda: end_of(cell, "req-1"), "it ends")
 
 
+def test_a_body_that_cannot_be_read_ends_its_request_alone(
+    w8a8: BlockFolder, client: redis.Redis, keys: Keys, scripts: Scripts
+) -> None:
+    for request in ("req-1", "req-2", "req-3"):
+        Cell(client, keys, scripts).accept(request, content=body([7, 8, 9], ignore_eos=True))
+    client.hset(keys.request("req-2"), "body", b"\xc1rubbish")
+    with engine_running(w8a8, client, keys, scripts, broken=lambda e: e) as (cell, table):
+        wait_until(lambda: all(end_of(cell, f"req-{i}") for i in (1, 2, 3)), "all end")
+        ends = [end_of(cell, f"req-{i}") for i in (1, 2, 3)]
+        wait_until(lambda: len(table) == 0, "nothing is left")
+    assert [end.reason for end in ends if end] == ["length", "error", "length"]
+    assert ends[1] and ends[1].meta["code"] == "wire"
+
+
 def test_prompt_rows_and_sampled_tokens_are_counted_apart(
     w8a8: BlockFolder, client: redis.Redis, keys: Keys, scripts: Scripts
 ) -> None:
