@@ -14,7 +14,7 @@ PIP := pip install --quiet --disable-pip-version-check
 # What a plain machine can run in minutes. The others: make parity, test-compose, sanitize, equality, fuzz.
 TESTS := not fuzz and not parity and not sanitizer and not docker and not equality and not emulated
 
-.PHONY: install demo up test test-compose check parity sanitize equality fuzz audit bench clean
+.PHONY: install demo up test test-compose check model parity sanitize equality fuzz audit bench clean
 .DEFAULT_GOAL := install
 
 install: $(STAMP)
@@ -44,6 +44,10 @@ check: install
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
 	$(BIN)/lint-imports
+
+# Every order of events of the protocol, in bounds that take minutes; ARGS names configurations, --quick takes seconds.
+model: install
+	$(BIN)/python -m model $(ARGS)
 
 # Makes the goldens anew with torch, compares them with the committed ones, and runs the tests that use them.
 parity: install $(PARITY_VENV)/.installed
@@ -86,4 +90,4 @@ bench: install
 clean:
 	rm -rf build dist *.egg-info .pytest_cache .ruff_cache .hypothesis .import_linter_cache .coverage* .demo .data
 	rm -f $(STAMP) services/worker/blockrelay_worker/kernels/*.so
-	find services shared tests bench -name __pycache__ -type d -prune -exec rm -rf {} +
+	find services shared tests bench model -name __pycache__ -type d -prune -exec rm -rf {} +
