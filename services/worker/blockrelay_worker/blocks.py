@@ -1,6 +1,6 @@
 """The blocks of a stage: embedding, layers, head. Each works in place on the residual stream."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any, cast
 
 import numpy as np
@@ -8,38 +8,13 @@ from numpy.typing import NDArray
 
 from blockrelay.block_folder import BlockFolder
 from blockrelay_worker.kernels.interface import Kernels
-from blockrelay_worker.linears import Linear, Variant, load_linear
+from blockrelay_worker.linears import Linear, NativeLinear, Variant, load_linear
+from blockrelay_worker.placement import Rows
 from blockrelay_worker.workspace import Workspace
 
 F32 = NDArray[np.float32]
 I32 = NDArray[np.int32]
 Pages = NDArray[np.float16] | NDArray[np.float32]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rows:
-    """Where the R rows of a batch stand.
-
-    positions, page and slot are int32 [R]; page_table int32 [S, maxpages] and segments int64 [S, 3] as `attention`
-    takes them; owner [R] names each row's segment; cos and sin are the model's tables.
-    """
-
-    positions: I32
-    page: I32
-    slot: I32
-    page_table: I32
-    segments: NDArray[np.int64]
-    owner: NDArray[np.intp]
-    cos: F32
-    sin: F32
-
-    def single(self, wanted: NDArray[np.intp]) -> tuple[I32, NDArray[np.int64]]:
-        """(page table, segments) in which each of the rows `wanted` is a segment of its own."""
-        count = wanted.size
-        segments = np.ones((count, 3), np.int64)
-        segments[:, 0] = np.arange(count)
-        segments[:, 2] = self.positions[wanted]
-        return self.page_table[self.owner[wanted]], segments
 
 
 class Layer:
@@ -62,6 +37,8 @@ class Layer:
             kind: load_linear(folder, kind, tensors, variant=variant, threads=threads, kernels=kernels)
             for kind in ("qkv", "o", "gate_up", "down")
         }
+        #: `run` may be part of the kernels' programs.
+        self.recordable = _recordable(kernels, self.linears)
 
     def run(self, x: F32, rows: Rows, space: Workspace, k_pages: Pages, v_pages: Pages) -> None:
         """x [R, H] in place; appends the rows' keys and values to their pages."""
@@ -69,18 +46,23 @@ class Layer:
         self._finish(x, q, rows.page_table, rows.segments, space, k_pages, v_pages)
 
     def run_wanted(
-        self, x: F32, rows: Rows, space: Workspace, k_pages: Pages, v_pages: Pages, wanted: NDArray[np.intp]
-    ) -> F32:
-        """Like `run`, for a layer that only the head follows: what `run` makes of the rows `wanted` [n, H].
+        self,
+        x: F32,
+        rows: Rows,
+        space: Workspace,
+        k_pages: Pages,
+        v_pages: Pages,
+        wanted: NDArray[np.intp],
+        result: F32,
+    ) -> None:
+        """Like `run`, for a layer that only the head follows: `result` [n, H] is what `run` makes of rows `wanted`.
 
         Keys and values of all rows are appended; the rest is not computed for rows that nobody asks for. `x` stays.
         """
         q = self._append(x, rows, space, k_pages, v_pages)
-        result = space.wanted(wanted.size, x.shape[1])
         if wanted.size:
             np.take(x, wanted, axis=0, out=result)
             self._finish(result, q[wanted], *rows.single(wanted), space, k_pages, v_pages)
-        return result
 
     def _append(self, x: F32, rows: Rows, space: Workspace, k_pages: Pages, v_pages: Pages) -> F32:
         """The rotated queries of x [R, heads, head_dim]; keys and values go to their pages."""
@@ -158,9 +140,20 @@ class Head:
         self._quantised = folder.manifest.quantised_rows
         self._norm = cast(F32, tensors["norm_final"])
         self.linears = {"head": load_linear(folder, "head", tensors, variant=variant, threads=threads, kernels=kernels)}
+        self.recordable = _recordable(kernels, self.linears)
 
-    def run(self, x: F32, space: Workspace, out: F32) -> None:
-        """Logits of the rows x [n, H] into `out` [n, vocab]."""
+    def run_wanted(self, x: F32, wanted: NDArray[np.intp], space: Workspace, out: F32) -> None:
+        """Logits of the rows `wanted` into `out` [n, vocab]; x has either all rows or just these."""
+        if wanted.size:
+            self._run(
+                x
+                if x.shape[0] == wanted.size
+                else np.take(x, wanted, axis=0, out=space.wanted(wanted.size, x.shape[1])),
+                space,
+                out,
+            )
+
+    def _run(self, x: F32, space: Workspace, out: F32) -> None:
         count, hidden = x.shape
         if not self._quantised:
             self.linears["head"](self._kernels.norm(x, self._norm, self._eps, out=space.normed(count, hidden)), out)
@@ -169,4 +162,8 @@ class Head:
             x, self._norm, self._eps, u=space.quantised(count, hidden), scale=space.scale(0, count)
         )
         self.linears["head"](u, out)
-        out *= scale[:, None]
+        self._kernels.scale_rows(out, scale)
+
+
+def _recordable(kernels: Kernels, linears: Mapping[str, Linear]) -> bool:
+    return kernels.records and all(isinstance(linear, NativeLinear) for linear in linears.values())

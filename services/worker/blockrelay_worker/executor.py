@@ -1,22 +1,26 @@
 """Runs one stage, consecutive blocks of a model, on ragged batches (DESIGN section 3)."""
 
 import time
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
-from numpy.typing import NDArray
 
 from blockrelay.block_folder import BlockFolder
 from blockrelay.errors import BlockFolderError, BlockrelayError, ExecutionError
 from blockrelay_worker.batch import Batch, StageOutput
-from blockrelay_worker.blocks import Head, Layer, Rows
-from blockrelay_worker.kernels.interface import Kernels
-from blockrelay_worker.kernels.numerics import PAGE
+from blockrelay_worker.blocks import Head, Layer
+from blockrelay_worker.kernels.interface import F32, Kernels, Program
+from blockrelay_worker.kernels.program import Direct
 from blockrelay_worker.linears import Variant
-from blockrelay_worker.pages import PageLayout, PagePool, pages_for
+from blockrelay_worker.pages import PageLayout, PagePool
+from blockrelay_worker.placement import Rows, check_segments, place
 from blockrelay_worker.workspace import Workspace
 
 #: Rows for which buffers are made at first; they double as larger batches come.
 _FIRST_CAPACITY = 16
+#: Rows up to which the calls of a batch take long enough, beside what they do, to be recorded; programs kept at most.
+_RECORDED_ROWS, _PROGRAMS = 64, 64
 
 
 class StageExecutor:
@@ -62,6 +66,9 @@ class StageExecutor:
         self._embedding = self._layers[0].embedding if first_block == 1 else None
         self._space = Workspace(model, _FIRST_CAPACITY)
         self._logits = np.empty((0, model.vocab_size), np.float32)
+        self._kernels = kernels
+        self._recordable = all(block.recordable for block in (*self._layers, self._head) if block is not None)
+        self._programs: dict[tuple[int, ...], Program] = {}
 
     @staticmethod
     def layout_of(folder: BlockFolder, first_block: int, last_block: int) -> PageLayout:
@@ -100,88 +107,75 @@ class StageExecutor:
         return self._run(batch, block, block)
 
     def _run(self, batch: Batch, first_block: int, last_block: int) -> StageOutput:
-        rows = self._place(batch)
-        count = rows.positions.size
+        count = check_segments(batch.segments, limit=self._cos.shape[0], pages=self.pool.pages if self._layers else 0)
         if count > self._space.capacity:
             self._grow(count)
+        rows = place(batch.segments, self._space, self._cos, self._sin, keeps_pages=bool(self._layers))
         started = time.perf_counter()
-        seconds: dict[str, float] = {}
         x = self._embed(batch, count) if first_block == 1 else self._copy_in(batch, count)
-        wanted = np.asarray(batch.wanted, np.intp)
-        gathered: NDArray[np.float32] | None = None
-        logits = None
-        block = first_block
+        logits = self._logits_buffer(len(batch.wanted)) if last_block == self.folder.model.blocks else None
+        seconds: list[float] = []
+        before = time.perf_counter() - started
         try:
             # Overflow in a row shows as a row that is not finite; a warning would only say it twice.
             with np.errstate(all="ignore"):
-                for block in range(first_block, last_block + 1):
-                    if (index := block - self.first_block) < len(self._layers):
-                        layer, pages = self._layers[index], (self.pool.k_pages[index], self.pool.v_pages[index])
-                        if wanted.size < count and self._head is not None and block + 1 == last_block:
-                            gathered = layer.run_wanted(x, rows, self._space, *pages, wanted)
-                        else:
-                            layer.run(x, rows, self._space, *pages)
-                    elif self._head is not None:
-                        logits = self._run_head(self._head, x if gathered is None else gathered, wanted)
-                    ended = time.perf_counter()
-                    seconds[f"block_{block}"] = ended - started
-                    started = ended
-        except BlockrelayError as error:
-            raise ExecutionError(f"block_{block}: {error}", block=f"block_{block}") from error
+                self._program(x, rows, batch.wanted, logits, first_block, last_block).run(seconds)
         except Exception as error:  # ONNX Runtime's own exception types have no public common base
-            raise ExecutionError(f"block_{block} failed: {error}", block=f"block_{block}") from error
+            block = f"block_{first_block + len(seconds)}"
+            said = "" if isinstance(error, BlockrelayError) else " failed"
+            raise ExecutionError(f"{block}{said}: {error}", block=block) from error
+        seconds[0] += before
         return StageOutput(
             hidden=x if logits is None else None,
             logits=logits,
             not_finite=_not_finite(x, logits, batch),
-            seconds=seconds,
+            seconds={f"block_{first_block + index}": spent for index, spent in enumerate(seconds)},
         )
+
+    def _program(
+        self, x: F32, rows: Rows, wanted: Sequence[int], logits: F32 | None, first_block: int, last_block: int
+    ) -> Program:
+        """What the blocks do to a batch in these buffers; recorded and kept where that pays and nothing is gathered."""
+        count = rows.positions.size
+        if count > _RECORDED_ROWS or not self._recordable or (logits is not None and len(wanted) != count):
+            return Direct(self._parts(x, rows, wanted, logits, first_block, last_block))
+        key = (first_block, last_block, *rows.shape)
+        program = self._programs.get(key)
+        if program is None:
+            if len(self._programs) >= _PROGRAMS:
+                self._programs.clear()
+            program = self._kernels.record(self._parts(x, rows, wanted, logits, first_block, last_block))
+            self._programs[key] = program
+        return program
+
+    def _parts(
+        self, x: F32, rows: Rows, wanted: Sequence[int], logits: F32 | None, first_block: int, last_block: int
+    ) -> list[Callable[[], None]]:
+        """A part for each block: `x` in place, and `logits` [wanted, vocab] if the last block is among them."""
+        space, chosen = self._space, np.asarray(wanted, np.intp)
+        parts: list[Callable[[], None]] = []
+        asked = x
+        for block in range(first_block, last_block + 1):
+            if (index := block - self.first_block) < len(self._layers):
+                layer, pages = self._layers[index], (self.pool.k_pages[index], self.pool.v_pages[index])
+                if logits is not None and block + 1 == last_block and chosen.size < x.shape[0]:
+                    asked = space.wanted(chosen.size, x.shape[1])
+                    parts.append(partial(layer.run_wanted, x, rows, space, *pages, chosen, asked))
+                else:
+                    parts.append(partial(layer.run, x, rows, space, *pages))
+            elif self._head is not None and logits is not None:
+                parts.append(partial(self._head.run_wanted, asked, chosen, space, logits))
+        return parts
 
     def close(self) -> None:
         """Drop sessions, buffers and memory maps. The executor is useless afterwards."""
         self._layers.clear()
         self._head = None
         self._embedding = None
+        self._programs.clear()
         self._space = Workspace(self.folder.model, 1)
 
-    def _place(self, batch: Batch) -> Rows:
-        """Positions and pages of the rows. Raises ExecutionError for a segment that is out of range."""
-        limit, pages_in_pool = self._cos.shape[0], self.pool.pages
-        used: list[list[int]] = []
-        first_row = 0
-        segments = np.empty((len(batch.segments), 3), np.int64)
-        for index, segment in enumerate(batch.segments):
-            end = segment.first_position + segment.rows
-            if segment.rows < 1 or segment.first_position < 0 or end > limit:
-                raise ExecutionError(f"segment {index}: positions {segment.first_position}..{end - 1} of {limit}")
-            # A stage of the head alone keeps nothing: page 0 of no layer stands for all of them.
-            needed = list(segment.pages[: pages_for(end)]) if self._layers else [0] * pages_for(end)
-            if len(needed) * PAGE < end:
-                raise ExecutionError(f"segment {index}: {len(needed)} pages do not reach position {end - 1}")
-            if min(needed) < 0 or max(needed) >= pages_in_pool:
-                raise ExecutionError(f"segment {index}: a page id is not in 0..{pages_in_pool - 1}")
-            used.append(needed)
-            segments[index] = (first_row, segment.rows, segment.first_position)
-            first_row += segment.rows
-        if not first_row:
-            raise ExecutionError("an empty batch")
-        table = np.zeros((len(used), max(map(len, used))), np.int32)
-        for line, needed in zip(table, used, strict=True):
-            line[: len(needed)] = needed
-        owner = np.repeat(np.arange(len(used)), segments[:, 1])
-        positions = (np.arange(first_row) - segments[owner, 0] + segments[owner, 2]).astype(np.int32)
-        return Rows(
-            positions=positions,
-            page=table[owner, positions // PAGE],
-            slot=positions % PAGE,
-            page_table=table,
-            segments=segments,
-            owner=owner,
-            cos=self._cos,
-            sin=self._sin,
-        )
-
-    def _embed(self, batch: Batch, count: int) -> NDArray[np.float32]:
+    def _embed(self, batch: Batch, count: int) -> F32:
         """The residual stream of the batch's token ids, in the workspace."""
         assert self._embedding is not None
         vocabulary, width = self._embedding.shape
@@ -194,7 +188,7 @@ class StageExecutor:
         x[...] = self._embedding[tokens]
         return x
 
-    def _copy_in(self, batch: Batch, count: int) -> NDArray[np.float32]:
+    def _copy_in(self, batch: Batch, count: int) -> F32:
         """The batch's rows, in the workspace."""
         width = self.folder.model.hidden_size
         hidden = batch.hidden
@@ -204,27 +198,26 @@ class StageExecutor:
         x[...] = hidden
         return x
 
-    def _run_head(self, head: Head, x: NDArray[np.float32], wanted: NDArray[np.intp]) -> NDArray[np.float32]:
-        """Logits of the rows `wanted`; x has either all rows or just these."""
-        if self._logits.shape[0] < wanted.size:
-            for linear in head.linears.values():
-                linear.forget_buffers()
-            self._logits = np.empty((1 << (wanted.size - 1).bit_length(), self._logits.shape[1]), np.float32)
-        logits = self._logits[: wanted.size]
-        if wanted.size:
-            if x.shape[0] != wanted.size:
-                x = np.take(x, wanted, axis=0, out=self._space.wanted(wanted.size, x.shape[1]))
-            head.run(x, self._space, logits)
-        return logits
+    def _logits_buffer(self, wanted: int) -> F32:
+        """Logits of so many rows."""
+        if self._logits.shape[0] < wanted:
+            self._forget_buffers()
+            self._logits = np.empty((1 << (wanted - 1).bit_length(), self._logits.shape[1]), np.float32)
+        return self._logits[:wanted]
 
     def _grow(self, count: int) -> None:
+        self._forget_buffers()
+        self._space = Workspace(self.folder.model, 1 << (count - 1).bit_length())
+
+    def _forget_buffers(self) -> None:
+        """Drop what refers to buffers that are about to be replaced."""
+        self._programs.clear()
         for part in (*self._layers, *([self._head] if self._head is not None else [])):
             for linear in part.linears.values():
                 linear.forget_buffers()
-        self._space = Workspace(self.folder.model, 1 << (count - 1).bit_length())
 
 
-def _not_finite(x: NDArray[np.float32], logits: NDArray[np.float32] | None, batch: Batch) -> tuple[int, ...]:
+def _not_finite(x: F32, logits: F32 | None, batch: Batch) -> tuple[int, ...]:
     """Indexes of the segments with a row x, or wanted logits, that are not finite.
 
     Of rows that are not wanted, the layer before the head leaves x as it was: what overflows there meets nobody but

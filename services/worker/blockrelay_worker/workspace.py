@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blockrelay.manifest import ModelConfig
+from blockrelay_worker.kernels.numerics import PAGE
 from blockrelay_worker.memory import untouched_bytes
 
 
@@ -21,6 +22,9 @@ class Workspace:
         attention = model.heads * model.head_dim
         widest_in = max(model.hidden_size, attention, model.intermediate_size)
         widest_out = max(model.qkv_columns, model.hidden_size, 2 * model.intermediate_size)
+        self._indexes = tuple(untouched_bytes(capacity * 4) for _ in range(3))
+        self._segments = untouched_bytes(capacity * 3 * 8)
+        self._table = untouched_bytes(capacity * _table_width(-(-model.max_position // PAGE)) * 4)
         self._hidden = untouched_bytes(capacity * model.hidden_size * 4)
         self._wanted = untouched_bytes(capacity * model.hidden_size * 4)
         self._quantised = untouched_bytes(capacity * widest_in)
@@ -29,6 +33,20 @@ class Workspace:
         self._product = untouched_bytes(capacity * widest_out * 4)
         self._query = untouched_bytes(capacity * attention * 4)
         self._mixed = untouched_bytes(capacity * attention * 4)
+
+    def indexes(self, rows: int) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32]]:
+        """Position, page and slot of each row."""
+        position, page, slot = (buffer[: rows * 4].view(np.int32) for buffer in self._indexes)
+        return position, page, slot
+
+    def segments(self, count: int) -> NDArray[np.int64]:
+        """As `attention` takes them; at most as many as rows."""
+        return self._segments[: count * 3 * 8].view(np.int64).reshape(count, 3)
+
+    def page_table(self, segments: int, pages: int) -> NDArray[np.int32]:
+        """As `attention` takes it, with at least `pages` columns: batches to come mostly have the same number."""
+        width = _table_width(pages)
+        return self._table[: segments * width * 4].view(np.int32).reshape(segments, width)
 
     def hidden(self, rows: int, width: int) -> NDArray[np.float32]:
         """The residual stream, float32 [rows, width]."""
@@ -65,3 +83,7 @@ class Workspace:
 
 def _floats(buffer: NDArray[Any], rows: int, width: int) -> NDArray[np.float32]:
     return buffer[: rows * width * 4].view(np.float32).reshape(rows, width)
+
+
+def _table_width(pages: int) -> int:
+    return max(8, 1 << (pages - 1).bit_length())

@@ -8,6 +8,7 @@
 
 #include "attention.h"
 #include "group_matmul.h"
+#include "program.h"
 #include "rotary.h"
 #if defined(__AVX512VNNI__)
 #include "matmul.h"
@@ -79,7 +80,7 @@ float* swiglu_row(const float* gate_up, const float* row_scale, int64_t row, int
 }  // namespace
 
 // Has to equal native.py's, so that a library left over from an older install is not used.
-BLOCKRELAY_EXPORT int32_t blockrelay_version() { return 3; }
+BLOCKRELAY_EXPORT int32_t blockrelay_version() { return 4; }
 
 // The pool that every other function takes; null if it cannot be made.
 BLOCKRELAY_EXPORT void* blockrelay_open(int32_t threads) {
@@ -155,6 +156,21 @@ BLOCKRELAY_EXPORT int32_t blockrelay_add_scaled(void* pool, float* x, const floa
         V16 more = load_some(y + row * n + i, lanes);
         if (row_scale) more = more * V16::broadcast(row_scale[row]);
         store_some(to + i, load_some(to + i, lanes) + more, lanes);
+      }
+    }
+    return true;
+  });
+  return kOk;
+}
+
+BLOCKRELAY_EXPORT int32_t blockrelay_scale_rows(void* pool, float* x, const float* row_scale, int64_t rows, int64_t n) {
+  StandardRounding rounding;
+  static_cast<Pool*>(pool)->run(rows, 1, rows * n, [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; row++) {
+      float* to = x + row * n;
+      for (int64_t i = 0; i < n; i += kLanes) {
+        const int lanes = lanes_left(i, n);
+        store_some(to + i, load_some(to + i, lanes) * V16::broadcast(row_scale[row]), lanes);
       }
     }
     return true;
@@ -261,3 +277,33 @@ BLOCKRELAY_EXPORT int32_t blockrelay_multiply(void* pool, const uint8_t* u, cons
   }
 }
 #endif
+
+// How a program calls a function, by the name without prefix; null for a name that programs do not know.
+BLOCKRELAY_EXPORT void* blockrelay_invoker(const char* name) {
+  static constexpr struct {
+    const char* name;
+    Invoke invoke;
+  } all[] = {
+      {"norm", Invoker<&blockrelay_norm>::invoke},
+      {"norm_quantise", Invoker<&blockrelay_norm_quantise>::invoke},
+      {"quantise", Invoker<&blockrelay_quantise>::invoke},
+      {"add_scaled", Invoker<&blockrelay_add_scaled>::invoke},
+      {"scale_rows", Invoker<&blockrelay_scale_rows>::invoke},
+      {"swiglu", Invoker<&blockrelay_swiglu>::invoke},
+      {"swiglu_quantise", Invoker<&blockrelay_swiglu_quantise>::invoke},
+      {"rotary_append", Invoker<&blockrelay_rotary_append>::invoke},
+      {"attention", Invoker<&blockrelay_attention>::invoke},
+      {"multiply_groups", Invoker<&blockrelay_multiply_groups>::invoke},
+#if defined(__AVX512VNNI__)
+      {"multiply", Invoker<&blockrelay_multiply>::invoke},
+#endif
+  };
+  for (const auto& one : all)
+    if (std::strcmp(one.name, name) == 0) return reinterpret_cast<void*>(one.invoke);
+  return nullptr;
+}
+
+// Makes the calls of a program (program.py): 0, or 256 * the index of the call that failed + its status.
+BLOCKRELAY_EXPORT int64_t blockrelay_run(void* pool, void* steps, int64_t count) {
+  return run_steps(pool, static_cast<Step*>(steps), count);
+}

@@ -56,7 +56,7 @@ bool rows_agree(const Pools& pools) {
   const int64_t rows = between(0, 60), n = between(1, between(0, 1) ? 70 : 3000);
   const auto x = floats(rows * n), weight = floats(n), scale = floats(rows), gate_up = floats(rows * 2 * n);
   struct Result {
-    Buffer<float> normed, swiglu, added, scale[3];
+    Buffer<float> normed, swiglu, added, scaled, scale[3];
     Buffer<uint8_t> u[3];
   } result[2];
   void* const pool[] = {pools.one, pools.three};
@@ -64,7 +64,7 @@ bool rows_agree(const Pools& pools) {
     Result& r = result[i];
     r.normed.resize(x.size());
     r.swiglu.resize(x.size());
-    r.added = x;
+    r.added = r.scaled = x;
     for (int k = 0; k < 3; k++) {
       r.u[k].resize(x.size());
       r.scale[k].resize(scale.size());
@@ -73,15 +73,50 @@ bool rows_agree(const Pools& pools) {
     blockrelay_swiglu(pool[i], gate_up.data(), r.swiglu.data(), rows, n);
     blockrelay_add_scaled(pool[i], r.added.data(), x.data(), between(0, 1) ? scale.data() : nullptr, 0, n);
     blockrelay_add_scaled(pool[i], r.added.data(), x.data(), scale.data(), rows, n);
+    blockrelay_scale_rows(pool[i], r.scaled.data(), scale.data(), rows, n);
     blockrelay_norm_quantise(pool[i], x.data(), weight.data(), 1e-5, r.u[0].data(), r.scale[0].data(), rows, n);
     blockrelay_quantise(pool[i], x.data(), r.u[1].data(), r.scale[1].data(), rows, n);
     blockrelay_swiglu_quantise(pool[i], gate_up.data(), scale.data(), r.u[2].data(), r.scale[2].data(), rows, n);
   }
   bool ok = same(result[0].normed, result[1].normed) && same(result[0].swiglu, result[1].swiglu) &&
-            same(result[0].added, result[1].added);
+            same(result[0].added, result[1].added) && same(result[0].scaled, result[1].scaled);
   for (int k = 0; k < 3; k++)
     ok = ok && same(result[0].u[k], result[1].u[k]) && same(result[0].scale[k], result[1].scale[k]);
   return ok;
+}
+
+// A program of two calls, the second of which reads what the first writes, made twice; one with a bad index stops there.
+bool program_agrees(const Pools& pools) {
+  const int64_t rows = between(1, 20), n = between(1, 300);
+  const auto x = floats(rows * n), weight = floats(n);
+  Buffer<float> normed(x.size()), scale[2];
+  Buffer<uint8_t> u[2];
+  for (int i = 0; i < 2; i++) {
+    u[i].resize(x.size());
+    scale[i].resize(size_t(rows));
+  }
+  blockrelay_norm(pools.three, x.data(), weight.data(), 1e-5, normed.data(), rows, n);
+  blockrelay_quantise(pools.three, normed.data(), u[0].data(), scale[0].data(), rows, n);
+  normed.assign(normed.size(), 0.0f);
+  const auto word = [](const auto* p) { return uint64_t(reinterpret_cast<uintptr_t>(p)); };
+  const uint64_t norm[] = {word(x.data()), word(weight.data()), bit_cast<uint64_t>(1e-5), word(normed.data()),
+                           uint64_t(rows), uint64_t(n)};
+  const uint64_t quantise[] = {word(normed.data()), word(u[1].data()), word(scale[1].data()), uint64_t(rows),
+                               uint64_t(n)};
+  const auto invoker = [](const char* name) { return reinterpret_cast<Invoke>(blockrelay_invoker(name)); };
+  Step steps[] = {{invoker("norm"), norm, 0}, {invoker("quantise"), quantise, 0}};
+  bool ok = blockrelay_invoker("nothing") == nullptr;
+  for (int i = 0; i < 2; i++) {
+    u[1].assign(u[1].size(), 0);
+    ok = ok && blockrelay_run(pools.three, steps, 2) == kOk && steps[0].ended <= steps[1].ended;
+    ok = ok && u[0] == u[1] && std::memcmp(scale[0].data(), scale[1].data(), scale[0].size() * sizeof(float)) == 0;
+  }
+  const int64_t segment[] = {0, 1, 0};
+  const int32_t table[] = {7};
+  const uint64_t attention[] = {word(x.data()), word(x.data()), word(x.data()), word(table), word(segment),
+                                word(normed.data()), 0, 1, 1, 1, 1, 1, 1, 8};
+  Step refused[] = {steps[0], {invoker("attention"), attention, 0}, steps[1]};
+  return ok && blockrelay_run(pools.three, refused, 3) == 256 + kIndexOutOfRange;
 }
 
 template <class E>
@@ -228,7 +263,7 @@ bool group_products_agree(const Pools& pools) {
 int main() {
   const Pools pools;
   for (int round = 0; round < 15; round++) {
-    const bool ok = rows_agree(pools) && attention_agrees<Half>(pools, Half{kHalfNan}) &&
+    const bool ok = rows_agree(pools) && program_agrees(pools) && attention_agrees<Half>(pools, Half{kHalfNan}) &&
                     attention_agrees<float>(pools, nan()) && products_agree(pools) &&
                     group_products_agree(pools);
     if (!ok) {

@@ -1,5 +1,6 @@
 """A token's logits depend on the tokens before it and on nothing else, bit by bit."""
 
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -12,6 +13,8 @@ from blockrelay.errors import BlockFolderError, ExecutionError
 from blockrelay_worker.batch import Batch, Segment
 from blockrelay_worker.kernels import load_kernels
 from tests.unit.worker.stages import Chain, Part
+
+needs_products = pytest.mark.skipif(not load_kernels(1).multiplies, reason="no kernels of this CPU have products")
 
 
 def _tokens(count: int, seed: int = 0) -> list[int]:
@@ -79,6 +82,46 @@ def test_every_variant_of_the_products_gives_the_same_bits(
     _same_bits(chain.solo(_tokens(64), [30, 34]), expected)
 
 
+@needs_products
+@pytest.mark.parametrize("ends", [[5], [2, 5], [4, 5]])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_programs_of_the_kernels_give_the_same_bits(
+    exact: BlockFolder, expected: NDArray[np.float32], ends: Sequence[int], threads: int
+) -> None:
+    # Given two requests, one of them some way behind the other, whose steps are of a few shapes only
+    chain, tokens = Chain(exact, ends, threads=threads, variant="native"), _tokens(64)
+    chain.solo(tokens[:7], [3, 4], first_page=9)
+    rows: list[NDArray[np.float32]] = []
+    for position in range(57):
+        parts = [
+            Part(tokens=[tokens[position]], first_position=position, pages=[3, 1, 0, 2]),
+            Part(tokens=[tokens[position + 7]], first_position=position + 7, pages=[9, 6, 5, 4]),
+        ]
+        logits = chain.run(parts)
+        _same_bits(logits[1:], expected[position + 7 : position + 8])
+        rows.append(logits[:1])
+        if position in (20, 40):  # larger batches in between move the buffers
+            other = _tokens(position, 9)
+            chain.run([Part(tokens=other, first_position=0, pages=[10, 11, 12])], [position - 1])
+            chain.run([Part(tokens=other, first_position=0, pages=[10, 11, 12])])
+    _same_bits(np.concatenate(rows), expected[:57])
+
+
+@needs_products
+def test_a_block_that_fails_in_a_program_is_named(exact: BlockFolder) -> None:
+    # Given a layer with fewer pages than the pool says
+    stage = Chain(exact, [1, 5], variant="native").stages[1]
+    stage.pool.k_pages[1], stage.pool.v_pages[1] = stage.pool.k_pages[1][:4], stage.pool.v_pages[1][:4]
+    hidden = np.random.default_rng(2).normal(size=(1, 64)).astype(np.float32)
+    batch = Batch(segments=[Segment(rows=1, first_position=0, pages=[4])], hidden=hidden, wanted=[0])
+    with pytest.raises(ExecutionError, match=r"block_3: kernel argument page: row 0 has 4, outside 0\.\.3") as caught:
+        stage.run(batch)
+    assert caught.value.block == "block_3"
+
+    # Then another batch of that shape runs
+    assert stage.run(replace(batch, segments=[Segment(rows=1, first_position=0, pages=[3])])).not_finite == ()
+
+
 def test_a_batch_mate_does_not_show(exact: BlockFolder, expected: NDArray[np.float32]) -> None:
     # Given five requests of other lengths that have come some way, scattered over the pool
     chain = Chain(exact)
@@ -136,6 +179,18 @@ def test_only_wanted_rows_get_logits_and_every_block_is_timed(w8a8: BlockFolder)
     assert output.logits is not None
     _same_bits(output.logits, everything[[3, 19]])
     assert list(output.seconds) == [f"block_{index}" for index in range(1, 6)]
+
+
+@needs_products
+def test_every_block_of_a_program_is_timed(w8a8: BlockFolder) -> None:
+    chain = Chain(w8a8, variant="native")
+    for position in range(2):
+        segments = [Segment(rows=1, first_position=position, pages=[0])]
+        started = time.perf_counter()
+        output = chain.stages[0].run(Batch(segments=segments, tokens=np.array([7], np.int32), wanted=[0]))
+        assert list(output.seconds) == [f"block_{index}" for index in range(1, 6)]
+        assert min(output.seconds.values()) > 0
+        assert sum(output.seconds.values()) < time.perf_counter() - started
 
 
 def test_a_row_that_is_not_finite_fails_its_segment_and_no_other(w8a8: BlockFolder) -> None:

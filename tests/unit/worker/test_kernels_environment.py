@@ -68,6 +68,12 @@ def _add_scaled(kernels: Kernels) -> Results:
     return (x,)
 
 
+def _scale_rows(kernels: Kernels) -> Results:
+    x = _X.copy()
+    kernels.scale_rows(x, _SCALE)
+    return (x,)
+
+
 def _swiglu(kernels: Kernels) -> Results:
     return (kernels.swiglu(_X),)
 
@@ -102,7 +108,10 @@ _X, _OTHER = floats(_RNG, _ROWS, 1024), floats(_RNG, _ROWS, 1024, spread=0)
 _X[::3, ::5] *= np.float32(1e-38)  # subnormals
 _OTHER[::3, ::5] *= np.float32(1e-38)
 _WEIGHT, _SCALE = floats(_RNG, 1024, spread=0), floats(_RNG, _ROWS, spread=0)
-_CALLS = (_quantise, _norm, _norm_quantise, _add_scaled, _swiglu, _swiglu_quantise, _rotary_append, _attention)
+_CALLS = (
+    *(_quantise, _norm, _norm_quantise, _add_scaled, _scale_rows, _swiglu, _swiglu_quantise),
+    *(_rotary_append, _attention),
+)
 
 each_variant = pytest.mark.parametrize("variant", supported_variants())
 each_call = pytest.mark.parametrize("call", _CALLS, ids=lambda call: call.__name__.lstrip("_"))

@@ -40,6 +40,8 @@ def test_row_kernels_give_the_bits_of_the_reference(case: Rows) -> None:
         added, plain = case.other.copy(), case.other.copy()
         kernels.add_scaled(added, case.x, case.row_scale)
         kernels.add_scaled(plain, case.x, None)
+        scaled = case.x.copy()
+        kernels.scale_rows(scaled, case.row_scale)
         return (
             *kernels.quantise(case.x),
             *kernels.norm_quantise(case.x, case.weight, 1e-5),
@@ -48,6 +50,7 @@ def test_row_kernels_give_the_bits_of_the_reference(case: Rows) -> None:
             kernels.swiglu(gate_up),
             added,
             plain,
+            scaled,
         )
 
     _assert_same(case, call)

@@ -20,11 +20,6 @@ INT32 = np.dtype(np.int32)
 INT64 = np.dtype(np.int64)
 
 
-def address(array: NDArray[Any] | None) -> int | None:
-    """Where an array's data lie, as a call takes it; None for an argument that is left out."""
-    return None if array is None else array.ctypes.data
-
-
 def check(name: str, array: NDArray[Any], dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:
     """Raises ExecutionError unless `array` is C-contiguous with exactly this dtype and shape."""
     if array.dtype != dtype or array.shape != shape or not array.flags.c_contiguous:

@@ -1,5 +1,6 @@
 """What the executor calls between matrix products: the `Kernels` protocol."""
 
+from collections.abc import Callable, Sequence
 from typing import Protocol, TypeAlias
 
 import numpy as np
@@ -19,6 +20,14 @@ class Product(Protocol):
 
     def __call__(self, rows: U8, out: F32) -> None:
         """Multiply rows [R,K] (zero point 128) into out [R,N]."""
+        ...
+
+
+class Program(Protocol):
+    """Calls of kernels and products, in parts."""
+
+    def run(self, seconds: list[float]) -> None:
+        """Make the calls. Appends to `seconds` what each part took; when one raises, those before it are in there."""
         ...
 
 
@@ -94,6 +103,10 @@ class Kernels(Protocol):
         """x [R,H] += y [R,H] * row_scale [R], in place."""
         ...
 
+    def scale_rows(self, x: F32, row_scale: F32) -> None:
+        """x [R,H] *= row_scale [R], in place."""
+        ...
+
     def swiglu_quantise(
         self, gate_up: F32, row_scale: F32, *, u: U8 | None = None, scale: F32 | None = None
     ) -> tuple[U8, F32]:
@@ -123,4 +136,17 @@ class Kernels(Protocol):
 
         It copies `q4` and `gs` and keeps `scale`.
         """
+        ...
+
+    def record(self, parts: Sequence[Callable[[], None]]) -> Program:
+        """`parts` as a program that may be run again and again, also when the contents of their buffers have changed.
+
+        Each part calls kernels and products of this object, all result buffers given, and does nothing else; it is
+        called once, now, and computes nothing. No other thread may use this object meanwhile.
+        """
+        ...
+
+    @property
+    def records(self) -> bool:
+        """Whether `record` may be called: programs are faster here than calls."""
         ...

@@ -5,7 +5,7 @@ ctypes gives up the interpreter lock during a call. Nothing here computes: argum
 
 import ctypes
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
@@ -13,16 +13,16 @@ from typing import Any, Final, final
 
 from blockrelay.errors import ExecutionError, UsageError
 from blockrelay_worker.kernels import arguments
-from blockrelay_worker.kernels.arguments import address
-from blockrelay_worker.kernels.interface import F16, F32, I8, I32, I64, U8, Pages, Product
+from blockrelay_worker.kernels.interface import F16, F32, I8, I32, I64, U8, Pages, Product, Program
 from blockrelay_worker.kernels.numerics import PAGE
 from blockrelay_worker.kernels.products import ChannelProduct, GroupProduct
+from blockrelay_worker.kernels.program import Call, Recorded, Runner, Value, word, words_of
 
 #: Variant to the lowest `blockrelay_cpu_level` it runs on, fastest first.
 VARIANTS: Final = {"avx512vnni": 3, "avx512": 2, "avx2": 1, "baseline": 0}
 
 #: Raised, here and in kernels.h, with every change of a function's arguments or of the numbers.
-LIBRARY_VERSION: Final = 3
+LIBRARY_VERSION: Final = 4
 
 _P = ctypes.c_void_p
 _D = ctypes.c_double
@@ -37,6 +37,7 @@ _SIGNATURES: Final[dict[str, tuple[Any, list[Any]]]] = {
     "norm_quantise": (_INT, [_P, _P, _P, _D, _P, _P, _LONG, _LONG]),
     "quantise": (_INT, [_P, _P, _P, _P, _LONG, _LONG]),
     "add_scaled": (_INT, [_P, _P, _P, _P, _LONG, _LONG]),
+    "scale_rows": (_INT, [_P, _P, _P, _LONG, _LONG]),
     "swiglu": (_INT, [_P, _P, _P, _LONG, _LONG]),
     "swiglu_quantise": (_INT, [_P, _P, _P, _P, _P, _LONG, _LONG]),
     "rotary_append": (_INT, [_P] * 6 + [_D] + [_P] * 8 + [_INT, _LONG, _LONG, _LONG, _INT, _INT, _INT]),
@@ -48,6 +49,10 @@ _SIGNATURES: Final[dict[str, tuple[Any, list[Any]]]] = {
 _PRODUCT_SIGNATURES: Final[dict[str, tuple[Any, list[Any]]]] = {
     "pack_weights": (None, [_P, _P, _LONG, _LONG, _P, _P]),
     "multiply": (_INT, [_P] * 6 + [_LONG] * 3),
+}
+_PROGRAM_SIGNATURES: Final[dict[str, tuple[Any, list[Any]]]] = {
+    "invoker": (_P, [ctypes.c_char_p]),
+    "run": (_LONG, [_P, _P, _LONG]),
 }
 _INDEX_OUT_OF_RANGE: Final = 1
 
@@ -71,13 +76,29 @@ def _functions(path: Path) -> dict[str, Callable[..., Any]]:
     """The functions of one shared object, by name without prefix."""
     library = ctypes.CDLL(str(path))
     functions: dict[str, Callable[..., Any]] = {}
-    signatures = _SIGNATURES | (_PRODUCT_SIGNATURES if hasattr(library, "blockrelay_multiply") else {})
-    for name, (result, argtypes) in signatures.items():
+    for name, (result, argtypes) in (_signatures(library) | _PROGRAM_SIGNATURES).items():
         function = library[f"blockrelay_{name}"]
         function.argtypes = argtypes
         function.restype = result
         functions[name] = function
     return functions
+
+
+def _signatures(library: ctypes.CDLL) -> dict[str, tuple[Any, list[Any]]]:
+    return _SIGNATURES | (_PRODUCT_SIGNATURES if hasattr(library, "blockrelay_multiply") else {})
+
+
+@cache
+def _runner(path: Path) -> Runner:
+    """What of one shared object runs programs."""
+    functions = _functions(path)
+    invokers = {name: int(functions["invoker"](name.encode()) or 0) for name in functions}
+    formats = {
+        name: words_of(argtypes[1:])
+        for name, (_, argtypes) in (_SIGNATURES | _PRODUCT_SIGNATURES).items()
+        if invokers.get(name)
+    }
+    return Runner(functions["run"], invokers, formats)
 
 
 @cache
@@ -88,6 +109,13 @@ def supported_variants() -> tuple[str, ...]:
         return ()
     level = int(ctypes.CDLL(str(baseline)).blockrelay_cpu_level())
     return tuple(name for name, needed in VARIANTS.items() if needed <= level and _file(name) is not None)
+
+
+def _require(status: int) -> None:
+    if status:
+        raise ExecutionError(
+            "a kernel refused its indices" if status == _INDEX_OUT_OF_RANGE else "no memory for a kernel"
+        )
 
 
 @final
@@ -112,6 +140,8 @@ class NativeKernels:
             raise ExecutionError(f"the operating system refused {threads - 1} kernel threads")
         # Not at interpreter exit: another thread may be inside a kernel then, and the process ends anyway.
         weakref.finalize(self, functions["close"], self._pool).atexit = False
+        self._runner = _runner(path)
+        self._recording: list[Call] | None = None
 
     @property
     def variant(self) -> str:
@@ -123,20 +153,20 @@ class NativeKernels:
         rows, hidden = arguments.matrix_shape("x", x)
         arguments.check("weight", weight, arguments.FLOAT32, (hidden,))
         u, scale = arguments.quantised_out(u, scale, rows, hidden)
-        self.run("norm_quantise", address(x), address(weight), eps, address(u), address(scale), rows, hidden)
+        self.call("norm_quantise", x, weight, eps, u, scale, rows, hidden)
         return u, scale
 
     def norm(self, x: F32, weight: F32, eps: float, *, out: F32 | None = None) -> F32:
         rows, hidden = arguments.matrix_shape("x", x)
         arguments.check("weight", weight, arguments.FLOAT32, (hidden,))
         out = arguments.float32_out("out", out, (rows, hidden))
-        self.run("norm", address(x), address(weight), eps, address(out), rows, hidden)
+        self.call("norm", x, weight, eps, out, rows, hidden)
         return out
 
     def quantise(self, x: F32, *, u: U8 | None = None, scale: F32 | None = None) -> tuple[U8, F32]:
         rows, columns = arguments.matrix_shape("x", x)
         u, scale = arguments.quantised_out(u, scale, rows, columns)
-        self.run("quantise", address(x), address(u), address(scale), rows, columns)
+        self.call("quantise", x, u, scale, rows, columns)
         return u, scale
 
     def rotary_append(
@@ -161,11 +191,19 @@ class NativeKernels:
             qkv, row_scale, bias, norm_q, norm_k, cos, sin, positions, page, slot, k_pages, v_pages
         )
         out = arguments.float32_out("out", out, (shape.rows, shape.query_heads, shape.head_dim))
-        status = self._call(
+
+        def refused(status: int) -> None:
+            if status == _INDEX_OUT_OF_RANGE:
+                arguments.check_range("positions", positions, cos.shape[0])
+                arguments.check_range("page", page, shape.pages)
+                arguments.check_range("slot", slot, PAGE)
+            _require(status)
+
+        self.call(
             "rotary_append",
-            *(address(x) for x in (qkv, row_scale, bias, norm_q, norm_k)),
+            *(qkv, row_scale, bias, norm_q, norm_k),
             eps,
-            *(address(x) for x in (cos, sin, positions, page, slot, k_pages, v_pages, out)),
+            *(cos, sin, positions, page, slot, k_pages, v_pages, out),
             k_pages.dtype == arguments.FLOAT16,
             shape.rows,
             cos.shape[0],
@@ -173,12 +211,8 @@ class NativeKernels:
             shape.query_heads,
             shape.kv_heads,
             shape.head_dim,
+            refused=refused,
         )
-        if status == _INDEX_OUT_OF_RANGE:
-            arguments.check_range("positions", positions, cos.shape[0])
-            arguments.check_range("page", page, shape.pages)
-            arguments.check_range("slot", slot, PAGE)
-        _require(status)
         return out
 
     def attention(
@@ -186,9 +220,15 @@ class NativeKernels:
     ) -> F32:
         shape = arguments.attention_shape(q, k_pages, v_pages, page_table, segments)
         out = arguments.float32_out("out", out, (shape.rows, shape.query_heads * shape.head_dim))
-        status = self._call(
+
+        def refused(status: int) -> None:
+            if status == _INDEX_OUT_OF_RANGE:
+                arguments.check_segments(segments, page_table, shape)
+            _require(status)
+
+        self.call(
             "attention",
-            *(address(x) for x in (q, k_pages, v_pages, page_table, segments, out)),
+            *(q, k_pages, v_pages, page_table, segments, out),
             k_pages.dtype == arguments.FLOAT16,
             page_table.shape[0],
             page_table.shape[1],
@@ -197,10 +237,8 @@ class NativeKernels:
             shape.query_heads,
             shape.kv_heads,
             shape.head_dim,
+            refused=refused,
         )
-        if status == _INDEX_OUT_OF_RANGE:
-            arguments.check_segments(segments, page_table, shape)
-        _require(status)
         return out
 
     def add_scaled(self, x: F32, y: F32, row_scale: F32 | None) -> None:
@@ -208,7 +246,12 @@ class NativeKernels:
         arguments.check("y", y, arguments.FLOAT32, (rows, columns))
         if row_scale is not None:
             arguments.check("row_scale", row_scale, arguments.FLOAT32, (rows,))
-        self.run("add_scaled", address(x), address(y), address(row_scale), rows, columns)
+        self.call("add_scaled", x, y, row_scale, rows, columns)
+
+    def scale_rows(self, x: F32, row_scale: F32) -> None:
+        rows, columns = arguments.matrix_shape("x", x)
+        arguments.check("row_scale", row_scale, arguments.FLOAT32, (rows,))
+        self.call("scale_rows", x, row_scale, rows, columns)
 
     def swiglu_quantise(
         self, gate_up: F32, row_scale: F32, *, u: U8 | None = None, scale: F32 | None = None
@@ -216,13 +259,13 @@ class NativeKernels:
         rows, columns = arguments.gate_up_shape(gate_up)
         arguments.check("row_scale", row_scale, arguments.FLOAT32, (rows,))
         u, scale = arguments.quantised_out(u, scale, rows, columns)
-        self.run("swiglu_quantise", address(gate_up), address(row_scale), address(u), address(scale), rows, columns)
+        self.call("swiglu_quantise", gate_up, row_scale, u, scale, rows, columns)
         return u, scale
 
     def swiglu(self, gate_up: F32, *, out: F32 | None = None) -> F32:
         rows, columns = arguments.gate_up_shape(gate_up)
         out = arguments.float32_out("out", out, (rows, columns))
-        self.run("swiglu", address(gate_up), address(out), rows, columns)
+        self.call("swiglu", gate_up, out, rows, columns)
         return out
 
     @property
@@ -239,16 +282,28 @@ class NativeKernels:
     def group_product(self, q4: U8, gs: F16, scale: F32) -> Product:
         return GroupProduct(self, q4, gs, scale)
 
-    def _call(self, name: str, *values: int | float | None) -> int:
-        return self._functions[name](self._pool, *values)
+    @property
+    def records(self) -> bool:
+        return True
 
-    def run(self, name: str, *values: int | float | None) -> None:
-        """Call a function of the shared object with this object's threads; ExecutionError for a bad status."""
-        _require(self._call(name, *values))
+    def record(self, parts: Sequence[Callable[[], None]]) -> Program:
+        assert self._recording is None, "a part records"
+        recorded: list[list[Call]] = []
+        try:
+            for part in parts:
+                self._recording = []
+                part()
+                recorded.append(self._recording)
+        finally:
+            self._recording = None
+        return Recorded(self._runner, self._pool, recorded)
 
+    def call(self, name: str, *values: Value, refused: Callable[[int], None] = _require) -> None:
+        """Call a function of the shared object with this object's threads, or note it down while recording.
 
-def _require(status: int) -> None:
-    if status:
-        raise ExecutionError(
-            "a kernel refused its indices" if status == _INDEX_OUT_OF_RANGE else "no memory for a kernel"
-        )
+        `refused` raises for a status that is not 0; as given: ExecutionError.
+        """
+        if self._recording is not None:
+            self._recording.append(Call(name, values, refused))
+        elif status := self._functions[name](self._pool, *map(word, values)):
+            refused(status)

@@ -55,6 +55,7 @@ attention of one query head at position T (it sees keys 0..T), keys in pages of 
 Nothing a slot t >= n holds has an effect.
 
 add_scaled:  x = x + (y * row_scale), or x + y where there is no scale.
+scale_rows:  x = x * row_scale.
 """
 
 from typing import Final

@@ -7,8 +7,8 @@ from numpy.typing import NDArray
 
 from blockrelay.errors import ExecutionError
 from blockrelay_worker.kernels import arguments
-from blockrelay_worker.kernels.arguments import address
 from blockrelay_worker.kernels.interface import F16, F32, I8, U8
+from blockrelay_worker.kernels.program import Value
 from blockrelay_worker.memory import huge_page_bytes
 
 #: As in matmul.h and group_matmul.h: columns of a panel; k of a group and the bytes they take in a panel.
@@ -18,9 +18,9 @@ _MAX_DEPTH = 65536
 
 
 class Caller(Protocol):
-    """What calls a function of the shared object and raises ExecutionError for a bad status."""
+    """What calls a function of the shared object, or records the call; ExecutionError for a bad status."""
 
-    def run(self, name: str, *values: int | float | None) -> None: ...
+    def call(self, name: str, *values: Value) -> None: ...
 
 
 @final
@@ -36,13 +36,13 @@ class ChannelProduct:
         self._start = np.empty(padded, np.int32)
         self._scale = scale
         self._caller = caller
-        caller.run("pack_weights", address(q), self._depth, self._columns, address(self._panels), address(self._start))
-        self._weights = (address(self._panels), address(self._start), address(self._scale))
+        caller.call("pack_weights", q, self._depth, self._columns, self._panels, self._start)
 
     def __call__(self, rows: U8, out: F32) -> None:
         count = _check(rows, out, self._depth, self._columns)
         if count:
-            self._caller.run("multiply", address(rows), *self._weights, address(out), count, self._depth, self._columns)
+            weights = (self._panels, self._start, self._scale)
+            self._caller.call("multiply", rows, *weights, out, count, self._depth, self._columns)
 
 
 @final
@@ -60,15 +60,13 @@ class GroupProduct:
         self._panels = huge_page_bytes(-(-self._columns // _PANEL) * (self._depth // _GROUP) * _GROUP_BYTES)
         self._scale = scale
         self._caller = caller
-        caller.run("pack_groups", address(q4), address(gs), self._depth, self._columns, address(self._panels))
-        self._weights = (address(self._panels), address(self._scale))
+        caller.call("pack_groups", q4, gs, self._depth, self._columns, self._panels)
 
     def __call__(self, rows: U8, out: F32) -> None:
         count = _check(rows, out, self._depth, self._columns)
         if count:
-            self._caller.run(
-                "multiply_groups", address(rows), *self._weights, address(out), count, self._depth, self._columns
-            )
+            weights = (self._panels, self._scale)
+            self._caller.call("multiply_groups", rows, *weights, out, count, self._depth, self._columns)
 
 
 def _shape(name: str, weights: NDArray[Any]) -> tuple[int, int]:

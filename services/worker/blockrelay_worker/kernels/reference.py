@@ -1,12 +1,13 @@
 """NumPy kernels: the oracle for the native ones, and the slow fallback where no compiler was at hand at install."""
 
+from collections.abc import Callable, Sequence
 from typing import Any, final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from blockrelay_worker.kernels import arguments, float32
-from blockrelay_worker.kernels.interface import F16, F32, I8, I32, I64, U8, Pages, Product
+from blockrelay_worker.kernels.interface import F16, F32, I8, I32, I64, U8, Pages, Product, Program
 from blockrelay_worker.kernels.numerics import FLOAT16_MAX, PAGE
 
 _LOWEST = np.float32(-1e30)
@@ -102,6 +103,12 @@ class ReferenceKernels:
         with np.errstate(all="ignore"):
             x += y if row_scale is None else y * row_scale[:, None]
 
+    def scale_rows(self, x: F32, row_scale: F32) -> None:
+        rows, _ = arguments.matrix_shape("x", x)
+        arguments.check("row_scale", row_scale, arguments.FLOAT32, (rows,))
+        with np.errstate(all="ignore"):
+            x *= row_scale[:, None]
+
     def swiglu_quantise(
         self, gate_up: F32, row_scale: F32, *, u: U8 | None = None, scale: F32 | None = None
     ) -> tuple[U8, F32]:
@@ -133,6 +140,13 @@ class ReferenceKernels:
 
     def group_product(self, q4: U8, gs: F16, scale: F32) -> Product:
         raise AssertionError("the reference kernels have no products: `exact_linear` is the reference")
+
+    @property
+    def records(self) -> bool:
+        return False
+
+    def record(self, parts: Sequence[Callable[[], None]]) -> Program:
+        raise AssertionError("the reference kernels are called directly")
 
 
 def _rotate(x: F32, cos: F32, sin: F32) -> F32:
