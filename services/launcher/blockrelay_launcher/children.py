@@ -8,7 +8,7 @@ from pathlib import Path
 
 from blockrelay.memory import available_bytes
 from blockrelay.settings import WorkerSettings, environment_for
-from blockrelay_launcher.embedded_redis import EmbeddedRedis
+from blockrelay_launcher.embedded_redis import EmbeddedRedis, Fsync
 from blockrelay_launcher.page_folder import default_limit
 from blockrelay_launcher.processes import Child
 
@@ -21,19 +21,23 @@ class UpOptions:
     """The options of `blockrelay up`. `port` 0 picks a free one; `threads` None shares the cores between the workers of
     one stage.
 
-    `redis_url` None starts an embedded control and payload Redis. `inject_fault`: every GPU worker fails after as many
-    jobs. `data` None keeps everything in a temporary folder that is removed at the end.
+    Several `gateways` listen on as many consecutive ports from `port` on. `redis_url` None starts an embedded control
+    and payload Redis; `fsync` is the control one's. `inject_fault`: every GPU worker fails after as many jobs. `data`
+    None keeps everything in a temporary folder that is removed at the end.
     """
 
     model: Path
     stages: int = 1
     replicas: int = 1
     gpu_workers: int = 0
+    gateways: int = 1
+    schedulers: int = 1
     inject_fault: int | None = None
     host: str = "127.0.0.1"
     port: int = 8000
     redis_url: str | None = None
     payload_redis_url: str | None = None
+    fsync: Fsync = "always"
     data: Path | None = None
     threads: int | None = None
     speculation: bool = True
@@ -45,13 +49,13 @@ class UpOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """What the services of one `up` have in common: `port` the gateway's, `pages` the folder of shared KV pages."""
+    """What the services of one `up` have in common: `ports` the gateways', `pages` the folder of shared KV pages."""
 
     options: UpOptions
     control_url: str
     payload_url: str | None
     logs: Path
-    port: int
+    ports: tuple[int, ...]
     pages: Path | None = None
 
     def service(self, name: str, module: str, **settings: object) -> Child:
@@ -80,13 +84,10 @@ def redis_server(name: str, server: EmbeddedRedis, logs: Path, lock: int) -> Chi
     )
 
 
-def scheduler(layout: Layout) -> Child:
-    return layout.service(
-        "scheduler",
-        "blockrelay_scheduler",
-        port=0,
-        stages=layout.options.stages,
-    )
+def schedulers(layout: Layout) -> list[Child]:
+    options = layout.options
+    names = _names("scheduler", options.schedulers)
+    return [layout.service(name, "blockrelay_scheduler", port=0, stages=options.stages) for name in names]
 
 
 def workers(layout: Layout) -> list[Child]:
@@ -108,9 +109,17 @@ def workers(layout: Layout) -> list[Child]:
     return children
 
 
-def gateway(layout: Layout) -> Child:
+def gateways(layout: Layout) -> list[Child]:
     keys = {} if layout.options.api_keys is None else {"api_keys": layout.options.api_keys}
-    return layout.service("gateway", "blockrelay_gateway", port=layout.port, **keys)
+    names = _names("gateway", len(layout.ports))
+    return [
+        layout.service(name, "blockrelay_gateway", port=port, **keys)
+        for name, port in zip(names, layout.ports, strict=True)
+    ]
+
+
+def _names(role: str, count: int) -> list[str]:
+    return [role] if count == 1 else [f"{role}-{n}" for n in range(1, count + 1)]
 
 
 def _page_settings(layout: Layout) -> dict[str, object]:

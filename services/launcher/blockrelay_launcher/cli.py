@@ -17,6 +17,7 @@ from blockrelay_launcher import status as cell_status
 from blockrelay_launcher.bench import BenchOptions, run_bench
 from blockrelay_launcher.children import UpOptions
 from blockrelay_launcher.demo import run_demo
+from blockrelay_launcher.embedded_redis import Fsync
 from blockrelay_launcher.up import up
 
 app = typer.Typer(
@@ -55,11 +56,13 @@ def start(
     stages: Annotated[int, typer.Option(min=1, help="Cut the model into so many stages.")] = 1,
     replicas: Annotated[int, typer.Option(min=1, help="CPU workers per stage.")] = 1,
     gpu_workers: Annotated[int, typer.Option(min=0, help="Workers with --device gpu, besides those.")] = 0,
+    gateways: Annotated[int, typer.Option(min=1, help="Gateways, on consecutive ports: clients go on at another.")] = 1,
+    schedulers: Annotated[int, typer.Option(min=1, help="Schedulers: any one of them is enough.")] = 1,
     inject_fault: Annotated[
         int | None, typer.Option(min=0, metavar="N", help="Every GPU worker fails after N jobs (tests, demos).")
     ] = None,
     host: Annotated[str, typer.Option(help="Address the gateway listens on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port of the gateway; 0 picks a free one.")] = 8000,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port of the first gateway; 0 picks a free one.")] = 8000,
     redis: Annotated[
         str | None,
         typer.Option(metavar="URL", help="Control Redis to use instead of an embedded one (AOF, fsync always)."),
@@ -67,6 +70,10 @@ def start(
     payload_redis: Annotated[
         str | None, typer.Option(metavar="URL", help="Redis for rows, without AOF; default: the control Redis.")
     ] = None,
+    fsync: Annotated[
+        Fsync,
+        typer.Option(help="When the embedded Redis is on disk; everysec: a crash loses the last 2 s."),
+    ] = "always",
     data: Annotated[
         Path | None,
         typer.Option(metavar="DIR", help="Keep what was accepted here, and go on with it the next time."),
@@ -97,8 +104,9 @@ def start(
     if payload_redis and not redis:
         raise UsageError("--payload-redis needs --redis: the embedded Redis brings its own")
     options = UpOptions(
-        model=model.absolute(), stages=stages, replicas=replicas, gpu_workers=gpu_workers, inject_fault=inject_fault,
-        host=host, port=port, redis_url=redis and cell_status.checked_url(redis),
+        model=model.absolute(), stages=stages, replicas=replicas, gpu_workers=gpu_workers, gateways=gateways,
+        schedulers=schedulers, inject_fault=inject_fault, fsync=fsync, host=host, port=port,
+        redis_url=redis and cell_status.checked_url(redis),
         payload_redis_url=payload_redis and cell_status.checked_url(payload_redis),
         data=data, threads=threads, speculation=speculation, prefix_cache=prefix_cache,
         page_store_bytes=page_store_bytes, api_keys=api_keys and api_keys.absolute(), verbose=verbose,

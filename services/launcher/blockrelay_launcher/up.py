@@ -14,7 +14,7 @@ from blockrelay.api_keys import is_open_to_others
 from blockrelay.block_folder import open_block_folder
 from blockrelay.errors import ServiceUnavailable, UsageError
 from blockrelay.settings import GatewaySettings, Settings, read_settings
-from blockrelay_launcher.children import Layout, UpOptions, gateway, redis_server, scheduler, workers
+from blockrelay_launcher.children import Layout, UpOptions, gateways, redis_server, schedulers, workers
 from blockrelay_launcher.data_folder import DataFolder, Running, open_data_folder
 from blockrelay_launcher.durability import warnings_about
 from blockrelay_launcher.embedded_redis import EmbeddedRedis, find_server_program, place, unplace
@@ -34,7 +34,8 @@ WORKERS_S, GATEWAY_S, SCHEDULER_S, REDIS_S = 7.0, 7.0, 5.0, 15.0
 
 
 def up(options: UpOptions) -> int:
-    """Run until SIGINT, SIGTERM or SIGHUP; the exit code. Prints `ready URL` on stdout, everything else on stderr.
+    """Run until SIGINT, SIGTERM or SIGHUP; the exit code. Prints `ready URL...` (of each
+    gateway) on stdout, everything else on stderr.
 
     Raises:
         UsageError, BlockFolderError: nothing runs.
@@ -47,24 +48,35 @@ def up(options: UpOptions) -> int:
     blocks = open_block_folder(options.model, blocks=[]).model.blocks
     if not 1 <= options.stages <= blocks:
         raise UsageError(f"--stages is {options.stages}, but the model has {blocks} blocks: choose 1 to {blocks}")
-    port = _usable_port(options.host, options.port)
+    ports = _usable_ports(options.host, options.port, options.gateways)
     if is_open_to_others(options.host) and not (options.api_keys or GatewaySettings().api_keys):
         _say(f"warning: whoever reaches {options.host} may use this gateway; --api-keys FILE demands a key")
     with Alarm() as alarm, open_data_folder(options.data) as folder, open_page_folder() as pages:
-        return _Up(options, settings, folder, alarm, port, pages).run()
+        return _Up(options, settings, folder, alarm, ports, pages).run()
 
 
-def _usable_port(host: str, port: int) -> int:
-    """`port`, or a free one for 0. Raises UsageError when nobody can listen on it."""
-    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-            probe.listen()
-        except OSError as error:
-            other = "--host" if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL else "--port"
-            raise UsageError(f"port {port} on {host}: {error.strerror}; choose another with {other}") from error
-        return int(probe.getsockname()[1])
+def _usable_ports(host: str, port: int, count: int) -> tuple[int, ...]:
+    """`port` and those after it, or free ones for 0. Raises UsageError when nobody can listen on one."""
+    with contextlib.ExitStack() as held:
+        return tuple(_usable_port(host, port and port + n, held) for n in range(count))
+
+
+def _usable_port(host: str, port: int, held: contextlib.ExitStack) -> int:
+    """Taken until `held` is closed, so that no two gateways get one port."""
+    probe = held.enter_context(socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET))
+    probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        probe.bind((host, port))
+        probe.listen()
+    except (OSError, OverflowError) as error:
+        why = getattr(error, "strerror", None) or error
+        other = (
+            "--host"
+            if isinstance(error, socket.gaierror) or getattr(error, "errno", 0) == errno.EADDRNOTAVAIL
+            else "--port"
+        )
+        raise UsageError(f"port {port} on {host}: {why}; choose another with {other}") from error
+    return int(probe.getsockname()[1])
 
 
 def _say(line: str) -> None:
@@ -79,30 +91,30 @@ class _Up:
     settings: Settings
     folder: DataFolder
     alarm: Alarm
-    port: int
+    ports: tuple[int, ...]
     pages: Path | None
     embedded: list[EmbeddedRedis] = field(default_factory=list[EmbeddedRedis])
     redis: list[Child] = field(default_factory=list[Child])
-    scheduler: list[Child] = field(default_factory=list[Child])
+    schedulers: list[Child] = field(default_factory=list[Child])
     workers: list[Child] = field(default_factory=list[Child])
-    gateway: list[Child] = field(default_factory=list[Child])
+    gateways: list[Child] = field(default_factory=list[Child])
     obituaries: Obituaries | None = None
     ready: bool = False
     said_at: float = field(default_factory=time.monotonic)
 
     @property
     def children(self) -> list[Child]:
-        return [*self.redis, *self.scheduler, *self.workers, *self.gateway]
+        return [*self.redis, *self.schedulers, *self.workers, *self.gateways]
 
     @property
     def local_host(self) -> str:
-        """Where this host reaches the gateway."""
+        """Where this host reaches the gateways."""
         return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.options.host, self.options.host)
 
     @property
-    def url(self) -> str:
+    def urls(self) -> list[str]:
         host = f"[{self.local_host}]" if ":" in self.local_host else self.local_host
-        return f"http://{host}:{self.port}"
+        return [f"http://{host}:{port}" for port in self.ports]
 
     def run(self) -> int:
         try:
@@ -123,7 +135,7 @@ class _Up:
         if program.warning:
             _say(f"warning: {program.warning}")
         for name, durable in (("control", True), ("payload", False)):
-            server = place(program, self.folder.path / name, durable=durable)
+            server = place(program, self.folder.path / name, durable=durable, fsync=self.options.fsync)
             self.embedded.append(server)
             self.redis.append(redis_server(f"redis-{name}", server, self.folder.logs, self.folder.lock))
             self.redis[-1].start()
@@ -155,21 +167,22 @@ class _Up:
             control_url=control,
             payload_url=payload,
             logs=self.folder.logs,
-            port=self.port,
+            ports=self.ports,
             pages=self.pages,
         )
         self.folder.announce(
             Running(
                 pid=os.getpid(),
-                url=self.url,
+                url=self.urls[0],
+                urls=self.urls,
                 redis_url=control,
                 payload_redis_url=payload,
                 cell=self.settings.cell,
                 model=str(self.options.model),
             )
         )
-        self.scheduler, self.workers, self.gateway = [scheduler(layout)], workers(layout), [gateway(layout)]
-        for child in (*self.scheduler, *self.workers, *self.gateway):
+        self.schedulers, self.workers, self.gateways = schedulers(layout), workers(layout), gateways(layout)
+        for child in (*self.schedulers, *self.workers, *self.gateways):
             child.start()
         _say(f"data and logs: {self.folder.path} (blockrelay status --data {self.folder.path})")
 
@@ -203,13 +216,13 @@ class _Up:
         _say(f"{child.name} {how}; starting it again")
 
     def _look_ready(self) -> None:
-        why = why_not_ready(self.local_host, self.port)
+        why = "; ".join(filter(None, (why_not_ready(self.local_host, port) for port in self.ports)))
         if not why:
             self.ready = True
             for warning in warnings_about(self.options.redis_url) if self.options.redis_url else ():
                 _say(warning)
             with contextlib.suppress(BrokenPipeError):
-                sys.stdout.write(f"ready {self.url}\n")
+                sys.stdout.write(f"ready {' '.join(self.urls)}\n")
                 sys.stdout.flush()
         elif time.monotonic() - self.said_at > SAY_WHY_S:
             _say(f"not ready yet: {why}")
@@ -225,8 +238,8 @@ class _Up:
         """Workers drain first, while Redis and the gateway still take their last tokens; Redis goes last."""
         for group, patience_s in (
             (self.workers, WORKERS_S),
-            (self.gateway, GATEWAY_S),
-            (self.scheduler, SCHEDULER_S),
+            (self.gateways, GATEWAY_S),
+            (self.schedulers, SCHEDULER_S),
             (self.redis, REDIS_S),
         ):
             for child in stop_all(group, self.alarm, patience_s=patience_s):

@@ -12,7 +12,9 @@ from blockrelay.errors import UsageError
 from blockrelay_launcher import data_folder
 from blockrelay_launcher.data_folder import Running, open_data_folder, read_running
 
-RUNNING = Running(pid=1, url="http://h:1", redis_url="unix:///x", payload_redis_url=None, cell="c0", model="/m")
+RUNNING = Running(
+    pid=1, url="http://h:1", urls=["http://h:1"], redis_url="unix:///x", payload_redis_url=None, cell="c0", model="/m"
+)
 
 
 def test_one_up_at_a_time_and_others_can_find_it(tmp_path: Path) -> None:

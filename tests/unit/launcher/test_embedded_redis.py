@@ -110,6 +110,11 @@ def test_the_payload_server_keeps_nothing_and_is_bounded(tmp_path: Path) -> None
     assert [p.name for p in (tmp_path / "payload").iterdir()] == []
 
 
+def test_every_second_is_what_somebody_may_choose(tmp_path: Path) -> None:
+    with started(place(find_server_program(), tmp_path / "data", durable=True, fsync="everysec")) as (client, _):
+        assert client.config_get("appendfsync")["appendfsync"] == "everysec"  # pyright: ignore
+
+
 def test_a_socket_path_that_is_too_long_moves(tmp_path: Path) -> None:
     server = place(find_server_program(), tmp_path / ("deep" * 30), durable=True)
     assert len(str(server.socket)) < 100
