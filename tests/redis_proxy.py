@@ -153,13 +153,16 @@ def proxied(server: RedisServer) -> Iterator[RedisProxy]:
     loop = proxy._loop  # pyright: ignore[reportPrivateUsage]
     main = loop.create_task(proxy._serve(started))  # pyright: ignore[reportPrivateUsage]
 
+    async def end() -> None:
+        rest = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in rest:
+            task.cancel()
+        await asyncio.gather(*rest, return_exceptions=True)
+
     def run() -> None:
         with contextlib.suppress(asyncio.CancelledError):
             loop.run_until_complete(main)
-        rest = [task for task in asyncio.all_tasks(loop) if not task.done()]
-        for task in rest:
-            task.cancel()
-        loop.run_until_complete(asyncio.gather(*rest, return_exceptions=True))
+        loop.run_until_complete(end())
         loop.close()
 
     thread = threading.Thread(target=run, name="redis proxy", daemon=True)

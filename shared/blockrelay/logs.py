@@ -4,12 +4,13 @@
 Prompts and texts are never logged unless `log_prompts` is set: callers pass counts, not contents.
 """
 
+import contextlib
 import logging
 import os
 import socket
 import sys
 from collections.abc import MutableMapping
-from typing import Any, cast
+from typing import Any, TextIO, cast
 
 import structlog
 from structlog.typing import FilteringBoundLogger
@@ -48,13 +49,29 @@ def configure(level: str, *, node_id: str) -> None:
             structlog.processors.JSONRenderer(),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level]),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        logger_factory=structlog.PrintLoggerFactory(cast(TextIO, _Patient(sys.stderr))),
         cache_logger_on_first_use=True,
     )
     structlog.contextvars.clear_contextvars()
     structlog.contextvars.bind_contextvars(node_id=node_id)
     _NODE["id"] = node_id
     logging.basicConfig(handlers=[_Forward()], level=level, force=True)
+
+
+class _Patient:
+    """A stream that loses lines where they cannot be written: a full disk must not end what is being told about."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        with contextlib.suppress(OSError):
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with contextlib.suppress(OSError):
+            self._stream.flush()
 
 
 class _Forward(logging.Handler):

@@ -118,6 +118,8 @@ class Refusals:
         headers: dict[str, str] = {}
         if isinstance(error, Overloaded | QuotaExceeded):
             headers["retry-after"] = str(error.retry_after_s)
+        elif isinstance(error, ServiceUnavailable):
+            headers["retry-after"] = "1"
         elif isinstance(error, Unauthorized):
             headers["www-authenticate"] = "Bearer"
         return JsonAnswer(body, status_code=status, headers=headers)
