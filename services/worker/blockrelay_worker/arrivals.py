@@ -1,5 +1,6 @@
 """How runs come to a worker: by CLAIM (first stage) or with their first rows (later stages)."""
 
+import time
 from typing import Any, Literal, cast
 
 from blockrelay.errors import WireError
@@ -29,6 +30,7 @@ class Arrivals:
         body = job.body
         run = self._new_run(job.request, job.run, job.route, body, job.tokens, solo=job.solo)
         run.cold = job.cold
+        run.until = None if job.left_s is None else time.monotonic() + job.left_s
         self._table.add(run)
         self._table.adopt(run)
         get().info(

@@ -42,6 +42,8 @@ class Beat(threading.Thread):
 
     `run_id` is the control Redis that the worker registered with: another one means a restart since then.
 
+    `pace` is what this worker says of its speed, None before it knows.
+
     A step of the engine longer than `session_timeout_s` (told by `step_age`) ends the process: a stuck worker must
     not look alive.
     """
@@ -58,6 +60,7 @@ class Beat(threading.Thread):
         stage: int,
         view: Callable[[], dict[str, str]],
         step_age: Callable[[], float],
+        pace: Callable[[], scripts.Pace | None],
         every_s: float,
         session_timeout_s: float,
         stop: threading.Event,
@@ -65,7 +68,7 @@ class Beat(threading.Thread):
         super().__init__(name="beat", daemon=True)
         self._links, self._mailbox = links, mailbox
         self._worker, self._model, self._split, self._stage = worker, model, split, stage
-        self._view, self._step_age = view, step_age
+        self._view, self._step_age, self._pace = view, step_age, pace
         self._every_s, self._session_timeout_s, self._stopped = every_s, session_timeout_s, stop
         self._strange: frozenset[tuple[str, str]] = frozenset()
         self._run_id = run_id
@@ -102,7 +105,7 @@ class Beat(threading.Thread):
         if not self._rows_arrive():
             return "the payload inbox is gone"
         before = self._view()
-        there = self._links.scripts.run(scripts.beat(self._worker))
+        there = self._links.scripts.run(scripts.beat(self._worker, self._pace()))
         if there is None:
             return "declared dead"
         found = compare(before, self._view(), there)

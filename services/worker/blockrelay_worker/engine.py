@@ -25,6 +25,7 @@ from blockrelay_worker.known_rows import KnownRows
 from blockrelay_worker.links import Links, Stopping
 from blockrelay_worker.mailbox import Event, Gone, Mailbox, Orphan, Restarted, Verdicts, Wake
 from blockrelay_worker.outcome import next_tokens, tensor_end
+from blockrelay_worker.pace import PaceMeter
 from blockrelay_worker.page_store.store import Loaded
 from blockrelay_worker.parallelism import Groups
 from blockrelay_worker.runs import Run, RunTable
@@ -62,6 +63,7 @@ class Engine:
         self._known = KnownRows(role, table, self._sender, Groups(links), metrics)
         self._arrived = ArrivedRows(role, self._arrivals)
         self._cost = StepCost()
+        self.pace = PaceMeter()
         self._trials = Trials(links, role.worker)
         self._claim_due = role.first_stage
         self._iteration = 0
@@ -86,6 +88,8 @@ class Engine:
                 if self._claim_due:
                     self._claim()
                 started = self._step_started = time.monotonic()
+                self.pace.look(started, len(self.table))
+                self._end_overdue(started)
                 moved = self._compute()
                 self._step_started = None
                 if moved:
@@ -147,6 +151,12 @@ class Engine:
             if run:
                 self._rerun_id(request, run, "restart")
         self._claim_due = self.role.first_stage
+
+    def _end_overdue(self, now: float) -> None:
+        """No step for a request whose deadline has passed: its client does not want the rest."""
+        for run in [run for run in self.table.all() if run.until is not None and now > run.until]:
+            self.links.insist(scripts.finish(run.request, "expired", run=run.run))
+            self._forget(run.request, run.run)
 
     def _forget(self, request: str, run: str) -> None:
         if self.table.drop(request, run):
@@ -296,6 +306,7 @@ class Engine:
         self._cost = observed(self._cost, decode_rows=decode_rows, prompt_rows=at - decode_rows, seconds=seconds)
         self.metrics.stage_seconds.labels(self.role.stage, self.role.device).observe(seconds)
         self.metrics.batch_rows.observe(at)
+        self.pace.add(rows=at - decode_rows, tokens=sum(1 for w in work if w.samples))
         for block, spent in output.seconds.items():
             self.metrics.block_seconds.labels(block, self.role.device).observe(spent)
         return output

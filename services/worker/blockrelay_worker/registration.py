@@ -62,8 +62,8 @@ class Registration:
                 return Assignment(plan.split, stage, parse_split(plan.split)[stage], plan.epoch)
         raise Stopping
 
-    def announce(self, assignment: Assignment, *, pages: int) -> str:
-        """Say what this worker serves and create its inboxes: from now on routes may name it.
+    def announce(self, assignment: Assignment, *, pages: int, slots: int) -> str:
+        """Say what this worker serves (`slots` requests at once), create its inboxes: from now on routes may name it.
 
         Returns the identity of the control Redis from before: any other one later means a restart in between.
         """
@@ -76,6 +76,7 @@ class Registration:
             "last": assignment.blocks.last,
             "epoch": assignment.epoch,
             "pages": pages,
+            "slots": slots,
             "reserved": 0,
         }
         self._links.again(lambda: self._links.payload.xadd(keys.inbox(self.worker), {"hello": self.worker}))

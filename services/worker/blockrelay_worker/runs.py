@@ -46,6 +46,7 @@ class Run:
     loading: Load | None = None
     adopted: bool = False  # known pages were looked for
     cold: bool = False
+    until: float | None = None  # first stage: its deadline, on the monotonic clock
     cached: int = 0  # tokens whose KV was found instead of computed when the run came
     preemptions: int = 0
     sent: int = 0  # forward messages of this run to the next stage

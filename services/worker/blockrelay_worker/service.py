@@ -138,7 +138,7 @@ class Worker:
         table = RunTable(executor.pool, self._cache(role, executor.pool, store, mailbox))
         self._metrics.kv_pages_total.set(executor.pool.pages)
         engine = Engine(role, self._with_faults(role, executor), table, self._links, mailbox, self._metrics)
-        run_id = registration.announce(assignment, pages=executor.pool.pages)
+        run_id = registration.announce(assignment, pages=executor.pool.pages, slots=role.max_requests)
         self._ready = True
         get().info("NODE_READY", worker=role.worker, stage=role.stage, first=role.first, last=role.last,
                    pages=executor.pool.pages, kernels=self._kernels.variant, products=executor.variant)  # fmt: skip
@@ -154,6 +154,7 @@ class Worker:
                 stage=role.stage,
                 view=lambda: table.view,
                 step_age=engine.step_age,
+                pace=lambda: engine.pace.pace if role.first_stage else None,
                 every_s=self._settings.beat_s,
                 session_timeout_s=self._settings.session_timeout_s,
                 stop=over,

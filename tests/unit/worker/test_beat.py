@@ -55,6 +55,7 @@ class Beating:
             stage=0,
             view=lambda: self.view,
             step_age=lambda: 0.0,
+            pace=lambda: None,
             every_s=0.02,
             session_timeout_s=30,
             stop=self.stop,
