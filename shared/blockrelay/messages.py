@@ -121,6 +121,10 @@ class Claimed:
     tokens: tuple[int, ...]  # committed so far
     left_s: float | None = None  # until its deadline
 
+    @property
+    def body(self) -> RequestBody:
+        return RequestBody.decode(self.packed)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForwardSegment:
