@@ -67,12 +67,14 @@ async def stream(
             for index, entry in batch:
                 delta = relays[index].push(entry)
                 # A format may keep what it has shown, so it sees every delta; the client has those up to `seen`.
-                if delta.end is not None and (error := failure(delta.end)):
+                error = failure(delta.end) if delta.end is not None else None
+                if error is not None:
                     body = form.problem(error, flights[index])
                 else:
                     body = form.chunk(index, delta, flights[index], fingerprints[index])
-                if delta.position > seen[index]:
-                    seen[index] = delta.position
+                # A bad end is told even where the client has seen more: Redis may have lost that before the end.
+                if delta.position > seen[index] or error is not None:
+                    seen[index] = max(seen[index], delta.position)
                     parts.append(sse.event(body, event_id(request, seen)))
             reach("gateway.before_event")
             yield b"".join(parts)

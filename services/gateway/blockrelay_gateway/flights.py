@@ -9,7 +9,7 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, cast
 
@@ -20,7 +20,7 @@ from blockrelay import logs
 from blockrelay import scripts as calls
 from blockrelay.errors import NotFound
 from blockrelay.keys import Keys
-from blockrelay.messages import EndEntry, LogEntry, RequestBody, TokenEntry
+from blockrelay.messages import EndEntry, LogEntry, RequestBody, TokenEntry, decode_log_entry
 from blockrelay.metrics import GatewayMetrics
 from blockrelay.redis_link import UNREACHABLE, AsyncScripts, backoff_s
 from blockrelay.sampling_params import SamplingParams
@@ -253,9 +253,12 @@ class Flights:
     async def _check(self, flight: Flight, *, silent: bool) -> None:
         if flight.deadline_ms and time.time() * 1000 > flight.deadline_ms:
             await self._scripts.run(calls.finish(flight.request, "expired"))
-        elif silent:
-            if await cast(Any, self._client.exists(self._keys.request(flight.request))):
+        if silent:
+            state = await cast(Any, self._client.hget(self._keys.request(flight.request), "state"))
+            if state is not None:
                 flight.checked = time.monotonic()
+                if state == b"done":
+                    await self._hear_an_early_end(flight)
                 return
             if flight.end is not None:  # in the meantime
                 return
@@ -266,6 +269,17 @@ class Flights:
                 self._tailer.forget(flight.request)
                 gone = {"error": "the request's record is gone", "code": "gone"}
                 self._hear(flight, EndEntry(flight.tokens + 1, "error", gone, (), ""))
+
+    async def _hear_an_early_end(self, flight: Flight) -> None:
+        """Redis lost tokens that we have heard, and the request ended before they came again.
+
+        The tailer reads on behind them and would wait for ever. The end stands behind all that clients have seen (I8).
+        """
+        last = await cast(Any, self._client.xrevrange(self._keys.log(flight.request), count=1))
+        entry = decode_log_entry(*last[0]) if last else None
+        if flight.end is None and isinstance(entry, EndEntry) and entry.position <= flight.tokens:
+            self._tailer.forget(flight.request)
+            self._hear(flight, replace(entry, position=flight.tokens + 1))
 
     def _hear(self, flight: Flight, entry: LogEntry) -> None:
         now, metrics, owned = time.monotonic(), self._metrics, flight.owned

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import pytest
 import redis
 
+from blockrelay import scripts as calls
 from blockrelay.block_folder import BlockFolder
 from blockrelay.keys import Keys
 from blockrelay.redis_link import Scripts
@@ -104,6 +105,31 @@ def test_a_request_that_redis_forgot_is_accepted_again_and_its_stream_goes_on(
         got += list(events)
     assert [event.id for event in got[:-1]] == [f"{first.request}:{at}" for at in range(1, len(said) + 3)]
     assert "".join(event.data["choices"][0]["text"] for event in got[:-1]) == TEXT
+
+
+def test_an_end_at_a_shorter_log_than_was_heard_is_heard(
+    gateway: RunningGateway, worker: PlayedWorker, said: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Redis lost its tail, and before the tokens were there again the request ended by decision."""
+    monkeypatch.setattr(flights, "SILENT_S", 0.2)
+    with gateway.http.stream("POST", "/v1/completions", json=BODY) as response:
+        (first,) = worker.claim()
+        worker.say(first, said[:2])
+        events = read_events(response)
+        got = [next(events), next(events)]
+        worker.client.flushall()
+        worker.register()
+        (second,) = worker.claim()
+        worker.positions.clear()
+        worker.say(second, said[:1])
+        assert worker.scripts.run(calls.finish(first.request, "cancelled")) == "FINISHED"
+        got += list(events)
+    assert [event.id for event in got[:-1]] == [f"{first.request}:{at}" for at in (1, 2, 3)]
+    assert "cancelled" in got[2].data["error"]["message"]
+    path = f"/v1/requests/{first.request}/events"
+    with gateway.http.stream("GET", path, headers={"Last-Event-ID": f"{first.request}:2"}) as response:
+        (end, _) = read_events(response)
+    assert "error" in end.data, "a bad end is told to everybody who asks"
 
 
 def test_a_gateway_that_only_resumed_a_request_accepts_it_again_too(
