@@ -79,19 +79,19 @@ class UnsupportedModel(UsageError):
 
 
 class QuotaExceeded(BlockrelayError):
-    """The client's own limit is used up. `retry_after_s` is a hint in seconds."""
+    """The client's own limit is used up. `retry_after_s` is a hint in seconds, `limit` names what it was."""
 
-    def __init__(self, message: str, *, retry_after_s: int = 1) -> None:
+    def __init__(self, message: str, *, limit: str, retry_after_s: int = 1) -> None:
         super().__init__(message)
-        self.retry_after_s = retry_after_s
+        self.limit, self.retry_after_s = limit, retry_after_s
 
 
 class Overloaded(BlockrelayError):
-    """Our capacity is used up. `retry_after_s` is a hint in seconds."""
+    """Our capacity is used up. `retry_after_s` is a hint in seconds, `limit` names what it was."""
 
-    def __init__(self, message: str, *, retry_after_s: int = 1) -> None:
+    def __init__(self, message: str, *, limit: str, retry_after_s: int = 1) -> None:
         super().__init__(message)
-        self.retry_after_s = retry_after_s
+        self.limit, self.retry_after_s = limit, retry_after_s
 
 
 class BlockFolderError(BlockrelayError):

@@ -26,6 +26,13 @@ class GatewayMetrics:
             ["status"],
             registry=registry,
         )
+        self.limited = Counter(
+            "blockrelay_admission_limited",
+            "How many of them were refused by a limit: tokens_per_minute, concurrency (of the client), in_flight, "
+            "kv_pages, wait, deadline, redis_memory, connections (ours)",
+            ["limit"],
+            registry=registry,
+        )
         self.running = Gauge(
             "blockrelay_num_requests_running",
             "How many requests this gateway follows that have a token",

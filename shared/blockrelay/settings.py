@@ -57,6 +57,10 @@ class GatewaySettings(Settings):
     )
     keyed_retention_s: int = Field(default=3600, ge=1, description="retention_s of requests with an Idempotency-Key")
     max_in_flight: int = Field(default=1024, ge=1, description="accepted and unfinished requests of the whole cell")
+    max_wait_s: float = Field(
+        default=300.0, ge=0, description="refuse what would wait longer for its first token; 0: never"
+    )
+    kv_overcommit: float = Field(default=64.0, ge=0, description="KV pages promised for each there is; 0: no limit")
     default_max_tokens: int = Field(default=128, ge=1)
     grace_s: float = Field(default=30.0, ge=0, description="a request whose client went away is cancelled after this")
     keep_alive_s: float = Field(default=10.0, gt=0, description="seconds between comments on a silent SSE stream")

@@ -20,9 +20,11 @@ from blockrelay.api_keys import Tenant
 from blockrelay.errors import BadRequest, Conflict, KeyReused, NotFound, Overloaded, ServiceUnavailable
 from blockrelay.metrics import GatewayMetrics
 from blockrelay.redis_link import UNREACHABLE, AsyncScripts, backoff_s
-from blockrelay.scripts import Accepted
+from blockrelay.scripts import Accepted, Limits
+from blockrelay.settings import GatewaySettings
 from blockrelay_gateway.flights import Flight, Flights
 from blockrelay_gateway.identity import HEADER
+from blockrelay_gateway.limits import limit_error, limits_for, priority_of, retry_after_s
 from blockrelay_gateway.readers import Readers
 from blockrelay_gateway.translate import Order
 
@@ -30,6 +32,8 @@ PAGE_TOKENS = 16
 #: Share of Redis' maxmemory above which nothing new is accepted: COMMIT must always fit.
 FULL_SHARE = 0.70
 POLL_S = 1.0
+#: Memory comes back when requests are forgotten, after their retention.
+MEMORY_RETRY_MS = 5000
 #: ACCEPT is idempotent by request id, so a lost connection is no reason to give up at once.
 RETRY_FOR_S = 3.0
 
@@ -70,15 +74,10 @@ class Admission:
         *,
         gateway: str,
         model: str,
-        max_in_flight: int,
-        keyed_retention_s: int,
-        request_timeout_s: float | None,
-        log_prompts: bool,
+        settings: GatewaySettings,
     ) -> None:
         self._client, self._scripts, self._flights, self._metrics = client, scripts, flights, metrics
-        self._gateway, self._model, self._max_in_flight = gateway, model, max_in_flight
-        self._keyed_retention_s = keyed_retention_s
-        self._request_timeout_s, self._log_prompts = request_timeout_s, log_prompts
+        self._gateway, self._model, self._settings = gateway, model, settings
         self._full = ""
         self._clock_ahead_ms = 0  # of Redis, whose clock decides about deadlines
 
@@ -118,7 +117,11 @@ class Admission:
 
     async def _submit(self, orders: Sequence[Order], tenant: Tenant) -> Readers | str:
         if self._full and not await self._flights.recorded([order.request for order in orders]):
-            raise Overloaded(f"the queue's memory is nearly used up: {self._full}", retry_after_s=5)
+            raise Overloaded(
+                f"the queue's memory is nearly used up: {self._full}",
+                limit="redis_memory",
+                retry_after_s=retry_after_s(MEMORY_RETRY_MS),
+            )
         flights: list[Flight] = []
         fresh: list[Flight] = []
         for order in orders:
@@ -126,11 +129,11 @@ class Admission:
             try:
                 if not order.fingerprint:
                     self._flights.start(flight)
-                answer = await self._accept(flight)
+                answer = await self._accept(flight, limits_for(order, tenant, self._settings))
                 if answer.status == "REPEAT":
                     self._flights.drop(flight)
                     return answer.detail
-                self._check(answer, order)
+                self._check(answer, order, tenant)
                 if answer.status == "OK":
                     flight.created = int(answer.detail) // 1000
                 known = answer.status == "EXISTS" and bool(order.fingerprint)  # else our own retry: the id is random
@@ -152,7 +155,7 @@ class Admission:
         return Readers(self._flights, flights, replayed=not fresh)
 
     def _prepare(self, order: Order, tenant: Tenant) -> Flight:
-        timeout_s = self._request_timeout_s if order.timeout_s is None else order.timeout_s
+        timeout_s = self._settings.request_timeout_s if order.timeout_s is None else order.timeout_s
         deadline_ms = 0 if timeout_s is None else int((time.time() + timeout_s) * 1000)
         body = replace(order.body, gateway=self._gateway)
         accept = partial(
@@ -163,9 +166,11 @@ class Admission:
             need_pages=need_pages(order),
             deadline_ms=deadline_ms and deadline_ms + self._clock_ahead_ms,
             fingerprint=order.fingerprint,
-            keep_s=self._keyed_retention_s if order.fingerprint else 0,
+            keep_s=self._settings.keyed_retention_s if order.fingerprint else 0,
             session=order.session,
             tenant=tenant.name,
+            weight=tenant.weight,
+            priority=priority_of(order, tenant),
         )
         return Flight(
             request=order.request,
@@ -177,8 +182,8 @@ class Admission:
             deadline_ms=deadline_ms,
         )
 
-    async def _accept(self, flight: Flight) -> Accepted:
-        call = flight.accept(max_in_flight=self._max_in_flight)
+    async def _accept(self, flight: Flight, limits: Limits) -> Accepted:
+        call = flight.accept(max_in_flight=self._settings.max_in_flight, limits=limits)
         give_up, attempt = time.monotonic() + RETRY_FOR_S, 0
         while True:
             try:
@@ -190,16 +195,17 @@ class Admission:
                 await asyncio.sleep(backoff_s(attempt))
                 attempt += 1
             except OutOfMemoryError as error:
-                raise Overloaded("the queue's memory is used up", retry_after_s=5) from error
+                retry = retry_after_s(MEMORY_RETRY_MS)
+                raise Overloaded("the queue's memory is used up", limit="redis_memory", retry_after_s=retry) from error
 
-    def _check(self, answer: Accepted, order: Order) -> None:
+    def _check(self, answer: Accepted, order: Order, tenant: Tenant) -> None:
+        if error := limit_error(answer, tenant):
+            raise error
         match answer.status:
             case "OK" | "EXISTS":
                 return
             case "OTHER":
                 raise KeyReused(f"this {HEADER} came with another body before: a new request needs a new key")
-            case "BUSY":
-                raise Overloaded(f"{answer.detail} requests are under way, the limit; try again later")
             case "TOO_LARGE":
                 raise BadRequest(
                     f"prompt and max_tokens together need {need_pages(order)} KV pages of {PAGE_TOKENS} tokens; "
@@ -208,8 +214,8 @@ class Admission:
                 )
             case "STEP":
                 raise wrong_step(order.body.session, order.body.step, int(answer.detail))
-            case "REPEAT":
-                raise AssertionError("a repeated step is no refusal")
+            case other:
+                raise AssertionError(f"{other} is no refusal")
 
     async def _withdraw(self, accepted: Sequence[Flight]) -> None:
         for flight in accepted:
@@ -225,7 +231,7 @@ class Admission:
         log = logs.get().bind(request_id=order.request, traceparent=order.body.traceparent or None)
         if order.body.session:
             log = log.bind(session_id=order.body.session, step=order.body.step)
-        content = {"prompt_token_ids": order.body.prompt.tolist()} if self._log_prompts else {}
+        content = {"prompt_token_ids": order.body.prompt.tolist()} if self._settings.log_prompts else {}
         log.info(
             "PIPELINE_EXECUTION_START",
             prompt_tokens=int(order.body.prompt.size),

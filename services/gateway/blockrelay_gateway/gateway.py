@@ -128,7 +128,7 @@ def build(settings: GatewaySettings, folder: BlockFolder) -> Gateway:
             default_max_tokens=settings.default_max_tokens,
         ),
         metrics=metrics,
-        refusals=Refusals(metrics.rejections),
+        refusals=Refusals(metrics.rejections, metrics.limited),
         keys=keys,
         client=client,
         payload=payload,
@@ -142,10 +142,7 @@ def build(settings: GatewaySettings, folder: BlockFolder) -> Gateway:
             metrics,
             gateway=gateway_id,
             model=model_key,
-            max_in_flight=settings.max_in_flight,
-            keyed_retention_s=settings.keyed_retention_s,
-            request_timeout_s=settings.request_timeout_s,
-            log_prompts=settings.log_prompts,
+            settings=settings,
         ),
     )
 

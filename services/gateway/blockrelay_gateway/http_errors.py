@@ -104,8 +104,8 @@ def from_validation(errors: Sequence[Any]) -> BadRequest:
 class Refusals:
     """Turns errors into responses; counts and logs refused new requests."""
 
-    def __init__(self, rejections: Counter) -> None:
-        self._rejections = rejections
+    def __init__(self, rejections: Counter, limited: Counter) -> None:
+        self._rejections, self._limited = rejections, limited
 
     def answer(self, scope: Scope, error: BlockrelayError) -> Response:
         """The response for `error`, in the shape of the endpoint; `session_id` of the scope's state rides along."""
@@ -128,6 +128,8 @@ class Refusals:
         """A new request was not taken in."""
         status = status_of(error)
         self._rejections.labels(str(status)).inc()
+        if isinstance(error, Overloaded | QuotaExceeded):
+            self._limited.labels(error.limit).inc()
         param = error_body(error)["error"]["param"]
         logs.get().info("REQUEST_REJECTED", path=path, status=status, param=param)
 

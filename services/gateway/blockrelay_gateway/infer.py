@@ -142,6 +142,7 @@ async def _order(
         timeout_s=request.timeout,
         trace=trace,
         salt=request.cache_salt,
+        priority=request.priority,
         who=who,
     )
     return step, order

@@ -36,7 +36,6 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "skip_special_tokens": (True,),
     "spaces_between_special_tokens": (True,),
     "include_stop_str_in_output": (False,),
-    "priority": (0,),
     "tools": ([],),
     "tool_choice": ("none", "auto"),
     "parallel_tool_calls": (True, False),
@@ -72,7 +71,6 @@ class UnsupportedFields(_Strict):
     skip_special_tokens: Any = None
     spaces_between_special_tokens: Any = None
     include_stop_str_in_output: Any = None
-    priority: Any = None
     tools: Any = None
     tool_choice: Any = None
     parallel_tool_calls: Any = None
@@ -118,6 +116,7 @@ class SamplingFields(_Strict):
     stream: bool | None = None
     return_token_ids: bool | None = None
     background: bool | None = Field(default=None, description="answer at once; read the result from /v1/requests/{id}")
+    priority: int | None = Field(default=None, description="lower is earlier; the key says how low")
     timeout: float | None = Field(default=None, description="seconds; the request ends with an error after that")
     cache_salt: str | None = Field(default=None, description="KV pages are shared only among requests of equal salt")
 
@@ -165,7 +164,18 @@ class InferRequest(SamplingFields):
 
 #: Fields of InferRequest that the tensor form knows.
 TENSOR_FIELDS = frozenset(
-    {"id", "idempotency_key", "model", "session_id", "step", "input_tensors", "logits", "timeout", "cache_salt"}
+    {
+        "id",
+        "idempotency_key",
+        "model",
+        "session_id",
+        "step",
+        "input_tensors",
+        "logits",
+        "priority",
+        "timeout",
+        "cache_salt",
+    }
 )
 #: Fields of InferRequest that the text form does not know.
 TENSOR_ONLY_FIELDS = frozenset({"session_id", "step", "input_tensors", "logits"})

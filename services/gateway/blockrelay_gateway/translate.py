@@ -35,6 +35,7 @@ class Order:
     body: RequestBody
     params: SamplingParams
     timeout_s: float | None = None
+    priority: int | None = None
     session: SessionStep | None = None
 
 
@@ -197,6 +198,7 @@ class Translator:
             body=body,
             params=params,
             timeout_s=checked_timeout(request.timeout),
+            priority=request.priority,
         )
 
     def tensor_order(
@@ -210,6 +212,7 @@ class Translator:
         timeout_s: float | None,
         trace: str,
         salt: str | None = None,
+        priority: int | None = None,
         who: Identity | None = None,
     ) -> Order:
         """A tensor step: `tokens` are all of the session's, of which the first `prior` belong to earlier steps."""
@@ -238,6 +241,7 @@ class Translator:
             body=body,
             params=params,
             timeout_s=checked_timeout(timeout_s),
+            priority=priority,
             session=session,
         )
 

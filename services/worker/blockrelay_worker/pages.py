@@ -95,7 +95,9 @@ class PagePool:
         Cached pages are given up only when no page is free, least recently used first.
         """
         if count > self.free_pages:
-            raise Overloaded(f"{count} KV pages wanted and {self.free_pages} of {self.pages} are free")
+            raise Overloaded(
+                f"{count} KV pages wanted and {self.free_pages} of {self.pages} are free", limit="kv_pages"
+            )
         while len(self._free) < count:
             self._evict()
         taken = [self._free.pop() for _ in range(count)]

@@ -1,0 +1,75 @@
+"""What a request may take, and what ACCEPT's refusal means for the client. Pure, but for the jitter.
+
+429: the client's own limit. 503: our capacity. Both come with Retry-After, and neither ever after acceptance.
+"""
+
+from random import uniform
+
+from blockrelay.api_keys import PRIORITIES, Tenant
+from blockrelay.errors import BadRequest, BlockrelayError, Overloaded, QuotaExceeded
+from blockrelay.scripts import Accepted, Limits
+from blockrelay.settings import GatewaySettings
+from blockrelay_gateway.translate import Order
+
+#: Retry-After is between these, in seconds: who was refused together should not come back together.
+SOONEST_S, LATEST_S, SPREAD = 1, 60, 1.5
+
+
+def priority_of(order: Order, tenant: Tenant) -> int:
+    """The priority of its first run. Raises BadRequest for one that the key may not have."""
+    if order.priority is None:
+        return max(0, tenant.priority)
+    if order.priority not in PRIORITIES:
+        raise BadRequest(f"priority must be from {PRIORITIES[0]} to {PRIORITIES[-1]}", param="priority")
+    if order.priority < tenant.priority:
+        raise BadRequest(f"priority must be at least {tenant.priority} with this key", param="priority")
+    return order.priority
+
+
+def limits_for(order: Order, tenant: Tenant, settings: GatewaySettings) -> Limits:
+    """What ACCEPT checks. Raises BadRequest for a request that the tenant's limits never allow.
+
+    Who asks in the background has time.
+    """
+    per_minute, tokens = tenant.tokens_per_minute or 0, int(order.body.prompt.size) + order.params.max_tokens
+    if per_minute and tokens > per_minute:
+        what = f"prompt and max_tokens are {tokens} tokens; this key may use {per_minute} in a minute"
+        raise BadRequest(what, param="input_tensors" if order.body.logits != "none" else "max_tokens")
+    return Limits(
+        tokens_per_minute=per_minute,
+        concurrency=tenant.concurrency or 0,
+        wait_s=0.0 if order.body.background else settings.max_wait_s,
+        overcommit=settings.kv_overcommit,
+        punctual=True,
+    )
+
+
+def limit_error(answer: Accepted, tenant: Tenant) -> BlockrelayError | None:
+    """The error for an answer that is one of the limits; None for any other."""
+    retry = retry_after_s(answer.retry_ms)
+    match answer.status:
+        case "TOKENS":
+            said = f"this key may use {tenant.tokens_per_minute} tokens in a minute and has {answer.detail} left"
+            return QuotaExceeded(said, limit="tokens_per_minute", retry_after_s=retry)
+        case "CONCURRENT":
+            said = f"{answer.detail} requests of this key are under way, its limit"
+            return QuotaExceeded(said, limit="concurrency", retry_after_s=retry)
+        case "BUSY":
+            said = f"{answer.detail} requests are under way, the limit; try again later"
+            return Overloaded(said, limit="in_flight", retry_after_s=retry)
+        case "PAGES":
+            said = f"{answer.detail} KV pages are promised, more than there is hope for; try again later"
+            return Overloaded(said, limit="kv_pages", retry_after_s=retry)
+        case "WAIT":
+            said = f"the first token would take {int(answer.detail) / 1000:.0f} s, too long a queue; try again later"
+            return Overloaded(said, limit="wait", retry_after_s=retry)
+        case "LATE":
+            said = f"it would take {int(answer.detail) / 1000:.1f} s, so its timeout may pass; try again later"
+            return Overloaded(said, limit="deadline", retry_after_s=retry)
+        case _:
+            return None
+
+
+def retry_after_s(wait_ms: int) -> int:
+    """Whole seconds after which to ask again, about `wait_ms` and a little."""
+    return round(min(LATEST_S, max(SOONEST_S, wait_ms / 1000)) * uniform(1, SPREAD))
