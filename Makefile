@@ -12,9 +12,9 @@ PARITY_PIP ?=
 PEER_PIP ?=
 PIP := pip install --quiet --disable-pip-version-check
 # What a plain machine can run in minutes. The others: make parity, test-compose, sanitize, equality, fuzz.
-TESTS := not fuzz and not parity and not sanitizer and not docker and not equality and not emulated
+TESTS := not fuzz and not faults and not parity and not sanitizer and not docker and not equality and not emulated
 
-.PHONY: install demo up test test-compose check model parity sanitize equality fuzz audit bench clean
+.PHONY: install demo up test test-compose check model parity sanitize equality fuzz audit faults bench bench-recovery clean
 .DEFAULT_GOAL := install
 
 install: $(STAMP)
@@ -80,6 +80,14 @@ $(FUZZ_VENV)/.installed: pyproject.toml
 # Known faults of what is installed; needs a network that reaches the advisory database.
 audit: install
 	.ci/audit $(BIN)/python
+
+# Every service at every failure point, dying, sleeping, losing Redis, waiting; networks that are cut; a full disk.
+faults: install
+	$(BIN)/pytest --quiet --numprocesses auto --dist loadfile --timeout 300 -m faults $(ARGS)
+
+# How long streams stand still when a worker, its host or Redis dies: make bench-recovery ARGS="--model DIR"
+bench-recovery: install
+	$(BIN)/python -m bench.recovery $(ARGS)
 
 # Beside other servers, which install themselves into .bench; writes docs/benchmarks.md. ARGS="--help" shows how to take
 # parts. PEER_PIP goes to the installation of peers, for example an index of CPU-only builds of torch.

@@ -194,3 +194,27 @@ def test_a_precision_that_is_not_exact_shares_nothing(
     serve(system, job("req-2"))
     assert system.metric(COMPUTED) == 400
     assert list(shared_folder.iterdir()) == []
+
+
+@pytest.mark.parametrize("tier", ["shm", "redis"])
+def test_a_page_store_that_is_wiped_in_mid_run_costs_time_and_no_token(
+    start_system: StartSystem, shared_folder: Path, tier: str
+) -> None:
+    """Again and again, while two workers push each other's pages out; the inboxes on the payload Redis go with them."""
+    settings = {"page_store_folder": str(shared_folder)} if tier == "shm" else {"page_store_redis_bytes": "10000000"}
+    bytes_per_page = 2 * 4 * 2 * 16 * 16 * 2
+    system = start_system(stages=2, worker={**settings, "kv_bytes": str(bytes_per_page * 20)})
+    jobs = [job(f"req-{i}", PROMPT[: 60 + 10 * i], max_tokens=100, temperature=0.8 * (i % 2)) for i in range(8)]
+    payload = system.payload.client()
+    for one in jobs:
+        system.accept(one)
+    for share in (1, 2, 4):
+        wait_until(lambda s=share: system.tokens_so_far(jobs) > 80 * s, "they are under way")
+        if tier == "redis":
+            payload.flushall()
+        else:
+            for file in list(shared_folder.iterdir()):
+                file.unlink(missing_ok=True)
+    payload.close()
+    system.wait_all(jobs)
+    assert system.results(jobs) == golden_tokens(system.block_folder, jobs)
