@@ -57,9 +57,9 @@ inline float add_lanes(V16 x) {
   return sum_in_order(lane);
 }
 
-inline V16 exp(V16 x) {
+// exp() for x <= 88 or NaN.
+inline V16 exp_of_small(V16 x) {
   x = pick_max(V16::broadcast(-87.0f), x);
-  x = pick_min(V16::broadcast(88.0f), x);
   V16 shifted = x * V16::broadcast(1.44269504f) + V16::broadcast(kRound);
   V16 k = shifted - V16::broadcast(kRound);
   V16 y = fma(k, V16::broadcast(-0.693359375f), x);
@@ -73,6 +73,8 @@ inline V16 exp(V16 x) {
   p = fma(p, y * y, y) + V16::broadcast(1.0f);
   return p * power_of_two(shifted);
 }
+
+inline V16 exp(V16 x) { return exp_of_small(pick_min(V16::broadcast(88.0f), x)); }
 
 inline V16 swiglu(V16 gate, V16 up) {
   return gate / (V16::broadcast(1.0f) + exp(negate(gate))) * up;

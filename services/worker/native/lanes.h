@@ -62,6 +62,8 @@ inline Pair<P> first(int n, Pair<P> a, Pair<P> b) {
   return {first(lower(n, P::width), a.lo, b.lo), first(upper(n, P::width), a.hi, b.hi)};
 }
 template <class P>
+inline bool any_greater(Pair<P> a, Pair<P> b) { return any_greater(a.lo, b.lo) || any_greater(a.hi, b.hi); }
+template <class P>
 inline float highest_lane(Pair<P> a) { return highest_lane(pick_max(a.lo, a.hi)); }
 template <class P>
 inline Pair<P> max_magnitude(Pair<P> m, Pair<P> x) {
@@ -74,6 +76,8 @@ inline Pair<P> power_of_two(Pair<P> shifted) { return {power_of_two(shifted.lo),
 using V16 = Register;
 constexpr int kScoreRows = 8;  // independent chains of fused multiply-adds: two units, four cycles
 constexpr int kValueVectors = 2;
+constexpr int kStripVectors = 2;  // times kStripKeys sums: a load feeds several of them, and all stay in registers
+constexpr int kStripKeys = 8;
 #else
 #if defined(__AVX2__)
 using V16 = Pair<Register>;
@@ -82,6 +86,8 @@ using V16 = Pair<Pair<Register>>;
 #endif
 constexpr int kScoreRows = 4;
 constexpr int kValueVectors = 1;
+constexpr int kStripVectors = 1;
+constexpr int kStripKeys = Register::width == 8 ? 4 : 2;
 #endif
 
 // f(0), f(1), ... f(N - 1) with constant arguments: arrays of registers stay in registers.

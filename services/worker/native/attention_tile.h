@@ -1,0 +1,126 @@
+// What the two ways to compute attention (attention_few.h, attention_many.h) share: the call, its tiles, the last sum.
+#pragma once
+
+#include "arithmetic.h"
+
+namespace blockrelay {
+
+constexpr int kPage = 16;
+constexpr int kTileRows = 64;
+constexpr int kAhead = 3;  // pages: one takes less time than memory needs to answer
+
+// Up to kTileRows query rows (row, head of the group) of one segment that read the same key/value head.
+struct Tile {
+  int64_t segment;
+  int64_t first;  // query row within the segment: row * group + head of the group
+  int kv_head;
+  int count;
+};
+
+template <class E>
+struct AttentionCall {
+  const float* q;             // [R,Hq,D]
+  const E* k_pages;           // [n,Hkv,D,16]
+  const E* v_pages;           // [n,Hkv,16,D]
+  const int32_t* page_table;  // [S,max_pages]
+  const int64_t* segments;    // [S,3] first row, rows, first position
+  float* out;                 // [R,Hq,D]
+  int64_t segment_count, max_pages, rows;
+  int query_heads, kv_heads, head_dim;
+
+  int group() const { return query_heads / kv_heads; }
+
+  // Where query row i of a tile begins, in q and out.
+  int64_t offset(const Tile& tile, int i) const {
+    const int64_t query_row = tile.first + i;
+    const int64_t row = segments[tile.segment * 3] + query_row / group();
+    return (row * query_heads + int64_t(tile.kv_head) * group() + query_row % group()) * head_dim;
+  }
+
+  // Keys that query row i of a tile sees.
+  int64_t limit(const Tile& tile, int i) const {
+    return segments[tile.segment * 3 + 2] + (tile.first + i) / group() + 1;
+  }
+
+  // Where the index-th page of a tile's segment begins, in k_pages and v_pages.
+  int64_t page(const Tile& tile, int64_t index) const {
+    const int64_t page = page_table[tile.segment * max_pages + index];
+    return (page * kv_heads + tile.kv_head) * page_size();
+  }
+
+  int64_t page_size() const { return int64_t(head_dim) * kPage; }
+
+  // Floats between query rows in working memory.
+  int stride() const { return (head_dim + kLanes - 1) / kLanes * kLanes; }
+
+  void write(const Tile& tile, int i, const float* acc, float total) const {
+    const V16 inverse = V16::broadcast(1.0f / total);
+    float* to = out + offset(tile, i);
+    for (int d = 0; d < head_dim; d += kLanes)
+      store_some(to + d, V16::load(acc + d) * inverse, lanes_left(d, head_dim));
+  }
+};
+
+// Where the probability of query row i and key t lies.
+struct KeysTogether {
+  static constexpr int at(int i, int t) { return i * kPage + t; }
+};
+struct RowsTogether {
+  static constexpr int at(int i, int t) { return t * kTileRows + i; }
+};
+
+// acc[i][d] += p[i][t] * v[t][d] for t from begin to end, for N query rows and M registers of d.
+template <int N, int M, class Layout, class E>
+inline void weigh_columns(float* acc, int stride, const float* p, const E* v, int dim, int begin, int end) {
+  V16 sum[N * M], values[M];
+  each<N * M>([&](auto j) { sum[j] = V16::load(acc + j / M * stride + j % M * kLanes); });
+  for (int t = begin; t < end; t++) {
+    each<M>([&](auto j) { values[j] = V16::load(v + t * dim + j * kLanes); });
+    each<N * M>([&](auto j) { sum[j] = fma(V16::broadcast(p[Layout::at(j / M, t)]), values[j % M], sum[j]); });
+  }
+  each<N * M>([&](auto j) { sum[j].store(acc + j / M * stride + j % M * kLanes); });
+}
+
+// The same for all d.
+template <int N, class Layout, class E>
+inline void weigh(float* acc, int stride, const float* p, const E* v, int dim, int begin, int end) {
+  int d = 0;
+  for (; d + kValueVectors * kLanes <= dim; d += kValueVectors * kLanes)
+    weigh_columns<N, kValueVectors, Layout>(acc + d, stride, p, v + d, dim, begin, end);
+  for (; d + kLanes <= dim; d += kLanes) weigh_columns<N, 1, Layout>(acc + d, stride, p, v + d, dim, begin, end);
+  if (d < dim) {
+    for (int i = 0; i < N; i++) {
+      V16 sum = V16::load(acc + i * stride + d);
+      for (int t = begin; t < end; t++)
+        sum = fma(V16::broadcast(p[Layout::at(i, t)]), V16::load(v + t * dim + d, dim - d), sum);
+      sum.store(acc + i * stride + d);
+    }
+  }
+}
+
+// The same for N query rows that see `visible` keys each, in ascending order.
+template <int N, class Layout, class E>
+inline void weigh_visible(float* acc, int stride, const float* p, const E* v, int dim, const int* visible) {
+  weigh<N, Layout>(acc, stride, p, v, dim, 0, visible[0]);
+  for (int r = 1; r < N; r++)
+    if (visible[r] > visible[0])
+      weigh<1, Layout>(acc + r * stride, stride, p + Layout::at(r, 0), v, dim, visible[0], visible[r]);
+}
+
+// f(i, N) for the query rows i..i+N-1 of begin..end-1, N constant: kScoreRows as long as there are so many.
+template <class F>
+inline void in_groups(int begin, int end, const F& f) {
+  int i = begin;
+  for (; end - i >= kScoreRows; i += kScoreRows) f(i, std::integral_constant<int, kScoreRows>{});
+  if (kScoreRows > 4 && end - i >= 4) {
+    f(i, std::integral_constant<int, 4>{});
+    i += 4;
+  }
+  if (end - i >= 2) {
+    f(i, std::integral_constant<int, 2>{});
+    i += 2;
+  }
+  if (end - i >= 1) f(i, std::integral_constant<int, 1>{});
+}
+
+}  // namespace blockrelay
