@@ -38,3 +38,21 @@ def test_one_stage_leaves_what_could_never_end_on_it_to_a_larger_worker(cell: Ce
     cell.accept(need=5)
     assert cell.claim(small) == []
     assert len(cell.claim(large)) == 1
+
+
+def test_what_fits_nobody_does_not_hold_up_what_comes_after_it(cell: Cell) -> None:
+    """Accepted while nobody had registered, so that nothing was known of pools."""
+    cell.accept("large", need=5)
+    cell.accept("small", need=4)
+    assert [c.request for c in cell.claim(cell.worker("a", split="1-4", pages=4))] == ["small"]
+    assert [c.request for c in cell.claim(cell.worker("b", split="1-4", pages=5))] == ["large"]
+
+
+def test_what_fits_no_later_stage_does_not_hold_up_what_comes_after_it(cell: Cell) -> None:
+    cell.accept("large", need=5)
+    cell.accept("small", need=3)
+    cell.accept("next", need=2)
+    first, _ = cell.worker("a", stage=0, pages=20), cell.worker("b", stage=1, pages=4)
+    assert [c.request for c in cell.claim(first)] == ["small"], "the next one waits for room, and has its turn"
+    cell.worker("c", stage=1, pages=9)
+    assert [c.request for c in cell.claim(first)] == ["large", "next"]

@@ -24,7 +24,7 @@ for _, w in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], dead_before, unborn_afte
   local v = redis.call('HMGET', P .. 'worker:' .. w, 'model', 'split', 'stage', 'device', 'numerics', 'pages', 'reserved', 'draining')
   if v[1] == model and v[2] == split and v[5] == numerics and not v[8] and redis.call('EXISTS', P .. 'inbox:' .. w) == 1 then
     table.insert(candidates[tonumber(v[3])][v[4]],
-      {id = w, free = tonumber(v[6]) - tonumber(v[7] or '0'), load = redis.call('SCARD', P .. 'on:' .. w)})
+      {id = w, pages = tonumber(v[6]), free = tonumber(v[6]) - tonumber(v[7] or '0'), load = redis.call('SCARD', P .. 'on:' .. w)})
   end
 end
 for s = 0, stages - 1 do
@@ -56,6 +56,19 @@ local function find_route(need, class)
   return route
 end
 
+-- Whether some stage has nobody whose pool would hold so many pages even empty: then a job waits for another worker to
+-- come, and nobody waits behind it.
+local function fits_nowhere(need)
+  for s = 0, stages - 1 do
+    local most = s == 0 and all_pages or 0
+    for _, list in pairs(s == 0 and {} or candidates[s]) do
+      for _, c in ipairs(list) do most = math.max(most, c.pages) end
+    end
+    if most < need then return true end
+  end
+  return false
+end
+
 -- A CPU worker takes GPU-class jobs only where stage 0 has no live GPU worker; a GPU worker never takes CPU jobs.
 local classes = {}
 if device == 'gpu' then classes = {'gpu'}
@@ -67,7 +80,10 @@ else classes = {'cpu'} end
 local TRIAL = 600
 local answer, tried = {}, false
 
--- Give one queued request to me. False: it has to wait, and everything behind it.
+-- How many that fit nowhere are passed over.
+local PASSED = 32
+
+-- Give one queued request to me, or pass it over. False: it has to wait, and everything behind it.
 local function give(r)
   if r.deadline > 0 and NOW > r.deadline then
     finish(r, 'expired', '')
@@ -82,11 +98,12 @@ local function give(r)
   if tried or (solo and #answer > 0) then return false end
   local held, now = r.need, math.ceil((r.prompt + r.n + 1) / PAGE_TOKENS)
   if stages == 1 then
-    if now > free_now or r.need > all_pages then return false end
+    if r.need > all_pages then return true end
+    if now > free_now then return false end
     held = 0
   end
   local route = find_route(held, r.class)
-  if not route then return false end
+  if not route then return fits_nowhere(held) end
   if stages == 1 then free_now = free_now - now end
   local run, ids = ARGV[6 + #answer], {}
   for i, c in ipairs(route) do
@@ -120,7 +137,7 @@ end
 
 for _, class in ipairs(classes) do
   local key = P .. 'reruns:' .. model .. ':' .. class
-  for _, entry in ipairs(redis.call('XRANGE', key, '-', '+', 'COUNT', most)) do
+  for _, entry in ipairs(redis.call('XRANGE', key, '-', '+', 'COUNT', most + PASSED)) do
     if #answer >= most then return answer end
     local r = load(entry[2][2])
     if not r or r.state ~= 'queued' then
@@ -134,8 +151,8 @@ end
 -- First runs: those that would miss their deadline otherwise, then by rank.
 for _, class in ipairs(classes) do
   local where = model .. ':' .. class
-  for _, ids in ipairs({redis.call('ZRANGEBYSCORE', P .. 'due:' .. where, '-inf', NOW + URGENT, 'LIMIT', 0, most),
-    redis.call('ZRANGE', P .. 'queue:' .. where, 0, most - 1)}) do
+  for _, ids in ipairs({redis.call('ZRANGEBYSCORE', P .. 'due:' .. where, '-inf', NOW + URGENT, 'LIMIT', 0, most + PASSED),
+    redis.call('ZRANGE', P .. 'queue:' .. where, 0, most + PASSED - 1)}) do
     for _, id in ipairs(ids) do
       if #answer >= most then return answer end
       local rank = redis.call('ZSCORE', P .. 'queue:' .. where, id)
