@@ -52,8 +52,13 @@ class Client(threading.Thread):
         return self.tokens
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3])
-@pytest.mark.parametrize("stages", [1, 2])
+@pytest.mark.parametrize(
+    ("stages", "seed"),
+    [
+        (1, 1),
+        *(pytest.param(stages, seed, marks=pytest.mark.faults) for stages, seed in [(1, 2), (2, 1), (2, 2), (2, 3)]),
+    ],
+)
 def test_a_redis_that_lost_its_tail_is_told_everything_again(start_system: StartSystem, stages: int, seed: int) -> None:
     rng = random.Random(seed)
     system = start_system(stages=stages, fsync="everysec")
@@ -70,3 +75,17 @@ def test_a_redis_that_lost_its_tail_is_told_everything_again(start_system: Start
     system.control.start()
     assert [client.result() for client in clients] == undisturbed
     assert_nothing_is_held(system)
+
+
+def test_a_control_redis_that_was_emptied_is_told_everything_again(start_system: StartSystem) -> None:
+    """The same process, without a record, a plan or a worker."""
+    system = start_system(stages=2)
+    gateways = [system.start_gateway()[0]]
+    undisturbed = [Client(gateways, i, f"before-{i}").result() for i in range(CLIENTS)]
+    ids = {w.id for w in system.infos()}
+    clients = [Client(gateways, i, f"after-{i}") for i in range(CLIENTS)]
+    wait_until(lambda: sum(len(c.tokens) for c in clients) > CLIENTS * TOKENS * 0.3, "they are under way")
+    system.client.flushall()
+    assert [client.result() for client in clients] == undisturbed
+    assert_nothing_is_held(system)
+    assert ids.isdisjoint(w.id for w in system.infos()), "the workers came back under new names"

@@ -85,6 +85,21 @@ def _post(url: str, body: object) -> urllib.request.Request:
     return urllib.request.Request(f"{url}/v1/completions", json.dumps(body).encode(), headers)
 
 
+def test_a_step_that_is_longer_than_the_lease_is_no_death(start_system: StartSystem, long_jobs: Golden) -> None:
+    """Beats come from a thread of their own."""
+    jobs, golden = long_jobs
+    slow = {"failpoint": "worker.before_compute:delay=2.5@3"}
+    system = start_system(stages=1, scheduler_env=QUICK, worker=slow)
+    ids = {w.id for w in system.infos()}
+    for job in jobs:
+        system.accept(job)
+    system.wait_all(jobs)
+    assert system.results(jobs) == golden
+    assert "FAILPOINT" in (system.folder / "worker-0.log").read_text()
+    assert {w.id for w in system.infos()} == ids and system.metric("blockrelay_reruns_total") == 0
+
+
+@pytest.mark.faults
 @pytest.mark.parametrize("which", ["control", "payload"])
 def test_a_redis_that_slept_longer_than_the_lease_loses_nothing(
     start_system: StartSystem, long_jobs: Golden, which: str
