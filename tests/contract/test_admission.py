@@ -1,0 +1,226 @@
+"""ACCEPT's limits on a real server: what is refused and why, when to ask again, and that nothing is left behind."""
+
+import math
+import time
+
+import pytest
+import redis
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from blockrelay import scripts as calls
+from blockrelay.keys import Keys
+from blockrelay.redis_link import Scripts
+from blockrelay.scripts import Limits, Pace
+from tests.cell import Cell, body
+
+PUNCTUAL = Limits(punctual=True)
+
+
+@pytest.fixture
+def cell(client: redis.Redis, keys: Keys, scripts: Scripts) -> Cell:
+    return Cell(client, keys, scripts)
+
+
+def refused(cell: Cell, request: str = "req-x", **how: object) -> calls.Accepted:
+    """A refusal, which must leave everything as it was."""
+    before = cell.everything()
+    answer = cell.accept(request, **how)  # pyright: ignore[reportArgumentType]
+    assert answer.status not in ("OK", "EXISTS") and answer.retry_ms > 0, answer
+    assert cell.everything() == before
+    return answer
+
+
+def worker(cell: Cell, *, pages: int = 10_000, slots: int = 4, pace: Pace | None = None, name: str = "w") -> str:
+    """One that runs the whole model, and says how fast it is."""
+    cell.worker(name, split="1-4", pages=pages)
+    cell.client.hset(cell.keys.worker(name), "slots", slots)
+    if pace is not None:
+        cell.scripts.run(calls.beat(name, pace))
+    return name
+
+
+def in_s(cell: Cell, seconds: float) -> int:
+    """A deadline."""
+    at: tuple[int, int] = cell.client.time()  # pyright: ignore[reportAssignmentType]
+    return int(at[0] * 1000 + at[1] / 1000 + 1000 * seconds)
+
+
+class TestTokens:
+    LIMITS = Limits(tokens_per_minute=60)
+
+    def test_a_minutes_worth_at_once_and_then_as_time_passes(self, cell: Cell) -> None:
+        for i in range(5):  # 3 + 8 tokens each
+            assert cell.accept(f"req-{i}", tenant="ada", limits=self.LIMITS).status == "OK"
+        answer = refused(cell, tenant="ada", limits=self.LIMITS)
+        assert answer.status == "TOKENS" and answer.detail == "5" and answer.retry_ms == pytest.approx(6000, abs=500)
+        self.pass_s(cell, 7)
+        assert cell.accept("req-9", tenant="ada", limits=self.LIMITS).status == "OK"
+
+    def test_tenants_have_buckets_of_their_own(self, cell: Cell) -> None:
+        for i in range(5):
+            cell.accept(f"req-{i}", tenant="ada", limits=self.LIMITS)
+        assert cell.accept("req-9", tenant="bob", limits=self.LIMITS).status == "OK"
+        assert cell.accept("req-10", tenant="ada").status == "OK", "the limit is its key's, not its name's"
+
+    def test_asking_again_for_what_was_accepted_costs_nothing(self, cell: Cell) -> None:
+        for _ in range(20):
+            assert cell.accept("req-1", tenant="ada", limits=self.LIMITS).status in ("OK", "EXISTS")
+
+    @settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    @given(
+        per_minute=st.integers(10, 10_000),
+        steps=st.lists(st.tuples(st.integers(1, 400), st.floats(0, 100)), min_size=1, max_size=12),
+    )
+    def test_over_any_time_it_admits_what_flows_in_and_no_less(
+        self, cell: Cell, per_minute: int, steps: list[tuple[int, float]]
+    ) -> None:
+        cell.client.flushall()
+        level, began = float(per_minute), time.monotonic()
+        for i, (tokens, pause_s) in enumerate(steps):
+            content = body(list(range(1, tokens + 1)), max_tokens=1)
+            answer = cell.accept(f"req-{i}", tenant="t", limits=Limits(tokens_per_minute=per_minute), content=content)
+            slack = 0.5 + per_minute / 60 * (time.monotonic() - began)  # the test takes time, which fills the bucket
+            if answer.status == "OK":
+                assert tokens + 1 <= level + slack
+                level -= tokens + 1
+            else:
+                assert answer.status == "TOKENS" and tokens + 1 > level - 0.5
+                lacks = tokens + 1 - level
+                assert answer.retry_ms <= math.ceil(lacks * 60_000 / per_minute) + 1
+            self.pass_s(cell, pause_s, tenant="t")
+            level = min(per_minute, level + pause_s * per_minute / 60)
+
+    def pass_s(self, cell: Cell, seconds: float, tenant: str = "ada") -> None:
+        if cell.client.exists(cell.keys.bucket(tenant)):
+            cell.client.hincrby(cell.keys.bucket(tenant), "at", -int(seconds * 1000))
+
+
+def test_a_tenants_requests_under_way_are_bounded(cell: Cell) -> None:
+    limits = Limits(concurrency=2)
+    for i in range(2):
+        assert cell.accept(f"req-{i}", tenant="ada", limits=limits).status == "OK"
+    assert refused(cell, tenant="ada", limits=limits).status == "CONCURRENT"
+    assert cell.accept("req-9", tenant="bob", limits=limits).status == "OK"
+    cell.scripts.run(calls.finish("req-0", "cancelled"))
+    assert cell.accept("req-10", tenant="ada", limits=limits).status == "OK"
+
+
+def test_what_was_accepted_is_never_refused(cell: Cell) -> None:
+    assert cell.accept("req-1", limit=1, tenant="ada").status == "OK"
+    strict = Limits(tokens_per_minute=1, concurrency=1, wait_s=0.001, overcommit=0.001, punctual=True)
+    assert cell.accept("req-1", limit=1, tenant="ada", limits=strict, deadline_ms=1).status == "EXISTS"
+
+
+def test_kv_pages_are_promised_only_so_many_times(cell: Cell) -> None:
+    worker(cell, pages=10)
+    for i in range(4):
+        assert cell.accept(f"req-{i}", need=5, limits=Limits(overcommit=2)).status == "OK"
+    assert refused(cell, need=1, limits=Limits(overcommit=2)) == calls.Accepted("PAGES", "20", retry_ms=1000)
+    worker(cell, pages=10, name="another")
+    assert cell.accept("req-9", need=5, limits=Limits(overcommit=2)).status == "OK"
+
+
+class TestForecast:
+    """A worker that needs 1 ms for a prompt row and 10 ms for a token of four requests at once."""
+
+    PACE = Pace(row_s=0.001, step_s=0.040, batch=4)
+
+    def fill(self, cell: Cell, count: int, *, claimed: int = 0) -> None:
+        """Requests of 100 + 100 tokens: 1.1 s each."""
+        for i in range(count):
+            content = body(list(range(1, 101)), max_tokens=100)
+            assert cell.accept(f"req-{i}", content=content, limit=1000).status == "OK"
+        assert len(cell.claim("w", claimed or 1)) == claimed if claimed else True
+
+    def ask(self, cell: Cell, seconds: float, request: str = "req-x", **how: object) -> calls.Accepted:
+        content = body([1, 2, 3, 4], max_tokens=10)
+        return cell.accept(  # fmt: skip
+            request,
+            content=content,
+            limit=1000,
+            deadline_ms=in_s(cell, seconds),
+            limits=PUNCTUAL,
+            **how,  # pyright: ignore
+        )
+
+    def test_an_idle_worker_takes_what_it_can_do_in_time(self, cell: Cell) -> None:
+        worker(cell, pace=self.PACE)
+        assert self.ask(cell, 0.3).status == "LATE"
+        assert self.ask(cell, 1.5).status == "OK"
+
+    def test_a_queue_counts_in_full(self, cell: Cell) -> None:
+        worker(cell, pace=self.PACE)
+        self.fill(cell, 20)  # 22 s of work
+        late = self.ask(cell, 20)
+        assert late.status == "LATE" and 20_000 < int(late.detail) < 25_000 and 0 < late.retry_ms < 15_000
+        assert self.ask(cell, 40).status == "OK"
+
+    def test_more_workers_halve_the_time(self, cell: Cell) -> None:
+        worker(cell, pace=self.PACE)
+        worker(cell, pace=self.PACE, name="another")
+        self.fill(cell, 20)
+        assert self.ask(cell, 20).status == "OK"
+
+    def test_silent_workers_do_not_count(self, cell: Cell) -> None:
+        worker(cell, pace=self.PACE)
+        worker(cell, pace=self.PACE, name="another")
+        cell.client.zadd(cell.keys.workers, {"another": in_s(cell, -10)})
+        self.fill(cell, 20)
+        assert self.ask(cell, 20).status == "LATE"
+
+    def test_what_is_computed_counts_no_more(self, cell: Cell) -> None:
+        worker(cell, pace=self.PACE, slots=4)
+        self.fill(cell, 4)
+        runs = cell.claim("w", 4)
+        assert self.ask(cell, 5).status == "LATE"
+        for run in runs:
+            cell.commit(run, 0, list(range(95)))
+        assert self.ask(cell, 5).status == "OK"
+
+    def test_without_a_deadline_only_the_first_token_counts(self, cell: Cell) -> None:
+        worker(cell, pace=self.PACE)
+        self.fill(cell, 20)
+        assert refused(cell, limits=Limits(wait_s=15)).status == "WAIT"
+        assert cell.accept("req-y", limits=Limits(wait_s=30)).status == "OK"
+
+    def test_before_anything_was_measured_a_few_are_let_in(self, cell: Cell) -> None:
+        worker(cell)
+        answers = [self.ask(cell, 30, f"req-{i}").status for i in range(12)]
+        assert answers == ["OK"] * 8 + ["LATE"] * 4
+        assert cell.accept("req-20").status == "OK", "without a deadline it may take its time"
+
+    def test_another_tenant_waits_for_its_share_only(self, cell: Cell) -> None:
+        worker(cell, pace=self.PACE)
+        self.fill(cell, 200)
+        assert self.ask(cell, 30).status == "LATE"
+        assert self.ask(cell, 30, tenant="bob").status == "OK"
+
+    def test_an_earlier_priority_waits_for_none_of_the_later_ones(self, cell: Cell) -> None:
+        worker(cell, pace=self.PACE)
+        self.fill(cell, 200)
+        assert self.ask(cell, 30, priority=1).status == "LATE"
+        assert self.ask(cell, 30, priority=-1).status == "OK"
+
+    def test_who_would_miss_its_deadline_is_claimed_first(self, cell: Cell) -> None:
+        worker(cell, pace=self.PACE)
+        self.fill(cell, 20)
+        assert self.ask(cell, 40).status == "OK"
+        assert [run.request for run in cell.claim("w", 1)] == ["req-0"]
+        cell.client.zadd(cell.keys.due("0123456789abcdef", "cpu"), {"req-x": in_s(cell, 0.5)})
+        (run,) = cell.claim("w", 1)
+        assert run.request == "req-x" and run.left_s == pytest.approx(40, abs=5)
+
+
+def test_it_takes_little_time(cell: Cell) -> None:
+    """Not asserted but for gross errors: a queue of a thousand from fifty tenants, two workers."""
+    for name in ("v", "w"):
+        worker(cell, pace=Pace(0.0001, 0.001, 64), name=name)
+    everything = Limits(tokens_per_minute=10**9, concurrency=10**6, wait_s=10**6, overcommit=10**6, punctual=True)
+    for i in range(1000):
+        answer = cell.accept(
+            f"req-{i}", limit=10**6, tenant=f"t{i % 50}", limits=everything, deadline_ms=in_s(cell, 9e6)
+        )
+        assert answer.status == "OK"
+    stats: dict[str, dict[str, float]] = cell.client.info("commandstats")  # pyright: ignore
+    assert stats["cmdstat_evalsha"]["usec_per_call"] < 5000
