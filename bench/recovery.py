@@ -40,6 +40,8 @@ ACCIDENTS = ("worker", "host", "redis")
 #: Tokens of a stream before the accident and after it.
 BEFORE, AFTER = 40, 24
 STREAMS = 4
+#: From one accident to the next at least, so that the launcher does not take it for a process that cannot live. Seconds.
+APART_S = 2.5
 
 
 @dataclass
@@ -174,6 +176,7 @@ def accident(system: System, what: str, prompts: list[list[int]]) -> tuple[float
             raise RuntimeError(stream.trouble)
     again = sum(len(stream.prompt) - stream.cached for stream in streams)
     wait_until(lambda: system.ready_workers() == 2, "two workers")
+    time.sleep(max(0.0, at + APART_S - time.monotonic()))
     return max(stalls), again
 
 
