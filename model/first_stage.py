@@ -28,7 +28,7 @@ def claims(b: Bounds, state: State, slot: int, me: Process) -> Steps:
             table = put(table, _new_run(b, job))
         after = lost.with_process(slot, me._replace(table=table))
         if any(c.solo for c in claimed):  # what CLAIM named has arrived unharmed
-            after = after._replace(redis=named(after.redis, me.id, None))
+            after = after._replace(redis=scripts.name(after.redis, me.id, None))
         names = " ".join(f"{c.request} as run {c.run}" for c in claimed)
         yield f"worker {slot} claims {names}", after, False
         if claimed and state.budget.lost_reply:
@@ -39,12 +39,6 @@ def claims(b: Bounds, state: State, slot: int, me: Process) -> Steps:
 def _claimable(b: Bounds, table: tuple[Run, ...]) -> int:
     """Free pages beside those that the runs here need for known tokens and the next, and one more for each."""
     return max(0, b.pages - pages(table) - sum(max(0, r.known + 1 - r.computed) + 1 for r in table))
-
-
-def named(redis: Redis, worker: int, request: int | None) -> Redis:
-    """`trying:<worker>`: whom this worker tries alone."""
-    w = redis.worker(worker)
-    return redis if w is None else redis.with_worker(worker, w._replace(trying=request))
 
 
 def _passed(state: State, redis: Redis, claimed: list[scripts.Claimed]) -> tuple[int, ...]:
@@ -89,7 +83,7 @@ def next_jobs(b: Bounds, state: State, slot: int, me: Process) -> Steps:
     """Tokens of a run here became known: by COMMIT (control inbox) or a little earlier (payload inbox)."""
     record = state.redis.worker(me.id)
     if record is not None and record.inbox:
-        redis = state.redis.with_worker(me.id, record._replace(inbox=record.inbox[1:]))
+        redis = scripts.take(state.redis, me.id)
         yield from _learns(b, state._replace(redis=redis), slot, me, record.inbox[0])
     early = state.payload(me.id)
     if early:

@@ -16,6 +16,9 @@ class Protocol:
     def initial(self) -> State:
         b = self._bounds
         redis = Redis(requests=(None,) * b.requests)
+        if not b.clients:  # before any worker has come, when even what fits no pool is accepted
+            for request in range(b.requests):
+                redis, _ = scripts.accept(b, redis, request, tenant=b.tenant(request), need=b.need(request))
         state = State(
             redis=redis,
             processes=tuple(Process(id=slot * LIVES) for slot in range(b.slots)),
@@ -27,9 +30,6 @@ class Protocol:
         for process in state.processes:
             redis = scripts.announce(redis, process.id, b.pages)
             state = state.with_payload(process.id, ())
-        if not b.clients:
-            for request in range(b.requests):
-                redis, _ = scripts.accept(b, redis, request, tenant=b.tenant(request), need=b.need(request))
         return state._replace(redis=redis)
 
     def steps(self, state: State) -> Iterator[Step[State]]:

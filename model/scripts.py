@@ -340,6 +340,22 @@ def beat(b: Bounds, redis: Redis, worker: int) -> tuple[Redis, dict[int, int] | 
     return redis, {r: record.run for r in w.on if (record := redis.requests[r]) is not None}
 
 
+# --- plain commands of workers, which are no scripts ---
+
+
 def announce(redis: Redis, worker: int, pages: int) -> Redis:
-    """No script: the plain commands by which a worker says what it serves and creates its inbox."""
+    """Say what the worker serves and create its inbox."""
     return redis.with_worker(worker, WorkerRecord(pages=pages))
+
+
+def take(redis: Redis, worker: int) -> Redis:
+    """Read and delete the first next job of an inbox."""
+    w = redis.worker(worker)
+    assert w is not None and w.inbox
+    return redis.with_worker(worker, w._replace(inbox=w.inbox[1:]))
+
+
+def name(redis: Redis, worker: int, request: int | None) -> Redis:
+    """`trying:<worker>`: whom it tries alone."""
+    w = redis.worker(worker)
+    return redis if w is None else redis.with_worker(worker, w._replace(trying=request))

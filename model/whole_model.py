@@ -1,7 +1,7 @@
 """A worker of the whole model: computes and samples batches, promises more pages than it has, tries suspects alone."""
 
+from model import scripts
 from model.data import Bounds, Process, Run, State
-from model.first_stage import named as name_suspect
 from model.last_stage import sample
 from model.table import Steps, find, pages, put
 
@@ -17,12 +17,12 @@ def computes(b: Bounds, state: State, slot: int, me: Process) -> Steps:
         if run is not None:
             yield from _computes(b, state, slot, me, [run])
         if not me.pending:
-            over = state._replace(redis=name_suspect(state.redis, me.id, None))
+            over = state._replace(redis=scripts.name(state.redis, me.id, None))
             yield f"worker {slot} has tried {me.trying}", over.with_process(slot, me._replace(trying=-1)), False
         return
     suspects = [r for r in ready if r.solo and b.rules.suspects_run_alone]
     for run in suspects:
-        named = state._replace(redis=name_suspect(state.redis, me.id, run.request))
+        named = state._replace(redis=scripts.name(state.redis, me.id, run.request))
         named = named.with_process(slot, me._replace(trying=run.request))
         yield f"worker {slot} tries {run.request} alone", named, False
     together = [r for r in ready if r not in suspects]

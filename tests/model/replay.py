@@ -1,0 +1,259 @@
+"""The model's scripts beside the real ones: every call of a walk is made on a real server, and both must agree.
+
+What the model leaves open is set before a call: which workers beat, whose deadline has passed, that delays are over.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+
+from blockrelay import scripts as calls
+from blockrelay.keys import Keys
+from blockrelay.messages import Commit, EndEntry, NextJob, RequestBody, TokenEntry
+from blockrelay.redis_link import Scripts
+from model import data, scripts
+from tests.cell import MODEL, Cell
+from tests.redis_server import RedisServer
+
+NAMES = ("accept", "claim", "commit", "rerun", "finish", "dead", "beat", "announce", "take", "name")
+#: Tokens that one unit of the model costs its tenant's share.
+UNIT = 64
+SPLITS = {1: "1-4", 2: "1-2,3-4"}
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """One call of a model's script: from `before` to `after`."""
+
+    name: str
+    args: tuple[Any, ...]
+    options: dict[str, Any]
+    before: data.Redis
+    after: data.Redis
+    answer: Any
+
+
+@contextmanager
+def recording(patch: pytest.MonkeyPatch) -> Iterator[list[Recorded]]:
+    """Every call of a script while it lasts."""
+    made: list[Recorded] = []
+
+    def recorder(name: str, script: Callable[..., Any]) -> Callable[..., Any]:
+        def record(*args: Any, **options: Any) -> Any:
+            result = script(*args, **options)
+            after, answer = (result, None) if isinstance(result, data.Redis) else result
+            plain = args[1:] if isinstance(args[0], data.Bounds) else args
+            made.append(Recorded(name, plain[1:], options, plain[0], after, answer))
+            return result
+
+        return record
+
+    with patch.context() as patched:
+        for name in NAMES:
+            patched.setattr(scripts, name, recorder(name, getattr(scripts, name)))
+        yield made
+
+
+def way(made: list[Recorded], start: data.Redis, goal: data.Redis) -> list[Recorded]:
+    """The calls that lead from one state of Redis to another."""
+    ways: dict[data.Redis, list[Recorded]] = {start: []}
+    waiting = [start]
+    for at in waiting:
+        if at == goal:
+            return ways[at]
+        for call in made:
+            if call.before == at and call.after not in ways:
+                ways[call.after] = [*ways[at], call]
+                waiting.append(call.after)
+    raise AssertionError("no calls lead there")
+
+
+class Replay:
+    """Makes calls of the model on a real server and compares answers and what is in Redis."""
+
+    def __init__(self, bounds: data.Bounds, server: RedisServer) -> None:
+        self.bounds, self.server = bounds, server
+        self.client, self.keys = server.client(), Keys("t")
+        self.cell = Cell(self.client, self.keys, Scripts(self.client, self.keys, retention_s=600))
+        self.known: set[int] = set()
+
+    def worker(self, number: int) -> str:
+        return f"w{number:04}"
+
+    def request(self, number: int) -> str:
+        return f"req-{number}"
+
+    def number(self, name: str) -> int:
+        return int(name.removeprefix("req-").removeprefix("w"))
+
+    def crash(self, size: int) -> None:
+        """kill -9, and what was written behind `size` bytes is lost."""
+        self.server.kill()
+        self.server.truncate_aof(size)
+        self.server.start()
+        self.client.connection_pool.disconnect()
+
+    def make(self, call: Recorded) -> None:
+        """Make a call. AssertionError when the answer is not the model's."""
+        self._set_clock(call.options)
+        answer = getattr(self, f"_{call.name}")(*call.args, **call.options)
+        assert answer == call.answer, f"{call.name}{call.args}"
+
+    def _set_clock(self, options: dict[str, Any]) -> None:
+        now = int(self.client.time()[0]) * 1000  # pyright: ignore
+        for worker in self.known:
+            if self.client.zscore(self.keys.workers, self.worker(worker)) is not None:
+                young = worker in options.get("beating", self.known)
+                self.client.zadd(self.keys.workers, {self.worker(worker): now if young else 1})
+        for request in options.get("overdue", ()):
+            self.client.hset(self.keys.request(self.request(request)), "deadline", 1)
+        for member in self.client.zrange(self.keys.delayed, 0, -1):  # pyright: ignore
+            self.client.zadd(self.keys.delayed, {member: 0})  # pyright: ignore
+
+    # --- calls ---
+
+    def _accept(
+        self, request: int, *, tenant: int = 0, need: int = 0, step: int = 0, prior: int = 0, body: tuple[int, ...] = ()
+    ) -> tuple[str, int]:
+        params = {"max_tokens": need * UNIT - 1}
+        content = RequestBody(prompt=np.array([1], np.int32), params=params, logits="last" if step else "none")
+        part = None
+        if step:
+            part = calls.SessionStep("s", step, f"f{step}", prior, step.to_bytes(4, "little"))
+        answer = self.cell.scripts.run(
+            calls.accept(
+                self.request(request), content, model=MODEL, need_pages=need, max_in_flight=99, session=part,
+                tenant=f"t{tenant}",
+            )
+        )  # fmt: skip
+        detail = self.number(answer.detail) if answer.status in ("STEP", "REPEAT") else 0
+        return answer.status, detail
+
+    def _claim(self, worker: int, most: int, nonces: range, *, free: int = 0, **_: Any) -> list[scripts.Claimed]:
+        call = calls.claim(self.worker(worker), most, dead_after_s=3600, free_pages=free)
+        call = calls.Call("claim", (*call.args[: -most or None], *(str(n) for n in nonces[:most])), call.parse)
+        return [
+            scripts.Claimed(
+                self.number(c.request), int(c.run), tuple(self.number(w) for w in c.route), c.solo, len(c.tokens)
+            )
+            for c in self.cell.scripts.run(call)
+        ]
+
+    def _commit(self, items: tuple[data.Commit, ...], **_: Any) -> list[tuple[str, int]]:
+        sent = [
+            Commit(
+                request=self.request(i.request), run=str(i.run), position=i.position, tokens=i.tokens, end=i.end  # pyright: ignore
+            )
+            for i in items
+        ]  # fmt: skip
+        return [(a.verdict, a.length) for a in self.cell.scripts.run(calls.commit(sent))]
+
+    def _rerun(self, request: int, run: int, reason: Any) -> bool:
+        return self.cell.scripts.run(calls.rerun(self.request(request), str(run), reason))
+
+    def _finish(self, request: int, reason: Any, run: int = 0) -> str:
+        return self.cell.scripts.run(calls.finish(self.request(request), reason, run=str(run) if run else ""))
+
+    def _dead(self, worker: int, reason: Any = "death") -> tuple[bool, int]:
+        return self.cell.scripts.run(calls.dead(self.worker(worker), silent_s=0, reason=reason))
+
+    def _beat(self, worker: int) -> dict[int, int] | None:
+        answer = self.cell.scripts.run(calls.beat(self.worker(worker)))
+        return None if answer is None else {self.number(r): int(run) for r, run in answer.items()}
+
+    def _announce(self, worker: int, pages: int) -> None:
+        b = self.bounds
+        self.known.add(worker)
+        self.cell.worker(self.worker(worker), stage=b.stage(worker), split=SPLITS[b.stages], pages=pages)
+
+    def _take(self, worker: int) -> None:
+        inbox = self.keys.inbox(self.worker(worker))
+        entry = next(i for i, fields in self.client.xrange(inbox) if b"j" in fields)  # pyright: ignore
+        self.client.xdel(inbox, entry)  # pyright: ignore
+
+    def _name(self, worker: int, request: int | None) -> None:
+        key = self.keys.trying(self.worker(worker))
+        if request is None:
+            self.client.delete(key)
+        else:
+            self.client.set(key, self.request(request))
+
+    # --- what is in Redis ---
+
+    def state(self) -> data.Redis:
+        """Redis as the model sees it."""
+        cell = self.cell
+        shares = {k.decode(): int(v) - (128 << 44) for k, v in self.client.zrange(  # pyright: ignore
+            f"{{t}}:shares:{MODEL}:cpu", 0, -1, withscores=True)}  # fmt: skip
+        queue = self.client.zrange(f"{{t}}:queue:{MODEL}:cpu", 0, -1, withscores=True)
+        tenants = {k.split(" t")[-1]: v for k, v in shares.items() if k.startswith("t ")}
+        session: dict[str, bytes] = {
+            k.decode(): v  # pyright: ignore
+            for k, v in self.client.hgetall(self.keys.session("s")).items()  # pyright: ignore
+        }
+        return data.Redis(
+            requests=tuple(self._record(self.request(number)) for number in range(self.bounds.requests)),
+            workers=tuple((w, self._worker(self.worker(w))) for w in sorted(self.known) if self._exists(w)),
+            queue=tuple(((int(rank) - (128 << 44)) // UNIT, self.number(r.decode())) for r, rank in queue),  # pyright: ignore
+            shares=tuple(sorted((int(tenant), at // UNIT) for tenant, at in tenants.items())),
+            virtual=shares.get("v 0", 0) // UNIT,
+            reruns=tuple(self.number(r) for r in cell.queued("reruns")),
+            delayed=tuple(sorted(self.number(r.decode()) for r in self.client.zrange(self.keys.delayed, 0, -1))),  # pyright: ignore
+            running=tuple(sorted(self.number(r.decode()) for r in self.client.zrange(self.keys.running, 0, -1))),  # pyright: ignore
+            letters=tuple(self.number(f[b"r"].decode()) for _, f in self.client.xrange(self.keys.dead_letters)),  # pyright: ignore
+            session=data.Session(
+                int(session["step"]),
+                self.number(session["request"].decode()),
+                tuple(np.frombuffer(session["tokens"], "<u4").tolist()),
+            )
+            if session
+            else None,
+        )
+
+    def _exists(self, worker: int) -> bool:
+        return bool(self.client.exists(self.keys.worker(self.worker(worker))))
+
+    def _record(self, name: str) -> data.Record | None:
+        r = self.cell.record(name)
+        if not r:
+            return None
+        log = self.cell.log(name)
+        b = self.bounds
+        return data.Record(
+            state=r["state"],  # pyright: ignore
+            run=int(r["run"] or 0),
+            route=tuple(self.number(w) for w in r["route"].split(",") if w),
+            log=tuple(e.token for e in log if isinstance(e, TokenEntry)),
+            ends=tuple(
+                "poison" if e.meta.get("code") == "poison" else e.reason for e in log if isinstance(e, EndEntry)
+            ),
+            job=r.get("job", "").split(" ")[0],  # pyright: ignore
+            need=int(r["need"]),
+            held=int(r.get("held", 0)) if r["state"] == "running" else 0,
+            deaths=min(int(r.get("deaths", 0)), b.solo_after),
+            solo_deaths=int(r.get("solo_deaths", 0)),
+            tries=min(int(r.get("tries", 0)), 2),
+            counted_at=int(r.get("deaths_n", 0)),
+            tenant=int(r["tenant"].removeprefix("t")),
+        )
+
+    def _worker(self, name: str) -> data.WorkerRecord:
+        jobs = [NextJob.decode(f[b"j"]) for f in self.cell.inbox(name)]
+        trying = self.client.get(self.keys.trying(name))
+        return data.WorkerRecord(
+            pages=int(self.client.hget(self.keys.worker(name), "pages") or 0),  # pyright: ignore
+            reserved=self.cell.reserved(name),
+            inbox=tuple(data.NextJob(self.number(j.request), int(j.run), j.position, j.tokens) for j in jobs),
+            on=tuple(sorted(self.number(r) for r in self.cell.on(name))),
+            trying=None if trying is None else self.number(trying.decode()),  # pyright: ignore
+        )
+
+
+def comparable(redis: data.Redis) -> data.Redis:
+    """Without what the model keeps for itself, and where the order in which DEAD re-runs is open."""
+    requests = tuple(r and r._replace(trials=(), body=()) for r in redis.requests)
+    return redis._replace(requests=requests, reruns=tuple(sorted(redis.reruns)))
