@@ -14,7 +14,7 @@ PIP := pip install --quiet --disable-pip-version-check
 # What a plain machine can run in minutes. The others: make parity, test-compose, sanitize, equality, fuzz.
 TESTS := not fuzz and not faults and not parity and not sanitizer and not docker and not equality and not emulated
 
-.PHONY: install demo up test test-compose check model parity sanitize equality fuzz audit faults bench bench-recovery clean
+.PHONY: install demo up test test-compose check model parity sanitize equality fuzz audit faults drill bench bench-recovery clean
 .DEFAULT_GOAL := install
 
 install: $(STAMP)
@@ -88,6 +88,10 @@ faults: install
 # How long streams stand still when a worker, its host or Redis dies: make bench-recovery ARGS="--model DIR"
 bench-recovery: install
 	$(BIN)/python -m bench.recovery $(ARGS)
+
+# Ninety seconds under load while everything is killed at random; more with ARGS="--minutes 10 --fsync everysec".
+drill: install
+	$(BIN)/blockrelay drill --minutes 1.5 --stages 2 $(ARGS)
 
 # Beside other servers, which install themselves into .bench; writes docs/benchmarks.md. ARGS="--help" shows how to take
 # parts. PEER_PIP goes to the installation of peers, for example an index of CPU-only builds of torch.

@@ -17,6 +17,7 @@ from blockrelay_launcher import status as cell_status
 from blockrelay_launcher.bench import BenchOptions, run_bench
 from blockrelay_launcher.children import UpOptions
 from blockrelay_launcher.demo import run_demo
+from blockrelay_launcher.drill.command import DrillOptions, parse_roles, run_drill
 from blockrelay_launcher.embedded_redis import Fsync
 from blockrelay_launcher.up import up
 
@@ -176,6 +177,32 @@ def bench(
         in_process=in_process, speculation=speculation, prefix=prefix, memory=memory,
     )  # fmt: skip
     raise typer.Exit(run_bench(options, as_json=as_json))
+
+
+@app.command("drill")
+def drill(
+    model: Model = BUNDLED_MODEL,
+    minutes: Annotated[float, typer.Option(min=0.05, help="How long the system is under load.")] = 10.0,
+    kill: Annotated[
+        str, typer.Option(metavar="ROLE,ROLE", help="Whom to kill: worker, scheduler, gateway, redis; empty: nobody.")
+    ] = "worker,scheduler,gateway,redis",
+    every: Annotated[float, typer.Option(min=0.1, metavar="S", help="Seconds between two kills, on average.")] = 2.0,
+    stop: Annotated[bool, typer.Option("--stop", help="A third only sleep for a while (SIGSTOP, SIGCONT).")] = False,
+    seed: Annotated[int | None, typer.Option(help="Of requests, victims and times; default: a new one.")] = None,
+    fsync: Annotated[Fsync, typer.Option(help="When the control Redis is on disk.")] = "always",
+    requests: Annotated[int, typer.Option(min=1, metavar="N", help="Requests at once.")] = 8,
+    stages: Annotated[int, typer.Option(min=1, help="Cut the model into so many stages.")] = 1,
+    replicas: Annotated[int, typer.Option(min=1, help="Workers per stage.")] = 2,
+    gateways: Annotated[int, typer.Option(min=1, help="Gateways; clients go on at another.")] = 2,
+    schedulers: Annotated[int, typer.Option(min=1, help="Schedulers.")] = 1,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of tables.")] = False,
+) -> None:
+    """Kill processes of a loaded system at random; every answer must be what it is alone."""
+    options = DrillOptions(
+        model=model.absolute(), seconds=60 * minutes, roles=parse_roles(kill), every_s=every, seed=seed, fsync=fsync,
+        requests=requests, stages=stages, replicas=replicas, gateways=gateways, schedulers=schedulers, stops=stop,
+    )  # fmt: skip
+    raise typer.Exit(run_drill(options, as_json=as_json))
 
 
 def _numbers(text: str, option: str) -> tuple[int, ...]:

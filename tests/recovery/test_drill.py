@@ -1,0 +1,99 @@
+"""`blockrelay drill`: a short one finds nothing wrong, and what somebody plants it does find."""
+
+import json
+import shutil
+import signal
+import subprocess
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from blockrelay.settings import BUNDLED_MODEL
+from blockrelay_launcher import resuming_client
+from blockrelay_launcher.drill.command import DrillOptions, run_drill
+from blockrelay_launcher.resuming_client import Event
+from tests.up_process import COMMAND
+from tests.waiting import wait_until
+
+QUIET = DrillOptions(model=BUNDLED_MODEL, seconds=4, roles=(), seed=3, requests=4, replicas=1, gateways=1, asks=8)
+
+
+def drill(*options: str) -> "subprocess.Popen[str]":
+    return subprocess.Popen([*COMMAND, "drill", *options], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def test_a_short_drill_over_all_roles_loses_nothing() -> None:
+    options = ["--minutes", "0.2", "--every", "1", "--stop", "--requests", "6", "--stages", "2", "--replicas", "1"]
+    process = drill(*options, "--seed", "5", "--json")
+    out, err = process.communicate(timeout=300)
+    found = json.loads(out)
+    assert process.returncode == 0, (found, err)
+    assert found["good"] and found["seed"] == 5 and sum(found["kills"].values()) >= 6
+    assert found["accepted"] == found["completed"] > 0
+    assert found["lost"] == found["mismatched"] == found["duplicated"] == found["refused"] == 0
+
+
+class Saboteur:
+    """Between gateway and client: what it does to the n-th stream, once."""
+
+    def __init__(self, *plans: str) -> None:
+        self.plans, self.real = list(plans), resuming_client.resuming_stream
+
+    def __call__(self, *args: Any, **more: Any) -> Iterator[Event]:
+        plan = self.plans.pop() if self.plans else ""
+        last: Event | None = None
+        for event in self.real(*args, **more):
+            choices: list[dict[str, Any]] = event.data.get("choices") or []
+            ids: list[int] = choices[0].get("token_ids") or [] if choices else []
+            if plan == "mismatch" and ids:
+                event, plan = replace(event, data={"choices": [{**choices[0], "token_ids": [ids[0] ^ 1]}]}), ""
+            elif plan == "lose" and last is not None:
+                raise resuming_client.Refused(404, "it is gone")
+            elif plan == "duplicate" and last is not None:
+                yield last
+                plan = ""
+            yield event
+            last = event
+
+
+def test_a_wrong_token_a_lost_request_and_an_event_that_comes_twice_make_it_fail(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    saboteur = Saboteur("mismatch", "lose", "duplicate")
+    monkeypatch.setattr(resuming_client, "resuming_stream", saboteur)
+    assert run_drill(QUIET, as_json=True) == 1
+    out = capsys.readouterr()
+    found = json.loads(out.out)
+    assert not saboteur.plans and (found["mismatched"], found["lost"], found["duplicated"]) == (1, 1, 1)
+    assert len(found["wrong"]) == 3 and found["completed"] == found["accepted"] - 2
+    kept = Path(out.err.strip().rpartition(" ")[2])
+    assert (kept / "logs" / "worker-1.log").exists(), "the logs stay for a look"
+    shutil.rmtree(kept)
+
+
+def test_ctrl_c_ends_it_with_the_table_so_far() -> None:
+    process = drill("--minutes", "5", "--replicas", "1", "--gateways", "1", "--kill", "")
+    assert process.stderr is not None
+    said = ""
+    while "under load" not in said:
+        line = process.stderr.readline()
+        assert line, said
+        said += line
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    process.send_signal(signal.SIGINT)
+    out, _ = process.communicate(timeout=60)
+    assert process.returncode == 130 and "mismatched" in out
+    wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in children), "nothing is left")
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [(["--kill", "worker,cook"], "worker, scheduler, gateway, redis"), (["--stages", "99"], "the model has 7 blocks")],
+)
+def test_what_makes_no_sense_is_one_line(options: list[str], told: str) -> None:
+    process = drill(*options)
+    out, err = process.communicate(timeout=30)
+    assert process.returncode == 2 and not out and err.count("\n") == 1 and told in err
