@@ -141,12 +141,12 @@ class Admission:
                     flight = await self._flights.resume(order.request, tenant.name)
                 elif order.fingerprint:
                     flight = self._flights.join(flight)
-            except NotFound as error:
-                raise ServiceUnavailable("the request was forgotten at this very moment; try again") from error
-            except BaseException:
+            except BaseException as error:
                 for started in (flight, *fresh):
                     self._flights.drop(started)
                 await asyncio.shield(self._withdraw(fresh))
+                if isinstance(error, NotFound):
+                    raise ServiceUnavailable("the request was forgotten at this very moment; try again") from error
                 raise
             flights.append(flight)
             if not known:

@@ -71,16 +71,23 @@ async def text_objects(gateway: Gateway, readers: Readers) -> AsyncIterator[dict
                 yield form.chunk(0, delta, flight, "")
 
 
-async def run_tensors(
+async def submit_tensors(
     gateway: Gateway, request: InferRequest, who: Identity, trace: str, tenant: Tenant
-) -> tuple[dict[str, Any], BlockrelayError | None]:
-    """Run a tensor step to its end (or find the stored result of a repeated one): answer, and error if it failed."""
-    started = time.monotonic()
+) -> tuple[TensorStep, Order, Readers]:
+    """Accept a tensor step, or find the one that it repeats. `finish_tensors` closes the readers."""
     step, order = await _order(gateway, request, who, trace, tenant)
     readers = await gateway.admission.submit_step(order, tenant)
     if isinstance(readers, str):  # this step ran before
         flight = await gateway.flights.resume(readers, tenant.name)
-        readers = Readers(gateway.flights, [flight])
+        readers = Readers(gateway.flights, [flight], replayed=True)
+    return step, order, readers
+
+
+async def finish_tensors(
+    gateway: Gateway, request: InferRequest, tenant: Tenant, step: TensorStep, order: Order, readers: Readers
+) -> tuple[dict[str, Any], BlockrelayError | None]:
+    """The answer to a tensor step once it has ended, and its error if it failed."""
+    started = readers.flights[0].started
     end, raw = await _ended(gateway, readers)
     if raw is None and failure(end) is None:  # its result is gone: compute it once more, outside the session
         again = await gateway.admission.submit([gateway.translator.renamed(order)], tenant)

@@ -41,8 +41,10 @@ async def infer_once(body: InferRequest, request: Request) -> Response:
     size = int(request.headers["content-length"])  # the middleware counted
     who = await by_size(size, gateway.identify, request.headers.getlist(HEADER), body, tenant, "infer")
     if infer.is_tensor_form(body):
-        done = await sse.unless_gone(request, infer.run_tensors(gateway, body, who, trace, tenant))
-        return _answer(done, {})
+        step, order, readers = await infer.submit_tensors(gateway, body, who, trace, tenant)
+        with readers:  # also of a client that left before anything was read
+            done = await sse.unless_gone(request, infer.finish_tensors(gateway, body, tenant, step, order, readers))
+        return _answer(done, readers.headers)
     order = await infer.text_order(gateway, body, who, trace)
     after = starting_after(request, [order], streamed=bool(body.stream))
     readers = await gateway.admission.submit([order], tenant)
@@ -126,7 +128,8 @@ class Conversation:
         keys = [] if request.idempotency_key is None else [request.idempotency_key]
         who = self._gateway.identify(keys, request, self._tenant, "infer")
         if infer.is_tensor_form(request):
-            body, _ = await infer.run_tensors(self._gateway, request, who, self._trace, self._tenant)
+            step, order, readers = await infer.submit_tensors(self._gateway, request, who, self._trace, self._tenant)
+            body, _ = await infer.finish_tensors(self._gateway, request, self._tenant, step, order, readers)
             await self._send(body, request.id)
             return
         order = await infer.text_order(self._gateway, request, who, self._trace)
