@@ -50,6 +50,7 @@ class Stream:
 
     url: str
     prompt: Sequence[int]
+    tokens: int
     request: str = ""
     came: list[float] = field(default_factory=list[float])
     cached: int = 0
@@ -62,7 +63,7 @@ class Stream:
 
     def _read(self) -> None:
         body = {
-            "prompt": list(self.prompt), "max_tokens": BEFORE + AFTER, "temperature": 0, "ignore_eos": True,
+            "prompt": list(self.prompt), "max_tokens": self.tokens, "temperature": 0, "ignore_eos": True,
             "stream": True, "return_token_ids": True, "stream_options": {"include_usage": True},
         }  # fmt: skip
         try:
@@ -154,7 +155,8 @@ def running(model: Path, options: Sequence[str]) -> Iterator[System]:
 
 def accident(system: System, what: str, prompts: list[list[int]]) -> tuple[float, int]:
     """The longest stall of any stream, and rows of prompts that were computed again."""
-    streams = [Stream(system.url, prompt) for prompt in prompts]
+    tokens = BEFORE + AFTER * (1 if len(prompts) == 1 else 8)
+    streams = [Stream(system.url, prompt, tokens) for prompt in prompts]
     for stream in streams:
         stream.wait_for(BEFORE // 2 if len(streams) > 1 else BEFORE)
     frozen = 0
