@@ -1,6 +1,7 @@
 -- ACCEPT: check limits, write the record, queue the first job. Idempotent by request id: a known id is never refused.
 -- With an Idempotency-Key the id derives from the key, so that another body may come under a known id: the fingerprint of
 -- the body that made the record decides. A request that ended because nobody read it ('abandoned') counts as forgotten.
+-- Keeps I2, I9 (one key is one request), I10 (steps follow each other).
 -- ARGV: retention, id, model, need (pages), deadline (ms, 0 = none), body, prompt tokens, max_tokens,
 --   fingerprint ('' without a key), seconds to keep it after its end (0 = retention),
 --   tenant, its weight, priority, its tokens per minute, its concurrency,

@@ -1,4 +1,5 @@
 -- BEAT: the worker lives. It compares the answer with its own table. Re-runs whose delay is over are queued on the way.
+-- Keeps I3 (what either side does not know is re-run or dropped).
 -- ARGV: retention, worker, [microseconds of a prompt row, between two tokens of a request, among so many]
 -- Answer: false when its inbox is gone (it was declared dead: forget all runs, register under a new id),
 -- else a list of {request, run} of on:<worker>.

@@ -2,6 +2,7 @@
 -- Several stages reserve all that a request may ever need, on each of them. One stage reserves nothing: it takes what its
 -- free pages hold of known tokens now, and preempts when runs outgrow its pool.
 -- There is no delivered-but-unrecorded state: a lost reply leaves the request on `on:<worker>`, where BEAT finds it.
+-- Keeps I3, I4 (reservations), I11 (first runs by rank).
 -- ARGV: retention, worker, most jobs, milliseconds without a beat that make a worker dead, its free pages (one stage),
 --   then that many random nonces
 -- Answer: a list of {id, run, route, class, milliseconds since ACCEPT, solo, cold, body,

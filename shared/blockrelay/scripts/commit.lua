@@ -1,4 +1,5 @@
 -- COMMIT: make tokens part of the log. Many requests, one answer each; a bad one never fails its neighbours.
+-- Keeps I1 (run and positions are compared), I5, I12 (nothing behind a deadline).
 -- ARGV: retention, then one msgpack array per request: {id, run, position, {tokens}, {logprobs or ''}, end reason or '', meta}
 --   position = length of the log before these tokens
 -- Answers: {verdict, log length}: OK | LOST (other run, gone or finished) | DIVERGED (the log has another token there)

@@ -1,4 +1,5 @@
 -- FINISH: end a request by decision (cancelled, expired, error). Terminal is absorbing.
+-- Keeps I5.
 -- ARGV: retention, id, reason, meta, run ('' or: only while that run is current), abandoned (1: ACCEPT of the same id
 --   may begin it anew, since nobody has read the end)
 -- Answer: FINISHED | DONE (it had ended before) | UNKNOWN | LOST (another run)

@@ -31,6 +31,7 @@ local function members(route)
 end
 
 -- Give back what a run holds on its route's workers and tell them (a hint: BEAT finds what a lost note leaves behind).
+-- Keeps I4.
 -- Idempotent: only a member of on:<worker> has a reservation.
 local function release(r)
   for _, w in ipairs(members(r.route)) do
@@ -70,6 +71,7 @@ local function unqueue(r)
   end
 end
 
+-- Keeps I2, I5.
 -- Terminal entry, absorbing. `meta` is a JSON object (error, execution times) or ''.
 local function finish(r, reason, meta)
   release(r)
@@ -133,6 +135,7 @@ local function add_fallback(r, event)
   r.fallbacks = cjson.encode(list)
 end
 
+-- Keeps I3, I7.
 -- End the current run and queue the request once more. `event` is a fallback event or nil: with one, the class becomes
 -- cpu and the numerics id is pinned anew. Re-runs and deaths count only at an unchanged log length; the second
 -- re-run waits, and each one after it twice as long. `tried` is the request that a dead worker tried alone, or nil: with

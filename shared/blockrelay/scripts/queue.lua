@@ -3,6 +3,7 @@
 -- one before, but never behind the virtual time (the tag claimed last), so that nobody saves up or pays for idle time.
 -- `shares:<model>:<class>` holds, as ranks, 'v <priority>' the virtual time and 't <priority> <weight> <tenant>' where the
 -- tenant's next tag is; what lies behind the virtual time is dropped.
+-- Keeps I11.
 local BAND = 2 ^ 44
 -- Milliseconds before its latest start at which an accepted request with a deadline goes before its rank.
 local URGENT = 1000

@@ -1,4 +1,5 @@
 -- RERUN: the one answer to a failed job, missing pages, drain, a lost message, a stalled request. No-op unless `run` is current.
+-- Keeps I3 (only the current run is queued again, once).
 -- ARGV: retention, id, run, reason, [fallback event as JSON: the class becomes cpu]
 -- Answer: 1 when it ended that run, else 0
 local r = load(ARGV[2])
