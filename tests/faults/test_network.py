@@ -104,7 +104,8 @@ def test_a_scheduler_without_its_redis(stand: Stand, role: str, server: str, fau
         stand.full()
         before = stand.system.scheduler
         assert before is not None
-        end(before)
+        before.kill()
+        before.wait()
         stack.callback(stand.full)
         stack.callback(end, stand.system.start_scheduler(redis_url=proxy.url))
         jobs = stand.accept()

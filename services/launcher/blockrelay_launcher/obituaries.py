@@ -1,12 +1,18 @@
 """Tells the cell at once that a worker process has ended, so that its requests run again within milliseconds."""
 
+import contextlib
 import socket
+import time
 from typing import Any, Literal, cast
 
 from blockrelay import scripts as calls
+from blockrelay.errors import ServiceUnavailable
 from blockrelay.keys import Keys
-from blockrelay.redis_link import UNREACHABLE, Scripts, connect
+from blockrelay.redis_link import UNREACHABLE, Scripts, backoff_s, connect
 from blockrelay.settings import Settings
+
+#: Of reaching Redis at the start, a few seconds in all.
+ATTEMPTS = 10
 
 
 class Obituaries:
@@ -20,9 +26,17 @@ class Obituaries:
         self._pending: set[int] = set()
 
     def forget_everybody(self) -> None:
-        """Nobody of an earlier `up` on the same data is left: their requests run again, and nobody is to blame."""
-        for worker in self._registered():
-            self._bury(worker, "forgotten")
+        """Nobody of an earlier `up` on the same data is left: their requests run again, and nobody is to blame.
+
+        Raises ServiceUnavailable when Redis, which has just answered, does not any more.
+        """
+        for attempt in range(ATTEMPTS):
+            with contextlib.suppress(*UNREACHABLE):
+                for worker in self._registered():
+                    self._bury(worker, "forgotten")
+                return
+            time.sleep(backoff_s(attempt))
+        raise ServiceUnavailable("the control Redis answered, and then no more")
 
     def add(self, pid: int) -> None:
         """Process `pid` of this host has ended."""
