@@ -58,6 +58,11 @@ def test_every_broken_promise_is_counted_and_makes_the_drill_fail(request_: Seen
     assert told in out.getvalue()
 
 
+def test_what_ended_requests_leave_behind_is_a_fault() -> None:
+    report = verdict(seen(), left_behind=["{c0}:delayed holds 1"])
+    assert not report.good and report.wrong == ["left behind: {c0}:delayed holds 1"]
+
+
 def test_an_interruption_is_no_loss() -> None:
     report = verdict(seen(), seen(request="req-2", ended=None), interrupted=True)
     assert not report.wrong and list(report.unfinished) == ["req-2"] and not report.good

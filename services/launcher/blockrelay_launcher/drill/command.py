@@ -89,11 +89,18 @@ def run_drill(options: DrillOptions, *, as_json: bool) -> int:
             _say("no more kills and no new requests; waiting for those under way")
             load.finish()
             _wait(interrupts, time.monotonic() + PATIENCE_S, until_done=load)
+        left = system.left_behind() if load.idle and not interrupts else []
         load.abandon()
     load.join()
     interrupted = bool(interrupts)
     report = judge(
-        load.seen, answers, killer.kills, seconds=seconds, interrupted=interrupted, runs=run_starts(data / "logs")
+        load.seen,
+        answers,
+        killer.kills,
+        seconds=seconds,
+        interrupted=interrupted,
+        runs=run_starts(data / "logs"),
+        left_behind=left,
     )
     if as_json:
         typer.echo(json.dumps({"seed": seed, "fsync": options.fsync, **report.to_dict()}, indent=1))

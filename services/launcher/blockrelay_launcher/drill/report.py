@@ -20,7 +20,8 @@ class Report:
     """`recovery_s`: per role, from a kill to the next event of each stream that it concerned, ascending.
 
     `lost` were accepted and ended with an error or not at all; `refused` were never accepted; `unfinished` were under
-    way when somebody interrupted the drill. `wrong` says what is wrong with each request with which something is.
+    way when somebody interrupted the drill. `left_behind`: what Redis holds although every request has ended. `wrong`
+    says what is wrong with each request with which something is.
     """
 
     seconds: float
@@ -38,11 +39,13 @@ class Report:
     reruns: int = 0
     rows_needed: int = 0
     rows_redone: int = 0
+    left_behind: Sequence[str] = ()
     wrong: Sequence[str] = ()
 
     @property
     def good(self) -> bool:
-        return not (self.lost or self.mismatched or self.duplicated or self.refused) and self.accepted == self.completed
+        broken = self.lost or self.mismatched or self.duplicated or self.refused or self.left_behind
+        return not broken and self.accepted == self.completed
 
     @property
     def redone(self) -> float:
@@ -87,6 +90,7 @@ def judge(
     seconds: float,
     interrupted: bool = False,
     runs: Iterable[Mapping[str, Any]] = (),
+    left_behind: Sequence[str] = (),
 ) -> Report:
     """`answers` by the number of the ask. `runs`: the data of every RUN_START in the workers' logs, in order."""
     count: Counter[str] = Counter()
@@ -135,7 +139,8 @@ def judge(
         reruns=started.total() - len(started),
         rows_needed=count["rows_needed"] + count["tokens"],
         rows_redone=count["rows_redone"],
-        wrong=wrong,
+        left_behind=left_behind,
+        wrong=[*wrong, *(f"left behind: {what}" for what in left_behind)],
     )
 
 

@@ -5,16 +5,22 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, cast
+
+import redis
 
 from blockrelay import redis_link
 from blockrelay.errors import ServiceUnavailable
 from blockrelay.keys import Keys
 from blockrelay_launcher.data_folder import Running, read_running
 from blockrelay_launcher.processes import die_with_parent
+
+#: Workers learn of the last ends within a beat or two. Seconds.
+SETTLE_S = 5.0
 
 Role = Literal["worker", "scheduler", "gateway", "redis"]
 ROLES: tuple[Role, ...] = ("worker", "scheduler", "gateway", "redis")
@@ -61,6 +67,45 @@ class DrilledSystem:
             return None
         finally:
             client.close()
+
+    def left_behind(self) -> list[str]:
+        """What Redis still holds although every request has ended; nothing when the books are right.
+
+        Waits some seconds for it to vanish. Empty too when Redis does not answer.
+        """
+        client = redis_link.connect(self.running.redis_url)
+        end = time.monotonic() + SETTLE_S
+        try:
+            while (found := _held(client, Keys(self.running.cell))) and time.monotonic() < end:
+                time.sleep(0.1)
+            return found
+        except redis_link.UNREACHABLE:
+            return []
+        finally:
+            client.close()
+
+
+def _held(client: redis.Redis, keys: Keys) -> list[str]:
+    """Queue entries, memberships, reservations and sums that are not empty, by key."""
+    found: list[str] = []
+    for raw in cast(Any, client.scan_iter(f"{keys.running.removesuffix('running')}*", count=1000)):
+        name = raw.decode()
+        part = name.split(":")[1]
+        if part in ("running", "delayed", "queue", "due"):
+            held = client.zcard(name)
+        elif part in ("on", "of"):
+            held = client.scard(name)
+        elif part == "reruns":
+            held = client.xlen(name)
+        elif part == "worker":
+            held = int(cast(Any, client.hget(name, "reserved")) or 0)
+        elif part == "load":
+            held = sum(int(value) != 0 for value in cast(Any, client.hvals(name)))
+        else:
+            continue
+        if held:
+            found.append(f"{name} holds {held}")
+    return sorted(found)
 
 
 def _command_line(pid: int) -> str:
