@@ -185,15 +185,14 @@ def is_exact(precision: Precision) -> bool:
     return precision != "fp32"
 
 
-def in_groups(precision: Precision, kind: str) -> bool:
-    """Whether a linear layer's weights are 4-bit numbers in groups: all but the head in w4a8."""
-    return precision == "w4a8" and kind != "head"
+def in_groups(precision: Precision) -> bool:
+    """Whether the weights of linear layers are 4-bit numbers in groups."""
+    return precision == "w4a8"
 
 
 def ungroupable(model: ModelConfig, precision: Precision) -> str | None:
     """The first linear layer whose inputs cannot be cut into the groups that the precision asks for, or None."""
-    kinds = (kind for kind in LINEARS if in_groups(precision, kind) and model.linear_shape(kind)[0] % GROUP)
-    return next(kinds, None)
+    return next((kind for kind in LINEARS if in_groups(precision) and model.linear_shape(kind)[0] % GROUP), None)
 
 
 def graph_kinds(precision: Precision) -> tuple[str, ...]:
@@ -202,8 +201,9 @@ def graph_kinds(precision: Precision) -> tuple[str, ...]:
     w8a8 has two graphs per linear layer: `qkv` multiplies uint8 rows with int8 weights; `qkv.u8u8` takes the weights as
     uint8 (plus 128) and subtracts 128, for CPUs where the first one saturates. Layers in groups have no graph.
     """
-    kinds = tuple(kind for kind in LINEARS if not in_groups(precision, kind))
-    return kinds if precision == "fp32" else (*kinds, *(f"{kind}.u8u8" for kind in kinds))
+    if in_groups(precision):
+        return ()
+    return LINEARS if precision == "fp32" else (*LINEARS, *(f"{kind}.u8u8" for kind in LINEARS))
 
 
 def block_tensors(
@@ -223,7 +223,7 @@ def block_tensors(
         if precision == "fp32":
             tensors[f"{kind}.w"] = ("float32", (rows, columns))
             return
-        if in_groups(precision, kind):
+        if in_groups(precision):
             tensors[f"{kind}.q4"] = ("uint8", (rows // 2, columns))
             tensors[f"{kind}.gs"] = ("float16", (rows // GROUP, columns))
         else:
@@ -303,7 +303,7 @@ def check_manifest(manifest: Manifest) -> None:
         if not is_inside(path):
             fail(f"file path {path!r} is not a plain relative path inside the folder")
     if set(manifest.graphs) != set(graph_kinds(manifest.precision)):
-        fail(f"graphs must be {', '.join(graph_kinds(manifest.precision))}")
+        fail(f"graphs must be {', '.join(graph_kinds(manifest.precision)) or 'none'}")
     for path in [*manifest.graphs.values(), ROTARY_NAME, *(block.file for block in manifest.blocks)]:
         if path not in manifest.files:
             fail(f"{path} is used but not listed in files")

@@ -174,9 +174,9 @@ def quantise(weights: NDArray[np.float32]) -> tuple[NDArray[np.int8], NDArray[np
     return q.T, scale
 
 
-def rounded(precision: Precision, kind: str, weights: NDArray[np.float32]) -> NDArray[np.float32]:
+def rounded(precision: Precision, weights: NDArray[np.float32]) -> NDArray[np.float32]:
     """float32 [N, K] rows of a linear layer as a folder that is not fp32 holds them."""
-    if in_groups(precision, kind):
+    if in_groups(precision):
         return group_values(*quantise_groups(weights))
     q, scale = quantise(weights)
     return q.T * scale[:, None]

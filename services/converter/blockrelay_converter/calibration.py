@@ -104,7 +104,7 @@ def calibrate(
                 _largest(source, index, linear),
                 channels_of(model, linear),
                 (weights for _, weights in source.chunks(index, linear)),
-                partial(rounded, source.precision, linear),
+                partial(rounded, source.precision),
             )
 
         if index < model.blocks:

@@ -2,7 +2,7 @@
 
     w8a8  <kind>       u uint8 [rows, K] x q int8 [K, N]    -> y float32 [rows, N]   MatMulIntegerToFloat
     w8a8  <kind>.u8u8  u uint8 [rows, K] x q uint8 [K, N]   -> y, q = weights + 128, for CPUs where u8 x s8 saturates
-    w4a8  the same for the head alone; ONNX Runtime has no product that adds the groups of the others in a fixed order
+    w4a8  none: ONNX Runtime has no product that adds the groups in a fixed order
     fp32  <kind>       x float32 [rows, K] x w float32 [K, N] -> y float32 [rows, N]  MatMul
 
 y = float(sum over k of (u - 128) * q) * scale[n]; the row's scale is applied by the kernel that reads y.

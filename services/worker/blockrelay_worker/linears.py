@@ -11,7 +11,7 @@ CPU flags:
     exact   NumPy (`exact_linear`): whole numbers that floats hold exactly; needs no ONNX Runtime, converter's truth
 
 The groups of w4a8 (`exact_linear.ExactGroupLinear`) are added by our kernels in every variant but `exact`; without
-compiled kernels NumPy does it. Their head is as in w8a8.
+compiled kernels NumPy does it.
 """
 
 from collections.abc import Mapping
@@ -107,7 +107,7 @@ def load_linear(
     Raises BlockFolderError if ONNX Runtime refuses the folder's graph.
     """
     precision = folder.manifest.precision
-    if in_groups(precision, kind):
+    if in_groups(precision):
         parts = (
             cast(NDArray[np.uint8], tensors[f"{kind}.q4"]),
             cast(NDArray[np.float16], tensors[f"{kind}.gs"]),

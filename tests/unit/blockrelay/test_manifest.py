@@ -118,7 +118,7 @@ def test_the_numerics_inputs_are_the_graphs_and_the_rotary_tables_and_nothing_el
         (MODEL, "fp32", 1, {"embedding": ("float32", (50, 16)), "qkv.w": ("float32", (16, 64))}),
         (GROUPED, "w4a8", 1, {"embedding": ("float16", (50, 64)), "qkv.q4": ("uint8", (32, 64))}),
         (GROUPED, "w4a8", 2, {"down.gs": ("float16", (3, 64)), "down.scale": ("float32", (64,))}),
-        (GROUPED, "w4a8", 3, {"norm_final": ("float32", (64,)), "head.q": ("int8", (64, 50))}),
+        (GROUPED, "w4a8", 3, {"norm_final": ("float32", (64,)), "head.q4": ("uint8", (32, 50))}),
         (MODEL, "w8a8", 2, {"gate_up.q": ("int8", (16, 48)), "down.q": ("int8", (24, 16)), "o.q": ("int8", (32, 16))}),
         (MODEL, "w8a8", 3, {"norm_final": ("float32", (16,)), "head.q": ("int8", (16, 50))}),
         (replace(MODEL, qkv_bias=True), "w8a8", 2, {"qkv.bias": ("float32", (64,))}),
@@ -207,7 +207,7 @@ def test_a_manifest_that_makes_no_sense_is_refused_by_name(
         (_drop("blocks", 0, "tensors", "o.scale"), "block_1: tensor o.scale is None"),
         (_set("model", "intermediate_size", to=90), "down has 90 inputs: w4a8 needs multiples of 32"),
         (_set("model", "heads", to=6), "o has 48 inputs: w4a8 needs multiples of 32"),
-        (_set("graphs", "qkv", to="graphs/head.onnx"), "graphs must be head, head.u8u8"),
+        (_set("graphs", "head", to="graphs/head.onnx"), "graphs must be none"),
     ],
 )
 def test_tensors_of_weights_in_groups_must_fit_together(change: Callable[[dict[str, Any]], None], message: str) -> None:

@@ -99,9 +99,9 @@ def test_calibration_judges_4_bit_weights_as_they_are_rounded(text: Path, tmp_pa
     calibrated = relative_error(logits_of(open_folder(checkpoint, tmp_path / "out", "w4a8", text)), exact)
     assert calibrated < plain / 3
     report = json.loads((tmp_path / "out" / REPORT_NAME).read_bytes())["relative_errors"]
-    # 4-bit weights leave a tenth, the head's 8 bits a hundredth
+    # 4-bit weights leave a tenth
     assert 0.05 < report["block_1"]["down"]["after"] < 0.2
-    assert report["block_5"]["head"]["after"] < 0.03
+    assert 0.05 < report["block_5"]["head"]["after"] < 0.2
 
 
 def open_folder(checkpoint: Path, out: Path, precision: Precision = "w8a8", text: Path | None = None) -> BlockFolder:
