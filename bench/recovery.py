@@ -40,7 +40,7 @@ ACCIDENTS = ("worker", "host", "redis")
 #: Tokens of a stream before the accident and after it.
 BEFORE, AFTER = 40, 24
 STREAMS = 4
-#: From one accident to the next at least, so that the launcher does not take it for a process that cannot live. Seconds.
+#: Seconds from one accident to the next at least: the launcher must not take it for a process that cannot live.
 APART_S = 2.5
 
 

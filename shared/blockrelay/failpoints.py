@@ -12,7 +12,7 @@ at an empty dictionary.
             the batch fails
     delay   this thread sleeps for <seconds>
 
-`worker.before_compute:kill#77` happens again and again, whenever token 77 is among those that are computed: that makes a
+`worker.before_compute:kill#77` happens again and again, whenever token 77 is among those computed: that makes a
 request which kills every worker it comes to.
 
 `before_<script>` and `after_<script>` stand around every call of that script (`blockrelay.redis_link`); the others are

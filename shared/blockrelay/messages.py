@@ -39,7 +39,7 @@ class RequestBody:
 
     `prompt` int32 [n], n >= 1. `params` is `SamplingParams.to_dict()`. A tensor step has `logits` "last" or "all" and
     generates nothing; `prior` is then how many leading tokens belong to earlier steps. A `background` request lives on
-    when nobody follows it. Only requests of equal `salt` share KV pages. Each of several prompts of one body of a client
+    when nobody follows it. Only requests of equal `salt` share KV pages. Each of several prompts of a client's body
     is a request; all name the first as `group`, and that one says how many `choices` there are. `gateway` accepted it.
     """
 
