@@ -29,7 +29,7 @@ class GatewayMetrics:
         self.limited = Counter(
             "blockrelay_admission_limited",
             "How many of them were refused by a limit: tokens_per_minute, concurrency (of the client), in_flight, "
-            "kv_pages, wait, deadline, redis_memory, connections (ours)",
+            "kv_pages, wait, deadline, redis_memory, connections, bodies (ours)",
             ["limit"],
             registry=registry,
         )

@@ -52,6 +52,8 @@ class GatewaySettings(Settings):
         default=None, description="file of API keys (blockrelay keys); default: no key needed"
     )
     max_body_bytes: int = Field(default=8 << 20, ge=1024)
+    max_bodies_bytes: int = Field(default=128 << 20, ge=1024, description="bytes of all bodies that are being read")
+    max_connections: int = Field(default=2048, ge=1, description="requests and sockets under way at this gateway")
     idempotency_secret: str = Field(
         default="", repr=False, description="makes ids of keyed requests unguessable; equal on all"
     )

@@ -4,6 +4,7 @@ Exit codes: 0 after a signal, 2 when it cannot start for a reason that one line 
 """
 
 import logging
+import resource
 import signal
 import socket
 import sys
@@ -17,6 +18,7 @@ from blockrelay.api_keys import is_open_to_others
 from blockrelay.errors import BlockrelayError, UsageError
 from blockrelay.settings import GatewaySettings, read_settings
 from blockrelay_gateway.app import create_app
+from blockrelay_gateway.crowd import HEAD_BYTES
 from blockrelay_gateway.gateway import Gateway
 
 #: After a signal, streams get their error event at once; this bounds clients that do not read it.
@@ -68,6 +70,14 @@ def main() -> int:
         return _serve(app, settings, listener)
 
 
+def allow_files(wanted: int) -> None:
+    """Raise the limit of open files as far as we may: without a file a connection to Redis cannot come back."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+
+
 def tcp_socket(host: str) -> socket.socket:
     """A socket for `host` that says it is TCP: asyncio sends small writes at once (TCP_NODELAY) only on such ones.
 
@@ -85,7 +95,10 @@ def _serve(app: FastAPI, settings: GatewaySettings, listener: socket.socket) -> 
         app,
         log_config=None,
         access_log=False,
+        http="h11",
+        h11_max_incomplete_event_size=HEAD_BYTES,
         ws_max_size=settings.max_body_bytes,
+        ws_max_queue=1,  # messages of one socket that wait to be read
         timeout_graceful_shutdown=SHUTDOWN_S,
         timeout_keep_alive=KEEP_ALIVE_S,
         server_header=False,
@@ -94,6 +107,7 @@ def _serve(app: FastAPI, settings: GatewaySettings, listener: socket.socket) -> 
         logs.get().warning(
             "GATEWAY_OPEN", host=settings.host, advice="anybody who reaches it may use it; set BLOCKRELAY_API_KEYS"
         )
+    allow_files(2 * settings.max_connections + 256)
     logs.get().info("NODE_STARTING", host=settings.host, port=listener.getsockname()[1])
     server = GatewayServer(config, app.state.gateway)
     server.run(sockets=[listener])

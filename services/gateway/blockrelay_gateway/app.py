@@ -9,6 +9,7 @@ from blockrelay import logs
 from blockrelay.block_folder import open_block_folder
 from blockrelay.settings import GatewaySettings
 from blockrelay_gateway import http_errors, infer_routes, openai_routes, openapi, ops_routes, request_routes
+from blockrelay_gateway.crowd import BodyBudget, Crowd
 from blockrelay_gateway.gateway import build
 from blockrelay_gateway.middleware import BodyLimit
 from blockrelay_gateway.tenants import Authentication, KeyRing
@@ -32,7 +33,9 @@ def create_app(settings: GatewaySettings) -> FastAPI:
     app = FastAPI(title="Blockrelay", lifespan=lifespan, docs_url=None, redoc_url=None)
     app.state.gateway = gateway
     http_errors.install(app, gateway.refusals)
-    app.add_middleware(BodyLimit, max_bytes=settings.max_body_bytes, refusals=gateway.refusals)
+    budget = BodyBudget(max(settings.max_body_bytes, settings.max_bodies_bytes))
+    app.add_middleware(BodyLimit, max_bytes=settings.max_body_bytes, budget=budget, refusals=gateway.refusals)
+    app.add_middleware(Crowd, most=settings.max_connections, refusals=gateway.refusals)
     app.add_middleware(Authentication, ring=ring, refusals=gateway.refusals)  # the last one added is the first to run
     app.include_router(openai_routes.router, responses=openapi.WORK)
     app.include_router(infer_routes.router, responses=openapi.WORK)

@@ -6,7 +6,8 @@ import contextlib
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from blockrelay.errors import RequestTooLarge
+from blockrelay.errors import Overloaded, RequestTooLarge
+from blockrelay_gateway.crowd import BodyBudget, BodyShare
 from blockrelay_gateway.http_errors import Refusals
 
 #: A client that sends too much is read on for a while: closing at once would reset the connection before it could read
@@ -22,33 +23,54 @@ class BodyLimit:
     size in `content-length`.
     """
 
-    def __init__(self, app: ASGIApp, max_bytes: int, refusals: Refusals) -> None:
-        self._app, self._max_bytes, self._refusals = app, max_bytes, refusals
+    def __init__(self, app: ASGIApp, max_bytes: int, budget: BodyBudget, refusals: Refusals) -> None:
+        self._app, self._max_bytes, self._budget, self._refusals = app, max_bytes, budget, refusals
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["method"] in ("GET", "HEAD", "OPTIONS"):
             await self._app(scope, receive, send)
             return
+        share = BodyShare(self._budget)
+        try:
+            body = await self._read(scope, receive, share)
+            if body is not None:
+                await self._pass_on(body, scope, receive, _releasing(send, share))
+        except (RequestTooLarge, Overloaded) as error:
+            share.give_back()
+            await self._refusals.answer(scope, error)(scope, receive, send)
+        finally:
+            share.give_back()
+
+    async def _read(self, scope: Scope, receive: Receive, share: BodyShare) -> bytes | None:
+        """The whole body; None when the client left before its end. Raises RequestTooLarge, or Overloaded."""
         declared = dict(scope["headers"]).get(b"content-length", b"0")
-        too_large = declared.isdigit() and int(declared) > self._max_bytes
+        size, too_large, more = 0, declared.isdigit() and int(declared) > self._max_bytes, True
         parts: list[bytes] = []
-        size, more = 0, True  # of the body
         while more and not too_large:
             message = await receive()
             if message["type"] != "http.request":
-                return  # the client left in the middle of its body
-            parts.append(message.get("body", b""))
-            size += len(parts[-1])
+                return None
+            part, more = message.get("body", b""), message.get("more_body", False)
+            size += len(part)
             too_large = size > self._max_bytes
-            more = message.get("more_body", False)
+            try:
+                share.take(len(part))
+            except Overloaded:
+                parts.clear()
+                if more:
+                    await self._drain(receive)
+                raise
+            parts.append(part)
         if too_large:
+            parts.clear()
             if more:
                 await self._drain(receive)
-            error = RequestTooLarge(f"the body is over the limit of {self._max_bytes} bytes")
-            await self._refusals.answer(scope, error)(scope, receive, send)
-            return
-        body: bytes | None = b"".join(parts)
-        ours = {b"content-type": b"application/json", b"content-length": str(size).encode()}
+            raise RequestTooLarge(f"the body is over the limit of {self._max_bytes} bytes")
+        return b"".join(parts)
+
+    async def _pass_on(self, whole: bytes, scope: Scope, receive: Receive, send: Send) -> None:
+        body: bytes | None = whole
+        ours = {b"content-type": b"application/json", b"content-length": str(len(whole)).encode()}
 
         async def replay() -> Message:
             nonlocal body
@@ -59,8 +81,7 @@ class BodyLimit:
             return message
 
         headers = [header for header in scope["headers"] if header[0] not in ours]
-        json_scope = {**scope, "headers": [*headers, *ours.items()]}
-        await self._app(json_scope, replay, send)
+        await self._app({**scope, "headers": [*headers, *ours.items()]}, replay, send)
 
     async def _drain(self, receive: Receive) -> None:
         left, more = DRAIN_FACTOR * self._max_bytes, True
@@ -69,3 +90,13 @@ class BodyLimit:
                 message = await asyncio.wait_for(receive(), DRAIN_IDLE_S)
                 left -= len(message.get("body", b""))
                 more = message.get("more_body", False)
+
+
+def _releasing(send: Send, share: BodyShare) -> Send:
+    """`send` that gives the body's bytes back when the answer begins."""
+
+    async def released(message: Message) -> None:
+        share.give_back()
+        await send(message)
+
+    return released

@@ -77,9 +77,9 @@ if found.token then
     return {'WAIT', math.ceil(1000 * (wait + first)), math.ceil(1000 * (wait + first)) - longest_wait}
   end
   if deadline > 0 then
-    local late = NOW + 1000 * (MARGIN * (wait + all) + SPARE) - deadline
+    local late = NOW + 1000 * (QUEUE_MARGIN * wait + RUN_MARGIN * all + SPARE) - deadline
     if punctual and late > 0 then return {'LATE', math.ceil(1000 * (wait + all)), math.ceil(late)} end
-    due = deadline - 1000 * (MARGIN * all + SPARE)
+    due = deadline - 1000 * (RUN_MARGIN * all + SPARE)
   end
 elseif deadline > 0 then
   -- No worker has measured itself: a few requests, and those will have been measured.

@@ -1,9 +1,9 @@
 -- What the workers say of themselves, and what follows for a request that comes now. All of it errs towards late: rows
 -- that a page cache has and answers that stop early count in full, and every batch is taken to be a full one.
 local SILENT = 5000  -- milliseconds without a beat until a worker no longer counts
--- A forecast times MARGIN plus SPARE seconds must be before the deadline; while nobody has measured anything, so many
--- requests may have one.
-local MARGIN, SPARE, UNMEASURED = 1.25, 0.3, 8
+-- Before its deadline a request must have time for QUEUE_MARGIN times its wait (a flood slows down what it waits for),
+-- RUN_MARGIN times its run and SPARE seconds. While nobody has measured anything, so many requests may have a deadline.
+local QUEUE_MARGIN, RUN_MARGIN, SPARE, UNMEASURED = 2, 1.25, 0.3, 8
 
 -- Of a model: `largest` pool of each stage, `pages` of the narrowest stage, `workers` of the first stage and the requests
 -- (`slots`) that they run at once; of those that have measured themselves, together: seconds for a prompt row and for a
