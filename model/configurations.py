@@ -77,11 +77,16 @@ CONFIGURATIONS = (
     ),
     Configuration(
         "clients",
-        "one key, two gateways: gateways die, Redis loses accepts and tokens, deadlines pass",
+        "one key, two gateways: gateways die, clients come and go, Redis loses accepts and tokens, deadlines pass",
         _one_each(_KEYED, Budget(gateway_kill=1, lost_reply=1), Budget(restart=1), Budget(restart=1, deadline=1))
         + _one_each(replace(_KEYED, clients_return=False), Budget(restart=1))
+        + _one_each(_KEYED, Budget(leave=1, gateway_kill=1))
         + _one_each(replace(_KEYED, clients=2, requests=2), Budget(gateway_kill=1)),
-        _one_each(_KEYED, Budget(restart=1, gateway_kill=1, deadline=1, lost_reply=1)),
+        _one_each(
+            _KEYED,
+            Budget(restart=1, gateway_kill=1, deadline=1, lost_reply=1),
+            Budget(leave=2, gateway_kill=1, pause=1),
+        ),
     ),
     Configuration(
         "sessions",

@@ -20,6 +20,7 @@ class Record(NamedTuple):
     route: tuple[int, ...] = ()
     log: tuple[int, ...] = ()
     ends: tuple[str, ...] = ()
+    abandoned: bool = False
     job: Job = "queue"
     need: int = 0
     held: int = 0
@@ -164,6 +165,7 @@ class Budget(NamedTuple):
     cancel: int = 0
     deadline: int = 0
     gateway_kill: int = 0
+    leave: int = 0  # a client goes away for longer than the grace period
 
 
 class Flight(NamedTuple):
@@ -236,6 +238,7 @@ class Rules:
     restart_forgets_and_reruns: bool = True
     # others that carry weight
     accept_is_idempotent: bool = True
+    abandoned_begin_anew: bool = True
     steps_are_compared: bool = True
     queue_is_fair: bool = True
     claim_reserves: bool = True
@@ -254,6 +257,7 @@ class Rules:
     deaths_need_unchanged_length: bool = True
     suspects_run_alone: bool = True
     only_the_tried_is_blamed: bool = True
+    grace_asks_for_other_readers: bool = True
     gateway_accepts_again: bool = True
     gateway_waits_behind: bool = True
     gateway_sees_an_early_end: bool = True

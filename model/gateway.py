@@ -20,6 +20,7 @@ def steps(b: Bounds, state: State) -> Steps:
         for flight in flights:
             if not flight.ended:
                 yield from _follows(b, state, gateway, flight)
+                yield from _gives_up(b, state, gateway, flight)
         if state.budget.gateway_kill and flights:
             spent = state.budget._replace(gateway_kill=state.budget.gateway_kill - 1)
             clients = tuple(c._replace(gateway=-1) if c.gateway == gateway else c for c in state.clients)
@@ -51,7 +52,8 @@ def _put(state: State, gateway: int, flight: Flight) -> State:
 def _attached(state: State, gateway: int, request: int) -> State:
     """A live flight of the request; one that ended badly is begun anew."""
     known = _flight(state, gateway, request)
-    return state if known is not None and known.ended != "gone" else _put(state, gateway, Flight(request))
+    good = known is not None and known.ended in ("", "length", "tensor")
+    return state if good else _put(state, gateway, Flight(request))
 
 
 def _left(state: State, number: int, client: Client) -> State:
@@ -85,6 +87,10 @@ def _client(b: Bounds, state: State, number: int, client: Client) -> Steps:
                 lost = _with_client(after, number, client)._replace(budget=spent)
                 yield f"{name}, reply lost", lost, True
         return
+    if state.budget.leave:
+        spent = state.budget._replace(leave=state.budget.leave - 1)
+        left = _with_client(state, number, client._replace(gateway=-1))._replace(budget=spent)
+        yield f"client {number} goes away", left, True
     flight = _flight(state, client.gateway, client.request)
     if flight is None or flight.ended == "gone":
         yield f"client {number} is sent away", _left(state, number, client._replace(gateway=-1)), False
@@ -103,6 +109,18 @@ def _id(b: Bounds, state: State, client: Client) -> int | None:
     if b.rules.key_makes_id:
         return 0
     return next((i for i, record in enumerate(state.redis.requests) if record is None), None)
+
+
+def _gives_up(b: Bounds, state: State, gateway: int, flight: Flight) -> Steps:
+    """The grace period of a flight without readers is over. (Its question and FINISH are one step here.)"""
+    readers = [c for c in state.clients if c.gateway >= 0 and c.request == flight.request]
+    if not b.faults.leave or any(c.gateway == gateway for c in readers):
+        return
+    if readers and b.rules.grace_asks_for_other_readers:
+        return
+    redis, answer = scripts.finish(b, state.redis, flight.request, "cancelled", abandoned=True)
+    if answer == "FINISHED":
+        yield f"gateway {gateway}: nobody reads request {flight.request}", state._replace(redis=redis), False
 
 
 def _follows(b: Bounds, state: State, gateway: int, flight: Flight) -> Steps:

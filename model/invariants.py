@@ -70,6 +70,8 @@ def _clients(b: Bounds, state: State) -> str | None:
             return f"I8: client {number} has seen {client.seen}"
         if client.ended == "length" and len(client.seen) != b.tokens:
             return f"I8: client {number} was told the end after {client.seen}"
+        if client.ended not in ("", "length") and not b.faults.deadline and not b.faults.cancel:
+            return f"I8: client {number} was told {client.ended}, which nobody wanted"
     known = [r for r, record in enumerate(state.redis.requests) if record is not None]
     if state.clients and not b.sessions and len(known) > 1:
         return f"I9: one key has become the requests {known}"

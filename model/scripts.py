@@ -145,7 +145,8 @@ def accept(
 ) -> tuple[Redis, tuple[str, int]]:  # fmt: skip
     """`step` > 0: of the session, whose tokens before it number `prior`."""
     record = redis.requests[request]
-    if record is not None and b.rules.accept_is_idempotent:
+    forgotten = record is not None and record.abandoned and b.rules.abandoned_begin_anew
+    if record is not None and not forgotten and b.rules.accept_is_idempotent:
         return redis, ("EXISTS", 0)
     if step:
         session = redis.session or Session()
@@ -305,7 +306,10 @@ def rerun(b: Bounds, redis: Redis, request: int, run: int, reason: str) -> tuple
     return again(b, redis, request, reason), True
 
 
-def finish(b: Bounds, redis: Redis, request: int, reason: str, run: int = 0) -> tuple[Redis, str]:
+def finish(
+    b: Bounds, redis: Redis, request: int, reason: str, run: int = 0, *, abandoned: bool = False
+) -> tuple[Redis, str]:
+    """`abandoned`: nobody reads it, and ACCEPT of the same id may begin it anew."""
     record = redis.requests[request]
     if record is None:
         return redis, "UNKNOWN"
@@ -313,7 +317,10 @@ def finish(b: Bounds, redis: Redis, request: int, reason: str, run: int = 0) -> 
         return redis, "DONE"
     if run and record.run != run:
         return redis, "LOST"
-    return end(b, redis, request, reason), "FINISHED"
+    redis = end(b, redis, request, reason)
+    record = redis.requests[request]
+    assert record is not None
+    return redis.with_request(request, record._replace(abandoned=abandoned)), "FINISHED"
 
 
 def dead(b: Bounds, redis: Redis, worker: int, reason: str = "death") -> tuple[Redis, tuple[bool, int]]:

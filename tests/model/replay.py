@@ -155,8 +155,9 @@ class Replay:
     def _rerun(self, request: int, run: int, reason: Any) -> bool:
         return self.cell.scripts.run(calls.rerun(self.request(request), str(run), reason))
 
-    def _finish(self, request: int, reason: Any, run: int = 0) -> str:
-        return self.cell.scripts.run(calls.finish(self.request(request), reason, run=str(run) if run else ""))
+    def _finish(self, request: int, reason: Any, run: int = 0, *, abandoned: bool = False) -> str:
+        call = calls.finish(self.request(request), reason, run=str(run) if run else "", abandoned=abandoned)
+        return self.cell.scripts.run(call)
 
     def _dead(self, worker: int, reason: Any = "death") -> tuple[bool, int]:
         return self.cell.scripts.run(calls.dead(self.worker(worker), silent_s=0, reason=reason))
@@ -231,6 +232,7 @@ class Replay:
             ends=tuple(
                 "poison" if e.meta.get("code") == "poison" else e.reason for e in log if isinstance(e, EndEntry)
             ),
+            abandoned="abandoned" in r,
             job=r.get("job", "").split(" ")[0],  # pyright: ignore
             need=int(r["need"]),
             held=int(r.get("held", 0)) if r["state"] == "running" else 0,

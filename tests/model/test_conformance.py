@@ -26,7 +26,7 @@ WALKS = {
     ),
     "clients": replace(
         REAL, stages=1, workers=1, clients=2, gateways=2,
-        faults=Budget(restart=1, gateway_kill=2, deadline=1, lost_reply=1),
+        faults=Budget(restart=1, gateway_kill=2, deadline=1, lost_reply=1, leave=3),
     ),
     "sessions": replace(
         REAL, stages=1, workers=1, clients=1, gateways=1, steps=3, requests=6, tokens=0, prompt=1,

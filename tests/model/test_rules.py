@@ -23,6 +23,7 @@ NOTICED = {
     "restart_forgets_and_reruns": ("pipeline", "hangs"),
     # the others
     "accept_is_idempotent": ("clients", "I3"),
+    "abandoned_begin_anew": ("clients", "I8"),
     "steps_are_compared": ("sessions", "I10"),
     "queue_is_fair": ("queue", "I11"),
     "claim_reserves": ("reservation", "hangs"),
@@ -41,6 +42,7 @@ NOTICED = {
     "deaths_need_unchanged_length": ("poison", "I7"),
     "suspects_run_alone": ("poison", "hangs"),
     "only_the_tried_is_blamed": ("poison", "I7"),
+    "grace_asks_for_other_readers": ("clients", "I8"),
     "gateway_accepts_again": ("clients", "hangs"),
     "gateway_waits_behind": ("clients", "I8"),
     "gateway_sees_an_early_end": ("clients", "hangs"),
