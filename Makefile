@@ -14,7 +14,7 @@ PIP := pip install --quiet --disable-pip-version-check
 # What a plain machine can run in minutes. The others: make parity, test-compose, sanitize, equality, fuzz.
 TESTS := not fuzz and not faults and not parity and not sanitizer and not docker and not equality and not emulated
 
-.PHONY: install demo up test test-compose check model parity sanitize equality fuzz audit faults drill bench bench-recovery clean
+.PHONY: install demo up test test-compose check model parity sanitize equality fuzz audit faults drill bench bench-recovery overload clean
 .DEFAULT_GOAL := install
 
 install: $(STAMP)
@@ -97,6 +97,10 @@ drill: install
 # parts. PEER_PIP goes to the installation of peers, for example an index of CPU-only builds of torch.
 bench: install
 	PEER_PIP='$(PEER_PIP)' $(BIN)/python -m bench.compare $(ARGS)
+
+# Ten times more requests than can be served: what becomes of them, and of the memory. Minutes, on an idle machine.
+overload: install
+	$(BIN)/python -m bench.overload $(ARGS)
 
 # The native kernels go too, so the next target installs again; the environment stays.
 clean:

@@ -25,6 +25,7 @@ from pathlib import Path
 import httpx
 
 from blockrelay.block_folder import open_block_folder
+from blockrelay.settings import BUNDLED_MODEL
 
 CLIENTS = 64
 #: Seconds of the closed loop that are not counted, at its beginning: the first requests all begin together.
@@ -227,7 +228,7 @@ def _by_limit(metrics: str) -> dict[str, int]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.overload", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--model", type=Path, required=True, help="block folder")
+    parser.add_argument("--model", type=Path, default=BUNDLED_MODEL, help="block folder")
     parser.add_argument("--factor", type=float, default=10, help="times its capacity (default: 10)")
     parser.add_argument("--seconds", type=float, default=120)
     parser.add_argument("--deadline", type=float, default=30)
