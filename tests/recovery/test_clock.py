@@ -88,7 +88,10 @@ def clock(shim: Path, tmp_path: Path) -> Iterator[tuple[dict[str, str], SetClock
     yield {"LD_PRELOAD": str(shim), "CLOCK_OFFSET": str(file)}, set_clock
 
 
-@pytest.mark.parametrize("seconds", [HOUR, -HOUR], ids=["forwards", "back"])
+@pytest.mark.parametrize(
+    "seconds",
+    [pytest.param(HOUR, id="forwards"), pytest.param(-HOUR, id="back", marks=pytest.mark.faults)],
+)
 def test_a_clock_that_is_set_anew_loses_nothing(
     start_system: StartSystem, long_jobs: Golden, clock: tuple[dict[str, str], SetClock], seconds: int
 ) -> None:
@@ -129,6 +132,7 @@ def test_a_worker_that_died_before_the_clock_was_put_back_is_found_dead(
     assert_nothing_is_held(system)
 
 
+@pytest.mark.faults
 def test_a_stalled_request_is_found_although_it_moved_in_the_future(
     start_system: StartSystem, clock: tuple[dict[str, str], SetClock]
 ) -> None:

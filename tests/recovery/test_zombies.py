@@ -57,6 +57,7 @@ def test_a_scheduler_that_slept_declares_nobody_dead_for_it(start_system: StartS
     assert sleeper.wait(10) == 0 and other.poll() is None
 
 
+@pytest.mark.faults
 def test_a_gateway_that_slept_sends_the_rest_exactly_once(start_system: StartSystem, long_jobs: Golden) -> None:
     jobs, golden = long_jobs
     system = start_system(stages=1)
