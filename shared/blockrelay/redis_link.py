@@ -46,23 +46,75 @@ def connect_async(url: str, *, connections: int = 32) -> redis.asyncio.Redis:
     return redis.asyncio.Redis.from_pool(pool)
 
 
+class OneConnection:
+    """A connection of `client`'s pool that is kept, for one thread that sends many commands, one at a time.
+
+    A client takes a connection from its pool for every command and gives it back: that is most of a command's work.
+    """
+
+    def __init__(self, client: redis.Redis) -> None:
+        """Connects lazily."""
+        self._pool = client.connection_pool
+        self._connection: redis.Connection | None = None
+
+    def ask(self, *words: Any) -> Any:
+        """The answer to one command, as the server gives it. Raises what a client raises; connects again after that."""
+        if self._connection is None:
+            self._connection = self._pool.get_connection()
+        connection = self._connection
+        if _has_news(connection):  # nothing was asked, so the server has closed it
+            connection.disconnect()
+        connection.send_command(*words)
+        return connection.read_response()
+
+
+def _has_news(connection: redis.Connection) -> bool:
+    try:
+        return connection.can_read()
+    except UNREACHABLE:
+        return True
+
+
 class Scripts:
     """Runs calls of one cell on a synchronous client."""
 
     def __init__(self, client: redis.Redis, keys: Keys, *, retention_s: int) -> None:
         self._client, self._keys, self._retention_s = client, keys, retention_s
+        self._send: Callable[..., Any] = client.execute_command
 
     def run(self, call: Call[T]) -> T:
         """EVALSHA, and EVAL once when the script cache is empty (restart, SCRIPT FLUSH)."""
         code = source(call.script)
-        tail: list[Any] = [self._keys.workers, self._retention_s, *call.args]
+        tail: list[Any] = [1, self._keys.workers, self._retention_s, *call.args]
         reach_script("before", call.script)
         try:
-            answer = self._client.evalsha(code.sha, 1, *tail)
+            answer = self._send("EVALSHA", code.sha, *tail)
         except NoScriptError:
-            answer = self._client.eval(code.text, 1, *tail)
+            answer = self._send("EVAL", code.text, *tail)
         reach_script("after", call.script)
         return call.parse(answer)
+
+    def for_one_thread(self) -> "Scripts":
+        """The same on a connection of its own, for a thread that calls all the time."""
+        scripts = Scripts(self._client, self._keys, retention_s=self._retention_s)
+        scripts._send = OneConnection(self._client).ask
+        return scripts
+
+
+class AsyncOneConnection:
+    """As `OneConnection`, for one task on an asyncio client."""
+
+    def __init__(self, client: redis.asyncio.Redis) -> None:
+        """Connects lazily."""
+        self._pool = client.connection_pool
+        self._connection: redis.asyncio.Connection | None = None
+
+    async def ask(self, *words: Any) -> Any:
+        """As `OneConnection.ask`."""
+        if self._connection is None:
+            self._connection = cast(redis.asyncio.Connection, await self._pool.get_connection())
+        await self._connection.send_command(*words)
+        return await self._connection.read_response()
 
 
 class AsyncScripts:

@@ -68,7 +68,8 @@ def page(number: int, blocks: range = BLOCKS) -> StoredPage:
     records: list[bytes] = []
     for block in blocks:
         keys = np.full((2, 8, 16), number, np.float16)
-        records.append(encode_record(name_of(number), block, SHAPE, keys, np.full((2, 16, 8), block, np.float16)))
+        values = np.full((2, 16, 8), block, np.float16)
+        records.append(bytes(encode_record(name_of(number), block, SHAPE, keys, values)))
     return StoredPage(name_of(number), records)
 
 

@@ -112,7 +112,7 @@ TARGETS: dict[str, Target] = {
             b'{"_tensor_": true, "data": [[1, 2], [3, 4]], "dtype": "float32"}',
         ),
     ),
-    "page": Target(_page, (), (encode_record(NAME, 3, SHAPE, _half, _half),)),
+    "page": Target(_page, (), (bytes(encode_record(NAME, 3, SHAPE, _half, _half)),)),
     "manifest": Target(decode_manifest, (BlockFolderError,), ((BUNDLED_MODEL / MANIFEST_NAME).read_bytes(),)),
 }
 

@@ -46,6 +46,7 @@ _BY_TYPE: tuple[tuple[type[BlockrelayError], int, str, str | None], ...] = (
     (ExecutionError, 500, "server_error", "execution_failed"),
     (BlockrelayError, 500, "server_error", None),
 )
+_ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 _NEW_REQUESTS = ("/v1/completions", "/v1/chat/completions", "/v1/infer")
 
 
@@ -60,8 +61,7 @@ class JsonAnswer(Response):
 
 def to_json(content: Any) -> bytes:
     """Compact UTF-8 JSON. `content` holds no NaN."""
-    text = json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    return text.encode("utf-8", "backslashreplace")
+    return _ENCODER.encode(content).encode("utf-8", "backslashreplace")
 
 
 def status_of(error: BlockrelayError) -> int:

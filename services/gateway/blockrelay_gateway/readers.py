@@ -66,6 +66,7 @@ class Readers:
                     f"this gateway shuts down; the request goes on, read it at /v1/requests/{self.flights[0].request}"
                 )
             try:
-                await asyncio.wait_for(event.wait(), quiet_s)
+                async with asyncio.timeout(quiet_s):  # wait_for() would make a task of every wait
+                    await event.wait()
             except TimeoutError:
                 yield []

@@ -10,7 +10,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import cast
 
 import redis.asyncio
 from redis.exceptions import ResponseError
@@ -21,9 +21,11 @@ from blockrelay.failpoints import reach
 from blockrelay.keys import Keys
 from blockrelay.messages import EndEntry, LogEntry, decode_log_entry
 from blockrelay.metrics import GatewayMetrics
-from blockrelay.redis_link import BLOCK_MS, UNREACHABLE, backoff_s
+from blockrelay.redis_link import BLOCK_MS, UNREACHABLE, AsyncOneConnection, backoff_s
 
 Sink = Callable[[LogEntry], None]
+#: (id, [field, value, field, ...]) as the server sends it.
+_RawEntry = tuple[bytes, list[bytes]]
 #: Entries of one log per read: bounds what one read can bring.
 READ_COUNT = 256
 WAKE_TTL_S = 60
@@ -42,6 +44,7 @@ class Tailer:
 
     def __init__(self, client: redis.asyncio.Redis, keys: Keys, gateway: str, metrics: GatewayMetrics) -> None:
         self._client, self._keys, self._metrics = client, keys, metrics
+        self._reading = AsyncOneConnection(client)
         self._wake_key = keys.wake(gateway)
         self._wake_id = "0-0"
         self._tails: dict[bytes, _Tail] = {}
@@ -89,27 +92,27 @@ class Tailer:
                 attempt += 1
 
     async def _read(self) -> None:
-        streams: dict[Any, Any] = {self._wake_key: self._wake_id}
-        streams.update((key, f"{tail.position}-0") for key, tail in self._tails.items())
+        positions = (f"{tail.position}-0" for tail in self._tails.values())
+        streams = (self._wake_key, *self._tails, self._wake_id, *positions)
         # On a connection not known to work, do not block: whoever waits for `connected` should not wait for BLOCK_MS.
-        block = BLOCK_MS if self.connected else None
+        block = ("BLOCK", BLOCK_MS) if self.connected else ()
         self._in_read = True
         reach("gateway.before_read")
         try:
-            answer = await self._client.xread(streams, count=READ_COUNT, block=block)
+            answer = await self._reading.ask("XREAD", "COUNT", READ_COUNT, *block, "STREAMS", *streams)
         finally:
             self._in_read = False
         reach("gateway.after_read")
-        for key, entries in cast(list[tuple[bytes, list[tuple[bytes, dict[bytes, bytes]]]]], answer or []):
+        for key, entries in cast(list[tuple[bytes, list[_RawEntry]]], answer or []):
             if key == self._wake_key.encode():
                 self._wake_id = entries[-1][0].decode()
             elif tail := self._tails.get(key):
                 self._deliver(key, tail, entries)
 
-    def _deliver(self, key: bytes, tail: _Tail, entries: list[tuple[bytes, dict[bytes, bytes]]]) -> None:
+    def _deliver(self, key: bytes, tail: _Tail, entries: list[_RawEntry]) -> None:
         for entry_id, fields in entries:
             try:
-                entry = decode_log_entry(entry_id, fields)
+                entry = decode_log_entry(entry_id, dict(zip(fields[::2], fields[1::2], strict=True)))
             except WireError as error:
                 logs.get().error("LOG_ENTRY_UNREADABLE", request_id=tail.request, error=str(error))
                 entry = EndEntry(tail.position + 1, "error", {"error": str(error), "code": "wire"}, (), "")

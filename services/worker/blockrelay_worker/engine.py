@@ -62,6 +62,9 @@ class Engine:
         self._sender = Sender(role, links, metrics)
         self._known = KnownRows(role, table, self._sender, Groups(links), metrics)
         self._arrived = ArrivedRows(role, self._arrivals)
+        self._stage_seconds = metrics.stage_seconds.labels(role.stage, role.device)
+        names = [f"block_{i}" for i in range(role.first, role.last + 1)]
+        self._block_seconds = {name: metrics.block_seconds.labels(name, role.device) for name in names}
         self._cost = StepCost()
         self.pace = PaceMeter()
         self._trials = Trials(links, role.worker)
@@ -304,11 +307,11 @@ class Engine:
         seconds = time.monotonic() - started
         decode_rows = sum(w.rows for w in work if w.decodes)
         self._cost = observed(self._cost, decode_rows=decode_rows, prompt_rows=at - decode_rows, seconds=seconds)
-        self.metrics.stage_seconds.labels(self.role.stage, self.role.device).observe(seconds)
+        self._stage_seconds.observe(seconds)
         self.metrics.batch_rows.observe(at)
         self.pace.add(rows=at - decode_rows, tokens=sum(1 for w in work if w.samples))
         for block, spent in output.seconds.items():
-            self.metrics.block_seconds.labels(block, self.role.device).observe(spent)
+            self._block_seconds[block].observe(spent)
         return output
 
     def _forward(self, parts: list[tuple[Work, NDArray[np.float32]]], seconds: dict[str, float]) -> None:

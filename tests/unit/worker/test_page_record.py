@@ -14,7 +14,7 @@ NAME = bytes(range(32))
 RNG = np.random.default_rng(5)
 KEYS = RNG.standard_normal((2, 8, 16)).astype(np.float16)
 VALUES = RNG.standard_normal((2, 16, 8)).astype(np.float16)
-RECORD = encode_record(NAME, 7, SHAPE, KEYS, VALUES)
+RECORD = bytes(encode_record(NAME, 7, SHAPE, KEYS, VALUES))
 
 
 def test_a_record_gives_back_its_keys_and_values() -> None:

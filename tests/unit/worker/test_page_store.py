@@ -219,10 +219,11 @@ def test_a_page_that_changed_hands_before_it_was_written_is_not_written(tmp_path
         (page,) = worker.pool.allocate(1)
         assert worker.pool.name(page, bytes(32))
         fresh = Fresh(bytes(32), page, worker.pool.generations[page])
-        assert worker.store.copied(fresh) is not None
+        room = memoryview(bytearray(LAYOUT.layers * SHAPE.record_bytes))
+        assert worker.store.copied(fresh, room) is not None
         worker.pool.free([page])
-        assert worker.store.copied(fresh) is not None, "it is cached, and still what its name says"
+        assert worker.store.copied(fresh, room) is not None, "it is cached, and still what its name says"
         taken = worker.pool.allocate(worker.pool.pages)
-        assert worker.store.copied(fresh) is None
+        assert worker.store.copied(fresh, room) is None
         worker.pool.free(taken)
         assert worker.value("page_store_dropped") == 1

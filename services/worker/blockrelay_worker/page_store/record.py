@@ -44,10 +44,25 @@ class PageShape:
         return HEADER_BYTES + 2 * self.half_bytes
 
 
-def encode_record(name: bytes, block: int, shape: PageShape, keys: NDArray[Any], values: NDArray[Any]) -> bytes:
-    """The record of a page; `keys` and `values` are the block's arrays of this page."""
-    head, payload = _head(name, block, shape), keys.tobytes() + values.tobytes()
-    return head + _CHECKSUM.pack(zlib.crc32(payload, zlib.crc32(head))) + payload
+def encode_record(
+    name: bytes,
+    block: int,
+    shape: PageShape,
+    keys: NDArray[Any],
+    values: NDArray[Any],
+    into: memoryview | None = None,
+) -> memoryview:
+    """The record of a page; `keys` and `values` are the block's arrays of this page.
+
+    Written to `into`, `shape.record_bytes` of writable memory, or to fresh memory.
+    """
+    record = memoryview(bytearray(shape.record_bytes)) if into is None else into
+    middle = HEADER_BYTES + shape.half_bytes
+    for half, array in ((record[HEADER_BYTES:middle], keys), (record[middle:], values)):
+        np.frombuffer(half, array.dtype).reshape(array.shape)[...] = array
+    head = _head(name, block, shape)
+    record[:HEADER_BYTES] = head + _CHECKSUM.pack(zlib.crc32(record[HEADER_BYTES:], zlib.crc32(head)))
+    return record
 
 
 def decode_record(data: bytes, name: bytes, block: int, shape: PageShape) -> tuple[memoryview, memoryview] | None:

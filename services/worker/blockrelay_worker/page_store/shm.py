@@ -111,12 +111,12 @@ class ShmTier:
             os.close(handle)
         return {block: data[(block - wanted[0]) * size :][:size] for block in wanted}
 
-    def _write(self, path: str, records: Sequence[bytes], size: int) -> bool:
+    def _write(self, path: str, records: Sequence[bytes | memoryview], size: int) -> bool:
         begun = f"{self._folder}/{_BEGUN}{os.getpid()}-{next(self._serial)}"
         try:
             handle = os.open(begun, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             try:
-                written = os.write(handle, b"".join(records))
+                written = os.writev(handle, records)
             finally:
                 os.close(handle)
             if written == size:

@@ -1,9 +1,11 @@
 """Between the pool and the tiers: one thread writes new pages, one fills the pages of runs that wait for them."""
 
+import queue
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
@@ -58,11 +60,13 @@ class PageStore:
         self.shape = PageShape(layout.kv_heads, layout.head_dim, layout.dtype)
         self._pool, self._tiers, self._metrics = pool, tiers, metrics
         self._blocks = range(first_block, first_block + layout.layers)
-        self._per_call = max(1, CALL_BYTES // (layout.layers * self.shape.record_bytes))
+        self._page_bytes = layout.layers * self.shape.record_bytes
+        self._per_call = max(1, CALL_BYTES // self._page_bytes)
+        #: Pages to write; an event, to be set when all before it are written; None wakes the writer to see `_closed`.
+        self._fresh: queue.SimpleQueue[Fresh | threading.Event | None] = queue.SimpleQueue()
         self._changed = threading.Condition()
-        self._fresh: deque[Fresh] = deque()
         self._loads: deque[tuple[Load, Callable[[Loaded], None]]] = deque()
-        self._busy = {"reader": False, "writer": False}
+        self._reading = False
         self._closed = False
         self._hurry = False  # somebody waits for the reader: load nothing more
         self._threads = [
@@ -77,12 +81,10 @@ class PageStore:
 
     def put(self, page: int, name: bytes) -> None:
         """Write a named page, some time. Dropped when too many wait, or when the page has changed hands by then."""
-        with self._changed:
-            if len(self._fresh) >= MAX_QUEUED:
-                self._metrics.page_store_dropped.inc()
-                return
-            self._fresh.append(Fresh(name, page, self._pool.generations[page]))
-            self._changed.notify_all()
+        if self._fresh.qsize() >= MAX_QUEUED:
+            self._metrics.page_store_dropped.inc()
+            return
+        self._fresh.put(Fresh(name, page, self._pool.generations[page]))
 
     def load(self, load: Load, deliver: Callable[[Loaded], None]) -> None:
         """Fill pages; `deliver` is called once, from another thread. Until then the pages belong to the load."""
@@ -94,47 +96,63 @@ class PageStore:
         """Wait until no load is under way; those that are end early."""
         with self._changed:
             self._hurry = True
-            self._changed.wait_for(lambda: not self._loads and not self._busy["reader"])
+            self._changed.wait_for(lambda: not self._loads and not self._reading)
             self._hurry = False
 
     def flush(self, timeout_s: float) -> bool:
         """Wait until every page that was put is written. False when `timeout_s` passed first."""
-        with self._changed:
-            return self._changed.wait_for(lambda: not self._fresh and not self._busy["writer"], timeout_s)
+        written = threading.Event()
+        self._fresh.put(written)
+        return written.wait(timeout_s)
 
     def close(self) -> None:
         """End both threads; what waits is dropped."""
         with self._changed:
             self._closed = self._hurry = True
-            self._fresh.clear()
             self._changed.notify_all()
+        self._fresh.put(None)
         for thread in self._threads:
             thread.join()
 
     # --- writing ---
 
     def _write_all(self) -> None:
+        # Fresh memory for every page would be faulted in anew: that takes longer than the copy.
+        memory = memoryview(bytearray(self._per_call * self._page_bytes))
         while True:
-            with self._changed:
-                self._busy["writer"] = False
-                self._changed.notify_all()
-                self._changed.wait_for(lambda: self._fresh or self._closed)
-                if self._closed:
-                    return
-                batch = [self._fresh.popleft() for _ in range(min(self._per_call, len(self._fresh)))]
-                self._busy["writer"] = True
-            pages = [page for fresh in batch if (page := self.copied(fresh)) is not None]
+            batch, written = self._next_batch()
+            if self._closed:
+                return
+            places = [memory[i * self._page_bytes :][: self._page_bytes] for i in range(len(batch))]
+            copies = [self.copied(fresh, place) for fresh, place in zip(batch, places, strict=True)]
+            pages = [page for page in copies if page is not None]
             reach("worker.before_page_put")
             for tier in self._tiers:
                 tier.put(pages, self._blocks)
                 self._metrics.page_store_bytes.labels(tier.label).set(tier.used_bytes())
             reach("worker.after_page_put")
+            if written is not None:
+                written.set()
 
-    def copied(self, fresh: Fresh) -> StoredPage | None:
-        """The page's records; None when it changed hands before they were all copied."""
+    def _next_batch(self) -> tuple[list[Fresh], threading.Event | None]:
+        """What waits, as much as one call of a tier takes, and whom to tell when it is written. Waits for the first."""
+        batch: list[Fresh] = []
+        item = self._fresh.get()
+        with suppress(queue.Empty):
+            while isinstance(item, Fresh):
+                batch.append(item)
+                item = self._fresh.get_nowait() if len(batch) < self._per_call else None
+        return batch, item if isinstance(item, threading.Event) else None
+
+    def copied(self, fresh: Fresh, into: memoryview) -> StoredPage | None:
+        """The page's records, copied to `into`; None when it changed hands before they were all copied."""
+        size = self.shape.record_bytes
+        arrays = zip(self._blocks, self._pool.k_pages, self._pool.v_pages, strict=True)
         records = [
-            encode_record(fresh.name, block, self.shape, keys[fresh.page], values[fresh.page])
-            for block, keys, values in zip(self._blocks, self._pool.k_pages, self._pool.v_pages, strict=True)
+            encode_record(
+                fresh.name, block, self.shape, keys[fresh.page], values[fresh.page], into[layer * size :][:size]
+            )
+            for layer, (block, keys, values) in enumerate(arrays)
         ]
         if self._pool.generations[fresh.page] != fresh.generation:
             self._metrics.page_store_dropped.inc()
@@ -146,13 +164,13 @@ class PageStore:
     def _read_all(self) -> None:
         while True:
             with self._changed:
-                self._busy["reader"] = False
+                self._reading = False
                 self._changed.notify_all()
                 self._changed.wait_for(lambda: self._loads or self._closed)
                 if not self._loads:
                     return
                 load, deliver = self._loads.popleft()
-                self._busy["reader"] = True
+                self._reading = True
             reach("worker.before_page_get")
             filled = self._fill(load)
             reach("worker.after_page_get")

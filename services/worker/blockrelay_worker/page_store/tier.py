@@ -9,10 +9,10 @@ Trouble = Literal["full", "corrupt", "unreachable"]
 
 @dataclass(frozen=True, slots=True)
 class StoredPage:
-    """A page of consecutive blocks: one record per block, in their order."""
+    """A page of consecutive blocks: one record per block, in their order. Good until `Tier.put` returns."""
 
     name: bytes
-    records: Sequence[bytes]
+    records: Sequence[bytes | memoryview]
 
 
 class Tier(Protocol):
