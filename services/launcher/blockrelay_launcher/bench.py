@@ -7,8 +7,8 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -117,10 +117,12 @@ def _measure(options: BenchOptions, folder: BlockFolder) -> dict[str, Any]:
         gateway = GatewaySide(url, folder.model.name)
         stack.callback(gateway.close)
         direct = stack.enter_context(_own_process(options)) if options.in_process else None
-        for prompt in options.prompts:
-            for requests in options.requests:
-                prompts = _Prompts(dice, folder.model.vocab_size, requests, prompt)
-                _compare(report, gateway, direct, prompts, options)
+        cases = [
+            _Case(_Prompts(dice, folder.model.vocab_size, requests, prompt))
+            for prompt in options.prompts
+            for requests in options.requests
+        ]
+        _compare(report, gateway, direct, cases, options)
         if options.prefix:
             report["prefix"] = _shared_prefix(gateway, options, dice, folder.model.vocab_size)
     return report
@@ -139,24 +141,38 @@ class _Prompts:
         return random_prompts(self.dice, self.vocab_size, self.requests, self.length)
 
 
+@dataclass(frozen=True, slots=True)
+class _Case:
+    """One configuration and its rounds on both sides."""
+
+    prompts: _Prompts
+    through: list[Round] = field(default_factory=list[Round])
+    inside: list[Round] = field(default_factory=list[Round])
+
+
 def _compare(
-    report: dict[str, Any], gateway: GatewaySide, direct: InProcessSide | None, prompts: _Prompts, options: BenchOptions
+    report: dict[str, Any],
+    gateway: GatewaySide,
+    direct: InProcessSide | None,
+    cases: Sequence[_Case],
+    options: BenchOptions,
 ) -> None:
-    """One configuration on both sides in turns; adds the entries to the report."""
-    through: list[Round] = []
-    inside: list[Round] = []
+    """All configurations in turns, each on both sides, so that they meet the same moods of the machine."""
     for number in range(-1, options.rounds):
-        drawn = prompts.draw()
-        new = options.new if number >= 0 else min(options.new, WARM_UP_NEW)
-        one = gateway.round(drawn, new)
-        other = direct.round(drawn, new) if direct else None
-        if number >= 0:
-            through.append(one)
-            inside += [other] if other else []
-    report["gateway"].append(figures(through, prompt=prompts.length))
-    if inside:
-        report["in_process"].append(figures(inside, prompt=prompts.length))
-        report["ratio"].append(ratio(through, inside, prompt=prompts.length))
+        for case in cases:
+            drawn = case.prompts.draw()
+            new = options.new if number >= 0 else min(options.new, WARM_UP_NEW)
+            one = gateway.round(drawn, new)
+            other = direct.round(drawn, new) if direct else None
+            if number >= 0:
+                case.through.append(one)
+                case.inside.extend([other] if other else [])
+    for case in cases:
+        length = case.prompts.length
+        report["gateway"].append(figures(case.through, prompt=length))
+        if case.inside:
+            report["in_process"].append(figures(case.inside, prompt=length))
+            report["ratio"].append(ratio(case.through, case.inside, prompt=length))
 
 
 def _shared_prefix(gateway: GatewaySide, options: BenchOptions, dice: random.Random, vocab_size: int) -> dict[str, Any]:

@@ -5,12 +5,14 @@ import contextlib
 import json
 import re
 import signal
+import ssl
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 
@@ -20,18 +22,23 @@ from blockrelay_launcher.processes import die_with_parent
 
 #: What the client looks for in the stream. It parses no JSON: its CPU time is taken from the workers' cores.
 _TOKENS, _ERROR = re.compile(rb'"token_ids":\[(\d[^\]]*)\]'), re.compile(rb'^(?:event: error|data: \{"error")', re.M)
-#: Longest silence of a gateway, in seconds.
+#: Longest round, in seconds.
 PATIENCE_S = 600.0
 
 
 class GatewaySide:
-    """Streams completions from the gateway at `url`, over connections that are kept. Close it."""
+    """Streams completions from the gateway at `url`, a connection for each. Close it."""
 
     def __init__(self, url: str, model: str) -> None:
         self._model = model
         self._runner = asyncio.Runner()
-        limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
-        self._client = httpx.AsyncClient(base_url=url, timeout=httpx.Timeout(10, read=PATIENCE_S), limits=limits)
+        parts = urlsplit(url)
+        self._host, self._tls = parts.hostname or "", parts.scheme == "https"
+        self._port = parts.port or (443 if self._tls else 80)
+        self._head = (
+            f"POST {parts.path.rstrip('/')}/v1/completions HTTP/1.1\r\nhost: {parts.netloc}\r\nconnection: close\r\n"
+            "content-type: application/json\r\ncontent-length: "
+        )
 
     def round(self, prompts: Sequence[Sequence[int]], new: int) -> Round:
         """All prompts at once, each until it has `new` tokens. Raises ServiceUnavailable when one is not answered."""
@@ -39,8 +46,7 @@ class GatewaySide:
         return self._runner.run(self._round(bodies, new))
 
     def close(self) -> None:
-        with self._runner:
-            self._runner.run(self._client.aclose())
+        self._runner.close()
 
     def _body(self, prompt: Sequence[int], new: int) -> bytes:
         fields = {
@@ -52,8 +58,9 @@ class GatewaySide:
     async def _round(self, bodies: Sequence[bytes], new: int) -> Round:
         cpu, sent = time.process_time(), time.monotonic()
         try:
-            tokens = await asyncio.gather(*(self._stream(body) for body in bodies))
-        except httpx.HTTPError as error:
+            async with asyncio.timeout(PATIENCE_S):
+                tokens = await asyncio.gather(*(self._stream(body) for body in bodies))
+        except (OSError, TimeoutError) as error:
             raise ServiceUnavailable(f"the gateway did not answer to the end ({error!r})") from error
         spent = time.process_time() - cpu
         for came in tokens:
@@ -63,20 +70,47 @@ class GatewaySide:
 
     async def _stream(self, body: bytes) -> list[float]:
         """When each token came."""
-        came: list[float] = []
-        headers = {"content-type": "application/json"}
-        async with self._client.stream("POST", "/v1/completions", content=body, headers=headers) as answer:
-            if not answer.is_success:
-                raise ServiceUnavailable(f"the gateway answered {answer.status_code}: {(await answer.aread())[:300]!r}")
-            rest = b""
-            async for chunk in answer.aiter_raw():
-                now = time.monotonic()
-                events, _, rest = (rest + chunk).rpartition(b"\n\n")
-                for found in _TOKENS.finditer(events):
-                    came.extend([now] * (1 + found.group(1).count(b",")))
-                if _ERROR.search(events):
-                    raise ServiceUnavailable(f"an answer ended with an error: {events[:300]!r}")
-        return came
+        loop, answer = asyncio.get_running_loop(), _Answer()
+        transport, _ = await loop.create_connection(
+            lambda: answer, self._host, self._port, ssl=ssl.create_default_context() if self._tls else None
+        )
+        transport.write(f"{self._head}{len(body)}\r\n\r\n".encode() + body)
+        try:
+            await answer.ended
+        finally:
+            transport.abort()
+        return answer.came
+
+
+class _Answer(asyncio.Protocol):
+    """One streamed answer, read as it comes: whatever a client does for a token, the workers' cores do not.
+
+    No HTTP is parsed but the status. Every chunk of the gateway holds whole events, so that an event is never cut.
+    """
+
+    def __init__(self) -> None:
+        self.came: list[float] = []  # when each token came
+        self.ended = asyncio.get_running_loop().create_future()
+        self._rest = b""
+
+    def data_received(self, data: bytes) -> None:
+        now = time.monotonic()
+        if not self.came and not self._rest and not data.startswith(b"HTTP/1.1 200 "):
+            return self._fail(f"the gateway answered {data[:400]!r}")
+        events, _, self._rest = (self._rest + data).rpartition(b"\n\n")
+        for found in _TOKENS.finditer(events):
+            self.came.extend([now] * (1 + found.group(1).count(b",")))
+        if _ERROR.search(events):
+            return self._fail(f"an answer ended with an error: {events[:300]!r}")
+        return None
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if not self.ended.done():
+            self.ended.set_result(None)
+
+    def _fail(self, why: str) -> None:
+        if not self.ended.done():
+            self.ended.set_exception(ServiceUnavailable(why))
 
 
 def check_gateway(url: str, model: str) -> None:
