@@ -1,0 +1,110 @@
+"""Quotas, priorities and deadlines as a client meets them: statuses, Retry-After, and the order of claims."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from blockrelay import scripts as calls
+from blockrelay.api_keys import Tenant, add_key
+from blockrelay.scripts import Pace
+from blockrelay.settings import GatewaySettings
+from blockrelay_gateway.limits import LATEST_S, SPREAD, retry_after_s
+from tests.played import PlayedWorker, RunningGateway
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "keys.json"
+
+
+@pytest.fixture
+def keys_of(file: Path) -> dict[str, str]:
+    tenants = [
+        Tenant(name="frugal", tokens_per_minute=60),
+        Tenant(name="narrow", concurrency=1),
+        Tenant(name="later", priority=5),
+        Tenant(name="free"),
+    ]
+    return {tenant.name: add_key(file, tenant) for tenant in tenants}
+
+
+@pytest.fixture
+def settings(settings: GatewaySettings, file: Path, keys_of: dict[str, str]) -> GatewaySettings:
+    return settings.model_copy(update={"api_keys": file})
+
+
+@pytest.fixture
+def ask(gateway: RunningGateway, keys_of: dict[str, str]):
+    def send(tenant: str, **body: Any) -> httpx.Response:
+        content = {"prompt": [3] * 10, "max_tokens": 20, "background": True, **body}
+        headers = {"authorization": f"Bearer {keys_of[tenant]}"}
+        return gateway.http.post("/v1/completions", content=json.dumps(content), headers=headers)
+
+    return send
+
+
+def refused_by(gateway: RunningGateway, limit: str) -> float:
+    return gateway.metric("blockrelay_admission_limited_total", limit=limit)
+
+
+def test_tokens_per_minute(gateway: RunningGateway, worker: PlayedWorker, ask: Any) -> None:
+    assert [ask("frugal").status_code for _ in range(2)] == [202, 202]
+    refused = ask("frugal")
+    assert refused.status_code == 429 and 29 <= int(refused.headers["retry-after"]) <= 31 * SPREAD
+    error = refused.json()["error"]
+    assert (error["type"], error["code"]) == ("rate_limit_error", "rate_limit_exceeded")
+    assert refused_by(gateway, "tokens_per_minute") == 1
+    assert ask("free").status_code == 202
+
+
+def test_what_a_quota_never_allows_is_a_bad_request(ask: Any, worker: PlayedWorker) -> None:
+    refused = ask("frugal", max_tokens=51)
+    assert refused.status_code == 400 and refused.json()["error"]["param"] == "max_tokens"
+
+
+def test_requests_under_way(gateway: RunningGateway, worker: PlayedWorker, ask: Any) -> None:
+    assert ask("narrow").status_code == 202
+    refused = ask("narrow")
+    assert refused.status_code == 429 and refused_by(gateway, "concurrency") == 1
+    (claimed,) = worker.claim()
+    worker.say(claimed, [5], end="stop")
+    assert ask("narrow").status_code == 202
+
+
+def test_a_key_for_later_comes_later(worker: PlayedWorker, ask: Any) -> None:
+    for name, priority in (("later", None), ("free", 7), ("free", None), ("free", -3), ("later", 5)):
+        assert ask(name, prompt=[9], **({} if priority is None else {"priority": priority})).status_code == 202
+    order = [worker.record(claimed.request)[b"tenant"].decode() for claimed in worker.claim(5)]
+    assert order == ["free", "free", "later", "later", "free"]
+    for name, priority in (("later", 4), ("free", -101), ("free", 101)):
+        refused = ask(name, priority=priority)
+        assert refused.status_code == 400 and refused.json()["error"]["param"] == "priority"
+
+
+def test_a_timeout_that_cannot_be_kept_is_refused_at_once(
+    gateway: RunningGateway, worker: PlayedWorker, ask: Any
+) -> None:
+    worker.scripts.run(calls.beat(worker.names[0], Pace(row_s=0.1, step_s=1.0, batch=1)))
+    late = ask("free", timeout=5)
+    assert late.status_code == 503 and int(late.headers["retry-after"]) >= 1
+    assert "timeout" in late.json()["error"]["message"] and refused_by(gateway, "deadline") == 1
+    assert ask("free", timeout=60).status_code == 202
+
+
+def test_a_wait_that_is_too_long_is_refused_unless_in_the_background(
+    gateway: RunningGateway, worker: PlayedWorker, ask: Any
+) -> None:
+    worker.scripts.run(calls.beat(worker.names[0], Pace(row_s=1.0, step_s=1.0, batch=1)))
+    assert ask("free", prompt=[3] * 400).status_code == 202
+    late = ask("free", prompt=[3] * 400, background=False)
+    assert late.status_code == 503 and refused_by(gateway, "wait") == 1
+
+
+def test_retry_after_is_whole_seconds_with_jitter() -> None:
+    assert {retry_after_s(0) for _ in range(100)} <= {1, 2}
+    assert {retry_after_s(20_000) for _ in range(300)} <= set(range(20, 31))
+    assert len({retry_after_s(20_000) for _ in range(300)}) > 3
+    assert max(retry_after_s(10**9) for _ in range(100)) <= LATEST_S * SPREAD
