@@ -14,7 +14,7 @@ from blockrelay_launcher.drill.kills import Kill
 from blockrelay_launcher.drill.load import Seen
 from blockrelay_launcher.drill.report import Report, judge, percentile, run_starts, show
 
-ANSWER = Answer(tokens=(5, 6, 7), text="a b c", finish_reason="length")
+ANSWER = Answer(tokens=(5, 6, 7), text="a b c", finish_reason="length", digests=("x", "y"))
 
 
 def seen(**fields: Any) -> Seen:
@@ -31,8 +31,9 @@ def verdict(*requests: Seen, kills: tuple[Kill, ...] = (), **more: Any) -> Repor
 
 def test_what_is_as_it_should_be() -> None:
     cancelled = seen(kind="cancelled", tokens=[5], text="a", finish_reason="", error="the request was cancelled")
-    report = verdict(seen(), seen(kind="background"), cancelled, seen(kind="cancelled"))
-    assert report.good and (report.accepted, report.completed, report.tokens) == (4, 4, 10)
+    session = seen(kind="session", tokens=[], digests=["x", "y"])
+    report = verdict(seen(), seen(kind="background"), cancelled, seen(kind="cancelled"), session)
+    assert report.good and (report.accepted, report.completed, report.tokens) == (5, 5, 10)
 
 
 @pytest.mark.parametrize(
@@ -43,6 +44,7 @@ def test_what_is_as_it_should_be() -> None:
         (seen(text="a c"), "mismatched", "the text differs"),
         (seen(finish_reason="stop"), "mismatched", "it ended as 'stop'"),
         (seen(kind="cancelled", tokens=[6], finish_reason=""), "mismatched", "before the cancellation"),
+        (seen(kind="session", digests=["x", "z"]), "mismatched", "the logits of step 2 differ"),
         (seen(ended=None), "lost", "no end"),
         (seen(error="the record is gone"), "lost", "the record is gone"),
         (seen(request="", ended=None, error="refused: 503"), "refused", "refused: 503"),

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, cast
 
 from blockrelay.block_folder import BlockFolder
 from blockrelay.errors import ServiceUnavailable
@@ -23,28 +23,45 @@ _WORDS = _TEXT.split()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ask:
-    """One request as a client sends it; `params.seed` is given."""
+    """One request as a client sends it; `params.seed` is given.
+
+    With `cuts` it is the steps of a tensor session instead, each with the tokens up to its cut.
+    """
 
     prompt: tuple[int, ...]
     params: SamplingParams
+    cuts: tuple[int, ...] = ()
 
     def body(self) -> dict[str, Any]:
         """The fields of a completion."""
         plain = {name: value for name, value in self.params.to_dict().items() if value not in (None, [], ())}
         return {**plain, "prompt": list(self.prompt), "return_token_ids": True}
 
+    def step(self, number: int) -> dict[str, Any]:
+        """The fields of tensor step `number`, from 1, without its session."""
+        first = self.cuts[number - 2] if number > 1 else 0
+        tokens = {"_tensor_": True, "data": [list(self.prompt[first : self.cuts[number - 1]])]}
+        return {"step": number, "logits": "last", "input_tensors": {"input_ids": tokens}}
+
+    def to_dict(self) -> dict[str, Any]:
+        """For the process that answers it alone."""
+        if self.cuts:
+            return {"prompt": self.prompt, "cuts": self.cuts}
+        return {"prompt": self.prompt, "params": self.params.to_dict()}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What a request gives alone."""
+    """What a request gives alone; of a tensor session only `digests`, one for the logits of each step."""
 
-    tokens: tuple[int, ...]
-    text: str
-    finish_reason: str
+    tokens: tuple[int, ...] = ()
+    text: str = ""
+    finish_reason: str = ""
+    digests: tuple[str, ...] = ()
 
 
 def make_asks(count: int, *, rng: Random, folder: BlockFolder) -> list[Ask]:
-    """Greedy and sampled, short and long; half of the prompts begin like others."""
+    """Greedy and sampled, short and long; half of the prompts begin like others. Every sixth is a tensor session."""
     model = folder.model
     tokenizer = Tokenizer.from_file(folder.tokenizer_path) if folder.tokenizer_path is not None else None
     longest = min(LONGEST_PROMPT, model.max_position // 2)
@@ -56,7 +73,7 @@ def make_asks(count: int, *, rng: Random, folder: BlockFolder) -> list[Ask]:
 
     shared = [document(longest) for _ in range(3)]
     asks: list[Ask] = []
-    for _ in range(count):
+    for number in range(count):
         length = max(1, int(longest ** rng.random()))
         prompt = document(length)
         if rng.random() < 0.5:
@@ -69,16 +86,21 @@ def make_asks(count: int, *, rng: Random, folder: BlockFolder) -> list[Ask]:
             seed=rng.randrange(2**53),
             ignore_eos=rng.random() < 0.8,
         )
-        asks.append(Ask(prompt=tuple(prompt), params=params))
+        steps = sorted(rng.sample(range(1, len(prompt) + 1), min(len(prompt), 3))) if number % 6 == 5 else ()
+        asks.append(Ask(prompt=tuple(prompt), params=params, cuts=tuple(steps)))
     return asks
 
 
 def answers_alone(model: Path, asks: Sequence[Ask]) -> list[Answer]:
     """In a fresh process, one after the other. Raises ServiceUnavailable when that process fails."""
-    lines = "".join(json.dumps({"prompt": a.prompt, "params": a.params.to_dict()}) + "\n" for a in asks)
+    lines = "".join(json.dumps(ask.to_dict()) + "\n" for ask in asks)
     argv = [sys.executable, "-P", "-m", "blockrelay_worker.solo", str(model)]
     done = subprocess.run(argv, input=lines, capture_output=True, text=True, check=False)
     if done.returncode:
         raise ServiceUnavailable(f"the requests cannot be answered alone: {done.stderr.strip().splitlines()[-1:]}")
     found = [json.loads(line) for line in done.stdout.splitlines()]
-    return [Answer(tokens=tuple(one["tokens"]), text=one["text"], finish_reason=one["finish_reason"]) for one in found]
+    return [Answer(**{name: _frozen(value) for name, value in one.items()}) for one in found]
+
+
+def _frozen(value: Any) -> Any:
+    return tuple(cast(list[Any], value)) if isinstance(value, list) else value

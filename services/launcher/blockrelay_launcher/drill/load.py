@@ -1,5 +1,6 @@
 """Clients that keep a system loaded, and what each of them saw."""
 
+import hashlib
 import json
 import threading
 import time
@@ -10,11 +11,13 @@ from typing import Any, Literal
 
 import httpx
 
+from blockrelay.tensors import decode_tensor
 from blockrelay_launcher import resuming_client
 from blockrelay_launcher.drill.asks import Ask
 from blockrelay_launcher.resuming_client import TRY_AGAIN, Refused
 
-Kind = Literal["stream", "background", "cancelled"]
+Kind = Literal["stream", "background", "cancelled", "session"]
+#: How a request without steps is sent, and in which shares.
 KINDS: list[Kind] = ["stream", "background", "cancelled"]
 SHARES = (0.75, 0.15, 0.10)
 #: Seconds without any sign of a request after which a client gives it up for lost.
@@ -41,6 +44,7 @@ class Seen:
     tokens: list[int] = field(default_factory=list[int])
     text: str = ""
     finish_reason: str = ""
+    digests: list[str] = field(default_factory=list[str])
     error: str = ""
     ended: float | None = None
 
@@ -110,7 +114,7 @@ class Load:
     def _client(self, rng: Random) -> None:
         while not self._over.is_set():
             ask = rng.randrange(len(self.asks))
-            kind = rng.choices(KINDS, SHARES)[0]
+            kind: Kind = "session" if self.asks[ask].cuts else rng.choices(KINDS, SHARES)[0]
             seen = Seen(ask=ask, kind=kind, started=time.monotonic())
             with self._lock:
                 self.seen.append(seen)
@@ -119,8 +123,11 @@ class Load:
                 body["cache_salt"] = f"{rng.getrandbits(64):x}"
             key = f"drill-{rng.getrandbits(96):024x}"
             try:
-                run = {"stream": self._stream, "background": self._background, "cancelled": self._cancel}[kind]
-                run(seen, body, key, rng)
+                if kind == "session":
+                    self._session(seen, key, rng)
+                else:
+                    run = {"stream": self._stream, "background": self._background, "cancelled": self._cancel}[kind]
+                    run(seen, body, key, rng)
             except Abandoned:
                 return
             except Refused as error:
@@ -179,6 +186,17 @@ class Load:
                 seen.error = str((found["error"] or {}).get("message", ""))
                 seen.ended = time.monotonic()
                 return
+
+    def _session(self, seen: Seen, key: str, rng: Random) -> None:
+        """Tensor steps one after the other; the same step again is the same step."""
+        for number in range(1, len(self.asks[seen.ask].cuts) + 1):
+            body = {**self.asks[seen.ask].step(number), "session_id": key}
+            answer = self._ask("POST", "/v1/infer", rng, body, {"Idempotency-Key": f"{key}-{number}"}).json()
+            seen.events.append(time.monotonic())
+            seen.request = key
+            logits = decode_tensor(answer["outputs"]["logits"], param="logits", max_elements=1 << 24)
+            seen.digests.append(hashlib.sha256(logits.astype("<f2").tobytes()).hexdigest())
+        seen.ended = time.monotonic()
 
     def _ask(
         self,

@@ -72,6 +72,9 @@ def percentile(ascending: Sequence[float], q: int) -> float:
 def fault_of(seen: Seen, answer: Answer) -> str:
     """What is wrong with the content of a request that ended; "" when nothing is."""
     tokens = tuple(seen.tokens)
+    if seen.kind == "session":
+        steps = zip(seen.digests, answer.digests, strict=True)
+        return next((f"the logits of step {n} differ" for n, (got, own) in enumerate(steps, 1) if got != own), "")
     if seen.kind == "cancelled" and not seen.finish_reason:
         return "" if tokens == answer.tokens[: len(tokens)] else "tokens before the cancellation differ"
     if tokens != answer.tokens:
@@ -152,7 +155,7 @@ def _recoveries(seen: Sequence[Seen], kills: Sequence[Kill]) -> dict[str, list[f
     found: dict[str, list[float]] = {}
     for kill in kills:
         for one in seen:
-            if one.kind == "background" or one.started > kill.at or (one.ended or kill.at) < kill.at:
+            if one.kind in ("background", "session") or one.started > kill.at or (one.ended or kill.at) < kill.at:
                 continue
             later = next((at for at in one.events if at > kill.at), None)
             if later is None or not one.events or not _concerns(kill, one, later):
