@@ -39,10 +39,18 @@ CONFIGURATIONS = (
     Configuration(
         "pipeline",
         "one request, 2 stages x 2 workers: kills, zombies, lost tails, duplicates, lost replies",
-        _one_each(_PIPELINE, Budget(kill=1), Budget(pause=1), Budget(duplicate=1), Budget(lost_reply=1))
-        + _one_each(_NARROW, Budget(restart=1), Budget(early_dead=1), Budget(stalled=1), Budget(wipe=1))
+        _one_each(_NARROW, Budget(restart=1), Budget(early_dead=1), Budget(stalled=1), Budget(wipe=1))
+        + _one_each(_PIPELINE, Budget(kill=1), Budget(pause=1), Budget(duplicate=1), Budget(lost_reply=1))
         + _one_each(replace(_NARROW, announce=True), Budget(kill=1)),
-        _one_each(_PIPELINE, Budget(kill=1, pause=1), Budget(kill=2), Budget(restart=1), Budget(wipe=1)),
+        _one_each(_PIPELINE, Budget(kill=1, pause=1), Budget(kill=2), Budget(wipe=1))
+        + _one_each(
+            _NARROW,
+            Budget(restart=1, kill=1),
+            Budget(restart=1, duplicate=1, lost_reply=1),
+            Budget(kill=1, pause=1, duplicate=1, lost_reply=1),
+        )
+        + _one_each(replace(_NARROW, announce=True), Budget(restart=1))
+        + _one_each(replace(_NARROW, requests=2, room=2), Budget(kill=1), Budget(pause=1)),
     ),
     Configuration(
         "reservation",

@@ -135,7 +135,7 @@ class Run(NamedTuple):
 
 
 class Process(NamedTuple):
-    """One worker slot. `fresh`: it has noticed that Redis is the one that runs now.
+    """One worker slot. `fresh`: it takes the Redis that runs now for the one it knows; `noted`: it knows one.
 
     `trying`: the request that it computes alone now, -1 for none. `written` (only without the rule that CLAIM is
     atomic): a job that it has deleted and whose route it has not written yet, -1 for none.
@@ -145,6 +145,7 @@ class Process(NamedTuple):
     up: Literal["up", "paused", "dead"] = "up"
     ready: bool = True
     fresh: bool = True
+    noted: bool = True
     table: tuple[Run, ...] = ()
     pending: tuple[Commit, ...] = ()
     trying: int = -1
@@ -252,6 +253,7 @@ class Rules:
     end_unqueues: bool = True
     delayed_are_promoted: bool = True
     beat_finds_orphans: bool = True
+    identity_is_noted_first: bool = True
     sequence_is_checked: bool = True
     youngest_is_preempted: bool = True
     deaths_need_unchanged_length: bool = True

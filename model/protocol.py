@@ -21,7 +21,7 @@ class Protocol:
                 redis, _ = scripts.accept(b, redis, request, tenant=b.tenant(request), need=b.need(request))
         state = State(
             redis=redis,
-            processes=tuple(Process(id=slot * LIVES) for slot in range(b.slots)),
+            processes=tuple(Process(id=slot * LIVES, noted=b.rules.identity_is_noted_first) for slot in range(b.slots)),
             budget=b.faults,
             flights=((),) * b.gateways,
             clients=(Client(),) * b.clients,

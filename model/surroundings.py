@@ -64,7 +64,7 @@ def _redis_fails(state: State) -> Steps:
         if state.saved is None:
             yield "from here on nothing reaches the disk of Redis", state._replace(saved=state.redis), True
         else:
-            processes = tuple(p if p.up == "dead" else p._replace(fresh=False) for p in state.processes)
+            processes = tuple(p if p.up == "dead" else p._replace(fresh=not p.noted) for p in state.processes)
             back = state._replace(redis=state.saved, saved=None, processes=processes)
             yield "kill -9 Redis; it comes back as it was then", _spend(back, "restart"), True
     if state.budget.wipe:

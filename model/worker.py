@@ -8,7 +8,7 @@ from model.table import Steps, dropped, find, next_life, overdue, rerun
 def steps(b: Bounds, state: State, slot: int) -> Steps:
     me = state.processes[slot]
     if me.up == "dead":
-        born = Process(id=next_life(me), ready=False)
+        born = Process(id=next_life(me), ready=False, noted=b.rules.identity_is_noted_first)
         yield f"worker {slot} starts", state.with_process(slot, born), False
     elif me.up == "paused":
         yield f"worker {slot} wakes", state.with_process(slot, me._replace(up="up")), False
@@ -37,12 +37,14 @@ def _beats(b: Bounds, state: State, slot: int, me: Process) -> Steps:
     redis, there = scripts.beat(b, state.redis, me.id)
     after = state._replace(redis=redis)
     rules = b.rules
+    if not me.noted:
+        yield f"worker {slot} notes which Redis it is", after.with_process(slot, me._replace(noted=True)), False
     if not me.fresh:
         yield from _after_restart(b, after, slot, me, there)
     if there is None or state.payload(me.id) is None:
         if rules.gone_worker_forgets:
             redis, _ = scripts.dead(b, redis, me.id, "drain")
-            born = Process(id=next_life(me), ready=False)
+            born = Process(id=next_life(me), ready=False, noted=b.rules.identity_is_noted_first)
             gone = after._replace(redis=redis).with_process(slot, born).with_payload(me.id, None)
             yield f"worker {slot} finds itself gone and begins a new life", gone, False
         return

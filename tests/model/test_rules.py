@@ -37,6 +37,7 @@ NOTICED = {
     "end_unqueues": ("pipeline", "I3"),
     "delayed_are_promoted": ("queue", "hangs"),
     "beat_finds_orphans": ("pipeline", "hangs"),
+    "identity_is_noted_first": ("pipeline", "hangs"),
     "sequence_is_checked": ("pipeline", "I1"),
     "youngest_is_preempted": ("preemption", "hangs"),
     "deaths_need_unchanged_length": ("poison", "I7"),
