@@ -30,6 +30,8 @@ from blockrelay.settings import BUNDLED_MODEL
 CLIENTS = 64
 #: Seconds of the closed loop that are not counted, at its beginning: the first requests all begin together.
 WARM_UP_S = 3.0
+#: A connection is left after so long without use, well before the gateway closes it.
+IDLE_S = 20.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,15 +73,20 @@ class Client:
     def __init__(self, url: str) -> None:
         self._host, _, port = url.removeprefix("http://").partition(":")
         self._port = int(port)
-        self._idle: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
+        self._idle: list[tuple[float, asyncio.StreamReader, asyncio.StreamWriter]] = []  # since when, last used last
 
     async def post(self, body: bytes) -> tuple[int, bytes]:
         """Status and head of the answer, once all of it is there."""
-        reader, writer = self._idle.pop() if self._idle else await asyncio.open_connection(self._host, self._port)
+        while self._idle and self._idle[0][0] < time.monotonic() - IDLE_S:
+            self._idle.pop(0)[2].close()
+        if self._idle:
+            _, reader, writer = self._idle.pop()
+        else:
+            reader, writer = await asyncio.open_connection(self._host, self._port)
         writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: gateway\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
         head = (await reader.readuntil(b"\r\n\r\n")).lower()
         await reader.readexactly(int(head.partition(b"content-length:")[2].partition(b"\r\n")[0]))
-        self._idle.append((reader, writer))
+        self._idle.append((time.monotonic(), reader, writer))
         return int(head[9:12]), head
 
 

@@ -1,6 +1,7 @@
 """The engine loop on a real Redis with a real stage: what fails, fails alone."""
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -199,3 +200,33 @@ def test_the_answer_says_how_long_each_block_took(
     assert end is not None
     times = end.meta["execution_times"]
     assert list(times) == [f"block_{i}" for i in range(1, 6)] and all(seconds > 0 for seconds in times.values())
+
+
+class Late(Stumbling):
+    """Its first step takes until a deadline has passed."""
+
+    until, steps = 0.0, 0
+
+    def run(self, batch: Batch) -> StageOutput:
+        self.steps += 1
+        wait_until(lambda: time.time() > self.until, "the deadline has passed")
+        return self._executor.run(batch)
+
+
+def test_no_step_is_computed_for_a_request_behind_its_deadline(
+    w8a8: BlockFolder, client: redis.Redis, keys: Keys, scripts: Scripts
+) -> None:
+    late: list[Late] = []
+
+    def slow(executor: Executor) -> Executor:
+        late.append(Late(executor))
+        late[0].until = time.time() + 0.5
+        return late[0]
+
+    with engine_running(w8a8, client, keys, scripts, broken=slow) as (cell, table):
+        cell.accept(content=body([7] * 250, temperature=0.0), deadline_ms=int(1000 * (late[0].until - 0.1)))
+        wait_until(lambda: end_of(cell, "req-1") is not None, "it ends")
+        wait_until(lambda: len(table) == 0, "it is forgotten")
+    end = end_of(cell, "req-1")
+    assert end is not None and end.reason == "expired" and end.position == 1
+    assert late[0].steps == 1, "its prompt takes four steps"
