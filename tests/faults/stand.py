@@ -105,9 +105,13 @@ class Stand:
                 return (self.system.folder / f"{name}-{processes.index(process)}.log").read_text()
         return (self.system.folder / "scheduler.log").read_text()
 
+    def passed(self, process: Process, point: str, action: str) -> bool:
+        """Whether its log says that the action happened there."""
+        return f'"point": "{point}", "action": "{action}"' in self.log_of(process)
+
     def sprung(self, process: Process, point: str, action: str) -> bool:
-        """Whether the process has passed the point: its log says so, and it is dead, or asleep, as it should be."""
-        if f'"point": "{point}", "action": "{action}"' not in self.log_of(process):
+        """Whether the process has passed the point, and is dead, or asleep, as it should be."""
+        if not self.passed(process, point, action):
             return False
         if action == "kill":
             return process.poll() == -signal.SIGKILL
