@@ -21,7 +21,7 @@ from bench.recovery import System, percentile, running, wait_until
 from blockrelay_launcher.data_folder import read_running
 from blockrelay_launcher.resuming_client import resuming_stream
 
-TOKENS = 400
+TOKENS = 200
 #: Tokens that the client has when its gateway dies.
 BEFORE = 40
 
