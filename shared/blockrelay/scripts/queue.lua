@@ -39,17 +39,15 @@ local function tokens_before(shares, rank)
   local all = redis.call('ZRANGEBYSCORE', shares, '-inf', '(' .. exact(rank_of(priority + 1, 0)), 'WITHSCORES', 'LIMIT', 0,
     MOST_SHARES)
   if #all >= 2 * MOST_SHARES then return nil end
-  local now, sum = {}, 0
+  local now, tags, sum = {}, {}, 0
   for i = 1, #all, 2 do
-    local band = string.match(all[i], '^v (.+)$')
-    if band then now[band] = tonumber(all[i + 1]) end
+    local kind, band, weight = string.match(all[i], '^(%a) (%S+) ?(%S*)')
+    if kind == 'v' then now[band] = tonumber(all[i + 1])
+    else tags[#tags + 1] = {band, tonumber(weight), tonumber(all[i + 1])} end
   end
-  for i = 1, #all, 2 do
-    local band, weight = string.match(all[i], '^t (%S+) (%S+) ')
-    if band then
-      local from = now[band] or rank_of(tonumber(band), 0)
-      sum = sum + math.max(0, math.min(tonumber(all[i + 1]), rank) - from) * tonumber(weight)
-    end
+  for _, t in ipairs(tags) do
+    local from = now[t[1]] or rank_of(tonumber(t[1]), 0)
+    sum = sum + math.max(0, math.min(t[3], rank) - from) * t[2]
   end
   return sum
 end
