@@ -60,12 +60,16 @@ class Stand:
 
     def vacate(self, stage: int) -> None:
         """End the workers of a stage properly."""
-        pids = {w.pid for w in self.system.infos() if w.stage == stage}
-        for process in self.system.workers:
-            if process.pid in pids and process.poll() is None:
-                process.terminate()
-                assert process.wait(30) == 0
-        wait_until(lambda: all(w.stage != stage for w in self.system.infos()), f"stage {stage} is empty")
+
+        def empty() -> bool:  # somebody may still have been on the way to this stage
+            pids = {w.pid for w in self.system.infos() if w.stage == stage}
+            for process in self.system.workers:
+                if process.pid in pids and process.poll() is None:
+                    process.terminate()
+                    assert process.wait(30) == 0
+            return not pids
+
+        wait_until(empty, f"stage {stage} is empty")
 
     def jobs(self) -> list[Job]:
         """The same requests for every case, under new names."""

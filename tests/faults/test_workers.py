@@ -55,8 +55,7 @@ def test_a_worker_dies_or_sleeps_at_every_point(stand: Stand, case: str) -> None
             wait_until(lambda: stand.system.tokens_so_far(jobs) > 30, "it works")
             victim.terminate()
         stand.wait_sprung(victim, point, action)
-        if action == "stop":
-            wait_until(lambda: victim.pid not in registered(stand), "it is declared dead")
+        wait_until(lambda: victim.pid not in registered(stand), "it is declared dead")
         stand.worker()
         if point == "worker.after_finish":
             stand.check_failed(jobs[0])
