@@ -53,8 +53,9 @@ class Report:
 
     def to_dict(self) -> dict[str, Any]:
         plain = asdict(self)
+        quantiles = {"p50": 50, "p99": 99, "max": 100}
         plain["recovery_s"] = {
-            role: {"streams": len(times), **{f"p{q}": percentile(times, q) for q in (50, 99)}, "max": max(times)}
+            role: {"streams": len(times), **{name: percentile(times, q) for name, q in quantiles.items()}}
             for role, times in self.recovery_s.items()
         }
         return plain | {
@@ -209,9 +210,7 @@ def show(report: Report, console: Console) -> None:
     table = Table("role", "kills", "streams", "recovery p50", "p99", "longest")
     for role, kills in sorted(report.kills.items()):
         times = report.recovery_s.get(role, ())
-        figures = (
-            [f"{value:.2f} s" for value in (percentile(times, 50), percentile(times, 99), times[-1])] if times else []
-        )
+        figures = [f"{percentile(times, q):.2f} s" for q in (50, 99, 100)] if times else []
         table.add_row(role, str(kills), str(len(times)), *figures)
     console.print(table)
     for line in report.wrong[:20]:
