@@ -18,6 +18,7 @@ constexpr int kDepth = 4;     // k per int32 lane
 constexpr int kGroup = 14;    // rows whose sums fit into the registers: 28 sums, 2 weights, 1 broadcast
 constexpr int kInPlace = 4;   // rows up to which arranging them costs more than it saves
 constexpr int kZeroPoint = 128;
+constexpr int64_t kStreamed = 4 << 20;  // bytes of y beyond which no cache near a core holds it until it is read
 
 struct PackedWeights {
   const int8_t* panels;  // 64-byte aligned
@@ -59,6 +60,7 @@ struct RowGroup {
   int rows;
   const uint32_t* u;  // arranged: [K/4][rows]; in place: row r at u + r * stride
   int64_t stride;     // 0 unless in place
+  bool streamed;      // y goes past the caches, which would fetch each line of it before it is overwritten
 };
 
 // u [rows,K] as [K/4][rows][4], zeros beyond K. Left where they are, the rows of a group would fall into the same few
@@ -119,8 +121,15 @@ void multiply_panel(const PackedWeights& w, const RowGroup& group, int64_t panel
   const __m512 scale1 = _mm512_maskz_loadu_ps(mask1, w.scale + first + 16);
   float* to = y + group.first * w.columns + first;
   each<R>([&](auto r) {
-    _mm512_mask_storeu_ps(to + r * w.columns, mask0, _mm512_mul_ps(_mm512_cvtepi32_ps(sum[r][0]), scale0));
-    _mm512_mask_storeu_ps(to + r * w.columns + 16, mask1, _mm512_mul_ps(_mm512_cvtepi32_ps(sum[r][1]), scale1));
+    const __m512 y0 = _mm512_mul_ps(_mm512_cvtepi32_ps(sum[r][0]), scale0);
+    const __m512 y1 = _mm512_mul_ps(_mm512_cvtepi32_ps(sum[r][1]), scale1);
+    if (group.streamed) {
+      _mm512_stream_ps(to + r * w.columns, y0);
+      _mm512_stream_ps(to + r * w.columns + 16, y1);
+    } else {
+      _mm512_mask_storeu_ps(to + r * w.columns, mask0, y0);
+      _mm512_mask_storeu_ps(to + r * w.columns + 16, mask1, y1);
+    }
   });
 }
 
@@ -146,13 +155,15 @@ inline bool multiply(Pool& pool, const uint8_t* u, int64_t rows, const PackedWei
     arranged = reinterpret_cast<uint32_t*>(scratch(size_t(rows * steps)));
     if (!arranged) return false;
   }
+  const bool streamed = rows * w.columns * int64_t(sizeof(float)) > kStreamed && w.columns % kPanel == 0 &&
+                        reinterpret_cast<uintptr_t>(y) % 64 == 0;
   std::vector<RowGroup> groups;
   for (int64_t g = 0; g < group_count; g++) {
     const int64_t first = rows * g / group_count, end = rows * (g + 1) / group_count;
     if (in_place)
-      groups.push_back({first, int(end - first), reinterpret_cast<const uint32_t*>(u), steps});
+      groups.push_back({first, int(end - first), reinterpret_cast<const uint32_t*>(u), steps, streamed});
     else
-      groups.push_back({first, int(end - first), arranged + first * steps, 0});
+      groups.push_back({first, int(end - first), arranged + first * steps, 0, streamed});
   }
   if (!in_place)
     pool.run(group_count, 1, rows * w.depth / 2, [&](int64_t begin, int64_t end) {
@@ -172,6 +183,7 @@ inline bool multiply(Pool& pool, const uint8_t* u, int64_t rows, const PackedWei
         multiplier(groups[size_t(g)])(w, groups[size_t(g)], panel, g == 1 ? ahead + steps * 64 : ahead, lines, y);
       }
     }
+    if (streamed) _mm_sfence();
     return true;
   });
 }

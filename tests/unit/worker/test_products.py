@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from blockrelay.errors import ExecutionError
 from blockrelay_worker.exact_linear import ExactLinear
 from blockrelay_worker.kernels import Kernels, load_kernels, supported_variants
+from blockrelay_worker.memory import untouched_bytes
 
 MULTIPLYING = [name for name in supported_variants() if load_kernels(1, variant=name).multiplies]
 
@@ -47,12 +48,14 @@ def test_bits_are_those_of_the_definition(
 
 
 @pytest.mark.parametrize("rows", [1, 4, 5, 14, 15, 29, 512])
-def test_a_large_product_on_several_threads(kernels: Kernels, rows: int) -> None:
+@pytest.mark.parametrize("begin", [0, 4])  # bytes behind a cache line's beginning: large results go past the caches
+def test_a_large_product_on_several_threads(kernels: Kernels, rows: int, begin: int) -> None:
     rng = np.random.default_rng(rows)
     q = rng.integers(-128, 128, (2048, 3072), np.int8)
     scale = rng.standard_normal(3072).astype(np.float32)
     u = rng.integers(0, 256, (rows, 2048), np.uint8)
-    expected, found = np.empty((2, rows, 3072), np.float32)
+    expected = np.empty((rows, 3072), np.float32)
+    found = untouched_bytes(begin + expected.nbytes)[begin:].view(np.float32).reshape(rows, 3072)
     ExactLinear(q, scale)(u, expected)
     kernels.product(q, scale)(u, found)
     assert found.tobytes() == expected.tobytes()
