@@ -21,7 +21,6 @@ from tests.recovery.conftest import StartSystem
 from tests.recovery.test_workers import assert_nothing_is_held
 from tests.system import Job, System, golden_tokens, make_jobs
 from tests.up_process import COMMAND, running_up
-from tests.waiting import wait_until
 
 #: No other request of these tests has or generates it.
 DEADLY = 499
@@ -83,16 +82,6 @@ def test_the_second_stage_dies_of_poison_and_its_batch_mates_do_not_notice(start
     died = [worker for worker in system.workers if worker.poll() == -signal.SIGKILL and worker.pid != victim]
     assert len(died) in (7, 8), "three times beside others (of which one may be the victim's), five times alone"
     assert_nothing_is_held(system)
-
-
-def test_a_row_that_overflows_fails_its_request_and_is_kept(start_system: StartSystem) -> None:
-    system = start_system()
-    (job,) = make_jobs(1, seed=33, vocab=500)
-    system.accept(job)
-    wait_until(lambda: system.tokens_so_far([job]) > 0, "it runs")
-    meta = {"error": "a row became NaN", "code": "row_not_finite"}
-    assert system.scripts.run(calls.finish(job.request, "error", meta=meta)) == "FINISHED"
-    assert system.client.xlen(system.keys.dead_letters) == 1
 
 
 def command(*argv: str, data: Path, code: int = 0, **env: str) -> str:
