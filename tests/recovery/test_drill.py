@@ -25,6 +25,7 @@ def drill(*options: str) -> "subprocess.Popen[str]":
     return subprocess.Popen([*COMMAND, "drill", *options], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
+@pytest.mark.faults
 def test_a_short_drill_over_all_roles_loses_nothing() -> None:
     options = ["--minutes", "0.2", "--every", "1", "--stop", "--requests", "6", "--stages", "2", "--replicas", "1"]
     process = drill(*options, "--seed", "5", "--json")

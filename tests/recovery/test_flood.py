@@ -45,6 +45,7 @@ def ask(up: UpProcess, key: str, **body: object) -> httpx.Response:
     return httpx.post(f"{up.url}/v1/completions", content=json.dumps(content), headers=headers, timeout=120)
 
 
+@pytest.mark.faults
 def test_a_flood_is_refused_and_what_is_accepted_is_served_in_time(model: Path, tmp_path: Path) -> None:
     file = tmp_path / "keys.json"
     heavy, light = add_key(file, Tenant(name="heavy")), add_key(file, Tenant(name="light"))

@@ -65,6 +65,7 @@ def replaced_when_dead(system: System, **env: str) -> Iterator[None]:
         thread.join()
 
 
+@pytest.mark.faults
 def test_the_second_stage_dies_of_poison_and_its_batch_mates_do_not_notice(start_system: StartSystem) -> None:
     system = start_system(stages=2)
     harmless, golden = mates(system, tokens=200)
