@@ -85,10 +85,12 @@ def test_all_kernels_and_products_of_this_cpu_give_the_same_logits(model: Path) 
 @pytest.mark.timeout(600)
 @pytest.mark.skipif(shutil.which("qemu-x86_64") is None, reason="needs qemu-x86_64 (qemu-user)")
 def test_emulated_cpus_give_the_logits_and_tokens_of_this_one(model: Path) -> None:
-    here = digest(model)
+    here, in_groups = digest(model), open_block_folder(model).manifest.precision == "w4a8"
     expected = {name: here[name] for name in ("numerics", "logits", "tokens")}
     assert digest(model, "3", "2") == here, "stages and threads show"
     for cpu, (kernels, products) in LEVELS.items():
         there = digest(model, cpu=cpu)
         assert {name: there[name] for name in expected} == expected, cpu
-        assert (there["kernels"], there["products"]) == (kernels, products), cpu
+        assert there["kernels"] == kernels, cpu
+        # In groups no product is ONNX Runtime's, so that the first variant which is tried is right everywhere.
+        assert there["products"] == ("u8s8" if in_groups else products), cpu

@@ -140,7 +140,7 @@ def test_a_request_that_is_ended_from_outside_has_a_beginning_of_its_solo_answer
         def state(request: str) -> dict[str, Any]:
             return http.get(f"/v1/requests/{request}").json()
 
-        started = [http.post("/v1/completions", json=body | more).json()["id"] for more in ({}, {}, {"timeout": 0.2})]
+        started = [http.post("/v1/completions", json=body).json()["id"] for _ in range(2)]
         wait_until(lambda: len(state(started[0])["text"]) > 40, "the first one has some text")
         assert http.post(f"/v1/requests/{started[0]}/cancel").status_code == 200
         for request in started:
