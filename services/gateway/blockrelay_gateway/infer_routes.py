@@ -18,7 +18,7 @@ from blockrelay_gateway.gateway import Gateway
 from blockrelay_gateway.http_errors import JsonAnswer, from_validation, infer_error, status_of, to_json
 from blockrelay_gateway.identity import HEADER
 from blockrelay_gateway.infer_format import InferStream
-from blockrelay_gateway.offload import by_size
+from blockrelay_gateway.offload import body_size, by_size
 from blockrelay_gateway.schemas import InferRequest
 from blockrelay_gateway.translate import clean_traceparent
 
@@ -38,8 +38,8 @@ async def infer_once(body: InferRequest, request: Request) -> Response:
     if body.idempotency_key is not None:
         raise BadRequest(f"idempotency_key is for messages on the WebSocket: send the header {HEADER}", param=HEADER)
     tenant = tenants.of(request)
-    size = int(request.headers["content-length"])  # the middleware counted
-    who = await by_size(size, gateway.identify, request.headers.getlist(HEADER), body, tenant, "infer")
+    keys = request.headers.getlist(HEADER)
+    who = await by_size(body_size(request), gateway.identify, keys, body, tenant, "infer")
     if infer.is_tensor_form(body):
         step, order, readers = await infer.submit_tensors(gateway, body, who, trace, tenant)
         with readers:  # also of a client that left before anything was read

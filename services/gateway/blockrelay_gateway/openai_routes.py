@@ -10,7 +10,7 @@ from blockrelay_gateway.event_ids import starting_after
 from blockrelay_gateway.gateway import Gateway
 from blockrelay_gateway.http_errors import JsonAnswer, error_body, status_of
 from blockrelay_gateway.identity import HEADER, Identity
-from blockrelay_gateway.offload import by_size
+from blockrelay_gateway.offload import body_size, by_size
 from blockrelay_gateway.openai_format import Kind, Options, format_of
 from blockrelay_gateway.relay import failure
 from blockrelay_gateway.schemas import ChatRequest, CompletionRequest
@@ -25,7 +25,7 @@ async def completions(body: CompletionRequest, request: Request) -> Response:
     gateway = gateways.of(request)
     trace = clean_traceparent(request.headers.get("traceparent"))
     who = await _identity(gateway, request, body, "completion")
-    orders = await by_size(_size(request), gateway.translator.completion, body, trace, who)
+    orders = await by_size(body_size(request), gateway.translator.completion, body, trace, who)
     return await _answer(gateway, request, body, orders, "completion")
 
 
@@ -35,17 +35,13 @@ async def chat_completions(body: ChatRequest, request: Request) -> Response:
     gateway = gateways.of(request)
     trace = clean_traceparent(request.headers.get("traceparent"))
     who = await _identity(gateway, request, body, "chat")
-    order = await by_size(_size(request), gateway.translator.chat, body, trace, who)
+    order = await by_size(body_size(request), gateway.translator.chat, body, trace, who)
     return await _answer(gateway, request, body, [order], "chat")
-
-
-def _size(request: Request) -> int:
-    return int(request.headers["content-length"])  # the middleware counted
 
 
 async def _identity(gateway: Gateway, request: Request, body: CompletionRequest | ChatRequest, kind: Kind) -> Identity:
     keys = request.headers.getlist(HEADER)
-    return await by_size(_size(request), gateway.identify, keys, body, tenants.of(request), kind)
+    return await by_size(body_size(request), gateway.identify, keys, body, tenants.of(request), kind)
 
 
 async def _answer(

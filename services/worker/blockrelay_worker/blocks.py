@@ -144,14 +144,11 @@ class Head:
 
     def run_wanted(self, x: F32, wanted: NDArray[np.intp], space: Workspace, out: F32) -> None:
         """Logits of the rows `wanted` into `out` [n, vocab]; x has either all rows or just these."""
-        if wanted.size:
-            self._run(
-                x
-                if x.shape[0] == wanted.size
-                else np.take(x, wanted, axis=0, out=space.wanted(wanted.size, x.shape[1])),
-                space,
-                out,
-            )
+        if not wanted.size:
+            return
+        if x.shape[0] != wanted.size:
+            x = np.take(x, wanted, axis=0, out=space.wanted(wanted.size, x.shape[1]))
+        self._run(x, space, out)
 
     def _run(self, x: F32, space: Workspace, out: F32) -> None:
         count, hidden = x.shape

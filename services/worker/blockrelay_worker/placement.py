@@ -8,12 +8,10 @@ from numpy.typing import NDArray
 
 from blockrelay.errors import ExecutionError
 from blockrelay_worker.batch import Segment
+from blockrelay_worker.kernels.interface import F32, I32
 from blockrelay_worker.kernels.numerics import PAGE
 from blockrelay_worker.pages import pages_for
 from blockrelay_worker.workspace import Workspace
-
-F32 = NDArray[np.float32]
-I32 = NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
