@@ -8,13 +8,14 @@ import redis
 from blockrelay import scripts as calls
 from blockrelay.block_folder import BlockFolder
 from blockrelay.keys import Keys
+from blockrelay.messages import Claimed
 from blockrelay.redis_link import Scripts
 from blockrelay.settings import GatewaySettings
 from blockrelay.text import Tokenizer
 from blockrelay_gateway import admission, flights
 from tests.played import PlayedWorker, RunningGateway, running_gateway
 from tests.redis_server import RedisServer
-from tests.sse_client import read_events
+from tests.sse_client import Event, read_events
 from tests.waiting import wait_until
 
 TEXT = " has two apples."
@@ -84,18 +85,29 @@ def test_a_redis_that_comes_late_is_waited_for(
         client.close()
 
 
+def two_tokens_then_forgotten(
+    worker: PlayedWorker, events: Iterator[Event], said: list[int]
+) -> tuple[list[Event], Claimed, Claimed]:
+    """A stream gets two tokens, then Redis loses everything and the gateway accepts the request again.
+
+    The events so far, and the claims before and after.
+    """
+    (first,) = worker.claim()
+    worker.say(first, said[:2])
+    got = [next(events), next(events)]
+    worker.client.flushall()
+    worker.register()
+    (second,) = worker.claim()
+    return got, first, second
+
+
 def test_a_request_that_redis_forgot_is_accepted_again_and_its_stream_goes_on(
     gateway: RunningGateway, worker: PlayedWorker, said: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(flights, "SILENT_S", 0.2)
     with gateway.http.stream("POST", "/v1/completions", json=BODY) as response:
-        (first,) = worker.claim()
-        worker.say(first, said[:2])
         events = read_events(response)
-        got = [next(events), next(events)]
-        worker.client.flushall()
-        worker.register()
-        (second,) = worker.claim()
+        got, first, second = two_tokens_then_forgotten(worker, events, said)
         assert second.request == first.request
         assert second.body.params == first.body.params, "the seed above all"
         worker.positions.clear()
@@ -113,13 +125,8 @@ def test_an_end_at_a_shorter_log_than_was_heard_is_heard(
     """Redis lost its tail, and before the tokens were there again the request ended by decision."""
     monkeypatch.setattr(flights, "SILENT_S", 0.2)
     with gateway.http.stream("POST", "/v1/completions", json=BODY) as response:
-        (first,) = worker.claim()
-        worker.say(first, said[:2])
         events = read_events(response)
-        got = [next(events), next(events)]
-        worker.client.flushall()
-        worker.register()
-        (second,) = worker.claim()
+        got, first, second = two_tokens_then_forgotten(worker, events, said)
         worker.positions.clear()
         worker.say(second, said[:1])
         assert worker.scripts.run(calls.finish(first.request, "cancelled")) == "FINISHED"
