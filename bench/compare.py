@@ -191,7 +191,7 @@ def main() -> int:
     store = Store.open(DOCS / "benchmarks.json", None if options.report else describe_machine())
     units = [] if options.report else [unit for unit in all_units(parts, rounds=options.rounds) if chosen(unit)]
     if options.again:
-        store.forget({unit.key for unit in units})
+        store.forget({(unit.part, unit.side) for unit in units})
     measured = {record.key for record in store.records}
     units = [unit for unit in units if unit.key not in measured]
     units = prepare(units, store)

@@ -51,9 +51,9 @@ class Store:
         draft.write_text(json.dumps(content, indent=1) + "\n")
         draft.replace(self.path)
 
-    def forget(self, keys: Collection[tuple[str, str, int]]) -> None:
-        """Drop the records of these units, until the next `put` in memory only."""
-        self.records = [record for record in self.records if record.key not in keys]
+    def forget(self, sides: Collection[tuple[str, str]]) -> None:
+        """Drop the records of these (part, side), of every round; until the next `put` in memory only."""
+        self.records = [record for record in self.records if (record.part, record.side) not in sides]
 
 
 def entries(record: Record) -> list[dict[str, Any]]:

@@ -110,8 +110,10 @@ def test_what_was_measured_is_found_again_on_the_same_machine_only(tmp_path: Pat
     assert len(found) == len(every_part())
     assert Store.open(path).machine == MACHINE
     assert Store.open(path, {**MACHINE, "cores": 64}).records == []
-    store.forget({again.key})
-    assert again.key not in {r.key for r in store.records}
+    store.put(record("peers", BEST, number=1, figures=[entry(1, 128, decode=8, prefill=8)]))
+    store.forget({(again.part, again.side)})
+    assert (again.part, again.side) not in {(r.part, r.side) for r in store.records}, "of no round"
+    assert store.records
 
 
 def test_figures_are_medians_and_ratios_are_of_the_same_round() -> None:
