@@ -59,17 +59,13 @@ class Stand:
         self.system.wait_ready(self.system.stages)
 
     def vacate(self, stage: int) -> None:
-        """End the workers of a stage properly."""
-
-        def empty() -> bool:  # somebody may still have been on the way to this stage
-            pids = {w.pid for w in self.system.infos() if w.stage == stage}
-            for process in self.system.workers:
-                if process.pid in pids and process.poll() is None:
-                    process.terminate()
-                    assert process.wait(30) == 0
-            return not pids
-
-        wait_until(empty, f"stage {stage} is empty")
+        """End properly the workers of a stage, and whoever is still on the way to it."""
+        others = {w.pid for w in self.system.infos() if w.ready and w.stage != stage}
+        leaving = [p for p in self.system.workers if p.poll() is None and p.pid not in others]
+        for process in leaving:
+            process.terminate()
+        for process in leaving:
+            assert process.wait(30) == 0
 
     def jobs(self) -> list[Job]:
         """The same requests for every case, under new names."""
