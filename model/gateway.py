@@ -112,7 +112,7 @@ def _id(b: Bounds, state: State, client: Client) -> int | None:
 
 
 def _gives_up(b: Bounds, state: State, gateway: int, flight: Flight) -> Steps:
-    """The grace period of a flight without readers is over. (Its question and FINISH are one step here.)"""
+    """The grace period of a flight without readers is over. (Who reads has registered; FINISH looks itself.)"""
     readers = [c for c in state.clients if c.gateway >= 0 and c.request == flight.request]
     if not b.faults.leave or any(c.gateway == gateway for c in readers):
         return

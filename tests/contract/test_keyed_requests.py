@@ -56,6 +56,37 @@ class TestKeyed:
         assert cell.accept(fingerprint="f").status == "OK" and cell.queued() == ["req-1"]
 
 
+class TestFollowers:
+    """No FINISH for want of a reader comes between a reader's arrival and its first look."""
+
+    def test_who_asks_for_a_known_request_follows_it_from_that_moment_on(self, cell: Cell) -> None:
+        cell.client.set(cell.keys.gateway("b"), "")
+        cell.accept(fingerprint="f", reader="b")
+        assert not cell.client.exists(cell.keys.followers("req-1")), "its acceptor alone is no news"
+        cell.accept(fingerprint="f", reader="b")
+        assert cell.scripts.run(calls.finish("req-1", "cancelled", abandoned=True)) == "READ"
+        assert cell.queued() == ["req-1"] and cell.record()["state"] == "queued"
+        assert cell.client.ttl(cell.keys.followers("req-1")) > 0  # pyright: ignore
+        cell.client.hdel(cell.keys.followers("req-1"), "b")
+        assert cell.scripts.run(calls.finish("req-1", "cancelled", abandoned=True)) == "FINISHED"
+
+    def test_a_gateway_that_says_no_more_that_it_lives_follows_nothing(self, cell: Cell) -> None:
+        cell.accept(fingerprint="f")
+        cell.accept(fingerprint="f", reader="dead")
+        assert cell.scripts.run(calls.finish("req-1", "cancelled", abandoned=True)) == "FINISHED"
+
+    def test_a_follower_holds_nothing_up_but_that(self, cell: Cell) -> None:
+        cell.client.set(cell.keys.gateway("b"), "")
+        cell.accept(fingerprint="f")
+        cell.accept(fingerprint="f", reader="b")
+        assert cell.scripts.run(calls.finish("req-1", "cancelled")) == "FINISHED"
+
+    def test_another_body_under_its_key_follows_nothing(self, cell: Cell) -> None:
+        cell.accept(fingerprint="f")
+        assert cell.accept(fingerprint="g", reader="b").status == "OTHER"
+        assert not cell.client.exists(cell.keys.followers("req-1"))
+
+
 class TestTimeline:
     def test_every_step_leaves_a_note(self, cell: Cell) -> None:
         cell.worker("a", split="1-4")

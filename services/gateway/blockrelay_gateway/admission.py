@@ -127,7 +127,9 @@ class Admission:
         for order in orders:
             flight = self._prepare(scoped(order, tenant), tenant)
             try:
-                if not order.fingerprint:
+                if order.fingerprint:
+                    self._flights.seek(order.request)
+                else:
                     self._flights.start(flight)
                 answer = await self._accept(flight, limits_for(order, tenant, self._settings))
                 if answer.status == "REPEAT":
@@ -171,6 +173,7 @@ class Admission:
             tenant=tenant.name,
             weight=tenant.weight,
             priority=priority_of(order, tenant),
+            reader=self._gateway if order.fingerprint else "",
         )
         return Flight(
             request=order.request,

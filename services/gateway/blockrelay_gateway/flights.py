@@ -31,6 +31,8 @@ from blockrelay_gateway.tailer import Tailer
 CHECK_EVERY_S = 1.0
 #: A flight that has heard nothing for so long looks whether its record is still there.
 SILENT_S = 5.0
+#: From the moment that a client asks for a request until it is one of its readers, at most.
+SOUGHT_S = 5.0
 #: A gateway that has not said for so long that it lives has no readers.
 GATEWAY_TTL_S = 15
 #: ACCEPT but for its `max_in_flight`.
@@ -73,6 +75,8 @@ class Flight:
     checked: float = field(default_factory=time.monotonic)  # the last look at the record
     events: set[asyncio.Event] = field(default_factory=set[asyncio.Event])
     grace: asyncio.TimerHandle | None = None
+    sought: float = float("-inf")  # somebody asked for it, and will perhaps read
+    leaving: bool = False  # nobody reads it: FINISH is under way, or done
 
     @property
     def tokens(self) -> int:
@@ -129,16 +133,24 @@ class Flights:
     def join(self, flight: Flight) -> Flight:
         """Follow a request whose id derives from a key, behind its ACCEPT: somebody else may follow it already."""
         known = self._flights.get(flight.request)
-        if known is not None and known.end is None:
+        if known is not None and known.end is None and not known.leaving:
             return known
+        if known is not None:
+            self.drop(known)
         self.start(flight)
         return flight
+
+    def seek(self, request: str) -> None:
+        """Somebody asks for this request: who is about to give it up waits for what comes of that."""
+        if known := self._flights.get(request):
+            known.sought = time.monotonic()
 
     async def resume(self, request: str, tenant: str) -> Flight:
         """The flight of any request of this tenant, from any gateway; this one answers for its readers from now on.
 
         Raises NotFound when there is no such record (any more), or when it is of another tenant or model.
         """
+        self.seek(request)
         if known := self._known(request):
             check_visible(request, (self._model.encode(), known.tenant.encode()), model=self._model, tenant=tenant)
         else:
@@ -341,24 +353,33 @@ class Flights:
         attempt = 0
         while flight.end is None and flight.readers == 0:
             try:
-                others = await self._others(flight.request)
-                if flight.readers:  # came back at this moment
-                    await self._register(flight.request, self._gateway)
+                if await self._cancelled(flight):
                     return
-                if not others:
-                    call = calls.finish(flight.request, "cancelled", meta={"error": "no reader"}, abandoned=True)
-                    await self._scripts.run(call)
-                    return
-                logs.get().info("READER_ELSEWHERE", request_id=flight.request, gateways=others)
+                attempt = 0
                 await asyncio.sleep(max(self._grace_s, CHECK_EVERY_S))
             except UNREACHABLE:
                 self._metrics.redis_errors.inc()
                 await asyncio.sleep(backoff_s(attempt))
                 attempt += 1
 
-    async def _others(self, request: str) -> list[str]:
-        """Gateways that live and may have readers of the request. This one says that it has none."""
-        key = self._keys.followers(request)
-        await cast(Any, self._client.hdel(key, self._gateway))
-        others = [name.decode() for name in await cast(Any, self._client.hkeys(key))]
-        return [name for name in others if await cast(Any, self._client.exists(self._keys.gateway(name)))]
+    async def _cancelled(self, flight: Flight) -> bool:
+        """Whether the request has ended: FINISH, which looks for followers itself, said so.
+
+        This gateway first says that it has no reader. Who attaches registers before it reads, so that either FINISH
+        sees it or it sees the end.
+        """
+        await cast(Any, self._client.hdel(self._keys.followers(flight.request), self._gateway))
+        if flight.readers or time.monotonic() - flight.sought < SOUGHT_S:
+            await self._register(flight.request, self._gateway)
+            return False
+        flight.leaving = True
+        try:
+            call = calls.finish(flight.request, "cancelled", meta={"error": "no reader"}, abandoned=True)
+            answer = await self._scripts.run(call)
+        except UNREACHABLE:
+            flight.leaving = False  # if it did run, its end is in the log
+            raise
+        flight.leaving = answer != "READ"
+        if not flight.leaving:
+            logs.get().info("READER_ELSEWHERE", request_id=flight.request)
+        return flight.leaving

@@ -125,16 +125,18 @@ def accept(
     weight: float = 1.0,
     priority: int = 0,
     limits: Limits = NO_LIMITS,
+    reader: str = "",
 ) -> Call[Accepted]:
     """`deadline_ms` is absolute Unix time in milliseconds, 0 for none. `max_in_flight` of the whole cell.
 
     `fingerprint` names the client's body where the id derives from a key; `keep_s` is then the retention (0: as usual).
     A lower `priority` is claimed earlier; within one, tenants share the workers by `weight`.
+    `reader`: the gateway that reads the request if it exists already; it then counts as one of its followers.
     """
     args: list[Argument] = [request, model, need_pages, deadline_ms, body.encode()]
     args += [int(body.prompt.size), int(body.params.get("max_tokens") or 0), fingerprint, keep_s]
     args += [tenant, weight, priority, limits.tokens_per_minute, limits.concurrency, max_in_flight]
-    args += [int(limits.wait_s * 1000), limits.overcommit, int(limits.punctual)]
+    args += [int(limits.wait_s * 1000), limits.overcommit, int(limits.punctual), reader]
     if session:
         args += [session.session, session.step, session.fingerprint, session.length, session.tokens]
 
@@ -189,8 +191,11 @@ def rerun(request: str, run: str, reason: RerunReason, *, fallback: dict[str, An
 
 def finish(
     request: str, reason: EndReason, *, meta: dict[str, Any] | None = None, run: str = "", abandoned: bool = False
-) -> Call[Literal["FINISHED", "DONE", "UNKNOWN", "LOST"]]:
-    """With `run`, only while that run is current. `abandoned`: ACCEPT of the same id may begin it anew."""
+) -> Call[Literal["FINISHED", "DONE", "UNKNOWN", "LOST", "READ"]]:
+    """With `run`, only while that run is current.
+
+    `abandoned`: only while no gateway follows it, and ACCEPT of the same id may begin it anew.
+    """
     args = (request, reason, json.dumps(meta) if meta else "", run, int(abandoned))
     return Call("finish", args, lambda a: cast(Any, _text(a)))
 

@@ -7,7 +7,7 @@
 --   tenant, its weight, priority, its tokens per minute, its concurrency,
 --   most in flight, longest wait for the first token (ms), most pages promised per page there is,
 --   1: refuse what would miss its deadline (limits but `in flight`: 0 = none),
---   [session, step, fingerprint of the step, length, new tokens]
+--   gateway that will read a request that exists ('' = none does), [session, step, fingerprint of the step, length, new tokens]
 -- Answers: OK ms | EXISTS state | OTHER | TOO_LARGE pages | STEP expected-step | REPEAT request-id, or a limit and ms after
 --   which to ask again: TOKENS left | CONCURRENT requests | BUSY in-flight | PAGES promised | WAIT ms | LATE ms (until its end)
 local id, model, need, deadline = ARGV[2], ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5])
@@ -18,21 +18,25 @@ local longest_wait, overcommit, punctual = tonumber(ARGV[17]), tonumber(ARGV[18]
 local known = redis.call('HMGET', P .. 'request:' .. id, 'state', 'fp', 'abandoned')
 if known[1] and not known[3] then
   if (known[2] or '') ~= ARGV[9] then return {'OTHER'} end
+  if ARGV[20] ~= '' then
+    redis.call('HSET', P .. 'followers:' .. id, ARGV[20], '')  -- here: no FINISH for want of a reader may come between
+    redis.call('EXPIRE', P .. 'followers:' .. id, RETENTION)
+  end
   return {'EXISTS', known[1]}
 end
 
 local session, append
-if ARGV[20] then
-  session = P .. 'session:' .. ARGV[20]
+if ARGV[21] then
+  session = P .. 'session:' .. ARGV[21]
   local step = tonumber(redis.call('HGET', session, 'step') or '0')
   local length = tonumber(redis.call('HGET', session, 'length') or '0')
-  local wanted = tonumber(ARGV[21])
-  if wanted == step and step > 0 and redis.call('HGET', session, 'fp') == ARGV[22] then
+  local wanted = tonumber(ARGV[22])
+  if wanted == step and step > 0 and redis.call('HGET', session, 'fp') == ARGV[23] then
     local previous = redis.call('HGET', session, 'request')
     local ended = redis.call('HGET', P .. 'request:' .. previous, 'end')
     local there = redis.call('EXISTS', P .. 'request:' .. previous) == 1
     if there and (not ended or ended == 'tensor') then return {'REPEAT', previous} end
-  elseif wanted == step + 1 and length == tonumber(ARGV[23]) then
+  elseif wanted == step + 1 and length == tonumber(ARGV[24]) then
     append = true
   else
     return {'STEP', step + 1}
@@ -99,9 +103,9 @@ if per_minute > 0 then
   redis.call('EXPIRE', bucket, 120)
 end
 if session then
-  redis.call('HSET', session, 'step', ARGV[21], 'fp', ARGV[22], 'request', id)
+  redis.call('HSET', session, 'step', ARGV[22], 'fp', ARGV[23], 'request', id)
   if append then
-    local tokens = (redis.call('HGET', session, 'tokens') or '') .. ARGV[24]
+    local tokens = (redis.call('HGET', session, 'tokens') or '') .. ARGV[25]
     redis.call('HSET', session, 'tokens', tokens, 'length', string.len(tokens) / 4)
   end
   redis.call('EXPIRE', session, RETENTION)
