@@ -21,6 +21,7 @@ from blockrelay.redis_link import Scripts
 from blockrelay.settings import GatewaySettings
 from blockrelay.tensors import encode_result
 from blockrelay_gateway.app import create_app
+from blockrelay_gateway.connections import server_config
 from blockrelay_gateway.gateway import Gateway
 from tests.waiting import wait_until
 
@@ -170,8 +171,7 @@ def running_gateway(settings: GatewaySettings) -> Iterator[RunningGateway]:
     app = create_app(settings)
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
-    config = uvicorn.Config(app, log_config=None, access_log=False, timeout_graceful_shutdown=2)
-    server = uvicorn.Server(config)
+    server = uvicorn.Server(server_config(app, settings))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"

@@ -3,7 +3,8 @@
     BlockrelayError
     ├── UsageError                 the caller asked for something impossible; exit code 2, or HTTP 400
     │   ├── BadRequest             a request field is wrong (`param` names it); nothing was queued
-    │   │   └── RequestTooLarge    body over the limit; HTTP 413
+    │   │   ├── RequestTooLarge    body over the limit; HTTP 413
+    │   │   └── RequestTooSlow     body did not arrive in time; HTTP 408
     │   ├── Unauthorized           no API key, or an unknown one; HTTP 401
     │   ├── NotFound               unknown model, request or session; HTTP 404
     │   ├── Conflict               wrong session step; HTTP 409
@@ -44,6 +45,10 @@ class BadRequest(UsageError):
 
 class RequestTooLarge(BadRequest):
     """The body is over the configured limit."""
+
+
+class RequestTooSlow(BadRequest):
+    """The body did not arrive in time."""
 
 
 class Unauthorized(UsageError):

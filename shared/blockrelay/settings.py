@@ -54,6 +54,9 @@ class GatewaySettings(Settings):
     max_body_bytes: int = Field(default=8 << 20, ge=1024)
     max_bodies_bytes: int = Field(default=128 << 20, ge=1024, description="bytes of all bodies that are being read")
     max_connections: int = Field(default=2048, ge=1, description="requests and sockets under way at this gateway")
+    arrival_timeout_s: float = Field(
+        default=60.0, gt=0, description="longest time that a head, or a body, may take to arrive"
+    )
     idempotency_secret: str = Field(
         default="", repr=False, description="makes ids of keyed requests unguessable; equal on all"
     )

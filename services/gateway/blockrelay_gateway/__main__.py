@@ -18,14 +18,8 @@ from blockrelay.api_keys import is_open_to_others
 from blockrelay.errors import BlockrelayError, UsageError
 from blockrelay.settings import GatewaySettings, read_settings
 from blockrelay_gateway.app import create_app
-from blockrelay_gateway.crowd import HEAD_BYTES
+from blockrelay_gateway.connections import server_config
 from blockrelay_gateway.gateway import Gateway
-
-#: After a signal, streams get their error event at once; this bounds clients that do not read it.
-SHUTDOWN_S = 5
-#: An idle connection lives longer here than in usual clients and proxies, so that they close it and never write into
-#: one that we are closing.
-KEEP_ALIVE_S = 75
 
 
 class GatewayServer(uvicorn.Server):
@@ -91,25 +85,13 @@ def _serve(app: FastAPI, settings: GatewaySettings, listener: socket.socket) -> 
     uvicorn_log = logging.getLogger("uvicorn")
     uvicorn_log.handlers, uvicorn_log.propagate = [_JsonLog()], False
     uvicorn_log.setLevel(logging.WARNING)
-    config = uvicorn.Config(
-        app,
-        log_config=None,
-        access_log=False,
-        http="h11",
-        h11_max_incomplete_event_size=HEAD_BYTES,
-        ws_max_size=settings.max_body_bytes,
-        ws_max_queue=1,  # messages of one socket that wait to be read
-        timeout_graceful_shutdown=SHUTDOWN_S,
-        timeout_keep_alive=KEEP_ALIVE_S,
-        server_header=False,
-    )
     if settings.api_keys is None and is_open_to_others(settings.host):
         logs.get().warning(
             "GATEWAY_OPEN", host=settings.host, advice="anybody who reaches it may use it; set BLOCKRELAY_API_KEYS"
         )
     allow_files(2 * settings.max_connections + 256)
     logs.get().info("NODE_STARTING", host=settings.host, port=listener.getsockname()[1])
-    server = GatewayServer(config, app.state.gateway)
+    server = GatewayServer(server_config(app, settings), app.state.gateway)
     server.run(sockets=[listener])
     return 0 if server.started else 1
 

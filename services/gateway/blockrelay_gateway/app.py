@@ -34,7 +34,13 @@ def create_app(settings: GatewaySettings) -> FastAPI:
     app.state.gateway = gateway
     http_errors.install(app, gateway.refusals)
     budget = BodyBudget(max(settings.max_body_bytes, settings.max_bodies_bytes))
-    app.add_middleware(BodyLimit, max_bytes=settings.max_body_bytes, budget=budget, refusals=gateway.refusals)
+    app.add_middleware(
+        BodyLimit,
+        max_bytes=settings.max_body_bytes,
+        within_s=settings.arrival_timeout_s,
+        budget=budget,
+        refusals=gateway.refusals,
+    )
     app.add_middleware(Crowd, most=settings.max_connections, refusals=gateway.refusals)
     app.add_middleware(Authentication, ring=ring, refusals=gateway.refusals)  # the last one added is the first to run
     app.include_router(openai_routes.router, responses=openapi.WORK)

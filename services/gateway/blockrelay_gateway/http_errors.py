@@ -25,6 +25,7 @@ from blockrelay.errors import (
     Overloaded,
     QuotaExceeded,
     RequestTooLarge,
+    RequestTooSlow,
     ServiceUnavailable,
     Unauthorized,
     UsageError,
@@ -32,6 +33,7 @@ from blockrelay.errors import (
 
 _BY_TYPE: tuple[tuple[type[BlockrelayError], int, str, str | None], ...] = (
     (RequestTooLarge, 413, "invalid_request_error", "request_too_large"),
+    (RequestTooSlow, 408, "invalid_request_error", "request_timeout"),
     (BadRequest, 400, "invalid_request_error", None),
     (Unauthorized, 401, "invalid_request_error", "invalid_api_key"),
     (NotFound, 404, "invalid_request_error", "not_found"),

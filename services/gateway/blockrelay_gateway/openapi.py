@@ -25,6 +25,7 @@ _MEANINGS = {
     401: "the API key is missing or unknown",
     404: "no such model, request or session",
     405: "the route does not take this method",
+    408: "the body did not arrive in time",
     409: "the session expects another step",
     413: "the body is over the limit",
     422: "the Idempotency-Key was used with another body",
