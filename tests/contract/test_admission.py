@@ -67,6 +67,19 @@ class TestTokens:
         for _ in range(20):
             assert cell.accept("req-1", tenant="ada", limits=self.LIMITS).status in ("OK", "EXISTS")
 
+    def test_what_ends_before_anybody_has_begun_it_costs_nothing(self, cell: Cell) -> None:
+        for i in range(20):
+            assert cell.accept(f"req-{i}", tenant="ada", limits=self.LIMITS).status == "OK"
+            cell.scripts.run(calls.finish(f"req-{i}", "cancelled"))
+
+    def test_what_has_begun_costs_all_of_it(self, cell: Cell) -> None:
+        name = worker(cell)
+        for i in range(5):
+            cell.accept(f"req-{i}", tenant="ada", limits=self.LIMITS)
+            cell.claim(name)
+            cell.scripts.run(calls.finish(f"req-{i}", "cancelled"))
+        assert refused(cell, tenant="ada", limits=self.LIMITS).status == "TOKENS"
+
     @settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
     @given(
         per_minute=st.integers(10, 10_000),

@@ -82,6 +82,8 @@ local function finish(r, reason, meta)
   if r.job == 'queue' then  -- its tenant has not had its share of it
     local cost, share = string.match(r.share, '^(%d+) (.+)$')
     redis.call('ZADD', P .. 'shares:' .. r.model .. ':' .. r.class, 'XX', 'INCR', -cost, share)
+    local bucket = P .. 'bucket:' .. r.tenant
+    if redis.call('EXISTS', bucket) == 1 then redis.call('HINCRBYFLOAT', bucket, 'level', r.prompt + r.most) end
   end
   redis.call('XADD', P .. 'log:' .. r.id, (r.n + 1) .. '-0', 'end', reason, 'meta', meta, 'fallbacks', r.fallbacks,
     'numerics', r.numerics)
