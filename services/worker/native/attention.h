@@ -22,8 +22,8 @@ inline bool attention(Pool& pool, const AttentionCall<E>& call) {
     const int64_t query_rows = segment[1] * call.group();
     cost += segment[1] * call.query_heads * (segment[2] + segment[1]) * call.head_dim;
     for (int head = 0; head < call.kv_heads; head++)
-      for (int64_t first = 0; first < query_rows; first += kTileRows)
-        tiles.push_back({s, first, head, int(std::min<int64_t>(query_rows - first, kTileRows))});
+      for (int64_t t = (query_rows + kTileRows - 1) / kTileRows; t-- > 0;)  // the longest first
+        tiles.push_back({s, t * kTileRows, head, int(std::min<int64_t>(query_rows - t * kTileRows, kTileRows))});
   }
   return pool.run(int64_t(tiles.size()), 1, cost, [&](int64_t begin, int64_t end) {
     float* memory = scratch(std::max(FewRows<E>::memory(call), ManyRows<E>::memory(call)));

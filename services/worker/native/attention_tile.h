@@ -6,7 +6,7 @@
 namespace blockrelay {
 
 constexpr int kPage = 16;
-constexpr int kTileRows = 64;
+constexpr int kTileRows = 128;
 constexpr int kAhead = 3;  // pages: one takes less time than memory needs to answer
 
 // Up to kTileRows query rows (row, head of the group) of one segment that read the same key/value head.
