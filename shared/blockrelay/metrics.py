@@ -7,6 +7,8 @@ computed, re-runs included: do not add them up.
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from blockrelay.histograms import Histograms
+
 #: vLLM's buckets for time to first token, and finer ones for a step and a block. Seconds.
 TTFT_BUCKETS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160)
 STEP_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1, 2.5, 5, 10)
@@ -100,10 +102,10 @@ class SchedulerMetrics:
 class WorkerMetrics:
     def __init__(self, registry: CollectorRegistry) -> None:
         self.registry = registry
-        self.block_seconds = Histogram(
+        self.block_seconds = Histograms(
             "blockrelay_block_latency_seconds",
             "How long one block took for one batch",
-            ["block", "device"],
+            ("block", "device"),
             buckets=BLOCK_BUCKETS,
             registry=registry,
         )

@@ -3,6 +3,7 @@
 Exit codes: 0 after a signal, 2 when it cannot start for a reason that one line explains.
 """
 
+import gc
 import logging
 import resource
 import signal
@@ -91,6 +92,8 @@ def _serve(app: FastAPI, settings: GatewaySettings, listener: socket.socket) -> 
         )
     allow_files(2 * settings.max_connections + 256)
     logs.get().info("NODE_STARTING", host=settings.host, port=listener.getsockname()[1])
+    gc.collect()
+    gc.freeze()  # the modules stay for ever: a look at all of them would hold up every stream
     server = GatewayServer(server_config(app, settings), app.state.gateway)
     server.run(sockets=[listener])
     return 0 if server.started else 1

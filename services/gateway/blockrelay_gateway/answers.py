@@ -62,7 +62,6 @@ async def stream(
             if not batch:
                 yield sse.KEEP_ALIVE
                 continue
-            fingerprints = {index: await gateway.flights.numerics(flights[index]) for index in {i for i, _ in batch}}
             parts: list[bytes] = []
             for index, entry in batch:
                 delta = relays[index].push(entry)
@@ -71,7 +70,8 @@ async def stream(
                 if error is not None:
                     body = form.problem(error, flights[index])
                 else:
-                    body = form.chunk(index, delta, flights[index], fingerprints[index])
+                    fingerprint = flights[index].numerics or await gateway.flights.numerics(flights[index])
+                    body = form.chunk(index, delta, flights[index], fingerprint)
                 # A bad end is told even where the client has seen more: Redis may have lost that before the end.
                 if delta.position > seen[index] or error is not None:
                     seen[index] = max(seen[index], delta.position)

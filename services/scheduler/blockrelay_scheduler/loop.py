@@ -23,7 +23,8 @@ from blockrelay.settings import SchedulerSettings
 from blockrelay_scheduler.planner import FRESH_MS, decide, empty_stages
 from blockrelay_scheduler.rescue import UnfinishedRequest, dead_workers, rescues
 
-#: Seconds between two looks at the unfinished requests, and how many of them one look takes, oldest first.
+#: Seconds between two looks at the unfinished requests and at what metrics tell, and how many requests one look takes,
+#: oldest first.
 LOOK_S, LOOK_LIMIT = 1.0, 1024
 
 
@@ -94,8 +95,8 @@ class Scheduler:
         self._drop_inboxes(workers)
         if time.monotonic() - self._last_look >= LOOK_S:
             self._rescue()
+            self._gauge(workers, plan)
             self._last_look = time.monotonic()
-        self._gauge(workers, plan)
         self._away = ""
         self._last_tick = started  # its start: a round in which Redis stood still must look long
 

@@ -63,8 +63,6 @@ class Engine:
         self._known = KnownRows(role, table, self._sender, Groups(links), metrics)
         self._arrived = ArrivedRows(role, self._arrivals)
         self._stage_seconds = metrics.stage_seconds.labels(role.stage, role.device)
-        names = [f"block_{i}" for i in range(role.first, role.last + 1)]
-        self._block_seconds = {name: metrics.block_seconds.labels(name, role.device) for name in names}
         self._cost = StepCost()
         self.pace = PaceMeter()
         self._trials = Trials(links, role.worker)
@@ -72,6 +70,7 @@ class Engine:
         self._iteration = 0
         self._step_started: float | None = None
         self._log = get()
+        self._tell_metrics()
 
     def step_age(self) -> float:
         """Seconds the current step runs already; 0 between steps. Read by the beat thread."""
@@ -97,7 +96,6 @@ class Engine:
                 self._step_started = None
                 if moved:
                     self.metrics.busy_seconds.inc(time.monotonic() - started)
-                self._observe()
             return "stopped"
         except Stopping:
             return "stopped"
@@ -252,14 +250,17 @@ class Engine:
             self._on_failure(work, error)
             return
         bad = {work[i].run.request for i in output.not_finite}
+        prompt_rows = 0
         for item in [w for w in work if not (w.drafts and w.run.request in bad)]:
             run = item.run
             run.computed = item.known_end if self.role.first_stage else item.position + item.rows
             run.served = self._iteration
-            run.add_seconds(run.passing)
-            run.add_seconds(output.seconds)
+            if self.role.last_stage:
+                run.add_seconds(run.passing)
+                run.add_seconds(output.seconds)
             if self.role.first_stage:
-                self.metrics.prompt_tokens.inc(max(0, min(run.prompt_length, item.known_end) - item.position))
+                prompt_rows += max(0, min(run.prompt_length, item.known_end) - item.position)
+        self.metrics.prompt_tokens.inc(prompt_rows)
         if output.logits is not None:
             self._commit(_split(work, output.logits, [len(w.wanted_rows()) for w in work]), bad)
         elif output.hidden is not None:
@@ -310,8 +311,7 @@ class Engine:
         self._stage_seconds.observe(seconds)
         self.metrics.batch_rows.observe(at)
         self.pace.add(rows=at - decode_rows, tokens=sum(1 for w in work if w.samples))
-        for block, spent in output.seconds.items():
-            self._block_seconds[block].observe(spent)
+        self.metrics.block_seconds.observe(output.seconds, self.role.device)
         return output
 
     def _forward(self, parts: list[tuple[Work, NDArray[np.float32]]], seconds: dict[str, float]) -> None:
@@ -326,6 +326,7 @@ class Engine:
         """Choose tokens from the wanted logits of each Work and hand them to the committer."""
         commits: list[Commit] = []
         announced: list[tuple[str, Commit]] = []
+        generated = 0
         for item, logits in parts:
             run = item.run
             if run.request in bad:
@@ -340,15 +341,16 @@ class Engine:
                 del run.tokens[item.known_end :]  # a later stage learned the drafts with their rows
                 commit = next_tokens(run, item.tokens[item.rows - item.drafts :], logits, self.role)
                 self._count(run, item.drafts, len(commit.tokens))
+                generated += len(commit.tokens)
                 commits.append(commit)
                 if not commit.end and len(run.route) > 1:
                     announced.append((run.route[0], commit))
         if announced:
             self._sender.announce(announced)
         self._committer.submit(commits)
+        self.metrics.generation_tokens.inc(generated)
 
     def _count(self, run: Run, drafts: int, tokens: int) -> None:
-        self.metrics.generation_tokens.inc(tokens)
         if drafts:
             self.metrics.draft_tokens.inc(drafts)
             self.metrics.accepted_tokens.inc(tokens - 1)
@@ -366,13 +368,14 @@ class Engine:
 
         self.links.again(store)
 
-    def _observe(self) -> None:
-        runs = self.table.all()
-        self.metrics.running.set(len(runs))
-        self.metrics.waiting.set(sum(1 for r in runs if not r.missing))
-        self.metrics.kv_pages_used.set(self.table.pool.used_pages)
-        self.metrics.kv_pages_cached.set(self.table.pool.cached_pages)
-        self.metrics.kv_cache_usage.set(self.table.pool.used_pages / self.table.pool.pages)
+    def _tell_metrics(self) -> None:
+        """What gauges say when somebody asks; setting them after every step would cost more than the step's loop."""
+        table, pool, metrics = self.table, self.table.pool, self.metrics
+        metrics.running.set_function(lambda: len(table))
+        metrics.waiting.set_function(lambda: sum(1 for run in table.all() if not run.missing))
+        metrics.kv_pages_used.set_function(lambda: pool.used_pages)
+        metrics.kv_pages_cached.set_function(lambda: pool.cached_pages)
+        metrics.kv_cache_usage.set_function(lambda: pool.used_pages / pool.pages)
 
 
 def _split(work: list[Work], rows: NDArray[np.float32], counts: list[int]) -> list[tuple[Work, NDArray[np.float32]]]:

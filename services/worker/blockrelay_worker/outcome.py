@@ -58,7 +58,7 @@ def tensor_end(run: Run, role: StageRole) -> Commit:
 def end_meta(run: Run, role: StageRole) -> str:
     """What the terminal entry tells about the last run: times, devices, route, seed, prompt tokens not computed."""
     meta: dict[str, Any] = {
-        "execution_times": {block: round(seconds, 6) for block, seconds in run.block_seconds.items()},
+        "execution_times": {block: round(seconds, 6) for block, seconds in run.block_seconds().items()},
         "gpu_blocks": list(run.gpu_blocks + role.gpu_blocks),
         "route": list(run.route),
         "seed": run.seed,

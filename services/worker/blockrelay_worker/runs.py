@@ -1,7 +1,7 @@
 """The runs that are on this worker: the only owner of what changes while a request runs here."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -14,6 +14,9 @@ from blockrelay_worker.drafts import Drafter, right_drafts
 from blockrelay_worker.page_store.store import Load, Loaded
 from blockrelay_worker.pages import PagePool, pages_for
 from blockrelay_worker.prefix_cache import PrefixCache
+
+#: Batches of a run whose seconds are added up at a time.
+SUMMED_TOGETHER = 64
 
 
 @dataclass(slots=True, kw_only=True)
@@ -55,7 +58,8 @@ class Run:
     drafts: tuple[int, ...] = ()  # first of several stages: guesses on their way through the others
     ended: bool = False  # the last token is chosen; only its COMMIT is outstanding
     served: int = 0  # iteration that last computed rows of it
-    block_seconds: dict[str, float] = field(default_factory=dict[str, float])  # last stage: sums over the run
+    batches: list[Mapping[str, float]] = field(default_factory=list[Mapping[str, float]])  # seconds not yet in the sums
+    sums: dict[str, float] = field(default_factory=dict[str, float])
     passing: dict[str, float] = field(default_factory=dict[str, float])  # of the rows here now, stages before
     gpu_blocks: tuple[str, ...] = ()  # which of the stages' before ran on a GPU
     logits: list[NDArray[np.float32]] = field(default_factory=list[NDArray[np.float32]])
@@ -95,9 +99,20 @@ class Run:
         """Whether the logits of the row at `position` are asked for, the sampling row aside."""
         return self.body.logits == "all" and position >= self.body.prior
 
-    def add_seconds(self, seconds: dict[str, float]) -> None:
-        for block, value in seconds.items():
-            self.block_seconds[block] = self.block_seconds.get(block, 0.0) + value
+    def add_seconds(self, seconds: Mapping[str, float]) -> None:
+        """Last stage: what each block spent on a batch with rows of this run; nobody changes it afterwards."""
+        if seconds:
+            self.batches.append(seconds)  # summed up now and then: between two steps everybody waits
+            if len(self.batches) == SUMMED_TOGETHER:
+                self.block_seconds()
+
+    def block_seconds(self) -> dict[str, float]:
+        """Last stage: sums over the run."""
+        for seconds in self.batches:
+            for block, value in seconds.items():
+                self.sums[block] = self.sums.get(block, 0.0) + value
+        self.batches.clear()
+        return self.sums
 
 
 class RunTable:

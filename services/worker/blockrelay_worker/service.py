@@ -1,5 +1,6 @@
 """The worker process: register, load the stage the plan gives, run the engine, start over when declared dead, drain."""
 
+import gc
 import threading
 
 from prometheus_client import CollectorRegistry
@@ -162,6 +163,8 @@ class Worker:
         )
         for thread in threads:
             thread.start()
+        gc.collect()
+        gc.freeze()  # what there is now stays: a look at all of it would hold up every request
         try:
             why = engine.run()
         finally:

@@ -106,10 +106,11 @@ def test_workers_get_stages_and_the_requests_of_a_dead_one_run_again(cell: Cell,
         plan = plan_of(cell)
         assert plan is not None and plan.split == "1-2,3-4", "a death changes no split"
         assert one.gaps() == []
+        told = "blockrelay_queue_depth"
+        wait_until(lambda: (beat(cell, "a"), metric(one, told, stream="reruns:cpu") == 1)[1], "the queue is told")
     assert metric(one, "blockrelay_worker_deaths_total") == 1
     assert metric(one, "blockrelay_reruns_total", reason="death") == 1
     assert metric(one, "blockrelay_requests_in_flight") == 1
-    assert metric(one, "blockrelay_queue_depth", stream="reruns:cpu") == 1
 
 
 def test_two_schedulers_agree_and_count_every_death_once(cell: Cell, redis_server: RedisServer) -> None:
