@@ -18,7 +18,7 @@ constexpr int kDepth = 4;     // k per int32 lane
 constexpr int kGroup = 14;    // rows whose sums fit into the registers: 28 sums, 2 weights, 1 broadcast
 constexpr int kInPlace = 4;   // rows up to which arranging them costs more than it saves
 constexpr int kZeroPoint = 128;
-constexpr int64_t kStreamed = 4 << 20;  // bytes of y beyond which no cache near a core holds it until it is read
+constexpr int64_t kStreamed = 3 << 20;  // bytes of y beyond which no cache near a core holds it until it is read
 
 struct PackedWeights {
   const int8_t* panels;  // 64-byte aligned
