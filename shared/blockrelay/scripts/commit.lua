@@ -4,16 +4,23 @@
 --   position = length of the log before these tokens
 -- Answers: {verdict, log length}: OK | LOST (other run, gone or finished) | DIVERGED (the log has another token there)
 --   | GAP (the log is shorter than position) | EXPIRED (deadline passed: finished)
-local answers, spent = {}, {}
+local answers, spent, moved = {}, {}, {}
+-- What a request that goes on needs: this script runs for every token, and a whole record is most of its time.
+local GOING_ON = {'state', 'run', 'n', 'route', 'model', 'deadline', 'most', 'rows'}
 -- Off the books, once for the whole call: r had `left` tokens to come and `rows` to compute.
 local function spend(r, left, rows)
   local s = spent[r.model] or {0, 0}
   s[1], s[2] = s[1] + left - math.max(0, r.most - r.n), s[2] + rows - r.rows
   spent[r.model] = s
 end
+-- Together, and not too many at once for `unpack`; those that have ended are in `running` no more.
+local function note_moved()
+  if #moved > 0 then redis.call('ZADD', P .. 'running', 'XX', unpack(moved)) end
+  moved = {}
+end
 for i = 2, #ARGV do
   local id, run, position, tokens, logprobs, ending, meta = unpack(cmsgpack.unpack(ARGV[i]))
-  local r = load(id)
+  local r = load(id, GOING_ON)
   local verdict
   if not r or r.state ~= 'running' or r.run ~= run then
     verdict = 'LOST'
@@ -28,7 +35,7 @@ for i = 2, #ARGV do
       end
     end
     if not verdict and r.deadline > 0 and NOW > r.deadline then
-      finish(r, 'expired', '')
+      finish(load(id), 'expired', '')
       verdict = 'EXPIRED'
     end
     if not verdict then
@@ -51,20 +58,22 @@ for i = 2, #ARGV do
         spend(r, left, rows)
         if r.n == fresh then redis.call('HSETNX', P .. 'request:' .. id, 'first', NOW) end
         redis.call('HSET', P .. 'request:' .. id, 'n', r.n, 'moved', NOW)
-        redis.call('ZADD', P .. 'running', 'XX', NOW, id)
+        moved[#moved + 1] = NOW; moved[#moved + 1] = id
+        if #moved >= 512 then note_moved() end
       end
-      local route = members(r.route)
       if ending ~= '' then
-        finish(r, ending, meta)
-      elseif #route > 1 and fresh > 0 then
+        finish(load(id), ending, meta)
+      elseif fresh > 0 and string.find(r.route, ',', 1, true) then
         -- The next job goes to the first worker; without its inbox that worker is dead.
         local next_job = cmsgpack.pack({id, run, position, tokens})
-        if not redis.call('XADD', P .. 'inbox:' .. route[1], 'NOMKSTREAM', '*', 'j', next_job) then rerun(r, 'no_inbox') end
+        local inbox = P .. 'inbox:' .. string.match(r.route, '^[^,]+')
+        if not redis.call('XADD', inbox, 'NOMKSTREAM', '*', 'j', next_job) then rerun(load(id), 'no_inbox') end
       end
     end
   end
   answers[#answers + 1] = {verdict, r and r.n or 0}
 end
+note_moved()
 for model, s in pairs(spent) do
   if s[1] ~= 0 then redis.call('HINCRBY', P .. 'load:' .. model, 'running_tokens', -s[1]) end
   if s[2] ~= 0 then redis.call('HINCRBY', P .. 'load:' .. model, 'running_rows', -s[2]) end

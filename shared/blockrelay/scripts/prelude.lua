@@ -14,13 +14,21 @@ local MOST_DEAD_LETTERS = 200
 local FIELDS = {'state', 'run', 'n', 'route', 'need', 'class', 'model', 'deadline', 'deaths', 'solo_deaths', 'deaths_n', 'tries',
   'missing', 'job', 'fallbacks', 'numerics', 'prompt', 'held', 'keep', 'tenant', 'most', 'rows', 'share'}
 
--- The record of a request as a table, or nil. Numbers are converted.
-local function load(id)
-  local v = redis.call('HMGET', P .. 'request:' .. id, unpack(FIELDS))
+local NUMBERS = {}
+for _, f in ipairs({'n', 'need', 'deadline', 'deaths', 'solo_deaths', 'deaths_n', 'tries', 'missing', 'prompt', 'held', 'keep', 'most', 'rows'}) do
+  NUMBERS[f] = true
+end
+
+-- The record of a request as a table, or nil: all of it, or `fields`, the first of which every record has. Numbers are
+-- converted. Only a whole one may be ended or queued again.
+local function load(id, fields)
+  fields = fields or FIELDS
+  local v = redis.call('HMGET', P .. 'request:' .. id, unpack(fields))
   if not v[1] then return nil end
   local r = {id = id}
-  for i, f in ipairs(FIELDS) do r[f] = v[i] or '' end
-  for _, f in ipairs({'n', 'need', 'deadline', 'deaths', 'solo_deaths', 'deaths_n', 'tries', 'missing', 'prompt', 'held', 'keep', 'most', 'rows'}) do r[f] = tonumber(r[f]) or 0 end
+  for i, f in ipairs(fields) do
+    if NUMBERS[f] then r[f] = tonumber(v[i] or '') or 0 else r[f] = v[i] or '' end
+  end
   return r
 end
 
