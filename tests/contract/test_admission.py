@@ -137,7 +137,7 @@ def test_kv_pages_are_promised_only_so_many_times(cell: Cell) -> None:
 class TestForecast:
     """A worker that needs 1 ms for a prompt row and 10 ms for a token of four requests at once."""
 
-    PACE = Pace(row_s=0.001, step_s=0.040, batch=4)
+    PACE = Pace(row_s=0.001, steps={4: 0.040})
 
     def fill(self, cell: Cell, count: int, *, claimed: int = 0) -> None:
         """Requests of 100 + 100 tokens: 1.1 s each."""
@@ -161,6 +161,15 @@ class TestForecast:
         worker(cell, pace=self.PACE)
         assert self.ask(cell, 0.3).status == "LATE"
         assert self.ask(cell, 1.5).status == "OK"
+
+    def test_alone_it_is_faster_than_in_the_company_of_late(self, cell: Cell) -> None:
+        steps = {1: 0.010, 4: 0.100}
+        worker(cell, pace=Pace(row_s=0.001, steps=steps))
+        assert self.ask(cell, 0.8).status == "OK", "0.1 s, a reserve of 0.3 s and a quarter"
+        assert self.ask(cell, 0.8, "req-y").status == "LATE", "two at once are as slow as four, until they were measured"
+        cell.scripts.run(calls.finish("req-x", "cancelled"))
+        cell.scripts.run(calls.beat("w", Pace(row_s=0.001, steps=steps, lately=4)))
+        assert self.ask(cell, 0.8, "req-z").status == "LATE"
 
     def test_a_queue_counts_in_full(self, cell: Cell) -> None:
         worker(cell, pace=self.PACE)
@@ -228,7 +237,7 @@ class TestForecast:
 def test_it_takes_little_time(cell: Cell) -> None:
     """Not asserted but for gross errors: a queue of a thousand from fifty tenants, two workers."""
     for name in ("v", "w"):
-        worker(cell, pace=Pace(0.0001, 0.001, 64), name=name)
+        worker(cell, pace=Pace(0.0001, {64: 0.001}), name=name)
     everything = Limits(tokens_per_minute=10**9, concurrency=10**6, wait_s=10**6, overcommit=10**6, punctual=True)
     for i in range(1000):
         answer = cell.accept(

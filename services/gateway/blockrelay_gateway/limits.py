@@ -64,7 +64,8 @@ def limit_error(answer: Accepted, tenant: Tenant) -> BlockrelayError | None:
             said = f"the first token would take {int(answer.detail) / 1000:.0f} s, too long a queue; try again later"
             return Overloaded(said, limit="wait", retry_after_s=retry)
         case "LATE":
-            said = f"it would take {int(answer.detail) / 1000:.1f} s, so its timeout may pass; try again later"
+            took = f"{int(answer.detail) / 1000:.1f} s"
+            said = f"it would take {took} and needs a reserve beside that, so its timeout may pass; try again later"
             return Overloaded(said, limit="deadline", retry_after_s=retry)
         case _:
             return None

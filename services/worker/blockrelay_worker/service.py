@@ -2,6 +2,7 @@
 
 import gc
 import threading
+import time
 
 from prometheus_client import CollectorRegistry
 
@@ -155,7 +156,7 @@ class Worker:
                 stage=role.stage,
                 view=lambda: table.view,
                 step_age=engine.step_age,
-                pace=lambda: engine.pace.pace if role.first_stage else None,
+                pace=lambda: engine.pace.told(time.monotonic()) if role.first_stage else None,
                 every_s=self._settings.beat_s,
                 session_timeout_s=self._settings.session_timeout_s,
                 stop=over,

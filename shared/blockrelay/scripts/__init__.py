@@ -6,7 +6,7 @@ One Lua file per transition, each preceded by `prelude.lua`; what each promises 
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
@@ -99,11 +99,15 @@ NO_LIMITS = Limits()
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How fast a worker says it is: seconds for a prompt row, and between two tokens of a request among `batch`."""
+    """How fast a worker says it is.
+
+    `row_s` for a prompt row; `steps`: seconds between two tokens of a request by the number of requests at once, not
+    empty; `lately`: the most at once of late, with whose company a request must reckon.
+    """
 
     row_s: float
-    step_s: float
-    batch: int
+    steps: Mapping[int, float]
+    lately: int = 1
 
 
 def _text(value: Any) -> str:
@@ -216,7 +220,10 @@ def beat(worker: str, pace: Pace | None = None) -> Call[dict[str, str] | None]:
     def parse(answer: Any) -> dict[str, str] | None:
         return None if answer is None else {_text(a[0]): _text(a[1]) for a in answer}
 
-    measured = (max(1, int(pace.row_s * 1e6)), max(1, int(pace.step_s * 1e6)), pace.batch) if pace else ()
+    measured: tuple[Argument, ...] = ()
+    if pace:
+        steps = " ".join(f"{batch}:{max(1, int(seconds * 1e6))}" for batch, seconds in sorted(pace.steps.items()))
+        measured = (max(1, int(pace.row_s * 1e6)), steps, pace.lately)
     return Call("beat", (worker, *measured), parse)
 
 

@@ -1,5 +1,5 @@
 -- What the workers say of themselves, and what follows for a request that comes now. All of it errs towards late: rows
--- that a page cache has and answers that stop early count in full, and every batch is taken to be a full one.
+-- that a page cache has and answers that stop early count in full, and every batch is as large as any of late.
 local SILENT = 5000  -- milliseconds without a beat until a worker no longer counts
 -- Before its deadline a request must have time for QUEUE_MARGIN times its wait (a flood slows down what it waits for),
 -- RUN_MARGIN times its run and SPARE seconds. While nobody has measured anything, so many requests may have a deadline.
@@ -7,13 +7,14 @@ local QUEUE_MARGIN, RUN_MARGIN, SPARE, UNMEASURED = 2, 1.25, 0.3, 8
 
 -- Of a model: `largest` pool of each stage, `pages` of the narrowest stage, `workers` of the first stage and the requests
 -- (`slots`) that they run at once; of those that have measured themselves, together: seconds for a prompt row and for a
--- token (`row`, `token`, nil before), and the slowest one's `step` between two tokens of a request among `batch` others.
+-- token (`row`, `token`, nil before), the `slowest` one's prompt row, and of each its `steps`: {most at once lately, {at
+-- once, seconds between two tokens}…, ascending}.
 local function survey(model)
-  local found = {largest = {}, workers = 0, slots = 0, slowest = 0, step = 0, batch = 1}
+  local found = {largest = {}, workers = 0, slots = 0, slowest = 0, steps = {}}
   local pools, rows, tokens = {}, 0, 0
   local all = redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', '+inf', 'WITHSCORES', 'LIMIT', 0, 256)
   for i = 1, #all, 2 do
-    local v = redis.call('HMGET', P .. 'worker:' .. all[i], 'split', 'stage', 'pages', 'model', 'slots', 'row_us', 'step_us', 'batch')
+    local v = redis.call('HMGET', P .. 'worker:' .. all[i], 'split', 'stage', 'pages', 'model', 'slots', 'row_us', 'steps', 'lately')
     if v[4] == model and v[3] then
       local stage, pages = v[1] .. '/' .. v[2], tonumber(v[3])
       found.largest[stage] = math.max(found.largest[stage] or 0, pages)
@@ -22,10 +23,12 @@ local function survey(model)
         if v[2] == '0' then
           found.workers, found.slots = found.workers + 1, found.slots + tonumber(v[5] or '64')
           if v[6] then
-            local step, batch = tonumber(v[7]) / 1e6, tonumber(v[8])
-            rows, tokens = rows + 1e6 / tonumber(v[6]), tokens + batch / step
+            local steps = {tonumber(v[8])}
+            for batch, us in string.gmatch(v[7], '(%d+):(%d+)') do steps[#steps + 1] = {tonumber(batch), tonumber(us) / 1e6} end
+            local largest = steps[#steps]
+            rows, tokens = rows + 1e6 / tonumber(v[6]), tokens + largest[1] / largest[2]
             found.slowest = math.max(found.slowest, tonumber(v[6]) / 1e6)
-            if step / batch > found.step / found.batch then found.step, found.batch = step, batch end
+            found.steps[#found.steps + 1] = steps
           end
         end
       end
@@ -34,6 +37,21 @@ local function survey(model)
   for _, pages in pairs(pools) do found.pages = math.min(found.pages or pages, pages) end
   if tokens > 0 then found.row, found.token = 1 / rows, 1 / tokens end
   return found
+end
+
+-- Seconds between two tokens of a request among `batch` at once, on the slowest worker. More than were ever seen take
+-- longer in proportion.
+local function step_among(found, batch)
+  local slowest = 0
+  for _, steps in ipairs(found.steps) do
+    local company, step = math.max(batch, steps[1]), nil
+    for i = 2, #steps do
+      if not step and steps[i][1] >= company then step = steps[i][2] end
+    end
+    local largest = steps[#steps]
+    slowest = math.max(slowest, step or largest[2] * company / largest[1])
+  end
+  return slowest
 end
 
 -- Seconds until a request is claimed, and seconds from then until its first token and its end.
@@ -55,7 +73,7 @@ local function forecast(found, load, in_flight, need, prompt, most, before)
   local prompts = (load.queued_rows + load.running_rows + prompt) * found.row
   local tokens = (load.queued_tokens + load.running_tokens + most) * found.token
   local batch = math.min(slots, in_flight + 1) / math.max(1, found.workers)
-  local step = found.step * math.max(1, batch / found.batch)
+  local step = step_among(found, batch)
   local first = load.running_rows * found.row + prompt * found.slowest + step
   local stretch = tokens > 0 and (prompts + tokens) / tokens or 1
   return wait, first, first + math.max(0, most - 1) * step * stretch

@@ -87,7 +87,7 @@ def test_a_key_for_later_comes_later(worker: PlayedWorker, ask: Any) -> None:
 def test_a_timeout_that_cannot_be_kept_is_refused_at_once(
     gateway: RunningGateway, worker: PlayedWorker, ask: Any
 ) -> None:
-    worker.scripts.run(calls.beat(worker.names[0], Pace(row_s=0.1, step_s=1.0, batch=1)))
+    worker.scripts.run(calls.beat(worker.names[0], Pace(row_s=0.1, steps={1: 1.0})))
     late = ask("free", timeout=5)
     assert late.status_code == 503 and int(late.headers["retry-after"]) >= 1
     assert "timeout" in late.json()["error"]["message"] and refused_by(gateway, "deadline") == 1
@@ -97,7 +97,7 @@ def test_a_timeout_that_cannot_be_kept_is_refused_at_once(
 def test_a_wait_that_is_too_long_is_refused_unless_in_the_background(
     gateway: RunningGateway, worker: PlayedWorker, ask: Any
 ) -> None:
-    worker.scripts.run(calls.beat(worker.names[0], Pace(row_s=1.0, step_s=1.0, batch=1)))
+    worker.scripts.run(calls.beat(worker.names[0], Pace(row_s=1.0, steps={1: 1.0})))
     assert ask("free", prompt=[3] * 400).status_code == 202
     late = ask("free", prompt=[3] * 400, background=False)
     assert late.status_code == 503 and refused_by(gateway, "wait") == 1
