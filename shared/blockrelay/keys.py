@@ -25,8 +25,8 @@
 | `{cell}:page:<name>` | hash, block -> KV page (payload Redis) | worker | worker | unused for the page store's time, or pushed out |
 | `{cell}:pages:<model>` | zset page -> ms of last use (payload Redis) | worker | worker | member: with its page |
 | `{cell}:wake:<gateway>` | stream, interrupts a gateway's blocking read | that gateway | that gateway | 60 s after the last use |
-| `{cell}:followers:<id>` | hash of the gateways that read a log which more than one has read | gateway | gateway | retention |
-| `{cell}:gateway:<id>` | string, this gateway lives | that gateway | gateways | 15 s after the last beat |
+| `{cell}:followers:<id>` | hash of the gateways that read a log which more than one has read | gateway, ACCEPT | FINISH | retention |
+| `{cell}:gateway:<id>` | string, this gateway lives | that gateway | FINISH | 15 s after the last beat |
 | `{cell}:dead-letters` | stream of requests that killed their workers or could not be computed | DEAD, FINISH | people | trimmed to 200 |
 
 `<model>` is the first 16 hex digits of the model hash; `<class>` is `gpu` (GPU workers allowed) or `cpu`.

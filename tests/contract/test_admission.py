@@ -166,7 +166,9 @@ class TestForecast:
         steps = {1: 0.010, 4: 0.100}
         worker(cell, pace=Pace(row_s=0.001, steps=steps))
         assert self.ask(cell, 0.8).status == "OK", "0.1 s, a reserve of 0.3 s and a quarter"
-        assert self.ask(cell, 0.8, "req-y").status == "LATE", "two at once are as slow as four, until they were measured"
+        assert self.ask(cell, 0.8, "req-y").status == "LATE", (
+            "two at once are as slow as four, until they were measured"
+        )
         cell.scripts.run(calls.finish("req-x", "cancelled"))
         cell.scripts.run(calls.beat("w", Pace(row_s=0.001, steps=steps, lately=4)))
         assert self.ask(cell, 0.8, "req-z").status == "LATE"

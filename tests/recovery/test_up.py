@@ -125,6 +125,38 @@ def test_killed_with_9_it_leaves_no_orphan_and_the_next_one_goes_on_with_what_wa
         assert up.stop() == 0
 
 
+def test_a_body_that_is_on_its_way_does_not_hold_the_end_up(model: Path, data: Path) -> None:
+    with running_up(model, data=data) as up, socket.socket() as slow:
+        slow.connect(("127.0.0.1", int(up.url.rpartition(":")[2])))
+        slow.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 5000\r\n\r\n{")
+        assert httpx.get(f"{up.url}/livez").status_code == 200, "the gateway has had a moment to begin with it"
+        assert up.stop() == 0
+        answer = b"".join(iter(lambda: slow.recv(4096), b""))
+    assert answer.startswith(b"HTTP/1.1 503") and b"shuts down" in answer
+    (log,) = data.glob("logs/*gateway*.log")
+    assert "ERROR" not in log.read_text()
+
+
+def test_what_is_unfinished_outlives_an_up_without_a_data_folder(
+    model: Path, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(data))  # where it makes its folder
+    with running_up(model) as up:
+        assert up.stop() == 0
+        assert not list(data.glob("blockrelay-*")), "nothing was left to do"
+    with running_up(model) as up:
+        (worker,) = up.pid_of("blockrelay_worker")
+        os.kill(worker, signal.SIGSTOP)  # so that the request is accepted and not finished
+        name = complete(up.url, max_tokens=300, background=True)["id"]
+        assert up.stop() == 0
+    (folder,) = data.glob("blockrelay-*")
+    with running_up(model, data=folder) as up:
+        completed = lambda: httpx.get(f"{up.url}/v1/requests/{name}").json()["status"] == "completed"  # noqa: E731
+        wait_until(completed, "the next one goes on with it")
+        assert up.stop() == 0
+    assert folder.exists()
+
+
 def test_a_killed_worker_and_a_killed_redis_are_replaced_and_requests_go_on(model: Path, data: Path) -> None:
     with running_up(model, "--stages", "2", "--verbose", data=data) as up:
         undisturbed = tokens_of(complete(up.url, max_tokens=120))

@@ -31,7 +31,7 @@ class GatewayServer(uvicorn.Server):
         self._gateway = gateway
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        self._gateway.flights.close()
+        self._gateway.close()
         super().handle_exit(sig, frame)
 
 
@@ -40,7 +40,9 @@ class _JsonLog(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         detail = {"exc_info": record.exc_info} if record.exc_info else {}
-        logs.get().log(record.levelno, "SERVER_MESSAGE", message=record.getMessage(), **detail)
+        # It says so of every handshake that is refused, too.
+        level = logging.DEBUG if "without completing handshake" in record.getMessage() else record.levelno
+        logs.get().log(level, "SERVER_MESSAGE", message=record.getMessage(), **detail)
 
 
 def main() -> int:

@@ -37,8 +37,8 @@ def create_app(settings: GatewaySettings) -> FastAPI:
     app.add_middleware(
         BodyLimit,
         max_bytes=settings.max_body_bytes,
-        within_s=settings.arrival_timeout_s,
         budget=budget,
+        arrivals=gateway.arrivals,
         refusals=gateway.refusals,
     )
     app.add_middleware(Crowd, most=settings.max_connections, refusals=gateway.refusals)

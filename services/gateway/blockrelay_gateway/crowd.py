@@ -1,21 +1,25 @@
-"""How much of this process its clients may have at once: requests under way, and bytes of bodies that are being read.
+"""How much of this process its clients may have at once: requests under way, bytes of bodies and the time they take.
 
 The other bounds on memory: h11 refuses heads over HEAD_BYTES, a socket that is not read stops what goes into it, a log
 is kept once for all its readers, and ACCEPT bounds how many there are.
 """
 
-from collections.abc import Iterator
+import asyncio
+from collections.abc import Awaitable, Iterator
 from contextlib import contextmanager
+from typing import TypeVar
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from blockrelay.errors import Overloaded
+from blockrelay.errors import Overloaded, RequestTooSlow, ServiceUnavailable
 from blockrelay_gateway.http_errors import Refusals
 from blockrelay_gateway.limits import retry_after_s
 from blockrelay_gateway.tenants import OPEN_PATHS
 
 #: Bytes of a request line with its headers.
 HEAD_BYTES = 64 << 10
+
+T = TypeVar("T")
 
 
 class BodyBudget:
@@ -43,6 +47,34 @@ class BodyShare:
         """Idempotent."""
         self._budget.used -= self._bytes
         self._bytes = 0
+
+
+class Arrivals:
+    """Bodies that are on their way."""
+
+    def __init__(self, within_s: float) -> None:
+        self._within_s, self._closing = within_s, False
+        self._limits: set[asyncio.Timeout] = set()
+
+    async def wait(self, body: Awaitable[T]) -> T:
+        """Raises RequestTooSlow when it is not there in time, ServiceUnavailable when the gateway ends before."""
+        try:
+            async with asyncio.timeout(self._within_s) as limit:
+                self._limits.add(limit)
+                try:
+                    return await body
+                finally:
+                    self._limits.discard(limit)
+        except TimeoutError:
+            if self._closing:
+                raise ServiceUnavailable("this gateway shuts down; nothing was queued, send it again") from None
+            raise RequestTooSlow(f"the body was not there after {self._within_s:g} seconds; send it again") from None
+
+    def close(self) -> None:
+        """Nobody is waited for any more."""
+        self._closing = True
+        for limit in self._limits:
+            limit.reschedule(0.0)
 
 
 class Crowd:

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from secrets import token_hex
+from typing import Any, cast
 
 import redis.asyncio
 from fastapi import Request, WebSocket
@@ -21,10 +22,12 @@ from blockrelay.settings import GatewaySettings
 from blockrelay.text import Tokenizer
 from blockrelay_gateway.admission import Admission
 from blockrelay_gateway.chat_template import ChatTemplate
+from blockrelay_gateway.crowd import Arrivals
 from blockrelay_gateway.flights import Flight, Flights
 from blockrelay_gateway.http_errors import Refusals
 from blockrelay_gateway.identity import Identity, identify
-from blockrelay_gateway.relay import Relay
+from blockrelay_gateway.readers import Readers
+from blockrelay_gateway.relay import Relay, status_of_record
 from blockrelay_gateway.tailer import Tailer
 from blockrelay_gateway.translate import Translator
 
@@ -50,6 +53,7 @@ class Gateway:
     tailer: Tailer
     flights: Flights
     admission: Admission
+    arrivals: Arrivals
     tasks: list[asyncio.Task[None]] = field(default_factory=list[asyncio.Task[None]])
 
     def identify(self, keys: Sequence[str], body: BaseModel, tenant: Tenant, route: str) -> Identity:
@@ -72,12 +76,25 @@ class Gateway:
         try:
             yield
         finally:
-            self.flights.close()
+            self.close()
             for task in self.tasks:
                 task.cancel()
             await asyncio.gather(*self.tasks, return_exceptions=True)
             await self.client.aclose()
             await self.payload.aclose()
+
+    def close(self) -> None:
+        """No reader and no body is waited for any more; requests go on."""
+        self.flights.close()
+        self.arrivals.close()
+
+    async def status(self, readers: Readers) -> str:
+        """Of the first request, as GET /v1/requests/{id} says it."""
+        if not readers.replayed:
+            return "queued"
+        name = self.keys.request(readers.flights[0].request)
+        state, end = cast(tuple[bytes | None, bytes | None], await cast(Any, self.client.hmget(name, "state", "end")))
+        return status_of_record((state or b"queued").decode(), (end or b"").decode())
 
     def stopped(self) -> list[str]:
         """Background work that ended although the gateway runs: only a restart helps."""
@@ -144,6 +161,7 @@ def build(settings: GatewaySettings, folder: BlockFolder) -> Gateway:
             model=model_key,
             settings=settings,
         ),
+        arrivals=Arrivals(settings.arrival_timeout_s),
     )
 
 

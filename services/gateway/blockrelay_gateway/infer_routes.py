@@ -54,7 +54,11 @@ async def infer_once(body: InferRequest, request: Request) -> Response:
     headers = {"x-request-id": name, **readers.headers}
     with readers:
         if body.background:
-            queued = {"status": "queued", "request_id": name, "seed": readers.flights[0].params.seed}
+            queued = {
+                "status": await gateway.status(readers),
+                "request_id": name,
+                "seed": readers.flights[0].params.seed,
+            }
             return JsonAnswer(queued, status_code=202, headers=headers)
         return _answer(await sse.unless_gone(request, infer.finish_text(gateway, readers)), headers)
 
@@ -136,7 +140,8 @@ class Conversation:
         with await self._gateway.admission.submit([order], self._tenant) as readers:
             if request.background:
                 (flight,) = readers.flights
-                queued = {"status": "queued", "request_id": flight.request, "seed": flight.params.seed}
+                status = await self._gateway.status(readers)
+                queued = {"status": status, "request_id": flight.request, "seed": flight.params.seed}
                 await self._send(queued, request.id)
             elif request.stream:
                 async for body in infer.text_objects(self._gateway, readers):

@@ -6,8 +6,8 @@ import contextlib
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from blockrelay.errors import Overloaded, RequestTooLarge, RequestTooSlow
-from blockrelay_gateway.crowd import BodyBudget, BodyShare
+from blockrelay.errors import Overloaded, RequestTooLarge, RequestTooSlow, ServiceUnavailable
+from blockrelay_gateway.crowd import Arrivals, BodyBudget, BodyShare
 from blockrelay_gateway.http_errors import Refusals
 
 #: A client that sends too much is read on for a while: closing at once would reset the connection before it could read
@@ -17,16 +17,18 @@ DRAIN_IDLE_S = 0.5
 
 
 class BodyLimit:
-    """Reads the whole body, chunked or not, before the route runs; 413 when it is over `max_bytes`, 408 when it is not
-    there after `within_s`.
+    """Reads the whole body, chunked or not, before the route runs; 413 when it is over `max_bytes`, 408 when it never
+    comes.
 
     Every body of ours is JSON, whatever its content type claims (`curl -d` claims a form). Routes find the body's true
     size in `content-length`.
     """
 
-    def __init__(self, app: ASGIApp, max_bytes: int, within_s: float, budget: BodyBudget, refusals: Refusals) -> None:
-        self._app, self._max_bytes, self._within_s = app, max_bytes, within_s
-        self._budget, self._refusals = budget, refusals
+    def __init__(
+        self, app: ASGIApp, max_bytes: int, budget: BodyBudget, arrivals: Arrivals, refusals: Refusals
+    ) -> None:
+        self._app, self._max_bytes = app, max_bytes
+        self._budget, self._arrivals, self._refusals = budget, arrivals, refusals
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["method"] in ("GET", "HEAD", "OPTIONS"):
@@ -34,25 +36,17 @@ class BodyLimit:
             return
         share = BodyShare(self._budget)
         try:
-            body = await self._arrived(scope, receive, share)
+            body = await self._arrivals.wait(self._read(scope, receive, share))
             if body is not None:
                 await self._pass_on(body, scope, receive, _releasing(send, share))
-        except (RequestTooLarge, RequestTooSlow, Overloaded) as error:
+        except (RequestTooLarge, RequestTooSlow, Overloaded, ServiceUnavailable) as error:
             share.give_back()
             answer = self._refusals.answer(scope, error)
-            if isinstance(error, RequestTooSlow):
+            if isinstance(error, RequestTooSlow | ServiceUnavailable):
                 answer.headers["connection"] = "close"  # what may still come belongs to no request
             await answer(scope, receive, send)
         finally:
             share.give_back()
-
-    async def _arrived(self, scope: Scope, receive: Receive, share: BodyShare) -> bytes | None:
-        """`_read`, or RequestTooSlow."""
-        try:
-            async with asyncio.timeout(self._within_s):
-                return await self._read(scope, receive, share)
-        except TimeoutError:
-            raise RequestTooSlow(f"the body was not there after {self._within_s:g} seconds; send it again") from None
 
     async def _read(self, scope: Scope, receive: Receive, share: BodyShare) -> bytes | None:
         """The whole body; None when the client left before its end. Raises RequestTooLarge, or Overloaded."""

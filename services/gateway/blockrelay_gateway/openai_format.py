@@ -33,7 +33,7 @@ class Format(StreamFormat, Protocol):
         """The answer that is not streamed; every request has ended well."""
         ...
 
-    def queued(self, flight: Flight) -> dict[str, Any]:
+    def background(self, flight: Flight, status: str) -> dict[str, Any]:
         """The answer to a background request."""
         ...
 
@@ -110,9 +110,9 @@ class _Base:
         head = self._head(flights[0], flights[0].numerics, chunk=True)
         return head | {"choices": [], "usage": usage(flights), "fallback_events": fallback_events(flights)}
 
-    def queued(self, flight: Flight) -> dict[str, Any]:
+    def background(self, flight: Flight, status: str) -> dict[str, Any]:
         seed = flight.params.seed
-        return self._head(flight, "", chunk=False) | {"status": "queued", "background": True, "seed": seed}
+        return self._head(flight, "", chunk=False) | {"status": status, "background": True, "seed": seed}
 
     def _shown(self, token: int) -> bytes:
         return self._tokenizer.token_bytes(token) if self._tokenizer else b""

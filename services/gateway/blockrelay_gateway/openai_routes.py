@@ -59,7 +59,9 @@ async def _answer(
         return sse.EventStream(stream(gateway, readers, form, after=after), readers, request_id=orders[0].request)
     with readers:
         if body.background:
-            return JsonAnswer(form.queued(readers.flights[0]), status_code=202, headers=headers)
+            return JsonAnswer(
+                form.background(readers.flights[0], await gateway.status(readers)), status_code=202, headers=headers
+            )
         collected = await sse.unless_gone(request, collect(gateway, readers))
     if collected is None:
         return Response(status_code=499)

@@ -70,6 +70,21 @@ class Answer:
         return [delta.token for delta in self.tokens if delta.token is not None]
 
 
+_STATUS = {
+    "stop": "completed",
+    "length": "completed",
+    "tensor": "completed",
+    "cancelled": "cancelled",
+    "expired": "expired",
+    "error": "failed",
+}
+
+
+def status_of_record(state: str, end: str) -> str:
+    """What clients are told of a record's state, and of its end if it has ended."""
+    return _STATUS[end] if end else state
+
+
 def finish_reason(end: EndEntry) -> str | None:
     """OpenAI's word for a good end, None for a bad one."""
     return end.reason if end.reason in ("stop", "length") else None

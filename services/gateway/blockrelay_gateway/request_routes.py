@@ -26,18 +26,10 @@ from blockrelay_gateway.identity import sibling
 from blockrelay_gateway.infer_format import InferStream
 from blockrelay_gateway.openai_format import Options, format_of
 from blockrelay_gateway.readers import Readers
-from blockrelay_gateway.relay import Answer, Relay, failure, finish_reason
+from blockrelay_gateway.relay import Answer, Relay, failure, finish_reason, status_of_record
 
 router = APIRouter()
 _PUBLIC_ID = re.compile(r"(req|cmpl|chatcmpl)-([0-9a-f]{24})")
-_STATUS = {
-    "stop": "completed",
-    "length": "completed",
-    "tensor": "completed",
-    "cancelled": "cancelled",
-    "expired": "expired",
-    "error": "failed",
-}
 
 
 def parse_id(public: str) -> tuple[str, str]:
@@ -88,7 +80,8 @@ async def events(
         kind = "completion" if prefix == "cmpl" else "chat"
         form = format_of(kind, gateway.model_name, gateway.tokenizer, options)
     tenant = tenants.of(request).name
-    param, text = (HEADER, last_event_id) if starting_after is None else ("starting_after", starting_after)
+    # A browser that comes back sends the header beside the URL with which it began.
+    param, text = ("starting_after", starting_after) if last_event_id is None else (HEADER, last_event_id)
     after = None if text is None else parse_event_id(text, name, param=param)
     flights = [await gateway.flights.resume(name, tenant)]
     choices = flights[0].body.choices
@@ -118,7 +111,7 @@ async def _view(gateway: Gateway, public: str, tenant: str) -> dict[str, Any]:
         "object": "request",
         "request_id": name,
         "choices": [sibling(name, index) for index in range(body.choices)],
-        "status": _STATUS[end.reason] if end else record[b"state"].decode(),
+        "status": status_of_record(record[b"state"].decode(), end.reason if end else ""),
         "created": int(record[b"accepted"]) // 1000,
         "model": gateway.model_name,
         "background": body.background,

@@ -37,12 +37,16 @@ class Running:
     model: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class DataFolder:
-    """An opened folder. `lock` is the locked file descriptor: who inherits it keeps the lock alive."""
+    """An opened folder. `lock` is the locked file descriptor: who inherits it keeps the lock alive.
+
+    `kept`: it stays when its `up` ends, even if nobody named it.
+    """
 
     path: Path
     lock: int
+    kept: bool
 
     @property
     def logs(self) -> Path:
@@ -61,7 +65,7 @@ class DataFolder:
 
 @contextlib.contextmanager
 def open_data_folder(path: Path | None) -> Iterator[DataFolder]:
-    """Make and lock the folder; without a path a temporary one that is removed at the end.
+    """Make and lock the folder; without a path a temporary one, which is removed at the end unless it is `kept`.
 
     Raises:
         UsageError: another `up` runs in it, or it cannot be written.
@@ -74,15 +78,15 @@ def open_data_folder(path: Path | None) -> Iterator[DataFolder]:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
             raise UsageError(f"--data {path}: {error.strerror}") from error
-    lock = -1
+    opened = DataFolder(folder, lock=-1, kept=path is not None)
     try:
-        lock = _lock(folder)
-        (folder / "logs").mkdir(mode=0o700, exist_ok=True)
-        yield DataFolder(folder, lock)
+        opened.lock = _lock(folder)
+        opened.logs.mkdir(mode=0o700, exist_ok=True)
+        yield opened
     finally:
-        if lock >= 0:
-            os.close(lock)
-        if path is None:
+        if opened.lock >= 0:
+            os.close(opened.lock)
+        if not opened.kept:
             shutil.rmtree(folder, ignore_errors=True)
 
 

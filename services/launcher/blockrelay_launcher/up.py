@@ -13,6 +13,7 @@ from blockrelay import failpoints, logs, redis_link
 from blockrelay.api_keys import is_open_to_others
 from blockrelay.block_folder import open_block_folder
 from blockrelay.errors import ServiceUnavailable, UsageError
+from blockrelay.keys import Keys
 from blockrelay.settings import GatewaySettings, Settings, read_settings
 from blockrelay_launcher.children import Layout, UpOptions, gateways, redis_server, schedulers, workers
 from blockrelay_launcher.data_folder import DataFolder, Running, open_data_folder
@@ -242,6 +243,8 @@ class _Up:
             (self.schedulers, SCHEDULER_S),
             (self.redis, REDIS_S),
         ):
+            if group is self.redis and self.embedded and self.ready:
+                self._keep_unfinished(self.embedded[0])
             for child in stop_all(group, self.alarm, patience_s=patience_s):
                 _say(f"{child.name} did not end by itself and was killed")
             if group is self.workers and self.obituaries:
@@ -256,3 +259,16 @@ class _Up:
         for server in self.embedded:
             unplace(server)
         self.folder.withdraw()
+
+    def _keep_unfinished(self, control: EmbeddedRedis) -> None:
+        """What was accepted outlives this `up`, also in a folder that nobody named."""
+        client = redis_link.connect(control.url)
+        try:
+            count: int | str = client.zcard(Keys(self.settings.cell).running)
+        except redis_link.UNREACHABLE:
+            count = "unknown, since Redis does not answer"
+        finally:
+            client.close()
+        if count:
+            self.folder.kept = True
+            _say(f"unfinished requests: {count}; `blockrelay up --data {self.folder.path}` goes on with them")

@@ -313,6 +313,10 @@ def test_a_background_request_again_is_the_same_one(gateway: RunningGateway, wor
     assert (first.status_code, second.status_code) == (202, 202)
     assert first.json() == second.json() and second.headers["idempotent-replayed"] == "true"
     assert queued(worker) == 1
+    (claimed,) = worker.claim()
+    assert post(gateway, **BODY, background=True).json()["status"] == "running"
+    worker.say(claimed, [5], end="stop")
+    assert post(gateway, **BODY, background=True).json()["status"] == "completed"
 
 
 def test_a_tensor_step_with_a_key_is_computed_once(gateway: RunningGateway, worker: PlayedWorker) -> None:

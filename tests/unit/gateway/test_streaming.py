@@ -255,6 +255,12 @@ def test_a_stream_can_be_read_again_from_every_position(
     for after in range(len(said) + 2):
         with gateway.http.stream("GET", f"/v1/requests/{name}/events", params={"starting_after": after}) as response:
             assert [(e.id, e.data) for e in read_events(response)] == [(e.id, e.data) for e in whole[after:]]
+    again = {
+        "params": {"starting_after": 1},
+        "headers": {"last-event-id": "3"},
+    }  # what a browser sends when it comes back
+    with gateway.http.stream("GET", f"/v1/requests/{name}/events", **again) as response:  # pyright: ignore
+        assert [e.id for e in read_events(response)] == [e.id for e in whole[3:]]
     for wrong in ("x", "-1", "9" * 30):
         response = gateway.http.get(f"/v1/requests/{name}/events", headers={"last-event-id": wrong})
         assert response.json()["error"]["param"] == "Last-Event-ID"
