@@ -9,6 +9,7 @@ from typing import Annotated, NoReturn
 
 import typer
 from pydantic import ValidationError
+from typer.exceptions import TyperException
 
 from blockrelay.errors import BlockFolderError, BlockrelayError, UsageError
 from blockrelay.settings import BUNDLED_MODEL
@@ -243,9 +244,14 @@ def _become(module: str, arguments: list[str] | None) -> NoReturn:
 
 
 def main() -> None:
-    """The console script: every error that we raise on purpose is one line on stderr."""
+    """The console script: every error that we raise on purpose, and every wrong option, is one line on stderr."""
     try:
-        app()
+        sys.exit(app(standalone_mode=False))
+    except TyperException as error:
+        said = error.format_message()  # the whole help for a command without arguments
+        hint = "" if "\n" in said else " (see blockrelay --help, blockrelay COMMAND --help)"
+        sys.stderr.write(f"{said}\n" if not hint else f"blockrelay: {said.rstrip('.')}{hint}\n")
+        sys.exit(error.exit_code)
     except ValidationError as error:
         for problem in error.errors():
             sys.stderr.write(f"BLOCKRELAY_{'_'.join(map(str, problem['loc'])).upper()}: {problem['msg']}\n")

@@ -14,7 +14,8 @@ from blockrelay.settings import GatewaySettings
 app = typer.Typer(name="keys", no_args_is_help=True, help="API keys: make, list, remove. Gateways see changes at once.")
 
 File = Annotated[
-    Path | None, typer.Option("--file", metavar="PATH", help="The file of keys; default: BLOCKRELAY_API_KEYS.")
+    Path | None,
+    typer.Option("--file", "--api-keys", metavar="PATH", help="The file of keys; default: BLOCKRELAY_API_KEYS."),
 ]
 Name = Annotated[str, typer.Argument(metavar="NAME", help="Whose key it is: a-z 0-9 _ -")]
 

@@ -55,6 +55,10 @@ def test_what_cannot_work_is_one_line(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for argv, words in [
+        (["nonsense"], ["nonsense", "--help"]),
+        (["up", "--stages", "0"], ["--stages", "greater than or equal to 1"]),
+        (["up", "--nope"], ["--nope"]),
+        (["dead-letters", "show"], ["ID"]),
         (["up", "--model", tmp_path / "none"], ["none", "no such block folder"]),
         (["up", "--model", model.parent / "checkpoint"], ["a checkpoint", "blockrelay convert"]),
         (["up", "--model", model, "--host", "192.0.2.1", "--port", "0"], ["192.0.2.1", "choose another with --host"]),
