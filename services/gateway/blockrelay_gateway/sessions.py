@@ -69,7 +69,7 @@ def check_names(session_id: str | None, step: int | None) -> int:
     if step is None:
         raise BadRequest("step is missing: 1 for the first of a session", param="step")
     if not 1 <= step < 2**31:
-        raise BadRequest(f"step must be at least 1, not {step}", param="step")
+        raise BadRequest(f"step must be from 1 to {2**31 - 1}, not {step}", param="step")
     return step
 
 
