@@ -1,7 +1,6 @@
-"""Bounds of the process: requests and sockets at once, bytes of bodies at once, length of a head, time to arrive."""
+"""Bounds of the process: requests and sockets at once, bytes of bodies at once, length of a head."""
 
 import json
-import socket
 from contextlib import ExitStack
 
 import httpx
@@ -11,6 +10,7 @@ from websockets.exceptions import InvalidStatus
 
 from blockrelay.settings import GatewaySettings
 from tests.played import PlayedWorker, RunningGateway
+from tests.unit.gateway.sockets import send_head
 from tests.waiting import wait_until
 
 MOST, BODIES = 3, 100_000
@@ -18,23 +18,7 @@ MOST, BODIES = 3, 100_000
 
 @pytest.fixture
 def settings(settings: GatewaySettings) -> GatewaySettings:
-    return settings.model_copy(update={"max_connections": MOST, "max_bodies_bytes": BODIES, "arrival_timeout_s": 0.5})
-
-
-def connected(gateway: RunningGateway) -> socket.socket:
-    host, _, port = gateway.url.removeprefix("http://").partition(":")
-    return socket.create_connection((host, int(port)), timeout=10)
-
-
-def to_its_end(connection: socket.socket) -> bytes:
-    """All that comes until the other side closes."""
-    return b"".join(iter(lambda: connection.recv(4096), b""))
-
-
-def send_head(gateway: RunningGateway, length: int) -> socket.socket:
-    connection = connected(gateway)
-    connection.sendall(f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {length}\r\n\r\n".encode())
-    return connection
+    return settings.model_copy(update={"max_connections": MOST, "max_bodies_bytes": BODIES})
 
 
 def limited(gateway: RunningGateway, limit: str) -> float:
@@ -82,53 +66,3 @@ def test_an_endless_head_is_refused(gateway: RunningGateway) -> None:
     with pytest.raises((httpx.HTTPError, AssertionError)):
         answer = gateway.http.get("/v1/models", headers={"x-long": "a" * 200_000})
         assert answer.is_success
-
-
-def test_a_head_that_never_ends_does_not_hold_its_connection(gateway: RunningGateway) -> None:
-    whole = b"GET /livez HTTP/1.1\r\nhost: x\r\n\r\n"
-    for first in (b"", whole[:20]):
-        with connected(gateway) as slow:
-            slow.sendall(first)
-            assert to_its_end(slow) == b""
-    with connected(gateway) as slow:
-        slow.sendall(whole)
-        assert slow.recv(12) == b"HTTP/1.1 200"
-        slow.sendall(whole[:20])
-        assert b"HTTP/1.1" not in to_its_end(slow)
-
-
-def test_bytes_that_drip_do_not_hold_it_either(gateway: RunningGateway) -> None:
-    with connected(gateway) as slow:
-        slow.settimeout(0.05)
-        slow.sendall(b"GET /livez HTTP/1.1\r\nx: ")
-
-        def closed() -> bool:
-            slow.sendall(b"a")
-            try:
-                return slow.recv(1) == b""
-            except TimeoutError:
-                return False
-            except ConnectionError:
-                return True
-
-        wait_until(closed, "the gateway has enough of it")
-
-
-def test_a_body_that_does_not_come_is_given_up(gateway: RunningGateway) -> None:
-    with send_head(gateway, 60_000) as slow:
-        slow.sendall(b"{")
-        answer = to_its_end(slow)
-    assert answer.startswith(b"HTTP/1.1 408") and b'"request_timeout"' in answer
-
-
-def test_who_works_or_is_idle_is_left_alone(gateway: RunningGateway, worker: PlayedWorker) -> None:
-    with websockets.connect(gateway.url.replace("http", "ws") + "/v1/infer/ws") as idle:
-        with gateway.http.stream(
-            "POST", "/v1/completions", content=json.dumps({"prompt": "x", "stream": True})
-        ) as running:
-            comments = (line for line in running.iter_lines() if line.startswith(":"))
-            for _ in range(5):  # one every 0.2 s
-                next(comments)
-        assert gateway.http.get("/livez").status_code == 200
-        idle.send("no JSON")
-        assert "error" in str(idle.recv(timeout=10))
