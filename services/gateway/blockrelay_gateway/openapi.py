@@ -38,7 +38,7 @@ _MEANINGS = {
 ERRORS: dict[int | str, dict[str, Any]] = {
     status: {"model": Error, "description": meaning} for status, meaning in _MEANINGS.items()
 }
-_STREAM = {"text/event-stream": {"schema": {"type": "string"}}}
+_STREAM: dict[str, Any] = {"text/event-stream": {}}  # no schema: tools do not agree of what, a body or an event
 #: Of routes that make a request: an answer, a stream of events, or only the id of a background request.
 WORK: dict[int | str, dict[str, Any]] = {
     **ERRORS,
