@@ -133,9 +133,9 @@ class Flights:
     def join(self, flight: Flight) -> Flight:
         """Follow a request whose id derives from a key, behind its ACCEPT: somebody else may follow it already."""
         known = self._flights.get(flight.request)
-        if known is not None and known.end is None and not known.leaving:
-            return known
-        if known is not None:
+        if known is not None and known.end is None:
+            if known.readers or not known.leaving:
+                return known
             self.drop(known)
         self.start(flight)
         return flight
