@@ -56,6 +56,12 @@ async def finish_text(gateway: Gateway, readers: Readers) -> tuple[dict[str, Any
     return text_success(answer, flight, seconds=seconds, **execution(answer.end)), None
 
 
+async def background(gateway: Gateway, readers: Readers) -> dict[str, Any]:
+    """The answer to a background request."""
+    (flight,) = readers.flights
+    return {"status": await gateway.status(readers), "request_id": flight.request, "seed": flight.params.seed}
+
+
 async def text_objects(gateway: Gateway, readers: Readers) -> AsyncIterator[dict[str, Any]]:
     """The text form as a stream of objects (the WebSocket's way)."""
     (flight,) = readers.flights

@@ -54,12 +54,7 @@ async def infer_once(body: InferRequest, request: Request) -> Response:
     headers = {"x-request-id": name, **readers.headers}
     with readers:
         if body.background:
-            queued = {
-                "status": await gateway.status(readers),
-                "request_id": name,
-                "seed": readers.flights[0].params.seed,
-            }
-            return JsonAnswer(queued, status_code=202, headers=headers)
+            return JsonAnswer(await infer.background(gateway, readers), status_code=202, headers=headers)
         return _answer(await sse.unless_gone(request, infer.finish_text(gateway, readers)), headers)
 
 
@@ -139,10 +134,7 @@ class Conversation:
         order = await infer.text_order(self._gateway, request, who, self._trace)
         with await self._gateway.admission.submit([order], self._tenant) as readers:
             if request.background:
-                (flight,) = readers.flights
-                status = await self._gateway.status(readers)
-                queued = {"status": status, "request_id": flight.request, "seed": flight.params.seed}
-                await self._send(queued, request.id)
+                await self._send(await infer.background(self._gateway, readers), request.id)
             elif request.stream:
                 async for body in infer.text_objects(self._gateway, readers):
                     await self._send(body, request.id)

@@ -248,9 +248,10 @@ def main() -> None:
     try:
         sys.exit(app(standalone_mode=False))
     except TyperException as error:
-        said = error.format_message()  # the whole help for a command without arguments
-        hint = "" if "\n" in said else " (see blockrelay --help, blockrelay COMMAND --help)"
-        sys.stderr.write(f"{said}\n" if not hint else f"blockrelay: {said.rstrip('.')}{hint}\n")
+        said = error.format_message()
+        if "\n" not in said:  # else the whole help, of a command without arguments
+            said = f"blockrelay: {said.rstrip('.')} (see blockrelay --help, blockrelay COMMAND --help)"
+        sys.stderr.write(f"{said}\n")
         sys.exit(error.exit_code)
     except ValidationError as error:
         for problem in error.errors():

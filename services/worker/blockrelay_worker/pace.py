@@ -16,7 +16,7 @@ SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 256, 1024)
 FIRST_ROW_SHARE = 0.2
 SMOOTHING = 0.25
 #: One window tells at most so many times what was known: a machine that stood still for a minute is no slow one.
-MOST_AT_ONCE = 2
+MOST_GROWTH = 2
 #: Seconds of work after which a window is closed.
 WINDOW_S = 0.5
 #: Seconds for which the company that a request had is expected to come back.
@@ -138,4 +138,4 @@ class PaceMeter:
 
 
 def _smooth(before: float | None, now: float) -> float:
-    return now if before is None else before + SMOOTHING * (min(now, MOST_AT_ONCE * before) - before)
+    return now if before is None else before + SMOOTHING * (min(now, MOST_GROWTH * before) - before)
