@@ -20,6 +20,7 @@ from blockrelay.metrics import SchedulerMetrics
 from blockrelay.plan import Plan, WorkerInfo, parse_split
 from blockrelay.redis_link import UNREACHABLE, Scripts, backoff_s
 from blockrelay.settings import SchedulerSettings
+from blockrelay_scheduler.inboxes import InboxSweeper
 from blockrelay_scheduler.planner import FRESH_MS, decide, empty_stages
 from blockrelay_scheduler.rescue import UnfinishedRequest, dead_workers, rescues
 
@@ -54,8 +55,9 @@ class Scheduler:
     trusted_from: float = field(default=float("inf"), init=False)
     _last_tick: float = field(default=float("-inf"), init=False)
     _last_look: float = field(default=float("-inf"), init=False)
-    _inboxes: set[str] = field(default_factory=set[str], init=False)
-    _orphaned: set[str] = field(default_factory=set[str], init=False)
+    _seen: frozenset[str] = field(default=frozenset(), init=False)  # in the last round
+    _dead: set[str] = field(default_factory=set[str], init=False)  # declared so in this round
+    _sweeper: InboxSweeper | None = field(default=None, init=False)
     _empty_since: dict[int, float] = field(default_factory=dict[int, float], init=False)
     _published: int | None = field(default=None, init=False)
     _stages: int = field(init=False)
@@ -67,6 +69,16 @@ class Scheduler:
 
     def run(self, stop: threading.Event) -> None:
         """Tick until `stop`. Redis away: say so, wait with backoff, go on."""
+        if self.link.payload is not self.link.client:
+            self._sweeper = InboxSweeper(self.link.payload, self.link.keys, self.metrics)
+            self._sweeper.start()
+        try:
+            self._tick_until(stop)
+        finally:
+            if self._sweeper is not None:
+                self._sweeper.close()
+
+    def _tick_until(self, stop: threading.Event) -> None:
         attempt = 0
         while not stop.is_set():
             try:
@@ -92,7 +104,7 @@ class Scheduler:
         self._declare_dead()
         workers = registry.read_workers(self.link.client, self.link.keys, self.model)
         plan = self._publish_plan(workers)
-        self._drop_inboxes(workers)
+        self._sweep(workers)
         if time.monotonic() - self._last_look >= LOOK_S:
             self._rescue()
             self._gauge(workers, plan)
@@ -135,7 +147,7 @@ class Scheduler:
         for worker in dead_workers(silent_ms, dead_after_ms=int(self.settings.dead_after_s * 1000)):
             died, reruns = self.link.scripts.run(calls.dead(worker, silent_s=self.settings.dead_after_s))
             if died:
-                self._orphaned.add(worker)
+                self._dead.add(worker)
                 self.metrics.deaths.inc()
                 self.metrics.reruns.labels("death").inc(reruns)
                 logs.get().warning("WORKER_DEAD", worker=worker, silent_ms=silent_ms[worker], reruns=reruns)
@@ -196,20 +208,13 @@ class Scheduler:
         self._empty_since = {stage: self._empty_since.get(stage, now) for stage in empty}
         return frozenset(s for s, since in self._empty_since.items() if now - since > self.settings.vacancy_s)
 
-    def _drop_inboxes(self, workers: list[WorkerInfo]) -> None:
-        """Rows for a worker that left the registry, whoever declared it dead, must not stay on the payload Redis."""
-        present = {w.id for w in workers}
-        self._orphaned |= self._inboxes - present
-        self._orphaned -= present
-        self._inboxes = present
-        if self._orphaned and self.link.payload is not self.link.client:
-            try:
-                self.link.payload.delete(*(self.link.keys.inbox(worker) for worker in self._orphaned))
-            except UNREACHABLE as error:  # no reason to stop planning: they are dropped when it is back
-                self.metrics.redis_errors.inc()
-                logs.get().warning("REDIS_UNREACHABLE", error=str(error), which="payload")
-                return
-        self._orphaned.clear()
+    def _sweep(self, workers: list[WorkerInfo]) -> None:
+        """Rows of whoever left the registry, no matter who declared it dead."""
+        present = frozenset(w.id for w in workers)
+        if self._sweeper is not None:
+            self._sweeper.sweep((self._seen | self._dead) - present)
+        self._seen = present
+        self._dead.clear()
 
     def _rescue(self) -> None:
         requests = self._unfinished()

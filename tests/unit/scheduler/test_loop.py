@@ -1,5 +1,6 @@
 """The scheduler's loop against a real Redis, with workers played by the test."""
 
+import os
 import signal
 import threading
 import time
@@ -157,6 +158,25 @@ def test_rows_for_a_dead_worker_leave_the_payload_redis(
         cell.client.zrem(cell.keys.workers, "reported")
         wait_until(lambda: not payload.exists(cell.keys.inbox("killed"), cell.keys.inbox("reported")), "both are empty")
     payload.close()
+
+
+def test_a_payload_redis_that_sleeps_delays_nobody(
+    cell: Cell, redis_server: RedisServer, own_redis: RedisServer
+) -> None:
+    """A round as long as a call that nobody answers would look to the loop like a control Redis that stood still."""
+    assert own_redis.process is not None
+    with running(scheduler(redis_server.url, own_redis.url)):
+        for name in ("first", "second"):
+            cell.worker(name, stage=0)
+        wait_until(lambda: (beat(cell, "first"), beat(cell, "second"), len(assignments(cell)) == 2)[2], "both are seen")
+        os.kill(own_redis.process.pid, signal.SIGSTOP)
+        try:
+            wait_until(
+                lambda: (beat(cell, "second"), "first" not in assignments(cell))[1], "the first is declared dead"
+            )
+            wait_until(lambda: not assignments(cell), "and later the second", timeout_s=4)
+        finally:
+            os.kill(own_redis.process.pid, signal.SIGCONT)
 
 
 def test_a_stalled_run_is_run_again_and_an_overdue_request_ends(cell: Cell, redis_server: RedisServer) -> None:
