@@ -4,16 +4,17 @@ import queue
 import threading
 
 import redis
+from redis.exceptions import RedisError
 
 from blockrelay import logs
 from blockrelay.keys import Keys
 from blockrelay.metrics import SchedulerMetrics
-from blockrelay.redis_link import UNREACHABLE, backoff_s
+from blockrelay.redis_link import backoff_s
 
 
 class InboxSweeper(threading.Thread):
-    """Deletes inboxes, beside the scheduler's loop: a payload Redis that does not answer must delay no plan, nor that a
-    silent worker is declared dead. Until it answers the next attempt is made again and again."""
+    """Deletes inboxes beside the scheduler's loop: a payload Redis that does not answer must delay no plan, nor that a
+    silent worker is declared dead. Tries again until it does as it is told."""
 
     def __init__(self, payload: redis.Redis, keys: Keys, metrics: SchedulerMetrics) -> None:
         super().__init__(name="inbox sweeper", daemon=True)
@@ -27,7 +28,7 @@ class InboxSweeper(threading.Thread):
             self._gone.put(workers)
 
     def close(self) -> None:
-        """End the thread, whatever is left to do: an inbox has a time to live."""
+        """End the thread, whatever is left to do: an inbox that has got rows has a time to live."""
         self._over.set()
         self._gone.put(None)
 
@@ -41,9 +42,9 @@ class InboxSweeper(threading.Thread):
             try:
                 self._payload.delete(*inboxes)
                 return
-            except UNREACHABLE as error:
+            except (RedisError, OSError) as error:  # a server that cannot save its data refuses to delete any
                 self._metrics.redis_errors.inc()
                 if attempt == 0:
-                    logs.get().warning("REDIS_UNREACHABLE", error=str(error), which="payload")
+                    logs.get().warning("INBOXES_NOT_DELETED", error=str(error), inboxes=inboxes)
                 self._over.wait(backoff_s(attempt))
                 attempt += 1

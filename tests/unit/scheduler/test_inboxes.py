@@ -1,0 +1,25 @@
+"""Deleting inboxes on a payload Redis that refuses to; one that does not answer: test_loop.py."""
+
+from prometheus_client import CollectorRegistry
+
+from blockrelay.keys import Keys
+from blockrelay.metrics import SchedulerMetrics
+from blockrelay_scheduler.inboxes import InboxSweeper
+from tests.redis_server import RedisServer
+from tests.waiting import wait_until
+
+
+def test_what_is_refused_is_tried_again(own_redis: RedisServer) -> None:
+    payload, keys, registry = own_redis.client(), Keys("t"), CollectorRegistry()
+    payload.xadd(keys.inbox("gone"), {"x": b"rows"})
+    payload.config_set("min-replicas-to-write", 1)  # every write is refused, as with a full disk
+    sweeper = InboxSweeper(payload, keys, SchedulerMetrics(registry))
+    sweeper.start()
+    sweeper.sweep(frozenset({"gone"}))
+    wait_until(lambda: registry.get_sample_value("blockrelay_redis_errors_total"), "it was refused")
+    payload.config_set("min-replicas-to-write", 0)
+    wait_until(lambda: not payload.exists(keys.inbox("gone")), "the inbox is gone")
+    sweeper.close()
+    sweeper.join(5)
+    assert not sweeper.is_alive()
+    payload.close()
