@@ -11,7 +11,7 @@ import redis
 
 from blockrelay.keys import Keys
 from blockrelay.redis_link import Scripts
-from tests.redis_server import RedisServer
+from tests.support.redis_server import RedisServer
 
 # A shell starts what it runs in the background with Ctrl-C ignored, and children inherit that; tests press Ctrl-C.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

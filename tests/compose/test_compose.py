@@ -20,11 +20,11 @@ from openai import OpenAI
 from blockrelay.block_folder import open_block_folder
 from blockrelay.settings import BUNDLED_MODEL
 from blockrelay_converter.conversion import convert
-from tests.checkpoints import write_checkpoint
-from tests.compose_stack import ComposeStack, leftovers, mountable_copy
-from tests.system import Job, golden_tokens, make_jobs
-from tests.tiny_model import write_tiny_model
-from tests.waiting import wait_until
+from tests.support.checkpoints import write_checkpoint
+from tests.support.compose_stack import ComposeStack, leftovers, mountable_copy
+from tests.support.system import Job, golden_tokens, make_jobs
+from tests.support.tiny_model import write_tiny_model
+from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(1800)]
 

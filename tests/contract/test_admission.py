@@ -12,7 +12,7 @@ from blockrelay import scripts as calls
 from blockrelay.keys import Keys
 from blockrelay.redis_link import Scripts
 from blockrelay.scripts import Limits, Pace
-from tests.cell import Cell, body
+from tests.support.cell import Cell, body
 
 PUNCTUAL = Limits(punctual=True)
 

@@ -5,7 +5,7 @@ import redis
 
 from blockrelay.keys import Keys
 from blockrelay.redis_link import Scripts
-from tests.cell import Cell, body
+from tests.support.cell import Cell, body
 
 
 @pytest.fixture

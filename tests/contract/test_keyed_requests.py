@@ -9,7 +9,7 @@ from blockrelay import scripts as calls
 from blockrelay.keys import Keys
 from blockrelay.redis_link import Scripts
 from blockrelay.timeline import timeline
-from tests.cell import Cell
+from tests.support.cell import Cell
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from blockrelay import scripts as calls
 from blockrelay.keys import Keys
 from blockrelay.messages import EndEntry, RequestBody
 from blockrelay.redis_link import Scripts
-from tests.cell import Cell
+from tests.support.cell import Cell
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from blockrelay import scripts as calls
 from blockrelay.keys import Keys
 from blockrelay.messages import CommitAnswer, Ended, EndEntry, NextJob, TokenEntry
 from blockrelay.redis_link import Scripts
-from tests.cell import MODEL, Cell, body
+from tests.support.cell import MODEL, Cell, body
 
 
 @pytest.fixture

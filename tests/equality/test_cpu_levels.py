@@ -18,8 +18,8 @@ from blockrelay.settings import BUNDLED_MODEL
 from blockrelay_converter.conversion import convert
 from blockrelay_worker.kernels import load_kernels, supported_variants
 from blockrelay_worker.linears import Variant
-from tests.checkpoints import Family, write_checkpoint
-from tests.equality.digest import logits_digest
+from tests.support.checkpoints import Family, write_checkpoint
+from tests.support.digest import logits_digest
 
 #: CPU that qemu knows -> (kernels, products) it must get. On Haswell uint8 x int8 products saturate.
 LEVELS = {
@@ -31,9 +31,9 @@ LEVELS = {
 
 
 def digest(model: Path, *options: str, cpu: str | None = None) -> dict[str, Any]:
-    """What `tests.equality.digest` says on an emulated CPU, or on this one."""
+    """What `tests.support.digest` says on an emulated CPU, or on this one."""
     emulator = [] if cpu is None else ["qemu-x86_64", "-cpu", cpu]
-    command = [*emulator, sys.executable, "-m", "tests.equality.digest", str(model), *options]
+    command = [*emulator, sys.executable, "-m", "tests.support.digest", str(model), *options]
     return json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
 
 

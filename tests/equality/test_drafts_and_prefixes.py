@@ -19,11 +19,11 @@ from blockrelay.sampling_params import SamplingParams
 from blockrelay.settings import BUNDLED_MODEL
 from blockrelay.tensors import decode_tensor
 from blockrelay.text import Tokenizer
-from tests.equality.crowd import ask_in_waves, worker_counters
-from tests.equality.solo import Solo
-from tests.equality.workload import Asked
-from tests.up_process import UpProcess, running_up
-from tests.waiting import wait_until
+from tests.support.equality_crowd import ask_in_waves, worker_counters
+from tests.support.equality_workload import Asked
+from tests.support.solo_runs import Solo
+from tests.support.up_process import UpProcess, running_up
+from tests.support.waiting import wait_until
 
 TEXT = "Tom had a red ball. Lily had a blue kite. Tom and Lily went to the river. " * 4 + "Tom had"
 NEW = 40

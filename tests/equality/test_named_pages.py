@@ -25,9 +25,9 @@ from blockrelay_worker.pages import PagePool, pages_for
 from blockrelay_worker.prefix_cache import PrefixCache
 from blockrelay_worker.runs import RunTable
 from blockrelay_worker.stage import StageRole
-from tests.cell import MODEL, Cell, body
-from tests.tiny_model import write_tiny_model
-from tests.waiting import wait_until
+from tests.support.cell import MODEL, Cell, body
+from tests.support.tiny_model import write_tiny_model
+from tests.support.waiting import wait_until
 
 ROOT = root_name(salt="", model_hash="m", numerics="n")
 

@@ -13,12 +13,12 @@ import pytest
 from blockrelay.block_folder import open_block_folder
 from blockrelay.settings import BUNDLED_MODEL
 from blockrelay.text import Tokenizer
-from tests.equality.crowd import ask_in_waves, worker_counters
-from tests.equality.solo import Answer, solo_answers
-from tests.equality.vandal import vandal
-from tests.equality.workload import Asked, make_workload
-from tests.up_process import running_up
-from tests.waiting import wait_until
+from tests.support.equality_crowd import ask_in_waves, worker_counters
+from tests.support.equality_workload import Asked, make_workload
+from tests.support.solo_runs import Answer, solo_answers
+from tests.support.up_process import running_up
+from tests.support.vandal import vandal
+from tests.support.waiting import wait_until
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

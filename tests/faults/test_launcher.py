@@ -17,9 +17,9 @@ from blockrelay.keys import Keys
 from blockrelay.messages import EndEntry, TokenEntry, decode_log_entry
 from blockrelay.redis_link import connect
 from blockrelay_launcher.data_folder import read_running
-from tests.tiny_model import write_tiny_model
-from tests.up_process import COMMAND, command_line, running_up
-from tests.waiting import wait_until
+from tests.support.tiny_model import write_tiny_model
+from tests.support.up_process import COMMAND, command_line, running_up
+from tests.support.waiting import wait_until
 
 TOKENS = 300
 #: The third process is the scheduler, the fourth the worker: Redis runs already, the gateway does not.

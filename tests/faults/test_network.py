@@ -10,14 +10,10 @@ from typing import Any
 import pytest
 
 from blockrelay.scripts import source
-from tests.faults.stand import Process, Stand, shapes, standing
-from tests.faults.test_others import body_of, first_gateway_first, positions_and_tokens
-from tests.faults.test_workers import registered
-from tests.redis_proxy import RedisProxy, proxied
-from tests.tiny_model import write_tiny_model
-from tests.waiting import wait_until
-
-__all__ = ["first_gateway_first"]
+from tests.support.fault_stand import Process, Stand, body_of, positions_and_tokens, registered, shapes, standing
+from tests.support.redis_proxy import RedisProxy, proxied
+from tests.support.tiny_model import write_tiny_model
+from tests.support.waiting import wait_until
 
 FAULTS = ("cut", "black hole", "delay", "lost reply")
 #: Commands whose replies are lost, one after the other: scripts by their hash.

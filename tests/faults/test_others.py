@@ -10,13 +10,10 @@ import httpx
 import pytest
 
 from blockrelay.failpoints import FAILURES, POINTS
-from blockrelay_launcher import resuming_client
-from blockrelay_launcher.resuming_client import resuming_stream
-from tests.faults.stand import DEAD_AFTER_S, TOKENS, Stand, shapes, standing
-from tests.recovery.test_workers import assert_nothing_is_held
-from tests.system import Job
-from tests.tiny_model import write_tiny_model
-from tests.waiting import wait_until
+from tests.support.fault_stand import DEAD_AFTER_S, TOKENS, Stand, body_of, positions_and_tokens, shapes, standing
+from tests.support.system import Job, assert_nothing_is_held
+from tests.support.tiny_model import write_tiny_model
+from tests.support.waiting import wait_until
 
 #: Some of all for the default suite.
 QUICK = ("scheduler.after_dead:kill", "gateway.after_event:kill", "gateway.after_accept:kill")
@@ -120,41 +117,6 @@ def test_a_scheduler_fails_at_every_point(stand: Stand, case: str) -> None:
 
 
 # --- gateway ---
-
-
-def body_of(job: Job) -> dict[str, Any]:
-    params = job.params
-    return {
-        "model": "tiny",
-        "prompt": list(job.prompt),
-        "max_tokens": params.max_tokens,
-        "temperature": params.temperature,
-        "seed": params.seed,
-        "ignore_eos": True,
-        "return_token_ids": True,
-    }
-
-
-def positions_and_tokens(gateways: list[str], body: dict[str, Any], key: str) -> tuple[list[int], list[int]]:
-    """Positions of the events and all tokens, as a client that resumes sees them."""
-    positions: list[int] = []
-    tokens: list[int] = []
-    for event in resuming_stream(gateways, "/v1/completions", body, key=key, patience_s=60):
-        assert "error" not in event.data, event
-        positions.append(int(event.id.rpartition(":")[2]))
-        for choice in event.data["choices"]:
-            tokens += choice.get("token_ids") or []
-    return positions, tokens
-
-
-@pytest.fixture
-def first_gateway_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The client begins at the first gateway of its list, not at any."""
-
-    def zero(_: int) -> int:
-        return 0
-
-    monkeypatch.setattr(resuming_client.random, "randrange", zero)
 
 
 @pytest.mark.parametrize("case", cases("gateway", "accept", "read", "event"))

@@ -11,9 +11,9 @@ from blockrelay import scripts as calls
 from blockrelay.failpoints import FAILURES, POINTS
 from blockrelay.messages import RequestBody
 from blockrelay.sampling_params import SamplingParams
-from tests.faults.stand import Stand, standing
-from tests.tiny_model import write_tiny_model
-from tests.waiting import wait_until
+from tests.support.fault_stand import Stand, registered, standing
+from tests.support.tiny_model import write_tiny_model
+from tests.support.waiting import wait_until
 
 #: Effects that only the last stage has; all others are tried at the first.
 LAST = ("receive", "commit", "early_job", "result")
@@ -99,10 +99,6 @@ def test_a_worker_loses_redis_or_waits_at_every_point(stand: Stand, action: str,
         assert victim.poll() is None
         victim.terminate()
         assert victim.wait(30) == 0
-
-
-def registered(stand: Stand) -> set[int]:
-    return {w.pid for w in stand.system.infos()}
 
 
 def refused(stand: Stand, pid: int) -> bool:

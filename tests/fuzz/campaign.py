@@ -12,7 +12,7 @@ from pathlib import Path
 import atheris  # pyright: ignore[reportMissingImports]  # only in the environment of `make fuzz`
 
 with atheris.instrument_imports(include=["blockrelay", "blockrelay_worker"]):
-    from tests.fuzz.targets import TARGETS, attempt
+    from tests.support.fuzz_targets import TARGETS, attempt
 
 LONGEST = 1024  # bytes of an input; the seeds of most targets are shorter
 

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from blockrelay.errors import WireError
-from tests.fuzz.targets import TARGETS, Target, attempt
+from tests.support.fuzz_targets import TARGETS, Target, attempt
 
 kinds = st.sampled_from(["set", "insert", "delete", "cut"])
 edits = st.lists(st.tuples(kinds, st.integers(0, 2**20), st.binary(max_size=4)), max_size=6)

@@ -8,8 +8,8 @@ import pytest
 from model.data import Bounds, Budget, State
 from model.explorer import Step
 from model.protocol import Protocol
-from tests.model.replay import Recorded, Replay, comparable, recording, way
-from tests.redis_server import RedisServer
+from tests.support.model_replay import Recorded, Replay, comparable, recording, way
+from tests.support.redis_server import RedisServer
 
 #: As in the scripts; in a configuration that is explored such numbers would be too large.
 REAL = Bounds(solo_after=3, most_solo_deaths=5, delays=True, either_worker=False, ends_when_done=False)

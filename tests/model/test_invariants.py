@@ -2,7 +2,7 @@
 
 import re
 
-from tests.unit.test_readme import README, ROOT
+from tests.support.project import README, ROOT
 
 LISTED = set(re.findall(r"^\| (I\d+) \|", README, re.M))
 #: Sums that need real records: checked on the real scripts, in tests/properties.

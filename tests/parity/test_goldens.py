@@ -17,7 +17,7 @@ from blockrelay_worker.executor import StageExecutor
 from blockrelay_worker.kernels import load_kernels
 from blockrelay_worker.known_answers import load_stage
 from blockrelay_worker.pages import PagePool, pages_for
-from tests.parity.cases import CASES, NEW_TOKENS, Case, checkpoint_sha256, goldens
+from tests.support.parity_cases import CASES, NEW_TOKENS, Case, checkpoint_sha256, goldens
 
 ODD_CHUNK = 13
 """Prompt tokens per run: no multiple of a page."""

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from blockrelay import scripts as calls
 from blockrelay.keys import Keys
 from blockrelay.redis_link import Scripts
-from tests.cell import Cell, body
+from tests.support.cell import Cell, body
 
 WEIGHTS = {"ada": 1.0, "bob": 1.0, "cyd": 2.5}
 LONGEST = 200

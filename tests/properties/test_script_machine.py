@@ -22,8 +22,8 @@ from blockrelay import scripts as calls
 from blockrelay.keys import Keys
 from blockrelay.messages import Claimed, EndEntry, TokenEntry
 from blockrelay.redis_link import Scripts
-from tests.cell import Cell
-from tests.redis_server import RedisServer
+from tests.support.cell import Cell
+from tests.support.redis_server import RedisServer
 
 STAGES = 2
 REQUESTS = [f"req-{i}" for i in range(4)]

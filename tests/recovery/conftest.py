@@ -1,17 +1,15 @@
 """Systems that tests may break: every server and process belongs to the test alone."""
 
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
-from tests.redis_server import RedisServer
-from tests.system import Job, System, golden_tokens, make_jobs
-from tests.tiny_model import write_tiny_model
-
-StartSystem = Callable[..., System]
+from tests.support.redis_server import RedisServer
+from tests.support.system import Job, StartSystem, System, golden_tokens, make_jobs
+from tests.support.tiny_model import write_tiny_model
 
 
 @pytest.fixture(scope="session")

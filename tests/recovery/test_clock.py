@@ -10,10 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.recovery.conftest import StartSystem
-from tests.recovery.test_workers import Golden, assert_nothing_is_held, start_all
-from tests.system import golden_tokens, make_jobs
-from tests.waiting import wait_until
+from tests.support.system import Golden, StartSystem, assert_nothing_is_held, golden_tokens, make_jobs, start_all
+from tests.support.waiting import wait_until
 
 HOUR = 3600
 #: The first eight bytes of the file that CLOCK_OFFSET names are seconds to be added to the time.

@@ -15,8 +15,8 @@ from blockrelay.settings import BUNDLED_MODEL
 from blockrelay_launcher import resuming_client
 from blockrelay_launcher.drill.command import DrillOptions, run_drill
 from blockrelay_launcher.resuming_client import Event
-from tests.up_process import COMMAND
-from tests.waiting import wait_until
+from tests.support.up_process import COMMAND
+from tests.support.waiting import wait_until
 
 QUIET = DrillOptions(model=BUNDLED_MODEL, seconds=4, roles=(), seed=3, requests=4, replicas=1, gateways=1, asks=8)
 

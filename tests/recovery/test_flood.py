@@ -15,9 +15,9 @@ from blockrelay.block_folder import open_block_folder
 from blockrelay.keys import Keys
 from blockrelay.redis_link import connect
 from blockrelay_launcher.data_folder import read_running
-from tests.tiny_model import write_tiny_model
-from tests.up_process import UpProcess, running_up
-from tests.waiting import wait_until
+from tests.support.tiny_model import write_tiny_model
+from tests.support.up_process import UpProcess, running_up
+from tests.support.waiting import wait_until
 
 DEADLINE_S = 20.0
 MIB = 1 << 10  # of VmRSS's kB

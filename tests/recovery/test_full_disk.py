@@ -13,9 +13,9 @@ import httpx
 import pytest
 
 from blockrelay_launcher.resuming_client import resuming_stream
-from tests.tiny_model import write_tiny_model
-from tests.up_process import running_up
-from tests.waiting import wait_until
+from tests.support.tiny_model import write_tiny_model
+from tests.support.up_process import running_up
+from tests.support.waiting import wait_until
 
 BODY: dict[str, Any] = {
     "prompt": [1, 5, 9], "max_tokens": 450, "temperature": 0, "ignore_eos": True, "return_token_ids": True

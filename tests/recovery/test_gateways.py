@@ -8,10 +8,9 @@ import httpx
 
 from blockrelay.sampling_params import SamplingParams
 from blockrelay_launcher.resuming_client import resuming_stream
-from tests.recovery.conftest import StartSystem
-from tests.sse_client import read_events
-from tests.system import Job, System, golden_tokens
-from tests.waiting import wait_until
+from tests.support.sse_client import read_events
+from tests.support.system import Job, StartSystem, System, golden_tokens
+from tests.support.waiting import wait_until
 
 TOKENS = 100
 BODY: dict[str, Any] = {

@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 
 from blockrelay_launcher.resuming_client import resuming_stream
-from tests.recovery.conftest import StartSystem
-from tests.recovery.test_workers import assert_nothing_is_held
-from tests.waiting import wait_until
+from tests.support.system import StartSystem, assert_nothing_is_held
+from tests.support.waiting import wait_until
 
 CLIENTS, TOKENS = 6, 200
 

@@ -14,9 +14,8 @@ import pytest
 from blockrelay import scripts as calls
 from blockrelay.messages import RequestBody
 from blockrelay.sampling_params import SamplingParams
-from tests.recovery.conftest import StartSystem
-from tests.system import Job, System, golden_tokens
-from tests.waiting import wait_until
+from tests.support.system import Job, StartSystem, System, golden_tokens
+from tests.support.waiting import wait_until
 
 PROMPT = tuple(int(t) for t in np.random.default_rng(3).integers(3, 500, 200))  # twelve full pages and eight tokens
 GREEDY = SamplingParams(max_tokens=24, temperature=0.0, ignore_eos=True)
@@ -185,7 +184,7 @@ def test_a_precision_that_is_not_exact_shares_nothing(
     start_system: StartSystem, tmp_path: Path, shared_folder: Path
 ) -> None:
     from blockrelay_converter.conversion import convert
-    from tests.checkpoints import write_checkpoint
+    from tests.support.checkpoints import write_checkpoint
 
     write_checkpoint(tmp_path / "checkpoint", seed=3)
     convert(tmp_path / "checkpoint", tmp_path / "model", precision="fp32", report=lambda *_: None, name="tiny")

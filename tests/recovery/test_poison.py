@@ -17,10 +17,8 @@ import pytest
 from blockrelay import scripts as calls
 from blockrelay.sampling_params import SamplingParams
 from blockrelay.settings import BUNDLED_MODEL
-from tests.recovery.conftest import StartSystem
-from tests.recovery.test_workers import assert_nothing_is_held
-from tests.system import Job, System, golden_tokens, make_jobs
-from tests.up_process import COMMAND, running_up
+from tests.support.system import Job, StartSystem, System, assert_nothing_is_held, golden_tokens, make_jobs
+from tests.support.up_process import COMMAND, running_up
 
 #: No other request of these tests has or generates it.
 DEADLY = 499

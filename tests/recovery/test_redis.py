@@ -4,10 +4,8 @@ import os
 import signal
 
 from blockrelay.keys import Keys
-from tests.recovery.conftest import StartSystem
-from tests.recovery.test_workers import Golden, assert_nothing_is_held, start_all
-from tests.system import golden_tokens, make_jobs
-from tests.waiting import wait_until
+from tests.support.system import Golden, StartSystem, assert_nothing_is_held, golden_tokens, make_jobs, start_all
+from tests.support.waiting import wait_until
 
 
 def test_a_killed_and_restarted_control_redis_loses_nothing(start_system: StartSystem, long_jobs: Golden) -> None:

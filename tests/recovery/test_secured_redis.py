@@ -21,7 +21,7 @@ from redis.exceptions import AuthenticationError, NoPermissionError
 from blockrelay import redis_link
 from blockrelay.keys import Keys
 from blockrelay_launcher.embedded_redis import find_server_program
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 FOLDER = Path(__file__).parents[2] / "deploy" / "redis"
 ROLES = ("gateway", "scheduler", "worker")

@@ -10,9 +10,7 @@ from blockrelay.sampling_params import SamplingParams, derive_seed
 from blockrelay.settings import BUNDLED_MODEL
 from blockrelay.text import Tokenizer
 from blockrelay_worker.generation import Generated, Pipeline, generate
-from tests.recovery.conftest import StartSystem
-from tests.recovery.test_workers import assert_nothing_is_held
-from tests.system import Job
+from tests.support.system import Job, StartSystem, assert_nothing_is_held
 
 OPENINGS = (
     "Once upon a time there was a fox. The fox was red. The fox was",

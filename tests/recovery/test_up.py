@@ -18,10 +18,10 @@ from blockrelay.keys import Keys
 from blockrelay.messages import EndEntry, TokenEntry, decode_log_entry
 from blockrelay.redis_link import connect
 from blockrelay_launcher.data_folder import read_running
-from tests.redis_server import RedisServer
-from tests.tiny_model import write_tiny_model
-from tests.up_process import COMMAND, UpProcess, command_line, running_up
-from tests.waiting import wait_until
+from tests.support.redis_server import RedisServer
+from tests.support.tiny_model import write_tiny_model
+from tests.support.up_process import COMMAND, UpProcess, command_line, running_up
+from tests.support.waiting import wait_until
 
 
 @pytest.fixture(scope="module")

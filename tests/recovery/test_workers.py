@@ -2,18 +2,22 @@
 
 import os
 import signal
-from itertools import pairwise
 
 import pytest
 
 from blockrelay import scripts as calls
 from blockrelay.plan import missing_stages
 from blockrelay.registry import read_plan
-from tests.recovery.conftest import StartSystem
-from tests.system import Job, System, golden_tokens, make_jobs
-from tests.waiting import wait_until
-
-Golden = tuple[list[Job], dict[str, list[int]]]
+from tests.support.system import (
+    Golden,
+    StartSystem,
+    System,
+    assert_nothing_is_held,
+    golden_tokens,
+    make_jobs,
+    start_all,
+)
+from tests.support.waiting import wait_until
 
 
 @pytest.mark.parametrize("stages", [1, 2, 3])
@@ -191,29 +195,6 @@ def test_a_small_page_pool_lets_requests_wait_their_turn(start_system: StartSyst
     assert_nothing_is_held(system)
 
 
-def start_all(system: System, jobs: list[Job]) -> None:
-    """Accept all and return in the middle: every request runs, none has ended."""
-    for job in jobs:
-        system.accept(job)
-    wait_until(lambda: system.tokens_so_far(jobs) > 5 * len(jobs), "the requests are under way")
-
-
 def plan_class(system: System) -> str | None:
     plan = read_plan(system.client, system.keys, system.model_key)
     return plan.route_class if plan else None
-
-
-def assert_nothing_is_held(system: System) -> None:
-    """No reservation, no membership, no job is left behind."""
-
-    def held() -> bool:
-        return any(w.reserved or w.running for w in system.infos()) or bool(system.client.zcard(system.keys.running))
-
-    wait_until(lambda: not held(), "all reservations are given back", timeout_s=5)
-    for route_class in ("cpu", "gpu"):
-        assert system.client.zcard(system.keys.queue(system.model_key, route_class)) == 0
-        assert system.client.xlen(system.keys.reruns(system.model_key, route_class)) == 0
-    books = system.client.hgetall(system.keys.load(system.model_key))
-    assert not any(int(value) for value in books.values()), books  # pyright: ignore
-    for a, b in pairwise(system.infos()):
-        assert a.id != b.id

@@ -8,10 +8,8 @@ import urllib.request
 import pytest
 
 from blockrelay_launcher.resuming_client import resuming_stream
-from tests.recovery.conftest import StartSystem
-from tests.recovery.test_workers import Golden, assert_nothing_is_held, start_all
-from tests.system import System
-from tests.waiting import wait_until
+from tests.support.system import Golden, StartSystem, System, assert_nothing_is_held, start_all
+from tests.support.waiting import wait_until
 
 QUICK = {"BLOCKRELAY_DEAD_AFTER_S": "1"}
 

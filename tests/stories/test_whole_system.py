@@ -16,10 +16,10 @@ from openai import OpenAI
 
 from blockrelay.block_folder import open_block_folder
 from blockrelay.text import Tokenizer
-from tests.system import Job, golden_tokens, make_jobs
-from tests.tiny_model import write_tiny_model
-from tests.up_process import UpProcess, running_up
-from tests.waiting import wait_until
+from tests.support.system import Job, golden_tokens, make_jobs
+from tests.support.tiny_model import write_tiny_model
+from tests.support.up_process import UpProcess, running_up
+from tests.support.waiting import wait_until
 
 PROMPT = "The quick brown fox jumps over the lazy dog"
 

@@ -1,15 +1,12 @@
 """The README's picture of the project is true: keys, folders, commands, settings."""
 
 import re
-from pathlib import Path
 
 from typer.main import get_command
 
 from blockrelay import keys
 from blockrelay_launcher.cli import app
-
-ROOT = Path(__file__).parents[2]
-README = (ROOT / "README.md").read_text()
+from tests.support.project import README, ROOT
 
 
 def test_the_key_table_is_that_of_the_code() -> None:
@@ -43,3 +40,10 @@ def test_every_link_within_it_leads_to_a_heading() -> None:
         re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in re.findall(r"^#+ (.*)$", README, re.M)
     }
     assert not set(re.findall(r"\]\(#([^)]*)\)", README)) - headings
+
+
+def test_no_test_module_imports_another() -> None:
+    """What tests share lies in tests/support: a test that is moved or deselected takes nothing with it."""
+    imported = re.compile(r"^(?:from|import) (tests\.(?!support\b)[\w.]+)", re.M)
+    for file in (ROOT / "tests").rglob("*.py"):
+        assert not imported.findall(file.read_text()), file

@@ -12,7 +12,7 @@ import pytest
 from blockrelay.block_folder import open_block_folder
 from blockrelay.errors import BlockFolderError
 from blockrelay_converter.conversion import convert
-from tests.checkpoints import CHAT_TEMPLATE, write_checkpoint
+from tests.support.checkpoints import CHAT_TEMPLATE, write_checkpoint
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ from tokenizers import Tokenizer as LibraryTokenizer
 from blockrelay.errors import BadRequest, BlockFolderError
 from blockrelay.sampling_params import SamplingParams
 from blockrelay.text import Tokenizer, VisibleText
-from tests.unit.blockrelay.tokenizers_for_tests import byte_level, sentencepiece
+from tests.support.tokenizers import byte_level, sentencepiece
 
 
 @pytest.fixture(scope="module")

@@ -24,8 +24,8 @@ from blockrelay_worker.executor import StageExecutor
 from blockrelay_worker.kernels import load_kernels
 from blockrelay_worker.known_answers import load_stage
 from blockrelay_worker.pages import PagePool, pages_for
-from tests.checkpoints import Family, write_checkpoint
-from tests.planted_outliers import plant_outliers
+from tests.support.checkpoints import Family, write_checkpoint
+from tests.support.planted_outliers import plant_outliers
 
 TEXT = " ".join(f"Tom has {n} apples and a red ball; the dog is in the garden, behind tree {n * 7}." for n in range(60))
 PROBE = "Every evening the keeper climbed the stairs and lit the lamp. Anna gives the ball to Tom." * 3

@@ -17,7 +17,7 @@ from blockrelay.manifest import Manifest, Precision
 from blockrelay_converter.blocks import quantise
 from blockrelay_converter.conversion import convert
 from blockrelay_converter.group_quantiser import group_values, quantise_groups
-from tests.checkpoints import CHAT_TEMPLATE, write_checkpoint
+from tests.support.checkpoints import CHAT_TEMPLATE, write_checkpoint
 
 
 def converted(checkpoint: Path, out: Path, precision: Precision = "w8a8", **options: Any) -> Manifest:

@@ -13,9 +13,9 @@ import pytest
 from blockrelay.block_folder import open_block_folder
 from blockrelay.errors import BlockFolderError, ExecutionError
 from blockrelay_converter.known_answers import known_answers
-from tests.checkpoints import write_checkpoint
-from tests.sparse_checkpoint import write_sparse_checkpoint
-from tests.waiting import wait_until
+from tests.support.checkpoints import write_checkpoint
+from tests.support.sparse_checkpoint import write_sparse_checkpoint
+from tests.support.waiting import wait_until
 
 CONVERTER = (sys.executable, "-m", "blockrelay_converter")
 

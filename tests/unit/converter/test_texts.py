@@ -10,7 +10,7 @@ from blockrelay.errors import UsageError
 from blockrelay.manifest import GenerationDefaults
 from blockrelay_converter.model_config import read_config
 from blockrelay_converter.texts import Texts, read_texts
-from tests.checkpoints import write_tokenizer
+from tests.support.checkpoints import write_tokenizer
 
 CONFIG: dict[str, Any] = {
     "model_type": "llama",

@@ -11,9 +11,9 @@ from blockrelay.redis_link import Scripts
 from blockrelay.settings import GatewaySettings
 from blockrelay.text import Tokenizer
 from blockrelay_converter.conversion import convert
-from tests.checkpoints import write_checkpoint
-from tests.played import PlayedWorker, RunningGateway, running_gateway
-from tests.redis_server import RedisServer
+from tests.support.checkpoints import write_checkpoint
+from tests.support.played import PlayedWorker, RunningGateway, running_gateway
+from tests.support.redis_server import RedisServer
 
 
 @pytest.fixture(scope="session")

@@ -6,9 +6,9 @@ import pytest
 import websockets.sync.client as websockets
 
 from blockrelay.settings import GatewaySettings
-from tests.played import PlayedWorker, RunningGateway
-from tests.unit.gateway.sockets import connected, send_head, to_its_end
-from tests.waiting import wait_until
+from tests.support.played import PlayedWorker, RunningGateway
+from tests.support.sockets import connected, send_head, to_its_end
+from tests.support.waiting import wait_until
 
 
 @pytest.fixture

@@ -9,9 +9,9 @@ import websockets.sync.client as websockets
 from websockets.exceptions import InvalidStatus
 
 from blockrelay.settings import GatewaySettings
-from tests.played import PlayedWorker, RunningGateway
-from tests.unit.gateway.sockets import send_head
-from tests.waiting import wait_until
+from tests.support.played import PlayedWorker, RunningGateway
+from tests.support.sockets import send_head
+from tests.support.waiting import wait_until
 
 MOST, BODIES = 3, 100_000
 

@@ -19,9 +19,9 @@ from blockrelay.sampling_params import derive_seed
 from blockrelay.settings import GatewaySettings
 from blockrelay.text import Tokenizer
 from blockrelay_gateway.identity import sibling
-from tests.played import PlayedWorker, RunningGateway, answering, running_gateway
-from tests.sse_client import Event, read_events
-from tests.waiting import wait_until
+from tests.support.played import PlayedWorker, RunningGateway, answering, running_gateway
+from tests.support.sse_client import Event, read_events
+from tests.support.waiting import wait_until
 
 TEXT = " has two apples 🙂."
 KEY = {"Idempotency-Key": "a key of mine"}

@@ -18,9 +18,9 @@ from blockrelay.settings import GatewaySettings
 from blockrelay.tensors import decode_tensor
 from blockrelay.text import Tokenizer
 from blockrelay_gateway import infer
-from tests.played import NUMERICS, PlayedWorker, RunningGateway, answering, running_gateway
-from tests.sse_client import read_events
-from tests.waiting import wait_until
+from tests.support.played import NUMERICS, PlayedWorker, RunningGateway, answering, running_gateway
+from tests.support.sse_client import read_events
+from tests.support.waiting import wait_until
 
 VOCAB = 512
 

@@ -3,8 +3,8 @@
 import pytest
 
 from blockrelay.settings import GatewaySettings
-from tests.played import PlayedWorker, RunningGateway, running_gateway
-from tests.waiting import wait_until
+from tests.support.played import PlayedWorker, RunningGateway, running_gateway
+from tests.support.waiting import wait_until
 
 
 @pytest.fixture

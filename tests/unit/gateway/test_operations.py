@@ -13,9 +13,9 @@ from blockrelay import scripts as calls
 from blockrelay.block_folder import BlockFolder
 from blockrelay.settings import GatewaySettings, environment_for
 from blockrelay_gateway import ops_routes
-from tests.played import PlayedWorker, RunningGateway, answering, running_gateway
-from tests.redis_server import RedisServer
-from tests.waiting import wait_until
+from tests.support.played import PlayedWorker, RunningGateway, answering, running_gateway
+from tests.support.redis_server import RedisServer
+from tests.support.waiting import wait_until
 
 
 def reasons(gateway: RunningGateway) -> list[str]:

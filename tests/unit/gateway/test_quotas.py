@@ -12,7 +12,7 @@ from blockrelay.api_keys import Tenant, add_key
 from blockrelay.scripts import Pace
 from blockrelay.settings import GatewaySettings
 from blockrelay_gateway.limits import LATEST_S, SPREAD, retry_after_s
-from tests.played import PlayedWorker, RunningGateway
+from tests.support.played import PlayedWorker, RunningGateway
 
 
 @pytest.fixture

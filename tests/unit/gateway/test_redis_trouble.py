@@ -13,10 +13,10 @@ from blockrelay.redis_link import Scripts
 from blockrelay.settings import GatewaySettings
 from blockrelay.text import Tokenizer
 from blockrelay_gateway import admission, flights
-from tests.played import PlayedWorker, RunningGateway, running_gateway
-from tests.redis_server import RedisServer
-from tests.sse_client import Event, read_events
-from tests.waiting import wait_until
+from tests.support.played import PlayedWorker, RunningGateway, running_gateway
+from tests.support.redis_server import RedisServer
+from tests.support.sse_client import Event, read_events
+from tests.support.waiting import wait_until
 
 TEXT = " has two apples."
 BODY = {"prompt": "Anna", "stream": True}

@@ -9,9 +9,9 @@ import structlog
 from blockrelay.messages import TokenLogprobs
 from blockrelay.settings import GatewaySettings
 from blockrelay.text import Tokenizer
-from tests.played import NUMERICS, PlayedWorker, RunningGateway, answering, running_gateway
-from tests.sse_client import Event, read_events
-from tests.waiting import wait_until
+from tests.support.played import NUMERICS, PlayedWorker, RunningGateway, answering, running_gateway
+from tests.support.sse_client import Event, read_events
+from tests.support.waiting import wait_until
 
 TEXT = " has two apples 🙂."
 

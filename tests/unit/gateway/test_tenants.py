@@ -14,8 +14,8 @@ from blockrelay.api_keys import Tenant, add_key, remove_key
 from blockrelay.errors import UsageError
 from blockrelay.settings import GatewaySettings
 from blockrelay_gateway.app import create_app
-from tests.played import PlayedWorker, RunningGateway
-from tests.waiting import wait_until
+from tests.support.played import PlayedWorker, RunningGateway
+from tests.support.waiting import wait_until
 
 
 @pytest.fixture

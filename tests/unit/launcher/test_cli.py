@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from blockrelay_launcher.cli import main
-from tests.tiny_model import BLOCKS, write_tiny_model
-from tests.up_process import COMMAND
+from tests.support.tiny_model import BLOCKS, write_tiny_model
+from tests.support.up_process import COMMAND
 
 
 @pytest.fixture(scope="module")

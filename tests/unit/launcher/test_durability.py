@@ -6,7 +6,7 @@ import pytest
 import redis
 
 from blockrelay_launcher.durability import warnings_about, weaknesses
-from tests.redis_server import RedisServer
+from tests.support.redis_server import RedisServer
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ import redis
 from blockrelay.errors import ServiceUnavailable
 from blockrelay.redis_link import UNREACHABLE, connect
 from blockrelay_launcher.embedded_redis import EmbeddedRedis, ServerProgram, find_server_program, place, unplace
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 
 @pytest.fixture

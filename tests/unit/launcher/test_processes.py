@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from blockrelay_launcher.processes import Alarm, Child, is_worth_showing, stop_all
-from tests.up_process import command_line
-from tests.waiting import wait_until
+from tests.support.up_process import command_line
+from tests.support.waiting import wait_until
 
 FOR_EVER = "import threading; print('started', flush=True); threading.Event().wait()"
 STUBBORN = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); " + FOR_EVER

@@ -14,8 +14,8 @@ from blockrelay.plan import Plan
 from blockrelay.redis_link import Scripts
 from blockrelay.settings import Settings
 from blockrelay_launcher.status import CellAddress, cancel, checked_url, find_cell, read_status, show
-from tests.cell import MODEL, Cell
-from tests.redis_server import RedisServer
+from tests.support.cell import MODEL, Cell
+from tests.support.redis_server import RedisServer
 
 PLAN = Plan(
     epoch=1,

@@ -5,8 +5,8 @@ from prometheus_client import CollectorRegistry
 from blockrelay.keys import Keys
 from blockrelay.metrics import SchedulerMetrics
 from blockrelay_scheduler.inboxes import InboxSweeper
-from tests.redis_server import RedisServer
-from tests.waiting import wait_until
+from tests.support.redis_server import RedisServer
+from tests.support.waiting import wait_until
 
 
 def test_what_is_refused_is_tried_again(own_redis: RedisServer) -> None:

@@ -19,9 +19,9 @@ from blockrelay.redis_link import Scripts
 from blockrelay.registry import read_plan
 from blockrelay.settings import SchedulerSettings
 from blockrelay_scheduler.loop import Link, Scheduler
-from tests.cell import MODEL, Cell
-from tests.redis_server import RedisServer
-from tests.waiting import wait_until
+from tests.support.cell import MODEL, Cell
+from tests.support.redis_server import RedisServer
+from tests.support.waiting import wait_until
 
 
 @pytest.fixture

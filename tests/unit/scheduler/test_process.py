@@ -13,9 +13,9 @@ import pytest
 
 from blockrelay import redis_link
 from blockrelay.keys import Keys
-from tests.redis_server import RedisServer
-from tests.tiny_model import BLOCKS, write_tiny_model
-from tests.waiting import wait_until
+from tests.support.redis_server import RedisServer
+from tests.support.tiny_model import BLOCKS, write_tiny_model
+from tests.support.waiting import wait_until
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ import pytest
 from blockrelay.block_folder import BlockFolder, open_block_folder
 from blockrelay.manifest import Precision
 from blockrelay_converter.conversion import convert
-from tests.checkpoints import write_checkpoint
+from tests.support.checkpoints import write_checkpoint
 
 
 def _report(what: str, done: int, total: int) -> None:

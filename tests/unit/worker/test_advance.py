@@ -7,7 +7,7 @@ import pytest
 from blockrelay.sampling_params import SamplingParams
 from blockrelay.text import Tokenizer
 from blockrelay_worker.advance import Progress, advance
-from tests.unit.blockrelay.tokenizers_for_tests import byte_level
+from tests.support.tokenizers import byte_level
 
 
 @pytest.fixture(scope="module")

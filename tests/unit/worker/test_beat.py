@@ -13,8 +13,8 @@ from blockrelay.redis_link import Scripts, server_run_id
 from blockrelay_worker.beat import Beat, Comparison, compare
 from blockrelay_worker.links import Links
 from blockrelay_worker.mailbox import Event, Gone, Mailbox, Orphan, Restarted
-from tests.cell import MODEL, Cell
-from tests.waiting import wait_until
+from tests.support.cell import MODEL, Cell
+from tests.support.waiting import wait_until
 
 
 def test_equal_tables_say_nothing() -> None:

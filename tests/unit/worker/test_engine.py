@@ -28,8 +28,8 @@ from blockrelay_worker.mailbox import Mailbox, Reader
 from blockrelay_worker.pages import PagePool
 from blockrelay_worker.runs import RunTable
 from blockrelay_worker.stage import StageRole
-from tests.cell import MODEL, Cell, body
-from tests.waiting import wait_until
+from tests.support.cell import MODEL, Cell, body
+from tests.support.waiting import wait_until
 
 MARK = 499  # a prompt that begins with this token is the one that the broken executors stumble over
 Break = Callable[[Executor], Executor]

@@ -9,7 +9,7 @@ import redis
 from blockrelay.keys import Keys
 from blockrelay.messages import NextJob
 from blockrelay_worker.mailbox import Event, Mailbox, Reader, Wake
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 JOB = NextJob(request="req-1", run="r", position=0, tokens=(5,))
 

@@ -15,7 +15,7 @@ from blockrelay_worker.arrivals import Arrivals
 from blockrelay_worker.links import Links
 from blockrelay_worker.mailbox import decode_entry
 from blockrelay_worker.sender import Sender
-from tests.unit.worker.test_known_rows import Stage
+from tests.support.first_stage import Stage
 
 COMMIT = Commit(request="p", run="p", position=0, tokens=(8, 9))
 

@@ -7,8 +7,9 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -24,8 +25,8 @@ from blockrelay.registry import read_plan, read_workers
 from blockrelay.sampling_params import SamplingParams, derive_seed
 from blockrelay.text import Tokenizer
 from blockrelay_worker.generation import Pipeline, generate
-from tests.redis_server import RedisServer
-from tests.waiting import wait_until
+from tests.support.redis_server import RedisServer
+from tests.support.waiting import wait_until
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -220,3 +221,32 @@ class System:
 
 def _variables(env: dict[str, str]) -> dict[str, str]:
     return {f"BLOCKRELAY_{name.upper()}": value for name, value in env.items()}
+
+
+#: `start_system(stages=2, replicas=1, worker={...}, model=folder)`, see tests/recovery/conftest.py.
+StartSystem = Callable[..., System]
+#: Requests and their tokens in an undisturbed run.
+Golden = tuple[list[Job], dict[str, list[int]]]
+
+
+def start_all(system: System, jobs: list[Job]) -> None:
+    """Accept all and return in the middle: every request runs, none has ended."""
+    for job in jobs:
+        system.accept(job)
+    wait_until(lambda: system.tokens_so_far(jobs) > 5 * len(jobs), "the requests are under way")
+
+
+def assert_nothing_is_held(system: System) -> None:
+    """No reservation, no membership, no job is left behind."""
+
+    def held() -> bool:
+        return any(w.reserved or w.running for w in system.infos()) or bool(system.client.zcard(system.keys.running))
+
+    wait_until(lambda: not held(), "all reservations are given back", timeout_s=5)
+    for route_class in ("cpu", "gpu"):
+        assert system.client.zcard(system.keys.queue(system.model_key, route_class)) == 0
+        assert system.client.xlen(system.keys.reruns(system.model_key, route_class)) == 0
+    books = system.client.hgetall(system.keys.load(system.model_key))
+    assert not any(int(value) for value in books.values()), books  # pyright: ignore
+    for a, b in pairwise(system.infos()):
+        assert a.id != b.id

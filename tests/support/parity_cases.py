@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from tests.checkpoints import write_checkpoint
+from tests.support.checkpoints import write_checkpoint
 
 NEW_TOKENS = 64
-GOLDENS = Path(__file__).parent / "goldens.json"
+GOLDENS = Path(__file__).parents[1] / "parity" / "goldens.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

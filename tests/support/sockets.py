@@ -2,7 +2,7 @@
 
 import socket
 
-from tests.played import RunningGateway
+from tests.support.played import RunningGateway
 
 
 def connected(gateway: RunningGateway) -> socket.socket:

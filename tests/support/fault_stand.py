@@ -9,12 +9,13 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from blockrelay.sampling_params import SamplingParams
-from tests.recovery.test_workers import assert_nothing_is_held
-from tests.redis_server import RedisServer
-from tests.system import Job, System, golden_tokens
-from tests.waiting import wait_until
+from blockrelay_launcher.resuming_client import resuming_stream
+from tests.support.redis_server import RedisServer
+from tests.support.system import Job, System, assert_nothing_is_held, golden_tokens
+from tests.support.waiting import wait_until
 
 Process = subprocess.Popen[bytes]
 DEAD_AFTER_S = 1.0
@@ -158,3 +159,32 @@ def standing(model: Path) -> Iterator[Stand]:
         stand.full()
         stand.check(stand.accept())  # from now on the page folder knows their beginnings
         yield stand
+
+
+def registered(stand: Stand) -> set[int]:
+    return {w.pid for w in stand.system.infos()}
+
+
+def body_of(job: Job) -> dict[str, Any]:
+    params = job.params
+    return {
+        "model": "tiny",
+        "prompt": list(job.prompt),
+        "max_tokens": params.max_tokens,
+        "temperature": params.temperature,
+        "seed": params.seed,
+        "ignore_eos": True,
+        "return_token_ids": True,
+    }
+
+
+def positions_and_tokens(gateways: list[str], body: dict[str, Any], key: str) -> tuple[list[int], list[int]]:
+    """Positions of the events and all tokens, as a client that resumes sees them."""
+    positions: list[int] = []
+    tokens: list[int] = []
+    for event in resuming_stream(gateways, "/v1/completions", body, key=key, patience_s=60):
+        assert "error" not in event.data, event
+        positions.append(int(event.id.rpartition(":")[2]))
+        for choice in event.data["choices"]:
+            tokens += choice.get("token_ids") or []
+    return positions, tokens

@@ -11,7 +11,7 @@ from typing import Any, cast
 from blockrelay import redis_link
 from blockrelay.keys import Keys
 from blockrelay_launcher.data_folder import read_running
-from tests.up_process import UpProcess
+from tests.support.up_process import UpProcess
 
 #: Seconds between two acts: a few pages of those that are read are broken, most are whole.
 PAUSE_S = 0.03

@@ -9,7 +9,7 @@ from pathlib import Path
 import redis
 
 from blockrelay import redis_link
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 
 def find_binary() -> str:

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tests.checkpoints import tensor_shapes
+from tests.support.checkpoints import tensor_shapes
 
 
 def write_sparse_checkpoint(

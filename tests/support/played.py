@@ -23,7 +23,7 @@ from blockrelay.tensors import encode_result
 from blockrelay_gateway.app import create_app
 from blockrelay_gateway.connections import server_config
 from blockrelay_gateway.gateway import Gateway
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 NUMERICS = "numerics-of-the-test"
 SPLIT = "1-1,2-2"

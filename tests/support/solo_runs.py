@@ -1,4 +1,4 @@
-"""What a request gives alone: `python -m tests.equality.solo MODEL` answers the requests on stdin, one after the other.
+"""What a request gives alone: `python -m tests.support.solo_runs MODEL` answers the requests on stdin, one by one.
 
 No service, no batch mates, no page kept from one request to the next, no drafts: one thread, one stage. Everything
 else must give these answers.
@@ -20,7 +20,7 @@ from blockrelay.sampling_params import SamplingParams
 from blockrelay.tensors import to_float16
 from blockrelay.text import Tokenizer, VisibleText
 from blockrelay_worker.generation import Pipeline, generate
-from tests.equality.workload import Asked
+from tests.support.equality_workload import Asked
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +38,7 @@ class Answer:
 def solo_answers(model: Path, asks: Sequence[Asked]) -> list[Answer]:
     """Answers from a fresh process."""
     done = subprocess.run(
-        [sys.executable, "-m", "tests.equality.solo", str(model)],
+        [sys.executable, "-m", "tests.support.solo_runs", str(model)],
         input=json.dumps([asked.to_dict() for asked in asks]),
         capture_output=True,
         check=True,

@@ -16,10 +16,10 @@ from blockrelay.keys import Keys
 from blockrelay.registry import read_workers
 from blockrelay.tensors import decode_tensor
 from blockrelay_launcher.data_folder import read_running
-from tests.equality.solo import Answer, logits_digest
-from tests.equality.workload import Asked
-from tests.sse_client import read_events
-from tests.up_process import UpProcess
+from tests.support.equality_workload import Asked
+from tests.support.solo_runs import Answer, logits_digest
+from tests.support.sse_client import read_events
+from tests.support.up_process import UpProcess
 
 #: Seconds that one request may take on a busy machine.
 PATIENCE_S = 240

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from blockrelay.manifest import Precision
 from blockrelay_converter.conversion import convert
-from tests.checkpoints import write_checkpoint
+from tests.support.checkpoints import write_checkpoint
 
 #: Four layers and the head.
 BLOCKS = 5

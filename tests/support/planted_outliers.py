@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from tests.checkpoints import write_safetensors
+from tests.support.checkpoints import write_safetensors
 
 Tensors = dict[str, NDArray[np.float32]]
 

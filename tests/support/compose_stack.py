@@ -11,9 +11,9 @@ from typing import Any
 
 import httpx
 
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PROJECT = "blockrelay-test"
 LABEL = f"label=com.docker.compose.project={PROJECT}"
 READY = "from urllib.request import urlopen; urlopen('http://127.0.0.1:9102/readyz', timeout=2)"

@@ -16,8 +16,8 @@ from blockrelay.keys import Keys
 from blockrelay.messages import Commit, EndEntry, NextJob, RequestBody, TokenEntry
 from blockrelay.redis_link import Scripts
 from model import data, scripts
-from tests.cell import MODEL, Cell
-from tests.redis_server import RedisServer
+from tests.support.cell import MODEL, Cell
+from tests.support.redis_server import RedisServer
 
 NAMES = ("accept", "claim", "commit", "rerun", "finish", "dead", "beat", "announce", "take", "name")
 #: Tokens that one unit of the model costs its tenant's share.

@@ -1,4 +1,4 @@
-"""Bits of a whole model on this CPU: `python -m tests.equality.digest MODEL [STAGES] [THREADS]` prints one JSON object.
+"""Bits of a whole model on this CPU: `python -m tests.support.digest MODEL [STAGES] [THREADS]` prints one JSON object.
 
 `kernels` and `products` are the variants that this CPU got; the rest must be the same everywhere: `logits`, the
 SHA-256 of every logit of some ragged batches, and `tokens` of a greedy and a sampled request. Needs the worker's

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from tests.redis_server import RedisServer
-from tests.waiting import wait_until
+from tests.support.redis_server import RedisServer
+from tests.support.waiting import wait_until
 
 State = Literal["open", "cut", "black hole"]
 

@@ -1,0 +1,15 @@
+"""Fixtures of the fault tests."""
+
+import pytest
+
+from blockrelay_launcher import resuming_client
+
+
+@pytest.fixture
+def first_gateway_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client begins at the first gateway of its list, not at any."""
+
+    def zero(_: int) -> int:
+        return 0
+
+    monkeypatch.setattr(resuming_client.random, "randrange", zero)
