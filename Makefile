@@ -11,10 +11,8 @@ FUZZ_VENV := .venv-fuzz
 PARITY_PIP ?=
 PEER_PIP ?=
 PIP := pip install --quiet --disable-pip-version-check
-# What a plain machine can run in minutes. The others: make parity, test-compose, sanitize, equality, fuzz.
-TESTS := not fuzz and not faults and not parity and not sanitizer and not docker and not equality and not emulated
 
-.PHONY: install demo up test test-compose check model parity sanitize equality fuzz audit faults drill bench bench-recovery overload clean
+.PHONY: install demo up test test-system test-compose check model parity sanitize equality fuzz audit faults drill bench bench-recovery overload clean
 .DEFAULT_GOAL := install
 
 install: $(STAMP)
@@ -30,14 +28,19 @@ demo: install
 up: install
 	$(BIN)/blockrelay up $(ARGS)
 
+# Every test is in one suite, by its marker or its folder (tests/support/suites.py).
 test: install
-	$(BIN)/pytest --quiet --numprocesses auto --dist loadfile -m '$(TESTS)' $(ARGS)
+	$(BIN)/pytest --quiet --numprocesses auto --dist loadfile -m quick $(ARGS)
+
+# Whole systems that are killed, frozen, starved and cut off, each answer compared.
+test-system: install
+	$(BIN)/pytest --quiet --numprocesses auto --dist loadfile --timeout 300 -m system $(ARGS)
 
 # Needs a container engine (.ci/container-engine gets one where it can). The images are built from the wheels that this
 # machine's pip finds, so that a mirror or a proxy works here as it does for install.
 test-compose: install
 	.ci/wheelhouse $(BIN)/python
-	PIP_NO_INDEX=1 $(BIN)/pytest --quiet tests/compose $(ARGS)
+	PIP_NO_INDEX=1 $(BIN)/pytest --quiet -m docker tests/compose $(ARGS)
 
 check: install
 	$(BIN)/ruff check .

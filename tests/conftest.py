@@ -12,10 +12,29 @@ import redis
 from blockrelay.keys import Keys
 from blockrelay.redis_link import Scripts
 from tests.support.redis_server import RedisServer
+from tests.support.suites import SUITES, suite_of
+
+TESTS = Path(__file__).parent
 
 # A shell starts what it runs in the background with Ctrl-C ignored, and children inherit that; tests press Ctrl-C.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    for name, meaning in SUITES.items():
+        config.addinivalue_line("markers", f"{name}: {meaning}")
+
+
+@pytest.hookimpl(tryfirst=True)  # before `-m` looks at the markers
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Give every test the marker of its suite, so that `-m quick` and the others choose by it."""
+    for item in items:
+        try:
+            suite = suite_of(item.path.relative_to(TESTS), (mark.name for mark in item.iter_markers()))
+        except ValueError as error:
+            raise pytest.UsageError(f"{item.nodeid}: {error}") from None
+        item.add_marker(suite)
 
 
 @pytest.fixture(autouse=True)

@@ -20,6 +20,7 @@ def bench(*argv: str | Path) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(command, capture_output=True, text=True, timeout=110, check=False)
 
 
+@pytest.mark.system
 def test_one_measurement_gives_one_json_object(capsys: pytest.CaptureFixture[str]) -> None:
     done = bench(
         "--requests", "1,3", "--prompt", "20", "--new", "6", "--rounds", "1", "--prefix", "40", "--memory", "--json"

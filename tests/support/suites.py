@@ -1,0 +1,27 @@
+"""Every test is in exactly one suite: the one that its marker names, else that of its folder."""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+#: Marker -> what it means. The make targets choose by these names.
+SUITES = {
+    "quick": "what `make test` runs: one process and its Redis, seconds",
+    "system": "starts whole systems, kills them, breaks what they stand on (make test-system)",
+    "faults": "every failure point of every service, once with each action (make faults)",
+    "equality": "hundreds of requests, each against its solo run (make equality)",
+    "emulated": "runs whole models on emulated CPUs; needs qemu-user (make equality)",
+    "sanitizer": "builds the kernels with AddressSanitizer and UBSan (make sanitize)",
+    "fuzz": "needs schemathesis (make fuzz)",
+    "docker": "needs a container engine (make test-compose)",
+}
+
+#: The first part of a test's path below `tests/` -> its suite; `quick` for all others.
+FOLDERS = {"stories": "system", "recovery": "system", "faults": "system", "equality": "system"}
+
+
+def suite_of(path: Path, markers: Iterable[str]) -> str:
+    """The suite of a test in `path` (relative to `tests/`). Raises ValueError where two markers name one."""
+    named = sorted(set(markers) & SUITES.keys())
+    if len(named) > 1:
+        raise ValueError(f"a test is in one suite, not in {' and '.join(named)}")
+    return named[0] if named else FOLDERS.get(path.parts[0], "quick")
