@@ -98,6 +98,11 @@ class WorkerSettings(Settings):
     beat_s: float = Field(default=0.5, gt=0)
     session_timeout_s: float = Field(default=30.0, gt=0, description="a step longer than this ends the process")
     inject_fault: int | None = Field(default=None, ge=0, description="a gpu worker fails after n jobs (tests)")
+    inject_numerics: str = Field(
+        default="",
+        pattern="^[a-z0-9]{0,16}$",
+        description="compute other bits, under a numerics id that ends in this (tests)",
+    )
 
 
 S = TypeVar("S", bound=Settings)

@@ -20,6 +20,7 @@ from blockrelay.text import Tokenizer
 from blockrelay_worker.advance import FinishReason, Progress, advance
 from blockrelay_worker.batch import Batch, Segment
 from blockrelay_worker.executor import StageExecutor
+from blockrelay_worker.faults import Executor, SaltedExecutor
 from blockrelay_worker.kernels import load_kernels
 from blockrelay_worker.known_answers import load_stage
 from blockrelay_worker.pages import PagePool, pages_for
@@ -48,8 +49,8 @@ class Generated:
 class Pipeline:
     """All stages of a model in one process, for one request at a time."""
 
-    def __init__(self, folder: BlockFolder, *, stages: int, threads: int, tokens: int) -> None:
-        """Room for a request of `tokens` tokens in all.
+    def __init__(self, folder: BlockFolder, *, stages: int, threads: int, tokens: int, salt: str = "") -> None:
+        """Room for a request of `tokens` tokens in all. With `salt`, the bits of a worker with that inject_numerics.
 
         Raises BlockFolderError if there are more stages than blocks or a block gives a wrong known answer.
         """
@@ -57,13 +58,14 @@ class Pipeline:
             raise BlockFolderError(f"a model of {folder.model.blocks} blocks cannot run in {stages} stages")
         self.folder = folder
         kernels = load_kernels(threads)
-        self._stages: list[tuple[StageExecutor, list[int]]] = []
+        self._stages: list[tuple[StageExecutor, Executor, list[int]]] = []
         for stage in uniform_split(folder.model.blocks, stages):
             first, last = stage.first, stage.last
             # A verification run needs two pages.
             pool = PagePool(StageExecutor.layout_of(folder, first, last), max(2, pages_for(tokens)))
-            executor = load_stage(folder, first, last, pool=pool, threads=threads, kernels=kernels)
-            self._stages.append((executor, pool.allocate(pool.pages)))
+            stage = load_stage(folder, first, last, pool=pool, threads=threads, kernels=kernels)
+            executor = SaltedExecutor(stage, salt=salt, vocabulary=folder.model.vocab_size) if salt else stage
+            self._stages.append((stage, executor, pool.allocate(pool.pages)))
 
     def run(
         self, tokens: Sequence[int], first_position: int, *, wanted: bool, seconds: dict[str, float]
@@ -75,13 +77,13 @@ class Pipeline:
         reach("worker.before_compute", tokens)
         hidden: NDArray[np.float32] | None = None
         logits: NDArray[np.float32] | None = None
-        for executor, pages in self._stages:
+        for stage, executor, pages in self._stages:
             output = executor.run(
                 Batch(
                     segments=[Segment(rows=len(tokens), first_position=first_position, pages=pages)],
-                    tokens=np.asarray(tokens, np.int32) if executor.takes_tokens else None,
+                    tokens=np.asarray(tokens, np.int32) if stage.takes_tokens else None,
                     hidden=hidden,
-                    wanted=[len(tokens) - 1] if wanted and executor.gives_logits else [],
+                    wanted=[len(tokens) - 1] if wanted and stage.gives_logits else [],
                 )
             )
             if output.not_finite:
@@ -100,10 +102,12 @@ def generate(
     seed: int,
     tokenizer: Tokenizer | None,
     on_token: Callable[[int], None] = lambda token: None,
+    known: Sequence[int] = (),
 ) -> Generated:
     """Run `prompt` and sample until the request ends. `on_token` gets each new token as soon as it is there.
 
-    The prompt must have passed `check_prompt`, and params.max_tokens must be at least 1.
+    The prompt must have passed `check_prompt`, and params.max_tokens must be at least 1. `known` tokens follow it
+    already, as in the log of a request that runs again, and have not ended it; what is generated stands behind them.
     """
     model = pipeline.folder.model
     progress = Progress(
@@ -112,9 +116,12 @@ def generate(
     started = time.perf_counter()
     seconds: dict[str, float] = {}
     logits: NDArray[np.float32] | None = None
-    for first in range(0, len(prompt), CHUNK_ROWS):
-        chunk = prompt[first : first + CHUNK_ROWS]
-        logits = pipeline.run(chunk, first, wanted=first + len(chunk) == len(prompt), seconds=seconds)
+    for token in known:
+        assert advance(progress, token) is None, "the known tokens end the request"
+    before = [*prompt, *known]
+    for first in range(0, len(before), CHUNK_ROWS):
+        chunk = before[first : first + CHUNK_ROWS]
+        logits = pipeline.run(chunk, first, wanted=first + len(chunk) == len(before), seconds=seconds)
     sampled: list[Sampled] = []
     first_token_s = 0.0
     while True:

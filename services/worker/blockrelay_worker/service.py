@@ -18,7 +18,7 @@ from blockrelay.text import Tokenizer
 from blockrelay_worker.beat import Beat
 from blockrelay_worker.engine import Engine
 from blockrelay_worker.executor import StageExecutor
-from blockrelay_worker.faults import Executor, FailingExecutor
+from blockrelay_worker.faults import Executor, FailingExecutor, SaltedExecutor, salted_id
 from blockrelay_worker.kernels import load_kernels
 from blockrelay_worker.kernels.interface import Kernels
 from blockrelay_worker.known_answers import load_stage
@@ -46,6 +46,7 @@ class Worker:
         self._settings, self._stop = settings, stop
         self._folder: BlockFolder = open_block_folder(settings.model, blocks=[])
         self._model = self._folder.manifest.model_hash[:16]
+        self._numerics = salted_id(numerics_id(self._folder.manifest), settings.inject_numerics)
         self._metrics = WorkerMetrics(CollectorRegistry())
         self._links = Links.open(settings, self._metrics.redis_errors, stop)
         self._kernels: Kernels = load_kernels(settings.threads)
@@ -77,7 +78,7 @@ class Worker:
             self._links,
             model=self._model,
             device=settings.device,
-            numerics=numerics_id(self._folder.manifest),
+            numerics=self._numerics,
             host=settings.host,
             port=self._status.port,
             threads=settings.threads,
@@ -199,11 +200,10 @@ class Worker:
     def _cache(self, role: StageRole, pool: PagePool, store: PageStore | None, mailbox: Mailbox) -> PrefixCache | None:
         if not self._shares_pages(pool):
             return None
-        manifest = self._folder.manifest
         return PrefixCache(
             pool,
-            model_hash=manifest.model_hash,
-            numerics=numerics_id(manifest),
+            model_hash=self._folder.manifest.model_hash,
+            numerics=self._numerics,
             metrics=self._metrics,
             counts=role.first_stage,
             store=store,
@@ -221,11 +221,15 @@ class Worker:
             readers.append(Reader(self._links.payload, inbox, [], mailbox, over))
         return readers
 
-    def _with_faults(self, role: StageRole, executor: StageExecutor) -> Executor:
+    def _with_faults(self, role: StageRole, stage: StageExecutor) -> Executor:
+        """The stage, as it was verified, behind the faults that the settings ask for."""
+        executor: Executor = stage
+        if salt := self._settings.inject_numerics:
+            executor = SaltedExecutor(executor, salt=salt, vocabulary=self._folder.model.vocab_size)
         after = self._settings.inject_fault
-        if role.device != "gpu" or after is None:
-            return executor
-        return FailingExecutor(executor, after=after, block=f"block_{role.first}")
+        if role.device == "gpu" and after is not None:
+            executor = FailingExecutor(executor, after=after, block=f"block_{role.first}")
+        return executor
 
     def _leave(self, registration: Registration) -> None:
         """Drain: everything that was on this worker runs again elsewhere. Tried once when the process is ending."""

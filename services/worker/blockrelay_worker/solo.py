@@ -3,11 +3,15 @@
 One JSON object per line, both ways: {"prompt": [ids], "params": SamplingParams.to_dict(), seed given} to {"tokens",
 "text", "finish_reason"}; {"prompt", "cuts": [positions]} to {"digests"}, of the logits behind so many tokens. No
 service, no batch mates, no page kept from one to the next, no guesses: everything else must give these answers.
+
+"salts": [["", 17], ["x", null]] beside a prompt: the first 17 new tokens as a worker computes them, the rest as one
+with BLOCKRELAY_INJECT_NUMERICS=x that goes on from the log.
 """
 
 import hashlib
 import json
 import sys
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -23,20 +27,30 @@ from blockrelay_worker.generation import Pipeline, generate
 def main(model: str) -> None:
     folder = open_block_folder(Path(model))
     tokenizer = Tokenizer.from_file(folder.tokenizer_path) if folder.tokenizer_path is not None else None
-    pipeline = Pipeline(folder, stages=1, threads=cores(), tokens=folder.model.max_position)
+
+    @cache
+    def pipeline(salt: str) -> Pipeline:
+        return Pipeline(folder, stages=1, threads=cores(), tokens=folder.model.max_position, salt=salt)
+
     for line in sys.stdin:
         asked = json.loads(line)
         if "cuts" in asked:
-            _answer({"digests": _digests(pipeline, asked["prompt"], asked["cuts"])})
+            _answer({"digests": _digests(pipeline(""), asked["prompt"], asked["cuts"])})
             continue
         params = SamplingParams.from_dict(asked["params"])
         assert params.seed is not None, "without a seed there is nothing to compare"
-        done = generate(pipeline, asked["prompt"], params, seed=params.seed, tokenizer=tokenizer)
+        tokens: list[int] = []
+        reason = ""
+        for salt, end in asked.get("salts", [["", None]]):
+            done = generate(
+                pipeline(salt), asked["prompt"], params, seed=params.seed, tokenizer=tokenizer, known=tokens
+            )
+            tokens, reason = [*tokens, *done.tokens][:end], done.finish_reason
         text = ""
         if tokenizer is not None:
             visible = VisibleText.of(tokenizer, params, folder.model.eos_ids)
-            text = visible.push_all(done.tokens) + visible.finish()
-        _answer({"tokens": done.tokens, "text": text, "finish_reason": done.finish_reason})
+            text = visible.push_all(tokens) + visible.finish()
+        _answer({"tokens": tokens, "text": text, "finish_reason": reason})
 
 
 def _digests(pipeline: Pipeline, prompt: list[int], cuts: list[int]) -> list[str]:
