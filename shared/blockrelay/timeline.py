@@ -4,24 +4,27 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-_NOTE = re.compile(r"(\d+)([crf])([^;]*);")
+_NOTE = re.compile(r"(\d+)([ctrf])([^;]*);")
 
 
 def timeline(record: Mapping[bytes, bytes]) -> list[dict[str, Any]]:
-    """Events {"event", "at_ms" (Unix), ...} in the order they happened.
+    """Events {"event", "at_ms" (Unix), ...} in the order in which the scripts wrote them down.
 
     accepted, queued, claimed (route_class), first_token, rerun (reason, tokens committed by then), fallback (block_id),
-    end (reason). The record keeps a kilobyte of claims, re-runs and fallbacks: of very many, the oldest are missing.
+    end (reason). Times do not order them: of one millisecond there may be several, and a clock that was put back dates
+    a later event earlier. The record keeps a kilobyte of notes: of very many, the oldest are missing, but the first
+    token is always there.
     """
     accepted = int(record[b"accepted"])
     events = [_event("accepted", accepted), _event("queued", accepted)]
     notes = [_read(*found) for found in _NOTE.findall(record.get(b"notes", b"").decode())]
-    if b"claimed" in record and not any(event["event"] == "claimed" for event in notes):
+    noted = {event["event"] for event in notes}
+    # What is in no note any more came before all that is.
+    if b"claimed" in record and "claimed" not in noted:
         events.append(_event("claimed", int(record[b"claimed"])))
-    events += notes
-    if b"first" in record:
+    if b"first" in record and "first_token" not in noted:
         events.append(_event("first_token", int(record[b"first"])))
-    events.sort(key=lambda event: event["at_ms"])  # stable: of one moment, in the order above
+    events += notes
     if b"end" in record:
         events.append(_event("end", int(record[b"moved"]), reason=record[b"end"].decode()))
     return events
@@ -34,6 +37,8 @@ def _event(name: str, at_ms: int, **more: Any) -> dict[str, Any]:
 def _read(at: str, kind: str, detail: str) -> dict[str, Any]:
     if kind == "c":
         return _event("claimed", int(at), route_class=detail)
+    if kind == "t":
+        return _event("first_token", int(at))
     if kind == "f":
         return _event("fallback", int(at), block_id=detail)
     reason, _, tokens = detail.partition("@")

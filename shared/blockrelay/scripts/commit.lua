@@ -56,7 +56,10 @@ for i = 2, #ARGV do
         if rows > 0 then redis.call('HSET', P .. 'request:' .. id, 'rows', 0) end
         r.rows = 0
         spend(r, left, rows)
-        if r.n == fresh then redis.call('HSETNX', P .. 'request:' .. id, 'first', NOW) end
+        if r.n == fresh then
+          redis.call('HSETNX', P .. 'request:' .. id, 'first', NOW)
+          note(id, 't')
+        end
         redis.call('HSET', P .. 'request:' .. id, 'n', r.n, 'moved', NOW)
         moved[#moved + 1] = NOW; moved[#moved + 1] = id
         if #moved >= 512 then note_moved() end

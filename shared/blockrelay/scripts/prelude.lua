@@ -103,8 +103,9 @@ local function finish(r, reason, meta)
   r.state = 'done'
 end
 
--- The request's timeline: `<ms>c<class>;` a claim, `<ms>r<reason>@<tokens>;` a re-run, `<ms>f<block>;` a fallback
--- (blockrelay.timeline reads it). Bounded: the oldest notes go first.
+-- The request's timeline: `<ms>c<class>;` a claim, `<ms>t;` the first token, `<ms>r<reason>@<tokens>;` a re-run,
+-- `<ms>f<block>;` a fallback (blockrelay.timeline reads it), in the order in which they happen, whatever the clock says.
+-- Bounded: the oldest notes go first.
 local MAX_NOTES = 1000
 local function note(id, what)
   local notes = (redis.call('HGET', P .. 'request:' .. id, 'notes') or '') .. string.format('%d', NOW) .. what .. ';'

@@ -7,7 +7,7 @@ def test_events_come_in_the_order_they_happened() -> None:
     record = {
         b"accepted": b"1000",
         b"claimed": b"1010",
-        b"notes": b"1010cgpu;1500rgpu_error@3;1500fblock_2;1510ccpu;",
+        b"notes": b"1010cgpu;1200t;1500rgpu_error@3;1500fblock_2;1510ccpu;",
         b"first": b"1200",
         b"end": b"stop",
         b"moved": b"1900",
@@ -22,6 +22,24 @@ def test_events_come_in_the_order_they_happened() -> None:
         {"event": "claimed", "at_ms": 1510, "route_class": "cpu"},
         {"event": "end", "at_ms": 1900, "reason": "stop"},
     ]
+
+
+def test_neither_one_millisecond_nor_a_clock_that_was_put_back_changes_the_order() -> None:
+    record = {
+        b"accepted": b"9000",
+        b"claimed": b"9000",
+        b"notes": b"9000ccpu;9000t;9000rdrain@2;400ccpu;400rdeath@7;",
+        b"first": b"9000",
+        b"end": b"stop",
+        b"moved": b"300",
+    }
+    names = ["accepted", "queued", "claimed", "first_token", "rerun", "claimed", "rerun", "end"]
+    assert [event["event"] for event in timeline(record)] == names
+
+
+def test_a_first_token_whose_note_was_pushed_out_came_before_all_that_is_left() -> None:
+    record = {b"accepted": b"5", b"claimed": b"6", b"first": b"8", b"notes": b"9rdeath@1;9ccpu;"}
+    assert [e["event"] for e in timeline(record)] == ["accepted", "queued", "first_token", "rerun", "claimed"]
 
 
 def test_a_request_that_waits_has_only_begun() -> None:
