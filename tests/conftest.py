@@ -12,6 +12,7 @@ import redis
 from blockrelay.keys import Keys
 from blockrelay.redis_link import Scripts
 from tests.support.redis_server import RedisServer
+from tests.support.rights import ConfinedScripts
 from tests.support.suites import SUITES, suite_of
 
 TESTS = Path(__file__).parent
@@ -83,5 +84,8 @@ def keys() -> Keys:
 
 
 @pytest.fixture
-def scripts(client: redis.Redis, keys: Keys) -> Scripts:
-    return Scripts(client, keys, retention_s=60)
+def scripts(client: redis.Redis, keys: Keys) -> Iterator[Scripts]:
+    """Each script runs with the rights that the table of keys gives it."""
+    confined = ConfinedScripts(client, keys, retention_s=60)
+    yield confined
+    confined.close()

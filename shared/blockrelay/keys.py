@@ -1,38 +1,96 @@
 """Every Redis key, in one table. All keys of a cell share the hash tag `{cell}` and so one slot.
 
-| key | type | written by | read by | gone |
-|---|---|---|---|---|
-| `{cell}:request:<id>` | hash, the record | ACCEPT, CLAIM, COMMIT, RERUN, FINISH, DEAD | all | retention after the end |
-| `{cell}:log:<id>` | stream, the token log; entry id = position | COMMIT, FINISH (terminal entry) | gateway, last stage | as the record |
-| `{cell}:running` | zset id -> ms of last progress; every request not finished | ACCEPT..FINISH | scheduler | member: at the end |
-| `{cell}:queue:<model>:<class>` | zset of first runs, id -> rank | ACCEPT | CLAIM | member: CLAIM, FINISH |
-| `{cell}:due:<model>:<class>` | zset of those with a deadline, id -> ms by which it should be claimed | ACCEPT | CLAIM | member: CLAIM, FINISH |
-| `{cell}:shares:<model>:<class>` | zset of ranks: the virtual time of each priority, where each tenant's next first run stands | ACCEPT, CLAIM | ACCEPT | when the queue was empty |
-| `{cell}:jobs:<model>:<class>` | stream that wakes workers; its one entry means nothing | ACCEPT | workers | never |
-| `{cell}:reruns:<model>:<class>` | stream of request ids, re-runs (claimed first) | RERUN, DEAD | CLAIM; workers | entry: CLAIM, FINISH |
-| `{cell}:delayed` | zset id -> ms from which the job of its re-run may be queued | RERUN, DEAD | CLAIM, BEAT | member: CLAIM, BEAT, FINISH |
-| `{cell}:load:<model>` | hash: rows, tokens and pages that unfinished requests still cost | ACCEPT, CLAIM, COMMIT, RERUN, FINISH | ACCEPT | never |
-| `{cell}:of:<tenant>` | set of its unfinished requests | ACCEPT, FINISH | ACCEPT | member: at the end |
-| `{cell}:bucket:<tenant>` | hash: tokens left of its minute, and when | ACCEPT | ACCEPT | 120 s after the last use |
-| `{cell}:workers` | zset worker -> ms of last beat | worker, BEAT | scheduler, CLAIM | member: DEAD |
-| `{cell}:worker:<id>` | hash: model, device, stage, pages, reserved, pace | worker, CLAIM, release | scheduler, CLAIM | DEAD |
-| `{cell}:on:<worker>` | set of requests whose route has the worker | CLAIM, release | BEAT, DEAD | DEAD |
-| `{cell}:trying:<worker>` | string, the request that the worker tries alone | CLAIM, worker | DEAD | after the try, DEAD |
-| `{cell}:inbox:<worker>` | stream of next jobs and ends (control Redis) or forwarded rows and early next jobs (payload Redis) | COMMIT, release; stage before, last stage | worker | DEAD |
-| `{cell}:plan:<model>` | hash: epoch, inputs, class, plan | PLAN | all | never |
-| `{cell}:session:<id>` | hash: step, fp, request, tokens | ACCEPT | gateway | retention after the last step |
-| `{cell}:result:<id>` | string, tensor outputs (payload Redis) | last stage | gateway | retention |
-| `{cell}:page:<name>` | hash, block -> KV page (payload Redis) | worker | worker | unused for the page store's time, or pushed out |
-| `{cell}:pages:<model>` | zset page -> ms of last use (payload Redis) | worker | worker | member: with its page |
-| `{cell}:wake:<gateway>` | stream, interrupts a gateway's blocking read | that gateway | that gateway | 60 s after the last use |
-| `{cell}:followers:<id>` | hash of the gateways that read a log which more than one has read | gateway, ACCEPT | FINISH | retention |
-| `{cell}:gateway:<id>` | string, this gateway lives | that gateway | FINISH | 15 s after the last beat |
-| `{cell}:dead-letters` | stream of requests that killed their workers or could not be computed | DEAD, FINISH | people | trimmed to 200 |
+The table is data: the README shows it, the users of deploy/redis are made from it (`blockrelay.redis_users`), and every
+script call declares the families that its script touches, so that Redis refuses a caller without the rights to one of
+them before the script has written anything.
 
 `<model>` is the first 16 hex digits of the model hash; `<class>` is `gpu` (GPU workers allowed) or `cpu`.
 """
 
 from dataclasses import dataclass
+from typing import Literal
+
+Server = Literal["control", "payload"]
+#: Who calls which script. The launcher and people use the rights of an administrator.
+SCRIPTS_OF = {
+    "gateway": ("ACCEPT", "FINISH"),
+    "scheduler": ("DEAD", "FINISH", "PLAN", "RERUN"),
+    "worker": ("BEAT", "CLAIM", "COMMIT", "DEAD", "FINISH", "RERUN"),
+}
+_ENDS = "COMMIT CLAIM RERUN FINISH DEAD"
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """Keys of one kind: `{cell}:<name>`, with `of` behind it where there are several.
+
+    `writers` and `readers` are scripts (in capitals) and services that use the keys directly, separated by spaces.
+    """
+
+    name: str
+    of: str
+    content: str
+    writers: str
+    readers: str
+    gone: str
+    server: Server = "control"
+
+    @property
+    def users(self) -> frozenset[str]:
+        """Scripts and services that need a right to these keys."""
+        return frozenset(f"{self.writers} {self.readers}".split())
+
+    @property
+    def row(self) -> str:
+        """Its line of the table."""
+        name = f"`{{cell}}:{self.name}{self.of and ':' + self.of}`"
+        where = " (payload Redis)" if self.server == "payload" else ""
+        lists = (", ".join(words.split()) for words in (self.writers, self.readers))
+        return f"| {name} | {self.content}{where} | {' | '.join(lists)} | {self.gone} |"
+
+
+FAMILIES = (
+    Family("request", "<id>", "hash, the record", f"ACCEPT {_ENDS}", "BEAT gateway scheduler worker", "retention after the end"),
+    Family("log", "<id>", "stream, the token log; entry id = position", f"ACCEPT {_ENDS}", "gateway worker", "as the record"),
+    Family("running", "", "zset id -> ms of last progress; every request not finished", f"ACCEPT {_ENDS} scheduler", "", "member: at the end"),
+    Family("queue", "<model>:<class>", "zset of first runs, id -> rank", f"ACCEPT {_ENDS}", "scheduler", "member: CLAIM, FINISH"),
+    Family("due", "<model>:<class>", "zset of those with a deadline, id -> ms by which it should be claimed", f"ACCEPT {_ENDS}", "", "member: CLAIM, FINISH"),
+    Family("shares", "<model>:<class>", "zset of ranks: the virtual time of each priority, where each tenant's next first run stands", f"ACCEPT {_ENDS}", "", "when the queue was empty"),
+    Family("jobs", "<model>:<class>", "stream that wakes workers; its one entry means nothing", "ACCEPT", "worker", "never"),
+    Family("reruns", "<model>:<class>", "stream of request ids, re-runs (claimed first)", f"{_ENDS} BEAT", "scheduler worker", "entry: CLAIM, FINISH"),
+    Family("delayed", "", "zset id -> ms from which the job of its re-run may be queued", f"{_ENDS} BEAT", "", "member: CLAIM, BEAT, FINISH"),
+    Family("load", "<model>", "hash: rows, tokens and pages that unfinished requests still cost", f"ACCEPT {_ENDS}", "", "never"),
+    Family("of", "<tenant>", "set of its unfinished requests", f"ACCEPT {_ENDS}", "", "member: at the end"),
+    Family("bucket", "<tenant>", "hash: tokens left of its minute, and when", f"ACCEPT {_ENDS}", "", "120 s after the last use"),
+    Family("workers", "", "zset worker -> ms of last beat", "BEAT DEAD worker", "ACCEPT CLAIM gateway scheduler", "member: DEAD"),
+    Family("worker", "<id>", "hash: model, device, stage, pages, reserved, pace", f"{_ENDS} BEAT worker", "ACCEPT gateway scheduler", "DEAD"),
+    Family("on", "<worker>", "set of requests whose route has the worker", f"{_ENDS}", "BEAT gateway scheduler", "DEAD"),
+    Family("trying", "<worker>", "string, the request that the worker tries alone", f"{_ENDS} worker", "", "after the try, DEAD"),
+    Family("inbox", "<worker>", "stream of next jobs and ends", f"{_ENDS} worker", "BEAT gateway scheduler", "DEAD"),
+    Family("inbox", "<worker>", "stream of forwarded rows and early next jobs", "worker", "scheduler", "DEAD", "payload"),
+    Family("plan", "<model>", "hash: epoch, inputs, class, plan", "PLAN", "ACCEPT gateway scheduler worker", "never"),
+    Family("session", "<id>", "hash: step, fp, request, tokens", "ACCEPT", "gateway", "retention after the last step"),
+    Family("result", "<id>", "string, tensor outputs", "worker", "gateway", "retention", "payload"),
+    Family("page", "<name>", "hash, block -> KV page", "worker", "", "unused for the page store's time, or pushed out", "payload"),
+    Family("pages", "<model>", "zset page -> ms of last use", "worker", "", "member: with its page", "payload"),
+    Family("wake", "<gateway>", "stream, interrupts a gateway's blocking read", "gateway", "", "60 s after the last use"),
+    Family("followers", "<id>", "hash of the gateways that read a log which more than one has read", "ACCEPT gateway", "FINISH", "retention"),
+    Family("gateway", "<id>", "string, this gateway lives", "gateway", "FINISH", "15 s after the last beat"),
+    Family("dead-letters", "", "stream of requests that killed their workers or could not be computed", "COMMIT DEAD FINISH RERUN", "", "trimmed to 200"),
+)  # fmt: skip
+
+BY_NAME = {family.name: family for family in FAMILIES}
+
+
+def table() -> list[str]:
+    """The lines of the README's table of keys."""
+    head = ["| key | type | written by | read by | gone |", "|---|---|---|---|---|"]
+    return head + [family.row for family in FAMILIES]
+
+
+def declared(script: str) -> tuple[str, ...]:
+    """The names of the families that `script` (in capitals) may touch."""
+    return tuple(family.name for family in FAMILIES if script in family.users)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +101,10 @@ class Keys:
 
     def _key(self, *parts: str) -> str:
         return ":".join((f"{{{self.cell}}}", *parts))
+
+    def sample(self, family: str) -> str:
+        """A key of the family that no service uses, or its only one."""
+        return self._key(family, "?") if BY_NAME[family].of else self._key(family)
 
     @property
     def workers(self) -> str:

@@ -16,8 +16,8 @@ from redis.exceptions import BusyLoadingError, ConnectionError, NoScriptError, R
 from redis.retry import Retry
 
 from blockrelay.failpoints import reach_script
-from blockrelay.keys import Keys
-from blockrelay.scripts import Call, source
+from blockrelay.keys import Keys, declared
+from blockrelay.scripts import NAMES, Call, source
 
 T = TypeVar("T")
 #: Blocking reads end after this, so that a lost wake-up costs at most one second.
@@ -75,17 +75,24 @@ def _has_news(connection: redis.Connection) -> bool:
         return True
 
 
+def _named_keys(keys: Keys, script: str) -> list[str | int]:
+    """How many keys EVALSHA is given, and they: one of each family that the script touches."""
+    samples = [keys.sample(family) for family in declared(script.upper())]
+    return [len(samples), *samples]
+
+
 class Scripts:
     """Runs calls of one cell on a synchronous client."""
 
     def __init__(self, client: redis.Redis, keys: Keys, *, retention_s: int) -> None:
         self._client, self._keys, self._retention_s = client, keys, retention_s
+        self._heads = {script: _named_keys(keys, script) for script in NAMES}
         self._send: Callable[..., Any] = client.execute_command
 
     def run(self, call: Call[T]) -> T:
         """EVALSHA, and EVAL once when the script cache is empty (restart, SCRIPT FLUSH)."""
         code = source(call.script)
-        tail: list[Any] = [1, self._keys.workers, self._retention_s, *call.args]
+        tail: list[Any] = [*self._heads[call.script], self._retention_s, *call.args]
         reach_script("before", call.script)
         try:
             answer = self._send("EVALSHA", code.sha, *tail)
@@ -121,17 +128,18 @@ class AsyncScripts:
     """Runs calls of one cell on an asyncio client."""
 
     def __init__(self, client: redis.asyncio.Redis, keys: Keys, *, retention_s: int) -> None:
-        self._client, self._keys, self._retention_s = client, keys, retention_s
+        self._client, self._retention_s = client, retention_s
+        self._heads = {script: _named_keys(keys, script) for script in NAMES}
 
     async def run(self, call: Call[T]) -> T:
         """As `Scripts.run`."""
         code = source(call.script)
-        tail: list[Any] = [self._keys.workers, self._retention_s, *call.args]
+        tail: list[Any] = [*self._heads[call.script], self._retention_s, *call.args]
         reach_script("before", call.script)
         try:
-            answer = await cast(Any, self._client.evalsha(code.sha, 1, *tail))
+            answer = await cast(Any, self._client.evalsha(code.sha, *tail))
         except NoScriptError:
-            answer = await cast(Any, self._client.eval(code.text, 1, *tail))
+            answer = await cast(Any, self._client.eval(code.text, *tail))
         reach_script("after", call.script)
         return call.parse(answer)
 

@@ -21,9 +21,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from blockrelay import scripts as calls
 from blockrelay.keys import Keys
 from blockrelay.messages import Claimed, EndEntry, TokenEntry
-from blockrelay.redis_link import Scripts
 from tests.support.cell import Cell
 from tests.support.redis_server import RedisServer
+from tests.support.rights import ConfinedScripts
 
 STAGES = 2
 REQUESTS = [f"req-{i}" for i in range(4)]
@@ -42,13 +42,15 @@ class ScriptMachine(RuleBasedStateMachine):
         self.folder = tempfile.TemporaryDirectory(prefix="br-machine-")
         self.server = RedisServer(Path(self.folder.name)).start()
         client, keys = self.server.client(), Keys("t")
-        self.cell = Cell(client, keys, Scripts(client, keys, retention_s=60))
+        self.scripts = ConfinedScripts(client, keys, retention_s=60)
+        self.cell = Cell(client, keys, self.scripts)
         self.runs: list[Claimed] = []
         self.history: dict[str, list[int]] = {}
         self.ended: set[str] = set()
         self.lives = 0
 
     def teardown(self) -> None:
+        self.scripts.close()
         self.cell.client.close()
         self.server.stop()
         self.folder.cleanup()
@@ -133,6 +135,7 @@ class ScriptMachine(RuleBasedStateMachine):
         """With fsync always nothing is lost."""
         self.server.kill()
         self.server.start()
+        self.scripts.close()
 
     @invariant()
     def what_always_holds(self) -> None:

@@ -25,6 +25,11 @@ class Cell:
     scripts: Scripts
     workers: list[str] = field(default_factory=list[str])
 
+    def now_ms(self) -> int:
+        """Redis' clock, which decides about deadlines."""
+        seconds, micros = self.client.time()  # pyright: ignore[reportGeneralTypeIssues]
+        return int(seconds) * 1000 + int(micros) // 1000
+
     def worker(
         self,
         name: str,
@@ -45,8 +50,7 @@ class Cell:
                 "first": first, "last": last, "pages": pages, "reserved": 0,
             },
         )  # fmt: skip
-        seconds, micros = self.client.time()  # pyright: ignore[reportGeneralTypeIssues]
-        self.client.zadd(self.keys.workers, {name: int(seconds) * 1000 + int(micros) // 1000})
+        self.client.zadd(self.keys.workers, {name: self.now_ms()})
         self.client.xadd(self.keys.inbox(name), {"hello": "1"})
         self.workers.append(name)
         return name

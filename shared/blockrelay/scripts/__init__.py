@@ -39,7 +39,7 @@ def source(name: str) -> Source:
 
 @dataclass(frozen=True, slots=True)
 class Call(Generic[T]):
-    """One invocation. All scripts take the key `{cell}:workers` and the retention, which the link adds."""
+    """One invocation. All scripts take their families of keys and the retention, which the link adds."""
 
     script: str
     args: tuple[Argument, ...]

@@ -5,7 +5,7 @@
 -- else a list of {request, run} of on:<worker>.
 local w = ARGV[2]
 if redis.call('EXISTS', P .. 'inbox:' .. w, P .. 'worker:' .. w) < 2 then return false end
-redis.call('ZADD', KEYS[1], NOW, w)
+redis.call('ZADD', P .. 'workers', NOW, w)
 if ARGV[3] then redis.call('HSET', P .. 'worker:' .. w, 'row_us', ARGV[3], 'steps', ARGV[4], 'lately', ARGV[5]) end
 promote()
 local answer = {}

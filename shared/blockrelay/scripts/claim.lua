@@ -21,7 +21,7 @@ local all_pages, free_now = tonumber(mine[6]), tonumber(ARGV[5])
 -- Live workers of my split and numerics: candidates[stage][device] = list of {id, free pages, load}
 local candidates = {}
 for s = 0, stages - 1 do candidates[s] = {gpu = {}, cpu = {}} end
-for _, w in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], dead_before, unborn_after, 'LIMIT', 0, 256)) do
+for _, w in ipairs(redis.call('ZRANGEBYSCORE', P .. 'workers', dead_before, unborn_after, 'LIMIT', 0, 256)) do
   local v = redis.call('HMGET', P .. 'worker:' .. w, 'model', 'split', 'stage', 'device', 'numerics', 'pages', 'reserved', 'draining')
   if v[1] == model and v[2] == split and v[5] == numerics and not v[8] and redis.call('EXISTS', P .. 'inbox:' .. w) == 1 then
     table.insert(candidates[tonumber(v[3])][v[4]],

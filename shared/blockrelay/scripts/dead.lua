@@ -3,7 +3,7 @@
 -- ARGV: retention, worker, milliseconds without a beat that make it dead (0: somebody saw it die), reason (death | drain | forgotten)
 -- Answer: {1 when it was declared dead now, number of re-runs}
 local w = ARGV[2]
-local beat = redis.call('ZSCORE', KEYS[1], w)
+local beat = redis.call('ZSCORE', P .. 'workers', w)
 local after = tonumber(ARGV[3])
 -- A beat from the future is older than the clock's last step back: who lives has beaten since (the caller waits for that).
 if beat and after > 0 and math.abs(NOW - tonumber(beat)) < after then return {0, 0} end
@@ -24,5 +24,5 @@ for _, id in ipairs(on) do
   end
 end
 redis.call('DEL', P .. 'on:' .. w, P .. 'inbox:' .. w, P .. 'worker:' .. w, P .. 'trying:' .. w)
-redis.call('ZREM', KEYS[1], w)
+redis.call('ZREM', P .. 'workers', w)
 return {1, count}

@@ -12,7 +12,7 @@ local QUEUE_MARGIN, RUN_MARGIN, SPARE, UNMEASURED = 2, 1.25, 0.3, 8
 local function survey(model)
   local found = {largest = {}, workers = 0, slots = 0, slowest = 0, steps = {}}
   local pools, rows, tokens = {}, 0, 0
-  local all = redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', '+inf', 'WITHSCORES', 'LIMIT', 0, 256)
+  local all = redis.call('ZRANGEBYSCORE', P .. 'workers', '-inf', '+inf', 'WITHSCORES', 'LIMIT', 0, 256)
   for i = 1, #all, 2 do
     local v = redis.call('HMGET', P .. 'worker:' .. all[i], 'split', 'stage', 'pages', 'model', 'slots', 'row_us', 'steps', 'lately')
     if v[4] == model and v[3] then

@@ -1,7 +1,9 @@
--- Shared by every script. KEYS[1] is `{cell}:workers`; all other keys of the cell are built from its tag (one slot).
+-- Shared by every script. KEYS name one key of each family that the script touches: a caller without the rights to one
+-- of them is refused before the first write, for Redis does not take back what a script wrote before it was refused.
+-- The names of all keys of the cell are built from the hash tag of the first (one slot).
 -- ARGV[1] is the retention in seconds of what a finished request leaves.
 -- Scripts validate first and write last: Redis does not roll back.
-local P = string.sub(KEYS[1], 1, -8)
+local P = string.match(KEYS[1], '^%b{}:')
 local RETENTION = tonumber(ARGV[1])
 local time = redis.call('TIME')
 local NOW = time[1] * 1000 + math.floor(time[2] / 1000)
@@ -74,8 +76,7 @@ local function unqueue(r)
     redis.call('ZREM', P .. 'queue:' .. r.model .. ':' .. r.class, r.id)
     redis.call('ZREM', P .. 'due:' .. r.model .. ':' .. r.class, r.id)
   elseif r.job ~= '' then
-    local stream, entry = string.match(r.job, '^(%a+) (.+)$')
-    redis.call('XDEL', P .. stream .. ':' .. r.model .. ':' .. r.class, entry)
+    redis.call('XDEL', P .. 'reruns:' .. r.model .. ':' .. r.class, string.match(r.job, '^reruns (.+)$'))
   end
 end
 
@@ -113,9 +114,9 @@ local function note(id, what)
   redis.call('HSET', P .. 'request:' .. id, 'notes', notes)
 end
 
-local function enqueue(r, stream)
-  local entry = redis.call('XADD', P .. stream .. ':' .. r.model .. ':' .. r.class, '*', 'r', r.id)
-  redis.call('HSET', P .. 'request:' .. r.id, 'job', stream .. ' ' .. entry)
+local function enqueue(r)
+  local entry = redis.call('XADD', P .. 'reruns:' .. r.model .. ':' .. r.class, '*', 'r', r.id)
+  redis.call('HSET', P .. 'request:' .. r.id, 'job', 'reruns ' .. entry)
 end
 
 local function enqueue_later(r, delay)
@@ -129,7 +130,7 @@ local function promote()
     for _, id in ipairs(redis.call('ZRANGEBYSCORE', P .. 'delayed', range[1], range[2], 'LIMIT', 0, 64)) do
       redis.call('ZREM', P .. 'delayed', id)
       local r = load(id)
-      if r and r.state == 'queued' and r.job == 'delayed' then enqueue(r, 'reruns') end
+      if r and r.state == 'queued' and r.job == 'delayed' then enqueue(r) end
     end
   end
 end
@@ -189,6 +190,6 @@ local function rerun(r, reason, event, tried)
   if r.tries > 1 and not innocent then
     enqueue_later(r, math.min(LONGEST_DELAY, FIRST_DELAY * 2 ^ (r.tries - 2)))
   else
-    enqueue(r, 'reruns')
+    enqueue(r)
   end
 end

@@ -1,0 +1,174 @@
+"""Who may touch which key: the table is what the code does, and a caller without a right changes nothing."""
+
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import redis
+from redis.exceptions import NoPermissionError
+
+from blockrelay import keys as key_table
+from blockrelay import scripts as calls
+from blockrelay.keys import FAMILIES, SCRIPTS_OF, Keys, declared
+from blockrelay.messages import Commit
+from blockrelay.redis_link import Scripts
+from blockrelay.redis_users import families_of, rules
+from tests.support.cell import MODEL, Cell
+from tests.support.project import ROOT
+from tests.support.rights import user
+
+CONTROL = {family.name for family in FAMILIES if family.server == "control"}
+CALLS = {"publish_plan": "PLAN"}  # called otherwise than its script
+
+
+@pytest.fixture
+def cell(client: redis.Redis, keys: Keys, scripts: Scripts) -> Cell:
+    return Cell(client, keys, scripts)
+
+
+def functions(lua: str) -> dict[str, str]:
+    """Name -> text of every function of a Lua file; what is outside of them under ''."""
+    found: dict[str, list[str]] = {"": []}
+    name = ""
+    for line in re.sub(r"--.*", "", lua).splitlines():
+        if begins := re.match(r"local function (\w+)", line):
+            name = begins[1]
+        found.setdefault(name, []).append(line)
+        if line == "end" or (begins and line.endswith(" end")):
+            name = ""
+    return {name: "\n".join(lines) for name, lines in found.items()}
+
+
+def families_in(script: str) -> set[str]:
+    """The families whose names stand in the script and in the functions that it can reach."""
+    folder = Path(calls.__file__).parent
+    library: dict[str, str] = {}
+    for part in ("prelude", *calls.PARTS.get(script, ())):
+        library |= functions((folder / f"{part}.lua").read_text())
+    library.pop("")
+    waiting, seen, found = [re.sub(r"--.*", "", (folder / f"{script}.lua").read_text())], set[str](), set[str]()
+    while waiting:
+        text = waiting.pop()
+        found |= set(re.findall(r"\bP \.\. '([\w-]+)", text))
+        reached = {name for name in re.findall(r"\b(\w+)\(", text) if name in library} - seen
+        seen |= reached
+        waiting += [library[name] for name in reached]
+    return found
+
+
+@pytest.mark.parametrize("script", calls.NAMES)
+def test_a_script_declares_what_it_touches(script: str) -> None:
+    assert families_in(script) == set(declared(script.upper()))
+
+
+def test_no_script_makes_the_name_of_a_family_from_data() -> None:
+    for file in Path(calls.__file__).parent.glob("*.lua"):
+        assert re.findall(r"\bP \.\. (?!')", file.read_text()) == [], file.name
+
+
+@pytest.mark.parametrize("role", SCRIPTS_OF)
+def test_a_service_calls_the_scripts_that_the_table_says(role: str) -> None:
+    code = "".join(f.read_text() for f in (ROOT / "services" / role).rglob("*.py"))
+    called = re.findall(r"\b(?:calls|scripts)\.(\w+)\b|from blockrelay.scripts import (\w+)$", code, re.M)
+    names = {CALLS.get(name, name.upper()) for pair in called for name in pair if name in (*calls.NAMES, *CALLS)}
+    assert names == set(SCRIPTS_OF[role])
+
+
+@pytest.mark.parametrize("role", SCRIPTS_OF)
+def test_a_service_uses_the_keys_that_the_table_says(role: str) -> None:
+    """Names that its code takes from `Keys`, and what the shared registry reads for it."""
+    code = "".join(f.read_text() for f in (ROOT / "services" / role).rglob("*.py"))
+    named = {name.replace("_", "-") for name in re.findall(r"\b_?keys\.(\w+)", code)}
+    named &= {family.name for family in FAMILIES}
+    written_down = {family.name for family in FAMILIES if role in family.users}
+    read_by_registry = {"workers", "worker", "inbox", "on", "plan"}
+    assert named <= written_down, "the code uses more than the table says"
+    assert written_down <= named | read_by_registry, "the table says more than the code uses"
+
+
+@pytest.mark.parametrize("server", ["control", "payload"])
+def test_the_users_for_others_are_those_of_the_table(server: key_table.Server) -> None:
+    shipped = (ROOT / "deploy" / "redis" / f"{server}.acl").read_text()
+    assert shipped.splitlines() == rules(server), (
+        f"python -m blockrelay.redis_users {server} > deploy/redis/{server}.acl"
+    )
+
+
+# --- every script with each right taken away ---
+
+
+def _prepared(cell: Cell) -> dict[str, Callable[[Scripts], object]]:
+    """A cell in which each of these calls writes as much as it can."""
+    cell.worker("a", split="1-4")
+    far, near = cell.now_ms() + 10**6, cell.now_ms() - 1
+    for name in ("running", "ended", "failed", "on-dead"):
+        cell.accept(name, tenant="t", limits=calls.Limits(tokens_per_minute=1000, concurrency=100))
+    runs = {run.request: run for run in cell.claim("a")}
+    cell.accept("queued", tenant="t", limits=calls.Limits(tokens_per_minute=1000), deadline_ms=far)
+    cell.accept("expired", tenant="t", limits=calls.Limits(tokens_per_minute=1000), deadline_ms=near)
+    running, ended, failed = (runs[name] for name in ("running", "ended", "failed"))
+    commit = [
+        Commit(request=running.request, run=running.run, position=0, tokens=(7,)),
+        Commit(request=ended.request, run=ended.run, position=0, tokens=(7,), end="stop"),
+    ]
+    broken = {"error": "not finite", "code": "row_not_finite"}
+    return {
+        "accept": lambda scripts: Cell(cell.client, cell.keys, scripts).accept(
+            "new", tenant="t", deadline_ms=far, limits=calls.Limits(tokens_per_minute=1000, concurrency=100)
+        ),
+        "claim": lambda scripts: scripts.run(calls.claim("a", 4, dead_after_s=60, free_pages=100)),
+        "commit": lambda scripts: scripts.run(calls.commit(commit)),
+        "rerun": lambda scripts: scripts.run(calls.rerun(running.request, running.run, "stalled")),
+        "finish": lambda scripts: scripts.run(calls.finish(failed.request, "error", meta=broken, run=failed.run)),
+        "dead": lambda scripts: scripts.run(calls.dead("a", silent_s=0, reason="death")),
+        "beat": lambda scripts: scripts.run(calls.beat("a")),
+        "plan": lambda scripts: scripts.run(
+            calls.publish_plan(MODEL, replaces_epoch=0, inputs="i", route_class="cpu", plan="{}")
+        ),
+    }
+
+
+@pytest.fixture
+def taken(client: redis.Redis) -> Iterator[Callable[[set[str]], redis.Redis]]:
+    """`taken(families)`: a client that may touch these only."""
+    clients: list[redis.Redis] = []
+
+    def make(families: set[str]) -> redis.Redis:
+        clients.append(user(client, "lacking", families))
+        return clients[-1]
+
+    yield make
+    for one in clients:
+        one.close()
+
+
+@pytest.mark.parametrize(
+    ("script", "family"), [(script, family) for script in calls.NAMES for family in declared(script.upper())]
+)
+def test_without_one_right_a_script_writes_nothing_and_with_it_everything(
+    cell: Cell, keys: Keys, taken: Callable[[set[str]], redis.Redis], script: str, family: str
+) -> None:
+    call = _prepared(cell)[script]
+    before = cell.everything()
+    with pytest.raises(NoPermissionError):
+        call(Scripts(taken(CONTROL - {family}), keys, retention_s=60))
+    assert cell.everything() == before
+    call(cell.scripts)
+    assert cell.everything() != before
+
+
+@pytest.mark.parametrize("role", ["worker", "scheduler"])
+def test_a_request_that_ends_while_it_is_queued_is_ended_by_any_role(
+    cell: Cell, keys: Keys, taken: Callable[[set[str]], redis.Redis], role: str
+) -> None:
+    """With the rights that deploy/redis gives the role; it gives the tenant its share and its tokens back."""
+    scripts = Scripts(taken({family.name for family in families_of(role, "control")}), keys, retention_s=60)
+    cell.worker("a", split="1-4")
+    cell.accept(tenant="t", limits=calls.Limits(tokens_per_minute=1000), deadline_ms=cell.now_ms() - 1)
+    if role == "worker":
+        assert scripts.run(calls.claim("a", 4, dead_after_s=60, free_pages=100)) == []
+    else:
+        assert scripts.run(calls.finish("req-1", "expired")) == "FINISHED"
+    assert cell.record()["state"] == "done" and cell.books() == {} and cell.queued() == []
+    assert float(cell.client.hget(cell.keys.bucket("t"), "level") or 0) == 1000  # pyright: ignore[reportArgumentType]
