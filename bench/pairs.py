@@ -1,0 +1,186 @@
+"""Is this tree as fast as another one? `python -m bench.pairs OTHER [--model DIR]`, on an otherwise idle machine.
+
+OTHER is a checkout of another commit with its environment in `.venv` (`make install`). One `up` of each runs all the
+time. The sides take turns, and who is first changes with every pair, so that a machine that slows down slows both.
+A turn is `--requests` completions at once. Printed are, for each size, tokens per second, CPU seconds per thousand
+tokens (of all processes of the `up`, Redis too) and the ratios this / other with their 95 % confidence intervals (mean
+of the pairs' ratios, normal). Both sides must give the same tokens. Exit status 1 when the lower end of a speed ratio
+is below 0.97.
+"""
+
+import argparse
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean, median, stdev
+
+import httpx
+
+from blockrelay.errors import BlockrelayError
+from blockrelay_launcher.data_folder import read_running
+
+ROOT = Path(__file__).parents[1]
+MODEL = ROOT / "shared/blockrelay/models/storyteller"
+FLOOR = 0.97
+TICK = os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One measurement: seconds until all answers were there, CPU seconds of the system, tokens of each answer."""
+
+    seconds: float
+    cpu_s: float
+    answers: list[list[int]]
+
+    @property
+    def tokens(self) -> int:
+        return sum(map(len, self.answers))
+
+
+@dataclass(frozen=True, slots=True)
+class Ratio:
+    """Mean of paired ratios and half the width of its 95 % confidence interval."""
+
+    mean: float
+    half: float
+
+    @property
+    def lower(self) -> float:
+        return self.mean - self.half
+
+
+def ratio_of(over: Sequence[float], under: Sequence[float]) -> Ratio:
+    """Of `over / under`, pair by pair. At least two pairs."""
+    ratios = [a / b for a, b in zip(over, under, strict=True)]
+    return Ratio(mean(ratios), 1.96 * stdev(ratios) / len(ratios) ** 0.5)
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """A running `up`."""
+
+    pid: int
+    url: str
+
+    def turn(self, requests: int, prompt: int, new: int) -> Turn:
+        """Raises httpx.HTTPError when an answer is an error."""
+        bodies = [
+            {
+                "prompt": [3 + (at * 7 + number * 13) % 190 for at in range(prompt)],
+                "max_tokens": new, "temperature": 0, "ignore_eos": True, "return_token_ids": True,
+            }
+            for number in range(requests)
+        ]  # fmt: skip
+        cpu, started = self.cpu_s(), time.perf_counter()
+        with ThreadPoolExecutor(requests) as threads:
+            answers = list(threads.map(self._tokens, bodies))
+        return Turn(time.perf_counter() - started, self.cpu_s() - cpu, answers)
+
+    def _tokens(self, body: dict[str, object]) -> list[int]:
+        answer = httpx.post(f"{self.url}/v1/completions", json=body, timeout=600)
+        return answer.raise_for_status().json()["choices"][0]["token_ids"]
+
+    def cpu_s(self) -> float:
+        """User and system seconds so far of the process and all its descendants that live."""
+        parents: dict[int, int] = {}
+        ticks: dict[int, int] = {}
+        for stat in Path("/proc").glob("[0-9]*/stat"):
+            try:
+                fields = stat.read_text().rpartition(")")[2].split()
+            except OSError:
+                continue  # it has ended meanwhile
+            pid = int(stat.parent.name)
+            parents[pid], ticks[pid] = int(fields[1]), int(fields[11]) + int(fields[12])
+
+        def belongs(pid: int) -> bool:
+            while pid > 1 and pid != self.pid:
+                pid = parents.get(pid, 0)
+            return pid == self.pid
+
+        return sum(used for pid, used in ticks.items() if belongs(pid)) / TICK
+
+
+@contextmanager
+def running(tree: Path, model: Path, options: Sequence[str]) -> Iterator[Side]:
+    """`blockrelay up` of that tree with a folder of its own, ready. Raises RuntimeError when it does not get ready."""
+    with tempfile.TemporaryDirectory(prefix="br-pairs-") as folder:
+        data, log = Path(folder) / "data", Path(folder) / "log"
+        command = [str(tree / ".venv/bin/blockrelay"), "up", "--model", str(model), "--port", "0", "--data", str(data)]
+        with log.open("wb") as output:
+            process = subprocess.Popen([*command, *options], stdout=output, stderr=output, cwd=tree)
+        try:
+            deadline = time.monotonic() + 300
+            while not (url := _ready(data)):
+                if process.poll() is not None or time.monotonic() > deadline:
+                    raise RuntimeError(f"{tree} does not get ready: {log.read_text()[-500:]}")
+                time.sleep(0.1)
+            yield Side(process.pid, url)
+        finally:
+            process.send_signal(signal.SIGTERM)
+            process.wait(60)
+
+
+def _ready(data: Path) -> str:
+    try:
+        (url, *_) = read_running(data).urls
+        return url if httpx.get(f"{url}/readyz").status_code == 200 else ""
+    except (BlockrelayError, httpx.TransportError):
+        return ""
+
+
+def compare(sides: Sequence[Side], size: tuple[int, int, int], pairs: int) -> Ratio:
+    """Measure and print one size; the ratio of speeds. Raises RuntimeError when the sides give other tokens."""
+    turns: list[list[Turn]] = [[], []]
+    for side in sides:
+        side.turn(*size)  # warms pages and caches
+    for number in range(pairs):
+        for at in (0, 1) if number % 2 else (1, 0):
+            turns[at].append(sides[at].turn(*size))
+        if turns[0][-1].answers != turns[1][-1].answers:
+            raise RuntimeError(f"the sides give other tokens for {size[0]} requests")
+    rates = [[turn.tokens / turn.seconds for turn in side] for side in turns]
+    costs = [[1000 * turn.cpu_s / turn.tokens for turn in side] for side in turns]
+    speed, cost = ratio_of(*rates), ratio_of(*costs)
+    print(
+        f"{size[0]} requests, prompt {size[1]}, {size[2]} new: {median(rates[0]):.1f} / {median(rates[1]):.1f} tok/s, "
+        f"ratio {speed.mean:.3f} ± {speed.half:.3f}; CPU per 1000 tokens {median(costs[0]):.3f} / "
+        f"{median(costs[1]):.3f} s, "
+        f"ratio {cost.mean:.3f} ± {cost.half:.3f}",
+        flush=True,
+    )
+    return speed
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("other", type=Path, help="another checkout with its environment")
+    parser.add_argument(
+        "--model", type=Path, default=ROOT / "shared/blockrelay/models/storyteller", help="block folder"
+    )
+    parser.add_argument("--pairs", type=int, default=20)
+    parser.add_argument("--requests", default="1,16", help="numbers of requests at once")
+    parser.add_argument("--prompt", type=int, default=64)
+    parser.add_argument("--new", type=int, default=200)
+    parser.add_argument("--stages", default="1")
+    chosen = parser.parse_args(arguments)
+    if chosen.pairs < 2 or not (chosen.other / ".venv/bin/blockrelay").exists():
+        parser.error("--pairs must be 2 or more" if chosen.pairs < 2 else f"{chosen.other} has no .venv/bin/blockrelay")
+    sizes = [(int(n), chosen.prompt, chosen.new) for n in chosen.requests.split(",")]
+    options = ["--stages", chosen.stages]
+    model = chosen.model.resolve()
+    with running(ROOT, model, options) as this, running(chosen.other.resolve(), model, options) as other:
+        lowest = min(compare((this, other), size, chosen.pairs).lower for size in sizes)
+    return 0 if lowest >= FLOOR else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
