@@ -4,6 +4,8 @@ No automatic retry anywhere: redis-py may send a command twice. Scripts are idem
 whoever gets a ConnectionError; blocking reads and every other write are never repeated here.
 """
 
+import asyncio
+import builtins
 import time
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
@@ -43,7 +45,29 @@ def connect_async(url: str, *, connections: int = 32) -> redis.asyncio.Redis:
     pool = redis.asyncio.BlockingConnectionPool.from_url(
         url, max_connections=connections, retry=AsyncRetry(NoBackoff(), 0), **_OPTIONS
     )
+    kind = cast(Any, pool.connection_class)  # TCP, TLS or unix socket: the URL says
+    pool.connection_class = type(kind.__name__, (_Interruptible, kind), {})
     return redis.asyncio.Redis.from_pool(pool)
+
+
+class _Interruptible:
+    """A connection on which a task that sends can be cancelled at any moment.
+
+    redis-py bounds a write with `asyncio.wait_for`, which on Python 3.11 swallows a cancellation that arrives while the
+    write completes. Whoever was cancelled would go on for ever.
+    """
+
+    socket_timeout: float | None
+
+    async def send_packed_command(self, command: Any, check_health: bool = True) -> None:
+        patience, self.socket_timeout = self.socket_timeout, None  # the parent then waits without a limit of its own
+        try:
+            async with asyncio.timeout(patience):
+                await cast(Any, super()).send_packed_command(command, check_health)
+        except builtins.TimeoutError:
+            raise TimeoutError("Timeout writing to socket") from None
+        finally:
+            self.socket_timeout = patience
 
 
 class OneConnection:

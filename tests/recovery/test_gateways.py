@@ -111,3 +111,17 @@ def test_a_request_lost_by_redis_is_accepted_again_by_whoever_follows_it(start_s
         *_, (end, _) = pairwise(read_events(stream))
     (golden,) = golden_tokens(system.block_folder, [Job(request=name, prompt=(1, 5, 9), params=params)]).values()
     assert end.data["outputs"]["token_ids"] == golden
+
+
+def test_a_signal_ends_a_gateway_at_the_moment_at_which_redis_answers_again(start_system: StartSystem) -> None:
+    """It stood still while Redis came back, so that both reach it at once."""
+    system = start_system(scheduler=False)
+    for _ in range(3):
+        url, gateway = system.start_gateway()
+        system.control.kill()
+        wait_until(lambda at=url: httpx.get(f"{at}/readyz").status_code == 503, "the gateway notices")
+        gateway.send_signal(signal.SIGSTOP)
+        system.control.start()
+        gateway.send_signal(signal.SIGTERM)
+        gateway.send_signal(signal.SIGCONT)
+        assert gateway.wait(20) == 0

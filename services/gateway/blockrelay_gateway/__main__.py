@@ -3,6 +3,7 @@
 Exit codes: 0 after a signal, 2 when it cannot start for a reason that one line explains.
 """
 
+import asyncio
 import gc
 import logging
 import resource
@@ -26,12 +27,19 @@ from blockrelay_gateway.gateway import Gateway
 class GatewayServer(uvicorn.Server):
     """Tells the streams about a signal before uvicorn waits for them."""
 
+    _loop: asyncio.AbstractEventLoop
+
     def __init__(self, config: uvicorn.Config, gateway: Gateway) -> None:
         super().__init__(config)
         self._gateway = gateway
 
+    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
+        self._loop = asyncio.get_running_loop()
+        await super().serve(sockets)
+
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        self._gateway.close()
+        """A signal handler, in the middle of anything: what touches tasks is left to the event loop."""
+        self._loop.call_soon_threadsafe(self._gateway.close)
         super().handle_exit(sig, frame)
 
 

@@ -245,7 +245,8 @@ class Flights:
         """Until cancelled: end what is past its deadline, send ACCEPT again for records that Redis lost."""
         while True:
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._tailer.returned.wait(), CHECK_EVERY_S)
+                async with asyncio.timeout(CHECK_EVERY_S):
+                    await self._tailer.returned.wait()
             since = time.monotonic() - SILENT_S
             if self._tailer.returned.is_set():  # perhaps another Redis process, whose log may have lost its tail
                 self._tailer.returned.clear()

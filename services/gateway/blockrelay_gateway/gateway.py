@@ -1,7 +1,7 @@
 """The gateway's parts, built once and passed to every route."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from secrets import token_hex
@@ -65,12 +65,15 @@ class Gateway:
         """A fresh relay for one reader of `flight`."""
         return Relay(self.tokenizer, flight.params, self.folder.model.eos_ids)
 
+    def works(self) -> dict[str, Callable[[], Coroutine[Any, Any, None]]]:
+        """What runs in the background for as long as the gateway does, by name. Each ends when it is cancelled."""
+        return {"tailer": self.tailer.run, "flights": self.flights.watch, "admission": self.admission.watch}
+
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Background work from start to end."""
-        works = {"tailer": self.tailer.run(), "flights": self.flights.watch(), "admission": self.admission.watch()}
-        for name, work in works.items():
-            task = asyncio.create_task(work, name=name)
+        for name, work in self.works().items():
+            task = asyncio.create_task(work(), name=name)
             task.add_done_callback(_tell)
             self.tasks.append(task)
         try:

@@ -94,7 +94,8 @@ class BodyLimit:
         left, more = DRAIN_FACTOR * self._max_bytes, True
         with contextlib.suppress(TimeoutError):
             while more and left > 0:
-                message = await asyncio.wait_for(receive(), DRAIN_IDLE_S)
+                async with asyncio.timeout(DRAIN_IDLE_S):
+                    message = await receive()
                 left -= len(message.get("body", b""))
                 more = message.get("more_body", False)
 

@@ -1,9 +1,17 @@
-"""The socket that the gateway listens on."""
+"""The socket that the gateway listens on, and the signals that end it."""
 
 import asyncio
+import signal
 import socket
+from collections.abc import Iterator
 
-from blockrelay_gateway.__main__ import tcp_socket
+import pytest
+
+from blockrelay.settings import GatewaySettings
+from blockrelay_gateway.__main__ import GatewayServer, tcp_socket
+from blockrelay_gateway.app import create_app
+from blockrelay_gateway.connections import server_config
+from tests.support.waiting import wait_until
 
 
 async def test_accepted_connections_send_small_writes_at_once() -> None:
@@ -20,3 +28,26 @@ async def test_accepted_connections_send_small_writes_at_once() -> None:
         assert await accepted
         writer.close()
         await writer.wait_closed()
+
+
+@pytest.fixture
+def deaf_to_sigterm() -> Iterator[None]:
+    """The server raises the signal that ended it once more, for whoever started it."""
+    before = signal.signal(signal.SIGTERM, lambda *_: None)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
+@pytest.mark.usefixtures("deaf_to_sigterm")
+async def test_a_signal_touches_nothing_in_the_middle_of_other_work(settings: GatewaySettings) -> None:
+    app = create_app(settings)
+    server = GatewayServer(server_config(app, settings), app.state.gateway)
+    listener = tcp_socket("127.0.0.1")
+    listener.bind(("127.0.0.1", 0))
+    serving = asyncio.create_task(server.serve([listener]))
+    await asyncio.to_thread(wait_until, lambda: server.started, "the gateway listens")
+    signal.raise_signal(signal.SIGTERM)
+    assert not app.state.gateway.flights.closing, "the handler itself has closed it"
+    await asyncio.sleep(0)
+    assert app.state.gateway.flights.closing
+    await serving

@@ -1,0 +1,113 @@
+"""Whatever the gateway does in the background ends when it is told to, above all at the moment at which what it waits
+for happens: a cancellation that is swallowed there leaves a process that hangs until it is killed."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+
+from blockrelay import scripts as calls
+from blockrelay.block_folder import BlockFolder
+from blockrelay.messages import RequestBody
+from blockrelay.sampling_params import SamplingParams
+from blockrelay.settings import GatewaySettings
+from blockrelay_gateway import admission, flights
+from blockrelay_gateway.flights import Flight
+from blockrelay_gateway.gateway import Gateway, build
+
+#: Rounds of the event loop between the event and the end: more than any of the works needs from one wait to the next.
+ROUNDS = range(40)
+
+
+@pytest.fixture
+async def idle(
+    settings: GatewaySettings, folder: BlockFolder, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[Gateway]:
+    """A gateway whose background work the test starts."""
+    monkeypatch.setattr(admission, "POLL_S", 0)
+    monkeypatch.setattr(flights, "CHECK_EVERY_S", 60)
+    gateway = build(settings.model_copy(update={"grace_s": 0}), folder)
+    yield gateway
+    await gateway.client.aclose()
+    await gateway.payload.aclose()
+
+
+def flight() -> Flight:
+    params = SamplingParams(max_tokens=4, temperature=0.0)
+    body = RequestBody(prompt=np.array([1], np.int32), params=params.to_dict())
+    accept = partial(calls.accept, "req-1", body, model="m", need_pages=1)
+    return Flight(request="req-1", body=body, params=params, created=0, accept=accept)
+
+
+def tell_tailer(gateway: Gateway) -> None:
+    gateway.tailer.follow("req-1", lambda _: None)
+
+
+def tell_flights(gateway: Gateway) -> None:
+    gateway.tailer.returned.set()
+
+
+def tell_admission(gateway: Gateway) -> None:
+    """It does not wait for anything but Redis and, here for no time at all, its timer."""
+
+
+#: Work -> what makes the future complete that it waits for.
+EVENTS: dict[str, Callable[[Gateway], None]] = {
+    "tailer": tell_tailer,
+    "flights": tell_flights,
+    "admission": tell_admission,
+}
+
+
+async def ends(work: Callable[[], Coroutine[Any, Any, None]], event: Callable[[], None], rounds: int) -> bool:
+    """Whether `work`, once it waits, ends when it is cancelled `rounds` rounds of the event loop after `event`."""
+    task = asyncio.create_task(work())
+    for _ in range(20):
+        await asyncio.sleep(0)
+    event()
+    for _ in range(rounds):
+        await asyncio.sleep(0)
+    return await _ends_when_cancelled(task)
+
+
+async def _ends_when_cancelled(task: asyncio.Task[None]) -> bool:
+    task.cancel()
+    done, _ = await asyncio.wait({task}, timeout=2)
+    while not task.done():  # leave nothing running: its children too, which a second cancellation of it does not reach
+        for other in asyncio.all_tasks() - {asyncio.current_task()}:
+            other.cancel()
+        await asyncio.wait({task}, timeout=0.1)
+    return bool(done)
+
+
+def test_the_table_has_all_that_the_gateway_runs(idle: Gateway) -> None:
+    assert set(EVENTS) == set(idle.works())
+
+
+@pytest.mark.parametrize("name", EVENTS)
+async def test_background_work_ends_at_any_moment_after_an_event(idle: Gateway, name: str) -> None:
+    event = partial(EVENTS[name], idle)
+    deaf = [rounds for rounds in ROUNDS if not await ends(idle.works()[name], event, rounds)]
+    assert deaf == []
+
+
+async def test_the_end_of_a_grace_period_ends_at_any_moment(idle: Gateway) -> None:
+    deaf: list[int] = []
+    for rounds in ROUNDS:
+        left = flight()
+        idle.flights.start(left)
+        idle.flights.attach(left)
+        idle.flights.detach(left)
+        named: list[asyncio.Task[Any]] = []
+        while not named:
+            await asyncio.sleep(0)
+            named = [task for task in asyncio.all_tasks() if task.get_name() == "grace-req-1"]
+        for _ in range(rounds):
+            await asyncio.sleep(0)
+        if not named[0].done() and not await _ends_when_cancelled(named[0]):
+            deaf.append(rounds)
+        idle.flights.drop(left)
+    assert deaf == []
