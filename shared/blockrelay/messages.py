@@ -264,6 +264,38 @@ class TokenEntry:
     logprobs: str = ""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FallbackEvent:
+    """RERUN, DEAD → terminal entry. A block whose device (`source`) failed and that went to another one (`target`).
+
+    `success`: that one has computed it, which a COMMIT behind the failure shows.
+    """
+
+    block_id: str
+    source: str
+    target: str
+    reason: str
+    success: bool
+
+    @classmethod
+    def decode(cls, value: object) -> "FallbackEvent":
+        """From the JSON of a terminal entry."""
+        with reading("a fallback event"):
+            m = entries(value)
+            return cls(
+                block_id=text(m["block_id"]),
+                source=text(m["from"]),
+                target=text(m["to"]),
+                reason=text(m["reason"]),
+                success=flag(m["success"]),
+            )
+
+    def to_json(self) -> dict[str, str | bool]:
+        """As answers carry it."""
+        moved = {"block_id": self.block_id, "from": self.source, "to": self.target}
+        return {**moved, "reason": self.reason, "success": self.success}
+
+
 @dataclass(frozen=True, slots=True)
 class EndEntry:
     """The terminal entry; `position` is one past the last token. `meta` holds error, code, block times, route."""
@@ -271,7 +303,7 @@ class EndEntry:
     position: int
     reason: EndReason
     meta: dict[str, Any]
-    fallbacks: tuple[dict[str, Any], ...]
+    fallbacks: tuple[FallbackEvent, ...]
     numerics: str
 
 
@@ -289,7 +321,7 @@ def decode_log_entry(entry_id: bytes | str, fields: Mapping[bytes, bytes]) -> Lo
             position=position,
             reason=_one_of(fields[b"end"].decode(), get_args(EndReason)),
             meta=entries(json.loads(meta)) if meta else {},
-            fallbacks=tuple(entries(event) for event in items(json.loads(fallbacks))) if fallbacks else (),
+            fallbacks=tuple(map(FallbackEvent.decode, items(json.loads(fallbacks)))) if fallbacks else (),
             numerics=fields.get(b"numerics", b"").decode(),
         )
 

@@ -1,8 +1,8 @@
 """Tensors in JSON (what clients send and get), and tensor results on the payload Redis (what the last stage stores).
 
 JSON form, CONTRACTS section 2: `{"_tensor_": true, "dtype", "shape", "data_b64"}` with little-endian raw bytes in
-base64, or `{"_tensor_": true, "data": [...]}` with a nested list, int64 unless `dtype` says otherwise; a flat list gets
-one leading batch axis.
+base64, or `{"_tensor_": true, "data": [...]}` with a nested list, int64 unless `dtype` says otherwise, or that list
+alone; a flat list gets one leading batch axis.
 
 Result form: 20 bytes of header (magic, version, crc32 of the values, rows, columns; little-endian), then float32 rows.
 """
@@ -34,8 +34,10 @@ def decode_tensor(value: object, *, param: str, max_elements: int) -> NDArray[An
     Sizes are checked before anything is allocated. Raises BadRequest with `param` for everything that is not such a
     tensor: no mark, unknown field, dtype outside the list, wrong base64, bytes that do not fill the shape.
     """
+    if isinstance(value, list):
+        return _from_list(cast(list[object], value), np.dtype(np.int64), None, param, max_elements)
     if not isinstance(value, dict) or cast(dict[str, Any], value).get("_tensor_") is not True:
-        raise BadRequest(f'{param} must be a tensor: an object with "_tensor_": true', param=param)
+        raise BadRequest(f'{param} must be a tensor: an object with "_tensor_": true, or a list', param=param)
     fields = cast(dict[str, Any], value)
     for name in fields:
         if name not in _FIELDS:

@@ -1,11 +1,13 @@
 """The eight scripts, one by one, against a real server: what each promises, called twice, and with a stale run."""
 
+from typing import Any
+
 import pytest
 import redis
 
 from blockrelay import scripts as calls
 from blockrelay.keys import Keys
-from blockrelay.messages import CommitAnswer, Ended, EndEntry, NextJob, TokenEntry
+from blockrelay.messages import CommitAnswer, Ended, EndEntry, FallbackEvent, NextJob, TokenEntry
 from blockrelay.redis_link import Scripts
 from tests.support.cell import MODEL, Cell, body
 
@@ -146,14 +148,45 @@ class TestClaim:
         cell.accept()
         assert cell.claim(cpu) == [], "while a GPU worker lives its jobs are not taken by the CPU"
         (run,) = cell.claim(gpu)
-        event = {"block_id": "block_1", "from": "GPU", "to": "CPU", "reason": "gpu_error", "success": True}
-        assert cell.rerun(run, "gpu_error", fallback=event)
+        assert cell.rerun(run, "gpu_error", block="block_1")
         assert cell.claim(gpu) == []
         (again,) = cell.claim(cpu)
         assert again.route_class == "cpu" and again.route == ("c",)
         cell.commit(again, 0, [1], end="stop")
         end = cell.log()[-1]
+        event = FallbackEvent(block_id="block_1", source="GPU", target="CPU", reason="gpu_error", success=True)
         assert isinstance(end, EndEntry) and end.fallbacks == (event,)
+
+    @pytest.mark.parametrize(
+        ("before", "after", "reason", "success"),
+        [
+            ([7, 8], [], "cancelled", False),  # what the GPU committed says nothing about the CPU
+            ([7, 8], [9], "cancelled", True),
+            ([], [], "error", False),
+            ([], [], "tensor", True),  # commits no token
+            ([7], [], "length", True),
+        ],
+    )
+    def test_a_fallback_succeeded_once_the_cpu_has_committed_something(
+        self, cell: Cell, before: list[int], after: list[int], reason: Any, success: bool
+    ) -> None:
+        cell.scripts.run(calls.publish_plan(MODEL, replaces_epoch=0, inputs="i", route_class="gpu", plan="{}"))
+        gpu, cpu = cell.worker("g", split="1-4", device="gpu"), cell.worker("c", split="1-4")
+        cell.accept()
+        (run,) = cell.claim(gpu)
+        if before:
+            cell.commit(run, 0, before)
+        cell.rerun(run, "gpu_error", block="block_2")
+        (again,) = cell.claim(cpu)
+        if after:
+            cell.commit(again, len(before), after)
+        if reason in ("tensor", "length"):
+            cell.commit(again, len(before) + len(after), [], end=reason)
+        else:
+            cell.scripts.run(calls.finish("req-1", reason))
+        end = cell.log()[-1]
+        assert isinstance(end, EndEntry)
+        assert [event.success for event in end.fallbacks] == [success]
 
     def test_without_a_gpu_worker_the_cpu_takes_gpu_jobs(self, cell: Cell) -> None:
         cell.scripts.run(calls.publish_plan(MODEL, replaces_epoch=0, inputs="i", route_class="gpu", plan="{}"))

@@ -133,8 +133,8 @@ def test_a_failing_gpu_hands_over_to_the_cpu_in_mid_request(start_system: StartS
     fallbacks = [event for job in jobs for event in (system.log(job.request)[1] or pytest.fail("no end")).fallbacks]
     assert fallbacks
     for event in fallbacks:
-        assert event["block_id"] in ("block_1", "block_4")
-        assert (event["from"], event["to"], event["reason"], event["success"]) == ("GPU", "CPU", "gpu_error", True)
+        assert event.block_id in ("block_1", "block_4")
+        assert (event.source, event.target, event.reason, event.success) == ("GPU", "CPU", "gpu_error", True)
 
 
 def test_the_answer_tells_which_blocks_ran_on_a_gpu(start_system: StartSystem) -> None:
@@ -160,7 +160,7 @@ def test_a_vanished_gpu_hands_over_to_the_cpu(start_system: StartSystem, long_jo
     gpu.kill()
     system.wait_all(jobs)
     assert system.results(jobs) == golden
-    reasons = {e["reason"] for job in jobs for e in (system.log(job.request)[1] or pytest.fail("no end")).fallbacks}
+    reasons = {e.reason for job in jobs for e in (system.log(job.request)[1] or pytest.fail("no end")).fallbacks}
     assert reasons == {"worker_death"}
 
 

@@ -79,6 +79,7 @@ _half = np.arange(SHAPE.half_bytes // 2, dtype=np.float16)
 _segment = ForwardSegment(request="req-1", run="ab", sequence=0, position=4, token_ids=(7, 9), ends_known=True)
 _rows = Forward(sender="w", segments=(_segment,), rows=np.ones((2, 3), np.float32), block_seconds={"block_1": 0.5})
 _body = RequestBody(prompt=np.array([1, 2], np.int32), params={"max_tokens": 3, "stop": ["x"]}, session="s", step=1)
+_FALLBACKS = b'[{"block_id": "block_1", "from": "GPU", "to": "CPU", "reason": "gpu_error", "success": true}]'
 _tensors = (np.arange(6).reshape(2, 3), np.ones(2, np.bool_), np.ones((1, 2), np.float16))
 
 TARGETS: dict[str, Target] = {
@@ -95,7 +96,7 @@ TARGETS: dict[str, Target] = {
         (WireError,),
         (
             join(b"3-0", b"t", b"42", b"p", TokenLogprobs(-0.5, ((1, -0.5),)).encode().encode()),
-            join(b"4-0", b"end", b"error", b"meta", b'{"error": "x"}', b"fallbacks", b'[{"from": "GPU"}]'),
+            join(b"4-0", b"end", b"error", b"meta", b'{"error": "x"}', b"fallbacks", _FALLBACKS),
         ),
     ),
     "log probabilities": Target(

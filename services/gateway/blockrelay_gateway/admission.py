@@ -74,10 +74,12 @@ class Admission:
         *,
         gateway: str,
         model: str,
+        blocks: int,
         settings: GatewaySettings,
     ) -> None:
+        """`blocks`: of the model, for the log."""
         self._client, self._scripts, self._flights, self._metrics = client, scripts, flights, metrics
-        self._gateway, self._model, self._settings = gateway, model, settings
+        self._gateway, self._model, self._blocks, self._settings = gateway, model, blocks, settings
         self._full = ""
         self._clock_ahead_ms = 0  # of Redis, whose clock decides about deadlines
 
@@ -237,6 +239,7 @@ class Admission:
         content = {"prompt_token_ids": order.body.prompt.tolist()} if self._settings.log_prompts else {}
         log.info(
             "PIPELINE_EXECUTION_START",
+            total_blocks=self._blocks,
             prompt_tokens=int(order.body.prompt.size),
             max_tokens=order.params.max_tokens,
             logits=order.body.logits,

@@ -1,18 +1,25 @@
 """The ASGI application: routes, error shapes, limits, and the lifetime of the background work."""
 
+import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
+from redis.exceptions import RedisError
 
 from blockrelay import logs
 from blockrelay.block_folder import open_block_folder
+from blockrelay.registry import read_workers_async
 from blockrelay.settings import GatewaySettings
 from blockrelay_gateway import http_errors, infer_routes, openai_routes, openapi, ops_routes, request_routes
 from blockrelay_gateway.crowd import BodyBudget, Crowd
-from blockrelay_gateway.gateway import build
+from blockrelay_gateway.gateway import Gateway, build
 from blockrelay_gateway.middleware import BodyLimit
 from blockrelay_gateway.tenants import Authentication, KeyRing
+
+#: Until the first NODE_READY, how often the gateway looks whether it is.
+READY_POLL_S = 0.5
 
 
 def create_app(settings: GatewaySettings) -> FastAPI:
@@ -26,8 +33,12 @@ def create_app(settings: GatewaySettings) -> FastAPI:
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         async with gateway.running():
-            logs.get().info("NODE_READY", model=gateway.model_name, model_hash=gateway.folder.manifest.model_hash)
-            yield
+            saying = asyncio.create_task(_say_when_ready(gateway), name="readiness")
+            try:
+                yield
+            finally:
+                saying.cancel()
+                await asyncio.gather(saying, return_exceptions=True)
 
     # No /docs: its page loads scripts from other hosts. /openapi.json is there.
     app = FastAPI(title="Blockrelay", lifespan=lifespan, docs_url=None, redoc_url=None)
@@ -48,3 +59,22 @@ def create_app(settings: GatewaySettings) -> FastAPI:
     app.include_router(request_routes.router, responses=openapi.ERRORS)
     app.include_router(ops_routes.router, responses=openapi.ERRORS)
     return app
+
+
+async def _say_when_ready(gateway: Gateway) -> None:
+    """One log line, when a token can be produced for the first time."""
+    while True:
+        try:
+            if not await ops_routes.gaps(gateway):
+                workers = await read_workers_async(gateway.client, gateway.keys, gateway.model_key)
+                break
+        except RedisError:
+            gateway.metrics.redis_errors.inc()  # the next look tells
+        await asyncio.sleep(READY_POLL_S)
+    devices = Counter(worker.device for worker in workers if worker.ready)
+    logs.get().info(
+        "NODE_READY",
+        model=gateway.model_name,
+        model_hash=gateway.folder.manifest.model_hash,
+        workers={"cpu": devices["cpu"], "gpu": devices["gpu"]},
+    )

@@ -325,13 +325,14 @@ class Flights:
         if flight.body.session:
             log = log.bind(session_id=flight.body.session, step=flight.body.step)
         for event in end.fallbacks:
-            self._metrics.fallbacks.labels(event["block_id"], event["from"], event["to"], event["reason"]).inc()
-            log.warning("BLOCK_EXECUTION_FALLBACK", **event)
+            self._metrics.fallbacks.labels(event.block_id, event.source, event.target, event.reason).inc()
+            moved: dict[str, Any] = {"block": event.block_id, "from": event.source, "to": event.target}
+            log.warning("BLOCK_EXECUTION_FALLBACK", **moved, reason=event.reason, success=event.success)
         log.info(
             "PIPELINE_EXECUTION_COMPLETE",
             reason=end.reason,
             tokens=flight.tokens,
-            seconds=round(now - flight.started, 6),
+            time=round(now - flight.started, 6),
             fallbacks=len(end.fallbacks),
             error=end.meta.get("error"),
         )

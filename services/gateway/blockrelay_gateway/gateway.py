@@ -162,6 +162,7 @@ def build(settings: GatewaySettings, folder: BlockFolder) -> Gateway:
             metrics,
             gateway=gateway_id,
             model=model_key,
+            blocks=model.blocks,
             settings=settings,
         ),
         arrivals=Arrivals(settings.arrival_timeout_s),

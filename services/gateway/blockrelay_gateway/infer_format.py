@@ -25,10 +25,10 @@ def execution(end: EndEntry) -> dict[str, Any]:
             "gpu_blocks_executed": on_gpu,
             "cpu_blocks_executed": len(times) - on_gpu,
             "total_fallbacks": len(end.fallbacks),
-            "successful_fallbacks": sum(bool(event.get("success")) for event in end.fallbacks),
+            "successful_fallbacks": sum(event.success for event in end.fallbacks),
             "avg_block_time": round(sum(times.values()) / len(times), 6) if times else 0.0,
         },
-        "fallback_events": list(end.fallbacks),
+        "fallback_events": [event.to_json() for event in end.fallbacks],
     }
 
 
@@ -79,7 +79,7 @@ def pipeline_error(error: BlockrelayError, end: EndEntry, *, session_id: str | N
         "error_type": end.meta.get("error_type") or type(error).__name__,
         "successful_blocks": [name for name in times if name != block],
         "failed_blocks": [failed] if block else [],
-        "fallback_events": list(end.fallbacks),
+        "fallback_events": [event.to_json() for event in end.fallbacks],
         **error_body(error),
     }
 

@@ -61,7 +61,7 @@ def usage(flights: Sequence[Flight]) -> dict[str, Any]:
 
 def fallback_events(flights: Sequence[Flight]) -> list[dict[str, Any]]:
     """Blocks that moved to another device in mid-request."""
-    return [event for flight in flights if flight.end is not None for event in flight.end.fallbacks]
+    return [event.to_json() for flight in flights if flight.end is not None for event in flight.end.fallbacks]
 
 
 class _Base:

@@ -127,6 +127,6 @@ async def _view(gateway: Gateway, public: str, tenant: str) -> dict[str, Any]:
         "system_fingerprint": (end.numerics if end else record.get(b"numerics", b"").decode()) or None,
         "timeline": timeline(record),
         "reruns": int(record.get(b"reruns", b"0")),
-        "fallback_events": list(end.fallbacks) if end else [],
+        "fallback_events": [event.to_json() for event in end.fallbacks] if end else [],
         "error": error_body(error)["error"] if error else None,
     }

@@ -5,6 +5,7 @@ What can fail ends in RERUN or FINISH of the requests concerned, never of their 
 """
 
 import time
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -164,16 +165,20 @@ class Engine:
             self._claim_due = self.role.first_stage
 
     def _rerun_id(self, request: str, run: str, reason: RerunReason, block: str = "") -> None:
-        """RERUN, with a fallback event when `block` names where a GPU failed; then forget the run here."""
-        event = None
-        if block:
-            event = {"block_id": block, "from": "GPU", "to": "CPU", "reason": reason, "success": True}
-        if self.links.insist(scripts.rerun(request, run, reason, fallback=event)):
+        """RERUN, as a fallback when `block` names where a GPU failed; then forget the run here."""
+        if self.links.insist(scripts.rerun(request, run, reason, block=block)):
             self.metrics.reruns.labels(reason).inc()
-            if event:
+            if block:
                 self.metrics.fallbacks.labels(block, "GPU", "CPU", reason).inc()
-                self._log.warning("BLOCK_EXECUTION_FALLBACK", request_id=request, **event)
+                moved = {"block": block, "from": "GPU", "to": "CPU", "reason": reason}
+                self._log.warning("BLOCK_EXECUTION_FALLBACK", **self._names(request, run), **moved)
         self._forget(request, run)
+
+    def _names(self, request: str, run: str) -> dict[str, Any]:
+        """What a log line about a run carries beside its data."""
+        known = self.table.get(request, run)
+        session = {"session_id": known.body.session, "step": known.body.step} if known and known.body.session else {}
+        return {"request_id": request, **session}
 
     def _fail(self, run: Run, message: str, code: str, block: str | None) -> None:
         meta = {
@@ -184,7 +189,8 @@ class Engine:
             "execution_times": run.passing,
             "route": list(run.route),
         }
-        self._log.error("PIPELINE_EXECUTION_FAILED", request_id=run.request, error=message, failed_block=block)
+        names = self._names(run.request, run.run)
+        self._log.error("PIPELINE_EXECUTION_FAILED", **names, error=message, failed_block=block)
         self.links.insist(scripts.finish(run.request, "error", meta=meta, run=run.run))
         self._forget(run.request, run.run)
 

@@ -143,8 +143,18 @@ class Worker:
         engine = Engine(role, self._with_faults(role, executor), table, self._links, mailbox, self._metrics)
         run_id = registration.announce(assignment, pages=executor.pool.pages, slots=role.max_requests)
         self._ready = True
-        get().info("NODE_READY", worker=role.worker, stage=role.stage, first=role.first, last=role.last,
-                   pages=executor.pool.pages, kernels=self._kernels.variant, products=executor.variant)  # fmt: skip
+        workers = {"cpu": 0, "gpu": 0} | {role.device: 1}
+        get().info(
+            "NODE_READY",
+            worker=role.worker,
+            workers=workers,
+            stage=role.stage,
+            first=role.first,
+            last=role.last,
+            pages=executor.pool.pages,
+            kernels=self._kernels.variant,
+            products=executor.variant,
+        )
         threads: list[threading.Thread] = self._readers(role, mailbox, over)
         threads.append(
             Beat(

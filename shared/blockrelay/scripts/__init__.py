@@ -188,9 +188,9 @@ def commit(items: Sequence[Commit]) -> Call[list[CommitAnswer]]:
     return Call("commit", tuple(item.encode() for item in items), parse)
 
 
-def rerun(request: str, run: str, reason: RerunReason, *, fallback: dict[str, Any] | None = None) -> Call[bool]:
-    """`fallback` {block_id, from, to, reason, success}: recorded, and the request goes to the CPU stream."""
-    return Call("rerun", (request, run, reason, json.dumps(fallback) if fallback else ""), bool)
+def rerun(request: str, run: str, reason: RerunReason, *, block: str = "") -> Call[bool]:
+    """`block`: where a GPU failed. That is recorded as a fallback, and the request goes to the CPU stream."""
+    return Call("rerun", (request, run, reason, block), bool)
 
 
 def finish(

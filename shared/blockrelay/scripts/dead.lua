@@ -15,11 +15,7 @@ local count = 0
 for _, id in ipairs(on) do
   local r = load(id)
   if r and r.state == 'running' and string.find(',' .. r.route .. ',', ',' .. w .. ',', 1, true) then
-    local event
-    if v[1] == 'gpu' and ARGV[4] == 'death' then
-      event = {block_id = 'block_' .. v[2], from = 'GPU', to = 'CPU', reason = 'worker_death', success = true}
-    end
-    rerun(r, ARGV[4], event, tried)
+    rerun(r, ARGV[4], v[1] == 'gpu' and ARGV[4] == 'death' and 'block_' .. v[2] or nil, tried)
     count = count + 1
   end
 end

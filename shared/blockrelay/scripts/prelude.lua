@@ -80,6 +80,18 @@ local function unqueue(r)
   end
 end
 
+-- The fallback events of a request that ends now, as JSON, each with its `success`: whether the CPU computed what the GPU
+-- had failed at. It did when something was committed behind the failure, or when the end itself is a good one.
+local function judged_fallbacks(r, reason)
+  if r.fallbacks == '' then return '' end
+  local good = reason == 'stop' or reason == 'length' or reason == 'tensor'
+  local list = cjson.decode(r.fallbacks)
+  for _, event in ipairs(list) do
+    event.success, event.at = good or r.n > (event.at or 0), nil
+  end
+  return cjson.encode(list)
+end
+
 -- Keeps I2, I5.
 -- Terminal entry, absorbing. `meta` is a JSON object (error, execution times) or ''.
 local function finish(r, reason, meta)
@@ -94,7 +106,7 @@ local function finish(r, reason, meta)
     local bucket = P .. 'bucket:' .. r.tenant
     if redis.call('EXISTS', bucket) == 1 then redis.call('HINCRBYFLOAT', bucket, 'level', r.prompt + r.most) end
   end
-  redis.call('XADD', P .. 'log:' .. r.id, (r.n + 1) .. '-0', 'end', reason, 'meta', meta, 'fallbacks', r.fallbacks,
+  redis.call('XADD', P .. 'log:' .. r.id, (r.n + 1) .. '-0', 'end', reason, 'meta', meta, 'fallbacks', judged_fallbacks(r, reason),
     'numerics', r.numerics)
   redis.call('HSET', P .. 'request:' .. r.id, 'state', 'done', 'end', reason, 'run', '', 'route', '', 'job', '', 'moved', NOW)
   redis.call('ZREM', P .. 'running', r.id)
@@ -141,18 +153,19 @@ local function bury(r, why, said)
     'model', r.model, 'numerics', r.numerics, 'body', redis.call('HGET', P .. 'request:' .. r.id, 'body'))
 end
 
-local function add_fallback(r, event)
+-- `at`: the log's length at that moment.
+local function add_fallback(r, block, reason)
   local list = r.fallbacks ~= '' and cjson.decode(r.fallbacks) or {}
-  list[#list + 1] = event
+  list[#list + 1] = {block_id = block, from = 'GPU', to = 'CPU', reason = reason, at = r.n}
   r.fallbacks = cjson.encode(list)
 end
 
 -- Keeps I3, I7.
--- End the current run and queue the request once more. `event` is a fallback event or nil: with one, the class becomes
+-- End the current run and queue the request once more. `block` is where a GPU failed, or nil: with one, the class becomes
 -- cpu and the numerics id is pinned anew. Re-runs and deaths count only at an unchanged log length; the second
 -- re-run waits, and each one after it twice as long. `tried` is the request that a dead worker tried alone, or nil: with
 -- it nobody else is to blame.
-local function rerun(r, reason, event, tried)
+local function rerun(r, reason, block, tried)
   local set = {'state', 'queued', 'run', '', 'route', '', 'moved', NOW, 'why', reason}
   if reason == 'missing_pages' then
     set[#set + 1] = 'missing'; set[#set + 1] = r.missing + 1
@@ -177,15 +190,15 @@ local function rerun(r, reason, event, tried)
   r.state, r.rows = 'queued', r.prompt + r.n
   set[#set + 1] = 'rows'; set[#set + 1] = r.rows
   weigh(r, 1)
-  if event then
-    add_fallback(r, event)
+  if block then
+    add_fallback(r, block, reason == 'death' and 'worker_death' or reason)
     r.class = 'cpu'
     for _, v in ipairs({'class', 'cpu', 'fallbacks', r.fallbacks, 'numerics', ''}) do set[#set + 1] = v end
   end
   redis.call('HSET', P .. 'request:' .. r.id, unpack(set))
   redis.call('HINCRBY', P .. 'request:' .. r.id, 'reruns', 1)
   note(r.id, 'r' .. reason .. '@' .. r.n)
-  if event then note(r.id, 'f' .. event.block_id) end
+  if block then note(r.id, 'f' .. block) end
   redis.call('ZADD', P .. 'running', 'XX', NOW, r.id)
   if r.tries > 1 and not innocent then
     enqueue_later(r, math.min(LONGEST_DELAY, FIRST_DELAY * 2 ^ (r.tries - 2)))

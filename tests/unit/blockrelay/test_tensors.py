@@ -22,6 +22,7 @@ def raw(dtype: str, shape: list[int], data: bytes) -> dict[str, Any]:
 
 def test_the_example_of_the_contract_decodes_in_both_spellings() -> None:
     flat = decode({"_tensor_": True, "data": [0, 1, 2, 3]})
+    assert decode([0, 1, 2, 3]).tolist() == decode([[0, 1, 2, 3]]).tolist() == flat.tolist()
     packed = decode(raw("int64", [1, 4], np.arange(4, dtype="<i8").tobytes()))
     assert flat.dtype == packed.dtype == np.int64
     assert flat.shape == packed.shape == (1, 4)
@@ -42,7 +43,8 @@ def test_every_allowed_array_survives_the_round_trip(dtype: str, shape: list[int
 
 
 REFUSED: dict[str, tuple[object, str]] = {
-    "a bare list": ([1, 2], '"_tensor_": true'),
+    "a bare list of texts": (["1"], "no int64"),
+    "a bare number": (7, '"_tensor_": true'),
     "no mark": ({"data": [1]}, '"_tensor_": true'),
     "an unknown field": ({"_tensor_": True, "data": [1], "strides": [1]}, "strides"),
     "neither form": ({"_tensor_": True}, "either data or data_b64"),

@@ -4,8 +4,10 @@ import json
 import socket
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
 import pytest
 import structlog
 
@@ -59,7 +61,7 @@ def test_every_instrument_of_the_gateway_is_observed(gateway: RunningGateway, wo
     response = gateway.post("/v1/completions", prompt=[1, 2, 3], background=True)
     assert gateway.metric("blockrelay_num_requests_waiting") == 1
     (claimed,) = worker.claim()
-    worker.scripts.run(calls.rerun(claimed.request, claimed.run, "gpu_error", fallback=event))
+    worker.scripts.run(calls.rerun(claimed.request, claimed.run, "gpu_error", block="block_2"))
     (claimed,) = worker.claim()
     worker.say(claimed, [5])
     wait_until(lambda: gateway.metric("blockrelay_num_requests_running") == 1, "token 1 is there")
@@ -103,7 +105,43 @@ def test_the_log_tells_the_life_of_a_request_and_never_its_words(
         name = gateway.post("/v1/completions", prompt="a secret").headers["x-request-id"]
     ours = [line for line in lines if line.get("request_id") == name]
     assert [line["event"] for line in ours] == ["PIPELINE_EXECUTION_START", "PIPELINE_EXECUTION_COMPLETE"]
+    assert ours[0]["total_blocks"] == 2 and ours[1]["time"] > 0
     assert "secret" not in json.dumps(lines, default=str)
+
+
+def test_the_log_of_a_session_step_names_session_and_step_and_what_fell_back(
+    settings: GatewaySettings, worker: PlayedWorker
+) -> None:
+    step = {"session_id": "chat", "step": 1, "input_tensors": {"input_ids": [5, 6]}}
+    with (
+        structlog.testing.capture_logs() as lines,
+        running_gateway(settings) as gateway,
+        ThreadPoolExecutor() as pool,
+    ):
+        answer = pool.submit(gateway.post, "/v1/infer", **step)
+        (claimed,) = worker.claim()
+        worker.scripts.run(calls.rerun(claimed.request, claimed.run, "gpu_error", block="block_2"))
+        (claimed,) = worker.claim()
+        worker.finish_tensor(claimed, np.zeros((1, 512), np.float32))
+        stats = answer.result().json()["execution_stats"]
+    assert (stats["total_fallbacks"], stats["successful_fallbacks"]) == (1, 1)
+    ours = {line["event"]: line for line in lines if line.get("session_id") == "chat"}
+    assert set(ours) == {"PIPELINE_EXECUTION_START", "BLOCK_EXECUTION_FALLBACK", "PIPELINE_EXECUTION_COMPLETE"}
+    assert {line["step"] for line in ours.values()} == {1}
+    fallback = ours["BLOCK_EXECUTION_FALLBACK"]
+    assert (fallback["block"], fallback["from"], fallback["to"], fallback["success"]) == ("block_2", "GPU", "CPU", True)
+
+
+def test_a_gateway_says_that_it_is_ready_once_workers_are_there(
+    settings: GatewaySettings, worker: PlayedWorker
+) -> None:
+    worker.client.delete(worker.keys.inbox("w1"))  # its second stage has nobody
+    with structlog.testing.capture_logs() as lines, running_gateway(settings):
+        assert not [line for line in lines if line["event"] == "NODE_READY"]
+        worker.register()
+        wait_until(lambda: any(line["event"] == "NODE_READY" for line in lines), "it says that it is ready")
+    (ready,) = [line for line in lines if line["event"] == "NODE_READY"]
+    assert ready["workers"] == {"cpu": 2, "gpu": 0}
 
 
 def test_prompts_are_logged_only_where_somebody_asked_for_it(settings: GatewaySettings, worker: PlayedWorker) -> None:

@@ -82,7 +82,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "positions from elsewhere": ({"input_ids": IDS, "position_ids": tensor(1, 2, 3)}, "position_ids"),
     "positions with a gap": ({"input_ids": IDS, "position_ids": tensor(0, 1, 3)}, "position_ids"),
     "too few positions": ({"input_ids": IDS, "position_ids": tensor(0, 1)}, "position_ids"),
-    "ids that are a list": ({"input_ids": [1, 2]}, "input_ids"),
+    "ids that are text": ({"input_ids": "1 2"}, "input_ids"),
 }
 
 
