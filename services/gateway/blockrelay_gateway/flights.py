@@ -252,36 +252,59 @@ class Flights:
                 self._tailer.returned.clear()
                 since = time.monotonic()
             try:
-                await self._client.set(self._keys.gateway(self._gateway), "", ex=GATEWAY_TTL_S)
+                await self.check(since)
+            except UNREACHABLE:
+                self._metrics.redis_errors.inc()  # the tailer says so; the next round tries again
+
+    async def check(self, since: float) -> None:
+        """Renew this gateway's key, look for the records of flights silent since `since` (monotonic), end overdue ones.
+
+        The key and all records are one round trip: a Redis that stood still finds the key first, before another gateway
+        can take this one for dead, and a frozen one costs one timeout, not one for each flight. Raises what UNREACHABLE
+        lists; what Redis refuses is counted and passed over.
+        """
+        flights = [flight for flight in self._flights.values() if flight.end is None]
+        silent = [flight for flight in flights if max(flight.heard, flight.checked) < since]
+        ask = self._client.pipeline(transaction=False)
+        ask.set(self._keys.gateway(self._gateway), "", ex=GATEWAY_TTL_S)
+        for flight in silent:
+            ask.hget(self._keys.request(flight.request), "state")
+        renewed, *states = await ask.execute(raise_on_error=False)
+        acts = [partial(self._check_record, *found) for found in zip(silent, states, strict=True)]
+        now_ms = time.time() * 1000
+        acts += [partial(self._expire, flight) for flight in flights if 0 < flight.deadline_ms < now_ms]
+        for answer in (renewed, *states):
+            if isinstance(answer, RedisError):
+                self._metrics.redis_errors.inc()
+        for act in acts:
+            try:
+                await act()
+            except UNREACHABLE:
+                raise
             except RedisError:
                 self._metrics.redis_errors.inc()
-            for flight in list(self._flights.values()):
-                silent = max(flight.heard, flight.checked) < since
-                if flight.end is None and (flight.deadline_ms or silent):
-                    try:
-                        await self._check(flight, silent=silent)
-                    except RedisError:
-                        self._metrics.redis_errors.inc()  # the tailer says so; the next round tries again
 
-    async def _check(self, flight: Flight, *, silent: bool) -> None:
-        if flight.deadline_ms and time.time() * 1000 > flight.deadline_ms:
-            await self._scripts.run(calls.finish(flight.request, "expired"))
-        if silent:
-            state = await cast(Any, self._client.hget(self._keys.request(flight.request), "state"))
-            if state is not None:
-                flight.checked = time.monotonic()
-                if state == b"done":
-                    await self._hear_an_early_end(flight)
-                return
-            if flight.end is not None:  # in the meantime
-                return
-            logs.get().warning("REQUEST_LOST", request_id=flight.request, tokens=flight.tokens)
-            answer = await self._scripts.run(flight.accept(max_in_flight=NO_LIMIT))
+    async def _expire(self, flight: Flight) -> None:
+        await self._scripts.run(calls.finish(flight.request, "expired"))
+
+    async def _check_record(self, flight: Flight, state: bytes | RedisError | None) -> None:
+        """`state` is what the record of a silent flight says."""
+        if isinstance(state, RedisError):
+            return
+        if state is not None:
             flight.checked = time.monotonic()
-            if answer.status not in ("OK", "EXISTS"):
-                self._tailer.forget(flight.request)
-                gone = {"error": "the request's record is gone", "code": "gone"}
-                self._hear(flight, EndEntry(flight.tokens + 1, "error", gone, (), ""))
+            if state == b"done":
+                await self._hear_an_early_end(flight)
+            return
+        if flight.end is not None:  # in the meantime
+            return
+        logs.get().warning("REQUEST_LOST", request_id=flight.request, tokens=flight.tokens)
+        answer = await self._scripts.run(flight.accept(max_in_flight=NO_LIMIT))
+        flight.checked = time.monotonic()
+        if answer.status not in ("OK", "EXISTS"):
+            self._tailer.forget(flight.request)
+            gone = {"error": "the request's record is gone", "code": "gone"}
+            self._hear(flight, EndEntry(flight.tokens + 1, "error", gone, (), ""))
 
     async def _hear_an_early_end(self, flight: Flight) -> None:
         """Redis lost tokens that we have heard, and the request ended before they came again.

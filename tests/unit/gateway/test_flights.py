@@ -1,9 +1,13 @@
-"""Which flight a request's reader gets while the request is being given up. Nothing here reaches Redis."""
+"""Which flight a request's reader gets while the request is being given up, and how a gateway checks flights."""
 
+import signal
+import time
 from functools import partial
+from typing import Any, cast
 
 import numpy as np
 import pytest
+import redis.asyncio
 from prometheus_client import CollectorRegistry
 
 from blockrelay import redis_link
@@ -15,21 +19,28 @@ from blockrelay.redis_link import AsyncScripts
 from blockrelay.sampling_params import SamplingParams
 from blockrelay_gateway.flights import Flight, Flights
 from blockrelay_gateway.tailer import Tailer
+from tests.support.redis_server import RedisServer
 
 
-def flight() -> Flight:
+def flight(request: str = "req-1") -> Flight:
     params = SamplingParams(max_tokens=4, temperature=0.0)
     body = RequestBody(prompt=np.array([1], np.int32), params=params.to_dict())
-    accept = partial(calls.accept, "req-1", body, model="m", need_pages=1)
-    return Flight(request="req-1", body=body, params=params, created=0, accept=accept)
+    accept = partial(calls.accept, request, body, model="m", need_pages=1)
+    return Flight(request=request, body=body, params=params, created=0, accept=accept)
+
+
+def flights_on(client: redis.asyncio.Redis, metrics: GatewayMetrics) -> Flights:
+    keys = Keys("t")
+    scripts, tailer = AsyncScripts(client, keys, retention_s=9), Tailer(client, keys, "g", metrics)
+    return Flights(client, keys, scripts, tailer, metrics, gateway="g", model="m", grace_s=1, retention_s=9)
 
 
 @pytest.fixture
 def flights() -> Flights:
-    client, keys = redis_link.connect_async("redis://127.0.0.1:1", connections=1), Keys("t")
-    metrics = GatewayMetrics(CollectorRegistry())
-    scripts, tailer = AsyncScripts(client, keys, retention_s=9), Tailer(client, keys, "g", metrics)
-    return Flights(client, keys, scripts, tailer, metrics, gateway="g", model="m", grace_s=1, retention_s=9)
+    """Nothing of them reaches Redis."""
+    return flights_on(
+        redis_link.connect_async("redis://127.0.0.1:1", connections=1), GatewayMetrics(CollectorRegistry())
+    )
 
 
 async def test_one_that_is_given_up_is_followed_anew(flights: Flights) -> None:
@@ -45,3 +56,24 @@ async def test_but_not_from_under_a_reader(flights: Flights) -> None:
     given_up.leaving = True
     flights.attach(given_up)
     assert flights.join(flight()) is given_up
+
+
+async def test_a_redis_that_stands_still_costs_one_timeout_for_all_flights(own_redis: RedisServer) -> None:
+    hasty = redis_link.connect_async(f"{own_redis.url}?socket_timeout=0.2", connections=1)
+    flights = flights_on(hasty, GatewayMetrics(CollectorRegistry()))
+    requests = [f"req-{i}" for i in range(4)]
+    for request in requests:
+        flights.start(flight(request))
+    assert own_redis.process is not None
+    own_redis.process.send_signal(signal.SIGSTOP)
+    with pytest.raises(redis_link.UNREACHABLE):
+        await flights.check(time.monotonic())
+    own_redis.process.send_signal(signal.SIGCONT)
+    client = own_redis.client()
+    client.ping()  # what was sent before has been read
+    with client.monitor() as monitor:
+        await flights.check(time.monotonic())
+        heard = [str(cast(Any, monitor.next_command())["command"]) for _ in range(1 + len(requests))]
+    assert heard == ["SET {t}:gateway:g  EX 15", *(f"HGET {{t}}:request:{request} state" for request in requests)]
+    client.close()
+    await hasty.aclose()
