@@ -9,7 +9,8 @@ import redis.asyncio
 from blockrelay.keys import Keys
 from blockrelay.plan import Plan, WorkerInfo
 
-MAX_WORKERS = 256
+#: Workers of a cell; one more waits outside. What reads the registry reads all of it, so this bounds scripts too.
+MAX_WORKERS = 1024
 
 
 def _ask(pipeline: Any, keys: Keys, worker: str) -> None:
@@ -38,7 +39,7 @@ def _infos(beats: list[tuple[bytes, float]], answers: list[Any], now_ms: int, mo
 def read_workers(client: redis.Redis, keys: Keys, model: str) -> list[WorkerInfo]:
     """Registered workers of `model`, oldest first (ready or not, alive or not). Times are the server's clock."""
     head = client.pipeline(transaction=False)
-    head.zrange(keys.workers, 0, MAX_WORKERS - 1, withscores=True)
+    head.zrange(keys.workers, 0, -1, withscores=True)
     head.time()
     beats, now = cast(Any, head.execute())
     body = client.pipeline(transaction=False)
@@ -50,7 +51,7 @@ def read_workers(client: redis.Redis, keys: Keys, model: str) -> list[WorkerInfo
 async def read_workers_async(client: redis.asyncio.Redis, keys: Keys, model: str) -> list[WorkerInfo]:
     """As `read_workers`."""
     head = client.pipeline(transaction=False)
-    head.zrange(keys.workers, 0, MAX_WORKERS - 1, withscores=True)
+    head.zrange(keys.workers, 0, -1, withscores=True)
     head.time()
     beats, now = cast(Any, await head.execute())
     body = client.pipeline(transaction=False)

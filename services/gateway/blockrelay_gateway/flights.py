@@ -247,21 +247,18 @@ class Flights:
             with suppress(TimeoutError):
                 async with asyncio.timeout(CHECK_EVERY_S):
                     await self._tailer.returned.wait()
-            since = time.monotonic() - SILENT_S
-            if self._tailer.returned.is_set():  # perhaps another Redis process, whose log may have lost its tail
-                self._tailer.returned.clear()
-                since = time.monotonic()
+            returned = self._tailer.returned.is_set()  # perhaps another Redis process, whose log may have lost its tail
+            self._tailer.returned.clear()
             try:
-                await self.check(since)
+                await self.check(time.monotonic() - (0.0 if returned else SILENT_S))
             except UNREACHABLE:
                 self._metrics.redis_errors.inc()  # the tailer says so; the next round tries again
 
     async def check(self, since: float) -> None:
         """Renew this gateway's key, look for the records of flights silent since `since` (monotonic), end overdue ones.
 
-        The key and all records are one round trip: a Redis that stood still finds the key first, before another gateway
-        can take this one for dead, and a frozen one costs one timeout, not one for each flight. Raises what UNREACHABLE
-        lists; what Redis refuses is counted and passed over.
+        The key and all records are one round trip, the key first: a Redis that stood still learns that we live before
+        another gateway asks, and a frozen one costs one timeout, not one for each flight. Raises UNREACHABLE.
         """
         flights = [flight for flight in self._flights.values() if flight.end is None]
         silent = [flight for flight in flights if max(flight.heard, flight.checked) < since]
@@ -269,34 +266,26 @@ class Flights:
         ask.set(self._keys.gateway(self._gateway), "", ex=GATEWAY_TTL_S)
         for flight in silent:
             ask.hget(self._keys.request(flight.request), "state")
-        renewed, *states = await ask.execute(raise_on_error=False)
+        refused, *states = await ask.execute(raise_on_error=False)
+        self._metrics.redis_errors.inc(sum(isinstance(answer, RedisError) for answer in (refused, *states)))
+        overdue = [flight.request for flight in flights if 0 < flight.deadline_ms < time.time() * 1000]
         acts = [partial(self._check_record, *found) for found in zip(silent, states, strict=True)]
-        now_ms = time.time() * 1000
-        acts += [partial(self._expire, flight) for flight in flights if 0 < flight.deadline_ms < now_ms]
-        for answer in (renewed, *states):
-            if isinstance(answer, RedisError):
-                self._metrics.redis_errors.inc()
-        for act in acts:
+        for act in (*acts, *(partial(self._scripts.run, calls.finish(request, "expired")) for request in overdue)):
             try:
                 await act()
             except UNREACHABLE:
                 raise
             except RedisError:
-                self._metrics.redis_errors.inc()
-
-    async def _expire(self, flight: Flight) -> None:
-        await self._scripts.run(calls.finish(flight.request, "expired"))
+                self._metrics.redis_errors.inc()  # the others' turn
 
     async def _check_record(self, flight: Flight, state: bytes | RedisError | None) -> None:
         """`state` is what the record of a silent flight says."""
-        if isinstance(state, RedisError):
+        if isinstance(state, RedisError) or flight.end is not None:  # in the meantime
             return
         if state is not None:
             flight.checked = time.monotonic()
             if state == b"done":
                 await self._hear_an_early_end(flight)
-            return
-        if flight.end is not None:  # in the meantime
             return
         logs.get().warning("REQUEST_LOST", request_id=flight.request, tokens=flight.tokens)
         answer = await self._scripts.run(flight.accept(max_in_flight=NO_LIMIT))

@@ -131,7 +131,7 @@ class Scheduler:
         if time.monotonic() < self.trusted_from:
             return
         head = self.link.client.pipeline(transaction=False)
-        head.zrange(self.link.keys.workers, 0, registry.MAX_WORKERS - 1, withscores=True)
+        head.zrange(self.link.keys.workers, 0, -1, withscores=True)
         head.time()
         asked = time.monotonic()
         beats, now = cast(Any, head.execute())
@@ -212,9 +212,16 @@ class Scheduler:
         """Rows of whoever left the registry, no matter who declared it dead."""
         present = frozenset(w.id for w in workers)
         if self._sweeper is not None:
-            self._sweeper.sweep((self._seen | self._dead) - present)
+            self._sweeper.sweep(self._without_record((self._seen | self._dead) - present))
         self._seen = present
         self._dead.clear()
+
+    def _without_record(self, workers: frozenset[str]) -> frozenset[str]:
+        """Those that have none: nobody who lives is without."""
+        ask = self.link.client.pipeline(transaction=False)
+        for worker in (names := sorted(workers)):
+            ask.exists(self.link.keys.worker(worker))
+        return frozenset(name for name, known in zip(names, ask.execute(), strict=True) if not known)
 
     def _rescue(self) -> None:
         requests = self._unfinished()

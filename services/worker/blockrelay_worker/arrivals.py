@@ -3,6 +3,7 @@
 import time
 from typing import Any, Literal, cast
 
+from blockrelay import scripts
 from blockrelay.errors import WireError
 from blockrelay.logs import get
 from blockrelay.messages import Claimed, ForwardSegment, NextJob, RequestBody, TokenEntry, decode_log_entry
@@ -87,7 +88,10 @@ class Arrivals:
         return cast(bytes | None, current) == segment.run.encode()
 
     def _first_sight(self, segment: ForwardSegment) -> Run | None:
-        """Read the record and the log at one moment; None when the run is not the current one."""
+        """Read the record and the log at one moment; None when the run is not the current one.
+
+        Also None for a request whose body or log cannot be read; it ends with an error.
+        """
         keys, request = self._links.keys, segment.request
 
         def read() -> Any:
@@ -99,13 +103,15 @@ class Arrivals:
         (current, route, body, solo), log = self._links.again(read)
         if current is None or current.decode() != segment.run:
             return None
-        entries = [decode_log_entry(entry, fields) for entry, fields in log]
-        committed = tuple(e.token for e in entries if isinstance(e, TokenEntry))
         try:
+            entries = [decode_log_entry(entry, fields) for entry, fields in log]
             decoded = RequestBody.decode(body)
         except WireError as error:
-            get().error("REQUEST_BODY_REFUSED", request_id=request, error=str(error))
+            get().error("REQUEST_REFUSED", request_id=request, error=str(error))
+            meta = {"error": str(error), "code": "wire"}
+            self._links.insist(scripts.finish(request, "error", meta=meta, run=segment.run))
             return None
+        committed = tuple(e.token for e in entries if isinstance(e, TokenEntry))
         run = self._new_run(
             request, segment.run, tuple(route.decode().split(",")), decoded, committed, solo=solo == b"1"
         )

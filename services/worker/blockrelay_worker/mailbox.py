@@ -74,7 +74,8 @@ class Mailbox:
 class Reader(threading.Thread):
     """Reads one inbox (and, on the control server, the job streams as a wake-up) until `stop` is set.
 
-    An entry is deleted once it is in the mailbox: from then on the run table knows, or BEAT finds the difference.
+    An entry is deleted once it is in the mailbox: from then on the run table knows, or BEAT finds the difference. All
+    that lies before the position goes, also what a lost command has left: senders count entries.
     """
 
     def __init__(
@@ -83,6 +84,7 @@ class Reader(threading.Thread):
         super().__init__(name=f"reader {inbox}", daemon=True)
         self._client, self._inbox, self._mailbox, self._stopped = client, inbox, mailbox, stop
         self._positions: dict[str, str] = {inbox: "0-0", **dict.fromkeys(job_streams, "0-0")}
+        self._untrimmed = False  # read entries are still in the inbox
 
     def run(self) -> None:
         attempt = 0
@@ -97,6 +99,8 @@ class Reader(threading.Thread):
             for raw_name, entries in cast(Any, reply) or []:
                 if entries:  # Redis also wakes readers of what a script has added and deleted again
                     self._deliver(raw_name.decode(), entries)
+            if self._untrimmed:
+                self._trim()
             if len(self._positions) > 1 and not reply:
                 self._mailbox.put(Wake())  # a job may wait for room or for a stage that came back without a message
 
@@ -108,11 +112,17 @@ class Reader(threading.Thread):
         for _, fields in entries:
             if event := decode_entry(fields):
                 self._mailbox.put(event)
+        self._untrimmed = True
+
+    def _trim(self) -> None:
+        """Delete what was read. Tried again in the next round when Redis does not answer."""
+        milliseconds, number = self._positions[self._inbox].split("-")
         try:
             reach("worker.after_receive")
-            self._client.xdel(self._inbox, *(entry for entry, _ in entries))
+            self._client.xtrim(self._inbox, minid=f"{milliseconds}-{int(number) + 1}", approximate=False)
         except UNREACHABLE:
-            return  # read again from the kept position: nothing is delivered twice to this process
+            return
+        self._untrimmed = False
 
 
 def decode_entry(fields: Mapping[bytes, bytes]) -> Event | None:

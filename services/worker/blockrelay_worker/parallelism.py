@@ -46,6 +46,10 @@ def decode_share(flights: Sequence[int | None], groups: int) -> int:
     return max(1, -(-len(flights) // groups))
 
 
+#: Workers whose seats are remembered, beside those that routes have now.
+MOST_SEATS = 64
+
+
 class Groups:
     """`groups_of` by worker ids; what a worker said of itself at registration never changes, so it is read once."""
 
@@ -55,7 +59,13 @@ class Groups:
 
     def of(self, workers: frozenset[str]) -> int:
         """Micro-batches for routes over these workers."""
+        if len(self._seats) > MOST_SEATS:  # most of them are gone: every life of a worker has its own id
+            self._seats = {worker: seat for worker, seat in self._seats.items() if worker in workers}
         return groups_of([self._seat(worker) for worker in workers])
+
+    def __len__(self) -> int:
+        """Workers that are remembered."""
+        return len(self._seats)
 
     def _seat(self, worker: str) -> Seat:
         if worker not in self._seats:

@@ -6,17 +6,19 @@ import socket
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from blockrelay.failpoints import reach
 from blockrelay.logs import get
 from blockrelay.plan import Plan, Stage, parse_split
 from blockrelay.redis_link import UNREACHABLE, backoff_s, server_run_id
-from blockrelay.registry import read_plan, server_ms
+from blockrelay.registry import MAX_WORKERS, read_plan, server_ms
 from blockrelay.settings import Device
 from blockrelay_worker.links import Links, Stopping
 
 POLL_S = 0.1
+#: Seconds between two tries to enter a cell that has no room.
+FULL_RETRY_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +32,15 @@ class Assignment:
 
 
 class Registration:
-    """One life in the registry. A worker that was declared dead makes a new one, under a new id."""
+    """One life in the registry. A worker that was declared dead makes a new one, under a new id.
+
+    `worker` is the id: a new one whenever the record was found gone before this worker had a stage.
+    """
 
     def __init__(
         self, links: Links, *, model: str, device: Device, numerics: str, host: str, port: int, threads: int
     ) -> None:
-        self.worker = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
+        self.worker = _new_id()
         self._links, self._model = links, model
         self._fields: Mapping[Any, Any] = {
             "model": model,
@@ -51,11 +56,15 @@ class Registration:
         }
 
     def wait_for_assignment(self) -> Assignment:
-        """Register and poll the plan until it names this worker. Raises Stopping when the process should end."""
+        """Register and poll the plan until it names this worker. Raises Stopping when the process should end.
+
+        Registers anew when the record is gone: declared dead, or lost by Redis. No plan names a worker without one.
+        """
         self._enter()
-        get().info("WORKER_REGISTERED", worker=self.worker, device=self._fields["device"])
         while not self._links.stop.wait(POLL_S):
-            self._links.again(self._sign_of_life)
+            if self.forgotten():
+                self.worker = _new_id()
+                self._enter()
             plan: Plan | None = self._links.again(lambda: read_plan(self._links.control, self._links.keys, self._model))
             if plan and self.worker in plan.assignments:
                 stage = plan.assignments[self.worker]
@@ -99,19 +108,58 @@ class Registration:
         except UNREACHABLE:
             self._links.errors.inc()  # it has a time to live
 
+    def forgotten(self) -> bool:
+        """Whether this worker has no record any more; if it has, this was a sign of life."""
+        if self._links.again(self._sign_of_life):
+            return False
+        get().warning("WORKER_FORGOTTEN", worker=self.worker)
+        return True
+
     def _enter(self) -> None:
-        self._links.again(self._write_record)
-        self._links.again(self._sign_of_life)
+        told = False
+        while not self._links.again(self._write_record):
+            if not told:
+                told = True
+                get().warning("CELL_FULL", limit=MAX_WORKERS, reason="the cell has no room for another worker; waiting")
+            if self._links.stop.wait(FULL_RETRY_S):
+                raise Stopping
+        get().info("WORKER_REGISTERED", worker=self.worker, device=self._fields["device"])
 
-    def _write_record(self) -> None:
+    def _write_record(self) -> bool:
+        """Record and first beat in one step. False when that would be one worker too many: then neither stays."""
+        keys, control = self._links.keys, self._links.control
         reach("worker.before_register")
-        self._links.control.hset(self._links.keys.worker(self.worker), mapping=self._fields)
+        both = control.pipeline(transaction=True)
+        both.hset(keys.worker(self.worker), mapping=self._fields)
+        both.zadd(keys.workers, {self.worker: self._now_ms()})
+        both.zcard(keys.workers)
+        *_, workers = both.execute()
+        if workers > MAX_WORKERS:
+            both.delete(keys.worker(self.worker))
+            both.zrem(keys.workers, self.worker)
+            both.execute()
+            return False
         reach("worker.after_register")
+        return True
 
-    def _sign_of_life(self) -> None:
-        """A beat before the inbox exists, when BEAT would say that we are gone."""
-        seconds, micros = self._links.control.time()
-        self._links.control.zadd(self._links.keys.workers, {self.worker: seconds * 1000 + micros // 1000})
+    def _sign_of_life(self) -> bool:
+        """A beat before the inbox exists, when BEAT would say that we are gone. False when we are: no record."""
+        keys, control = self._links.keys, self._links.control
+        beat = control.pipeline(transaction=True)
+        beat.exists(keys.worker(self.worker))
+        beat.zadd(keys.workers, {self.worker: self._now_ms()})
+        known, _ = beat.execute()
+        if not known:
+            control.zrem(keys.workers, self.worker)
+        return bool(known)
+
+    def _now_ms(self) -> int:
+        seconds, micros = cast(Any, self._links.control.time())
+        return seconds * 1000 + micros // 1000
+
+
+def _new_id() -> str:
+    return f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
 
 
 class LoadingBeat:

@@ -86,6 +86,8 @@ class Worker:
         assignment = registration.wait_for_assignment()
         with LoadingBeat(registration, self._links, settings.beat_s):
             executor = self._load(assignment)
+        if registration.forgotten():
+            return  # what it has loaded stays for the next life
         role = self._role(registration.worker, assignment)
         self._serve(registration, assignment, role, executor)
 

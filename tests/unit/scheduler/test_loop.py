@@ -70,6 +70,33 @@ def register(cell: Cell, name: str, *, device: str = "cpu", registered: int = 1)
     beat(cell, name)
 
 
+def test_more_workers_than_a_pipeline_is_long_are_all_seen(
+    cell: Cell, own_redis: RedisServer, redis_server: RedisServer
+) -> None:
+    """Who was not among the first of them was taken for gone, and its inbox deleted."""
+    names = [f"w{i}" for i in range(600)]
+    for name in names:
+        register(cell, name)
+    payload = own_redis.client()
+    for name in names:
+        payload.xadd(cell.keys.inbox(name), {"x": b"rows"})
+    one = scheduler(redis_server.url, own_redis.url, stages=1, dead_after_s=60)
+    with running(one):
+        wait_until(lambda: len(assigned(cell)) == len(names), "all are seen")
+        for name in names[:300]:
+            beat(cell, name)
+        cell.client.zrem(cell.keys.workers, "w0")
+        cell.client.delete(cell.keys.worker("w1"))
+        wait_until(lambda: not payload.exists(cell.keys.inbox("w1")), "who has no record is swept")
+    assert sum(payload.exists(cell.keys.inbox(name)) for name in names) == 599  # pyright: ignore
+    payload.close()
+
+
+def assigned(cell: Cell) -> dict[str, int]:
+    plan = read_plan(cell.client, cell.keys, MODEL)
+    return dict(plan.assignments) if plan else {}
+
+
 def beat(cell: Cell, name: str) -> None:
     seconds, micros = cell.client.time()  # pyright: ignore[reportGeneralTypeIssues]
     cell.client.zadd(cell.keys.workers, {name: int(seconds) * 1000 + int(micros) // 1000})

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import pytest
 import redis
 
+from blockrelay import failpoints
 from blockrelay.keys import Keys
 from blockrelay.messages import NextJob
 from blockrelay_worker.mailbox import Event, Mailbox, Reader, Wake
@@ -43,3 +44,22 @@ def test_a_job_that_is_gone_before_anybody_reads_it_is_only_a_wake_up(
 
     wait_until(arrived, "the next entry is delivered", timeout_s=5)
     assert reader.is_alive() and set(map(type, events)) <= {NextJob, Wake}
+
+
+@pytest.fixture
+def deletion_lost() -> Iterator[None]:
+    """The first command that deletes what was read is lost."""
+    failpoints.arm("worker", "worker.after_receive:raise")
+    yield
+    failpoints.arm("worker", "")
+
+
+@pytest.mark.usefixtures("deletion_lost")
+def test_an_entry_whose_deletion_was_lost_does_not_fill_the_inbox_for_ever(
+    client: redis.Redis, keys: Keys, reading: tuple[Mailbox, Reader]
+) -> None:
+    """Senders stop at a full inbox, so that no later entry may be needed to make room."""
+    mailbox, _ = reading
+    client.xadd(keys.inbox("w"), {"j": JOB.encode()})
+    wait_until(lambda: client.xlen(keys.inbox("w")) == 0, "it is gone", timeout_s=5)
+    assert [event for event in mailbox.take(0.0) if not isinstance(event, Wake)] == [JOB], "and was delivered once"

@@ -1,8 +1,16 @@
 """Into how many groups the decode rows of a route are split."""
 
-import pytest
+import threading
 
-from blockrelay_worker.parallelism import Seat, decode_share, groups_of
+import pytest
+import redis
+from prometheus_client import CollectorRegistry
+
+from blockrelay.keys import Keys
+from blockrelay.metrics import WorkerMetrics
+from blockrelay.redis_link import Scripts
+from blockrelay_worker.links import Links
+from blockrelay_worker.parallelism import MOST_SEATS, Groups, Seat, decode_share, groups_of
 
 
 @pytest.mark.parametrize(
@@ -53,3 +61,11 @@ def test_uneven_batches_become_even_ones() -> None:
             here += under_way.pop(0)
     assert len(here) + sum(map(len, under_way)) == 16
     assert {len(batch) for batch in under_way} == {8}
+
+
+def test_workers_that_are_gone_are_forgotten(client: redis.Redis, keys: Keys, scripts: Scripts) -> None:
+    errors = WorkerMetrics(CollectorRegistry()).redis_errors
+    groups = Groups(Links(client, client, keys, scripts, errors, threading.Event()))
+    for life in range(500):
+        assert groups.of(frozenset({"always", f"life-{life}"})) == 2
+    assert len(groups) <= MOST_SEATS + 2

@@ -1,0 +1,82 @@
+"""How rows of a run that a later stage has not seen yet put it on the table."""
+
+import threading
+from typing import Any, cast
+
+import pytest
+import redis
+from prometheus_client import CollectorRegistry
+
+from blockrelay.block_folder import BlockFolder
+from blockrelay.keys import Keys
+from blockrelay.messages import EndEntry, ForwardSegment
+from blockrelay.metrics import WorkerMetrics
+from blockrelay.redis_link import Scripts
+from blockrelay_worker.arrivals import Arrivals
+from blockrelay_worker.executor import StageExecutor
+from blockrelay_worker.links import Links
+from blockrelay_worker.pages import PagePool
+from blockrelay_worker.runs import Run, RunTable
+from blockrelay_worker.stage import StageRole
+from tests.support.cell import Cell
+
+
+@pytest.fixture
+def cell(client: redis.Redis, keys: Keys, scripts: Scripts) -> Cell:
+    cell = Cell(client, keys, scripts)
+    for stage, name in enumerate("ab"):
+        cell.worker(name, stage=stage, split="1-2,3-5")
+    return cell
+
+
+@pytest.fixture
+def arrivals(w8a8: BlockFolder, client: redis.Redis, keys: Keys, scripts: Scripts) -> Arrivals:
+    """Those of the last stage."""
+    role = StageRole(
+        worker="b",
+        split="1-2,3-5",
+        stage=1,
+        first=3,
+        last=5,
+        folder=w8a8,
+        tokenizer=None,
+        device="cpu",
+        max_rows=64,
+        max_requests=8,
+        step_target_s=0.05,
+        speculation=True,
+        dead_after_s=60,
+        retention_s=60,
+    )
+    table = RunTable(PagePool(StageExecutor.layout_of(w8a8, 3, 5), 50))
+    metrics = WorkerMetrics(CollectorRegistry())
+    return Arrivals(role, Links(client, client, keys, scripts, metrics.redis_errors, threading.Event()), table)
+
+
+def first_rows(request: str, run: str) -> ForwardSegment:
+    return ForwardSegment(
+        request=request, run=run, sequence=0, position=0, token_ids=(1, 2, 3), ends_known=False, drafts=0
+    )
+
+
+def test_a_log_that_cannot_be_read_ends_its_request_alone(cell: Cell, arrivals: Arrivals) -> None:
+    cell.accept("req-1")
+    cell.accept("req-2")
+    broken, good = cell.claim("a")
+    cell.commit(broken, 0, [7])
+    cell.client.delete(cell.keys.log("req-1"))
+    cell.client.xadd(cell.keys.log("req-1"), {"t": "rubbish"}, id="1-0")
+    assert arrivals.segment(first_rows("req-1", broken.run)) == "drop"
+    assert isinstance(arrivals.segment(first_rows("req-2", good.run)), Run)
+    (_, end), *_ = cast(Any, cell.client.xrevrange(cell.keys.log("req-1"), count=1))
+    assert end[b"end"] == b"error" and b'"code": "wire"' in end[b"meta"]
+    assert cell.record("req-1")["state"] == "done" and cell.on("b") == {"req-2"}
+
+
+def test_a_body_that_cannot_be_read_ends_its_request_alone(cell: Cell, arrivals: Arrivals) -> None:
+    cell.accept("req-1")
+    (run,) = cell.claim("a")
+    cell.client.hset(cell.keys.request("req-1"), "body", b"\xc1rubbish")
+    assert arrivals.segment(first_rows("req-1", run.run)) == "drop"
+    (end,) = cell.log("req-1")
+    assert isinstance(end, EndEntry) and end.meta["code"] == "wire"
