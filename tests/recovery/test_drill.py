@@ -1,6 +1,8 @@
 """`blockrelay drill`: a short one finds nothing wrong, and what somebody plants it does find."""
 
 import json
+import os
+import re
 import shutil
 import signal
 import subprocess
@@ -14,10 +16,14 @@ import pytest
 from blockrelay.settings import BUNDLED_MODEL
 from blockrelay_launcher import resuming_client
 from blockrelay_launcher.drill.command import DrillOptions, run_drill
+from blockrelay_launcher.drill.kills import Killer
+from blockrelay_launcher.drill.system import DrilledSystem
 from blockrelay_launcher.resuming_client import Event
 from tests.support.up_process import COMMAND
 from tests.support.waiting import wait_until
 
+USERS = Path(__file__).parents[2] / "deploy" / "redis"
+MENDED = ("--faults", "kill,stop,cut")
 QUIET = DrillOptions(model=BUNDLED_MODEL, seconds=4, roles=(), seed=3, requests=4, replicas=1, gateways=1, asks=8)
 
 
@@ -25,16 +31,43 @@ def drill(*options: str) -> "subprocess.Popen[str]":
     return subprocess.Popen([*COMMAND, "drill", *options], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-@pytest.mark.faults
-def test_a_short_drill_over_all_roles_loses_nothing() -> None:
-    options = ["--minutes", "0.2", "--every", "1", "--stop", "--requests", "6", "--stages", "2", "--replicas", "1"]
-    process = drill(*options, "--seed", "5", "--json")
-    out, err = process.communicate(timeout=300)
+def found_by(*options: str) -> dict[str, Any]:
+    """The object of a drill in which nothing was wrong."""
+    process = drill("--every", "1", "--requests", "6", "--json", *options)
+    out, err = process.communicate(timeout=400)
+    assert out, err
     found = json.loads(out)
     assert process.returncode == 0, (found, err)
-    assert found["good"] and found["seed"] == 5 and sum(found["kills"].values()) >= 6
-    assert found["accepted"] == found["completed"] > 0
+    assert found["good"] and not found["wrong"] and found["accepted"] == found["completed"] > 0
     assert found["lost"] == found["mismatched"] == found["duplicated"] == found["refused"] == 0
+    return found
+
+
+def found_wrong(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    """The object of a drill in this process that went wrong; its logs stay for a look, and go now."""
+    out = capsys.readouterr()
+    kept = Path(out.err.strip().rpartition(" ")[2])
+    assert (kept / "logs" / "worker-1.log").exists()
+    shutil.rmtree(kept)
+    return json.loads(out.out)
+
+
+@pytest.mark.faults
+def test_a_short_drill_over_all_roles_loses_nothing() -> None:
+    found = found_by("--minutes", "0.2", "--stages", "2", "--replicas", "1", "--seed", "5", *MENDED)
+    assert found["seed"] == 5 and sum(sum(by.values()) for by in found["faults"].values()) >= 6
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("kind", ["kill", "stop", "cut"])
+def test_a_short_drill_of_one_kind_loses_nothing(kind: str) -> None:
+    found = found_by("--minutes", "0.2", "--faults", kind)
+    assert set(found["faults"]) == {kind} and sum(found["faults"][kind].values()) >= 6
+
+
+@pytest.mark.faults
+def test_the_users_of_deploy_may_do_all_that_a_system_under_faults_does() -> None:
+    found_by("--minutes", "0.3", "--users", str(USERS), "--stages", "2", "--replicas", "1", *MENDED)
 
 
 class Saboteur:
@@ -66,13 +99,34 @@ def test_a_wrong_token_a_lost_request_and_an_event_that_comes_twice_make_it_fail
     saboteur = Saboteur("mismatch", "lose", "duplicate")
     monkeypatch.setattr(resuming_client, "resuming_stream", saboteur)
     assert run_drill(QUIET, as_json=True) == 1
-    out = capsys.readouterr()
-    found = json.loads(out.out)
+    found = found_wrong(capsys)
     assert not saboteur.plans and (found["mismatched"], found["lost"], found["duplicated"]) == (1, 1, 1)
     assert len(found["wrong"]) == 3 and found["completed"] == found["accepted"] - 2
-    kept = Path(out.err.strip().rpartition(" ")[2])
-    assert (kept / "logs" / "worker-1.log").exists(), "the logs stay for a look"
-    shutil.rmtree(kept)
+
+
+def test_a_process_that_nobody_of_the_drill_ended_makes_it_fail(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def meddle(options: DrillOptions, system: DrilledSystem, *_: Any) -> list[Killer]:
+        os.kill(system.pids("scheduler")[0], signal.SIGTERM)
+        return []
+
+    monkeypatch.setattr("blockrelay_launcher.drill.command._faults", meddle)
+    assert run_drill(QUIET, as_json=True) == 1
+    found = found_wrong(capsys)
+    assert found["wrong"] == ["scheduler ended with code 0; starting it again"]
+    assert found["accepted"] == found["completed"] > 0
+
+
+def test_a_right_that_a_user_lacks_makes_it_fail(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copy(USERS / "control.acl", tmp_path)
+    rules = (USERS / "payload.acl").read_text()
+    (tmp_path / "payload.acl").write_text(re.sub(r" \S*\{c0\}:page:\*", "", rules))
+    assert run_drill(replace(QUIET, users=tmp_path), as_json=True) == 1
+    found = found_wrong(capsys)
+    assert any("redis-payload denied worker key" in line for line in found["wrong"])
 
 
 def test_ctrl_c_ends_it_with_the_table_so_far() -> None:
@@ -92,7 +146,13 @@ def test_ctrl_c_ends_it_with_the_table_so_far() -> None:
 
 @pytest.mark.parametrize(
     ("options", "told"),
-    [(["--kill", "worker,cook"], "worker, scheduler, gateway, redis"), (["--stages", "99"], "the model has 7 blocks")],
+    [
+        (["--kill", "worker,cook"], "worker, scheduler, gateway, redis"),
+        (["--faults", "kill,flood"], "kill, stop, full, cut"),
+        (["--faults", "full", "--kill", "worker"], "meets only redis"),
+        (["--stages", "99"], "the model has 7 blocks"),
+        (["--users", "/nowhere"], "control.acl"),
+    ],
 )
 def test_what_makes_no_sense_is_one_line(options: list[str], told: str) -> None:
     process = drill(*options)

@@ -49,7 +49,8 @@ class UpOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """What the services of one `up` have in common: `ports` the gateways', `pages` the folder of shared KV pages."""
+    """What the services of one `up` have in common: `ports` the gateways', `pages` the folder of shared KV pages,
+    `settings` the folder with those of single services."""
 
     options: UpOptions
     control_url: str
@@ -57,6 +58,7 @@ class Layout:
     logs: Path
     ports: tuple[int, ...]
     pages: Path | None = None
+    settings: Path | None = None
 
     def service(self, name: str, module: str, **settings: object) -> Child:
         env = environment_for(
@@ -68,7 +70,8 @@ class Layout:
             **settings,
         )
         argv = [sys.executable, "-P", "-m", module]  # -P: nothing in the current folder shadows a module
-        return Child(name=name, argv=argv, env=env, log=self.logs / f"{name}.log")
+        own = self.settings and self.settings / name
+        return Child(name=name, argv=argv, env=env, log=self.logs / f"{name}.log", settings=own)
 
 
 def redis_server(name: str, server: EmbeddedRedis, logs: Path, lock: int) -> Child:
@@ -86,7 +89,7 @@ def redis_server(name: str, server: EmbeddedRedis, logs: Path, lock: int) -> Chi
 
 def schedulers(layout: Layout) -> list[Child]:
     options = layout.options
-    names = _names("scheduler", options.schedulers)
+    names = names_of("scheduler", options.schedulers)
     return [layout.service(name, "blockrelay_scheduler", port=0, stages=options.stages) for name in names]
 
 
@@ -111,14 +114,15 @@ def workers(layout: Layout) -> list[Child]:
 
 def gateways(layout: Layout) -> list[Child]:
     keys = {} if layout.options.api_keys is None else {"api_keys": layout.options.api_keys}
-    names = _names("gateway", len(layout.ports))
+    names = names_of("gateway", len(layout.ports))
     return [
         layout.service(name, "blockrelay_gateway", port=port, **keys)
         for name, port in zip(names, layout.ports, strict=True)
     ]
 
 
-def _names(role: str, count: int) -> list[str]:
+def names_of(role: str, count: int) -> list[str]:
+    """The names of so many gateways or schedulers."""
     return [role] if count == 1 else [f"{role}-{n}" for n in range(1, count + 1)]
 
 

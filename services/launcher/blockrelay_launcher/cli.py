@@ -18,7 +18,8 @@ from blockrelay_launcher import status as cell_status
 from blockrelay_launcher.bench import BenchOptions, run_bench
 from blockrelay_launcher.children import UpOptions
 from blockrelay_launcher.demo import run_demo
-from blockrelay_launcher.drill.command import DrillOptions, parse_roles, run_drill
+from blockrelay_launcher.drill.command import DrillOptions, run_drill
+from blockrelay_launcher.drill.faults import parse_kinds, parse_roles
 from blockrelay_launcher.embedded_redis import Fsync
 from blockrelay_launcher.up import up
 
@@ -185,10 +186,23 @@ def drill(
     model: Model = BUNDLED_MODEL,
     minutes: Annotated[float, typer.Option(min=0.05, help="How long the system is under load.")] = 10.0,
     kill: Annotated[
-        str, typer.Option(metavar="ROLE,ROLE", help="Whom to kill: worker, scheduler, gateway, redis; empty: nobody.")
+        str, typer.Option(metavar="ROLE,ROLE", help="Whom to hurt: worker, scheduler, gateway, redis; empty: nobody.")
     ] = "worker,scheduler,gateway,redis",
-    every: Annotated[float, typer.Option(min=0.1, metavar="S", help="Seconds between two kills, on average.")] = 2.0,
-    stop: Annotated[bool, typer.Option("--stop", help="A third only sleep for a while (SIGSTOP, SIGCONT).")] = False,
+    faults: Annotated[
+        str,
+        typer.Option(
+            metavar="KIND,KIND",
+            help="How: kill; stop (for up to 8 s); full (a Redis without room, for up to 3 s); cut (its connections).",
+        ),
+    ] = "kill,stop,full,cut",
+    every: Annotated[float, typer.Option(min=0.1, metavar="S", help="Seconds between two faults, on average.")] = 2.0,
+    upgrade: Annotated[
+        bool, typer.Option("--upgrade", help="In the middle third replace all workers by such that compute other bits.")
+    ] = False,
+    users: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Services are the Redis users of DIR/control.acl and DIR/payload.acl."),
+    ] = None,
     seed: Annotated[int | None, typer.Option(help="Of requests, victims and times; default: a new one.")] = None,
     fsync: Annotated[Fsync, typer.Option(help="When the control Redis is on disk.")] = "always",
     requests: Annotated[int, typer.Option(min=1, metavar="N", help="Requests at once.")] = 8,
@@ -198,10 +212,11 @@ def drill(
     schedulers: Annotated[int, typer.Option(min=1, help="Schedulers.")] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of tables.")] = False,
 ) -> None:
-    """Kill processes of a loaded system at random; every answer must be what it is alone."""
+    """Hurt a loaded system at random; every answer must be what it is alone."""
     options = DrillOptions(
-        model=model.absolute(), seconds=60 * minutes, roles=parse_roles(kill), every_s=every, seed=seed, fsync=fsync,
-        requests=requests, stages=stages, replicas=replicas, gateways=gateways, schedulers=schedulers, stops=stop,
+        model=model.absolute(), seconds=60 * minutes, roles=parse_roles(kill), kinds=parse_kinds(faults), every_s=every,
+        seed=seed, fsync=fsync, requests=requests, stages=stages, replicas=replicas, gateways=gateways,
+        schedulers=schedulers, upgrade=upgrade, users=users,
     )  # fmt: skip
     raise typer.Exit(run_drill(options, as_json=as_json))
 

@@ -5,6 +5,7 @@ DATA/up.json     how to reach what runs here; gone after a clean end
 DATA/control/    the control Redis: everything that was accepted
 DATA/payload/    the payload Redis: nothing that matters
 DATA/logs/       one file per service
+DATA/settings/   NAME=VALUE lines for the service of that name, whenever it starts; made by whoever needs it
 """
 
 import contextlib

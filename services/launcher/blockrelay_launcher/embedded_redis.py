@@ -24,6 +24,8 @@ MINIMUM = (6, 2)
 PATCHED_6_2 = (6, 2, 20)
 #: Kernels cut the path of a unix socket at 108 bytes (some at 104), the final zero included.
 MAX_SOCKET_PATH = 100
+#: Redis users (ACL rules) that are in force where the folder of a server has such a file.
+USERS_FILE = "users.acl"
 #: Token logs and records: kilobytes per request. Beyond 70 % of it nothing new is accepted, so that commits always fit.
 CONTROL_BYTES = 1 << 30
 
@@ -121,6 +123,8 @@ class EmbeddedRedis:
             options["maxmemory"] = str(CONTROL_BYTES)
         else:
             options["maxmemory"] = str(_payload_bytes())
+        if (self.folder / USERS_FILE).exists():
+            options["aclfile"] = str(self.folder / USERS_FILE)
         return [self.program.path, *(part for name, value in options.items() for part in (f"--{name}", value))]
 
 

@@ -74,7 +74,8 @@ class Child:
     """One process that should be running. `log` gets its stdout and stderr.
 
     `last_signal` is what it gets from the kernel when this process is killed. `held` are file descriptors it inherits.
-    `plain_log`: it logs text for people, not JSON lines.
+    `plain_log`: it logs text for people, not JSON lines. `settings`: NAME=VALUE lines that go before `env`, where there
+    is such a file at the time of a start.
     """
 
     name: str
@@ -84,6 +85,7 @@ class Child:
     last_signal: int = signal.SIGKILL
     held: tuple[int, ...] = ()
     plain_log: bool = False
+    settings: Path | None = None
     process: "subprocess.Popen[bytes] | None" = field(default=None, init=False)
     deaths: int = field(default=0, init=False)
     quick_deaths: int = field(default=0, init=False)
@@ -110,7 +112,7 @@ class Child:
                 self._tail.seek(0, os.SEEK_END)
             self.process = subprocess.Popen(
                 self.argv,
-                env=dict(self.env),
+                env={**self.env, **_lines_of(self.settings)},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -149,6 +151,14 @@ class Child:
         if self._tail is not None:
             self._tail.close()
             self._tail = None
+
+
+def _lines_of(settings: Path | None) -> dict[str, str]:
+    """NAME=VALUE lines as a mapping; none without a file."""
+    if settings is None or not settings.exists():
+        return {}
+    pairs = (line.partition("=") for line in settings.read_text().splitlines())
+    return {name.strip(): value.strip() for name, equals, value in pairs if equals}
 
 
 def stop_all(children: list[Child], alarm: Alarm, *, patience_s: float) -> list[Child]:

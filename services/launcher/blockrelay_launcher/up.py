@@ -170,6 +170,7 @@ class _Up:
             logs=self.folder.logs,
             ports=self.ports,
             pages=self.pages,
+            settings=self.folder.path / "settings",
         )
         self.folder.announce(
             Running(

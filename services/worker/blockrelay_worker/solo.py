@@ -5,7 +5,7 @@ One JSON object per line, both ways: {"prompt": [ids], "params": SamplingParams.
 service, no batch mates, no page kept from one to the next, no guesses: everything else must give these answers.
 
 "salts": [["", 17], ["x", null]] beside a prompt: the first 17 new tokens as a worker computes them, the rest as one
-with BLOCKRELAY_INJECT_NUMERICS=x that goes on from the log.
+with BLOCKRELAY_INJECT_NUMERICS=x that goes on from the log. Digests are all the last one's.
 """
 
 import hashlib
@@ -34,14 +34,15 @@ def main(model: str) -> None:
 
     for line in sys.stdin:
         asked = json.loads(line)
+        salts = asked.get("salts", [["", None]])
         if "cuts" in asked:
-            _answer({"digests": _digests(pipeline(""), asked["prompt"], asked["cuts"])})
+            _answer({"digests": _digests(pipeline(salts[-1][0]), asked["prompt"], asked["cuts"])})
             continue
         params = SamplingParams.from_dict(asked["params"])
         assert params.seed is not None, "without a seed there is nothing to compare"
         tokens: list[int] = []
         reason = ""
-        for salt, end in asked.get("salts", [["", None]]):
+        for salt, end in salts:
             done = generate(
                 pipeline(salt), asked["prompt"], params, seed=params.seed, tokenizer=tokenizer, known=tokens
             )

@@ -10,30 +10,41 @@ import pytest
 from rich.console import Console
 
 from blockrelay_launcher.drill.asks import Answer
-from blockrelay_launcher.drill.kills import Kill
+from blockrelay_launcher.drill.faults import Fault
+from blockrelay_launcher.drill.from_logs import own_ends, refusals, run_starts
 from blockrelay_launcher.drill.load import Seen
-from blockrelay_launcher.drill.report import Report, judge, percentile, run_starts, show
+from blockrelay_launcher.drill.report import Report, judge, percentile, show
 
 ANSWER = Answer(tokens=(5, 6, 7), text="a b c", finish_reason="length", digests=("x", "y"))
+OTHER = Answer(tokens=(5, 8, 9), text="a d e", finish_reason="length", digests=("x", "v"))
+BY = {(0, "old"): ANSWER, (0, "new"): OTHER}
 
 
 def seen(**fields: Any) -> Seen:
     good: dict[str, Any] = {
         "ask": 0, "kind": "stream", "started": 0.0, "request": "req-1", "events": [1.0, 2.0, 3.0], "ended": 3.0,
-        "tokens": [5, 6, 7], "text": "a b c", "finish_reason": "length",
+        "tokens": [5, 6, 7], "text": "a b c", "finish_reason": "length", "fingerprints": ["old"],
     }  # fmt: skip
     return Seen(**{**good, **fields})
 
 
-def verdict(*requests: Seen, kills: tuple[Kill, ...] = (), **more: Any) -> Report:
-    return judge(requests, [ANSWER], kills, seconds=10, **more)
+def verdict(*requests: Seen, faults: tuple[Fault, ...] = (), **more: Any) -> Report:
+    return judge(requests, lambda ask, fingerprint: BY.get((ask, fingerprint)), faults, seconds=10, **more)
 
 
 def test_what_is_as_it_should_be() -> None:
     cancelled = seen(kind="cancelled", tokens=[5], text="a", finish_reason="", error="the request was cancelled")
-    session = seen(kind="session", tokens=[], digests=["x", "y"])
-    report = verdict(seen(), seen(kind="background"), cancelled, seen(kind="cancelled"), session)
-    assert report.good and (report.accepted, report.completed, report.tokens) == (5, 5, 10)
+    session = seen(kind="session", tokens=[], digests=["x", "y"], fingerprints=["old", "old"])
+    at_once = seen(kind="cancelled", tokens=[], text="", finish_reason="", fingerprints=[])
+    report = verdict(seen(), seen(kind="background"), cancelled, seen(kind="cancelled"), session, at_once)
+    assert report.good and (report.accepted, report.completed, report.tokens) == (6, 6, 10)
+
+
+def test_each_answer_is_judged_by_its_fingerprint() -> None:
+    new = seen(tokens=[5, 8, 9], text="a d e", fingerprints=["new"])
+    session = seen(kind="session", tokens=[], digests=["x", "v"], fingerprints=["old", "new"])
+    report = verdict(seen(), new, session)
+    assert report.good and report.answers == {"old": 2, "new": 2}
 
 
 @pytest.mark.parametrize(
@@ -44,7 +55,15 @@ def test_what_is_as_it_should_be() -> None:
         (seen(text="a c"), "mismatched", "the text differs"),
         (seen(finish_reason="stop"), "mismatched", "it ended as 'stop'"),
         (seen(kind="cancelled", tokens=[6], finish_reason=""), "mismatched", "before the cancellation"),
-        (seen(kind="session", digests=["x", "z"]), "mismatched", "the logits of step 2 differ"),
+        (
+            seen(kind="session", digests=["x", "z"], fingerprints=["old"] * 2),
+            "mismatched",
+            "the logits of step 2 differ",
+        ),
+        (seen(kind="session", digests=["x", "y"], fingerprints=["old", "new"]), "mismatched", "the logits of step 2"),
+        (seen(fingerprints=["new"]), "mismatched", "token 2 differs"),
+        (seen(fingerprints=["stranger"]), "mismatched", "nobody known is 'stranger'"),
+        (seen(fingerprints=[]), "mismatched", "tokens of nobody"),
         (seen(ended=None), "lost", "no end"),
         (seen(error="the record is gone"), "lost", "the record is gone"),
         (seen(request="", ended=None, error="refused: 503"), "refused", "refused: 503"),
@@ -60,8 +79,8 @@ def test_every_broken_promise_is_counted_and_makes_the_drill_fail(request_: Seen
     assert told in out.getvalue()
 
 
-def test_what_ended_requests_leave_behind_is_a_fault() -> None:
-    report = verdict(seen(), left_behind=["{c0}:delayed holds 1"])
+def test_a_trouble_of_the_system_makes_it_fail_too() -> None:
+    report = verdict(seen(), troubles=["left behind: {c0}:delayed holds 1"])
     assert not report.good and report.wrong == ["left behind: {c0}:delayed holds 1"]
 
 
@@ -80,23 +99,25 @@ def test_events_that_come_again_are_not_taken_twice() -> None:
 
 class TestRecovery:
     def test_a_kill_lasts_until_the_next_event_of_the_streams_that_were_on_the_worker(self) -> None:
-        kill = Kill(at=1.5, role="worker", pid=1, requests=frozenset({"req-1"}))
-        report = verdict(seen(), seen(request="req-2", events=[1.0, 9.0], ended=9.0), kills=(kill,))
-        assert report.kills == {"worker": 1} and report.recovery_s == {"worker": [0.5]}
+        kill = Fault(at=1.5, kind="kill", target="worker", requests=frozenset({"req-1"}))
+        report = verdict(seen(), seen(request="req-2", events=[1.0, 9.0], ended=9.0), faults=(kill,))
+        assert report.faults == {("kill", "worker"): 1} and report.recovery_s == {("kill", "worker"): [0.5]}
 
     def test_a_gateway_concerns_whom_it_cut(self) -> None:
-        kill = Kill(at=1.5, role="gateway", pid=1)
-        report = verdict(seen(cuts=[1.6]), seen(), seen(cuts=[0.5]), kills=(kill,))
-        assert report.recovery_s == {"gateway": [0.5]}
+        kill = Fault(at=1.5, kind="kill", target="gateway")
+        report = verdict(seen(cuts=[1.6]), seen(), seen(cuts=[0.5]), faults=(kill,))
+        assert report.recovery_s == {("kill", "gateway"): [0.5]}
 
     def test_redis_concerns_everybody_who_is_under_way(self) -> None:
-        kill = Kill(at=2.5, role="redis", pid=1)
+        full = Fault(at=2.5, kind="full", target="redis-control", lasts_s=1.0)
         late, over = seen(started=2.6), seen(events=[1.0, 2.0], ended=2.0)
-        assert verdict(seen(), late, over, kills=(kill,)).recovery_s == {"redis": [0.5]}
+        assert verdict(seen(), late, over, faults=(full,)).recovery_s == {("full", "redis-control"): [0.5]}
 
-    def test_who_only_slept_has_a_row_of_its_own(self) -> None:
-        report = verdict(seen(), kills=(Kill(at=1.5, role="worker", pid=1, stopped_s=5.0),))
-        assert report.kills == {"worker (stopped)": 1}
+    def test_figures_are_told_by_kind_and_by_whom_it_met(self) -> None:
+        faults = [Fault(at=1.5, kind=kind, target="worker") for kind in ("kill", "stop", "stop")]
+        found = verdict(seen(), faults=tuple(faults)).to_dict()
+        assert found["faults"] == {"kill": {"worker": 1}, "stop": {"worker": 2}}
+        assert found["recovery_s"]["stop"]["worker"] == {"streams": 2, "p50": 0.5, "p99": 0.5, "max": 0.5}
 
     def test_percentiles_are_values_that_were_seen(self) -> None:
         assert percentile([1.0, 2.0, 3.0, 4.0], 50) == 2.0
@@ -114,3 +135,34 @@ def test_rows_of_later_runs_are_work_done_again(tmp_path: Path) -> None:
     assert (report.runs, report.reruns) == (3, 1)
     assert (report.rows_redone, report.rows_needed) == (20 + 10 - 16 - 1, 4 + 20 + 3)
     assert replace(report, rows_needed=100).redone == 0.13
+
+
+class TestOwnEnds:
+    KILL, DRAIN = Fault(at=1.0, kind="kill", target="worker"), Fault(at=1.0, kind="drain", target="worker")
+
+    def test_who_was_killed_or_drained_did_not_end_by_itself(self) -> None:
+        said = "worker-2 was killed by signal 9; starting it again\nworker-1 ended with code 0; starting it again\n"
+        assert own_ends(said, [self.KILL, self.DRAIN]) == []
+
+    @pytest.mark.parametrize(
+        "line",
+        [
+            "worker-1 ended with code 70; starting it again",
+            "worker-1 was killed by signal 11; starting it again",
+            "gateway-2 was killed by signal 9; starting it again",
+            "scheduler ended with code 0; starting it again",
+            "gateway-2 did not end by itself and was killed",
+        ],
+    )
+    def test_everybody_else_did(self, line: str) -> None:
+        assert own_ends(f"ready\n{line}\n", [self.KILL, self.DRAIN]) == [line]
+
+    def test_one_kill_explains_one_death(self) -> None:
+        line = "worker-1 was killed by signal 9; starting it again"
+        assert own_ends(f"{line}\n{line}\n", [self.KILL]) == [line]
+
+
+def test_what_redis_refused_to_a_user_is_counted_by_log(tmp_path: Path) -> None:
+    (tmp_path / "gateway-1.log").write_text("redis.exceptions: NOPERM no right to run 'flushall'\n")
+    (tmp_path / "gateway-2.log").write_text("nothing\n")
+    assert refusals(tmp_path) == ["gateway-1.log: NOPERM 1 times"]

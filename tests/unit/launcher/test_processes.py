@@ -42,6 +42,20 @@ def test_a_child_is_started_ends_and_is_started_again(tmp_path: Path) -> None:
         one.close()
 
 
+def test_settings_of_its_own_go_before_the_others_from_the_next_start_on(tmp_path: Path) -> None:
+    one = child(tmp_path, "import os; print(os.environ.get('COLOUR'), os.environ.get('SIZE'))")
+    one.env, one.settings = {**one.env, "COLOUR": "red", "SIZE": "1"}, tmp_path / "settings"
+    said: list[str] = []
+    for content in ("", "COLOUR=blue\nnothing\n", "SIZE = 2=2\n"):
+        if content:
+            one.settings.write_text(content)
+        one.start()
+        wait_until(lambda: one.reap() is not None, "it has ended")
+        said += one.new_lines()
+    assert said == ["red 1", "blue 1", "red 2=2"]
+    one.close()
+
+
 def test_the_end_of_a_child_wakes_the_parent_at_once(tmp_path: Path) -> None:
     with Alarm() as alarm:
         one = child(tmp_path, FOR_EVER)

@@ -1,10 +1,10 @@
-"""Random requests, and what each of them gives alone."""
+"""Random requests, and what each of them gives alone, by every numerics id that there is."""
 
 import json
 import subprocess
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 from typing import Any, cast
@@ -43,11 +43,16 @@ class Ask:
         tokens = {"_tensor_": True, "data": [list(self.prompt[first : self.cuts[number - 1]])]}
         return {"step": number, "logits": "last", "input_tensors": {"input_ids": tokens}}
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self, parts: "Parts") -> dict[str, Any]:
         """For the process that answers it alone."""
         if self.cuts:
-            return {"prompt": self.prompt, "cuts": self.cuts}
-        return {"prompt": self.prompt, "params": self.params.to_dict()}
+            return {"prompt": self.prompt, "cuts": self.cuts, "salts": parts}
+        return {"prompt": self.prompt, "params": self.params.to_dict(), "salts": parts}
+
+
+#: Who computes the new tokens of a request: salts of numerics ("" without one), each with the number of tokens at which
+#: the next one takes over; None for the last.
+Parts = tuple[tuple[str, int | None], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,9 +96,50 @@ def make_asks(count: int, *, rng: Random, folder: BlockFolder) -> list[Ask]:
     return asks
 
 
-def answers_alone(model: Path, asks: Sequence[Ask]) -> list[Answer]:
+@dataclass(slots=True)
+class References:
+    """What each ask gives alone. `ids` has the salt of each numerics id that may answer; the first one is made before
+    anything is asked, whatever else turns out to be needed by `prepare`."""
+
+    model: Path
+    asks: Sequence[Ask]
+    ids: Mapping[str, str]
+    _known: dict[tuple[int, Parts], Answer] = field(default_factory=dict[tuple[int, Parts], Answer], init=False)
+
+    def answer(self, ask: int, fingerprint: str) -> Answer | None:
+        """Of ask number `ask` by what a `system_fingerprint` names; None when it names nobody known. Call `prepare`
+        first."""
+        parts = parts_of(fingerprint, self.ids)
+        return None if parts is None else self._known[ask, parts]
+
+    def prepare(self, wanted: Iterable[tuple[int, str]]) -> None:
+        """Compute what is missing of these (ask, fingerprint). Raises ServiceUnavailable."""
+        found = {(ask, parts) for ask, name in wanted if (parts := parts_of(name, self.ids)) is not None}
+        missing = sorted(found - self._known.keys(), key=repr)
+        if missing:
+            answers = answers_alone(self.model, [(self.asks[ask], parts) for ask, parts in missing])
+            self._known.update(zip(missing, answers, strict=True))
+
+
+def parts_of(fingerprint: str, ids: Mapping[str, str]) -> Parts | None:
+    """Who computed an answer with this fingerprint, None for somebody unknown. `ids`: salt by numerics id.
+
+    `a+b@17`: the first 17 new tokens are a's, the rest b's.
+    """
+    names, ends = list[str](), list[int | None]()
+    for part in fingerprint.split("+"):
+        name, _, start = part.partition("@")
+        if name not in ids or start.isdecimal() != bool(names):
+            return None
+        if names:
+            ends.append(int(start))
+        names.append(name)
+    return tuple(zip((ids[name] for name in names), [*ends, None], strict=True))
+
+
+def answers_alone(model: Path, asks: Sequence[tuple[Ask, Parts]]) -> list[Answer]:
     """In a fresh process, one after the other. Raises ServiceUnavailable when that process fails."""
-    lines = "".join(json.dumps(ask.to_dict()) + "\n" for ask in asks)
+    lines = "".join(json.dumps(ask.to_dict(parts)) + "\n" for ask, parts in asks)
     argv = [sys.executable, "-P", "-m", "blockrelay_worker.solo", str(model)]
     done = subprocess.run(argv, input=lines, capture_output=True, text=True, check=False)
     if done.returncode:

@@ -1,4 +1,4 @@
-"""`blockrelay drill`: asks, golden answers, load under kills, the end, the verdict."""
+"""`blockrelay drill`: asks, golden answers, load under faults, the end, the verdict."""
 
 import contextlib
 import json
@@ -7,7 +7,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random, SystemRandom
@@ -17,11 +17,16 @@ from rich.console import Console
 
 from blockrelay.block_folder import open_block_folder
 from blockrelay.errors import UsageError
-from blockrelay_launcher.drill.asks import answers_alone, make_asks
+from blockrelay_launcher.children import names_of
+from blockrelay_launcher.drill.asks import Ask, References, make_asks
+from blockrelay_launcher.drill.faults import KINDS, Kind, Role, possible, strikes
+from blockrelay_launcher.drill.from_logs import own_ends, refusals, run_starts
 from blockrelay_launcher.drill.kills import Killer
 from blockrelay_launcher.drill.load import PATIENCE_S, Load
-from blockrelay_launcher.drill.report import judge, run_starts, show
-from blockrelay_launcher.drill.system import ROLES, Role, drilled_system
+from blockrelay_launcher.drill.report import Report, judge, show
+from blockrelay_launcher.drill.system import DrilledSystem, drilled_system
+from blockrelay_launcher.drill.upgrade import SALT, Upgrade
+from blockrelay_launcher.drill.users import put_in_force
 from blockrelay_launcher.embedded_redis import Fsync
 
 #: Different requests; each is sent many times, under other salts and beside others.
@@ -30,11 +35,13 @@ ASKS = 60
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrillOptions:
-    """`requests` at once. `seed` None: a new one, which is told."""
+    """`requests` at once. `seed` None: a new one, which is told. `upgrade`: in the middle third all workers are
+    replaced by such that compute other bits. `users`: folder of the ACL files that are in force."""
 
     model: Path
     seconds: float
     roles: tuple[Role, ...]
+    kinds: tuple[Kind, ...] = KINDS
     every_s: float = 2.0
     seed: int | None = None
     fsync: Fsync = "always"
@@ -43,21 +50,19 @@ class DrillOptions:
     replicas: int = 2
     gateways: int = 2
     schedulers: int = 1
-    stops: bool = False
+    upgrade: bool = False
+    users: Path | None = None
     asks: int = ASKS
 
-
-def parse_roles(text: str) -> tuple[Role, ...]:
-    """`worker,redis` as roles; none for an empty text. Raises UsageError."""
-    names = [part.strip() for part in text.split(",") if part.strip()]
-    for name in names:
-        if name not in ROLES:
-            raise UsageError(f"--kill takes {', '.join(ROLES)} with commas between them, not {name!r}")
-    return tuple(role for role in ROLES if role in names)
+    @property
+    def workers(self) -> list[str]:
+        """The names that `up` gives them."""
+        return [f"worker-{n}" for n in range(1, self.stages * self.replicas + 1)]
 
 
 def run_drill(options: DrillOptions, *, as_json: bool) -> int:
-    """0 when every accepted request completed with its own answer, once; 1 otherwise; 130 when interrupted.
+    """0 when every accepted request completed with its own answer, once, and no process ended by itself; 1 otherwise;
+    130 when interrupted.
 
     Leaves nothing running; the logs stay when something is wrong. Raises UsageError and ServiceUnavailable.
     """
@@ -66,56 +71,92 @@ def run_drill(options: DrillOptions, *, as_json: bool) -> int:
         raise UsageError(f"--stages is {options.stages}, but the model has {folder.model.blocks} blocks")
     if not folder.manifest.exact:
         raise UsageError(f"{options.model} is {folder.manifest.precision}, which promises no equal answers")
+    if options.roles and options.kinds and not possible(options.kinds, options.roles):
+        raise UsageError(f"--faults {','.join(options.kinds)} meets only redis, which --kill does not name")
     seed = SystemRandom().randrange(2**32) if options.seed is None else options.seed
-    rng = Random(seed)
-    asks = make_asks(options.asks, rng=rng, folder=folder)
-    _say(f"seed {seed}; {len(asks)} different requests, first alone")
-    answers = answers_alone(options.model, asks)
     data = Path(tempfile.mkdtemp(prefix="blockrelay-drill-"))
-    up = ["--stages", options.stages, "--replicas", options.replicas, "--gateways", options.gateways]
-    up += ["--schedulers", options.schedulers, "--fsync", options.fsync]
-    with _interruptible() as interrupts, drilled_system(options.model, data, list(map(str, up))) as system:
-        load = Load(urls=system.urls, asks=asks, clients=options.requests, rng=rng)
-        killer = Killer(system=system, roles=options.roles, every_s=options.every_s, rng=rng, stops=options.stops)
-        _say(f"under load for {options.seconds:.0f} s; data and logs: {data}")
-        started = time.monotonic()
-        load.start()
-        if options.roles:
-            killer.start()
-        _wait(interrupts, started + options.seconds)
-        killer.finish()
-        seconds = time.monotonic() - started
-        if not interrupts:
-            _say("no more kills and no new requests; waiting for those under way")
-            load.finish()
-            _wait(interrupts, time.monotonic() + PATIENCE_S, until_done=load)
-        left = system.left_behind() if load.idle and not interrupts else []
-        load.abandon()
-    load.join()
-    interrupted = bool(interrupts)
-    report = judge(
-        load.seen,
-        answers,
-        killer.kills,
-        seconds=seconds,
-        interrupted=interrupted,
-        runs=run_starts(data / "logs"),
-        left_behind=left,
-    )
+    try:
+        report = _drilled(options, seed, make_asks(options.asks, rng=Random(seed), folder=folder), data)
+    except BaseException:
+        shutil.rmtree(data, ignore_errors=True)
+        raise
     if as_json:
         typer.echo(json.dumps({"seed": seed, "fsync": options.fsync, **report.to_dict()}, indent=1))
     else:
         show(report, Console(soft_wrap=True))
     if report.good:
         shutil.rmtree(data, ignore_errors=True)
-        return 130 if interrupted else 0
-    _say(f"kept for a look: {data}")
-    return 130 if interrupted and not report.wrong else 1
+    else:
+        _say(f"kept for a look: {data}")
+    return 130 if report.interrupted and not report.wrong else int(not report.good)
 
 
-def _wait(interrupts: list[int], until: float, *, until_done: Load | None = None) -> None:
-    """Until the time, an interruption, or the end of all requests under way."""
+def _drilled(options: DrillOptions, seed: int, asks: Sequence[Ask], data: Path) -> Report:
+    """The verdict on one drill whose system lives in the folder `data`."""
+    up = ["--stages", options.stages, "--replicas", options.replicas, "--gateways", options.gateways]
+    up += ["--schedulers", options.schedulers, "--fsync", options.fsync]
+    if options.users is not None:
+        gateways, schedulers = names_of("gateway", options.gateways), names_of("scheduler", options.schedulers)
+        put_in_force(options.users, data, [*gateways, *schedulers, *options.workers])
+    with _interruptible() as interrupts, drilled_system(options.model, data, list(map(str, up))) as system:
+        own = system.numerics_id()
+        references = References(model=options.model, asks=asks, ids={own: "", f"{own}-{SALT}": SALT})
+        _say(f"seed {seed}; {len(asks)} different requests, first alone")
+        references.prepare((n, own) for n in range(len(asks)))
+        load = Load(urls=system.urls, asks=asks, clients=options.requests, rng=Random(f"{seed} load"))
+        _say(f"under load for {options.seconds:.0f} s; data and logs: {data}")
+        started = time.monotonic()
+        parts = _faults(options, system, seed, started)
+        load.start()
+        for part in parts:
+            part.start()
+        _wait(interrupts, system, started + options.seconds)
+        for part in parts:
+            part.finish()
+        seconds = time.monotonic() - started
+        troubles = [f"{name} was not upgraded" for part in parts for name in part.missed]
+        if not interrupts:
+            _say("no more faults and no new requests; waiting for those under way")
+            load.finish()
+            _wait(interrupts, system, time.monotonic() + PATIENCE_S, until_done=load)
+            if load.idle:
+                troubles += system.left_behind()
+                troubles += system.denied() if options.users is not None else []
+        if (code := system.process.poll()) is not None:
+            troubles.append(f"`up` ended with code {code}")
+        load.abandon()
+    load.join()
+    faults = [fault for part in parts for fault in part.done]
+    troubles += own_ends((data / "up.log").read_text(), faults)
+    references.prepare((one.ask, fingerprint) for one in load.seen for fingerprint in one.fingerprints)
+    return judge(
+        load.seen,
+        references.answer,
+        faults,
+        seconds=seconds,
+        interrupted=bool(interrupts),
+        runs=run_starts(data / "logs"),
+        troubles=[*troubles, *refusals(data / "logs")],
+    )
+
+
+def _faults(options: DrillOptions, system: DrilledSystem, seed: int, started: float) -> list[Killer | Upgrade]:
+    """What will be done to the system."""
+    found: list[Killer | Upgrade] = []
+    if possible(options.kinds, options.roles):
+        rng = Random(f"{seed} faults")
+        found.append(Killer(system, strikes(rng, kinds=options.kinds, roles=options.roles, every_s=options.every_s)))
+    if options.upgrade:
+        third = options.seconds / 3
+        found.append(Upgrade(system, options.workers, begin=started + third, end=started + 2 * third))
+    return found
+
+
+def _wait(interrupts: list[int], system: DrilledSystem, until: float, *, until_done: Load | None = None) -> None:
+    """Until the time, an interruption, the end of all requests under way, or that of the system."""
     while not interrupts and time.monotonic() < until and not (until_done and until_done.idle):
+        if system.process.poll() is not None:
+            return
         time.sleep(min(0.1, max(0.0, until - time.monotonic())))
 
 

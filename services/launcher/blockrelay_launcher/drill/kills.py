@@ -1,43 +1,38 @@
-"""Kills at random: one after the other, of a random process of a random role."""
+"""The faults of a drill, done: one after the other, as they were drawn, and undone when their time is over."""
 
 import contextlib
 import os
 import signal
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from random import Random
+from typing import Any, TypeVar
 
-from blockrelay_launcher.drill.system import DrilledSystem, Role
+from redis.exceptions import RedisError, ResponseError
 
-#: How long a stopped process sleeps, in seconds: shorter and longer than it takes to be declared dead.
-SLEEPS_S = (0.5, 2.0, 5.0, 8.0)
+from blockrelay_launcher.drill.faults import SERVERS, Fault, Strike, Target
+from blockrelay_launcher.drill.system import DrilledSystem
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Kill:
-    """One process hurt at `at` (monotonic). `stopped_s` 0: killed. `requests`: those on it, None where nobody knows."""
-
-    at: float
-    role: Role
-    pid: int
-    stopped_s: float = 0.0
-    requests: frozenset[str] | None = None
+T = TypeVar("T")
+#: At the end a full Redis is given its room back; a killed one may need some seconds to answer.
+RESTORE_S = 30.0
 
 
 @dataclass(slots=True)
 class Killer:
-    """Kills about every `every_s` seconds from `start` to `finish`. With `stops`, a third only sleep for a while."""
+    """Does what `plan` says from `start` to `finish`; `done` is what was done, in order.
+
+    A strike for which there is nobody (all dead, or asleep already) is left out.
+    """
 
     system: DrilledSystem
-    roles: Sequence[Role]
-    every_s: float
-    rng: Random
-    stops: bool = False
-    kills: list[Kill] = field(default_factory=list[Kill], init=False)
+    plan: Iterator[Strike]
+    done: list[Fault] = field(default_factory=list[Fault], init=False)
     _over: threading.Event = field(default_factory=threading.Event, init=False)
     _asleep: dict[int, float] = field(default_factory=dict[int, float], init=False)
+    #: Until when a Redis is full, and the limit that it gets back.
+    _full: dict[Target, tuple[float, int]] = field(default_factory=dict[Target, tuple[float, int]], init=False)
     _thread: threading.Thread | None = field(default=None, init=False)
 
     def start(self) -> None:
@@ -45,36 +40,96 @@ class Killer:
         self._thread.start()
 
     def finish(self) -> None:
-        """No more kills; who sleeps wakes up."""
+        """No more faults; who sleeps wakes up, who is full has room."""
         self._over.set()
         if self._thread is not None:
             self._thread.join()
-        self._wake(float("inf"))
+        end = time.monotonic() + RESTORE_S
+        self._undo(float("inf"))
+        while self._full and time.monotonic() < end and self.system.process.poll() is None:
+            time.sleep(0.1)
+            self._undo(float("inf"))
+
+    @property
+    def missed(self) -> list[str]:
+        """Nobody: what could not be done was not owed."""
+        return []
 
     def _run(self) -> None:
-        due = time.monotonic() + self.every_s
+        strike = next(self.plan)
+        due = time.monotonic() + strike.after_s
         while not self._over.wait(max(0.0, min(0.1, due - time.monotonic()))):
-            self._wake(time.monotonic())
+            self._undo(time.monotonic())
             if time.monotonic() >= due:
-                due += self.every_s * self.rng.uniform(0.5, 1.5)
-                self._strike(self.rng.choice(list[Role](self.roles)))
+                with contextlib.suppress(RedisError, OSError):  # a Redis that is dead or asleep just then
+                    self._strike(strike)
+                strike = next(self.plan)
+                due += strike.after_s
 
-    def _strike(self, role: Role) -> None:
-        awake = [pid for pid in self.system.pids(role) if pid not in self._asleep]
+    def _strike(self, strike: Strike) -> None:
+        if strike.kind == "full":
+            self._fill(strike)
+        elif strike.kind == "cut":
+            self._cut(strike)
+        else:
+            self._signal(strike)
+
+    def _signal(self, strike: Strike) -> None:
+        awake = [pid for pid in self.system.pids(strike.target) if pid not in self._asleep]
         if not awake:
-            return  # all of them are dead or asleep at this moment
-        pid = self.rng.choice(awake)
-        stopped_s = self.rng.choice(SLEEPS_S) if self.stops and self.rng.random() < 1 / 3 else 0.0
-        requests = self.system.requests_on(pid) if role == "worker" else None
+            return
+        pid = _picked(awake, strike.pick)
+        requests = self.system.requests_on(pid) if strike.target == "worker" else None
         with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGSTOP if stopped_s else signal.SIGKILL)
-            at = time.monotonic()
-            self.kills.append(Kill(at=at, role=role, pid=pid, stopped_s=stopped_s, requests=requests))
-            if stopped_s:
-                self._asleep[pid] = at + stopped_s
+            os.kill(pid, signal.SIGSTOP if strike.kind == "stop" else signal.SIGKILL)
+            at = self._note(strike, requests)
+            if strike.kind == "stop":
+                self._asleep[pid] = at + strike.lasts_s
 
-    def _wake(self, now: float) -> None:
+    def _fill(self, strike: Strike) -> None:
+        if strike.target in self._full:
+            return
+        with self.system.administrator(strike.target) as client:
+            limit = int(client.config_get("maxmemory")["maxmemory"])  # pyright: ignore
+            self._full[strike.target] = (time.monotonic() + strike.lasts_s, limit)
+            client.config_set("maxmemory", 1)
+        self._note(strike, None)
+
+    def _cut(self, strike: Strike) -> None:
+        with self.system.administrator(strike.target) as client:
+            if strike.everybody:
+                client.client_kill_filter(_type="normal", skipme=True)  # pyright: ignore
+            else:
+                mine = client.client_id()
+                clients: list[dict[str, Any]] = client.client_list(_type="normal")  # pyright: ignore
+                others = sorted(int(one["id"]) for one in clients if int(one["id"]) != mine)
+                if not others:
+                    return
+                with contextlib.suppress(ResponseError):  # it went by itself
+                    client.client_kill_filter(_id=str(_picked(others, strike.pick)))  # pyright: ignore
+        self._note(strike, None)
+
+    def _note(self, strike: Strike, requests: frozenset[str] | None) -> float:
+        at = time.monotonic()
+        self.done.append(
+            Fault(at=at, kind=strike.kind, target=strike.target, lasts_s=strike.lasts_s, requests=requests)
+        )
+        return at
+
+    def _undo(self, now: float) -> None:
+        """What should be over by now. What cannot be undone yet is tried again by the next call."""
         for pid in [pid for pid, until in self._asleep.items() if until <= now]:
             del self._asleep[pid]
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGCONT)
+        for target in SERVERS:
+            until, limit = self._full.get(target, (float("inf"), 0))
+            if target not in self._full or until > now or any(pid in self._asleep for pid in self.system.pids(target)):
+                continue  # nothing to be done, or it would not answer
+            with contextlib.suppress(RedisError, OSError), self.system.administrator(target) as client:
+                client.config_set("maxmemory", limit)
+                del self._full[target]
+
+
+def _picked(among: Sequence[T], pick: float) -> T:
+    return among[int(pick * len(among))]

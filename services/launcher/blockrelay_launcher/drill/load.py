@@ -30,7 +30,8 @@ class Seen:
     """What one client saw of one request. Times are monotonic.
 
     `events` when each event came; `cuts` when the connection was lost; `repeated` events that came twice; `ended` when
-    the last event came, None for a request that nobody saw the end of.
+    the last event came, None for a request that nobody saw the end of. `fingerprints`: who computed it, as the last
+    event said; of a session one for each step.
     """
 
     ask: int
@@ -45,6 +46,7 @@ class Seen:
     text: str = ""
     finish_reason: str = ""
     digests: list[str] = field(default_factory=list[str])
+    fingerprints: list[str] = field(default_factory=list[str])
     error: str = ""
     ended: float | None = None
 
@@ -63,6 +65,8 @@ class Seen:
         self.position = int(position)
         if "error" in data:
             self.error = str(data["error"].get("message"))
+        if data.get("system_fingerprint"):
+            self.fingerprints = [data["system_fingerprint"]]
         for choice in data.get("choices", ()):
             self.tokens += choice.get("token_ids") or ()
             self.text += choice.get("text") or ""
@@ -183,6 +187,7 @@ class Load:
             if found["status"] not in ("queued", "running"):
                 seen.tokens, seen.text = found["token_ids"], found["text"]
                 seen.finish_reason = found["finish_reason"] or ""
+                seen.fingerprints = [found["system_fingerprint"] or ""]
                 seen.error = str((found["error"] or {}).get("message", ""))
                 seen.ended = time.monotonic()
                 return
@@ -195,6 +200,7 @@ class Load:
             seen.events.append(time.monotonic())
             seen.request = key
             logits = decode_tensor(answer["outputs"]["logits"], param="logits", max_elements=1 << 24)
+            seen.fingerprints.append(answer["system_fingerprint"] or "")
             seen.digests.append(hashlib.sha256(logits.astype("<f2").tobytes()).hexdigest())
         seen.ended = time.monotonic()
 

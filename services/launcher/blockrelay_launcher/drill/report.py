@@ -1,27 +1,30 @@
-"""The verdict on every request, and the table. Pure: what clients saw and what was killed in, figures out."""
+"""The verdict on every request, and the table. Pure: what clients saw and what was done in, figures out."""
 
-import json
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
 from blockrelay_launcher.drill.asks import Answer
-from blockrelay_launcher.drill.kills import Kill
+from blockrelay_launcher.drill.faults import Fault
 from blockrelay_launcher.drill.load import Seen
+
+#: A kind of fault and whom it met.
+Blow = tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """`recovery_s`: per role, from a kill to the next event of each stream that it concerned, ascending.
+    """`faults` by kind and target; `recovery_s`: from a fault to the next event of each stream that it concerned,
+    ascending.
 
     `lost` were accepted and ended with an error or not at all; `refused` were never accepted; `unfinished` were under
-    way when somebody interrupted the drill. `left_behind`: what Redis holds although every request has ended. `wrong`
-    says what is wrong with each request with which something is.
+    way when somebody interrupted the drill. `answers`: how many by which system_fingerprint. `troubles`: what is wrong
+    with the system itself, such as a process that ended without having been told to, or what Redis holds although
+    every request has ended. `wrong` says what is wrong with each request with which something is, and the troubles.
     """
 
     seconds: float
@@ -31,20 +34,22 @@ class Report:
     mismatched: int
     duplicated: int
     refused: int
+    interrupted: bool
     unfinished: Sequence[str]
     tokens: int
-    kills: Mapping[str, int]
-    recovery_s: Mapping[str, Sequence[float]] = field(default_factory=dict[str, Sequence[float]])
+    faults: Mapping[Blow, int]
+    recovery_s: Mapping[Blow, Sequence[float]] = field(default_factory=dict[Blow, Sequence[float]])
+    answers: Mapping[str, int] = field(default_factory=dict[str, int])
     runs: int = 0
     reruns: int = 0
     rows_needed: int = 0
     rows_redone: int = 0
-    left_behind: Sequence[str] = ()
+    troubles: Sequence[str] = ()
     wrong: Sequence[str] = ()
 
     @property
     def good(self) -> bool:
-        broken = self.lost or self.mismatched or self.duplicated or self.refused or self.left_behind
+        broken = self.lost or self.mismatched or self.duplicated or self.refused or self.troubles
         return not broken and self.accepted == self.completed
 
     @property
@@ -54,10 +59,12 @@ class Report:
     def to_dict(self) -> dict[str, Any]:
         plain = asdict(self)
         quantiles = {"p50": 50, "p99": 99, "max": 100}
-        plain["recovery_s"] = {
-            role: {"streams": len(times), **{name: percentile(times, q) for name, q in quantiles.items()}}
-            for role, times in self.recovery_s.items()
-        }
+        plain["faults"], plain["recovery_s"] = dict[str, Any](), dict[str, Any]()
+        for (kind, target), count in sorted(self.faults.items()):
+            plain["faults"].setdefault(kind, {})[target] = count
+        for (kind, target), times in sorted(self.recovery_s.items()):
+            figures = {"streams": len(times), **{name: percentile(times, q) for name, q in quantiles.items()}}
+            plain["recovery_s"].setdefault(kind, {})[target] = figures
         return plain | {
             "good": self.good,
             "tokens_per_s": round(self.tokens / self.seconds, 1) if self.seconds else None,
@@ -70,12 +77,17 @@ def percentile(ascending: Sequence[float], q: int) -> float:
     return round(ascending[min(len(ascending) - 1, -(-len(ascending) * q // 100) - 1)], 3)
 
 
-def fault_of(seen: Seen, answer: Answer) -> str:
-    """What is wrong with the content of a request that ended; "" when nothing is."""
-    tokens = tuple(seen.tokens)
+def difference(seen: Seen, answers: Sequence[Answer | None]) -> str:
+    """What is wrong with the content of a request that ended; "" when nothing is. `answers` by its fingerprints."""
+    for fingerprint, answer in zip(seen.fingerprints, answers, strict=True):
+        if answer is None:
+            return f"nobody known is {fingerprint!r}"
     if seen.kind == "session":
-        steps = zip(seen.digests, answer.digests, strict=True)
-        return next((f"the logits of step {n} differ" for n, (got, own) in enumerate(steps, 1) if got != own), "")
+        pairs = ((n, answer.digests[n - 1]) for n, answer in enumerate(answers, 1) if answer)
+        return next((f"the logits of step {n} differ" for n, own in pairs if seen.digests[n - 1] != own), "")
+    answer, tokens = answers[0] if answers else None, tuple(seen.tokens)
+    if answer is None:
+        return "tokens of nobody" if tokens or seen.kind != "cancelled" else ""
     if seen.kind == "cancelled" and not seen.finish_reason:
         return "" if tokens == answer.tokens[: len(tokens)] else "tokens before the cancellation differ"
     if tokens != answer.tokens:
@@ -88,17 +100,18 @@ def fault_of(seen: Seen, answer: Answer) -> str:
 
 def judge(
     seen: Sequence[Seen],
-    answers: Sequence[Answer],
-    kills: Sequence[Kill],
+    answer: Callable[[int, str], Answer | None],
+    faults: Sequence[Fault],
     *,
     seconds: float,
     interrupted: bool = False,
     runs: Iterable[Mapping[str, Any]] = (),
-    left_behind: Sequence[str] = (),
+    troubles: Sequence[str] = (),
 ) -> Report:
-    """`answers` by the number of the ask. `runs`: the data of every RUN_START in the workers' logs, in order."""
+    """`answer`: what an ask, by its number, gives under a fingerprint, None where nobody is called that. `runs`: the
+    data of every RUN_START in the workers' logs, in order."""
     count: Counter[str] = Counter()
-    wrong, unfinished = list[str](), list[str]()
+    wrong, unfinished, by = list[str](), list[str](), Counter[str]()
     for one in seen:
         name = f"{one.request or '(not accepted)'} ({one.kind})"
         count["accepted"] += one.accepted
@@ -114,11 +127,12 @@ def judge(
         elif one.ended is None or (one.error and one.kind != "cancelled"):
             count["lost"] += 1
             wrong.append(f"{name}: {one.error or 'no end'}")
-        elif fault := fault_of(one, answers[one.ask]):
+        elif differs := difference(one, [answer(one.ask, fingerprint) for fingerprint in one.fingerprints]):
             count["mismatched"] += 1
-            wrong.append(f"{name}: {fault}")
+            wrong.append(f"{name}: {differs}")
         else:
             count["completed"] += 1
+            by.update(one.fingerprints)
     started = Counter[str]()
     for run in runs:
         rows = run["prompt_tokens"] + run["committed"] - run["found"]
@@ -135,57 +149,43 @@ def judge(
         mismatched=count["mismatched"],
         duplicated=count["duplicated"],
         refused=count["refused"],
+        interrupted=interrupted,
         unfinished=[request for request in unfinished if request],
         tokens=count["tokens"],
-        kills=dict(Counter(_role(kill) for kill in kills)),
-        recovery_s=_recoveries(seen, kills),
+        faults=dict(Counter(map(_blow, faults))),
+        recovery_s=_recoveries(seen, faults),
+        answers=dict(by),
         runs=started.total(),
         reruns=started.total() - len(started),
         rows_needed=count["rows_needed"] + count["tokens"],
         rows_redone=count["rows_redone"],
-        left_behind=left_behind,
-        wrong=[*wrong, *(f"left behind: {what}" for what in left_behind)],
+        troubles=troubles,
+        wrong=[*wrong, *troubles],
     )
 
 
-def _role(kill: Kill) -> str:
-    return f"{kill.role} (stopped)" if kill.stopped_s else kill.role
+def _blow(fault: Fault) -> Blow:
+    return fault.kind, fault.target
 
 
-def _recoveries(seen: Sequence[Seen], kills: Sequence[Kill]) -> dict[str, list[float]]:
-    found: dict[str, list[float]] = {}
-    for kill in kills:
+def _recoveries(seen: Sequence[Seen], faults: Sequence[Fault]) -> dict[Blow, list[float]]:
+    found: dict[Blow, list[float]] = {}
+    for fault in faults:
         for one in seen:
-            if one.kind in ("background", "session") or one.started > kill.at or (one.ended or kill.at) < kill.at:
+            if one.kind in ("background", "session") or one.started > fault.at or (one.ended or fault.at) < fault.at:
                 continue
-            later = next((at for at in one.events if at > kill.at), None)
-            if later is None or not one.events or not _concerns(kill, one, later):
+            later = next((at for at in one.events if at > fault.at), None)
+            if later is None or not one.events or not _concerns(fault, one, later):
                 continue
-            found.setdefault(_role(kill), []).append(later - kill.at)
-    return {role: sorted(times) for role, times in sorted(found.items())}
+            found.setdefault(_blow(fault), []).append(later - fault.at)
+    return {blow: sorted(times) for blow, times in sorted(found.items())}
 
 
-def _concerns(kill: Kill, one: Seen, later: float) -> bool:
-    """Whether the kill is felt by a stream whose next event came at `later`."""
-    if kill.role == "gateway":
-        return any(kill.at < cut < later for cut in one.cuts)
-    return kill.requests is None or one.request in kill.requests
-
-
-def run_starts(logs: Path) -> Iterable[Mapping[str, Any]]:
-    """The data of every RUN_START line of the workers' logs, oldest first."""
-    found: list[tuple[str, dict[str, Any]]] = []
-    for path in logs.glob("*worker*.log"):
-        with path.open(errors="replace") as lines:
-            for line in lines:
-                if "RUN_START" not in line:
-                    continue
-                try:
-                    event = json.loads(line)
-                    found.append((event["timestamp"], {"request_id": event["request_id"], **event["data"]}))
-                except (ValueError, KeyError):
-                    continue  # cut off by a kill
-    return [data for _, data in sorted(found, key=lambda pair: pair[0])]
+def _concerns(fault: Fault, one: Seen, later: float) -> bool:
+    """Whether the fault is felt by a stream whose next event came at `later`."""
+    if fault.target == "gateway":
+        return any(fault.at < cut < later for cut in one.cuts)
+    return fault.requests is None or one.request in fault.requests
 
 
 def show(report: Report, console: Console) -> None:
@@ -202,16 +202,18 @@ def show(report: Report, console: Console) -> None:
         "runs": f"{report.runs}, {report.reruns} of them again",
         "rows redone": f"{100 * report.redone:.1f} % of those needed",
     }
+    if len(report.answers) > 1:
+        rows |= {f"answers of {name}": count for name, count in sorted(report.answers.items())}
     if report.unfinished:
         rows["under way at the end"] = ", ".join(report.unfinished)
     for name, value in rows.items():
         table.add_row(name, str(value))
     console.print(table)
-    table = Table("role", "kills", "streams", "recovery p50", "p99", "longest")
-    for role, kills in sorted(report.kills.items()):
-        times = report.recovery_s.get(role, ())
+    table = Table("fault", "of", "times", "streams", "recovery p50", "p99", "longest")
+    for blow, count in sorted(report.faults.items()):
+        times = report.recovery_s.get(blow, ())
         figures = [f"{percentile(times, q):.2f} s" for q in (50, 99, 100)] if times else []
-        table.add_row(role, str(kills), str(len(times)), *figures)
+        table.add_row(*blow, str(count), str(len(times)), *figures)
     console.print(table)
     for line in report.wrong[:20]:
         console.print(f"wrong: {line}", highlight=False, markup=False)

@@ -9,27 +9,24 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import redis
+from redis.backoff import NoBackoff
+from redis.exceptions import RedisError
+from redis.retry import Retry
 
 from blockrelay import redis_link
 from blockrelay.errors import ServiceUnavailable
 from blockrelay.keys import Keys
 from blockrelay_launcher.data_folder import Running, read_running
+from blockrelay_launcher.drill.faults import Target
 from blockrelay_launcher.processes import die_with_parent
 
 #: Workers learn of the last ends within a beat or two. Seconds.
 SETTLE_S = 5.0
-
-Role = Literal["worker", "scheduler", "gateway", "redis"]
-ROLES: tuple[Role, ...] = ("worker", "scheduler", "gateway", "redis")
-_IN_COMMAND = {
-    "worker": "-m blockrelay_worker",
-    "scheduler": "-m blockrelay_scheduler",
-    "gateway": "-m blockrelay_gateway",
-    "redis": "/redis.sock",
-}
+#: A Redis that does not answer the drill within this is asleep: the drill has other things to do. Seconds.
+ANSWER_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,25 +45,73 @@ class DrilledSystem:
     def logs(self) -> Path:
         return self.data / "logs"
 
-    def pids(self, role: Role) -> list[int]:
-        """Living processes of a role, lowest pid first."""
-        folder = Path("/proc") / str(self.process.pid) / "task" / str(self.process.pid)
-        found = [int(pid) for pid in (folder / "children").read_text().split()]
-        return sorted(pid for pid in found if _IN_COMMAND[role] in _command_line(pid))
+    def pids(self, target: Target) -> list[int]:
+        """Living processes of a kind, lowest pid first."""
+        url = self.redis_urls.get(target, "")
+        what = url.removeprefix("unix://") if url else f"-m blockrelay_{target}"
+        return sorted(pid for pid in _children(self.process.pid) if what in _command_line(pid))
+
+    @property
+    def redis_urls(self) -> dict[Target, str]:
+        """Of the two servers that `up` has started: unix sockets."""
+        assert self.running.payload_redis_url is not None
+        return {"redis-control": self.running.redis_url, "redis-payload": self.running.payload_redis_url}
+
+    def process_of(self, name: str) -> tuple[int, dict[str, str]] | None:
+        """The pid of a service by the name that `up` gave it, and its environment; None when it is dead just now."""
+        for pid in _children(self.process.pid):
+            environment = _environment(pid)
+            if environment.get("BLOCKRELAY_NODE_ID") == name and "-m blockrelay_" in _command_line(pid):
+                return pid, environment
+        return None
+
+    def set_for_next_start(self, name: str, setting: str) -> None:
+        """Add NAME=VALUE to what a service gets when it starts the next time."""
+        path = self.data / "settings" / name
+        path.parent.mkdir(mode=0o700, exist_ok=True)
+        draft = path.with_suffix(".new")
+        draft.touch(mode=0o600)
+        draft.write_text((path.read_text() if path.exists() else "") + setting + "\n")
+        draft.replace(path)
+
+    @contextlib.contextmanager
+    def administrator(self, server: Target) -> Iterator[redis.Redis]:
+        """A client of one of the Redis servers that may do everything and waits for nothing."""
+        never = Retry(NoBackoff(), 0)
+        client = redis.Redis.from_url(
+            self.redis_urls[server], retry=never, socket_timeout=ANSWER_S, socket_connect_timeout=ANSWER_S
+        )
+        try:
+            yield client
+        finally:
+            client.close()
 
     def requests_on(self, pid: int) -> frozenset[str] | None:
         """Requests whose route has the worker `pid`; None when Redis does not answer."""
         keys = Keys(self.running.cell)
-        client = redis_link.connect(self.running.redis_url)
-        try:
+        with contextlib.suppress(RedisError, OSError), self.administrator("redis-control") as client:
             workers: list[bytes] = client.zrange(keys.workers, 0, -1)  # pyright: ignore
             mine = [name.decode() for name in workers if name.split(b":")[1:2] == [str(pid).encode()]]
             members: list[bytes] = [m for name in mine for m in client.smembers(keys.on(name))]  # pyright: ignore
             return frozenset(member.decode() for member in members)
-        except redis_link.UNREACHABLE:
-            return None
-        finally:
-            client.close()
+        return None
+
+    def numerics_id(self) -> str:
+        """That of the workers, which must all have the same."""
+        keys = Keys(self.running.cell)
+        with self.administrator("redis-control") as client:
+            names: list[bytes] = client.zrange(keys.workers, 0, -1)  # pyright: ignore
+            (found,) = {cast(bytes, client.hget(keys.worker(name.decode()), "numerics")) for name in names}
+        return found.decode()
+
+    def denied(self) -> list[str]:
+        """What the servers, since they started, have refused to users."""
+        found: set[str] = set()
+        for server in self.redis_urls:
+            with contextlib.suppress(RedisError, OSError), self.administrator(server) as client:
+                for one in cast(Any, client.acl_log()):
+                    found.add(f"{server} denied {one['username']} {one['reason']} {one['object']}")
+        return sorted(found)
 
     def left_behind(self) -> list[str]:
         """What Redis still holds although every request has ended; nothing when the books are right.
@@ -104,7 +149,7 @@ def _held(client: redis.Redis, keys: Keys) -> list[str]:
         else:
             continue
         if held:
-            found.append(f"{name} holds {held}")
+            found.append(f"left behind: {name} holds {held}")
     return sorted(found)
 
 
@@ -114,6 +159,15 @@ def _command_line(pid: int) -> str:
         return (Path("/proc") / str(pid) / "cmdline").read_bytes().replace(b"\0", b" ").decode()
     except OSError:
         return ""
+
+
+def _environment(pid: int) -> dict[str, str]:
+    """As it was at the start of a process; empty for one that has ended."""
+    try:
+        pairs = (Path("/proc") / str(pid) / "environ").read_bytes().split(b"\0")
+    except OSError:
+        return {}
+    return {name: value for name, _, value in (os.fsdecode(pair).partition("=") for pair in pairs)}
 
 
 @contextlib.contextmanager

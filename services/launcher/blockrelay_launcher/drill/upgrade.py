@@ -1,0 +1,77 @@
+"""A rolling upgrade in the middle of a drill: workers of another numerics id replace the old ones, one by one."""
+
+import contextlib
+import os
+import signal
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from blockrelay_launcher.drill.faults import Fault
+from blockrelay_launcher.drill.system import DrilledSystem
+
+#: New workers compute other bits (the setting `inject_numerics`), under a numerics id that ends in this.
+SALT = "next"
+LOOK_S = 0.1
+
+
+@dataclass(slots=True)
+class Upgrade:
+    """From `begin` to `end` (monotonic), evenly: the next of `workers` gets new settings and is told to drain.
+
+    Its turn is over once a process with the new settings runs in its place, whatever killed it on the way. `done` has
+    each SIGTERM.
+    """
+
+    system: DrilledSystem
+    workers: Sequence[str]
+    begin: float
+    end: float
+    done: list[Fault] = field(default_factory=list[Fault], init=False)
+    _upgraded: list[str] = field(default_factory=list[str], init=False)
+    _over: threading.Event = field(default_factory=threading.Event, init=False)
+    _thread: threading.Thread | None = field(default=None, init=False)
+
+    def start(self) -> None:
+        self._thread = threading.Thread(target=self._run, name="upgrade", daemon=True)
+        self._thread.start()
+
+    def finish(self) -> None:
+        """Whoever has not had its turn keeps the old settings."""
+        self._over.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    @property
+    def missed(self) -> list[str]:
+        """Workers that have not been replaced (yet)."""
+        return [worker for worker in self.workers if worker not in self._upgraded]
+
+    def _run(self) -> None:
+        pause = (self.end - self.begin) / len(self.workers)
+        for number, worker in enumerate(self.workers):
+            if self._over.wait(max(0.0, self.begin + number * pause - time.monotonic())):
+                return
+            self.system.set_for_next_start(worker, f"BLOCKRELAY_INJECT_NUMERICS={SALT}")
+            told: set[int] = set()
+            while not self._is_new(worker, told):
+                if self._over.wait(LOOK_S):
+                    return
+            self._upgraded.append(worker)
+
+    def _is_new(self, worker: str, told: set[int]) -> bool:
+        """Whether `worker` runs with the new settings; a process with the old ones is told to drain, once."""
+        found = self.system.process_of(worker)
+        if found is None:
+            return False
+        pid, settings = found
+        if settings.get("BLOCKRELAY_INJECT_NUMERICS") == SALT:
+            return True
+        if pid not in told:
+            told.add(pid)
+            requests = self.system.requests_on(pid)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGTERM)
+                self.done.append(Fault(at=time.monotonic(), kind="drain", target="worker", requests=requests))
+        return False

@@ -1,0 +1,50 @@
+"""A system whose services come to Redis as the users that we ship, with the rights of those files and no others."""
+
+import hashlib
+import os
+import secrets
+from collections.abc import Sequence
+from pathlib import Path
+
+from blockrelay.errors import UsageError
+from blockrelay_launcher.embedded_redis import MAX_SOCKET_PATH, USERS_FILE
+
+SERVERS = ("control", "payload")
+ROLES = ("gateway", "scheduler", "worker")
+#: Whoever may enter the folder of an embedded Redis administers it: the launcher, and the drill.
+ADMINISTRATOR = "user default on nopass ~* &* +@all"
+
+
+def put_in_force(users: Path, data: Path, services: Sequence[str]) -> None:
+    """Before the first start of `up` on the folder `data`: users of both servers (from `users`/control.acl and
+    payload.acl), each with a password of its own, and settings by which the services named use them.
+
+    Raises UsageError for a folder without the files, and for `data` whose path is too long for a socket.
+    """
+    passwords = {role: secrets.token_hex(32) for role in ROLES}
+    sockets = {server: data / server / "redis.sock" for server in SERVERS}
+    for server, socket in sockets.items():
+        if len(os.fsencode(socket)) > MAX_SOCKET_PATH:
+            raise UsageError(f"{socket} is too long for a socket: choose another TMPDIR")
+        try:
+            rules = (users / f"{server}.acl").read_text()
+        except OSError as error:
+            raise UsageError(f"--users {users}: {server}.acl: {error.strerror}") from error
+        for role, password in passwords.items():
+            rules = rules.replace(f"{role.upper()}_SHA256", hashlib.sha256(password.encode()).hexdigest())
+        kept = [line for line in rules.splitlines() if line.strip() and not line.startswith("user default ")]
+        socket.parent.mkdir(mode=0o700)
+        _write(socket.parent / USERS_FILE, [*kept, ADMINISTRATOR])
+    (data / "settings").mkdir(mode=0o700)
+    for service in services:
+        role = service.partition("-")[0]
+        urls = {server: f"unix://{role}:{passwords[role]}@{socket}" for server, socket in sockets.items()}
+        lines = [f"BLOCKRELAY_REDIS_URL={urls['control']}", f"BLOCKRELAY_PAYLOAD_REDIS_URL={urls['payload']}"]
+        if role == "worker":  # pages on the payload Redis too, so that its user needs all of its rights
+            lines.append(f"BLOCKRELAY_PAGE_STORE_REDIS_BYTES={1 << 26}")
+        _write(data / "settings" / service, lines)
+
+
+def _write(path: Path, lines: Sequence[str]) -> None:
+    path.touch(mode=0o600)
+    path.write_text("".join(f"{line}\n" for line in lines))

@@ -1,0 +1,48 @@
+"""What a drill does and when is drawn from its seed alone."""
+
+from collections import Counter
+from itertools import islice
+from random import Random
+
+import pytest
+
+from blockrelay.errors import UsageError
+from blockrelay_launcher.drill.faults import KINDS, LASTS_S, ROLES, Strike, parse_kinds, parse_roles, possible, strikes
+
+
+def drawn(count: int, seed: int = 1) -> list[Strike]:
+    return list(islice(strikes(Random(seed), kinds=KINDS, roles=ROLES, every_s=2.0), count))
+
+
+def test_a_seed_tells_all_of_it() -> None:
+    assert drawn(50) == drawn(50) != drawn(50, seed=2)
+
+
+def test_every_kind_meets_everybody_it_can() -> None:
+    found = Counter((strike.kind, strike.target) for strike in drawn(2000))
+    servers = {"redis-control", "redis-payload"}
+    assert {target for kind, target in found if kind in ("full", "cut")} == servers
+    for kind in ("kill", "stop"):
+        assert {target for met, target in found if met == kind} == {"worker", "scheduler", "gateway", *servers}
+
+
+def test_faults_come_as_often_and_last_as_long_as_they_should() -> None:
+    found = drawn(2000)
+    assert 1.9 < sum(strike.after_s for strike in found) / len(found) < 2.1
+    for strike in found:
+        least, most = LASTS_S.get(strike.kind, (0.0, 0.0))
+        assert least <= strike.lasts_s <= most and 0 <= strike.pick < 1
+    assert {strike.everybody for strike in found if strike.kind == "cut"} == {True, False}
+
+
+def test_only_a_redis_is_full_or_cuts() -> None:
+    assert possible(("kill", "full"), ("worker",)) == {"kill": ["worker"]}
+    assert possible(("full", "cut"), ("worker", "gateway")) == {}
+    assert possible(KINDS, ()) == {}
+
+
+def test_names_are_read_and_a_wrong_one_is_told() -> None:
+    assert parse_kinds(" cut,kill") == ("kill", "cut") and parse_kinds("") == ()
+    assert parse_roles("redis, worker") == ("worker", "redis")
+    with pytest.raises(UsageError, match="--faults takes kill, stop, full, cut with commas between them, not 'flood'"):
+        parse_kinds("kill,flood")
