@@ -20,9 +20,9 @@ from blockrelay.api_keys import Tenant
 from blockrelay.errors import BadRequest, Conflict, KeyReused, NotFound, Overloaded, ServiceUnavailable
 from blockrelay.metrics import GatewayMetrics
 from blockrelay.redis_link import UNREACHABLE, AsyncScripts, backoff_s
-from blockrelay.scripts import Accepted, Limits
+from blockrelay.scripts import NO_LIMITS, Accepted, Limits
 from blockrelay.settings import GatewaySettings
-from blockrelay_gateway.flights import Flight, Flights
+from blockrelay_gateway.flights import NO_LIMIT, Flight, Flights
 from blockrelay_gateway.identity import HEADER
 from blockrelay_gateway.limits import limit_error, limits_for, priority_of, retry_after_s
 from blockrelay_gateway.readers import Readers
@@ -101,23 +101,15 @@ class Admission:
         seconds, micros = cast(tuple[int, int], await cast(Any, self._client.time()))
         self._clock_ahead_ms = seconds * 1000 + micros // 1000 - int(time.time() * 1000)
 
-    async def submit(self, orders: Sequence[Order], tenant: Tenant) -> Readers:
-        """Accept all orders of a tenant, or find those that a key names; with a reader attached to each.
+    async def submit(self, orders: Sequence[Order], tenant: Tenant, *, together: bool = False) -> Readers:
+        """Accept all orders of a tenant, or find those that a key names or that ran as the same session step before;
+        with a reader attached to each.
 
-        Raises Overloaded, BadRequest, ServiceUnavailable or KeyReused; then nothing new of it is queued any more.
+        `together`: rows of one step. The first that is new passes the limits for all, and its session's
+        compare-and-set keeps other steps out, so that nothing but Redis refuses those behind it.
+        Raises Overloaded, BadRequest, ServiceUnavailable, KeyReused, or Conflict when the session is at another step;
+        then nothing new of it is queued any more.
         """
-        readers = await self._submit(orders, tenant)
-        assert isinstance(readers, Readers), "only session steps repeat"
-        return readers
-
-    async def submit_step(self, order: Order, tenant: Tenant) -> Readers | str:
-        """Accept a session step, or return the id of the request that ran the same step before.
-
-        Raises as `submit`, and Conflict when the session is at another step.
-        """
-        return await self._submit([order], tenant)
-
-    async def _submit(self, orders: Sequence[Order], tenant: Tenant) -> Readers | str:
         if self._full and not await self._flights.recorded([order.request for order in orders]):
             raise Overloaded(
                 f"the queue's memory is nearly used up: {self._full}",
@@ -126,22 +118,28 @@ class Admission:
             )
         flights: list[Flight] = []
         fresh: list[Flight] = []
-        for order in orders:
-            flight = self._prepare(scoped(order, tenant), tenant)
+        need = max(map(need_pages, orders)) if together else 0
+        for index, order in enumerate(orders):
+            flight = self._prepare(scoped(order, tenant), tenant, need or need_pages(order))
             try:
                 if order.fingerprint:
                     self._flights.seek(order.request)
                 else:
                     self._flights.start(flight)
-                answer = await self._accept(flight, limits_for(order, tenant, self._settings))
-                if answer.status == "REPEAT":
-                    self._flights.drop(flight)
-                    return answer.detail
+                if together and fresh:
+                    answer = await self._accept(flight, NO_LIMITS, NO_LIMIT)
+                else:
+                    company = orders[index + 1 :] if together else ()
+                    limits = limits_for(order, tenant, self._settings, company=company)
+                    answer = await self._accept(flight, limits, self._settings.max_in_flight)
                 self._check(answer, order, tenant)
                 if answer.status == "OK":
                     flight.created = int(answer.detail) // 1000
                 known = answer.status == "EXISTS" and bool(order.fingerprint)  # else our own retry: the id is random
-                if known:
+                if answer.status == "REPEAT":
+                    self._flights.drop(flight)
+                    flight, known = await self._flights.resume(answer.detail, tenant.name), True
+                elif known:
                     flight = await self._flights.resume(order.request, tenant.name)
                 elif order.fingerprint:
                     flight = self._flights.join(flight)
@@ -158,7 +156,7 @@ class Admission:
                 self._announce(order, flight)
         return Readers(self._flights, flights, replayed=not fresh)
 
-    def _prepare(self, order: Order, tenant: Tenant) -> Flight:
+    def _prepare(self, order: Order, tenant: Tenant, need: int) -> Flight:
         timeout_s = self._settings.request_timeout_s if order.timeout_s is None else order.timeout_s
         deadline_ms = 0 if timeout_s is None else int((time.time() + timeout_s) * 1000)
         body = replace(order.body, gateway=self._gateway)
@@ -167,7 +165,7 @@ class Admission:
             order.request,
             body,
             model=self._model,
-            need_pages=need_pages(order),
+            need_pages=need,
             deadline_ms=deadline_ms and deadline_ms + self._clock_ahead_ms,
             fingerprint=order.fingerprint,
             keep_s=self._settings.keyed_retention_s if order.fingerprint else 0,
@@ -187,8 +185,8 @@ class Admission:
             deadline_ms=deadline_ms,
         )
 
-    async def _accept(self, flight: Flight, limits: Limits) -> Accepted:
-        call = flight.accept(max_in_flight=self._settings.max_in_flight, limits=limits)
+    async def _accept(self, flight: Flight, limits: Limits, max_in_flight: int) -> Accepted:
+        call = flight.accept(max_in_flight=max_in_flight, limits=limits)
         give_up, attempt = time.monotonic() + RETRY_FOR_S, 0
         while True:
             try:
@@ -207,7 +205,7 @@ class Admission:
         if error := limit_error(answer, tenant):
             raise error
         match answer.status:
-            case "OK" | "EXISTS":
+            case "OK" | "EXISTS" | "REPEAT":
                 return
             case "OTHER":
                 raise KeyReused(f"this {HEADER} came with another body before: a new request needs a new key")

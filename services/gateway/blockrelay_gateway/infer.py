@@ -1,13 +1,16 @@
 """What /v1/infer does, for HTTP and for the WebSocket: one message in, one or more objects out."""
 
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
 
 from blockrelay.api_keys import Tenant
 from blockrelay.errors import BadRequest, BlockrelayError, ExecutionError, WireError
 from blockrelay.messages import EndEntry
-from blockrelay.tensors import decode_result
+from blockrelay.tensors import decode_result, to_float16
 from blockrelay_gateway.admission import scoped_session
 from blockrelay_gateway.answers import collect
 from blockrelay_gateway.gateway import Gateway
@@ -17,7 +20,15 @@ from blockrelay_gateway.offload import by_size
 from blockrelay_gateway.readers import Readers
 from blockrelay_gateway.relay import failure
 from blockrelay_gateway.schemas import TENSOR_FIELDS, TENSOR_ONLY_FIELDS, InferRequest
-from blockrelay_gateway.sessions import Session, TensorStep, check_names, read_step
+from blockrelay_gateway.sessions import (
+    Session,
+    TensorStep,
+    check_names,
+    other_shapes,
+    read_inputs,
+    read_steps,
+    row_session,
+)
 from blockrelay_gateway.translate import Order
 
 #: Float32 bytes of one result: what `logits: all` may ask for.
@@ -78,95 +89,143 @@ async def text_objects(gateway: Gateway, readers: Readers) -> AsyncIterator[dict
 
 
 async def submit_tensors(
-    gateway: Gateway, request: InferRequest, who: Identity, trace: str, tenant: Tenant
-) -> tuple[TensorStep, Order, Readers]:
-    """Accept a tensor step, or find the one that it repeats. `finish_tensors` closes the readers."""
-    step, order = await _order(gateway, request, who, trace, tenant)
-    readers = await gateway.admission.submit_step(order, tenant)
-    if isinstance(readers, str):  # this step ran before
-        flight = await gateway.flights.resume(readers, tenant.name)
-        readers = Readers(gateway.flights, [flight], replayed=True)
-    return step, order, readers
+    gateway: Gateway, request: InferRequest, who: Identity, trace: str, tenant: Tenant, *, size: int
+) -> tuple[list[TensorStep], list[Order], Readers]:
+    """Accept a tensor step, a request for each of its rows, or find those that it repeats. `size`: of the body, bytes.
+
+    `finish_tensors` closes the readers.
+    """
+    steps, orders = await _orders(gateway, request, who, trace, tenant, size)
+    return steps, orders, await gateway.admission.submit(orders, tenant, together=True)
 
 
 async def finish_tensors(
-    gateway: Gateway, request: InferRequest, tenant: Tenant, step: TensorStep, order: Order, readers: Readers
+    gateway: Gateway,
+    request: InferRequest,
+    tenant: Tenant,
+    steps: Sequence[TensorStep],
+    orders: Sequence[Order],
+    readers: Readers,
 ) -> tuple[dict[str, Any], BlockrelayError | None]:
-    """The answer to a tensor step once it has ended, and its error if it failed."""
-    started = readers.flights[0].started
-    end, raw = await _ended(gateway, readers)
-    if raw is None and failure(end) is None:  # its result is gone: compute it once more, outside the session
-        again = await gateway.admission.submit([gateway.translator.renamed(order)], tenant)
-        end, raw = await _ended(gateway, again)
-    error = failure(end)
-    if error is None and raw is None:
-        error = ExecutionError("the result was not stored; try again")
-    if error is not None or raw is None:
-        assert error is not None
-        return pipeline_error(error, end, session_id=request.session_id), error
-    rows = 1 if order.body.logits == "last" else step.new
-    try:
-        logits = decode_result(raw)
-    except WireError as problem:
-        return pipeline_error(problem, end, session_id=request.session_id), problem
-    if logits.shape[0] < rows or logits.shape[1] != gateway.folder.model.vocab_size:
-        problem = ExecutionError(f"the result has shape {list(logits.shape)}, expected {rows} rows")
-        return pipeline_error(problem, end, session_id=request.session_id), problem
+    """The answer to a tensor step once all its rows have ended, and its error if one failed."""
+    started = min(flight.started for flight in readers.flights)
+    ended = await _ended(gateway, readers)
+    lost = [row for row, (end, raw) in enumerate(ended) if raw is None and failure(end) is None]
+    if lost:  # their results are gone: compute them once more, outside the session
+        renamed = [gateway.translator.renamed(orders[row]) for row in lost]
+        again = await gateway.admission.submit(renamed, tenant, together=True)
+        for row, found in zip(lost, await _ended(gateway, again), strict=True):
+            ended[row] = found
+    values: list[NDArray[np.float32]] = []
+    for (end, raw), step, order in zip(ended, steps, orders, strict=True):
+        error = failure(end)
+        if error is None:
+            try:
+                values.append(_logits(raw, step.new if order.body.logits == "all" else 1, gateway))
+            except (ExecutionError, WireError) as problem:
+                error = problem
+        if error is not None:
+            return pipeline_error(error, end, session_id=request.session_id), error
+    ends = [end for end, _ in ended]
     answer = tensor_success(
-        logits[-rows:],
-        end,
+        _side_by_side(values, steps if orders[0].body.logits == "all" else None),
+        ends,
         session_id=request.session_id,
-        step=step.step,
+        step=steps[0].step,
         seconds=time.monotonic() - started,
-        **execution(end),
+        **execution(*ends),
     )
     return answer, None
 
 
-async def _order(
-    gateway: Gateway, request: InferRequest, who: Identity, trace: str, tenant: Tenant
-) -> tuple[TensorStep, Order]:
+def _logits(raw: bytes | None, rows: int, gateway: Gateway) -> NDArray[np.float32]:
+    """The last `rows` of a stored result, float32 [rows, vocab]. Raises ExecutionError or WireError."""
+    if raw is None:
+        raise ExecutionError("the result was not stored; try again")
+    logits = decode_result(raw)
+    if logits.shape[0] < rows or logits.shape[1] != gateway.folder.model.vocab_size:
+        raise ExecutionError(f"the result has shape {list(logits.shape)}, expected {rows} rows")
+    return logits[-rows:]
+
+
+def _side_by_side(values: Sequence[NDArray[np.float32]], steps: Sequence[TensorStep] | None) -> NDArray[np.float16]:
+    """The logits of all rows as float16 [rows, n, vocab].
+
+    With `steps`, each token's where the token stood in `input_ids`, and zeros for padding; columns in which no row has
+    a token are left out. Without, all rows have equally many.
+    """
+    columns = [0] * len(values) if steps is None else [step.column for step in steps]
+    first = min(columns)
+    width = max(column + len(logits) for column, logits in zip(columns, values, strict=True)) - first
+    output = np.zeros((len(values), width, values[0].shape[1]), np.float16)
+    for row, (column, logits) in enumerate(zip(columns, values, strict=True)):
+        output[row, column - first : column - first + len(logits)] = to_float16(logits)
+    return output
+
+
+async def _orders(
+    gateway: Gateway, request: InferRequest, who: Identity, trace: str, tenant: Tenant, size: int
+) -> tuple[list[TensorStep], list[Order]]:
     model, translator = gateway.folder.model, gateway.translator
     translator.check_model(request.model)
     number = check_names(request.session_id, request.step)
-    session = Session()
+    tensors, context = request.input_tensors or {}, model.max_position
+    inputs = await by_size(size, read_inputs, tensors, context=context, vocab_size=model.vocab_size)
+    sessions = [Session()] * inputs.rows
     if request.session_id is not None:
-        key = gateway.keys.session(scoped_session(tenant.name, request.session_id))
-        session = Session.from_redis(await cast(Any, gateway.client.hgetall(key)))
+        sessions = await _sessions(gateway, tenant, request.session_id, inputs.rows, number)
     logits = request.logits or "last"
-    step = read_step(
-        request.input_tensors or {},
-        session,
-        session_id=request.session_id,
-        step=number,
-        logits=logits,
-        context=model.max_position,
-        vocab_size=model.vocab_size,
-    )
-    if logits == "all" and step.new * model.vocab_size * 4 > MAX_RESULT_BYTES:
+    steps = read_steps(inputs, sessions, session_id=request.session_id, step=number, logits=logits)
+    new = sum(step.new for step in steps)
+    if logits == "all" and new * model.vocab_size * 4 > MAX_RESULT_BYTES:
         most = MAX_RESULT_BYTES // (model.vocab_size * 4)
-        raise BadRequest(f'logits "all" takes at most {most} new tokens, not {step.new}', param="logits")
-    order = translator.tensor_order(
-        list(step.tokens),
-        logits=logits,
-        prior=step.prior,
-        step=number if step.session else 0,
-        session=step.session,
-        timeout_s=request.timeout,
-        trace=trace,
-        salt=request.cache_salt,
-        priority=request.priority,
-        who=who,
-    )
-    return step, order
+        raise BadRequest(f'logits "all" takes at most {most} new tokens, not {new}', param="logits")
+    orders = [
+        translator.tensor_order(
+            list(step.tokens),
+            name=name,
+            logits=logits,
+            prior=step.prior,
+            step=number if step.session else 0,
+            session=step.session,
+            timeout_s=request.timeout,
+            trace=trace,
+            salt=request.cache_salt,
+            priority=request.priority,
+        )
+        for step, name in zip(steps, who.names(inputs.rows), strict=True)
+    ]
+    return steps, orders
 
 
-async def _ended(gateway: Gateway, readers: Readers) -> tuple[EndEntry, bytes | None]:
-    """The terminal entry of the one request and its stored result. Closes `readers`."""
+async def _sessions(gateway: Gateway, tenant: Tenant, session_id: str, rows: int, step: int) -> list[Session]:
+    """The sessions of all rows, of one moment. Raises BadRequest for a session that has another number of rows."""
+
+    def key(name: str) -> str:
+        return gateway.keys.session(scoped_session(tenant.name, name))
+
+    together = gateway.client.pipeline(transaction=True)
+    for row in range(rows):
+        together.hgetall(key(row_session(session_id, row, rows)))
+    together.exists(*map(key, other_shapes(session_id, rows)))
+    *found, others = cast(list[Any], await cast(Any, together.execute()))
+    sessions = [Session.from_redis(fields) for fields in found]
+    # Of a first step that was interrupted, some rows may be there and others not.
+    fewer = step > 1 and any(session.step for session in sessions) and not all(session.step for session in sessions)
+    if others or fewer:
+        message = f"session {session_id!r} was begun with another number of rows than {rows}"
+        raise BadRequest(message, param="input_tensors.input_ids")
+    return sessions
+
+
+async def _ended(gateway: Gateway, readers: Readers) -> list[tuple[EndEntry, bytes | None]]:
+    """The terminal entry of every request and its stored result. Closes `readers`."""
     with readers:
-        (answer,) = await collect(gateway, readers)
-        assert answer.end is not None
-        if answer.end.reason != "tensor":
-            return answer.end, None
-        raw = await cast(Any, gateway.payload.get(gateway.keys.result(readers.flights[0].request)))
-        return answer.end, raw
+        ended: list[tuple[EndEntry, bytes | None]] = []
+        for answer, flight in zip(await collect(gateway, readers), readers.flights, strict=True):
+            assert answer.end is not None
+            raw = None
+            if answer.end.reason == "tensor":
+                raw = await cast(Any, gateway.payload.get(gateway.keys.result(flight.request)))
+            ended.append((answer.end, raw))
+        return ended

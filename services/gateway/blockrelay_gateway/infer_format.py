@@ -8,42 +8,55 @@ from numpy.typing import NDArray
 
 from blockrelay.errors import BlockrelayError
 from blockrelay.messages import EndEntry
-from blockrelay.tensors import encode_tensor, to_float16
+from blockrelay.tensors import encode_tensor
 from blockrelay_gateway.flights import Flight
 from blockrelay_gateway.http_errors import error_body
 from blockrelay_gateway.openai_format import usage
 from blockrelay_gateway.relay import Answer, Delta, finish_reason
 
 
-def execution(end: EndEntry) -> dict[str, Any]:
-    """execution_times, execution_stats and fallback_events, as the last stage told them."""
-    times: dict[str, float] = end.meta.get("execution_times") or {}
-    on_gpu = len(end.meta.get("gpu_blocks") or ())
+def execution(*ends: EndEntry) -> dict[str, Any]:
+    """execution_times, execution_stats and fallback_events, as the last stage told them of each row.
+
+    Rows share batches, so a block's time is that of the row for which it took longest.
+    """
+    times: dict[str, float] = {}
+    for end in ends:
+        for block, seconds in (end.meta.get("execution_times") or {}).items():
+            times[block] = max(seconds, times.get(block, 0.0))
+    on_gpu = len({block for end in ends for block in end.meta.get("gpu_blocks") or ()})
+    fallbacks = [event for end in ends for event in end.fallbacks]
     return {
         "execution_times": times,
         "execution_stats": {
             "gpu_blocks_executed": on_gpu,
             "cpu_blocks_executed": len(times) - on_gpu,
-            "total_fallbacks": len(end.fallbacks),
-            "successful_fallbacks": sum(event.success for event in end.fallbacks),
+            "total_fallbacks": len(fallbacks),
+            "successful_fallbacks": sum(event.success for event in fallbacks),
             "avg_block_time": round(sum(times.values()) / len(times), 6) if times else 0.0,
         },
-        "fallback_events": [event.to_json() for event in end.fallbacks],
+        "fallback_events": [event.to_json() for event in fallbacks],
     }
 
 
 def tensor_success(
-    logits: NDArray[np.float32], end: EndEntry, *, session_id: str | None, step: int, seconds: float, **more: Any
+    logits: NDArray[np.float16],
+    ends: Sequence[EndEntry],
+    *,
+    session_id: str | None,
+    step: int,
+    seconds: float,
+    **more: Any,
 ) -> dict[str, Any]:
-    """The answer to a tensor step; `logits` float32 [n, vocab] becomes float16 [1, n, vocab]."""
+    """The answer to a tensor step; `logits` float16 [rows, n, vocab], and the end of each row."""
     return {
         "status": "success",
         "message": "Pipeline completed successfully",
         "session_id": session_id,
         "step": step,
-        "outputs": {"logits": encode_tensor(to_float16(logits)[np.newaxis])},
+        "outputs": {"logits": encode_tensor(logits)},
         "total_pipeline_time": round(seconds, 6),
-        "system_fingerprint": end.numerics or None,
+        "system_fingerprint": ",".join(dict.fromkeys(end.numerics for end in ends if end.numerics)) or None,
         **more,
     }
 

@@ -41,9 +41,10 @@ async def infer_once(body: InferRequest, request: Request) -> Response:
     keys = request.headers.getlist(HEADER)
     who = await by_size(body_size(request), gateway.identify, keys, body, tenant, "infer")
     if infer.is_tensor_form(body):
-        step, order, readers = await infer.submit_tensors(gateway, body, who, trace, tenant)
+        size = body_size(request)
+        steps, orders, readers = await infer.submit_tensors(gateway, body, who, trace, tenant, size=size)
         with readers:  # also of a client that left before anything was read
-            done = await sse.unless_gone(request, infer.finish_tensors(gateway, body, tenant, step, order, readers))
+            done = await sse.unless_gone(request, infer.finish_tensors(gateway, body, tenant, steps, orders, readers))
         return _answer(done, readers.headers)
     order = await infer.text_order(gateway, body, who, trace)
     after = starting_after(request, [order], streamed=bool(body.stream))
@@ -115,7 +116,7 @@ class Conversation:
             if isinstance(content, dict):
                 name, session = _plain(content, "id"), _plain(content, "session_id")  # pyright: ignore
             request = InferRequest.model_validate(content)
-            await self._run(request)
+            await self._run(request, len(text))
         except ValidationError as error:
             await self._refuse(from_validation(error.errors()), name, session)
         except BlockrelayError as error:
@@ -123,12 +124,14 @@ class Conversation:
         except RedisError:
             await self._refuse(ServiceUnavailable("the queue (Redis) does not answer; try again later"), name, session)
 
-    async def _run(self, request: InferRequest) -> None:
+    async def _run(self, request: InferRequest, size: int) -> None:
         keys = [] if request.idempotency_key is None else [request.idempotency_key]
         who = self._gateway.identify(keys, request, self._tenant, "infer")
         if infer.is_tensor_form(request):
-            step, order, readers = await infer.submit_tensors(self._gateway, request, who, self._trace, self._tenant)
-            body, _ = await infer.finish_tensors(self._gateway, request, self._tenant, step, order, readers)
+            steps, orders, readers = await infer.submit_tensors(
+                self._gateway, request, who, self._trace, self._tenant, size=size
+            )
+            body, _ = await infer.finish_tensors(self._gateway, request, self._tenant, steps, orders, readers)
             await self._send(body, request.id)
             return
         order = await infer.text_order(self._gateway, request, who, self._trace)

@@ -3,6 +3,7 @@
 429: the client's own limit. 503: our capacity. Both come with Retry-After, and neither ever after acceptance.
 """
 
+from collections.abc import Sequence
 from random import uniform
 
 from blockrelay.api_keys import PRIORITIES, Tenant
@@ -26,22 +27,33 @@ def priority_of(order: Order, tenant: Tenant) -> int:
     return order.priority
 
 
-def limits_for(order: Order, tenant: Tenant, settings: GatewaySettings) -> Limits:
+def limits_for(order: Order, tenant: Tenant, settings: GatewaySettings, *, company: Sequence[Order] = ()) -> Limits:
     """What ACCEPT checks. Raises BadRequest for a request that the tenant's limits never allow.
 
-    Who asks in the background has time.
+    `company`: requests that are accepted with this one or not at all, so that what they take is checked with it.
+    Background requests are exempt from the wait limit.
     """
-    per_minute, tokens = tenant.tokens_per_minute or 0, int(order.body.prompt.size) + order.params.max_tokens
+    theirs = sum(map(_tokens, company))
+    per_minute, tokens = tenant.tokens_per_minute or 0, _tokens(order) + theirs
     if per_minute and tokens > per_minute:
         what = f"prompt and max_tokens are {tokens} tokens; this key may use {per_minute} in a minute"
         raise BadRequest(what, param="input_tensors" if order.body.logits != "none" else "max_tokens")
+    if tenant.concurrency and len(company) >= tenant.concurrency:
+        what = f"{len(company) + 1} rows are as many requests; this key may have {tenant.concurrency} under way"
+        raise BadRequest(what, param="input_tensors.input_ids")
     return Limits(
         tokens_per_minute=per_minute,
         concurrency=tenant.concurrency or 0,
         wait_s=0.0 if order.body.background else settings.max_wait_s,
         overcommit=settings.kv_overcommit,
         punctual=True,
+        others=len(company),
+        others_tokens=theirs,
     )
+
+
+def _tokens(order: Order) -> int:
+    return int(order.body.prompt.size) + order.params.max_tokens
 
 
 def limit_error(answer: Accepted, tenant: Tenant) -> BlockrelayError | None:

@@ -2,11 +2,13 @@
 
 KV is a function of tokens alone, so a step is its new tokens: the attention mask may only mark padding, and the
 positions must be the ones that follow. The session's state lives in Redis; ACCEPT extends it by compare-and-set.
+
+A batch of several rows is a session for each of them (`row_session`), all at the same step.
 """
 
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -14,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blockrelay.errors import BadRequest
+from blockrelay.messages import MAX_CHOICES
 from blockrelay.scripts import SessionStep
 from blockrelay.tensors import decode_tensor
 from blockrelay_gateway.admission import wrong_step
@@ -26,7 +29,7 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Session:
-    """A session as Redis has it. `step` 0 and no tokens: there is none yet."""
+    """A session of one row as Redis has it. `step` 0 and no tokens: there is none yet."""
 
     step: int = 0
     fingerprint: str = ""
@@ -43,14 +46,31 @@ class Session:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """A step's tensors, int64 [rows, n]: `ids` and, where they were sent, `mask` and `positions` of as many rows."""
+
+    ids: Ints
+    mask: Ints | None
+    positions: Ints | None
+
+    @property
+    def rows(self) -> int:
+        return int(self.ids.shape[0])
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorStep:
-    """A checked step. `tokens` are all of the session's afterwards, `prior` of them from earlier steps."""
+    """A checked step of one row. `tokens` are all of the session's afterwards, `prior` of them from earlier steps.
+
+    `column` is where its first new token stood in `input_ids`, behind padding.
+    """
 
     tokens: tuple[int, ...]
     prior: int
     step: int
     session: SessionStep | None
+    column: int = 0
 
     @property
     def new(self) -> int:
@@ -73,62 +93,98 @@ def check_names(session_id: str | None, step: int | None) -> int:
     return step
 
 
-def read_step(
-    inputs: Mapping[str, Any],
-    session: Session,
-    *,
-    session_id: str | None,
-    step: int,
-    logits: Literal["last", "all"],
-    context: int,
-    vocab_size: int,
-) -> TensorStep:
-    """What `inputs` ask for. Raises BadRequest naming the tensor, or Conflict naming the expected step."""
+def row_session(session_id: str, row: int, rows: int) -> str:
+    """The session of one row: the client's own id for the only one, else a name that no client can give."""
+    return session_id if rows == 1 else f"{session_id}#{row}"
+
+
+def other_shapes(session_id: str, rows: int) -> list[str]:
+    """Sessions of which none exists unless this session was begun with fewer, or more, than `rows` rows."""
+    return [f"{session_id}#0"] if rows == 1 else [session_id, f"{session_id}#{rows}"]
+
+
+def read_inputs(inputs: Mapping[str, Any], *, context: int, vocab_size: int) -> Inputs:
+    """The tensors of a step, by shape and type. One row of a mask or of positions stands for all rows of `input_ids`.
+
+    Raises BadRequest naming the tensor.
+    """
     for name in inputs:
         if name not in _INPUTS:
             raise BadRequest(f"input_tensors has an unknown tensor {name!r}", param=f"input_tensors.{name}")
     if "input_ids" not in inputs:
         raise BadRequest("input_tensors.input_ids is missing", param="input_tensors.input_ids")
     ids = _integers(inputs, "input_ids", context)
-    mask = _integers(inputs, "attention_mask", context) if "attention_mask" in inputs else None
-    positions = _integers(inputs, "position_ids", context) if "position_ids" in inputs else None
     wrong = ids[(ids < 0) | (ids >= vocab_size)]
     if wrong.size:
         raise BadRequest(
             f"input_ids: token id {wrong[0]} is not in 0..{vocab_size - 1}", param="input_tensors.input_ids"
         )
-    kept = _without_padding(ids.size, mask)
-    new = tuple(ids[kept].tolist())
-    fingerprint = _fingerprint(new, logits)
-    if step == session.step and step > 0 and fingerprint == session.fingerprint:
-        prior = session.tokens[: len(session.tokens) - len(new)]
-    elif step == session.step + 1:
-        prior = session.tokens
-    else:
-        raise wrong_step(session_id or "", step, session.step + 1)
-    _check_mask(mask, ids.size, len(prior))
-    _check_positions(positions, kept, ids.size, len(prior))
-    part = None
-    if session_id is not None:
-        part = SessionStep(
-            session=session_id,
-            step=step,
-            fingerprint=fingerprint,
-            length=len(prior),
-            tokens=np.array(new, dtype="<u4").tobytes(),
-        )
-    return TensorStep(tokens=prior + new, prior=len(prior), step=step, session=part)
+    rows = ids.shape[0]
+    return Inputs(ids, *(_for_rows(inputs, name, context, rows) for name in _INPUTS[1:]))
+
+
+def read_steps(
+    inputs: Inputs,
+    sessions: Sequence[Session],
+    *,
+    session_id: str | None,
+    step: int,
+    logits: Literal["last", "all"],
+) -> list[TensorStep]:
+    """What the rows of `inputs` ask for, each with its session as it is now.
+
+    Raises BadRequest naming the tensor, or Conflict naming the expected step.
+    """
+    size, rows = int(inputs.ids.shape[1]), inputs.rows
+    masks: list[Ints | None] = [None] * rows if inputs.mask is None else list(inputs.mask)
+    kept = [_without_padding(size, mask) for mask in masks]
+    new = [tuple(ids[keep].tolist()) for ids, keep in zip(inputs.ids, kept, strict=True)]
+    steps: list[TensorStep] = []
+    for row, session in enumerate(sessions):
+        fingerprint = _fingerprint(new, row, logits)
+        if step == session.step and step > 0 and fingerprint == session.fingerprint:
+            prior = session.tokens[: len(session.tokens) - len(new[row])]
+        elif step == session.step + 1:
+            prior = session.tokens
+        else:
+            raise wrong_step(session_id or "", step, session.step + 1)
+        _check_mask(masks[row], size, len(prior))
+        _check_positions(None if inputs.positions is None else inputs.positions[row], kept[row], size, len(prior))
+        part = None
+        if session_id is not None:
+            part = SessionStep(
+                session=row_session(session_id, row, rows),
+                step=step,
+                fingerprint=fingerprint,
+                length=len(prior),
+                tokens=np.array(new[row], dtype="<u4").tobytes(),
+            )
+        column = int(np.flatnonzero(kept[row])[0])
+        steps.append(TensorStep(tokens=prior + new[row], prior=len(prior), step=step, session=part, column=column))
+    return steps
 
 
 def _integers(inputs: Mapping[str, Any], name: str, context: int) -> Ints:
-    """A tensor of integers [1, n], flattened. A mask may cover earlier steps too, so it is bounded by the context."""
+    """A tensor of integers [rows, n]. A mask may cover earlier steps and padding, so n is bounded by two contexts."""
     param = f"input_tensors.{name}"
-    array = decode_tensor(inputs[name], param=param, max_elements=2 * context)
+    array = decode_tensor(inputs[name], param=param, max_elements=2 * context * MAX_CHOICES)
     if array.dtype.kind not in "iub":
         raise BadRequest(f"{param} must hold integers, not {array.dtype.name}", param=param)
-    if array.ndim != 2 or array.shape[0] != 1 or array.shape[1] == 0:
-        raise BadRequest(f"{param} must have shape [1, n] (batch 1), not {list(array.shape)}", param=param)
-    return array[0].astype(np.int64)
+    if array.ndim != 2 or array.size == 0 or array.shape[0] > MAX_CHOICES or array.shape[1] > 2 * context:
+        most = f"at most {MAX_CHOICES} rows of {2 * context}"
+        raise BadRequest(f"{param} must have shape [rows, n], {most}, not {list(array.shape)}", param=param)
+    return array.astype(np.int64)
+
+
+def _for_rows(inputs: Mapping[str, Any], name: str, context: int, rows: int) -> Ints | None:
+    """A tensor beside `input_ids`, of as many rows; None when it was not sent."""
+    if name not in inputs:
+        return None
+    array = _integers(inputs, name, context)
+    if array.shape[0] not in (1, rows):
+        param = f"input_tensors.{name}"
+        raise BadRequest(f"{param} has {array.shape[0]} rows, input_ids has {rows}", param=param)
+    return np.broadcast_to(array, (rows, array.shape[1]))
 
 
 def _without_padding(size: int, mask: Ints | None) -> NDArray[np.bool_]:
@@ -149,12 +205,12 @@ def _without_padding(size: int, mask: Ints | None) -> NDArray[np.bool_]:
 
 
 def _check_mask(mask: Ints | None, size: int, prior: int) -> None:
-    """A mask covers the new ids, or the session's tokens (all ones) and the new ids."""
+    """A mask covers the new ids, or the session's tokens, with the padding they came with, and the new ids."""
     if mask is None or mask.size == size:
         return
-    if mask.size != prior + size or not (mask[:prior] == 1).all():
+    if int(mask[: mask.size - size].sum()) != prior:
         raise BadRequest(
-            f"attention_mask must cover the {size} input_ids, or the session's {prior} tokens (all 1) and them",
+            f"attention_mask must cover the {size} input_ids, or the session's {prior} tokens (as many ones) and them",
             param="input_tensors.attention_mask",
         )
 
@@ -172,6 +228,11 @@ def _check_positions(positions: Ints | None, kept: NDArray[np.bool_], size: int,
         )
 
 
-def _fingerprint(tokens: tuple[int, ...], logits: str) -> str:
-    """Equal for steps that ask for the same."""
-    return hashlib.sha256(logits.encode() + np.array(tokens, dtype="<u4").tobytes()).hexdigest()
+def _fingerprint(new: Sequence[tuple[int, ...]], row: int, logits: str) -> str:
+    """Equal for rows of steps that ask for the same; every row's covers all rows."""
+    whole = hashlib.sha256(logits.encode())
+    if len(new) > 1:
+        whole.update(f"{row} of {[len(tokens) for tokens in new]}".encode())
+    for tokens in new:
+        whole.update(np.array(tokens, dtype="<u4").tobytes())
+    return whole.hexdigest()

@@ -205,6 +205,7 @@ class Translator:
         self,
         tokens: list[int],
         *,
+        name: Name,
         logits: Literal["last", "all"],
         prior: int,
         step: int,
@@ -213,10 +214,8 @@ class Translator:
         trace: str,
         salt: str | None = None,
         priority: int | None = None,
-        who: Identity | None = None,
     ) -> Order:
-        """A tensor step: `tokens` are all of the session's, of which the first `prior` belong to earlier steps."""
-        (name,) = (who or random_identity()).names()
+        """A row of a tensor step: `tokens` are all of its session's, the first `prior` of them from earlier steps."""
         params = SamplingParams(max_tokens=0, temperature=0.0, seed=derive_seed(name.request))
         check_prompt(
             tokens,
@@ -234,6 +233,8 @@ class Translator:
             session=session.session if session else "",
             step=step,
             salt=checked_salt(salt),
+            group=name.group,
+            choices=name.choices,
         )
         return Order(
             request=name.request,

@@ -84,6 +84,8 @@ class Limits:
 
     Of the tenant: `tokens_per_minute` and `concurrency`. Ours: `wait_s` for the first token, `overcommit` (KV pages
     promised for each that there is), `punctual` (refuse what would miss its deadline, by the workers' own measure).
+    `others` requests with `others_tokens` (prompt and max_tokens) come right behind this one without limits of their
+    own: they are checked, and charged, with it.
     """
 
     tokens_per_minute: int = 0
@@ -91,6 +93,8 @@ class Limits:
     wait_s: float = 0.0
     overcommit: float = 0.0
     punctual: bool = False
+    others: int = 0
+    others_tokens: int = 0
 
 
 #: For what was accepted once.
@@ -141,6 +145,7 @@ def accept(
     args += [int(body.prompt.size), int(body.params.get("max_tokens") or 0), fingerprint, keep_s]
     args += [tenant, weight, priority, limits.tokens_per_minute, limits.concurrency, max_in_flight]
     args += [int(limits.wait_s * 1000), limits.overcommit, int(limits.punctual), reader]
+    args += [limits.others, limits.others_tokens]
     if session:
         args += [session.session, session.step, session.fingerprint, session.length, session.tokens]
 

@@ -7,7 +7,8 @@
 --   tenant, its weight, priority, its tokens per minute, its concurrency,
 --   most in flight, longest wait for the first token (ms), most pages promised per page there is,
 --   1: refuse what would miss its deadline (limits but `in flight`: 0 = none),
---   gateway that will read a request that exists ('' = none does), [session, step, fingerprint of the step, length, new tokens]
+--   gateway that will read a request that exists ('' = none does), requests that come along without limits of their own,
+--   their tokens (prompt and max_tokens), [session, step, fingerprint of the step, length, new tokens]
 -- Answers: OK ms | EXISTS state | OTHER | TOO_LARGE pages | STEP expected-step | REPEAT request-id, or a limit and ms after
 --   which to ask again: TOKENS left | CONCURRENT requests | BUSY in-flight | PAGES promised | WAIT ms | LATE ms (until its end)
 local id, model, need, deadline = ARGV[2], ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5])
@@ -15,6 +16,7 @@ local prompt, most = tonumber(ARGV[7]), tonumber(ARGV[8])
 local tenant, weight, priority = ARGV[11], tonumber(ARGV[12]), tonumber(ARGV[13])
 local per_minute, concurrency, limit = tonumber(ARGV[14]), tonumber(ARGV[15]), tonumber(ARGV[16])
 local longest_wait, overcommit, punctual = tonumber(ARGV[17]), tonumber(ARGV[18]), ARGV[19] == '1'
+local others, their_tokens = tonumber(ARGV[21]), tonumber(ARGV[22])
 local known = redis.call('HMGET', P .. 'request:' .. id, 'state', 'fp', 'abandoned')
 if known[1] and not known[3] then
   if (known[2] or '') ~= ARGV[9] then return {'OTHER'} end
@@ -26,17 +28,17 @@ if known[1] and not known[3] then
 end
 
 local session, append
-if ARGV[21] then
-  session = P .. 'session:' .. ARGV[21]
+if ARGV[23] then
+  session = P .. 'session:' .. ARGV[23]
   local step = tonumber(redis.call('HGET', session, 'step') or '0')
   local length = tonumber(redis.call('HGET', session, 'length') or '0')
-  local wanted = tonumber(ARGV[22])
-  if wanted == step and step > 0 and redis.call('HGET', session, 'fp') == ARGV[23] then
+  local wanted = tonumber(ARGV[24])
+  if wanted == step and step > 0 and redis.call('HGET', session, 'fp') == ARGV[25] then
     local previous = redis.call('HGET', session, 'request')
     local ended = redis.call('HGET', P .. 'request:' .. previous, 'end')
     local there = redis.call('EXISTS', P .. 'request:' .. previous) == 1
     if there and (not ended or ended == 'tensor') then return {'REPEAT', previous} end
-  elseif wanted == step + 1 and length == tonumber(ARGV[24]) then
+  elseif wanted == step + 1 and length == tonumber(ARGV[26]) then
     append = true
   else
     return {'STEP', step + 1}
@@ -56,27 +58,27 @@ if per_minute > 0 then
   local since = NOW - tonumber(v[2] or NOW)
   if since < 0 then since = 60000 end  -- the clock was put back: nobody waits until it has caught up
   level = math.min(per_minute, tonumber(v[1] or per_minute) + since * per_minute / 60000)
-  local lacks = prompt + most - level
+  local lacks = prompt + most + their_tokens - level
   if lacks > 0 then return {'TOKENS', math.floor(level), math.ceil(lacks * 60000 / per_minute)} end
 end
 if concurrency > 0 then
   local mine = redis.call('SCARD', P .. 'of:' .. tenant)
-  if mine >= concurrency then return {'CONCURRENT', mine, 1000} end
+  if mine + others >= concurrency then return {'CONCURRENT', mine, 1000} end
 end
 
 -- Our capacity.
 local in_flight = redis.call('ZCARD', P .. 'running')
-if in_flight >= limit then return {'BUSY', in_flight, 1000} end
+if in_flight + others >= limit then return {'BUSY', in_flight, 1000} end
 local class = redis.call('HGET', P .. 'plan:' .. model, 'class') or 'cpu'
 local load = books(model)
-if overcommit > 0 and found.pages and load.pages > 0 and load.pages + need > found.pages * overcommit then
+if overcommit > 0 and found.pages and load.pages > 0 and load.pages + need * (1 + others) > found.pages * overcommit then
   return {'PAGES', load.pages, 1000}
 end
 local due
 if found.token then
   local rank = next_rank(P .. 'shares:' .. model .. ':' .. class, priority, weight, tenant)
   local before = tokens_before(P .. 'shares:' .. model .. ':' .. class, rank)
-  local wait, first, all = forecast(found, load, in_flight, need, prompt, most, before)
+  local wait, first, all = forecast(found, load, in_flight + others, need * (1 + others), prompt + their_tokens, most, before)
   if longest_wait > 0 and 1000 * (wait + first) > longest_wait then
     return {'WAIT', math.ceil(1000 * (wait + first)), math.ceil(1000 * (wait + first)) - longest_wait}
   end
@@ -87,7 +89,7 @@ if found.token then
   end
 elseif deadline > 0 then
   -- No worker has measured itself: a few requests, and those will have been measured.
-  if punctual and in_flight >= UNMEASURED then return {'LATE', 0, 1000} end
+  if punctual and in_flight + others >= UNMEASURED then return {'LATE', 0, 1000} end
   due = deadline
 end
 
@@ -99,13 +101,13 @@ if ARGV[9] ~= '' then redis.call('HSET', P .. 'request:' .. id, 'fp', ARGV[9], '
 redis.call('ZADD', P .. 'running', NOW, id)
 redis.call('SADD', P .. 'of:' .. tenant, id)
 if per_minute > 0 then
-  redis.call('HSET', bucket, 'level', string.format('%.3f', level - prompt - most), 'at', NOW)
+  redis.call('HSET', bucket, 'level', string.format('%.3f', level - prompt - most - their_tokens), 'at', NOW)
   redis.call('EXPIRE', bucket, 120)
 end
 if session then
-  redis.call('HSET', session, 'step', ARGV[22], 'fp', ARGV[23], 'request', id)
+  redis.call('HSET', session, 'step', ARGV[24], 'fp', ARGV[25], 'request', id)
   if append then
-    local tokens = (redis.call('HGET', session, 'tokens') or '') .. ARGV[25]
+    local tokens = (redis.call('HGET', session, 'tokens') or '') .. ARGV[27]
     redis.call('HSET', session, 'tokens', tokens, 'length', string.len(tokens) / 4)
   end
   redis.call('EXPIRE', session, RETENTION)

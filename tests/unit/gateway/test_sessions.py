@@ -5,17 +5,23 @@ from typing import Any
 import pytest
 
 from blockrelay.errors import BadRequest, Conflict
-from blockrelay_gateway.sessions import Session, TensorStep, check_names, read_step
+from blockrelay_gateway.sessions import Session, TensorStep, check_names, read_inputs, read_steps
 
 
 def tensor(*values: int) -> dict[str, Any]:
     return {"_tensor_": True, "data": list(values)}
 
 
+def steps(*sessions: Session, number: int = 1, logits: Any = "last", **inputs: Any) -> list[TensorStep]:
+    """Of a batch; without `sessions` its rows have none yet."""
+    read = read_inputs(inputs, context=64, vocab_size=100)
+    known = sessions or (Session(),) * read.rows
+    return read_steps(read, known, session_id="chat", step=number, logits=logits)
+
+
 def step(session: Session | None = None, *, number: int = 1, logits: Any = "last", **inputs: Any) -> TensorStep:
-    return read_step(
-        inputs, session or Session(), session_id="chat", step=number, logits=logits, context=64, vocab_size=100
-    )  # fmt: skip
+    (found,) = steps(*([session] if session else []), number=number, logits=logits, **inputs)
+    return found
 
 
 def after(first: TensorStep) -> Session:
@@ -64,11 +70,49 @@ def test_any_other_step_is_a_conflict_that_names_the_expected_one(
     assert refused.value.param == "step"
 
 
+def test_rows_of_a_batch_are_sessions_of_their_own_at_one_step() -> None:
+    ids, mask = [[0, 5, 6], [7, 8, 9]], [[0, 1, 1], [1, 1, 1]]
+    positions = [[0, 0, 1], [0, 1, 2]]
+    first = steps(input_ids=ids, attention_mask=mask, position_ids=positions)
+    assert [found.tokens for found in first] == [(5, 6), (7, 8, 9)]
+    assert [found.column for found in first] == [1, 0]
+    assert [found.session and found.session.session for found in first] == ["chat#0", "chat#1"]
+    second = steps(
+        *map(after, first),
+        number=2,
+        input_ids=[[1], [2]],
+        attention_mask=[[*mask[0], 1], [*mask[1], 1]],  # with the padding of the first step
+        position_ids=[[2], [3]],
+    )
+    assert [found.tokens for found in second] == [(5, 6, 1), (7, 8, 9, 2)]
+    assert [found.prior for found in second] == [2, 3]
+    assert steps(*map(after, first), input_ids=ids, attention_mask=mask) == first, "the same step again"
+
+
+def test_one_row_of_a_mask_and_of_positions_stands_for_all() -> None:
+    found = steps(input_ids=[[1, 2], [3, 4]], attention_mask=[1, 1], position_ids=[[0, 1]])
+    assert [row.tokens for row in found] == [(1, 2), (3, 4)]
+
+
+def test_a_row_belongs_to_its_batch() -> None:
+    """Equal in one row is not equal: whoever comes second must not get in between."""
+    one = steps(input_ids=[[1, 2], [3, 4]])
+    for other in ([[1, 2], [3, 5]], [[1, 2], [3, 4], [5, 6]], [[1, 2]]):
+        with pytest.raises(Conflict, match="expects step 2"):
+            steps(*map(after, one), *[Session()] * (len(other) - 2), input_ids=other) if len(other) > 1 else step(
+                after(one[0]), input_ids=other
+            )
+
+
 IDS = tensor(5, 6, 7)
 BAD: dict[str, tuple[dict[str, Any], str]] = {
     "no input_ids": ({"attention_mask": IDS}, "input_ids"),
     "past keys": ({"input_ids": IDS, "past_key_values.0.key": IDS}, "past_key_values.0.key"),
-    "a batch of two": ({"input_ids": {"_tensor_": True, "data": [[1], [2]]}}, "input_ids"),
+    "rows of rows": ({"input_ids": [[[1], [2]]]}, "input_ids"),
+    "too many rows": ({"input_ids": [[1]] * 129}, "input_ids"),
+    "a mask of other rows": ({"input_ids": [[1], [2], [3]], "attention_mask": [[1], [1]]}, "attention_mask"),
+    "positions of other rows": ({"input_ids": [[1], [2], [3]], "position_ids": [[0], [0]]}, "position_ids"),
+    "a bad position in the last row": ({"input_ids": [[1], [2]], "position_ids": [[0], [1]]}, "position_ids"),
     "no ids": ({"input_ids": {"_tensor_": True, "data": [[]]}}, "input_ids"),
     "ids that are fractions": ({"input_ids": {"_tensor_": True, "dtype": "float32", "data": [1.0]}}, "input_ids"),
     "an id out of range": ({"input_ids": tensor(100)}, "input_ids"),
