@@ -176,7 +176,8 @@ def _spring(traps: Sequence[Trap]) -> None:
         if trap.action == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
         elif trap.action == "stop":
-            os.kill(os.getpid(), signal.SIGSTOP)
+            # To this thread: another one that takes it would let this one go on for a moment, past the point.
+            signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
         elif trap.action == "delay":
             time.sleep(trap.seconds)
         else:

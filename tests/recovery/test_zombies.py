@@ -8,31 +8,25 @@ import urllib.request
 import pytest
 
 from blockrelay_launcher.resuming_client import resuming_stream
-from tests.support.system import Golden, StartSystem, System, assert_nothing_is_held, start_all
+from tests.support.fault_stand import state_of
+from tests.support.system import Golden, StartSystem, assert_nothing_is_held, start_all
 from tests.support.waiting import wait_until
 
 QUICK = {"BLOCKRELAY_DEAD_AFTER_S": "1"}
-
-
-def refused_commits(system: System, pid: int) -> bool:
-    (info,) = [w for w in system.infos() if w.pid == pid and w.ready] or [None]
-    if info is None:
-        return False
-    with urllib.request.urlopen(f"http://{info.host}:{info.port}/metrics", timeout=5) as answer:
-        return 'blockrelay_commits_total{verdict="LOST"}' in answer.read().decode()
 
 
 def test_the_late_commit_of_a_worker_that_was_declared_dead_is_refused(
     start_system: StartSystem, long_jobs: Golden
 ) -> None:
     jobs, golden = long_jobs
-    system = start_system(stages=1, replicas=2, scheduler_env=QUICK)
+    system = start_system(stages=1, replicas=1, scheduler_env=QUICK)
+    sleeper = system.start_worker(failpoint="worker.before_commit:stop@20")
+    system.wait_ready(2)
     start_all(system, jobs)
-    pid = system.pid_of(0)
-    os.kill(pid, signal.SIGSTOP)
-    wait_until(lambda: all(w.pid != pid for w in system.infos()), "the sleeper is declared dead")
-    os.kill(pid, signal.SIGCONT)
-    wait_until(lambda: refused_commits(system, pid), "its COMMIT is refused")
+    wait_until(lambda: state_of(sleeper.pid) == "T", "it sleeps before a COMMIT")
+    wait_until(lambda: all(w.pid != sleeper.pid for w in system.infos()), "the sleeper is declared dead")
+    sleeper.send_signal(signal.SIGCONT)
+    wait_until(lambda: system.refused_commits(sleeper.pid), "its COMMIT is refused")
     system.wait_all(jobs)
     assert system.results(jobs) == golden
     assert_nothing_is_held(system)

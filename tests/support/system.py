@@ -164,6 +164,16 @@ class System:
             total += sum(float(line.split()[-1]) for line in lines if line.split(" ")[0] == name)
         return total
 
+    def refused_commits(self, pid: int) -> bool:
+        """Whether COMMIT has told this process that a run of it is no longer the current one.
+
+        False too while the process is between two lives in the registry.
+        """
+        for worker in [w for w in self.infos() if w.pid == pid]:
+            with urllib.request.urlopen(f"http://{worker.host}:{worker.port}/metrics", timeout=5) as answer:
+                return 'blockrelay_commits_total{verdict="LOST"}' in answer.read().decode()
+        return False
+
     def accept(self, job: Job, **more: object) -> None:
         need = -(-(len(job.prompt) + job.params.max_tokens) // 16)
         call = calls.accept(

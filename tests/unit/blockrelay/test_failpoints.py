@@ -1,5 +1,7 @@
 """Failure points: what the setting may say, and what happens at a point."""
 
+import contextlib
+import os
 import re
 import signal
 import subprocess
@@ -13,6 +15,8 @@ from blockrelay import failpoints
 from blockrelay.errors import ExecutionError, UsageError
 from blockrelay.failpoints import POINTS, SCRIPTS, Trap, arm, parse, reach, reach_script
 from blockrelay.scripts import NAMES
+from tests.support.fault_stand import state_of
+from tests.support.waiting import wait_until
 
 ROOT = Path(__file__).parents[3]
 
@@ -92,6 +96,45 @@ def test_actions_meet_the_process_itself(action: str, code: int) -> None:
         [sys.executable, "-c", program, f"worker.after_claim:{action}"], capture_output=True, text=True, check=False
     )
     assert done.returncode == code and "FAILPOINT" in done.stdout + done.stderr
+
+
+SLEEPER = """
+import sys, threading
+from blockrelay.failpoints import arm, reach
+
+def work():
+    for passage in range(1, NAPS + 1):
+        reach("worker.before_commit")
+        print(passage, flush=True)
+
+arm("worker", ",".join(f"worker.before_commit:stop@{n}" for n in range(1, NAPS + 1)))
+thread = threading.Thread(target=work)
+thread.start()
+thread.join()
+""".replace("NAPS", "40")
+
+
+def test_nothing_behind_a_point_happens_before_the_process_is_woken() -> None:
+    """Whichever thread takes the signal, the one at the point goes no further."""
+    with subprocess.Popen([sys.executable, "-c", SLEEPER], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        pipe = process.stdout.fileno()
+        os.set_blocking(pipe, False)
+        printed: list[bytes] = []
+
+        def read() -> int:
+            with contextlib.suppress(BlockingIOError):
+                printed.extend(line for line in os.read(pipe, 65536).splitlines() if line.isdigit())
+            return len(printed)
+
+        try:
+            for passed in range(40):
+                wait_until(lambda: state_of(process.pid) == "T", "it sleeps", poll_s=0.001)
+                assert read() == passed
+                process.send_signal(signal.SIGCONT)
+                wait_until(lambda: read() > passed, "it goes on", poll_s=0.001)  # noqa: B023
+        finally:
+            process.kill()
 
 
 def test_every_line_in_the_services_is_in_the_table_and_the_other_way_round() -> None:
