@@ -9,6 +9,8 @@ from blockrelay import scripts as calls
 from blockrelay.keys import Keys
 from blockrelay.messages import Claimed, Commit, CommitAnswer, LogEntry, RequestBody, decode_log_entry
 from blockrelay.redis_link import Scripts
+from blockrelay.settings import Device
+from tests.support.registering import announce
 
 MODEL = "0123456789abcdef"
 
@@ -36,22 +38,16 @@ class Cell:
         *,
         stage: int = 0,
         split: str = "1-2,3-4",
-        device: str = "cpu",
+        device: Device = "cpu",
         pages: int = 100,
+        slots: int = 64,
         numerics: str = "n1",
     ) -> str:
-        """Register a ready worker, as the worker service does."""
-        first, last = split.split(",")[stage].split("-")
-        self.client.hset(
-            self.keys.worker(name),
-            mapping={
-                "model": MODEL, "device": device, "numerics": numerics, "host": "h", "pid": 1, "port": 0,
-                "registered": 1, "split": split, "stage": stage,
-                "first": first, "last": last, "pages": pages, "reserved": 0,
-            },
+        """Register a ready worker."""
+        announce(
+            self.client, self.keys, name,
+            model=MODEL, split=split, stage=stage, device=device, pages=pages, slots=slots, numerics=numerics,
         )  # fmt: skip
-        self.client.zadd(self.keys.workers, {name: self.now_ms()})
-        self.client.xadd(self.keys.inbox(name), {"hello": "1"})
         self.workers.append(name)
         return name
 

@@ -23,6 +23,7 @@ from blockrelay.tensors import encode_result
 from blockrelay_gateway.app import create_app
 from blockrelay_gateway.connections import server_config
 from blockrelay_gateway.gateway import Gateway
+from tests.support.registering import announce
 from tests.support.waiting import wait_until
 
 NUMERICS = "numerics-of-the-test"
@@ -41,18 +42,13 @@ class PlayedWorker:
     positions: dict[str, int] = field(default_factory=dict[str, int])
 
     def register(self, *, stages: tuple[int, ...] = (0, 1), pages: int = 1000, plan: bool = True) -> "PlayedWorker":
-        """As the worker service and the scheduler do."""
+        """Register the workers of these stages and, as the scheduler does, publish the plan that names them."""
         for stage in stages:
             name = self.names[stage]
-            first, last = SPLIT.split(",")[stage].split("-")
-            fields: Any = {
-                "model": self.model, "device": "cpu", "numerics": NUMERICS, "host": "h", "pid": 1, "port": 0,
-                "registered": 1, "split": SPLIT, "stage": stage, "first": first, "last": last, "pages": pages,
-                "reserved": 0,
-            }  # fmt: skip
-            self.client.hset(self.keys.worker(name), mapping=fields)
-            self.client.xadd(self.keys.inbox(name), {"hello": "1"})
-        self.beat(stages)
+            announce(
+                self.client, self.keys, name,
+                model=self.model, split=SPLIT, stage=stage, pages=pages, slots=64, numerics=NUMERICS,
+            )  # fmt: skip
         if plan:
             published = Plan(
                 epoch=0,

@@ -1,0 +1,35 @@
+"""A worker that a test plays enters the registry through the worker's own code."""
+
+import threading
+
+import redis
+from prometheus_client import Counter
+
+from blockrelay.keys import Keys
+from blockrelay.plan import parse_split
+from blockrelay.redis_link import Scripts
+from blockrelay.settings import Device
+from blockrelay_worker.links import Links
+from blockrelay_worker.registration import Assignment, Registration
+
+_errors = Counter("errors", "Redis errors of played workers", registry=None)
+
+
+def announce(
+    client: redis.Redis,
+    keys: Keys,
+    name: str,
+    *,
+    model: str,
+    split: str,
+    stage: int,
+    pages: int,
+    slots: int,
+    numerics: str,
+    device: Device = "cpu",
+) -> None:
+    """Register `name` as a worker of this stage, ready and with its inbox; both Redis servers are one."""
+    links = Links(client, client, keys, Scripts(client, keys, retention_s=60), _errors, threading.Event())
+    registration = Registration(links, model=model, device=device, numerics=numerics, host="h", port=0, threads=1)
+    registration.worker = name
+    registration.announce(Assignment(split, stage, parse_split(split)[stage], epoch=0), pages=pages, slots=slots)
