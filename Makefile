@@ -1,5 +1,5 @@
 # Needs make and Python 3.11 or newer; a C++ compiler makes it fast. Everything lives in .venv.
-# ARGS goes to the command: make up ARGS="--stages 3 --port 8123", make test ARGS="-k planner".
+# ARGS goes to the command: make up ARGS="--stages 3 --port 8123", make test ARGS="-k planner". `make help` lists targets.
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
@@ -12,48 +12,67 @@ PARITY_PIP ?=
 PEER_PIP ?=
 PIP := pip install --quiet --disable-pip-version-check
 
-.PHONY: install demo up test test-system test-compose check model parity sanitize equality fuzz audit faults drill bench bench-recovery overload clean
+.PHONY: help install demo up check test test-system test-all coverage flaky model parity sanitize equality fuzz faults drill audit test-compose bench bench-recovery overload clean
 .DEFAULT_GOAL := install
 
-install: $(STAMP)
+help: ## this list
+	@sed -n 's/^\([a-z-]*\):.* ## \(.*\)/\1 \2/p' Makefile | while read -r name text; do printf '%-15s %s\n' "$$name" "$$text"; done
+
+install: $(STAMP) ## everything into .venv
 
 $(STAMP): pyproject.toml setup.py $(wildcard services/worker/native/*)
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/$(PIP) --editable '.[dev]'
 	@touch $@
 
-demo: install
+demo: install ## one prompt through a whole system, and a table
 	$(BIN)/blockrelay demo $(ARGS)
 
-up: install
+up: install ## gateway, scheduler, workers and Redis, until Ctrl-C
 	$(BIN)/blockrelay up $(ARGS)
 
 # Every test is in one suite, by its marker or its folder (tests/support/suites.py).
-test: install
+test: install ## the quick tests, minutes
 	$(BIN)/pytest --quiet --numprocesses auto --dist loadfile -m quick $(ARGS)
 
 # Whole systems that are killed, frozen, starved and cut off, each answer compared.
-test-system: install
+test-system: install ## whole systems: kills, stops, full disks; minutes
 	$(BIN)/pytest --quiet --numprocesses auto --dist loadfile --timeout 300 -m system $(ARGS)
+
+# Everything there is, each suite in its long form (.ci/suites.toml); hours. `coverage` has the tests of the first two.
+test-all: check model demo coverage ## everything there is, hours
+	$(BIN)/python .ci/long_suites.py --everything --long --without test-system
+
+# `test` and `test-system` with every line and branch counted, in the processes that they start too (those that are
+# killed with -9 take what they counted with them). Fails below what pyproject.toml demands.
+coverage: install ## what the tests reach, in all processes; fails below the gate
+	$(BIN)/coverage erase
+	$(BIN)/coverage run -m pytest --quiet --numprocesses auto --dist loadfile --timeout 600 -m 'quick or system' $(ARGS)
+	$(BIN)/coverage combine --quiet
+	$(BIN)/coverage report --skip-covered
+
+# Runs test (or --target test-system) again and again, every second time beside endless loops, and counts what failed.
+flaky: install ## which tests fail now and then: make flaky ARGS="--times 10 --load 2"
+	$(BIN)/python -m tests.flaky $(ARGS)
 
 # Needs a container engine (.ci/container-engine gets one where it can). The images are built from the wheels that this
 # machine's pip finds, so that a mirror or a proxy works here as it does for install.
-test-compose: install
+test-compose: install ## the containers; needs a container engine
 	.ci/wheelhouse $(BIN)/python
 	PIP_NO_INDEX=1 $(BIN)/pytest --quiet -m docker tests/compose $(ARGS)
 
-check: install
+check: install ## lint, format, strict types, import rules
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
 	$(BIN)/lint-imports
 
 # Every order of events of the protocol, in bounds that take minutes; ARGS names configurations, --quick takes seconds.
-model: install
+model: install ## every order of events of the protocol, minutes
 	$(BIN)/python -m model $(ARGS)
 
 # Makes the goldens anew with torch, compares them with the committed ones, and runs the tests that use them.
-parity: install $(PARITY_VENV)/.installed
+parity: install $(PARITY_VENV)/.installed ## against transformers; installs torch
 	$(PARITY_VENV)/bin/python -m tests.parity.make_goldens --check
 	$(BIN)/pytest --quiet tests/parity $(ARGS)
 
@@ -63,15 +82,15 @@ $(PARITY_VENV)/.installed: pyproject.toml
 	@touch $@
 
 # Builds the native kernels with AddressSanitizer, UBSan and ThreadSanitizer, and runs them.
-sanitize: install
+sanitize: install ## the native kernels under ASan, UBSan and TSan
 	$(BIN)/pytest --quiet -m sanitizer $(ARGS)
 
 # Hundreds of requests through whole systems, each against its solo run; whole models on emulated CPUs (where qemu-user is).
-equality: install
+equality: install ## hundreds of requests, each against its solo run
 	$(BIN)/pytest --quiet -m 'equality or emulated' $(ARGS)
 
 # A million inputs for everything that reads bytes of others (atheris), and requests made from /openapi.json (schemathesis).
-fuzz: install $(FUZZ_VENV)/.installed
+fuzz: install $(FUZZ_VENV)/.installed ## a million inputs for everything that reads bytes of others
 	$(FUZZ_VENV)/bin/python -m tests.fuzz.campaign $(ARGS)
 	SCHEMATHESIS=$(FUZZ_VENV)/bin/schemathesis $(BIN)/pytest --quiet -m fuzz tests/fuzz
 
@@ -81,32 +100,32 @@ $(FUZZ_VENV)/.installed: pyproject.toml
 	@touch $@
 
 # Known faults of what is installed; needs a network that reaches the advisory database.
-audit: install
+audit: install ## known faults of what is installed; needs a network
 	.ci/audit $(BIN)/python
 
 # Every service at every failure point, dying, sleeping, losing Redis, waiting; networks that are cut; a full disk.
-faults: install
+faults: install ## every service at every failure point
 	$(BIN)/pytest --quiet --numprocesses auto --dist loadfile --timeout 300 -m faults $(ARGS)
 
 # How long streams stand still when a worker, its host or Redis dies: make bench-recovery ARGS="--model DIR"
-bench-recovery: install
+bench-recovery: install ## how long streams stand still after an accident
 	$(BIN)/python -m bench.recovery $(ARGS)
 
 # Ninety seconds under load while everything is killed at random; more with ARGS="--minutes 10 --fsync everysec".
-drill: install
+drill: install ## kills at random under load
 	$(BIN)/blockrelay drill --minutes 1.5 --stages 2 $(ARGS)
 
 # Beside other servers, which install themselves into .bench; writes docs/benchmarks.md. ARGS="--help" shows how to take
 # parts. PEER_PIP goes to the installation of peers, for example an index of CPU-only builds of torch.
-bench: install
+bench: install ## speed beside other servers, an hour
 	PEER_PIP='$(PEER_PIP)' $(BIN)/python -m bench.compare $(ARGS)
 
 # Ten times more requests than can be served: what becomes of them, and of the memory. Minutes, on an idle machine.
-overload: install
+overload: install ## ten times more requests than can be served
 	$(BIN)/python -m bench.overload $(ARGS)
 
 # The native kernels go too, so the next target installs again; the environment stays.
-clean:
+clean: ## what was built and cached; .venv stays
 	rm -rf build dist *.egg-info .pytest_cache .ruff_cache .hypothesis .import_linter_cache .coverage* .demo .data
 	rm -f $(STAMP) services/worker/blockrelay_worker/kernels/*.so
 	find services shared tests bench model -name __pycache__ -type d -prune -exec rm -rf {} +

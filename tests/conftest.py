@@ -11,6 +11,7 @@ import redis
 
 from blockrelay.keys import Keys
 from blockrelay.redis_link import Scripts
+from tests.support.at_most import AtMost
 from tests.support.redis_server import RedisServer
 from tests.support.rights import ConfinedScripts
 from tests.support.suites import SUITES, suite_of
@@ -22,7 +23,13 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--at-most", type=float, metavar="SECONDS", help="begin no test later than that")
+
+
 def pytest_configure(config: pytest.Config) -> None:
+    if (seconds := config.getoption("at_most")) is not None:
+        config.pluginmanager.register(AtMost(config, seconds))
     for name, meaning in SUITES.items():
         config.addinivalue_line("markers", f"{name}: {meaning}")
 
