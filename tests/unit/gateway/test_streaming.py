@@ -1,5 +1,6 @@
 """Streams: one event per token with its position, resumable anywhere, never closed in silence."""
 
+from contextlib import ExitStack
 from typing import Any
 
 import openai
@@ -161,19 +162,20 @@ def test_logprobs_come_in_both_shapes(gateway: RunningGateway, worker: PlayedWor
 def test_a_stream_that_broke_goes_on_behind_the_last_event_it_had(
     gateway: RunningGateway, settings: GatewaySettings, worker: PlayedWorker, said: list[int]
 ) -> None:
-    with gateway.http.stream("POST", "/v1/completions", json={"prompt": "x", "stream": True}) as response:
-        (claimed,) = worker.claim()
-        worker.say(claimed, said[:4])
-        events = read_events(response)
-        first = [next(events) for _ in range(3)]
-        name = first[-1].data["id"]
-    # The connection is gone; the request goes on, and any gateway continues it.
     with structlog.testing.capture_logs() as lines, running_gateway(settings) as other:
-        headers = {"last-event-id": first[-1].id or ""}
-        with other.http.stream("GET", f"/v1/requests/{name}/events", headers=headers) as response:
-            events = read_events(response)
-            second = [next(events)]
-            # Longer than the grace period of the gateway that the client left: it must not cancel.
+        with ExitStack() as stack:
+            with gateway.http.stream("POST", "/v1/completions", json={"prompt": "x", "stream": True}) as response:
+                (claimed,) = worker.claim()
+                worker.say(claimed, said[:4])
+                events = read_events(response)
+                first = [next(events) for _ in range(3)]
+                name = first[-1].data["id"]
+                headers = {"last-event-id": first[-1].id or ""}
+                resumed = other.http.stream("GET", f"/v1/requests/{name}/events", headers=headers)
+                events = read_events(stack.enter_context(resumed))
+                second = [next(events)]  # within the grace period, however slow the machine is
+            # The first connection is gone; the request goes on, and any gateway continues it. Longer than the grace
+            # period of the gateway that the client left: it must not cancel.
             wait_until(lambda: any(line["event"] == "READER_ELSEWHERE" for line in lines), "the first lets go")
             worker.say(claimed, said[4:], end="length")
             second += list(events)

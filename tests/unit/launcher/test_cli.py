@@ -88,17 +88,24 @@ def test_a_redis_that_is_not_there_is_one_line_and_exit_code_1(
     assert code == 1 and "Redis does not answer" in err and err.count("\n") == 1
 
 
-def test_keys_are_made_listed_and_removed(tmp_path: Path) -> None:
-    file = ("--file", tmp_path / "keys.json")
-    made = run("keys", "add", "ada", *file, "--tokens-per-minute", "600", "--priority", "5")
-    assert made.returncode == 0 and made.stdout.startswith("br-") and made.stdout.count("\n") == 1, made.stderr
-    listed = run("keys", "list", *file)
-    assert "ada" in listed.stdout and "600" in listed.stdout and made.stdout.strip() not in listed.stdout
-    assert (
-        run("keys", "add", "ada", *file).stderr
-        == "blockrelay: there is a key named 'ada' already; remove it first to replace it\n"
-    )
-    assert run("keys", "add", "no such name", *file).returncode == 2
-    assert run("keys", "remove", "ada", *file).returncode == 0
-    assert run("keys", "remove", "ada", *file).returncode == 2
-    assert "--file" in run("keys", "list").stderr
+def test_keys_are_made_listed_and_removed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def command(*argv: str) -> tuple[object, str, str]:
+        """In this process: exit code, stdout and stderr."""
+        monkeypatch.setattr(sys, "argv", ["blockrelay", "keys", *argv, "--file", str(tmp_path / "keys.json")])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        out, err = capsys.readouterr()
+        return ended.value.code or 0, out, err
+
+    code, made, err = command("add", "ada", "--tokens-per-minute", "600", "--priority", "5")
+    assert code == 0 and made.startswith("br-") and made.count("\n") == 1, err
+    _, listed, _ = command("list")
+    assert "ada" in listed and "600" in listed and made.strip() not in listed
+    _, _, err = command("add", "ada")
+    assert err == "blockrelay: there is a key named 'ada' already; remove it first to replace it\n"
+    assert command("add", "no such name")[0] == 2
+    assert command("remove", "ada")[0] == 0
+    assert command("remove", "ada")[0] == 2
+    assert "--file" in here(capsys, monkeypatch, "keys", "list")[1]
