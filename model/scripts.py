@@ -64,7 +64,10 @@ def end(b: Bounds, redis: Redis, request: int, reason: str) -> Redis:
     if record.job == "queue":  # its tenant has not had its share of it
         shares = tuple((t, rank - record.need) if t == record.tenant else (t, rank) for t, rank in redis.shares)
         redis = redis._replace(shares=shares)
-    record = record._replace(state="done", run=0, route=(), job="", held=0, ends=(*record.ends, reason))
+    record = record._replace(
+        state="done", run=0, route=(), job="", need=0, held=0, deaths=0, solo_deaths=0, tries=0, counted_at=0,
+        ends=(*record.ends, reason),
+    )  # fmt: skip
     return redis.with_request(request, record)._replace(running=_without(redis.running, request))
 
 

@@ -50,8 +50,9 @@ class Family:
 
 
 FAMILIES = (
-    Family("request", "<id>", "hash, the record", f"ACCEPT {_ENDS}", "BEAT gateway scheduler worker", "retention after the end"),
-    Family("log", "<id>", "stream, the token log; entry id = position", f"ACCEPT {_ENDS}", "gateway worker", "as the record"),
+    Family("request", "<id>", "hash, the record; of an ended request with its short log", f"ACCEPT {_ENDS}", "BEAT gateway scheduler worker", "retention after the end"),
+    Family("log", "<id>", "stream, the token log; entry id = position", f"ACCEPT {_ENDS}", "gateway worker", "15 s after the end (a long one: as the record)"),
+    Family("packing", "", "stream, a log while it is packed", f"{_ENDS}", "", "at once"),
     Family("running", "", "zset id -> ms of last progress; every request not finished", f"ACCEPT {_ENDS} scheduler", "", "member: at the end"),
     Family("queue", "<model>:<class>", "zset of first runs, id -> rank", f"ACCEPT {_ENDS}", "scheduler", "member: CLAIM, FINISH"),
     Family("due", "<model>:<class>", "zset of those with a deadline, id -> ms by which it should be claimed", f"ACCEPT {_ENDS}", "", "member: CLAIM, FINISH"),

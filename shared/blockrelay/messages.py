@@ -13,15 +13,16 @@ scheduler → all                Plan (blockrelay.plan)
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, Literal, TypeVar, cast, get_args
 
 import numpy as np
 import numpy.typing as npt
 
 from blockrelay import wire
+from blockrelay.end_meta import decode_end_meta
 from blockrelay.errors import BadRequest, WireError
 from blockrelay.sampling_params import SamplingParams
-from blockrelay.wire_values import count, entries, flag, items, reading, text, tokens
+from blockrelay.wire_values import MAX_TOKEN, count, entries, flag, items, reading, text, tokens
 
 TokenIds = npt.NDArray[np.int32]
 Verdict = Literal["OK", "LOST", "DIVERGED", "GAP", "EXPIRED"]
@@ -57,46 +58,46 @@ class RequestBody:
     gateway: str = ""
 
     def encode(self) -> bytes:
-        return wire.pack(
-            {
-                "prompt": self.prompt,
-                "params": self.params,
-                "logits": self.logits,
-                "prior": self.prior,
-                "trace": self.traceparent,
-                "session": self.session,
-                "step": self.step,
-                "background": self.background,
-                "salt": self.salt,
-                "group": self.group,
-                "choices": self.choices,
-                "gateway": self.gateway,
-            }
-        )
+        """Small: it is kept as long as what came of it. What is as usual is left out."""
+        width = max(1, (int(self.prompt.max()).bit_length() + 7) // 8)
+        octets = np.ascontiguousarray(self.prompt, "<u4").view(np.uint8).reshape(-1, 4)
+        usual = SamplingParams().to_dict()
+        message: dict[str, Any] = {
+            "prompt": octets[:, :width].tobytes(),
+            "width": width,
+            "params": {name: value for name, value in self.params.items() if value != usual.get(name)},
+            "logits": self.logits if self.logits != "none" else "",
+            "prior": self.prior,
+            "trace": self.traceparent,
+            "session": self.session,
+            "step": self.step,
+            "background": self.background,
+            "salt": self.salt,
+            "group": self.group,
+            "choices": self.choices if self.choices != 1 else 0,
+            "gateway": self.gateway,
+        }
+        return wire.pack({name: value for name, value in message.items() if value or name == "params"})
 
     @classmethod
     def decode(cls, data: bytes) -> "RequestBody":
         with reading("a request body"):
             m = wire.unpack(data)
-            prompt = m["prompt"]
-            if not isinstance(prompt, np.ndarray) or prompt.dtype != np.int32 or prompt.ndim != 1 or prompt.size == 0:
-                raise WireError("a request body needs a prompt of int32 token ids")
-            params = entries(m["params"])
+            prompt = _prompt(m["prompt"], m.get("width"))
             try:
-                SamplingParams.from_dict(params)
+                params = SamplingParams.from_dict(entries(m["params"])).to_dict()
             except BadRequest as error:
                 raise WireError(str(error)) from error
-            prior = count(m["prior"], most=prompt.size)
             return cls(
                 prompt=prompt,
                 params=params,
-                logits=_one_of(m["logits"], get_args(Logits)),
-                prior=prior,
-                traceparent=text(m["trace"]),
-                session=text(m["session"]),
-                step=count(m["step"]),
-                background=flag(m["background"]),
-                salt=text(m.get("salt", "")),  # bodies accepted before there was one; so too what follows
+                logits=_one_of(m.get("logits", "none"), get_args(Logits)),
+                prior=count(m.get("prior", 0), most=prompt.size),
+                traceparent=text(m.get("trace", "")),
+                session=text(m.get("session", "")),
+                step=count(m.get("step", 0)),
+                background=flag(m.get("background", False)),
+                salt=text(m.get("salt", "")),
                 group=text(m.get("group", "")),
                 choices=count(m.get("choices", 1), most=MAX_CHOICES) or 1,
                 gateway=text(m.get("gateway", "")),
@@ -310,20 +311,58 @@ class EndEntry:
 LogEntry = TokenEntry | EndEntry
 
 
-def decode_log_entry(entry_id: bytes | str, fields: Mapping[bytes, bytes]) -> LogEntry:
-    """A stream entry of `log:<id>` as a LogEntry."""
+def decode_log_entry(entry_id: bytes | str, fields: Mapping[bytes, bytes], *, after: int = 0) -> list[LogEntry]:
+    """A stream entry of `log:<id>` as LogEntries with positions behind `after`.
+
+    One; but the terminal entry of a log that was packed holds all tokens before it.
+    """
     with reading("a log entry"):
         position = count(int((entry_id.decode() if isinstance(entry_id, bytes) else entry_id).partition("-")[0]))
         if b"t" in fields:
-            return TokenEntry(position, count(int(fields[b"t"])), fields.get(b"p", b"").decode())
+            found: list[LogEntry] = [TokenEntry(position, count(int(fields[b"t"])), fields.get(b"p", b"").decode())]
+        else:
+            found = [*_packed_tokens(position, fields), _end(position, fields)]
+        return [entry for entry in found if entry.position > after]
+
+
+def _packed_tokens(end: int, fields: Mapping[bytes, bytes]) -> list[TokenEntry]:
+    known = tokens(wire.unpack_list(fields[b"all"])) if b"all" in fields else ()
+    if len(known) >= end:
+        raise WireError(f"a log of {len(known)} tokens ends at position {end}")
+    logprobs = wire.unpack_list(fields[b"logprobs"]) if b"logprobs" in fields else [""] * len(known)
+    first = end - len(known)
+    return [
+        TokenEntry(first + index, token, text(one))
+        for index, (token, one) in enumerate(zip(known, logprobs, strict=True))
+    ]
+
+
+def _end(position: int, fields: Mapping[bytes, bytes]) -> EndEntry:
+    with reading("the end of a log"):
         meta, fallbacks = fields.get(b"meta", b""), fields.get(b"fallbacks", b"")
         return EndEntry(
             position=position,
             reason=_one_of(fields[b"end"].decode(), get_args(EndReason)),
-            meta=entries(json.loads(meta)) if meta else {},
+            meta=decode_end_meta(meta),
             fallbacks=tuple(map(FallbackEvent.decode, items(json.loads(fallbacks)))) if fallbacks else (),
             numerics=fields.get(b"numerics", b"").decode(),
         )
+
+
+def _prompt(octets: object, width: object) -> TokenIds:
+    """Token ids from `width` little-endian bytes each, or from an array, as they were sent before."""
+    if isinstance(octets, np.ndarray) and octets.dtype == np.int32 and octets.ndim == 1 and octets.size:
+        return cast(TokenIds, octets)
+    if type(octets) is not bytes or type(width) is not int or not 1 <= width <= 4:
+        raise WireError("a request body needs a prompt of token ids")
+    if not octets or len(octets) % width:
+        raise WireError(f"{len(octets)} bytes are no prompt of token ids of {width} bytes")
+    wide = np.zeros((len(octets) // width, 4), np.uint8)
+    wide[:, :width] = np.frombuffer(octets, np.uint8).reshape(-1, width)
+    ids = wide.reshape(-1).view("<u4")
+    if int(ids.max()) > MAX_TOKEN:
+        raise WireError("a request body has a token id that is none")
+    return ids.astype(np.int32)
 
 
 def _one_of(value: object, allowed: tuple[L, ...]) -> L:

@@ -75,6 +75,18 @@ def unpack_list(data: bytes) -> list[Any]:
     return cast(list[Any], values)
 
 
+def unpack_fields(data: bytes) -> dict[bytes, bytes]:
+    """A msgpack array of names and values written by a script. Raises WireError when it is anything else."""
+    try:
+        values = msgpack.unpackb(data, raw=True)
+    except (ValueError, TypeError, OverflowError, msgpack.UnpackException) as error:
+        raise WireError(f"fields do not decode: {error}") from error
+    known = cast(list[Any], values) if isinstance(values, list) else []
+    if not known or len(known) % 2 or not all(isinstance(value, bytes) for value in known):
+        raise WireError("expected names and values")
+    return dict(zip(known[::2], known[1::2], strict=True))
+
+
 def rows_from_bytes(data: bytes, rows: int, hidden: int) -> FloatRows:
     """Rows [rows, hidden] float32 from raw little-endian bytes (read-only view). Raises WireError on another size."""
     if rows < 1 or hidden < 1 or len(data) != rows * hidden * 4:

@@ -7,16 +7,17 @@ import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import httpx
 import pytest
 
 from blockrelay.failpoints import FAILURES, POINTS
 from blockrelay.keys import Keys
-from blockrelay.messages import EndEntry, TokenEntry, decode_log_entry
+from blockrelay.messages import EndEntry, TokenEntry
 from blockrelay.redis_link import connect
 from blockrelay_launcher.data_folder import read_running
+from tests.support.cell import read_log
 from tests.support.tiny_model import write_tiny_model
 from tests.support.up_process import COMMAND, command_line, running_up
 from tests.support.waiting import wait_until
@@ -82,7 +83,7 @@ def test_a_launcher_fails_at_every_point(
             running = read_running(data)
             client, keys = connect(running.redis_url), Keys(running.cell)
             wait_until(lambda: not client.zcard(keys.running), "the accepted request is finished")
-            *tokens, end = [decode_log_entry(i, f) for i, f in cast(Any, client.xrange(keys.log(request)))]
+            *tokens, end = read_log(client, keys, request)
             assert [t.token for t in tokens if isinstance(t, TokenEntry)] == undisturbed
             assert isinstance(end, EndEntry) and end.reason == "length"
             client.close()

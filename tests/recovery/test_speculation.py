@@ -5,11 +5,12 @@ from dataclasses import replace
 import pytest
 
 from blockrelay.block_folder import open_block_folder
-from blockrelay.messages import TokenEntry, TokenLogprobs, decode_log_entry
+from blockrelay.messages import TokenEntry, TokenLogprobs
 from blockrelay.sampling_params import SamplingParams, derive_seed
 from blockrelay.settings import BUNDLED_MODEL
 from blockrelay.text import Tokenizer
 from blockrelay_worker.generation import Generated, Pipeline, generate
+from tests.support.cell import read_log
 from tests.support.system import Job, StartSystem, assert_nothing_is_held
 
 OPENINGS = (
@@ -67,7 +68,7 @@ def test_tokens_are_the_same_with_and_without_guesses(
         end = system.log(job.request)[1]
         assert end is not None and end.reason == golden[job.request].finish_reason
         if job.params.logprobs is not None:
-            entries = [decode_log_entry(i, f) for i, f in system.client.xrange(system.keys.log(job.request))]  # pyright: ignore
+            entries = read_log(system.client, system.keys, job.request)  # pyright: ignore
             told = [TokenLogprobs.decode(e.logprobs) for e in entries if isinstance(e, TokenEntry)]
             assert told == [TokenLogprobs(s.logprob or 0.0, s.top) for s in golden[job.request].sampled]
     accepted = system.metric("blockrelay_spec_decode_num_accepted_tokens_total")

@@ -9,15 +9,16 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import httpx
 import pytest
 
 from blockrelay.keys import Keys
-from blockrelay.messages import EndEntry, TokenEntry, decode_log_entry
+from blockrelay.messages import EndEntry, TokenEntry
 from blockrelay.redis_link import connect
 from blockrelay_launcher.data_folder import read_running
+from tests.support.cell import read_log
 from tests.support.redis_server import RedisServer
 from tests.support.tiny_model import write_tiny_model
 from tests.support.up_process import COMMAND, UpProcess, command_line, running_up
@@ -116,9 +117,8 @@ def test_killed_with_9_it_leaves_no_orphan_and_the_next_one_goes_on_with_what_wa
     with running_up(model, data=data) as up:
         running = read_running(data)
         client, keys = connect(running.redis_url), Keys(running.cell)
-        log = keys.log(accepted["id"].replace("cmpl-", "req-"))
         wait_until(lambda: not client.zcard(keys.running), "the accepted request is finished")
-        *tokens, end = [decode_log_entry(i, f) for i, f in cast(Any, client.xrange(log))]
+        *tokens, end = read_log(client, keys, accepted["id"].replace("cmpl-", "req-"))
         assert [t.token for t in tokens if isinstance(t, TokenEntry)] == undisturbed
         assert isinstance(end, EndEntry) and end.reason == "length"
         client.close()

@@ -6,8 +6,9 @@ import numpy as np
 import redis
 
 from blockrelay import scripts as calls
+from blockrelay.ended import decode_log, whole_log
 from blockrelay.keys import Keys
-from blockrelay.messages import Claimed, Commit, CommitAnswer, LogEntry, RequestBody, decode_log_entry
+from blockrelay.messages import Claimed, Commit, CommitAnswer, LogEntry, RequestBody
 from blockrelay.redis_link import Scripts
 from blockrelay.settings import Device
 from tests.support.registering import announce
@@ -18,6 +19,12 @@ MODEL = "0123456789abcdef"
 def body(tokens: list[int] | None = None, **params: object) -> RequestBody:
     prompt = np.array(tokens or [1, 2, 3], np.int32)
     return RequestBody(prompt=prompt, params={"max_tokens": 8, **params})
+
+
+def read_log(client: redis.Redis, keys: Keys, request: str) -> list[LogEntry]:
+    """All entries of a request's log, wherever they are."""
+    record, log = client.hgetall(keys.request(request)), client.xrange(keys.log(request))
+    return decode_log(whole_log(record, log))  # pyright: ignore[reportArgumentType]
 
 
 @dataclass
@@ -75,7 +82,7 @@ class Cell:
         return {k.decode(): v.decode("latin-1") for k, v in raw.items()}  # pyright: ignore
 
     def log(self, request: str = "req-1") -> list[LogEntry]:
-        return [decode_log_entry(i, f) for i, f in self.client.xrange(self.keys.log(request))]  # pyright: ignore
+        return read_log(self.client, self.keys, request)
 
     def reserved(self, worker: str) -> int:
         return int(self.client.hget(self.keys.worker(worker), "reserved") or 0)  # pyright: ignore

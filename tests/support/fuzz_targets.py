@@ -97,6 +97,7 @@ TARGETS: dict[str, Target] = {
         (
             join(b"3-0", b"t", b"42", b"p", TokenLogprobs(-0.5, ((1, -0.5),)).encode().encode()),
             join(b"4-0", b"end", b"error", b"meta", b'{"error": "x"}', b"fallbacks", _FALLBACKS),
+            join(b"4-0", b"end", b"stop", b"all", wire.pack_list([7, 8]), b"logprobs", wire.pack_list(["[-1,[]]", ""])),
         ),
     ),
     "log probabilities": Target(

@@ -226,15 +226,15 @@ class Replay:
         b = self.bounds
         return data.Record(
             state=r["state"],  # pyright: ignore
-            run=int(r["run"] or 0),
-            route=tuple(self.number(w) for w in r["route"].split(",") if w),
+            run=int(r.get("run") or 0),
+            route=tuple(self.number(w) for w in r.get("route", "").split(",") if w),
             log=tuple(e.token for e in log if isinstance(e, TokenEntry)),
             ends=tuple(
                 "poison" if e.meta.get("code") == "poison" else e.reason for e in log if isinstance(e, EndEntry)
             ),
             abandoned="abandoned" in r,
             job=r.get("job", "").split(" ")[0],  # pyright: ignore
-            need=int(r["need"]),
+            need=int(r.get("need", 0)),
             held=int(r.get("held", 0)) if r["state"] == "running" else 0,
             deaths=min(int(r.get("deaths", 0)), b.solo_after),
             solo_deaths=int(r.get("solo_deaths", 0)),

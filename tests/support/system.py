@@ -18,13 +18,14 @@ import redis
 from blockrelay import scripts as calls
 from blockrelay.block_folder import BlockFolder, open_block_folder
 from blockrelay.keys import Keys
-from blockrelay.messages import EndEntry, RequestBody, TokenEntry, decode_log_entry
+from blockrelay.messages import EndEntry, RequestBody, TokenEntry
 from blockrelay.plan import WorkerInfo, missing_stages
 from blockrelay.redis_link import UNREACHABLE, Scripts
 from blockrelay.registry import read_plan, read_workers
 from blockrelay.sampling_params import SamplingParams, derive_seed
 from blockrelay.text import Tokenizer
 from blockrelay_worker.generation import Pipeline, generate
+from tests.support.cell import read_log
 from tests.support.redis_server import RedisServer
 from tests.support.waiting import wait_until
 
@@ -185,8 +186,7 @@ class System:
     def log(self, request: str) -> tuple[list[int], EndEntry | None]:
         tokens: list[int] = []
         end: EndEntry | None = None
-        for entry_id, fields in self.client.xrange(self.keys.log(request)):  # pyright: ignore
-            entry = decode_log_entry(entry_id, fields)  # pyright: ignore
+        for entry in read_log(self.client, self.keys, request):
             if isinstance(entry, TokenEntry):
                 tokens.append(entry.token)
             else:

@@ -18,13 +18,15 @@ from redis.exceptions import RedisError
 
 from blockrelay import logs
 from blockrelay import scripts as calls
+from blockrelay.ended import Log, body_of, decode_log
 from blockrelay.errors import NotFound
 from blockrelay.keys import Keys
-from blockrelay.messages import EndEntry, LogEntry, RequestBody, TokenEntry, decode_log_entry
+from blockrelay.messages import EndEntry, LogEntry, RequestBody, TokenEntry
 from blockrelay.metrics import GatewayMetrics
 from blockrelay.redis_link import UNREACHABLE, AsyncScripts, backoff_s
 from blockrelay.sampling_params import SamplingParams
 from blockrelay.scripts import Accepted, Call
+from blockrelay_gateway.records import read_request
 from blockrelay_gateway.relay import failure
 from blockrelay_gateway.tailer import Tailer
 
@@ -159,11 +161,11 @@ class Flights:
         await self._register(request, self._gateway)
         if known := self._known(request):
             return known
-        record = await cast(Any, self._client.hgetall(self._keys.request(request)))
+        record, log = await read_request(self._client, self._keys, request, whole=False)
         if not record:
             await self._client.delete(self._keys.followers(request))
             raise NotFound(f"request {request} is unknown or was forgotten after its retention", param="id")
-        body = RequestBody.decode(record[b"body"])
+        body = body_of(record, log)
         if body.gateway:
             await self._register(request, body.gateway)  # it did not know that it would not be the only one
         if known := self._known(request):  # somebody resumed it while we were reading
@@ -173,8 +175,8 @@ class Flights:
             request,
             body,
             model=self._model,
-            need_pages=int(record[b"need"]),
-            deadline_ms=int(record[b"deadline"]),
+            need_pages=int(record.get(b"need", b"0")),
+            deadline_ms=int(record.get(b"deadline", b"0")),
             fingerprint=record.get(b"fp", b"").decode(),
             keep_s=int(record.get(b"keep", b"0")),
             tenant=tenant,
@@ -190,6 +192,8 @@ class Flights:
             numerics=record.get(b"numerics", b"").decode(),
         )
         self.start(flight)
+        if record[b"state"] == b"done" and b"0" in record:
+            self._hear_all(flight, log)
         return flight
 
     def _known(self, request: str) -> Flight | None:
@@ -300,11 +304,22 @@ class Flights:
 
         The tailer reads on behind them and would wait for ever. The end stands behind all that clients have seen (I8).
         """
-        last = await cast(Any, self._client.xrevrange(self._keys.log(flight.request), count=1))
-        entry = decode_log_entry(*last[0]) if last else None
-        if flight.end is None and isinstance(entry, EndEntry) and entry.position <= flight.tokens:
+        record, log = await read_request(self._client, self._keys, flight.request, whole=False)
+        entries = decode_log(log)
+        if flight.end is not None or not entries or not isinstance(entries[-1], EndEntry):
+            return
+        if entries[-1].position <= flight.tokens:
             self._tailer.forget(flight.request)
-            self._hear(flight, replace(entry, position=flight.tokens + 1))
+            self._hear(flight, replace(entries[-1], position=flight.tokens + 1))
+        elif b"0" in record:
+            self._hear_all(flight, log)
+
+    def _hear_all(self, flight: Flight, log: Log) -> None:
+        """Hear what is new in a whole log, which may no longer be where the tailer reads."""
+        self._tailer.forget(flight.request)
+        for entry in decode_log(log):
+            if entry.position > flight.tokens and flight.end is None:
+                self._hear(flight, entry)
 
     def _hear(self, flight: Flight, entry: LogEntry) -> None:
         now, metrics, owned = time.monotonic(), self._metrics, flight.owned

@@ -5,14 +5,14 @@ prefix decides the format.
 """
 
 import re
-from typing import Annotated, Any, cast
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Query, Request
 from fastapi.responses import Response
 
 from blockrelay import scripts as calls
+from blockrelay.ended import body_of, decode_log
 from blockrelay.errors import NotFound
-from blockrelay.messages import RequestBody, decode_log_entry
 from blockrelay.sampling_params import SamplingParams
 from blockrelay.timeline import timeline
 from blockrelay_gateway import gateway as gateways
@@ -26,6 +26,7 @@ from blockrelay_gateway.identity import sibling
 from blockrelay_gateway.infer_format import InferStream
 from blockrelay_gateway.openai_format import Options, format_of
 from blockrelay_gateway.readers import Readers
+from blockrelay_gateway.records import read_request
 from blockrelay_gateway.relay import Answer, Relay, failure, finish_reason, status_of_record
 
 router = APIRouter()
@@ -52,9 +53,9 @@ async def cancel(public: str, request: Request) -> Response:
     """End the request now, unless it has ended; of several prompts, all. The answer is that of GET."""
     gateway, tenant = gateways.of(request), tenants.of(request).name
     name, _ = parse_id(public)
-    recorded = await cast(Any, gateway.client.hmget(gateway.keys.request(name), "model", "tenant", "body"))
-    check_visible(public, recorded[:2], model=gateway.model_key, tenant=tenant)
-    for index in range(RequestBody.decode(recorded[2]).choices):
+    record, log = await read_request(gateway.client, gateway.keys, name, whole=False)
+    check_visible(public, (record.get(b"model"), record.get(b"tenant")), model=gateway.model_key, tenant=tenant)
+    for index in range(body_of(record, log).choices):
         call = calls.finish(sibling(name, index), "cancelled", meta={"error": "by request of a client"})
         await gateway.scripts.run(call)
     return JsonAnswer(await _view(gateway, public, tenant))
@@ -93,16 +94,13 @@ async def events(
 
 async def _view(gateway: Gateway, public: str, tenant: str) -> dict[str, Any]:
     name, _ = parse_id(public)
-    both = gateway.client.pipeline(transaction=True)  # record and log of one moment
-    both.hgetall(gateway.keys.request(name))
-    both.xrange(gateway.keys.log(name))
-    record, entries = cast(tuple[dict[bytes, bytes], list[tuple[bytes, dict[bytes, bytes]]]], await both.execute())
+    record, log = await read_request(gateway.client, gateway.keys, name)
     check_visible(public, (record.get(b"model"), record.get(b"tenant")), model=gateway.model_key, tenant=tenant)
-    body = RequestBody.decode(record[b"body"])
+    body = body_of(record, log)
     params = SamplingParams.from_dict(body.params)
     relay, answer = Relay(gateway.tokenizer, params, gateway.folder.model.eos_ids), Answer()
-    for entry_id, fields in entries:
-        answer.add(relay.push(decode_log_entry(entry_id, fields)))
+    for entry in decode_log(log):
+        answer.add(relay.push(entry))
     end = answer.end
     error = failure(end) if end else None
     new = len(answer.tokens)

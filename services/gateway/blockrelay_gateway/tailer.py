@@ -112,17 +112,19 @@ class Tailer:
     def _deliver(self, key: bytes, tail: _Tail, entries: list[_RawEntry]) -> None:
         for entry_id, fields in entries:
             try:
-                entry = decode_log_entry(entry_id, dict(zip(fields[::2], fields[1::2], strict=True)))
+                named = dict(zip(fields[::2], fields[1::2], strict=True))
+                found = decode_log_entry(entry_id, named, after=tail.position)
             except WireError as error:
                 logs.get().error("LOG_ENTRY_UNREADABLE", request_id=tail.request, error=str(error))
-                entry = EndEntry(tail.position + 1, "error", {"error": str(error), "code": "wire"}, (), "")
-            tail.position = entry.position
-            ended = isinstance(entry, EndEntry)
-            if ended:
-                self._tails.pop(key, None)
-            tail.sink(entry)
-            if ended:
-                return
+                found = [EndEntry(tail.position + 1, "error", {"error": str(error), "code": "wire"}, (), "")]
+            for entry in found:
+                tail.position = entry.position
+                ended = isinstance(entry, EndEntry)
+                if ended:
+                    self._tails.pop(key, None)
+                tail.sink(entry)
+                if ended:
+                    return
 
     async def _wake_for_ever(self) -> None:
         while True:

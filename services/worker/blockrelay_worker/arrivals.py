@@ -4,9 +4,10 @@ import time
 from typing import Any, Literal, cast
 
 from blockrelay import scripts
+from blockrelay.ended import decode_log
 from blockrelay.errors import WireError
 from blockrelay.logs import get
-from blockrelay.messages import Claimed, ForwardSegment, NextJob, RequestBody, TokenEntry, decode_log_entry
+from blockrelay.messages import Claimed, ForwardSegment, NextJob, RequestBody, TokenEntry
 from blockrelay.sampling_params import SamplingParams, derive_seed
 from blockrelay_worker.advance import Progress, advance
 from blockrelay_worker.kernels.numerics import PAGE
@@ -104,7 +105,7 @@ class Arrivals:
         if current is None or current.decode() != segment.run:
             return None
         try:
-            entries = [decode_log_entry(entry, fields) for entry, fields in log]
+            entries = decode_log(log)
             decoded = RequestBody.decode(body)
         except WireError as error:
             get().error("REQUEST_REFUSED", request_id=request, error=str(error))

@@ -1,6 +1,5 @@
 """The last stage: from logits to what is committed. Pure but for the run it advances."""
 
-import json
 from collections.abc import Sequence
 from itertools import zip_longest
 from typing import Any
@@ -8,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from blockrelay.end_meta import encode_end_meta
 from blockrelay.messages import Commit, TokenLogprobs
 from blockrelay_worker.advance import FinishReason, advance
 from blockrelay_worker.runs import Run
@@ -58,10 +58,10 @@ def tensor_end(run: Run, role: StageRole) -> Commit:
 def end_meta(run: Run, role: StageRole) -> str:
     """What the terminal entry tells about the last run: times, devices, route, seed, prompt tokens not computed."""
     meta: dict[str, Any] = {
-        "execution_times": {block: round(seconds, 6) for block, seconds in run.block_seconds().items()},
+        "execution_times": run.block_seconds(),
         "gpu_blocks": list(run.gpu_blocks + role.gpu_blocks),
         "route": list(run.route),
         "seed": run.seed,
         "cached_tokens": min(run.cached, run.prompt_length),
     }
-    return json.dumps(meta)
+    return encode_end_meta(meta)

@@ -92,9 +92,46 @@ local function judged_fallbacks(r, reason)
   return cjson.encode(list)
 end
 
+-- What a record still says when its request has ended, beside `state`, `end` and `moved`.
+local REMAINING = {'n', 'model', 'tenant', 'accepted', 'claimed', 'first', 'reruns', 'notes', 'numerics', 'fp', 'keep'}
+-- A log of up to so many tokens is packed (it takes a moment), and moves into the record if it has so many bytes at most: in
+-- pieces, since Redis keeps a hash without longer values in one piece of memory. What a reader finds in its place is the
+-- same: the log stays for a while for those who read it now, as one entry under the id of the last.
+local MOST_PACKED, MOST_MOVED, PIECE, LINGER = 1024, 6400, 64, 15
+
+-- Write the terminal entry. The fields that the record gets for it; nil when the log must be kept.
+local function close_log(r, fields)
+  local log, aside, last = P .. 'log:' .. r.id, P .. 'packing', (r.n + 1) .. '-0'
+  if r.n > MOST_PACKED then
+    redis.call('XADD', log, last, unpack(fields))
+    return nil
+  end
+  local tokens, logprobs = {}, {}
+  for i, entry in ipairs(redis.call('XRANGE', log, '-', '+')) do
+    tokens[i], logprobs[i] = tonumber(entry[2][2]), entry[2][4]
+  end
+  if tokens[1] then
+    fields[#fields + 1] = 'all'; fields[#fields + 1] = cmsgpack.pack(tokens)
+  end
+  if logprobs[1] then
+    fields[#fields + 1] = 'logprobs'; fields[#fields + 1] = cmsgpack.pack(logprobs)
+  end
+  redis.call('XADD', aside, last, unpack(fields))
+  redis.call('COPY', aside, log, 'REPLACE')  -- a new stream takes 4 KiB, a copy what it needs
+  redis.call('DEL', aside)
+  local all = cmsgpack.pack(fields)
+  if string.len(all) > MOST_MOVED then return nil end
+  local pieces = {}
+  for from = 1, string.len(all), PIECE do
+    pieces[#pieces + 1] = #pieces / 2; pieces[#pieces + 1] = string.sub(all, from, from + PIECE - 1)
+  end
+  return pieces
+end
+
 -- Keeps I2, I5.
--- Terminal entry, absorbing. `meta` is a JSON object (error, execution times) or ''.
+-- Terminal entry, absorbing; what nobody needs any more goes. `meta` is a JSON object (error, execution times) or ''.
 local function finish(r, reason, meta)
+  local record = P .. 'request:' .. r.id
   release(r)
   unqueue(r)
   weigh(r, -1)
@@ -106,13 +143,19 @@ local function finish(r, reason, meta)
     local bucket = P .. 'bucket:' .. r.tenant
     if redis.call('EXISTS', bucket) == 1 then redis.call('HINCRBYFLOAT', bucket, 'level', r.prompt + r.most) end
   end
-  redis.call('XADD', P .. 'log:' .. r.id, (r.n + 1) .. '-0', 'end', reason, 'meta', meta, 'fallbacks', judged_fallbacks(r, reason),
-    'numerics', r.numerics)
-  redis.call('HSET', P .. 'request:' .. r.id, 'state', 'done', 'end', reason, 'run', '', 'route', '', 'job', '', 'moved', NOW)
+  local pieces = close_log(r, {'end', reason, 'meta', meta, 'fallbacks', judged_fallbacks(r, reason), 'numerics', r.numerics,
+    'body', redis.call('HGET', record, 'body')})
+  local left = {'state', 'done', 'end', reason, 'moved', NOW}
+  for i, value in ipairs(redis.call('HMGET', record, unpack(REMAINING))) do
+    if value then left[#left + 1] = REMAINING[i]; left[#left + 1] = value end
+  end
+  redis.call('DEL', record)
+  redis.call('HSET', record, unpack(left))
+  if pieces then redis.call('HSET', record, unpack(pieces)) end
   redis.call('ZREM', P .. 'running', r.id)
   local keep = r.keep > 0 and r.keep or RETENTION
-  redis.call('EXPIRE', P .. 'request:' .. r.id, keep)
-  redis.call('EXPIRE', P .. 'log:' .. r.id, keep)
+  redis.call('EXPIRE', record, keep)
+  redis.call('EXPIRE', P .. 'log:' .. r.id, pieces and math.min(keep, LINGER) or keep)
   r.state = 'done'
 end
 

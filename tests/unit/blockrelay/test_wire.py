@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from blockrelay import wire
+from blockrelay.end_meta import encode_end_meta
 from blockrelay.errors import WireError
 from blockrelay.messages import (
     Ended,
@@ -24,6 +25,7 @@ from blockrelay.messages import (
     TokenLogprobs,
     decode_log_entry,
 )
+from blockrelay.sampling_params import SamplingParams
 
 names = st.text(st.characters(codec="ascii", exclude_characters=","), max_size=20)
 token_ids = st.integers(0, 2**31 - 1)
@@ -36,7 +38,12 @@ def test_a_request_body_comes_back_as_it_was(tokens: list[int], session: str, st
     )
     again = RequestBody.decode(body.encode())
     assert again.prompt.tolist() == tokens and again.prompt.dtype == np.int32
-    assert (again.params, again.session, again.step, again.background) == ({"max_tokens": 3}, session, step, background)
+    assert (again.params, again.session, again.step, again.background) == (
+        SamplingParams(max_tokens=3).to_dict(),
+        session,
+        step,
+        background,
+    )
 
 
 @given(st.lists(st.tuples(names, st.lists(token_ids, min_size=1, max_size=4), st.booleans()), min_size=1, max_size=5))
@@ -56,9 +63,14 @@ def test_forwarded_rows_come_back_bit_by_bit(parts: list[tuple[str, list[int], b
 def test_small_messages_of_the_scripts_are_read() -> None:
     assert NextJob.decode(packed(["q", "r", 4, [7, 8]])) == NextJob(request="q", run="r", position=4, tokens=(7, 8))
     assert Ended.decode(packed(["q", "r"])) == Ended(request="q", run="r")
-    assert decode_log_entry(b"3-0", {b"t": b"42"}) == TokenEntry(3, 42)
-    end = decode_log_entry(b"4-0", {b"end": b"error", b"meta": b'{"error":"x"}', b"numerics": b"n"})
+    assert decode_log_entry(b"3-0", {b"t": b"42"}) == [TokenEntry(3, 42)]
+    (end,) = decode_log_entry(b"4-0", {b"end": b"error", b"meta": b'{"error":"x"}', b"numerics": b"n"})
     assert end == EndEntry(4, "error", {"error": "x"}, (), "n")
+    times = {f"block_{i}": i * 0.012347 for i in range(3, 36)}
+    meta = encode_end_meta({"execution_times": times, "seed": 2**53 - 1})
+    (end,) = decode_log_entry(b"1-0", {b"end": b"stop", b"meta": meta.encode()})
+    assert isinstance(end, EndEntry) and len(meta) < 300
+    assert end.meta == {"execution_times": {n: round(s, 6) for n, s in times.items()}, "seed": 2**53 - 1}
     probs = TokenLogprobs(-0.5, ((1, -0.5), (2, -1.5)))
     assert TokenLogprobs.decode(probs.encode()) == probs
 

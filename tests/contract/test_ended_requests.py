@@ -1,0 +1,116 @@
+"""What a request leaves when it has ended: little, and enough to read it from any position."""
+
+import threading
+from dataclasses import replace
+
+import pytest
+import redis
+
+from blockrelay.end_meta import encode_end_meta
+from blockrelay.keys import Keys
+from blockrelay.messages import EndEntry, LogEntry, TokenEntry, TokenLogprobs, decode_log_entry
+from blockrelay.redis_link import Scripts
+from blockrelay.sampling_params import SamplingParams
+from blockrelay.timeline import timeline
+from tests.support.cell import Cell, body
+from tests.support.redis_server import RedisServer
+from tests.support.waiting import wait_until
+
+#: As a worker of a model of 33 blocks says it.
+META = encode_end_meta(
+    {
+        "execution_times": {f"block_{i}": 0.012345 + i / 1000 for i in range(1, 34)},
+        "gpu_blocks": [],
+        "route": ["host-of-the-worker:12345:0123456789abcdef"],
+        "seed": 2**53 - 1,
+        "cached_tokens": 0,
+    }
+)
+REQUEST = "req-0123456789abcdef01234567"
+
+
+@pytest.fixture
+def cell(client: redis.Redis, keys: Keys, scripts: Scripts) -> Cell:
+    cell = Cell(client, keys, scripts)
+    cell.worker("w", split="1-4")
+    return cell
+
+
+def run_to_its_end(cell: Cell, tokens: list[int], *, fingerprint: str = "", keep_s: int = 0) -> None:
+    """One commit for each token."""
+    params = SamplingParams(max_tokens=len(tokens), temperature=0.0, seed=2**53 - 1).to_dict()
+    content = replace(body([1, 2, 3], **params), gateway="0123456789abcdef", group=REQUEST)
+    assert cell.accept(REQUEST, content=content, fingerprint=fingerprint, keep_s=keep_s).status == "OK"
+    (run,) = cell.claim("w", dead_after_s=3600)
+    for at, token in enumerate(tokens[:-1]):
+        cell.commit(run, at, [token])
+    assert cell.commit(run, len(tokens) - 1, tokens[-1:], end="length", meta=META).verdict == "OK"
+    cell.client.xtrim(cell.keys.inbox("w"), maxlen=0)  # the worker has read it
+
+
+@pytest.mark.parametrize("keyed", [False, True])
+def test_it_keeps_less_than_a_kilobyte_beside_its_tokens(cell: Cell, keyed: bool) -> None:
+    run_to_its_end(cell, [100, 200, 300, 400, 500], fingerprint="f" * 64 * keyed, keep_s=3600 * keyed)
+    kept = cell.client.keys(f"*{REQUEST}*")
+    lingers, record = cell.keys.log(REQUEST).encode(), cell.keys.request(REQUEST).encode()
+    assert sorted(kept) == [lingers, record] and 0 < cell.client.ttl(lingers) <= 15  # pyright: ignore
+    assert cell.client.memory_usage(record) < 1024  # pyright: ignore
+    assert cell.client.object("encoding", record) == b"listpack"  # pyright: ignore
+    before = cell.log(REQUEST)
+    cell.client.delete(lingers)
+    assert cell.log(REQUEST) == before and len(before) == 6
+
+
+def test_the_timeline_the_end_and_the_body_remain(cell: Cell) -> None:
+    run_to_its_end(cell, [7, 8])
+    record = cell.client.hgetall(cell.keys.request(REQUEST))
+    events = [event["event"] for event in timeline(record)]  # pyright: ignore
+    assert sorted(events) == ["accepted", "claimed", "end", "first_token", "queued"]
+    end = cell.log(REQUEST)[-1]
+    assert isinstance(end, EndEntry) and end.meta["execution_times"]["block_33"] == round(0.012345 + 33 / 1000, 6)
+    assert end.numerics == "n1"
+
+
+def read_behind(cell: Cell, position: int) -> list[LogEntry]:
+    """As a gateway does that has seen so many entries."""
+    found = cell.client.xread({cell.keys.log(REQUEST): f"{position}-0"}) or []
+    return [e for _, raw in found for i, f in raw for e in decode_log_entry(i, f, after=position)]  # pyright: ignore
+
+
+@pytest.mark.parametrize("count", [0, 1, 5, 1024, 1025])
+def test_a_reader_goes_on_behind_any_position(cell: Cell, count: int) -> None:
+    probs = TokenLogprobs(-0.5, ((1, -0.5),)).encode()
+    cell.accept(REQUEST)
+    (run,) = cell.claim("w")
+    tokens = [(at * 40_009) % 128_256 for at in range(count)]
+    if tokens:
+        cell.commit(run, 0, tokens, logprobs=(probs,) * count)
+    before = cell.log(REQUEST)
+    assert [e.token for e in before if isinstance(e, TokenEntry)] == tokens
+    cell.commit(run, count, [], end="stop", meta=META)
+    after = cell.log(REQUEST)
+    assert after[:-1] == before and isinstance(after[-1], EndEntry) and after[-1].position == count + 1
+    for position in {0, 1, count // 2, count - 1, count}:
+        if 0 <= position <= count:
+            assert read_behind(cell, position) == after[position:]
+    assert read_behind(cell, count + 1) == []
+
+
+def test_a_reader_that_waits_gets_the_end(cell: Cell, redis_server: RedisServer) -> None:
+    """Its log is replaced while it blocks on it."""
+    cell.accept(REQUEST)
+    (run,) = cell.claim("w")
+    cell.commit(run, 0, [7, 8])
+    heard: list[LogEntry] = []
+
+    def wait() -> None:
+        with redis_server.client() as mine:
+            answer = mine.xread({cell.keys.log(REQUEST): "2-0"}, block=4000)
+            heard.extend(e for _, raw in answer for i, f in raw for e in decode_log_entry(i, f, after=2))  # pyright: ignore
+
+    reader = threading.Thread(target=wait)
+    reader.start()
+    wait_until(lambda: cell.client.info("clients")["blocked_clients"] > 0, "it waits")  # pyright: ignore
+    cell.commit(run, 2, [9], end="stop")
+    reader.join()
+    assert [e.position for e in heard] == [3, 4] and isinstance(heard[0], TokenEntry) and heard[0].token == 9
