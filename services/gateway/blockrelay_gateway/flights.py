@@ -26,7 +26,7 @@ from blockrelay.metrics import GatewayMetrics
 from blockrelay.redis_link import UNREACHABLE, AsyncScripts, backoff_s
 from blockrelay.sampling_params import SamplingParams
 from blockrelay.scripts import Accepted, Call
-from blockrelay_gateway.records import read_request
+from blockrelay_gateway.records import check_visible, read_request
 from blockrelay_gateway.relay import failure
 from blockrelay_gateway.tailer import Tailer
 
@@ -41,19 +41,6 @@ GATEWAY_TTL_S = 15
 Accept = Callable[..., Call[Accepted]]
 #: What was accepted once is never refused.
 NO_LIMIT = 2**31
-
-
-def check_visible(name: str, recorded: Sequence[bytes | None], *, model: str, tenant: str) -> None:
-    """Raise NotFound for a request of another tenant, in the words for one that never was, and for one of another model
-    of the cell: with our tokenizer its tokens would read as nonsense.
-
-    `name` is the client's id of the request, `recorded` its record's model and tenant (no model: there is no record),
-    `model` the key of ours.
-    """
-    if recorded[0] is None or (recorded[1] or b"").decode() != tenant:
-        raise NotFound(f"request {name} is unknown or was forgotten after its retention", param="id")
-    if recorded[0].decode() != model:
-        raise NotFound(f"request {name} is for another model than the one that this gateway serves", param="id")
 
 
 @dataclass(slots=True, eq=False)

@@ -1,10 +1,12 @@
 """Record and log of a request, read together."""
 
+from collections.abc import Sequence
 from typing import cast
 
 import redis.asyncio
 
 from blockrelay.ended import Log, whole_log
+from blockrelay.errors import NotFound
 from blockrelay.keys import Keys
 
 
@@ -20,3 +22,16 @@ async def read_request(
         both.xrevrange(keys.log(request), count=1)
     record, log = cast(tuple[dict[bytes, bytes], Log], await both.execute())
     return record, whole_log(record, log)
+
+
+def check_visible(name: str, recorded: Sequence[bytes | None], *, model: str, tenant: str) -> None:
+    """Raise NotFound for a request of another tenant, in the words for one that never was, and for one of another model
+    of the cell: with our tokenizer its tokens would read as nonsense.
+
+    `name` is the client's id of the request, `recorded` its record's model and tenant (no model: there is no record),
+    `model` the key of ours.
+    """
+    if recorded[0] is None or (recorded[1] or b"").decode() != tenant:
+        raise NotFound(f"request {name} is unknown or was forgotten after its retention", param="id")
+    if recorded[0].decode() != model:
+        raise NotFound(f"request {name} is for another model than the one that this gateway serves", param="id")

@@ -19,14 +19,13 @@ from blockrelay_gateway import gateway as gateways
 from blockrelay_gateway import openapi, sse, tenants
 from blockrelay_gateway.answers import StreamFormat, stream
 from blockrelay_gateway.event_ids import HEADER, check_choices, parse_event_id
-from blockrelay_gateway.flights import check_visible
 from blockrelay_gateway.gateway import Gateway
 from blockrelay_gateway.http_errors import JsonAnswer, error_body
 from blockrelay_gateway.identity import sibling
 from blockrelay_gateway.infer_format import InferStream
 from blockrelay_gateway.openai_format import Options, format_of
 from blockrelay_gateway.readers import Readers
-from blockrelay_gateway.records import read_request
+from blockrelay_gateway.records import check_visible, read_request
 from blockrelay_gateway.relay import Answer, Relay, failure, finish_reason, status_of_record
 
 router = APIRouter()
