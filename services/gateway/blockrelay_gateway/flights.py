@@ -287,10 +287,8 @@ class Flights:
             self._hear(flight, EndEntry(flight.tokens + 1, "error", gone, (), ""))
 
     async def _hear_an_early_end(self, flight: Flight) -> None:
-        """Redis lost tokens that we have heard, and the request ended before they came again.
-
-        The tailer reads on behind them and would wait for ever. The end stands behind all that clients have seen (I8).
-        """
+        """The tailer would wait for ever for an end at a position that we have heard (Redis lost tokens, and the request
+        ended before they came again): it stands behind all that clients have seen (I8). Or for a log that is gone."""
         record, log = await read_request(self._client, self._keys, flight.request, whole=False)
         entries = decode_log(log)
         if flight.end is not None or not entries or not isinstance(entries[-1], EndEntry):
