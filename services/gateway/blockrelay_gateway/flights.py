@@ -287,8 +287,9 @@ class Flights:
             self._hear(flight, EndEntry(flight.tokens + 1, "error", gone, (), ""))
 
     async def _hear_an_early_end(self, flight: Flight) -> None:
-        """The tailer would wait for ever for an end at a position that we have heard (Redis lost tokens, and the request
-        ended before they came again): it stands behind all that clients have seen (I8). Or for a log that is gone."""
+        """An end at a position that we have heard (Redis lost tokens) or in a log that is gone: nobody else brings it.
+
+        It stands behind all that clients have seen (I8)."""
         record, log = await read_request(self._client, self._keys, flight.request, whole=False)
         entries = decode_log(log)
         if flight.end is not None or not entries or not isinstance(entries[-1], EndEntry):
