@@ -1,12 +1,14 @@
 """Every setting of every service: the only module that reads the environment.
 
 Each field is the environment variable `BLOCKRELAY_<FIELD>` (upper case), or the option `--<field>` of the service's
-process, which wins. A service reads its one settings object in `__main__` and passes it down. An unknown value fails
-loudly with the field's name.
+process, which wins. A service reads its one settings object in `__main__` and passes it down. An unusable value and an
+unknown name fail loudly with that name; names that another service knows are fine, since environments are shared.
 """
 
+import difflib
 import os
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -106,10 +108,36 @@ class WorkerSettings(Settings):
 
 
 S = TypeVar("S", bound=Settings)
+_PREFIX = "BLOCKRELAY_"
+#: Read by others than services: compose.yaml.
+_OTHERS = ("BLOCKRELAY_WORKERS",)
+_KNOWN = frozenset(
+    f"{_PREFIX}{field.upper()}"
+    for kind in (Settings, GatewaySettings, SchedulerSettings, WorkerSettings)
+    for field in kind.model_fields
+).union(_OTHERS)
+#: What Kubernetes tells every pod of a Service called blockrelay or blockrelay-...: not ours, and not a slip.
+_OF_KUBERNETES = re.compile(
+    r"BLOCKRELAY_(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)"
+)
+_LINK = re.compile(r"(tcp|udp|sctp)://")
+
+
+def check_names(environment: Mapping[str, str]) -> None:
+    """Raise UsageError, one line, for a variable BLOCKRELAY_... that no service knows."""
+    for variable, value in sorted(environment.items()):
+        name = variable.upper()  # as the settings themselves are read
+        if not name.startswith(_PREFIX) or name in _KNOWN or _OF_KUBERNETES.fullmatch(name):
+            continue
+        if name.endswith("_PORT") and _LINK.match(value):  # Kubernetes too
+            continue
+        nearest = difflib.get_close_matches(name, sorted(_KNOWN), n=1, cutoff=0.0)
+        raise UsageError(f"{variable} is not a setting; the nearest name is {nearest[0]}")
 
 
 def read_settings(kind: type[S], arguments: Sequence[str], *, program: str) -> S:
     """Settings from the command line and the environment. Raises UsageError, one line naming the setting."""
+    check_names(os.environ)
     how: dict[str, Any] = {
         "_cli_parse_args": list(arguments),
         "_cli_prog_name": program,

@@ -5,13 +5,16 @@ A template comes with a model and is not trusted: it runs in Jinja's immutable s
 
 import json
 from collections.abc import Mapping, Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any, NoReturn
 
 from jinja2 import TemplateError, TemplateSyntaxError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from blockrelay.errors import BadRequest, BlockFolderError
+
+#: The day that templates of Llama 3 name where there is no clock.
+KEYED_DAY = datetime(2024, 7, 26, tzinfo=UTC)
 
 
 class ChatTemplate:
@@ -23,7 +26,7 @@ class ChatTemplate:
             trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
         )
         environment.filters["tojson"] = _to_json
-        functions: dict[str, Any] = {"raise_exception": _raise_exception, "strftime_now": _strftime_now}
+        functions: dict[str, Any] = {"raise_exception": _raise_exception}
         environment.globals.update(functions)
         try:
             self._template = environment.from_string(source)
@@ -31,14 +34,18 @@ class ChatTemplate:
             raise BlockFolderError(f"the chat template is not Jinja: line {error.lineno}: {error.message}") from error
         self._special = {"bos_token": bos_token or "", "eos_token": eos_token or ""}
 
-    def render(self, messages: Sequence[Mapping[str, str]]) -> str:
-        """The prompt that asks the assistant for the next message. Raises BadRequest when the template refuses."""
+    def render(self, messages: Sequence[Mapping[str, str]], *, keyed: bool = False) -> str:
+        """The prompt that asks the assistant for the next message. Raises BadRequest when the template refuses.
+
+        `keyed`: the prompt must be the same on every day, so a template that asks for the date is told `KEYED_DAY`.
+        """
         try:
             return self._template.render(
                 messages=[dict(message) for message in messages],
                 tools=None,
                 documents=None,
                 add_generation_prompt=True,
+                strftime_now=KEYED_DAY.strftime if keyed else _strftime_now,
                 **self._special,
             )
         except (TemplateError, TypeError, ValueError, KeyError, AttributeError, ArithmeticError) as error:

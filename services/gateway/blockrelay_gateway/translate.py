@@ -87,10 +87,11 @@ class Translator:
         if not request.messages:
             raise BadRequest("messages is empty", param="messages")
         messages = [_message(message, index) for index, message in enumerate(request.messages)]
-        text = self.template.render(messages)
+        who = who or random_identity()
+        text = self.template.render(messages, keyed=bool(who.fingerprint))
         tokens = self._encode(text, "messages", add_special_tokens=False)
         logprobs = (request.top_logprobs or 0) if request.logprobs else None
-        (name,) = (who or random_identity()).names()
+        (name,) = who.names()
         return self._order(request, name, tokens, most, logprobs, trace, param="messages", spelt=spelt)
 
     def infer_text(self, request: InferRequest, trace: str = "", who: Identity | None = None) -> Order:

@@ -1,5 +1,6 @@
 """The `blockrelay` command. Exit codes: 0 done, 1 something failed, 2 asked for something impossible."""
 
+import importlib.util
 import json
 import os
 import sys
@@ -12,7 +13,7 @@ from pydantic import ValidationError
 from typer.exceptions import TyperException
 
 from blockrelay.errors import BlockFolderError, BlockrelayError, UsageError
-from blockrelay.settings import BUNDLED_MODEL
+from blockrelay.settings import BUNDLED_MODEL, check_names
 from blockrelay_launcher import dead_letters, keys
 from blockrelay_launcher import status as cell_status
 from blockrelay_launcher.bench import BenchOptions, run_bench
@@ -51,6 +52,7 @@ def root(
     ] = False,
 ) -> None:
     """Serves Llama-family models on the CPUs and GPUs people already have."""
+    check_names(os.environ)
 
 
 @app.command("up")
@@ -71,7 +73,7 @@ def start(
         typer.Option(metavar="URL", help="Control Redis to use instead of an embedded one (AOF, fsync always)."),
     ] = None,
     payload_redis: Annotated[
-        str | None, typer.Option(metavar="URL", help="Redis for rows, without AOF; default: the control Redis.")
+        str | None, typer.Option(metavar="URL", help="Redis for rows, without AOF; default: that of --redis.")
     ] = None,
     fsync: Annotated[
         Fsync,
@@ -248,6 +250,8 @@ def evaluate(arguments: Arguments = None) -> None:
 @app.command("convert", context_settings=_PASSED_ON, add_help_option=False)
 def convert(arguments: Arguments = None) -> None:
     """Convert a Hugging Face checkpoint into a block folder."""
+    if missing := [name for name in ("onnx", "safetensors") if importlib.util.find_spec(name) is None]:
+        raise UsageError(f"{missing[0]} is not installed: pip install 'blockrelay[converter]'")
     _become("blockrelay_converter", arguments)
 
 

@@ -4,8 +4,8 @@ DATA/lock        held while an `up` or its Redis runs here
 DATA/up.json     how to reach what runs here; gone after a clean end
 DATA/control/    the control Redis: everything that was accepted
 DATA/payload/    the payload Redis: nothing that matters
-DATA/logs/       one file per service
 DATA/settings/   NAME=VALUE lines for the service of that name, whenever it starts; made by whoever needs it
+DATA/logs/       one file per service, and one `.1` of what stood in it before; each has some 16 MiB at most
 """
 
 import contextlib

@@ -25,6 +25,9 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 #: Seconds before a dead child is started again: doubled for each quick death, back to the first after a long life.
 FIRST_DELAY_S, LONGEST_DELAY_S, LONG_LIFE_S = 0.05, 5.0, 2.0
 
+#: A log that has grown beyond this is moved aside, over the one that was moved aside before.
+LOG_BYTES = 16 << 20
+
 _PR_SET_PDEATHSIG = 1
 _libc: ctypes.CDLL | None = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
 
@@ -138,14 +141,41 @@ class Child:
             self.process.send_signal(number)  # does nothing to a process that has ended
 
     def new_lines(self) -> Iterator[str]:
-        """Complete lines that the log has got since the last call; the last one with content becomes `last_words`."""
+        """Complete lines that the log has got since the last call; the last one with content becomes `last_words`.
+
+        Moves a log aside that has become too long.
+        """
         if self._tail is None:
             return
-        *lines, self._partial = (self._partial + self._tail.read()).split(b"\n")
+        news = self._tail.read()
+        if self._tail.tell() > LOG_BYTES:
+            news += self._rotate(self._tail)
+        *lines, self._partial = (self._partial + news).split(b"\n")
         for raw in lines:
             line = raw.decode("utf-8", "replace")
             self.last_words = line if line.strip() else self.last_words
             yield line
+
+    def _rotate(self, tail: BinaryIO) -> bytes:
+        """Copy the end of the log to `<log>.1` and empty it; what was written meanwhile, which the copy has too.
+
+        The process holds the file open and appends to it, so it has to stay the same file. Lines that it writes between
+        the last read and the truncation are lost: microseconds. Whoever is killed in here leaves the old copy or the
+        new one, and the log as it was or empty. On a full disk there is no copy, and room again.
+        """
+        draft, meanwhile = self.log.with_name(f"{self.log.name}.new"), b""
+        try:
+            with draft.open("wb") as copy:
+                tail.seek(-LOG_BYTES, os.SEEK_CUR)
+                copy.write(tail.read(LOG_BYTES))
+                meanwhile = tail.read()
+                copy.write(meanwhile)
+            draft.replace(self.log.with_name(f"{self.log.name}.1"))
+        except OSError:
+            draft.unlink(missing_ok=True)
+        os.truncate(self.log, 0)
+        tail.seek(0)
+        return meanwhile
 
     def close(self) -> None:
         if self._tail is not None:

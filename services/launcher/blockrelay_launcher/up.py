@@ -221,8 +221,10 @@ class _Up:
         why = "; ".join(filter(None, (why_not_ready(self.local_host, port) for port in self.ports)))
         if not why:
             self.ready = True
-            for warning in warnings_about(self.options.redis_url) if self.options.redis_url else ():
-                _say(warning)
+            if self.options.redis_url:
+                carries_rows = self.options.payload_redis_url is None
+                for warning in warnings_about(self.options.redis_url, carries_rows=carries_rows):
+                    _say(warning)
             with contextlib.suppress(BrokenPipeError):
                 sys.stdout.write(f"ready {' '.join(self.urls)}\n")
                 sys.stdout.flush()

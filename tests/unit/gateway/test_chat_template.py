@@ -39,6 +39,12 @@ def test_loops_may_be_left_and_the_date_is_known() -> None:
     assert render("{{ strftime_now('%Y') }}").isdecimal()
 
 
+def test_a_keyed_request_has_the_same_prompt_on_every_day() -> None:
+    source = "{% if strftime_now is defined %}{{ strftime_now('%d %b %Y') }}{% endif %}"
+    template = ChatTemplate(source, bos_token=None, eos_token=None)
+    assert template.render(MESSAGES, keyed=True) == "26 Jul 2024" != template.render(MESSAGES)
+
+
 @pytest.mark.parametrize(
     "source",
     [

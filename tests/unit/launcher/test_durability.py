@@ -31,6 +31,14 @@ def test_each_broken_promise_is_one_warning(own_redis: RedisServer, own_client: 
     assert "appendonly yes" in warnings_about(own_redis.url)[0]
 
 
+def test_rows_through_the_append_only_file_are_a_warning(own_redis: RedisServer, own_client: redis.Redis) -> None:
+    (line,) = warnings_about(own_redis.url, carries_rows=True)
+    assert "--payload-redis" in line
+    own_client.config_set("appendonly", "no")
+    (line,) = weaknesses(own_client, carries_rows=True)
+    assert "appendonly yes" in line, "then there is no file that rows could wait for"
+
+
 def test_a_redis_that_hides_its_settings_is_believed(own_redis: RedisServer, own_client: redis.Redis) -> None:
     own_client.execute_command("ACL", "SETUSER", "default", "-config", "-info")
     assert weaknesses(own_client) == []

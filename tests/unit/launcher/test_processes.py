@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from blockrelay_launcher import processes
 from blockrelay_launcher.processes import Alarm, Child, is_worth_showing, stop_all
 from tests.support.up_process import command_line
 from tests.support.waiting import wait_until
@@ -54,6 +55,70 @@ def test_settings_of_its_own_go_before_the_others_from_the_next_start_on(tmp_pat
         said += one.new_lines()
     assert said == ["red 1", "blue 1", "red 2=2"]
     one.close()
+
+
+WRITER = """
+import pathlib, sys, time
+for number in range(10):
+    sys.stdout.write("".join(f"line {number * 1000 + line} " + "x" * 100 + chr(10) for line in range(1000)))
+    sys.stdout.flush()
+    while not pathlib.Path(sys.argv[1], f"go-{number}").exists():
+        time.sleep(0.01)
+"""
+
+
+def test_a_log_stays_bounded_and_every_line_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "LOG_BYTES", 64 << 10)
+    one = child(tmp_path, WRITER)
+    one.argv.append(str(tmp_path))
+    kept, moved = tmp_path / "child.log", tmp_path / "child.log.1"
+    seen: list[int] = []
+    one.start()
+    try:
+        for number in range(10):
+
+            def read(most: int = 1000 * (number + 1)) -> bool:
+                seen.extend(int(line.split()[1]) for line in one.new_lines())
+                return len(seen) == most
+
+            wait_until(read, "its lines are there")
+            assert kept.stat().st_size == 0 and moved.stat().st_size == 64 << 10
+            assert moved.read_bytes().endswith(b"line %d " % seen[-1] + b"x" * 100 + b"\n")
+            (tmp_path / f"go-{number}").touch()
+        wait_until(lambda: one.reap() == 0, "it has ended")
+    finally:
+        one.close()
+    assert seen == list(range(10_000))
+    assert not (tmp_path / "child.log.new").exists()
+
+
+def test_a_log_that_was_huge_before_keeps_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "LOG_BYTES", 1000)
+    (tmp_path / "child.log").write_text("old\n" * 10_000 + "the end\n")
+    one = child(tmp_path, "print('hello')")
+    one.start()
+    try:
+        wait_until(lambda: one.reap() == 0, "it has ended")
+        assert list(one.new_lines()) == ["hello"]
+    finally:
+        one.close()
+    assert (tmp_path / "child.log").read_text() == ""
+    copy = (tmp_path / "child.log.1").read_text()
+    assert len(copy) == 1000 and copy.endswith("the end\nhello\n")
+
+
+def test_where_a_log_cannot_be_copied_it_is_emptied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "LOG_BYTES", 1000)
+    (tmp_path / "child.log.1").mkdir()  # in the way, as a full disk would be
+    (tmp_path / "child.log").write_text("old\n" * 1000)
+    one = child(tmp_path, "print('hello')")
+    one.start()
+    try:
+        wait_until(lambda: one.reap() == 0, "it has ended")
+        assert list(one.new_lines()) == ["hello"] and not (tmp_path / "child.log").stat().st_size
+    finally:
+        one.close()
+    assert not (tmp_path / "child.log.new").exists()
 
 
 def test_the_end_of_a_child_wakes_the_parent_at_once(tmp_path: Path) -> None:
