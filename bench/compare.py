@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.environments import Peer, install, last_line, python_of
-from bench.records import Record, Store
+from bench.records import Record, Store, faults
 from bench.report import PLOT_NAME, markdown, plot
 from bench.units import CASES, ON_DEMAND, PARTS, Unit, all_units
 from blockrelay_launcher.machine import describe_machine
@@ -196,7 +196,7 @@ def main() -> int:
     units = [unit for unit in units if unit.key not in measured]
     units = prepare(units, store)
     started = time.monotonic()
-    left = 0
+    left = wrong = 0
     for number, unit in enumerate([] if options.prepare else units):
         if options.minutes and time.monotonic() - started > 60 * options.minutes:
             left = len(units) - number
@@ -205,11 +205,16 @@ def main() -> int:
         record = measure(unit)
         if record.error:
             say(f"{unit.side}: {record.error}")
+        for line in faults(record):
+            say(f"{unit.side}: {line}")
+            wrong += 1
         store.put(record)
         write_pages(store)
     write_pages(store)
     say(f"{left} units are left: call again" if left else "done")
-    return 0
+    if wrong:
+        say(f"{wrong} figures cannot be: they are errors in the table")
+    return 1 if wrong else 0
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
 """The measured figures as they lie in `docs/benchmarks.json`, and medians of them. Raw: a record per unit."""
 
 import json
+import math
 import statistics
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -56,9 +57,27 @@ class Store:
         self.records = [record for record in self.records if (record.part, record.side) not in sides]
 
 
+#: Figures of a size that are times or rates.
+MEASURED = ("decode_tok_s", "prefill_ms", "prompt_tok_s", "ttft_ms_p50", "itl_ms_p50", "itl_ms_p99", "tok_s")
+
+
+def impossible(entry: Mapping[str, Any]) -> str:
+    """What is wrong with the figures of one size, by name: a time or a rate is above 0 and finite. Empty: nothing."""
+    bad = [f"{name} {entry[name]}" for name in MEASURED if name in entry and not 0 < entry[name] < math.inf]
+    said = str(entry.get("error") or (f"impossible: {', '.join(bad)}" if bad else ""))
+    return said and f"{entry['requests']} x {entry['prompt']}: {said}"
+
+
 def entries(record: Record) -> list[dict[str, Any]]:
-    """What a record says of sizes: through the gateway, for our side."""
-    return record.figures or [entry for report in record.reports for entry in report["gateway"]]
+    """What a record says of sizes: through the gateway, for our side. Without what cannot be."""
+    found = record.figures or [entry for report in record.reports for entry in report["gateway"]]
+    return [entry for entry in found if not impossible(entry)]
+
+
+def faults(record: Record) -> list[str]:
+    """What in it cannot be, a line for each size and way."""
+    told = [entry for report in record.reports for way in ("gateway", "in_process") for entry in report.get(way) or ()]
+    return [line for line in map(impossible, [*record.figures, *told]) if line]
 
 
 def by_round(

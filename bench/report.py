@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bench.plot import bars
-from bench.records import Record, median, reports_of, sides_of
+from bench.records import Record, faults, median, reports_of, sides_of
 from bench.targets import TARGETS
 from bench.units import LONG, ON_DEMAND, OUR_PRECISIONS, OUR_RUNS, PARTS, SIZES
 
@@ -89,9 +89,15 @@ def _peers(records: Sequence[Record]) -> str:
         prefill = " | ".join(shown(side, "prefill_ms", n, p) for n, p in ((1, 128), (16, 128), (1, 2048)))
         name = f"**{side}**, through the gateway" if side in OUR_PRECISIONS else side
         rows.append(f"| {name} | {decode} | {prefill} |")
+    rows += [f"| {side} | error: {_cell(line)} | | | |" for side, line in _faults(records, "peers")]
     failed = {record.side: record.error for record in records if record.error}
     rows += [f"| {side} | not measured: {_cell(error)} | | | |" for side, error in failed.items() if side not in sides]
     return "\n".join(rows)
+
+
+def _faults(records: Sequence[Record], part: str) -> list[tuple[str, str]]:
+    """(side, what of it cannot be)."""
+    return [(r.side, f"round {r.round + 1}, {line}") for r in records if r.part == part for line in faults(r)]
 
 
 def _targets(records: Sequence[Record]) -> str:

@@ -1,12 +1,14 @@
 """What every peer's script has in common. It runs in the peer's own environment: only NumPy is at hand here.
 
 A script is called with CHECKPOINT WORK and options, converts the checkpoint into WORK if that has not been done, and
-prints one JSON object per figure: precision, requests, prompt, prefill_ms (until every request has its first token) and
-decode_tok_s (tokens after the first ones over the time from there to the end, all requests together).
+prints one JSON object per case: precision, requests, prompt, prefill_ms (until every request has its first token) and
+decode_tok_s (tokens after the first ones over the time from there to the end, all requests together); in place of both an
+error where the times make no such figure.
 """
 
 import argparse
 import json
+import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -17,6 +19,8 @@ import numpy as np
 
 #: New tokens of the unmeasured round before each measured one.
 WARM_UP_NEW = 2
+#: Pairs of runs, for one token and for all, where a peer does not tell when its first tokens come.
+TURNS = 3
 
 
 @dataclass(frozen=True)
@@ -60,13 +64,30 @@ def measure(options: Options, precision: str, run: Callable[[int, int, int], Ite
         for tokens in (WARM_UP_NEW, new):
             times = [time.perf_counter()]
             times += [time.perf_counter() for _ in run(requests, prompt, tokens)]
-        say(precision, requests, prompt, times[1] - times[0], requests * (new - 1) / (times[2] - times[1]))
+        say(precision, (requests, prompt, new), times[1] - times[0], times[2] - times[1])
 
 
-def say(precision: str, requests: int, prompt: int, prefill_s: float, decode_tok_s: float) -> None:
-    figure = {
-        "precision": precision, "requests": requests, "prompt": prompt,
-        "prefill_ms": round(prefill_s * 1e3, 1), "decode_tok_s": round(decode_tok_s, 2),
-    }  # fmt: skip
+def measure_whole(options: Options, precision: str, seconds: Callable[[int, int, int], float]) -> None:
+    """The same for a peer that only tells how long a whole run took: `seconds(requests, prompt, new)`.
+
+    A run for one token is taken off a run for all. The two read prompts of their own, and of a long prompt the reading
+    varies by more than a few tokens take, so they take turns and the median of the differences counts.
+    """
+    for case in options.cases:
+        requests, prompt, new = case
+        seconds(requests, prompt, WARM_UP_NEW)
+        pairs = [(seconds(requests, prompt, 1), seconds(requests, prompt, new)) for _ in range(TURNS)]
+        decode = statistics.median(whole - first for first, whole in pairs)
+        say(precision, case, statistics.median(first for first, _ in pairs), decode)
+
+
+def say(precision: str, case: tuple[int, int, int], prefill_s: float, decode_s: float) -> None:
+    requests, prompt, new = case
+    figure = {"precision": precision, "requests": requests, "prompt": prompt}
+    if prefill_s > 0 and decode_s > 0:
+        rate = requests * (new - 1) / decode_s
+        figure |= {"prefill_ms": round(prefill_s * 1e3, 1), "decode_tok_s": round(rate, 2)}
+    else:
+        figure["error"] = f"{new - 1} tokens behind the first took {decode_s:.3f} s, the prompt {prefill_s:.3f} s"
     sys.stdout.write(json.dumps(figure) + "\n")
     sys.stdout.flush()

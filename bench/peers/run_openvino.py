@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import openvino
 import openvino_genai
-from protocol import WARM_UP_NEW, prompts, read_options, say
+from protocol import measure_whole, prompts, read_options
 
 WEIGHTS = {"int8": ["int8"], "int4": ["int4", "--sym", "--group-size", "128", "--ratio", "1.0"]}
 KV_GIB = 4
@@ -36,11 +36,7 @@ def main() -> None:
             pipeline.generate(ids, [config] * requests)
             return time.perf_counter() - started
 
-        # Its batches end when all requests have ended, so the first tokens are timed by requests for one token.
-        for requests, prompt, new in options.cases:
-            seconds(requests, prompt, WARM_UP_NEW)
-            first, whole = seconds(requests, prompt, 1), seconds(requests, prompt, new)
-            say(precision, requests, prompt, first, requests * (new - 1) / (whole - first))
+        measure_whole(options, precision, seconds)  # its batches end when all requests have ended
 
 
 def convert(checkpoint: Path, folder: Path, precision: str) -> None:

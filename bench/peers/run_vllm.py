@@ -3,7 +3,7 @@
 import os
 import time
 
-from protocol import WARM_UP_NEW, prompts, read_options, say
+from protocol import measure_whole, prompts, read_options
 
 KV_GIB = 2
 
@@ -36,10 +36,7 @@ def main() -> None:
         llm.generate(inputs, params, use_tqdm=False)
         return time.perf_counter() - started
 
-    for requests, prompt, new in options.cases:
-        seconds(requests, prompt, WARM_UP_NEW)
-        first, whole = seconds(requests, prompt, 1), seconds(requests, prompt, new)
-        say("bf16", requests, prompt, first, requests * (new - 1) / (whole - first))
+    measure_whole(options, "bf16", seconds)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,8 @@
 """`make bench` apart from the measuring: which units, what is stored, what the page says."""
 
+import importlib.util
+import json
+import sys
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -8,7 +11,7 @@ import pytest
 
 from bench.compare import chosen_parts, chosen_sides
 from bench.environments import PEERS, last_line
-from bench.records import Record, Store, by_round, median, paired_ratio
+from bench.records import Record, Store, by_round, faults, median, paired_ratio
 from bench.report import markdown, plot
 from bench.targets import TARGETS, THIN_STAGES, WIDE_STAGES
 from bench.units import ON_DEMAND, OUR_PRECISIONS, OUR_RUNS, OURS, OURS_SMALL, PARTS, all_units
@@ -189,3 +192,43 @@ def test_the_committed_page_is_made_of_the_committed_figures() -> None:
     store = Store.open(DOCS / "benchmarks.json")
     assert (DOCS / "benchmarks.md").read_text() == markdown(store.machine, store.records), "make bench ARGS=--report"
     assert (DOCS / "benchmarks.svg").read_text() == plot(store.records)
+
+
+def test_a_figure_that_cannot_be_is_an_error_by_name_and_no_row() -> None:
+    wrong = {"precision": "int8", "requests": 1, "prompt": 2048, "prefill_ms": 9362.8, "decode_tok_s": -293.25}
+    told = {"precision": "int8", "requests": 4, "prompt": 128, "error": "7 tokens behind the first took -0.024 s"}
+    records = [
+        *every_part(),
+        record("peers", "odd int8", figures=[entry(1, 128, decode=7.0, prefill=9.0), wrong, told]),
+    ]
+    assert faults(records[-1]) == [
+        "1 x 2048: impossible: decode_tok_s -293.25",
+        "4 x 128: 7 tokens behind the first took -0.024 s",
+    ]
+    page = markdown(MACHINE, records)
+    assert "| odd int8 | 7.0 / - / - | 9.0 | - | - |" in page
+    assert "| odd int8 | error: round 1, 1 x 2048: impossible: decode_tok_s -293.25 |" in page
+    for value in (0.0, -1.0, float("nan"), float("inf")):
+        assert faults(record("gateway", OURS, reports=[report(entry(1, 128, decode=value, prefill=1.0))]))
+        assert faults(record("gateway", OURS, reports=[report(entry(1, 128, decode=1.0, prefill=value))]))
+    assert not [line for one in every_part() for line in faults(one)]
+
+
+def test_a_peer_that_tells_whole_times_only_is_measured_in_turns(capsys: pytest.CaptureFixture[str]) -> None:
+    """Of a long prompt, reading varies by more than a few tokens take: one pair alone may say less than nothing."""
+    spec = importlib.util.spec_from_file_location("protocol", DOCS.parent / "bench" / "peers" / "protocol.py")
+    assert spec is not None and spec.loader is not None
+    protocol = importlib.util.module_from_spec(spec)
+    sys.modules["protocol"] = protocol  # a dataclass looks its module up
+    spec.loader.exec_module(protocol)
+    options = protocol.Options(DOCS, DOCS, ((1, 2048, 8),), ("int8",), 2, convert_only=False)
+
+    def printed(times: list[float]) -> dict[str, Any]:
+        left = iter(times)
+        protocol.measure_whole(options, "int8", lambda requests, prompt, new: next(left))  # pyright: ignore
+        assert not list(left)
+        return json.loads(capsys.readouterr().out)
+
+    assert printed([9.0, 9.4, 9.2, 9.0, 9.7, 9.1, 9.8])["decode_tok_s"] == 10.0
+    impossible = printed([9.0, 9.4, 9.2, 9.3, 9.1, 9.1, 9.8])
+    assert "decode_tok_s" not in impossible and "-0.200 s" in impossible["error"]

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from blockrelay_worker.exact_linear import EXACT_DEPTH, ExactLinear
+from blockrelay_worker.exact_linear import EXACT_DEPTH, ExactGroupLinear, ExactLinear
+from blockrelay_worker.kernels.float32 import fma
 
 
 @pytest.mark.parametrize(("depth", "columns"), [(1, 1), (64, 5), (EXACT_DEPTH, 3), (3 * EXACT_DEPTH + 17, 4100)])
@@ -26,3 +27,25 @@ def test_float32_holds_every_sum_of_one_block() -> None:
     whole = np.arange(highest - 1000, highest + 1)
     np.testing.assert_array_equal(whole.astype(np.float32).astype(np.int64), whole)
     assert int(np.float32(highest + 1)) != highest + 1  # a deeper block would not be exact
+
+
+@pytest.mark.parametrize("largest", [1.0, 60000.0])
+def test_groups_are_added_with_one_rounding_each(largest: float) -> None:
+    """Against an fma in general, for factors as the converter writes them and for any that float16 holds."""
+    random = np.random.default_rng(7)
+    depth, columns = 2048, 4100
+    u = random.integers(0, 256, (3, depth), dtype=np.uint8)
+    q = random.integers(-8, 8, (depth, columns))
+    u[0], q[:, 0] = 0, -8  # the ends of both ranges
+    gs = (random.uniform(-largest, largest, (depth // 32, columns)) * 10.0 ** -random.integers(0, 8, columns)).astype(
+        np.float16
+    )
+    scale = random.random(columns, np.float32)
+    packed = ((q[0::2] + 8) | (q[1::2] + 8) << 4).astype(np.uint8)
+    out = np.empty((3, columns), np.float32)
+    ExactGroupLinear(packed, gs, scale)(u, out)
+    acc = np.zeros((3, columns), np.float32)
+    for group, factor in enumerate(gs.astype(np.float32)):
+        part = slice(32 * group, 32 * group + 32)
+        acc = fma(((u[:, part].astype(np.int64) - 128) @ q[part]).astype(np.float32), factor, acc)
+    assert out.tobytes() == (acc * scale).tobytes()
