@@ -2,8 +2,8 @@
 
 A script is called with CHECKPOINT WORK and options, converts the checkpoint into WORK if that has not been done, and
 prints one JSON object per case: precision, requests, prompt, prefill_ms (until every request has its first token) and
-decode_tok_s (tokens after the first ones over the time from there to the end, all requests together); in place of both an
-error where the times make no such figure.
+decode_tok_s (tokens after the first ones over the time from there to the end, all requests together); an error in place
+of both where the times make no such figure.
 """
 
 import argparse

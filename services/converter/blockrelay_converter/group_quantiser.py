@@ -62,7 +62,7 @@ def group_values(q4: NDArray[np.uint8], gs: NDArray[np.float16], scale: F32) -> 
 
 
 def _best_factors(values: F32) -> F32:
-    """[M]: the factor of each group (a column of values [32, M], whose largest magnitude is negative), 0 if all zero."""
+    """[M]: the factor of each group (a column of values [32, M], its largest magnitude negative), 0 if all zero."""
     factors = np.empty(values.shape[1], np.float32)
     room = np.empty((2, GROUP, _TOGETHER), np.float32)
     for start in range(0, factors.size, _TOGETHER):

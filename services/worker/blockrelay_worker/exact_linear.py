@@ -55,9 +55,9 @@ class ExactGroupLinear:
         self._q4 = q4
         self._gs = gs
         self._scale = scale
-        # Every float16 is a multiple of 2**-24, so every product of a group's sum (at most 2**15) and its gs is one, and
-        # so is acc. With gs of at most 1, as the converter writes them, what is added stays far below 2**29: float64
-        # holds the sum exactly and there is one rounding, that of the fma. Emulating one in general costs ten times as much.
+        # Every float16 is a multiple of 2**-24, so is its product with a group's sum (at most 2**15), and so is acc.
+        # With gs of at most 1, as the converter writes them, what is added stays far below 2**29: float64 holds the sum
+        # exactly, and there is one rounding, that of the fma. To emulate one in general costs three times as much.
         self._one_rounding = bool((np.abs(gs) <= 1).all()) and gs.shape[0] < 1 << 13
 
     def __call__(self, rows: NDArray[Any], out: NDArray[np.float32]) -> None:
