@@ -225,7 +225,7 @@ def test_a_failing_gpu_worker_hands_its_block_to_the_cpu_and_the_answer_says_so(
 def test_somebody_elses_redis_is_waited_for_and_left_as_it_is(model: Path, own_redis: RedisServer) -> None:
     own_redis.kill()
     argv = [*COMMAND, "up", "--model", str(model), "--port", "0", "--redis", own_redis.url]
-    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         try:
             children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
             wait_until(lambda: len(children.read_text().split()) == 3, "scheduler, worker and gateway are there")
@@ -234,6 +234,7 @@ def test_somebody_elses_redis_is_waited_for_and_left_as_it_is(model: Path, own_r
             assert len(tokens_of(complete(up.url))) == 40
             assert not up.pid_of("redis")
             assert up.stop() == 0
+            assert process.stderr is not None and "give --payload-redis" in process.stderr.read()
         finally:
             process.kill()
     client = own_redis.client()
