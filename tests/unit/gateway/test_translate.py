@@ -13,6 +13,7 @@ from blockrelay.sampling_params import derive_seed
 from blockrelay.text import Tokenizer
 from blockrelay_gateway.chat_template import ChatTemplate
 from blockrelay_gateway.http_errors import from_validation
+from blockrelay_gateway.identity import Identity
 from blockrelay_gateway.schemas import ChatRequest, CompletionRequest, InferRequest
 from blockrelay_gateway.translate import Order, Translator, clean_traceparent
 
@@ -203,6 +204,14 @@ def test_a_chat_is_the_template_with_its_own_special_tokens(translator: Translat
     text = "<s>system: Be brief.\nuser: Who is it?\nassistant:"
     assert order.body.prompt.tolist() == tokenizer.encode(text, add_special_tokens=False)
     assert order.body.prompt.tolist().count(1) == 1, "one beginning, not two"
+
+
+def test_the_day_is_in_the_prompt_only_without_a_key(translator: Translator, tokenizer: Tokenizer) -> None:
+    dated = replace(translator, template=ChatTemplate("{{ strftime_now('%d %b %Y') }}", bos_token=None, eos_token=None))
+    request = ChatRequest.model_validate({"messages": [{"role": "user", "content": "hi"}]})
+    keyed = dated.chat(request, who=Identity("req-1", "fingerprint")).body.prompt.tolist()
+    assert keyed == tokenizer.encode("26 Jul 2024", add_special_tokens=False)
+    assert dated.chat(request).body.prompt.tolist() != keyed
 
 
 def test_both_spellings_of_the_limit_are_taken(translator: Translator) -> None:
