@@ -83,7 +83,8 @@ class Client:
             _, reader, writer = self._idle.pop()
         else:
             reader, writer = await asyncio.open_connection(self._host, self._port)
-        writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: gateway\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
+        head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n" % len(body)
+        writer.write(head + body)
         head = (await reader.readuntil(b"\r\n\r\n")).lower()
         await reader.readexactly(int(head.partition(b"content-length:")[2].partition(b"\r\n")[0]))
         self._idle.append((time.monotonic(), reader, writer))

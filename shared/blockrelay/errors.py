@@ -6,6 +6,8 @@
     │   │   ├── RequestTooLarge    body over the limit; HTTP 413
     │   │   └── RequestTooSlow     body did not arrive in time; HTTP 408
     │   ├── Unauthorized           no API key, or an unknown one; HTTP 401
+    │   ├── ForeignOrigin          a web page of another site, which is not listed; HTTP 403
+    │   ├── UnknownHost            sent to a name that is not ours; HTTP 421
     │   ├── NotFound               unknown model, request or session; HTTP 404
     │   ├── Conflict               wrong session step; HTTP 409
     │   ├── KeyReused              an Idempotency-Key came with another body before; HTTP 422
@@ -53,6 +55,14 @@ class RequestTooSlow(BadRequest):
 
 class Unauthorized(UsageError):
     """No API key, or an unknown one."""
+
+
+class ForeignOrigin(UsageError):
+    """Sent by a web page of a site that may not use this gateway."""
+
+
+class UnknownHost(UsageError):
+    """Sent to a name that this gateway does not answer to."""
 
 
 class NotFound(UsageError):

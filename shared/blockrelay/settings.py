@@ -53,6 +53,12 @@ class GatewaySettings(Settings):
     api_keys: Path | None = Field(
         default=None, description="file of API keys (blockrelay keys); default: no key needed"
     )
+    cors_origins: str = Field(
+        default="", description="origins, by commas, whose web pages may use this gateway; * (with API keys): all"
+    )
+    allowed_hosts: str = Field(
+        default="", description="names, by commas, that Host may say; default: on loopback localhost, else any; *: any"
+    )
     max_body_bytes: int = Field(default=8 << 20, ge=1024)
     max_bodies_bytes: int = Field(default=128 << 20, ge=1024, description="bytes of all bodies that are being read")
     max_connections: int = Field(default=2048, ge=1, description="requests and sockets under way at this gateway")

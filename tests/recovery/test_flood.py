@@ -88,7 +88,7 @@ def test_readers_that_do_not_read_hold_little_memory(model: Path, tmp_path: Path
     with running_up(model, "--no-speculation", data=tmp_path / "data") as up:
         body = {"prompt": [5] * 20, "max_tokens": 200, "ignore_eos": True, "stream": True, "logprobs": 5}
         content = json.dumps(body).encode()
-        head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(content)}\r\n\r\n".encode()
+        head = f"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(content)}\r\n\r\n".encode()
         host, _, port = up.url.removeprefix("http://").partition(":")
         before = memory_kib(up)
         sleepers: list[socket.socket] = []

@@ -128,7 +128,7 @@ def test_killed_with_9_it_leaves_no_orphan_and_the_next_one_goes_on_with_what_wa
 def test_a_body_that_is_on_its_way_does_not_hold_the_end_up(model: Path, data: Path) -> None:
     with running_up(model, data=data) as up, socket.socket() as slow:
         slow.connect(("127.0.0.1", int(up.url.rpartition(":")[2])))
-        slow.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 5000\r\n\r\n{")
+        slow.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 5000\r\n\r\n{")
         assert httpx.get(f"{up.url}/livez").status_code == 200, "the gateway has had a moment to begin with it"
         assert up.stop() == 0
         answer = b"".join(iter(lambda: slow.recv(4096), b""))

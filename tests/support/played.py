@@ -12,6 +12,7 @@ import httpx
 import numpy as np
 import redis
 import uvicorn
+from fastapi import FastAPI
 
 from blockrelay import scripts as calls
 from blockrelay.keys import Keys
@@ -164,10 +165,16 @@ class RunningGateway:
 @contextmanager
 def running_gateway(settings: GatewaySettings) -> Iterator[RunningGateway]:
     """Serve `settings` on a free port, in a thread of this process."""
-    app = create_app(settings)
+    with serving(create_app(settings)) as running:
+        yield running
+
+
+@contextmanager
+def serving(app: FastAPI) -> Iterator[RunningGateway]:
+    """As `running_gateway`, of an application that is there."""
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
-    server = uvicorn.Server(server_config(app, settings))
+    server = uvicorn.Server(server_config(app, app.state.gateway.settings))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"

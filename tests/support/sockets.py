@@ -17,5 +17,5 @@ def to_its_end(connection: socket.socket) -> bytes:
 
 def send_head(gateway: RunningGateway, length: int) -> socket.socket:
     connection = connected(gateway)
-    connection.sendall(f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {length}\r\n\r\n".encode())
+    connection.sendall(f"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: {length}\r\n\r\n".encode())
     return connection

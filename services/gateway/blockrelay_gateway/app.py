@@ -16,18 +16,26 @@ from blockrelay_gateway import http_errors, infer_routes, openai_routes, openapi
 from blockrelay_gateway.crowd import BodyBudget, Crowd
 from blockrelay_gateway.gateway import Gateway, build
 from blockrelay_gateway.middleware import BodyLimit
+from blockrelay_gateway.origins import Origins, Rules
 from blockrelay_gateway.tenants import Authentication, KeyRing
 
 #: Until the first NODE_READY, how often the gateway looks whether it is.
 READY_POLL_S = 0.5
+ROUTERS = (
+    (openai_routes.router, openapi.WORK),
+    (infer_routes.router, openapi.WORK),
+    (request_routes.router, openapi.ERRORS),
+    (ops_routes.router, openapi.ERRORS),
+)
 
 
 def create_app(settings: GatewaySettings) -> FastAPI:
     """Opens the block folder (only small files are read) and builds the application; connects to Redis when it runs.
 
-    Raises BlockFolderError when the folder cannot be used, UsageError when the file of API keys cannot.
+    Raises BlockFolderError when the folder cannot be used, UsageError when the file of API keys or a list of
+    origins or names cannot.
     """
-    ring = KeyRing(settings.api_keys)
+    ring, rules = KeyRing(settings.api_keys), Rules.of(settings)
     gateway = build(settings, open_block_folder(settings.model, blocks=()))
 
     @asynccontextmanager
@@ -53,11 +61,12 @@ def create_app(settings: GatewaySettings) -> FastAPI:
         refusals=gateway.refusals,
     )
     app.add_middleware(Crowd, most=settings.max_connections, refusals=gateway.refusals)
-    app.add_middleware(Authentication, ring=ring, refusals=gateway.refusals)  # the last one added is the first to run
-    app.include_router(openai_routes.router, responses=openapi.WORK)
-    app.include_router(infer_routes.router, responses=openapi.WORK)
-    app.include_router(request_routes.router, responses=openapi.ERRORS)
-    app.include_router(ops_routes.router, responses=openapi.ERRORS)
+    app.add_middleware(Authentication, ring=ring, refusals=gateway.refusals)
+    routes = [route for router, _ in ROUTERS for route in router.routes]
+    # The last one added is the first to run.
+    app.add_middleware(Origins, rules=rules, routes=routes, refusals=gateway.refusals)
+    for router, responses in ROUTERS:
+        app.include_router(router, responses=responses)
     return app
 
 

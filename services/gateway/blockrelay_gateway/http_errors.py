@@ -10,7 +10,7 @@ from fastapi.responses import Response
 from prometheus_client import Counter
 from redis.exceptions import RedisError
 from starlette.exceptions import HTTPException
-from starlette.types import Scope
+from starlette.types import Receive, Scope, Send
 
 from blockrelay import logs
 from blockrelay.errors import (
@@ -20,6 +20,7 @@ from blockrelay.errors import (
     Conflict,
     DeadlineExceeded,
     ExecutionError,
+    ForeignOrigin,
     KeyReused,
     NotFound,
     Overloaded,
@@ -28,6 +29,7 @@ from blockrelay.errors import (
     RequestTooSlow,
     ServiceUnavailable,
     Unauthorized,
+    UnknownHost,
     UsageError,
 )
 
@@ -36,6 +38,8 @@ _BY_TYPE: tuple[tuple[type[BlockrelayError], int, str, str | None], ...] = (
     (RequestTooSlow, 408, "invalid_request_error", "request_timeout"),
     (BadRequest, 400, "invalid_request_error", None),
     (Unauthorized, 401, "invalid_request_error", "invalid_api_key"),
+    (ForeignOrigin, 403, "invalid_request_error", "foreign_origin"),
+    (UnknownHost, 421, "invalid_request_error", "unknown_host"),
     (NotFound, 404, "invalid_request_error", "not_found"),
     (Conflict, 409, "invalid_request_error", "conflict"),
     (KeyReused, 422, "idempotency_error", "idempotency_key_reused"),
@@ -125,6 +129,15 @@ class Refusals:
         elif isinstance(error, Unauthorized):
             headers["www-authenticate"] = "Bearer"
         return JsonAnswer(body, status_code=status, headers=headers)
+
+    async def refuse(self, error: BlockrelayError, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request or a handshake with `error`; no body is read and no socket opened."""
+        if scope["type"] == "http":
+            await self.answer(scope, error)(scope, receive, send)
+        elif "websocket.http.response" in scope.get("extensions", {}):
+            await self.answer({**scope, "method": "GET"}, error)(scope, receive, send)
+        else:
+            await send({"type": "websocket.close", "code": 1008, "reason": str(error)})
 
     def count(self, path: str, error: BlockrelayError) -> None:
         """A new request was not taken in."""

@@ -20,8 +20,8 @@ class BodyLimit:
     """Reads the whole body, chunked or not, before the route runs; 413 when it is over `max_bytes`, 408 when it never
     comes.
 
-    Every body of ours is JSON, whatever its content type claims (`curl -d` claims a form). Routes find the body's true
-    size in `content-length`.
+    Every body of ours is JSON, whatever its content type claims (`curl -d` claims a form); pages of other sites, which
+    need no preflight for a form, do not get here (`origins`). Routes find the body's true size in `content-length`.
     """
 
     def __init__(

@@ -23,11 +23,13 @@ class Error(BaseModel):
 _MEANINGS = {
     400: "a field is wrong, unknown or not supported; nothing was queued",
     401: "the API key is missing or unknown",
+    403: "sent by a web page of another site; see --cors-origins",
     404: "no such model, request or session",
     405: "the route does not take this method",
     408: "the body did not arrive in time",
     409: "the session expects another step",
     413: "the body is over the limit",
+    421: "sent to a name that is not ours; see --allowed-hosts",
     422: "the Idempotency-Key was used with another body",
     429: "over the quota of the API key; see Retry-After",
     500: "a block failed for this request, or the gateway did",

@@ -15,8 +15,10 @@ from blockrelay.api_keys import ANYBODY, StoredKey, Tenant, find, read_keys
 from blockrelay.errors import Unauthorized, UsageError
 from blockrelay_gateway.http_errors import Refusals
 
-#: What a load balancer, Prometheus and a curious client ask; none of it tells about requests.
-OPEN_PATHS = frozenset({"/livez", "/readyz", "/metrics", "/openapi.json"})
+#: What a load balancer and Prometheus ask, under any name.
+PROBES = frozenset({"/livez", "/readyz", "/health", "/metrics"})
+#: That, and what a curious client asks; none of it tells about requests.
+OPEN_PATHS = PROBES | {"/openapi.json"}
 
 
 class KeyRing:
@@ -65,19 +67,10 @@ class Authentication:
                 try:
                     tenant = self._ring.tenant(_authorization(scope))
                 except Unauthorized as error:
-                    await self._refuse(error, scope, receive, send)
+                    await self._refusals.refuse(error, scope, receive, send)
                     return
             scope.setdefault("state", {})["tenant"] = tenant
         await self._app(scope, receive, send)
-
-    async def _refuse(self, error: Unauthorized, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http":
-            await self._refusals.answer(scope, error)(scope, receive, send)
-            return
-        if "websocket.http.response" in scope.get("extensions", {}):
-            await self._refusals.answer({**scope, "method": "GET"}, error)(scope, receive, send)
-            return
-        await send({"type": "websocket.close", "code": 1008, "reason": str(error)})
 
 
 def of(connection: Request | WebSocket) -> Tenant:

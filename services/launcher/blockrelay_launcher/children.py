@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from blockrelay.memory import available_bytes
-from blockrelay.settings import WorkerSettings, environment_for
+from blockrelay.settings import GatewaySettings, WorkerSettings, environment_for
 from blockrelay_launcher.embedded_redis import EmbeddedRedis, Fsync
 from blockrelay_launcher.page_folder import default_limit
 from blockrelay_launcher.processes import Child
@@ -23,7 +23,8 @@ class UpOptions:
 
     Several `gateways` listen on as many consecutive ports from `port` on. `redis_url` None starts an embedded control
     and payload Redis; `fsync` is the control one's. `inject_fault`: every GPU worker fails after as many jobs. `data`
-    None keeps everything in a temporary folder that is removed at the end.
+    None keeps everything in a temporary folder that is removed at the end. `cors_origins` and `allowed_hosts` are the
+    gateways' settings of these names.
     """
 
     model: Path
@@ -44,6 +45,8 @@ class UpOptions:
     prefix_cache: bool = True
     page_store_bytes: int | None = None
     api_keys: Path | None = None
+    cors_origins: str | None = None
+    allowed_hosts: str | None = None
     verbose: bool = False
 
 
@@ -113,12 +116,29 @@ def workers(layout: Layout) -> list[Child]:
 
 
 def gateways(layout: Layout) -> list[Child]:
-    keys = {} if layout.options.api_keys is None else {"api_keys": layout.options.api_keys}
+    options = layout.options
+    named = {"api_keys": options.api_keys, "allowed_hosts": options.allowed_hosts}
+    given: dict[str, object] = {name: value for name, value in named.items() if value is not None}
+    origins = [GatewaySettings().cors_origins if options.cors_origins is None else options.cors_origins]
+    if len(layout.ports) > 1:  # pages of one use the others
+        origins += [f"http://{host}:{port}" for port in layout.ports for host in ("localhost", url_host(options.host))]
+    given["cors_origins"] = ",".join(filter(None, origins))
     names = names_of("gateway", len(layout.ports))
     return [
-        layout.service(name, "blockrelay_gateway", port=port, **keys)
+        layout.service(name, "blockrelay_gateway", port=port, **given)
         for name, port in zip(names, layout.ports, strict=True)
     ]
+
+
+def local_host(host: str) -> str:
+    """Where this machine reaches who listens on `host`."""
+    return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+
+
+def url_host(host: str) -> str:
+    """The same as it stands in a URL."""
+    local = local_host(host)
+    return f"[{local}]" if ":" in local else local
 
 
 def names_of(role: str, count: int) -> list[str]:

@@ -103,6 +103,14 @@ def start(
         Path | None,
         typer.Option(metavar="FILE", help="Demand an API key of this file (see: blockrelay keys)."),
     ] = None,
+    cors_origins: Annotated[
+        str | None,
+        typer.Option(metavar="URL,...", help="Other sites whose web pages may use the gateway; with API keys also *."),
+    ] = None,
+    allowed_hosts: Annotated[
+        str | None,
+        typer.Option(metavar="NAME,...", help="Names (Host) that the gateway answers to, besides localhost; *: any."),
+    ] = None,
     verbose: Annotated[bool, typer.Option("--verbose", help="Every log line to stderr, not only errors.")] = False,
 ) -> None:
     """Start everything as local processes: Redis, scheduler, workers, gateway. Ctrl-C drains and ends them."""
@@ -114,7 +122,8 @@ def start(
         redis_url=redis and cell_status.checked_url(redis),
         payload_redis_url=payload_redis and cell_status.checked_url(payload_redis),
         data=data, threads=threads, speculation=speculation, prefix_cache=prefix_cache,
-        page_store_bytes=page_store_bytes, api_keys=api_keys and api_keys.absolute(), verbose=verbose,
+        page_store_bytes=page_store_bytes, api_keys=api_keys and api_keys.absolute(),
+        cors_origins=cors_origins, allowed_hosts=allowed_hosts, verbose=verbose,
     )  # fmt: skip
     raise typer.Exit(up(options))
 

@@ -15,7 +15,16 @@ from blockrelay.block_folder import open_block_folder
 from blockrelay.errors import ServiceUnavailable, UsageError
 from blockrelay.keys import Keys
 from blockrelay.settings import GatewaySettings, Settings, read_settings
-from blockrelay_launcher.children import Layout, UpOptions, gateways, redis_server, schedulers, workers
+from blockrelay_launcher.children import (
+    Layout,
+    UpOptions,
+    gateways,
+    local_host,
+    redis_server,
+    schedulers,
+    url_host,
+    workers,
+)
 from blockrelay_launcher.data_folder import DataFolder, Running, open_data_folder
 from blockrelay_launcher.durability import warnings_about
 from blockrelay_launcher.embedded_redis import EmbeddedRedis, find_server_program, place, unplace
@@ -108,14 +117,8 @@ class _Up:
         return [*self.redis, *self.schedulers, *self.workers, *self.gateways]
 
     @property
-    def local_host(self) -> str:
-        """Where this host reaches the gateways."""
-        return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.options.host, self.options.host)
-
-    @property
     def urls(self) -> list[str]:
-        host = f"[{self.local_host}]" if ":" in self.local_host else self.local_host
-        return [f"http://{host}:{port}" for port in self.ports]
+        return [f"http://{url_host(self.options.host)}:{port}" for port in self.ports]
 
     def run(self) -> int:
         try:
@@ -218,7 +221,7 @@ class _Up:
         _say(f"{child.name} {how}; starting it again")
 
     def _look_ready(self) -> None:
-        why = "; ".join(filter(None, (why_not_ready(self.local_host, port) for port in self.ports)))
+        why = "; ".join(filter(None, (why_not_ready(local_host(self.options.host), port) for port in self.ports)))
         if not why:
             self.ready = True
             if self.options.redis_url:
