@@ -14,7 +14,7 @@ from blockrelay.block_folder import BlockFolder
 from blockrelay.messages import RequestBody
 from blockrelay.sampling_params import SamplingParams
 from blockrelay.settings import GatewaySettings
-from blockrelay_gateway import admission, flights
+from blockrelay_gateway import admission, app, flights
 from blockrelay_gateway.flights import Flight
 from blockrelay_gateway.gateway import Gateway, build
 
@@ -28,6 +28,7 @@ async def idle(
 ) -> AsyncIterator[Gateway]:
     """A gateway whose background work the test starts."""
     monkeypatch.setattr(admission, "POLL_S", 0)
+    monkeypatch.setattr(app, "READY_POLL_S", 0)
     monkeypatch.setattr(flights, "CHECK_EVERY_S", 60)
     gateway = build(settings.model_copy(update={"grace_s": 0}), folder)
     yield gateway
@@ -50,7 +51,7 @@ def tell_flights(gateway: Gateway) -> None:
     gateway.tailer.returned.set()
 
 
-def tell_admission(gateway: Gateway) -> None:
+def tell_nothing(gateway: Gateway) -> None:
     """It does not wait for anything but Redis and, here for no time at all, its timer."""
 
 
@@ -58,8 +59,15 @@ def tell_admission(gateway: Gateway) -> None:
 EVENTS: dict[str, Callable[[Gateway], None]] = {
     "tailer": tell_tailer,
     "flights": tell_flights,
-    "admission": tell_admission,
+    "admission": tell_nothing,
+    "readiness": tell_nothing,
 }
+
+
+def works(gateway: Gateway) -> dict[str, Callable[[], Coroutine[Any, Any, None]]]:
+    """What runs as long as the gateway does, and what only until it is ready."""
+    readiness = partial(app._say_when_ready, gateway)  # pyright: ignore[reportPrivateUsage]
+    return {**gateway.works(), "readiness": readiness}
 
 
 async def ends(work: Callable[[], Coroutine[Any, Any, None]], event: Callable[[], None], rounds: int) -> bool:
@@ -84,13 +92,13 @@ async def _ends_when_cancelled(task: asyncio.Task[None]) -> bool:
 
 
 def test_the_table_has_all_that_the_gateway_runs(idle: Gateway) -> None:
-    assert set(EVENTS) == set(idle.works())
+    assert set(EVENTS) == set(works(idle))
 
 
 @pytest.mark.parametrize("name", EVENTS)
 async def test_background_work_ends_at_any_moment_after_an_event(idle: Gateway, name: str) -> None:
     event = partial(EVENTS[name], idle)
-    deaf = [rounds for rounds in ROUNDS if not await ends(idle.works()[name], event, rounds)]
+    deaf = [rounds for rounds in ROUNDS if not await ends(works(idle)[name], event, rounds)]
     assert deaf == []
 
 
