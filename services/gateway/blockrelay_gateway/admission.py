@@ -146,6 +146,8 @@ class Admission:
             except BaseException as error:
                 for started in (flight, *fresh):
                     self._flights.drop(started)
+                # Those that a key led to are left as by a reader: this gateway no longer counts as one.
+                Readers(self._flights, [known for known in flights if known not in fresh]).close()
                 await asyncio.shield(self._withdraw(fresh))
                 if isinstance(error, NotFound):
                     raise ServiceUnavailable("the request was forgotten at this very moment; try again") from error

@@ -140,13 +140,13 @@ class Flights:
         Raises NotFound when there is no such record (any more), or when it is of another tenant or model.
         """
         self.seek(request)
-        if known := self._known(request):
+        if known := self.known(request):
             check_visible(request, (self._model.encode(), known.tenant.encode()), model=self._model, tenant=tenant)
         else:
             recorded = await cast(Any, self._client.hmget(self._keys.request(request), "model", "tenant"))
             check_visible(request, recorded, model=self._model, tenant=tenant)
         await self._register(request, self._gateway)
-        if known := self._known(request):
+        if known := self.known(request):
             return known
         record, log = await read_request(self._client, self._keys, request, whole=False)
         if not record:
@@ -155,7 +155,7 @@ class Flights:
         body = body_of(record, log)
         if body.gateway:
             await self._register(request, body.gateway)  # it did not know that it would not be the only one
-        if known := self._known(request):  # somebody resumed it while we were reading
+        if known := self.known(request):  # somebody resumed it while we were reading
             return known
         accept = partial(
             calls.accept,
@@ -183,7 +183,7 @@ class Flights:
             self._hear_all(flight, log)
         return flight
 
-    def _known(self, request: str) -> Flight | None:
+    def known(self, request: str) -> Flight | None:
         """The flight, unless it ended badly: an abandoned request may have begun anew on another gateway."""
         flight = self._flights.get(request)
         return None if flight is None or (flight.end is not None and failure(flight.end) is not None) else flight

@@ -5,6 +5,7 @@ prefix decides the format.
 """
 
 import re
+from contextlib import ExitStack
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Query, Request
@@ -13,12 +14,14 @@ from fastapi.responses import Response
 from blockrelay import scripts as calls
 from blockrelay.ended import body_of, decode_log
 from blockrelay.errors import NotFound
+from blockrelay.messages import RequestBody
 from blockrelay.sampling_params import SamplingParams
 from blockrelay.timeline import timeline
 from blockrelay_gateway import gateway as gateways
 from blockrelay_gateway import openapi, sse, tenants
 from blockrelay_gateway.answers import StreamFormat, stream
 from blockrelay_gateway.event_ids import HEADER, check_choices, parse_event_id
+from blockrelay_gateway.flights import Flight
 from blockrelay_gateway.gateway import Gateway
 from blockrelay_gateway.http_errors import JsonAnswer, error_body
 from blockrelay_gateway.identity import sibling
@@ -83,12 +86,37 @@ async def events(
     # A browser that comes back sends the header beside the URL with which it began.
     param, text = ("starting_after", starting_after) if last_event_id is None else (HEADER, last_event_id)
     after = None if text is None else parse_event_id(text, name, param=param)
-    flights = [await gateway.flights.resume(name, tenant)]
-    choices = flights[0].body.choices
-    check_choices(after, choices, param=param)
-    flights += [await gateway.flights.resume(sibling(name, index), tenant) for index in range(1, choices)]
-    readers = Readers(gateway.flights, flights)
+    readers = await _follow(gateway, name, tenant, after, param=param)
     return sse.EventStream(stream(gateway, readers, form, after=after), readers, request_id=name)
+
+
+async def _follow(gateway: Gateway, name: str, tenant: str, after: tuple[int, ...] | None, *, param: str) -> Readers:
+    """A reader of all choices of a request. All is looked at before any is followed.
+
+    Raises NotFound, or BadRequest for positions that are not one for each choice; then this gateway follows nothing.
+    """
+    choices = (await _look(gateway, name, tenant)).choices
+    check_choices(after, choices, param=param)
+    names = [sibling(name, index) for index in range(choices)]
+    for other in names[1:]:
+        await _look(gateway, other, tenant)
+    flights: list[Flight] = []
+    with ExitStack() as held:  # each has a reader at once, so that it is left again when a later one fails
+        for one in names:
+            flights.append(await gateway.flights.resume(one, tenant))
+            held.enter_context(Readers(gateway.flights, flights[-1:]))
+        return Readers(gateway.flights, flights)
+
+
+async def _look(gateway: Gateway, name: str, tenant: str) -> RequestBody:
+    """The body of a request, which nobody follows for that. Raises NotFound."""
+    if flight := gateway.flights.known(name):
+        recorded = (gateway.model_key.encode(), flight.tenant.encode())
+        check_visible(name, recorded, model=gateway.model_key, tenant=tenant)
+        return flight.body
+    record, log = await read_request(gateway.client, gateway.keys, name, whole=False)
+    check_visible(name, (record.get(b"model"), record.get(b"tenant")), model=gateway.model_key, tenant=tenant)
+    return body_of(record, log)
 
 
 async def _view(gateway: Gateway, public: str, tenant: str) -> dict[str, Any]:
