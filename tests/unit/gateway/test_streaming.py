@@ -195,9 +195,9 @@ def test_a_client_that_goes_away_has_its_request_cancelled_after_the_grace_perio
         assert next(read_events(response)).id == f"{claimed.request}:1"
     wait_until(lambda: worker.record(claimed.request)[b"state"] == b"done", "the request is cancelled")
     assert worker.record(claimed.request)[b"end"] == b"cancelled"
+    wait_until(lambda: len(gateway.gateway.flights) == 0, "the gateway has heard of it, and nothing is left")
     assert gateway.metric("blockrelay_disconnected_clients_total") == 1
     assert gateway.metric("blockrelay_request_success_total", finished_reason="cancelled") == 1
-    wait_until(lambda: len(gateway.gateway.flights) == 0, "nothing is left")
     assert gateway.metric("blockrelay_num_requests_running") == 0
 
 
