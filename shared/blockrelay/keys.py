@@ -69,6 +69,8 @@ FAMILIES = (
     Family("trying", "<worker>", "string, the request that the worker tries alone", f"{_ENDS} worker", "", "after the try, DEAD"),
     Family("inbox", "<worker>", "stream of next jobs and ends", f"{_ENDS} worker", "BEAT gateway scheduler", "DEAD"),
     Family("inbox", "<worker>", "stream of forwarded rows and early next jobs", "worker", "scheduler", "DEAD", "payload"),
+    Family("settings", "", "hash: retention_s and dead_after_ms, which hold for all services of the cell", "scheduler", f"ACCEPT {_ENDS} BEAT PLAN gateway worker", "never"),
+    Family("fleet", "<model>", "hash, what ACCEPT and CLAIM last made of the registry", "ACCEPT CLAIM DEAD worker", "", "after 1 s, and when a worker comes or goes"),
     Family("plan", "<model>", "hash: epoch, inputs, class, plan", "PLAN", "ACCEPT gateway scheduler worker", "never"),
     Family("session", "<id>", "hash: step, fp, request, tokens", "ACCEPT", "gateway", "retention after the last step"),
     Family("result", "<id>", "string, tensor outputs", "worker", "gateway", "retention", "payload"),
@@ -110,6 +112,10 @@ class Keys:
     @property
     def workers(self) -> str:
         return self._key("workers")
+
+    @property
+    def settings(self) -> str:
+        return self._key("settings")
 
     @property
     def running(self) -> str:
@@ -185,6 +191,9 @@ class Keys:
 
     def inbox(self, worker_id: str) -> str:
         return self._key("inbox", worker_id)
+
+    def fleet(self, model: str) -> str:
+        return self._key("fleet", model)
 
     def plan(self, model: str) -> str:
         return self._key("plan", model)

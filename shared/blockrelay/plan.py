@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from blockrelay.cell_settings import DEFAULT_DEAD_AFTER_MS
 from blockrelay.errors import UsageError
 from blockrelay.settings import Device
 
@@ -81,7 +82,7 @@ class WorkerInfo:
     """One worker as `worker:<id>` tells it. `stage` None: registered, blocks not loaded yet.
 
     `pages` KV pages of its pool; `reserved` pages promised to runs; `running` requests on it;
-    `silent_ms` since its last beat.
+    `silent_ms` since its last beat; `dead_after_ms` of the cell.
     """
 
     id: str
@@ -103,10 +104,21 @@ class WorkerInfo:
     ready: bool = False
     running: int = 0
     silent_ms: int = 0
+    dead_after_ms: int = DEFAULT_DEAD_AFTER_MS
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it counts: the one definition, which scripts share. Who is not will be declared dead."""
+        return self.silent_ms < self.dead_after_ms
+
+    @property
+    def is_late(self) -> bool:
+        """Whether it has missed beats. It still counts, but who comes now may be its replacement."""
+        return self.silent_ms > self.dead_after_ms / 3
 
     @classmethod
     def from_redis(
-        cls, worker: str, f: Mapping[bytes, bytes], *, ready: bool, running: int, silent_ms: int
+        cls, worker: str, f: Mapping[bytes, bytes], *, ready: bool, running: int, silent_ms: int, dead_after_ms: int
     ) -> "WorkerInfo":
         def integer(name: bytes) -> int:
             return int(f.get(name, b"0"))
@@ -131,10 +143,11 @@ class WorkerInfo:
             ready=ready,
             running=running,
             silent_ms=silent_ms,
+            dead_after_ms=dead_after_ms,
         )
 
 
-def missing_stages(plan: Plan | None, workers: list[WorkerInfo], *, dead_after_ms: int) -> list[str]:
+def missing_stages(plan: Plan | None, workers: list[WorkerInfo]) -> list[str]:
     """Why no token can be produced right now, one sentence per gap; empty = ready."""
     if plan is None:
         return ["no plan yet: the scheduler has not seen a worker of this model"]
@@ -143,7 +156,7 @@ def missing_stages(plan: Plan | None, workers: list[WorkerInfo], *, dead_after_m
         serving = [
             w
             for w in workers
-            if w.ready and not w.draining and w.split == plan.split and w.stage == index and w.silent_ms < dead_after_ms
+            if w.ready and not w.draining and w.split == plan.split and w.stage == index and w.is_alive
         ]
         if not serving:
             gaps.append(f"stage {index} (block_{stage.first} to block_{stage.last}) has no live worker")

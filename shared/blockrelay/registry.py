@@ -6,11 +6,9 @@ from typing import Any, cast
 import redis
 import redis.asyncio
 
+from blockrelay.cell_settings import DEFAULT_DEAD_AFTER_MS, CellSettings
 from blockrelay.keys import Keys
 from blockrelay.plan import Plan, WorkerInfo
-
-#: Workers of a cell; one more waits outside. What reads the registry reads all of it, so this bounds scripts too.
-MAX_WORKERS = 1024
 
 
 def _ask(pipeline: Any, keys: Keys, worker: str) -> None:
@@ -19,7 +17,15 @@ def _ask(pipeline: Any, keys: Keys, worker: str) -> None:
     pipeline.scard(keys.on(worker))
 
 
-def _infos(beats: list[tuple[bytes, float]], answers: list[Any], now_ms: int, model: str) -> list[WorkerInfo]:
+def _head(pipeline: Any, keys: Keys) -> None:
+    pipeline.zrange(keys.workers, 0, -1, withscores=True)
+    pipeline.time()
+    pipeline.hgetall(keys.settings)
+
+
+def _infos(head: tuple[Any, Any, Any], answers: list[Any], model: str) -> list[WorkerInfo]:
+    beats, (seconds, micros), settings = head
+    now_ms, cell = seconds * 1000 + micros // 1000, CellSettings.from_redis(settings)
     infos: list[WorkerInfo] = []
     for i, (worker, beat_ms) in enumerate(beats):
         fields, inbox, running = answers[3 * i : 3 * i + 3]
@@ -30,7 +36,8 @@ def _infos(beats: list[tuple[bytes, float]], answers: list[Any], now_ms: int, mo
                     fields,
                     ready=bool(inbox),
                     running=int(running),
-                    silent_ms=max(0, now_ms - int(beat_ms)),
+                    silent_ms=abs(now_ms - int(beat_ms)),  # one from the future is older than the clock
+                    dead_after_ms=cell.dead_after_ms if cell else DEFAULT_DEAD_AFTER_MS,
                 )
             )
     return sorted(infos, key=lambda w: (w.registered_ms, w.id))
@@ -38,26 +45,22 @@ def _infos(beats: list[tuple[bytes, float]], answers: list[Any], now_ms: int, mo
 
 def read_workers(client: redis.Redis, keys: Keys, model: str) -> list[WorkerInfo]:
     """Registered workers of `model`, oldest first (ready or not, alive or not). Times are the server's clock."""
-    head = client.pipeline(transaction=False)
-    head.zrange(keys.workers, 0, -1, withscores=True)
-    head.time()
-    beats, now = cast(Any, head.execute())
-    body = client.pipeline(transaction=False)
-    for worker, _ in beats:
-        _ask(body, keys, worker.decode())
-    return _infos(beats, body.execute(), now[0] * 1000 + now[1] // 1000, model)
+    ask = client.pipeline(transaction=False)
+    _head(ask, keys)
+    head = cast(Any, ask.execute())
+    for worker, _ in head[0]:
+        _ask(ask, keys, worker.decode())
+    return _infos(head, ask.execute(), model)
 
 
 async def read_workers_async(client: redis.asyncio.Redis, keys: Keys, model: str) -> list[WorkerInfo]:
     """As `read_workers`."""
-    head = client.pipeline(transaction=False)
-    head.zrange(keys.workers, 0, -1, withscores=True)
-    head.time()
-    beats, now = cast(Any, await head.execute())
-    body = client.pipeline(transaction=False)
-    for worker, _ in beats:
-        _ask(body, keys, worker.decode())
-    return _infos(beats, await body.execute(), now[0] * 1000 + now[1] // 1000, model)
+    ask = client.pipeline(transaction=False)
+    _head(ask, keys)
+    head = cast(Any, await ask.execute())
+    for worker, _ in head[0]:
+        _ask(ask, keys, worker.decode())
+    return _infos(head, await ask.execute(), model)
 
 
 def read_plan(client: redis.Redis, keys: Keys, model: str) -> Plan | None:

@@ -37,6 +37,7 @@ class Settings(BaseSettings):
     host: str = Field(default="127.0.0.1", description="address the service listens on")
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
     log_prompts: bool = Field(default=False, description="write prompts and texts into the log (never by default)")
+    #: These two hold for the whole cell: the scheduler's count.
     dead_after_s: float = Field(default=3.0, gt=0, description="a worker without a beat for this long is dead")
     retention_s: int = Field(default=900, ge=1, description="how long a finished request can still be read")
     failpoint: str = Field(default="", description="die, sleep, fail or wait at a named point (docs/failpoints.md)")

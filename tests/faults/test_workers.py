@@ -101,6 +101,26 @@ def test_a_worker_loses_redis_or_waits_at_every_point(stand: Stand, action: str,
         assert victim.wait(30) == 0
 
 
+def test_a_worker_that_was_declared_dead_before_anybody_planned_gets_a_stage(stand: Stand) -> None:
+    """While no scheduler runs nobody would ever name it in a plan, for it writes its record once."""
+    stand.full()
+    assert stand.system.scheduler is not None
+    stand.system.scheduler.terminate()
+    assert stand.system.scheduler.wait(30) == 0
+    stand.vacate(0)
+    with stand.victim(stand.worker()) as worker:
+        wait_until(lambda: worker.pid in registered(stand), "it has registered")
+        (name,) = [w.id for w in stand.system.infos() if w.pid == worker.pid]
+        stand.system.scripts.run(calls.dead(name, silent_s=0))
+        jobs = stand.accept()
+        stand.system.start_scheduler()
+        stand.check(jobs)
+        (again,) = [w for w in stand.system.infos() if w.pid == worker.pid]
+        assert again.ready and again.id != name
+        worker.terminate()
+        assert worker.wait(30) == 0
+
+
 def accept_tensors(stand: Stand, name: str) -> str:
     """A request for logits of nine tokens; its id."""
     params = SamplingParams(max_tokens=0, temperature=0.0).to_dict()

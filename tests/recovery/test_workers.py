@@ -93,7 +93,7 @@ def test_a_stage_without_a_live_worker_keeps_its_requests_waiting(start_system: 
 
     def gaps() -> list[str]:
         plan = read_plan(system.client, system.keys, system.model_key)
-        return missing_stages(plan, system.infos(), dead_after_ms=3000)
+        return missing_stages(plan, system.infos())
 
     wait_until(gaps, "readiness names the gap")
     assert gaps() == ["stage 1 (block_4 to block_5) has no live worker"]

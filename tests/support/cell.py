@@ -58,6 +58,10 @@ class Cell:
         self.workers.append(name)
         return name
 
+    def a_second_passes(self) -> None:
+        """So that scripts read the registry again."""
+        self.client.delete(self.keys.fleet(MODEL))
+
     def accept(self, request: str = "req-1", *, need: int = 2, limit: int = 100, **more: object) -> calls.Accepted:
         content = more.pop("content", None)
         assert content is None or isinstance(content, RequestBody)
@@ -108,8 +112,8 @@ class Cell:
         return {m.decode() for m in self.client.smembers(self.keys.of(tenant))}  # pyright: ignore
 
     def everything(self) -> dict[bytes, bytes]:
-        """The content of every key."""
-        return {key: self.client.dump(key) for key in self.client.keys("*")}  # pyright: ignore
+        """The content of every key but those that only repeat what others say."""
+        return {key: self.client.dump(key) for key in self.client.keys("*") if b":fleet:" not in key}  # pyright: ignore
 
     def inbox(self, worker: str, kind: bytes = b"j") -> list[dict[bytes, bytes]]:
         """Entries of one kind: j (next job) or d (ended)."""

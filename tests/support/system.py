@@ -148,7 +148,7 @@ class System:
         def ready() -> bool:
             infos = [w for w in self.infos() if w.ready and w.silent_ms < 3000]
             plan = read_plan(self.client, self.keys, self.model_key)
-            return len(infos) >= workers and not missing_stages(plan, infos, dead_after_ms=3000)
+            return len(infos) >= workers and not missing_stages(plan, infos)
 
         wait_until(ready, f"{workers} workers are ready", timeout_s=60)
 

@@ -17,7 +17,9 @@ from redis.exceptions import OutOfMemoryError, RedisError
 from blockrelay import logs
 from blockrelay import scripts as calls
 from blockrelay.api_keys import Tenant
+from blockrelay.cell_settings import CellSettings, read_cell_settings_async
 from blockrelay.errors import BadRequest, Conflict, KeyReused, NotFound, Overloaded, ServiceUnavailable
+from blockrelay.keys import Keys
 from blockrelay.metrics import GatewayMetrics
 from blockrelay.redis_link import UNREACHABLE, AsyncScripts, backoff_s
 from blockrelay.scripts import NO_LIMITS, Accepted, Limits
@@ -80,11 +82,12 @@ class Admission:
         """`blocks`: of the model, for the log."""
         self._client, self._scripts, self._flights, self._metrics = client, scripts, flights, metrics
         self._gateway, self._model, self._blocks, self._settings = gateway, model, blocks, settings
+        self._cell = CellSettings.of(settings)
         self._full = ""
         self._clock_ahead_ms = 0  # of Redis, whose clock decides about deadlines
 
     async def watch(self) -> None:
-        """Until cancelled: keep an eye on Redis' memory and clock."""
+        """Until cancelled: keep an eye on Redis' memory and clock, and on the settings of the cell."""
         while True:
             try:
                 await self.poll()
@@ -93,13 +96,17 @@ class Admission:
             await asyncio.sleep(POLL_S)
 
     async def poll(self) -> None:
-        """One look at Redis' memory and clock."""
+        """One look at Redis' memory and clock, and at the settings of the cell."""
         memory = cast(dict[str, Any], await cast(Any, self._client.info("memory")))
         used, most = int(memory.get("used_memory", 0)), int(memory.get("maxmemory", 0))
         full = most and used > FULL_SHARE * most
         self._full = f"Redis uses {used >> 20} of {most >> 20} MiB" if full else ""
         seconds, micros = cast(tuple[int, int], await cast(Any, self._client.time()))
         self._clock_ahead_ms = seconds * 1000 + micros // 1000 - int(time.time() * 1000)
+        cell = await read_cell_settings_async(self._client, Keys(self._settings.cell))
+        if cell is not None and cell != self._cell:
+            cell.tell(CellSettings.of(self._settings))
+            self._cell, self._flights.retention_s = cell, cell.retention_s
 
     async def submit(self, orders: Sequence[Order], tenant: Tenant, *, together: bool = False) -> Readers:
         """Accept all orders of a tenant, or find those that a key names or that ran as the same session step before;

@@ -91,7 +91,7 @@ class Flights:
     ) -> None:
         self._client, self._keys, self._scripts = client, keys, scripts
         self._tailer, self._metrics, self._gateway = tailer, metrics, gateway
-        self._model, self._grace_s, self._retention_s = model, grace_s, retention_s
+        self._model, self._grace_s, self.retention_s = model, grace_s, retention_s
         self._flights: dict[str, Flight] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self.closing = False
@@ -191,7 +191,7 @@ class Flights:
     async def _register(self, request: str, gateway: str) -> None:
         both = self._client.pipeline(transaction=False)
         both.hset(self._keys.followers(request), gateway, "")
-        both.expire(self._keys.followers(request), self._retention_s)
+        both.expire(self._keys.followers(request), self.retention_s)
         await both.execute()
 
     async def numerics(self, flight: Flight) -> str:

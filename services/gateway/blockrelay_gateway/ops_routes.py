@@ -64,7 +64,7 @@ async def gaps(gateway: Gateway) -> list[str]:
         workers = await read_workers_async(gateway.client, gateway.keys, gateway.model_key)
     except UNREACHABLE as error:
         return [f"Redis does not answer: {error}"]
-    return missing_stages(plan, workers, dead_after_ms=int(gateway.settings.dead_after_s * 1000))
+    return missing_stages(plan, workers)
 
 
 def _model(gateway: Gateway) -> dict[str, Any]:

@@ -76,7 +76,7 @@ def connected(cell: CellAddress) -> Iterator[redis.Redis]:
 
 def read_status(cell: CellAddress) -> dict[str, Any]:
     """What `status --json` shows: in_flight, dead_letters, and per model the plan, workers, queues and gaps."""
-    keys, dead_after_ms = cell.keys, int(cell.settings.dead_after_s * 1000)
+    keys = cell.keys
     with connected(cell) as client:
         prefix = keys.plan("")
         models = sorted(cast(bytes, k).decode()[len(prefix) :] for k in client.scan_iter(f"{prefix}*", count=1000))
@@ -84,27 +84,27 @@ def read_status(cell: CellAddress) -> dict[str, Any]:
             "cell": cell.settings.cell,
             "in_flight": client.zcard(keys.running),
             "dead_letters": client.xlen(keys.dead_letters),
-            "models": {model: _read_model(client, keys, model, dead_after_ms) for model in models},
+            "models": {model: _read_model(client, keys, model) for model in models},
         }
 
 
-def _read_model(client: redis.Redis, keys: Keys, model: str, dead_after_ms: int) -> dict[str, Any]:
+def _read_model(client: redis.Redis, keys: Keys, model: str) -> dict[str, Any]:
     plan = registry.read_plan(client, keys, model)
     workers = registry.read_workers(client, keys, model)
     return {
         "plan": plan and asdict(plan),
-        "workers": [{**asdict(w), "state": _state(w, plan, dead_after_ms)} for w in workers],
+        "workers": [{**asdict(w), "state": _state(w, plan)} for w in workers],
         "queue": {
             f"{name}:{route_class}": length(key(model, route_class))
             for name, key, length in (("jobs", keys.queue, client.zcard), ("reruns", keys.reruns, client.xlen))
             for route_class in ("cpu", "gpu")
         },
-        "missing": missing_stages(plan, workers, dead_after_ms=dead_after_ms),
+        "missing": missing_stages(plan, workers),
     }
 
 
-def _state(worker: WorkerInfo, plan: Plan | None, dead_after_ms: int) -> str:
-    if worker.silent_ms >= dead_after_ms:
+def _state(worker: WorkerInfo, plan: Plan | None) -> str:
+    if not worker.is_alive:
         return "silent"
     if worker.draining:
         return "draining"

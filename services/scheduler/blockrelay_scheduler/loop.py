@@ -14,6 +14,7 @@ import redis
 
 from blockrelay import logs, registry
 from blockrelay import scripts as calls
+from blockrelay.cell_settings import CellSettings, publish_cell_settings, read_cell_settings
 from blockrelay.keys import Keys
 from blockrelay.messages import RequestBody
 from blockrelay.metrics import SchedulerMetrics
@@ -21,11 +22,11 @@ from blockrelay.plan import Plan, WorkerInfo, parse_split
 from blockrelay.redis_link import UNREACHABLE, Scripts, backoff_s
 from blockrelay.settings import SchedulerSettings
 from blockrelay_scheduler.inboxes import InboxSweeper
-from blockrelay_scheduler.planner import FRESH_MS, decide, empty_stages
+from blockrelay_scheduler.planner import decide, empty_stages
 from blockrelay_scheduler.rescue import UnfinishedRequest, dead_workers, rescues
 
-#: Seconds between two looks at the unfinished requests and at what metrics tell, and how many requests one look takes,
-#: oldest first.
+#: Seconds between two looks at the unfinished requests and at what metrics tell, and about how many requests one look
+#: takes: the next one goes on behind them.
 LOOK_S, LOOK_LIMIT = 1.0, 1024
 
 
@@ -61,11 +62,15 @@ class Scheduler:
     _empty_since: dict[int, float] = field(default_factory=dict[int, float], init=False)
     _published: int | None = field(default=None, init=False)
     _stages: int = field(init=False)
+    _cell: CellSettings = field(init=False)  # those in force
+    _began: bool = field(default=False, init=False)  # and ours were, once
+    _look_from: int = field(default=0, init=False)  # cursor of the walk through `running`
     _away: str = field(default="Redis has not answered yet", init=False)
     _clock_ahead_ms: float = field(default=0.0, init=False)  # Redis' clock minus our monotonic one
 
     def __post_init__(self) -> None:
         self._stages = self.settings.stages
+        self._cell = CellSettings.of(self.settings)
 
     def run(self, stop: threading.Event) -> None:
         """Tick until `stop`. Redis away: say so, wait with backoff, go on."""
@@ -101,7 +106,8 @@ class Scheduler:
         """One round. Raises what UNREACHABLE lists when Redis is away; the next round makes up for it."""
         started = time.monotonic()
         self._judge_contact()
-        self._declare_dead()
+        self._declare_dead()  # first: whatever Redis stands still for before it would make beats look old
+        self._agree()
         workers = registry.read_workers(self.link.client, self.link.keys, self.model)
         plan = self._publish_plan(workers)
         self._sweep(workers)
@@ -119,13 +125,27 @@ class Scheduler:
         late = time.monotonic() - self._last_tick
         return [f"the loop has not come round for {late:.0f} s"] if late > 10 + self.settings.tick_s else []
 
+    def _agree(self) -> None:
+        """On what holds for the whole cell: the values of the scheduler that began last, whatever Redis forgets."""
+        found = read_cell_settings(self.link.client, self.link.keys) if self._began else None
+        if found is None:
+            publish_cell_settings(self.link.client, self.link.keys, self._cell)
+        elif found != self._cell:
+            found.tell(CellSettings.of(self.settings))
+            self._cell = found
+        self._began = True
+
+    @property
+    def _dead_after_s(self) -> float:
+        return self._cell.dead_after_ms / 1000
+
     def _judge_contact(self) -> None:
         """While Redis was away nobody could beat: the silence of workers counts from now on."""
-        if time.monotonic() - self._last_tick > self.settings.tick_s + self.settings.dead_after_s / 2:
+        if time.monotonic() - self._last_tick > self.settings.tick_s + self._dead_after_s / 2:
             self._distrust()
 
     def _distrust(self) -> None:
-        self.trusted_from = time.monotonic() + self.settings.dead_after_s
+        self.trusted_from = time.monotonic() + self._dead_after_s
 
     def _declare_dead(self) -> None:
         if time.monotonic() < self.trusted_from:
@@ -135,7 +155,7 @@ class Scheduler:
         head.time()
         asked = time.monotonic()
         beats, now = cast(Any, head.execute())
-        if time.monotonic() - asked > self.settings.dead_after_s / 2:
+        if time.monotonic() - asked > self._dead_after_s / 2:
             self._distrust()  # Redis stood still: the beats of that time are still on their way
             return
         now_ms = now[0] * 1000 + now[1] // 1000
@@ -144,8 +164,8 @@ class Scheduler:
             self._last_look = self.trusted_from
             return
         silent_ms = {worker.decode(): now_ms - int(beat) for worker, beat in beats}
-        for worker in dead_workers(silent_ms, dead_after_ms=int(self.settings.dead_after_s * 1000)):
-            died, reruns = self.link.scripts.run(calls.dead(worker, silent_s=self.settings.dead_after_s))
+        for worker in dead_workers(silent_ms, dead_after_ms=self._cell.dead_after_ms):
+            died, reruns = self.link.scripts.run(calls.dead(worker, silent_s=self._dead_after_s))
             if died:
                 self._dead.add(worker)
                 self.metrics.deaths.inc()
@@ -155,7 +175,7 @@ class Scheduler:
     def _clock_stepped(self, now_ms: int) -> bool:
         """Whether Redis' clock, which dates the beats, was set anew since the last look."""
         ahead_ms = now_ms - time.monotonic() * 1000
-        stepped = abs(ahead_ms - self._clock_ahead_ms) > self.settings.dead_after_s * 500
+        stepped = abs(ahead_ms - self._clock_ahead_ms) > self._cell.dead_after_ms / 2
         if stepped and self._clock_ahead_ms:
             logs.get().warning("CLOCK_STEPPED", seconds=round((ahead_ms - self._clock_ahead_ms) / 1000, 1))
         self._clock_ahead_ms = ahead_ms
@@ -240,13 +260,18 @@ class Scheduler:
                 log.warning("REQUEST_STALLED", run=rescue.run)
 
     def _unfinished(self) -> list[UnfinishedRequest]:
-        """Unfinished requests that have not moved for a while; prompts are read only of those that may be stuck."""
+        """Unfinished requests that have not moved for a while; prompts are read only of those that may be stuck.
+
+        One look takes some of them, whatever their age: behind any number that wait stands one that is stuck.
+        """
         client, keys = self.link.client, self.link.keys
         seconds, micros = cast(Any, client.time())
         now_ms = seconds * 1000 + micros // 1000
         for member in cast(list[bytes], client.zrangebyscore(keys.running, now_ms + 1000, "+inf", 0, LOOK_LIMIT)):
             client.zadd(keys.running, {member: now_ms}, xx=True, lt=True)  # the clock was put back
-        idle = cast(Any, client.zrangebyscore(keys.running, "-inf", now_ms - 1000, 0, LOOK_LIMIT, withscores=True))
+        found = cast(Any, client.zscan(keys.running, self._look_from, count=LOOK_LIMIT))
+        self._look_from, members = found
+        idle = [(member, moved_ms) for member, moved_ms in members if moved_ms <= now_ms - 1000]
         ask = client.pipeline(transaction=False)
         for member, _ in idle:
             ask.hmget(keys.request(member.decode()), "state", "run", "n", "deadline")
@@ -291,7 +316,7 @@ class Scheduler:
 
 
 def _state(worker: WorkerInfo) -> str:
-    if worker.silent_ms > FRESH_MS * 2:
+    if not worker.is_alive:
         return "silent"
     if worker.draining:
         return "draining"

@@ -13,10 +13,6 @@ from dataclasses import dataclass
 
 from blockrelay.plan import Plan, Stage, WorkerInfo, split_text, uniform_split
 
-#: A worker silent for longer than two beats may be dead; its stage counts as empty for a newcomer, who may be its
-#: replacement. Milliseconds.
-FRESH_MS = 1000
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
@@ -101,7 +97,7 @@ def _moved(
 
 
 def _serves(worker: WorkerInfo) -> bool:
-    return not worker.draining and worker.silent_ms <= FRESH_MS
+    return not worker.draining and not worker.is_late
 
 
 def _with_newcomers(workers: Sequence[WorkerInfo], stages: int, kept: Mapping[str, int]) -> dict[str, int]:

@@ -8,11 +8,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
+from blockrelay.cell_settings import MAX_WORKERS
 from blockrelay.failpoints import reach
 from blockrelay.logs import get
 from blockrelay.plan import Plan, Stage, parse_split
 from blockrelay.redis_link import UNREACHABLE, backoff_s, server_run_id
-from blockrelay.registry import MAX_WORKERS, read_plan, server_ms
+from blockrelay.registry import read_plan, server_ms
 from blockrelay.settings import Device
 from blockrelay_worker.links import Links, Stopping
 
@@ -89,12 +90,17 @@ class Registration:
             "reserved": 0,
         }
         self._links.again(lambda: self._links.payload.xadd(keys.inbox(self.worker), {"hello": self.worker}))
-        self._links.again(
-            lambda: self._links.control.hset(keys.worker(self.worker), mapping={**self._fields, **fields})
-        )
+        self._links.again(lambda: self._tell({**self._fields, **fields}))
         self._links.again(self._sign_of_life)
         self._links.again(self._open_inbox)
         return run_id
+
+    def _tell(self, fields: Mapping[Any, Any]) -> None:
+        """Write the record; whoever has read the registry lately reads it again."""
+        both = self._links.control.pipeline(transaction=True)
+        both.hset(self._links.keys.worker(self.worker), mapping=fields)
+        both.delete(self._links.keys.fleet(self._model))
+        both.execute()
 
     def _open_inbox(self) -> None:
         reach("worker.before_announce")

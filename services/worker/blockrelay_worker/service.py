@@ -8,6 +8,7 @@ from prometheus_client import CollectorRegistry
 
 from blockrelay import scripts
 from blockrelay.block_folder import BlockFolder, open_block_folder
+from blockrelay.cell_settings import CellSettings, read_cell_settings
 from blockrelay.logs import get
 from blockrelay.memory import available_bytes
 from blockrelay.metrics import WorkerMetrics
@@ -117,6 +118,9 @@ class Worker:
 
     def _role(self, worker: str, assignment: Assignment) -> StageRole:
         settings, path = self._settings, self._folder.tokenizer_path
+        own = CellSettings.of(settings)
+        cell: CellSettings = self._links.again(lambda: read_cell_settings(self._links.control, self._links.keys)) or own
+        cell.tell(own)
         return StageRole(
             worker=worker,
             split=assignment.split,
@@ -130,8 +134,8 @@ class Worker:
             max_requests=settings.max_requests,
             step_target_s=settings.step_target_s,
             speculation=settings.speculation == "on",
-            dead_after_s=settings.dead_after_s,
-            retention_s=settings.retention_s,
+            dead_after_s=cell.dead_after_ms / 1000,
+            retention_s=cell.retention_s,
         )
 
     def _serve(

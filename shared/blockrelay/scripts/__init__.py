@@ -13,6 +13,7 @@ from importlib import resources
 from secrets import token_hex
 from typing import Any, Generic, Literal, TypeVar, cast
 
+from blockrelay.cell_settings import DEFAULT_DEAD_AFTER_MS, MAX_WORKERS
 from blockrelay.messages import Claimed, Commit, CommitAnswer, EndReason, RequestBody, RerunReason
 
 T = TypeVar("T")
@@ -20,7 +21,9 @@ Argument = str | bytes | int | float
 
 NAMES = ("accept", "claim", "commit", "rerun", "finish", "dead", "beat", "plan")
 #: What stands between the prelude and a script.
-PARTS = {"accept": ("queue", "forecast"), "claim": ("queue",)}
+PARTS = {"accept": ("queue", "fleet", "forecast"), "claim": ("queue", "fleet")}
+#: What Python and Lua must agree on.
+CONSTANTS = {"MAX_WORKERS": MAX_WORKERS, "DEFAULT_DEAD_AFTER": DEFAULT_DEAD_AFTER_MS}
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +34,12 @@ class Source:
 
 @cache
 def source(name: str) -> Source:
-    """Prelude + script `name`, and its SHA-1 for EVALSHA."""
+    """Constants + prelude + script `name`, and its SHA-1 for EVALSHA."""
     folder = resources.files(__name__)
-    text = "".join(folder.joinpath(f"{part}.lua").read_text() for part in ("prelude", *PARTS.get(name, ()), name))
+    constants = "".join(f"local {constant} = {value}\n" for constant, value in CONSTANTS.items())
+    text = constants + "".join(
+        folder.joinpath(f"{part}.lua").read_text() for part in ("prelude", *PARTS.get(name, ()), name)
+    )
     return Source(text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
 
 
@@ -159,6 +165,7 @@ def accept(
 def claim(worker: str, most: int, *, dead_after_s: float, free_pages: int) -> Call[list[Claimed]]:
     """At most `most` jobs, each under a fresh random run nonce.
 
+    `dead_after_s` counts only while no scheduler has published that of the cell.
     `free_pages` bounds what a worker of the whole model takes: the tokens that its jobs have now must fit. Other
     workers reserve instead, and it means nothing.
     """

@@ -46,7 +46,7 @@ if ARGV[23] then
 end
 
 -- What fits no pool even alone would wait for ever. Without workers nothing is known: it may wait.
-local found = survey(model)
+local found = kept(model, 'survey', function() return survey(model) end)
 for _, pages in pairs(found.largest) do
   if pages < need then return {'TOO_LARGE', pages} end
 end

@@ -8,9 +8,10 @@
 -- Answer: a list of {id, run, route, class, milliseconds since ACCEPT, solo, cold, body,
 --   {committed tokens}, milliseconds until its deadline (-1: none)}; empty when there is nothing to do,
 -- or while some stage has no live worker with room.
-local me, most, dead_before, unborn_after = ARGV[2], tonumber(ARGV[3]), NOW - tonumber(ARGV[4]), NOW + tonumber(ARGV[4])
-local mine = redis.call('HMGET', P .. 'worker:' .. me, 'model', 'split', 'stage', 'device', 'numerics', 'pages', 'reserved')
+local me, most, dead_after = ARGV[2], tonumber(ARGV[3]), tonumber(CELL[2] or ARGV[4])
+local mine = redis.call('HMGET', P .. 'worker:' .. me, 'model', 'split', 'stage', 'device', 'numerics', 'pages', 'reserved', 'draining')
 if not mine[1] or mine[3] ~= '0' or redis.call('EXISTS', P .. 'inbox:' .. me) == 0 then return {} end
+if mine[8] or not is_alive(redis.call('ZSCORE', P .. 'workers', me), dead_after) then return {} end
 promote()
 local model, split, device, numerics = mine[1], mine[2], mine[4], mine[5]
 local _, commas = string.gsub(split, ',', '')
@@ -18,18 +19,55 @@ local stages = commas + 1
 local PAGE_TOKENS = 16
 local all_pages, free_now = tonumber(mine[6]), tonumber(ARGV[5])
 
--- Live workers of my split and numerics: candidates[stage][device] = list of {id, free pages, load}
-local candidates = {}
-for s = 0, stages - 1 do candidates[s] = {gpu = {}, cpu = {}} end
-for _, w in ipairs(redis.call('ZRANGEBYSCORE', P .. 'workers', dead_before, unborn_after, 'LIMIT', 0, 256)) do
-  local v = redis.call('HMGET', P .. 'worker:' .. w, 'model', 'split', 'stage', 'device', 'numerics', 'pages', 'reserved', 'draining')
-  if v[1] == model and v[2] == split and v[5] == numerics and not v[8] and redis.call('EXISTS', P .. 'inbox:' .. w) == 1 then
-    table.insert(candidates[tonumber(v[3])][v[4]],
-      {id = w, pages = tonumber(v[6]), free = tonumber(v[6]) - tonumber(v[7] or '0'), load = redis.call('SCARD', P .. 'on:' .. w)})
-  end
+-- Of the workers of a stage and device so many at most are looked at: any of them will do, the least loaded of some is good.
+local SAMPLE = 16
+
+-- Ids of the workers of my split and numerics: roster[stage + 1][device], sorted.
+local function roster()
+  return kept(model, split .. ' ' .. numerics, function()
+    local found, all = {}, registered()
+    for s = 1, stages do found[s] = {gpu = {}, cpu = {}} end
+    for i = 1, #all, 2 do
+      local v = redis.call('HMGET', P .. 'worker:' .. all[i], 'model', 'split', 'numerics', 'stage', 'device')
+      if v[1] == model and v[2] == split and v[3] == numerics then table.insert(found[tonumber(v[4]) + 1][v[5]], all[i]) end
+    end
+    for s = 1, stages do
+      table.sort(found[s].gpu)
+      table.sort(found[s].cpu)
+    end
+    return found
+  end)
 end
-for s = 0, stages - 1 do
-  if #candidates[s].cpu + #candidates[s].gpu == 0 then return {} end
+
+-- Those of them that live, are ready and do not drain: list of {id, pages, free pages, load}.
+local function live(ids)
+  local found = {}
+  local first = #ids > SAMPLE and tonumber(string.sub(ARGV[6], 1, 8), 16) or 0
+  for i = 1, math.min(#ids, SAMPLE) do
+    local w = ids[(first + i) % #ids + 1]
+    local v = redis.call('HMGET', P .. 'worker:' .. w, 'pages', 'reserved', 'draining')
+    if v[1] and not v[3] and is_alive(redis.call('ZSCORE', P .. 'workers', w), dead_after)
+      and redis.call('EXISTS', P .. 'inbox:' .. w) == 1 then
+      found[#found + 1] = {id = w, pages = tonumber(v[1]), free = tonumber(v[1]) - tonumber(v[2] or '0'),
+        load = redis.call('SCARD', P .. 'on:' .. w)}
+    end
+  end
+  return found
+end
+
+-- Who could follow me in a route: candidates[stage][device], from stage 1 on. Asked only when there is something to claim.
+local candidates
+-- Whether every stage has somebody.
+local function staffed()
+  if not candidates then
+    candidates = {}
+    local known = stages > 1 and roster()
+    for s = 1, stages - 1 do candidates[s] = {gpu = live(known[s + 1].gpu), cpu = live(known[s + 1].cpu)} end
+  end
+  for s = 1, stages - 1 do
+    if #candidates[s].cpu + #candidates[s].gpu == 0 then return false end
+  end
+  return true
 end
 
 local function least_loaded(list, need)
@@ -40,17 +78,14 @@ local function least_loaded(list, need)
   return best
 end
 
+local first = {id = me, free = all_pages - tonumber(mine[7] or '0'), load = 0}
 -- A member for every stage, me at the front; nil when some stage has no room or no worker of an allowed device.
 local function find_route(need, class)
-  local route = {}
-  for s = 0, stages - 1 do
-    local chosen
-    if s == 0 then
-      for _, c in ipairs(candidates[0][device]) do if c.id == me and c.free >= need then chosen = c end end
-    else
-      chosen = class == 'gpu' and least_loaded(candidates[s].gpu, need) or nil
-      if not chosen and (class == 'cpu' or #candidates[s].gpu == 0) then chosen = least_loaded(candidates[s].cpu, need) end
-    end
+  if first.free < need then return nil end
+  local route = {first}
+  for s = 1, stages - 1 do
+    local chosen = class == 'gpu' and least_loaded(candidates[s].gpu, need) or nil
+    if not chosen and (class == 'cpu' or #candidates[s].gpu == 0) then chosen = least_loaded(candidates[s].cpu, need) end
     if not chosen then return nil end
     route[#route + 1] = chosen
   end
@@ -71,10 +106,8 @@ local function fits_nowhere(need)
 end
 
 -- A CPU worker takes GPU-class jobs only where stage 0 has no live GPU worker; a GPU worker never takes CPU jobs.
-local classes = {}
-if device == 'gpu' then classes = {'gpu'}
-elseif #candidates[0].gpu == 0 then classes = {'cpu', 'gpu'}
-else classes = {'cpu'} end
+local classes = device == 'gpu' and {'gpu'} or {'cpu', 'gpu'}
+local function takes(class) return class == device or #live(roster()[1].gpu) == 0 end
 
 -- A request to be tried alone comes alone, so that a worker that dies of its mere arrival has named it. Seconds until the
 -- name is stale:
@@ -138,13 +171,17 @@ end
 
 for _, class in ipairs(classes) do
   local key = P .. 'reruns:' .. model .. ':' .. class
-  for _, entry in ipairs(redis.call('XRANGE', key, '-', '+', 'COUNT', most + PASSED)) do
-    if #answer >= most then return answer end
-    local r = load(entry[2][2])
-    if not r or r.state ~= 'queued' then
-      redis.call('XDEL', key, entry[1])
-    elseif not give(r) then
-      return answer
+  local entries = redis.call('XRANGE', key, '-', '+', 'COUNT', most + PASSED)
+  if #entries > 0 and takes(class) then
+    if not staffed() then return answer end
+    for _, entry in ipairs(entries) do
+      if #answer >= most then return answer end
+      local r = load(entry[2][2])
+      if not r or r.state ~= 'queued' then
+        redis.call('XDEL', key, entry[1])
+      elseif not give(r) then
+        return answer
+      end
     end
   end
 end
@@ -152,19 +189,23 @@ end
 -- First runs: those that would miss their deadline otherwise, then by rank.
 for _, class in ipairs(classes) do
   local where = model .. ':' .. class
-  for _, ids in ipairs({redis.call('ZRANGEBYSCORE', P .. 'due:' .. where, '-inf', NOW + URGENT, 'LIMIT', 0, most + PASSED),
-    redis.call('ZRANGE', P .. 'queue:' .. where, 0, most + PASSED - 1)}) do
-    for _, id in ipairs(ids) do
-      if #answer >= most then return answer end
-      local rank = redis.call('ZSCORE', P .. 'queue:' .. where, id)
-      local r = rank and load(id)
-      if not r or r.state ~= 'queued' then
-        redis.call('ZREM', P .. 'queue:' .. where, id)
-        redis.call('ZREM', P .. 'due:' .. where, id)
-      elseif not give(r) then
-        return answer
-      elseif r.state == 'running' then
-        advance(where, tonumber(rank))
+  local urgent = redis.call('ZRANGEBYSCORE', P .. 'due:' .. where, '-inf', NOW + URGENT, 'LIMIT', 0, most + PASSED)
+  local ranked = redis.call('ZRANGE', P .. 'queue:' .. where, 0, most + PASSED - 1)
+  if #urgent + #ranked > 0 and takes(class) then
+    if not staffed() then return answer end
+    for _, ids in ipairs({urgent, ranked}) do
+      for _, id in ipairs(ids) do
+        if #answer >= most then return answer end
+        local rank = redis.call('ZSCORE', P .. 'queue:' .. where, id)
+        local r = rank and load(id)
+        if not r or r.state ~= 'queued' then
+          redis.call('ZREM', P .. 'queue:' .. where, id)
+          redis.call('ZREM', P .. 'due:' .. where, id)
+        elseif not give(r) then
+          return answer
+        elseif r.state == 'running' then
+          advance(where, tonumber(rank))
+        end
       end
     end
   end

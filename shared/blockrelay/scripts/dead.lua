@@ -9,7 +9,7 @@ local after = tonumber(ARGV[3])
 if beat and after > 0 and math.abs(NOW - tonumber(beat)) < after then return {0, 0} end
 local on = redis.call('SMEMBERS', P .. 'on:' .. w)
 if not beat and #on == 0 and redis.call('EXISTS', P .. 'worker:' .. w, P .. 'inbox:' .. w) == 0 then return {0, 0} end
-local v = redis.call('HMGET', P .. 'worker:' .. w, 'device', 'first')
+local v = redis.call('HMGET', P .. 'worker:' .. w, 'device', 'first', 'model')
 local tried = redis.call('GET', P .. 'trying:' .. w) or nil
 local count = 0
 for _, id in ipairs(on) do
@@ -21,4 +21,5 @@ for _, id in ipairs(on) do
 end
 redis.call('DEL', P .. 'on:' .. w, P .. 'inbox:' .. w, P .. 'worker:' .. w, P .. 'trying:' .. w)
 redis.call('ZREM', P .. 'workers', w)
+if v[3] then redis.call('DEL', P .. 'fleet:' .. v[3]) end
 return {1, count}

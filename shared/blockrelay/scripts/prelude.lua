@@ -1,10 +1,11 @@
 -- Shared by every script. KEYS name one key of each family that the script touches: a caller without the rights to one
 -- of them is refused before the first write, for Redis does not take back what a script wrote before it was refused.
 -- The names of all keys of the cell are built from the hash tag of the first (one slot).
--- ARGV[1] is the retention in seconds of what a finished request leaves.
+-- ARGV[1] is the retention in seconds of what a finished request leaves, while no scheduler has published the cell's.
 -- Scripts validate first and write last: Redis does not roll back.
 local P = string.match(KEYS[1], '^%b{}:')
-local RETENTION = tonumber(ARGV[1])
+local CELL = redis.call('HMGET', P .. 'settings', 'retention_s', 'dead_after_ms')
+local RETENTION = tonumber(CELL[1] or ARGV[1])
 local time = redis.call('TIME')
 local NOW = time[1] * 1000 + math.floor(time[2] / 1000)
 -- Deaths at one log length: from the third on a request is tried alone, five deaths while it was end it.

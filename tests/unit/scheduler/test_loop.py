@@ -12,13 +12,14 @@ import redis
 from prometheus_client import CollectorRegistry
 
 from blockrelay import redis_link
+from blockrelay.cell_settings import read_cell_settings
 from blockrelay.keys import Keys
 from blockrelay.metrics import SchedulerMetrics
 from blockrelay.plan import Plan
 from blockrelay.redis_link import Scripts
 from blockrelay.registry import read_plan
 from blockrelay.settings import SchedulerSettings
-from blockrelay_scheduler.loop import Link, Scheduler
+from blockrelay_scheduler.loop import LOOK_LIMIT, Link, Scheduler
 from tests.support.cell import MODEL, Cell
 from tests.support.redis_server import RedisServer
 from tests.support.waiting import wait_until
@@ -82,7 +83,7 @@ def test_more_workers_than_a_pipeline_is_long_are_all_seen(
         payload.xadd(cell.keys.inbox(name), {"x": b"rows"})
     one = scheduler(redis_server.url, own_redis.url, stages=1, dead_after_s=60)
     with running(one):
-        wait_until(lambda: len(assigned(cell)) == len(names), "all are seen")
+        wait_until(lambda: len(assignments(cell)) == len(names), "all are seen")
         for name in names[:300]:
             beat(cell, name)
         cell.client.zrem(cell.keys.workers, "w0")
@@ -90,11 +91,6 @@ def test_more_workers_than_a_pipeline_is_long_are_all_seen(
         wait_until(lambda: not payload.exists(cell.keys.inbox("w1")), "who has no record is swept")
     assert sum(payload.exists(cell.keys.inbox(name)) for name in names) == 599  # pyright: ignore
     payload.close()
-
-
-def assigned(cell: Cell) -> dict[str, int]:
-    plan = read_plan(cell.client, cell.keys, MODEL)
-    return dict(plan.assignments) if plan else {}
 
 
 def beat(cell: Cell, name: str) -> None:
@@ -216,6 +212,45 @@ def test_a_stalled_run_is_run_again_and_an_overdue_request_ends(cell: Cell, redi
         wait_until(lambda: cell.record("req-stuck")["state"] == "queued", "the stuck run is ended")
         wait_until(lambda: cell.record("req-late")["state"] == "done", "the late request is ended")
     assert cell.record("req-stuck")["why"] == "stalled" and cell.record("req-late")["end"] == "expired"
+
+
+def test_a_stuck_run_is_found_behind_any_number_of_requests_that_wait(cell: Cell, redis_server: RedisServer) -> None:
+    cell.worker("a", stage=0, split="1-4")
+    cell.accept("req-stuck")
+    assert len(cell.claim("a", dead_after_s=60)) == 1
+    cell.accept("req-late", deadline_ms=1)
+    for i in range(3 * LOOK_LIMIT):
+        cell.client.hset(cell.keys.request(f"req-{i}"), "state", "queued")
+    cell.client.zadd(cell.keys.running, {f"req-{i}": 1 for i in range(3 * LOOK_LIMIT)})
+    impatient = scheduler(redis_server.url, stages=1, dead_after_s=60, stalled_after_s=0.5, prompt_tokens_per_s=1000)
+    with running(impatient):
+        wait_until(lambda: cell.record("req-stuck")["state"] == "queued", "the stuck run is ended")
+        wait_until(lambda: cell.record("req-late")["state"] == "done", "the late request is ended")
+
+
+def test_the_scheduler_that_began_last_decides_what_holds_for_the_cell(
+    cell: Cell, redis_server: RedisServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def in_force() -> tuple[int, int] | None:
+        found = read_cell_settings(cell.client, cell.keys)
+        return found and (found.retention_s, found.dead_after_ms)
+
+    lines: list[str] = []
+
+    def said() -> list[str]:
+        lines.append(capsys.readouterr().out)
+        return lines
+
+    follows = "retention_s is 88 in this cell, not 77"
+    first = scheduler(redis_server.url, retention_s=77, dead_after_s=5)
+    second = scheduler(redis_server.url, retention_s=88, dead_after_s=5)
+    with running(first):
+        wait_until(lambda: in_force() == (77, 5000), "it has said them")
+        with running(second):
+            wait_until(lambda: in_force() == (88, 5000), "the other one has said its own")
+            wait_until(lambda: follows in "".join(said()), "the first one says that it follows")
+        cell.client.flushall()
+        wait_until(lambda: in_force() == (88, 5000), "who is left has said them again")
 
 
 def test_redis_goes_away_and_comes_back_and_nobody_is_declared_dead_for_it(own_redis: RedisServer) -> None:

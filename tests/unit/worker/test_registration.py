@@ -10,11 +10,12 @@ import redis
 from prometheus_client import CollectorRegistry
 
 from blockrelay import scripts as calls
+from blockrelay.cell_settings import MAX_WORKERS
 from blockrelay.keys import Keys
 from blockrelay.metrics import WorkerMetrics
 from blockrelay.plan import Plan
 from blockrelay.redis_link import Scripts
-from blockrelay.registry import MAX_WORKERS, read_workers
+from blockrelay.registry import read_workers
 from blockrelay_worker.links import Links, Stopping
 from blockrelay_worker.registration import Assignment, Registration
 from tests.support.cell import MODEL, Cell
@@ -98,6 +99,18 @@ def test_who_was_forgotten_while_it_loaded_learns_it_before_it_announces(cell: C
         declared_dead(cell, worker.registration.worker)
         assert worker.registration.forgotten()
         assert not cell.client.exists(cell.keys.workers)
+
+
+def test_whoever_has_read_the_registry_lately_reads_it_again_for_a_newcomer(cell: Cell) -> None:
+    with waiting(cell) as worker:
+        wait_until(lambda: there(cell), "it has registered")
+        assign(cell, worker.registration.worker)
+        worker.thread.join(10)
+    assert worker.assignment is not None
+    cell.accept()
+    assert cell.client.exists(cell.keys.fleet(MODEL))
+    worker.registration.announce(worker.assignment, pages=9, slots=1)
+    assert not cell.client.exists(cell.keys.fleet(MODEL))
 
 
 def test_a_full_cell_lets_nobody_else_in_until_there_is_room(cell: Cell, capsys: pytest.CaptureFixture[str]) -> None:
