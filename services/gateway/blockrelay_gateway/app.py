@@ -13,7 +13,7 @@ from blockrelay.block_folder import open_block_folder
 from blockrelay.registry import read_workers_async
 from blockrelay.settings import GatewaySettings
 from blockrelay_gateway import http_errors, infer_routes, openai_routes, openapi, ops_routes, request_routes
-from blockrelay_gateway.crowd import BodyBudget, Crowd
+from blockrelay_gateway.crowd import Crowd
 from blockrelay_gateway.gateway import Gateway, build
 from blockrelay_gateway.middleware import BodyLimit
 from blockrelay_gateway.origins import Origins, Rules
@@ -52,11 +52,10 @@ def create_app(settings: GatewaySettings) -> FastAPI:
     app = FastAPI(title="Blockrelay", lifespan=lifespan, docs_url=None, redoc_url=None)
     app.state.gateway = gateway
     http_errors.install(app, gateway.refusals)
-    budget = BodyBudget(max(settings.max_body_bytes, settings.max_bodies_bytes))
     app.add_middleware(
         BodyLimit,
         max_bytes=settings.max_body_bytes,
-        budget=budget,
+        budget=gateway.bodies,
         arrivals=gateway.arrivals,
         refusals=gateway.refusals,
     )

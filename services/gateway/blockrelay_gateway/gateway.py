@@ -22,7 +22,7 @@ from blockrelay.settings import GatewaySettings
 from blockrelay.text import Tokenizer
 from blockrelay_gateway.admission import Admission
 from blockrelay_gateway.chat_template import ChatTemplate
-from blockrelay_gateway.crowd import Arrivals
+from blockrelay_gateway.crowd import Arrivals, BodyBudget
 from blockrelay_gateway.flights import Flight, Flights
 from blockrelay_gateway.http_errors import Refusals
 from blockrelay_gateway.identity import Identity, identify
@@ -54,6 +54,7 @@ class Gateway:
     flights: Flights
     admission: Admission
     arrivals: Arrivals
+    bodies: BodyBudget
     tasks: list[asyncio.Task[None]] = field(default_factory=list[asyncio.Task[None]])
 
     def identify(self, keys: Sequence[str], body: BaseModel, tenant: Tenant, route: str) -> Identity:
@@ -166,6 +167,7 @@ def build(settings: GatewaySettings, folder: BlockFolder) -> Gateway:
             settings=settings,
         ),
         arrivals=Arrivals(settings.arrival_timeout_s),
+        bodies=BodyBudget(max(settings.max_body_bytes, settings.max_bodies_bytes)),
     )
 
 

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
@@ -35,6 +36,16 @@ from blockrelay_gateway.translate import Order
 MAX_RESULT_BYTES = 256 << 20
 
 
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The answer to a request that has ended, its error if it ended badly, and float16 logits [rows, n, vocab] if
+    `body` is of `tensor_success`."""
+
+    body: dict[str, Any]
+    error: BlockrelayError | None = None
+    logits: NDArray[np.float16] | None = None
+
+
 def is_tensor_form(request: InferRequest) -> bool:
     """Which form it is. Raises BadRequest for a mixture of both, by the name of the field that does not belong."""
     given = request.model_fields_set
@@ -56,15 +67,15 @@ async def text_order(gateway: Gateway, request: InferRequest, who: Identity, tra
     return await by_size(len(request.prompt or ()), gateway.translator.infer_text, request, trace, who)
 
 
-async def finish_text(gateway: Gateway, readers: Readers) -> tuple[dict[str, Any], BlockrelayError | None]:
-    """The answer to the text form once it has ended, and its error if it ended badly."""
+async def finish_text(gateway: Gateway, readers: Readers) -> Finished:
+    """The answer to the text form once it has ended."""
     (answer,) = await collect(gateway, readers)
     (flight,) = readers.flights
     assert answer.end is not None
     if error := failure(answer.end):
-        return pipeline_error(error, answer.end, session_id=None), error
+        return Finished(pipeline_error(error, answer.end, session_id=None), error)
     seconds = flight.heard - flight.started
-    return text_success(answer, flight, seconds=seconds, **execution(answer.end)), None
+    return Finished(text_success(answer, flight, seconds=seconds, **execution(answer.end)))
 
 
 async def background(gateway: Gateway, readers: Readers) -> dict[str, Any]:
@@ -101,13 +112,13 @@ async def submit_tensors(
 
 async def finish_tensors(
     gateway: Gateway,
-    request: InferRequest,
+    session_id: str | None,
     tenant: Tenant,
     steps: Sequence[TensorStep],
     orders: Sequence[Order],
     readers: Readers,
-) -> tuple[dict[str, Any], BlockrelayError | None]:
-    """The answer to a tensor step once all its rows have ended, and its error if one failed."""
+) -> Finished:
+    """The answer to a tensor step once all its rows have ended."""
     started = min(flight.started for flight in readers.flights)
     ended = await _ended(gateway, readers)
     lost = [row for row, (end, raw) in enumerate(ended) if raw is None and failure(end) is None]
@@ -121,21 +132,23 @@ async def finish_tensors(
         error = failure(end)
         if error is None:
             try:
-                values.append(_logits(raw, step.new if order.body.logits == "all" else 1, gateway))
+                wanted = step.new if order.body.logits == "all" else 1
+                values.append(await by_size(len(raw or b""), _logits, raw, wanted, gateway))
             except (ExecutionError, WireError) as problem:
                 error = problem
         if error is not None:
-            return pipeline_error(error, end, session_id=request.session_id), error
-    ends = [end for end, _ in ended]
-    answer = tensor_success(
-        _side_by_side(values, steps if orders[0].body.logits == "all" else None),
-        ends,
-        session_id=request.session_id,
+            return Finished(pipeline_error(error, end, session_id=session_id), error)
+    places = steps if orders[0].body.logits == "all" else None
+    logits = await by_size(sum(rows.nbytes for rows in values), _side_by_side, values, places)
+    body = tensor_success(
+        logits.shape,
+        [end for end, _ in ended],
+        session_id=session_id,
         step=steps[0].step,
         seconds=time.monotonic() - started,
-        **execution(*ends),
+        **execution(*(end for end, _ in ended)),
     )
-    return answer, None
+    return Finished(body, logits=logits)
 
 
 def _logits(raw: bytes | None, rows: int, gateway: Gateway) -> NDArray[np.float32]:

@@ -1,6 +1,7 @@
 """The pipeline's own answers (CONTRACTS section 2). Pure."""
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -8,9 +9,9 @@ from numpy.typing import NDArray
 
 from blockrelay.errors import BlockrelayError
 from blockrelay.messages import EndEntry
-from blockrelay.tensors import encode_tensor
+from blockrelay.tensors import base64_pieces
 from blockrelay_gateway.flights import Flight
-from blockrelay_gateway.http_errors import error_body
+from blockrelay_gateway.http_errors import error_body, to_json
 from blockrelay_gateway.openai_format import usage
 from blockrelay_gateway.relay import Answer, Delta, finish_reason
 
@@ -40,7 +41,7 @@ def execution(*ends: EndEntry) -> dict[str, Any]:
 
 
 def tensor_success(
-    logits: NDArray[np.float16],
+    shape: Sequence[int],
     ends: Sequence[EndEntry],
     *,
     session_id: str | None,
@@ -48,17 +49,41 @@ def tensor_success(
     seconds: float,
     **more: Any,
 ) -> dict[str, Any]:
-    """The answer to a tensor step; `logits` float16 [rows, n, vocab], and the end of each row."""
+    """The answer to a tensor step, with the end of each row, but for its logits, float16 of `shape`: `TensorAnswer`
+    puts them in."""
     return {
         "status": "success",
         "message": "Pipeline completed successfully",
         "session_id": session_id,
         "step": step,
-        "outputs": {"logits": encode_tensor(logits)},
+        "outputs": {"logits": {"_tensor_": True, "dtype": "float16", "shape": list(shape), "data_b64": ""}},
         "total_pipeline_time": round(seconds, 6),
         "system_fingerprint": ",".join(dict.fromkeys(end.numerics for end in ends if end.numerics)) or None,
         **more,
     }
+
+
+class TensorAnswer:
+    """The JSON of `body` (of `tensor_success`) with its logits, which are encoded while they are sent: an answer of
+    hundreds of megabytes is never in memory, nor does making it hold up others."""
+
+    def __init__(self, body: dict[str, Any], logits: NDArray[np.float16]) -> None:
+        gap = b'"data_b64":""'  # cannot stand in any of the texts, whose quotes are escaped
+        head, tail = to_json(body).split(gap)
+        self._head, self._tail, self._logits = head + gap[:-1], gap[-1:] + tail, logits
+
+    @property
+    def size(self) -> int:
+        """Bytes of it all."""
+        return len(self._head) + -(-self._logits.nbytes // 3) * 4 + len(self._tail)
+
+    async def pieces(self) -> AsyncIterator[bytes]:
+        """It all, in order. Between two pieces everybody else has a turn."""
+        yield self._head
+        for piece in base64_pieces(self._logits):
+            yield piece
+            await asyncio.sleep(0)
+        yield self._tail
 
 
 def text_success(answer: Answer, flight: Flight, *, seconds: float, **more: Any) -> dict[str, Any]:

@@ -2,25 +2,31 @@
 
 import asyncio
 import json
+from collections.abc import Coroutine
+from contextlib import suppress
 from typing import Any
 
 from fastapi import APIRouter, Request, WebSocket, WebSocketDisconnect
-from fastapi.responses import Response
+from fastapi.responses import Response, StreamingResponse
 from pydantic import ValidationError
 from redis.exceptions import RedisError
 
-from blockrelay.errors import BadRequest, BlockrelayError, ServiceUnavailable
+from blockrelay.errors import BadRequest, BlockrelayError, Overloaded, ServiceUnavailable
 from blockrelay_gateway import gateway as gateways
 from blockrelay_gateway import infer, sse, tenants
 from blockrelay_gateway.answers import stream
+from blockrelay_gateway.connections import PIECES
+from blockrelay_gateway.crowd import BodyBudget, BodyShare
 from blockrelay_gateway.event_ids import starting_after
 from blockrelay_gateway.gateway import Gateway
 from blockrelay_gateway.http_errors import JsonAnswer, from_validation, infer_error, status_of, to_json
 from blockrelay_gateway.identity import HEADER
-from blockrelay_gateway.infer_format import InferStream
+from blockrelay_gateway.infer_format import InferStream, TensorAnswer
 from blockrelay_gateway.offload import body_size, by_size
+from blockrelay_gateway.readers import Readers
 from blockrelay_gateway.schemas import InferRequest
-from blockrelay_gateway.translate import clean_traceparent
+from blockrelay_gateway.sessions import TensorStep
+from blockrelay_gateway.translate import Order, clean_traceparent
 
 router = APIRouter()
 #: Messages of one socket that are under way at once; more wait.
@@ -44,7 +50,8 @@ async def infer_once(body: InferRequest, request: Request) -> Response:
         size = body_size(request)
         steps, orders, readers = await infer.submit_tensors(gateway, body, who, trace, tenant, size=size)
         with readers:  # also of a client that left before anything was read
-            done = await sse.unless_gone(request, infer.finish_tensors(gateway, body, tenant, steps, orders, readers))
+            finish = infer.finish_tensors(gateway, body.session_id, tenant, steps, orders, readers)
+            done = await sse.unless_gone(request, finish)
         return _answer(done, readers.headers)
     order = await infer.text_order(gateway, body, who, trace)
     after = starting_after(request, [order], streamed=bool(body.stream))
@@ -59,11 +66,14 @@ async def infer_once(body: InferRequest, request: Request) -> Response:
         return _answer(await sse.unless_gone(request, infer.finish_text(gateway, readers)), headers)
 
 
-def _answer(done: tuple[dict[str, Any], BlockrelayError | None] | None, headers: dict[str, str]) -> Response:
+def _answer(done: infer.Finished | None, headers: dict[str, str]) -> Response:
     if done is None:
         return Response(status_code=499)
-    body, error = done
-    return JsonAnswer(body, status_code=status_of(error) if error else 200, headers=headers)
+    if done.logits is not None:
+        answer = TensorAnswer(done.body, done.logits)
+        headers = {**headers, "content-length": str(answer.size)}
+        return StreamingResponse(answer.pieces(), headers=headers, media_type=JsonAnswer.media_type)
+    return JsonAnswer(done.body, status_code=status_of(done.error) if done.error else 200, headers=headers)
 
 
 @router.websocket("/v1/infer/ws")
@@ -76,9 +86,9 @@ async def infer_socket(socket: WebSocket) -> None:
         async with asyncio.TaskGroup() as tasks:
             try:
                 while True:
-                    text = await socket.receive_text()
+                    letter = Letter(await socket.receive_text(), conversation.bodies)
                     await conversation.room.acquire()
-                    tasks.create_task(conversation.message(text)).add_done_callback(
+                    tasks.create_task(conversation.answer(letter)).add_done_callback(
                         lambda _: conversation.room.release()
                     )
             except KeyError:
@@ -94,6 +104,49 @@ class _Left(Exception):
     """The client has left: ends the task group, which releases all readers."""
 
 
+class Letter:
+    """One message, as long as it is needed: its bytes count among those of all bodies until it is accepted or refused,
+    and neither its text nor what was parsed of it is kept any longer."""
+
+    def __init__(self, text: str, bodies: BodyBudget) -> None:
+        self.name: str | int | None = None
+        self.session: str | None = None
+        self.size = len(text) if text.isascii() else len(text.encode())
+        self._text, self._share = text, BodyShare(bodies)
+        self._refusal: Overloaded | None = None
+        try:
+            self._share.take(self.size)
+        except Overloaded as error:
+            self._refusal = error
+            with suppress(BadRequest):
+                self._parse()  # at once: what is refused is told by name, and waits for nothing
+            self._text = ""
+
+    def read(self) -> InferRequest:
+        """The request in it. `name` and `session` are those that an answer needs. Raises Overloaded, BadRequest."""
+        if self._refusal is not None:
+            raise self._refusal
+        content = self._parse()
+        self._text = ""
+        try:
+            return InferRequest.model_validate(content)
+        except ValidationError as error:
+            raise from_validation(error.errors()) from None
+
+    def close(self) -> None:
+        """Its request has been accepted or refused. Idempotent."""
+        self._share.give_back()
+
+    def _parse(self) -> object:
+        try:
+            content = json.loads(self._text)
+        except (ValueError, RecursionError) as error:
+            raise BadRequest(f"the message is not JSON: {error}") from None
+        if isinstance(content, dict):
+            self.name, self.session = _plain(content, "id"), _plain(content, "session_id")  # pyright: ignore
+        return content
+
+
 class Conversation:
     """One socket. Messages are answered by tasks of their own; only sending is exclusive."""
 
@@ -103,56 +156,73 @@ class Conversation:
         self._tenant = tenants.of(socket)
         self._trace = clean_traceparent(socket.headers.get("traceparent"))
         self.room = asyncio.Semaphore(SOCKET_REQUESTS)
+        self.bodies = gateway.bodies
 
-    async def message(self, text: str) -> None:
+    async def answer(self, letter: Letter) -> None:
         """Answer one message, whatever is in it."""
-        name: str | int | None = None
-        session: str | None = None
         try:
-            try:
-                content = json.loads(text)
-            except (ValueError, RecursionError) as error:
-                raise BadRequest(f"the message is not JSON: {error}") from error
-            if isinstance(content, dict):
-                name, session = _plain(content, "id"), _plain(content, "session_id")  # pyright: ignore
-            request = InferRequest.model_validate(content)
-            await self._run(request, len(text))
-        except ValidationError as error:
-            await self._refuse(from_validation(error.errors()), name, session)
+            finish = await self._begin(letter)
+            letter.close()
+            await finish
         except BlockrelayError as error:
-            await self._refuse(error, name, session)
+            await self._refuse(error, letter)
         except RedisError:
-            await self._refuse(ServiceUnavailable("the queue (Redis) does not answer; try again later"), name, session)
+            await self._refuse(ServiceUnavailable("the queue (Redis) does not answer; try again later"), letter)
+        finally:
+            letter.close()
 
-    async def _run(self, request: InferRequest, size: int) -> None:
+    async def _begin(self, letter: Letter) -> Coroutine[Any, Any, None]:
+        """Have the request accepted; what is left to do does not need the message any more."""
+        request, name = letter.read(), letter.name
         keys = [] if request.idempotency_key is None else [request.idempotency_key]
         who = self._gateway.identify(keys, request, self._tenant, "infer")
         if infer.is_tensor_form(request):
             steps, orders, readers = await infer.submit_tensors(
-                self._gateway, request, who, self._trace, self._tenant, size=size
+                self._gateway, request, who, self._trace, self._tenant, size=letter.size
             )
-            body, _ = await infer.finish_tensors(self._gateway, request, self._tenant, steps, orders, readers)
-            await self._send(body, request.id)
-            return
+            return self._tensors(name, request.session_id, steps, orders, readers)
         order = await infer.text_order(self._gateway, request, who, self._trace)
-        with await self._gateway.admission.submit([order], self._tenant) as readers:
-            if request.background:
-                await self._send(await infer.background(self._gateway, readers), request.id)
-            elif request.stream:
-                async for body in infer.text_objects(self._gateway, readers):
-                    await self._send(body, request.id)
-            else:
-                body, _ = await infer.finish_text(self._gateway, readers)
-                await self._send(body, request.id)
+        readers = await self._gateway.admission.submit([order], self._tenant)
+        return self._text(name, readers, background=bool(request.background), streamed=bool(request.stream))
 
-    async def _refuse(self, error: BlockrelayError, name: str | int | None, session: str | None) -> None:
+    async def _tensors(
+        self,
+        name: str | int | None,
+        session: str | None,
+        steps: list[TensorStep],
+        orders: list[Order],
+        readers: Readers,
+    ) -> None:
+        with readers:
+            done = await infer.finish_tensors(self._gateway, session, self._tenant, steps, orders, readers)
+            if done.logits is None:
+                await self._send(done.body, name)
+            else:
+                pieces = TensorAnswer(_named(done.body, name), done.logits).pieces()
+                async with self._sending:
+                    await self._socket.send({"type": "websocket.send", PIECES: pieces})
+
+    async def _text(self, name: str | int | None, readers: Readers, *, background: bool, streamed: bool) -> None:
+        with readers:
+            if background:
+                await self._send(await infer.background(self._gateway, readers), name)
+            elif streamed:
+                async for body in infer.text_objects(self._gateway, readers):
+                    await self._send(body, name)
+            else:
+                await self._send((await infer.finish_text(self._gateway, readers)).body, name)
+
+    async def _refuse(self, error: BlockrelayError, letter: Letter) -> None:
         self._gateway.refusals.count("/v1/infer/ws", error)
-        await self._send(infer_error(error, session), name)
+        await self._send(infer_error(error, letter.session), letter.name)
 
     async def _send(self, body: dict[str, Any], name: str | int | None) -> None:
-        named = body if name is None else {"id": name, **body}
         async with self._sending:
-            await self._socket.send_text(to_json(named).decode())
+            await self._socket.send_text(to_json(_named(body, name)).decode())
+
+
+def _named(body: dict[str, Any], name: str | int | None) -> dict[str, Any]:
+    return body if name is None else {"id": name, **body}
 
 
 def _plain(content: dict[str, Any], name: str) -> Any:

@@ -89,6 +89,14 @@ def test_logits_beyond_float16_saturate() -> None:
     assert values.tolist() == [[65504.0, -65504.0, 1.0]]
 
 
+@pytest.mark.parametrize("count", [0, 1, 2, 3, tensors.PIECE_BYTES // 2, tensors.PIECE_BYTES + 5])
+def test_pieces_are_what_a_tensor_says_at_once(count: int) -> None:
+    array = np.arange(count, dtype=np.float16).reshape(1, count)
+    pieces = list(tensors.base64_pieces(array))
+    assert b"".join(pieces).decode() == tensors.encode_tensor(array)["data_b64"]
+    assert all(len(piece) <= tensors.PIECE_BYTES // 3 * 4 for piece in pieces)
+
+
 def test_a_result_comes_back_bit_for_bit() -> None:
     rows = np.array([[1.5, -0.0, np.inf], [np.nan, 2.0**-149, 3.0]], dtype=np.float32)
     assert tensors.decode_result(tensors.encode_result(rows)).tobytes() == rows.tobytes()

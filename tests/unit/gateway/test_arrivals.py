@@ -1,9 +1,13 @@
 """Heads and bodies that do not come: they hold no connection, and those who work or are idle are left alone."""
 
 import json
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import websockets.sync.client as websockets
+from websockets.exceptions import ConnectionClosedError
 
 from blockrelay.settings import GatewaySettings
 from tests.support.played import PlayedWorker, RunningGateway
@@ -51,6 +55,22 @@ def test_a_body_that_does_not_come_is_given_up(gateway: RunningGateway) -> None:
         slow.sendall(b"{")
         answer = to_its_end(slow)
     assert answer.startswith(b"HTTP/1.1 408") and b'"request_timeout"' in answer
+
+
+def test_a_message_that_does_not_come_is_given_up(gateway: RunningGateway) -> None:
+    def endless() -> Iterator[str]:
+        yield "{"
+        closed.wait(20)
+
+    closed = threading.Event()
+    with (
+        websockets.connect(gateway.url.replace("http", "ws") + "/v1/infer/ws") as slow,
+        ThreadPoolExecutor() as threads,
+    ):
+        threads.submit(lambda: slow.send(endless()))
+        with pytest.raises(ConnectionClosedError, match="message was not there"):
+            slow.recv(timeout=20)
+        closed.set()
 
 
 def test_who_works_or_is_idle_is_left_alone(gateway: RunningGateway, worker: PlayedWorker) -> None:

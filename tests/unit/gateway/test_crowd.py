@@ -1,6 +1,10 @@
 """Bounds of the process: requests and sockets at once, bytes of bodies at once, length of a head."""
 
+import gc
 import json
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
 import httpx
@@ -9,6 +13,7 @@ import websockets.sync.client as websockets
 from websockets.exceptions import InvalidStatus
 
 from blockrelay.settings import GatewaySettings
+from blockrelay_gateway.schemas import InferRequest
 from tests.support.played import PlayedWorker, RunningGateway
 from tests.support.sockets import send_head
 from tests.support.waiting import wait_until
@@ -19,6 +24,10 @@ MOST, BODIES = 3, 100_000
 @pytest.fixture
 def settings(settings: GatewaySettings) -> GatewaySettings:
     return settings.model_copy(update={"max_connections": MOST, "max_bodies_bytes": BODIES})
+
+
+def connect(gateway: RunningGateway) -> websockets.ClientConnection:
+    return websockets.connect(gateway.url.replace("http", "ws") + "/v1/infer/ws")
 
 
 def limited(gateway: RunningGateway, limit: str) -> float:
@@ -34,7 +43,7 @@ def test_more_at_once_are_told_to_come_back(gateway: RunningGateway, worker: Pla
         assert refused.status_code == 503 and int(refused.headers["retry-after"]) >= 1
         assert refused.json()["error"]["code"] == "overloaded" and limited(gateway, "connections") == 1
         with pytest.raises(InvalidStatus):
-            websockets.connect(gateway.url.replace("http", "ws") + "/v1/infer/ws")
+            connect(gateway)
         for path in ("/livez", "/readyz", "/metrics"):
             assert gateway.http.get(path).status_code == 200
     wait_until(lambda: gateway.http.get("/v1/models").status_code == 200, "there is room again")
@@ -53,6 +62,79 @@ def test_large_bodies_at_once_are_bounded_together(gateway: RunningGateway, work
         assert limited(gateway, "bodies") == 1
         assert gateway.post("/v1/completions", prompt="x", background=True).status_code == 202, "small ones pass"
     wait_until(lambda: not refused(), "its room comes back when it leaves")
+
+
+def test_the_messages_of_sockets_count_while_they_arrive(gateway: RunningGateway, worker: PlayedWorker) -> None:
+    done = threading.Event()
+
+    def slowly() -> Iterator[str]:
+        yield '{"prompt": "x", "background": true'
+        yield " " * 59_000
+        done.wait()
+        yield "}"
+
+    with connect(gateway) as socket, ThreadPoolExecutor() as threads:
+        sending = threads.submit(lambda: socket.send(slowly()))
+        wait_until(lambda: gateway.gateway.bodies.used > 59_000, "its beginning is there")
+        refused = gateway.http.post("/v1/completions", content=b" " * 60_000)
+        assert refused.status_code == 503 and limited(gateway, "bodies") == 1
+        done.set()
+        sending.result()
+        assert json.loads(socket.recv(timeout=20))["status"] == "queued"
+        assert gateway.gateway.bodies.used == 0
+
+
+def test_a_message_without_room_is_refused_by_its_name(gateway: RunningGateway, worker: PlayedWorker) -> None:
+    large = json.dumps({"id": "a", "session_id": "s", "prompt": "x", "background": True}) + " " * 45_000
+    with connect(gateway) as socket:
+        with send_head(gateway, 60_000) as slow:
+            slow.sendall(b" " * 59_000)
+            wait_until(lambda: gateway.gateway.bodies.used == 59_000, "the slow client's body counts")
+            socket.send(large)
+            answer = json.loads(socket.recv(timeout=20))
+            assert (answer["id"], answer["session_id"], answer["error"]["code"]) == ("a", "s", "overloaded")
+            assert limited(gateway, "bodies") == 1
+        wait_until(lambda: gateway.gateway.bodies.used == 0, "its room comes back when it leaves")
+        socket.send(large.replace('"session_id": "s", ', ""))
+        assert json.loads(socket.recv(timeout=20))["status"] == "queued", "the socket goes on"
+
+
+def test_a_message_is_not_read_before_there_is_room(gateway: RunningGateway, worker: PlayedWorker) -> None:
+    sent, rest = threading.Event(), threading.Event()
+
+    def in_parts() -> Iterator[str]:
+        yield '{"prompt": "x", "background": true'
+        yield " " * 60_000
+        sent.set()
+        rest.wait()
+        yield "}"
+
+    with send_head(gateway, 60_000) as slow:
+        slow.sendall(b" " * 59_000)
+        wait_until(lambda: gateway.gateway.bodies.used == 59_000, "the slow client's body counts")
+        with connect(gateway) as socket, ThreadPoolExecutor() as threads:
+            answer = threads.submit(lambda: (socket.send(in_parts()), socket.recv(timeout=20))[1])
+            assert sent.wait(20)
+            for _ in range(3):  # rounds of the event loop, each of which reads what there is
+                assert gateway.http.get("/livez").status_code == 200
+            assert gateway.gateway.bodies.used == 59_000
+            slow.close()
+            rest.set()
+            assert json.loads(answer.result())["status"] == "queued"
+
+
+def test_what_was_accepted_does_not_keep_its_message(gateway: RunningGateway, worker: PlayedWorker) -> None:
+    def kept() -> list[InferRequest]:
+        gc.collect()
+        return [thing for thing in gc.get_objects() if isinstance(thing, InferRequest)]
+
+    with connect(gateway) as socket:
+        for number in range(8):
+            socket.send(json.dumps({"id": number, "prompt": "x"}) + " " * 60_000)
+            worker.claim()
+        wait_until(lambda: gateway.gateway.bodies.used == 0, "their room is given back")
+        assert len(gateway.gateway.flights) == 8, "all are under way"
+        wait_until(lambda: kept() == [], "nothing keeps what was parsed", timeout_s=10)
 
 
 def test_a_stream_does_not_hold_the_room_of_its_body(gateway: RunningGateway, worker: PlayedWorker) -> None:
