@@ -16,7 +16,6 @@ from blockrelay.failpoints import reach
 from blockrelay.logs import get
 from blockrelay.messages import Commit, CommitAnswer, Ended, Forward, NextJob, RerunReason
 from blockrelay.metrics import WorkerMetrics
-from blockrelay.tensors import encode_result
 from blockrelay_worker.arrivals import Arrivals
 from blockrelay_worker.arrived_rows import ArrivedRows
 from blockrelay_worker.batch import Batch, Segment, StageOutput
@@ -29,6 +28,7 @@ from blockrelay_worker.outcome import next_tokens, tensor_end
 from blockrelay_worker.pace import PaceMeter
 from blockrelay_worker.page_store.store import Loaded
 from blockrelay_worker.parallelism import Groups
+from blockrelay_worker.results import Results
 from blockrelay_worker.runs import Run, RunTable
 from blockrelay_worker.sender import Sender
 from blockrelay_worker.stage import StageRole
@@ -59,6 +59,7 @@ class Engine:
         self.role, self.table, self.links, self.mailbox, self.metrics = role, table, links, mailbox, metrics
         self._executor = executor
         self._committer = Committer(links, mailbox, metrics)
+        self._results = Results(links, self._committer, role.retention_s)
         self._arrivals = Arrivals(role, links, table)
         self._sender = Sender(role, links, metrics)
         self._known = KnownRows(role, table, self._sender, Groups(links), metrics)
@@ -81,6 +82,7 @@ class Engine:
     def run(self) -> str:
         """Loop until stopped ("stopped") or gone (why). Afterwards every run is forgotten and nothing is in flight."""
         self._committer.start()
+        self._results.start()
         moved = False
         try:
             while not self.links.stop.is_set():
@@ -102,7 +104,8 @@ class Engine:
             return "stopped"
         finally:
             self._step_started = None
-            self._committer.flush(2.0)
+            self._results.flush(2.0)
+            self._results.close()
             self._committer.close()
             self._arrived.clear()
             self.table.clear()
@@ -241,7 +244,7 @@ class Engine:
             if batch[0].alone:
                 with self._trials.of(batch[0].run.request):
                     self._step(batch)
-                    self._committer.flush(TRIAL_COMMIT_S)
+                    self._results.flush(TRIAL_COMMIT_S)
             else:
                 self._step(batch)
         return True
@@ -341,8 +344,7 @@ class Engine:
                 if logits.size:
                     run.logits.append(logits.copy())
                 if item.samples:
-                    self._store_result(run)
-                    commits.append(tensor_end(run, self.role))
+                    self._results.submit(run.logits, tensor_end(run, self.role))
             elif item.samples:
                 del run.tokens[item.known_end :]  # a later stage learned the drafts with their rows
                 commit = next_tokens(run, item.tokens[item.rows - item.drafts :], logits, self.role)
@@ -362,17 +364,6 @@ class Engine:
             self.metrics.accepted_tokens.inc(tokens - 1)
             if run.drafter is not None:
                 run.drafter.verdict(drafts, tokens - 1)
-
-    def _store_result(self, run: Run) -> None:
-        """Tensor outputs go to the payload Redis before the COMMIT that announces them."""
-        key, value = self.links.keys.result(run.request), encode_result(np.concatenate(run.logits))
-
-        def store() -> None:
-            reach("worker.before_result")
-            self.links.payload.set(key, value, ex=self.role.retention_s)
-            reach("worker.after_result")
-
-        self.links.again(store)
 
     def _tell_metrics(self) -> None:
         """What gauges say when somebody asks; setting them after every step would cost more than the step's loop."""

@@ -42,7 +42,7 @@ def test_without_a_plan_or_a_queue_the_reason_says_so(settings: GatewaySettings,
     with running_gateway(nowhere) as gateway:
         assert "Redis does not answer" in reasons(gateway)[0]
         assert gateway.http.get("/livez").status_code == 200
-        refused = gateway.post("/v1/infer", session_id="s", step=1, input_tensors={})
+        refused = gateway.post("/v1/infer", session_id="s", step=1, input_tensors={"input_ids": [5]})
         assert refused.status_code == 503
         assert refused.json()["status"] == "error"
         assert gateway.metric("blockrelay_redis_errors_total") > 0
