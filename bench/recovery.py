@@ -113,7 +113,7 @@ class System:
     def ready_workers(self) -> int:
         try:
             with connect(read_running(self.data).redis_url) as client:
-                return sum(w.ready and w.silent_ms < 1000 for w in read_workers(client, self.keys, self.model))
+                return sum(w.ready and not w.is_late for w in read_workers(client, self.keys, self.model))
         except UNREACHABLE:
             return 0
 
