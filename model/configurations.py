@@ -34,6 +34,8 @@ _POISON = Bounds(
     most_solo_deaths=2,
     poison=frozenset({0}),
 )
+_UPGRADE = Bounds(stages=1, workers=2, ids=(0, 1), prompt=1)
+_UPGRADED_PIPELINE = Bounds(ids=(0, 1, 0, 1))
 
 CONFIGURATIONS = (
     Configuration(
@@ -110,6 +112,22 @@ CONFIGURATIONS = (
         + _one_each(replace(_POISON, poison=frozenset(), requests=1, tokens=3), Budget(kill=3)),
         _one_each(replace(_POISON, workers=2, delays=True), Budget(kill=1))
         + _one_each(replace(_POISON, most_solo_deaths=3, tokens=1), Budget(kill=2)),
+    ),
+    Configuration(
+        "upgrade",
+        "workers of two numerics ids, of which the old ones leave for good",
+        _one_each(_UPGRADE, Budget(retire=1), Budget(kill=1))
+        + _one_each(replace(_UPGRADE, workers=3, ids=(0, 0, 1)), Budget(retire=2))
+        + _one_each(replace(_UPGRADE, exact=frozenset({0})), Budget(retire=1))
+        + _one_each(_UPGRADED_PIPELINE, Budget(retire=1)),
+        _one_each(
+            _UPGRADE,
+            Budget(retire=1, kill=1, pause=1),
+            Budget(retire=1, restart=1),
+            Budget(retire=1, deadline=1, cancel=1),
+        )
+        + _one_each(replace(_UPGRADE, requests=2, room=2), Budget(retire=1, kill=1))
+        + _one_each(_UPGRADED_PIPELINE, Budget(retire=1, kill=1)),
     ),
     Configuration(
         "queue",

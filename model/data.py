@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 LIVES = 64
-Job = Literal["", "queue", "reruns", "delayed"]
+Job = Literal["", "queue", "reruns", "pinned", "delayed"]
 
 
 class Record(NamedTuple):
@@ -31,6 +31,13 @@ class Record(NamedTuple):
     trials: tuple[int, ...] = ()  # (no part of the system) log lengths at which it died alone
     tenant: int = 0
     body: tuple[int, ...] = ()  # of a tensor step: the tokens of the session with it
+    numerics: tuple[tuple[int, int], ...] = ()  # numerics ids, each with the length of the log before its first token
+    forsaken: bool = False  # (no part of the system) another id took it, or its end, while its own was served
+
+    @property
+    def own_id(self) -> int:
+        """The numerics id of whoever computed the last tokens."""
+        return self.numerics[-1][0] if self.numerics else 0
 
 
 class NextJob(NamedTuple):
@@ -92,6 +99,7 @@ class Redis(NamedTuple):
     shares: tuple[tuple[int, int], ...] = ()
     virtual: int = 0
     reruns: tuple[int, ...] = ()
+    pinned: tuple[int, ...] = ()  # re-runs that wait for a worker of their numerics id
     delayed: tuple[int, ...] = ()
     running: tuple[int, ...] = ()
     letters: tuple[int, ...] = ()
@@ -135,14 +143,15 @@ class Run(NamedTuple):
 
 
 class Process(NamedTuple):
-    """One worker slot. `fresh`: it takes the Redis that runs now for the one it knows; `noted`: it knows one.
+    """One worker slot; one that is "gone" never starts again. `fresh`: it takes the Redis that runs now for the one it
+    knows; `noted`: it knows one.
 
     `trying`: the request that it computes alone now, -1 for none. `written` (only without the rule that CLAIM is
     atomic): a job that it has deleted and whose route it has not written yet, -1 for none.
     """
 
     id: int
-    up: Literal["up", "paused", "dead"] = "up"
+    up: Literal["up", "paused", "dead", "gone"] = "up"
     ready: bool = True
     fresh: bool = True
     noted: bool = True
@@ -156,6 +165,7 @@ class Budget(NamedTuple):
     """How often each fault may still happen."""
 
     kill: int = 0
+    retire: int = 0  # a worker ends for good, as in an upgrade
     pause: int = 0
     restart: int = 0
     wipe: int = 0  # the payload Redis loses all
@@ -264,6 +274,10 @@ class Rules:
     gateway_waits_behind: bool = True
     gateway_sees_an_early_end: bool = True
     key_makes_id: bool = True
+    pinned_wait: bool = True
+    pinned_go_on: bool = True
+    freed_ask_again: bool = True
+    routes_are_whole: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -279,6 +293,8 @@ class Bounds:
     room: int = 1  # runs that a worker takes
     needs: tuple[int, ...] = ()  # pages that each request may need; else prompt + tokens
     tenants: tuple[int, ...] = ()  # whose each request is; else all of one
+    ids: tuple[int, ...] = ()  # numerics id of each slot, ascending within a stage; else all have one
+    exact: frozenset[int] = frozenset()  # requests that end rather than go on under another id
     announce: bool = False  # the last stage tells the first its tokens before COMMIT does
     delays: bool = False  # from the second re-run at one length on, a request waits
     poison: frozenset[int] = frozenset()  # requests that kill the worker that computes them
@@ -303,6 +319,9 @@ class Bounds:
 
     def stage(self, worker: int) -> int:
         return worker // LIVES // self.workers
+
+    def numerics(self, worker: int) -> int:
+        return self.ids[worker // LIVES] if self.ids else 0
 
     def need(self, request: int) -> int:
         return self.needs[request] if self.needs else self.prompt + self.tokens

@@ -6,7 +6,7 @@ from model.data import Bounds, Redis, State
 def broken(b: Bounds, state: State) -> str | None:
     """The first invariant that does not hold, or None."""
     redis = state.redis
-    queued = (*(r for _, r in redis.queue), *redis.reruns, *redis.delayed)
+    queued = (*(r for _, r in redis.queue), *redis.reruns, *redis.pinned, *redis.delayed)
     for request, record in enumerate(redis.requests):
         if record is None:
             if request in queued or request in redis.running:
@@ -26,6 +26,12 @@ def broken(b: Bounds, state: State) -> str | None:
                 return f"I3: {request} runs on {worker}, which does not carry it"
         if (record.ends != ()) != (record.state == "done") or len(record.ends) > 1:
             return f"I5: {request} is {record.state} with the terminal entries {record.ends}"
+        if record.forsaken or (record.ends == ("numerics",) and request not in b.exact):
+            return (
+                f"I13: {request} was taken or ended while its numerics id was served: {record.numerics} {record.ends}"
+            )
+        if [at for _, at in record.numerics] != sorted(at for _, at in record.numerics):
+            return f"I13: nobody knows which numerics id computed which tokens of {request}: {record.numerics}"
         if record.ends == ("length",) and len(record.log) != b.tokens:
             return f"I5: {request} ended as complete with {len(record.log)} of {b.tokens} tokens"
     for request, length in state.overdue:

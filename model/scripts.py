@@ -1,4 +1,4 @@
-"""The eight scripts as atomic steps, one function each, under the names of their Lua files; PLAN writes nothing that a
+"""The nine scripts as atomic steps, one function each, under the names of their Lua files; PLAN writes nothing that a
 request depends on and is left out. Arguments and answers are those of the Lua scripts as far as the model has them;
 `overdue` stands for the clock: requests whose deadline has passed.
 """
@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from model.data import Bounds, Commit, NextJob, Record, Redis, Session, WorkerRecord
+from model.serving import find_route, fits_nowhere, served
 
 LARGE = 1 << 30
 
@@ -52,6 +53,7 @@ def unqueue(b: Bounds, redis: Redis, request: int) -> Redis:
     return redis._replace(
         queue=tuple(q for q in redis.queue if q[1] != request),
         reruns=_without(redis.reruns, request),
+        pinned=_without(redis.pinned, request),
         delayed=_without(redis.delayed, request),
     )
 
@@ -95,9 +97,15 @@ def promote(b: Bounds, redis: Redis) -> Redis:
     for request in redis.delayed:
         record = redis.requests[request]
         if record is not None and record.state == "queued" and record.job == "delayed":
-            redis = redis.with_request(request, record._replace(job="reruns"))
-            redis = redis._replace(reruns=(*redis.reruns, request))
+            redis = enqueue(b, redis, request, record)
     return redis._replace(delayed=())
+
+
+def enqueue(b: Bounds, redis: Redis, request: int, record: Record, *, freed: bool = False) -> Redis:
+    """A log with tokens waits for a worker of the numerics id that computed them, unless it was `freed`."""
+    if record.log and b.rules.pinned_wait and not freed:
+        return redis.with_request(request, record._replace(job="pinned"))._replace(pinned=(*redis.pinned, request))
+    return redis.with_request(request, record._replace(job="reruns"))._replace(reruns=(*redis.reruns, request))
 
 
 def again(b: Bounds, redis: Redis, request: int, reason: str, tried: int | None = None) -> Redis:
@@ -127,16 +135,15 @@ def again(b: Bounds, redis: Redis, request: int, reason: str, tried: int | None 
         run=0,
         route=(),
         held=0,
-        job="delayed" if later else "reruns",
+        job="delayed" if later else "",
         deaths=deaths,
         solo_deaths=solo_deaths,
         tries=tries,
         counted_at=len(record.log) if b.solo_after or b.delays else 0,
     )
-    redis = redis.with_request(request, record)
     if later:
-        return redis._replace(delayed=_with(redis.delayed, request))
-    return redis._replace(reruns=(*redis.reruns, request))
+        return redis.with_request(request, record)._replace(delayed=_with(redis.delayed, request))
+    return enqueue(b, redis, request, record)
 
 
 # --- the scripts ---
@@ -184,7 +191,8 @@ def claim(
     if not find_route(b, redis, me, -LARGE, beating, latest):
         return redis, []  # some stage has no live worker
     answer: list[Claimed] = []
-    for rank, request in (*((-1, r) for r in redis.reruns), *redis.queue):
+    mine_first = [r for r in redis.pinned if (p := redis.requests[r]) is None or p.own_id == b.numerics(me)]
+    for rank, request in (*((-1, r) for r in (*mine_first, *redis.reruns)), *redis.queue):
         if len(answer) >= most:
             break
         record = redis.requests[request]
@@ -194,6 +202,18 @@ def claim(
         if request in overdue and b.rules.deadlines_are_kept:
             redis = end(b, redis, request, "expired")
             continue
+        numerics = record.numerics if record.log else ()
+        if b.ids and (not record.log or record.own_id != b.numerics(me)):
+            if record.log:
+                lives = served(b, redis, record.own_id, beating)
+                if lives and b.rules.pinned_wait and b.rules.freed_ask_again:
+                    redis = enqueue(b, unqueue(b, redis, request), request, record)
+                    continue
+                record = record._replace(forsaken=lives)
+                if request in b.exact:
+                    redis = end(b, redis.with_request(request, record), request, "numerics")
+                    continue
+            numerics = (*numerics, (b.numerics(me), len(record.log)))
         solo = 0 < b.solo_after <= record.deaths and record.counted_at == len(record.log)
         if solo and any(c.solo for c in answer):
             break
@@ -221,39 +241,18 @@ def claim(
         redis = unqueue(b, redis, request)
         run = nonces[len(answer)]
         record = record._replace(
-            state="running", run=run, route=route, job="", held=held if b.rules.claim_reserves else 0
+            state="running",
+            run=run,
+            route=route,
+            job="",
+            held=held if b.rules.claim_reserves else 0,
+            numerics=numerics,
         )
         redis = redis.with_request(request, record)
         answer.append(Claimed(request, run, route, solo, len(record.log)))
         if rank >= 0:
             redis = advance(redis, rank)
     return redis, answer
-
-
-def find_route(b: Bounds, redis: Redis, me: int, held: int, beating: Sequence[int], latest: bool) -> tuple[int, ...]:
-    """A worker for every stage, me at the front; empty when some stage has no live worker with room."""
-    route: list[int] = []
-    for stage in range(b.stages):
-        best: tuple[int, int] | None = None
-        for worker, w in redis.workers:
-            if b.stage(worker) != stage or w.inbox is None or w.pages - w.reserved < held or worker not in beating:
-                continue
-            if stage == 0 and worker != me:
-                continue
-            if best is None or len(w.on) < best[0] or (latest and len(w.on) == best[0]):
-                best = (len(w.on), worker)
-        if best is None:
-            return ()
-        route.append(best[1])
-    return tuple(route)
-
-
-def fits_nowhere(b: Bounds, redis: Redis, need: int, beating: Sequence[int]) -> bool:
-    """Whether some stage has no live worker whose pool, even empty, would hold the request."""
-    return any(
-        all(w.pages < need for worker, w in redis.workers if b.stage(worker) == stage and worker in beating)
-        for stage in range(b.stages)
-    )
 
 
 def commit(
@@ -348,6 +347,16 @@ def beat(b: Bounds, redis: Redis, worker: int) -> tuple[Redis, dict[int, int] | 
         return redis, None
     redis = promote(b, redis)
     return redis, {r: record.run for r in w.on if (record := redis.requests[r]) is not None}
+
+
+def migrate(b: Bounds, redis: Redis, *, beating: Sequence[int]) -> tuple[Redis, int]:
+    """Re-runs whose numerics id nobody serves may go on under another one. How many."""
+    freed = [r for r in redis.pinned if (p := redis.requests[r]) and not served(b, redis, p.own_id, beating)]
+    for request in freed:
+        record = redis.requests[request]
+        assert record is not None
+        redis = enqueue(b, redis._replace(pinned=_without(redis.pinned, request)), request, record, freed=True)
+    return redis, len(freed)
 
 
 # --- plain commands of workers, which are no scripts ---

@@ -25,6 +25,10 @@ def _scheduler(b: Bounds, state: State) -> Steps:
             redis, _ = scripts.dead(b, state.redis, worker)
             lost = state._replace(redis=redis).with_payload(worker, None)
             yield f"DEAD({_name(b, worker)}) with {list(record.on)} on it", lost, False
+    if b.ids and b.rules.pinned_go_on:
+        redis, freed = scripts.migrate(b, state.redis, beating=alive)
+        if freed:
+            yield f"MIGRATE: {freed} may go on under another numerics id", state._replace(redis=redis), False
     for request in overdue(state) if b.rules.deadlines_are_kept else ():
         redis, answer = scripts.finish(b, state.redis, request, "expired")
         if answer == "FINISHED":
@@ -50,9 +54,12 @@ def _decisions(b: Bounds, state: State) -> Steps:
 
 def _processes_fail(state: State) -> Steps:
     for slot, process in enumerate(state.processes):
-        if state.budget.kill and process.up != "dead":
+        if state.budget.kill and process.up not in ("dead", "gone"):
             dead = Process(id=process.id, up="dead", ready=process.ready)
             yield f"kill -9 worker {slot}", _spend(state.with_process(slot, dead), "kill"), True
+        if state.budget.retire and process.up != "gone":
+            gone = Process(id=process.id, up="gone", ready=process.ready)
+            yield f"worker {slot} ends for good", _spend(state.with_process(slot, gone), "retire"), True
         if state.budget.pause and process.up == "up" and process.ready:
             paused = process._replace(up="paused")
             yield f"worker {slot} freezes", _spend(state.with_process(slot, paused), "pause"), True
@@ -64,7 +71,7 @@ def _redis_fails(state: State) -> Steps:
         if state.saved is None:
             yield "from here on nothing reaches the disk of Redis", state._replace(saved=state.redis), True
         else:
-            processes = tuple(p if p.up == "dead" else p._replace(fresh=not p.noted) for p in state.processes)
+            processes = tuple(p if p.up in ("dead", "gone") else p._replace(fresh=not p.noted) for p in state.processes)
             back = state._replace(redis=state.saved, saved=None, processes=processes)
             yield "kill -9 Redis; it comes back as it was then", _spend(back, "restart"), True
     if state.budget.wipe:

@@ -7,6 +7,8 @@ from model.table import Steps, dropped, find, next_life, overdue, rerun
 
 def steps(b: Bounds, state: State, slot: int) -> Steps:
     me = state.processes[slot]
+    if me.up == "gone":
+        return
     if me.up == "dead":
         born = Process(id=next_life(me), ready=False, noted=b.rules.identity_is_noted_first)
         yield f"worker {slot} starts", state.with_process(slot, born), False

@@ -20,7 +20,8 @@
     ├── DeadlineExceeded           the request's timeout passed before it was finished; HTTP 504
     ├── WireError                  bytes from a queue, a page or a client are not what they claim to be
     ├── ExecutionError             running a stage failed (`block` names where)
-    │   └── RowNotFinite           one request's row is NaN or infinite: that request fails, its batch does not
+    │   ├── RowNotFinite           one request's row is NaN or infinite: that request fails, its batch does not
+    │   └── NumericsChanged        no worker of its numerics id is left, and the request asked for `exact`
     └── ServiceUnavailable         a dependency (Redis, worker) is not there
 
 Each message says what happened, to which block or request, and what the user can do.
@@ -143,6 +144,10 @@ class ExecutionError(BlockrelayError):
 
 class RowNotFinite(ExecutionError):
     """A request's row became NaN or infinite."""
+
+
+class NumericsChanged(ExecutionError):
+    """No worker of a request's numerics id is left, and it may not go on under another one."""
 
 
 class ServiceUnavailable(BlockrelayError):

@@ -14,7 +14,7 @@ Server = Literal["control", "payload"]
 #: Who calls which script. The launcher and people use the rights of an administrator.
 SCRIPTS_OF = {
     "gateway": ("ACCEPT", "FINISH"),
-    "scheduler": ("DEAD", "FINISH", "PLAN", "RERUN"),
+    "scheduler": ("DEAD", "FINISH", "MIGRATE", "PLAN", "RERUN"),
     "worker": ("BEAT", "CLAIM", "COMMIT", "DEAD", "FINISH", "RERUN"),
 }
 _ENDS = "COMMIT CLAIM RERUN FINISH DEAD"
@@ -50,7 +50,7 @@ class Family:
 
 
 FAMILIES = (
-    Family("request", "<id>", "hash, the record; of an ended request with its short log", f"ACCEPT {_ENDS}", "BEAT gateway scheduler worker", "retention after the end"),
+    Family("request", "<id>", "hash, the record; of an ended request with its short log", f"ACCEPT {_ENDS} MIGRATE", "BEAT gateway scheduler worker", "retention after the end"),
     Family("log", "<id>", "stream, the token log; entry id = position", f"ACCEPT {_ENDS}", "gateway worker", "15 s after the end (a long one: as the record)"),
     Family("packing", "", "stream, a log while it is packed", f"{_ENDS}", "", "at once"),
     Family("running", "", "zset id -> ms of last progress; every request not finished", f"ACCEPT {_ENDS} scheduler", "", "member: at the end"),
@@ -58,18 +58,20 @@ FAMILIES = (
     Family("due", "<model>:<class>", "zset of those with a deadline, id -> ms by which it should be claimed", f"ACCEPT {_ENDS}", "", "member: CLAIM, FINISH"),
     Family("shares", "<model>:<class>", "zset of ranks: the virtual time of each priority, where each tenant's next first run stands", f"ACCEPT {_ENDS}", "", "when the queue was empty"),
     Family("jobs", "<model>:<class>", "stream that wakes workers; its one entry means nothing", "ACCEPT", "worker", "never"),
-    Family("reruns", "<model>:<class>", "stream of request ids, re-runs (claimed first)", f"{_ENDS} BEAT", "scheduler worker", "entry: CLAIM, FINISH"),
+    Family("reruns", "<model>:<class>", "stream of request ids, re-runs for any worker (claimed first)", f"{_ENDS} BEAT MIGRATE", "scheduler worker", "entry: CLAIM, FINISH"),
+    Family("pinned", "<model>:<class>:<numerics>", "the same of those with tokens, for workers of the id that computed these", f"{_ENDS} BEAT MIGRATE", "worker", "entry: CLAIM, FINISH, MIGRATE"),
+    Family("numerics", "<model>", "hash, class:numerics id that re-runs wait for -> ms without a worker of it, and when that was seen", "CLAIM COMMIT RERUN DEAD BEAT MIGRATE", "", "member: MIGRATE"),
     Family("delayed", "", "zset id -> ms from which the job of its re-run may be queued", f"{_ENDS} BEAT", "", "member: CLAIM, BEAT, FINISH"),
     Family("load", "<model>", "hash: rows, tokens and pages that unfinished requests still cost", f"ACCEPT {_ENDS}", "", "never"),
     Family("of", "<tenant>", "set of its unfinished requests", f"ACCEPT {_ENDS}", "", "member: at the end"),
     Family("bucket", "<tenant>", "hash: tokens left of its minute, and when", f"ACCEPT {_ENDS}", "", "120 s after the last use"),
-    Family("workers", "", "zset worker -> ms of last beat", "BEAT DEAD worker", "ACCEPT CLAIM gateway scheduler", "member: DEAD"),
-    Family("worker", "<id>", "hash: model, device, stage, pages, reserved, pace", f"{_ENDS} BEAT worker", "ACCEPT gateway scheduler", "DEAD"),
+    Family("workers", "", "zset worker -> ms of last beat", "BEAT DEAD worker", "ACCEPT CLAIM MIGRATE gateway scheduler", "member: DEAD"),
+    Family("worker", "<id>", "hash: model, device, stage, pages, reserved, pace", f"{_ENDS} BEAT worker", "ACCEPT MIGRATE gateway scheduler", "DEAD"),
     Family("on", "<worker>", "set of requests whose route has the worker", f"{_ENDS}", "BEAT gateway scheduler", "DEAD"),
     Family("trying", "<worker>", "string, the request that the worker tries alone", f"{_ENDS} worker", "", "after the try, DEAD"),
-    Family("inbox", "<worker>", "stream of next jobs and ends", f"{_ENDS} worker", "BEAT gateway scheduler", "DEAD"),
+    Family("inbox", "<worker>", "stream of next jobs and ends", f"{_ENDS} worker", "BEAT MIGRATE gateway scheduler", "DEAD"),
     Family("inbox", "<worker>", "stream of forwarded rows and early next jobs", "worker", "scheduler", "DEAD", "payload"),
-    Family("settings", "", "hash: retention_s and dead_after_ms, which hold for all services of the cell", "scheduler", f"ACCEPT {_ENDS} BEAT PLAN gateway worker", "never"),
+    Family("settings", "", "hash: retention_s and dead_after_ms, which hold for all services of the cell", "scheduler", f"ACCEPT {_ENDS} BEAT PLAN MIGRATE gateway worker", "never"),
     Family("fleet", "<model>", "hash, what ACCEPT and CLAIM last made of the registry", "ACCEPT CLAIM DEAD worker", "", "after 1 s, and when a worker comes or goes"),
     Family("plan", "<model>", "hash: epoch, inputs, class, plan", "PLAN", "ACCEPT gateway scheduler worker", "never"),
     Family("session", "<id>", "hash: step, fp, request, tokens", "ACCEPT", "gateway", "retention after the last step"),
@@ -179,6 +181,12 @@ class Keys:
 
     def reruns(self, model: str, route_class: str) -> str:
         return self._key("reruns", model, route_class)
+
+    def pinned(self, model: str, route_class: str, numerics: str) -> str:
+        return self._key("pinned", model, route_class, numerics)
+
+    def numerics(self, model: str) -> str:
+        return self._key("numerics", model)
 
     def worker(self, worker_id: str) -> str:
         return self._key("worker", worker_id)

@@ -42,6 +42,7 @@ class RequestBody:
     generates nothing; `prior` is then how many leading tokens belong to earlier steps. A `background` request lives on
     when nobody follows it. Only requests of equal `salt` share KV pages. Each of several prompts of a client's body
     is a request; all name the first as `group`, and that one says how many `choices` there are. `gateway` accepted it.
+    An `exact` one never goes on under another numerics id than that of its first token.
     """
 
     prompt: TokenIds
@@ -56,6 +57,7 @@ class RequestBody:
     group: str = ""
     choices: int = 1
     gateway: str = ""
+    exact: bool = False
 
     def encode(self) -> bytes:
         """Small: it is kept as long as what came of it. What is as usual is left out."""
@@ -76,6 +78,7 @@ class RequestBody:
             "group": self.group,
             "choices": self.choices if self.choices != 1 else 0,
             "gateway": self.gateway,
+            "exact": self.exact,
         }
         return wire.pack({name: value for name, value in message.items() if value or name == "params"})
 
@@ -101,6 +104,7 @@ class RequestBody:
                 group=text(m.get("group", "")),
                 choices=count(m.get("choices", 1), most=MAX_CHOICES) or 1,
                 gateway=text(m.get("gateway", "")),
+                exact=flag(m.get("exact", False)),
             )
 
 

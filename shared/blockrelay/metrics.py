@@ -96,6 +96,11 @@ class SchedulerMetrics:
         self.queue_depth = Gauge(
             "blockrelay_queue_depth", "How many jobs wait, by stream", ["stream"], registry=registry
         )
+        self.without_numerics = Gauge(
+            "blockrelay_requests_without_numerics",
+            "How many re-runs wait for a worker of their numerics id while none is left",
+            registry=registry,
+        )
         self.redis_errors = _redis_errors(registry)
 
 

@@ -88,6 +88,11 @@ class SchedulerSettings(Settings):
     vacancy_s: float = Field(default=15.0, gt=0, description="an empty stage waits this long for a replacement")
     stalled_after_s: float = Field(default=30.0, gt=0, description="a running request without progress is run again")
     prompt_tokens_per_s: float = Field(default=100.0, gt=0, description="slowest prompt speed that is not a stall")
+    numerics_wait_s: float = Field(
+        default=30.0,
+        ge=0,
+        description="a request whose numerics id has had no worker for this long goes on under another",
+    )
 
 
 class WorkerSettings(Settings):

@@ -4,16 +4,17 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-_NOTE = re.compile(r"(\d+)([ctrf])([^;]*);")
+_NOTE = re.compile(r"(\d+)([ctrfn])([^;]*);")
 
 
 def timeline(record: Mapping[bytes, bytes]) -> list[dict[str, Any]]:
     """Events {"event", "at_ms" (Unix), ...} in the order in which the scripts wrote them down.
 
-    accepted, queued, claimed (route_class), first_token, rerun (reason, tokens committed by then), fallback (block_id),
-    end (reason). Times do not order them: of one millisecond there may be several, and a clock that was put back dates
-    a later event earlier. The record keeps a kilobyte of notes: of very many, the oldest are missing, but the first
-    token is always there.
+    accepted, queued, claimed (route_class), first_token, rerun (reason, tokens committed by then; numerics_id: it waits
+    for a worker of this one), numerics_changed (numerics_id, tokens before its first), fallback (block_id), end
+    (reason). Times do not order them: of one millisecond there may be several, and a clock that was put back dates a
+    later event earlier. The record keeps a kilobyte of notes: of very many, the oldest are missing, but the first token
+    is always there.
     """
     accepted = int(record[b"accepted"])
     events = [_event("accepted", accepted), _event("queued", accepted)]
@@ -30,6 +31,13 @@ def timeline(record: Mapping[bytes, bytes]) -> list[dict[str, Any]]:
     return events
 
 
+def waits_for(record: Mapping[bytes, bytes]) -> str | None:
+    """The numerics id for whose workers a re-run waits, or None when any may take it or it is not queued."""
+    if not record.get(b"job", b"").startswith(b"pinned "):
+        return None
+    return record[b"numerics"].decode().rpartition("+")[2].partition("@")[0]
+
+
 def _event(name: str, at_ms: int, **more: Any) -> dict[str, Any]:
     return {"event": name, "at_ms": at_ms, **more}
 
@@ -41,5 +49,9 @@ def _read(at: str, kind: str, detail: str) -> dict[str, Any]:
         return _event("first_token", int(at))
     if kind == "f":
         return _event("fallback", int(at), block_id=detail)
-    reason, _, tokens = detail.partition("@")
-    return _event("rerun", int(at), reason=reason, tokens=int(tokens))
+    what, _, rest = detail.partition("@")
+    tokens, _, numerics = rest.partition("=")
+    if kind == "n":
+        return _event("numerics_changed", int(at), numerics_id=what, tokens=int(tokens))
+    waits = {"numerics_id": numerics} if numerics else {}
+    return _event("rerun", int(at), reason=what, tokens=int(tokens), **waits)

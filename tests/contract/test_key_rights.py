@@ -113,6 +113,11 @@ def _prepared(cell: Cell) -> dict[str, Callable[[Scripts], object]]:
         Commit(request=running.request, run=running.run, position=0, tokens=(7,)),
         Commit(request=ended.request, run=ended.run, position=0, tokens=(7,), end="stop"),
     ]
+    cell.worker("leaving", split="1-4", numerics="gone")
+    cell.accept("waiting")
+    for run in (r for r in cell.claim("leaving", 10) if r.request == "waiting"):
+        cell.commit(run, 0, [7])
+    cell.scripts.run(calls.dead("leaving", silent_s=0, reason="drain"))
     broken = {"error": "not finite", "code": "row_not_finite"}
     return {
         "accept": lambda scripts: Cell(cell.client, cell.keys, scripts).accept(
@@ -124,6 +129,7 @@ def _prepared(cell: Cell) -> dict[str, Callable[[Scripts], object]]:
         "finish": lambda scripts: scripts.run(calls.finish(failed.request, "error", meta=broken, run=failed.run)),
         "dead": lambda scripts: scripts.run(calls.dead("a", silent_s=0, reason="death")),
         "beat": lambda scripts: scripts.run(calls.beat("a")),
+        "migrate": lambda scripts: scripts.run(calls.migrate(MODEL, dead_after_s=60, patience_s=0)),
         "plan": lambda scripts: scripts.run(
             calls.publish_plan(MODEL, replaces_epoch=0, inputs="i", route_class="cpu", plan="{}")
         ),

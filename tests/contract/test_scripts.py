@@ -208,17 +208,6 @@ class TestClaim:
         cell.accept()
         assert cell.claim(last) == []
 
-    def test_another_numerics_id_never_continues_a_log(self, cell: Cell) -> None:
-        cell.worker("a", split="1-4", numerics="n1")
-        cell.accept()
-        (run,) = cell.claim("a")
-        cell.commit(run, 0, [7])
-        cell.scripts.run(calls.dead("a", silent_s=0))
-        cell.worker("b", split="1-4", numerics="n2")
-        assert cell.claim("b") == []
-        end = cell.log()[-1]
-        assert isinstance(end, EndEntry) and end.reason == "error" and end.meta["code"] == "numerics_changed"
-
 
 class TestCommit:
     @pytest.fixture

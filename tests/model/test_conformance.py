@@ -24,6 +24,10 @@ WALKS = {
     "poison": replace(
         REAL, stages=1, requests=3, room=2, tenants=(0, 0, 1), poison=frozenset({0}), faults=Budget(kill=1, cancel=1)
     ),
+    "upgrade": replace(
+        REAL, ids=(0, 1, 0, 1), requests=3, room=2, tokens=3, exact=frozenset({2}),
+        faults=Budget(kill=2, pause=2, restart=1, lost_reply=1, stalled=3, cancel=1, retire=2),
+    ),
     "clients": replace(
         REAL, stages=1, workers=1, clients=2, gateways=2,
         faults=Budget(restart=1, gateway_kill=2, deadline=1, lost_reply=1, leave=3),
@@ -85,4 +89,5 @@ def without_effect(made: list[Recorded], state: State, replay: Replay) -> None:
 
 def replace_order(state: State, replay: Replay) -> State:
     """DEAD re-runs what is on a worker in any order: from here on in that of the server."""
-    return state._replace(redis=state.redis._replace(reruns=replay.state().reruns))
+    found = replay.state()
+    return state._replace(redis=state.redis._replace(reruns=found.reruns, pinned=found.pinned))

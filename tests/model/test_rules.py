@@ -48,6 +48,10 @@ NOTICED = {
     "gateway_waits_behind": ("clients", "I8"),
     "gateway_sees_an_early_end": ("clients", "hangs"),
     "key_makes_id": ("clients", "hangs"),
+    "pinned_wait": ("upgrade", "I13"),
+    "pinned_go_on": ("upgrade", "hangs"),
+    "freed_ask_again": ("upgrade", "I13"),
+    "routes_are_whole": ("upgrade", "hangs"),
 }
 
 

@@ -95,9 +95,21 @@ class Cell:
         return {m.decode() for m in self.client.smembers(self.keys.on(worker))}  # pyright: ignore
 
     def queued(self, stream: str = "queue", route_class: str = "cpu") -> list[str]:
+        """First runs by rank, or all re-runs that are due."""
         if stream == "queue":
             return [m.decode() for m in self.client.zrange(self.keys.queue(MODEL, route_class), 0, -1)]  # pyright: ignore
-        key = self.keys.reruns(MODEL, route_class)
+        return self.open_reruns(route_class) + self.pinned("*", route_class)
+
+    def open_reruns(self, route_class: str = "cpu") -> list[str]:
+        """Re-runs for any worker."""
+        return self._entries(self.keys.reruns(MODEL, route_class))
+
+    def pinned(self, numerics: str, route_class: str = "cpu") -> list[str]:
+        """Re-runs for workers of a numerics id; `*`: of each."""
+        keys = sorted(self.client.keys(self.keys.pinned(MODEL, route_class, numerics)))  # pyright: ignore
+        return [request for key in keys for request in self._entries(key)]
+
+    def _entries(self, key: str | bytes) -> list[str]:
         return [f[b"r"].decode() for _, f in self.client.xrange(key)]  # pyright: ignore
 
     def due(self) -> set[str]:

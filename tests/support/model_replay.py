@@ -19,9 +19,11 @@ from model import data, scripts
 from tests.support.cell import MODEL, Cell
 from tests.support.redis_server import RedisServer
 
-NAMES = ("accept", "claim", "commit", "rerun", "finish", "dead", "beat", "announce", "take", "name")
+NAMES = ("accept", "claim", "commit", "rerun", "finish", "dead", "beat", "migrate", "announce", "take", "name")
 #: Tokens that one unit of the model costs its tenant's share.
 UNIT = 64
+#: Ends with an error of ours, as the model calls them.
+CODES = {"poison": "poison", "numerics_changed": "numerics"}
 SPLITS = {1: "1-4", 2: "1-2,3-4"}
 
 
@@ -120,7 +122,12 @@ class Replay:
         self, request: int, *, tenant: int = 0, need: int = 0, step: int = 0, prior: int = 0, body: tuple[int, ...] = ()
     ) -> tuple[str, int]:
         params = {"max_tokens": need * UNIT - 1}
-        content = RequestBody(prompt=np.array([1], np.int32), params=params, logits="last" if step else "none")
+        content = RequestBody(
+            prompt=np.array([1], np.int32),
+            params=params,
+            logits="last" if step else "none",
+            exact=request in self.bounds.exact,
+        )
         part = None
         if step:
             part = calls.SessionStep("s", step, f"f{step}", prior, step.to_bytes(4, "little"))
@@ -166,10 +173,15 @@ class Replay:
         answer = self.cell.scripts.run(calls.beat(self.worker(worker)))
         return None if answer is None else {self.number(r): int(run) for r, run in answer.items()}
 
+    def _migrate(self, **_: Any) -> int:
+        call = calls.migrate(MODEL, dead_after_s=3600, patience_s=0)
+        return sum(found.freed for found in self.cell.scripts.run(call))
+
     def _announce(self, worker: int, pages: int) -> None:
         b = self.bounds
         self.known.add(worker)
-        self.cell.worker(self.worker(worker), stage=b.stage(worker), split=SPLITS[b.stages], pages=pages)
+        self.cell.worker(self.worker(worker), stage=b.stage(worker), split=SPLITS[b.stages], pages=pages,
+                         numerics=f"n{b.numerics(worker)}")  # fmt: skip
 
     def _take(self, worker: int) -> None:
         inbox = self.keys.inbox(self.worker(worker))
@@ -202,7 +214,8 @@ class Replay:
             queue=tuple(((int(rank) - (128 << 44)) // UNIT, self.number(r.decode())) for r, rank in queue),  # pyright: ignore
             shares=tuple(sorted((int(tenant), at // UNIT) for tenant, at in tenants.items())),
             virtual=shares.get("v 0", 0) // UNIT,
-            reruns=tuple(self.number(r) for r in cell.queued("reruns")),
+            reruns=tuple(self.number(r) for r in cell.open_reruns()),
+            pinned=tuple(self.number(r) for r in cell.pinned("*")),
             delayed=tuple(sorted(self.number(r.decode()) for r in self.client.zrange(self.keys.delayed, 0, -1))),  # pyright: ignore
             running=tuple(sorted(self.number(r.decode()) for r in self.client.zrange(self.keys.running, 0, -1))),  # pyright: ignore
             letters=tuple(self.number(f[b"r"].decode()) for _, f in self.client.xrange(self.keys.dead_letters)),  # pyright: ignore
@@ -229,9 +242,7 @@ class Replay:
             run=int(r.get("run") or 0),
             route=tuple(self.number(w) for w in r.get("route", "").split(",") if w),
             log=tuple(e.token for e in log if isinstance(e, TokenEntry)),
-            ends=tuple(
-                "poison" if e.meta.get("code") == "poison" else e.reason for e in log if isinstance(e, EndEntry)
-            ),
+            ends=tuple(CODES.get(e.meta.get("code", ""), e.reason) for e in log if isinstance(e, EndEntry)),
             abandoned="abandoned" in r,
             job=r.get("job", "").split(" ")[0],  # pyright: ignore
             need=int(r.get("need", 0)),
@@ -241,6 +252,7 @@ class Replay:
             tries=min(int(r.get("tries", 0)), 2),
             counted_at=int(r.get("deaths_n", 0)),
             tenant=int(r["tenant"].removeprefix("t")),
+            numerics=_history(r.get("numerics", "")) if b.ids else (),
         )
 
     def _worker(self, name: str) -> data.WorkerRecord:
@@ -255,7 +267,13 @@ class Replay:
         )
 
 
+def _history(numerics: str) -> tuple[tuple[int, int], ...]:
+    """`n0+n1@2` as ((0, 0), (1, 2))."""
+    parts = [part.split("@") for part in numerics.split("+") if part]
+    return tuple((int(name.removeprefix("n")), int(at[0]) if at else 0) for name, *at in parts)
+
+
 def comparable(redis: data.Redis) -> data.Redis:
     """Without what the model keeps for itself, and where the order in which DEAD re-runs is open."""
-    requests = tuple(r and r._replace(trials=(), body=()) for r in redis.requests)
-    return redis._replace(requests=requests, reruns=tuple(sorted(redis.reruns)))
+    requests = tuple(r and r._replace(trials=(), body=(), forsaken=False) for r in redis.requests)
+    return redis._replace(requests=requests, reruns=tuple(sorted(redis.reruns)), pinned=tuple(sorted(redis.pinned)))

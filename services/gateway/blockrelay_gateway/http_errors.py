@@ -23,6 +23,7 @@ from blockrelay.errors import (
     ForeignOrigin,
     KeyReused,
     NotFound,
+    NumericsChanged,
     Overloaded,
     QuotaExceeded,
     RequestTooLarge,
@@ -49,6 +50,7 @@ _BY_TYPE: tuple[tuple[type[BlockrelayError], int, str, str | None], ...] = (
     (ServiceUnavailable, 503, "server_error", "unavailable"),
     (DeadlineExceeded, 504, "timeout_error", "expired"),
     (Cancelled, 499, "cancelled_error", "cancelled"),
+    (NumericsChanged, 500, "server_error", "numerics_changed"),
     (ExecutionError, 500, "server_error", "execution_failed"),
     (BlockrelayError, 500, "server_error", None),
 )

@@ -205,6 +205,7 @@ async def _orders(
             trace=trace,
             salt=request.cache_salt,
             priority=request.priority,
+            exact=bool(request.exact),
         )
         for step, name in zip(steps, who.names(inputs.rows), strict=True)
     ]

@@ -7,7 +7,7 @@ from the log alone.
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from blockrelay.errors import BlockrelayError, Cancelled, DeadlineExceeded, ExecutionError
+from blockrelay.errors import BlockrelayError, Cancelled, DeadlineExceeded, ExecutionError, NumericsChanged
 from blockrelay.messages import EndEntry, LogEntry, TokenEntry, TokenLogprobs
 from blockrelay.sampling_params import SamplingParams
 from blockrelay.text import Tokenizer, VisibleText
@@ -94,6 +94,8 @@ def failure(end: EndEntry) -> BlockrelayError | None:
     """The error that a bad end stands for."""
     said = str(end.meta.get("error") or "")
     match end.reason:
+        case "error" if end.meta.get("code") == "numerics_changed":
+            return NumericsChanged(said)
         case "error":
             return ExecutionError(said or "the request failed", block=end.meta.get("failed_block"))
         case "expired":

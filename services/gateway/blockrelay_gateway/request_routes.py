@@ -16,7 +16,7 @@ from blockrelay.ended import body_of, decode_log
 from blockrelay.errors import NotFound
 from blockrelay.messages import RequestBody
 from blockrelay.sampling_params import SamplingParams
-from blockrelay.timeline import timeline
+from blockrelay.timeline import timeline, waits_for
 from blockrelay_gateway import gateway as gateways
 from blockrelay_gateway import openapi, sse, tenants
 from blockrelay_gateway.answers import StreamFormat, stream
@@ -150,6 +150,7 @@ async def _view(gateway: Gateway, public: str, tenant: str) -> dict[str, Any]:
         },
         "seed": params.seed,
         "system_fingerprint": (end.numerics if end else record.get(b"numerics", b"").decode()) or None,
+        "waits_for_numerics_id": waits_for(record),
         "timeline": timeline(record),
         "reruns": int(record.get(b"reruns", b"0")),
         "fallback_events": [event.to_json() for event in end.fallbacks] if end else [],

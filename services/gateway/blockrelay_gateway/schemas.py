@@ -119,6 +119,7 @@ class SamplingFields(_Strict):
     priority: int | None = Field(default=None, description="lower is earlier; the key says how low")
     timeout: float | None = Field(default=None, description="seconds; the request ends with an error after that")
     cache_salt: str | None = Field(default=None, description="KV pages are shared only among requests of equal salt")
+    exact: bool | None = Field(default=None, description="end rather than go on under another numerics id")
 
 
 class CompletionRequest(SamplingFields, UnsupportedFields):
@@ -175,6 +176,7 @@ TENSOR_FIELDS = frozenset(
         "priority",
         "timeout",
         "cache_salt",
+        "exact",
     }
 )
 #: Fields of InferRequest that the text form does not know.

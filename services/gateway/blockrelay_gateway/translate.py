@@ -192,6 +192,7 @@ class Translator:
             salt=checked_salt(request.cache_salt),
             group=name.group,
             choices=name.choices,
+            exact=bool(request.exact),
         )
         return Order(
             request=name.request,
@@ -215,6 +216,7 @@ class Translator:
         trace: str,
         salt: str | None = None,
         priority: int | None = None,
+        exact: bool = False,
     ) -> Order:
         """A row of a tensor step: `tokens` are all of its session's, the first `prior` of them from earlier steps."""
         params = SamplingParams(max_tokens=0, temperature=0.0, seed=derive_seed(name.request))
@@ -236,6 +238,7 @@ class Translator:
             salt=checked_salt(salt),
             group=name.group,
             choices=name.choices,
+            exact=exact,
         )
         return Order(
             request=name.request,

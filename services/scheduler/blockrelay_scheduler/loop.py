@@ -113,7 +113,7 @@ class Scheduler:
         self._sweep(workers)
         if time.monotonic() - self._last_look >= LOOK_S:
             self._rescue()
-            self._gauge(workers, plan)
+            self._gauge(workers, plan, self._migrate())
             self._last_look = time.monotonic()
         self._away = ""
         self._last_tick = started  # its start: a round in which Redis stood still must look long
@@ -294,7 +294,20 @@ class Scheduler:
             )
         return requests
 
-    def _gauge(self, workers: list[WorkerInfo], plan: Plan) -> None:
+    def _migrate(self) -> list[calls.Awaited]:
+        """Let go what has waited too long for a numerics id that nobody serves; what waits for one afterwards."""
+        call = calls.migrate(
+            self.model, dead_after_s=self.settings.dead_after_s, patience_s=self.settings.numerics_wait_s
+        )
+        found = self.link.scripts.run(call)
+        for one in found:
+            if one.freed:
+                logs.get().warning(
+                    "NUMERICS_GONE", numerics=one.numerics, requests=one.freed, without_worker_s=one.absent_s
+                )
+        return found
+
+    def _gauge(self, workers: list[WorkerInfo], plan: Plan, awaited: list[calls.Awaited]) -> None:
         client, keys = self.link.client, self.link.keys
         states = Counter((w.device, _state(w)) for w in workers)
         for device in ("cpu", "gpu"):
@@ -312,7 +325,9 @@ class Scheduler:
         in_flight, *depths = cast(list[int], ask.execute())
         self.metrics.in_flight.set(in_flight)
         for (name, route_class), depth in zip(streams, depths, strict=True):
-            self.metrics.queue_depth.labels(f"{name}:{route_class}").set(depth)
+            pinned = sum(a.waiting for a in awaited if name == "reruns" and a.route_class == route_class)
+            self.metrics.queue_depth.labels(f"{name}:{route_class}").set(depth + pinned)
+        self.metrics.without_numerics.set(sum(a.waiting for a in awaited if a.absent_s is not None))
 
 
 def _state(worker: WorkerInfo) -> str:

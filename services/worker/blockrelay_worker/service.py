@@ -232,6 +232,7 @@ class Worker:
         if role.first_stage:
             classes = ("gpu",) if role.device == "gpu" else ("cpu", "gpu")
             streams = [f(self._model, c) for c in classes for f in (keys.reruns, keys.jobs)]
+            streams += [keys.pinned(self._model, c, self._numerics) for c in classes]
         readers: list[threading.Thread] = [Reader(self._links.control, inbox, streams, mailbox, over)]
         if self._links.payload is not self._links.control:
             readers.append(Reader(self._links.payload, inbox, [], mailbox, over))

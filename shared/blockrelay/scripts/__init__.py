@@ -19,9 +19,9 @@ from blockrelay.messages import Claimed, Commit, CommitAnswer, EndReason, Reques
 T = TypeVar("T")
 Argument = str | bytes | int | float
 
-NAMES = ("accept", "claim", "commit", "rerun", "finish", "dead", "beat", "plan")
+NAMES = ("accept", "claim", "commit", "rerun", "finish", "dead", "beat", "plan", "migrate")
 #: What stands between the prelude and a script.
-PARTS = {"accept": ("queue", "fleet", "forecast"), "claim": ("queue", "fleet")}
+PARTS = {"accept": ("queue", "fleet", "forecast"), "claim": ("queue", "fleet", "serving"), "migrate": ("fleet", "serving")}
 #: What Python and Lua must agree on.
 CONSTANTS = {"MAX_WORKERS": MAX_WORKERS, "DEFAULT_DEAD_AFTER": DEFAULT_DEAD_AFTER_MS}
 
@@ -151,7 +151,7 @@ def accept(
     args += [int(body.prompt.size), int(body.params.get("max_tokens") or 0), fingerprint, keep_s]
     args += [tenant, weight, priority, limits.tokens_per_minute, limits.concurrency, max_in_flight]
     args += [int(limits.wait_s * 1000), limits.overcommit, int(limits.punctual), reader]
-    args += [limits.others, limits.others_tokens]
+    args += [limits.others, limits.others_tokens, int(body.exact)]
     if session:
         args += [session.session, session.step, session.fingerprint, session.length, session.tokens]
 
@@ -237,6 +237,39 @@ def beat(worker: str, pace: Pace | None = None) -> Call[dict[str, str] | None]:
         steps = " ".join(f"{batch}:{max(1, int(seconds * 1e6))}" for batch, seconds in sorted(pace.steps.items()))
         measured = (max(1, int(pace.row_s * 1e6)), steps, pace.lately)
     return Call("beat", (worker, *measured), parse)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Awaited:
+    """Re-runs that wait for a worker of a numerics id.
+
+    `absent_s`: how long none has been seen, None while one lives. `freed` more no longer wait: they may go on under
+    another id.
+    """
+
+    route_class: str
+    numerics: str
+    waiting: int
+    absent_s: float | None
+    freed: int
+
+
+def migrate(model: str, *, dead_after_s: float, patience_s: float) -> Call[list[Awaited]]:
+    """Let re-runs go on under another numerics id where no worker of theirs was left for `patience_s`."""
+
+    def parse(answer: Any) -> list[Awaited]:
+        return [
+            Awaited(
+                route_class=_text(a[0]),
+                numerics=_text(a[1]),
+                waiting=int(a[2]),
+                absent_s=int(a[3]) / 1000 if int(a[3]) >= 0 else None,
+                freed=int(a[4]),
+            )
+            for a in answer
+        ]
+
+    return Call("migrate", (model, int(dead_after_s * 1000), int(patience_s * 1000)), parse)
 
 
 def publish_plan(model: str, *, replaces_epoch: int, inputs: str, route_class: str, plan: str) -> Call[int]:

@@ -8,7 +8,8 @@
 --   most in flight, longest wait for the first token (ms), most pages promised per page there is,
 --   1: refuse what would miss its deadline (limits but `in flight`: 0 = none),
 --   gateway that will read a request that exists ('' = none does), requests that come along without limits of their own,
---   their tokens (prompt and max_tokens), [session, step, fingerprint of the step, length, new tokens]
+--   their tokens (prompt and max_tokens), 1: never under another numerics id,
+--   [session, step, fingerprint of the step, length, new tokens]
 -- Answers: OK ms | EXISTS state | OTHER | TOO_LARGE pages | STEP expected-step | REPEAT request-id, or a limit and ms after
 --   which to ask again: TOKENS left | CONCURRENT requests | BUSY in-flight | PAGES promised | WAIT ms | LATE ms (until its end)
 local id, model, need, deadline = ARGV[2], ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5])
@@ -28,17 +29,17 @@ if known[1] and not known[3] then
 end
 
 local session, append
-if ARGV[23] then
-  session = P .. 'session:' .. ARGV[23]
+if ARGV[24] then
+  session = P .. 'session:' .. ARGV[24]
   local step = tonumber(redis.call('HGET', session, 'step') or '0')
   local length = tonumber(redis.call('HGET', session, 'length') or '0')
-  local wanted = tonumber(ARGV[24])
-  if wanted == step and step > 0 and redis.call('HGET', session, 'fp') == ARGV[25] then
+  local wanted = tonumber(ARGV[25])
+  if wanted == step and step > 0 and redis.call('HGET', session, 'fp') == ARGV[26] then
     local previous = redis.call('HGET', session, 'request')
     local ended = redis.call('HGET', P .. 'request:' .. previous, 'end')
     local there = redis.call('EXISTS', P .. 'request:' .. previous) == 1
     if there and (not ended or ended == 'tensor') then return {'REPEAT', previous} end
-  elseif wanted == step + 1 and length == tonumber(ARGV[26]) then
+  elseif wanted == step + 1 and length == tonumber(ARGV[27]) then
     append = true
   else
     return {'STEP', step + 1}
@@ -98,6 +99,7 @@ redis.call('HSET', P .. 'request:' .. id, 'state', 'queued', 'model', model, 'cl
   'deadline', deadline, 'body', ARGV[6], 'n', 0, 'run', '', 'route', '', 'accepted', NOW, 'moved', NOW,
   'most', most, 'rows', prompt, 'tenant', tenant)
 if ARGV[9] ~= '' then redis.call('HSET', P .. 'request:' .. id, 'fp', ARGV[9], 'keep', ARGV[10]) end
+if ARGV[23] == '1' then redis.call('HSET', P .. 'request:' .. id, 'exact', 1) end
 redis.call('ZADD', P .. 'running', NOW, id)
 redis.call('SADD', P .. 'of:' .. tenant, id)
 if per_minute > 0 then
@@ -105,9 +107,9 @@ if per_minute > 0 then
   redis.call('EXPIRE', bucket, 120)
 end
 if session then
-  redis.call('HSET', session, 'step', ARGV[24], 'fp', ARGV[25], 'request', id)
+  redis.call('HSET', session, 'step', ARGV[25], 'fp', ARGV[26], 'request', id)
   if append then
-    local tokens = (redis.call('HGET', session, 'tokens') or '') .. ARGV[27]
+    local tokens = (redis.call('HGET', session, 'tokens') or '') .. ARGV[28]
     redis.call('HSET', session, 'tokens', tokens, 'length', string.len(tokens) / 4)
   end
   redis.call('EXPIRE', session, RETENTION)

@@ -2,7 +2,9 @@
 -- Several stages reserve all that a request may ever need, on each of them. One stage reserves nothing: it takes what its
 -- free pages hold of known tokens now, and preempts when runs outgrow its pool.
 -- There is no delivered-but-unrecorded state: a lost reply leaves the request on `on:<worker>`, where BEAT finds it.
--- Keeps I3, I4 (reservations), I11 (first runs by rank).
+-- A log that has tokens goes on under the numerics id that computed them; under another one only when MIGRATE has let it
+-- go, no worker of its own id is back, and its client did not ask for `exact`.
+-- Keeps I3, I4 (reservations), I11 (first runs by rank), I13.
 -- ARGV: retention, worker, most jobs, milliseconds without a beat that make a worker dead, its free pages (one stage),
 --   then that many random nonces
 -- Answer: a list of {id, run, route, class, milliseconds since ACCEPT, solo, cold, body,
@@ -117,16 +119,35 @@ local answer, tried = {}, false
 -- How many that fit nowhere are passed over.
 local PASSED = 32
 
+-- Whether somebody serves a numerics id; the workers are asked at most once.
+local served = {}
+local function is_served(id, class)
+  served[class] = served[class] or serving(model, class, dead_after)
+  return served[class][id]
+end
+
 -- Give one queued request to me, or pass it over. False: it has to wait, and everything behind it.
 local function give(r)
   if r.deadline > 0 and NOW > r.deadline then
     finish(r, 'expired', '')
     return true
   end
-  if r.n > 0 and r.numerics ~= '' and r.numerics ~= numerics then
-    finish(r, 'error', cjson.encode({error = 'the request began under numerics id ' .. r.numerics
-      .. ' and no worker of it is left', code = 'numerics_changed'}))
-    return true
+  local history = numerics
+  if pinned(r) then
+    local own = id_of(r.numerics)
+    if own == numerics then
+      history = r.numerics
+    elseif is_served(own, r.class) then
+      unqueue(r)
+      pin(r)
+      return true
+    elseif r.exact == '1' then
+      finish(r, 'error', cjson.encode({error = 'the request began under numerics id ' .. own .. ', no worker of it is left, and '
+        .. 'exact: true forbids going on under ' .. numerics, code = 'numerics_changed'}))
+      return true
+    else
+      history = r.numerics .. '+' .. numerics .. '@' .. r.n
+    end
   end
   local solo = r.deaths >= SOLO_AFTER and r.deaths_n == r.n
   if tried or (solo and #answer > 0) then return false end
@@ -152,13 +173,14 @@ local function give(r)
   r.state = 'running'
   weigh(r, 1)
   redis.call('HSET', P .. 'request:' .. r.id, 'state', 'running', 'run', run, 'route', table.concat(ids, ','), 'job', '',
-    'held', held, 'numerics', numerics, 'moved', NOW, 'solo', solo and 1 or 0)
+    'held', held, 'numerics', history, 'moved', NOW, 'solo', solo and 1 or 0)
   if solo then
     redis.call('SET', P .. 'trying:' .. me, r.id, 'EX', TRIAL)
     tried = true
   end
   redis.call('HSETNX', P .. 'request:' .. r.id, 'claimed', NOW)
   note(r.id, 'c' .. r.class)
+  if pinned(r) and history ~= r.numerics then note(r.id, 'n' .. numerics .. '@' .. r.n) end
   redis.call('ZADD', P .. 'running', 'XX', NOW, r.id)
   local tokens = {}
   for _, t in ipairs(redis.call('XRANGE', P .. 'log:' .. r.id, '-', '+')) do tokens[#tokens + 1] = tonumber(t[2][2]) end
@@ -170,17 +192,19 @@ local function give(r)
 end
 
 for _, class in ipairs(classes) do
-  local key = P .. 'reruns:' .. model .. ':' .. class
-  local entries = redis.call('XRANGE', key, '-', '+', 'COUNT', most + PASSED)
-  if #entries > 0 and takes(class) then
-    if not staffed() then return answer end
-    for _, entry in ipairs(entries) do
-      if #answer >= most then return answer end
-      local r = load(entry[2][2])
-      if not r or r.state ~= 'queued' then
-        redis.call('XDEL', key, entry[1])
-      elseif not give(r) then
-        return answer
+  local where = model .. ':' .. class
+  for _, key in ipairs({P .. 'pinned:' .. where .. ':' .. numerics, P .. 'reruns:' .. where}) do
+    local entries = redis.call('XRANGE', key, '-', '+', 'COUNT', most + PASSED)
+    if #entries > 0 and takes(class) then
+      if not staffed() then return answer end
+      for _, entry in ipairs(entries) do
+        if #answer >= most then return answer end
+        local r = load(entry[2][2])
+        if not r or r.state ~= 'queued' then
+          redis.call('XDEL', key, entry[1])
+        elseif not give(r) then
+          return answer
+        end
       end
     end
   end

@@ -15,7 +15,7 @@ local FIRST_DELAY, LONGEST_DELAY = 100, 5000
 local MOST_DEAD_LETTERS = 200
 
 local FIELDS = {'state', 'run', 'n', 'route', 'need', 'class', 'model', 'deadline', 'deaths', 'solo_deaths', 'deaths_n', 'tries',
-  'missing', 'job', 'fallbacks', 'numerics', 'prompt', 'held', 'keep', 'tenant', 'most', 'rows', 'share'}
+  'missing', 'job', 'fallbacks', 'numerics', 'prompt', 'held', 'keep', 'tenant', 'most', 'rows', 'share', 'exact'}
 
 local NUMBERS = {}
 for _, f in ipairs({'n', 'need', 'deadline', 'deaths', 'solo_deaths', 'deaths_n', 'tries', 'missing', 'prompt', 'held', 'keep', 'most', 'rows'}) do
@@ -70,6 +70,13 @@ local function books(model)
     running_tokens = tonumber(v[4] or 0), pages = tonumber(v[5] or 0)}
 end
 
+-- The numerics id under which a log goes on: the last of `a+b@17`, where b has computed what stands behind 17 tokens.
+local function id_of(numerics) return string.match(numerics, '([^+@]+)@?%d*$') end
+
+-- Where re-runs wait: for any worker, or for one of the numerics id that has computed their tokens.
+local function reruns_stream(r) return P .. 'reruns:' .. r.model .. ':' .. r.class end
+local function pinned_stream(r) return P .. 'pinned:' .. r.model .. ':' .. r.class .. ':' .. id_of(r.numerics) end
+
 local function unqueue(r)
   if r.job == 'delayed' then
     redis.call('ZREM', P .. 'delayed', r.id)
@@ -77,7 +84,8 @@ local function unqueue(r)
     redis.call('ZREM', P .. 'queue:' .. r.model .. ':' .. r.class, r.id)
     redis.call('ZREM', P .. 'due:' .. r.model .. ':' .. r.class, r.id)
   elseif r.job ~= '' then
-    redis.call('XDEL', P .. 'reruns:' .. r.model .. ':' .. r.class, string.match(r.job, '^reruns (.+)$'))
+    local stream, entry = string.match(r.job, '^(%a+) (.+)$')
+    redis.call('XDEL', stream == 'pinned' and pinned_stream(r) or reruns_stream(r), entry)
   end
 end
 
@@ -160,8 +168,9 @@ local function finish(r, reason, meta)
   r.state = 'done'
 end
 
--- The request's timeline: `<ms>c<class>;` a claim, `<ms>t;` the first token, `<ms>r<reason>@<tokens>;` a re-run,
--- `<ms>f<block>;` a fallback (blockrelay.timeline reads it), in the order in which they happen, whatever the clock says.
+-- The request's timeline: `<ms>c<class>;` a claim, `<ms>t;` the first token, `<ms>r<reason>@<tokens>;` a re-run
+-- (`@<tokens>=<id>`: it waits for a worker of this numerics id), `<ms>f<block>;` a fallback, `<ms>n<id>@<tokens>;` another
+-- numerics id from here on (blockrelay.timeline reads it), in the order in which they happen, whatever the clock says.
 -- Bounded: the oldest notes go first.
 local MAX_NOTES = 1000
 local function note(id, what)
@@ -170,9 +179,19 @@ local function note(id, what)
   redis.call('HSET', P .. 'request:' .. id, 'notes', notes)
 end
 
+-- For any worker.
 local function enqueue(r)
-  local entry = redis.call('XADD', P .. 'reruns:' .. r.model .. ':' .. r.class, '*', 'r', r.id)
+  local entry = redis.call('XADD', reruns_stream(r), '*', 'r', r.id)
   redis.call('HSET', P .. 'request:' .. r.id, 'job', 'reruns ' .. entry)
+end
+
+-- Tokens that there are decide the numerics id: their request waits for a worker of it, apart, where it is in nobody's way,
+-- and MIGRATE watches whether one is left.
+local function pinned(r) return r.n > 0 and r.numerics ~= '' end
+local function pin(r)
+  local entry = redis.call('XADD', pinned_stream(r), '*', 'r', r.id)
+  redis.call('HSET', P .. 'request:' .. r.id, 'job', 'pinned ' .. entry)
+  redis.call('HSETNX', P .. 'numerics:' .. r.model, r.class .. ':' .. id_of(r.numerics), '')
 end
 
 local function enqueue_later(r, delay)
@@ -186,7 +205,9 @@ local function promote()
     for _, id in ipairs(redis.call('ZRANGEBYSCORE', P .. 'delayed', range[1], range[2], 'LIMIT', 0, 64)) do
       redis.call('ZREM', P .. 'delayed', id)
       local r = load(id)
-      if r and r.state == 'queued' and r.job == 'delayed' then enqueue(r) end
+      if r and r.state == 'queued' and r.job == 'delayed' then
+        if pinned(r) then pin(r) else enqueue(r) end
+      end
     end
   end
 end
@@ -206,7 +227,7 @@ end
 
 -- Keeps I3, I7.
 -- End the current run and queue the request once more. `block` is where a GPU failed, or nil: with one, the class becomes
--- cpu and the numerics id is pinned anew. Re-runs and deaths count only at an unchanged log length; the second
+-- cpu and no worker of the numerics id is waited for. Re-runs and deaths count only at an unchanged log length; the second
 -- re-run waits, and each one after it twice as long. `tried` is the request that a dead worker tried alone, or nil: with
 -- it nobody else is to blame.
 local function rerun(r, reason, block, tried)
@@ -237,15 +258,18 @@ local function rerun(r, reason, block, tried)
   if block then
     add_fallback(r, block, reason == 'death' and 'worker_death' or reason)
     r.class = 'cpu'
-    for _, v in ipairs({'class', 'cpu', 'fallbacks', r.fallbacks, 'numerics', ''}) do set[#set + 1] = v end
+    for _, v in ipairs({'class', 'cpu', 'fallbacks', r.fallbacks}) do set[#set + 1] = v end
   end
   redis.call('HSET', P .. 'request:' .. r.id, unpack(set))
   redis.call('HINCRBY', P .. 'request:' .. r.id, 'reruns', 1)
-  note(r.id, 'r' .. reason .. '@' .. r.n)
+  local waits = pinned(r) and not block
+  note(r.id, 'r' .. reason .. '@' .. r.n .. (waits and '=' .. id_of(r.numerics) or ''))
   if block then note(r.id, 'f' .. block) end
   redis.call('ZADD', P .. 'running', 'XX', NOW, r.id)
   if r.tries > 1 and not innocent then
     enqueue_later(r, math.min(LONGEST_DELAY, FIRST_DELAY * 2 ^ (r.tries - 2)))
+  elseif waits then
+    pin(r)
   else
     enqueue(r)
   end

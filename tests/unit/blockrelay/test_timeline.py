@@ -1,6 +1,6 @@
 """The timeline of a record."""
 
-from blockrelay.timeline import timeline
+from blockrelay.timeline import timeline, waits_for
 
 
 def test_events_come_in_the_order_they_happened() -> None:
@@ -49,3 +49,20 @@ def test_a_request_that_waits_has_only_begun() -> None:
 def test_a_claim_whose_note_was_pushed_out_is_still_known() -> None:
     events = timeline({b"accepted": b"5", b"claimed": b"6", b"notes": b"7rdeath@0;"})
     assert [e["event"] for e in events] == ["accepted", "queued", "claimed", "rerun"]
+
+
+def test_a_re_run_says_for_which_numerics_id_it_waits_and_when_it_went_on_under_another() -> None:
+    record = {b"accepted": b"5", b"claimed": b"6", b"notes": b"6ccpu;7t;8rdrain@3=w8a8-01;9ccpu;9nw8a8-02-new@3;"}
+    assert timeline(record)[-3:] == [
+        {"event": "rerun", "at_ms": 8, "reason": "drain", "tokens": 3, "numerics_id": "w8a8-01"},
+        {"event": "claimed", "at_ms": 9, "route_class": "cpu"},
+        {"event": "numerics_changed", "at_ms": 9, "numerics_id": "w8a8-02-new", "tokens": 3},
+    ]
+
+
+def test_whose_workers_a_request_waits_for() -> None:
+    assert waits_for({b"job": b"pinned 1-0", b"numerics": b"w8a8-01"}) == "w8a8-01"
+    assert waits_for({b"job": b"pinned 1-0", b"numerics": b"w8a8-01+w8a8-02-new@3"}) == "w8a8-02-new"
+    for job in (b"", b"queue", b"delayed", b"reruns 1-0"):
+        assert waits_for({b"job": job, b"numerics": b"w8a8-01"}) is None
+    assert waits_for({}) is None
