@@ -111,6 +111,11 @@ class WorkerSettings(Settings):
     page_store_ttl_s: int = Field(default=900, ge=1, description="unused KV pages leave the payload Redis after this")
     beat_s: float = Field(default=0.5, gt=0)
     session_timeout_s: float = Field(default=30.0, gt=0, description="a step longer than this ends the process")
+    drain_s: float = Field(
+        default=5.0,
+        ge=0,
+        description="seconds that requests have to end when the worker is told to; the rest goes on elsewhere",
+    )
     inject_fault: int | None = Field(default=None, ge=0, description="a gpu worker fails after n jobs (tests)")
     inject_numerics: str = Field(
         default="",

@@ -102,6 +102,7 @@ class System:
             "BLOCKRELAY_PAYLOAD_REDIS_URL": self.payload.url,
             "BLOCKRELAY_CELL": "t",
             "BLOCKRELAY_PORT": "0",
+            "BLOCKRELAY_DRAIN_S": "0",
         }
         with (self.folder / f"{name}.log").open("ab") as log:
             return subprocess.Popen(

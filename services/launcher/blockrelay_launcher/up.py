@@ -14,7 +14,7 @@ from blockrelay.api_keys import is_open_to_others
 from blockrelay.block_folder import open_block_folder
 from blockrelay.errors import ServiceUnavailable, UsageError
 from blockrelay.keys import Keys
-from blockrelay.settings import GatewaySettings, Settings, read_settings
+from blockrelay.settings import GatewaySettings, Settings, WorkerSettings, read_settings
 from blockrelay_launcher.children import (
     Layout,
     UpOptions,
@@ -39,7 +39,7 @@ MOST_EARLY_DEATHS = 3
 UNUSABLE = 2
 #: Seconds between two looks at `/readyz`, between two looks at the logs, between two lines about not being ready.
 LOOK_READY_S, LOOK_LOGS_S, SAY_WHY_S = 0.1, 0.5, 10.0
-#: Seconds that they may take to end. A worker drains within 5.
+#: Seconds that they may take to end; workers may drain first (`drain_s`).
 WORKERS_S, GATEWAY_S, SCHEDULER_S, REDIS_S = 7.0, 7.0, 5.0, 15.0
 
 
@@ -244,7 +244,7 @@ class _Up:
     def _stop(self) -> None:
         """Workers drain first, while Redis and the gateway still take their last tokens; Redis goes last."""
         for group, patience_s in (
-            (self.workers, WORKERS_S),
+            (self.workers, WorkerSettings().drain_s + WORKERS_S),
             (self.gateways, GATEWAY_S),
             (self.schedulers, SCHEDULER_S),
             (self.redis, REDIS_S),

@@ -8,6 +8,7 @@ import threading
 from blockrelay import failpoints, logs
 from blockrelay.errors import BlockrelayError, UsageError
 from blockrelay.settings import WorkerSettings, read_settings
+from blockrelay_worker.links import Drain
 from blockrelay_worker.service import Worker
 
 EXIT_BROKEN = 70
@@ -20,7 +21,10 @@ def _end(failure: threading.ExceptHookArgs) -> None:
 
 
 def main() -> int:
-    """Exit code 0 after a drain, 2 for settings or a model that cannot be served."""
+    """Exit code 0 after a drain, 2 for settings or a model that cannot be served.
+
+    The first signal lets a worker that serves finish what ends in `drain_s`; the second ends it at once.
+    """
     try:
         settings = read_settings(WorkerSettings, sys.argv[1:], program="python -m blockrelay_worker")
     except UsageError as error:
@@ -29,11 +33,20 @@ def main() -> int:
     logs.configure(settings.log_level, node_id=settings.node_id or logs.node_name(settings.device))
     failpoints.arm("worker", settings.failpoint)
     threading.excepthook = _end
-    stop = threading.Event()
+    stop, drain = threading.Event(), Drain()
+
+    def end(*_: object) -> None:
+        if drain.possible and not drain.asked and settings.drain_s > 0:
+            drain.asked = True
+            signal.setitimer(signal.ITIMER_REAL, settings.drain_s)  # also where the engine waits for Redis
+        else:
+            stop.set()
+
+    signal.signal(signal.SIGALRM, lambda *_: stop.set())
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
+        signal.signal(number, end)
     try:
-        Worker(settings, stop).run()
+        Worker(settings, stop, drain).run()
     except BlockrelayError as error:
         sys.stderr.write(f"worker: {error}\n")
         return 2

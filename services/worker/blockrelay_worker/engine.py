@@ -20,6 +20,7 @@ from blockrelay_worker.arrivals import Arrivals
 from blockrelay_worker.arrived_rows import ArrivedRows
 from blockrelay_worker.batch import Batch, Segment, StageOutput
 from blockrelay_worker.committer import Committer
+from blockrelay_worker.drain import Departure
 from blockrelay_worker.faults import Executor
 from blockrelay_worker.known_rows import KnownRows
 from blockrelay_worker.links import Links, Stopping
@@ -70,6 +71,7 @@ class Engine:
         self._trials = Trials(links, role.worker)
         self._claim_due = role.first_stage
         self._iteration = 0
+        self._departure = Departure(links, role.worker)
         self._step_started: float | None = None
         self._log = get()
         self._tell_metrics()
@@ -80,7 +82,7 @@ class Engine:
         return 0.0 if started is None else time.monotonic() - started
 
     def run(self) -> str:
-        """Loop until stopped ("stopped") or gone (why). Afterwards every run is forgotten and nothing is in flight."""
+        """Loop until stopped, drained or gone; why. Afterwards every run is forgotten and nothing is in flight."""
         self._committer.start()
         self._results.start()
         moved = False
@@ -90,7 +92,11 @@ class Engine:
                     if isinstance(event, Gone):
                         return event.why
                     self._handle(event)
-                if self._claim_due:
+                if self.links.drain.asked:
+                    self._claim_due = False
+                    if self._departure.over(len(self.table)):
+                        return "drained"
+                elif self._claim_due:
                     self._claim()
                 started = self._step_started = time.monotonic()
                 self.pace.look(started, len(self.table))

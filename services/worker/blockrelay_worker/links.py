@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import redis
@@ -20,6 +20,14 @@ class Stopping(Exception):
     """The process was asked to end while it waited for Redis."""
 
 
+@dataclass(slots=True)
+class Drain:
+    """How a worker leaves: once `asked`, it takes nothing new and finishes what is here; `possible` while it serves."""
+
+    asked: bool = False
+    possible: bool = False
+
+
 @dataclass(frozen=True, slots=True)
 class Links:
     """Thread-safe. `payload` is `control` when no second server is configured."""
@@ -30,15 +38,18 @@ class Links:
     scripts: Scripts
     errors: Counter
     stop: threading.Event
+    drain: Drain = field(default_factory=Drain)
 
     @classmethod
-    def open(cls, settings: WorkerSettings, errors: Counter, stop: threading.Event) -> "Links":
+    def open(
+        cls, settings: WorkerSettings, errors: Counter, stop: threading.Event, drain: Drain | None = None
+    ) -> "Links":
         """Connects lazily: nothing is sent yet."""
         control = connect(settings.redis_url)
         payload = connect(settings.payload_redis_url) if settings.payload_redis_url else control
         keys = Keys(settings.cell)
         scripts = Scripts(control, keys, retention_s=settings.retention_s)
-        return cls(control, payload, keys, scripts, errors, stop)
+        return cls(control, payload, keys, scripts, errors, stop, drain or Drain())
 
     def insist(self, call: Call[T]) -> T:
         """Run a script until Redis answers; scripts are idempotent. Raises Stopping when the process should end."""

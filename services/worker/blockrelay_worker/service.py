@@ -23,7 +23,7 @@ from blockrelay_worker.faults import Executor, FailingExecutor, SaltedExecutor, 
 from blockrelay_worker.kernels import load_kernels
 from blockrelay_worker.kernels.interface import Kernels
 from blockrelay_worker.known_answers import load_stage
-from blockrelay_worker.links import Links, Stopping
+from blockrelay_worker.links import Drain, Links, Stopping
 from blockrelay_worker.mailbox import Mailbox, Reader
 from blockrelay_worker.numerics import numerics_id
 from blockrelay_worker.page_store.opening import open_page_store
@@ -41,15 +41,18 @@ FLUSH_S = 2.0
 
 
 class Worker:
-    """`run` returns when `stop` is set. Raises BlockFolderError when the model must not be served here."""
+    """`run` returns when `stop` is set, or drained when that was asked.
 
-    def __init__(self, settings: WorkerSettings, stop: threading.Event) -> None:
+    Raises BlockFolderError when the model must not be served here.
+    """
+
+    def __init__(self, settings: WorkerSettings, stop: threading.Event, drain: Drain) -> None:
         self._settings, self._stop = settings, stop
         self._folder: BlockFolder = open_block_folder(settings.model, blocks=[])
         self._model = self._folder.manifest.model_hash[:16]
         self._numerics = salted_id(numerics_id(self._folder.manifest), settings.inject_numerics)
         self._metrics = WorkerMetrics(CollectorRegistry())
-        self._links = Links.open(settings, self._metrics.redis_errors, stop)
+        self._links = Links.open(settings, self._metrics.redis_errors, stop, drain)
         self._kernels: Kernels = load_kernels(settings.threads)
         self._ready = False
         self._loaded: tuple[Assignment, StageExecutor] | None = None
@@ -62,7 +65,7 @@ class Worker:
             wait_for_redis(
                 self._links.control, lambda line: log.warning("WAITING", reason=line), give_up=self._stop.is_set
             )
-            while not self._stop.is_set():
+            while not self._stop.is_set() and not self._links.drain.asked:
                 self._one_life()
         except Stopping:
             pass
@@ -184,8 +187,10 @@ class Worker:
         gc.collect()
         gc.freeze()  # what there is now stays: a look at all of it would hold up every request
         try:
+            self._links.drain.possible = True
             why = engine.run()
         finally:
+            self._links.drain.possible = False
             self._ready = False
             over.set()
         get().info("NODE_DRAINING", worker=role.worker, reason=why)

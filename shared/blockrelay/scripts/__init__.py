@@ -21,7 +21,11 @@ Argument = str | bytes | int | float
 
 NAMES = ("accept", "claim", "commit", "rerun", "finish", "dead", "beat", "plan", "migrate")
 #: What stands between the prelude and a script.
-PARTS = {"accept": ("queue", "fleet", "forecast"), "claim": ("queue", "fleet", "serving"), "migrate": ("fleet", "serving")}
+PARTS = {
+    "accept": ("queue", "fleet", "forecast"),
+    "claim": ("queue", "fleet", "serving"),
+    "migrate": ("fleet", "serving"),
+}
 #: What Python and Lua must agree on.
 CONSTANTS = {"MAX_WORKERS": MAX_WORKERS, "DEFAULT_DEAD_AFTER": DEFAULT_DEAD_AFTER_MS}
 

@@ -1,0 +1,152 @@
+"""Old workers leave one by one while new ones with really different bits come: nobody's request fails or changes."""
+
+import signal
+from collections.abc import Sequence
+
+from blockrelay.block_folder import BlockFolder
+from blockrelay.messages import EndEntry
+from blockrelay.sampling_params import derive_seed
+from blockrelay_worker.generation import Pipeline, generate
+from tests.support.system import Golden, Job, StartSystem, System, assert_nothing_is_held, make_jobs, start_all
+from tests.support.waiting import wait_until
+
+SALT = "new"
+
+
+def fingerprints(system: System, jobs: Sequence[Job]) -> dict[str, str]:
+    """Request -> `system_fingerprint` of its end."""
+    found: dict[str, str] = {}
+    for job in jobs:
+        end = system.log(job.request)[1]
+        assert isinstance(end, EndEntry)
+        found[job.request] = end.numerics
+    return found
+
+
+class Judge:
+    """What each numerics id computes, alone in this process."""
+
+    def __init__(self, folder: BlockFolder) -> None:
+        self._pipelines = {
+            salt: Pipeline(folder, stages=1, threads=1, tokens=folder.model.max_position, salt=salt)
+            for salt in ("", SALT)
+        }
+
+    def tokens(self, job: Job, fingerprint: str) -> list[int]:
+        """As the fingerprint says: `a+b@17`."""
+        names, *others = fingerprint.split("+")
+        parts = [(names, 0), *((name, int(at)) for name, at in (other.split("@") for other in others))]
+        tokens: list[int] = []
+        for name, at in parts:
+            pipeline = self._pipelines[SALT if name.endswith(f"-{SALT}") else ""]
+            done = generate(
+                pipeline, job.prompt, job.params, seed=derive_seed(job.request), tokenizer=None, known=tokens[:at]
+            )
+            tokens = [*tokens[:at], *done.tokens]
+        return tokens
+
+
+def test_a_rolling_upgrade_fails_nobody(start_system: StartSystem, long_jobs: Golden) -> None:
+    first, _ = long_jobs
+    system = start_system(
+        replicas=2,
+        worker={"drain_s": "0.05"},
+        scheduler_env={"BLOCKRELAY_NUMERICS_WAIT_S": "1"},
+    )
+    old = list(system.workers)
+    start_all(system, first)
+    for _ in old:
+        system.start_worker(inject_numerics=SALT)
+    system.wait_ready(4)
+    second = make_jobs(20, seed=8, vocab=500, tokens=300)
+    start_all(system, second)
+    old[0].terminate()
+    assert old[0].wait(30) == 0
+    middle = fingerprints_so_far(system, first)
+    assert not any("+" in found for found in middle), "while an old worker lives nobody goes on under the new id"
+    old[1].terminate()
+    assert old[1].wait(30) == 0
+    third = make_jobs(5, seed=9, vocab=500, tokens=50)
+    for job in third:
+        system.accept(job)
+    jobs = [*first, *second, *third]
+    system.wait_all(jobs)
+    results, said = system.results(jobs), fingerprints(system, jobs)
+    judge = Judge(system.block_folder)
+    assert {job.request: judge.tokens(job, said[job.request]) for job in jobs} == results
+    assert any("+" in found for found in said.values()), "some changed their id on the way"
+    assert any(found.endswith(f"-{SALT}") and "+" not in found for found in said.values())
+    logs = "".join(log.read_text() for log in system.folder.glob("worker-*.log"))
+    assert "DIVERGED" not in logs and "Traceback" not in logs
+    assert_nothing_is_held(system)
+
+
+def fingerprints_so_far(system: System, jobs: Sequence[Job]) -> list[str]:
+    found = [system.client.hget(system.keys.request(job.request), "numerics") for job in jobs]
+    return [value.decode() for value in found if isinstance(value, bytes)]
+
+
+def test_the_bits_of_the_new_workers_are_others(start_system: StartSystem) -> None:
+    """Else the test above could not fail."""
+    system = start_system(worker={"inject_numerics": SALT})
+    jobs, judge = make_jobs(5, seed=9, vocab=500, tokens=50), Judge(system.block_folder)
+    for job in jobs:
+        system.accept(job)
+    system.wait_all(jobs)
+    assert system.results(jobs) == {job.request: judge.tokens(job, f"x-{SALT}") for job in jobs}
+    assert all(judge.tokens(job, "x") != judge.tokens(job, f"x-{SALT}") for job in jobs)
+
+
+def reruns(system: System, jobs: Sequence[Job]) -> int:
+    return sum(int(system.client.hget(system.keys.request(job.request), "reruns") or 0) for job in jobs)  # pyright: ignore
+
+
+def test_a_drain_finishes_what_ends_in_time_and_takes_nothing_new(start_system: StartSystem, long_jobs: Golden) -> None:
+    jobs, golden = long_jobs
+    system = start_system(worker={"drain_s": "120"})
+    (leaving,) = system.workers
+    start_all(system, jobs)
+    (name,) = [w.id for w in system.infos()]
+    leaving.terminate()
+    wait_until(lambda: any(w.draining for w in system.infos()) or leaving.poll() is not None, "it says that it drains")
+    late = make_jobs(1, seed=4, vocab=500)
+    for job in late:
+        system.accept(job)
+    assert leaving.wait(120) == 0
+    assert system.all_ended(jobs) and system.results(jobs) == golden
+    assert reruns(system, jobs) == 0 and not system.all_ended(late)
+    assert not system.client.exists(system.keys.worker(name))
+    system.start_worker()
+    system.wait_all(late)
+    assert_nothing_is_held(system)
+
+
+def test_what_does_not_end_in_time_goes_on_elsewhere(start_system: StartSystem, long_jobs: Golden) -> None:
+    jobs, golden = long_jobs
+    system = start_system(stages=2, replicas=2, worker={"drain_s": "0.05"})
+    start_all(system, jobs)
+    pid = system.pid_of(1)
+    (leaving,) = [w for w in system.workers if w.pid == pid]
+    leaving.terminate()
+    assert leaving.wait(30) == 0
+    assert reruns(system, jobs) > 0
+    system.wait_all(jobs)
+    assert system.results(jobs) == golden
+    assert_nothing_is_held(system)
+
+
+def test_a_second_signal_ends_a_drain_at_once(start_system: StartSystem, long_jobs: Golden) -> None:
+    jobs, golden = long_jobs
+    system = start_system(worker={"drain_s": "600"})
+    start_all(system, jobs)
+    (leaving,) = system.workers
+    leaving.send_signal(signal.SIGSTOP)  # so that it cannot finish between the two
+    leaving.terminate()
+    leaving.send_signal(signal.SIGCONT)
+    wait_until(lambda: any(w.draining for w in system.infos()), "it drains")
+    leaving.terminate()
+    assert leaving.wait(30) == 0
+    assert not system.all_ended(jobs) and reruns(system, jobs) > 0
+    system.start_worker()
+    system.wait_all(jobs)
+    assert system.results(jobs) == golden
