@@ -73,7 +73,7 @@ _OTHER_FAILURES: dict[str, type[Exception] | None] = {
 #: Which scripts each role calls.
 SCRIPTS: dict[Role, tuple[str, ...]] = {
     "gateway": ("accept", "finish"),
-    "scheduler": ("plan", "dead", "rerun", "finish"),
+    "scheduler": ("plan", "dead", "rerun", "finish", "migrate"),
     "worker": ("claim", "commit", "beat", "rerun", "finish", "dead"),
     "launcher": ("dead",),
 }

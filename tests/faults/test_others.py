@@ -80,6 +80,8 @@ def test_a_scheduler_fails_at_every_point(stand: Stand, case: str) -> None:
         case "dead":
             wait_until(lambda: stand.system.tokens_so_far(jobs) > 10, "they run")
             lose_a_worker(stand)
+        case "migrate":  # once a second
+            wait_until(lambda: stand.system.tokens_so_far(jobs) > 10, "they run")
         case "rerun":  # stalled: its worker beats no more, and is not yet dead
             wait_until(lambda: stand.system.tokens_so_far(jobs) > 10, "they run")
             frozen = stand.system.pid_of(1)
