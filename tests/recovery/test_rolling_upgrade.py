@@ -64,12 +64,13 @@ def test_a_rolling_upgrade_fails_nobody(start_system: StartSystem, long_jobs: Go
     assert old[0].wait(30) == 0
     middle = fingerprints_so_far(system, first)
     assert not any("+" in found for found in middle), "while an old worker lives nobody goes on under the new id"
+    more = busy(system, old[1].pid)
     old[1].terminate()
     assert old[1].wait(30) == 0
     third = make_jobs(5, seed=9, vocab=500, tokens=50)
     for job in third:
         system.accept(job)
-    jobs = [*first, *second, *third]
+    jobs = [*first, *second, *more, *third]
     system.wait_all(jobs)
     results, said = system.results(jobs), fingerprints(system, jobs)
     judge = Judge(system.block_folder)
@@ -79,6 +80,24 @@ def test_a_rolling_upgrade_fails_nobody(start_system: StartSystem, long_jobs: Go
     logs = "".join(log.read_text() for log in system.folder.glob("worker-*.log"))
     assert "DIVERGED" not in logs and "Traceback" not in logs
     assert_nothing_is_held(system)
+
+
+def busy(system: System, pid: int) -> list[Job]:
+    """Send requests until this worker is in the middle of one; all that were sent."""
+    (name,) = [w.id for w in system.infos() if w.pid == pid]
+    sent: list[Job] = []
+
+    def in_the_middle() -> bool:
+        for member in system.client.smembers(system.keys.on(name)):  # pyright: ignore
+            if 5 < int(system.client.hget(system.keys.request(member.decode()), "n") or 0) < 100:  # pyright: ignore
+                return True
+        for job in make_jobs(2, seed=100 + len(sent), vocab=500, tokens=300):
+            system.accept(job)
+            sent.append(job)
+        return False
+
+    wait_until(in_the_middle, "the old worker is in the middle of a request", timeout_s=60)
+    return sent
 
 
 def fingerprints_so_far(system: System, jobs: Sequence[Job]) -> list[str]:
