@@ -10,6 +10,8 @@ FUZZ_VENV := .venv-fuzz
 # For example an index of CPU-only builds of torch: make parity PARITY_PIP="--extra-index-url URL"
 PARITY_PIP ?=
 PEER_PIP ?=
+# Requests for each route that `make fuzz` makes from /openapi.json.
+EXAMPLES ?= 300
 PIP := pip install --quiet --disable-pip-version-check
 
 .PHONY: help install demo up check test test-system test-all coverage flaky model parity sanitize equality fuzz faults drill audit test-compose bench bench-recovery overload clean
@@ -48,6 +50,7 @@ test-all: check model demo coverage ## everything there is, hours
 coverage: install ## what the tests reach, in all processes; fails below the gate
 	$(BIN)/coverage erase
 	$(BIN)/coverage run -m pytest --quiet --numprocesses auto --dist loadfile --timeout 600 -m 'quick or system' $(ARGS)
+	find . -maxdepth 1 -name '.coverage.*' -empty -delete
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report --skip-covered
 
@@ -92,7 +95,7 @@ equality: install ## hundreds of requests, each against its solo run
 # A million inputs for everything that reads bytes of others (atheris), and requests made from /openapi.json (schemathesis).
 fuzz: install $(FUZZ_VENV)/.installed ## a million inputs for everything that reads bytes of others
 	$(FUZZ_VENV)/bin/python -m tests.fuzz.campaign $(ARGS)
-	SCHEMATHESIS=$(FUZZ_VENV)/bin/schemathesis $(BIN)/pytest --quiet -m fuzz tests/fuzz
+	SCHEMATHESIS=$(FUZZ_VENV)/bin/schemathesis EXAMPLES=$(EXAMPLES) $(BIN)/pytest --quiet -m fuzz tests/fuzz
 
 $(FUZZ_VENV)/.installed: pyproject.toml
 	@test -x $(FUZZ_VENV)/bin/python || $(PYTHON) -m venv $(FUZZ_VENV)
