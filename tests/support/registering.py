@@ -15,6 +15,11 @@ from blockrelay_worker.registration import Assignment, Registration
 _errors = Counter("errors", "Redis errors of played workers", registry=None)
 
 
+def enter(client: redis.Redis, keys: Keys, name: str, *, model: str, numerics: str, device: Device = "cpu") -> None:
+    """Register `name` as a worker that waits for a stage."""
+    _registration(client, keys, name, model, device, numerics)._enter()  # pyright: ignore[reportPrivateUsage]
+
+
 def announce(
     client: redis.Redis,
     keys: Keys,
@@ -29,7 +34,14 @@ def announce(
     device: Device = "cpu",
 ) -> None:
     """Register `name` as a worker of this stage, ready and with its inbox; both Redis servers are one."""
+    registration = _registration(client, keys, name, model, device, numerics)
+    registration.announce(Assignment(split, stage, parse_split(split)[stage], epoch=0), pages=pages, slots=slots)
+
+
+def _registration(
+    client: redis.Redis, keys: Keys, name: str, model: str, device: Device, numerics: str
+) -> Registration:
     links = Links(client, client, keys, Scripts(client, keys, retention_s=60), _errors, threading.Event())
     registration = Registration(links, model=model, device=device, numerics=numerics, host="h", port=0, threads=1)
     registration.worker = name
-    registration.announce(Assignment(split, stage, parse_split(split)[stage], epoch=0), pages=pages, slots=slots)
+    return registration

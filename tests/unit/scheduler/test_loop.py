@@ -18,10 +18,11 @@ from blockrelay.metrics import SchedulerMetrics
 from blockrelay.plan import Plan
 from blockrelay.redis_link import Scripts
 from blockrelay.registry import read_plan
-from blockrelay.settings import SchedulerSettings
+from blockrelay.settings import Device, SchedulerSettings
 from blockrelay_scheduler.loop import LOOK_LIMIT, Link, Scheduler
 from tests.support.cell import MODEL, Cell
 from tests.support.redis_server import RedisServer
+from tests.support.registering import enter
 from tests.support.waiting import wait_until
 
 
@@ -64,11 +65,10 @@ def running(*schedulers: Scheduler) -> Iterator[None]:
     assert not any(thread.is_alive() for thread in threads)
 
 
-def register(cell: Cell, name: str, *, device: str = "cpu", registered: int = 1) -> None:
+def register(cell: Cell, name: str, *, device: Device = "cpu", registered: int = 1) -> None:
     """A worker that has registered and waits for a stage."""
-    fields = {"model": MODEL, "device": device, "numerics": "n1", "host": "h", "pid": 1, "port": 0}
-    cell.client.hset(cell.keys.worker(name), mapping={**fields, "registered": registered})
-    beat(cell, name)
+    enter(cell.client, cell.keys, name, model=MODEL, numerics="n1", device=device)
+    cell.client.hset(cell.keys.worker(name), "registered", registered)
 
 
 def test_more_workers_than_a_pipeline_is_long_are_all_seen(
