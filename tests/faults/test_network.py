@@ -18,10 +18,10 @@ from tests.support.waiting import wait_until
 FAULTS = ("cut", "black hole", "delay", "lost reply")
 #: Commands whose replies are lost, one after the other: scripts by their hash.
 COMMANDS = {
-    ("worker-0", "control"): ("claim", "beat", "XDEL"),
-    ("worker-1", "control"): ("commit", "beat", "XDEL"),
+    ("worker-0", "control"): ("claim", "beat", "XTRIM"),
+    ("worker-1", "control"): ("commit", "beat", "XTRIM"),
     ("worker-0", "payload"): ("XADD", "EXPIRE"),
-    ("worker-1", "payload"): ("XADD", "XREAD", "XDEL"),
+    ("worker-1", "payload"): ("XADD", "XREAD", "XTRIM"),
     ("scheduler", "control"): ("dead", "plan"),
     ("gateway", "control"): ("accept", "XREAD"),
 }
