@@ -115,7 +115,7 @@ bench-recovery: install ## how long streams stand still after an accident
 	$(BIN)/python -m bench.recovery $(ARGS)
 
 # Ninety seconds under load while everything is killed at random; more with ARGS="--minutes 10 --fsync everysec".
-drill: install ## kills at random under load
+drill: install ## hurts a loaded system at random and compares every answer
 	$(BIN)/blockrelay drill --minutes 1.5 --stages 2 $(ARGS)
 
 # Beside other servers, which install themselves into .bench; writes docs/benchmarks.md. ARGS="--help" shows how to take

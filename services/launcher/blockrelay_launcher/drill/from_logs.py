@@ -16,7 +16,7 @@ _HUNG = re.compile(r"(\S+) did not end by itself and was killed")
 def run_starts(logs: Path) -> Iterable[Mapping[str, Any]]:
     """The data of every RUN_START line of the workers' logs, oldest first."""
     found: list[tuple[str, dict[str, Any]]] = []
-    for path in logs.glob("*worker*.log"):
+    for path in logs.glob("*worker*.log*"):
         with path.open(errors="replace") as lines:
             for line in lines:
                 if "RUN_START" not in line:
@@ -51,5 +51,5 @@ def own_ends(said: str, faults: Sequence[Fault]) -> list[str]:
 
 def refusals(logs: Path) -> list[str]:
     """How often Redis refused a command to the user of a service, by log file."""
-    counts = {path.name: path.read_text(errors="replace").count("NOPERM") for path in sorted(logs.glob("*.log"))}
+    counts = {path.name: path.read_text(errors="replace").count("NOPERM") for path in sorted(logs.glob("*.log*"))}
     return [f"{name}: NOPERM {count} times" for name, count in counts.items() if count]
