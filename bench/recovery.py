@@ -31,8 +31,9 @@ from typing import Any, cast
 import httpx
 
 from blockrelay.block_folder import open_block_folder
+from blockrelay.errors import RedisTrouble
 from blockrelay.keys import Keys
-from blockrelay.redis_link import UNREACHABLE, connect
+from blockrelay.redis_link import connect
 from blockrelay.registry import read_workers
 from blockrelay_launcher.data_folder import read_running
 
@@ -114,7 +115,7 @@ class System:
         try:
             with connect(read_running(self.data).redis_url) as client:
                 return sum(w.ready and not w.is_late for w in read_workers(client, self.keys, self.model))
-        except UNREACHABLE:
+        except RedisTrouble:
             return 0
 
     def worker_of(self, request: str) -> int:

@@ -19,14 +19,19 @@
     ├── Cancelled                  somebody ended the request before it was finished; HTTP 499
     ├── DeadlineExceeded           the request's timeout passed before it was finished; HTTP 504
     ├── WireError                  bytes from a queue, a page or a client are not what they claim to be
+    ├── OutOfPages                 a worker's pool has fewer free KV pages than were asked for; never leaves the worker
     ├── ExecutionError             running a stage failed (`block` names where)
     │   ├── RowNotFinite           one request's row is NaN or infinite: that request fails, its batch does not
     │   └── NumericsChanged        no worker of its numerics id is left, and the request asked for `exact`
-    └── ServiceUnavailable         a dependency (Redis, worker) is not there
+    └── ServiceUnavailable         a dependency (Redis, worker) is not there; HTTP 503
+        └── RedisTrouble           Redis does not do what we ask, and no bug of ours is why: wait, or shed
+            ├── RedisUnavailable   it is away, loads, is busy or fails over
+            ├── RedisFull          its memory is used up
+            └── RedisRefused       it cannot save, or does not let us: somebody has to change something
 
 Each message says what happened, to which block or request, and what the user can do.
-Caught in three places only: the CLI (one line, exit code), the HTTP error handler (OpenAI's error shape), and the
-engine loop (RERUN or FINISH of the request concerned).
+Caught by the CLI (one line, exit code), the HTTP error handler (OpenAI's error shape) and the engine loop (RERUN or
+FINISH of the request concerned); RedisTrouble by every loop that talks to Redis, which tries again.
 """
 
 
@@ -134,6 +139,10 @@ class WireError(BlockrelayError):
     """Bytes do not decode to what they claim: wrong dtype, shape, length or version."""
 
 
+class OutOfPages(BlockrelayError):
+    """A worker's pool has fewer free KV pages than were asked for."""
+
+
 class ExecutionError(BlockrelayError):
     """Running a stage failed. `block` names the block (`block_7`), or None when no single block is to blame."""
 
@@ -152,3 +161,26 @@ class NumericsChanged(ExecutionError):
 
 class ServiceUnavailable(BlockrelayError):
     """A service we depend on does not answer."""
+
+
+class RedisTrouble(ServiceUnavailable):
+    """Redis does not do what we ask, and no bug of ours is why. Raised by the clients of `blockrelay.redis_link` alone.
+
+    `code` is the first word of Redis' answer (`OOM`, `NOPERM`); empty when there was no answer.
+    """
+
+    def __init__(self, message: str, *, code: str = "") -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class RedisUnavailable(RedisTrouble):
+    """Redis is away, loads its data, is busy with a script, or fails over."""
+
+
+class RedisFull(RedisTrouble):
+    """Redis' memory is used up: it takes nothing new."""
+
+
+class RedisRefused(RedisTrouble):
+    """Redis cannot save what it is given, or our user may not do this: somebody has to change something."""

@@ -28,9 +28,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, cast, get_args
 
-from redis.exceptions import ConnectionError
-
-from blockrelay.errors import ExecutionError, UsageError
+from blockrelay.errors import ExecutionError, RedisUnavailable, UsageError
 from blockrelay.logs import get
 
 Role = Literal["gateway", "scheduler", "worker", "launcher"]
@@ -82,7 +80,7 @@ POINTS: tuple[str, ...] = (
     *(f"{role}.{m}_{script}" for role, names in SCRIPTS.items() for script in names for m in ("before", "after")),
 )
 #: What `raise` raises at each point.
-FAILURES = {point: _OTHER_FAILURES.get(point.split("_", 1)[1], ConnectionError) for point in POINTS}
+FAILURES = {point: _OTHER_FAILURES.get(point.split("_", 1)[1], RedisUnavailable) for point in POINTS}
 #: Points that know which tokens are computed.
 WITH_TOKENS = ("worker.before_compute",)
 _TRAP = re.compile(r"([a-z_.]+):([a-z]+)(?:=([0-9.]+))?(?:@([0-9]+)|#([0-9]+))?")

@@ -1,7 +1,10 @@
 """Connections to Redis and the running of script calls.
 
 No automatic retry anywhere: redis-py may send a command twice. Scripts are idempotent, so `run` may be called again by
-whoever gets a ConnectionError; blocking reads and every other write are never repeated here.
+whoever gets RedisTrouble; blocking reads and every other write are never repeated here.
+
+Every client made here, its pipelines and the connections below raise RedisTrouble for what is no bug of ours
+(`blockrelay.redis_errors`).
 """
 
 import asyncio
@@ -12,20 +15,22 @@ from typing import Any, TypeVar, cast
 
 import redis
 import redis.asyncio
+import redis.asyncio.client
+import redis.client
 from redis.asyncio.retry import Retry as AsyncRetry
 from redis.backoff import NoBackoff
-from redis.exceptions import BusyLoadingError, ConnectionError, NoScriptError, ReadOnlyError, TimeoutError
+from redis.exceptions import TimeoutError
 from redis.retry import Retry
 
+from blockrelay.errors import RedisRefused, RedisTrouble, RedisUnavailable, UsageError
 from blockrelay.failpoints import reach_script
 from blockrelay.keys import Keys, declared
+from blockrelay.redis_errors import ours, translated
 from blockrelay.scripts import NAMES, Call, source
 
 T = TypeVar("T")
 #: Blocking reads end after this, so that a lost wake-up costs at most one second.
 BLOCK_MS = 1000
-#: What "Redis is not there right now" looks like; everything else is a bug or a refusal.
-UNREACHABLE = (ConnectionError, TimeoutError, BusyLoadingError, ReadOnlyError, OSError)
 
 _OPTIONS: dict[str, Any] = {
     "socket_timeout": BLOCK_MS / 1000 + 4,
@@ -35,9 +40,39 @@ _OPTIONS: dict[str, Any] = {
 }
 
 
+class _Pipeline(redis.client.Pipeline):
+    def execute(self, raise_on_error: bool = True) -> list[Any]:
+        with translated():
+            return [ours(answer) for answer in super().execute(raise_on_error)]
+
+
+class _Client(redis.Redis):
+    def execute_command(self, *args: Any, **options: Any) -> Any:
+        with translated():
+            return super().execute_command(*args, **options)
+
+    def pipeline(self, transaction: bool = True, shard_hint: str | None = None) -> redis.client.Pipeline:
+        return _Pipeline(self.connection_pool, self.response_callbacks, transaction, shard_hint)
+
+
+class _AsyncPipeline(redis.asyncio.client.Pipeline):
+    async def execute(self, raise_on_error: bool = True) -> list[Any]:
+        with translated():
+            return [ours(answer) for answer in await super().execute(raise_on_error)]
+
+
+class _AsyncClient(redis.asyncio.Redis):
+    async def execute_command(self, *args: Any, **options: Any) -> Any:
+        with translated():
+            return await super().execute_command(*args, **options)
+
+    def pipeline(self, transaction: bool = True, shard_hint: str | None = None) -> redis.asyncio.client.Pipeline:
+        return _AsyncPipeline(self.connection_pool, self.response_callbacks, transaction, shard_hint)
+
+
 def connect(url: str) -> redis.Redis:
     """A synchronous client without retries. Connects lazily."""
-    return redis.Redis.from_url(url, retry=Retry(NoBackoff(), 0), **_OPTIONS)
+    return _Client.from_url(url, retry=Retry(NoBackoff(), 0), **_OPTIONS)
 
 
 def connect_async(url: str, *, connections: int = 32) -> redis.asyncio.Redis:
@@ -47,7 +82,7 @@ def connect_async(url: str, *, connections: int = 32) -> redis.asyncio.Redis:
     )
     kind = cast(Any, pool.connection_class)  # TCP, TLS or unix socket: the URL says
     pool.connection_class = type(kind.__name__, (_Interruptible, kind), {})
-    return redis.asyncio.Redis.from_pool(pool)
+    return _AsyncClient.from_pool(pool)
 
 
 class _Interruptible:
@@ -83,19 +118,21 @@ class OneConnection:
 
     def ask(self, *words: Any) -> Any:
         """The answer to one command, as the server gives it. Raises what a client raises; connects again after that."""
-        if self._connection is None:
-            self._connection = self._pool.get_connection()
-        connection = self._connection
-        if _has_news(connection):  # nothing was asked, so the server has closed it
-            connection.disconnect()
-        connection.send_command(*words)
-        return connection.read_response()
+        with translated():
+            if self._connection is None:
+                self._connection = self._pool.get_connection()
+            connection = self._connection
+            if _has_news(connection):  # nothing was asked, so the server has closed it
+                connection.disconnect()
+            connection.send_command(*words)
+            return connection.read_response()
 
 
 def _has_news(connection: redis.Connection) -> bool:
     try:
-        return connection.can_read()
-    except UNREACHABLE:
+        with translated():
+            return connection.can_read()
+    except RedisTrouble:
         return True
 
 
@@ -120,7 +157,9 @@ class Scripts:
         reach_script("before", call.script)
         try:
             answer = self._send("EVALSHA", code.sha, *tail)
-        except NoScriptError:
+        except RedisUnavailable as error:
+            if error.code != "NOSCRIPT":
+                raise
             answer = self._send("EVAL", code.text, *tail)
         reach_script("after", call.script)
         return call.parse(answer)
@@ -142,10 +181,11 @@ class AsyncOneConnection:
 
     async def ask(self, *words: Any) -> Any:
         """As `OneConnection.ask`."""
-        if self._connection is None:
-            self._connection = cast(redis.asyncio.Connection, await self._pool.get_connection())
-        await self._connection.send_command(*words)
-        return await self._connection.read_response()
+        with translated():
+            if self._connection is None:
+                self._connection = cast(redis.asyncio.Connection, await self._pool.get_connection())
+            await self._connection.send_command(*words)
+            return await self._connection.read_response()
 
 
 class AsyncScripts:
@@ -162,7 +202,9 @@ class AsyncScripts:
         reach_script("before", call.script)
         try:
             answer = await cast(Any, self._client.evalsha(code.sha, *tail))
-        except NoScriptError:
+        except RedisUnavailable as error:
+            if error.code != "NOSCRIPT":
+                raise
             answer = await cast(Any, self._client.eval(code.text, *tail))
         reach_script("after", call.script)
         return call.parse(answer)
@@ -173,22 +215,42 @@ def backoff_s(attempt: int) -> float:
     return min(1.0, 0.02 * 2 ** min(attempt, 10))
 
 
-def wait_for_redis(
-    client: redis.Redis, say: Callable[[str], None], *, give_up: Callable[[], bool] = lambda: False
-) -> bool:
-    """Block until PING answers, or return False when `give_up` says so.
+#: Answers by which Redis says, at the start, that it will never serve this user, or that it is no Redis.
+_NEVER = ("NOAUTH", "WRONGPASS", "NOPERM", "DENIED", "INVALID")
 
-    `say` hears the first failure and then one line every 10 s.
+
+def check_redis(client: redis.Redis, name: str, *, key: str | None = None) -> None:
+    """One look at a Redis, as services take it when they start; with `key`, whether we may run scripts there.
+
+    Raises UsageError when it will never serve us like this (wrong password, a user without rights, not a Redis), else
+    RedisTrouble when it does not answer now. `name` tells people which Redis it is.
     """
-    attempt, said_at = 0, 0.0
+    try:
+        client.ping()
+        if key is not None:
+            client.eval("return redis.call('EXISTS', KEYS[1])", 1, key)
+    except RedisTrouble as error:
+        if error.code not in _NEVER:
+            raise
+        if isinstance(error, RedisRefused):
+            raise UsageError(f"the {name} does not let us in: {error}") from error
+        raise UsageError(f"the {name} is not a Redis: {error}") from error
+
+
+def wait_for_redis(
+    look: Callable[[], None], say: Callable[[RedisTrouble], None], *, give_up: Callable[[], bool] = lambda: False
+) -> bool:
+    """Block until `look` (`check_redis`) does not raise RedisTrouble, or return False when `give_up` says so.
+
+    `say` hears of every failure.
+    """
+    attempt = 0
     while not give_up():
         try:
-            client.ping()
+            look()
             return True
-        except UNREACHABLE as error:
-            if time.monotonic() - said_at > 10:
-                say(f"Redis does not answer ({error}); waiting for it")
-                said_at = time.monotonic()
+        except RedisTrouble as error:
+            say(error)
             time.sleep(backoff_s(attempt))
             attempt += 1
     return False

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 import redis
-from redis.exceptions import NoPermissionError
 
 from blockrelay import keys as key_table
 from blockrelay import scripts as calls
+from blockrelay.errors import RedisRefused
 from blockrelay.keys import FAMILIES, SCRIPTS_OF, Keys, declared
 from blockrelay.messages import Commit
 from blockrelay.redis_link import Scripts
@@ -158,7 +158,7 @@ def test_without_one_right_a_script_writes_nothing_and_with_it_everything(
 ) -> None:
     call = _prepared(cell)[script]
     before = cell.everything()
-    with pytest.raises(NoPermissionError):
+    with pytest.raises(RedisRefused):
         call(Scripts(taken(CONTROL - {family}), keys, retention_s=60))
     assert cell.everything() == before
     call(cell.scripts)

@@ -13,6 +13,7 @@ from blockrelay.block_folder import BlockFolder, open_block_folder
 from blockrelay.keys import Keys
 from blockrelay.messages import EndEntry, TokenEntry
 from blockrelay.metrics import WorkerMetrics
+from blockrelay.redis_errors import RedisWatch
 from blockrelay.redis_link import Scripts
 from blockrelay_worker.batch import Batch, Segment
 from blockrelay_worker.engine import Engine
@@ -75,7 +76,7 @@ def engines_running(
             )
             engine = Engine(role, executor, RunTable(executor.pool, cache), links, mailbox, metrics)
             streams = [f(MODEL, "cpu") for f in (links.keys.reruns, links.keys.jobs)] if stage == 0 else []
-            reader = Reader(links.control, links.keys.inbox(role.worker), streams, mailbox, links.stop)
+            reader = Reader(links.control, links.keys.inbox(role.worker), streams, mailbox, links.stop, links.watch)
             for thread in (reader, threading.Thread(target=engine.run)):
                 stack.callback(thread.join, 10)
                 thread.start()
@@ -100,7 +101,7 @@ def test_every_named_page_holds_what_a_solo_run_computes(
 ) -> None:
     # Given engines with few pages, when requests that share, repeat and crowd each other out have ended
     registries = [CollectorRegistry() for _ in ends]
-    errors, stop = WorkerMetrics(CollectorRegistry()).redis_errors, threading.Event()
+    errors, stop = RedisWatch(WorkerMetrics(CollectorRegistry()).redis_errors), threading.Event()
     links = Links(client, client, keys, scripts, errors, stop)
     pages = 40 if len(ends) == 1 else 200
     with engines_running(folder, links, ends, pages, registries) as (cell, executors):

@@ -5,7 +5,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
-from blockrelay.errors import Overloaded
+from blockrelay.errors import OutOfPages
 from blockrelay_worker.pages import PageLayout, PagePool
 
 PAGES = 6
@@ -43,7 +43,7 @@ class PagePoolMachine(RuleBasedStateMachine):
         free = PAGES - len(self._users())
         generations = list(self.pool.generations)
         if count > free:
-            with pytest.raises(Overloaded):
+            with pytest.raises(OutOfPages):
                 self.pool.allocate(count)
             return self._new_owner([])
         before = self.evicted

@@ -36,7 +36,7 @@ def test_services_wait_for_a_redis_that_is_not_there_and_say_so(start_system: St
     system.start_scheduler()
     system.start_worker()
     worker_log, scheduler_log = system.folder / "worker-1.log", system.folder / "scheduler.log"
-    for log, word in ((worker_log, "waiting for it"), (scheduler_log, "REDIS_UNREACHABLE")):
+    for log, word in ((worker_log, "REDIS_TROUBLE"), (scheduler_log, "REDIS_TROUBLE")):
         wait_until(
             lambda log=log, word=word: log.exists() and word in log.read_text(), f"{log.name} says that it waits"
         )
@@ -89,7 +89,7 @@ def test_everything_that_finished_requests_leave_has_a_time_to_live(start_system
         system.accept(job)
     system.wait_all(jobs)
     keys = Keys("t")
-    lasting = {keys.workers, keys.running, keys.plan(system.model_key)}
+    lasting = {keys.workers, keys.running, keys.settings, keys.plan(system.model_key)}
     for worker in system.infos():
         lasting |= {keys.worker(worker.id), keys.inbox(worker.id), keys.on(worker.id)}
     lasting.add(keys.load(system.model_key))

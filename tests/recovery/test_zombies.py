@@ -106,7 +106,7 @@ def test_a_redis_that_slept_longer_than_the_lease_loses_nothing(
     assert server.process is not None
     os.kill(server.process.pid, signal.SIGSTOP)
     if which == "control":  # calls end after five seconds
-        wait_until(lambda: "REDIS_UNREACHABLE" in (system.folder / "scheduler.log").read_text(), "it is noticed")
+        wait_until(lambda: "REDIS_TROUBLE" in (system.folder / "scheduler.log").read_text(), "it is noticed")
     else:
         wait_until(lambda: ids.isdisjoint(w.id for w in system.infos()), "workers that get no rows are declared dead")
     os.kill(server.process.pid, signal.SIGCONT)

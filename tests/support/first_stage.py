@@ -10,6 +10,7 @@ from blockrelay.block_folder import BlockFolder
 from blockrelay.keys import Keys
 from blockrelay.messages import RequestBody
 from blockrelay.metrics import WorkerMetrics
+from blockrelay.redis_errors import RedisWatch
 from blockrelay.redis_link import Scripts
 from blockrelay.sampling_params import SamplingParams
 from blockrelay_worker.executor import StageExecutor
@@ -35,7 +36,7 @@ class Stage:
         self.route = tuple(cell.worker(name, stage=stage) for stage, name in enumerate("ab"))
         for worker in self.route:
             client.hset(keys.worker(worker), mapping={"node": "host", "cores": 2, "threads": 1})
-        links = Links(client, client, keys, scripts, metrics.redis_errors, threading.Event())
+        links = Links(client, client, keys, scripts, RedisWatch(metrics.redis_errors), threading.Event())
         self.role = StageRole(
             worker="a",
             split="1-2,3-5",

@@ -1,4 +1,4 @@
-"""A TCP proxy in front of a Redis that a test can slow down, cut, turn into a black hole, or let lose replies."""
+"""A TCP proxy in front of a Redis that a test can slow down, cut, let lose replies, or let answer with an error."""
 
 import asyncio
 import contextlib
@@ -8,10 +8,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import hiredis
+
 from tests.support.redis_server import RedisServer
 from tests.support.waiting import wait_until
 
-State = Literal["open", "cut", "black hole"]
+State = Literal["open", "cut", "black hole", "answering"]
 
 
 @dataclass(eq=False)
@@ -20,6 +22,7 @@ class _Connection:
 
     writers: list[asyncio.StreamWriter]
     left: int | None = None
+    commands: hiredis.Reader = field(default_factory=hiredis.Reader)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +42,9 @@ class RedisProxy:
     delay_s: float = 0.0  # added to every piece, in both directions
     lost_replies: int = 0
     swallowed: int = 0  # bytes that went into the black hole
+    answered: int = 0  # commands that got `line` as their answer
+    seen: int = 0  # commands, whatever became of them
+    line: bytes = b""
     _state: State = "open"
     _losses: list[_Loss] = field(default_factory=list[_Loss])
     _connections: set[_Connection] = field(default_factory=set[_Connection])
@@ -57,8 +63,13 @@ class RedisProxy:
         """Connections stay, new ones are accepted, and nothing that is sent arrives. Nobody is told."""
         self._run(self._set("black hole"))
 
+    def answer(self, line: bytes) -> None:
+        """Every command gets this line as its answer and does not reach the server."""
+        self.line = line
+        self._run(self._set("answering"))
+
     def heal(self) -> None:
-        """As it was. What went into the black hole is gone: its connections are reset."""
+        """As it was. What did not reach the server is gone: its connections are reset."""
         self._run(self._set("open"))
 
     def lose_reply(self, needle: bytes, *, after_bytes: int = 0) -> None:
@@ -71,7 +82,7 @@ class RedisProxy:
         asyncio.run_coroutine_threadsafe(work, self._loop).result(10)
 
     async def _set(self, state: State) -> None:
-        reset = state == "cut" or (self._state == "black hole" and state == "open")
+        reset = state == "cut" or (self._state in ("black hole", "answering") and state == "open")
         self._state = state
         if reset:
             for connection in list(self._connections):
@@ -120,6 +131,15 @@ class RedisProxy:
         _reset(connection)
 
     def _watch(self, data: bytes, connection: _Connection) -> bytes:
+        connection.commands.feed(data)
+        count = 0
+        while connection.commands.gets() is not False:
+            count += 1
+        self.seen += count
+        if self._state == "answering":
+            self.answered += count
+            connection.writers[0].write(self.line * count)
+            return b""
         for loss in list(self._losses):
             if loss.needle in data:
                 self._losses.remove(loss)

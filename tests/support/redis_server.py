@@ -9,6 +9,7 @@ from pathlib import Path
 import redis
 
 from blockrelay import redis_link
+from blockrelay.errors import RedisTrouble
 from tests.support.waiting import wait_until
 
 
@@ -44,7 +45,7 @@ class RedisServer:
         def answers() -> bool:
             try:
                 return bool(client.ping())
-            except redis_link.UNREACHABLE:
+            except RedisTrouble:
                 return False
 
         wait_until(answers, "redis-server answers")

@@ -7,12 +7,13 @@ from prometheus_client import Counter
 
 from blockrelay.keys import Keys
 from blockrelay.plan import parse_split
+from blockrelay.redis_errors import RedisWatch
 from blockrelay.redis_link import Scripts
 from blockrelay.settings import Device
 from blockrelay_worker.links import Links
 from blockrelay_worker.registration import Assignment, Registration
 
-_errors = Counter("errors", "Redis errors of played workers", registry=None)
+_watch = RedisWatch(Counter("errors", "Redis errors of played workers", registry=None))
 
 
 def enter(client: redis.Redis, keys: Keys, name: str, *, model: str, numerics: str, device: Device = "cpu") -> None:
@@ -41,7 +42,7 @@ def announce(
 def _registration(
     client: redis.Redis, keys: Keys, name: str, model: str, device: Device, numerics: str
 ) -> Registration:
-    links = Links(client, client, keys, Scripts(client, keys, retention_s=60), _errors, threading.Event())
+    links = Links(client, client, keys, Scripts(client, keys, retention_s=60), _watch, threading.Event())
     registration = Registration(links, model=model, device=device, numerics=numerics, host="h", port=0, threads=1)
     registration.worker = name
     return registration

@@ -19,7 +19,7 @@ def user(client: redis.Redis, name: str, families: Iterable[str], *, commands: s
     client.execute_command("ACL", "SETUSER", name, "reset", "on", "nopass", *commands.split(), *patterns)
     options: dict[str, Any] = {**client.connection_pool.connection_kwargs, "username": name, "password": "any"}
     pool = redis.ConnectionPool(connection_class=client.connection_pool.connection_class, **options)
-    return redis.Redis.from_pool(pool)
+    return type(client).from_pool(pool)
 
 
 class ConfinedScripts(Scripts):

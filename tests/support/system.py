@@ -17,10 +17,11 @@ import redis
 
 from blockrelay import scripts as calls
 from blockrelay.block_folder import BlockFolder, open_block_folder
+from blockrelay.errors import RedisTrouble
 from blockrelay.keys import Keys
 from blockrelay.messages import EndEntry, RequestBody, TokenEntry
 from blockrelay.plan import WorkerInfo, missing_stages
-from blockrelay.redis_link import UNREACHABLE, Scripts
+from blockrelay.redis_link import Scripts
 from blockrelay.registry import read_plan, read_workers
 from blockrelay.sampling_params import SamplingParams, derive_seed
 from blockrelay.text import Tokenizer
@@ -197,7 +198,7 @@ class System:
     def all_ended(self, jobs: Sequence[Job]) -> bool:
         try:
             return all(self.log(job.request)[1] is not None for job in jobs)
-        except UNREACHABLE:
+        except RedisTrouble:
             return False
 
     def tokens_so_far(self, jobs: Sequence[Job]) -> int:

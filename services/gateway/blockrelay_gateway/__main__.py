@@ -4,6 +4,7 @@ Exit codes: 0 after a signal, 2 when it cannot start for a reason that one line 
 """
 
 import asyncio
+import contextlib
 import gc
 import logging
 import resource
@@ -17,7 +18,9 @@ from fastapi import FastAPI
 
 from blockrelay import failpoints, logs
 from blockrelay.api_keys import is_open_to_others
-from blockrelay.errors import BlockrelayError, UsageError
+from blockrelay.errors import BlockrelayError, RedisTrouble, UsageError
+from blockrelay.keys import Keys
+from blockrelay.redis_link import check_redis, connect
 from blockrelay.settings import GatewaySettings, read_settings
 from blockrelay_gateway.app import create_app
 from blockrelay_gateway.connections import server_config
@@ -70,9 +73,18 @@ def main() -> int:
             return _refuse(f"cannot listen on {settings.host}:{settings.port}: {error.strerror or error}")
         try:
             app = create_app(settings)
+            _look_at_redis(settings.redis_url, "control Redis", key=Keys(settings.cell).workers)
+            if settings.payload_redis_url:
+                _look_at_redis(settings.payload_redis_url, "payload Redis")
         except BlockrelayError as error:
             return _refuse(str(error))
         return _serve(app, settings, listener)
+
+
+def _look_at_redis(url: str, name: str, *, key: str | None = None) -> None:
+    """Raises UsageError when it will never serve us like this; one that does not answer now is waited for later."""
+    with connect(url) as client, contextlib.suppress(RedisTrouble):
+        check_redis(client, name, key=key)
 
 
 def allow_files(wanted: int) -> None:

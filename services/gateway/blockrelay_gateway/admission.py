@@ -12,16 +12,26 @@ from functools import partial
 from typing import Any, cast
 
 import redis.asyncio
-from redis.exceptions import OutOfMemoryError, RedisError
 
 from blockrelay import logs
 from blockrelay import scripts as calls
 from blockrelay.api_keys import Tenant
 from blockrelay.cell_settings import CellSettings, read_cell_settings_async
-from blockrelay.errors import BadRequest, Conflict, KeyReused, NotFound, Overloaded, ServiceUnavailable
+from blockrelay.errors import (
+    BadRequest,
+    Conflict,
+    KeyReused,
+    NotFound,
+    Overloaded,
+    RedisFull,
+    RedisRefused,
+    RedisTrouble,
+    ServiceUnavailable,
+)
 from blockrelay.keys import Keys
 from blockrelay.metrics import GatewayMetrics
-from blockrelay.redis_link import UNREACHABLE, AsyncScripts, backoff_s
+from blockrelay.redis_errors import RedisWatch
+from blockrelay.redis_link import AsyncScripts, backoff_s
 from blockrelay.scripts import NO_LIMITS, Accepted, Limits
 from blockrelay.settings import GatewaySettings
 from blockrelay_gateway.flights import NO_LIMIT, Flight, Flights
@@ -73,6 +83,7 @@ class Admission:
         scripts: AsyncScripts,
         flights: Flights,
         metrics: GatewayMetrics,
+        watch: RedisWatch,
         *,
         gateway: str,
         model: str,
@@ -80,7 +91,8 @@ class Admission:
         settings: GatewaySettings,
     ) -> None:
         """`blocks`: of the model, for the log."""
-        self._client, self._scripts, self._flights, self._metrics = client, scripts, flights, metrics
+        self._client, self._scripts, self._flights = client, scripts, flights
+        self._metrics, self._watch = metrics, watch
         self._gateway, self._model, self._blocks, self._settings = gateway, model, blocks, settings
         self._cell = CellSettings.of(settings)
         self._full = ""
@@ -91,8 +103,9 @@ class Admission:
         while True:
             try:
                 await self.poll()
-            except RedisError:
-                self._metrics.redis_errors.inc()  # ACCEPT will say so to whoever asks
+                self._watch.worked("watch Redis")
+            except RedisTrouble as error:
+                self._watch.failed("watch Redis", error)
             await asyncio.sleep(POLL_S)
 
     async def poll(self) -> None:
@@ -200,15 +213,16 @@ class Admission:
         while True:
             try:
                 return await self._scripts.run(call)
-            except UNREACHABLE as error:
-                self._metrics.redis_errors.inc()
-                if time.monotonic() > give_up:
-                    raise ServiceUnavailable("the queue (Redis) does not answer; try again later") from error
-                await asyncio.sleep(backoff_s(attempt))
-                attempt += 1
-            except OutOfMemoryError as error:
+            except RedisFull as error:
+                self._watch.met(error)
                 retry = retry_after_s(MEMORY_RETRY_MS)
                 raise Overloaded("the queue's memory is used up", limit="redis_memory", retry_after_s=retry) from error
+            except RedisTrouble as error:
+                self._metrics.redis_errors.inc()
+                if isinstance(error, RedisRefused) or time.monotonic() > give_up:
+                    raise
+                await asyncio.sleep(backoff_s(attempt))
+                attempt += 1
 
     def _check(self, answer: Accepted, order: Order, tenant: Tenant) -> None:
         if error := limit_error(answer, tenant):
@@ -235,8 +249,8 @@ class Admission:
                 await self._scripts.run(
                     calls.finish(flight.request, "cancelled", meta={"error": "a sibling was refused"}, abandoned=True)
                 )
-            except UNREACHABLE:
-                self._metrics.redis_errors.inc()
+            except RedisTrouble as error:
+                self._watch.met(error)
 
     def _announce(self, order: Order, flight: Flight) -> None:
         self._metrics.prompt_tokens.inc(order.body.prompt.size - order.body.prior)

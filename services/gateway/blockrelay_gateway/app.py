@@ -6,10 +6,10 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
-from redis.exceptions import RedisError
 
 from blockrelay import logs
 from blockrelay.block_folder import open_block_folder
+from blockrelay.errors import RedisTrouble
 from blockrelay.registry import read_workers_async
 from blockrelay.settings import GatewaySettings
 from blockrelay_gateway import http_errors, infer_routes, openai_routes, openapi, ops_routes, request_routes
@@ -51,7 +51,7 @@ def create_app(settings: GatewaySettings) -> FastAPI:
     # No /docs: its page loads scripts from other hosts. /openapi.json is there.
     app = FastAPI(title="Blockrelay", lifespan=lifespan, docs_url=None, redoc_url=None)
     app.state.gateway = gateway
-    http_errors.install(app, gateway.refusals)
+    http_errors.install(app, gateway.refusals, gateway.watch)
     app.add_middleware(
         BodyLimit,
         max_bytes=settings.max_body_bytes,
@@ -76,7 +76,7 @@ async def _say_when_ready(gateway: Gateway) -> None:
             if not await ops_routes.gaps(gateway):
                 workers = await read_workers_async(gateway.client, gateway.keys, gateway.model_key)
                 break
-        except RedisError:
+        except RedisTrouble:
             gateway.metrics.redis_errors.inc()  # the next look tells
         await asyncio.sleep(READY_POLL_S)
     devices = Counter(worker.device for worker in workers if worker.ready)

@@ -14,16 +14,16 @@ from functools import partial
 from typing import Any, cast
 
 import redis.asyncio
-from redis.exceptions import RedisError
 
 from blockrelay import logs
 from blockrelay import scripts as calls
 from blockrelay.ended import Log, body_of, decode_log
-from blockrelay.errors import NotFound
+from blockrelay.errors import NotFound, RedisTrouble, RedisUnavailable
 from blockrelay.keys import Keys
 from blockrelay.messages import EndEntry, LogEntry, RequestBody, TokenEntry
 from blockrelay.metrics import GatewayMetrics
-from blockrelay.redis_link import UNREACHABLE, AsyncScripts, backoff_s
+from blockrelay.redis_errors import RedisWatch
+from blockrelay.redis_link import AsyncScripts, backoff_s
 from blockrelay.sampling_params import SamplingParams
 from blockrelay.scripts import Accepted, Call
 from blockrelay_gateway.records import check_visible, read_request
@@ -83,6 +83,7 @@ class Flights:
         scripts: AsyncScripts,
         tailer: Tailer,
         metrics: GatewayMetrics,
+        watch: RedisWatch,
         *,
         gateway: str,
         model: str,
@@ -90,7 +91,7 @@ class Flights:
         retention_s: int,
     ) -> None:
         self._client, self._keys, self._scripts = client, keys, scripts
-        self._tailer, self._metrics, self._gateway = tailer, metrics, gateway
+        self._tailer, self._metrics, self._watch, self._gateway = tailer, metrics, watch, gateway
         self._model, self._grace_s, self.retention_s = model, grace_s, retention_s
         self._flights: dict[str, Flight] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -197,11 +198,9 @@ class Flights:
     async def numerics(self, flight: Flight) -> str:
         """The numerics id of the run so far; "" before the first claim."""
         if not flight.numerics:
-            try:
+            with suppress(RedisTrouble):
                 value = await cast(Any, self._client.hget(self._keys.request(flight.request), "numerics"))
-            except UNREACHABLE:
-                return ""
-            flight.numerics = (value or b"").decode()
+                flight.numerics = (value or b"").decode()
         return flight.numerics
 
     def attach(self, flight: Flight) -> None:
@@ -242,14 +241,15 @@ class Flights:
             self._tailer.returned.clear()
             try:
                 await self.check(time.monotonic() - (0.0 if returned else SILENT_S))
-            except UNREACHABLE:
-                self._metrics.redis_errors.inc()  # the tailer says so; the next round tries again
+                self._watch.worked("check requests")
+            except RedisTrouble as error:  # the next round tries again
+                self._watch.failed("check requests", error)
 
     async def check(self, since: float) -> None:
         """Renew this gateway's key, look for the records of flights silent since `since` (monotonic), end overdue ones.
 
         The key and all records are one round trip, the key first: a Redis that stood still learns that we live before
-        another gateway asks, and a frozen one costs one timeout, not one for each flight. Raises UNREACHABLE.
+        another gateway asks, and a frozen one costs one timeout, not one for each flight. Raises RedisTrouble.
         """
         flights = [flight for flight in self._flights.values() if flight.end is None]
         silent = [flight for flight in flights if max(flight.heard, flight.checked) < since]
@@ -258,20 +258,20 @@ class Flights:
         for flight in silent:
             ask.hget(self._keys.request(flight.request), "state")
         refused, *states = await ask.execute(raise_on_error=False)
-        self._metrics.redis_errors.inc(sum(isinstance(answer, RedisError) for answer in (refused, *states)))
+        self._metrics.redis_errors.inc(sum(isinstance(answer, RedisTrouble) for answer in (refused, *states)))
         overdue = [flight.request for flight in flights if 0 < flight.deadline_ms < time.time() * 1000]
         acts = [partial(self._check_record, *found) for found in zip(silent, states, strict=True)]
         for act in (*acts, *(partial(self._scripts.run, calls.finish(request, "expired")) for request in overdue)):
             try:
                 await act()
-            except UNREACHABLE:
+            except RedisUnavailable:
                 raise
-            except RedisError:
-                self._metrics.redis_errors.inc()  # the others' turn
+            except RedisTrouble as error:  # the others' turn
+                self._watch.met(error)
 
-    async def _check_record(self, flight: Flight, state: bytes | RedisError | None) -> None:
+    async def _check_record(self, flight: Flight, state: bytes | RedisTrouble | None) -> None:
         """`state` is what the record of a silent flight says."""
-        if isinstance(state, RedisError) or flight.end is not None:  # in the meantime
+        if isinstance(state, RedisTrouble) or flight.end is not None:  # in the meantime
             return
         if state is not None:
             flight.checked = time.monotonic()
@@ -372,8 +372,8 @@ class Flights:
                     return
                 attempt = 0
                 await asyncio.sleep(max(self._grace_s, CHECK_EVERY_S))
-            except UNREACHABLE:
-                self._metrics.redis_errors.inc()
+            except RedisTrouble as error:
+                self._watch.met(error)
                 await asyncio.sleep(backoff_s(attempt))
                 attempt += 1
 
@@ -391,7 +391,7 @@ class Flights:
         try:
             call = calls.finish(flight.request, "cancelled", meta={"error": "no reader"}, abandoned=True)
             answer = await self._scripts.run(call)
-        except UNREACHABLE:
+        except RedisTrouble:
             flight.leaving = False  # if it did run, its end is in the log
             raise
         flight.leaving = answer != "READ"

@@ -17,6 +17,7 @@ from blockrelay.api_keys import Tenant
 from blockrelay.block_folder import BlockFolder
 from blockrelay.keys import Keys
 from blockrelay.metrics import GatewayMetrics
+from blockrelay.redis_errors import RedisWatch
 from blockrelay.redis_link import AsyncScripts
 from blockrelay.settings import GatewaySettings
 from blockrelay.text import Tokenizer
@@ -45,6 +46,7 @@ class Gateway:
     tokenizer: Tokenizer | None
     translator: Translator
     metrics: GatewayMetrics
+    watch: RedisWatch
     refusals: Refusals
     keys: Keys
     client: redis.asyncio.Redis
@@ -119,16 +121,18 @@ def build(settings: GatewaySettings, folder: BlockFolder) -> Gateway:
     gateway_id, keys = token_hex(8), Keys(settings.cell)
     model_key, model_name = folder.manifest.model_hash[:16], settings.model_name or model.name
     metrics = GatewayMetrics(CollectorRegistry())
+    watch = RedisWatch(metrics.redis_errors)
     client = redis_link.connect_async(settings.redis_url, connections=CONNECTIONS)
     payload = redis_link.connect_async(settings.payload_redis_url or settings.redis_url, connections=CONNECTIONS)
     scripts = AsyncScripts(client, keys, retention_s=settings.retention_s)
-    tailer = Tailer(client, keys, gateway_id, metrics)
+    tailer = Tailer(client, keys, gateway_id, metrics, watch)
     flights = Flights(
         client,
         keys,
         scripts,
         tailer,
         metrics,
+        watch,
         gateway=gateway_id,
         model=model_key,
         grace_s=settings.grace_s,
@@ -149,6 +153,7 @@ def build(settings: GatewaySettings, folder: BlockFolder) -> Gateway:
             default_max_tokens=settings.default_max_tokens,
         ),
         metrics=metrics,
+        watch=watch,
         refusals=Refusals(metrics.rejections, metrics.limited),
         keys=keys,
         client=client,
@@ -161,6 +166,7 @@ def build(settings: GatewaySettings, folder: BlockFolder) -> Gateway:
             scripts,
             flights,
             metrics,
+            watch,
             gateway=gateway_id,
             model=model_key,
             blocks=model.blocks,

@@ -8,7 +8,6 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
 from prometheus_client import Counter
-from redis.exceptions import RedisError
 from starlette.exceptions import HTTPException
 from starlette.types import Receive, Scope, Send
 
@@ -26,6 +25,8 @@ from blockrelay.errors import (
     NumericsChanged,
     Overloaded,
     QuotaExceeded,
+    RedisFull,
+    RedisTrouble,
     RequestTooLarge,
     RequestTooSlow,
     ServiceUnavailable,
@@ -33,6 +34,7 @@ from blockrelay.errors import (
     UnknownHost,
     UsageError,
 )
+from blockrelay.redis_errors import RedisWatch
 
 _BY_TYPE: tuple[tuple[type[BlockrelayError], int, str, str | None], ...] = (
     (RequestTooLarge, 413, "invalid_request_error", "request_too_large"),
@@ -47,6 +49,7 @@ _BY_TYPE: tuple[tuple[type[BlockrelayError], int, str, str | None], ...] = (
     (UsageError, 400, "invalid_request_error", None),
     (QuotaExceeded, 429, "rate_limit_error", "rate_limit_exceeded"),
     (Overloaded, 503, "overloaded_error", "overloaded"),
+    (RedisFull, 503, "overloaded_error", "overloaded"),
     (ServiceUnavailable, 503, "server_error", "unavailable"),
     (DeadlineExceeded, 504, "timeout_error", "expired"),
     (Cancelled, 499, "cancelled_error", "cancelled"),
@@ -83,7 +86,14 @@ def error_body(error: BlockrelayError) -> dict[str, Any]:
     param = error.param if isinstance(error, BadRequest | NotFound | Conflict) else None
     if isinstance(error, NotFound) and param == "model":
         code = "model_not_found"
-    return {"error": {"message": str(error), "type": kind, "param": param, "code": code}}
+    return {"error": {"message": message_of(error), "type": kind, "param": param, "code": code}}
+
+
+def message_of(error: BlockrelayError) -> str:
+    """What a client is told. Where our Redis is and what it says is for our log."""
+    if isinstance(error, RedisFull):
+        return "the queue's memory is used up; try again later"
+    return "the queue (Redis) does not answer; try again later" if isinstance(error, RedisTrouble) else str(error)
 
 
 def from_validation(errors: Sequence[Any]) -> BadRequest:
@@ -151,7 +161,7 @@ class Refusals:
         logs.get().info("REQUEST_REJECTED", path=path, status=status, param=param)
 
 
-def install(app: FastAPI, refusals: Refusals) -> None:
+def install(app: FastAPI, refusals: Refusals, watch: RedisWatch) -> None:
     """Give `app` its error handlers."""
 
     async def ours(request: Request, error: Exception) -> Response:
@@ -179,8 +189,9 @@ def install(app: FastAPI, refusals: Refusals) -> None:
         return JsonAnswer(body, status_code=error.status_code, headers=error.headers)
 
     async def queue(request: Request, error: Exception) -> Response:
-        logs.get().warning("REDIS_UNREACHABLE", error=str(error), path=request.url.path)
-        return refusals.answer(request.scope, ServiceUnavailable("the queue (Redis) does not answer; try again later"))
+        assert isinstance(error, RedisTrouble)
+        watch.met(error)
+        return refusals.answer(request.scope, error)
 
     async def bug(request: Request, error: Exception) -> Response:
         return refusals.answer(request.scope, BlockrelayError("internal error; the gateway's log says more"))
@@ -188,7 +199,7 @@ def install(app: FastAPI, refusals: Refusals) -> None:
     app.add_exception_handler(BlockrelayError, ours)
     app.add_exception_handler(RequestValidationError, validation)
     app.add_exception_handler(HTTPException, http)
-    app.add_exception_handler(RedisError, queue)
+    app.add_exception_handler(RedisTrouble, queue)
     app.add_exception_handler(Exception, bug)
 
 
@@ -196,7 +207,7 @@ def infer_error(error: BlockrelayError, session_id: str | None = None) -> dict[s
     """The error shape of /v1/infer for a request that never ran; OpenAI's shape rides along."""
     return {
         "status": "error",
-        "message": str(error),
+        "message": message_of(error),
         "session_id": session_id,
         "failed_block": None,
         "error_type": type(error).__name__,

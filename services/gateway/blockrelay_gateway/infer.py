@@ -1,5 +1,6 @@
 """What /v1/infer does, for HTTP and for the WebSocket: one message in, one or more objects out."""
 
+import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
@@ -9,8 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blockrelay.api_keys import Tenant
-from blockrelay.errors import BadRequest, BlockrelayError, ExecutionError, WireError
+from blockrelay.errors import BadRequest, BlockrelayError, ExecutionError, RedisTrouble, WireError
 from blockrelay.messages import EndEntry
+from blockrelay.redis_link import backoff_s
 from blockrelay.tensors import decode_result, to_float16
 from blockrelay_gateway.admission import scoped_session
 from blockrelay_gateway.answers import collect
@@ -34,6 +36,8 @@ from blockrelay_gateway.translate import Order
 
 #: Float32 bytes of one result: what `logits: all` may ask for.
 MAX_RESULT_BYTES = 256 << 20
+#: How long an answer waits for a payload Redis that does not give its result. Seconds.
+RESULT_RETRY_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,6 +244,23 @@ async def _ended(gateway: Gateway, readers: Readers) -> list[tuple[EndEntry, byt
             assert answer.end is not None
             raw = None
             if answer.end.reason == "tensor":
-                raw = await cast(Any, gateway.payload.get(gateway.keys.result(flight.request)))
+                raw = await _result(gateway, flight.request)
             ended.append((answer.end, raw))
         return ended
+
+
+async def _result(gateway: Gateway, request: str) -> bytes | None:
+    """What was stored for a request that has ended; None when it is gone. What was computed is worth waiting for.
+
+    Raises RedisTrouble when the payload Redis does not give it for a while.
+    """
+    give_up, attempt = time.monotonic() + RESULT_RETRY_S, 0
+    while True:
+        try:
+            return await cast(Any, gateway.payload.get(gateway.keys.result(request)))
+        except RedisTrouble as error:
+            gateway.watch.met(error)
+            if time.monotonic() > give_up or gateway.flights.closing:
+                raise
+            await asyncio.sleep(backoff_s(attempt))
+            attempt += 1

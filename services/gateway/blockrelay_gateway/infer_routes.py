@@ -9,9 +9,8 @@ from typing import Any
 from fastapi import APIRouter, Request, WebSocket, WebSocketDisconnect
 from fastapi.responses import Response, StreamingResponse
 from pydantic import ValidationError
-from redis.exceptions import RedisError
 
-from blockrelay.errors import BadRequest, BlockrelayError, Overloaded, ServiceUnavailable
+from blockrelay.errors import BadRequest, BlockrelayError, Overloaded, RedisTrouble
 from blockrelay_gateway import gateway as gateways
 from blockrelay_gateway import infer, sse, tenants
 from blockrelay_gateway.answers import stream
@@ -165,9 +164,9 @@ class Conversation:
             letter.close()
             await finish
         except BlockrelayError as error:
+            if isinstance(error, RedisTrouble):
+                self._gateway.watch.met(error)
             await self._refuse(error, letter)
-        except RedisError:
-            await self._refuse(ServiceUnavailable("the queue (Redis) does not answer; try again later"), letter)
         finally:
             letter.close()
 

@@ -6,9 +6,8 @@ from fastapi import APIRouter, Request
 from fastapi.responses import PlainTextResponse, Response
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
-from blockrelay.errors import NotFound
+from blockrelay.errors import NotFound, RedisTrouble
 from blockrelay.plan import missing_stages
-from blockrelay.redis_link import UNREACHABLE
 from blockrelay.registry import read_plan_async, read_workers_async
 from blockrelay_gateway import gateway as gateways
 from blockrelay_gateway.gateway import Gateway
@@ -62,8 +61,8 @@ async def gaps(gateway: Gateway) -> list[str]:
     try:
         plan = await read_plan_async(gateway.client, gateway.keys, gateway.model_key)
         workers = await read_workers_async(gateway.client, gateway.keys, gateway.model_key)
-    except UNREACHABLE as error:
-        return [f"Redis does not answer: {error}"]
+    except RedisTrouble as error:
+        return [str(error)]
     return missing_stages(plan, workers)
 
 

@@ -7,21 +7,20 @@ same tokens will be committed again and the read waits for what follows them.
 """
 
 import asyncio
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import cast
 
 import redis.asyncio
-from redis.exceptions import ResponseError
 
 from blockrelay import logs
-from blockrelay.errors import WireError
+from blockrelay.errors import RedisTrouble, WireError
 from blockrelay.failpoints import reach
 from blockrelay.keys import Keys
 from blockrelay.messages import EndEntry, LogEntry, decode_log_entry
 from blockrelay.metrics import GatewayMetrics
-from blockrelay.redis_link import BLOCK_MS, UNREACHABLE, AsyncOneConnection, backoff_s
+from blockrelay.redis_errors import RedisWatch
+from blockrelay.redis_link import BLOCK_MS, AsyncOneConnection, backoff_s
 
 Sink = Callable[[LogEntry], None]
 #: (id, [field, value, field, ...]) as the server sends it.
@@ -29,7 +28,6 @@ _RawEntry = tuple[bytes, list[bytes]]
 #: Entries of one log per read: bounds what one read can bring.
 READ_COUNT = 256
 WAKE_TTL_S = 60
-SAY_EVERY_S = 10.0
 
 
 @dataclass(slots=True)
@@ -42,15 +40,16 @@ class _Tail:
 class Tailer:
     """Calls each sink with every entry of its log, in order, from position 1 to the end, exactly once."""
 
-    def __init__(self, client: redis.asyncio.Redis, keys: Keys, gateway: str, metrics: GatewayMetrics) -> None:
-        self._client, self._keys, self._metrics = client, keys, metrics
+    def __init__(
+        self, client: redis.asyncio.Redis, keys: Keys, gateway: str, metrics: GatewayMetrics, watch: RedisWatch
+    ) -> None:
+        self._client, self._keys, self._metrics, self._watch = client, keys, metrics, watch
         self._reading = AsyncOneConnection(client)
         self._wake_key = keys.wake(gateway)
         self._wake_id = "0-0"
         self._tails: dict[bytes, _Tail] = {}
         self._news = asyncio.Event()
         self._in_read = False
-        self._said_at = 0.0
         self.connected = False
         #: Set whenever a connection that was lost is there again. Whoever waits for it clears it.
         self.returned = asyncio.Event()
@@ -76,16 +75,14 @@ class Tailer:
         while True:
             try:
                 await self._read()
+                self._watch.worked("read logs")
                 if not self.connected:
                     self.connected = True
                     self.returned.set()
                     logs.get().info("REDIS_CONNECTED", followed=len(self._tails))
                 attempt = 0
-            except (*UNREACHABLE, ResponseError) as error:  # ResponseError: -UNBLOCKED at a failover
-                self._metrics.redis_errors.inc()
-                if self.connected or time.monotonic() - self._said_at > SAY_EVERY_S:
-                    self._said_at = time.monotonic()
-                    logs.get().warning("REDIS_UNREACHABLE", error=str(error), followed=len(self._tails))
+            except RedisTrouble as error:
+                self._watch.failed("read logs", error)
                 self.connected = False
                 self._wake_id = "0-0"  # its clock may have gone back; an extra round is harmless
                 await asyncio.sleep(backoff_s(attempt))
@@ -135,5 +132,5 @@ class Tailer:
             pipeline.expire(self._wake_key, WAKE_TTL_S)
             try:
                 await pipeline.execute()
-            except (*UNREACHABLE, ResponseError):
+            except RedisTrouble:
                 self._metrics.redis_errors.inc()  # the read ends by itself within BLOCK_MS

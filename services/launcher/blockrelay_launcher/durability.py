@@ -6,6 +6,7 @@ import redis
 from redis.exceptions import ResponseError
 
 from blockrelay import redis_link
+from blockrelay.errors import RedisRefused, RedisTrouble
 
 
 def weaknesses(client: redis.Redis, *, carries_rows: bool = False) -> list[str]:
@@ -14,12 +15,12 @@ def weaknesses(client: redis.Redis, *, carries_rows: bool = False) -> list[str]:
     `carries_rows`: it is the payload Redis too. `up` does not bring one of its own then: workers on other hosts that
     share the control Redis could not reach it.
 
-    Raises what UNREACHABLE lists when it does not answer.
+    Raises RedisTrouble when it does not answer.
     """
     found: list[str] = []
     try:
         info: dict[str, Any] = client.info()
-    except ResponseError:
+    except (RedisRefused, ResponseError):
         info = {}
     if info.get("aof_enabled") == 0:
         found.append("it keeps no append-only file, so its crash loses accepted requests (set appendonly yes)")
@@ -40,7 +41,7 @@ def _setting(client: redis.Redis, name: str) -> str | None:
     """None where CONFIG is hidden, as managed servers do."""
     try:
         return cast(dict[str, str], client.config_get(name)).get(name)
-    except ResponseError:
+    except (RedisRefused, ResponseError):
         return None
 
 
@@ -52,7 +53,7 @@ def warnings_about(url: str, *, carries_rows: bool = False) -> list[str]:
             f"warning: the Redis of --redis weakens a promise: {line}"
             for line in weaknesses(client, carries_rows=carries_rows)
         ]
-    except redis_link.UNREACHABLE:
+    except RedisTrouble:
         return []
     finally:
         client.close()

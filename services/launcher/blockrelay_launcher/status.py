@@ -13,7 +13,7 @@ from rich.table import Table
 
 from blockrelay import redis_link, registry
 from blockrelay import scripts as calls
-from blockrelay.errors import ServiceUnavailable, UsageError
+from blockrelay.errors import RedisTrouble, RedisUnavailable, ServiceUnavailable, UsageError
 from blockrelay.keys import Keys
 from blockrelay.plan import Plan, WorkerInfo, missing_stages, parse_split
 from blockrelay.settings import Settings
@@ -62,14 +62,13 @@ def find_cell(url: str | None, data: Path | None) -> CellAddress:
 
 @contextlib.contextmanager
 def connected(cell: CellAddress) -> Iterator[redis.Redis]:
-    """A client of the cell's Redis; ServiceUnavailable when it does not answer."""
+    """A client of the cell's Redis; ServiceUnavailable when it does not do what we ask."""
     client = redis_link.connect(cell.redis_url)
     try:
         yield client
-    except redis_link.UNREACHABLE as error:
-        raise ServiceUnavailable(
-            f"Redis does not answer ({error}): is it running? (--redis URL or --data DIR)"
-        ) from error
+    except RedisTrouble as error:
+        hint = ": is it running? (--redis URL or --data DIR)" if isinstance(error, RedisUnavailable) else ""
+        raise ServiceUnavailable(f"{error}{hint}") from error
     finally:
         client.close()
 

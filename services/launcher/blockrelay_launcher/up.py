@@ -12,7 +12,7 @@ from pathlib import Path
 from blockrelay import failpoints, logs, redis_link
 from blockrelay.api_keys import is_open_to_others
 from blockrelay.block_folder import open_block_folder
-from blockrelay.errors import ServiceUnavailable, UsageError
+from blockrelay.errors import RedisTrouble, ServiceUnavailable, UsageError
 from blockrelay.keys import Keys
 from blockrelay.settings import GatewaySettings, Settings, WorkerSettings, read_settings
 from blockrelay_launcher.children import (
@@ -41,6 +41,8 @@ UNUSABLE = 2
 LOOK_READY_S, LOOK_LOGS_S, SAY_WHY_S = 0.1, 0.5, 10.0
 #: Seconds that they may take to end; workers may drain first (`drain_s`).
 WORKERS_S, GATEWAY_S, SCHEDULER_S, REDIS_S = 7.0, 7.0, 5.0, 15.0
+#: Seconds that the reports of their ends may take then.
+REPORTS_S = 3.0
 
 
 def up(options: UpOptions) -> int:
@@ -152,7 +154,7 @@ class _Up:
         client = redis_link.connect(server.url)
         try:
             while not self.alarm.stop_requests:
-                with contextlib.suppress(*redis_link.UNREACHABLE):
+                with contextlib.suppress(RedisTrouble):
                     client.ping()
                     return
                 if child.reap() is not None:
@@ -163,9 +165,10 @@ class _Up:
             client.close()
 
     def _start_services(self, control: str, payload: str | None) -> None:
-        self.obituaries = Obituaries(self.settings, control, payload)
+        self.obituaries = Obituaries(self.settings, control, _say)
         if self.embedded:
             self.obituaries.forget_everybody()
+        self.obituaries.start()
         layout = Layout(
             options=self.options,
             control_url=control,
@@ -198,8 +201,6 @@ class _Up:
             code = child.reap()
             if code is not None:
                 self._mourn(child, code)
-        if self.obituaries:
-            self.obituaries.send()
         waiting = [c for c in self.children if not c.running]
         for child in waiting:
             if child.start_at <= now:
@@ -256,7 +257,7 @@ class _Up:
             if group is self.workers and self.obituaries:
                 for child in group:
                     self.obituaries.add(child.pid)
-                self.obituaries.send()
+                self.obituaries.flush(REPORTS_S)
             self._show_logs()
         if self.obituaries:
             self.obituaries.close()
@@ -271,8 +272,8 @@ class _Up:
         client = redis_link.connect(control.url)
         try:
             count: int | str = client.zcard(Keys(self.settings.cell).running)
-        except redis_link.UNREACHABLE:
-            count = "unknown, since Redis does not answer"
+        except RedisTrouble as error:
+            count = f"unknown ({error})"
         finally:
             client.close()
         if count:

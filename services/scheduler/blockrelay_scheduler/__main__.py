@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry
 
 from blockrelay import failpoints, logs
 from blockrelay.block_folder import open_block_folder
-from blockrelay.errors import BlockrelayError, UsageError
+from blockrelay.errors import BlockFolderError, BlockrelayError, UsageError
 from blockrelay.keys import Keys
 from blockrelay.metrics import SchedulerMetrics
 from blockrelay.plan import uniform_split
@@ -19,7 +19,7 @@ from blockrelay_scheduler.loop import Link, Scheduler
 
 
 def serve(settings: SchedulerSettings, stop: threading.Event) -> None:
-    """Schedule until `stop`. Raises UsageError or BlockFolderError before it touches Redis."""
+    """Schedule until `stop`. Raises UsageError or BlockFolderError at the start, for what no waiting mends."""
     manifest = open_block_folder(settings.model, blocks=[]).manifest
     blocks = manifest.model.blocks
     uniform_split(blocks, settings.stages)
@@ -44,7 +44,7 @@ def serve(settings: SchedulerSettings, stop: threading.Event) -> None:
 
 
 def main() -> int:
-    """The exit code: 0 after a signal, 2 when settings or model are unusable."""
+    """The exit code: 0 after a signal, 2 for unusable settings, model or Redis, 70 for what a restart may mend."""
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
@@ -55,7 +55,7 @@ def main() -> int:
         serve(settings, stop)
     except BlockrelayError as error:
         sys.stderr.write(f"scheduler: {error}\n")
-        return 2
+        return 2 if isinstance(error, UsageError | BlockFolderError) else 70
     return 0
 
 

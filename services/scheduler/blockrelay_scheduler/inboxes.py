@@ -4,9 +4,9 @@ import queue
 import threading
 
 import redis
-from redis.exceptions import RedisError
 
 from blockrelay import logs
+from blockrelay.errors import RedisTrouble
 from blockrelay.keys import Keys
 from blockrelay.metrics import SchedulerMetrics
 from blockrelay.redis_link import backoff_s
@@ -42,7 +42,7 @@ class InboxSweeper(threading.Thread):
             try:
                 self._payload.delete(*inboxes)
                 return
-            except (RedisError, OSError) as error:  # a server that cannot save its data refuses to delete any
+            except RedisTrouble as error:  # a server that cannot save its data refuses to delete any
                 self._metrics.redis_errors.inc()
                 if attempt == 0:
                     logs.get().warning("INBOXES_NOT_DELETED", error=str(error), inboxes=inboxes)

@@ -15,11 +15,13 @@ import redis
 from blockrelay import logs, registry
 from blockrelay import scripts as calls
 from blockrelay.cell_settings import CellSettings, publish_cell_settings, read_cell_settings
+from blockrelay.errors import RedisTrouble
 from blockrelay.keys import Keys
 from blockrelay.messages import RequestBody
 from blockrelay.metrics import SchedulerMetrics
 from blockrelay.plan import Plan, WorkerInfo, parse_split
-from blockrelay.redis_link import UNREACHABLE, Scripts, backoff_s
+from blockrelay.redis_errors import RedisWatch
+from blockrelay.redis_link import Scripts, backoff_s, check_redis, wait_for_redis
 from blockrelay.settings import SchedulerSettings
 from blockrelay_scheduler.inboxes import InboxSweeper
 from blockrelay_scheduler.planner import decide, empty_stages
@@ -67,13 +69,19 @@ class Scheduler:
     _look_from: int = field(default=0, init=False)  # cursor of the walk through `running`
     _away: str = field(default="Redis has not answered yet", init=False)
     _clock_ahead_ms: float = field(default=0.0, init=False)  # Redis' clock minus our monotonic one
+    _watch: RedisWatch = field(init=False)
 
     def __post_init__(self) -> None:
         self._stages = self.settings.stages
         self._cell = CellSettings.of(self.settings)
+        self._watch = RedisWatch(self.metrics.redis_errors)
 
     def run(self, stop: threading.Event) -> None:
-        """Tick until `stop`. Redis away: say so, wait with backoff, go on."""
+        """Tick until `stop`. Trouble with Redis: say so, wait with backoff, go on.
+
+        Raises UsageError when, at the start, a Redis says that it will never serve us like this.
+        """
+        wait_for_redis(self._look, self._trouble, give_up=stop.is_set)
         if self.link.payload is not self.link.client:
             self._sweeper = InboxSweeper(self.link.payload, self.link.keys, self.metrics)
             self._sweeper.start()
@@ -83,27 +91,35 @@ class Scheduler:
             if self._sweeper is not None:
                 self._sweeper.close()
 
+    def _look(self) -> None:
+        check_redis(self.link.client, "control Redis", key=self.link.keys.workers)
+        if self.link.payload is not self.link.client:
+            try:
+                check_redis(self.link.payload, "payload Redis")
+            except RedisTrouble as error:
+                self._watch.met(error)  # the sweeper waits for it
+
+    def _trouble(self, error: RedisTrouble) -> None:
+        self._watch.failed("schedule", error)
+        self._away = str(error)
+        self._last_tick = float("-inf")
+
     def _tick_until(self, stop: threading.Event) -> None:
         attempt = 0
         while not stop.is_set():
             try:
                 self.tick()
-            except UNREACHABLE as error:
-                self.metrics.redis_errors.inc()
-                if attempt == 0:
-                    logs.get().warning("REDIS_UNREACHABLE", error=str(error))
-                self._away = f"Redis does not answer: {error}"
-                self._last_tick = float("-inf")
+            except RedisTrouble as error:
+                self._trouble(error)
                 stop.wait(backoff_s(attempt))
                 attempt += 1
                 continue
-            if attempt:
-                logs.get().info("REDIS_BACK", attempts=attempt)
-                attempt = 0
+            self._watch.worked("schedule")
+            attempt = 0
             stop.wait(self.settings.tick_s)
 
     def tick(self) -> None:
-        """One round. Raises what UNREACHABLE lists when Redis is away; the next round makes up for it."""
+        """One round. Raises RedisTrouble; the next round makes up for it."""
         started = time.monotonic()
         self._judge_contact()
         self._declare_dead()  # first: whatever Redis stands still for before it would make beats look old
@@ -153,8 +169,10 @@ class Scheduler:
         head = self.link.client.pipeline(transaction=False)
         head.zrange(self.link.keys.workers, 0, -1, withscores=True)
         head.time()
+        # Changes nothing, and fails where Redis takes no beats: then the silence of workers means nothing.
+        head.zadd(self.link.keys.workers, {"": 0}, xx=True)
         asked = time.monotonic()
-        beats, now = cast(Any, head.execute())
+        beats, now, _ = cast(Any, head.execute())
         if time.monotonic() - asked > self._dead_after_s / 2:
             self._distrust()  # Redis stood still: the beats of that time are still on their way
             return

@@ -6,7 +6,7 @@ import sys
 import threading
 
 from blockrelay import failpoints, logs
-from blockrelay.errors import BlockrelayError, UsageError
+from blockrelay.errors import BlockFolderError, BlockrelayError, UsageError
 from blockrelay.settings import WorkerSettings, read_settings
 from blockrelay_worker.links import Drain
 from blockrelay_worker.service import Worker
@@ -21,7 +21,8 @@ def _end(failure: threading.ExceptHookArgs) -> None:
 
 
 def main() -> int:
-    """Exit code 0 after a drain, 2 for settings or a model that cannot be served.
+    """Exit code 0 after a drain, 2 for settings, a model or a Redis with which no start will ever succeed, 70 for a
+    failure that another start may not meet.
 
     The first signal lets a worker that serves finish what ends in `drain_s`; the second ends it at once.
     """
@@ -45,11 +46,14 @@ def main() -> int:
     signal.signal(signal.SIGALRM, lambda *_: stop.set())
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, end)
+    worker: Worker | None = None
     try:
-        Worker(settings, stop, drain).run()
+        worker = Worker(settings, stop, drain)
+        worker.run()
     except BlockrelayError as error:
         sys.stderr.write(f"worker: {error}\n")
-        return 2
+        served = worker is not None and worker.has_served
+        return 2 if isinstance(error, UsageError | BlockFolderError) and not served else EXIT_BROKEN
     return 0
 
 

@@ -85,7 +85,9 @@ class Arrivals:
         return run
 
     def _is_current(self, segment: ForwardSegment) -> bool:
-        current = self._links.again(lambda: self._links.control.hget(self._links.keys.request(segment.request), "run"))
+        current = self._links.again(
+            lambda: self._links.control.hget(self._links.keys.request(segment.request), "run"), "read request"
+        )
         return cast(bytes | None, current) == segment.run.encode()
 
     def _first_sight(self, segment: ForwardSegment) -> Run | None:
@@ -101,7 +103,7 @@ class Arrivals:
             pipeline.xrange(keys.log(request))
             return pipeline.execute()
 
-        (current, route, body, solo), log = self._links.again(read)
+        (current, route, body, solo), log = self._links.again(read, "read request")
         if current is None or current.decode() != segment.run:
             return None
         try:

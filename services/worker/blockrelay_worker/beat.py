@@ -6,16 +6,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from blockrelay import scripts
+from blockrelay.errors import RedisTrouble
 from blockrelay.logs import get
 from blockrelay.messages import Ended
-from blockrelay.redis_link import UNREACHABLE, server_run_id
+from blockrelay.redis_link import server_run_id
 from blockrelay.registry import read_plan
 from blockrelay_worker.links import Links
 from blockrelay_worker.mailbox import Gone, Mailbox, Orphan, Restarted
+from blockrelay_worker.registration import INBOX_TTL_S, rows_arrive
 
 EXIT_STUCK = 70
-#: What is sent to a worker that nobody knows any more goes after this. Seconds.
-INBOX_TTL_S = 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +80,10 @@ class Beat(threading.Thread):
                 os._exit(EXIT_STUCK)
             try:
                 why = self._beat()
-            except UNREACHABLE:
-                self._links.errors.inc()
+            except RedisTrouble as error:
+                self._links.watch.failed("beat", error)
                 continue
+            self._links.watch.worked("beat")
             if why:
                 self._mailbox.put(Gone(why))
                 return
@@ -93,8 +94,9 @@ class Beat(threading.Thread):
         Asked before BEAT: in a route of several stages a worker whom no rows reach must not look alive. A worker of the
         whole model gets no rows, and lives without a payload Redis.
         """
-        alone = "," not in self._split
-        return alone or bool(self._links.payload.expire(self._links.keys.inbox(self._worker), INBOX_TTL_S))
+        return not rows_arrive(self._split) or bool(
+            self._links.payload.expire(self._links.keys.inbox(self._worker), INBOX_TTL_S)
+        )
 
     def _beat(self) -> str | None:
         """One beat; why this worker is gone, or None."""

@@ -72,14 +72,12 @@ class Engine:
         self._claim_due = role.first_stage
         self._iteration = 0
         self._departure = Departure(links, role.worker)
-        self._step_started: float | None = None
         self._log = get()
         self._tell_metrics()
 
     def step_age(self) -> float:
-        """Seconds the current step runs already; 0 between steps. Read by the beat thread."""
-        started = self._step_started
-        return 0.0 if started is None else time.monotonic() - started
+        """Seconds the current step has computed, its waiting for Redis aside; 0 between steps. For the beat thread."""
+        return self.links.clock.age()
 
     def run(self) -> str:
         """Loop until stopped, drained or gone; why. Afterwards every run is forgotten and nothing is in flight."""
@@ -98,20 +96,21 @@ class Engine:
                         return "drained"
                 elif self._claim_due:
                     self._claim()
-                started = self._step_started = time.monotonic()
+                started = self.links.clock.begin()
                 self.pace.look(started, len(self.table))
                 self._end_overdue(started)
                 moved = self._compute()
-                self._step_started = None
+                self.links.clock.end()
                 if moved:
                     self.metrics.busy_seconds.inc(time.monotonic() - started)
             return "stopped"
         except Stopping:
             return "stopped"
         finally:
-            self._step_started = None
-            self._results.flush(2.0)
+            self.links.clock.end()
+            self._results.flush(1.0)
             self._results.close()
+            self._committer.flush(2.0)
             self._committer.close()
             self._arrived.clear()
             self.table.clear()

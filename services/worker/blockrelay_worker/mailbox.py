@@ -8,11 +8,12 @@ from typing import Any, cast
 
 import redis
 
-from blockrelay.errors import WireError
+from blockrelay.errors import RedisTrouble, WireError
 from blockrelay.failpoints import reach
 from blockrelay.logs import get
 from blockrelay.messages import Commit, CommitAnswer, Ended, Forward, NextJob
-from blockrelay.redis_link import BLOCK_MS, UNREACHABLE, backoff_s
+from blockrelay.redis_errors import RedisWatch
+from blockrelay.redis_link import BLOCK_MS, backoff_s
 from blockrelay_worker.page_store.store import Loaded
 
 
@@ -79,10 +80,17 @@ class Reader(threading.Thread):
     """
 
     def __init__(
-        self, client: redis.Redis, inbox: str, job_streams: list[str], mailbox: Mailbox, stop: threading.Event
+        self,
+        client: redis.Redis,
+        inbox: str,
+        job_streams: list[str],
+        mailbox: Mailbox,
+        stop: threading.Event,
+        watch: RedisWatch,
     ) -> None:
         super().__init__(name=f"reader {inbox}", daemon=True)
         self._client, self._inbox, self._mailbox, self._stopped = client, inbox, mailbox, stop
+        self._watch, self._work = watch, "read jobs" if job_streams else "read inbox"
         self._positions: dict[str, str] = {inbox: "0-0", **dict.fromkeys(job_streams, "0-0")}
         self._untrimmed = False  # read entries are still in the inbox
 
@@ -92,7 +100,9 @@ class Reader(threading.Thread):
             try:
                 reply = self._client.xread(cast(Any, self._positions), count=64, block=BLOCK_MS)
                 attempt = 0
-            except UNREACHABLE:
+                self._watch.worked(self._work)
+            except RedisTrouble as error:
+                self._watch.failed(self._work, error)
                 self._stopped.wait(backoff_s(attempt))
                 attempt += 1
                 continue
@@ -120,7 +130,7 @@ class Reader(threading.Thread):
         try:
             reach("worker.after_receive")
             self._client.xtrim(self._inbox, minid=f"{milliseconds}-{int(number) + 1}", approximate=False)
-        except UNREACHABLE:
+        except RedisTrouble:
             return
         self._untrimmed = False
 

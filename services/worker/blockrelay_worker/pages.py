@@ -13,7 +13,7 @@ from math import prod
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from blockrelay.errors import Overloaded
+from blockrelay.errors import OutOfPages
 from blockrelay_worker.kernels.numerics import PAGE
 from blockrelay_worker.memory import untouched_bytes
 
@@ -90,14 +90,12 @@ class PagePool:
         return len(self._cached)
 
     def allocate(self, count: int) -> list[int]:
-        """`count` page ids, now owned by the caller alone. Raises Overloaded and takes none if fewer are free.
+        """`count` page ids, now owned by the caller alone. Raises OutOfPages and takes none if fewer are free.
 
         Cached pages are given up only when no page is free, least recently used first.
         """
         if count > self.free_pages:
-            raise Overloaded(
-                f"{count} KV pages wanted and {self.free_pages} of {self.pages} are free", limit="kv_pages"
-            )
+            raise OutOfPages(f"{count} KV pages wanted and {self.free_pages} of {self.pages} are free")
         while len(self._free) < count:
             self._evict()
         taken = [self._free.pop() for _ in range(count)]

@@ -74,6 +74,8 @@ class Groups:
 
     def _read(self, worker: str) -> Seat:
         keys, control = self._links.keys, self._links.control
-        fields: Any = self._links.again(lambda: control.hmget(keys.worker(worker), "node", "cores", "threads"))
+        fields: Any = self._links.again(
+            lambda: control.hmget(keys.worker(worker), "node", "cores", "threads"), "read worker"
+        )
         node, cores, threads = fields
         return Seat((node or worker.encode()).decode(), int(cores or 1), int(threads or 1))

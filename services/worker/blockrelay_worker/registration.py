@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from blockrelay.cell_settings import MAX_WORKERS
+from blockrelay.errors import RedisTrouble
 from blockrelay.failpoints import reach
 from blockrelay.logs import get
 from blockrelay.plan import Plan, Stage, parse_split
-from blockrelay.redis_link import UNREACHABLE, backoff_s, server_run_id
+from blockrelay.redis_link import backoff_s, server_run_id
 from blockrelay.registry import read_plan, server_ms
 from blockrelay.settings import Device
 from blockrelay_worker.links import Links, Stopping
@@ -20,6 +21,13 @@ from blockrelay_worker.links import Links, Stopping
 POLL_S = 0.1
 #: Seconds between two tries to enter a cell that has no room.
 FULL_RETRY_S = 1.0
+#: What is sent over the payload Redis to a worker that nobody knows any more goes after this. Seconds.
+INBOX_TTL_S = 60
+
+
+def rows_arrive(split: str) -> bool:
+    """Whether workers of this split send each other rows: one of the whole model lives without a payload Redis."""
+    return "," in split
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +74,9 @@ class Registration:
             if self.forgotten():
                 self.worker = _new_id()
                 self._enter()
-            plan: Plan | None = self._links.again(lambda: read_plan(self._links.control, self._links.keys, self._model))
+            plan: Plan | None = self._links.again(
+                lambda: read_plan(self._links.control, self._links.keys, self._model), "read plan"
+            )
             if plan and self.worker in plan.assignments:
                 stage = plan.assignments[self.worker]
                 return Assignment(plan.split, stage, parse_split(plan.split)[stage], plan.epoch)
@@ -77,8 +87,7 @@ class Registration:
 
         Returns the identity of the control Redis from before: any other one later means a restart in between.
         """
-        keys = self._links.keys
-        run_id: str = self._links.again(lambda: server_run_id(self._links.control))
+        run_id: str = self._links.again(lambda: server_run_id(self._links.control), "announce")
         fields: Mapping[Any, Any] = {
             "split": assignment.split,
             "stage": assignment.stage,
@@ -89,11 +98,20 @@ class Registration:
             "slots": slots,
             "reserved": 0,
         }
-        self._links.again(lambda: self._links.payload.xadd(keys.inbox(self.worker), {"hello": self.worker}))
-        self._links.again(lambda: self._tell({**self._fields, **fields}))
-        self._links.again(self._sign_of_life)
-        self._links.again(self._open_inbox)
+        if rows_arrive(assignment.split):
+            self._links.again(self._open_payload_inbox, "open payload inbox")
+        self._links.again(lambda: self._tell({**self._fields, **fields}), "announce")
+        self._links.again(self._sign_of_life, "announce")
+        self._links.again(self._open_inbox, "announce")
         return run_id
+
+    def _open_payload_inbox(self) -> None:
+        inbox = self._links.keys.inbox(self.worker)
+        both = self._links.payload.pipeline(transaction=False)
+        both.xadd(inbox, {"hello": self.worker})
+        if self._links.payload is not self._links.control:  # there BEAT wants it for as long as nobody says DEAD
+            both.expire(inbox, INBOX_TTL_S)
+        both.execute()
 
     def _tell(self, fields: Mapping[Any, Any]) -> None:
         """Write the record; whoever has read the registry lately reads it again."""
@@ -111,19 +129,19 @@ class Registration:
         """Delete the inbox on the payload Redis; what is left in it belongs to runs that are over."""
         try:
             self._links.payload.delete(self._links.keys.inbox(self.worker))
-        except UNREACHABLE:
-            self._links.errors.inc()  # it has a time to live
+        except RedisTrouble as error:
+            self._links.watch.met(error)  # it has a time to live
 
     def forgotten(self) -> bool:
         """Whether this worker has no record any more; if it has, this was a sign of life."""
-        if self._links.again(self._sign_of_life):
+        if self._links.again(self._sign_of_life, "register"):
             return False
         get().warning("WORKER_FORGOTTEN", worker=self.worker)
         return True
 
     def _enter(self) -> None:
         told = False
-        while not self._links.again(self._write_record):
+        while not self._links.again(self._write_record, "register"):
             if not told:
                 told = True
                 get().warning("CELL_FULL", limit=MAX_WORKERS, reason="the cell has no room for another worker; waiting")
@@ -189,5 +207,8 @@ class LoadingBeat:
             try:
                 self._registration._sign_of_life()  # pyright: ignore[reportPrivateUsage]
                 attempt = 0
-            except UNREACHABLE:
+                self._links.watch.worked("loading beat")
+            except RedisTrouble as error:
+                self._links.watch.failed("loading beat", error)
                 attempt += 1
+        self._links.watch.worked("loading beat")

@@ -63,4 +63,4 @@ class Results(threading.Thread):
             self._links.payload.set(self._links.keys.result(request), value, ex=self._retention_s)
             reach("worker.after_result")
 
-        self._links.again(store)
+        self._links.again(store, "store result")

@@ -3,22 +3,26 @@
 Rows are one inbox entry per batch and target.
 """
 
+import time
 from collections.abc import Sequence
 from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
+from blockrelay.errors import RedisFull, RedisTrouble
 from blockrelay.failpoints import reach
 from blockrelay.messages import Commit, Forward, ForwardSegment, NextJob
 from blockrelay.metrics import WorkerMetrics
-from blockrelay.redis_link import UNREACHABLE
+from blockrelay.redis_link import backoff_s
 from blockrelay_worker.links import Links
 from blockrelay_worker.stage import StageRole
 from blockrelay_worker.work import Work
 
 #: Entries in a target's inbox beyond which prompt chunks for it wait; decode rows still go.
 FULL_INBOX = 8
+#: How long rows that are computed wait for a payload Redis that is full; then their requests run again. Seconds.
+FULL_RETRY_S = 2.0
 
 
 class Sender:
@@ -31,6 +35,10 @@ class Sender:
 
         Returns what could not be delivered (the target is dead, or the payload Redis away): RERUN. Mutates `run.sent`.
         """
+        with self._links.clock.waiting():
+            return self._forward(parts, seconds)
+
+    def _forward(self, parts: Sequence[tuple[Work, NDArray[np.float32]]], seconds: dict[str, float]) -> list[Work]:
         targets: dict[str, list[tuple[Work, NDArray[np.float32]]]] = {}
         for work, rows in parts:
             targets.setdefault(work.run.route[self._role.stage + 1], []).append((work, rows))
@@ -63,18 +71,20 @@ class Sender:
             for worker, c in commits:
                 job = NextJob(request=c.request, run=c.run, position=c.position, tokens=c.tokens).encode()
                 pipeline.xadd(self._links.keys.inbox(worker), {"j": job}, nomkstream=True)
-            pipeline.execute()
+            with self._links.clock.waiting():
+                pipeline.execute()
             reach("worker.after_early_job")
-        except UNREACHABLE:
-            self._links.errors.inc()
+        except RedisTrouble as error:
+            self._links.watch.met(error)
 
     def full_targets(self) -> frozenset[str]:
         """Workers whose inbox is full right now; asks only about those that were full at the last sending."""
         for target in list(self._full):
             try:
-                length = self._links.payload.xlen(self._links.keys.inbox(target))
-            except UNREACHABLE:
-                self._links.errors.inc()
+                with self._links.clock.waiting():
+                    length = self._links.payload.xlen(self._links.keys.inbox(target))
+            except RedisTrouble as error:
+                self._links.watch.met(error)
                 length = 0
             if length < FULL_INBOX:
                 self._full.discard(target)
@@ -83,19 +93,35 @@ class Sender:
     def _send(self, target: str, message: Forward) -> bool:
         inbox, fields = self._links.keys.inbox(target), message.encode()
         try:
-            reach("worker.before_forward")
-            pipeline = self._links.payload.pipeline(transaction=False)
-            pipeline.xadd(inbox, cast(Any, fields), nomkstream=True)
-            pipeline.xlen(inbox)
-            entry, length = pipeline.execute()
-            reach("worker.after_forward")
-        except UNREACHABLE:
-            self._links.errors.inc()
+            entry, length = self._add(inbox, fields)
+        except RedisTrouble as error:
+            self._links.watch.met(error)
             return False
         self._metrics.forwarded.inc(len(fields["x"]))
         if length >= FULL_INBOX:
             self._full.add(target)
         return entry is not None
+
+    def _add(self, inbox: str, fields: dict[str, bytes]) -> tuple[bytes | None, int]:
+        """The new entry (None: there is no such inbox) and the inbox's length.
+
+        A Redis that is full is tried again for a while: what is computed is worth waiting for. Raises RedisTrouble.
+        """
+        give_up, attempt = time.monotonic() + FULL_RETRY_S, 0
+        while True:
+            try:
+                reach("worker.before_forward")
+                pipeline = self._links.payload.pipeline(transaction=False)
+                pipeline.xadd(inbox, cast(Any, fields), nomkstream=True)
+                pipeline.xlen(inbox)
+                entry, length = pipeline.execute()
+                reach("worker.after_forward")
+                return entry, length
+            except RedisFull as error:
+                self._links.watch.met(error)
+                if time.monotonic() > give_up or self._links.stop.wait(backoff_s(attempt)):
+                    raise
+                attempt += 1
 
 
 def _segment(work: Work) -> ForwardSegment:

@@ -9,10 +9,11 @@ from prometheus_client import CollectorRegistry
 from blockrelay import scripts
 from blockrelay.block_folder import BlockFolder, open_block_folder
 from blockrelay.cell_settings import CellSettings, read_cell_settings
+from blockrelay.errors import RedisTrouble
 from blockrelay.logs import get
 from blockrelay.memory import available_bytes
 from blockrelay.metrics import WorkerMetrics
-from blockrelay.redis_link import UNREACHABLE, wait_for_redis
+from blockrelay.redis_link import check_redis, wait_for_redis
 from blockrelay.settings import WorkerSettings
 from blockrelay.status_server import StatusServer
 from blockrelay.text import Tokenizer
@@ -30,7 +31,7 @@ from blockrelay_worker.page_store.opening import open_page_store
 from blockrelay_worker.page_store.store import PageStore
 from blockrelay_worker.pages import PageLayout, PagePool, pages_for
 from blockrelay_worker.prefix_cache import PrefixCache
-from blockrelay_worker.registration import Assignment, LoadingBeat, Registration
+from blockrelay_worker.registration import Assignment, LoadingBeat, Registration, rows_arrive
 from blockrelay_worker.runs import RunTable
 from blockrelay_worker.stage import StageRole
 
@@ -43,7 +44,8 @@ FLUSH_S = 2.0
 class Worker:
     """`run` returns when `stop` is set, or drained when that was asked.
 
-    Raises BlockFolderError when the model must not be served here.
+    Until it `has_served`, it and making one raise UsageError or BlockFolderError where these settings, this model and
+    these Redis servers will never do; any other error is one of the moment.
     """
 
     def __init__(self, settings: WorkerSettings, stop: threading.Event, drain: Drain) -> None:
@@ -54,17 +56,14 @@ class Worker:
         self._metrics = WorkerMetrics(CollectorRegistry())
         self._links = Links.open(settings, self._metrics.redis_errors, stop, drain)
         self._kernels: Kernels = load_kernels(settings.threads)
-        self._ready = False
+        self._ready = self.has_served = False
         self._loaded: tuple[Assignment, StageExecutor] | None = None
         self._status = StatusServer(settings.host, settings.port, self._metrics.registry, self._gaps)
 
     def run(self) -> None:
         """Lives in the registry, one after the other, until stopped."""
         try:
-            log = get()
-            wait_for_redis(
-                self._links.control, lambda line: log.warning("WAITING", reason=line), give_up=self._stop.is_set
-            )
+            self._find_redis()
             while not self._stop.is_set() and not self._links.drain.asked:
                 self._one_life()
         except Stopping:
@@ -72,6 +71,20 @@ class Worker:
         finally:
             self._status.close()
             self._links.close()
+
+    def _find_redis(self) -> None:
+        """Wait for the control Redis. Raises UsageError when one of the two will never serve us like this."""
+        links = self._links
+        wait_for_redis(
+            lambda: check_redis(links.control, "control Redis", key=links.keys.workers),
+            lambda error: links.watch.failed("start", error),
+            give_up=self._stop.is_set,
+        )
+        links.watch.worked("start")
+        try:
+            check_redis(links.payload, "payload Redis")
+        except RedisTrouble as error:
+            links.watch.met(error)  # whoever needs it waits for it
 
     def _gaps(self) -> list[str]:
         return [] if self._ready else ["this worker has no stage yet"]
@@ -122,7 +135,9 @@ class Worker:
     def _role(self, worker: str, assignment: Assignment) -> StageRole:
         settings, path = self._settings, self._folder.tokenizer_path
         own = CellSettings.of(settings)
-        cell: CellSettings = self._links.again(lambda: read_cell_settings(self._links.control, self._links.keys)) or own
+        cell: CellSettings = (
+            self._links.again(lambda: read_cell_settings(self._links.control, self._links.keys), "read settings") or own
+        )
         cell.tell(own)
         return StageRole(
             worker=worker,
@@ -151,7 +166,7 @@ class Worker:
         self._metrics.kv_pages_total.set(executor.pool.pages)
         engine = Engine(role, self._with_faults(role, executor), table, self._links, mailbox, self._metrics)
         run_id = registration.announce(assignment, pages=executor.pool.pages, slots=role.max_requests)
-        self._ready = True
+        self._ready = self.has_served = True
         workers = {"cpu": 0, "gpu": 0} | {role.device: 1}
         get().info(
             "NODE_READY",
@@ -194,7 +209,7 @@ class Worker:
             self._ready = False
             over.set()
         get().info("NODE_DRAINING", worker=role.worker, reason=why)
-        self._leave(registration)
+        self._leave(registration, role)
         for thread in threads:
             thread.join()
         table.check_integrity()
@@ -238,9 +253,10 @@ class Worker:
             classes = ("gpu",) if role.device == "gpu" else ("cpu", "gpu")
             streams = [f(self._model, c) for c in classes for f in (keys.reruns, keys.jobs)]
             streams += [keys.pinned(self._model, c, self._numerics) for c in classes]
-        readers: list[threading.Thread] = [Reader(self._links.control, inbox, streams, mailbox, over)]
-        if self._links.payload is not self._links.control:
-            readers.append(Reader(self._links.payload, inbox, [], mailbox, over))
+        watch = self._links.watch
+        readers: list[threading.Thread] = [Reader(self._links.control, inbox, streams, mailbox, over, watch)]
+        if self._links.payload is not self._links.control and rows_arrive(role.split):
+            readers.append(Reader(self._links.payload, inbox, [], mailbox, over, watch))
         return readers
 
     def _with_faults(self, role: StageRole, stage: StageExecutor) -> Executor:
@@ -253,11 +269,12 @@ class Worker:
             executor = FailingExecutor(executor, after=after, block=f"block_{role.first}")
         return executor
 
-    def _leave(self, registration: Registration) -> None:
+    def _leave(self, registration: Registration, role: StageRole) -> None:
         """Drain: everything that was on this worker runs again elsewhere. Tried once when the process is ending."""
         call = scripts.dead(registration.worker, silent_s=0, reason="drain")
         try:
             self._links.scripts.run(call)
-        except UNREACHABLE:
-            self._metrics.redis_errors.inc()  # then our silence tells the scheduler
-        registration.leave_payload()
+        except RedisTrouble as error:
+            self._links.watch.met(error)  # then our silence tells the scheduler
+        if rows_arrive(role.split):
+            registration.leave_payload()

@@ -29,10 +29,10 @@ class Trials:
     @contextmanager
     def of(self, request: str) -> Iterator[None]:
         """While it lasts, the death of this worker is this request's. What is raised inside ends the process too."""
-        self._links.again(lambda: self._links.control.set(self._key, request, ex=TRIAL_S))
+        self._links.again(lambda: self._links.control.set(self._key, request, ex=TRIAL_S), "trial")
         yield
         self.over()
 
     def over(self) -> None:
         """Nobody is tried any more: what CLAIM named has arrived unharmed, or its rows are computed."""
-        self._links.again(lambda: self._links.control.delete(self._key))
+        self._links.again(lambda: self._links.control.delete(self._key), "trial")

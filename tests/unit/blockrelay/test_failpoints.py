@@ -9,10 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from redis.exceptions import ConnectionError
 
 from blockrelay import failpoints
-from blockrelay.errors import ExecutionError, UsageError
+from blockrelay.errors import ExecutionError, RedisUnavailable, UsageError
 from blockrelay.failpoints import POINTS, SCRIPTS, Trap, arm, parse, reach, reach_script
 from blockrelay.scripts import NAMES
 from tests.support.fault_stand import state_of
@@ -64,7 +63,7 @@ def test_no_service_starts_with_a_name_that_does_not_exist(service: str, monkeyp
 def test_a_trap_springs_once_at_its_passage_and_only_in_its_role() -> None:
     arm("worker", "worker.before_forward:raise@2,gateway.before_read:raise")
     reach("worker.before_forward")
-    with pytest.raises(ConnectionError, match=r"worker\.before_forward"):
+    with pytest.raises(RedisUnavailable, match=r"worker\.before_forward"):
         reach("worker.before_forward")
     reach("worker.before_forward")
     reach("gateway.before_read")
@@ -83,7 +82,7 @@ def test_a_trap_for_a_token_springs_whenever_it_is_computed() -> None:
 def test_scripts_have_points_around_them() -> None:
     arm("scheduler", "scheduler.after_plan:raise")
     reach_script("before", "plan")
-    with pytest.raises(ConnectionError):
+    with pytest.raises(RedisUnavailable):
         reach_script("after", "plan")
 
 

@@ -12,9 +12,11 @@ from prometheus_client import CollectorRegistry
 
 from blockrelay import redis_link
 from blockrelay import scripts as calls
+from blockrelay.errors import RedisUnavailable
 from blockrelay.keys import Keys
 from blockrelay.messages import RequestBody
 from blockrelay.metrics import GatewayMetrics
+from blockrelay.redis_errors import RedisWatch
 from blockrelay.redis_link import AsyncScripts
 from blockrelay.sampling_params import SamplingParams
 from blockrelay_gateway.flights import Flight, Flights
@@ -30,9 +32,9 @@ def flight(request: str = "req-1") -> Flight:
 
 
 def flights_on(client: redis.asyncio.Redis, metrics: GatewayMetrics) -> Flights:
-    keys = Keys("t")
-    scripts, tailer = AsyncScripts(client, keys, retention_s=9), Tailer(client, keys, "g", metrics)
-    return Flights(client, keys, scripts, tailer, metrics, gateway="g", model="m", grace_s=1, retention_s=9)
+    keys, watch = Keys("t"), RedisWatch(metrics.redis_errors)
+    scripts, tailer = AsyncScripts(client, keys, retention_s=9), Tailer(client, keys, "g", metrics, watch)
+    return Flights(client, keys, scripts, tailer, metrics, watch, gateway="g", model="m", grace_s=1, retention_s=9)
 
 
 @pytest.fixture
@@ -66,7 +68,7 @@ async def test_a_redis_that_stands_still_costs_one_timeout_for_all_flights(own_r
         flights.start(flight(request))
     assert own_redis.process is not None
     own_redis.process.send_signal(signal.SIGSTOP)
-    with pytest.raises(redis_link.UNREACHABLE):
+    with pytest.raises(RedisUnavailable):
         await flights.check(time.monotonic())
     own_redis.process.send_signal(signal.SIGCONT)
     client = own_redis.client()

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import redis
 
-from blockrelay.errors import ServiceUnavailable
-from blockrelay.redis_link import UNREACHABLE, connect
+from blockrelay.errors import RedisTrouble, ServiceUnavailable
+from blockrelay.redis_link import connect
 from blockrelay_launcher.embedded_redis import EmbeddedRedis, ServerProgram, find_server_program, place, unplace
 from tests.support.waiting import wait_until
 
@@ -72,7 +72,7 @@ def started(server: EmbeddedRedis) -> Iterator[tuple[redis.Redis, "subprocess.Po
     def answers() -> bool:
         try:
             return bool(client.ping())
-        except UNREACHABLE:
+        except RedisTrouble:
             return False
 
     wait_until(answers, "the server answers")

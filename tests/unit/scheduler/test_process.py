@@ -66,7 +66,7 @@ def test_it_waits_for_redis_publishes_a_plan_and_ends_at_sigterm(model: Path, ow
     assert process.returncode == 0
     events = [line.split('"event_type": "')[1].split('"')[0] for line in log.splitlines()]
     assert events[0] == "NODE_READY" and events[-1] == "NODE_STOPPED"
-    assert {"REDIS_UNREACHABLE", "REDIS_BACK", "PLAN_IN_FORCE"} <= set(events)
+    assert {"REDIS_TROUBLE", "REDIS_BACK", "PLAN_IN_FORCE"} <= set(events)
 
 
 @pytest.mark.parametrize(

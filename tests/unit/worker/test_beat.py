@@ -9,6 +9,7 @@ from blockrelay import scripts as calls
 from blockrelay.keys import Keys
 from blockrelay.messages import Ended
 from blockrelay.metrics import WorkerMetrics
+from blockrelay.redis_errors import RedisWatch
 from blockrelay.redis_link import Scripts, server_run_id
 from blockrelay_worker.beat import Beat, Comparison, compare
 from blockrelay_worker.links import Links
@@ -44,7 +45,7 @@ class Beating:
         self.stop, self.mailbox, self.events = threading.Event(), Mailbox(), list[Event]()
         self.view: dict[str, str] = {}
         metrics = WorkerMetrics(CollectorRegistry())
-        links = Links(client, client, keys, scripts, metrics.redis_errors, self.stop)
+        links = Links(client, client, keys, scripts, RedisWatch(metrics.redis_errors), self.stop)
         self.thread = Beat(
             links,
             self.mailbox,

@@ -17,7 +17,9 @@ from blockrelay.errors import ExecutionError
 from blockrelay.keys import Keys
 from blockrelay.messages import EndEntry, TokenEntry
 from blockrelay.metrics import WorkerMetrics
+from blockrelay.redis_errors import RedisWatch
 from blockrelay.redis_link import Scripts
+from blockrelay.settings import Device
 from blockrelay_worker.batch import Batch, StageOutput
 from blockrelay_worker.engine import Engine
 from blockrelay_worker.executor import StageExecutor
@@ -43,7 +45,7 @@ def engine_running(
     scripts: Scripts,
     *,
     broken: Break,
-    device: str = "cpu",
+    device: Device = "cpu",
     registry: CollectorRegistry | None = None,
 ) -> Iterator[tuple[Cell, RunTable]]:
     """One worker that runs the whole model; a cell to talk to it."""
@@ -53,7 +55,7 @@ def engine_running(
     pool = PagePool(StageExecutor.layout_of(folder, 1, last), 100)
     executor = StageExecutor(folder, 1, last, pool=pool, threads=1, kernels=load_kernels(1))
     metrics, mailbox, table = WorkerMetrics(registry or CollectorRegistry()), Mailbox(), RunTable(pool)
-    links = Links(client, client, keys, scripts, metrics.redis_errors, stop)
+    links = Links(client, client, keys, scripts, RedisWatch(metrics.redis_errors), stop)
     role = StageRole(
         worker=name,
         split=f"1-{last}",
@@ -72,7 +74,10 @@ def engine_running(
     )
     engine = Engine(role, broken(executor), table, links, mailbox, metrics)
     streams = [f(MODEL, c) for c in ("cpu", "gpu") for f in (keys.reruns, keys.jobs)]
-    threads = [Reader(client, keys.inbox(name), streams, mailbox, stop), threading.Thread(target=engine.run)]
+    threads = [
+        Reader(client, keys.inbox(name), streams, mailbox, stop, links.watch),
+        threading.Thread(target=engine.run),
+    ]
     for thread in threads:
         thread.start()
     try:

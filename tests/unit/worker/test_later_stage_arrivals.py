@@ -11,6 +11,7 @@ from blockrelay.block_folder import BlockFolder
 from blockrelay.keys import Keys
 from blockrelay.messages import EndEntry, ForwardSegment
 from blockrelay.metrics import WorkerMetrics
+from blockrelay.redis_errors import RedisWatch
 from blockrelay.redis_link import Scripts
 from blockrelay_worker.arrivals import Arrivals
 from blockrelay_worker.executor import StageExecutor
@@ -50,7 +51,9 @@ def arrivals(w8a8: BlockFolder, client: redis.Redis, keys: Keys, scripts: Script
     )
     table = RunTable(PagePool(StageExecutor.layout_of(w8a8, 3, 5), 50))
     metrics = WorkerMetrics(CollectorRegistry())
-    return Arrivals(role, Links(client, client, keys, scripts, metrics.redis_errors, threading.Event()), table)
+    return Arrivals(
+        role, Links(client, client, keys, scripts, RedisWatch(metrics.redis_errors), threading.Event()), table
+    )
 
 
 def first_rows(request: str, run: str) -> ForwardSegment:

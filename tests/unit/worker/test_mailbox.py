@@ -5,10 +5,12 @@ from collections.abc import Iterator
 
 import pytest
 import redis
+from prometheus_client import Counter
 
 from blockrelay import failpoints
 from blockrelay.keys import Keys
 from blockrelay.messages import NextJob
+from blockrelay.redis_errors import RedisWatch
 from blockrelay_worker.mailbox import Event, Mailbox, Reader, Wake
 from tests.support.waiting import wait_until
 
@@ -19,7 +21,14 @@ JOB = NextJob(request="req-1", run="r", position=0, tokens=(5,))
 def reading(client: redis.Redis, keys: Keys) -> Iterator[tuple[Mailbox, Reader]]:
     """A reader of `inbox:w` and a stream of re-runs, and where it delivers to."""
     mailbox, over = Mailbox(), threading.Event()
-    reader = Reader(client, keys.inbox("w"), [keys.reruns("m", "cpu")], mailbox, over)
+    reader = Reader(
+        client,
+        keys.inbox("w"),
+        [keys.reruns("m", "cpu")],
+        mailbox,
+        over,
+        RedisWatch(Counter("errors", "", registry=None)),
+    )
     reader.start()
     yield mailbox, reader
     over.set()

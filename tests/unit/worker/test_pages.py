@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from blockrelay.errors import Overloaded
+from blockrelay.errors import OutOfPages
 from blockrelay_worker.pages import PageLayout, PagePool, pages_for
 
 LAYOUT = PageLayout(layers=2, kv_heads=2, head_dim=8)
@@ -22,7 +22,7 @@ def test_pages_go_out_and_come_back() -> None:
 def test_a_request_that_does_not_fit_takes_nothing() -> None:
     pool = PagePool(LAYOUT, 4)
     pool.allocate(3)
-    with pytest.raises(Overloaded, match="2 KV pages wanted and 1 of 4 are free"):
+    with pytest.raises(OutOfPages, match="2 KV pages wanted and 1 of 4 are free"):
         pool.allocate(2)
     assert pool.free_pages == 1
     pool.check_integrity()

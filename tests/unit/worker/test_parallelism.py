@@ -8,6 +8,7 @@ from prometheus_client import CollectorRegistry
 
 from blockrelay.keys import Keys
 from blockrelay.metrics import WorkerMetrics
+from blockrelay.redis_errors import RedisWatch
 from blockrelay.redis_link import Scripts
 from blockrelay_worker.links import Links
 from blockrelay_worker.parallelism import MOST_SEATS, Groups, Seat, decode_share, groups_of
@@ -64,7 +65,7 @@ def test_uneven_batches_become_even_ones() -> None:
 
 
 def test_workers_that_are_gone_are_forgotten(client: redis.Redis, keys: Keys, scripts: Scripts) -> None:
-    errors = WorkerMetrics(CollectorRegistry()).redis_errors
+    errors = RedisWatch(WorkerMetrics(CollectorRegistry()).redis_errors)
     groups = Groups(Links(client, client, keys, scripts, errors, threading.Event()))
     for life in range(500):
         assert groups.of(frozenset({"always", f"life-{life}"})) == 2

@@ -14,6 +14,7 @@ from blockrelay.cell_settings import MAX_WORKERS
 from blockrelay.keys import Keys
 from blockrelay.metrics import WorkerMetrics
 from blockrelay.plan import Plan
+from blockrelay.redis_errors import RedisWatch
 from blockrelay.redis_link import Scripts
 from blockrelay.registry import read_workers
 from blockrelay_worker.links import Links, Stopping
@@ -45,7 +46,7 @@ class Waiting:
 @contextmanager
 def waiting(cell: Cell) -> Iterator[Waiting]:
     stop = threading.Event()
-    errors = WorkerMetrics(CollectorRegistry()).redis_errors
+    errors = RedisWatch(WorkerMetrics(CollectorRegistry()).redis_errors)
     worker = Waiting(Links(cell.client, cell.client, cell.keys, cell.scripts, errors, stop))
     worker.thread.start()
     try:

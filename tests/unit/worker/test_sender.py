@@ -10,6 +10,7 @@ from blockrelay.block_folder import BlockFolder
 from blockrelay.keys import Keys
 from blockrelay.messages import Commit, NextJob
 from blockrelay.metrics import WorkerMetrics
+from blockrelay.redis_errors import RedisWatch
 from blockrelay.redis_link import Scripts
 from blockrelay_worker.arrivals import Arrivals
 from blockrelay_worker.links import Links
@@ -24,7 +25,7 @@ COMMIT = Commit(request="p", run="p", position=0, tokens=(8, 9))
 def links(client: redis.Redis, keys: Keys, scripts: Scripts) -> Links:
     payload = redis.Redis(connection_pool=client.connection_pool)
     metrics = WorkerMetrics(CollectorRegistry())
-    return Links(client, payload, keys, scripts, metrics.redis_errors, threading.Event())
+    return Links(client, payload, keys, scripts, RedisWatch(metrics.redis_errors), threading.Event())
 
 
 def test_tokens_reach_the_first_worker_and_count_once(

@@ -17,7 +17,7 @@ from redis.exceptions import RedisError
 from redis.retry import Retry
 
 from blockrelay import redis_link
-from blockrelay.errors import ServiceUnavailable
+from blockrelay.errors import RedisTrouble, ServiceUnavailable
 from blockrelay.keys import Keys
 from blockrelay_launcher.data_folder import Running, read_running
 from blockrelay_launcher.drill.faults import Target
@@ -124,7 +124,7 @@ class DrilledSystem:
             while (found := _held(client, Keys(self.running.cell))) and time.monotonic() < end:
                 time.sleep(0.1)
             return found
-        except redis_link.UNREACHABLE:
+        except RedisTrouble:
             return []
         finally:
             client.close()

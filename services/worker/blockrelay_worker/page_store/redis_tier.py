@@ -11,8 +11,8 @@ from typing import Any, cast
 import redis
 from redis.exceptions import RedisError
 
+from blockrelay.errors import RedisFull, RedisTrouble
 from blockrelay.keys import Keys
-from blockrelay.redis_link import UNREACHABLE
 from blockrelay_worker.page_store.tier import StoredPage, Trouble
 
 #: After a failure the tier is left alone for this long. Seconds.
@@ -122,9 +122,11 @@ class RedisTier:
             return None
         try:
             return cast(list[Any], pipeline.execute())
-        except UNREACHABLE:
+        except RedisFull:
+            self._trouble("full")
+        except RedisTrouble:
             self._trouble("unreachable")
-        except RedisError:  # out of memory, a key of another type
+        except RedisError:  # a key of another type: somebody has touched the tier, and it is only a cache
             self._trouble("full")
         self._paused_until = time.monotonic() + PAUSE_S
         return None
