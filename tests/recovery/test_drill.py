@@ -66,6 +66,16 @@ def test_a_short_drill_of_one_kind_loses_nothing(kind: str) -> None:
 
 
 @pytest.mark.faults
+def test_an_upgrade_under_faults_fails_nobody_and_every_answer_is_that_of_its_fingerprint(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("BLOCKRELAY_NUMERICS_WAIT_S", "2")  # of those whose workers are gone
+    found = found_by("--minutes", "0.5", "--upgrade", "--seed", "11", *MENDED)
+    assert found["faults"]["drain"]["worker"] >= 1
+    assert {name.endswith("-next") for name in found["answers"] if "+" not in name} == {True, False}, found["answers"]
+
+
+@pytest.mark.faults
 def test_the_users_of_deploy_may_do_all_that_a_system_under_faults_does() -> None:
     found_by("--minutes", "0.3", "--users", str(USERS), "--stages", "2", "--replicas", "1", *MENDED)
 
