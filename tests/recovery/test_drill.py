@@ -16,6 +16,7 @@ import pytest
 from blockrelay.settings import BUNDLED_MODEL
 from blockrelay_launcher import resuming_client
 from blockrelay_launcher.drill.command import DrillOptions, run_drill
+from blockrelay_launcher.drill.faults import KINDS
 from blockrelay_launcher.drill.kills import Killer
 from blockrelay_launcher.drill.system import DrilledSystem
 from blockrelay_launcher.resuming_client import Event
@@ -23,7 +24,6 @@ from tests.support.up_process import COMMAND
 from tests.support.waiting import wait_until
 
 USERS = Path(__file__).parents[2] / "deploy" / "redis"
-MENDED = ("--faults", "kill,stop,cut")
 QUIET = DrillOptions(model=BUNDLED_MODEL, seconds=4, roles=(), seed=3, requests=4, replicas=1, gateways=1, asks=8)
 
 
@@ -54,12 +54,12 @@ def found_wrong(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
 
 @pytest.mark.faults
 def test_a_short_drill_over_all_roles_loses_nothing() -> None:
-    found = found_by("--minutes", "0.2", "--stages", "2", "--replicas", "1", "--seed", "5", *MENDED)
+    found = found_by("--minutes", "0.2", "--stages", "2", "--replicas", "1", "--seed", "5")
     assert found["seed"] == 5 and sum(sum(by.values()) for by in found["faults"].values()) >= 6
 
 
 @pytest.mark.faults
-@pytest.mark.parametrize("kind", ["kill", "stop", "cut"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_short_drill_of_one_kind_loses_nothing(kind: str) -> None:
     found = found_by("--minutes", "0.2", "--faults", kind)
     assert set(found["faults"]) == {kind} and sum(found["faults"][kind].values()) >= 6
@@ -70,14 +70,14 @@ def test_an_upgrade_under_faults_fails_nobody_and_every_answer_is_that_of_its_fi
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("BLOCKRELAY_NUMERICS_WAIT_S", "2")  # of those whose workers are gone
-    found = found_by("--minutes", "0.5", "--upgrade", "--seed", "11", *MENDED)
+    found = found_by("--minutes", "0.5", "--upgrade", "--seed", "11")
     assert found["faults"]["drain"]["worker"] >= 1
     assert {name.endswith("-next") for name in found["answers"] if "+" not in name} == {True, False}, found["answers"]
 
 
 @pytest.mark.faults
 def test_the_users_of_deploy_may_do_all_that_a_system_under_faults_does() -> None:
-    found_by("--minutes", "0.3", "--users", str(USERS), "--stages", "2", "--replicas", "1", *MENDED)
+    found_by("--minutes", "0.3", "--users", str(USERS), "--stages", "2", "--replicas", "1")
 
 
 class Saboteur:
