@@ -151,6 +151,8 @@ def test_ctrl_c_ends_it_with_the_table_so_far() -> None:
     process.send_signal(signal.SIGINT)
     out, _ = process.communicate(timeout=60)
     assert process.returncode == 130 and "mismatched" in out
+    data = Path(said.strip().rpartition(" ")[2])
+    assert data.name.startswith("blockrelay-drill-") and not data.exists(), "nothing is wrong, so nothing is kept"
     wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in children), "nothing is left")
 
 

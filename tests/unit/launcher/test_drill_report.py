@@ -17,7 +17,7 @@ from blockrelay_launcher.drill.report import Report, judge, percentile, show
 
 ANSWER = Answer(tokens=(5, 6, 7), text="a b c", finish_reason="length", digests=("x", "y"))
 OTHER = Answer(tokens=(5, 8, 9), text="a d e", finish_reason="length", digests=("x", "v"))
-BY = {(0, "old"): ANSWER, (0, "new"): OTHER}
+BY = {(0, "old"): ANSWER, (0, "new"): OTHER, (0, "old+new@1"): OTHER}
 
 
 def seen(**fields: Any) -> Seen:
@@ -42,9 +42,10 @@ def test_what_is_as_it_should_be() -> None:
 
 def test_each_answer_is_judged_by_its_fingerprint() -> None:
     new = seen(tokens=[5, 8, 9], text="a d e", fingerprints=["new"])
+    both = seen(tokens=[5, 8, 9], text="a d e", fingerprints=["old+new@1"])
     session = seen(kind="session", tokens=[], digests=["x", "v"], fingerprints=["old", "new"])
-    report = verdict(seen(), new, session)
-    assert report.good and report.answers == {"old": 2, "new": 2}
+    report = verdict(seen(), new, both, session)
+    assert report.good and report.answers == {"old": 2, "new": 2, "old+new": 1}
 
 
 @pytest.mark.parametrize(
@@ -142,7 +143,8 @@ class TestOwnEnds:
 
     def test_who_was_killed_or_drained_did_not_end_by_itself(self) -> None:
         said = "worker-2 was killed by signal 9; starting it again\nworker-1 ended with code 0; starting it again\n"
-        assert own_ends(said, [self.KILL, self.DRAIN]) == []
+        early = "worker-3 was killed by signal 15; starting it again\n"
+        assert own_ends(said + early, [self.KILL, self.DRAIN, self.DRAIN]) == []
 
     @pytest.mark.parametrize(
         "line",
@@ -150,6 +152,7 @@ class TestOwnEnds:
             "worker-1 ended with code 70; starting it again",
             "worker-1 was killed by signal 11; starting it again",
             "gateway-2 was killed by signal 9; starting it again",
+            "gateway-2 was killed by signal 15; starting it again",
             "scheduler ended with code 0; starting it again",
             "gateway-2 did not end by itself and was killed",
         ],

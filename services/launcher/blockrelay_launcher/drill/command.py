@@ -84,10 +84,10 @@ def run_drill(options: DrillOptions, *, as_json: bool) -> int:
         typer.echo(json.dumps({"seed": seed, "fsync": options.fsync, **report.to_dict()}, indent=1))
     else:
         show(report, Console(soft_wrap=True))
-    if report.good:
-        shutil.rmtree(data, ignore_errors=True)
-    else:
+    if report.wrong:
         _say(f"kept for a look: {data}")
+    else:
+        shutil.rmtree(data, ignore_errors=True)
     return 130 if report.interrupted and not report.wrong else int(not report.good)
 
 

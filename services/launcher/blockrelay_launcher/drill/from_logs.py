@@ -40,7 +40,8 @@ def own_ends(said: str, faults: Sequence[Fault]) -> list[str]:
             found.append(line)
         if ended := _ENDED.fullmatch(line):
             name, by_signal, code = ended.groups()
-            expected = killed if by_signal == "9" else drained if code == "0" else Counter[str]()
+            told = code == "0" or by_signal == "15"  # a drain that came before the process could be told
+            expected = killed if by_signal == "9" else drained if told else Counter[str]()
             target = re.sub(r"-\d+$", "", name)
             if expected[target] > 0:
                 expected[target] -= 1

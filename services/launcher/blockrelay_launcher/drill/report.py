@@ -1,5 +1,6 @@
 """The verdict on every request, and the table. Pure: what clients saw and what was done in, figures out."""
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -22,9 +23,10 @@ class Report:
     ascending.
 
     `lost` were accepted and ended with an error or not at all; `refused` were never accepted; `unfinished` were under
-    way when somebody interrupted the drill. `answers`: how many by which system_fingerprint. `troubles`: what is wrong
-    with the system itself, such as a process that ended without having been told to, or what Redis holds although
-    every request has ended. `wrong` says what is wrong with each request with which something is, and the troubles.
+    way when somebody interrupted the drill. `answers`: how many by which system_fingerprint, without the positions at
+    which an id changed. `troubles`: what is wrong with the system itself, such as a process that ended without having
+    been told to, or what Redis holds although every request has ended. `wrong` says what is wrong with each request
+    with which something is, and the troubles.
     """
 
     seconds: float
@@ -132,7 +134,7 @@ def judge(
             wrong.append(f"{name}: {differs}")
         else:
             count["completed"] += 1
-            by.update(one.fingerprints)
+            by.update(re.sub(r"@\d+", "", fingerprint) for fingerprint in one.fingerprints)
     started = Counter[str]()
     for run in runs:
         rows = run["prompt_tokens"] + run["committed"] - run["found"]

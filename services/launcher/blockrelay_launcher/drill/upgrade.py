@@ -5,8 +5,10 @@ import os
 import signal
 import threading
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 from blockrelay_launcher.drill.faults import Fault
 from blockrelay_launcher.drill.system import DrilledSystem
@@ -20,8 +22,9 @@ LOOK_S = 0.1
 class Upgrade:
     """From `begin` to `end` (monotonic), evenly: the next of `workers` gets new settings and is told to drain.
 
-    Its turn is over once a process with the new settings runs in its place, whatever killed it on the way. `done` has
-    each SIGTERM.
+    Its turn is over once a process with the new settings runs in its place, whatever killed it on the way. The last one
+    is killed in its drain, so that requests are left which nobody of their numerics id can finish. `done` has each
+    signal.
     """
 
     system: DrilledSystem
@@ -54,24 +57,30 @@ class Upgrade:
             if self._over.wait(max(0.0, self.begin + number * pause - time.monotonic())):
                 return
             self.system.set_for_next_start(worker, f"BLOCKRELAY_INJECT_NUMERICS={SALT}")
-            told: set[int] = set()
+            told: Counter[int] = Counter()
             while not self._is_new(worker, told):
                 if self._over.wait(LOOK_S):
                     return
             self._upgraded.append(worker)
 
-    def _is_new(self, worker: str, told: set[int]) -> bool:
-        """Whether `worker` runs with the new settings; a process with the old ones is told to drain, once."""
+    def _is_new(self, worker: str, told: Counter[int]) -> bool:
+        """Whether `worker` runs with the new settings; a process with the old ones is told to drain, once. `told`
+        counts the signals that processes were sent."""
         found = self.system.process_of(worker)
         if found is None:
             return False
         pid, settings = found
         if settings.get("BLOCKRELAY_INJECT_NUMERICS") == SALT:
             return True
-        if pid not in told:
-            told.add(pid)
-            requests = self.system.requests_on(pid)
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGTERM)
-                self.done.append(Fault(at=time.monotonic(), kind="drain", target="worker", requests=requests))
+        if told[pid] == 0:
+            self._send(signal.SIGTERM, "drain", pid)
+        elif told[pid] == 1 and worker == self.workers[-1]:
+            self._send(signal.SIGKILL, "kill", pid)
+        told[pid] += 1
         return False
+
+    def _send(self, number: int, kind: Literal["drain", "kill"], pid: int) -> None:
+        requests = self.system.requests_on(pid)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
+            self.done.append(Fault(at=time.monotonic(), kind=kind, target="worker", requests=requests))
