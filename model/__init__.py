@@ -2,7 +2,7 @@
 
 explorer        breadth-first search over any model: invariants, states that hang, shortest traces
 data            what is in Redis and in processes, as immutable values; rules that can be switched off
-scripts         the nine scripts, one function each, under their names
+scripts         the ten scripts, one function each, under their names
 serving         who could run a request: routes and numerics ids
 worker          one worker process: its lives, its beat, its commits; with table, first_stage, last_stage, whole_model
 gateway         clients with a key or a session, gateways, ACCEPT again

@@ -90,7 +90,7 @@ CONFIGURATIONS = (
         "one key, two gateways: gateways die, clients come and go, Redis loses accepts and tokens, deadlines pass",
         _one_each(_KEYED, Budget(gateway_kill=1, lost_reply=1), Budget(restart=1), Budget(restart=1, deadline=1))
         + _one_each(replace(_KEYED, clients_return=False), Budget(restart=1))
-        + _one_each(_KEYED, Budget(leave=1, gateway_kill=1))
+        + _one_each(_KEYED, Budget(leave=1, gateway_kill=1), Budget(forget=1, gateway_kill=1))
         + _one_each(replace(_KEYED, clients=2, requests=2), Budget(gateway_kill=1)),
         _one_each(
             _KEYED,
@@ -101,7 +101,7 @@ CONFIGURATIONS = (
     Configuration(
         "sessions",
         "tensor steps, repeated and lost",
-        _one_each(_SESSION, Budget(gateway_kill=1, lost_reply=1), Budget(restart=1)),
+        _one_each(_SESSION, Budget(gateway_kill=1, lost_reply=1), Budget(restart=1), Budget(forget=1, lost_reply=1)),
         _one_each(replace(_SESSION, steps=3, requests=5), Budget(restart=1, gateway_kill=1)),
     ),
     Configuration(

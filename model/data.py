@@ -173,6 +173,7 @@ class Budget(NamedTuple):
     lost_reply: int = 0
     early_dead: int = 0  # a worker that lives and works is declared dead
     stalled: int = 0  # a run that makes progress is re-run
+    forget: int = 0  # a request that has ended is forgotten before its time
     cancel: int = 0
     deadline: int = 0
     gateway_kill: int = 0
@@ -259,6 +260,7 @@ class Rules:
     deadlines_are_kept: bool = True
     terminal_absorbs: bool = True
     rerun_checks_run: bool = True
+    only_the_ended_are_forgotten: bool = True
     release_gives_back: bool = True
     end_unqueues: bool = True
     delayed_are_promoted: bool = True

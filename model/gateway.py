@@ -167,15 +167,15 @@ def _session(b: Bounds, state: State, number: int, client: Client) -> Steps:
     if client.step > b.steps:
         return
     if client.gateway < 0:
-        request = next((i for i, record in enumerate(state.redis.requests) if record is None), None)
+        session = state.redis.session
+        used = {f.request for flights in state.flights for f in flights} | {session.request if session else -1}
+        free = (i for i, record in enumerate(state.redis.requests) if record is None and i not in used)
+        request = next(free, None)  # ids are random: never one that is in use
         if request is None:
             return
-        session = state.redis.session
         prior = len(session.tokens) if session else 0
         step = client.step
         for gateway in range(b.gateways):
-            if _flight(state, gateway, request) is not None:
-                continue  # ids are random: never one that is in use
             redis, (answer, detail) = scripts.accept(
                 b, state.redis, request, need=b.need(0), step=step, prior=prior, body=_body(state, step)
             )

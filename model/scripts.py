@@ -1,4 +1,4 @@
-"""The nine scripts as atomic steps, one function each, under the names of their Lua files; PLAN writes nothing that a
+"""The ten scripts as atomic steps, one function each, under the names of their Lua files; PLAN writes nothing that a
 request depends on and is left out. Arguments and answers are those of the Lua scripts as far as the model has them;
 `overdue` stands for the clock: requests whose deadline has passed.
 """
@@ -338,6 +338,14 @@ def dead(b: Bounds, redis: Redis, worker: int, reason: str = "death") -> tuple[R
             redis = again(b, redis, request, reason, w.trying)
             count += 1
     return redis.with_worker(worker, None), (True, count)
+
+
+def forget(b: Bounds, redis: Redis, request: int) -> tuple[Redis, bool]:
+    """Of all that FORGET might take, one request. That nobody reads it is no part of the model: it may go at once."""
+    record = redis.requests[request]
+    if record is None or (b.rules.only_the_ended_are_forgotten and record.state != "done"):
+        return redis, False
+    return redis.with_request(request, None), True
 
 
 def beat(b: Bounds, redis: Redis, worker: int) -> tuple[Redis, dict[int, int] | None]:

@@ -9,7 +9,7 @@ def steps(b: Bounds, state: State) -> Steps:
     yield from _scheduler(b, state)
     yield from _decisions(b, state)
     yield from _processes_fail(state)
-    yield from _redis_fails(state)
+    yield from _redis_fails(b, state)
     yield from _calls_go_wrong(b, state)
 
 
@@ -65,8 +65,8 @@ def _processes_fail(state: State) -> Steps:
             yield f"worker {slot} freezes", _spend(state.with_process(slot, paused), "pause"), True
 
 
-def _redis_fails(state: State) -> Steps:
-    """Redis dies and comes back without what it wrote behind some moment: any moment, or none."""
+def _redis_fails(b: Bounds, state: State) -> Steps:
+    """Redis dies and comes back without what it wrote behind some moment: any moment, or none. It runs out of room."""
     if state.budget.restart:
         if state.saved is None:
             yield "from here on nothing reaches the disk of Redis", state._replace(saved=state.redis), True
@@ -74,6 +74,11 @@ def _redis_fails(state: State) -> Steps:
             processes = tuple(p if p.up in ("dead", "gone") else p._replace(fresh=not p.noted) for p in state.processes)
             back = state._replace(redis=state.saved, saved=None, processes=processes)
             yield "kill -9 Redis; it comes back as it was then", _spend(back, "restart"), True
+    if state.budget.forget:
+        for request in range(len(state.redis.requests)):
+            redis, gone = scripts.forget(b, state.redis, request)
+            if gone:
+                yield f"{request} is forgotten", _spend(state._replace(redis=redis), "forget"), True
     if state.budget.wipe:
         yield "the payload Redis loses everything", _spend(state._replace(rows=()), "wipe"), True
 

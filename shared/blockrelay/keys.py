@@ -13,7 +13,7 @@ from typing import Literal
 Server = Literal["control", "payload"]
 #: Who calls which script. The launcher and people use the rights of an administrator.
 SCRIPTS_OF = {
-    "gateway": ("ACCEPT", "FINISH"),
+    "gateway": ("ACCEPT", "FINISH", "FORGET"),
     "scheduler": ("DEAD", "FINISH", "MIGRATE", "PLAN", "RERUN"),
     "worker": ("BEAT", "CLAIM", "COMMIT", "DEAD", "FINISH", "RERUN"),
 }
@@ -50,9 +50,10 @@ class Family:
 
 
 FAMILIES = (
-    Family("request", "<id>", "hash, the record; of an ended request with its short log", f"ACCEPT {_ENDS} MIGRATE", "BEAT gateway scheduler worker", "retention after the end"),
-    Family("log", "<id>", "stream, the token log; entry id = position", f"ACCEPT {_ENDS}", "gateway worker", "15 s after the end (a long one: as the record)"),
+    Family("request", "<id>", "hash, the record; of an ended request with its short log", f"ACCEPT {_ENDS} MIGRATE FORGET", "BEAT gateway scheduler worker", "retention after the end, FORGET"),
+    Family("log", "<id>", "stream, the token log; entry id = position", f"ACCEPT {_ENDS} FORGET", "gateway worker", "15 s after the end (a long one: as the record)"),
     Family("packing", "", "stream, a log while it is packed", f"{_ENDS}", "", "at once"),
+    Family("ended", "<kind>", "list of ended requests, oldest first; kinds: `first` and `last` to be forgotten", f"{_ENDS} FORGET", "scheduler", "member: FORGET, or behind its retention"),
     Family("running", "", "zset id -> ms of last progress; every request not finished", f"ACCEPT {_ENDS} scheduler", "", "member: at the end"),
     Family("queue", "<model>:<class>", "zset of first runs, id -> rank", f"ACCEPT {_ENDS}", "scheduler", "member: CLAIM, FINISH"),
     Family("due", "<model>:<class>", "zset of those with a deadline, id -> ms by which it should be claimed", f"ACCEPT {_ENDS}", "", "member: CLAIM, FINISH"),
@@ -71,7 +72,7 @@ FAMILIES = (
     Family("trying", "<worker>", "string, the request that the worker tries alone", f"{_ENDS} worker", "", "after the try, DEAD"),
     Family("inbox", "<worker>", "stream of next jobs and ends", f"{_ENDS} worker", "BEAT MIGRATE gateway scheduler", "DEAD"),
     Family("inbox", "<worker>", "stream of forwarded rows and early next jobs", "worker", "scheduler", "DEAD", "payload"),
-    Family("settings", "", "hash: retention_s and dead_after_ms, which hold for all services of the cell", "scheduler", f"ACCEPT {_ENDS} BEAT PLAN MIGRATE gateway worker", "never"),
+    Family("settings", "", "hash: retention_s and dead_after_ms, which hold for all services of the cell", "scheduler", f"ACCEPT {_ENDS} BEAT PLAN MIGRATE FORGET gateway worker", "never"),
     Family("fleet", "<model>", "hash, what ACCEPT and CLAIM last made of the registry", "ACCEPT CLAIM DEAD worker", "", "after 1 s, and when a worker comes or goes"),
     Family("plan", "<model>", "hash: epoch, inputs, class, plan", "PLAN", "ACCEPT gateway scheduler worker", "never"),
     Family("session", "<id>", "hash: step, fp, request, tokens", "ACCEPT", "gateway", "retention after the last step"),
@@ -79,7 +80,7 @@ FAMILIES = (
     Family("page", "<name>", "hash, block -> KV page", "worker", "", "unused for the page store's time, or pushed out", "payload"),
     Family("pages", "<model>", "zset page -> ms of last use", "worker", "", "member: with its page", "payload"),
     Family("wake", "<gateway>", "stream, interrupts a gateway's blocking read", "gateway", "", "60 s after the last use"),
-    Family("followers", "<id>", "hash of the gateways that read a log which more than one has read", "ACCEPT gateway", "FINISH", "retention"),
+    Family("followers", "<id>", "hash of the gateways that read a log which more than one has read", "ACCEPT gateway", "FINISH FORGET", "retention"),
     Family("gateway", "<id>", "string, this gateway lives", "gateway", "FINISH", "15 s after the last beat"),
     Family("dead-letters", "", "stream of requests that killed their workers or could not be computed", "COMMIT DEAD FINISH RERUN", "", "trimmed to 200"),
 )  # fmt: skip
@@ -136,6 +137,9 @@ class Keys:
 
     def log(self, request_id: str) -> str:
         return self._key("log", request_id)
+
+    def ended(self, kind: Literal["first", "last"]) -> str:
+        return self._key("ended", kind)
 
     def result(self, request_id: str) -> str:
         return self._key("result", request_id)

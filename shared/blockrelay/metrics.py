@@ -78,6 +78,11 @@ class GatewayMetrics:
             ["block", "from", "to", "reason"],
             registry=registry,
         )
+        self.forgotten = Counter(
+            "blockrelay_ended_requests_forgotten",
+            "How many ended requests went before their retention was over, for want of memory",
+            registry=registry,
+        )
         self.redis_errors = _redis_errors(registry)
 
 
@@ -92,6 +97,9 @@ class SchedulerMetrics:
         self.reruns = _reruns(registry)
         self.in_flight = Gauge(
             "blockrelay_requests_in_flight", "How many requests are accepted and unfinished", registry=registry
+        )
+        self.ended = Gauge(
+            "blockrelay_ended_requests", "How many requests have ended and can still be read", registry=registry
         )
         self.queue_depth = Gauge(
             "blockrelay_queue_depth", "How many jobs wait, by stream", ["stream"], registry=registry

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 import redis
 
+from blockrelay import scripts as calls
 from blockrelay.end_meta import encode_end_meta
 from blockrelay.keys import Keys
 from blockrelay.messages import EndEntry, LogEntry, TokenEntry, TokenLogprobs, decode_log_entry
@@ -114,3 +115,49 @@ def test_a_reader_that_waits_gets_the_end(cell: Cell, redis_server: RedisServer)
     cell.commit(run, 2, [9], end="stop")
     reader.join()
     assert [e.position for e in heard] == [3, 4] and isinstance(heard[0], TokenEntry) and heard[0].token == 9
+
+
+class TestForget:
+    """What has ended goes early when room is short."""
+
+    @staticmethod
+    def ended(cell: Cell, *names: str, old: bool = True, fingerprint: str = "", keep_s: int = 0) -> None:
+        for name in names:
+            cell.accept(name, fingerprint=fingerprint, keep_s=keep_s)
+            (run,) = cell.claim("w", dead_after_s=3600)
+            cell.commit(run, 0, [7], end="stop")
+            if old:
+                cell.client.hset(cell.keys.request(name), "moved", 1)
+
+    @staticmethod
+    def there(cell: Cell, *names: str) -> set[str]:
+        return {name for name in names if cell.record(name)}
+
+    def test_the_oldest_go_first_and_those_that_are_kept_on_purpose_last(self, cell: Cell) -> None:
+        self.ended(cell, "keyed", fingerprint="f", keep_s=3600)
+        self.ended(cell, "a", "b", "c")
+        names = ("keyed", "a", "b", "c")
+        for most, left in ((2, {"keyed", "c"}), (1, {"keyed"}), (9, set[str]())):
+            assert cell.scripts.run(calls.forget(most)) == (min(most, 1) if most == 9 else most, len(left))
+            assert self.there(cell, *names) == left
+        assert cell.scripts.run(calls.forget(9)) == (0, 0)
+        assert not cell.client.keys("*:log:*") and cell.books() == {}
+
+    def test_what_has_not_ended_and_what_is_read_stays(self, cell: Cell) -> None:
+        self.ended(cell, "new", old=False)
+        self.ended(cell, "read", fingerprint="f")
+        assert cell.accept("read", fingerprint="f", reader="g").status == "EXISTS"
+        self.ended(cell, "anew")
+        cell.client.hset(cell.keys.request("anew"), "abandoned", 1)
+        assert cell.accept("anew").status == "OK"
+        cell.accept("queued")
+        assert cell.scripts.run(calls.forget(9))[0] == 0
+        assert self.there(cell, "new", "read", "anew", "queued") == {"new", "read", "anew", "queued"}
+        assert cell.claim("w")[0].request == "anew"
+
+    def test_names_that_retention_has_taken_leave_the_list(self, cell: Cell) -> None:
+        self.ended(cell, "a", "b", "c")
+        cell.client.delete(*(cell.keys.request(name) for name in ("a", "b")))
+        self.ended(cell, "d")
+        assert cell.client.lrange(cell.keys.ended("first"), 0, -1) == [b"c", b"d"]
+        assert 0 < cell.client.ttl(cell.keys.ended("first")) <= 60  # pyright: ignore

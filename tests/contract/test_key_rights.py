@@ -103,12 +103,14 @@ def _prepared(cell: Cell) -> dict[str, Callable[[Scripts], object]]:
     """A cell in which each of these calls writes as much as it can."""
     cell.worker("a", split="1-4")
     far, near = cell.now_ms() + 10**6, cell.now_ms() - 1
-    for name in ("running", "ended", "failed", "on-dead"):
+    for name in ("running", "ended", "failed", "on-dead", "old"):
         cell.accept(name, tenant="t", limits=calls.Limits(tokens_per_minute=1000, concurrency=100))
     runs = {run.request: run for run in cell.claim("a")}
     cell.accept("queued", tenant="t", limits=calls.Limits(tokens_per_minute=1000), deadline_ms=far)
     cell.accept("expired", tenant="t", limits=calls.Limits(tokens_per_minute=1000), deadline_ms=near)
     running, ended, failed = (runs[name] for name in ("running", "ended", "failed"))
+    cell.commit(runs["old"], 0, [], end="stop")
+    cell.client.hset(cell.keys.request("old"), "moved", 1)
     commit = [
         Commit(request=running.request, run=running.run, position=0, tokens=(7,)),
         Commit(request=ended.request, run=ended.run, position=0, tokens=(7,), end="stop"),
@@ -128,6 +130,7 @@ def _prepared(cell: Cell) -> dict[str, Callable[[Scripts], object]]:
         "rerun": lambda scripts: scripts.run(calls.rerun(running.request, running.run, "stalled")),
         "finish": lambda scripts: scripts.run(calls.finish(failed.request, "error", meta=broken, run=failed.run)),
         "dead": lambda scripts: scripts.run(calls.dead("a", silent_s=0, reason="death")),
+        "forget": lambda scripts: scripts.run(calls.forget(8)),
         "beat": lambda scripts: scripts.run(calls.beat("a")),
         "migrate": lambda scripts: scripts.run(calls.migrate(MODEL, dead_after_s=60, patience_s=0)),
         "plan": lambda scripts: scripts.run(

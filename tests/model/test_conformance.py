@@ -30,11 +30,11 @@ WALKS = {
     ),
     "clients": replace(
         REAL, stages=1, workers=1, clients=2, gateways=2,
-        faults=Budget(restart=1, gateway_kill=2, deadline=1, lost_reply=1, leave=3),
+        faults=Budget(restart=1, gateway_kill=2, deadline=1, lost_reply=1, leave=3, forget=2),
     ),
     "sessions": replace(
         REAL, stages=1, workers=1, clients=1, gateways=1, steps=3, requests=6, tokens=0, prompt=1,
-        faults=Budget(restart=1, gateway_kill=2, lost_reply=1),
+        faults=Budget(restart=1, gateway_kill=2, lost_reply=1, forget=2),
     ),
 }  # fmt: skip
 STEPS = 80

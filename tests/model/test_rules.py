@@ -33,6 +33,7 @@ NOTICED = {
     "deadlines_are_kept": ("cancellation", "I12"),
     "terminal_absorbs": ("cancellation", "I5"),
     "rerun_checks_run": ("pipeline", "I3"),
+    "only_the_ended_are_forgotten": ("clients", "I2"),
     "release_gives_back": ("pipeline", "I3"),
     "end_unqueues": ("pipeline", "I3"),
     "delayed_are_promoted": ("queue", "hangs"),

@@ -19,7 +19,20 @@ from model import data, scripts
 from tests.support.cell import MODEL, Cell
 from tests.support.redis_server import RedisServer
 
-NAMES = ("accept", "claim", "commit", "rerun", "finish", "dead", "beat", "migrate", "announce", "take", "name")
+NAMES = (
+    "accept",
+    "claim",
+    "commit",
+    "rerun",
+    "finish",
+    "dead",
+    "beat",
+    "migrate",
+    "forget",
+    "announce",
+    "take",
+    "name",
+)
 #: Tokens that one unit of the model costs its tenant's share.
 UNIT = 64
 #: Ends with an error of ours, as the model calls them.
@@ -168,6 +181,15 @@ class Replay:
 
     def _dead(self, worker: int, reason: Any = "death") -> tuple[bool, int]:
         return self.cell.scripts.run(calls.dead(self.worker(worker), silent_s=0, reason=reason))
+
+    def _forget(self, request: int) -> bool:
+        """The only one that is old enough, if it has ended."""
+        now = int(self.client.time()[0]) * 1000  # pyright: ignore
+        for number in range(self.bounds.requests):
+            name = self.request(number)
+            if self.client.hget(self.keys.request(name), "state") == b"done":
+                self.client.hset(self.keys.request(name), "moved", 1 if number == request else now)
+        return self.cell.scripts.run(calls.forget(1))[0] == 1
 
     def _beat(self, worker: int) -> dict[int, int] | None:
         answer = self.cell.scripts.run(calls.beat(self.worker(worker)))

@@ -43,8 +43,12 @@ from blockrelay_gateway.translate import Order
 PAGE_TOKENS = 16
 #: Share of Redis' maxmemory above which nothing new is accepted: COMMIT must always fit.
 FULL_SHARE = 0.70
+#: Share above which what has ended is forgotten, in bites of so many, so many at one look.
+YIELD_SHARE, BITE, BITES = 0.50, 128, 64
 POLL_S = 1.0
-#: Memory comes back when requests are forgotten, after their retention.
+#: Whoever would be refused for want of memory has it looked at again, unless that was done so lately.
+LOOKED_S = 0.1
+#: Memory comes back when requests end.
 MEMORY_RETRY_MS = 5000
 #: ACCEPT is idempotent by request id, so a lost connection is no reason to give up at once.
 RETRY_FOR_S = 3.0
@@ -96,6 +100,7 @@ class Admission:
         self._gateway, self._model, self._blocks, self._settings = gateway, model, blocks, settings
         self._cell = CellSettings.of(settings)
         self._full = ""
+        self._looked = float("-inf")
         self._clock_ahead_ms = 0  # of Redis, whose clock decides about deadlines
 
     async def watch(self) -> None:
@@ -109,9 +114,14 @@ class Admission:
             await asyncio.sleep(POLL_S)
 
     async def poll(self) -> None:
-        """One look at Redis' memory and clock, and at the settings of the cell."""
-        memory = cast(dict[str, Any], await cast(Any, self._client.info("memory")))
-        used, most = int(memory.get("used_memory", 0)), int(memory.get("maxmemory", 0))
+        """One look at Redis' memory and clock, and at the settings of the cell.
+
+        What has ended yields before anything new is refused.
+        """
+        self._looked = time.monotonic()
+        used, most = await self._memory()
+        if most and used > YIELD_SHARE * most:
+            used = await self._make_room(used, most)
         full = most and used > FULL_SHARE * most
         self._full = f"Redis uses {used >> 20} of {most >> 20} MiB" if full else ""
         seconds, micros = cast(tuple[int, int], await cast(Any, self._client.time()))
@@ -120,6 +130,35 @@ class Admission:
         if cell is not None and cell != self._cell:
             cell.tell(CellSettings.of(self._settings))
             self._cell, self._flights.retention_s = cell, cell.retention_s
+
+    async def _memory(self) -> tuple[int, int]:
+        """Bytes that Redis uses, and the most that it may use (0: no limit)."""
+        memory = cast(dict[str, Any], await cast(Any, self._client.info("memory")))
+        return int(memory.get("used_memory", 0)), int(memory.get("maxmemory", 0))
+
+    async def _make_room(self, used: int, most: int) -> int:
+        """Forget what has ended, oldest first, until half the memory is free; the bytes in use then."""
+        before, forgotten, left = used, 0, 0
+        for _ in range(BITES):
+            gone, left = await self._scripts.run(calls.forget(BITE))
+            forgotten += gone
+            used, _ = await self._memory()
+            if gone < BITE or used <= YIELD_SHARE * most:
+                break
+        if forgotten:
+            self._metrics.forgotten.inc(forgotten)
+            logs.get().warning(
+                "ENDED_REQUESTS_FORGOTTEN", requests=forgotten, left=left, used=before, used_now=used, maxmemory=most
+            )
+        return used
+
+    async def _look_again(self) -> None:
+        """Before a refusal for want of memory: what has ended by now may go."""
+        if time.monotonic() - self._looked > LOOKED_S:
+            try:
+                await self.poll()
+            except RedisTrouble as error:
+                self._watch.met(error)
 
     async def submit(self, orders: Sequence[Order], tenant: Tenant, *, together: bool = False) -> Readers:
         """Accept all orders of a tenant, or find those that a key names or that ran as the same session step before;
@@ -130,6 +169,8 @@ class Admission:
         Raises Overloaded, BadRequest, ServiceUnavailable, KeyReused, or Conflict when the session is at another step;
         then nothing new of it is queued any more.
         """
+        if self._full:
+            await self._look_again()
         if self._full and not await self._flights.recorded([order.request for order in orders]):
             raise Overloaded(
                 f"the queue's memory is nearly used up: {self._full}",
@@ -178,6 +219,12 @@ class Admission:
                 self._announce(order, flight)
         return Readers(self._flights, flights, replayed=not fresh)
 
+    def _keep_s(self, order: Order) -> int:
+        """Who asks with a key or in the background comes for the answer later: it is forgotten last."""
+        if order.fingerprint:
+            return self._settings.keyed_retention_s
+        return self._settings.retention_s if order.body.background else 0
+
     def _prepare(self, order: Order, tenant: Tenant, need: int) -> Flight:
         timeout_s = self._settings.request_timeout_s if order.timeout_s is None else order.timeout_s
         deadline_ms = 0 if timeout_s is None else int((time.time() + timeout_s) * 1000)
@@ -190,7 +237,7 @@ class Admission:
             need_pages=need,
             deadline_ms=deadline_ms and deadline_ms + self._clock_ahead_ms,
             fingerprint=order.fingerprint,
-            keep_s=self._settings.keyed_retention_s if order.fingerprint else 0,
+            keep_s=self._keep_s(order),
             session=order.session,
             tenant=tenant.name,
             weight=tenant.weight,

@@ -340,7 +340,10 @@ class Scheduler:
                 ask.zcard(keys.queue(self.model, route_class))
             else:
                 ask.xlen(keys.reruns(self.model, route_class))
-        in_flight, *depths = cast(list[int], ask.execute())
+        ask.llen(keys.ended("first"))
+        ask.llen(keys.ended("last"))
+        in_flight, *depths, first, last = cast(list[int], ask.execute())
+        self.metrics.ended.set(first + last)
         self.metrics.in_flight.set(in_flight)
         for (name, route_class), depth in zip(streams, depths, strict=True):
             pinned = sum(a.waiting for a in awaited if name == "reruns" and a.route_class == route_class)

@@ -19,7 +19,7 @@ from blockrelay.messages import Claimed, Commit, CommitAnswer, EndReason, Reques
 T = TypeVar("T")
 Argument = str | bytes | int | float
 
-NAMES = ("accept", "claim", "commit", "rerun", "finish", "dead", "beat", "plan", "migrate")
+NAMES = ("accept", "claim", "commit", "rerun", "finish", "dead", "beat", "plan", "migrate", "forget")
 #: What stands between the prelude and a script.
 PARTS = {
     "accept": ("queue", "fleet", "forecast"),
@@ -147,7 +147,8 @@ def accept(
 ) -> Call[Accepted]:
     """`deadline_ms` is absolute Unix time in milliseconds, 0 for none. `max_in_flight` of the whole cell.
 
-    `fingerprint` names the client's body where the id derives from a key; `keep_s` is then the retention (0: as usual).
+    `fingerprint` names the client's body where the id derives from a key; `keep_s` is its retention (0: as usual, and
+    it is forgotten first when room is short).
     A lower `priority` is claimed earlier; within one, tenants share the workers by `weight`.
     `reader`: the gateway that reads the request if it exists already; it then counts as one of its followers.
     """
@@ -279,3 +280,8 @@ def migrate(model: str, *, dead_after_s: float, patience_s: float) -> Call[list[
 def publish_plan(model: str, *, replaces_epoch: int, inputs: str, route_class: str, plan: str) -> Call[int]:
     """Answer: the epoch in force afterwards."""
     return Call("plan", (model, replaces_epoch, inputs, route_class, plan), int)
+
+
+def forget(most: int) -> Call[tuple[int, int]]:
+    """At most `most` requests that have ended, oldest first. Answer: (forgotten, ended ones that are still there)."""
+    return Call("forget", (most,), lambda a: (int(a[0]), int(a[1])))

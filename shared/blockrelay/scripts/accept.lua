@@ -98,7 +98,8 @@ if known[1] then redis.call('DEL', P .. 'request:' .. id, P .. 'log:' .. id) end
 redis.call('HSET', P .. 'request:' .. id, 'state', 'queued', 'model', model, 'class', class, 'need', need, 'prompt', prompt,
   'deadline', deadline, 'body', ARGV[6], 'n', 0, 'run', '', 'route', '', 'accepted', NOW, 'moved', NOW,
   'most', most, 'rows', prompt, 'tenant', tenant)
-if ARGV[9] ~= '' then redis.call('HSET', P .. 'request:' .. id, 'fp', ARGV[9], 'keep', ARGV[10]) end
+if ARGV[9] ~= '' then redis.call('HSET', P .. 'request:' .. id, 'fp', ARGV[9]) end
+if ARGV[10] ~= '0' then redis.call('HSET', P .. 'request:' .. id, 'keep', ARGV[10]) end
 if ARGV[23] == '1' then redis.call('HSET', P .. 'request:' .. id, 'exact', 1) end
 redis.call('ZADD', P .. 'running', NOW, id)
 redis.call('SADD', P .. 'of:' .. tenant, id)

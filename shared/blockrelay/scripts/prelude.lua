@@ -137,6 +137,16 @@ local function close_log(r, fields)
   return pieces
 end
 
+-- A request has ended: one more that may be forgotten early. Names of what its retention has taken leave at the other end.
+local function list_ended(r)
+  local list, keep = P .. 'ended:' .. (r.keep > 0 and 'last' or 'first'), r.keep > 0 and r.keep or RETENTION
+  for _, id in ipairs(redis.call('LRANGE', list, 0, 1)) do
+    if redis.call('EXISTS', P .. 'request:' .. id) == 0 then redis.call('LREM', list, 1, id) end
+  end
+  redis.call('RPUSH', list, r.id)
+  redis.call('EXPIRE', list, keep)
+end
+
 -- Keeps I2, I5.
 -- Terminal entry, absorbing; what nobody needs any more goes. `meta` is a JSON object (error, execution times) or ''.
 local function finish(r, reason, meta)
@@ -164,6 +174,7 @@ local function finish(r, reason, meta)
   redis.call('ZREM', P .. 'running', r.id)
   local keep = r.keep > 0 and r.keep or RETENTION
   redis.call('EXPIRE', record, keep)
+  list_ended(r)
   redis.call('EXPIRE', P .. 'log:' .. r.id, pieces and math.min(keep, LINGER) or keep)
   r.state = 'done'
 end
