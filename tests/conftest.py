@@ -1,6 +1,7 @@
 """Fixtures every suite uses. One real redis-server per test process, emptied for each test."""
 
 import os
+import shutil
 import signal
 import tempfile
 from collections.abc import Iterator
@@ -12,11 +13,13 @@ import redis
 from blockrelay.keys import Keys
 from blockrelay.redis_link import Scripts
 from tests.support.at_most import AtMost
+from tests.support.leaks import Spawned, folders, ownerless_keys, processes, settled
 from tests.support.redis_server import RedisServer
 from tests.support.rights import ConfinedScripts
 from tests.support.suites import SUITES, suite_of
 
 TESTS = Path(__file__).parent
+spawned = Spawned()
 
 # A shell starts what it runs in the background with Ctrl-C ignored, and children inherit that; tests press Ctrl-C.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -30,6 +33,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     if (seconds := config.getoption("at_most")) is not None:
         config.pluginmanager.register(AtMost(config, seconds))
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())  # where `tmp_path` stays for a look
+    folder = tempfile.mkdtemp(prefix="br-")
+    config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
+    os.environ["TMPDIR"] = tempfile.tempdir = folder
     for name, meaning in SUITES.items():
         config.addinivalue_line("markers", f"{name}: {meaning}")
 
@@ -52,6 +59,33 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def the_session_leaves_nothing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What fixtures of modules and of the session started and made is gone at the end."""
+    homes = (Path(tempfile.gettempdir()), tmp_path_factory.getbasetemp())
+    yield
+    assert not (left := settled(processes)), f"processes: {left}"
+    assert not (left := settled(lambda: folders(homes))), f"folders: {left}"
+
+
+@pytest.fixture
+def processes_may_stay() -> bool:
+    """Whether a test may replace processes of a system that it shares with the tests behind it."""
+    return False
+
+
+@pytest.fixture(autouse=True)
+def leaves_nothing(tmp_path_factory: pytest.TempPathFactory, processes_may_stay: bool) -> Iterator[None]:
+    """A test fails that leaves processes or folders behind."""
+    homes = (Path(tempfile.gettempdir()), tmp_path_factory.getbasetemp())
+    spawned.begin()
+    there = folders(homes)
+    yield
+    if not processes_may_stay:
+        assert not (left := settled(spawned.left)), f"processes: {left}"
+    assert not (left := settled(lambda: folders(homes) - there)), f"folders: {left}"
+
+
 @pytest.fixture(scope="session")
 def shared_redis() -> Iterator[RedisServer]:
     with tempfile.TemporaryDirectory(prefix="br-test-") as folder:  # short: unix socket paths are limited
@@ -65,8 +99,10 @@ def redis_server(shared_redis: RedisServer) -> Iterator[RedisServer]:
     """An empty server, shared by the tests of this process. Do not kill it: use `own_redis` for that."""
     client = shared_redis.client()
     client.flushall()
-    client.close()
     yield shared_redis
+    left = ownerless_keys(client)
+    client.close()
+    assert not left, "\n".join(left)
 
 
 @pytest.fixture
@@ -74,8 +110,11 @@ def own_redis() -> Iterator[RedisServer]:
     """A server of this test alone, to be killed and restarted."""
     with tempfile.TemporaryDirectory(prefix="br-test-") as folder:
         server = RedisServer(Path(folder)).start()
-        yield server
-        server.stop()
+        try:
+            yield server
+            server.assert_nothing_is_ownerless()
+        finally:
+            server.stop()
 
 
 @pytest.fixture

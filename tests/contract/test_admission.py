@@ -269,3 +269,4 @@ def test_it_costs_the_same_whatever_waits(cell: Cell) -> None:
         stats: dict[str, dict[str, int]] = cell.client.info("commandstats")  # pyright: ignore
         costs.append(sum(one["calls"] for one in stats.values()))
     assert costs[-1] <= costs[1], costs
+    cell.client.delete(cell.keys.fleet(MODEL))

@@ -59,7 +59,7 @@ class TestFollowers:
     """No FINISH for want of a reader comes between a reader's arrival and its first look."""
 
     def test_who_asks_for_a_known_request_follows_it_from_that_moment_on(self, cell: Cell) -> None:
-        cell.client.set(cell.keys.gateway("b"), "")
+        cell.client.set(cell.keys.gateway("b"), "", ex=60)
         cell.accept(fingerprint="f", reader="b")
         assert not cell.client.exists(cell.keys.followers("req-1")), "its acceptor alone is no news"
         cell.accept(fingerprint="f", reader="b")
@@ -75,7 +75,7 @@ class TestFollowers:
         assert cell.scripts.run(calls.finish("req-1", "cancelled", abandoned=True)) == "FINISHED"
 
     def test_a_follower_holds_nothing_up_but_that(self, cell: Cell) -> None:
-        cell.client.set(cell.keys.gateway("b"), "")
+        cell.client.set(cell.keys.gateway("b"), "", ex=60)
         cell.accept(fingerprint="f")
         cell.accept(fingerprint="f", reader="b")
         assert cell.scripts.run(calls.finish("req-1", "cancelled")) == "FINISHED"

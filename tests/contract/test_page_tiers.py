@@ -189,7 +189,7 @@ def test_redis_pages_leave_when_nobody_uses_them(client: redis.Redis, keys: Keys
 
 def test_a_redis_that_is_full_or_gone_is_counted_and_left_alone(client: redis.Redis, keys: Keys) -> None:
     trouble: list[Trouble] = []
-    client.set(keys.page(name_of(1).hex()), "not a hash")
+    client.set(keys.page(name_of(1).hex()), "not a hash", ex=60)
     tier = RedisTier(client, keys, model="m", limit=1 << 20, page_bytes=1 << 10, ttl_s=60, trouble=trouble.append)
     assert tier.get([name_of(1)], BLOCKS) == [None]
     assert trouble == ["full"]

@@ -52,6 +52,7 @@ class ScriptMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         self.scripts.close()
         self.cell.client.close()
+        self.server.assert_nothing_is_ownerless()
         self.server.stop()
         self.folder.cleanup()
 

@@ -40,6 +40,7 @@ def start_system(tiny_model: Path) -> Iterator[StartSystem]:
             payload = RedisServer(folder / "p", durable=False).start()
             stack.callback(payload.stop)
             stack.callback(control.stop)
+            stack.callback(control.assert_nothing_is_ownerless)
             system = System(folder=folder, model=model, control=control, payload=payload, stages=stages)
             system.scheduler_env = scheduler_env or {}
             stack.callback(system.stop)

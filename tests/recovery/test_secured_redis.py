@@ -133,6 +133,12 @@ def secured() -> Iterator[Secured]:
         shutil.rmtree(folder)
 
 
+@pytest.fixture
+def processes_may_stay() -> bool:
+    """Its services are the module's, which ends them."""
+    return True
+
+
 def ask(base: str, **fields: object) -> str:
     body = {"model": "storyteller", "prompt": "Once upon a time", "max_tokens": 40, "temperature": 0, **fields}
     answer = httpx.post(f"{base}/v1/completions", json=body, timeout=60)

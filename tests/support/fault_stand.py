@@ -146,10 +146,11 @@ def standing(model: Path) -> Iterator[Stand]:
     with ExitStack() as stack:
         folder = Path(stack.enter_context(TemporaryDirectory(prefix="br-faults-", ignore_cleanup_errors=True)))
         shm = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-        pages = Path(stack.enter_context(TemporaryDirectory(prefix="blockrelay-test-", dir=shm)))
+        pages = Path(stack.enter_context(TemporaryDirectory(prefix="br-pages-", dir=shm)))
         control, payload = RedisServer(folder / "c").start(), RedisServer(folder / "p", durable=False).start()
         stack.callback(payload.stop)
         stack.callback(control.stop)
+        stack.callback(control.assert_nothing_is_ownerless)
         system = System(folder=folder, model=model, control=control, payload=payload, stages=2)
         system.scheduler_env = {"BLOCKRELAY_DEAD_AFTER_S": str(DEAD_AFTER_S)}
         stack.callback(system.stop)

@@ -1,5 +1,6 @@
 """A real redis-server for tests: unix socket, fsync always; to be killed, restarted, robbed of its tail."""
 
+import contextlib
 import os
 import shutil
 import signal
@@ -10,6 +11,7 @@ import redis
 
 from blockrelay import redis_link
 from blockrelay.errors import RedisTrouble
+from tests.support.leaks import ownerless_keys
 from tests.support.waiting import wait_until
 
 
@@ -54,6 +56,17 @@ class RedisServer:
 
     def client(self) -> redis.Redis:
         return redis_link.connect(self.url)
+
+    def assert_nothing_is_ownerless(self) -> None:
+        """No key without a time to live belongs to nothing that lives.
+
+        A server that a test has killed, or locked everybody out of, says nothing.
+        """
+        if self.process is None or self.process.poll() is not None:
+            return
+        with self.client() as client, contextlib.suppress(RedisTrouble):
+            left = ownerless_keys(client)
+            assert not left, "\n".join(left)
 
     def kill(self) -> None:
         """kill -9, as a crash would."""

@@ -46,13 +46,19 @@ def command_line(pid: int) -> str:
 
 @contextmanager
 def running_up(model: Path, *options: str, data: Path | None = None) -> Iterator[UpProcess]:
-    """`blockrelay up` on a free port, ready. Killed at the end if the test has not stopped it."""
+    """`blockrelay up` on a free port, ready.
+
+    Ends properly behind a test that has not stopped it, and dies with one that failed.
+    """
     argv = [*COMMAND, "up", "--model", str(model), "--port", "0", *options]
     if data is not None:
         argv += ["--data", str(data)]
     with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, env=os.environ.copy()) as process:
         try:
-            yield UpProcess(process, data)
+            up = UpProcess(process, data)
+            yield up
+            if process.poll() is None:
+                assert up.stop() == 0
         finally:
             if process.poll() is None:
                 process.kill()

@@ -1,7 +1,7 @@
 """The folder in memory through which the workers of one `up` share KV pages.
 
 ROOT/blockrelay-<random>/          pages, and
-ROOT/blockrelay-<random>/owner     locked for as long as its `up` runs
+ROOT/blockrelay-<random>/owner     locked for as long as its `up` runs; says where that keeps its data
 
 The lock ends with the process, however that ends: whoever starts next removes what no living process owns.
 """
@@ -36,8 +36,11 @@ def default_limit(root: Path = SHARED_MEMORY) -> int:
 
 
 @contextlib.contextmanager
-def open_page_folder(root: Path = SHARED_MEMORY) -> Iterator[Path | None]:
-    """A new empty folder, removed at the end; None where none can be made. Removes the folders of dead owners first."""
+def open_page_folder(root: Path = SHARED_MEMORY, *, data: Path | None = None) -> Iterator[Path | None]:
+    """A new empty folder, removed at the end; None where none can be made. Removes the folders of dead owners first.
+
+    `data`: what the owner file says, so that people find out whose memory that is.
+    """
     if not os.access(root, os.W_OK):
         yield None
         return
@@ -49,6 +52,7 @@ def open_page_folder(root: Path = SHARED_MEMORY) -> Iterator[Path | None]:
     lock = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
+        draft.write_text(str(data or ""))
         draft.rename(folder / _OWNER)
         yield folder
     finally:

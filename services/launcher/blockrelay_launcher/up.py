@@ -63,7 +63,11 @@ def up(options: UpOptions) -> int:
     ports = _usable_ports(options.host, options.port, options.gateways)
     if is_open_to_others(options.host) and not (options.api_keys or GatewaySettings().api_keys):
         _say(f"warning: whoever reaches {options.host} may use this gateway; --api-keys FILE demands a key")
-    with Alarm() as alarm, open_data_folder(options.data) as folder, open_page_folder() as pages:
+    with (
+        Alarm() as alarm,
+        open_data_folder(options.data) as folder,
+        open_page_folder(data=folder.path) as pages,
+    ):
         return _Up(options, settings, folder, alarm, ports, pages).run()
 
 

@@ -305,6 +305,7 @@ def test_a_gateway_that_is_gone_holds_nothing(gateway: RunningGateway, worker: P
         name = response.headers["x-request-id"]
         (claimed,) = worker.claim()
         worker.client.hset(worker.keys.followers(name), "gone", "")
+        worker.client.expire(worker.keys.followers(name), 60)
     wait_until(lambda: worker.record(claimed.request)[b"state"] == b"done", "it is cancelled all the same")
 
 

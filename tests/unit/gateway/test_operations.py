@@ -86,6 +86,7 @@ def test_a_request_of_another_model_of_the_cell_is_left_to_its_own_gateways(
 ) -> None:
     name = "req-" + "a" * 24
     worker.client.hset(worker.keys.request(name), mapping={"model": "another", "state": "queued"})
+    worker.client.expire(worker.keys.request(name), 60)
     path = f"/v1/requests/{name}"
     for response in (gateway.http.get(path), gateway.http.get(path + "/events"), gateway.http.delete(path)):
         assert response.status_code == 404

@@ -25,8 +25,9 @@ def start_owner(root: Path) -> "subprocess.Popen[str]":
 
 
 def test_nothing_is_left_after_a_clean_end(tmp_path: Path) -> None:
-    with open_page_folder(tmp_path) as folder:
+    with open_page_folder(tmp_path, data=Path("/the/data")) as folder:
         assert folder is not None and folder.parent == tmp_path
+        assert (folder / "owner").read_text() == "/the/data"
         assert folder.stat().st_mode & 0o777 == 0o700
         (folder / "page").write_bytes(b"x")
     assert list(tmp_path.iterdir()) == []

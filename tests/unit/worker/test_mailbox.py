@@ -45,6 +45,7 @@ def test_a_job_that_is_gone_before_anybody_reads_it_is_only_a_wake_up(
     for _ in range(3):
         client.eval(there_and_gone, 1, keys.reruns("m", "cpu"))
     client.xadd(keys.inbox("w"), {"j": JOB.encode()})
+    client.expire(keys.inbox("w"), 60)
     events: list[Event] = []
 
     def arrived() -> bool:
