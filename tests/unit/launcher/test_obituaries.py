@@ -1,0 +1,35 @@
+"""Reports of deaths: at once where Redis takes them, later where it does not, and never in the way of supervision."""
+
+import os
+import socket
+
+import redis
+
+from blockrelay.keys import Keys
+from blockrelay.redis_link import Scripts
+from blockrelay.settings import Settings
+from blockrelay_launcher.obituaries import Obituaries
+from tests.support.cell import Cell
+from tests.support.redis_answers import answering
+from tests.support.redis_server import RedisServer
+from tests.support.waiting import wait_until
+
+
+def test_what_redis_does_not_take_is_reported_later(own_redis: RedisServer) -> None:
+    client: redis.Redis = own_redis.client()
+    keys, said = Keys("t"), list[str]()
+    cell = Cell(client, keys, Scripts(client, keys, retention_s=60))
+    name = cell.worker(f"{socket.gethostname()}:{os.getpid()}:abc", split="1-4")
+    cell.accept()
+    (run,) = cell.claim(name)
+    reports = Obituaries(Settings(cell="t"), own_redis.url, said.append)
+    reports.start()
+    with answering(own_redis, "OOM"):
+        reports.add(os.getpid())
+        wait_until(lambda: said, "it says that the report waits")
+        assert not reports.flush(0.0) and client.zscore(keys.workers, name) is not None
+    assert reports.flush(10)
+    assert client.zscore(keys.workers, name) is None and client.hget(keys.request(run.request), "state") == b"queued"
+    assert "cannot be reported yet: Redis is full" in said[0] and "is reported" in said[-1] and len(said) == 2
+    reports.close()
+    client.close()

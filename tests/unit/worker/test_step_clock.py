@@ -1,0 +1,48 @@
+"""The clock of a step: a worker that waits for Redis is not stuck."""
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from blockrelay_worker import links
+from blockrelay_worker.links import StepClock
+
+
+@pytest.fixture
+def now(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
+    """The monotonic clock, as a test sets it."""
+    time = [100.0]
+    monkeypatch.setattr(links.time, "monotonic", lambda: time[0])
+    yield time
+
+
+def test_it_stands_still_while_its_thread_waits(now: list[float]) -> None:
+    clock = StepClock()
+    assert clock.age() == 0.0
+    clock.begin()
+    now[0] += 2
+    with clock.waiting():
+        now[0] += 60
+        assert clock.age() == 2.0
+        with clock.waiting():
+            now[0] += 60
+        assert clock.age() == 2.0, "what waits inside changes nothing"
+    now[0] += 3
+    assert clock.age() == 5.0
+    clock.end()
+    assert clock.age() == 0.0
+
+
+def test_another_thread_that_waits_does_not_stop_it(now: list[float]) -> None:
+    clock = StepClock()
+    clock.begin()
+
+    def wait() -> None:
+        with clock.waiting():
+            now[0] += 60
+
+    other = threading.Thread(target=wait)
+    other.start()
+    other.join()
+    assert clock.age() == 60.0
