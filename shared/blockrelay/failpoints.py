@@ -70,7 +70,7 @@ _OTHER_FAILURES: dict[str, type[Exception] | None] = {
 }
 #: Which scripts each role calls.
 SCRIPTS: dict[Role, tuple[str, ...]] = {
-    "gateway": ("accept", "finish"),
+    "gateway": ("accept", "finish", "forget"),
     "scheduler": ("plan", "dead", "rerun", "finish", "migrate"),
     "worker": ("claim", "commit", "beat", "rerun", "finish", "dead"),
     "launcher": ("dead",),

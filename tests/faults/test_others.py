@@ -169,3 +169,29 @@ def test_a_gateway_fails_while_it_cancels(stand: Stand, healthy: str, point: str
     if action != "kill":
         victim.terminate()
         assert victim.wait(30) == 0
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("case", cases("gateway", "forget"))
+@pytest.mark.usefixtures("first_gateway_first")
+def test_a_gateway_fails_while_it_makes_room(stand: Stand, healthy: str, case: str) -> None:
+    """More than half of Redis' memory is in use, so that every look of a gateway asks what may be forgotten."""
+    point, action = case.split(":")
+    action = action.partition("=")[0]
+    stand.full()
+    client = stand.system.client
+    memory: dict[str, int] = client.info("memory")  # pyright: ignore[reportAssignmentType]
+    client.config_set("maxmemory", int(memory["used_memory"] * 1.7))
+    try:
+        url, victim = stand.system.start_gateway(failpoint=case)
+        stand.wait_sprung(victim, point, action)
+        if action == "stop":
+            victim.send_signal(signal.SIGCONT)
+        _, tokens = positions_and_tokens([url, healthy], body_of(shapes()[0]), key=case)
+        assert tokens == stand.golden[0]
+        assert_nothing_is_held(stand.system)
+    finally:
+        client.config_set("maxmemory", 0)
+    if action != "kill":
+        victim.terminate()
+        assert victim.wait(30) == 0

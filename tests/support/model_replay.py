@@ -125,7 +125,9 @@ class Replay:
                 young = worker in options.get("beating", self.known)
                 self.client.zadd(self.keys.workers, {self.worker(worker): now if young else 1})
         for request in options.get("overdue", ()):
-            self.client.hset(self.keys.request(self.request(request)), "deadline", 1)
+            record = self.keys.request(self.request(request))
+            if self.client.exists(record):  # it may have been forgotten
+                self.client.hset(record, "deadline", 1)
         for member in self.client.zrange(self.keys.delayed, 0, -1):  # pyright: ignore
             self.client.zadd(self.keys.delayed, {member: 0})  # pyright: ignore
 
