@@ -2,7 +2,6 @@
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -25,6 +24,7 @@ from blockrelay.redis_link import Scripts
 from blockrelay.registry import read_plan, read_workers
 from blockrelay.sampling_params import SamplingParams, derive_seed
 from blockrelay.text import Tokenizer
+from blockrelay_launcher.ports import kept_ports
 from blockrelay_worker.generation import Pipeline, generate
 from tests.support.cell import read_log
 from tests.support.redis_server import RedisServer
@@ -118,21 +118,20 @@ class System:
 
     def start_gateway(self, **env: str) -> tuple[str, subprocess.Popen[bytes]]:
         """Its URL, once it answers, and the process. Environment as in `start_worker`."""
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = str(probe.getsockname()[1])
-        gateway = self._spawn("blockrelay_gateway", f"gateway-{len(self.gateways)}", _variables({"port": port, **env}))
-        self.gateways.append(gateway)
-        url = f"http://127.0.0.1:{port}"
+        with kept_ports("127.0.0.1", 0, 1) as (port,):
+            variables = _variables({"port": str(port), **env})
+            gateway = self._spawn("blockrelay_gateway", f"gateway-{len(self.gateways)}", variables)
+            self.gateways.append(gateway)
+            url = f"http://127.0.0.1:{port}"
 
-        def answers() -> bool:
-            try:
-                with urllib.request.urlopen(f"{url}/livez", timeout=1) as answer:
-                    return answer.status == 200
-            except OSError:
-                return gateway.poll() is not None
+            def answers() -> bool:
+                try:
+                    with urllib.request.urlopen(f"{url}/livez", timeout=1) as answer:
+                        return answer.status == 200
+                except OSError:
+                    return gateway.poll() is not None
 
-        wait_until(answers, "the gateway answers")
+            wait_until(answers, "the gateway answers")
         return url, gateway
 
     def start_worker(self, **env: str) -> subprocess.Popen[bytes]:

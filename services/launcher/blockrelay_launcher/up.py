@@ -1,9 +1,7 @@
 """`blockrelay up`: Redis, scheduler, workers and gateway as child processes, from the first start to the drain."""
 
 import contextlib
-import errno
 import os
-import socket
 import sys
 import time
 from dataclasses import dataclass, field
@@ -30,6 +28,7 @@ from blockrelay_launcher.durability import warnings_about
 from blockrelay_launcher.embedded_redis import EmbeddedRedis, find_server_program, place, unplace
 from blockrelay_launcher.obituaries import Obituaries
 from blockrelay_launcher.page_folder import open_page_folder
+from blockrelay_launcher.ports import kept_ports
 from blockrelay_launcher.processes import Alarm, Child, is_worth_showing, stop_all
 from blockrelay_launcher.readiness import why_not_ready
 
@@ -60,7 +59,11 @@ def up(options: UpOptions) -> int:
     blocks = open_block_folder(options.model, blocks=[]).model.blocks
     if not 1 <= options.stages <= blocks:
         raise UsageError(f"--stages is {options.stages}, but the model has {blocks} blocks: choose 1 to {blocks}")
-    ports = _usable_ports(options.host, options.port, options.gateways)
+    with kept_ports(options.host, options.port, options.gateways) as ports:
+        return _run(options, settings, ports)
+
+
+def _run(options: UpOptions, settings: Settings, ports: tuple[int, ...]) -> int:
     if is_open_to_others(options.host) and not (options.api_keys or GatewaySettings().api_keys):
         _say(f"warning: whoever reaches {options.host} may use this gateway; --api-keys FILE demands a key")
     with (
@@ -69,30 +72,6 @@ def up(options: UpOptions) -> int:
         open_page_folder(data=folder.path) as pages,
     ):
         return _Up(options, settings, folder, alarm, ports, pages).run()
-
-
-def _usable_ports(host: str, port: int, count: int) -> tuple[int, ...]:
-    """`port` and those after it, or free ones for 0. Raises UsageError when nobody can listen on one."""
-    with contextlib.ExitStack() as held:
-        return tuple(_usable_port(host, port and port + n, held) for n in range(count))
-
-
-def _usable_port(host: str, port: int, held: contextlib.ExitStack) -> int:
-    """Taken until `held` is closed, so that no two gateways get one port."""
-    probe = held.enter_context(socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET))
-    probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        probe.bind((host, port))
-        probe.listen()
-    except (OSError, OverflowError) as error:
-        why = getattr(error, "strerror", None) or error
-        other = (
-            "--host"
-            if isinstance(error, socket.gaierror) or getattr(error, "errno", 0) == errno.EADDRNOTAVAIL
-            else "--port"
-        )
-        raise UsageError(f"port {port} on {host}: {why}; choose another with {other}") from error
-    return int(probe.getsockname()[1])
 
 
 def _say(line: str) -> None:
