@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -19,7 +20,7 @@ from blockrelay_worker.batch import Batch, Segment
 from blockrelay_worker.engine import Engine
 from blockrelay_worker.executor import StageExecutor
 from blockrelay_worker.kernels import PAGE, load_kernels
-from blockrelay_worker.links import Links
+from blockrelay_worker.links import Links, StepClock
 from blockrelay_worker.mailbox import Mailbox, Reader
 from blockrelay_worker.page_names import extend_names, root_name
 from blockrelay_worker.pages import PagePool, pages_for
@@ -74,7 +75,8 @@ def engines_running(
                 dead_after_s=600,
                 retention_s=600,
             )
-            engine = Engine(role, executor, RunTable(executor.pool, cache), links, mailbox, metrics)
+            own = replace(links, clock=StepClock())  # each is a process of its own elsewhere
+            engine = Engine(role, executor, RunTable(executor.pool, cache), own, mailbox, metrics)
             streams = [f(MODEL, "cpu") for f in (links.keys.reruns, links.keys.jobs)] if stage == 0 else []
             reader = Reader(links.control, links.keys.inbox(role.worker), streams, mailbox, links.stop, links.watch)
             for thread in (reader, threading.Thread(target=engine.run)):

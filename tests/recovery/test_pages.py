@@ -14,6 +14,7 @@ import pytest
 from blockrelay import scripts as calls
 from blockrelay.messages import RequestBody
 from blockrelay.sampling_params import SamplingParams
+from blockrelay.timeline import timeline
 from tests.support.system import Job, StartSystem, System, golden_tokens
 from tests.support.waiting import wait_until
 
@@ -95,6 +96,12 @@ def test_the_worker_after_a_kill_9_does_not_compute_the_prompt_again(
     payload.close()
 
 
+def reruns_of(system: System, request: str) -> list[str]:
+    """The reasons of its re-runs, in order."""
+    record: dict[bytes, bytes] = system.client.hgetall(system.keys.request(request))  # pyright: ignore
+    return [event["reason"] for event in timeline(record) if event["event"] == "rerun"]
+
+
 def test_a_later_stage_that_lost_its_pages_ends_in_a_cold_run_and_the_same_tokens(start_system: StartSystem) -> None:
     system = start_system(stages=2, scheduler_env={"BLOCKRELAY_VACANCY_S": "0.5"})
     serve(system, job("req-1"))
@@ -108,10 +115,9 @@ def test_a_later_stage_that_lost_its_pages_ends_in_a_cold_run_and_the_same_token
 
     wait_until(replaced, "the dead one is replaced")
     serve(system, job("req-2"))
-    reruns = system.client.hmget(system.keys.request("req-2"), "missing", "reruns")
-    assert [int(value or 0) for value in reruns] == [2, 2]  # pyright: ignore
+    assert reruns_of(system, "req-2") == ["missing_pages", "missing_pages"]
     serve(system, job("req-3"))
-    assert not system.client.hget(system.keys.request("req-3"), "missing"), "what ran cold is known afterwards"
+    assert reruns_of(system, "req-3") == [], "what ran cold is known afterwards"
 
 
 def test_a_later_stage_that_lost_its_pages_finds_them_in_the_tier(
@@ -124,7 +130,7 @@ def test_a_later_stage_that_lost_its_pages_finds_them_in_the_tier(
     os.kill(system.pid_of(1), signal.SIGKILL)
     system.start_worker(**settings)
     serve(system, job("req-2"))
-    assert not system.client.hget(system.keys.request("req-2"), "missing")
+    assert "missing_pages" not in reruns_of(system, "req-2")
 
 
 def test_many_requests_with_common_beginnings_in_small_pools_give_the_tokens_of_their_solo_runs(
