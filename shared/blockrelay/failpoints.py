@@ -29,6 +29,7 @@ from dataclasses import dataclass
 from typing import Literal, cast, get_args
 
 from blockrelay.errors import ExecutionError, RedisUnavailable, UsageError
+from blockrelay.keys import SCRIPTS_OF
 from blockrelay.logs import get
 
 Role = Literal["gateway", "scheduler", "worker", "launcher"]
@@ -68,11 +69,9 @@ _OTHER_FAILURES: dict[str, type[Exception] | None] = {
     "event": None,
     "spawn": None,
 }
-#: Which scripts each role calls.
-SCRIPTS: dict[Role, tuple[str, ...]] = {
-    "gateway": ("accept", "finish", "forget"),
-    "scheduler": ("plan", "dead", "rerun", "finish", "migrate"),
-    "worker": ("claim", "commit", "beat", "rerun", "finish", "dead"),
+#: Which scripts each role calls. The launcher has the rights of an administrator, so the table of keys leaves it out.
+SCRIPTS: dict[str, tuple[str, ...]] = {
+    **{role: tuple(name.lower() for name in names) for role, names in SCRIPTS_OF.items()},
     "launcher": ("dead",),
 }
 POINTS: tuple[str, ...] = (

@@ -26,8 +26,8 @@ from blockrelay_worker.page_names import extend_names, root_name
 from blockrelay_worker.pages import PagePool, pages_for
 from blockrelay_worker.prefix_cache import PrefixCache
 from blockrelay_worker.runs import RunTable
-from blockrelay_worker.stage import StageRole
 from tests.support.cell import MODEL, Cell, body
+from tests.support.stage_role import stage_role
 from tests.support.tiny_model import write_tiny_model
 from tests.support.waiting import wait_until
 
@@ -59,22 +59,9 @@ def engines_running(
             executors.append(executor)
             metrics, mailbox = WorkerMetrics(registries[stage]), Mailbox()
             cache = PrefixCache(executor.pool, model_hash="m", numerics="n", metrics=metrics)
-            role = StageRole(
-                worker=cell.worker(f"w{stage}", stage=stage, split=split, pages=pages),
-                split=split,
-                stage=stage,
-                first=first,
-                last=last,
-                folder=folder,
-                tokenizer=None,
-                device="cpu",
-                max_rows=48,
-                max_requests=16,
-                step_target_s=1.0,
-                speculation=True,
-                dead_after_s=600,
-                retention_s=600,
-            )
+            worker = cell.worker(f"w{stage}", stage=stage, split=split, pages=pages)
+            bounds = {"max_rows": 48, "max_requests": 16, "step_target_s": 1.0, "dead_after_s": 600, "retention_s": 600}
+            role = stage_role(folder, worker, split=split, stage=stage, first=first, last=last, **bounds)
             own = replace(links, clock=StepClock())  # each is a process of its own elsewhere
             engine = Engine(role, executor, RunTable(executor.pool, cache), own, mailbox, metrics)
             streams = [f(MODEL, "cpu") for f in (links.keys.reruns, links.keys.jobs)] if stage == 0 else []

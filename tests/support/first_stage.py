@@ -20,10 +20,10 @@ from blockrelay_worker.pages import PagePool
 from blockrelay_worker.parallelism import Groups
 from blockrelay_worker.runs import Run, RunTable
 from blockrelay_worker.sender import Sender
-from blockrelay_worker.stage import StageRole
 from blockrelay_worker.step_cost import StepCost
 from blockrelay_worker.work import Work
 from tests.support.cell import Cell
+from tests.support.stage_role import stage_role
 
 
 class Stage:
@@ -37,22 +37,7 @@ class Stage:
         for worker in self.route:
             client.hset(keys.worker(worker), mapping={"node": "host", "cores": 2, "threads": 1})
         links = Links(client, client, keys, scripts, RedisWatch(metrics.redis_errors), threading.Event())
-        self.role = StageRole(
-            worker="a",
-            split="1-2,3-5",
-            stage=0,
-            first=1,
-            last=last,
-            folder=folder,
-            tokenizer=None,
-            device="cpu",
-            max_rows=64,
-            max_requests=8,
-            step_target_s=0.05,
-            speculation=True,
-            dead_after_s=60,
-            retention_s=60,
-        )
+        self.role = stage_role(folder, "a", split="1-2,3-5", stage=0, first=1, last=last)
         self.iteration = 0
         self.table = RunTable(PagePool(StageExecutor.layout_of(folder, 1, last), pages))
         self.known = KnownRows(self.role, self.table, Sender(self.role, links, metrics), Groups(links), metrics)

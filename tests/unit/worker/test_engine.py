@@ -29,8 +29,8 @@ from blockrelay_worker.links import Links
 from blockrelay_worker.mailbox import Mailbox, Reader
 from blockrelay_worker.pages import PagePool
 from blockrelay_worker.runs import RunTable
-from blockrelay_worker.stage import StageRole
 from tests.support.cell import MODEL, Cell, body
+from tests.support.stage_role import stage_role
 from tests.support.waiting import wait_until
 
 MARK = 499  # a prompt that begins with this token is the one that the broken executors stumble over
@@ -56,22 +56,8 @@ def engine_running(
     executor = StageExecutor(folder, 1, last, pool=pool, threads=1, kernels=load_kernels(1))
     metrics, mailbox, table = WorkerMetrics(registry or CollectorRegistry()), Mailbox(), RunTable(pool)
     links = Links(client, client, keys, scripts, RedisWatch(metrics.redis_errors), stop)
-    role = StageRole(
-        worker=name,
-        split=f"1-{last}",
-        stage=0,
-        first=1,
-        last=last,
-        folder=folder,
-        tokenizer=None,
-        device="gpu" if device == "gpu" else "cpu",
-        max_rows=64,
-        max_requests=8,
-        step_target_s=1.0,
-        speculation=True,
-        dead_after_s=60,
-        retention_s=60,
-    )
+    runs_on = "gpu" if device == "gpu" else "cpu"
+    role = stage_role(folder, name, split=f"1-{last}", stage=0, first=1, last=last, device=runs_on, step_target_s=1.0)
     engine = Engine(role, broken(executor), table, links, mailbox, metrics)
     streams = [f(MODEL, c) for c in ("cpu", "gpu") for f in (keys.reruns, keys.jobs)]
     threads = [

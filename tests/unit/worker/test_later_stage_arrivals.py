@@ -18,8 +18,8 @@ from blockrelay_worker.executor import StageExecutor
 from blockrelay_worker.links import Links
 from blockrelay_worker.pages import PagePool
 from blockrelay_worker.runs import Run, RunTable
-from blockrelay_worker.stage import StageRole
 from tests.support.cell import Cell
+from tests.support.stage_role import stage_role
 
 
 @pytest.fixture
@@ -33,22 +33,7 @@ def cell(client: redis.Redis, keys: Keys, scripts: Scripts) -> Cell:
 @pytest.fixture
 def arrivals(w8a8: BlockFolder, client: redis.Redis, keys: Keys, scripts: Scripts) -> Arrivals:
     """Those of the last stage."""
-    role = StageRole(
-        worker="b",
-        split="1-2,3-5",
-        stage=1,
-        first=3,
-        last=5,
-        folder=w8a8,
-        tokenizer=None,
-        device="cpu",
-        max_rows=64,
-        max_requests=8,
-        step_target_s=0.05,
-        speculation=True,
-        dead_after_s=60,
-        retention_s=60,
-    )
+    role = stage_role(w8a8, "b", split="1-2,3-5", stage=1, first=3, last=5)
     table = RunTable(PagePool(StageExecutor.layout_of(w8a8, 3, 5), 50))
     metrics = WorkerMetrics(CollectorRegistry())
     return Arrivals(
