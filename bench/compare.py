@@ -20,7 +20,7 @@ from bench.environments import Peer, install, last_line, python_of
 from bench.records import Record, Store, faults
 from bench.report import PLOT_NAME, markdown, plot
 from bench.units import CASES, ON_DEMAND, PARTS, Unit, all_units
-from blockrelay_launcher.machine import describe_machine
+from blockrelay_launcher.bench.machine import describe_machine
 
 ROOT = Path(__file__).parents[1]
 DOCS, WORK = ROOT / "docs", ROOT / ".bench"

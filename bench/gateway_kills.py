@@ -18,8 +18,8 @@ from typing import Any
 import httpx
 
 from bench.recovery import System, percentile, running, wait_until
-from blockrelay_launcher.data_folder import read_running
-from blockrelay_launcher.resuming_client import resuming_stream
+from blockrelay_launcher.client.resuming import resuming_stream
+from blockrelay_launcher.supervisor.data_folder import read_running
 
 TOKENS = 200
 #: Tokens that the client has when its gateway dies.

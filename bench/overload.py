@@ -24,7 +24,7 @@ from pathlib import Path
 
 import httpx
 
-from blockrelay.block_folder import open_block_folder
+from blockrelay.block_folder.folder import open_block_folder
 from blockrelay.settings import BUNDLED_MODEL
 
 CLIENTS = 64

@@ -2,10 +2,10 @@
 
 OTHER is a checkout of another commit with its environment in `.venv` (`make install`). One `up` of each runs all the
 time. The sides take turns, and who is first changes with every pair, so that a machine that slows down slows both.
-A turn is `--requests` completions at once. Printed are, for each size, tokens per second, CPU seconds per thousand
-tokens (of all processes of the `up`, Redis too) and the ratios this / other with their 95 % confidence intervals (mean
-of the pairs' ratios, normal). Both sides must give the same tokens. Exit status 1 when the lower end of a speed ratio
-is below 0.97.
+A turn is `--requests` completions at once, `--rounds` times. Printed are, for each size, tokens per second, CPU seconds
+per thousand tokens (of all processes of the `up`, Redis too) and the ratios this / other with their 95 % confidence
+intervals (mean of the pairs' ratios, normal). Both sides must give the same tokens. Exit status 1 when the lower end of
+a speed ratio is below 0.97.
 """
 
 import argparse
@@ -25,7 +25,7 @@ from statistics import mean, median, stdev
 import httpx
 
 from blockrelay.errors import BlockrelayError
-from blockrelay_launcher.data_folder import read_running
+from blockrelay_launcher.supervisor.data_folder import read_running
 
 ROOT = Path(__file__).parents[1]
 MODEL = ROOT / "shared/blockrelay/models/storyteller"
@@ -71,7 +71,7 @@ class Side:
     pid: int
     url: str
 
-    def turn(self, requests: int, prompt: int, new: int) -> Turn:
+    def turn(self, requests: int, prompt: int, new: int, *, rounds: int = 1) -> Turn:
         """Raises httpx.HTTPError when an answer is an error."""
         bodies = [
             {
@@ -82,7 +82,7 @@ class Side:
         ]  # fmt: skip
         cpu, started = self.cpu_s(), time.perf_counter()
         with ThreadPoolExecutor(requests) as threads:
-            answers = list(threads.map(self._tokens, bodies))
+            answers = [tokens for _ in range(rounds) for tokens in list(threads.map(self._tokens, bodies))]
         return Turn(time.perf_counter() - started, self.cpu_s() - cpu, answers)
 
     def _tokens(self, body: dict[str, object]) -> list[int]:
@@ -137,14 +137,14 @@ def _ready(data: Path) -> str:
         return ""
 
 
-def compare(sides: Sequence[Side], size: tuple[int, int, int], pairs: int) -> Ratio:
+def compare(sides: Sequence[Side], size: tuple[int, int, int], pairs: int, rounds: int) -> Ratio:
     """Measure and print one size; the ratio of speeds. Raises RuntimeError when the sides give other tokens."""
     turns: list[list[Turn]] = [[], []]
     for side in sides:
         side.turn(*size)  # warms pages and caches
     for number in range(pairs):
         for at in (0, 1) if number % 2 else (1, 0):
-            turns[at].append(sides[at].turn(*size))
+            turns[at].append(sides[at].turn(*size, rounds=rounds))
         if turns[0][-1].answers != turns[1][-1].answers:
             raise RuntimeError(f"the sides give other tokens for {size[0]} requests")
     rates = [[turn.tokens / turn.seconds for turn in side] for side in turns]
@@ -168,6 +168,7 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--pairs", type=int, default=20)
     parser.add_argument("--requests", default="1,16", help="numbers of requests at once")
+    parser.add_argument("--rounds", type=int, default=3, help="a turn should take seconds: times each")
     parser.add_argument("--prompt", type=int, default=64)
     parser.add_argument("--new", type=int, default=200)
     parser.add_argument("--stages", default="1")
@@ -178,7 +179,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = ["--stages", chosen.stages]
     model = chosen.model.resolve()
     with running(ROOT, model, options) as this, running(chosen.other.resolve(), model, options) as other:
-        lowest = min(compare((this, other), size, chosen.pairs).lower for size in sizes)
+        lowest = min(compare((this, other), size, chosen.pairs, chosen.rounds).lower for size in sizes)
     return 0 if lowest >= FLOOR else 1
 
 

@@ -30,12 +30,12 @@ from typing import Any, cast
 
 import httpx
 
-from blockrelay.block_folder import open_block_folder
+from blockrelay.block_folder.folder import open_block_folder
 from blockrelay.errors import RedisTrouble
-from blockrelay.keys import Keys
-from blockrelay.redis_link import connect
-from blockrelay.registry import read_workers
-from blockrelay_launcher.data_folder import read_running
+from blockrelay.protocol.keys import Keys
+from blockrelay.redis.client import connect
+from blockrelay.redis.registry import read_workers
+from blockrelay_launcher.supervisor.data_folder import read_running
 
 ACCIDENTS = ("worker", "host", "redis")
 #: Tokens of a stream before the accident and after it.

@@ -39,9 +39,12 @@ def _order(b: Bounds, state: State) -> list[int]:
     """The slots of each stage, sorted by what does not depend on names. Any order is right; a good one saves states."""
     if b.workers == 1:
         return list(range(b.slots))
-    return sorted(
-        range(b.slots), key=lambda slot: (slot // b.workers, b.numerics(slot * LIVES), _signature(state, slot))
-    )
+
+    def key(slot: int) -> tuple[object, ...]:
+        worker = slot * LIVES
+        return (slot // b.workers, b.numerics(worker), b.pool(worker), _signature(state, slot))
+
+    return sorted(range(b.slots), key=key)
 
 
 def _signature(state: State, slot: int) -> tuple[object, ...]:

@@ -36,6 +36,7 @@ _POISON = Bounds(
 )
 _UPGRADE = Bounds(stages=1, workers=2, ids=(0, 1), prompt=1)
 _UPGRADED_PIPELINE = Bounds(ids=(0, 1, 0, 1))
+_SMALL_POOL = replace(_UPGRADE, workers=3, ids=(0, 0, 1), pools=(2, 3, 3))
 
 CONFIGURATIONS = (
     Configuration(
@@ -119,7 +120,8 @@ CONFIGURATIONS = (
         _one_each(_UPGRADE, Budget(retire=1), Budget(kill=1))
         + _one_each(replace(_UPGRADE, workers=3, ids=(0, 0, 1)), Budget(retire=2))
         + _one_each(replace(_UPGRADE, exact=frozenset({0})), Budget(retire=1))
-        + _one_each(_UPGRADED_PIPELINE, Budget(retire=1)),
+        + _one_each(_UPGRADED_PIPELINE, Budget(retire=1))
+        + _one_each(_SMALL_POOL, Budget(retire=1)),
         _one_each(
             _UPGRADE,
             Budget(retire=1, kill=1, pause=1),
@@ -127,7 +129,8 @@ CONFIGURATIONS = (
             Budget(retire=1, deadline=1, cancel=1),
         )
         + _one_each(replace(_UPGRADE, requests=2, room=2), Budget(retire=1, kill=1))
-        + _one_each(_UPGRADED_PIPELINE, Budget(retire=1, kill=1)),
+        + _one_each(_UPGRADED_PIPELINE, Budget(retire=1, kill=1))
+        + _one_each(_SMALL_POOL, Budget(retire=1, kill=1, pause=1)),
     ),
     Configuration(
         "queue",

@@ -280,6 +280,7 @@ class Rules:
     pinned_go_on: bool = True
     freed_ask_again: bool = True
     routes_are_whole: bool = True
+    small_pools_serve_nobody: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -292,6 +293,7 @@ class Bounds:
     tokens: int = 2  # every answer has so many
     prompt: int = 2  # units of a prompt; read in two pieces where there are two stages
     pages: int = 100  # of a worker, one unit each
+    pools: tuple[int, ...] = ()  # pages of each slot, ascending within a stage and numerics id; else all have `pages`
     room: int = 1  # runs that a worker takes
     needs: tuple[int, ...] = ()  # pages that each request may need; else prompt + tokens
     tenants: tuple[int, ...] = ()  # whose each request is; else all of one
@@ -321,6 +323,9 @@ class Bounds:
 
     def stage(self, worker: int) -> int:
         return worker // LIVES // self.workers
+
+    def pool(self, worker: int) -> int:
+        return self.pools[worker // LIVES] if self.pools else self.pages
 
     def numerics(self, worker: int) -> int:
         return self.ids[worker // LIVES] if self.ids else 0

@@ -16,7 +16,7 @@ def claims(b: Bounds, state: State, slot: int, me: Process) -> Steps:
     for latest in (False, True) if b.either_worker and b.stages > 1 and b.workers > 1 else (False,):
         redis, claimed = scripts.claim(
             b, state.redis, me.id, most, range(state.nonce, state.nonce + most),
-            beating=beating(state), free=_claimable(b, me.table), overdue=overdue(state), latest=latest,
+            beating=beating(state), free=_claimable(b.pool(me.id), me.table), overdue=overdue(state), latest=latest,
         )  # fmt: skip
         if redis in (state.redis, first):
             continue
@@ -36,9 +36,9 @@ def claims(b: Bounds, state: State, slot: int, me: Process) -> Steps:
             yield f"worker {slot} claims {names}, reply lost", lost._replace(budget=spent), True
 
 
-def _claimable(b: Bounds, table: tuple[Run, ...]) -> int:
+def _claimable(pool: int, table: tuple[Run, ...]) -> int:
     """Free pages beside those that the runs here need for known tokens and the next, and one more for each."""
-    return max(0, b.pages - pages(table) - sum(max(0, r.known + 1 - r.computed) + 1 for r in table))
+    return max(0, pool - pages(table) - sum(max(0, r.known + 1 - r.computed) + 1 for r in table))
 
 
 def _passed(state: State, redis: Redis, claimed: list[scripts.Claimed]) -> tuple[int, ...]:
@@ -62,7 +62,7 @@ def _claims_in_two(b: Bounds, state: State, slot: int, me: Process) -> Steps:
     """Without the rule: the job is deleted first, run and route are written later."""
     nonces = range(state.nonce, state.nonce + 1)
     if me.written < 0:
-        redis, claimed = scripts.claim(b, state.redis, me.id, 1, nonces, beating=beating(state), free=b.pages)
+        redis, claimed = scripts.claim(b, state.redis, me.id, 1, nonces, beating=beating(state), free=b.pool(me.id))
         if claimed:
             taken = claimed[0].request
             redis = scripts.unqueue(b, state.redis, taken)
@@ -72,7 +72,7 @@ def _claims_in_two(b: Bounds, state: State, slot: int, me: Process) -> Steps:
     record = state.redis.requests[me.written]
     assert record is not None
     back = state.redis._replace(reruns=(me.written,))
-    redis, claimed = scripts.claim(b, back, me.id, 1, nonces, beating=beating(state), free=b.pages)
+    redis, claimed = scripts.claim(b, back, me.id, 1, nonces, beating=beating(state), free=b.pool(me.id))
     if claimed and record.state == "queued":
         after = state._replace(redis=redis, nonce=state.nonce + 1)
         written = me._replace(written=-1, table=put(me.table, _new_run(b, claimed[0])))
@@ -111,7 +111,7 @@ def forwards(b: Bounds, state: State, slot: int, me: Process) -> Steps:
         if run.computed >= run.known:
             continue
         end = run.known - 1 if run.known - run.computed > 1 else run.known
-        if pages(me.table) + end - run.computed > b.pages:
+        if pages(me.table) + end - run.computed > b.pool(me.id):
             continue  # waits for pages
         target = run.route[1]
         segment = Segment(run.request, run.run, run.sequence, run.computed, end, end == run.known)

@@ -34,7 +34,7 @@ def receives(b: Bounds, state: State, slot: int, me: Process) -> Steps:
         return
     table = put(me.table, run)
     missing = segment.first > run.computed or (b.rules.sequence_is_checked and segment.sequence > run.sequence)
-    if missing or pages(table) - run.computed + segment.end > b.pages:
+    if missing or pages(table) - run.computed + segment.end > b.pool(me.id):
         yield f"{name}: a hole", rerun(b, state, slot, segment.request, segment.run, "missing_pages"), False
         return
     run = run._replace(computed=segment.end, sequence=run.sequence + 1)

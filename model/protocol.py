@@ -28,7 +28,7 @@ class Protocol:
             passed=(0,) * len(set(b.tenants)),
         )
         for process in state.processes:
-            redis = scripts.announce(redis, process.id, b.pages)
+            redis = scripts.announce(redis, process.id, b.pool(process.id))
             state = state.with_payload(process.id, ())
         return state._replace(redis=redis)
 

@@ -205,7 +205,7 @@ def claim(
         numerics = record.numerics if record.log else ()
         if b.ids and (not record.log or record.own_id != b.numerics(me)):
             if record.log:
-                lives = served(b, redis, record.own_id, beating)
+                lives = served(b, redis, record.own_id, record.need, beating)
                 if lives and b.rules.pinned_wait and b.rules.freed_ask_again:
                     redis = enqueue(b, unqueue(b, redis, request), request, record)
                     continue
@@ -358,8 +358,8 @@ def beat(b: Bounds, redis: Redis, worker: int) -> tuple[Redis, dict[int, int] | 
 
 
 def migrate(b: Bounds, redis: Redis, *, beating: Sequence[int]) -> tuple[Redis, int]:
-    """Re-runs whose numerics id nobody serves may go on under another one. How many."""
-    freed = [r for r in redis.pinned if (p := redis.requests[r]) and not served(b, redis, p.own_id, beating)]
+    """Re-runs whose numerics id nobody serves who could hold them may go on under another one. How many."""
+    freed = [r for r in redis.pinned if (p := redis.requests[r]) and not served(b, redis, p.own_id, p.need, beating)]
     for request in freed:
         record = redis.requests[request]
         assert record is not None

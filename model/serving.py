@@ -5,12 +5,15 @@ from collections.abc import Sequence
 from model.data import Bounds, Redis
 
 
-def served(b: Bounds, redis: Redis, numerics: int, beating: Sequence[int]) -> bool:
-    """Whether every stage has a live worker of the numerics id."""
+def served(b: Bounds, redis: Redis, numerics: int, need: int, beating: Sequence[int]) -> bool:
+    """Whether every stage has a live worker of the numerics id whose pool, even empty, would hold the request."""
     staffed = {
         b.stage(worker)
         for worker, w in redis.workers
-        if w.inbox is not None and worker in beating and b.numerics(worker) == numerics
+        if w.inbox is not None
+        and worker in beating
+        and b.numerics(worker) == numerics
+        and (w.pages >= need or not b.rules.small_pools_serve_nobody)
     }
     return 0 in staffed and (len(staffed) == b.stages or not b.rules.routes_are_whole)
 

@@ -41,7 +41,7 @@ def _computes(b: Bounds, state: State, slot: int, me: Process, batch: list[Run])
         current = find(table, run.request, run.run)
         if current is None or current.computed != run.computed:
             continue  # preempted in this very round
-        table, room = _make_room(b, table, current)
+        table, room = _make_room(b, b.pool(me.id), table, current)
         if room:
             current, item = sample(b, current._replace(computed=current.known), current.known)
             table = put(table, current._replace(known=current.known + 1))
@@ -51,9 +51,9 @@ def _computes(b: Bounds, state: State, slot: int, me: Process, batch: list[Run])
         yield f"worker {slot} computes {names}", state.with_process(slot, after), False
 
 
-def _make_room(b: Bounds, table: tuple[Run, ...], run: Run) -> tuple[tuple[Run, ...], bool]:
+def _make_room(b: Bounds, pool: int, table: tuple[Run, ...], run: Run) -> tuple[tuple[Run, ...], bool]:
     """Pages for all known tokens of `run`, taken from younger runs where there are too few."""
-    while pages(table) + run.known - run.computed > b.pages:
+    while pages(table) + run.known - run.computed > pool:
         younger = table[[r.request for r in table].index(run.request) + 1 :]
         victim = next((r for r in reversed(younger) if r.computed), None)
         if victim is None or not b.rules.youngest_is_preempted:

@@ -15,7 +15,7 @@ def steps(b: Bounds, state: State, slot: int) -> Steps:
     elif me.up == "paused":
         yield f"worker {slot} wakes", state.with_process(slot, me._replace(up="up")), False
     elif not me.ready:
-        redis = scripts.announce(state.redis, me.id, b.pages)
+        redis = scripts.announce(state.redis, me.id, b.pool(me.id))
         ready = state._replace(redis=redis).with_process(slot, me._replace(ready=True)).with_payload(me.id, ())
         yield f"worker {slot} announces itself", ready, False
     else:

@@ -7,16 +7,21 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 import redis
 
-from blockrelay.keys import Keys
-from blockrelay.redis_link import Scripts
+from blockrelay.protocol.keys import Keys
+from blockrelay.redis.client import Scripts
 from tests.support.at_most import AtMost
 from tests.support.leaks import Spawned, folders, ownerless_keys, processes, settled
 from tests.support.redis_server import RedisServer
 from tests.support.rights import ConfinedScripts
 from tests.support.suites import SUITES, suite_of
+
+# No example fails because the machine is slow.
+hypothesis.settings.register_profile("blockrelay", deadline=None)
+hypothesis.settings.load_profile("blockrelay")
 
 TESTS = Path(__file__).parent
 spawned = Spawned()

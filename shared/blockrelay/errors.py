@@ -164,7 +164,7 @@ class ServiceUnavailable(BlockrelayError):
 
 
 class RedisTrouble(ServiceUnavailable):
-    """Redis does not do what we ask, and no bug of ours is why. Raised by the clients of `blockrelay.redis_link` alone.
+    """Redis does not do what we ask, and no bug of ours is why. Only clients of `blockrelay.redis.client` raise it.
 
     `code` is the first word of Redis' answer (`OOM`, `NOPERM`); empty when there was no answer.
     """

@@ -15,8 +15,8 @@ at an empty dictionary.
 `worker.before_compute:kill#77` happens again and again, whenever token 77 is among those computed: that makes a
 request which kills every worker it comes to.
 
-`before_<script>` and `after_<script>` stand around every call of that script (`blockrelay.redis_link`); the others are
-single lines where the effect is.
+`before_<script>` and `after_<script>` stand around every call of that script (`blockrelay.redis.client`); the others
+are single lines where the effect is.
 """
 
 import os
@@ -29,8 +29,8 @@ from dataclasses import dataclass
 from typing import Literal, cast, get_args
 
 from blockrelay.errors import ExecutionError, RedisUnavailable, UsageError
-from blockrelay.keys import SCRIPTS_OF
-from blockrelay.logs import get
+from blockrelay.observability.logs import get
+from blockrelay.protocol.keys import SCRIPTS_OF
 
 Role = Literal["gateway", "scheduler", "worker", "launcher"]
 Action = Literal["kill", "stop", "raise", "delay"]

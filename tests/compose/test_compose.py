@@ -17,9 +17,9 @@ import httpx
 import pytest
 from openai import OpenAI
 
-from blockrelay.block_folder import open_block_folder
+from blockrelay.block_folder.folder import open_block_folder
 from blockrelay.settings import BUNDLED_MODEL
-from blockrelay_converter.conversion import convert
+from blockrelay_converter.convert import convert
 from tests.support.checkpoints import write_checkpoint
 from tests.support.compose_stack import ComposeStack, leftovers, mountable_copy
 from tests.support.system import Job, golden_tokens, make_jobs

@@ -2,18 +2,17 @@
 
 import itertools
 import math
-import time
 
 import pytest
 import redis
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from blockrelay import scripts as calls
-from blockrelay.cell_settings import CellSettings, publish_cell_settings
-from blockrelay.keys import Keys
-from blockrelay.redis_link import Scripts
-from blockrelay.scripts import Limits, Pace
+from blockrelay.protocol import transitions as calls
+from blockrelay.protocol.keys import Keys
+from blockrelay.protocol.transitions import Limits, Pace
+from blockrelay.redis.cell_settings import CellSettings, publish_cell_settings
+from blockrelay.redis.client import Scripts
 from tests.support.cell import MODEL, Cell, body
 from tests.support.waiting import wait_until
 
@@ -92,25 +91,43 @@ class TestTokens:
     def test_over_any_time_it_admits_what_flows_in_and_no_less(
         self, cell: Cell, per_minute: int, steps: list[tuple[int, float]]
     ) -> None:
+        """Decided by Redis' clock: what the bucket says of an admission, the times around the call for a refusal."""
         cell.client.flushall()
-        level, began = float(per_minute), time.monotonic()
-        for i, (tokens, pause_s) in enumerate(steps):
-            content = body(list(range(1, tokens + 1)), max_tokens=1)
-            answer = cell.accept(f"req-{i}", tenant="t", limits=Limits(tokens_per_minute=per_minute), content=content)
-            slack = 0.5 + per_minute / 60 * (time.monotonic() - began)  # the test takes time, which fills the bucket
-            if answer.status == "OK":
-                assert tokens + 1 <= level + slack
-                level -= tokens + 1
-            else:
-                assert answer.status == "TOKENS" and tokens + 1 > level - 0.5
-                lacks = tokens + 1 - level
-                assert answer.retry_ms <= math.ceil(lacks * 60_000 / per_minute) + 1
-            self.pass_s(cell, pause_s, tenant="t")
-            level = min(per_minute, level + pause_s * per_minute / 60)
+        level, since_ms = float(per_minute), cell.now_ms()
 
-    def pass_s(self, cell: Cell, seconds: float, tenant: str = "ada") -> None:
-        if cell.client.exists(cell.keys.bucket(tenant)):
-            cell.client.hincrby(cell.keys.bucket(tenant), "at", -int(seconds * 1000))
+        def filled(now_ms: int) -> float:
+            return min(per_minute, level + (now_ms - since_ms) * per_minute / 60_000)
+
+        for i, (tokens, pause_s) in enumerate(steps):
+            content, cost = body(list(range(1, tokens + 1)), max_tokens=1), tokens + 1
+            before_ms = cell.now_ms()
+            answer = cell.accept(f"req-{i}", tenant="t", limits=Limits(tokens_per_minute=per_minute), content=content)
+            after_ms = cell.now_ms()
+            if answer.status == "OK":
+                left, at_ms = self.bucket(cell, "t")
+                assert before_ms <= at_ms <= after_ms
+                assert cost <= filled(at_ms)
+                assert left == pytest.approx(filled(at_ms) - cost, abs=0.001), "it is kept with three decimals"
+                level, since_ms = left, at_ms
+            else:
+                most, least = cost - filled(before_ms), cost - filled(after_ms)
+                assert answer.status == "TOKENS" and most > 0
+                assert (
+                    math.ceil(least * 60_000 / per_minute) <= answer.retry_ms <= math.ceil(most * 60_000 / per_minute)
+                )
+            since_ms -= self.pass_s(cell, pause_s, tenant="t")
+
+    def bucket(self, cell: Cell, tenant: str) -> tuple[float, int]:
+        """Tokens left, and the millisecond of Redis' clock at which they were."""
+        raw: dict[bytes, bytes] = cell.client.hgetall(cell.keys.bucket(tenant))  # pyright: ignore[reportAssignmentType]
+        return float(raw[b"level"]), int(raw[b"at"])
+
+    def pass_s(self, cell: Cell, seconds: float, tenant: str = "ada") -> int:
+        """Milliseconds that have passed for the bucket, if there is one."""
+        if not cell.client.exists(cell.keys.bucket(tenant)):
+            return 0
+        cell.client.hincrby(cell.keys.bucket(tenant), "at", -int(seconds * 1000))
+        return int(seconds * 1000)
 
 
 def test_a_tenants_requests_under_way_are_bounded(cell: Cell) -> None:

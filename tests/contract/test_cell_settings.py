@@ -4,16 +4,16 @@ import pytest
 import redis
 from prometheus_client import CollectorRegistry
 
-from blockrelay import scripts as calls
-from blockrelay.cell_settings import CellSettings, publish_cell_settings
-from blockrelay.keys import Keys
-from blockrelay.metrics import SchedulerMetrics
-from blockrelay.plan import missing_stages
-from blockrelay.redis_link import Scripts
-from blockrelay.registry import read_plan, read_workers
-from blockrelay.scripts import Limits, Pace
+from blockrelay.observability.metrics import SchedulerMetrics
+from blockrelay.protocol import transitions as calls
+from blockrelay.protocol.keys import Keys
+from blockrelay.protocol.plan import missing_stages
+from blockrelay.protocol.transitions import Limits, Pace
+from blockrelay.redis.cell_settings import CellSettings, publish_cell_settings
+from blockrelay.redis.client import Scripts
+from blockrelay.redis.registry import read_plan, read_workers
 from blockrelay.settings import SchedulerSettings, Settings
-from blockrelay_launcher.status import CellAddress, read_status
+from blockrelay_launcher.cli.status import CellAddress, read_status
 from blockrelay_scheduler.loop import Link, Scheduler
 from tests.support.cell import MODEL, Cell
 from tests.support.redis_server import RedisServer

@@ -3,8 +3,8 @@
 import pytest
 import redis
 
-from blockrelay.keys import Keys
-from blockrelay.redis_link import Scripts
+from blockrelay.protocol.keys import Keys
+from blockrelay.redis.client import Scripts
 from tests.support.cell import Cell, body
 
 

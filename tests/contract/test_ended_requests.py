@@ -6,13 +6,12 @@ from dataclasses import replace
 import pytest
 import redis
 
-from blockrelay import scripts as calls
-from blockrelay.end_meta import encode_end_meta
-from blockrelay.keys import Keys
-from blockrelay.messages import EndEntry, LogEntry, TokenEntry, TokenLogprobs, decode_log_entry
-from blockrelay.redis_link import Scripts
-from blockrelay.sampling_params import SamplingParams
-from blockrelay.timeline import timeline
+from blockrelay.protocol import transitions as calls
+from blockrelay.protocol.end_meta import encode_end_meta
+from blockrelay.protocol.keys import Keys
+from blockrelay.protocol.messages import Claimed, EndEntry, LogEntry, TokenEntry, TokenLogprobs, decode_log_entry
+from blockrelay.protocol.sampling_params import SamplingParams
+from blockrelay.redis.client import Scripts
 from tests.support.cell import Cell, body
 from tests.support.redis_server import RedisServer
 from tests.support.waiting import wait_until
@@ -28,34 +27,49 @@ META = encode_end_meta(
     }
 )
 REQUEST = "req-0123456789abcdef01234567"
+NUMERICS = "w8a8-0123456789abcdef"
+#: Three bytes each in the body.
+PROMPT = [128_000 + at for at in range(32)]
 
 
 @pytest.fixture
 def cell(client: redis.Redis, keys: Keys, scripts: Scripts) -> Cell:
     cell = Cell(client, keys, scripts)
-    cell.worker("w", split="1-4")
+    cell.worker("w", split="1-4", numerics=NUMERICS)
     return cell
 
 
-def run_to_its_end(cell: Cell, tokens: list[int], *, fingerprint: str = "", keep_s: int = 0) -> None:
-    """One commit for each token."""
+def claimed(cell: Cell) -> Claimed:
+    """The one request, now on the worker: a second re-run at one position waits a little."""
+    runs: list[Claimed] = []
+    wait_until(lambda: runs.extend(cell.claim("w", dead_after_s=3600)) or runs, "it is claimed", poll_s=0.005)
+    return runs[0]
+
+
+def run_to_its_end(cell: Cell, tokens: list[int], *, fingerprint: str = "", keep_s: int = 0, reruns: int = 0) -> None:
+    """One commit for each token, and so many deaths after the first one."""
     params = SamplingParams(max_tokens=len(tokens), temperature=0.0, seed=2**53 - 1).to_dict()
-    content = replace(body([1, 2, 3], **params), gateway="0123456789abcdef", group=REQUEST)
+    content = replace(body(PROMPT, **params), gateway="0123456789abcdef")
     assert cell.accept(REQUEST, content=content, fingerprint=fingerprint, keep_s=keep_s).status == "OK"
-    (run,) = cell.claim("w", dead_after_s=3600)
+    run = claimed(cell)
     for at, token in enumerate(tokens[:-1]):
         cell.commit(run, at, [token])
+        for _ in range(reruns if at == 0 else 0):
+            assert cell.rerun(run, "death")
+            run = claimed(cell)
     assert cell.commit(run, len(tokens) - 1, tokens[-1:], end="length", meta=META).verdict == "OK"
     cell.client.xtrim(cell.keys.inbox("w"), maxlen=0)  # the worker has read it
 
 
-@pytest.mark.parametrize("keyed", [False, True])
-def test_it_keeps_less_than_a_kilobyte_beside_its_tokens(cell: Cell, keyed: bool) -> None:
-    run_to_its_end(cell, [100, 200, 300, 400, 500], fingerprint="f" * 64 * keyed, keep_s=3600 * keyed)
+@pytest.mark.parametrize(("keyed", "reruns"), [(False, 0), (True, 0), (False, 2)])
+def test_it_keeps_less_than_a_kilobyte_beside_its_tokens(cell: Cell, keyed: bool, reruns: int) -> None:
+    tokens = [100_000, 100_200, 100_300, 100_400, 100_500]
+    run_to_its_end(cell, tokens, fingerprint="f" * 64 * keyed, keep_s=3600 * keyed, reruns=reruns)
     kept = cell.client.keys(f"*{REQUEST}*")
     lingers, record = cell.keys.log(REQUEST).encode(), cell.keys.request(REQUEST).encode()
     assert sorted(kept) == [lingers, record] and 0 < cell.client.ttl(lingers) <= 15  # pyright: ignore
-    assert cell.client.memory_usage(record) < 1024  # pyright: ignore
+    theirs = 3 * len(PROMPT) + 5 * len(tokens)
+    assert cell.client.memory_usage(record) < 1024 + theirs  # pyright: ignore
     assert cell.client.object("encoding", record) == b"listpack"  # pyright: ignore
     before = cell.log(REQUEST)
     cell.client.delete(lingers)
@@ -63,13 +77,14 @@ def test_it_keeps_less_than_a_kilobyte_beside_its_tokens(cell: Cell, keyed: bool
 
 
 def test_the_timeline_the_end_and_the_body_remain(cell: Cell) -> None:
-    run_to_its_end(cell, [7, 8])
-    record = cell.client.hgetall(cell.keys.request(REQUEST))
-    events = [event["event"] for event in timeline(record)]  # pyright: ignore
-    assert sorted(events) == ["accepted", "claimed", "end", "first_token", "queued"]
+    run_to_its_end(cell, [7, 8], reruns=1)
+    for _ in range(2):  # also when its log lingers no more
+        events = [event["event"] for event in cell.timeline(REQUEST)]
+        assert events == ["accepted", "queued", "claimed", "first_token", "rerun", "claimed", "end"]
+        cell.client.delete(cell.keys.log(REQUEST))
     end = cell.log(REQUEST)[-1]
     assert isinstance(end, EndEntry) and end.meta["execution_times"]["block_33"] == round(0.012345 + 33 / 1000, 6)
-    assert end.numerics == "n1"
+    assert end.numerics == NUMERICS
 
 
 def read_behind(cell: Cell, position: int) -> list[LogEntry]:
@@ -154,6 +169,15 @@ class TestForget:
         assert cell.scripts.run(calls.forget(9))[0] == 0
         assert self.there(cell, "new", "read", "anew", "queued") == {"new", "read", "anew", "queued"}
         assert cell.claim("w")[0].request == "anew"
+
+    def test_many_that_are_read_hold_up_nobody_behind_them(self, cell: Cell) -> None:
+        read, old = [f"read{at}" for at in range(200)], ["a", "b", "c"]
+        self.ended(cell, *read, *old)
+        for name in read:
+            cell.client.hset(cell.keys.followers(name), "g", "")
+            cell.client.expire(cell.keys.followers(name), 1000)
+        assert cell.scripts.run(calls.forget(9)) == (3, len(read))
+        assert self.there(cell, *read, *old) == {*read}
 
     def test_names_that_retention_has_taken_leave_the_list(self, cell: Cell) -> None:
         self.ended(cell, "a", "b", "c")

@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 import redis
 
-from blockrelay import keys as key_table
-from blockrelay import scripts as calls
 from blockrelay.errors import RedisRefused
-from blockrelay.keys import FAMILIES, SCRIPTS_OF, Keys, declared
-from blockrelay.messages import Commit
-from blockrelay.redis_link import Scripts
-from blockrelay.redis_users import families_of, rules
+from blockrelay.protocol import keys as key_table
+from blockrelay.protocol import transitions as calls
+from blockrelay.protocol.keys import FAMILIES, SCRIPTS_OF, Keys, declared
+from blockrelay.protocol.messages import Commit
+from blockrelay.redis.client import Scripts
+from blockrelay.redis.users import families_of, rules
 from tests.support.cell import MODEL, Cell
 from tests.support.project import ROOT
 from tests.support.rights import user
@@ -71,28 +71,28 @@ def test_no_script_makes_the_name_of_a_family_from_data() -> None:
 @pytest.mark.parametrize("role", SCRIPTS_OF)
 def test_a_service_calls_the_scripts_that_the_table_says(role: str) -> None:
     code = "".join(f.read_text() for f in (ROOT / "services" / role).rglob("*.py"))
-    called = re.findall(r"\b(?:calls|scripts)\.(\w+)\b|from blockrelay.scripts import (\w+)$", code, re.M)
+    called = re.findall(r"\b(?:calls|transitions)\.(\w+)\b|\.transitions import (\w+)$", code, re.M)
     names = {CALLS.get(name, name.upper()) for pair in called for name in pair if name in (*calls.NAMES, *CALLS)}
     assert names == set(SCRIPTS_OF[role])
 
 
 @pytest.mark.parametrize("role", SCRIPTS_OF)
 def test_a_service_uses_the_keys_that_the_table_says(role: str) -> None:
-    """Names that its code takes from `Keys`, and what the shared registry reads for it."""
+    """Names that its code takes from `Keys`, and what shared code uses for it."""
     code = "".join(f.read_text() for f in (ROOT / "services" / role).rglob("*.py"))
     named = {name.replace("_", "-") for name in re.findall(r"\b_?keys\.(\w+)", code)}
     named &= {family.name for family in FAMILIES}
     written_down = {family.name for family in FAMILIES if role in family.users}
-    read_by_registry = {"workers", "worker", "inbox", "on", "plan", "settings"}
+    by_shared_code = {"workers", "worker", "inbox", "on", "plan", "settings", "protocol"}
     assert named <= written_down, "the code uses more than the table says"
-    assert written_down <= named | read_by_registry, "the table says more than the code uses"
+    assert written_down <= named | by_shared_code, "the table says more than the code uses"
 
 
 @pytest.mark.parametrize("server", ["control", "payload"])
 def test_the_users_for_others_are_those_of_the_table(server: key_table.Server) -> None:
     shipped = (ROOT / "deploy" / "redis" / f"{server}.acl").read_text()
     assert shipped.splitlines() == rules(server), (
-        f"python -m blockrelay.redis_users {server} > deploy/redis/{server}.acl"
+        f"python -m blockrelay.redis.users {server} > deploy/redis/{server}.acl"
     )
 
 

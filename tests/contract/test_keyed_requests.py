@@ -5,10 +5,9 @@ import itertools
 import pytest
 import redis
 
-from blockrelay import scripts as calls
-from blockrelay.keys import Keys
-from blockrelay.redis_link import Scripts
-from blockrelay.timeline import timeline
+from blockrelay.protocol import transitions as calls
+from blockrelay.protocol.keys import Keys
+from blockrelay.redis.client import Scripts
 from tests.support.cell import Cell
 
 
@@ -96,8 +95,7 @@ class TestTimeline:
         cell.rerun(run, "drain")
         (run,) = cell.claim("a")
         cell.commit(run, 2, [9], end="stop")
-        raw = cell.client.hgetall(cell.keys.request("req-1"))
-        events = timeline(raw)  # pyright: ignore
+        events = cell.timeline()
         names = ["accepted", "queued", "claimed", "first_token", "rerun", "claimed", "end"]
         assert [event["event"] for event in events] == names
         assert (events[4]["reason"], events[4]["tokens"], events[6]["reason"]) == ("drain", 2, "stop")
@@ -110,6 +108,6 @@ class TestTimeline:
             (run,) = cell.claim("a")
             cell.rerun(run, "drain")
         assert 900 < len(cell.record()["notes"]) <= 1000
-        events = timeline(cell.client.hgetall(cell.keys.request("req-1")))  # pyright: ignore
+        events = cell.timeline()
         assert [event["event"] for event in events[-2:]] == ["claimed", "rerun"]
         assert [event["event"] for event in events[:2]] == ["accepted", "queued"]

@@ -5,11 +5,11 @@ from collections.abc import Callable
 import pytest
 import redis
 
-from blockrelay import scripts as calls
-from blockrelay.cell_settings import CellSettings, publish_cell_settings
-from blockrelay.keys import Keys
-from blockrelay.redis_link import Scripts
-from blockrelay.scripts import Limits, Pace
+from blockrelay.protocol import transitions as calls
+from blockrelay.protocol.keys import Keys
+from blockrelay.protocol.transitions import Limits, Pace
+from blockrelay.redis.cell_settings import CellSettings, publish_cell_settings
+from blockrelay.redis.client import Scripts
 from tests.support.cell import MODEL, Cell
 from tests.support.waiting import wait_until
 

@@ -5,11 +5,10 @@ from collections.abc import Callable
 import pytest
 import redis
 
-from blockrelay import scripts as calls
-from blockrelay.keys import Keys
-from blockrelay.messages import Claimed, EndEntry, RequestBody
-from blockrelay.redis_link import Scripts
-from blockrelay.timeline import timeline
+from blockrelay.protocol import transitions as calls
+from blockrelay.protocol.keys import Keys
+from blockrelay.protocol.messages import Claimed, EndEntry, RequestBody
+from blockrelay.redis.client import Scripts
 from tests.support.cell import MODEL, Cell, body
 
 PATIENCE_S = 30.0
@@ -46,8 +45,9 @@ class Fleet:
     def seconds_pass(self, seconds: float, numerics: str = "a", route_class: str = "cpu") -> None:
         """As if the last look had been so long ago."""
         field = f"{route_class}:{numerics}"
-        absent, seen = self.cell.client.hget(self.cell.keys.numerics(MODEL), field).decode().split()  # pyright: ignore
-        self.cell.client.hset(self.cell.keys.numerics(MODEL), field, f"{absent} {int(seen) - int(seconds * 1000)}")
+        absent, seen, most = self.cell.client.hget(self.cell.keys.numerics(MODEL), field).decode().split()  # pyright: ignore
+        earlier = int(seen) - int(seconds * 1000)
+        self.cell.client.hset(self.cell.keys.numerics(MODEL), field, f"{absent} {earlier} {most}")
 
     def let_go(self, numerics: str = "a") -> None:
         """Nobody of the id is left for as long as it takes."""
@@ -149,7 +149,7 @@ class TestWhenNoneIsLeft:
         assert cell.commit(again, 2, [9], end="stop").verdict == "OK"
         end = cell.log()[-1]
         assert isinstance(end, EndEntry) and (end.reason, end.numerics) == ("stop", "a+b@2")
-        events = [(e["event"], e.get("numerics_id"), e.get("tokens")) for e in timeline_of(cell)]
+        events = [(e["event"], e.get("numerics_id"), e.get("tokens")) for e in cell.timeline()]
         assert ("rerun", "a", 2) in events and ("numerics_changed", "b", 2) in events
 
     def test_under_a_third_id_too(self, cell: Cell, fleet: Fleet) -> None:
@@ -250,6 +250,69 @@ class TestWhenNoneIsLeft:
         assert found.absent_s is not None and found.absent_s <= 2 and not found.freed
 
 
+class TestPools:
+    """A worker of the id lives whose pool could never hold the request: it is as good as none."""
+
+    @pytest.fixture(autouse=True)
+    def large_and_small(self, fleet: Fleet) -> None:
+        fleet.add("a-large", pages=50)
+        fleet.add("a-small", pages=10)
+        fleet.add("b1", pages=50)
+        fleet.start("req-1", "a-large", need=40)
+        fleet.drain("a-large")
+
+    def test_it_goes_on_under_another_id_after_the_wait(self, fleet: Fleet) -> None:
+        assert [found.absent_s for found in fleet.look()] == [0]
+        assert fleet.claim("a-small") == fleet.claim("b1") == [], "a larger one may come"
+        fleet.let_go()
+        assert fleet.claim("a-small") == []
+        (again,) = fleet.claim("b1")
+        assert again.tokens == (7, 8) and fleet.fingerprint() == "a+b@2"
+
+    def test_what_the_small_one_holds_waits_for_it(self, cell: Cell, fleet: Fleet) -> None:
+        fleet.add("a2", pages=20)
+        fleet.start("req-2", "a2", need=2)
+        fleet.drain("a2")
+        assert [(found.waiting, found.absent_s) for found in fleet.look()] == [(1, None), (1, 0)]
+        fleet.let_go()
+        assert cell.pinned("a") == ["req-2"] and cell.open_reruns() == ["req-1"]
+        assert [(found.waiting, found.absent_s) for found in fleet.look()] == [(1, None)]
+        assert [run.request for run in fleet.claim("b1")] == ["req-1"]
+        assert [run.request for run in fleet.claim("a-small")] == ["req-2"]
+
+    def test_a_large_one_that_comes_in_time_goes_on(self, cell: Cell, fleet: Fleet) -> None:
+        fleet.look()
+        for _ in range(14):
+            fleet.seconds_pass(2.0)
+            fleet.look()
+        fleet.add("a2", pages=40)
+        assert fleet.look()[0].absent_s is None
+        cell.client.hset(cell.keys.worker("a2"), "draining", 1)
+        assert fleet.look()[0].absent_s == 0, "its time begins anew"
+        cell.client.hdel(cell.keys.worker("a2"), "draining")
+        assert fleet.claim("b1") == []
+        assert fleet.claim("a2") and fleet.fingerprint() == "a"
+
+    def test_one_that_comes_late_still_goes_first(self, cell: Cell, fleet: Fleet) -> None:
+        fleet.let_go()
+        fleet.add("a2", pages=40)
+        assert fleet.claim("b1") == [] and cell.pinned("a") == ["req-1"]
+        assert fleet.claim("a2") and fleet.fingerprint() == "a"
+
+    def test_every_stage_of_a_route_must_hold_it(self, cell: Cell, fleet: Fleet) -> None:
+        for name, stage, pages in (("c-first", 0, 50), ("c-last", 1, 50), ("c-more", 1, 10), ("d-first", 0, 50)):
+            cell.worker(name, stage=stage, pages=pages, numerics=name[0])
+        cell.worker("d-last", stage=1, pages=50, numerics="d")
+        fleet.let_go()
+        (run,) = fleet.claim("c-first")
+        cell.commit(run, 2, [9])
+        fleet.drain("c-last")
+        assert fleet.claim("c-first") == fleet.claim("d-first") == []
+        fleet.let_go("c")
+        (again,) = fleet.claim("d-first")
+        assert again.route == ("d-first", "d-last") and fleet.fingerprint() == "a+c@2+d@3"
+
+
 class TestExact:
     def exact(self) -> RequestBody:
         plain = body()
@@ -308,7 +371,3 @@ def test_what_an_older_version_left_in_the_common_queue_is_sorted_in(cell: Cell,
     entry = cell.client.xadd(cell.keys.reruns(MODEL, "cpu"), {"r": "req-1"})
     cell.client.hset(cell.keys.request("req-1"), "job", f"reruns {entry.decode()}")  # pyright: ignore
     assert fleet.claim("b1") == [] and cell.pinned("a") == ["req-1"] and cell.open_reruns() == []
-
-
-def timeline_of(cell: Cell) -> list[dict[str, object]]:
-    return timeline(cell.client.hgetall(cell.keys.request("req-1")))  # pyright: ignore

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import redis
 
-from blockrelay.keys import Keys
-from blockrelay_worker.page_store.record import PageShape, decode_record, encode_record
-from blockrelay_worker.page_store.redis_tier import RedisTier
-from blockrelay_worker.page_store.shm import ShmTier
-from blockrelay_worker.page_store.tier import StoredPage, Tier, Trouble
+from blockrelay.protocol.keys import Keys
+from blockrelay_worker.kv.store.record import PageShape, decode_record, encode_record
+from blockrelay_worker.kv.store.redis_tier import RedisTier
+from blockrelay_worker.kv.store.shm_tier import ShmTier
+from blockrelay_worker.kv.store.tier import StoredPage, Tier, Trouble
 
 SHAPE = PageShape(kv_heads=2, head_dim=8, dtype=np.float16)
 BLOCKS = range(3, 6)

@@ -10,14 +10,16 @@ import pytest
 import redis
 import redis.asyncio
 
-from blockrelay import redis_errors, redis_link
-from blockrelay import scripts as calls
 from blockrelay.errors import RedisFull, RedisRefused, RedisTrouble, RedisUnavailable, UsageError
-from blockrelay.keys import Keys
-from blockrelay.redis_link import AsyncOneConnection, AsyncScripts, OneConnection, Scripts
+from blockrelay.protocol import transitions as calls
+from blockrelay.protocol.keys import Keys
+from blockrelay.redis import client as redis_link
+from blockrelay.redis import errors as redis_errors
+from blockrelay.redis.client import AsyncOneConnection, AsyncScripts, OneConnection, Scripts
 from tests.support import redis_server
 from tests.support.cell import body
 from tests.support.redis_answers import ANSWERS, answering, unblock_all
+from tests.support.redis_proxy import proxied
 from tests.support.redis_server import RedisServer
 from tests.support.waiting import wait_until
 
@@ -194,14 +196,40 @@ def test_a_wrong_password_is_told_at_the_start(own_redis: RedisServer) -> None:
         redis_link.connect(own_redis.url) as client,
         pytest.raises(UsageError, match="control Redis does not let us in"),
     ):
-        redis_link.check_redis(client, "control Redis", key=KEYS.workers)
+        redis_link.check_redis(client, "control Redis", cell=KEYS)
+
+
+def test_a_password_that_comes_later_is_no_bug_of_ours(own_redis: RedisServer) -> None:
+    """A connection without one is told so in other words when its command is long."""
+    with redis_link.connect(own_redis.url) as client, redis_link.connect(own_redis.url) as admin:
+        admin.config_set("requirepass", "zz")
+        client.connection_pool.disconnect()
+        for words in (("GET", "x"), ("MGET", *"abcdefghijklm"), ("SET", "x", "y" * 20_000)):
+            with pytest.raises(RedisRefused) as caught:
+                client.execute_command(*words)
+            assert caught.value.code == "NOAUTH"
+            client.connection_pool.disconnect()
+        admin.config_set("requirepass", "")
+        assert client.get("x") is None
+
+
+def test_a_database_that_is_not_there_is_told_at_the_start(own_redis: RedisServer) -> None:
+    with redis_link.connect(f"{own_redis.url}?db=99") as client, pytest.raises(UsageError, match="out of range"):
+        redis_link.check_redis(client, "control Redis", cell=KEYS)
+
+
+def test_so_is_a_command_that_is_not_there(own_redis: RedisServer) -> None:
+    with proxied(own_redis) as proxy, redis_link.connect(proxy.url) as client:
+        proxy.answer(b"-ERR unknown command 'eval'\r\n")
+        with pytest.raises(UsageError, match=r"control Redis .* unknown command 'eval'"):
+            redis_link.check_redis(client, "control Redis", cell=KEYS)
 
 
 def test_so_is_a_user_that_may_not_run_scripts(own_redis: RedisServer) -> None:
     with redis_link.connect(own_redis.url) as client:
         client.execute_command("ACL", "SETUSER", "default", "-@scripting")
         with pytest.raises(UsageError, match="does not let us in"):
-            redis_link.check_redis(client, "control Redis", key=KEYS.workers)
+            redis_link.check_redis(client, "control Redis", cell=KEYS)
         redis_link.check_redis(client, "payload Redis")
 
 
@@ -224,7 +252,7 @@ def test_and_what_is_no_redis() -> None:
 def test_one_that_is_full_or_away_is_waited_for(own_redis: RedisServer) -> None:
     with redis_link.connect(own_redis.url) as client:
         with answering(own_redis, "OOM"):
-            redis_link.check_redis(client, "control Redis", key=KEYS.workers)  # reading goes on
+            redis_link.check_redis(client, "control Redis", cell=KEYS)  # reading goes on
         own_redis.kill()
         heard: list[RedisTrouble] = []
 

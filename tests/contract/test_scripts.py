@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 import redis
 
-from blockrelay import scripts as calls
-from blockrelay.keys import Keys
-from blockrelay.messages import CommitAnswer, Ended, EndEntry, FallbackEvent, NextJob, TokenEntry
-from blockrelay.redis_link import Scripts
+from blockrelay.protocol import transitions as calls
+from blockrelay.protocol.keys import Keys
+from blockrelay.protocol.messages import CommitAnswer, Ended, EndEntry, FallbackEvent, NextJob, TokenEntry
+from blockrelay.redis.client import Scripts
 from tests.support.cell import MODEL, Cell, body
 
 

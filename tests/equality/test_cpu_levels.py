@@ -5,6 +5,7 @@ tested too.
 """
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -13,11 +14,11 @@ from typing import Any
 
 import pytest
 
-from blockrelay.block_folder import open_block_folder
+from blockrelay.block_folder.folder import open_block_folder
 from blockrelay.settings import BUNDLED_MODEL
-from blockrelay_converter.conversion import convert
+from blockrelay_converter.convert import convert
+from blockrelay_worker.execution.cpu.linears import Variant
 from blockrelay_worker.kernels import load_kernels, supported_variants
-from blockrelay_worker.linears import Variant
 from tests.support.checkpoints import Family, write_checkpoint
 from tests.support.digest import logits_digest
 
@@ -34,7 +35,9 @@ def digest(model: Path, *options: str, cpu: str | None = None) -> dict[str, Any]
     """What `tests.support.digest` says on an emulated CPU, or on this one."""
     emulator = [] if cpu is None else ["qemu-x86_64", "-cpu", cpu]
     command = [*emulator, sys.executable, "-m", "tests.support.digest", str(model), *options]
-    return json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
+    # Whoever tells NumPy's BLAS what this machine is (OPENBLAS_CORETYPE) does not mean the emulated one.
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("OPENBLAS_")}
+    return json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, env=environment).stdout)
 
 
 @pytest.fixture(scope="module", params=["bundled", "llama", "qwen2", "qwen3", "w4a8"])

@@ -14,11 +14,11 @@ import httpx
 import numpy as np
 import pytest
 
-from blockrelay.block_folder import open_block_folder
-from blockrelay.sampling_params import SamplingParams
+from blockrelay.block_folder.folder import open_block_folder
+from blockrelay.protocol.sampling_params import SamplingParams
+from blockrelay.protocol.tensors import decode_tensor
 from blockrelay.settings import BUNDLED_MODEL
-from blockrelay.tensors import decode_tensor
-from blockrelay.text import Tokenizer
+from blockrelay.text.tokenizer import Tokenizer
 from tests.support.equality_crowd import ask_in_waves, worker_counters
 from tests.support.equality_workload import Asked
 from tests.support.solo_runs import Solo

@@ -10,22 +10,22 @@ import pytest
 import redis
 from prometheus_client import CollectorRegistry
 
-from blockrelay.block_folder import BlockFolder, open_block_folder
-from blockrelay.keys import Keys
-from blockrelay.messages import EndEntry, TokenEntry
-from blockrelay.metrics import WorkerMetrics
-from blockrelay.redis_errors import RedisWatch
-from blockrelay.redis_link import Scripts
-from blockrelay_worker.batch import Batch, Segment
-from blockrelay_worker.engine import Engine
-from blockrelay_worker.executor import StageExecutor
+from blockrelay.block_folder.folder import BlockFolder, open_block_folder
+from blockrelay.observability.metrics import WorkerMetrics
+from blockrelay.protocol.keys import Keys
+from blockrelay.protocol.messages import EndEntry, TokenEntry
+from blockrelay.redis.client import Scripts
+from blockrelay.redis.errors import RedisWatch
+from blockrelay_worker.engine.loop import Engine
+from blockrelay_worker.engine.runs import RunTable
+from blockrelay_worker.execution.batch import Batch, Segment
+from blockrelay_worker.execution.cpu.stage import StageExecutor
 from blockrelay_worker.kernels import PAGE, load_kernels
-from blockrelay_worker.links import Links, StepClock
-from blockrelay_worker.mailbox import Mailbox, Reader
-from blockrelay_worker.page_names import extend_names, root_name
-from blockrelay_worker.pages import PagePool, pages_for
-from blockrelay_worker.prefix_cache import PrefixCache
-from blockrelay_worker.runs import RunTable
+from blockrelay_worker.kv.page_names import extend_names, root_name
+from blockrelay_worker.kv.pool import PagePool, pages_for
+from blockrelay_worker.kv.prefix_cache import PrefixCache
+from blockrelay_worker.transport.events import Mailbox, Reader
+from blockrelay_worker.transport.redis_links import Links, StepClock
 from tests.support.cell import MODEL, Cell, body
 from tests.support.stage_role import stage_role
 from tests.support.tiny_model import write_tiny_model
@@ -60,7 +60,7 @@ def engines_running(
             metrics, mailbox = WorkerMetrics(registries[stage]), Mailbox()
             cache = PrefixCache(executor.pool, model_hash="m", numerics="n", metrics=metrics)
             worker = cell.worker(f"w{stage}", stage=stage, split=split, pages=pages)
-            bounds = {"max_rows": 48, "max_requests": 16, "step_target_s": 1.0, "dead_after_s": 600, "retention_s": 600}
+            bounds = {"max_rows": 48, "max_requests": 16, "step_target_s": 1.0, "dead_after_s": 600}
             role = stage_role(folder, worker, split=split, stage=stage, first=first, last=last, **bounds)
             own = replace(links, clock=StepClock())  # each is a process of its own elsewhere
             engine = Engine(role, executor, RunTable(executor.pool, cache), own, mailbox, metrics)

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from blockrelay.block_folder import open_block_folder
+from blockrelay.block_folder.folder import open_block_folder
 from blockrelay.settings import BUNDLED_MODEL
-from blockrelay.text import Tokenizer
+from blockrelay.text.tokenizer import Tokenizer
 from tests.support.equality_crowd import ask_in_waves, worker_counters
 from tests.support.equality_workload import Asked, make_workload
 from tests.support.solo_runs import Answer, solo_answers

@@ -2,7 +2,7 @@
 
 import pytest
 
-from blockrelay_launcher import resuming_client
+from blockrelay_launcher.client import resuming
 
 
 @pytest.fixture
@@ -12,7 +12,7 @@ def first_gateway_first(monkeypatch: pytest.MonkeyPatch) -> None:
     def zero(_: int) -> int:
         return 0
 
-    monkeypatch.setattr(resuming_client.random, "randrange", zero)
+    monkeypatch.setattr(resuming.random, "randrange", zero)
 
 
 @pytest.fixture

@@ -13,10 +13,10 @@ import httpx
 import pytest
 
 from blockrelay.failpoints import FAILURES, POINTS
-from blockrelay.keys import Keys
-from blockrelay.messages import EndEntry, TokenEntry
-from blockrelay.redis_link import connect
-from blockrelay_launcher.data_folder import read_running
+from blockrelay.protocol.keys import Keys
+from blockrelay.protocol.messages import EndEntry, TokenEntry
+from blockrelay.redis.client import connect
+from blockrelay_launcher.supervisor.data_folder import read_running
 from tests.support.cell import read_log
 from tests.support.tiny_model import write_tiny_model
 from tests.support.up_process import COMMAND, command_line, running_up

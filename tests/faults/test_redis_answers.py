@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from blockrelay_launcher.data_folder import read_running
+from blockrelay_launcher.supervisor.data_folder import read_running
 from tests.support.fault_stand import Process, Stand, body_of, positions_and_tokens, shapes, standing
 from tests.support.redis_answers import ANSWERS, LINES, again_and_again, answering
 from tests.support.redis_proxy import RedisProxy, proxied
@@ -192,7 +192,8 @@ def test_a_whole_system_that_is_answered_so_goes_on(
             killed = up.pid_of("blockrelay_worker")[0]
             os.kill(killed, signal.SIGKILL)
             followers += [Follower(urls, body, key=f"meanwhile-{i}") for i, body in enumerate(bodies)]
-            wait_until(lambda: noticed(up, answer, server), "the services say what is wrong")
+            # A scheduler that gets no processor for seconds forgives silence and so asks for nothing.
+            wait_until(lambda: noticed(up, answer, server), "the services say what is wrong", timeout_s=120)
             wait_until(lambda: len(up.pid_of("blockrelay_worker")) == 2, "the launcher starts another worker")
             assert up.process.poll() is None
         for follower, tokens in zip(followers, golden * 2, strict=True):

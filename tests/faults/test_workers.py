@@ -6,10 +6,10 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from blockrelay import scripts as calls
 from blockrelay.failpoints import FAILURES, POINTS
-from blockrelay.messages import RequestBody
-from blockrelay.sampling_params import SamplingParams
+from blockrelay.protocol import transitions as calls
+from blockrelay.protocol.messages import RequestBody
+from blockrelay.protocol.sampling_params import SamplingParams
 from tests.support.fault_stand import Stand, registered, standing
 from tests.support.tiny_model import write_tiny_model
 from tests.support.waiting import wait_until

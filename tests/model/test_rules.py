@@ -53,6 +53,7 @@ NOTICED = {
     "pinned_go_on": ("upgrade", "hangs"),
     "freed_ask_again": ("upgrade", "I13"),
     "routes_are_whole": ("upgrade", "hangs"),
+    "small_pools_serve_nobody": ("upgrade", "hangs"),
 }
 
 

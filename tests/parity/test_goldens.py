@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from blockrelay.block_folder import BlockFolder, open_block_folder
-from blockrelay.manifest import Precision
-from blockrelay_converter.conversion import convert
-from blockrelay_worker.batch import Batch, Segment
-from blockrelay_worker.executor import StageExecutor
+from blockrelay.block_folder.folder import BlockFolder, open_block_folder
+from blockrelay.block_folder.manifest import Precision
+from blockrelay_converter.convert import convert
+from blockrelay_worker.execution.batch import Batch, Segment
+from blockrelay_worker.execution.cpu.stage import StageExecutor
+from blockrelay_worker.execution.self_test import load_stage
 from blockrelay_worker.kernels import load_kernels
-from blockrelay_worker.known_answers import load_stage
-from blockrelay_worker.pages import PagePool, pages_for
+from blockrelay_worker.kv.pool import PagePool, pages_for
 from tests.support.parity_cases import CASES, NEW_TOKENS, Case, checkpoint_sha256, goldens
 
 ODD_CHUNK = 13
@@ -77,7 +77,7 @@ def test_the_command_line_generates_the_same_tokens(tmp_path: Path) -> None:
     case = CASES[0]
     golden = goldens()[case.name]
     folder = converted(case, tmp_path, "fp32").root
-    command = [sys.executable, "-m", "blockrelay_worker.generate", "--model", str(folder)]
+    command = [sys.executable, "-m", "blockrelay_worker.offline.generate", "--model", str(folder)]
     command += ["--ids", ",".join(map(str, golden["prompt"])), "--max-tokens", str(NEW_TOKENS)]
     command += ["--temperature", "0", "--ignore-eos", "--json"]
 

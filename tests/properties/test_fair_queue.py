@@ -8,9 +8,9 @@ import redis
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from blockrelay import scripts as calls
-from blockrelay.keys import Keys
-from blockrelay.redis_link import Scripts
+from blockrelay.protocol import transitions as calls
+from blockrelay.protocol.keys import Keys
+from blockrelay.redis.client import Scripts
 from tests.support.cell import Cell, body
 
 WEIGHTS = {"ada": 1.0, "bob": 1.0, "cyd": 2.5}

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from blockrelay.block_folder import BlockFolder, open_block_folder
-from blockrelay_converter.conversion import convert
+from blockrelay.block_folder.folder import BlockFolder, open_block_folder
+from blockrelay_converter.convert import convert
 from tests.support.checkpoints import write_checkpoint
 from tests.support.stages import Chain, Part
 

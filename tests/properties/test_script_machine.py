@@ -6,11 +6,13 @@ Invariants, numbered as the README names them:
   I3  a request is queued exactly when one job entry or one delay names it; running when all its route carries it
   I4  a worker's reservations are the needs of what is on it
   I5  terminal is absorbing: one terminal entry, nothing after it
-  I6  the books of the model, and each tenant's set, are the sums over its unfinished requests
+  I6  the books of the model, and each tenant's set, are the sums over its unfinished requests, those of results the
+      sums over what is promised or may still be there
 """
 
 import tempfile
 from collections import Counter
+from math import inf
 from pathlib import Path
 from zlib import crc32
 
@@ -18,9 +20,9 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from blockrelay import scripts as calls
-from blockrelay.keys import Keys
-from blockrelay.messages import Claimed, EndEntry, TokenEntry
+from blockrelay.protocol import transitions as calls
+from blockrelay.protocol.keys import Keys
+from blockrelay.protocol.messages import Claimed, EndEntry, TokenEntry
 from tests.support.cell import Cell
 from tests.support.redis_server import RedisServer
 from tests.support.rights import ConfinedScripts
@@ -70,10 +72,17 @@ class ScriptMachine(RuleBasedStateMachine):
         tenant=st.sampled_from(["", "ada"]),
         priority=st.integers(-1, 1),
         deadline_ms=st.sampled_from([0, FAR]),
+        result_bytes=st.sampled_from([0, 7, 100]),
     )
-    def accept(self, request: str, need: int, tenant: str, priority: int, deadline_ms: int) -> None:
+    def accept(self, request: str, need: int, tenant: str, priority: int, deadline_ms: int, result_bytes: int) -> None:
         answer = self.cell.accept(
-            request, need=need, tenant=tenant, priority=priority, deadline_ms=deadline_ms, weight=0.5
+            request,
+            need=need,
+            tenant=tenant,
+            priority=priority,
+            deadline_ms=deadline_ms,
+            weight=0.5,
+            result_bytes=result_bytes,
         )
         assert answer.status == ("EXISTS" if request in self.history else "OK")
         self.history.setdefault(request, [])
@@ -175,6 +184,20 @@ class ScriptMachine(RuleBasedStateMachine):
             if record["state"] == "running":
                 assert all(request in self.cell.on(w) for w in record["route"].split(",")), "I3"
         self.loads_are_sums(unfinished)
+        self.results_are_sums(unfinished)
+
+    def results_are_sums(self, unfinished: set[str]) -> None:
+        client, keys = self.cell.client, self.cell.keys
+        listed = {name.decode(): until for name, until in client.zrange(keys.results, 0, -1, withscores=True)}  # pyright: ignore
+        books = {name.decode(): value.decode() for name, value in client.hgetall(keys.result_bytes).items()}  # pyright: ignore
+        expected: Counter[str] = Counter()
+        for request, until in listed.items():
+            size, _, tenant = books.pop(request).partition(" ")
+            expected.update({"": int(size), f" {tenant}": int(size)})
+            assert (until == inf) == (request in unfinished), "I6"
+        assert {name: int(value) for name, value in books.items()} == expected, "I6"
+        for request in unfinished:
+            assert ("result" in self.cell.record(request)) == (request in listed), "I6"
 
     def loads_are_sums(self, unfinished: set[str]) -> None:
         expected: Counter[str] = Counter()

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blockrelay.text import Tokenizer, VisibleText
+from blockrelay.text.tokenizer import Tokenizer, VisibleText
 from tests.support.tokenizers import byte_level, sentencepiece
 
 _TOKENIZERS = [Tokenizer(byte_level().to_str()), Tokenizer(sentencepiece().to_str())]

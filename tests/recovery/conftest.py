@@ -58,7 +58,7 @@ def start_system(tiny_model: Path) -> Iterator[StartSystem]:
 @pytest.fixture(scope="session")
 def long_jobs(tiny_model: Path) -> tuple[list[Job], dict[str, list[int]]]:
     """20 requests of 300 tokens and their golden tokens: long enough to be interrupted at any moment."""
-    from blockrelay.block_folder import open_block_folder
+    from blockrelay.block_folder.folder import open_block_folder
 
     jobs = make_jobs(20, seed=7, vocab=500, tokens=300)
     return jobs, golden_tokens(open_block_folder(tiny_model), jobs)

@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 
 from blockrelay.settings import BUNDLED_MODEL
-from blockrelay_launcher import resuming_client
+from blockrelay_launcher.client import resuming
+from blockrelay_launcher.client.resuming import Event
 from blockrelay_launcher.drill.command import DrillOptions, run_drill
 from blockrelay_launcher.drill.faults import KINDS
-from blockrelay_launcher.drill.kills import Killer
+from blockrelay_launcher.drill.killer import Killer
 from blockrelay_launcher.drill.system import DrilledSystem
-from blockrelay_launcher.resuming_client import Event
 from tests.support.up_process import COMMAND
 from tests.support.waiting import wait_until
 
@@ -84,7 +84,7 @@ class Saboteur:
     """Between gateway and client: what it does to the n-th stream, once."""
 
     def __init__(self, *plans: str) -> None:
-        self.plans, self.real = list(plans), resuming_client.resuming_stream
+        self.plans, self.real = list(plans), resuming.resuming_stream
 
     def __call__(self, *args: Any, **more: Any) -> Iterator[Event]:
         plan = self.plans.pop() if self.plans else ""
@@ -95,7 +95,7 @@ class Saboteur:
             if plan == "mismatch" and ids:
                 event, plan = replace(event, data={"choices": [{**choices[0], "token_ids": [ids[0] ^ 1]}]}), ""
             elif plan == "lose" and last is not None:
-                raise resuming_client.Refused(404, "it is gone")
+                raise resuming.Refused(404, "it is gone")
             elif plan == "duplicate" and last is not None:
                 yield last
                 plan = ""
@@ -107,7 +107,7 @@ def test_a_wrong_token_a_lost_request_and_an_event_that_comes_twice_make_it_fail
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     saboteur = Saboteur("mismatch", "lose", "duplicate")
-    monkeypatch.setattr(resuming_client, "resuming_stream", saboteur)
+    monkeypatch.setattr(resuming, "resuming_stream", saboteur)
     assert run_drill(QUIET, as_json=True) == 1
     found = found_wrong(capsys)
     assert not saboteur.plans and (found["mismatched"], found["lost"], found["duplicated"]) == (1, 1, 1)

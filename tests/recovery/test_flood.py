@@ -10,11 +10,11 @@ from pathlib import Path
 import httpx
 import pytest
 
-from blockrelay.api_keys import Tenant, add_key
-from blockrelay.block_folder import open_block_folder
-from blockrelay.keys import Keys
-from blockrelay.redis_link import connect
-from blockrelay_launcher.data_folder import read_running
+from blockrelay.auth.api_keys import Tenant, add_key
+from blockrelay.block_folder.folder import open_block_folder
+from blockrelay.protocol.keys import Keys
+from blockrelay.redis.client import connect
+from blockrelay_launcher.supervisor.data_folder import read_running
 from tests.support.tiny_model import write_tiny_model
 from tests.support.up_process import UpProcess, running_up
 from tests.support.waiting import wait_until

@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from blockrelay_launcher.resuming_client import resuming_stream
+from blockrelay_launcher.client.resuming import resuming_stream
 from tests.support.tiny_model import write_tiny_model
 from tests.support.up_process import running_up
 from tests.support.waiting import wait_until

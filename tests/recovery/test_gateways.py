@@ -6,8 +6,8 @@ from typing import Any, cast
 
 import httpx
 
-from blockrelay.sampling_params import SamplingParams
-from blockrelay_launcher.resuming_client import resuming_stream
+from blockrelay.protocol.sampling_params import SamplingParams
+from blockrelay_launcher.client.resuming import resuming_stream
 from tests.support.sse_client import read_events
 from tests.support.system import Job, StartSystem, System, golden_tokens
 from tests.support.waiting import wait_until

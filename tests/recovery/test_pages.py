@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from blockrelay import scripts as calls
-from blockrelay.messages import RequestBody
-from blockrelay.sampling_params import SamplingParams
-from blockrelay.timeline import timeline
+from blockrelay.protocol import transitions as calls
+from blockrelay.protocol.messages import RequestBody
+from blockrelay.protocol.sampling_params import SamplingParams
+from tests.support.cell import read_timeline
 from tests.support.system import Job, StartSystem, System, golden_tokens
 from tests.support.waiting import wait_until
 
@@ -98,8 +98,8 @@ def test_the_worker_after_a_kill_9_does_not_compute_the_prompt_again(
 
 def reruns_of(system: System, request: str) -> list[str]:
     """The reasons of its re-runs, in order."""
-    record: dict[bytes, bytes] = system.client.hgetall(system.keys.request(request))  # pyright: ignore
-    return [event["reason"] for event in timeline(record) if event["event"] == "rerun"]
+    events = read_timeline(system.client, system.keys, request)
+    return [event["reason"] for event in events if event["event"] == "rerun"]
 
 
 def test_a_later_stage_that_lost_its_pages_ends_in_a_cold_run_and_the_same_tokens(start_system: StartSystem) -> None:
@@ -189,7 +189,7 @@ def test_a_session_step_computes_only_its_new_tokens(start_system: StartSystem) 
 def test_a_precision_that_is_not_exact_shares_nothing(
     start_system: StartSystem, tmp_path: Path, shared_folder: Path
 ) -> None:
-    from blockrelay_converter.conversion import convert
+    from blockrelay_converter.convert import convert
     from tests.support.checkpoints import write_checkpoint
 
     write_checkpoint(tmp_path / "checkpoint", seed=3)

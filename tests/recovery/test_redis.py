@@ -3,7 +3,7 @@
 import os
 import signal
 
-from blockrelay.keys import Keys
+from blockrelay.protocol.keys import Keys
 from tests.support.system import Golden, StartSystem, assert_nothing_is_held, golden_tokens, make_jobs, start_all
 from tests.support.waiting import wait_until
 
@@ -89,7 +89,7 @@ def test_everything_that_finished_requests_leave_has_a_time_to_live(start_system
         system.accept(job)
     system.wait_all(jobs)
     keys = Keys("t")
-    lasting = {keys.workers, keys.running, keys.settings, keys.plan(system.model_key)}
+    lasting = {keys.workers, keys.running, keys.settings, keys.protocol, keys.plan(system.model_key)}
     for worker in system.infos():
         lasting |= {keys.worker(worker.id), keys.inbox(worker.id), keys.on(worker.id)}
     lasting.add(keys.load(system.model_key))
@@ -97,4 +97,4 @@ def test_everything_that_finished_requests_leave_has_a_time_to_live(start_system
         lasting |= {f(system.model_key, route_class) for f in (keys.jobs, keys.shares, keys.reruns)}
     for raw in system.client.keys("*"):  # pyright: ignore
         name = raw.decode()  # pyright: ignore
-        assert name in lasting or system.client.ttl(name) > 0, name  # pyright: ignore
+        assert name in lasting or system.client.pttl(name) != -1, name  # pyright: ignore

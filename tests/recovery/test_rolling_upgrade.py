@@ -3,10 +3,10 @@
 import signal
 from collections.abc import Sequence
 
-from blockrelay.block_folder import BlockFolder
-from blockrelay.messages import EndEntry
-from blockrelay.sampling_params import derive_seed
-from blockrelay_worker.generation import Pipeline, generate
+from blockrelay.block_folder.folder import BlockFolder
+from blockrelay.protocol.messages import EndEntry
+from blockrelay.protocol.sampling_params import derive_seed
+from blockrelay_worker.offline.pipeline import Pipeline, generate
 from tests.support.system import Golden, Job, StartSystem, System, assert_nothing_is_held, make_jobs, start_all
 from tests.support.waiting import wait_until
 

@@ -4,7 +4,6 @@ import hashlib
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -17,10 +16,11 @@ import pytest
 import redis
 import trustme
 
-from blockrelay import redis_link
 from blockrelay.errors import RedisRefused, RedisTrouble
-from blockrelay.keys import Keys
-from blockrelay_launcher.embedded_redis import find_server_program
+from blockrelay.protocol.keys import Keys
+from blockrelay.redis import client as redis_link
+from blockrelay_launcher.supervisor.embedded_redis import find_server_program
+from blockrelay_launcher.supervisor.ports import kept_ports
 from tests.support.waiting import wait_until
 
 FOLDER = Path(__file__).parents[2] / "deploy" / "redis"
@@ -38,18 +38,15 @@ PROGRAM = find_server_program().path
 needs_tls = pytest.mark.skipif(not has_tls(PROGRAM), reason=f"{PROGRAM} has no TLS: install redis-server")
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
 @dataclass
 class Secured:
-    """A control and a payload Redis with TLS and the users of deploy/redis, and services that use them."""
+    """A control and a payload Redis with TLS and the users of deploy/redis, and services that use them.
+
+    `ports` are kept for the two servers and the gateway.
+    """
 
     folder: Path
-    ports: dict[str, int] = field(default_factory=dict[str, int])
+    ports: dict[str, int]
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict[str, subprocess.Popen[bytes]])
 
     def password(self, role: str) -> str:
@@ -70,8 +67,8 @@ class Secured:
         place = self.folder / server
         place.mkdir()
         (place / "users.acl").write_text(rules)
-        self.ports[server] = free_port()
         options = {
+            "bind": "127.0.0.1",
             "port": "0",
             "tls-port": str(self.ports[server]),
             "tls-cert-file": str(self.folder / "server.pem"),
@@ -123,14 +120,16 @@ def secured() -> Iterator[Secured]:
     authority = trustme.CA()
     authority.cert_pem.write_to_path(str(folder / "ca.pem"))
     authority.issue_cert("127.0.0.1").private_key_and_cert_chain_pem.write_to_path(str(folder / "server.pem"))
-    system = Secured(folder)
-    try:
-        for server in ("control", "payload"):
-            system.start_redis(server)
-        yield system
-    finally:
-        system.stop()
-        shutil.rmtree(folder)
+    names = ("control", "payload", "gateway")
+    with kept_ports("127.0.0.1", 0, len(names)) as ports:
+        system = Secured(folder, dict(zip(names, ports, strict=True)))
+        try:
+            for server in ("control", "payload"):
+                system.start_redis(server)
+            yield system
+        finally:
+            system.stop()
+            shutil.rmtree(folder)
 
 
 @pytest.fixture
@@ -148,7 +147,7 @@ def ask(base: str, **fields: object) -> str:
 
 @needs_tls
 def test_a_whole_system_works_with_a_user_for_each_role(secured: Secured) -> None:
-    port = free_port()
+    port = secured.ports["gateway"]
     base = f"http://127.0.0.1:{port}"
     secured.start("scheduler", "scheduler", port="0", stages="2")
     secured.start("gateway", "gateway", port=str(port))

@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from blockrelay.block_folder import open_block_folder
-from blockrelay.messages import TokenEntry, TokenLogprobs
-from blockrelay.sampling_params import SamplingParams, derive_seed
+from blockrelay.block_folder.folder import open_block_folder
+from blockrelay.protocol.messages import TokenEntry, TokenLogprobs
+from blockrelay.protocol.sampling_params import SamplingParams, derive_seed
 from blockrelay.settings import BUNDLED_MODEL
-from blockrelay.text import Tokenizer
-from blockrelay_worker.generation import Generated, Pipeline, generate
+from blockrelay.text.tokenizer import Tokenizer
+from blockrelay_worker.offline.pipeline import Generated, Pipeline, generate
 from tests.support.cell import read_log
 from tests.support.system import Job, StartSystem, assert_nothing_is_held
 

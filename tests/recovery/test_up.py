@@ -14,14 +14,14 @@ from typing import Any
 import httpx
 import pytest
 
-from blockrelay.keys import Keys
-from blockrelay.messages import EndEntry, TokenEntry
-from blockrelay.redis_link import connect
-from blockrelay_launcher.data_folder import read_running
+from blockrelay.protocol.keys import Keys
+from blockrelay.protocol.messages import EndEntry, TokenEntry
+from blockrelay.redis.client import connect
+from blockrelay_launcher.supervisor.data_folder import read_running
 from tests.support.cell import read_log
 from tests.support.redis_server import RedisServer
 from tests.support.tiny_model import write_tiny_model
-from tests.support.up_process import COMMAND, UpProcess, command_line, running_up
+from tests.support.up_process import COMMAND, UpProcess, command_line, environment, running_up
 from tests.support.waiting import wait_until
 
 
@@ -60,8 +60,8 @@ def in_shared_memory() -> set[str]:
 
 def page_folder(up: UpProcess) -> Path:
     """Where the workers of an `up` share pages."""
-    environment = (Path("/proc") / str(up.pid_of("blockrelay_worker")[0]) / "environ").read_bytes().decode()
-    (setting,) = [pair for pair in environment.split("\0") if pair.startswith("BLOCKRELAY_PAGE_STORE_FOLDER=")]
+    pairs = environment(up.pid_of("blockrelay_worker")[0])
+    (setting,) = [pair for pair in pairs if pair.startswith("BLOCKRELAY_PAGE_STORE_FOLDER=")]
     folder = Path(setting.partition("=")[2])
     assert folder.parent == Path("/dev/shm")
     return folder
@@ -232,7 +232,7 @@ def test_somebody_elses_redis_is_waited_for_and_left_as_it_is(model: Path, own_r
             own_redis.start()
             up = UpProcess(process, None)
             assert len(tokens_of(complete(up.url))) == 40
-            assert not up.pid_of("redis")
+            assert all("-m blockrelay_" in command for command in up.children().values()), "none is a Redis server"
             assert up.stop() == 0
             assert process.stderr is not None and "give --payload-redis" in process.stderr.read()
         finally:

@@ -5,9 +5,9 @@ import signal
 
 import pytest
 
-from blockrelay import scripts as calls
-from blockrelay.plan import missing_stages
-from blockrelay.registry import read_plan
+from blockrelay.protocol import transitions as calls
+from blockrelay.protocol.plan import missing_stages
+from blockrelay.redis.registry import read_plan
 from tests.support.system import (
     Golden,
     StartSystem,

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from websockets.sync.client import connect
 
-from blockrelay.tensors import decode_tensor
+from blockrelay.protocol.tensors import decode_tensor
 from tests.support.tiny_model import BLOCKS, write_tiny_model
 from tests.support.up_process import UpProcess, running_up
 

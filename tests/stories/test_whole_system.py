@@ -14,8 +14,8 @@ import httpx
 import pytest
 from openai import OpenAI
 
-from blockrelay.block_folder import open_block_folder
-from blockrelay.text import Tokenizer
+from blockrelay.block_folder.folder import open_block_folder
+from blockrelay.text.tokenizer import Tokenizer
 from tests.support.system import Job, golden_tokens, make_jobs
 from tests.support.tiny_model import write_tiny_model
 from tests.support.up_process import UpProcess, running_up

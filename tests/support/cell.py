@@ -1,15 +1,17 @@
 """A cell at the level of the protocol: real Redis, real scripts, workers that are played by the test."""
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import redis
 
-from blockrelay import scripts as calls
-from blockrelay.ended import decode_log, whole_log
-from blockrelay.keys import Keys
-from blockrelay.messages import Claimed, Commit, CommitAnswer, LogEntry, RequestBody
-from blockrelay.redis_link import Scripts
+from blockrelay.protocol import transitions as calls
+from blockrelay.protocol.ended import decode_log, whole_log, whole_record
+from blockrelay.protocol.keys import Keys
+from blockrelay.protocol.messages import Claimed, Commit, CommitAnswer, LogEntry, RequestBody
+from blockrelay.protocol.timeline import timeline
+from blockrelay.redis.client import Scripts
 from blockrelay.settings import Device
 from tests.support.registering import announce
 
@@ -25,6 +27,12 @@ def read_log(client: redis.Redis, keys: Keys, request: str) -> list[LogEntry]:
     """All entries of a request's log, wherever they are."""
     record, log = client.hgetall(keys.request(request)), client.xrange(keys.log(request))
     return decode_log(whole_log(record, log))  # pyright: ignore[reportArgumentType]
+
+
+def read_timeline(client: redis.Redis, keys: Keys, request: str) -> list[dict[str, Any]]:
+    """What happened to a request, running or ended."""
+    record, log = client.hgetall(keys.request(request)), client.xrange(keys.log(request))
+    return timeline(whole_record(record, log))  # pyright: ignore[reportArgumentType]
 
 
 @dataclass
@@ -87,6 +95,9 @@ class Cell:
 
     def log(self, request: str = "req-1") -> list[LogEntry]:
         return read_log(self.client, self.keys, request)
+
+    def timeline(self, request: str = "req-1") -> list[dict[str, Any]]:
+        return read_timeline(self.client, self.keys, request)
 
     def reserved(self, worker: str) -> int:
         return int(self.client.hget(self.keys.worker(worker), "reserved") or 0)  # pyright: ignore

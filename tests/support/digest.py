@@ -12,17 +12,17 @@ from pathlib import Path
 
 import numpy as np
 
-from blockrelay.block_folder import BlockFolder, open_block_folder
-from blockrelay.plan import uniform_split
-from blockrelay.sampling_params import SamplingParams
-from blockrelay_worker.batch import Batch, Segment
-from blockrelay_worker.executor import StageExecutor
-from blockrelay_worker.generation import Pipeline, generate
+from blockrelay.block_folder.folder import BlockFolder, open_block_folder
+from blockrelay.protocol.plan import uniform_split
+from blockrelay.protocol.sampling_params import SamplingParams
+from blockrelay_worker.execution.batch import Batch, Segment
+from blockrelay_worker.execution.cpu.linears import Variant
+from blockrelay_worker.execution.cpu.stage import StageExecutor
+from blockrelay_worker.execution.numerics_id import numerics_id
+from blockrelay_worker.execution.self_test import load_stage
 from blockrelay_worker.kernels import load_kernels
-from blockrelay_worker.known_answers import load_stage
-from blockrelay_worker.linears import Variant
-from blockrelay_worker.numerics import numerics_id
-from blockrelay_worker.pages import PagePool
+from blockrelay_worker.kv.pool import PagePool
+from blockrelay_worker.offline.pipeline import Pipeline, generate
 
 #: Batches of (request, rows): prompts cut in every way, decode rows among them; 40 positions per request.
 SCHEDULE = (

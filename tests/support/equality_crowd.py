@@ -10,12 +10,12 @@ import httpx
 import numpy as np
 from prometheus_client.parser import text_string_to_metric_families
 
-from blockrelay import redis_link
-from blockrelay.block_folder import open_block_folder
-from blockrelay.keys import Keys
-from blockrelay.registry import read_workers
-from blockrelay.tensors import decode_tensor
-from blockrelay_launcher.data_folder import read_running
+from blockrelay.block_folder.folder import open_block_folder
+from blockrelay.protocol.keys import Keys
+from blockrelay.protocol.tensors import decode_tensor
+from blockrelay.redis import client as redis_link
+from blockrelay.redis.registry import read_workers
+from blockrelay_launcher.supervisor.data_folder import read_running
 from tests.support.equality_workload import Asked
 from tests.support.solo_runs import Answer, logits_digest
 from tests.support.sse_client import read_events

@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from blockrelay.sampling_params import SamplingParams
-from blockrelay.text import Tokenizer
+from blockrelay.protocol.sampling_params import SamplingParams
+from blockrelay.text.tokenizer import Tokenizer
 
 #: Longest prompt; with the longest answer it stays inside the bundled model's context of 1024.
 LONGEST_PROMPT = 600

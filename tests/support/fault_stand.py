@@ -11,8 +11,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from blockrelay.sampling_params import SamplingParams
-from blockrelay_launcher.resuming_client import resuming_stream
+from blockrelay.protocol.sampling_params import SamplingParams
+from blockrelay_launcher.client.resuming import resuming_stream
 from tests.support.redis_server import RedisServer
 from tests.support.system import Job, System, assert_nothing_is_held, golden_tokens
 from tests.support.waiting import wait_until

@@ -6,22 +6,22 @@ import numpy as np
 import redis
 from prometheus_client import CollectorRegistry
 
-from blockrelay.block_folder import BlockFolder
-from blockrelay.keys import Keys
-from blockrelay.messages import RequestBody
-from blockrelay.metrics import WorkerMetrics
-from blockrelay.redis_errors import RedisWatch
-from blockrelay.redis_link import Scripts
-from blockrelay.sampling_params import SamplingParams
-from blockrelay_worker.executor import StageExecutor
-from blockrelay_worker.known_rows import KnownRows
-from blockrelay_worker.links import Links
-from blockrelay_worker.pages import PagePool
-from blockrelay_worker.parallelism import Groups
-from blockrelay_worker.runs import Run, RunTable
-from blockrelay_worker.sender import Sender
-from blockrelay_worker.step_cost import StepCost
-from blockrelay_worker.work import Work
+from blockrelay.block_folder.folder import BlockFolder
+from blockrelay.observability.metrics import WorkerMetrics
+from blockrelay.protocol.keys import Keys
+from blockrelay.protocol.messages import RequestBody
+from blockrelay.protocol.sampling_params import SamplingParams
+from blockrelay.redis.client import Scripts
+from blockrelay.redis.errors import RedisWatch
+from blockrelay_worker.engine.runs import Run, RunTable
+from blockrelay_worker.engine.work import Work
+from blockrelay_worker.execution.cpu.stage import StageExecutor
+from blockrelay_worker.kv.pool import PagePool
+from blockrelay_worker.scheduling.first_stage import KnownRows
+from blockrelay_worker.scheduling.micro_batches import Groups
+from blockrelay_worker.scheduling.step_cost import StepCost
+from blockrelay_worker.transport.redis_links import Links
+from blockrelay_worker.transport.stage_sender import Sender
 from tests.support.cell import Cell
 from tests.support.stage_role import stage_role
 

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from blockrelay import wire
+from blockrelay.block_folder.manifest import MANIFEST_NAME, decode_manifest
 from blockrelay.errors import BadRequest, BlockFolderError, WireError
-from blockrelay.manifest import MANIFEST_NAME, decode_manifest
-from blockrelay.messages import (
+from blockrelay.protocol import codec
+from blockrelay.protocol.messages import (
     Ended,
     Forward,
     ForwardSegment,
@@ -24,9 +24,9 @@ from blockrelay.messages import (
     TokenLogprobs,
     decode_log_entry,
 )
+from blockrelay.protocol.tensors import decode_result, decode_tensor, encode_result, encode_tensor
 from blockrelay.settings import BUNDLED_MODEL
-from blockrelay.tensors import decode_result, decode_tensor, encode_result, encode_tensor
-from blockrelay_worker.page_store.record import PageShape, decode_record, encode_record
+from blockrelay_worker.kv.store.record import PageShape, decode_record, encode_record
 
 NAME = bytes(range(32))
 SHAPE = PageShape(kv_heads=1, head_dim=8, dtype=np.float16)
@@ -83,21 +83,23 @@ _FALLBACKS = b'[{"block_id": "block_1", "from": "GPU", "to": "CPU", "reason": "g
 _tensors = (np.arange(6).reshape(2, 3), np.ones(2, np.bool_), np.ones((1, 2), np.float16))
 
 TARGETS: dict[str, Target] = {
-    "message": Target(wire.unpack, (WireError,), (wire.pack({"a": np.ones(2, np.float32), "b": [1, "x"]}),)),
-    "script list": Target(wire.unpack_list, (WireError,), (wire.pack_list([1, "x", [2]]),)),
+    "message": Target(codec.unpack, (WireError,), (codec.pack({"a": np.ones(2, np.float32), "b": [1, "x"]}),)),
+    "script list": Target(codec.unpack_list, (WireError,), (codec.pack_list([1, "x", [2]]),)),
     "request body": Target(RequestBody.decode, (WireError,), (_body.encode(),)),
     "forward": Target(_forward, (WireError,), (join(*_rows.encode().values()),)),
     "next job": Target(
         NextJob.decode, (WireError,), (NextJob(request="q", run="r", position=4, tokens=(7, 8)).encode(),)
     ),
-    "ended": Target(Ended.decode, (WireError,), (wire.pack_list(["q", "r"]),)),
+    "ended": Target(Ended.decode, (WireError,), (codec.pack_list(["q", "r"]),)),
     "log entry": Target(
         _log_entry,
         (WireError,),
         (
             join(b"3-0", b"t", b"42", b"p", TokenLogprobs(-0.5, ((1, -0.5),)).encode().encode()),
             join(b"4-0", b"end", b"error", b"meta", b'{"error": "x"}', b"fallbacks", _FALLBACKS),
-            join(b"4-0", b"end", b"stop", b"all", wire.pack_list([7, 8]), b"logprobs", wire.pack_list(["[-1,[]]", ""])),
+            join(
+                b"4-0", b"end", b"stop", b"all", codec.pack_list([7, 8]), b"logprobs", codec.pack_list(["[-1,[]]", ""])
+            ),
         ),
     ),
     "log probabilities": Target(

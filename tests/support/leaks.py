@@ -14,7 +14,7 @@ from typing import Any, cast
 
 import redis
 
-from blockrelay.keys import FAMILIES
+from blockrelay.protocol.keys import FAMILIES
 
 SHARED_MEMORY = Path("/dev/shm")
 #: Seconds after a test in which what it ended may still be on its way out. Nothing waits for them where all is well.
@@ -89,7 +89,7 @@ def folders(homes: tuple[Path, ...]) -> set[str]:
 def ownerless_keys(client: redis.Redis) -> list[str]:
     """Keys without a time to live that belong to nothing that lives, and members of queues that have ended.
 
-    Every key must be of the table in `blockrelay.keys`; keys that belong to no cell are the test's own business.
+    Every key must be of the table in `blockrelay.protocol.keys`; keys of no cell are the test's own business.
     """
     names = [raw.decode(errors="replace") for raw in cast("list[bytes]", client.keys("{*}:*"))]
     found: list[str] = []

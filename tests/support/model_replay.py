@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from blockrelay import scripts as calls
-from blockrelay.keys import Keys
-from blockrelay.messages import Commit, EndEntry, NextJob, RequestBody, TokenEntry
-from blockrelay.redis_link import Scripts
+from blockrelay.protocol import transitions as calls
+from blockrelay.protocol.keys import Keys
+from blockrelay.protocol.messages import Commit, EndEntry, NextJob, RequestBody, TokenEntry
+from blockrelay.redis.client import Scripts
 from model import data, scripts
 from tests.support.cell import MODEL, Cell
 from tests.support.redis_server import RedisServer

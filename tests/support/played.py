@@ -14,16 +14,16 @@ import redis
 import uvicorn
 from fastapi import FastAPI
 
-from blockrelay import scripts as calls
-from blockrelay.keys import Keys
-from blockrelay.messages import Claimed, Commit, EndReason, TokenLogprobs
-from blockrelay.plan import Plan
-from blockrelay.redis_link import Scripts
+from blockrelay.protocol import transitions as calls
+from blockrelay.protocol.keys import Keys
+from blockrelay.protocol.messages import Claimed, Commit, EndReason, TokenLogprobs
+from blockrelay.protocol.plan import Plan
+from blockrelay.protocol.tensors import encode_result
+from blockrelay.redis.client import Scripts
 from blockrelay.settings import GatewaySettings
-from blockrelay.tensors import encode_result
 from blockrelay_gateway.app import create_app
-from blockrelay_gateway.connections import server_config
-from blockrelay_gateway.gateway import Gateway
+from blockrelay_gateway.http.server import server_config
+from blockrelay_gateway.state import Gateway
 from tests.support.registering import announce
 from tests.support.waiting import wait_until
 
@@ -119,8 +119,10 @@ class PlayedWorker:
 
 
 @contextmanager
-def answering(worker: PlayedWorker, reply: Callable[[Claimed], tuple[list[int], str]]) -> Iterator[None]:
-    """In the background, answer every request with `reply`'s tokens (one commit each) and end."""
+def answering(
+    worker: PlayedWorker, reply: Callable[[Claimed], tuple[list[int], str]], *, each: bool = True
+) -> Iterator[None]:
+    """In the background, answer every request with `reply`'s tokens and end: one commit for `each`, or for all."""
     stop = threading.Event()
     problems: list[BaseException] = []
 
@@ -130,9 +132,9 @@ def answering(worker: PlayedWorker, reply: Callable[[Claimed], tuple[list[int], 
                 worker.beat()
                 for claimed in worker.scripts.run(calls.claim(worker.names[0], 8, dead_after_s=60, free_pages=1000)):
                     tokens, end = reply(claimed)
-                    for token in tokens[:-1]:
+                    for token in tokens[:-1] if each else ():
                         worker.say(claimed, [token])
-                    worker.say(claimed, tokens[-1:], end=end)
+                    worker.say(claimed, tokens[-1:] if each else tokens, end=end)
                 stop.wait(0.002)
         except BaseException as error:  # noqa: BLE001  # shown by the test
             problems.append(error)

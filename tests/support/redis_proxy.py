@@ -22,6 +22,7 @@ class _Connection:
 
     writers: list[asyncio.StreamWriter]
     left: int | None = None
+    last: bool = False  # afterwards all are cut
     commands: hiredis.Reader = field(default_factory=hiredis.Reader)
 
 
@@ -31,6 +32,15 @@ class _Loss:
 
     needle: bytes
     size: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Turn:
+    """From the next command that contains `needle` on the proxy is in `state`; that one runs before, or not at all."""
+
+    needle: bytes
+    state: State
+    runs: bool
 
 
 @dataclass
@@ -47,6 +57,7 @@ class RedisProxy:
     line: bytes = b""
     _state: State = "open"
     _losses: list[_Loss] = field(default_factory=list[_Loss])
+    _turn: _Turn | None = None
     _connections: set[_Connection] = field(default_factory=set[_Connection])
     _loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.new_event_loop)
     _tasks: set[asyncio.Task[None]] = field(default_factory=set[asyncio.Task[None]])
@@ -75,6 +86,15 @@ class RedisProxy:
     def lose_reply(self, needle: bytes, *, after_bytes: int = 0) -> None:
         """Once: a command that contains `needle` runs, and its reply is cut off with its connection."""
         self._losses.append(_Loss(needle, after_bytes))
+
+    def cut_at(self, needle: bytes, *, runs: bool) -> None:
+        """As `cut`, from the next command that contains `needle` on; whether it still runs, its reply is lost."""
+        self._turn = _Turn(needle, "cut", runs)
+
+    def answer_at(self, needle: bytes, line: bytes) -> None:
+        """As `answer`, from the next command that contains `needle` on."""
+        self.line = line
+        self._turn = _Turn(needle, "answering", runs=False)
 
     # --- on the loop's thread ---
 
@@ -127,6 +147,8 @@ class RedisProxy:
             await target.drain()
             if connection.left == 0 and change == self._clip:
                 self.lost_replies += 1
+                if connection.last:
+                    await self._set("cut")
                 break
         _reset(connection)
 
@@ -136,6 +158,16 @@ class RedisProxy:
         while connection.commands.gets() is not False:
             count += 1
         self.seen += count
+        if (turn := self._turn) and turn.needle in data:
+            self._turn = None
+            if turn.runs:
+                connection.left, connection.last = 0, True
+                return data
+            self._state = turn.state
+            if turn.state == "cut":
+                for one in list(self._connections):
+                    _reset(one)
+                return b""
         if self._state == "answering":
             self.answered += count
             connection.writers[0].write(self.line * count)

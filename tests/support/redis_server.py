@@ -9,8 +9,8 @@ from pathlib import Path
 
 import redis
 
-from blockrelay import redis_link
 from blockrelay.errors import RedisTrouble
+from blockrelay.redis import client as redis_link
 from tests.support.leaks import ownerless_keys
 from tests.support.waiting import wait_until
 

@@ -5,13 +5,13 @@ import threading
 import redis
 from prometheus_client import Counter
 
-from blockrelay.keys import Keys
-from blockrelay.plan import parse_split
-from blockrelay.redis_errors import RedisWatch
-from blockrelay.redis_link import Scripts
+from blockrelay.protocol.keys import Keys
+from blockrelay.protocol.plan import parse_split
+from blockrelay.redis.client import Scripts
+from blockrelay.redis.errors import RedisWatch
 from blockrelay.settings import Device
-from blockrelay_worker.links import Links
-from blockrelay_worker.registration import Assignment, Registration
+from blockrelay_worker.lifecycle.registration import Assignment, Registration
+from blockrelay_worker.transport.redis_links import Links
 
 _watch = RedisWatch(Counter("errors", "Redis errors of played workers", registry=None))
 

@@ -5,9 +5,9 @@ from typing import Any, TypeVar
 
 import redis
 
-from blockrelay.keys import FAMILIES, Keys, declared
-from blockrelay.redis_link import Scripts
-from blockrelay.scripts import Call
+from blockrelay.protocol.keys import FAMILIES, Keys, declared
+from blockrelay.protocol.transitions import Call
+from blockrelay.redis.client import Scripts
 
 T = TypeVar("T")
 

@@ -15,11 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from blockrelay.block_folder import open_block_folder
-from blockrelay.sampling_params import SamplingParams
-from blockrelay.tensors import to_float16
-from blockrelay.text import Tokenizer, VisibleText
-from blockrelay_worker.generation import Pipeline, generate
+from blockrelay.block_folder.folder import open_block_folder
+from blockrelay.protocol.sampling_params import SamplingParams
+from blockrelay.protocol.tensors import to_float16
+from blockrelay.text.tokenizer import Tokenizer, VisibleText
+from blockrelay_worker.offline.pipeline import Pipeline, generate
 from tests.support.equality_workload import Asked
 
 

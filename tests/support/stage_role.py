@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from blockrelay.block_folder import BlockFolder
-from blockrelay_worker.stage import StageRole
+from blockrelay.block_folder.folder import BlockFolder
+from blockrelay_worker.lifecycle.stage_role import StageRole
 
 _USUAL: dict[str, Any] = {
     "tokenizer": None,
@@ -13,7 +13,6 @@ _USUAL: dict[str, Any] = {
     "step_target_s": 0.05,
     "speculation": True,
     "dead_after_s": 60,
-    "retention_s": 60,
 }
 
 

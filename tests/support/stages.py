@@ -6,12 +6,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from blockrelay.block_folder import BlockFolder
-from blockrelay_worker.batch import Batch, Segment
-from blockrelay_worker.executor import StageExecutor
+from blockrelay.block_folder.folder import BlockFolder
+from blockrelay_worker.execution.batch import Batch, Segment
+from blockrelay_worker.execution.cpu.linears import Variant
+from blockrelay_worker.execution.cpu.stage import StageExecutor
 from blockrelay_worker.kernels import load_kernels
-from blockrelay_worker.linears import Variant
-from blockrelay_worker.pages import PagePool
+from blockrelay_worker.kv.pool import PagePool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,18 +14,18 @@ from pathlib import Path
 import numpy as np
 import redis
 
-from blockrelay import scripts as calls
-from blockrelay.block_folder import BlockFolder, open_block_folder
+from blockrelay.block_folder.folder import BlockFolder, open_block_folder
 from blockrelay.errors import RedisTrouble
-from blockrelay.keys import Keys
-from blockrelay.messages import EndEntry, RequestBody, TokenEntry
-from blockrelay.plan import WorkerInfo, missing_stages
-from blockrelay.redis_link import Scripts
-from blockrelay.registry import read_plan, read_workers
-from blockrelay.sampling_params import SamplingParams, derive_seed
-from blockrelay.text import Tokenizer
-from blockrelay_launcher.ports import kept_ports
-from blockrelay_worker.generation import Pipeline, generate
+from blockrelay.protocol import transitions as calls
+from blockrelay.protocol.keys import Keys
+from blockrelay.protocol.messages import EndEntry, RequestBody, TokenEntry
+from blockrelay.protocol.plan import WorkerInfo, missing_stages
+from blockrelay.protocol.sampling_params import SamplingParams, derive_seed
+from blockrelay.redis.client import Scripts
+from blockrelay.redis.registry import read_plan, read_workers
+from blockrelay.text.tokenizer import Tokenizer
+from blockrelay_launcher.supervisor.ports import kept_ports
+from blockrelay_worker.offline.pipeline import Pipeline, generate
 from tests.support.cell import read_log
 from tests.support.redis_server import RedisServer
 from tests.support.waiting import wait_until

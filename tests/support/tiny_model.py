@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from blockrelay.manifest import Precision
-from blockrelay_converter.conversion import convert
+from blockrelay.block_folder.manifest import Precision
+from blockrelay_converter.convert import convert
 from tests.support.checkpoints import write_checkpoint
 
 #: Four layers and the head.

@@ -1,5 +1,6 @@
 """`blockrelay up` as a process, for tests."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -7,6 +8,10 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from blockrelay.errors import RedisTrouble
+from blockrelay.redis.client import connect
+from tests.support.leaks import ownerless_keys, settled
 
 COMMAND = [sys.executable, "-m", "blockrelay_launcher"]
 
@@ -30,18 +35,43 @@ class UpProcess:
         """Children whose command line contains `what`, lowest pid first."""
         return sorted(pid for pid, command in self.children().items() if what in command)
 
+    def redis_urls(self) -> list[str]:
+        """Of the servers that its services use, as one of these was told."""
+        for pid in self.pid_of("-m blockrelay_"):
+            told = {name: value for name, _, value in (line.partition("=") for line in environment(pid))}
+            names = ("BLOCKRELAY_REDIS_URL", "BLOCKRELAY_PAYLOAD_REDIS_URL")
+            return [told[name] for name in names if name in told]
+        return []
+
+    def assert_nothing_is_ownerless(self) -> None:
+        """No key in its Redis servers belongs to nothing that lives. One that does not answer says nothing."""
+        for url in self.redis_urls():
+            with connect(url) as client, contextlib.suppress(RedisTrouble):
+                left = settled(lambda of=client: ownerless_keys(of))
+                assert not left, "\n".join(map(str, left))
+
     def stop(self, number: int = signal.SIGTERM, *, timeout_s: float = 40) -> int:
         """Send a signal and wait; the exit code."""
+        self.assert_nothing_is_ownerless()
         self.process.send_signal(number)
         return self.process.wait(timeout_s)
 
 
 def command_line(pid: int) -> str:
     """Empty for a process that has ended, a zombie included."""
+    return " ".join(_lines_of(pid, "cmdline"))
+
+
+def environment(pid: int) -> list[str]:
+    """NAME=VALUE lines; none of a process that has ended."""
+    return _lines_of(pid, "environ")
+
+
+def _lines_of(pid: int, file: str) -> list[str]:
     try:
-        return (Path("/proc") / str(pid) / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+        return (Path("/proc") / str(pid) / file).read_bytes().decode().split("\0")
     except (FileNotFoundError, ProcessLookupError):
-        return ""
+        return []
 
 
 @contextmanager

@@ -8,9 +8,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
-from blockrelay import redis_link
-from blockrelay.keys import Keys
-from blockrelay_launcher.data_folder import read_running
+from blockrelay.protocol.keys import Keys
+from blockrelay.redis import client as redis_link
+from blockrelay_launcher.supervisor.data_folder import read_running
 from tests.support.up_process import UpProcess
 
 #: Seconds between two acts: a few pages of those that are read are broken, most are whole.

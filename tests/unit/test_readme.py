@@ -4,8 +4,8 @@ import re
 
 from typer.main import get_command
 
-from blockrelay import keys
-from blockrelay_launcher.cli import app
+from blockrelay.protocol import keys
+from blockrelay_launcher.cli.main import app
 from tests.support.project import README, ROOT
 
 
@@ -17,7 +17,7 @@ def test_every_folder_of_the_tree_exists_and_every_service_is_in_it() -> None:
     tree = README.split("## How it is laid out")[1].split("```")[1]
     shown = {line.split()[0] for line in tree.splitlines() if line.strip()}
     for name in shown:
-        assert any((base / name).is_dir() for base in (ROOT, ROOT / "shared/blockrelay")), name
+        assert any((base / name).is_dir() for base in (ROOT, *ROOT.glob("s*/**/blockrelay*"))), name
     for folder in (ROOT / "services").iterdir():
         assert f"services/{folder.name}/" in shown
 

@@ -11,14 +11,14 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 from typer.exceptions import TyperException
 
 from blockrelay.errors import BlockrelayError, UsageError
-from blockrelay_converter.calibration import REPORT_NAME, report_table
-from blockrelay_converter.conversion import convert
+from blockrelay_converter.convert import convert
+from blockrelay_converter.quantisation.calibration import REPORT_NAME, report_table
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
 
 class PrecisionChoice(StrEnum):
-    """How a block computes (see `blockrelay.manifest.Precision`)."""
+    """How a block computes (see `blockrelay.block_folder.manifest.Precision`)."""
 
     W8A8 = "w8a8"
     W4A8 = "w4a8"

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from blockrelay_converter.model_config import Rotary
+from blockrelay_converter.checkpoint.config import Rotary
 
 _CHUNK_POSITIONS = 4096
 

@@ -8,8 +8,8 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+from blockrelay.block_folder.manifest import MANIFEST_NAME
 from blockrelay.errors import UsageError
-from blockrelay.manifest import MANIFEST_NAME
 
 
 @contextlib.contextmanager

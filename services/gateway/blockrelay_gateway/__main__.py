@@ -1,6 +1,7 @@
 """`python -m blockrelay_gateway`: settings from options or BLOCKRELAY_*, one process, one event loop.
 
-Exit codes: 0 after a signal, 2 when it cannot start for a reason that one line explains.
+Exit codes: 0 after a signal, 2 when it cannot start for a reason that one line explains, 70 for what another start
+may not meet.
 """
 
 import asyncio
@@ -16,19 +17,22 @@ from types import FrameType
 import uvicorn
 from fastapi import FastAPI
 
-from blockrelay import failpoints, logs
-from blockrelay.api_keys import is_open_to_others
+from blockrelay import failpoints
+from blockrelay.auth.api_keys import is_open_to_others
 from blockrelay.errors import BlockrelayError, RedisTrouble, UsageError
-from blockrelay.keys import Keys
-from blockrelay.redis_link import check_redis, connect
+from blockrelay.exit_codes import BROKEN
+from blockrelay.observability import logs
+from blockrelay.protocol.keys import Keys
+from blockrelay.redis.client import check_redis, connect
 from blockrelay.settings import GatewaySettings, read_settings
 from blockrelay_gateway.app import create_app
-from blockrelay_gateway.connections import server_config
-from blockrelay_gateway.gateway import Gateway
+from blockrelay_gateway.http.server import server_config
+from blockrelay_gateway.state import Gateway
 
 
 class GatewayServer(uvicorn.Server):
-    """Tells the streams about a signal before uvicorn waits for them."""
+    """Tells the streams about a signal before uvicorn waits for them, and ends with the gateway's background work: one
+    without it must not look alive."""
 
     _loop: asyncio.AbstractEventLoop
 
@@ -38,7 +42,17 @@ class GatewayServer(uvicorn.Server):
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
         self._loop = asyncio.get_running_loop()
-        await super().serve(sockets)
+        watching = asyncio.create_task(self._end_when_broken())
+        try:
+            await super().serve(sockets)
+        finally:
+            watching.cancel()
+            await asyncio.gather(watching, return_exceptions=True)
+
+    async def _end_when_broken(self) -> None:
+        await self._gateway.broken.wait()
+        self._gateway.close()
+        self.should_exit = True
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """A signal handler, in the middle of anything: what touches tasks is left to the event loop."""
@@ -73,7 +87,7 @@ def main() -> int:
             return _refuse(f"cannot listen on {settings.host}:{settings.port}: {error.strerror or error}")
         try:
             app = create_app(settings)
-            _look_at_redis(settings.redis_url, "control Redis", key=Keys(settings.cell).workers)
+            _look_at_redis(settings.redis_url, "control Redis", cell=Keys(settings.cell))
             if settings.payload_redis_url:
                 _look_at_redis(settings.payload_redis_url, "payload Redis")
         except BlockrelayError as error:
@@ -81,10 +95,10 @@ def main() -> int:
         return _serve(app, settings, listener)
 
 
-def _look_at_redis(url: str, name: str, *, key: str | None = None) -> None:
+def _look_at_redis(url: str, name: str, *, cell: Keys | None = None) -> None:
     """Raises UsageError when it will never serve us like this; one that does not answer now is waited for later."""
     with connect(url) as client, contextlib.suppress(RedisTrouble):
-        check_redis(client, name, key=key)
+        check_redis(client, name, cell=cell)
 
 
 def allow_files(wanted: int) -> None:
@@ -118,6 +132,8 @@ def _serve(app: FastAPI, settings: GatewaySettings, listener: socket.socket) -> 
     gc.freeze()  # the modules stay for ever: a look at all of them would hold up every stream
     server = GatewayServer(server_config(app, settings), app.state.gateway)
     server.run(sockets=[listener])
+    if app.state.gateway.broken.is_set():
+        return BROKEN
     return 0 if server.started else 1
 
 

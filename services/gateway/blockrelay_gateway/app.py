@@ -7,17 +7,22 @@ from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
 
-from blockrelay import logs
-from blockrelay.block_folder import open_block_folder
+from blockrelay.block_folder.folder import open_block_folder
 from blockrelay.errors import RedisTrouble
-from blockrelay.registry import read_workers_async
+from blockrelay.observability import logs
+from blockrelay.redis.registry import read_workers_async
 from blockrelay.settings import GatewaySettings
-from blockrelay_gateway import http_errors, infer_routes, openai_routes, openapi, ops_routes, request_routes
-from blockrelay_gateway.crowd import Crowd
-from blockrelay_gateway.gateway import Gateway, build
-from blockrelay_gateway.middleware import BodyLimit
-from blockrelay_gateway.origins import Origins, Rules
-from blockrelay_gateway.tenants import Authentication, KeyRing
+from blockrelay_gateway.api.infer import routes as infer_routes
+from blockrelay_gateway.api.openai import routes as openai_routes
+from blockrelay_gateway.api.operations import routes as ops_routes
+from blockrelay_gateway.api.requests import routes as request_routes
+from blockrelay_gateway.http import errors as http_errors
+from blockrelay_gateway.http import openapi
+from blockrelay_gateway.http.authentication import Authentication, KeyRing
+from blockrelay_gateway.http.body_limit import BodyLimit
+from blockrelay_gateway.http.connection_limit import Crowd
+from blockrelay_gateway.http.origins import Origins, Rules
+from blockrelay_gateway.state import Gateway, build
 
 #: Until the first NODE_READY, how often the gateway looks whether it is.
 READY_POLL_S = 0.5

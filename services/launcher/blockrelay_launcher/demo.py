@@ -15,10 +15,10 @@ import httpx
 from rich.console import Console
 from rich.table import Table
 
-from blockrelay.block_folder import open_block_folder
+from blockrelay.block_folder.folder import open_block_folder
+from blockrelay.block_folder.manifest import CHAT_TEMPLATE_NAME, TOKENIZER_NAME, Manifest
 from blockrelay.errors import ServiceUnavailable, UsageError
-from blockrelay.manifest import CHAT_TEMPLATE_NAME, TOKENIZER_NAME, Manifest
-from blockrelay_launcher.processes import die_with_parent
+from blockrelay_launcher.supervisor.child_process import die_with_parent
 
 QUESTION, OPENING = "Tell me a story.", "Once upon a time"
 MAX_TOKENS, SEED, TEMPERATURE = 320, 13, 0.7

@@ -6,15 +6,17 @@ import threading
 
 from prometheus_client import CollectorRegistry
 
-from blockrelay import failpoints, logs
-from blockrelay.block_folder import open_block_folder
+from blockrelay import failpoints
+from blockrelay.block_folder.folder import open_block_folder
 from blockrelay.errors import BlockFolderError, BlockrelayError, UsageError
-from blockrelay.keys import Keys
-from blockrelay.metrics import SchedulerMetrics
-from blockrelay.plan import uniform_split
-from blockrelay.redis_link import Scripts, connect
+from blockrelay.exit_codes import BROKEN, UNUSABLE, end_with_any_thread
+from blockrelay.observability import logs
+from blockrelay.observability.metrics import SchedulerMetrics
+from blockrelay.observability.status_server import StatusServer
+from blockrelay.protocol.keys import Keys
+from blockrelay.protocol.plan import uniform_split
+from blockrelay.redis.client import Scripts, connect
 from blockrelay.settings import SchedulerSettings, read_settings
-from blockrelay.status_server import StatusServer
 from blockrelay_scheduler.loop import Link, Scheduler
 
 
@@ -48,6 +50,7 @@ def main() -> int:
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
+    end_with_any_thread()
     try:
         settings = read_settings(SchedulerSettings, sys.argv[1:], program="python -m blockrelay_scheduler")
         logs.configure(settings.log_level, node_id=settings.node_id or logs.node_name("scheduler"))
@@ -55,7 +58,7 @@ def main() -> int:
         serve(settings, stop)
     except BlockrelayError as error:
         sys.stderr.write(f"scheduler: {error}\n")
-        return 2 if isinstance(error, UsageError | BlockFolderError) else 70
+        return UNUSABLE if isinstance(error, UsageError | BlockFolderError) else BROKEN
     return 0
 
 

@@ -12,20 +12,21 @@ from typing import Any, cast
 
 import redis
 
-from blockrelay import logs, registry
-from blockrelay import scripts as calls
-from blockrelay.cell_settings import CellSettings, publish_cell_settings, read_cell_settings
 from blockrelay.errors import RedisTrouble
-from blockrelay.keys import Keys
-from blockrelay.messages import RequestBody
-from blockrelay.metrics import SchedulerMetrics
-from blockrelay.plan import Plan, WorkerInfo, parse_split
-from blockrelay.redis_errors import RedisWatch
-from blockrelay.redis_link import Scripts, backoff_s, check_redis, wait_for_redis
+from blockrelay.observability import logs
+from blockrelay.observability.metrics import SchedulerMetrics
+from blockrelay.protocol import transitions as calls
+from blockrelay.protocol.keys import Keys
+from blockrelay.protocol.messages import RequestBody
+from blockrelay.protocol.plan import Plan, WorkerInfo, parse_split
+from blockrelay.redis import registry
+from blockrelay.redis.cell_settings import CellSettings, publish_cell_settings, read_cell_settings
+from blockrelay.redis.client import Scripts, backoff_s, check_redis, wait_for_redis
+from blockrelay.redis.errors import RedisWatch
 from blockrelay.settings import SchedulerSettings
-from blockrelay_scheduler.inboxes import InboxSweeper
+from blockrelay_scheduler.inbox_sweeper import InboxSweeper
 from blockrelay_scheduler.planner import decide, empty_stages
-from blockrelay_scheduler.rescue import UnfinishedRequest, dead_workers, rescues
+from blockrelay_scheduler.recovery import UnfinishedRequest, dead_workers, rescues
 
 #: Seconds between two looks at the unfinished requests and at what metrics tell, and about how many requests one look
 #: takes: the next one goes on behind them.
@@ -92,7 +93,7 @@ class Scheduler:
                 self._sweeper.close()
 
     def _look(self) -> None:
-        check_redis(self.link.client, "control Redis", key=self.link.keys.workers)
+        check_redis(self.link.client, "control Redis", cell=self.link.keys)
         if self.link.payload is not self.link.client:
             try:
                 check_redis(self.link.payload, "payload Redis")

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from blockrelay.plan import Plan, Stage, WorkerInfo, split_text, uniform_split
+from blockrelay.protocol.plan import Plan, Stage, WorkerInfo, split_text, uniform_split
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,23 +1,16 @@
 """`python -m blockrelay_worker [--device cpu|gpu] ...`: one worker process (options: see blockrelay.settings)."""
 
-import os
 import signal
 import sys
 import threading
 
-from blockrelay import failpoints, logs
+from blockrelay import failpoints
 from blockrelay.errors import BlockFolderError, BlockrelayError, UsageError
+from blockrelay.exit_codes import BROKEN, UNUSABLE, end_with_any_thread
+from blockrelay.observability import logs
 from blockrelay.settings import WorkerSettings, read_settings
-from blockrelay_worker.links import Drain
-from blockrelay_worker.service import Worker
-
-EXIT_BROKEN = 70
-
-
-def _end(failure: threading.ExceptHookArgs) -> None:
-    """A worker without one of its threads must not look alive: what was on it runs again elsewhere."""
-    sys.__excepthook__(failure.exc_type, failure.exc_value or failure.exc_type(), failure.exc_traceback)
-    os._exit(EXIT_BROKEN)
+from blockrelay_worker.lifecycle.worker import Worker
+from blockrelay_worker.transport.redis_links import Drain
 
 
 def main() -> int:
@@ -30,10 +23,10 @@ def main() -> int:
         settings = read_settings(WorkerSettings, sys.argv[1:], program="python -m blockrelay_worker")
     except UsageError as error:
         sys.stderr.write(f"worker: {error}\n")
-        return 2
+        return UNUSABLE
     logs.configure(settings.log_level, node_id=settings.node_id or logs.node_name(settings.device))
     failpoints.arm("worker", settings.failpoint)
-    threading.excepthook = _end
+    end_with_any_thread()
     stop, drain = threading.Event(), Drain()
 
     def end(*_: object) -> None:
@@ -53,7 +46,7 @@ def main() -> int:
     except BlockrelayError as error:
         sys.stderr.write(f"worker: {error}\n")
         served = worker is not None and worker.has_served
-        return 2 if isinstance(error, UsageError | BlockFolderError) and not served else EXIT_BROKEN
+        return UNUSABLE if isinstance(error, UsageError | BlockFolderError) and not served else BROKEN
     return 0
 
 

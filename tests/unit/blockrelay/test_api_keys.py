@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from blockrelay.api_keys import (
+from blockrelay.auth.api_keys import (
     Tenant,
     add_key,
     find,

@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from blockrelay.block_folder import open_block_folder
+from blockrelay.block_folder.folder import open_block_folder
 from blockrelay.errors import BlockFolderError
-from blockrelay_converter.conversion import convert
+from blockrelay_converter.convert import convert
 from tests.support.checkpoints import CHAT_TEMPLATE, write_checkpoint
 
 

@@ -2,7 +2,7 @@
 
 from prometheus_client import CollectorRegistry, Histogram
 
-from blockrelay.histograms import Histograms
+from blockrelay.observability.histograms import Histograms
 
 BUCKETS = (0.1, 0.5, 1)
 

@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 PROGRAM = """
-from blockrelay import logs
+from blockrelay.observability import logs
 logs.configure("INFO", node_id="node-1")
 logs.get().info("STEP", request_id="req-1", session_id="s", step=2, traceparent=None, tokens=3)
 """

@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blockrelay.errors import BlockFolderError
-from blockrelay.manifest import (
+from blockrelay.block_folder.manifest import (
     ALIGNMENT,
     ITEM_BYTES,
     ROTARY_NAME,
@@ -31,6 +30,7 @@ from blockrelay.manifest import (
     is_inside,
     place_tensors,
 )
+from blockrelay.errors import BlockFolderError
 
 MODEL = ModelConfig(
     name="tiny",

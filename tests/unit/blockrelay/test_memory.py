@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from blockrelay.memory import available_bytes
+from blockrelay.host.memory import available_bytes
 
 
 def machine(root: Path, *, free_kib: int, limit: str | None = None, used: int = 0) -> int:

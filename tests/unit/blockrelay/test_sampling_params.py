@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from blockrelay.errors import BadRequest, WireError
-from blockrelay.sampling_params import SamplingParams, check_prompt, derive_seed
+from blockrelay.protocol.sampling_params import SamplingParams, check_prompt, derive_seed
 
 
 @pytest.mark.parametrize(

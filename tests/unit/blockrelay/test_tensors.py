@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blockrelay import tensors
 from blockrelay.errors import BadRequest, WireError
+from blockrelay.protocol import tensors
 
 
 def decode(value: object, max_elements: int = 1000) -> Any:

@@ -7,8 +7,8 @@ import pytest
 from tokenizers import Tokenizer as LibraryTokenizer
 
 from blockrelay.errors import BadRequest, BlockFolderError
-from blockrelay.sampling_params import SamplingParams
-from blockrelay.text import Tokenizer, VisibleText
+from blockrelay.protocol.sampling_params import SamplingParams
+from blockrelay.text.tokenizer import Tokenizer, VisibleText
 from tests.support.tokenizers import byte_level, sentencepiece
 
 

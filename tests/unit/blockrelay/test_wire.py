@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blockrelay import wire
-from blockrelay.end_meta import encode_end_meta
 from blockrelay.errors import WireError
-from blockrelay.messages import (
+from blockrelay.protocol import codec
+from blockrelay.protocol.end_meta import encode_end_meta
+from blockrelay.protocol.messages import (
     Ended,
     EndEntry,
     Forward,
@@ -25,7 +25,7 @@ from blockrelay.messages import (
     TokenLogprobs,
     decode_log_entry,
 )
-from blockrelay.sampling_params import SamplingParams
+from blockrelay.protocol.sampling_params import SamplingParams
 
 names = st.text(st.characters(codec="ascii", exclude_characters=","), max_size=20)
 token_ids = st.integers(0, 2**31 - 1)
@@ -95,21 +95,21 @@ def test_a_pickled_array_is_refused_before_anything_runs(tmp_path: Path) -> None
     for field in ("nd", "complex"):
         evil = {field: True, "type": "|O", "kind": "O", "shape": (1,), "data": pickle.dumps(Bomb(target))}
         with pytest.raises(WireError):
-            wire.unpack(packed({"v": 1, "prompt": evil}))
+            codec.unpack(packed({"v": 1, "prompt": evil}))
         with pytest.raises(WireError):
-            wire.unpack(packed({"v": 1, "prompt": {k.encode(): v for k, v in evil.items()}}))
+            codec.unpack(packed({"v": 1, "prompt": {k.encode(): v for k, v in evil.items()}}))
     assert not target.exists()
 
 
 @pytest.mark.parametrize("array", [np.array([1.0]), np.array(["a"]), np.array([1], np.int16), np.array([1j])])
 def test_array_dtypes_outside_the_list_are_refused(array: Any) -> None:
     with pytest.raises(WireError, match="not allowed"):
-        wire.unpack(packed({"v": 1, "a": array}))
+        codec.unpack(packed({"v": 1, "a": array}))
 
 
 @given(st.binary(max_size=200))
 def test_any_bytes_are_a_message_or_a_wire_error(data: bytes) -> None:
-    for read in (wire.unpack, wire.unpack_list, RequestBody.decode):
+    for read in (codec.unpack, codec.unpack_list, RequestBody.decode):
         try:
             read(data)
         except WireError:
@@ -119,9 +119,9 @@ def test_any_bytes_are_a_message_or_a_wire_error(data: bytes) -> None:
 @pytest.mark.parametrize(("size", "rows", "hidden"), [(0, 0, 4), (15, 1, 4), (16, 2, 4), (16, -1, -4)])
 def test_rows_of_another_size_are_refused(size: int, rows: int, hidden: int) -> None:
     with pytest.raises(WireError):
-        wire.rows_from_bytes(bytes(size), rows, hidden)
+        codec.rows_from_bytes(bytes(size), rows, hidden)
 
 
 def test_another_version_is_refused() -> None:
     with pytest.raises(WireError, match="version"):
-        wire.unpack(packed({"v": 2}))
+        codec.unpack(packed({"v": 2}))

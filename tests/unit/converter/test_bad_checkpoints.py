@@ -10,7 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 from blockrelay.errors import UnsupportedModel, UsageError
-from blockrelay_converter.conversion import convert
+from blockrelay_converter.convert import convert
 from tests.support.checkpoints import write_checkpoint, write_safetensors
 
 Tensors = dict[str, NDArray[Any]]

@@ -11,19 +11,19 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from blockrelay.block_folder import BlockFolder, open_block_folder
+from blockrelay.block_folder.folder import BlockFolder, open_block_folder
+from blockrelay.block_folder.manifest import Manifest, Precision, is_exact
 from blockrelay.errors import UsageError
-from blockrelay.manifest import Manifest, Precision, is_exact
-from blockrelay.text import Tokenizer
-from blockrelay_converter.calibration import REPORT_NAME, report_table, sequences
-from blockrelay_converter.conversion import convert
-from blockrelay_converter.folding import Folding, channels_of, layer_folding
-from blockrelay_converter.smoothing import exponents_for
-from blockrelay_worker.batch import Batch, Segment
-from blockrelay_worker.executor import StageExecutor
+from blockrelay.text.tokenizer import Tokenizer
+from blockrelay_converter.convert import convert
+from blockrelay_converter.quantisation.calibration import REPORT_NAME, report_table, sequences
+from blockrelay_converter.quantisation.folding import Folding, channels_of, layer_folding
+from blockrelay_converter.quantisation.smoothing import exponents_for
+from blockrelay_worker.execution.batch import Batch, Segment
+from blockrelay_worker.execution.cpu.stage import StageExecutor
+from blockrelay_worker.execution.self_test import load_stage
 from blockrelay_worker.kernels import load_kernels
-from blockrelay_worker.known_answers import load_stage
-from blockrelay_worker.pages import PagePool, pages_for
+from blockrelay_worker.kv.pool import PagePool, pages_for
 from tests.support.checkpoints import Family, write_checkpoint
 from tests.support.planted_outliers import plant_outliers
 
@@ -111,9 +111,9 @@ def open_folder(checkpoint: Path, out: Path, precision: Precision = "w8a8", text
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
 def test_the_float_pass_of_the_converter_computes_what_the_executor_does(family: Family, tmp_path: Path) -> None:
-    from blockrelay_converter.blocks import BlockSource
-    from blockrelay_converter.checkpoint import Checkpoint
-    from blockrelay_converter.float_layers import FloatModel
+    from blockrelay_converter.block_writer import BlockSource
+    from blockrelay_converter.checkpoint.safetensors import Checkpoint
+    from blockrelay_converter.quantisation.float_model import FloatModel
 
     checkpoint = write_checkpoint(tmp_path / "c", seed=5, family=family)
     folder = open_folder(checkpoint, tmp_path / "fp32", "fp32")

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from numpy.typing import NDArray
 
-from blockrelay.block_folder import BlockFolder, open_block_folder
+from blockrelay.block_folder.folder import BlockFolder, open_block_folder
+from blockrelay.block_folder.manifest import Manifest, Precision
 from blockrelay.errors import UsageError
-from blockrelay.manifest import Manifest, Precision
-from blockrelay_converter.blocks import quantise
-from blockrelay_converter.conversion import convert
-from blockrelay_converter.group_quantiser import group_values, quantise_groups
+from blockrelay_converter.block_writer import quantise
+from blockrelay_converter.convert import convert
+from blockrelay_converter.quantisation.groups import group_values, quantise_groups
 from tests.support.checkpoints import CHAT_TEMPLATE, write_checkpoint
 
 

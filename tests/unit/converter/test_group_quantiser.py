@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from numpy.typing import NDArray
 
-from blockrelay_converter.group_quantiser import group_values, quantise_groups
+from blockrelay_converter.quantisation.groups import group_values, quantise_groups
 
 F32 = NDArray[np.float32]
 

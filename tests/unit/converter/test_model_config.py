@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from blockrelay.errors import UnsupportedModel, UsageError
-from blockrelay_converter.model_config import Rotary, SourceConfig, read_config
+from blockrelay_converter.checkpoint.config import Rotary, SourceConfig, read_config
 
 BASE: dict[str, Any] = {
     "model_type": "llama",

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from blockrelay_converter.model_config import Rotary
+from blockrelay_converter.checkpoint.config import Rotary
 from blockrelay_converter.rotary import inverse_frequencies, write_rotary
 
 PAIRS = (0, 20, 28, 30, 34, 36, 63)

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
+from blockrelay.block_folder.manifest import GenerationDefaults
 from blockrelay.errors import UsageError
-from blockrelay.manifest import GenerationDefaults
-from blockrelay_converter.model_config import read_config
-from blockrelay_converter.texts import Texts, read_texts
+from blockrelay_converter.checkpoint.config import read_config
+from blockrelay_converter.checkpoint.text_assets import Texts, read_texts
 from tests.support.checkpoints import write_tokenizer
 
 CONFIG: dict[str, Any] = {

@@ -5,12 +5,12 @@ from collections.abc import Iterator
 import pytest
 import redis
 
-from blockrelay.block_folder import BlockFolder, open_block_folder
-from blockrelay.keys import Keys
-from blockrelay.redis_link import Scripts
+from blockrelay.block_folder.folder import BlockFolder, open_block_folder
+from blockrelay.protocol.keys import Keys
+from blockrelay.redis.client import Scripts
 from blockrelay.settings import GatewaySettings
-from blockrelay.text import Tokenizer
-from blockrelay_converter.conversion import convert
+from blockrelay.text.tokenizer import Tokenizer
+from blockrelay_converter.convert import convert
 from tests.support.checkpoints import write_checkpoint
 from tests.support.played import PlayedWorker, RunningGateway, running_gateway
 from tests.support.redis_server import RedisServer

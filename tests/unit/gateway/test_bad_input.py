@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import redis
 
-from blockrelay.block_folder import BlockFolder
-from blockrelay.keys import Keys
+from blockrelay.block_folder.folder import BlockFolder
+from blockrelay.protocol.keys import Keys
 from blockrelay.settings import GatewaySettings
 from tests.support.played import PlayedWorker, RunningGateway, running_gateway
 from tests.support.redis_server import RedisServer

@@ -1,6 +1,6 @@
 """Tensor steps of several rows: as many requests, one answer, all accepted or none."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
@@ -10,12 +10,17 @@ import httpx
 import numpy as np
 import pytest
 
-from blockrelay import scripts as calls
-from blockrelay.api_keys import Tenant, add_key
-from blockrelay.messages import Claimed
+from blockrelay.auth.api_keys import Tenant, add_key
+from blockrelay.protocol import transitions as calls
+from blockrelay.protocol.messages import Claimed
+from blockrelay.protocol.tensors import decode_tensor
 from blockrelay.settings import GatewaySettings
-from blockrelay.tensors import decode_tensor
+from blockrelay_gateway.admission import accept as admission
 from tests.support.played import PlayedWorker, RunningGateway, running_gateway
+from tests.support.redis_answers import LINES
+from tests.support.redis_proxy import RedisProxy, proxied
+from tests.support.redis_server import RedisServer
+from tests.support.waiting import wait_until
 
 VOCAB = 512
 
@@ -118,6 +123,45 @@ def test_what_an_ended_gateway_has_begun_the_next_one_completes(
     worker.client.delete(worker.keys.session("chat#1"))
     assert run(gateway, worker, pool, body, 1) == [[5], [6]]
     assert run(gateway, worker, pool, batch([7], [8], step=2), 2) == [[7], [8]]
+
+
+#: In the ACCEPT of the second row, and in no other command: the session's name as an argument of its own.
+SECOND_ROW = b"\r\nchat#1\r\n"
+WAYS: dict[str, Callable[[RedisProxy], None]] = {
+    "is away": lambda proxy: proxy.cut_at(SECOND_ROW, runs=False),
+    "is away, and its last reply": lambda proxy: proxy.cut_at(SECOND_ROW, runs=True),
+    "refuses": lambda proxy: proxy.answer_at(SECOND_ROW, LINES["NOPERM"]),
+    "is full": lambda proxy: proxy.answer_at(SECOND_ROW, LINES["OOM"]),
+}
+
+
+@pytest.mark.parametrize("how", WAYS)
+def test_a_step_between_whose_rows_redis_goes_leaves_nothing_and_runs_when_sent_again(
+    settings: GatewaySettings,
+    redis_server: RedisServer,
+    worker: PlayedWorker,
+    pool: ThreadPoolExecutor,
+    monkeypatch: pytest.MonkeyPatch,
+    how: str,
+) -> None:
+    monkeypatch.setattr(admission, "RETRY_FOR_S", 0.1)
+    with (
+        proxied(redis_server) as proxy,
+        running_gateway(settings.model_copy(update={"redis_url": proxy.url})) as gateway,
+    ):
+        run(gateway, worker, pool, batch([5], [6]), 2)
+        body = batch([7], [8], step=2)
+        WAYS[how](proxy)
+        refused = ask(gateway.url, pool, body).result()
+        assert refused.status_code == 503, refused.text
+        assert worker.client.zcard(worker.keys.running) > 0, "the first row is there, and nobody can take it back"
+        proxy.heal()
+        wait_until(lambda: worker.client.zcard(worker.keys.running) == 0, "what was accepted of it is taken back")
+        assert not worker.scripts.run(calls.claim(worker.names[0], 8, dead_after_s=60, free_pages=1000))
+        assert run(gateway, worker, pool, body, 2) == [[7], [8]]
+        assert [tokens_of(worker, f"chat#{row}") for row in (0, 1)] == [[5, 7], [6, 8]]
+        wait_until(lambda: not len(gateway.gateway.flights), "the gateway follows nothing")
+        assert gateway.metric("blockrelay_num_requests_waiting") == 0
 
 
 def test_a_wrong_step_and_another_number_of_rows_leave_everything_as_it_is(

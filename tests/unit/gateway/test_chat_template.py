@@ -3,7 +3,7 @@
 import pytest
 
 from blockrelay.errors import BadRequest, BlockFolderError
-from blockrelay_gateway.chat_template import ChatTemplate
+from blockrelay_gateway.api.openai.chat_template import ChatTemplate
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 

@@ -2,7 +2,7 @@
 
 from concurrent.futures import ThreadPoolExecutor
 
-from blockrelay.text import Tokenizer
+from blockrelay.text.tokenizer import Tokenizer
 from tests.support.played import NUMERICS, PlayedWorker, RunningGateway, answering
 
 

@@ -13,7 +13,7 @@ import websockets.sync.client as websockets
 from websockets.exceptions import InvalidStatus
 
 from blockrelay.settings import GatewaySettings
-from blockrelay_gateway.schemas import InferRequest
+from blockrelay_gateway.api.schemas import InferRequest
 from tests.support.played import PlayedWorker, RunningGateway
 from tests.support.sockets import send_head
 from tests.support.waiting import wait_until

@@ -9,14 +9,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from blockrelay import scripts as calls
-from blockrelay.block_folder import BlockFolder
-from blockrelay.messages import RequestBody
-from blockrelay.sampling_params import SamplingParams
+from blockrelay.block_folder.folder import BlockFolder
+from blockrelay.protocol import transitions as calls
+from blockrelay.protocol.messages import RequestBody
+from blockrelay.protocol.sampling_params import SamplingParams
 from blockrelay.settings import GatewaySettings
-from blockrelay_gateway import admission, app, flights
-from blockrelay_gateway.flights import Flight
-from blockrelay_gateway.gateway import Gateway, build
+from blockrelay_gateway import app
+from blockrelay_gateway.admission import accept as admission
+from blockrelay_gateway.admission import tensor_results
+from blockrelay_gateway.state import Gateway, build
+from blockrelay_gateway.streaming import followed_requests
+from blockrelay_gateway.streaming.followed_requests import Flight
 
 #: Rounds of the event loop between the event and the end: more than any of the works needs from one wait to the next.
 ROUNDS = range(40)
@@ -28,8 +31,9 @@ async def idle(
 ) -> AsyncIterator[Gateway]:
     """A gateway whose background work the test starts."""
     monkeypatch.setattr(admission, "POLL_S", 0)
+    monkeypatch.setattr(tensor_results, "POLL_S", 0)
     monkeypatch.setattr(app, "READY_POLL_S", 0)
-    monkeypatch.setattr(flights, "CHECK_EVERY_S", 60)
+    monkeypatch.setattr(followed_requests, "CHECK_EVERY_S", 60)
     gateway = build(settings.model_copy(update={"grace_s": 0}), folder)
     yield gateway
     await gateway.client.aclose()
@@ -60,6 +64,7 @@ EVENTS: dict[str, Callable[[Gateway], None]] = {
     "tailer": tell_tailer,
     "flights": tell_flights,
     "admission": tell_nothing,
+    "results": tell_nothing,
     "readiness": tell_nothing,
 }
 

@@ -10,17 +10,17 @@ import pytest
 import redis.asyncio
 from prometheus_client import CollectorRegistry
 
-from blockrelay import redis_link
-from blockrelay import scripts as calls
 from blockrelay.errors import RedisUnavailable
-from blockrelay.keys import Keys
-from blockrelay.messages import RequestBody
-from blockrelay.metrics import GatewayMetrics
-from blockrelay.redis_errors import RedisWatch
-from blockrelay.redis_link import AsyncScripts
-from blockrelay.sampling_params import SamplingParams
-from blockrelay_gateway.flights import Flight, Flights
-from blockrelay_gateway.tailer import Tailer
+from blockrelay.observability.metrics import GatewayMetrics
+from blockrelay.protocol import transitions as calls
+from blockrelay.protocol.keys import Keys
+from blockrelay.protocol.messages import RequestBody
+from blockrelay.protocol.sampling_params import SamplingParams
+from blockrelay.redis import client as redis_link
+from blockrelay.redis.client import AsyncScripts
+from blockrelay.redis.errors import RedisWatch
+from blockrelay_gateway.streaming.followed_requests import Flight, Flights
+from blockrelay_gateway.streaming.log_tailer import Tailer
 from tests.support.redis_server import RedisServer
 
 

@@ -6,7 +6,10 @@ from collections.abc import Iterator
 import pytest
 
 from blockrelay.settings import GatewaySettings
+from blockrelay_gateway.admission import accept as admission
 from tests.support.played import PlayedWorker, RunningGateway, running_gateway
+from tests.support.redis_proxy import proxied
+from tests.support.redis_server import RedisServer
 from tests.support.waiting import wait_until
 
 
@@ -45,3 +48,61 @@ def test_a_choice_that_was_forgotten_leaves_no_follower_of_the_others(
         worker.client.delete(worker.keys.request(second))
         assert other.http.get(f"/v1/requests/{name}/events").status_code == 404
         assert_followed_by_nobody(worker, other)
+
+
+@pytest.mark.parametrize("needle", [b":followers:", b"EVALSHA"], ids=["it registers", "ACCEPT registers it"])
+def test_a_reader_whose_gateway_lost_redis_as_it_registered_holds_nothing(
+    gateway: RunningGateway,
+    settings: GatewaySettings,
+    worker: PlayedWorker,
+    redis_server: RedisServer,
+    monkeypatch: pytest.MonkeyPatch,
+    needle: bytes,
+) -> None:
+    monkeypatch.setattr(admission, "RETRY_FOR_S", 0.1)
+    key, body = {"idempotency-key": "k"}, json.dumps({"prompt": "x", "stream": True})
+    with (
+        proxied(redis_server) as proxy,
+        running_gateway(settings.model_copy(update={"redis_url": proxy.url})) as other,
+    ):
+        wait_until(lambda: other.http.get("/readyz").status_code == 200, "the other gateway is ready")
+        with gateway.http.stream("POST", "/v1/completions", content=body, headers=key) as response:
+            name = response.headers["x-request-id"]
+            proxy.cut_at(needle, runs=True)
+            if needle == b"EVALSHA":
+                refused = other.http.post("/v1/completions", content=body, headers=key)
+            else:
+                refused = other.http.get(f"/v1/requests/{name}/events")
+            assert refused.status_code == 503, refused.text
+            assert worker.client.hlen(worker.keys.followers(name)) == 1, "Redis has it as a reader"
+            proxy.heal()
+        wait_until(
+            lambda: worker.record(name).get(b"end") == b"cancelled", "the request has ended with its only reader"
+        )
+        assert_followed_by_nobody(worker, other)
+
+
+def test_a_reader_that_comes_back_to_its_gateway_is_one(
+    gateway: RunningGateway, settings: GatewaySettings, worker: PlayedWorker, redis_server: RedisServer
+) -> None:
+    """Redis fails as it registers; it asks again before the gateway has taken that back."""
+    with (
+        proxied(redis_server) as proxy,
+        running_gateway(settings.model_copy(update={"redis_url": proxy.url})) as other,
+    ):
+        wait_until(lambda: other.http.get("/readyz").status_code == 200, "the other gateway is ready")
+        with gateway.http.stream(
+            "POST", "/v1/completions", content=json.dumps({"prompt": "x", "stream": True})
+        ) as first:
+            name = first.headers["x-request-id"]
+            proxy.lose_reply(b":followers:")
+            path = f"/v1/requests/{name}/events"
+            assert other.http.get(path).status_code == 503
+            with other.http.stream("GET", path) as response:
+                first.close()
+                left = lambda: gateway.metric("blockrelay_disconnected_clients_total") == 1  # noqa: E731
+                wait_until(left, "the first reader has left")
+                wait_until(lambda: worker.client.hlen(worker.keys.followers(name)) == 1, "its gateway has looked")
+                (claimed,) = worker.claim()
+                worker.say(claimed, [5], end="stop")
+                assert "[DONE]" in response.read().decode()

@@ -14,11 +14,11 @@ import openai
 import pytest
 from websockets.sync.client import connect
 
-from blockrelay.messages import Claimed
-from blockrelay.sampling_params import derive_seed
+from blockrelay.protocol.messages import Claimed
+from blockrelay.protocol.sampling_params import derive_seed
 from blockrelay.settings import GatewaySettings
-from blockrelay.text import Tokenizer
-from blockrelay_gateway.identity import sibling
+from blockrelay.text.tokenizer import Tokenizer
+from blockrelay_gateway.admission.idempotency import sibling
 from tests.support.played import PlayedWorker, RunningGateway, answering, running_gateway
 from tests.support.sse_client import Event, read_events
 from tests.support.waiting import wait_until

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from blockrelay.errors import BadRequest
-from blockrelay_gateway.event_ids import event_id, parse_event_id
-from blockrelay_gateway.identity import Identity, identify, random_identity, sibling
-from blockrelay_gateway.schemas import CompletionRequest
+from blockrelay_gateway.admission.idempotency import Identity, identify, random_identity, sibling
+from blockrelay_gateway.api.schemas import CompletionRequest
+from blockrelay_gateway.streaming.event_ids import event_id, parse_event_id
 
 KEYS = st.text(st.characters(min_codepoint=32, max_codepoint=126), min_size=1, max_size=255)
 

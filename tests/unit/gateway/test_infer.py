@@ -13,11 +13,11 @@ import pytest
 from websockets.exceptions import ConnectionClosedError
 from websockets.sync.client import ClientConnection, connect
 
-from blockrelay.messages import Claimed
+from blockrelay.protocol.messages import Claimed
+from blockrelay.protocol.tensors import decode_tensor
 from blockrelay.settings import GatewaySettings
-from blockrelay.tensors import decode_tensor
-from blockrelay.text import Tokenizer
-from blockrelay_gateway import infer
+from blockrelay.text.tokenizer import Tokenizer
+from blockrelay_gateway.api.infer import handlers
 from tests.support.played import NUMERICS, PlayedWorker, RunningGateway, answering, running_gateway
 from tests.support.sse_client import read_events
 from tests.support.waiting import wait_until
@@ -206,7 +206,7 @@ def test_the_text_form_may_run_in_the_background(gateway: RunningGateway, worker
 def test_logits_of_every_position_are_bounded_before_anything_is_queued(
     gateway: RunningGateway, worker: PlayedWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(infer, "MAX_RESULT_BYTES", 2 * VOCAB * 4)
+    monkeypatch.setattr(handlers, "MAX_RESULT_BYTES", 2 * VOCAB * 4)
     refused = gateway.post("/v1/infer", **tensor_body([5, 6, 7], logits="all"))
     assert refused.status_code == 400
     assert refused.json()["error"]["param"] == "logits"

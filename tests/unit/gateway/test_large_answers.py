@@ -15,12 +15,12 @@ import pytest
 from numpy.typing import NDArray
 from websockets.sync.client import connect
 
-from blockrelay.block_folder import BlockFolder, open_block_folder
+from blockrelay.block_folder.folder import BlockFolder, open_block_folder
+from blockrelay.protocol.tensors import decode_tensor, encode_result
 from blockrelay.settings import GatewaySettings
-from blockrelay.tensors import decode_tensor, encode_result
-from blockrelay_converter.conversion import convert
-from blockrelay_gateway import infer
-from blockrelay_gateway.infer_format import TensorAnswer
+from blockrelay_converter.convert import convert
+from blockrelay_gateway.api.infer import handlers
+from blockrelay_gateway.api.infer.responses import TensorAnswer
 from tests.support.checkpoints import write_checkpoint
 from tests.support.played import PlayedWorker, RunningGateway
 from tests.support.redis_server import RedisServer
@@ -97,7 +97,7 @@ def test_a_stream_goes_on_while_a_large_answer_is_made(
         return slowly
 
     for name in parts:
-        monkeypatch.setattr(infer, name, held(name, getattr(infer, name)))
+        monkeypatch.setattr(handlers, name, held(name, getattr(handlers, name)))
     with (
         ThreadPoolExecutor() as threads,
         gateway.http.stream("POST", "/v1/completions", json={"prompt": [5], "stream": True}) as response,

@@ -10,7 +10,7 @@ import pytest
 from blockrelay.settings import GatewaySettings
 from blockrelay_gateway.__main__ import GatewayServer, tcp_socket
 from blockrelay_gateway.app import create_app
-from blockrelay_gateway.connections import server_config
+from blockrelay_gateway.http.server import server_config
 from tests.support.waiting import wait_until
 
 

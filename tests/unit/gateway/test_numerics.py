@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from blockrelay import scripts as calls
+from blockrelay.protocol import transitions as calls
 from tests.support.played import NUMERICS, SPLIT, PlayedWorker, RunningGateway
 from tests.support.registering import announce
 

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 import structlog
 
-from blockrelay import scripts as calls
-from blockrelay.block_folder import BlockFolder
+from blockrelay.block_folder.folder import BlockFolder
+from blockrelay.protocol import transitions as calls
 from blockrelay.settings import GatewaySettings, environment_for
-from blockrelay_gateway import ops_routes
+from blockrelay_gateway.api.operations import routes as ops_routes
 from tests.support.played import PlayedWorker, RunningGateway, answering, running_gateway
 from tests.support.redis_server import RedisServer
 from tests.support.waiting import wait_until

@@ -7,11 +7,11 @@ from typing import Any
 import httpx
 import pytest
 
-from blockrelay import scripts as calls
-from blockrelay.api_keys import Tenant, add_key
-from blockrelay.scripts import Pace
+from blockrelay.auth.api_keys import Tenant, add_key
+from blockrelay.protocol import transitions as calls
+from blockrelay.protocol.transitions import Pace
 from blockrelay.settings import GatewaySettings
-from blockrelay_gateway.limits import LATEST_S, SPREAD, retry_after_s
+from blockrelay_gateway.http.retry_after import LATEST_S, SPREAD, retry_after_s
 from tests.support.played import PlayedWorker, RunningGateway
 
 

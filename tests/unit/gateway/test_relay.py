@@ -5,10 +5,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from blockrelay.errors import Cancelled, DeadlineExceeded, ExecutionError
-from blockrelay.messages import EndEntry, EndReason, LogEntry, TokenEntry, TokenLogprobs
-from blockrelay.sampling_params import SamplingParams
-from blockrelay.text import Tokenizer
-from blockrelay_gateway.relay import Answer, Relay, failure, finish_reason
+from blockrelay.protocol.messages import EndEntry, EndReason, LogEntry, TokenEntry, TokenLogprobs
+from blockrelay.protocol.sampling_params import SamplingParams
+from blockrelay.text.tokenizer import Tokenizer
+from blockrelay_gateway.streaming.deltas import Answer, Relay, failure, finish_reason
 
 
 def end(position: int, reason: EndReason = "length", **meta: object) -> EndEntry:

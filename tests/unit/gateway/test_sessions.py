@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from blockrelay.errors import BadRequest, Conflict
-from blockrelay_gateway.sessions import Session, TensorStep, check_names, read_inputs, read_steps
+from blockrelay_gateway.api.infer.tensor_steps import Session, TensorStep, check_names, read_inputs, read_steps
 
 
 def tensor(*values: int) -> dict[str, Any]:

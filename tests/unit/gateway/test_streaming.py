@@ -7,9 +7,9 @@ import openai
 import pytest
 import structlog
 
-from blockrelay.messages import TokenLogprobs
+from blockrelay.protocol.messages import TokenLogprobs
 from blockrelay.settings import GatewaySettings
-from blockrelay.text import Tokenizer
+from blockrelay.text.tokenizer import Tokenizer
 from tests.support.played import NUMERICS, PlayedWorker, RunningGateway, answering, running_gateway
 from tests.support.sse_client import Event, read_events
 from tests.support.waiting import wait_until

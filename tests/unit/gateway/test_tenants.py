@@ -10,7 +10,7 @@ import pytest
 import websockets.sync.client as websockets
 from websockets.exceptions import InvalidStatus
 
-from blockrelay.api_keys import Tenant, add_key, remove_key
+from blockrelay.auth.api_keys import Tenant, add_key, remove_key
 from blockrelay.errors import UsageError
 from blockrelay.settings import GatewaySettings
 from blockrelay_gateway.app import create_app

@@ -6,16 +6,17 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from blockrelay.block_folder import BlockFolder
+from blockrelay.block_folder.folder import BlockFolder
+from blockrelay.block_folder.manifest import GenerationDefaults
 from blockrelay.errors import BadRequest, NotFound
-from blockrelay.manifest import GenerationDefaults
-from blockrelay.sampling_params import derive_seed
-from blockrelay.text import Tokenizer
-from blockrelay_gateway.chat_template import ChatTemplate
-from blockrelay_gateway.http_errors import from_validation
-from blockrelay_gateway.identity import Identity
-from blockrelay_gateway.schemas import ChatRequest, CompletionRequest, InferRequest
-from blockrelay_gateway.translate import Order, Translator, clean_traceparent
+from blockrelay.protocol.sampling_params import derive_seed
+from blockrelay.text.tokenizer import Tokenizer
+from blockrelay_gateway.admission.idempotency import Identity
+from blockrelay_gateway.admission.order import Order
+from blockrelay_gateway.api.openai.chat_template import ChatTemplate
+from blockrelay_gateway.api.request_builder import Translator, clean_traceparent
+from blockrelay_gateway.api.schemas import ChatRequest, CompletionRequest, InferRequest
+from blockrelay_gateway.http.errors import from_validation
 
 
 @pytest.fixture

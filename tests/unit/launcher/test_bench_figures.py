@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from blockrelay_launcher.bench_figures import Round, decode_rate, figures, percentile, random_prompts, ratio
+from blockrelay_launcher.bench.figures import Round, decode_rate, figures, percentile, random_prompts, ratio
 
 
 def steps(first: float, step: float, count: int) -> list[float]:

@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from blockrelay.block_folder import open_block_folder
+from blockrelay.block_folder.folder import open_block_folder
 from blockrelay.settings import BUNDLED_MODEL
-from blockrelay_launcher.bench_memory import Weight, heaviest, page_bytes, parse_status, weight_bytes
+from blockrelay_launcher.bench.memory import Weight, heaviest, page_bytes, parse_status, weight_bytes
 
 
 def weight(worker: str, *, kv: int, anon: int = 100, stage: int = 0) -> Weight:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from blockrelay_launcher.children import Layout, UpOptions, gateways
+from blockrelay_launcher.supervisor.service_specs import Layout, UpOptions, gateways
 
 
 def origins(tmp_path: Path, count: int, **options: str) -> list[set[str]]:

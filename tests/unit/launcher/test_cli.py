@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from blockrelay_launcher.cli import main
+from blockrelay_launcher.cli.main import main
 from tests.support.tiny_model import BLOCKS, write_tiny_model
 from tests.support.up_process import COMMAND
 

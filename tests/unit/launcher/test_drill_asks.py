@@ -2,9 +2,9 @@
 
 import pytest
 
-from blockrelay.sampling_params import SamplingParams
+from blockrelay.protocol.sampling_params import SamplingParams
 from blockrelay.settings import BUNDLED_MODEL
-from blockrelay_launcher.drill.asks import Ask, References, parts_of
+from blockrelay_launcher.drill.workload import Ask, References, parts_of
 
 IDS = {"w8a8-1": "", "w8a8-1-next": "next"}
 

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from blockrelay_launcher.drill.asks import Answer
+from blockrelay_launcher.drill.clients import Seen
 from blockrelay_launcher.drill.faults import Fault
 from blockrelay_launcher.drill.from_logs import own_ends, refusals, run_starts
-from blockrelay_launcher.drill.load import Seen
 from blockrelay_launcher.drill.report import Report, judge, percentile, show
+from blockrelay_launcher.drill.workload import Answer
 
 ANSWER = Answer(tokens=(5, 6, 7), text="a b c", finish_reason="length", digests=("x", "y"))
 OTHER = Answer(tokens=(5, 8, 9), text="a d e", finish_reason="length", digests=("x", "v"))

@@ -12,8 +12,14 @@ import pytest
 import redis
 
 from blockrelay.errors import RedisTrouble, ServiceUnavailable
-from blockrelay.redis_link import connect
-from blockrelay_launcher.embedded_redis import EmbeddedRedis, ServerProgram, find_server_program, place, unplace
+from blockrelay.redis.client import connect
+from blockrelay_launcher.supervisor.embedded_redis import (
+    EmbeddedRedis,
+    ServerProgram,
+    find_server_program,
+    place,
+    unplace,
+)
 from tests.support.waiting import wait_until
 
 

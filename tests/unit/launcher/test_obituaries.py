@@ -5,10 +5,10 @@ import socket
 
 import redis
 
-from blockrelay.keys import Keys
-from blockrelay.redis_link import Scripts
+from blockrelay.protocol.keys import Keys
+from blockrelay.redis.client import Scripts
 from blockrelay.settings import Settings
-from blockrelay_launcher.obituaries import Obituaries
+from blockrelay_launcher.supervisor.death_reports import Obituaries
 from tests.support.cell import Cell
 from tests.support.redis_answers import answering
 from tests.support.redis_server import RedisServer

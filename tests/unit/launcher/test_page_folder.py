@@ -5,12 +5,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-from blockrelay_launcher.page_folder import default_limit, open_page_folder
+from blockrelay_launcher.supervisor.shared_page_folder import default_limit, open_page_folder
 
 OWN = """
 import sys
 from pathlib import Path
-from blockrelay_launcher.page_folder import open_page_folder
+from blockrelay_launcher.supervisor.shared_page_folder import open_page_folder
 with open_page_folder(Path(sys.argv[1])) as folder:
     (folder / "page").write_bytes(b"x")
     print(folder, flush=True)

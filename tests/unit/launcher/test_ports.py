@@ -6,7 +6,7 @@ import pytest
 
 from blockrelay.errors import UsageError
 from blockrelay_gateway.__main__ import tcp_socket
-from blockrelay_launcher.ports import CAN_KEEP, kept_ports
+from blockrelay_launcher.supervisor.ports import CAN_KEEP, kept_ports
 
 HOST = "127.0.0.1"
 

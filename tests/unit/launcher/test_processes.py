@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from blockrelay_launcher import processes
-from blockrelay_launcher.processes import Alarm, Child, is_worth_showing, stop_all
+from blockrelay_launcher.supervisor import child_process
+from blockrelay_launcher.supervisor.child_process import Alarm, Child, is_worth_showing, stop_all
 from tests.support.up_process import command_line
 from tests.support.waiting import wait_until
 
@@ -68,7 +68,7 @@ for number in range(10):
 
 
 def test_a_log_stays_bounded_and_every_line_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processes, "LOG_BYTES", 64 << 10)
+    monkeypatch.setattr(child_process, "LOG_BYTES", 64 << 10)
     one = child(tmp_path, WRITER)
     one.argv.append(str(tmp_path))
     kept, moved = tmp_path / "child.log", tmp_path / "child.log.1"
@@ -94,7 +94,7 @@ def test_a_log_stays_bounded_and_every_line_is_read_once(tmp_path: Path, monkeyp
 
 
 def test_a_log_that_was_huge_before_keeps_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processes, "LOG_BYTES", 1000)
+    monkeypatch.setattr(child_process, "LOG_BYTES", 1000)
     (tmp_path / "child.log").write_text("old\n" * 10_000 + "the end\n")
     one = child(tmp_path, "print('hello')")
     one.start()
@@ -109,7 +109,7 @@ def test_a_log_that_was_huge_before_keeps_its_end(tmp_path: Path, monkeypatch: p
 
 
 def test_where_a_log_cannot_be_copied_it_is_emptied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processes, "LOG_BYTES", 1000)
+    monkeypatch.setattr(child_process, "LOG_BYTES", 1000)
     (tmp_path / "child.log.1").mkdir()  # in the way, as a full disk would be
     (tmp_path / "child.log").write_text("old\n" * 1000)
     one = child(tmp_path, "print('hello')")
@@ -181,7 +181,7 @@ def test_a_second_stop_request_means_at_once(tmp_path: Path) -> None:
 PARENT = """
 import os, signal, sys
 from pathlib import Path
-from blockrelay_launcher.processes import Child
+from blockrelay_launcher.supervisor.child_process import Child
 folder = Path(sys.argv[1])
 child = Child(name="c", argv=[sys.executable, "-c", sys.argv[2]], env=dict(os.environ), log=folder / "c.log")
 child.start()

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blockrelay_launcher.resuming_client import Event, Refused, read_events, resuming_stream
+from blockrelay_launcher.client.resuming import Event, Refused, read_events, resuming_stream
 
 
 class Script:

@@ -7,13 +7,13 @@ import pytest
 import redis
 from rich.console import Console
 
-from blockrelay import scripts as calls
 from blockrelay.errors import ServiceUnavailable, UsageError
-from blockrelay.keys import Keys
-from blockrelay.plan import Plan
-from blockrelay.redis_link import Scripts
+from blockrelay.protocol import transitions as calls
+from blockrelay.protocol.keys import Keys
+from blockrelay.protocol.plan import Plan
+from blockrelay.redis.client import Scripts
 from blockrelay.settings import Settings
-from blockrelay_launcher.status import CellAddress, cancel, checked_url, find_cell, read_status, show
+from blockrelay_launcher.cli.status import CellAddress, cancel, checked_url, find_cell, read_status, show
 from tests.support.cell import MODEL, Cell
 from tests.support.redis_server import RedisServer
 

@@ -2,9 +2,9 @@
 
 from prometheus_client import CollectorRegistry
 
-from blockrelay.keys import Keys
-from blockrelay.metrics import SchedulerMetrics
-from blockrelay_scheduler.inboxes import InboxSweeper
+from blockrelay.observability.metrics import SchedulerMetrics
+from blockrelay.protocol.keys import Keys
+from blockrelay_scheduler.inbox_sweeper import InboxSweeper
 from tests.support.redis_server import RedisServer
 from tests.support.waiting import wait_until
 

@@ -11,13 +11,13 @@ import pytest
 import redis
 from prometheus_client import CollectorRegistry
 
-from blockrelay import redis_link
-from blockrelay.cell_settings import read_cell_settings
-from blockrelay.keys import Keys
-from blockrelay.metrics import SchedulerMetrics
-from blockrelay.plan import Plan
-from blockrelay.redis_link import Scripts
-from blockrelay.registry import read_plan
+from blockrelay.observability.metrics import SchedulerMetrics
+from blockrelay.protocol.keys import Keys
+from blockrelay.protocol.plan import Plan
+from blockrelay.redis import client as redis_link
+from blockrelay.redis.cell_settings import read_cell_settings
+from blockrelay.redis.client import Scripts
+from blockrelay.redis.registry import read_plan
 from blockrelay.settings import Device, SchedulerSettings
 from blockrelay_scheduler.loop import LOOK_LIMIT, Link, Scheduler
 from tests.support.cell import MODEL, Cell

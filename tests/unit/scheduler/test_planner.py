@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from blockrelay.errors import UsageError
-from blockrelay.plan import Plan, WorkerInfo, split_text, uniform_split
+from blockrelay.protocol.plan import Plan, WorkerInfo, split_text, uniform_split
 from blockrelay_scheduler.planner import decide, empty_stages
 
 

@@ -1,18 +1,19 @@
 """`python -m blockrelay_scheduler` as a process."""
 
+import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import urllib.error
 import urllib.request
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from blockrelay import redis_link
-from blockrelay.keys import Keys
+from blockrelay.protocol.keys import Keys
+from blockrelay.redis import client as redis_link
 from tests.support.redis_server import RedisServer
 from tests.support.tiny_model import BLOCKS, write_tiny_model
 from tests.support.waiting import wait_until
@@ -28,10 +29,8 @@ def command(**settings: object) -> tuple[list[str], dict[str, str]]:
     return [sys.executable, "-m", "blockrelay_scheduler"], {**os.environ, **env}
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+def events_in(log: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in log.read_text().splitlines()]
 
 
 def status_of(url: str) -> int | None:
@@ -46,12 +45,16 @@ def status_of(url: str) -> int | None:
         return None
 
 
-def test_it_waits_for_redis_publishes_a_plan_and_ends_at_sigterm(model: Path, own_redis: RedisServer) -> None:
+def test_it_waits_for_redis_publishes_a_plan_and_ends_at_sigterm(
+    model: Path, own_redis: RedisServer, tmp_path: Path
+) -> None:
     own_redis.kill()
-    port = free_port()
-    argv, env = command(model=model, redis_url=own_redis.url, port=port, stages=2, cell="t")
-    with subprocess.Popen(argv, env=env, stderr=subprocess.PIPE, text=True) as process:
+    argv, env = command(model=model, redis_url=own_redis.url, port=0, stages=2, cell="t")
+    log = tmp_path / "log"
+    with log.open("wb") as written, subprocess.Popen(argv, env=env, stderr=written) as process:
         try:
+            wait_until(lambda: log.read_bytes().count(b"\n"), "it says where it listens")
+            port = events_in(log)[0]["data"]["port"]
             wait_until(lambda: status_of(f"http://127.0.0.1:{port}/readyz") == 503, "it says that it is not ready")
             own_redis.start()
             wait_until(lambda: status_of(f"http://127.0.0.1:{port}/readyz") == 200, "it is ready")
@@ -62,9 +65,9 @@ def test_it_waits_for_redis_publishes_a_plan_and_ends_at_sigterm(model: Path, ow
             client.close()
         finally:
             process.send_signal(signal.SIGTERM)
-            _, log = process.communicate(timeout=10)
+            process.wait(timeout=10)
     assert process.returncode == 0
-    events = [line.split('"event_type": "')[1].split('"')[0] for line in log.splitlines()]
+    events = [event["event_type"] for event in events_in(log)]
     assert events[0] == "NODE_READY" and events[-1] == "NODE_STOPPED"
     assert {"REDIS_TROUBLE", "REDIS_BACK", "PLAN_IN_FORCE"} <= set(events)
 

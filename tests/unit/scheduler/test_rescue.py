@@ -2,7 +2,7 @@
 
 import pytest
 
-from blockrelay_scheduler.rescue import Rescue, UnfinishedRequest, dead_workers, patience_ms, rescues
+from blockrelay_scheduler.recovery import Rescue, UnfinishedRequest, dead_workers, patience_ms, rescues
 
 
 def test_the_silent_are_dead_and_the_most_silent_come_first() -> None:

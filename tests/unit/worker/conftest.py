@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from blockrelay.block_folder import BlockFolder, open_block_folder
-from blockrelay.manifest import Precision
-from blockrelay_converter.conversion import convert
+from blockrelay.block_folder.folder import BlockFolder, open_block_folder
+from blockrelay.block_folder.manifest import Precision
+from blockrelay_converter.convert import convert
 from tests.support.checkpoints import write_checkpoint
 
 

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from blockrelay.sampling_params import SamplingParams
-from blockrelay.text import Tokenizer
-from blockrelay_worker.advance import Progress, advance
+from blockrelay.protocol.sampling_params import SamplingParams
+from blockrelay.text.tokenizer import Tokenizer
+from blockrelay_worker.sampling.stop_conditions import Progress, advance
 from tests.support.tokenizers import byte_level
 
 

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blockrelay_worker.batching import Arrived, Candidate, choose_arrived, choose_rows
+from blockrelay_worker.scheduling.batch_policy import Arrived, Candidate, choose_arrived, choose_rows
 
 
 def test_decode_rows_come_first_and_prompts_share_the_rest() -> None:

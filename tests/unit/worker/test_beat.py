@@ -5,15 +5,15 @@ import threading
 import redis
 from prometheus_client import CollectorRegistry
 
-from blockrelay import scripts as calls
-from blockrelay.keys import Keys
-from blockrelay.messages import Ended
-from blockrelay.metrics import WorkerMetrics
-from blockrelay.redis_errors import RedisWatch
-from blockrelay.redis_link import Scripts, server_run_id
-from blockrelay_worker.beat import Beat, Comparison, compare
-from blockrelay_worker.links import Links
-from blockrelay_worker.mailbox import Event, Gone, Mailbox, Orphan, Restarted
+from blockrelay.observability.metrics import WorkerMetrics
+from blockrelay.protocol import transitions as calls
+from blockrelay.protocol.keys import Keys
+from blockrelay.protocol.messages import Ended
+from blockrelay.redis.client import Scripts, server_run_id
+from blockrelay.redis.errors import RedisWatch
+from blockrelay_worker.lifecycle.heartbeat import Beat, Comparison, compare
+from blockrelay_worker.transport.events import Event, Gone, Mailbox, Orphan, Restarted
+from blockrelay_worker.transport.redis_links import Links
 from tests.support.cell import MODEL, Cell
 from tests.support.waiting import wait_until
 

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blockrelay_worker.drafts import GROUPS, LONGEST_PAUSE, MOST, Drafter, right_drafts
+from blockrelay_worker.sampling.prompt_lookup import GROUPS, LONGEST_PAUSE, MOST, Drafter, right_drafts
 
 
 def test_what_followed_the_last_tokens_before_is_the_guess() -> None:

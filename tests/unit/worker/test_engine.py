@@ -11,24 +11,24 @@ import pytest
 import redis
 from prometheus_client import CollectorRegistry
 
-from blockrelay import scripts as calls
-from blockrelay.block_folder import BlockFolder
+from blockrelay.block_folder.folder import BlockFolder
 from blockrelay.errors import ExecutionError
-from blockrelay.keys import Keys
-from blockrelay.messages import EndEntry, TokenEntry
-from blockrelay.metrics import WorkerMetrics
-from blockrelay.redis_errors import RedisWatch
-from blockrelay.redis_link import Scripts
+from blockrelay.observability.metrics import WorkerMetrics
+from blockrelay.protocol import transitions as calls
+from blockrelay.protocol.keys import Keys
+from blockrelay.protocol.messages import EndEntry, TokenEntry
+from blockrelay.redis.client import Scripts
+from blockrelay.redis.errors import RedisWatch
 from blockrelay.settings import Device
-from blockrelay_worker.batch import Batch, StageOutput
-from blockrelay_worker.engine import Engine
-from blockrelay_worker.executor import StageExecutor
-from blockrelay_worker.faults import Executor
+from blockrelay_worker.engine.loop import Engine
+from blockrelay_worker.engine.runs import RunTable
+from blockrelay_worker.execution.batch import Batch, StageOutput
+from blockrelay_worker.execution.cpu.stage import StageExecutor
+from blockrelay_worker.execution.executor import Executor
 from blockrelay_worker.kernels import load_kernels
-from blockrelay_worker.links import Links
-from blockrelay_worker.mailbox import Mailbox, Reader
-from blockrelay_worker.pages import PagePool
-from blockrelay_worker.runs import RunTable
+from blockrelay_worker.kv.pool import PagePool
+from blockrelay_worker.transport.events import Mailbox, Reader
+from blockrelay_worker.transport.redis_links import Links
 from tests.support.cell import MODEL, Cell, body
 from tests.support.stage_role import stage_role
 from tests.support.waiting import wait_until

@@ -1,4 +1,4 @@
-"""`python -m blockrelay_worker.evaluate`, as a user runs it, and its windows."""
+"""`python -m blockrelay_worker.offline.evaluate`, as a user runs it, and its windows."""
 
 import json
 import math
@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blockrelay.block_folder import BlockFolder
-from blockrelay.text import Tokenizer
-from blockrelay_worker.evaluate import CHUNK_ROWS, run, windows
-from blockrelay_worker.generation import Pipeline
-from blockrelay_worker.sampler import log_probabilities
+from blockrelay.block_folder.folder import BlockFolder
+from blockrelay.text.tokenizer import Tokenizer
+from blockrelay_worker.offline.evaluate import CHUNK_ROWS, run, windows
+from blockrelay_worker.offline.pipeline import Pipeline
+from blockrelay_worker.sampling.sampler import log_probabilities
 
 TEXT = "The lamp was lit every evening, naïve as it was. Who has the ball? Where is the dog? " * 14
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from blockrelay_worker.exact_linear import EXACT_DEPTH, ExactGroupLinear, ExactLinear
+from blockrelay_worker.execution.cpu.exact_linears import EXACT_DEPTH, ExactGroupLinear, ExactLinear
 from blockrelay_worker.kernels.float32 import fma
 
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from blockrelay.block_folder import BlockFolder
+from blockrelay.block_folder.folder import BlockFolder
 from blockrelay.errors import BlockFolderError, ExecutionError
-from blockrelay_worker.batch import Batch, Segment
+from blockrelay_worker.execution.batch import Batch, Segment
 from blockrelay_worker.kernels import load_kernels
 from tests.support.stages import Chain, Part
 

@@ -1,4 +1,4 @@
-"""`python -m blockrelay_worker.generate`, as a user runs it."""
+"""`python -m blockrelay_worker.offline.generate`, as a user runs it."""
 
 import json
 import subprocess
@@ -7,13 +7,21 @@ from typing import Any
 
 import pytest
 
-from blockrelay.block_folder import BlockFolder
-from blockrelay.text import Tokenizer
-from blockrelay_worker.generate import run
+from blockrelay.block_folder.folder import BlockFolder
+from blockrelay.text.tokenizer import Tokenizer
+from blockrelay_worker.offline.generate import run
 
 
 def _run(folder: BlockFolder, *options: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "blockrelay_worker.generate", "--model", str(folder.root), "--threads", "1"]
+    command = [
+        sys.executable,
+        "-m",
+        "blockrelay_worker.offline.generate",
+        "--model",
+        str(folder.root),
+        "--threads",
+        "1",
+    ]
     return subprocess.run([*command, *options], capture_output=True, check=False, text=True, encoding="utf-8")
 
 

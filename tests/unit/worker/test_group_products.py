@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from blockrelay.errors import ExecutionError
-from blockrelay_worker.exact_linear import ExactGroupLinear
+from blockrelay_worker.execution.cpu.exact_linears import ExactGroupLinear
 from blockrelay_worker.kernels import Kernels, load_kernels, supported_variants
 
 Weights = tuple[NDArray[np.uint8], NDArray[np.float16], NDArray[np.float32]]

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from blockrelay_worker.exact_linear import ExactLinear
+from blockrelay_worker.execution.cpu.exact_linears import ExactLinear
 from blockrelay_worker.kernels import PAGE, Kernels, load_kernels, supported_variants
 from tests.support.kernel_cases import floats, same_bits
 

@@ -9,16 +9,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from blockrelay.block_folder import BlockFolder
+from blockrelay.block_folder.folder import BlockFolder
 from blockrelay.errors import KnownAnswerMismatch
-from blockrelay_worker import linears
-from blockrelay_worker.executor import StageExecutor
+from blockrelay_worker.execution.cpu import linears
+from blockrelay_worker.execution.cpu.stage import StageExecutor
+from blockrelay_worker.execution.numerics_id import numerics_id
+from blockrelay_worker.execution.self_test import fixed_rows, fixed_tokens, known_answers, load_stage
 from blockrelay_worker.kernels import load_kernels, supported_variants
 from blockrelay_worker.kernels.interface import F16, F32, U8, Product
 from blockrelay_worker.kernels.native import NativeKernels
-from blockrelay_worker.known_answers import fixed_rows, fixed_tokens, known_answers, load_stage
-from blockrelay_worker.numerics import numerics_id
-from blockrelay_worker.pages import PagePool
+from blockrelay_worker.kv.pool import PagePool
 
 
 def _load(folder: BlockFolder, first: int, last: int, threads: int = 1) -> StageExecutor:
@@ -98,7 +98,7 @@ def test_float32_has_no_known_answers_and_loads(fp32: BlockFolder) -> None:
 
 
 def test_the_command_prints_the_answers_that_the_folder_holds(exact: BlockFolder) -> None:
-    command = [sys.executable, "-m", "blockrelay_worker.known_answers", str(exact.root)]
+    command = [sys.executable, "-m", "blockrelay_worker.execution.self_test", str(exact.root)]
     done = subprocess.run(command, capture_output=True, check=True, text=True)
     expected = [(block.name, block.known_answer) for block in exact.manifest.blocks]
     assert [json.loads(line) for line in done.stdout.splitlines()] == [{name: found} for name, found in expected]
@@ -106,7 +106,7 @@ def test_the_command_prints_the_answers_that_the_folder_holds(exact: BlockFolder
 
 
 def test_the_command_refuses_a_folder_that_is_none(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "blockrelay_worker.known_answers", str(tmp_path)]
+    command = [sys.executable, "-m", "blockrelay_worker.execution.self_test", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, check=False, text=True)
     assert done.returncode == 2
     assert "manifest.json" in done.stderr

@@ -3,12 +3,12 @@
 import pytest
 import redis
 
-from blockrelay.block_folder import BlockFolder
-from blockrelay.keys import Keys
-from blockrelay.redis_link import Scripts
-from blockrelay.sampling_params import SamplingParams
-from blockrelay_worker.step_cost import StepCost
-from blockrelay_worker.work import Work
+from blockrelay.block_folder.folder import BlockFolder
+from blockrelay.protocol.keys import Keys
+from blockrelay.protocol.sampling_params import SamplingParams
+from blockrelay.redis.client import Scripts
+from blockrelay_worker.engine.work import Work
+from blockrelay_worker.scheduling.step_cost import StepCost
 from tests.support.first_stage import Stage
 
 #: One more row costs nothing up to 32 of them.

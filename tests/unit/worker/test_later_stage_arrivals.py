@@ -7,17 +7,17 @@ import pytest
 import redis
 from prometheus_client import CollectorRegistry
 
-from blockrelay.block_folder import BlockFolder
-from blockrelay.keys import Keys
-from blockrelay.messages import EndEntry, ForwardSegment
-from blockrelay.metrics import WorkerMetrics
-from blockrelay.redis_errors import RedisWatch
-from blockrelay.redis_link import Scripts
-from blockrelay_worker.arrivals import Arrivals
-from blockrelay_worker.executor import StageExecutor
-from blockrelay_worker.links import Links
-from blockrelay_worker.pages import PagePool
-from blockrelay_worker.runs import Run, RunTable
+from blockrelay.block_folder.folder import BlockFolder
+from blockrelay.observability.metrics import WorkerMetrics
+from blockrelay.protocol.keys import Keys
+from blockrelay.protocol.messages import EndEntry, ForwardSegment
+from blockrelay.redis.client import Scripts
+from blockrelay.redis.errors import RedisWatch
+from blockrelay_worker.engine.intake import Arrivals
+from blockrelay_worker.engine.runs import Run, RunTable
+from blockrelay_worker.execution.cpu.stage import StageExecutor
+from blockrelay_worker.kv.pool import PagePool
+from blockrelay_worker.transport.redis_links import Links
 from tests.support.cell import Cell
 from tests.support.stage_role import stage_role
 

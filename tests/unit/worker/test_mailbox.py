@@ -8,10 +8,10 @@ import redis
 from prometheus_client import Counter
 
 from blockrelay import failpoints
-from blockrelay.keys import Keys
-from blockrelay.messages import NextJob
-from blockrelay.redis_errors import RedisWatch
-from blockrelay_worker.mailbox import Event, Mailbox, Reader, Wake
+from blockrelay.protocol.keys import Keys
+from blockrelay.protocol.messages import NextJob
+from blockrelay.redis.errors import RedisWatch
+from blockrelay_worker.transport.events import Event, Mailbox, Reader, Wake
 from tests.support.waiting import wait_until
 
 JOB = NextJob(request="req-1", run="r", position=0, tokens=(5,))

@@ -4,7 +4,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blockrelay_worker.pace import LATELY_S, REST_S, SIZES, Measured, PaceMeter, Window, observed, pace, rested
+from blockrelay_worker.scheduling.throughput import (
+    LATELY_S,
+    REST_S,
+    SIZES,
+    Measured,
+    PaceMeter,
+    Window,
+    observed,
+    pace,
+    rested,
+)
 
 
 def window(row_s: float, token_s: float, *, rows: int, tokens: int, running: float) -> Window:

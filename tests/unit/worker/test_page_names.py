@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blockrelay_worker.page_names import NAME_BYTES, extend_names, root_name
+from blockrelay_worker.kv.page_names import NAME_BYTES, extend_names, root_name
 
 ROOT = root_name(salt="", model_hash="m", numerics="n")
 

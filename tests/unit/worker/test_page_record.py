@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blockrelay_worker.page_store.record import PageShape, decode_record, encode_record
+from blockrelay_worker.kv.store.record import PageShape, decode_record, encode_record
 
 SHAPE = PageShape(kv_heads=2, head_dim=8, dtype=np.float16)
 NAME = bytes(range(32))

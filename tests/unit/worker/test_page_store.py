@@ -10,17 +10,17 @@ import numpy as np
 import pytest
 from prometheus_client import CollectorRegistry
 
-from blockrelay.messages import RequestBody
-from blockrelay.metrics import WorkerMetrics
-from blockrelay.sampling_params import SamplingParams
-from blockrelay_worker.page_names import extend_names, root_name
-from blockrelay_worker.page_store.record import PageShape
-from blockrelay_worker.page_store.shm import ShmTier
-from blockrelay_worker.page_store.store import Fresh, Loaded, PageStore
-from blockrelay_worker.page_store.tier import Tier
-from blockrelay_worker.pages import PageLayout, PagePool
-from blockrelay_worker.prefix_cache import PrefixCache
-from blockrelay_worker.runs import Run, RunTable
+from blockrelay.observability.metrics import WorkerMetrics
+from blockrelay.protocol.messages import RequestBody
+from blockrelay.protocol.sampling_params import SamplingParams
+from blockrelay_worker.engine.runs import Run, RunTable
+from blockrelay_worker.kv.page_names import extend_names, root_name
+from blockrelay_worker.kv.pool import PageLayout, PagePool
+from blockrelay_worker.kv.prefix_cache import PrefixCache
+from blockrelay_worker.kv.store.record import PageShape
+from blockrelay_worker.kv.store.shm_tier import ShmTier
+from blockrelay_worker.kv.store.store import Fresh, Loaded, PageStore
+from blockrelay_worker.kv.store.tier import Tier
 
 LAYOUT = PageLayout(layers=3, kv_heads=2, head_dim=8)
 SHAPE = PageShape(2, 8, np.float16)

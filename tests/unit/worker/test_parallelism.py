@@ -6,12 +6,12 @@ import pytest
 import redis
 from prometheus_client import CollectorRegistry
 
-from blockrelay.keys import Keys
-from blockrelay.metrics import WorkerMetrics
-from blockrelay.redis_errors import RedisWatch
-from blockrelay.redis_link import Scripts
-from blockrelay_worker.links import Links
-from blockrelay_worker.parallelism import MOST_SEATS, Groups, Seat, decode_share, groups_of
+from blockrelay.observability.metrics import WorkerMetrics
+from blockrelay.protocol.keys import Keys
+from blockrelay.redis.client import Scripts
+from blockrelay.redis.errors import RedisWatch
+from blockrelay_worker.scheduling.micro_batches import MOST_SEATS, Groups, Seat, decode_share, groups_of
+from blockrelay_worker.transport.redis_links import Links
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blockrelay_worker.preemption import Holding, claimable_pages, startable, victim
+from blockrelay_worker.scheduling.preemption import Holding, claimable_pages, startable, victim
 
 
 def test_the_youngest_with_pages_gives_way_and_nobody_older_does() -> None:

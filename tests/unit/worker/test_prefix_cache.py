@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 from prometheus_client import CollectorRegistry
 
-from blockrelay.messages import RequestBody
-from blockrelay.metrics import WorkerMetrics
-from blockrelay.sampling_params import SamplingParams
-from blockrelay_worker.pages import PageLayout, PagePool
-from blockrelay_worker.prefix_cache import PrefixCache
-from blockrelay_worker.runs import Run, RunTable
+from blockrelay.observability.metrics import WorkerMetrics
+from blockrelay.protocol.messages import RequestBody
+from blockrelay.protocol.sampling_params import SamplingParams
+from blockrelay_worker.engine.runs import Run, RunTable
+from blockrelay_worker.kv.pool import PageLayout, PagePool
+from blockrelay_worker.kv.prefix_cache import PrefixCache
 
 LAYOUT = PageLayout(layers=1, kv_heads=1, head_dim=8)
 PROMPT = list(range(100, 150))  # three full pages and two tokens

@@ -9,16 +9,16 @@ import pytest
 import redis
 from prometheus_client import CollectorRegistry
 
-from blockrelay import scripts as calls
-from blockrelay.cell_settings import MAX_WORKERS
-from blockrelay.keys import Keys
-from blockrelay.metrics import WorkerMetrics
-from blockrelay.plan import Plan
-from blockrelay.redis_errors import RedisWatch
-from blockrelay.redis_link import Scripts
-from blockrelay.registry import read_workers
-from blockrelay_worker.links import Links, Stopping
-from blockrelay_worker.registration import Assignment, Registration
+from blockrelay.observability.metrics import WorkerMetrics
+from blockrelay.protocol import transitions as calls
+from blockrelay.protocol.keys import Keys
+from blockrelay.protocol.plan import Plan
+from blockrelay.redis.cell_settings import MAX_WORKERS
+from blockrelay.redis.client import Scripts
+from blockrelay.redis.errors import RedisWatch
+from blockrelay.redis.registry import read_workers
+from blockrelay_worker.lifecycle.registration import Assignment, Registration
+from blockrelay_worker.transport.redis_links import Links, Stopping
 from tests.support.cell import MODEL, Cell
 from tests.support.waiting import wait_until
 

@@ -4,16 +4,16 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from blockrelay.block_folder import BlockFolder
-from blockrelay.sampling_params import SamplingParams
+from blockrelay.block_folder.folder import BlockFolder
+from blockrelay.protocol.sampling_params import SamplingParams
 from blockrelay.settings import WorkerSettings
-from blockrelay_worker.batch import Batch, Segment
-from blockrelay_worker.executor import StageExecutor
-from blockrelay_worker.faults import SaltedExecutor, salted_id
-from blockrelay_worker.generation import Pipeline, generate
+from blockrelay_worker.execution.batch import Batch, Segment
+from blockrelay_worker.execution.cpu.stage import StageExecutor
+from blockrelay_worker.execution.executor import SaltedExecutor, salted_id
+from blockrelay_worker.execution.self_test import load_stage
 from blockrelay_worker.kernels import load_kernels
-from blockrelay_worker.known_answers import load_stage
-from blockrelay_worker.pages import PagePool
+from blockrelay_worker.kv.pool import PagePool
+from blockrelay_worker.offline.pipeline import Pipeline, generate
 
 PROMPT = list(range(5, 45))
 

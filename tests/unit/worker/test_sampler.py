@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from blockrelay.sampling_params import SamplingParams
-from blockrelay_worker import exact_math
-from blockrelay_worker.sampler import log_probabilities, sample, uniform
+from blockrelay.protocol.sampling_params import SamplingParams
+from blockrelay_worker.sampling import exact_math
+from blockrelay_worker.sampling.sampler import log_probabilities, sample, uniform
 
 
 def _row(*values: float) -> NDArray[np.float32]:

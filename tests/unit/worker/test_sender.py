@@ -6,16 +6,16 @@ import pytest
 import redis
 from prometheus_client import CollectorRegistry
 
-from blockrelay.block_folder import BlockFolder
-from blockrelay.keys import Keys
-from blockrelay.messages import Commit, NextJob
-from blockrelay.metrics import WorkerMetrics
-from blockrelay.redis_errors import RedisWatch
-from blockrelay.redis_link import Scripts
-from blockrelay_worker.arrivals import Arrivals
-from blockrelay_worker.links import Links
-from blockrelay_worker.mailbox import decode_entry
-from blockrelay_worker.sender import Sender
+from blockrelay.block_folder.folder import BlockFolder
+from blockrelay.observability.metrics import WorkerMetrics
+from blockrelay.protocol.keys import Keys
+from blockrelay.protocol.messages import Commit, NextJob
+from blockrelay.redis.client import Scripts
+from blockrelay.redis.errors import RedisWatch
+from blockrelay_worker.engine.intake import Arrivals
+from blockrelay_worker.transport.events import decode_entry
+from blockrelay_worker.transport.redis_links import Links
+from blockrelay_worker.transport.stage_sender import Sender
 from tests.support.first_stage import Stage
 
 COMMIT = Commit(request="p", run="p", position=0, tokens=(8, 9))

@@ -5,15 +5,15 @@ from collections.abc import Iterator
 
 import pytest
 
-from blockrelay_worker import links
-from blockrelay_worker.links import StepClock
+from blockrelay_worker.transport import redis_links
+from blockrelay_worker.transport.redis_links import StepClock
 
 
 @pytest.fixture
 def now(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
     """The monotonic clock, as a test sets it."""
     time = [100.0]
-    monkeypatch.setattr(links.time, "monotonic", lambda: time[0])
+    monkeypatch.setattr(redis_links.time, "monotonic", lambda: time[0])
     yield time
 
 

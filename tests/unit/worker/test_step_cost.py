@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blockrelay_worker.step_cost import (
+from blockrelay_worker.scheduling.step_cost import (
     FIRST_ROWS,
     LEAST_ROWS,
     MEMORY_STEPS,

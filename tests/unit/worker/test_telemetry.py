@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def test_loading_the_worker_leaves_no_trace_of_telemetry(tmp_path: Path) -> None:
-    program = "import blockrelay_worker.linears, onnxruntime"
+    program = "import blockrelay_worker.execution.cpu.linears, onnxruntime"
     env = {name: value for name, value in os.environ.items() if name != "ORT_DISABLE_TELEMETRY"}
     env |= {"TMPDIR": str(tmp_path), "HOME": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path)}
     subprocess.run([sys.executable, "-c", program], env=env, check=True, timeout=60)

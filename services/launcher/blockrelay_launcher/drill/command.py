@@ -15,19 +15,19 @@ from random import Random, SystemRandom
 import typer
 from rich.console import Console
 
-from blockrelay.block_folder import open_block_folder
+from blockrelay.block_folder.folder import open_block_folder
 from blockrelay.errors import UsageError
-from blockrelay_launcher.children import names_of
-from blockrelay_launcher.drill.asks import Ask, References, make_asks
+from blockrelay_launcher.drill.clients import PATIENCE_S, Load
 from blockrelay_launcher.drill.faults import KINDS, Kind, Role, possible, strikes
 from blockrelay_launcher.drill.from_logs import own_ends, refusals, run_starts
-from blockrelay_launcher.drill.kills import Killer
-from blockrelay_launcher.drill.load import PATIENCE_S, Load
+from blockrelay_launcher.drill.killer import Killer
 from blockrelay_launcher.drill.report import Report, judge, show
 from blockrelay_launcher.drill.system import DrilledSystem, drilled_system
 from blockrelay_launcher.drill.upgrade import SALT, Upgrade
 from blockrelay_launcher.drill.users import put_in_force
-from blockrelay_launcher.embedded_redis import Fsync
+from blockrelay_launcher.drill.workload import Ask, References, make_asks
+from blockrelay_launcher.supervisor.embedded_redis import Fsync
+from blockrelay_launcher.supervisor.service_specs import names_of
 
 #: Different requests; each is sent many times, under other salts and beside others.
 ASKS = 60

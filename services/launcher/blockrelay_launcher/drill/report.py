@@ -9,9 +9,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from blockrelay_launcher.drill.asks import Answer
+from blockrelay_launcher.drill.clients import Seen
 from blockrelay_launcher.drill.faults import Fault
-from blockrelay_launcher.drill.load import Seen
+from blockrelay_launcher.drill.workload import Answer
 
 #: A kind of fault and whom it met.
 Blow = tuple[str, str]

@@ -16,12 +16,12 @@ from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 from redis.retry import Retry
 
-from blockrelay import redis_link
 from blockrelay.errors import RedisTrouble, ServiceUnavailable
-from blockrelay.keys import Keys
-from blockrelay_launcher.data_folder import Running, read_running
+from blockrelay.protocol.keys import Keys
+from blockrelay.redis import client as redis_link
 from blockrelay_launcher.drill.faults import Target
-from blockrelay_launcher.processes import die_with_parent
+from blockrelay_launcher.supervisor.child_process import die_with_parent
+from blockrelay_launcher.supervisor.data_folder import Running, read_running
 
 #: Workers learn of the last ends within a beat or two. Seconds.
 SETTLE_S = 5.0

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from blockrelay.errors import UsageError
-from blockrelay_launcher.embedded_redis import MAX_SOCKET_PATH, USERS_FILE
+from blockrelay_launcher.supervisor.embedded_redis import MAX_SOCKET_PATH, USERS_FILE
 
 SERVERS = ("control", "payload")
 ROLES = ("gateway", "scheduler", "worker")

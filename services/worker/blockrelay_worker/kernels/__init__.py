@@ -4,8 +4,8 @@ import logging
 
 from blockrelay_worker.kernels.interface import Kernels
 from blockrelay_worker.kernels.native import NativeKernels, supported_variants
-from blockrelay_worker.kernels.numerics import FLOAT16_MAX, KERNEL_NUMERICS_VERSION, LANES, PAGE, ZERO_POINT
 from blockrelay_worker.kernels.reference import ReferenceKernels
+from blockrelay_worker.kernels.specification import FLOAT16_MAX, KERNEL_NUMERICS_VERSION, LANES, PAGE, ZERO_POINT
 
 __all__ = [
     "FLOAT16_MAX",

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from blockrelay.errors import ExecutionError
 from blockrelay_worker.kernels.interface import F32, I32, I64, U8, Pages
-from blockrelay_worker.kernels.numerics import PAGE
+from blockrelay_worker.kernels.specification import PAGE
 
 #: Bounds the native kernels' stack tiles.
 MAX_HEAD_DIM = 256

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blockrelay_worker.kernels.interface import F32, U8
-from blockrelay_worker.kernels.numerics import LANES, ZERO_POINT
+from blockrelay_worker.kernels.specification import LANES, ZERO_POINT
 
 F64: TypeAlias = NDArray[np.float64]
 

@@ -32,7 +32,7 @@ class Program(Protocol):
 
 
 class Kernels(Protocol):
-    """Float kernels on rows; their numbers are defined in `blockrelay_worker.kernels.numerics`.
+    """Float kernels on rows; their numbers are defined in `blockrelay_worker.kernels.specification`.
 
     R rows, H hidden, D head_dim (a multiple of 8, 256 at most), Hq query heads, Hkv key/value heads (Hq a multiple of
     Hkv), PAGE = 16. All arrays are C-contiguous with exactly the dtypes named here. Result buffers may be given (they

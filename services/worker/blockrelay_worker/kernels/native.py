@@ -14,9 +14,9 @@ from typing import Any, Final, final
 from blockrelay.errors import ExecutionError, UsageError
 from blockrelay_worker.kernels import arguments
 from blockrelay_worker.kernels.interface import F16, F32, I8, I32, I64, U8, Pages, Product, Program
-from blockrelay_worker.kernels.numerics import PAGE
 from blockrelay_worker.kernels.products import ChannelProduct, GroupProduct
-from blockrelay_worker.kernels.program import Call, Recorded, Runner, Value, word, words_of
+from blockrelay_worker.kernels.recorded import Call, Recorded, Runner, Value, word, words_of
+from blockrelay_worker.kernels.specification import PAGE
 
 #: Variant to the lowest `blockrelay_cpu_level` it runs on, fastest first.
 VARIANTS: Final = {"avx512vnni": 3, "avx512": 2, "avx2": 1, "baseline": 0}

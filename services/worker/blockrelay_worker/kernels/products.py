@@ -6,10 +6,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blockrelay.errors import ExecutionError
+from blockrelay_worker.execution.cpu.buffers import huge_page_bytes
 from blockrelay_worker.kernels import arguments
 from blockrelay_worker.kernels.interface import F16, F32, I8, U8
-from blockrelay_worker.kernels.program import Value
-from blockrelay_worker.memory import huge_page_bytes
+from blockrelay_worker.kernels.recorded import Value
 
 #: As in matmul.h and group_matmul.h: columns of a panel; k of a group and the bytes they take in a panel.
 _PANEL, _GROUP, _GROUP_BYTES = 32, 32, 576

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from blockrelay_worker.kernels import arguments, float32
 from blockrelay_worker.kernels.interface import F16, F32, I8, I32, I64, U8, Pages, Product, Program
-from blockrelay_worker.kernels.numerics import FLOAT16_MAX, PAGE
+from blockrelay_worker.kernels.specification import FLOAT16_MAX, PAGE
 
 _LOWEST = np.float32(-1e30)
 _FLOAT16_MAX = np.float32(FLOAT16_MAX)

@@ -1,0 +1,129 @@
+"""Reads the tensors of a Hugging Face checkpoint: safetensors, one file or sharded by an index.
+
+Files are mapped, never loaded: a tensor is read a few rows at a time and its pages are given back to the system once it
+is done with (`forget`), so memory stays small for any model size.
+The safetensors format: u64 header length, JSON header {name: {dtype, shape, data_offsets}}, then the data.
+"""
+
+import math
+import mmap
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from blockrelay.block_folder.strict_json import Fields
+from blockrelay.errors import UnsupportedModel, UsageError
+
+_STORAGE = {"F32": "<f4", "F16": "<f2", "BF16": "<u2"}
+_MAX_HEADER_BYTES = 100 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceTensor:
+    """A float tensor in a mapped file."""
+
+    name: str
+    bfloat16: bool
+    raw: NDArray[Any]
+    """The mapped values; bfloat16 ones as uint16, the upper half of a float32."""
+    mapping: mmap.mmap
+    """The file that `raw` lies in."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.raw.shape
+
+    def rows(self, start: int, stop: int) -> NDArray[np.float32]:
+        """A float32 copy of rows `start` to `stop` of the first axis. UsageError if one value is not finite."""
+        part = self.raw[start:stop]
+        if self.bfloat16:
+            values = (part.astype(np.uint32) << np.uint32(16)).view(np.float32)
+        else:
+            values = part.astype(np.float32)
+        if not np.isfinite(values).all():
+            raise UsageError(f"tensor {self.name} holds values that are not finite: the checkpoint is damaged")
+        return values
+
+    def forget(self) -> None:
+        """Stop counting the file's pages as this process's memory; reading them again is allowed."""
+        if hasattr(mmap, "MADV_DONTNEED"):
+            self.mapping.madvise(mmap.MADV_DONTNEED)
+
+
+class Checkpoint:
+    """The tensors of a checkpoint folder by name. Opening reads headers only."""
+
+    def __init__(self, folder: Path) -> None:
+        """UsageError if the folder holds no safetensors, or files that are missing or damaged."""
+        self._tensors: dict[str, SourceTensor] = {}
+        for path, names in _files(folder):
+            found = {tensor.name: tensor for tensor in _read_file(path)}
+            for name in names if names is not None else found:
+                if name not in found:
+                    raise UsageError(f"tensor {name} is not in {path.name}, where the index says it is")
+                self._tensors[name] = found[name]
+
+    def names(self) -> frozenset[str]:
+        """Every tensor name."""
+        return frozenset(self._tensors)
+
+    def tensor(self, name: str, shape: tuple[int, ...]) -> SourceTensor:
+        """The tensor `name`, which must have `shape`. UsageError names the tensor if not."""
+        if name not in self._tensors:
+            raise UsageError(f"tensor {name} is missing from the checkpoint")
+        found = self._tensors[name]
+        if found.shape != shape:
+            raise UsageError(f"tensor {name} has shape {list(found.shape)}, but config.json asks for {list(shape)}")
+        return found
+
+
+def _files(folder: Path) -> Iterator[tuple[Path, list[str] | None]]:
+    """The safetensors files, each with the tensors to take from it (None: all)."""
+    index, single = folder / "model.safetensors.index.json", folder / "model.safetensors"
+    if index.is_file():
+        where = Fields.parse(index.read_bytes(), index.name, UsageError).nested("weight_map")
+        by_file: dict[str, list[str]] = {}
+        for name in where.names():
+            by_file.setdefault(where.text(name), []).append(name)
+        for file, names in sorted(by_file.items()):
+            if not file or Path(file).name != file or "\\" in file:
+                raise UsageError(f"{index.name}: {file!r} is not a plain file name")
+            if not (folder / file).is_file():
+                raise UsageError(f"{file} is missing: {index.name} names it for tensor {names[0]}")
+            yield folder / file, names
+    elif single.is_file():
+        yield single, None
+    else:
+        raise UsageError(f"{folder} holds neither {single.name} nor {index.name}")
+
+
+def _read_file(path: Path) -> Iterator[SourceTensor]:
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        if size < 8 or length > min(size - 8, _MAX_HEADER_BYTES):
+            raise UsageError(f"{path.name} is not a safetensors file, or is cut short")
+        header = Fields.parse(file.read(length), path.name, UsageError)
+        if size == 8 + length:
+            return
+        mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    data = np.frombuffer(mapping, np.uint8, offset=8 + length)
+    for name in header.names():
+        if name == "__metadata__":
+            continue
+        entry = header.nested(name)
+        dtype = entry.text("dtype")
+        shape, offsets = entry.integers("shape"), entry.integers("data_offsets")
+        if dtype not in _STORAGE:
+            raise UnsupportedModel(
+                f"tensor {name} is stored as {dtype}; only F32, F16 and BF16 weights can be converted", field=name
+            )
+        kind = np.dtype(_STORAGE[dtype])
+        if len(offsets) != 2 or offsets[1] > data.size or offsets[1] - offsets[0] != math.prod(shape) * kind.itemsize:
+            raise UsageError(f"tensor {name} lies outside {path.name}, which is cut short or damaged")
+        raw = data[offsets[0] : offsets[1]].view(kind).reshape(shape)
+        yield SourceTensor(name=name, bfloat16=dtype == "BF16", raw=raw, mapping=mapping)

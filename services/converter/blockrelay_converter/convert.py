@@ -1,0 +1,186 @@
+"""A checkpoint becomes a block folder: the steps in order."""
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from blockrelay.block_folder.folder import file_sha256
+from blockrelay.block_folder.manifest import (
+    CHAT_TEMPLATE_NAME,
+    MANIFEST_NAME,
+    ROTARY_NAME,
+    TOKENIZER_NAME,
+    BlockSpec,
+    FileSpec,
+    Manifest,
+    ModelConfig,
+    Precision,
+    check_manifest,
+    is_exact,
+)
+from blockrelay.errors import UsageError
+from blockrelay.text.text_file import read_text_file
+from blockrelay.text.tokenizer import Tokenizer
+from blockrelay_converter.block_writer import BlockSource
+from blockrelay_converter.checkpoint.config import SourceConfig, read_config
+from blockrelay_converter.checkpoint.safetensors import Checkpoint
+from blockrelay_converter.checkpoint.text_assets import Texts, read_texts
+from blockrelay_converter.golden_answers import known_answers
+from blockrelay_converter.linear_graphs import graphs
+from blockrelay_converter.quantisation.calibration import REPORT_NAME, Calibration, calibrate, sequences
+from blockrelay_converter.quantisation.folding import NO_FOLDING, Folding
+from blockrelay_converter.rotary import write_rotary
+from blockrelay_converter.staging import staged_folder
+
+Report = Callable[[str, int, int], None]
+"""Called with (what is being done, bytes done since the last call, bytes in all).
+
+The bytes are those of the blocks' tensors: once for looking at them (calibration), once for writing them and once for
+computing their known answers.
+"""
+
+
+def convert(
+    checkpoint: Path,
+    out: Path,
+    *,
+    precision: Precision,
+    report: Report,
+    name: str | None = None,
+    max_position: int | None = None,
+    force: bool = False,
+    answers: bool = True,
+    calibration_text: Path | None = None,
+) -> Manifest:
+    """Write the block folder `out` and return its manifest. `out` appears in one rename, complete.
+
+    `name` is what clients call the model (default: the checkpoint folder's name). Without `answers` the folder of an
+    exact precision carries no known answers, and workers refuse it. A `calibration_text` (not fp32, with a tokenizer)
+    decides what to fold (`folding`) and leaves its report in the folder. UsageError, UnsupportedModel and
+    ExecutionError leave nothing behind.
+    """
+    if not checkpoint.is_dir():
+        raise UsageError(f"{checkpoint} is not a folder")
+    if not (checkpoint / "config.json").is_file():
+        raise UsageError(f"{checkpoint} holds no config.json")
+    config = read_config((checkpoint / "config.json").read_bytes(), max_position=max_position)
+    texts = read_texts(checkpoint, config)
+    model = _model_config(config, texts, name or checkpoint.resolve().name)
+    source = BlockSource(Checkpoint(checkpoint), model, precision, tied=config.tied)
+    answers = answers and is_exact(precision)
+    look = _calibration(source, config, texts, calibration_text)
+    total = source.total_bytes() * (1 + (look is not None) + answers)
+    with staged_folder(out, force=force) as folder:
+
+        def calibrated(index: int) -> None:
+            report(f"calibration of block_{index}", source.block_bytes(index), total)
+
+        if look is not None:
+            report("calibration", 0, total)
+        calibration = None if look is None else look(calibrated)
+        if calibration is not None:
+            (folder / REPORT_NAME).write_bytes(calibration.report())
+        foldings = {} if calibration is None else calibration.foldings
+        manifest = _write_files(folder, source, config, texts, foldings, lambda what, done: report(what, done, total))
+        (folder / MANIFEST_NAME).write_bytes(manifest.encode())
+        if answers:
+            report("known answers", 0, total)
+
+            def answered(index: int) -> None:
+                report(f"known answer of block_{index}", source.block_bytes(index), total)
+
+            manifest = _with_answers(manifest, known_answers(folder, manifest, answered))
+            (folder / MANIFEST_NAME).write_bytes(manifest.encode())
+    return manifest
+
+
+def _calibration(
+    source: BlockSource, config: SourceConfig, texts: Texts, path: Path | None
+) -> Callable[[Callable[[int], None]], Calibration] | None:
+    """What will calibrate (it is told whom to tell each block's index), after everything that can be refused."""
+    if path is None:
+        return None
+    if source.precision == "fp32":
+        raise UsageError("--calibrate is for --precision w8a8 and w4a8: fp32 rounds no activations")
+    if texts.tokenizer is None:
+        raise UsageError("--calibrate needs a tokenizer.json in the checkpoint, to read the text with")
+    text = read_text_file(path)
+    tokens = sequences(Tokenizer(texts.tokenizer.decode()), text, context=source.model.max_position)
+    return lambda done: calibrate(source, config.rotary, tokens, text, done=done)
+
+
+def _model_config(config: SourceConfig, texts: Texts, name: str) -> ModelConfig:
+    return ModelConfig(
+        name=name,
+        family=config.family,
+        hidden_size=config.hidden_size,
+        layers=config.layers,
+        heads=config.heads,
+        kv_heads=config.kv_heads,
+        head_dim=config.head_dim,
+        intermediate_size=config.intermediate_size,
+        vocab_size=config.vocab_size,
+        max_position=config.max_position,
+        rms_norm_eps=config.rms_norm_eps,
+        qkv_bias=config.qkv_bias,
+        qk_norm=config.qk_norm,
+        eos_ids=texts.eos_ids,
+        bos_id=texts.bos_id,
+        bos_token=texts.bos_token,
+        eos_token=texts.eos_token,
+    )
+
+
+def _write_files(
+    folder: Path,
+    source: BlockSource,
+    config: SourceConfig,
+    texts: Texts,
+    foldings: Mapping[int, Folding],
+    report: Callable[[str, int], None],
+) -> Manifest:
+    model, precision = source.model, source.precision
+    files: list[str] = [ROTARY_NAME]
+    if texts.tokenizer is not None:
+        (folder / TOKENIZER_NAME).write_bytes(texts.tokenizer)
+        files.append(TOKENIZER_NAME)
+    if texts.chat_template is not None:
+        (folder / CHAT_TEMPLATE_NAME).write_text(texts.chat_template, encoding="utf-8")
+        files.append(CHAT_TEMPLATE_NAME)
+    write_rotary(folder / ROTARY_NAME, config.rotary, head_dim=model.head_dim, max_position=model.max_position)
+    (folder / "graphs").mkdir()
+    graph_files: dict[str, str] = {}
+    for kind, content in graphs(model, precision).items():
+        graph_files[kind] = f"graphs/{kind}.onnx"
+        (folder / graph_files[kind]).write_bytes(content)
+    (folder / "blocks").mkdir()
+    blocks: list[BlockSpec] = []
+    for index in range(1, model.blocks + 1):
+        file = f"blocks/block_{index}.bin"
+
+        def written(done: int, index: int = index) -> None:
+            report(f"block_{index}", done)
+
+        blocks.append(source.write(index, folder, file, written, foldings.get(index, NO_FOLDING)))
+    files += [*graph_files.values(), *(block.file for block in blocks)]
+    manifest = Manifest(
+        model=model,
+        generation=texts.generation,
+        precision=precision,
+        exact=is_exact(precision),
+        graphs=graph_files,
+        blocks=tuple(blocks),
+        files={path: _file_spec(folder / path) for path in sorted(files)},
+    )
+    check_manifest(manifest)
+    return manifest
+
+
+def _file_spec(path: Path) -> FileSpec:
+    return FileSpec(sha256=file_sha256(path), bytes=os.stat(path).st_size)
+
+
+def _with_answers(manifest: Manifest, answers: dict[int, str]) -> Manifest:
+    blocks = tuple(replace(block, known_answer=answers[block.index]) for block in manifest.blocks)
+    return replace(manifest, blocks=blocks)

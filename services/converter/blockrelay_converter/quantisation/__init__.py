@@ -1,0 +1,1 @@
+"""From float weights to integers."""

@@ -1,0 +1,88 @@
+"""Which powers of two divide the input channels of one linear layer, judged by the error of its output."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from blockrelay_converter.quantisation.folding import Exponents
+
+#: How much of a channel's size goes into the weights: 0 none, 1 all of it (Xiao et al. 2023 call it alpha).
+SHARES = (0.25, 0.5, 0.75, 1.0)
+#: A folding must lower the error by so much; less is noise of the calibration text.
+_WORTH = 0.95
+#: float32 and the float16 of value pages keep their precision over far more than this.
+_LARGEST = 12
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Smoothed:
+    """Of one linear: its exponents (per channel that has one of its own), and the relative errors of its output.
+
+    before, after: |rounded output - output| / |output| over the rows looked at, without and with the folding; they are
+    equal, and `share` is None, where none is worth it.
+    """
+
+    exponents: Exponents
+    before: float
+    after: float
+    share: float | None
+
+
+def smooth(
+    inputs: NDArray[np.float32],
+    largest_input: NDArray[np.float64],
+    largest_weight: NDArray[np.float32],
+    channels: NDArray[np.intp],
+    weights: Iterable[NDArray[np.float32]],
+    rounding: Callable[[NDArray[np.float32]], NDArray[np.float32]],
+) -> Smoothed:
+    """Try every share on rows `inputs` [R, K] and take the one with the smallest error.
+
+    largest_input, largest_weight: [K], the largest magnitude of each channel (over all calibration rows) and of the
+    weights that read it. channels: [K], see `channels_of`. weights: the rows [n, K] of the layer, in pieces. rounding:
+    what the folder makes of such a piece.
+    """
+    own_input, own_weight = (np.zeros(int(channels.max()) + 1) for _ in range(2))
+    np.maximum.at(own_input, channels, largest_input)
+    np.maximum.at(own_weight, channels, largest_weight)
+    tried = [np.zeros(own_input.size, np.int32), *(exponents_for(own_input, own_weight, share) for share in SHARES)]
+    expanded = [exponents[channels] for exponents in tried]
+    rounded = [_rounded(np.ldexp(inputs, -exponents)) for exponents in expanded]
+    errors, total = np.zeros(len(tried)), 0.0
+    for piece in weights:
+        exact = inputs @ piece.T
+        total += float(np.square(exact, dtype=np.float64).sum())
+        for index, (exponents, rows) in enumerate(zip(expanded, rounded, strict=True)):
+            product = rows @ rounding(np.ldexp(piece, exponents)).T
+            errors[index] += float(np.square(product - exact, dtype=np.float64).sum())
+    relative = np.sqrt(errors / total) if total else errors
+    best = int(relative.argmin())
+    if relative[best] > _WORTH * relative[0]:
+        best = 0
+    return Smoothed(
+        exponents=tried[best],
+        before=float(relative[0]),
+        after=float(relative[best]),
+        share=SHARES[best - 1] if best else None,
+    )
+
+
+def exponents_for(largest_input: NDArray[np.float64], largest_weight: NDArray[np.float64], share: float) -> Exponents:
+    """[C]: round(log2(input**share / weight**(1 - share))), less the median: most channels stay as they are.
+
+    A channel that is always zero, or that nothing reads, stays as it is.
+    """
+    used = (largest_input > 0) & (largest_weight > 0)
+    exponents = np.zeros(largest_input.size, np.int32)
+    if used.any():
+        wanted = share * np.log2(largest_input[used]) - (1 - share) * np.log2(largest_weight[used])
+        exponents[used] = np.rint(wanted - np.median(wanted)).clip(-_LARGEST, _LARGEST)
+    return exponents
+
+
+def _rounded(rows: NDArray[np.float32]) -> NDArray[np.float32]:
+    """[R, K] as 8 bits keep them: each row in steps of its largest magnitude / 127."""
+    scale = np.abs(rows).max(axis=1, keepdims=True) * np.float32(1 / 127) + np.float32(1e-12)
+    return np.rint(rows / scale) * scale

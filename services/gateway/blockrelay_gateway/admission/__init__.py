@@ -1,0 +1,1 @@
+"""ACCEPT: which requests are let in, under which id."""

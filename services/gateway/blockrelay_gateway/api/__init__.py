@@ -1,0 +1,1 @@
+"""The routes: requests of clients to orders, entries of logs to answers."""

@@ -1,0 +1,1 @@
+"""/v1/infer: text, tensors, sessions; over HTTP and WebSocket."""

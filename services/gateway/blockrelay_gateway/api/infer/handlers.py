@@ -1,0 +1,247 @@
+"""What /v1/infer does, for HTTP and for the WebSocket: one message in, one or more objects out."""
+
+import time
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from blockrelay.auth.api_keys import Tenant
+from blockrelay.errors import BadRequest, BlockrelayError, ExecutionError, WireError
+from blockrelay.protocol.messages import EndEntry
+from blockrelay.protocol.tensors import decode_result, to_float16
+from blockrelay_gateway.admission.accept import scoped_session
+from blockrelay_gateway.admission.idempotency import Identity
+from blockrelay_gateway.admission.order import Order
+from blockrelay_gateway.api.infer.responses import InferStream, execution, pipeline_error, tensor_success, text_success
+from blockrelay_gateway.api.infer.tensor_steps import (
+    Session,
+    TensorStep,
+    check_names,
+    other_shapes,
+    read_inputs,
+    read_steps,
+    row_session,
+)
+from blockrelay_gateway.api.schemas import TENSOR_FIELDS, TENSOR_ONLY_FIELDS, InferRequest
+from blockrelay_gateway.http.offload import by_size
+from blockrelay_gateway.state import Gateway
+from blockrelay_gateway.streaming.deltas import failure
+from blockrelay_gateway.streaming.readers import Readers
+from blockrelay_gateway.streaming.responses import collect
+
+#: Float32 bytes of one result: what `logits: all` may ask for.
+MAX_RESULT_BYTES = 256 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The answer to a request that has ended, its error if it ended badly, and float16 logits [rows, n, vocab] if
+    `body` is of `tensor_success`."""
+
+    body: dict[str, Any]
+    error: BlockrelayError | None = None
+    logits: NDArray[np.float16] | None = None
+
+
+def is_tensor_form(request: InferRequest) -> bool:
+    """Which form it is. Raises BadRequest for a mixture of both, by the name of the field that does not belong."""
+    given = request.model_fields_set
+    if (request.input_tensors is None) == (request.prompt is None):
+        raise BadRequest("send either prompt or input_tensors", param="prompt")
+    if request.input_tensors is None:
+        for name in sorted(given & TENSOR_ONLY_FIELDS):
+            if getattr(request, name) is not None:
+                raise BadRequest(f"{name} belongs to the tensor form, which has no prompt", param=name)
+        return False
+    for name in sorted(given - TENSOR_FIELDS):
+        if getattr(request, name) is not None:
+            raise BadRequest(f"{name} belongs to the text form, not to input_tensors", param=name)
+    return True
+
+
+async def text_order(gateway: Gateway, request: InferRequest, who: Identity, trace: str) -> Order:
+    """The order of the text form. Raises BadRequest."""
+    return await by_size(len(request.prompt or ()), gateway.translator.infer_text, request, trace, who)
+
+
+async def finish_text(gateway: Gateway, readers: Readers) -> Finished:
+    """The answer to the text form once it has ended."""
+    (answer,) = await collect(gateway, readers)
+    (flight,) = readers.flights
+    assert answer.end is not None
+    if error := failure(answer.end):
+        return Finished(pipeline_error(error, answer.end, session_id=None), error)
+    seconds = flight.heard - flight.started
+    return Finished(text_success(answer, flight, seconds=seconds, **execution(answer.end)))
+
+
+async def background(gateway: Gateway, readers: Readers) -> dict[str, Any]:
+    """The answer to a background request."""
+    (flight,) = readers.flights
+    return {"status": await gateway.status(readers), "request_id": flight.request, "seed": flight.params.seed}
+
+
+async def text_objects(gateway: Gateway, readers: Readers) -> AsyncIterator[dict[str, Any]]:
+    """The text form as a stream of objects (the WebSocket's way)."""
+    (flight,) = readers.flights
+    form, relay = InferStream(), gateway.relay(flight)
+    if opening := form.opening(flight):
+        yield opening
+    async for batch in readers.batches():
+        for _, entry in batch:
+            delta = relay.push(entry)
+            if delta.end is not None and (error := failure(delta.end)):
+                yield form.problem(error, flight)
+            else:
+                yield form.chunk(0, delta, flight, "")
+
+
+async def submit_tensors(
+    gateway: Gateway, request: InferRequest, who: Identity, trace: str, tenant: Tenant, *, size: int
+) -> tuple[list[TensorStep], list[Order], Readers]:
+    """Accept a tensor step, a request for each of its rows, or find those that it repeats. `size`: of the body, bytes.
+
+    `finish_tensors` closes the readers.
+    """
+    steps, orders = await _orders(gateway, request, who, trace, tenant, size)
+    return steps, orders, await gateway.admission.submit(orders, tenant, together=True)
+
+
+async def finish_tensors(
+    gateway: Gateway,
+    session_id: str | None,
+    tenant: Tenant,
+    steps: Sequence[TensorStep],
+    orders: Sequence[Order],
+    readers: Readers,
+) -> Finished:
+    """The answer to a tensor step once all its rows have ended."""
+    started = min(flight.started for flight in readers.flights)
+    ended = await _ended(gateway, readers)
+    lost = [row for row, (end, raw) in enumerate(ended) if raw is None and failure(end) is None]
+    if lost:  # their results are gone: compute them once more, outside the session
+        renamed = [gateway.translator.renamed(orders[row]) for row in lost]
+        again = await gateway.admission.submit(renamed, tenant, together=True)
+        for row, found in zip(lost, await _ended(gateway, again), strict=True):
+            ended[row] = found
+    values: list[NDArray[np.float32]] = []
+    for (end, raw), step, order in zip(ended, steps, orders, strict=True):
+        error = failure(end)
+        if error is None:
+            try:
+                wanted = step.new if order.body.logits == "all" else 1
+                values.append(await by_size(len(raw or b""), _logits, raw, wanted, gateway))
+            except (ExecutionError, WireError) as problem:
+                error = problem
+        if error is not None:
+            return Finished(pipeline_error(error, end, session_id=session_id), error)
+    places = steps if orders[0].body.logits == "all" else None
+    logits = await by_size(sum(rows.nbytes for rows in values), _side_by_side, values, places)
+    body = tensor_success(
+        logits.shape,
+        [end for end, _ in ended],
+        session_id=session_id,
+        step=steps[0].step,
+        seconds=time.monotonic() - started,
+        **execution(*(end for end, _ in ended)),
+    )
+    return Finished(body, logits=logits)
+
+
+def _logits(raw: bytes | None, rows: int, gateway: Gateway) -> NDArray[np.float32]:
+    """The last `rows` of a stored result, float32 [rows, vocab]. Raises ExecutionError or WireError."""
+    if raw is None:
+        raise ExecutionError("the result was not stored; try again")
+    logits = decode_result(raw)
+    if logits.shape[0] < rows or logits.shape[1] != gateway.folder.model.vocab_size:
+        raise ExecutionError(f"the result has shape {list(logits.shape)}, expected {rows} rows")
+    return logits[-rows:]
+
+
+def _side_by_side(values: Sequence[NDArray[np.float32]], steps: Sequence[TensorStep] | None) -> NDArray[np.float16]:
+    """The logits of all rows as float16 [rows, n, vocab].
+
+    With `steps`, each token's where the token stood in `input_ids`, and zeros for padding; columns in which no row has
+    a token are left out. Without, all rows have equally many.
+    """
+    columns = [0] * len(values) if steps is None else [step.column for step in steps]
+    first = min(columns)
+    width = max(column + len(logits) for column, logits in zip(columns, values, strict=True)) - first
+    output = np.zeros((len(values), width, values[0].shape[1]), np.float16)
+    for row, (column, logits) in enumerate(zip(columns, values, strict=True)):
+        output[row, column - first : column - first + len(logits)] = to_float16(logits)
+    return output
+
+
+async def _orders(
+    gateway: Gateway, request: InferRequest, who: Identity, trace: str, tenant: Tenant, size: int
+) -> tuple[list[TensorStep], list[Order]]:
+    model, translator = gateway.folder.model, gateway.translator
+    translator.check_model(request.model)
+    number = check_names(request.session_id, request.step)
+    tensors, context = request.input_tensors or {}, model.max_position
+    inputs = await by_size(size, read_inputs, tensors, context=context, vocab_size=model.vocab_size)
+    sessions = [Session()] * inputs.rows
+    if request.session_id is not None:
+        sessions = await _sessions(gateway, tenant, request.session_id, inputs.rows, number)
+    logits = request.logits or "last"
+    steps = read_steps(inputs, sessions, session_id=request.session_id, step=number, logits=logits)
+    new = sum(step.new for step in steps)
+    if logits == "all" and new * model.vocab_size * 4 > MAX_RESULT_BYTES:
+        most = MAX_RESULT_BYTES // (model.vocab_size * 4)
+        raise BadRequest(f'logits "all" takes at most {most} new tokens, not {new}', param="logits")
+    orders = [
+        translator.tensor_order(
+            list(step.tokens),
+            name=name,
+            logits=logits,
+            prior=step.prior,
+            step=number if step.session else 0,
+            session=step.session,
+            timeout_s=request.timeout,
+            trace=trace,
+            salt=request.cache_salt,
+            priority=request.priority,
+            exact=bool(request.exact),
+        )
+        for step, name in zip(steps, who.names(inputs.rows), strict=True)
+    ]
+    return steps, orders
+
+
+async def _sessions(gateway: Gateway, tenant: Tenant, session_id: str, rows: int, step: int) -> list[Session]:
+    """The sessions of all rows, of one moment. Raises BadRequest for a session that has another number of rows."""
+
+    def key(name: str) -> str:
+        return gateway.keys.session(scoped_session(tenant.name, name))
+
+    together = gateway.client.pipeline(transaction=True)
+    for row in range(rows):
+        together.hgetall(key(row_session(session_id, row, rows)))
+    together.exists(*map(key, other_shapes(session_id, rows)))
+    *found, others = cast(list[Any], await cast(Any, together.execute()))
+    sessions = [Session.from_redis(fields) for fields in found]
+    # Of a first step that was interrupted, some rows may be there and others not.
+    fewer = step > 1 and any(session.step for session in sessions) and not all(session.step for session in sessions)
+    if others or fewer:
+        message = f"session {session_id!r} was begun with another number of rows than {rows}"
+        raise BadRequest(message, param="input_tensors.input_ids")
+    return sessions
+
+
+async def _ended(gateway: Gateway, readers: Readers) -> list[tuple[EndEntry, bytes | None]]:
+    """The terminal entry of every request and its stored result. Closes `readers`."""
+    with readers:
+        ended: list[tuple[EndEntry, bytes | None]] = []
+        for answer, flight in zip(await collect(gateway, readers), readers.flights, strict=True):
+            assert answer.end is not None
+            raw = None
+            if answer.end.reason == "tensor":
+                raw = await gateway.results.fetch(
+                    flight.request, now_ms=gateway.admission.now_ms, give_up=lambda: gateway.flights.closing
+                )
+            ended.append((answer.end, raw))
+        return ended

@@ -1,0 +1,153 @@
+"""The pipeline's own answers (CONTRACTS section 2). Pure."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from blockrelay.errors import BlockrelayError
+from blockrelay.protocol.messages import EndEntry
+from blockrelay.protocol.tensors import base64_pieces
+from blockrelay_gateway.api.openai.responses import usage
+from blockrelay_gateway.http.errors import error_body, to_json
+from blockrelay_gateway.streaming.deltas import Answer, Delta, finish_reason
+from blockrelay_gateway.streaming.followed_requests import Flight
+
+
+def execution(*ends: EndEntry) -> dict[str, Any]:
+    """execution_times, execution_stats and fallback_events, as the last stage told them of each row.
+
+    Rows share batches, so a block's time is that of the row for which it took longest.
+    """
+    times: dict[str, float] = {}
+    for end in ends:
+        for block, seconds in (end.meta.get("execution_times") or {}).items():
+            times[block] = max(seconds, times.get(block, 0.0))
+    on_gpu = len({block for end in ends for block in end.meta.get("gpu_blocks") or ()})
+    fallbacks = [event for end in ends for event in end.fallbacks]
+    return {
+        "execution_times": times,
+        "execution_stats": {
+            "gpu_blocks_executed": on_gpu,
+            "cpu_blocks_executed": len(times) - on_gpu,
+            "total_fallbacks": len(fallbacks),
+            "successful_fallbacks": sum(event.success for event in fallbacks),
+            "avg_block_time": round(sum(times.values()) / len(times), 6) if times else 0.0,
+        },
+        "fallback_events": [event.to_json() for event in fallbacks],
+    }
+
+
+def tensor_success(
+    shape: Sequence[int],
+    ends: Sequence[EndEntry],
+    *,
+    session_id: str | None,
+    step: int,
+    seconds: float,
+    **more: Any,
+) -> dict[str, Any]:
+    """The answer to a tensor step, with the end of each row, but for its logits, float16 of `shape`: `TensorAnswer`
+    puts them in."""
+    return {
+        "status": "success",
+        "message": "Pipeline completed successfully",
+        "session_id": session_id,
+        "step": step,
+        "outputs": {"logits": {"_tensor_": True, "dtype": "float16", "shape": list(shape), "data_b64": ""}},
+        "total_pipeline_time": round(seconds, 6),
+        "system_fingerprint": ",".join(dict.fromkeys(end.numerics for end in ends if end.numerics)) or None,
+        **more,
+    }
+
+
+class TensorAnswer:
+    """The JSON of `body` (of `tensor_success`) with its logits, which are encoded while they are sent: an answer of
+    hundreds of megabytes is never in memory, nor does making it hold up others."""
+
+    def __init__(self, body: dict[str, Any], logits: NDArray[np.float16]) -> None:
+        gap = b'"data_b64":""'  # cannot stand in any of the texts, whose quotes are escaped
+        head, tail = to_json(body).split(gap)
+        self._head, self._tail, self._logits = head + gap[:-1], gap[-1:] + tail, logits
+
+    @property
+    def size(self) -> int:
+        """Bytes of it all."""
+        return len(self._head) + -(-self._logits.nbytes // 3) * 4 + len(self._tail)
+
+    async def pieces(self) -> AsyncIterator[bytes]:
+        """It all, in order. Between two pieces everybody else has a turn."""
+        yield self._head
+        for piece in base64_pieces(self._logits):
+            yield piece
+            await asyncio.sleep(0)
+        yield self._tail
+
+
+def text_success(answer: Answer, flight: Flight, *, seconds: float, **more: Any) -> dict[str, Any]:
+    """The answer to the text form."""
+    assert answer.end is not None
+    return {
+        "status": "success",
+        "message": "Pipeline completed successfully",
+        "request_id": flight.request,
+        "outputs": {"text": answer.text, "token_ids": answer.token_ids},
+        "finish_reason": finish_reason(answer.end),
+        "usage": usage([flight]),
+        "seed": flight.params.seed,
+        "total_pipeline_time": round(seconds, 6),
+        "system_fingerprint": answer.end.numerics or None,
+        **more,
+    }
+
+
+def pipeline_error(error: BlockrelayError, end: EndEntry, *, session_id: str | None) -> dict[str, Any]:
+    """The answer to a request that began and ended badly; OpenAI's shape rides along."""
+    block = end.meta.get("failed_block") or None
+    times: dict[str, float] = end.meta.get("execution_times") or {}
+    worker = "GPU" if end.meta.get("device") == "gpu" else "CPU"
+    failed = {"block_id": block, "error": str(error), "execution_time": times.get(block or "", 0.0), "worker": worker}
+    return {
+        "status": "error",
+        "message": f"Pipeline failed at {block}: {error}" if block else f"Pipeline failed: {error}",
+        "session_id": session_id,
+        "failed_block": block,
+        "error_type": end.meta.get("error_type") or type(error).__name__,
+        "successful_blocks": [name for name in times if name != block],
+        "failed_blocks": [failed] if block else [],
+        "fallback_events": [event.to_json() for event in end.fallbacks],
+        **error_body(error),
+    }
+
+
+class InferStream:
+    """The text form, streamed: one object per token, then the same object as without streaming."""
+
+    def __init__(self) -> None:
+        self._answers: dict[int, Answer] = {}
+
+    def opening(self, flight: Flight) -> dict[str, Any] | None:
+        events = f"/v1/requests/{flight.request}/events?starting_after="  # and a position: how to go on after a cut
+        return {"status": "accepted", "request_id": flight.request, "seed": flight.params.seed, "resume": events}
+
+    def chunk(self, index: int, delta: Delta, flight: Flight, fingerprint: str) -> dict[str, Any]:
+        answer = self._answers.setdefault(index, Answer())
+        answer.add(delta)
+        if delta.end is not None:
+            seconds = flight.heard - flight.started
+            return text_success(answer, flight, seconds=seconds, **execution(delta.end))
+        return {
+            "status": "token",
+            "request_id": flight.request,
+            "position": delta.position,
+            "outputs": {"text": delta.text, "token_ids": [delta.token]},
+        }
+
+    def problem(self, error: BlockrelayError, flight: Flight) -> dict[str, Any]:
+        assert flight.end is not None
+        return pipeline_error(error, flight.end, session_id=None)
+
+    def closing(self, flights: Sequence[Flight]) -> dict[str, Any] | None:
+        return None

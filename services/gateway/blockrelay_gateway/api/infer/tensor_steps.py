@@ -1,0 +1,238 @@
+"""Tensor steps: what a client's tensors mean, given what its session already holds.
+
+KV is a function of tokens alone, so a step is its new tokens: the attention mask may only mark padding, and the
+positions must be the ones that follow. The session's state lives in Redis; ACCEPT extends it by compare-and-set.
+
+A batch of several rows is a session for each of them (`row_session`), all at the same step.
+"""
+
+import hashlib
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from blockrelay.errors import BadRequest
+from blockrelay.protocol.messages import MAX_CHOICES
+from blockrelay.protocol.tensors import decode_tensor
+from blockrelay.protocol.transitions import SessionStep
+from blockrelay_gateway.admission.accept import wrong_step
+
+_SESSION_ID = re.compile(r"[A-Za-z0-9._:@-]{1,128}")
+_INPUTS = ("input_ids", "attention_mask", "position_ids")
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Session:
+    """A session of one row as Redis has it. `step` 0 and no tokens: there is none yet."""
+
+    step: int = 0
+    fingerprint: str = ""
+    tokens: tuple[int, ...] = ()
+
+    @classmethod
+    def from_redis(cls, fields: Mapping[bytes, bytes]) -> "Session":
+        """From `HGETALL session:<id>`."""
+        raw = fields.get(b"tokens", b"")
+        return cls(
+            step=int(fields.get(b"step", b"0")),
+            fingerprint=fields.get(b"fp", b"").decode(),
+            tokens=tuple(np.frombuffer(raw, dtype="<u4").tolist()),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """A step's tensors, int64 [rows, n]: `ids` and, where they were sent, `mask` and `positions` of as many rows."""
+
+    ids: Ints
+    mask: Ints | None
+    positions: Ints | None
+
+    @property
+    def rows(self) -> int:
+        return int(self.ids.shape[0])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorStep:
+    """A checked step of one row. `tokens` are all of the session's afterwards, `prior` of them from earlier steps.
+
+    `column` is where its first new token stood in `input_ids`, behind padding.
+    """
+
+    tokens: tuple[int, ...]
+    prior: int
+    step: int
+    session: SessionStep | None
+    column: int = 0
+
+    @property
+    def new(self) -> int:
+        """How many tokens the step adds."""
+        return len(self.tokens) - self.prior
+
+
+def check_names(session_id: str | None, step: int | None) -> int:
+    """The step number. Raises BadRequest unless session and step name each other properly."""
+    if session_id is None:
+        if step not in (None, 1):
+            raise BadRequest("step needs a session_id", param="session_id")
+        return 1
+    if not _SESSION_ID.fullmatch(session_id):
+        raise BadRequest("session_id has 1 to 128 characters of A-Z a-z 0-9 . _ : @ -", param="session_id")
+    if step is None:
+        raise BadRequest("step is missing: 1 for the first of a session", param="step")
+    if not 1 <= step < 2**31:
+        raise BadRequest(f"step must be from 1 to {2**31 - 1}, not {step}", param="step")
+    return step
+
+
+def row_session(session_id: str, row: int, rows: int) -> str:
+    """The session of one row: the client's own id for the only one, else a name that no client can give."""
+    return session_id if rows == 1 else f"{session_id}#{row}"
+
+
+def other_shapes(session_id: str, rows: int) -> list[str]:
+    """Sessions of which none exists unless this session was begun with fewer, or more, than `rows` rows."""
+    return [f"{session_id}#0"] if rows == 1 else [session_id, f"{session_id}#{rows}"]
+
+
+def read_inputs(inputs: Mapping[str, Any], *, context: int, vocab_size: int) -> Inputs:
+    """The tensors of a step, by shape and type. One row of a mask or of positions stands for all rows of `input_ids`.
+
+    Raises BadRequest naming the tensor.
+    """
+    for name in inputs:
+        if name not in _INPUTS:
+            raise BadRequest(f"input_tensors has an unknown tensor {name!r}", param=f"input_tensors.{name}")
+    if "input_ids" not in inputs:
+        raise BadRequest("input_tensors.input_ids is missing", param="input_tensors.input_ids")
+    ids = _integers(inputs, "input_ids", context)
+    wrong = ids[(ids < 0) | (ids >= vocab_size)]
+    if wrong.size:
+        raise BadRequest(
+            f"input_ids: token id {wrong[0]} is not in 0..{vocab_size - 1}", param="input_tensors.input_ids"
+        )
+    rows = ids.shape[0]
+    return Inputs(ids, *(_for_rows(inputs, name, context, rows) for name in _INPUTS[1:]))
+
+
+def read_steps(
+    inputs: Inputs,
+    sessions: Sequence[Session],
+    *,
+    session_id: str | None,
+    step: int,
+    logits: Literal["last", "all"],
+) -> list[TensorStep]:
+    """What the rows of `inputs` ask for, each with its session as it is now.
+
+    Raises BadRequest naming the tensor, or Conflict naming the expected step.
+    """
+    size, rows = int(inputs.ids.shape[1]), inputs.rows
+    masks: list[Ints | None] = [None] * rows if inputs.mask is None else list(inputs.mask)
+    kept = [_without_padding(size, mask) for mask in masks]
+    new = [tuple(ids[keep].tolist()) for ids, keep in zip(inputs.ids, kept, strict=True)]
+    steps: list[TensorStep] = []
+    for row, session in enumerate(sessions):
+        fingerprint = _fingerprint(new, row, logits)
+        if step == session.step and step > 0 and fingerprint == session.fingerprint:
+            prior = session.tokens[: len(session.tokens) - len(new[row])]
+        elif step == session.step + 1:
+            prior = session.tokens
+        else:
+            raise wrong_step(session_id or "", step, session.step + 1)
+        _check_mask(masks[row], size, len(prior))
+        _check_positions(None if inputs.positions is None else inputs.positions[row], kept[row], size, len(prior))
+        part = None
+        if session_id is not None:
+            part = SessionStep(
+                session=row_session(session_id, row, rows),
+                step=step,
+                fingerprint=fingerprint,
+                length=len(prior),
+                tokens=np.array(new[row], dtype="<u4").tobytes(),
+            )
+        column = int(np.flatnonzero(kept[row])[0])
+        steps.append(TensorStep(tokens=prior + new[row], prior=len(prior), step=step, session=part, column=column))
+    return steps
+
+
+def _integers(inputs: Mapping[str, Any], name: str, context: int) -> Ints:
+    """A tensor of integers [rows, n]. A mask may cover earlier steps and padding, so n is bounded by two contexts."""
+    param = f"input_tensors.{name}"
+    array = decode_tensor(inputs[name], param=param, max_elements=2 * context * MAX_CHOICES)
+    if array.dtype.kind not in "iub":
+        raise BadRequest(f"{param} must hold integers, not {array.dtype.name}", param=param)
+    if array.ndim != 2 or array.size == 0 or array.shape[0] > MAX_CHOICES or array.shape[1] > 2 * context:
+        most = f"at most {MAX_CHOICES} rows of {2 * context}"
+        raise BadRequest(f"{param} must have shape [rows, n], {most}, not {list(array.shape)}", param=param)
+    return array.astype(np.int64)
+
+
+def _for_rows(inputs: Mapping[str, Any], name: str, context: int, rows: int) -> Ints | None:
+    """A tensor beside `input_ids`, of as many rows; None when it was not sent."""
+    if name not in inputs:
+        return None
+    array = _integers(inputs, name, context)
+    if array.shape[0] not in (1, rows):
+        param = f"input_tensors.{name}"
+        raise BadRequest(f"{param} has {array.shape[0]} rows, input_ids has {rows}", param=param)
+    return np.broadcast_to(array, (rows, array.shape[1]))
+
+
+def _without_padding(size: int, mask: Ints | None) -> NDArray[np.bool_]:
+    """Which of the `size` ids count: padding zeros at either end do not."""
+    if mask is None:
+        return np.ones(size, dtype=np.bool_)
+    if mask.size < size:
+        raise BadRequest(
+            f"attention_mask has {mask.size} positions for {size} input_ids", param="input_tensors.attention_mask"
+        )
+    kept = mask[-size:] == 1
+    if not np.isin(mask, (0, 1)).all() or not kept.any():
+        raise BadRequest("attention_mask must be 1 for tokens and 0 for padding", param="input_tensors.attention_mask")
+    places = np.flatnonzero(kept)
+    if places[-1] - places[0] + 1 != places.size:
+        raise BadRequest("attention_mask has a 0 between tokens", param="input_tensors.attention_mask")
+    return kept
+
+
+def _check_mask(mask: Ints | None, size: int, prior: int) -> None:
+    """A mask covers the new ids, or the session's tokens, with the padding they came with, and the new ids."""
+    if mask is None or mask.size == size:
+        return
+    if int(mask[: mask.size - size].sum()) != prior:
+        raise BadRequest(
+            f"attention_mask must cover the {size} input_ids, or the session's {prior} tokens (as many ones) and them",
+            param="input_tensors.attention_mask",
+        )
+
+
+def _check_positions(positions: Ints | None, kept: NDArray[np.bool_], size: int, prior: int) -> None:
+    if positions is None:
+        return
+    if positions.size != size:
+        raise BadRequest(
+            f"position_ids has {positions.size} positions for {size} input_ids", param="input_tensors.position_ids"
+        )
+    if (positions[kept] != np.arange(prior, prior + int(kept.sum()))).any():
+        raise BadRequest(
+            f"position_ids must be consecutive from {prior}, the session's length", param="input_tensors.position_ids"
+        )
+
+
+def _fingerprint(new: Sequence[tuple[int, ...]], row: int, logits: str) -> str:
+    """Equal for rows of steps that ask for the same; every row's covers all rows."""
+    whole = hashlib.sha256(logits.encode())
+    if len(new) > 1:
+        whole.update(f"{row} of {[len(tokens) for tokens in new]}".encode())
+    for tokens in new:
+        whole.update(np.array(tokens, dtype="<u4").tobytes())
+    return whole.hexdigest()

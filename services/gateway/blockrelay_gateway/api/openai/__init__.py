@@ -1,0 +1,1 @@
+"""The OpenAI routes: /v1/completions and /v1/chat/completions."""

@@ -1,0 +1,81 @@
+"""What operators and clients ask about the gateway itself: models, liveness, readiness, metrics."""
+
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import PlainTextResponse, Response
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+
+from blockrelay.errors import NotFound, RedisTrouble
+from blockrelay.protocol.plan import missing_stages
+from blockrelay.redis.registry import read_plan_async, read_workers_async
+from blockrelay_gateway import state as gateways
+from blockrelay_gateway.http.errors import JsonAnswer
+from blockrelay_gateway.state import Gateway
+
+router = APIRouter()
+
+
+@router.get("/v1/models")
+async def models(request: Request) -> Response:
+    """The one model of this cell."""
+    return JsonAnswer({"object": "list", "data": [_model(gateways.of(request))]})
+
+
+@router.get("/v1/models/{name:path}")
+async def model(name: str, request: Request) -> Response:
+    """The model, if it is ours."""
+    gateway = gateways.of(request)
+    if name != gateway.model_name:
+        raise NotFound(f"model {name!r} does not exist here; this gateway serves {gateway.model_name!r}", param="model")
+    return JsonAnswer(_model(gateway))
+
+
+@router.get("/livez")
+async def livez(request: Request) -> Response:
+    """503 only when a restart of this process would help; says nothing about anything it needs."""
+    stopped = gateways.of(request).stopped()
+    return JsonAnswer(
+        {"status": "failed" if stopped else "ok", "stopped": stopped}, status_code=503 if stopped else 200
+    )
+
+
+@router.get("/readyz")
+async def readyz(request: Request) -> Response:
+    """200 only when a token can be produced: Redis answers and every stage of the plan has a live worker."""
+    reasons = await gaps(gateways.of(request))
+    body = {"status": "not ready" if reasons else "ready", "reasons": reasons}
+    return JsonAnswer(body, status_code=503 if reasons else 200)
+
+
+@router.get("/metrics", response_class=PlainTextResponse)
+async def metrics(request: Request) -> Response:
+    """Prometheus text."""
+    return Response(generate_latest(gateways.of(request).metrics.registry), media_type=CONTENT_TYPE_LATEST)
+
+
+async def gaps(gateway: Gateway) -> list[str]:
+    """Why no token can be produced, one sentence each; empty = ready."""
+    if gateway.flights.closing:
+        return ["the gateway shuts down"]
+    try:
+        plan = await read_plan_async(gateway.client, gateway.keys, gateway.model_key)
+        workers = await read_workers_async(gateway.client, gateway.keys, gateway.model_key)
+    except RedisTrouble as error:
+        return [str(error)]
+    return missing_stages(plan, workers)
+
+
+def _model(gateway: Gateway) -> dict[str, Any]:
+    manifest, model = gateway.folder.manifest, gateway.folder.model
+    return {
+        "id": gateway.model_name,
+        "object": "model",
+        "created": int((gateway.folder.root / "manifest.json").stat().st_mtime),
+        "owned_by": "blockrelay",
+        "max_model_len": model.max_position,
+        "precision": manifest.precision,
+        "blocks": model.blocks,
+        "model_hash": manifest.model_hash,
+        "chat": gateway.translator.template is not None,
+    }

@@ -1,0 +1,159 @@
+"""GET and DELETE /v1/requests/{id}: any request of the cell, whichever gateway accepted it.
+
+The id may be the request's own (`req-…`) or the one OpenAI's clients got (`cmpl-…`, `chatcmpl-…`); for events, its
+prefix decides the format.
+"""
+
+import re
+from contextlib import ExitStack
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Header, Query, Request
+from fastapi.responses import Response
+
+from blockrelay.errors import NotFound
+from blockrelay.protocol import transitions as calls
+from blockrelay.protocol.ended import body_of, decode_log, whole_record
+from blockrelay.protocol.messages import RequestBody
+from blockrelay.protocol.sampling_params import SamplingParams
+from blockrelay.protocol.timeline import timeline, waits_for
+from blockrelay_gateway import state as gateways
+from blockrelay_gateway.admission.idempotency import sibling
+from blockrelay_gateway.api.infer.responses import InferStream
+from blockrelay_gateway.api.openai.responses import Options, format_of
+from blockrelay_gateway.http import authentication, openapi
+from blockrelay_gateway.http.errors import JsonAnswer, error_body
+from blockrelay_gateway.state import Gateway
+from blockrelay_gateway.streaming import sse
+from blockrelay_gateway.streaming.deltas import Answer, Relay, failure, finish_reason, status_of_record
+from blockrelay_gateway.streaming.event_ids import HEADER, check_choices, parse_event_id
+from blockrelay_gateway.streaming.followed_requests import Flight
+from blockrelay_gateway.streaming.readers import Readers
+from blockrelay_gateway.streaming.records import check_visible, read_request
+from blockrelay_gateway.streaming.responses import StreamFormat, stream
+
+router = APIRouter()
+_PUBLIC_ID = re.compile(r"(req|cmpl|chatcmpl)-([0-9a-f]{24})")
+
+
+def parse_id(public: str) -> tuple[str, str]:
+    """The request's own id and the prefix the client used. Raises NotFound for anything that cannot be an id."""
+    found = _PUBLIC_ID.fullmatch(public)
+    if not found:
+        raise NotFound(f"{public!r} is no request id", param="id")
+    return f"req-{found[2]}", found[1]
+
+
+@router.get("/v1/requests/{public}")
+async def show(public: str, request: Request) -> Response:
+    """State, text so far, usage and what happened when."""
+    return JsonAnswer(await _view(gateways.of(request), public, authentication.of(request).name))
+
+
+@router.delete("/v1/requests/{public}")
+@router.post("/v1/requests/{public}/cancel")
+async def cancel(public: str, request: Request) -> Response:
+    """End the request now, unless it has ended; of several prompts, all. The answer is that of GET."""
+    gateway, tenant = gateways.of(request), authentication.of(request).name
+    name, _ = parse_id(public)
+    record, log = await read_request(gateway.client, gateway.keys, name, whole=False)
+    check_visible(public, (record.get(b"model"), record.get(b"tenant")), model=gateway.model_key, tenant=tenant)
+    for index in range(body_of(record, log).choices):
+        call = calls.finish(sibling(name, index), "cancelled", meta={"error": "by request of a client"})
+        await gateway.scripts.run(call)
+    return JsonAnswer(await _view(gateway, public, tenant))
+
+
+@router.get("/v1/requests/{public}/events", responses=openapi.EVENTS)
+async def events(
+    public: str,
+    request: Request,
+    starting_after: Annotated[str | None, Query(description="position, or event id")] = None,
+    include_usage: bool = False,
+    return_token_ids: bool = False,
+    last_event_id: Annotated[str | None, Header()] = None,
+) -> Response:
+    """The stream of the request, or what of it is behind an event: the rest of an interrupted stream."""
+    gateway = gateways.of(request)
+    name, prefix = parse_id(public)
+    form: StreamFormat
+    if prefix == "req":
+        form = InferStream()
+    else:
+        options = Options(include_usage=include_usage, return_token_ids=return_token_ids)
+        kind = "completion" if prefix == "cmpl" else "chat"
+        form = format_of(kind, gateway.model_name, gateway.tokenizer, options)
+    tenant = authentication.of(request).name
+    # A browser that comes back sends the header beside the URL with which it began.
+    param, text = ("starting_after", starting_after) if last_event_id is None else (HEADER, last_event_id)
+    after = None if text is None else parse_event_id(text, name, param=param)
+    readers = await _follow(gateway, name, tenant, after, param=param)
+    return sse.EventStream(stream(gateway, readers, form, after=after), readers, request_id=name)
+
+
+async def _follow(gateway: Gateway, name: str, tenant: str, after: tuple[int, ...] | None, *, param: str) -> Readers:
+    """A reader of all choices of a request. All is looked at before any is followed.
+
+    Raises NotFound, or BadRequest for positions that are not one for each choice; then this gateway follows nothing.
+    """
+    choices = (await _look(gateway, name, tenant)).choices
+    check_choices(after, choices, param=param)
+    names = [sibling(name, index) for index in range(choices)]
+    for other in names[1:]:
+        await _look(gateway, other, tenant)
+    flights: list[Flight] = []
+    with ExitStack() as held:  # each has a reader at once, so that it is left again when a later one fails
+        for one in names:
+            flights.append(await gateway.flights.resume(one, tenant))
+            held.enter_context(Readers(gateway.flights, flights[-1:]))
+        return Readers(gateway.flights, flights)
+
+
+async def _look(gateway: Gateway, name: str, tenant: str) -> RequestBody:
+    """The body of a request, which nobody follows for that. Raises NotFound."""
+    if flight := gateway.flights.known(name):
+        recorded = (gateway.model_key.encode(), flight.tenant.encode())
+        check_visible(name, recorded, model=gateway.model_key, tenant=tenant)
+        return flight.body
+    record, log = await read_request(gateway.client, gateway.keys, name, whole=False)
+    check_visible(name, (record.get(b"model"), record.get(b"tenant")), model=gateway.model_key, tenant=tenant)
+    return body_of(record, log)
+
+
+async def _view(gateway: Gateway, public: str, tenant: str) -> dict[str, Any]:
+    name, _ = parse_id(public)
+    record, log = await read_request(gateway.client, gateway.keys, name)
+    check_visible(public, (record.get(b"model"), record.get(b"tenant")), model=gateway.model_key, tenant=tenant)
+    body = body_of(record, log)
+    params = SamplingParams.from_dict(body.params)
+    relay, answer = Relay(gateway.tokenizer, params, gateway.folder.model.eos_ids), Answer()
+    for entry in decode_log(log):
+        answer.add(relay.push(entry))
+    end = answer.end
+    error = failure(end) if end else None
+    new = len(answer.tokens)
+    return {
+        "id": public,
+        "object": "request",
+        "request_id": name,
+        "choices": [sibling(name, index) for index in range(body.choices)],
+        "status": status_of_record(record[b"state"].decode(), end.reason if end else ""),
+        "created": int(record[b"accepted"]) // 1000,
+        "model": gateway.model_name,
+        "background": body.background,
+        "text": answer.text,
+        "token_ids": answer.token_ids,
+        "finish_reason": finish_reason(end) if end else None,
+        "usage": {
+            "prompt_tokens": body.prompt.size,
+            "completion_tokens": new,
+            "total_tokens": body.prompt.size + new,
+        },
+        "seed": params.seed,
+        "system_fingerprint": (end.numerics if end else record.get(b"numerics", b"").decode()) or None,
+        "waits_for_numerics_id": waits_for(record),
+        "timeline": timeline(whole_record(record, log)),
+        "reruns": int(record.get(b"reruns", b"0")),
+        "fallback_events": [event.to_json() for event in end.fallbacks] if end else [],
+        "error": error_body(error)["error"] if error else None,
+    }

@@ -1,0 +1,94 @@
+"""Who is asking: the `Authorization: Bearer` header to a Tenant, before anything else is looked at.
+
+Without a file of keys everybody is the tenant without a name. With one, every path but the open ones needs a key of it.
+Neither keys nor their hashes are ever logged, nor put into an answer.
+"""
+
+import os
+from pathlib import Path
+
+from fastapi import Request, WebSocket
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from blockrelay.auth.api_keys import ANYBODY, StoredKey, Tenant, find, read_keys
+from blockrelay.errors import Unauthorized, UsageError
+from blockrelay.observability import logs
+from blockrelay_gateway.http.errors import Refusals
+
+#: What a load balancer and Prometheus ask, under any name.
+PROBES = frozenset({"/livez", "/readyz", "/health", "/metrics"})
+#: That, and what a curious client asks; none of it tells about requests.
+OPEN_PATHS = PROBES | {"/openapi.json"}
+
+
+class KeyRing:
+    """The keys of the file, read again whenever it changes."""
+
+    def __init__(self, path: Path | None) -> None:
+        """None: keys are off. Raises UsageError for a file that cannot be used."""
+        self._path = path
+        self._stamp = path and _stamp(path)
+        self._keys: tuple[StoredKey, ...] = read_keys(path) if path else ()
+
+    def tenant(self, header: str | None) -> Tenant:
+        """Who sends this Authorization header. Raises Unauthorized."""
+        if self._path is None:
+            return ANYBODY
+        self._reload(self._path)
+        scheme, _, key = (header or "").partition(" ")
+        if scheme.lower() != "bearer" or not key:
+            raise Unauthorized("this gateway needs an API key: send the header Authorization: Bearer KEY")
+        if found := find(self._keys, key.strip()):
+            return found
+        raise Unauthorized("the API key is not known here")
+
+    def _reload(self, path: Path) -> None:
+        stamp = _stamp(path)
+        if stamp == self._stamp:
+            return
+        self._stamp = stamp
+        try:
+            self._keys = read_keys(path)
+            logs.get().info("API_KEYS_READ", keys=len(self._keys))
+        except UsageError as error:  # half-written by hand, or gone: those we have stay in force
+            logs.get().error("API_KEYS_UNREADABLE", error=str(error))
+
+
+class Authentication:
+    """Plain ASGI: puts the tenant into the scope's state, or answers 401 without reading the body."""
+
+    def __init__(self, app: ASGIApp, ring: KeyRing, refusals: Refusals) -> None:
+        self._app, self._ring, self._refusals = app, ring, refusals
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] in ("http", "websocket"):
+            tenant = ANYBODY
+            if scope["path"] not in OPEN_PATHS:
+                try:
+                    tenant = self._ring.tenant(_authorization(scope))
+                except Unauthorized as error:
+                    await self._refusals.refuse(error, scope, receive, send)
+                    return
+            scope.setdefault("state", {})["tenant"] = tenant
+        await self._app(scope, receive, send)
+
+
+def of(connection: Request | WebSocket) -> Tenant:
+    """Who sent this request or opened this socket."""
+    tenant = connection.scope["state"]["tenant"]
+    assert isinstance(tenant, Tenant)
+    return tenant
+
+
+def _authorization(scope: Scope) -> str | None:
+    values = [value for name, value in scope["headers"] if name == b"authorization"]
+    return values[0].decode("latin-1") if len(values) == 1 else None
+
+
+def _stamp(path: Path) -> tuple[int, int, int] | None:
+    """Changes whenever the file does; None while there is none."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size, found.st_ino

@@ -1,0 +1,110 @@
+"""What happens to every HTTP request before its route: the body limit and the request id header. Plain ASGI, because
+Starlette's BaseHTTPMiddleware hides the client's disconnect from streaming routes."""
+
+import asyncio
+import contextlib
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from blockrelay.errors import Overloaded, RequestTooLarge, RequestTooSlow, ServiceUnavailable
+from blockrelay_gateway.http.connection_limit import Arrivals, BodyBudget, BodyShare
+from blockrelay_gateway.http.errors import Refusals
+
+#: A client that sends too much is read on for a while: closing at once would reset the connection before it could read
+#: our answer.
+DRAIN_FACTOR = 8
+DRAIN_IDLE_S = 0.5
+
+
+class BodyLimit:
+    """Reads the whole body, chunked or not, before the route runs; 413 when it is over `max_bytes`, 408 when it never
+    comes.
+
+    Every body of ours is JSON, whatever its content type claims (`curl -d` claims a form); pages of other sites, which
+    need no preflight for a form, do not get here (`origins`). Routes find the body's true size in `content-length`.
+    """
+
+    def __init__(
+        self, app: ASGIApp, max_bytes: int, budget: BodyBudget, arrivals: Arrivals, refusals: Refusals
+    ) -> None:
+        self._app, self._max_bytes = app, max_bytes
+        self._budget, self._arrivals, self._refusals = budget, arrivals, refusals
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] in ("GET", "HEAD", "OPTIONS"):
+            await self._app(scope, receive, send)
+            return
+        share = BodyShare(self._budget)
+        try:
+            body = await self._arrivals.wait(self._read(scope, receive, share))
+            if body is not None:
+                await self._pass_on(body, scope, receive, _releasing(send, share))
+        except (RequestTooLarge, RequestTooSlow, Overloaded, ServiceUnavailable) as error:
+            share.give_back()
+            answer = self._refusals.answer(scope, error)
+            if isinstance(error, RequestTooSlow | ServiceUnavailable):
+                answer.headers["connection"] = "close"  # what may still come belongs to no request
+            await answer(scope, receive, send)
+        finally:
+            share.give_back()
+
+    async def _read(self, scope: Scope, receive: Receive, share: BodyShare) -> bytes | None:
+        """The whole body; None when the client left before its end. Raises RequestTooLarge, or Overloaded."""
+        declared = dict(scope["headers"]).get(b"content-length", b"0")
+        size, too_large, more = 0, declared.isdigit() and int(declared) > self._max_bytes, True
+        parts: list[bytes] = []
+        while more and not too_large:
+            message = await receive()
+            if message["type"] != "http.request":
+                return None
+            part, more = message.get("body", b""), message.get("more_body", False)
+            size += len(part)
+            too_large = size > self._max_bytes
+            try:
+                share.take(len(part))
+            except Overloaded:
+                parts.clear()
+                if more:
+                    await self._drain(receive)
+                raise
+            parts.append(part)
+        if too_large:
+            parts.clear()
+            if more:
+                await self._drain(receive)
+            raise RequestTooLarge(f"the body is over the limit of {self._max_bytes} bytes")
+        return b"".join(parts)
+
+    async def _pass_on(self, whole: bytes, scope: Scope, receive: Receive, send: Send) -> None:
+        body: bytes | None = whole
+        ours = {b"content-type": b"application/json", b"content-length": str(len(whole)).encode()}
+
+        async def replay() -> Message:
+            nonlocal body
+            if body is None:
+                return await receive()
+            message: Message = {"type": "http.request", "body": body, "more_body": False}
+            body = None
+            return message
+
+        headers = [header for header in scope["headers"] if header[0] not in ours]
+        await self._app({**scope, "headers": [*headers, *ours.items()]}, replay, send)
+
+    async def _drain(self, receive: Receive) -> None:
+        left, more = DRAIN_FACTOR * self._max_bytes, True
+        with contextlib.suppress(TimeoutError):
+            while more and left > 0:
+                async with asyncio.timeout(DRAIN_IDLE_S):
+                    message = await receive()
+                left -= len(message.get("body", b""))
+                more = message.get("more_body", False)
+
+
+def _releasing(send: Send, share: BodyShare) -> Send:
+    """`send` that gives the body's bytes back when the answer begins."""
+
+    async def released(message: Message) -> None:
+        share.give_back()
+        await send(message)
+
+    return released

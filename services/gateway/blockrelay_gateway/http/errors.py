@@ -1,0 +1,217 @@
+"""Exceptions to HTTP: status and OpenAI's error shape. The one place where a service error becomes an answer."""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import Response
+from prometheus_client import Counter
+from starlette.exceptions import HTTPException
+from starlette.types import Receive, Scope, Send
+
+from blockrelay.errors import (
+    BadRequest,
+    BlockrelayError,
+    Cancelled,
+    Conflict,
+    DeadlineExceeded,
+    ExecutionError,
+    ForeignOrigin,
+    KeyReused,
+    NotFound,
+    NumericsChanged,
+    Overloaded,
+    QuotaExceeded,
+    RedisFull,
+    RedisTrouble,
+    RequestTooLarge,
+    RequestTooSlow,
+    ServiceUnavailable,
+    Unauthorized,
+    UnknownHost,
+    UsageError,
+)
+from blockrelay.observability import logs
+from blockrelay.redis.errors import RedisWatch
+
+_BY_TYPE: tuple[tuple[type[BlockrelayError], int, str, str | None], ...] = (
+    (RequestTooLarge, 413, "invalid_request_error", "request_too_large"),
+    (RequestTooSlow, 408, "invalid_request_error", "request_timeout"),
+    (BadRequest, 400, "invalid_request_error", None),
+    (Unauthorized, 401, "invalid_request_error", "invalid_api_key"),
+    (ForeignOrigin, 403, "invalid_request_error", "foreign_origin"),
+    (UnknownHost, 421, "invalid_request_error", "unknown_host"),
+    (NotFound, 404, "invalid_request_error", "not_found"),
+    (Conflict, 409, "invalid_request_error", "conflict"),
+    (KeyReused, 422, "idempotency_error", "idempotency_key_reused"),
+    (UsageError, 400, "invalid_request_error", None),
+    (QuotaExceeded, 429, "rate_limit_error", "rate_limit_exceeded"),
+    (Overloaded, 503, "overloaded_error", "overloaded"),
+    (RedisFull, 503, "overloaded_error", "overloaded"),
+    (ServiceUnavailable, 503, "server_error", "unavailable"),
+    (DeadlineExceeded, 504, "timeout_error", "expired"),
+    (Cancelled, 499, "cancelled_error", "cancelled"),
+    (NumericsChanged, 500, "server_error", "numerics_changed"),
+    (ExecutionError, 500, "server_error", "execution_failed"),
+    (BlockrelayError, 500, "server_error", None),
+)
+_ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+_NEW_REQUESTS = ("/v1/completions", "/v1/chat/completions", "/v1/infer")
+
+
+class JsonAnswer(Response):
+    """JSON that survives any text: half a surrogate pair is written as its JSON escape."""
+
+    media_type = "application/json"
+
+    def render(self, content: Any) -> bytes:
+        return to_json(content)
+
+
+def to_json(content: Any) -> bytes:
+    """Compact UTF-8 JSON. `content` holds no NaN."""
+    return _ENCODER.encode(content).encode("utf-8", "backslashreplace")
+
+
+def status_of(error: BlockrelayError) -> int:
+    """The HTTP status of an error."""
+    return next(status for kind, status, _, _ in _BY_TYPE if isinstance(error, kind))
+
+
+def error_body(error: BlockrelayError) -> dict[str, Any]:
+    """`{"error": {message, type, param, code}}`."""
+    _, _, kind, code = next(row for row in _BY_TYPE if isinstance(error, row[0]))
+    param = error.param if isinstance(error, BadRequest | NotFound | Conflict) else None
+    if isinstance(error, NotFound) and param == "model":
+        code = "model_not_found"
+    return {"error": {"message": message_of(error), "type": kind, "param": param, "code": code}}
+
+
+def message_of(error: BlockrelayError) -> str:
+    """What a client is told. Where our Redis is and what it says is for our log."""
+    if isinstance(error, RedisFull):
+        return "the queue's memory is used up; try again later"
+    return "the queue (Redis) does not answer; try again later" if isinstance(error, RedisTrouble) else str(error)
+
+
+def from_validation(errors: Sequence[Any]) -> BadRequest:
+    """Pydantic's first complaint, by the field's name."""
+    first = errors[0]
+    location = [str(part) for part in first["loc"]]
+    if location and location[0] in ("body", "query", "header"):  # where FastAPI found it, not what the client calls it
+        location.pop(0)
+    kind, message = first["type"], str(first["msg"])
+    if kind == "json_invalid":
+        return BadRequest(f"the body is not JSON: {first.get('ctx', {}).get('error', message)}")
+    # A union adds the names of its members to the location; fields and indexes come before them.
+    names = [part for part in location if part.isidentifier() or part.isdigit() or not part.isascii() or "." in part]
+    while len(names) > 1 and names[-1] in ("str", "int", "float", "bool", "list"):
+        names.pop()
+    param = ".".join(names) or None
+    if kind == "extra_forbidden":
+        return BadRequest(f"unknown field {param}", param=param)
+    if kind == "missing":
+        return BadRequest(f"{param} is missing" if param else "the body is empty: send a JSON object", param=param)
+    if kind in ("model_type", "model_attributes_type", "dict_type"):
+        return BadRequest(f"{param or 'the body'} must be a JSON object", param=param)
+    return BadRequest(f"{param or 'the body'}: {message}", param=param)
+
+
+class Refusals:
+    """Turns errors into responses; counts and logs refused new requests."""
+
+    def __init__(self, rejections: Counter, limited: Counter) -> None:
+        self._rejections, self._limited = rejections, limited
+
+    def answer(self, scope: Scope, error: BlockrelayError) -> Response:
+        """The response for `error`, in the shape of the endpoint; `session_id` of the scope's state rides along."""
+        status, path = status_of(error), scope["path"]
+        if scope["method"] == "POST" and path in _NEW_REQUESTS:
+            self.count(path, error)
+        body = (
+            infer_error(error, scope.get("state", {}).get("session_id")) if path == "/v1/infer" else error_body(error)
+        )
+        headers: dict[str, str] = {}
+        if isinstance(error, Overloaded | QuotaExceeded):
+            headers["retry-after"] = str(error.retry_after_s)
+        elif isinstance(error, ServiceUnavailable):
+            headers["retry-after"] = "1"
+        elif isinstance(error, Unauthorized):
+            headers["www-authenticate"] = "Bearer"
+        return JsonAnswer(body, status_code=status, headers=headers)
+
+    async def refuse(self, error: BlockrelayError, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request or a handshake with `error`; no body is read and no socket opened."""
+        if scope["type"] == "http":
+            await self.answer(scope, error)(scope, receive, send)
+        elif "websocket.http.response" in scope.get("extensions", {}):
+            await self.answer({**scope, "method": "GET"}, error)(scope, receive, send)
+        else:
+            await send({"type": "websocket.close", "code": 1008, "reason": str(error)})
+
+    def count(self, path: str, error: BlockrelayError) -> None:
+        """A new request was not taken in."""
+        status = status_of(error)
+        self._rejections.labels(str(status)).inc()
+        if isinstance(error, Overloaded | QuotaExceeded):
+            self._limited.labels(error.limit).inc()
+        param = error_body(error)["error"]["param"]
+        logs.get().info("REQUEST_REJECTED", path=path, status=status, param=param)
+
+
+def install(app: FastAPI, refusals: Refusals, watch: RedisWatch) -> None:
+    """Give `app` its error handlers."""
+
+    async def ours(request: Request, error: Exception) -> Response:
+        assert isinstance(error, BlockrelayError)
+        return refusals.answer(request.scope, error)
+
+    async def validation(request: Request, error: Exception) -> Response:
+        assert isinstance(error, RequestValidationError)
+        sent: object = error.body
+        if isinstance(sent, dict) and isinstance(sent.get("session_id"), str):
+            request.state.session_id = sent["session_id"]
+        return refusals.answer(request.scope, from_validation(error.errors()))
+
+    async def http(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        if error.status_code == 404:
+            return refusals.answer(request.scope, NotFound(f"there is no {request.method} {request.url.path}"))
+        if error.status_code == 400:
+            return refusals.answer(request.scope, BadRequest("the body cannot be read as JSON"))
+        message = str(error.detail)
+        if error.status_code == 405:
+            allowed = dict(error.headers or {}).get("Allow", "")
+            message = f"{request.url.path} does not take {request.method}, only {allowed}"
+        body = {"error": {"message": message, "type": "invalid_request_error", "param": None, "code": None}}
+        return JsonAnswer(body, status_code=error.status_code, headers=error.headers)
+
+    async def queue(request: Request, error: Exception) -> Response:
+        assert isinstance(error, RedisTrouble)
+        watch.met(error)
+        return refusals.answer(request.scope, error)
+
+    async def bug(request: Request, error: Exception) -> Response:
+        return refusals.answer(request.scope, BlockrelayError("internal error; the gateway's log says more"))
+
+    app.add_exception_handler(BlockrelayError, ours)
+    app.add_exception_handler(RequestValidationError, validation)
+    app.add_exception_handler(HTTPException, http)
+    app.add_exception_handler(RedisTrouble, queue)
+    app.add_exception_handler(Exception, bug)
+
+
+def infer_error(error: BlockrelayError, session_id: str | None = None) -> dict[str, Any]:
+    """The error shape of /v1/infer for a request that never ran; OpenAI's shape rides along."""
+    return {
+        "status": "error",
+        "message": message_of(error),
+        "session_id": session_id,
+        "failed_block": None,
+        "error_type": type(error).__name__,
+        "successful_blocks": [],
+        "failed_blocks": [],
+        **error_body(error),
+    }

@@ -1,0 +1,160 @@
+"""TCP connections of clients: how long a head may take to arrive, how long it may be, how long silence is kept."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import uvicorn
+from fastapi import FastAPI
+from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.utils import ClientDisconnected
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from websockets.exceptions import InvalidState
+
+from blockrelay.errors import Overloaded
+from blockrelay.settings import GatewaySettings
+from blockrelay_gateway.http.connection_limit import HEAD_BYTES, BodyBudget, BodyShare
+
+#: After a signal, streams get their error event at once; this bounds clients that do not read it.
+SHUTDOWN_S = 5
+#: An idle connection lives longer here than in usual clients and proxies, so that they close it and never write into
+#: one that we are closing.
+KEEP_ALIVE_S = 75
+
+
+#: Key of a `websocket.send` message whose text comes in pieces, an async iterator of UTF-8: one message, in fragments.
+PIECES = "pieces"
+#: What a fragment of a message weighs beside its bytes: an object and its place in a list.
+FRAGMENT_BYTES = 64
+#: Seconds between two looks whether there is room for the rest of a message.
+ROOM_S = 0.05
+
+
+def server_config(app: FastAPI, settings: GatewaySettings) -> uvicorn.Config:
+    """h11: httptools knows no bound of a head. No compression: it would take seconds for a tensor of 100 MB."""
+    return uvicorn.Config(
+        app,
+        log_config=None,
+        access_log=False,
+        http=_patient_for(settings.arrival_timeout_s),
+        h11_max_incomplete_event_size=HEAD_BYTES,
+        ws=_socket_for(settings.arrival_timeout_s, app.state.gateway.bodies),
+        ws_max_size=settings.max_body_bytes,
+        ws_per_message_deflate=False,
+        ws_max_queue=1,  # messages of one socket that wait to be read
+        timeout_graceful_shutdown=SHUTDOWN_S,
+        timeout_keep_alive=KEEP_ALIVE_S,
+        server_header=False,
+    )
+
+
+def _patient_for(arrival_s: float) -> type[H11Protocol]:
+    """HTTP that closes a connection on which no head has arrived `arrival_s` after its beginning, or the head's.
+
+    uvicorn itself waits for ever, before the first request and for the rest of any head.
+    """
+
+    class Connection(H11Protocol):
+        _due: float | None = None  # when the head that has begun must be complete, by the loop's clock
+
+        def connection_made(self, transport: asyncio.Transport) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+            super().connection_made(transport)
+            self._await_head()
+
+        def data_received(self, data: bytes) -> None:
+            super().data_received(data)
+            at_work = self.cycle is not None and not self.cycle.response_complete  # pyright: ignore[reportUnnecessaryComparison]
+            if at_work or self.transport.is_closing() or self.transport.get_protocol() is not self:
+                self._due = None
+            else:
+                self._await_head()
+
+        def _await_head(self) -> None:
+            """By uvicorn's own timer for idle connections, which stops it at the next byte."""
+            if self._due is None:
+                self._due = self.loop.time() + arrival_s
+            self.timeout_keep_alive_task = self.loop.call_at(self._due, self.timeout_keep_alive_handler)
+
+    return Connection
+
+
+def _socket_for(arrival_s: float, bodies: BodyBudget) -> type[WebSocketsSansIOProtocol]:
+    """WebSockets whose messages count among the bytes of bodies while they arrive.
+
+    What finds no room there is not read until there is some; a message that takes longer than `arrival_s` ends its
+    socket (1008). uvicorn itself reads all that comes, and waits for ever.
+    """
+
+    class Socket(WebSocketsSansIOProtocol):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            self._share = BodyShare(bodies)
+            self._held = self._fragments = 0  # bytes of the fragments that are there, and how many they are
+            self._overdue: asyncio.TimerHandle | None = None
+            self._waiting: asyncio.TimerHandle | None = None  # for room
+
+        def data_received(self, data: bytes) -> None:
+            super().data_received(data)
+            if self.handshake_complete and not self.close_sent:
+                self._count()
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            self._settle()
+            super().connection_lost(exc)
+
+        def send_receive_event_to_app(self) -> None:
+            super().send_receive_event_to_app()
+            self._settle()
+
+        def _count(self) -> None:
+            """Of a message that has begun, what is there."""
+            for fragment in self.frames[self._fragments :]:
+                self._held += len(fragment) + FRAGMENT_BYTES
+            self._fragments = len(self.frames)
+            self._share.give_back()
+            there = self._held + len(self.conn.reader.buffer)
+            if there and self._overdue is None:
+                self._overdue = self.loop.call_later(arrival_s, self._give_up)
+            try:
+                self._share.take(there)
+            except Overloaded:
+                self.transport.pause_reading()
+                self._waiting = self.loop.call_later(ROOM_S, self._go_on)
+
+        def _go_on(self) -> None:
+            self._waiting = None
+            self._count()
+            if self._waiting is None and not self.read_paused:
+                self.transport.resume_reading()
+
+        def _settle(self) -> None:
+            self._held = self._fragments = 0
+            self._share.give_back()
+            for timer in (self._overdue, self._waiting):
+                if timer is not None:
+                    timer.cancel()
+            self._overdue = self._waiting = None
+
+        def _give_up(self) -> None:
+            self._settle()
+            self.conn.fail(1008, f"the message was not there after {arrival_s:g} seconds")
+            self.handle_parser_exception()
+
+        async def send(self, message: Any) -> None:
+            pieces: AsyncIterator[bytes] | None = message.get(PIECES)
+            if pieces is None:
+                await super().send(message)
+                return
+            begun = False
+            try:
+                async for piece in pieces:
+                    await self.writable.wait()
+                    (self.conn.send_continuation if begun else self.conn.send_text)(piece, fin=False)
+                    begun = True
+                    self.transport.write(b"".join(self.conn.data_to_send()))
+                self.conn.send_continuation(b"", fin=True)
+                self.transport.write(b"".join(self.conn.data_to_send()))
+            except InvalidState:
+                raise ClientDisconnected from None
+
+    return Socket

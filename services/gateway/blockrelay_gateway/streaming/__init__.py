@@ -1,0 +1,1 @@
+"""From token logs to readers: one copy of each log, many readers, answers and event streams."""

@@ -1,0 +1,54 @@
+"""Ids of stream events: `<request>:<position>`, for several prompts `<request>:<position>.<position>…`. Pure.
+
+An id says how far the reader has got in each token log, so that any gateway goes on exactly behind it. Position 0 is
+the opening event, one past the last token the end, and one more the closing event.
+"""
+
+import re
+from collections.abc import Sequence
+
+from fastapi import Request
+
+from blockrelay.errors import BadRequest
+
+HEADER = "Last-Event-ID"
+_ID = re.compile(r"(?:(req-[0-9a-f]{24}):)?([0-9]{1,9}(?:\.[0-9]{1,9})*)")
+
+
+def event_id(request: str, positions: Sequence[int]) -> str:
+    """The id of the event that brings a reader of `request` to `positions`."""
+    return f"{request}:{'.'.join(map(str, positions))}"
+
+
+def parse_event_id(text: str, request: str, *, param: str) -> tuple[int, ...]:
+    """The positions of an id, with or without the request's name before them.
+
+    Raises BadRequest for anything that is no id and for one of another request.
+    """
+    found = _ID.fullmatch(text)
+    if not found:
+        raise BadRequest(f"{param} is no event id: send that of an event, or a position", param=param)
+    if found[1] not in (None, request):
+        raise BadRequest(f"{param} is an event of another request ({found[1]}, not {request})", param=param)
+    return tuple(int(position) for position in found[2].split("."))
+
+
+def check_choices(positions: Sequence[int] | None, choices: int, *, param: str) -> None:
+    """Raise BadRequest unless there is a position for each choice; None is the beginning of all."""
+    if positions is not None and len(positions) != choices:
+        raise BadRequest(f"{param} names {len(positions)} positions; the request has {choices} choices", param=param)
+
+
+def starting_after(request: Request, names: Sequence[str], *, streamed: bool) -> tuple[int, ...] | None:
+    """Where the answer to a POST that was sent before begins (header Last-Event-ID); None: at its beginning.
+
+    `names`: of the requests that the POST makes. Raises BadRequest.
+    """
+    text = request.headers.get(HEADER)
+    if text is None:
+        return None
+    if not streamed:
+        raise BadRequest(f"{HEADER} goes on with a stream: send stream: true", param=HEADER)
+    positions = parse_event_id(text, names[0], param=HEADER)
+    check_choices(positions, len(names), param=HEADER)
+    return positions

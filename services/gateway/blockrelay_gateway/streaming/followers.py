@@ -1,0 +1,84 @@
+"""What other gateways, and FINISH, may think of this one's part in a request; told to Redis once it answers."""
+
+from collections import Counter
+from collections.abc import AsyncIterator, Container
+from contextlib import asynccontextmanager
+from typing import Any, cast
+
+import redis.asyncio
+
+from blockrelay.protocol import transitions as calls
+from blockrelay.protocol.keys import Keys
+from blockrelay.redis.client import AsyncScripts
+
+
+class Followers:
+    """The hash `followers:<id>`: the gateways that read a log which more than one has read.
+
+    While one of them lives, FINISH for want of a reader does nothing. So what Redis got from us before it went away is
+    taken back: entries of ours without a reader, and requests whose clients were told that they are not accepted.
+    """
+
+    def __init__(
+        self, client: redis.asyncio.Redis, keys: Keys, scripts: AsyncScripts, gateway: str, retention_s: int
+    ) -> None:
+        self._client, self._keys, self._scripts, self._gateway = client, keys, scripts, gateway
+        self.retention_s = retention_s
+        self._joining: Counter[str] = Counter()
+        self._left: set[str] = set()
+        self._refused: set[str] = set()
+
+    async def add(self, request: str, gateway: str) -> None:
+        """`gateway` reads the request."""
+        both = self._client.pipeline(transaction=False)
+        both.hset(self._keys.followers(request), gateway, "")
+        both.expire(self._keys.followers(request), self.retention_s)
+        await both.execute()
+
+    async def remove(self, request: str) -> None:
+        """This gateway does not."""
+        await cast(Any, self._client.hdel(self._keys.followers(request), self._gateway))
+
+    @asynccontextmanager
+    async def joining(self, request: str) -> AsyncIterator[None]:
+        """This gateway is about to read the request. Who is registered first is seen by FINISH, or sees the end.
+
+        If what is done inside fails, it does not read, unless somebody else at this gateway does.
+        """
+        self._joining[request] += 1
+        try:
+            await self.add(request, self._gateway)
+            yield
+        except BaseException:
+            self.left(request)
+            raise
+        finally:
+            self._joining[request] -= 1
+            self._joining += Counter()  # without zeros
+
+    def left(self, request: str) -> None:
+        """Redis may have an entry of ours, and perhaps nobody reads here."""
+        self._left.add(request)
+
+    def refused(self, request: str) -> None:
+        """Redis may have this request, whose client was told that it is not accepted."""
+        self._refused.add(request)
+
+    async def settle(self, followed: Container[str]) -> None:
+        """Take back what Redis should not have; `followed` are the requests that have a flight here.
+
+        Raises RedisTrouble; the next call tries again.
+        """
+        for request in sorted(self._left):
+            if request in self._joining:
+                continue
+            if request in self._left and request not in followed:
+                await self.remove(request)
+                if request in self._joining or request in followed:  # somebody has come meanwhile
+                    await self.add(request, self._gateway)
+            self._left.discard(request)
+        for request in sorted(self._refused):
+            if request in self._refused and request not in followed:
+                meta = {"error": "it was not accepted"}
+                await self._scripts.run(calls.finish(request, "cancelled", meta=meta, abandoned=True))
+            self._refused.discard(request)

@@ -1,0 +1,136 @@
+"""ONE blocking read for all token logs that this gateway follows.
+
+`XREAD BLOCK` over every followed `log:<id>` and a private wake stream, which interrupts the read when something new is
+to be followed. Positions live here, so a lost connection or a restarted Redis costs a pause, never an entry: the read
+goes on behind the last position. A log that is shorter than our position (Redis lost its tail) is not an error: the
+same tokens will be committed again and the read waits for what follows them.
+"""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import cast
+
+import redis.asyncio
+
+from blockrelay.errors import RedisTrouble, WireError
+from blockrelay.failpoints import reach
+from blockrelay.observability import logs
+from blockrelay.observability.metrics import GatewayMetrics
+from blockrelay.protocol.keys import Keys
+from blockrelay.protocol.messages import EndEntry, LogEntry, decode_log_entry
+from blockrelay.redis.client import BLOCK_MS, AsyncOneConnection, backoff_s
+from blockrelay.redis.errors import RedisWatch
+
+Sink = Callable[[LogEntry], None]
+#: (id, [field, value, field, ...]) as the server sends it.
+_RawEntry = tuple[bytes, list[bytes]]
+#: Entries of one log per read: bounds what one read can bring.
+READ_COUNT = 256
+WAKE_TTL_S = 60
+
+
+@dataclass(slots=True)
+class _Tail:
+    request: str
+    sink: Sink
+    position: int = 0
+
+
+class Tailer:
+    """Calls each sink with every entry of its log, in order, from position 1 to the end, exactly once."""
+
+    def __init__(
+        self, client: redis.asyncio.Redis, keys: Keys, gateway: str, metrics: GatewayMetrics, watch: RedisWatch
+    ) -> None:
+        self._client, self._keys, self._metrics, self._watch = client, keys, metrics, watch
+        self._reading = AsyncOneConnection(client)
+        self._wake_key = keys.wake(gateway)
+        self._wake_id = "0-0"
+        self._tails: dict[bytes, _Tail] = {}
+        self._news = asyncio.Event()
+        self._in_read = False
+        self.connected = False
+        #: Set whenever a connection that was lost is there again. Whoever waits for it clears it.
+        self.returned = asyncio.Event()
+
+    def follow(self, request: str, sink: Sink) -> None:
+        """Begin at position 1, also of a log that does not exist yet. Ends by itself behind the terminal entry."""
+        self._tails[self._keys.log(request).encode()] = _Tail(request, sink)
+        if self._in_read:
+            self._news.set()
+
+    def forget(self, request: str) -> None:
+        """Stop following. No-op for what is not followed."""
+        self._tails.pop(self._keys.log(request).encode(), None)
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._read_for_ever(), name="tailer")
+            tasks.create_task(self._wake_for_ever(), name="tailer-wake")
+
+    async def _read_for_ever(self) -> None:
+        attempt = 0
+        while True:
+            try:
+                await self._read()
+                self._watch.worked("read logs")
+                if not self.connected:
+                    self.connected = True
+                    self.returned.set()
+                    logs.get().info("REDIS_CONNECTED", followed=len(self._tails))
+                attempt = 0
+            except RedisTrouble as error:
+                self._watch.failed("read logs", error)
+                self.connected = False
+                self._wake_id = "0-0"  # its clock may have gone back; an extra round is harmless
+                await asyncio.sleep(backoff_s(attempt))
+                attempt += 1
+
+    async def _read(self) -> None:
+        positions = (f"{tail.position}-0" for tail in self._tails.values())
+        streams = (self._wake_key, *self._tails, self._wake_id, *positions)
+        # On a connection not known to work, do not block: whoever waits for `connected` should not wait for BLOCK_MS.
+        block = ("BLOCK", BLOCK_MS) if self.connected else ()
+        self._in_read = True
+        reach("gateway.before_read")
+        try:
+            answer = await self._reading.ask("XREAD", "COUNT", READ_COUNT, *block, "STREAMS", *streams)
+        finally:
+            self._in_read = False
+        reach("gateway.after_read")
+        for key, entries in cast(list[tuple[bytes, list[_RawEntry]]], answer or []):
+            if key == self._wake_key.encode():
+                self._wake_id = entries[-1][0].decode()
+            elif tail := self._tails.get(key):
+                self._deliver(key, tail, entries)
+
+    def _deliver(self, key: bytes, tail: _Tail, entries: list[_RawEntry]) -> None:
+        for entry_id, fields in entries:
+            try:
+                named = dict(zip(fields[::2], fields[1::2], strict=True))
+                found = decode_log_entry(entry_id, named, after=tail.position)
+            except WireError as error:
+                logs.get().error("LOG_ENTRY_UNREADABLE", request_id=tail.request, error=str(error))
+                found = [EndEntry(tail.position + 1, "error", {"error": str(error), "code": "wire"}, (), "")]
+            for entry in found:
+                tail.position = entry.position
+                ended = isinstance(entry, EndEntry)
+                if ended:
+                    self._tails.pop(key, None)
+                tail.sink(entry)
+                if ended:
+                    return
+
+    async def _wake_for_ever(self) -> None:
+        while True:
+            await self._news.wait()
+            self._news.clear()
+            pipeline = self._client.pipeline(transaction=False)
+            pipeline.xadd(self._wake_key, {"w": ""}, maxlen=1, approximate=False)
+            pipeline.expire(self._wake_key, WAKE_TTL_S)
+            try:
+                await pipeline.execute()
+            except RedisTrouble:
+                self._metrics.redis_errors.inc()  # the read ends by itself within BLOCK_MS

@@ -1,0 +1,57 @@
+"""Server-sent events, and answering a client that may leave at any time."""
+
+import asyncio
+from collections.abc import AsyncIterator, Coroutine
+from typing import Any, TypeVar
+
+from fastapi import Request
+from starlette.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+from blockrelay_gateway.http.errors import to_json
+from blockrelay_gateway.streaming.readers import Readers
+
+T = TypeVar("T")
+#: Milliseconds that an EventSource waits before it connects again; part of the first event.
+RETRY = b"retry: 1000\n"
+#: Without an empty line behind it: OpenAI's client takes an empty line after any `id:` for an event and fails on it.
+KEEP_ALIVE = b": keep-alive\n"
+DONE = b"data: [DONE]\n\n"
+
+
+def event(data: dict[str, Any], event_id: str | None = None) -> bytes:
+    """One event. `event_id` is what a client sends back as Last-Event-ID."""
+    head = b"" if event_id is None else b"id: " + event_id.encode() + b"\n"
+    return head + b"data: " + to_json(data) + b"\n\n"
+
+
+class EventStream(StreamingResponse):
+    """Sends events until they end or the client leaves; its readers are released in every case."""
+
+    def __init__(self, events: AsyncIterator[bytes], readers: Readers, *, request_id: str) -> None:
+        headers = {"cache-control": "no-cache", "x-accel-buffering": "no", "x-request-id": request_id}
+        headers |= readers.headers
+        super().__init__(events, media_type="text/event-stream", headers=headers)
+        self._readers = readers
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with self._readers:
+            await super().__call__(scope, receive, send)
+
+
+async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T | None:
+    """The result of `work`, or None when the client left before it was there (`work` is then cancelled)."""
+    working = asyncio.ensure_future(work)
+    leaving = asyncio.ensure_future(_gone(request))
+    try:
+        await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
+        return working.result() if working.done() else None
+    finally:
+        for task in (working, leaving):
+            task.cancel()
+        await asyncio.gather(working, leaving, return_exceptions=True)
+
+
+async def _gone(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,1 @@
+"""`blockrelay bench`."""

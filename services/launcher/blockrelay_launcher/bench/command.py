@@ -1,0 +1,268 @@
+"""`blockrelay bench`: the speed through the gateway and in process, in alternating rounds, and their ratio."""
+
+import contextlib
+import json
+import random
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from blockrelay.block_folder.folder import BlockFolder, open_block_folder
+from blockrelay.errors import UsageError
+from blockrelay.settings import WorkerSettings
+from blockrelay_launcher.bench.figures import Round, figures, random_prompts, ratio
+from blockrelay_launcher.bench.machine import describe_machine
+from blockrelay_launcher.bench.memory import PAGE_TOKENS, Scales
+from blockrelay_launcher.bench.targets import GatewaySide, InProcessSide, check_gateway, in_process
+from blockrelay_launcher.demo import running_up
+from blockrelay_launcher.supervisor.service_specs import cores
+
+#: What follows the shared prefix, and how many tokens such a request asks for.
+OWN_TOKENS, PREFIX_NEW = 16, 2
+#: New tokens of the unmeasured round before the measured ones.
+WARM_UP_NEW = 4
+#: Columns that the tables need.
+SHOWN_WIDTH = 108
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchOptions:
+    """The options of `blockrelay bench`. `url` None starts an `up` of its own with `stages` and `threads`."""
+
+    model: Path
+    url: str | None = None
+    requests: tuple[int, ...] = (1, 4, 16)
+    prompts: tuple[int, ...] = (128,)
+    new: int = 64
+    rounds: int = 3
+    stages: int = 1
+    threads: int | None = None
+    in_process: bool = True
+    speculation: bool = False
+    prefix: int = 0
+    memory: bool = False
+
+    def check(self, folder: BlockFolder) -> None:
+        """Raises UsageError for what cannot be measured on this model."""
+        if min(self.requests, default=0) < 1:
+            raise UsageError("--requests must be at least 1")
+        if min(self.prompts, default=0) < 1:
+            raise UsageError("--prompt must be at least 1 token")
+        if self.new < 2:
+            raise UsageError("--new must be at least 2: the time between tokens is measured")
+        context = folder.model.max_position
+        longest = max(*self.prompts, 1) + self.new
+        if longest > context:
+            raise UsageError(f"--prompt and --new make {longest} tokens, but the model's context is {context}")
+        if self.prefix and self.prefix + OWN_TOKENS + PREFIX_NEW > context:
+            raise UsageError(
+                f"--prefix {self.prefix} and {OWN_TOKENS + PREFIX_NEW} more tokens exceed the context of {context}"
+            )
+        if not 1 <= self.stages <= folder.model.blocks:
+            raise UsageError(f"--stages is {self.stages}, but the model has {folder.model.blocks} blocks")
+        if self.url and (self.stages > 1 or self.threads or self.memory or self.speculation):
+            raise UsageError(
+                "--stages, --threads, --speculation and --memory are for an `up` of its own, not for --url"
+            )
+
+    @property
+    def worker_threads(self) -> int:
+        """Threads of each worker, as `up` chooses them."""
+        return self.threads or cores()
+
+
+def run_bench(options: BenchOptions, *, as_json: bool) -> int:
+    """Measure and print; the exit code. Raises UsageError, BlockFolderError, ServiceUnavailable."""
+    folder = open_block_folder(options.model, blocks=[])
+    options.check(folder)
+    if options.url:
+        check_gateway(options.url, folder.model.name)
+    report = _measure(options, folder)
+    if as_json:
+        sys.stdout.write(json.dumps(report) + "\n")
+    else:
+        show(report)
+    return 0
+
+
+def _measure(options: BenchOptions, folder: BlockFolder) -> dict[str, Any]:
+    """The whole report."""
+    report: dict[str, Any] = {
+        "gateway": [],
+        "in_process": [],
+        "ratio": [],
+        "model": folder.model.name,
+        "precision": folder.manifest.precision,
+        "options": {
+            "stages": None if options.url else options.stages,
+            "threads": None if options.url else options.worker_threads,
+            "rounds": options.rounds,
+            "speculation": options.speculation,
+        },
+        "machine": describe_machine(),
+    }
+    dice = random.Random(time.time_ns())
+    if options.memory:
+        report["memory"] = _weigh(options, folder, dice)
+    with contextlib.ExitStack() as stack:
+        url = options.url or stack.enter_context(_own_up(options))
+        gateway = GatewaySide(url, folder.model.name)
+        stack.callback(gateway.close)
+        direct = stack.enter_context(_own_process(options)) if options.in_process else None
+        cases = [
+            _Case(_Prompts(dice, folder.model.vocab_size, requests, prompt))
+            for prompt in options.prompts
+            for requests in options.requests
+        ]
+        _compare(report, gateway, direct, cases, options)
+        if options.prefix:
+            report["prefix"] = _shared_prefix(gateway, options, dice, folder.model.vocab_size)
+    return report
+
+
+@dataclass(frozen=True, slots=True)
+class _Prompts:
+    """Fresh ones for every round, the same for both sides."""
+
+    dice: random.Random
+    vocab_size: int
+    requests: int
+    length: int
+
+    def draw(self) -> list[list[int]]:
+        return random_prompts(self.dice, self.vocab_size, self.requests, self.length)
+
+
+@dataclass(frozen=True, slots=True)
+class _Case:
+    """One configuration and its rounds on both sides."""
+
+    prompts: _Prompts
+    through: list[Round] = field(default_factory=list[Round])
+    inside: list[Round] = field(default_factory=list[Round])
+
+
+def _compare(
+    report: dict[str, Any],
+    gateway: GatewaySide,
+    direct: InProcessSide | None,
+    cases: Sequence[_Case],
+    options: BenchOptions,
+) -> None:
+    """All configurations in turns, each on both sides, so that they meet the same moods of the machine."""
+    for number in range(-1, options.rounds):
+        for case in cases:
+            drawn = case.prompts.draw()
+            new = options.new if number >= 0 else min(options.new, WARM_UP_NEW)
+            one = gateway.round(drawn, new)
+            other = direct.round(drawn, new) if direct else None
+            if number >= 0:
+                case.through.append(one)
+                case.inside.extend([other] if other else [])
+    for case in cases:
+        length = case.prompts.length
+        report["gateway"].append(figures(case.through, prompt=length))
+        if case.inside:
+            report["in_process"].append(figures(case.inside, prompt=length))
+            report["ratio"].append(ratio(case.through, case.inside, prompt=length))
+
+
+def _shared_prefix(gateway: GatewaySide, options: BenchOptions, dice: random.Random, vocab_size: int) -> dict[str, Any]:
+    """Time to first token of two requests, one after the other, that begin with the same tokens; medians."""
+    first, second = list[float](), list[float]()
+    for _ in range(options.rounds):
+        [prefix] = random_prompts(dice, vocab_size, 1, options.prefix)
+        for times in (first, second):
+            [own] = random_prompts(dice, vocab_size, 1, OWN_TOKENS)
+            times.append(gateway.round([prefix + own], PREFIX_NEW).prefill_s)
+    ratios = [b / a for a, b in zip(first, second, strict=True)]
+    return {
+        "tokens": options.prefix,
+        "own_tokens": OWN_TOKENS,
+        "first_ttft_ms": round(1000 * statistics.median(first), 3),
+        "second_ttft_ms": round(1000 * statistics.median(second), 3),
+        "ratio": round(statistics.median(ratios), 4),
+    }
+
+
+def _weigh(options: BenchOptions, folder: BlockFolder, dice: random.Random) -> dict[str, Any]:
+    """Start an `up`, run the largest round once, and weigh the workers meanwhile."""
+    started = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="blockrelay-") as data, _own_up(options, data=Path(data)) as url:
+        ready_s = time.monotonic() - started
+        scales, gateway = Scales(folder, Path(data)), GatewaySide(url, folder.model.name)
+        prompts = random_prompts(dice, folder.model.vocab_size, max(options.requests), max(options.prompts))
+        scales.start()
+        try:
+            gateway.round(prompts, options.new)
+        finally:
+            weights = scales.stop()
+            gateway.close()
+    return {
+        "requests": max(options.requests),
+        "prompt": max(options.prompts),
+        "ready_s": round(ready_s, 2),
+        "workers": [weight.entry() for weight in weights],
+    }
+
+
+def _own_up(options: BenchOptions, data: Path | None = None) -> contextlib.AbstractContextManager[str]:
+    arguments = ["--threads", str(options.worker_threads)]
+    arguments += ["--speculation" if options.speculation else "--no-speculation"]
+    if data is not None:
+        arguments += ["--data", str(data)]
+    return running_up(options.model.absolute(), options.stages, *arguments)
+
+
+@contextlib.contextmanager
+def _own_process(options: BenchOptions) -> Iterator[InProcessSide]:
+    """One stage with as many threads as all workers have together, at most the cores."""
+    threads = min(options.worker_threads * options.stages, cores()) if not options.url else cores()
+    pages = max(options.requests) * -(-(max(options.prompts) + options.new) // PAGE_TOKENS)
+    with in_process(options.model.absolute(), threads=threads, max_rows=WorkerSettings().max_rows, pages=pages) as side:
+        yield side
+
+
+def show(report: dict[str, Any], console: Console | None = None) -> None:
+    """Tables for people."""
+    console = console or Console()
+    console.width = max(console.width, SHOWN_WIDTH)
+    machine, options = report["machine"], report["options"]
+    console.print(f"{machine['cpu']}, {machine['cores']} cores, {machine['memory_gib']} GiB, {machine['system']}")
+    if options["stages"]:
+        console.print(f"{options['stages']} stages, {options['threads']} threads each")
+    table = Table(title=f"{report['model']}, {report['precision']}; times in ms")
+    for column in ("side", "requests", "prompt", "decode tok/s", "prefill", "first token", "next", "p99", "client CPU"):
+        table.add_column(column, no_wrap=True, justify="left" if column == "side" else "right")
+    for side, name in (("gateway", "gateway"), ("in_process", "in process")):
+        for entry in report[side]:
+            cpu = f"{100 * entry['client_cpu_share']:.1f} %" if "client_cpu_share" in entry else ""
+            keys = ("decode_tok_s", "prefill_ms", "ttft_ms_p50", "itl_ms_p50", "itl_ms_p99")
+            shown = (f"{entry[key]:.1f}" for key in keys)
+            table.add_row(name, str(entry["requests"]), str(entry["prompt"]), *shown, cpu)
+    for entry in report["ratio"]:
+        shown = (f"{entry['decode']:.3f}", f"{entry['prefill']:.3f}")
+        table.add_row("ratio", str(entry["requests"]), str(entry["prompt"]), *shown)
+    console.print(table)
+    if prefix := report.get("prefix"):
+        console.print(
+            f"shared prefix of {prefix['tokens']} tokens: first token after {prefix['first_ttft_ms']:.0f} ms, "
+            f"then after {prefix['second_ttft_ms']:.0f} ms ({prefix['ratio']:.3f} of it)"
+        )
+    if memory := report.get("memory"):
+        console.print(f"ready after {memory['ready_s']} s")
+        for worker in memory["workers"]:
+            mb = {name: f"{value / 1e6:.0f} MB" for name, value in worker.items() if name not in ("worker", "ratio")}
+            console.print(
+                f"worker of stage {worker['stage']}: {mb['rss_anon']} anonymous and {mb['rss_shmem']} shared memory, "
+                f"{worker['ratio']:.3f} of its weights ({mb['weights']}) and KV in use ({mb['kv']}); "
+                f"peak {mb['peak_rss']} with mapped files"
+            )

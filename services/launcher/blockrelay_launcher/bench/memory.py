@@ -1,0 +1,118 @@
+"""What the workers of an `up` weigh while they serve: their own memory against what they must hold."""
+
+import re
+import threading
+import urllib.request
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from blockrelay.block_folder.folder import BlockFolder
+from blockrelay.block_folder.manifest import Manifest
+from blockrelay.settings import Settings
+from blockrelay_launcher.cli.status import CellAddress, read_status
+from blockrelay_launcher.supervisor.data_folder import read_running
+
+PAGE_TOKENS = 16
+SAMPLE_EVERY_S = 0.25
+_PAGES_USED = re.compile(r"^blockrelay_kv_pages_used (\S+)$", re.M)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Weight:
+    """One worker at one moment. Bytes. `own` is RssAnon + RssShmem: mapped files (page cache) are not counted."""
+
+    worker: str
+    stage: int
+    rss_anon: int
+    rss_shmem: int
+    rss_file: int
+    peak_rss: int
+    weights: int
+    kv: int
+
+    @property
+    def own(self) -> int:
+        return self.rss_anon + self.rss_shmem
+
+    @property
+    def ratio(self) -> float:
+        return self.own / (self.weights + self.kv)
+
+    def entry(self) -> dict[str, Any]:
+        """As the report shows it."""
+        fields = {name: getattr(self, name) for name in Weight.__dataclass_fields__}
+        return {**fields, "ratio": round(self.ratio, 3)}
+
+
+def weight_bytes(manifest: Manifest, first: int, last: int) -> int:
+    """Bytes of the tensors of blocks `first` to `last`."""
+    return sum(spec.nbytes for b in range(first, last + 1) for spec in manifest.block(b).tensors.values())
+
+
+def page_bytes(manifest: Manifest, first: int, last: int) -> int:
+    """Bytes of one KV page in all layers of a stage."""
+    model = manifest.model
+    layers = min(last, model.layers) - first + 1
+    item = 4 if manifest.precision == "fp32" else 2
+    return 2 * layers * model.kv_heads * model.head_dim * PAGE_TOKENS * item
+
+
+def parse_status(text: str) -> dict[str, int]:
+    """`/proc/PID/status`: the sizes in it, in bytes."""
+    found = re.findall(r"^(\w+):\s+(\d+) kB$", text, re.M)
+    return {name: int(kib) * 1024 for name, kib in found}
+
+
+def weigh(folder: BlockFolder, data: Path) -> list[Weight]:
+    """Every ready worker of the `up` on `data`, as it is now."""
+    running = read_running(data)
+    cell = CellAddress(running.redis_url, Settings(cell=running.cell))
+    workers: list[dict[str, Any]] = read_status(cell)["models"][folder.manifest.model_hash[:16]]["workers"]
+    return [_weigh_one(folder.manifest, worker) for worker in workers if worker["state"] == "ready"]
+
+
+def _weigh_one(manifest: Manifest, worker: dict[str, Any]) -> Weight:
+    first, last = worker["first"], worker["last"]
+    with urllib.request.urlopen(f"http://{worker['host']}:{worker['port']}/metrics", timeout=5) as answer:
+        used = _PAGES_USED.search(answer.read().decode())
+    memory = parse_status(Path(f"/proc/{worker['pid']}/status").read_text())
+    return Weight(
+        worker=worker["id"],
+        stage=worker["stage"],
+        rss_anon=memory["RssAnon"],
+        rss_shmem=memory["RssShmem"],
+        rss_file=memory["RssFile"],
+        peak_rss=memory["VmHWM"],
+        weights=weight_bytes(manifest, first, last),
+        kv=round(float(used.group(1)) if used else 0) * page_bytes(manifest, first, last),
+    )
+
+
+class Scales(threading.Thread):
+    """Weighs the workers again and again while requests run; `heaviest` is each worker with the most KV in use."""
+
+    def __init__(self, folder: BlockFolder, data: Path) -> None:
+        super().__init__(name="scales", daemon=True)
+        self._folder, self._data, self._done = folder, data, threading.Event()
+        self._seen: list[Weight] = []
+
+    def run(self) -> None:
+        while not self._done.wait(SAMPLE_EVERY_S):
+            self._seen += weigh(self._folder, self._data)
+
+    def stop(self) -> list[Weight]:
+        """End, and say how heavy each worker was when it had the most KV pages in use."""
+        self._done.set()
+        self.join()
+        return heaviest(self._seen or weigh(self._folder, self._data))
+
+
+def heaviest(seen: Sequence[Weight]) -> list[Weight]:
+    """Of each worker the weighing with the most KV, the last of equals; in order of stages."""
+    best: dict[str, Weight] = {}
+    for one in seen:
+        if one.worker not in best or one.kv >= best[one.worker].kv:
+            best[one.worker] = one
+    return sorted(best.values(), key=lambda w: (w.stage, w.worker))

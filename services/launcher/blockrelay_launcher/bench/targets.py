@@ -1,0 +1,165 @@
+"""The two sides that `blockrelay bench` measures: a gateway over HTTP, and the executor in a process of its own."""
+
+import asyncio
+import contextlib
+import json
+import re
+import signal
+import ssl
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+
+from blockrelay.errors import ServiceUnavailable, UsageError
+from blockrelay_launcher.bench.figures import Round
+from blockrelay_launcher.supervisor.child_process import die_with_parent
+
+#: What the client looks for in the stream. It parses no JSON: its CPU time is taken from the workers' cores.
+_TOKENS, _ERROR = re.compile(rb'"token_ids":\[(\d[^\]]*)\]'), re.compile(rb'^(?:event: error|data: \{"error")', re.M)
+#: Longest round, in seconds.
+PATIENCE_S = 600.0
+
+
+class GatewaySide:
+    """Streams completions from the gateway at `url`, a connection for each. Close it."""
+
+    def __init__(self, url: str, model: str) -> None:
+        self._model = model
+        self._runner = asyncio.Runner()
+        parts = urlsplit(url)
+        self._host, self._tls = parts.hostname or "", parts.scheme == "https"
+        self._port = parts.port or (443 if self._tls else 80)
+        self._head = (
+            f"POST {parts.path.rstrip('/')}/v1/completions HTTP/1.1\r\nhost: {parts.netloc}\r\nconnection: close\r\n"
+            "content-type: application/json\r\ncontent-length: "
+        )
+
+    def round(self, prompts: Sequence[Sequence[int]], new: int) -> Round:
+        """All prompts at once, each until it has `new` tokens. Raises ServiceUnavailable when one is not answered."""
+        bodies = [self._body(prompt, new) for prompt in prompts]
+        return self._runner.run(self._round(bodies, new))
+
+    def close(self) -> None:
+        self._runner.close()
+
+    def _body(self, prompt: Sequence[int], new: int) -> bytes:
+        fields = {
+            "model": self._model, "prompt": list(prompt), "max_tokens": new, "temperature": 0, "ignore_eos": True,
+            "stream": True, "return_token_ids": True,
+        }  # fmt: skip
+        return json.dumps(fields).encode()
+
+    async def _round(self, bodies: Sequence[bytes], new: int) -> Round:
+        cpu, sent = time.process_time(), time.monotonic()
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                tokens = await asyncio.gather(*(self._stream(body) for body in bodies))
+        except (OSError, TimeoutError) as error:
+            raise ServiceUnavailable(f"the gateway did not answer to the end ({error!r})") from error
+        spent = time.process_time() - cpu
+        for came in tokens:
+            if len(came) != new:
+                raise ServiceUnavailable(f"an answer ended after {len(came)} of {new} tokens")
+        return Round(sent, tokens, client_cpu_s=spent)
+
+    async def _stream(self, body: bytes) -> list[float]:
+        """When each token came."""
+        loop, answer = asyncio.get_running_loop(), _Answer()
+        transport, _ = await loop.create_connection(
+            lambda: answer, self._host, self._port, ssl=ssl.create_default_context() if self._tls else None
+        )
+        transport.write(f"{self._head}{len(body)}\r\n\r\n".encode() + body)
+        try:
+            await answer.ended
+        finally:
+            transport.abort()
+        return answer.came
+
+
+class _Answer(asyncio.Protocol):
+    """One streamed answer, read as it comes: whatever a client does for a token, the workers' cores do not.
+
+    No HTTP is parsed but the status. Every chunk of the gateway holds whole events, so that an event is never cut.
+    """
+
+    def __init__(self) -> None:
+        self.came: list[float] = []  # when each token came
+        self.ended = asyncio.get_running_loop().create_future()
+        self._rest = b""
+
+    def data_received(self, data: bytes) -> None:
+        now = time.monotonic()
+        if not self.came and not self._rest and not data.startswith(b"HTTP/1.1 200 "):
+            return self._fail(f"the gateway answered {data[:400]!r}")
+        events, _, self._rest = (self._rest + data).rpartition(b"\n\n")
+        for found in _TOKENS.finditer(events):
+            self.came.extend([now] * (1 + found.group(1).count(b",")))
+        if _ERROR.search(events):
+            return self._fail(f"an answer ended with an error: {events[:300]!r}")
+        return None
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if not self.ended.done():
+            self.ended.set_result(None)
+
+    def _fail(self, why: str) -> None:
+        if not self.ended.done():
+            self.ended.set_exception(ServiceUnavailable(why))
+
+
+def check_gateway(url: str, model: str) -> None:
+    """Raises UsageError unless a gateway at `url` serves `model`."""
+    try:
+        answer = httpx.get(f"{url}/v1/models", timeout=10)
+        served = [entry["id"] for entry in answer.raise_for_status().json()["data"]]
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError, TypeError) as error:
+        raise UsageError(f"--url {url}: no gateway answers there ({error})") from error
+    if model not in served:
+        raise UsageError(f"--url {url} serves {', '.join(served)}, and --model is {model}")
+
+
+class InProcessSide:
+    """The executor's loop in one process, with `threads` threads and no service."""
+
+    def __init__(self, process: "subprocess.Popen[str]") -> None:
+        self._process = process
+        if self._read() != "ready":
+            raise ServiceUnavailable(f"the measured process ended with code {process.wait()} before it was ready")
+
+    def round(self, prompts: Sequence[Sequence[int]], new: int) -> Round:
+        """All prompts at once, each until it has `new` tokens."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps({"prompts": prompts, "new": new}) + "\n")
+        self._process.stdin.flush()
+        answer: Any = json.loads(self._read())
+        return Round(answer["sent"], answer["tokens"])
+
+    def _read(self) -> str:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise ServiceUnavailable(f"the measured process ended with code {self._process.wait()}")
+        return line.rstrip("\n")
+
+
+@contextlib.contextmanager
+def in_process(model: Path, *, threads: int, max_rows: int, pages: int) -> Iterator[InProcessSide]:
+    """The side, loaded; its process ends with the block. `pages` KV pages hold the largest round."""
+    argv = [sys.executable, "-P", "-m", "blockrelay_worker.offline.bench", "--model", str(model)]
+    with subprocess.Popen(
+        [*argv, "--threads", str(threads), "--max-rows", str(max_rows), "--pages", str(pages)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        preexec_fn=die_with_parent(signal.SIGKILL),
+    ) as process:
+        try:
+            yield InProcessSide(process)
+        finally:
+            process.kill()

@@ -1,0 +1,1 @@
+"""The `blockrelay` command."""

@@ -1,0 +1,189 @@
+"""`blockrelay dead-letters`: what killed its workers or could not be computed; list, show, replay, remove."""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated, Any, cast
+
+import redis
+import typer
+from rich.console import Console
+from rich.table import Column, Table
+
+from blockrelay.block_folder.folder import open_block_folder
+from blockrelay.errors import UsageError, WireError
+from blockrelay.protocol.keys import Keys
+from blockrelay.protocol.messages import RequestBody
+from blockrelay_launcher.cli.status import CellAddress, connected, find_cell, own_id
+
+app = typer.Typer(
+    name="dead-letters", no_args_is_help=True, help="Requests that could not be computed: list, show, replay, remove."
+)
+
+Letter = Annotated[str, typer.Argument(metavar="ID", help="req-..., cmpl-... or chatcmpl-...")]
+RedisUrl = Annotated[str | None, typer.Option("--redis", metavar="URL", help="Control Redis of the cell.")]
+Data = Annotated[Path | None, typer.Option("--data", metavar="DIR", help="Data folder of a running `blockrelay up`.")]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeadLetter:
+    """One entry of the stream. `committed` tokens were in the log when it failed; `body` is an encoded RequestBody."""
+
+    entry: str
+    request: str
+    why: str
+    error: str
+    committed: int
+    model: str
+    numerics: str
+    body: bytes
+
+    @property
+    def when(self) -> datetime:
+        return datetime.fromtimestamp(int(self.entry.partition("-")[0]) / 1000).astimezone()
+
+    def summary(self) -> dict[str, Any]:
+        """Without the prompt, which is its sender's."""
+        found: dict[str, Any] = {
+            "id": self.request,
+            "when": self.when.isoformat(timespec="seconds"),
+            "why": self.why,
+            "error": self.error,
+            "committed": self.committed,
+            "model": self.model,
+            "numerics_id": self.numerics,
+        }
+        try:
+            body = RequestBody.decode(self.body)
+        except WireError as error:
+            return found | {"prompt_tokens": None, "unreadable": str(error)}
+        return found | {
+            "prompt_tokens": int(body.prompt.size),
+            "params": body.params,
+            "tensor_step": body.logits != "none",
+        }
+
+
+def read_letters(client: redis.Redis, keys: Keys) -> list[DeadLetter]:
+    """Oldest first."""
+
+    def text(fields: dict[bytes, bytes], name: bytes) -> str:
+        return fields.get(name, b"").decode("utf-8", "replace")
+
+    return [
+        DeadLetter(
+            entry=entry.decode(),
+            request=text(fields, b"r"),
+            why=text(fields, b"why"),
+            error=text(fields, b"error"),
+            committed=int(fields[b"n"]),
+            model=text(fields, b"model"),
+            numerics=text(fields, b"numerics"),
+            body=fields[b"body"],
+        )
+        for entry, fields in cast(Any, client.xrange(keys.dead_letters))
+    ]
+
+
+def _find(cell: CellAddress, request: str) -> DeadLetter:
+    with connected(cell) as client:
+        letters = [one for one in read_letters(client, cell.keys) if one.request == own_id(request)]
+    if not letters:
+        raise UsageError(f"there is no dead letter of {request} (blockrelay dead-letters list)")
+    return letters[-1]
+
+
+@app.command("list")
+def show_all(
+    redis: RedisUrl = None,
+    data: Data = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON array instead of a table.")] = False,
+) -> None:
+    """All dead letters, oldest first."""
+    cell = find_cell(redis, data)
+    with connected(cell) as client:
+        letters = read_letters(client, cell.keys)
+    if as_json:
+        typer.echo(json.dumps([one.summary() for one in letters], indent=1))
+    elif not letters:
+        typer.echo("no dead letters")
+    else:
+        table = Table(Column("id", no_wrap=True), "when", "why", "prompt", "committed")
+        for one in letters:
+            found = one.summary()
+            when = one.when.strftime("%Y-%m-%d %H:%M:%S")
+            table.add_row(one.request, when, one.why, f"{found['prompt_tokens'] or '?'} tokens", str(one.committed))
+        Console(soft_wrap=True).print(table)
+
+
+@app.command("show")
+def show_one(
+    request: Letter,
+    redis: RedisUrl = None,
+    data: Data = None,
+    prompt: Annotated[bool, typer.Option("--prompt", help="Its prompt too, as token ids.")] = False,
+) -> None:
+    """Everything that is known of one, as JSON."""
+    letter = _find(find_cell(redis, data), request)
+    found = letter.summary()
+    if prompt:
+        found["prompt"] = RequestBody.decode(letter.body).prompt.tolist()
+    typer.echo(json.dumps(found, indent=1))
+
+
+@app.command("replay")
+def replay(
+    request: Letter,
+    redis: RedisUrl = None,
+    data: Data = None,
+    model: Annotated[Path | None, typer.Option(help="Block folder; default: BLOCKRELAY_MODEL.")] = None,
+) -> None:
+    """Run it alone in a process of its own, off-line, and tell what happens. Exit code 1 when it fails again."""
+    cell = find_cell(redis, data)
+    letter, folder = _find(cell, request), (model or cell.settings.model).absolute()
+    if open_block_folder(folder, blocks=[]).manifest.model_hash[:16] != letter.model:
+        raise UsageError(f"{letter.request} was for another model than {folder}: choose it with --model")
+    typer.echo(f"{letter.request}: {letter.why}, {letter.committed} tokens were committed. Now alone:")
+    sys.stdout.flush()
+    argv = [
+        sys.executable,
+        "-P",
+        "-m",
+        "blockrelay_worker.offline.replay",
+        "--model",
+        str(folder),
+        "--request",
+        letter.request,
+    ]
+    code = subprocess.run(argv, input=letter.body, check=False, env=os.environ.copy()).returncode
+    if code < 0:
+        typer.echo(f"\nthe process was killed by signal {-code}: it kills its worker")
+    elif code:
+        typer.echo(f"\nthe process ended with code {code}")
+    else:
+        typer.echo("nothing failed here")
+    raise typer.Exit(1 if code else 0)
+
+
+@app.command("remove")
+def remove(
+    request: Annotated[str | None, typer.Argument(metavar="ID")] = None,
+    redis: RedisUrl = None,
+    data: Data = None,
+    everything: Annotated[bool, typer.Option("--all", help="All of them.")] = False,
+) -> None:
+    """Forget one, or all."""
+    if (request is None) != everything:
+        raise UsageError("give an ID or --all")
+    cell = find_cell(redis, data)
+    entries = [] if request is None else [_find(cell, request).entry]
+    with connected(cell) as client:
+        if request is None:
+            entries = [one.entry for one in read_letters(client, cell.keys)]
+        if entries:
+            client.xdel(cell.keys.dead_letters, *entries)
+    typer.echo(f"{len(entries)} removed")

@@ -1,0 +1,290 @@
+"""The `blockrelay` command. Exit codes: 0 done, 1 something failed, 2 asked for something impossible."""
+
+import importlib.util
+import json
+import os
+import sys
+from importlib.metadata import version
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import typer
+from pydantic import ValidationError
+from typer.exceptions import TyperException
+
+from blockrelay.errors import BlockFolderError, BlockrelayError, UsageError
+from blockrelay.settings import BUNDLED_MODEL, check_names
+from blockrelay_launcher.bench.command import BenchOptions, run_bench
+from blockrelay_launcher.cli import api_keys, dead_letters
+from blockrelay_launcher.cli import status as cell_status
+from blockrelay_launcher.demo import run_demo
+from blockrelay_launcher.drill.command import DrillOptions, run_drill
+from blockrelay_launcher.drill.faults import parse_kinds, parse_roles
+from blockrelay_launcher.supervisor.embedded_redis import Fsync
+from blockrelay_launcher.supervisor.service_specs import UpOptions
+from blockrelay_launcher.supervisor.up import up
+
+app = typer.Typer(
+    name="blockrelay", add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)  # fmt: skip
+
+app.add_typer(api_keys.app)
+app.add_typer(dead_letters.app)
+
+Model = Annotated[Path, typer.Option("--model", help="Block folder to serve (see: blockrelay convert).")]
+RedisUrl = Annotated[
+    str | None, typer.Option("--redis", metavar="URL", help="Control Redis: redis://HOST:PORT/DB or unix://PATH.")
+]
+Data = Annotated[Path | None, typer.Option("--data", metavar="DIR", help="Data folder of a running `blockrelay up`.")]
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"blockrelay {version('blockrelay')}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    shown: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_show_version, help="Show the version and end.")
+    ] = False,
+) -> None:
+    """Serves Llama-family models on the CPUs and GPUs people already have."""
+    check_names(os.environ)
+
+
+@app.command("up")
+def start(
+    model: Model = BUNDLED_MODEL,
+    stages: Annotated[int, typer.Option(min=1, help="Cut the model into so many stages.")] = 1,
+    replicas: Annotated[int, typer.Option(min=1, help="CPU workers per stage.")] = 1,
+    gpu_workers: Annotated[int, typer.Option(min=0, help="Workers with --device gpu, besides those.")] = 0,
+    gateways: Annotated[int, typer.Option(min=1, help="Gateways, on consecutive ports: clients go on at another.")] = 1,
+    schedulers: Annotated[int, typer.Option(min=1, help="Schedulers: any one of them is enough.")] = 1,
+    inject_fault: Annotated[
+        int | None, typer.Option(min=0, metavar="N", help="Every GPU worker fails after N jobs (tests, demos).")
+    ] = None,
+    host: Annotated[str, typer.Option(help="Address the gateway listens on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port of the first gateway; 0 picks a free one.")] = 8000,
+    redis: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="Control Redis to use instead of an embedded one (AOF, fsync always)."),
+    ] = None,
+    payload_redis: Annotated[
+        str | None, typer.Option(metavar="URL", help="Redis for rows, without AOF; default: that of --redis.")
+    ] = None,
+    fsync: Annotated[
+        Fsync,
+        typer.Option(help="When the embedded Redis is on disk; everysec: a crash loses the last 2 s."),
+    ] = "always",
+    data: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Keep what was accepted here, and go on with it the next time."),
+    ] = None,
+    threads: Annotated[
+        int | None,
+        typer.Option(min=1, help="Threads per worker; default: the cores, shared by the workers of one stage."),
+    ] = None,
+    speculation: Annotated[
+        bool, typer.Option("--speculation/--no-speculation", help="Guess repeated tokens; the text is the same.")
+    ] = True,
+    prefix_cache: Annotated[
+        bool, typer.Option("--prefix-cache/--no-prefix-cache", help="Find KV pages of known beginnings again.")
+    ] = True,
+    page_store_bytes: Annotated[
+        int | None,
+        typer.Option(
+            min=0, metavar="N", help="KV pages shared in /dev/shm; 0: none; default: an eighth of the free memory."
+        ),
+    ] = None,
+    api_keys: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Demand an API key of this file (see: blockrelay keys)."),
+    ] = None,
+    cors_origins: Annotated[
+        str | None,
+        typer.Option(metavar="URL,...", help="Other sites whose web pages may use the gateway; with API keys also *."),
+    ] = None,
+    allowed_hosts: Annotated[
+        str | None,
+        typer.Option(metavar="NAME,...", help="Names (Host) that the gateway answers to, besides localhost; *: any."),
+    ] = None,
+    verbose: Annotated[bool, typer.Option("--verbose", help="Every log line to stderr, not only errors.")] = False,
+) -> None:
+    """Start everything as local processes: Redis, scheduler, workers, gateway. Ctrl-C drains and ends them."""
+    if payload_redis and not redis:
+        raise UsageError("--payload-redis needs --redis: the embedded Redis brings its own")
+    options = UpOptions(
+        model=model.absolute(), stages=stages, replicas=replicas, gpu_workers=gpu_workers, gateways=gateways,
+        schedulers=schedulers, inject_fault=inject_fault, fsync=fsync, host=host, port=port,
+        redis_url=redis and cell_status.checked_url(redis),
+        payload_redis_url=payload_redis and cell_status.checked_url(payload_redis),
+        data=data, threads=threads, speculation=speculation, prefix_cache=prefix_cache,
+        page_store_bytes=page_store_bytes, api_keys=api_keys and api_keys.absolute(),
+        cors_origins=cors_origins, allowed_hosts=allowed_hosts, verbose=verbose,
+    )  # fmt: skip
+    raise typer.Exit(up(options))
+
+
+@app.command("status")
+def show_status(
+    redis: RedisUrl = None,
+    data: Data = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of tables.")] = False,
+) -> None:
+    """Show the plan, the workers and the queue."""
+    found = cell_status.read_status(cell_status.find_cell(redis, data))
+    typer.echo(json.dumps(found, indent=1)) if as_json else cell_status.show(found)
+
+
+@app.command("cancel")
+def cancel(
+    request: Annotated[str, typer.Argument(metavar="ID", help="req-..., cmpl-... or chatcmpl-...")],
+    redis: RedisUrl = None,
+    data: Data = None,
+) -> None:
+    """Cancel a request."""
+    typer.echo(cell_status.cancel(cell_status.find_cell(redis, data), request))
+
+
+@app.command("demo")
+def demo(
+    model: Model = BUNDLED_MODEL,
+    stages: Annotated[int, typer.Option(min=1, help="Cut the model into so many stages.")] = 3,
+    prompt: Annotated[str | None, typer.Option(help="Begin the story with this.")] = None,
+) -> None:
+    """Start everything, stream one answer to the terminal, show what it took, and end everything."""
+    raise typer.Exit(run_demo(model.absolute(), stages=stages, prompt=prompt))
+
+
+@app.command("bench")
+def bench(
+    model: Model = BUNDLED_MODEL,
+    url: Annotated[
+        str | None, typer.Option(metavar="URL", help="Measure the gateway there instead of starting an `up`.")
+    ] = None,
+    requests: Annotated[str, typer.Option(metavar="N,N", help="How many requests at once, one measurement each.")] = (
+        "1,4,16"
+    ),
+    prompt: Annotated[str, typer.Option(metavar="N,N", help="Prompt tokens, one measurement each.")] = "128",
+    new: Annotated[int, typer.Option(metavar="N", help="New tokens of each request.")] = 64,
+    rounds: Annotated[int, typer.Option(min=1, help="Measured rounds; the median counts.")] = 3,
+    stages: Annotated[int, typer.Option(min=1, help="Cut the model into so many stages.")] = 1,
+    threads: Annotated[int | None, typer.Option(min=1, help="Threads per worker; default: all cores.")] = None,
+    in_process: Annotated[
+        bool, typer.Option("--in-process/--no-in-process", help="Measure the executor alone beside the gateway.")
+    ] = True,
+    speculation: Annotated[bool, typer.Option("--speculation", help="Let workers guess tokens ahead.")] = False,
+    prefix: Annotated[
+        int, typer.Option(min=0, metavar="N", help="Also time two requests that share their first N tokens.")
+    ] = 0,
+    memory: Annotated[bool, typer.Option("--memory", help="Also weigh the workers while they serve.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of tables.")] = False,
+) -> None:
+    """Measure the speed through the gateway and in process, on random prompts, and their ratio."""
+    options = BenchOptions(
+        model=model, url=url and url.rstrip("/"), requests=_numbers(requests, "--requests"),
+        prompts=_numbers(prompt, "--prompt"), new=new, rounds=rounds, stages=stages, threads=threads,
+        in_process=in_process, speculation=speculation, prefix=prefix, memory=memory,
+    )  # fmt: skip
+    raise typer.Exit(run_bench(options, as_json=as_json))
+
+
+@app.command("drill")
+def drill(
+    model: Model = BUNDLED_MODEL,
+    minutes: Annotated[float, typer.Option(min=0.05, help="How long the system is under load.")] = 10.0,
+    kill: Annotated[
+        str, typer.Option(metavar="ROLE,ROLE", help="Whom to hurt: worker, scheduler, gateway, redis; empty: nobody.")
+    ] = "worker,scheduler,gateway,redis",
+    faults: Annotated[
+        str,
+        typer.Option(
+            metavar="KIND,KIND",
+            help="How: kill; stop (for up to 8 s); full (a Redis without room, for up to 3 s); cut (its connections).",
+        ),
+    ] = "kill,stop,full,cut",
+    every: Annotated[float, typer.Option(min=0.1, metavar="S", help="Seconds between two faults, on average.")] = 2.0,
+    upgrade: Annotated[
+        bool, typer.Option("--upgrade", help="In the middle third replace all workers by such that compute other bits.")
+    ] = False,
+    users: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Services are the Redis users of DIR/control.acl and DIR/payload.acl."),
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Of requests, victims and times; default: a new one.")] = None,
+    fsync: Annotated[Fsync, typer.Option(help="When the control Redis is on disk.")] = "always",
+    requests: Annotated[int, typer.Option(min=1, metavar="N", help="Requests at once.")] = 8,
+    stages: Annotated[int, typer.Option(min=1, help="Cut the model into so many stages.")] = 1,
+    replicas: Annotated[int, typer.Option(min=1, help="Workers per stage.")] = 2,
+    gateways: Annotated[int, typer.Option(min=1, help="Gateways; clients go on at another.")] = 2,
+    schedulers: Annotated[int, typer.Option(min=1, help="Schedulers.")] = 1,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of tables.")] = False,
+) -> None:
+    """Hurt a loaded system at random; every answer must be what it is alone."""
+    options = DrillOptions(
+        model=model.absolute(), seconds=60 * minutes, roles=parse_roles(kill), kinds=parse_kinds(faults), every_s=every,
+        seed=seed, fsync=fsync, requests=requests, stages=stages, replicas=replicas, gateways=gateways,
+        schedulers=schedulers, upgrade=upgrade, users=users,
+    )  # fmt: skip
+    raise typer.Exit(run_drill(options, as_json=as_json))
+
+
+def _numbers(text: str, option: str) -> tuple[int, ...]:
+    """`1,4,16` as numbers. Raises UsageError."""
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise UsageError(f"{option} takes whole numbers with commas between them, not {text!r}") from None
+
+
+_PASSED_ON = {"ignore_unknown_options": True, "allow_interspersed_args": False, "help_option_names": []}
+Arguments = Annotated[list[str] | None, typer.Argument(metavar="...", help="See --help of the command itself.")]
+
+
+@app.command("generate", context_settings=_PASSED_ON, add_help_option=False)
+def generate(arguments: Arguments = None) -> None:
+    """Generate text in one process, without services."""
+    _become("blockrelay_worker.offline.generate", arguments)
+
+
+@app.command("evaluate", context_settings=_PASSED_ON, add_help_option=False)
+def evaluate(arguments: Arguments = None) -> None:
+    """Measure how well a model predicts a text (perplexity), in one process."""
+    _become("blockrelay_worker.offline.evaluate", arguments)
+
+
+@app.command("convert", context_settings=_PASSED_ON, add_help_option=False)
+def convert(arguments: Arguments = None) -> None:
+    """Convert a Hugging Face checkpoint into a block folder."""
+    if missing := [name for name in ("onnx", "safetensors") if importlib.util.find_spec(name) is None]:
+        raise UsageError(f"{missing[0]} is not installed: pip install 'blockrelay[converter]'")
+    _become("blockrelay_converter", arguments)
+
+
+def _become(module: str, arguments: list[str] | None) -> NoReturn:
+    """Services do not import each other, so the command becomes the other process."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execv(sys.executable, [sys.executable, "-P", "-m", module, *(arguments or [])])
+
+
+def main() -> None:
+    """The console script: every error that we raise on purpose, and every wrong option, is one line on stderr."""
+    try:
+        sys.exit(app(standalone_mode=False))
+    except TyperException as error:
+        said = error.format_message()
+        if "\n" not in said:  # else the whole help, of a command without arguments
+            said = f"blockrelay: {said.rstrip('.')} (see blockrelay --help, blockrelay COMMAND --help)"
+        sys.stderr.write(f"{said}\n")
+        sys.exit(error.exit_code)
+    except ValidationError as error:
+        for problem in error.errors():
+            sys.stderr.write(f"BLOCKRELAY_{'_'.join(map(str, problem['loc'])).upper()}: {problem['msg']}\n")
+        sys.exit(2)
+    except BlockrelayError as error:
+        sys.stderr.write(f"blockrelay: {error}\n")
+        sys.exit(2 if isinstance(error, UsageError | BlockFolderError) else 1)

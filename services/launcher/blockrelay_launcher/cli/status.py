@@ -1,0 +1,152 @@
+"""`blockrelay status` and `blockrelay cancel`: what a cell does, read from its Redis."""
+
+import contextlib
+import re
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import redis
+from rich.console import Console
+from rich.table import Table
+
+from blockrelay.errors import RedisTrouble, RedisUnavailable, ServiceUnavailable, UsageError
+from blockrelay.protocol import transitions as calls
+from blockrelay.protocol.keys import Keys
+from blockrelay.protocol.number import check_protocol
+from blockrelay.protocol.plan import Plan, WorkerInfo, missing_stages, parse_split
+from blockrelay.redis import client as redis_link
+from blockrelay.redis import registry
+from blockrelay.settings import Settings
+from blockrelay_launcher.supervisor.data_folder import read_running
+
+_REQUEST_ID = re.compile(r"^(?:req|cmpl|chatcmpl)-([0-9a-f]{24})$")
+
+
+@dataclass(frozen=True, slots=True)
+class CellAddress:
+    """Where a cell lives."""
+
+    redis_url: str
+    settings: Settings
+
+    @property
+    def keys(self) -> Keys:
+        return Keys(self.settings.cell)
+
+
+def own_id(public: str) -> str:
+    """The id of a request as the cell knows it, for one as a client knows it."""
+    found = _REQUEST_ID.match(public)
+    return f"req-{found.group(1)}" if found else public
+
+
+def checked_url(url: str) -> str:
+    """`url`, or UsageError when it names no Redis."""
+    try:
+        redis.ConnectionPool.from_url(url)
+    except ValueError as error:
+        raise UsageError(f"{url!r} is not the URL of a Redis: {error}") from error
+    return url
+
+
+def find_cell(url: str | None, data: Path | None) -> CellAddress:
+    """The cell at `url`, of the `up` on `data`, or that of the settings. UsageError for both, or nothing running."""
+    if url and data:
+        raise UsageError("give --redis or --data, not both")
+    if data:
+        running = read_running(data)
+        return CellAddress(running.redis_url, Settings(cell=running.cell, model=Path(running.model)))
+    settings = Settings()
+    return CellAddress(checked_url(url or settings.redis_url), settings)
+
+
+@contextlib.contextmanager
+def connected(cell: CellAddress) -> Iterator[redis.Redis]:
+    """A client of the cell's Redis; ServiceUnavailable when it does not do what we ask, UsageError when the cell speaks
+    another protocol."""
+    client = redis_link.connect(cell.redis_url)
+    try:
+        check_protocol(client, cell.keys, join=False)
+        yield client
+    except RedisTrouble as error:
+        hint = ": is it running? (--redis URL or --data DIR)" if isinstance(error, RedisUnavailable) else ""
+        raise ServiceUnavailable(f"{error}{hint}") from error
+    finally:
+        client.close()
+
+
+def read_status(cell: CellAddress) -> dict[str, Any]:
+    """What `status --json` shows: in_flight, dead_letters, and per model the plan, workers, queues and gaps."""
+    keys = cell.keys
+    with connected(cell) as client:
+        prefix = keys.plan("")
+        models = sorted(cast(bytes, k).decode()[len(prefix) :] for k in client.scan_iter(f"{prefix}*", count=1000))
+        return {
+            "cell": cell.settings.cell,
+            "in_flight": client.zcard(keys.running),
+            "dead_letters": client.xlen(keys.dead_letters),
+            "models": {model: _read_model(client, keys, model) for model in models},
+        }
+
+
+def _read_model(client: redis.Redis, keys: Keys, model: str) -> dict[str, Any]:
+    plan = registry.read_plan(client, keys, model)
+    workers = registry.read_workers(client, keys, model)
+    return {
+        "plan": plan and asdict(plan),
+        "workers": [{**asdict(w), "state": _state(w, plan)} for w in workers],
+        "queue": {
+            f"{name}:{route_class}": length(key(model, route_class))
+            for name, key, length in (("jobs", keys.queue, client.zcard), ("reruns", keys.reruns, client.xlen))
+            for route_class in ("cpu", "gpu")
+        },
+        "missing": missing_stages(plan, workers),
+    }
+
+
+def _state(worker: WorkerInfo, plan: Plan | None) -> str:
+    if not worker.is_alive:
+        return "silent"
+    if worker.draining:
+        return "draining"
+    if worker.ready:
+        return "ready"
+    return "loading" if plan and worker.id in plan.assignments else "waiting for a stage"
+
+
+def show(status: dict[str, Any], console: Console | None = None) -> None:
+    """Tables for people, from `read_status`."""
+    console = console or Console()
+    if not status["models"]:
+        console.print(f"cell {status['cell']}: no plan yet, no scheduler has run here")
+    for model, found in status["models"].items():
+        plan = found["plan"]
+        table = Table("stage", "blocks", "workers", "why", title=f"plan of model {model}, epoch {plan['epoch']}")
+        for index, stage in enumerate(parse_split(plan["split"])):
+            count = sum(1 for s in plan["assignments"].values() if s == index)
+            table.add_row(str(index), f"{stage.first}-{stage.last}", str(count), plan["reasons"][index])
+        console.print(table)
+        table = Table("worker", "device", "stage", "state", "requests", "pages", "last beat", title="workers")
+        for w in found["workers"]:
+            stage = "-" if w["stage"] is None else str(w["stage"])
+            pages = f"{w['reserved']}/{w['pages']}"
+            beat = f"{w['silent_ms'] / 1000:.1f} s ago"
+            table.add_row(w["id"], w["device"], stage, w["state"], str(w["running"]), pages, beat)
+        console.print(table)
+        waiting = ", ".join(f"{name} {depth}" for name, depth in found["queue"].items() if depth) or "empty"
+        console.print(f"queue: {waiting}")
+        for gap in found["missing"]:
+            console.print(f"not ready: {gap}")
+    console.print(f"in flight: {status['in_flight']}, dead letters: {status['dead_letters']}")
+
+
+def cancel(cell: CellAddress, request: str) -> str:
+    """End a request by FINISH; says what happened. UsageError for an id that nobody knows."""
+    with connected(cell) as client:
+        scripts = redis_link.Scripts(client, cell.keys, retention_s=cell.settings.retention_s)
+        verdict = scripts.run(calls.finish(own_id(request), "cancelled"))
+    if verdict == "UNKNOWN":
+        raise UsageError(f"there is no request {request}: it never was, or its record has expired")
+    return f"{request} is cancelled" if verdict == "FINISHED" else f"{request} had already ended"

@@ -1,0 +1,1 @@
+"""A client that survives what dies."""

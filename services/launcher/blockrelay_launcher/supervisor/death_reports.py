@@ -1,0 +1,122 @@
+"""Tells the cell at once that a worker process has ended, so that its requests run again within milliseconds."""
+
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Callable
+from queue import Empty, SimpleQueue
+from typing import Any, Literal, cast
+
+from blockrelay.errors import RedisTrouble, RedisUnavailable, ServiceUnavailable
+from blockrelay.protocol import transitions as calls
+from blockrelay.protocol.keys import Keys
+from blockrelay.redis.client import Scripts, backoff_s, connect
+from blockrelay.redis.errors import SAY_EVERY_S
+from blockrelay.settings import Settings
+
+#: Of reaching Redis at the start, a few seconds in all.
+ATTEMPTS = 10
+#: How long `close` waits for a report that is under way. Seconds.
+CLOSE_S = 1.0
+
+
+class Obituaries(threading.Thread):
+    """DEAD for the workers of ended processes, beside the supervision: a Redis that does not answer, or refuses, must
+    keep no child from being started again. What cannot be reported is tried until it can be.
+
+    Their inboxes on the payload Redis are the scheduler's to delete.
+    """
+
+    def __init__(self, settings: Settings, control_url: str, say: Callable[[str], None]) -> None:
+        """`say` hears when reports have to wait: at once, then every 10 s, and when they are made."""
+        super().__init__(name="obituaries", daemon=True)
+        self._keys = Keys(settings.cell)
+        self._control = connect(control_url)
+        self._scripts = Scripts(self._control, self._keys, retention_s=settings.retention_s)
+        self._say, self._said_at = say, float("-inf")
+        self._news: SimpleQueue[int | threading.Event | None] = SimpleQueue()
+        self._over = threading.Event()
+
+    def forget_everybody(self) -> None:
+        """Nobody of an earlier `up` on the same data is left: their requests run again, and nobody is to blame.
+
+        Where Redis takes no writes, their silence will tell the scheduler. Raises ServiceUnavailable when Redis, which
+        has just answered, does not any more.
+        """
+        for attempt in range(ATTEMPTS):
+            try:
+                for worker in self._registered():
+                    self._report(worker, "forgotten")
+                return
+            except RedisUnavailable:
+                time.sleep(backoff_s(attempt))
+            except RedisTrouble as error:
+                self._say(f"the workers of the run before cannot be forgotten yet: {error}")
+                return
+        raise ServiceUnavailable("the control Redis answered, and then no more")
+
+    def add(self, pid: int) -> None:
+        """Process `pid` of this host has ended. Returns at once."""
+        self._news.put(pid)
+
+    def flush(self, timeout_s: float) -> bool:
+        """Wait until all deaths are reported. False when `timeout_s` passed first."""
+        reported = threading.Event()
+        self._news.put(reported)
+        return reported.wait(timeout_s)
+
+    def close(self) -> None:
+        """End the thread, whatever is left to report: silence tells the scheduler."""
+        self._over.set()
+        self._news.put(None)
+        if self.is_alive():
+            self.join(CLOSE_S)
+        self._control.close()
+
+    def run(self) -> None:
+        ended: set[int] = set()
+        waiting: list[threading.Event] = []
+        attempt = 0
+        while not self._over.is_set():
+            with contextlib.suppress(Empty):
+                news = self._news.get(timeout=backoff_s(attempt) if ended else None)
+                if isinstance(news, int):
+                    ended.add(news)
+                elif news is not None:
+                    waiting.append(news)
+            try:
+                self._report_all(ended)
+            except RedisTrouble as error:
+                self._wait_with(len(ended), error)
+                attempt += 1
+                continue
+            self._done(ended)
+            attempt = 0
+            for reported in waiting:
+                reported.set()
+            waiting.clear()
+
+    def _report_all(self, ended: set[int]) -> None:
+        if ended:
+            mine = tuple(f"{socket.gethostname()}:{pid}:" for pid in ended)
+            for worker in self._registered():
+                if worker.startswith(mine):
+                    self._report(worker, "death")
+
+    def _wait_with(self, count: int, error: RedisTrouble) -> None:
+        if time.monotonic() - self._said_at >= SAY_EVERY_S:
+            self._said_at = time.monotonic()
+            self._say(f"the end of {count} worker(s) cannot be reported yet: {error}")
+
+    def _done(self, ended: set[int]) -> None:
+        if ended and self._said_at > float("-inf"):
+            self._said_at = float("-inf")
+            self._say(f"the end of {len(ended)} worker(s) is reported")
+        ended.clear()
+
+    def _registered(self) -> list[str]:
+        return [worker.decode() for worker in cast(Any, self._control.zrange(self._keys.workers, 0, -1))]
+
+    def _report(self, worker: str, reason: Literal["death", "forgotten"]) -> None:
+        self._scripts.run(calls.dead(worker, silent_s=0, reason=reason))

@@ -1,0 +1,265 @@
+"""`blockrelay up`: Redis, scheduler, workers and gateway as child processes, from the first start to the drain."""
+
+import contextlib
+import os
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from blockrelay import failpoints
+from blockrelay.auth.api_keys import is_open_to_others
+from blockrelay.block_folder.folder import open_block_folder
+from blockrelay.errors import RedisTrouble, ServiceUnavailable, UsageError
+from blockrelay.exit_codes import UNUSABLE
+from blockrelay.observability import logs
+from blockrelay.protocol.keys import Keys
+from blockrelay.redis import client as redis_link
+from blockrelay.settings import GatewaySettings, Settings, WorkerSettings, read_settings
+from blockrelay_launcher.supervisor.child_process import Alarm, Child, is_worth_showing, stop_all
+from blockrelay_launcher.supervisor.data_folder import DataFolder, Running, open_data_folder
+from blockrelay_launcher.supervisor.death_reports import Obituaries
+from blockrelay_launcher.supervisor.embedded_redis import EmbeddedRedis, find_server_program, place, unplace
+from blockrelay_launcher.supervisor.ports import kept_ports
+from blockrelay_launcher.supervisor.readiness import why_not_ready
+from blockrelay_launcher.supervisor.redis_checks import warnings_about
+from blockrelay_launcher.supervisor.service_specs import (
+    Layout,
+    UpOptions,
+    gateways,
+    local_host,
+    redis_server,
+    schedulers,
+    url_host,
+    workers,
+)
+from blockrelay_launcher.supervisor.shared_page_folder import open_page_folder
+
+#: Before the first token can be produced, a child that ends this often is broken, not unlucky.
+MOST_EARLY_DEATHS = 3
+#: Seconds between two looks at `/readyz`, between two looks at the logs, between two lines about not being ready.
+LOOK_READY_S, LOOK_LOGS_S, SAY_WHY_S = 0.1, 0.5, 10.0
+#: Seconds that they may take to end; workers may drain first (`drain_s`).
+WORKERS_S, GATEWAY_S, SCHEDULER_S, REDIS_S = 7.0, 7.0, 5.0, 15.0
+#: Seconds that the reports of their ends may take then.
+REPORTS_S = 3.0
+
+
+def up(options: UpOptions) -> int:
+    """Run until SIGINT, SIGTERM or SIGHUP; the exit code. Prints `ready URL...` (of each
+    gateway) on stdout, everything else on stderr.
+
+    Raises:
+        UsageError, BlockFolderError: nothing runs.
+        ServiceUnavailable: something could not be started; what had been started was ended again.
+    """
+    settings = read_settings(Settings, ["--model", str(options.model)], program="blockrelay up")
+    if settings.failpoint:
+        logs.configure(settings.log_level, node_id="launcher")
+    failpoints.arm("launcher", settings.failpoint)
+    blocks = open_block_folder(options.model, blocks=[]).model.blocks
+    if not 1 <= options.stages <= blocks:
+        raise UsageError(f"--stages is {options.stages}, but the model has {blocks} blocks: choose 1 to {blocks}")
+    with kept_ports(options.host, options.port, options.gateways) as ports:
+        return _run(options, settings, ports)
+
+
+def _run(options: UpOptions, settings: Settings, ports: tuple[int, ...]) -> int:
+    if is_open_to_others(options.host) and not (options.api_keys or GatewaySettings().api_keys):
+        _say(f"warning: whoever reaches {options.host} may use this gateway; --api-keys FILE demands a key")
+    with (
+        Alarm() as alarm,
+        open_data_folder(options.data) as folder,
+        open_page_folder(data=folder.path) as pages,
+    ):
+        return _Up(options, settings, folder, alarm, ports, pages).run()
+
+
+def _say(line: str) -> None:
+    with contextlib.suppress(BrokenPipeError):
+        sys.stderr.write(f"{line}\n")
+        sys.stderr.flush()
+
+
+@dataclass(slots=True)
+class _Up:
+    options: UpOptions
+    settings: Settings
+    folder: DataFolder
+    alarm: Alarm
+    ports: tuple[int, ...]
+    pages: Path | None
+    embedded: list[EmbeddedRedis] = field(default_factory=list[EmbeddedRedis])
+    redis: list[Child] = field(default_factory=list[Child])
+    schedulers: list[Child] = field(default_factory=list[Child])
+    workers: list[Child] = field(default_factory=list[Child])
+    gateways: list[Child] = field(default_factory=list[Child])
+    obituaries: Obituaries | None = None
+    ready: bool = False
+    said_at: float = field(default_factory=time.monotonic)
+
+    @property
+    def children(self) -> list[Child]:
+        return [*self.redis, *self.schedulers, *self.workers, *self.gateways]
+
+    @property
+    def urls(self) -> list[str]:
+        return [f"http://{url_host(self.options.host)}:{port}" for port in self.ports]
+
+    def run(self) -> int:
+        try:
+            control, payload = self._start_redis()
+            if not self.alarm.stop_requests:
+                self._start_services(control, payload)
+            while not self.alarm.stop_requests:
+                self._supervise()
+        finally:
+            self._stop()
+        return 0
+
+    def _start_redis(self) -> tuple[str, str | None]:
+        """The URLs of the control and the payload Redis; ours, unless the user gave one."""
+        if self.options.redis_url:
+            return self.options.redis_url, self.options.payload_redis_url
+        program = find_server_program()
+        if program.warning:
+            _say(f"warning: {program.warning}")
+        for name, durable in (("control", True), ("payload", False)):
+            server = place(program, self.folder.path / name, durable=durable, fsync=self.options.fsync)
+            self.embedded.append(server)
+            self.redis.append(redis_server(f"redis-{name}", server, self.folder.logs, self.folder.lock))
+            self.redis[-1].start()
+        for server, child in zip(self.embedded, self.redis, strict=True):
+            self._wait_for(server, child)
+        return self.embedded[0].url, self.embedded[1].url
+
+    def _wait_for(self, server: EmbeddedRedis, child: Child) -> None:
+        """Until it answers; loading a long append-only file takes its time."""
+        client = redis_link.connect(server.url)
+        try:
+            while not self.alarm.stop_requests:
+                with contextlib.suppress(RedisTrouble):
+                    client.ping()
+                    return
+                if child.reap() is not None:
+                    self._show_logs()
+                    raise ServiceUnavailable(f"{child.name} does not start: {child.last_words} (see {child.log})")
+                self.alarm.wait(0.02)
+        finally:
+            client.close()
+
+    def _start_services(self, control: str, payload: str | None) -> None:
+        self.obituaries = Obituaries(self.settings, control, _say)
+        if self.embedded:
+            self.obituaries.forget_everybody()
+        self.obituaries.start()
+        layout = Layout(
+            options=self.options,
+            control_url=control,
+            payload_url=payload,
+            logs=self.folder.logs,
+            ports=self.ports,
+            pages=self.pages,
+            settings=self.folder.path / "settings",
+        )
+        self.folder.announce(
+            Running(
+                pid=os.getpid(),
+                url=self.urls[0],
+                urls=self.urls,
+                redis_url=control,
+                payload_redis_url=payload,
+                cell=self.settings.cell,
+                model=str(self.options.model),
+            )
+        )
+        self.schedulers, self.workers, self.gateways = schedulers(layout), workers(layout), gateways(layout)
+        for child in (*self.schedulers, *self.workers, *self.gateways):
+            child.start()
+        _say(f"data and logs: {self.folder.path} (blockrelay status --data {self.folder.path})")
+
+    def _supervise(self) -> None:
+        """One round: bury, restart, show, look whether everything is ready; then sleep until something happens."""
+        now = time.monotonic()
+        for child in self.children:
+            code = child.reap()
+            if code is not None:
+                self._mourn(child, code)
+        waiting = [c for c in self.children if not c.running]
+        for child in waiting:
+            if child.start_at <= now:
+                child.start()
+        self._show_logs()
+        if not self.ready:
+            self._look_ready()
+        sleep = LOOK_LOGS_S if self.ready else LOOK_READY_S
+        self.alarm.wait(max(0.0, min([sleep, *(c.start_at - now for c in waiting if not c.running)])))
+
+    def _mourn(self, child: Child, code: int) -> None:
+        self._show_logs()
+        if child in self.workers and self.obituaries:
+            self.obituaries.add(child.pid)
+        how = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
+        if not self.ready and (code == UNUSABLE or child.deaths >= MOST_EARLY_DEATHS):
+            kind = UsageError if code == UNUSABLE else ServiceUnavailable
+            raise kind(f"{child.name} {how}: {child.last_words or f'it said nothing in {child.log}'}")
+        _say(f"{child.name} {how}; starting it again")
+
+    def _look_ready(self) -> None:
+        why = "; ".join(filter(None, (why_not_ready(local_host(self.options.host), port) for port in self.ports)))
+        if not why:
+            self.ready = True
+            if self.options.redis_url:
+                carries_rows = self.options.payload_redis_url is None
+                for warning in warnings_about(self.options.redis_url, carries_rows=carries_rows):
+                    _say(warning)
+            with contextlib.suppress(BrokenPipeError):
+                sys.stdout.write(f"ready {' '.join(self.urls)}\n")
+                sys.stdout.flush()
+        elif time.monotonic() - self.said_at > SAY_WHY_S:
+            _say(f"not ready yet: {why}")
+            self.said_at = time.monotonic()
+
+    def _show_logs(self) -> None:
+        for child in self.children:
+            for line in child.new_lines():
+                if self.options.verbose or (not child.plain_log and is_worth_showing(line)):
+                    _say(f"{child.name}: {line}")
+
+    def _stop(self) -> None:
+        """Workers drain first, while Redis and the gateway still take their last tokens; Redis goes last."""
+        for group, patience_s in (
+            (self.workers, WorkerSettings().drain_s + WORKERS_S),
+            (self.gateways, GATEWAY_S),
+            (self.schedulers, SCHEDULER_S),
+            (self.redis, REDIS_S),
+        ):
+            if group is self.redis and self.embedded and self.ready:
+                self._keep_unfinished(self.embedded[0])
+            for child in stop_all(group, self.alarm, patience_s=patience_s):
+                _say(f"{child.name} did not end by itself and was killed")
+            if group is self.workers and self.obituaries:
+                for child in group:
+                    self.obituaries.add(child.pid)
+                self.obituaries.flush(REPORTS_S)
+            self._show_logs()
+        if self.obituaries:
+            self.obituaries.close()
+        for child in self.children:
+            child.close()
+        for server in self.embedded:
+            unplace(server)
+        self.folder.withdraw()
+
+    def _keep_unfinished(self, control: EmbeddedRedis) -> None:
+        """What was accepted outlives this `up`, also in a folder that nobody named."""
+        client = redis_link.connect(control.url)
+        try:
+            count: int | str = client.zcard(Keys(self.settings.cell).running)
+        except RedisTrouble as error:
+            count = f"unknown ({error})"
+        finally:
+            client.close()
+        if count:
+            self.folder.kept = True
+            _say(f"unfinished requests: {count}; `blockrelay up --data {self.folder.path}` goes on with them")

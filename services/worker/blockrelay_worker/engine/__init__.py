@@ -1,0 +1,1 @@
+"""What runs here and its next step: jobs in, batches through the executor, commits out."""

@@ -1,0 +1,163 @@
+"""How runs come to a worker: by CLAIM (first stage) or with their first rows (later stages)."""
+
+import time
+from typing import Any, Literal, cast
+
+from blockrelay.errors import WireError
+from blockrelay.observability.logs import get
+from blockrelay.protocol import transitions
+from blockrelay.protocol.ended import decode_log
+from blockrelay.protocol.messages import Claimed, ForwardSegment, NextJob, RequestBody, TokenEntry
+from blockrelay.protocol.sampling_params import SamplingParams, derive_seed
+from blockrelay_worker.engine.runs import Run, RunTable
+from blockrelay_worker.kernels.specification import PAGE
+from blockrelay_worker.lifecycle.stage_role import StageRole
+from blockrelay_worker.sampling.stop_conditions import Progress, advance
+from blockrelay_worker.transport.redis_links import Links
+
+Refusal = Literal["drop", "rerun", "later"]
+
+
+class Arrivals:
+    """Puts runs on the table. Used by the engine thread only."""
+
+    def __init__(self, role: StageRole, links: Links, table: RunTable) -> None:
+        self._role, self._links, self._table = role, links, table
+
+    def claimed(self, job: Claimed) -> Run:
+        """A run that CLAIM gave us, ready to compute what no known page holds.
+
+        Raises WireError when its body does not decode; nothing is on the table then.
+        """
+        body = job.body
+        run = self._new_run(job.request, job.run, job.route, body, job.tokens, solo=job.solo)
+        run.cold = job.cold
+        run.until = None if job.left_s is None else time.monotonic() + job.left_s
+        self._table.add(run)
+        self._table.adopt(run)
+        get().info(
+            "RUN_START",
+            request_id=job.request,
+            traceparent=body.traceparent or None,
+            run=job.run,
+            route=job.route,
+            prompt_tokens=run.prompt_length,
+            committed=len(job.tokens),
+            found=run.computed,
+        )
+        return run
+
+    def next_job(self, message: NextJob) -> bool:
+        """Tokens of a run of ours became part of the log. False when they leave a hole: RERUN."""
+        run = self._table.get(message.request, message.run)
+        if run is None:
+            return True  # the run ended meanwhile
+        known = len(run.tokens) - run.prompt_length
+        if message.position > known:
+            return False
+        run.learn(message.tokens[known - message.position :])
+        return True
+
+    def segment(self, segment: ForwardSegment) -> Run | Refusal:
+        """The run of rows that arrived, its pages grown to hold them.
+
+        "drop": a foreign run or a message seen before. "rerun": a message is missing before this one, or there is no
+        page left (pages of runs that ended are still held). "later": a tier is loading the pages before these rows.
+        """
+        run = self._table.get(segment.request, segment.run)
+        if run is None:
+            if segment.sequence != 0:
+                return "rerun" if self._is_current(segment) else "drop"
+            run = self._first_sight(segment)
+            if run is None:
+                return "drop"
+        if segment.sequence < run.expected or run.ended:
+            return "drop"
+        if run.loading:
+            return "later"
+        end = segment.position + len(segment.token_ids)
+        if segment.sequence > run.expected or segment.position > run.computed:
+            return "rerun"
+        if segment.position < run.sealed * PAGE or not self._table.grow(run, end):
+            return "rerun"
+        run.expected += 1
+        run.tokens[segment.position :] = segment.token_ids
+        return run
+
+    def _is_current(self, segment: ForwardSegment) -> bool:
+        current = self._links.again(
+            lambda: self._links.control.hget(self._links.keys.request(segment.request), "run"), "read request"
+        )
+        return cast(bytes | None, current) == segment.run.encode()
+
+    def _first_sight(self, segment: ForwardSegment) -> Run | None:
+        """Read the record and the log at one moment; None when the run is not the current one.
+
+        Also None for a request whose body or log cannot be read; it ends with an error.
+        """
+        keys, request = self._links.keys, segment.request
+
+        def read() -> Any:
+            pipeline = self._links.control.pipeline(transaction=True)
+            pipeline.hmget(keys.request(request), "run", "route", "body", "solo")
+            pipeline.xrange(keys.log(request))
+            return pipeline.execute()
+
+        (current, route, body, solo), log = self._links.again(read, "read request")
+        if current is None or current.decode() != segment.run:
+            return None
+        try:
+            entries = decode_log(log)
+            decoded = RequestBody.decode(body)
+        except WireError as error:
+            get().error("REQUEST_REFUSED", request_id=request, error=str(error))
+            meta = {"error": str(error), "code": "wire"}
+            self._links.insist(transitions.finish(request, "error", meta=meta, run=segment.run))
+            return None
+        committed = tuple(e.token for e in entries if isinstance(e, TokenEntry))
+        run = self._new_run(
+            request, segment.run, tuple(route.decode().split(",")), decoded, committed, solo=solo == b"1"
+        )
+        self._table.add(run)
+        # The first stage found pages for what lies before its first row; here they must be known too.
+        if 0 < segment.position <= run.most_found:
+            self._table.adopt(run, exactly=segment.position)
+        del run.tokens[segment.position :]  # later stages learn them with the rows
+        return run
+
+    def _new_run(
+        self,
+        request: str,
+        run: str,
+        route: tuple[str, ...],
+        body: RequestBody,
+        committed: tuple[int, ...],
+        *,
+        solo: bool,
+    ) -> Run:
+        params = SamplingParams.from_dict(body.params)
+        progress = None
+        if self._role.last_stage and body.logits == "none":
+            model = self._role.folder.model
+            progress = Progress(
+                params,
+                prompt_tokens=int(body.prompt.size),
+                context=model.max_position,
+                eos_ids=tuple(model.eos_ids),
+                tokenizer=self._role.tokenizer,
+            )
+            for token in committed:
+                advance(progress, token)
+        tokens = [*body.prompt.tolist(), *committed]
+        return Run(
+            request=request,
+            run=run,
+            route=route,
+            body=body,
+            params=params,
+            seed=params.seed if params.seed is not None else derive_seed(request),
+            tokens=tokens,
+            alone_until=len(tokens) if solo else 0,
+            progress=progress,
+            committed=len(committed),
+        )

@@ -1,0 +1,1 @@
+"""The seam of executors: a batch in, rows or logits out."""

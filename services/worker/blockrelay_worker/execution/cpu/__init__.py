@@ -1,0 +1,1 @@
+"""The exact executor on a CPU."""

@@ -1,0 +1,166 @@
+"""The blocks of a stage: embedding, layers, head. Each works in place on the residual stream."""
+
+from collections.abc import Mapping
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from blockrelay.block_folder.folder import BlockFolder
+from blockrelay_worker.execution.cpu.linears import Linear, NativeLinear, Variant, load_linear
+from blockrelay_worker.execution.cpu.slot_mapping import Rows
+from blockrelay_worker.execution.cpu.workspace import Workspace
+from blockrelay_worker.kernels.interface import Kernels
+
+F32 = NDArray[np.float32]
+I32 = NDArray[np.int32]
+Pages = NDArray[np.float16] | NDArray[np.float32]
+
+
+class Layer:
+    """Attention and MLP of one layer (Llama's; Qwen's bias and head norms where the folder has them)."""
+
+    def __init__(self, folder: BlockFolder, index: int, *, variant: Variant, threads: int, kernels: Kernels) -> None:
+        """Block `index` of the folder."""
+        model, tensors = folder.model, {name: np.asarray(array) for name, array in folder.tensors(index).items()}
+        self._kernels = kernels
+        self._model = model
+        self._eps = model.rms_norm_eps
+        self._quantised = folder.manifest.quantised_rows
+        self.embedding: NDArray[Any] | None = tensors.get("embedding")
+        self._norm_attention = cast(F32, tensors["norm_attention"])
+        self._norm_mlp = cast(F32, tensors["norm_mlp"])
+        self._bias = cast(F32 | None, tensors.get("qkv.bias"))
+        self._norm_q = cast(F32 | None, tensors.get("norm_q"))
+        self._norm_k = cast(F32 | None, tensors.get("norm_k"))
+        self.linears = {
+            kind: load_linear(folder, kind, tensors, variant=variant, threads=threads, kernels=kernels)
+            for kind in ("qkv", "o", "gate_up", "down")
+        }
+        #: `run` may be part of the kernels' programs.
+        self.recordable = _recordable(kernels, self.linears)
+
+    def run(self, x: F32, rows: Rows, space: Workspace, k_pages: Pages, v_pages: Pages) -> None:
+        """x [R, H] in place; appends the rows' keys and values to their pages."""
+        q = self._append(x, rows, space, k_pages, v_pages)
+        self._finish(x, q, rows.page_table, rows.segments, space, k_pages, v_pages)
+
+    def run_wanted(
+        self,
+        x: F32,
+        rows: Rows,
+        space: Workspace,
+        k_pages: Pages,
+        v_pages: Pages,
+        wanted: NDArray[np.intp],
+        result: F32,
+    ) -> None:
+        """Like `run`, for a layer that only the head follows: `result` [n, H] is what `run` makes of rows `wanted`.
+
+        Keys and values of all rows are appended; the rest is not computed for rows that nobody asks for. `x` stays.
+        """
+        q = self._append(x, rows, space, k_pages, v_pages)
+        if wanted.size:
+            np.take(x, wanted, axis=0, out=result)
+            self._finish(result, q[wanted], *rows.single(wanted), space, k_pages, v_pages)
+
+    def _append(self, x: F32, rows: Rows, space: Workspace, k_pages: Pages, v_pages: Pages) -> F32:
+        """The rotated queries of x [R, heads, head_dim]; keys and values go to their pages."""
+        model = self._model
+        y, scale = self._normed_product(self.linears["qkv"], x, self._norm_attention, space, model.qkv_columns)
+        return self._kernels.rotary_append(
+            y, scale, self._bias, self._norm_q, self._norm_k, self._eps, rows.cos, rows.sin, rows.positions, rows.page,
+            rows.slot, k_pages, v_pages, out=space.query(x.shape[0], model.heads, model.head_dim),
+        )  # fmt: skip
+
+    def _finish(
+        self,
+        x: F32,
+        q: F32,
+        page_table: I32,
+        segments: NDArray[np.int64],
+        space: Workspace,
+        k_pages: Pages,
+        v_pages: Pages,
+    ) -> None:
+        """Attention and MLP of the rows x [R, H] with queries q, in place."""
+        kernels, model, linears = self._kernels, self._model, self.linears
+        count = x.shape[0]
+        heads = model.heads * model.head_dim
+        mixed = kernels.attention(q, k_pages, v_pages, page_table, segments, out=space.mixed(count, heads))
+        scale: F32 | None = None
+        if self._quantised:
+            u, scale = kernels.quantise(mixed, u=space.quantised(count, heads), scale=space.scale(0, count))
+            y = self._product(linears["o"], u, space, model.hidden_size)
+        else:
+            y = self._product(linears["o"], mixed, space, model.hidden_size)
+        kernels.add_scaled(x, y, scale)
+
+        width = model.intermediate_size
+        y, scale = self._normed_product(linears["gate_up"], x, self._norm_mlp, space, 2 * width)
+        if self._quantised:
+            assert scale is not None
+            u, scale = kernels.swiglu_quantise(y, scale, u=space.quantised(count, width), scale=space.scale(1, count))
+            y = self._product(linears["down"], u, space, model.hidden_size)
+        else:
+            y = self._product(
+                linears["down"], kernels.swiglu(y, out=space.normed(count, width)), space, model.hidden_size
+            )
+        kernels.add_scaled(x, y, scale)
+
+    def _normed_product(
+        self, linear: Linear, x: F32, weight: F32, space: Workspace, width: int
+    ) -> tuple[F32, F32 | None]:
+        """(norm(x) @ linear [R, width], row scales or None)."""
+        count, hidden = x.shape
+        if not self._quantised:
+            normed = self._kernels.norm(x, weight, self._eps, out=space.normed(count, hidden))
+            return self._product(linear, normed, space, width), None
+        u, scale = self._kernels.norm_quantise(
+            x, weight, self._eps, u=space.quantised(count, hidden), scale=space.scale(0, count)
+        )
+        return self._product(linear, u, space, width), scale
+
+    @staticmethod
+    def _product(linear: Linear, rows: NDArray[Any], space: Workspace, width: int) -> F32:
+        out = space.product(rows.shape[0], width)
+        linear(rows, out)
+        return out
+
+
+class Head:
+    """Final norm and the product with the vocabulary."""
+
+    def __init__(self, folder: BlockFolder, index: int, *, variant: Variant, threads: int, kernels: Kernels) -> None:
+        """Block `index`, the last one of the folder."""
+        tensors = {name: np.asarray(array) for name, array in folder.tensors(index).items()}
+        self._kernels = kernels
+        self._eps = folder.model.rms_norm_eps
+        self._vocab = folder.model.vocab_size
+        self._quantised = folder.manifest.quantised_rows
+        self._norm = cast(F32, tensors["norm_final"])
+        self.linears = {"head": load_linear(folder, "head", tensors, variant=variant, threads=threads, kernels=kernels)}
+        self.recordable = _recordable(kernels, self.linears)
+
+    def run_wanted(self, x: F32, wanted: NDArray[np.intp], space: Workspace, out: F32) -> None:
+        """Logits of the rows `wanted` into `out` [n, vocab]; x has either all rows or just these."""
+        if not wanted.size:
+            return
+        if x.shape[0] != wanted.size:
+            x = np.take(x, wanted, axis=0, out=space.wanted(wanted.size, x.shape[1]))
+        self._run(x, space, out)
+
+    def _run(self, x: F32, space: Workspace, out: F32) -> None:
+        count, hidden = x.shape
+        if not self._quantised:
+            self.linears["head"](self._kernels.norm(x, self._norm, self._eps, out=space.normed(count, hidden)), out)
+            return
+        u, scale = self._kernels.norm_quantise(
+            x, self._norm, self._eps, u=space.quantised(count, hidden), scale=space.scale(0, count)
+        )
+        self.linears["head"](u, out)
+        self._kernels.scale_rows(out, scale)
+
+
+def _recordable(kernels: Kernels, linears: Mapping[str, Linear]) -> bool:
+    return kernels.records and all(isinstance(linear, NativeLinear) for linear in linears.values())

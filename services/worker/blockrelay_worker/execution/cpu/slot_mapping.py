@@ -1,0 +1,91 @@
+"""Where the rows of a batch stand: positions, pages and segments as the kernels take them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from blockrelay.errors import ExecutionError
+from blockrelay_worker.execution.batch import Segment
+from blockrelay_worker.execution.cpu.workspace import Workspace
+from blockrelay_worker.kernels.interface import F32, I32
+from blockrelay_worker.kernels.specification import PAGE
+from blockrelay_worker.kv.pool import pages_for
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rows:
+    """Where the R rows of a batch stand.
+
+    positions, page and slot are int32 [R]; page_table int32 [S, maxpages] and segments int64 [S, 3] as `attention`
+    takes them; owner [R] names each row's segment; cos and sin are the model's tables.
+    """
+
+    positions: I32
+    page: I32
+    slot: I32
+    page_table: I32
+    segments: NDArray[np.int64]
+    owner: NDArray[np.intp]
+    cos: F32
+    sin: F32
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """(R, S, maxpages)"""
+        return self.positions.size, *self.page_table.shape
+
+    def single(self, wanted: NDArray[np.intp]) -> tuple[I32, NDArray[np.int64]]:
+        """(page table, segments) in which each of the rows `wanted` is a segment of its own."""
+        count = wanted.size
+        segments = np.ones((count, 3), np.int64)
+        segments[:, 0] = np.arange(count)
+        segments[:, 2] = self.positions[wanted]
+        return self.page_table[self.owner[wanted]], segments
+
+
+def check_segments(segments: Sequence[Segment], *, limit: int, pages: int) -> int:
+    """The number of rows. Raises ExecutionError unless positions lie below `limit` and pages in 0..`pages` - 1.
+
+    `pages` 0 stands for a stage that keeps none: the segments' pages are then not looked at.
+    """
+    for index, segment in enumerate(segments):
+        end = segment.first_position + segment.rows
+        if segment.rows < 1 or segment.first_position < 0 or end > limit:
+            raise ExecutionError(f"segment {index}: positions {segment.first_position}..{end - 1} of {limit}")
+        if not pages:
+            continue
+        needed = segment.pages[: pages_for(end)]
+        if len(needed) * PAGE < end:
+            raise ExecutionError(f"segment {index}: {len(needed)} pages do not reach position {end - 1}")
+        if min(needed) < 0 or max(needed) >= pages:
+            raise ExecutionError(f"segment {index}: a page id is not in 0..{pages - 1}")
+    count = sum(segment.rows for segment in segments)
+    if not count:
+        raise ExecutionError("an empty batch")
+    return count
+
+
+def place(segments: Sequence[Segment], space: Workspace, cos: F32, sin: F32, *, keeps_pages: bool) -> Rows:
+    """Segments that `check_segments` has let pass, in buffers of the workspace.
+
+    A stage that keeps no pages has page 0 of no layer for all of them.
+    """
+    needed = [pages_for(segment.first_position + segment.rows) for segment in segments]
+    table, places = space.page_table(len(segments), max(needed)), space.segments(len(segments))
+    table.fill(0)
+    first_row = 0
+    for index, (segment, pages) in enumerate(zip(segments, needed, strict=True)):
+        if keeps_pages:
+            table[index, :pages] = segment.pages[:pages]
+        places[index] = (first_row, segment.rows, segment.first_position)
+        first_row += segment.rows
+    owner = np.repeat(np.arange(len(segments)), places[:, 1])
+    positions, page, slot = space.indexes(first_row)
+    positions[:] = np.arange(first_row) - places[owner, 0] + places[owner, 2]
+    page[:] = table[owner, positions // PAGE]
+    slot[:] = positions % PAGE
+    return Rows(
+        positions=positions, page=page, slot=slot, page_table=table, segments=places, owner=owner, cos=cos, sin=sin
+    )

@@ -1,0 +1,234 @@
+"""Runs one stage, consecutive blocks of a model, on ragged batches (DESIGN section 3)."""
+
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import numpy as np
+
+from blockrelay.block_folder.folder import BlockFolder
+from blockrelay.errors import BlockFolderError, BlockrelayError, ExecutionError
+from blockrelay_worker.execution.batch import Batch, StageOutput
+from blockrelay_worker.execution.cpu.layers import Head, Layer
+from blockrelay_worker.execution.cpu.linears import Variant
+from blockrelay_worker.execution.cpu.slot_mapping import Rows, check_segments, place
+from blockrelay_worker.execution.cpu.workspace import Workspace
+from blockrelay_worker.kernels.interface import F32, Kernels, Program
+from blockrelay_worker.kernels.recorded import Direct
+from blockrelay_worker.kv.pool import PageLayout, PagePool
+
+#: Rows for which buffers are made at first; they double as larger batches come.
+_FIRST_CAPACITY = 16
+#: Rows up to which the calls of a batch take long enough, beside what they do, to be recorded; programs kept at most.
+_RECORDED_ROWS, _PROGRAMS = 64, 64
+
+
+class StageExecutor:
+    """Blocks `first_block..last_block` (numbered from 1, both included) of one block folder, in this process.
+
+    Loading computes nothing: `known_answers.load_stage` makes a verified executor. `run` writes the pages that the
+    segments name and no other. Not thread-safe, nor is the pool.
+    """
+
+    def __init__(
+        self,
+        folder: BlockFolder,
+        first_block: int,
+        last_block: int,
+        *,
+        pool: PagePool,
+        threads: int,
+        kernels: Kernels,
+        variant: Variant = "u8s8",
+    ) -> None:
+        """`folder` comes from `open_block_folder`; `pool` has the layout `layout_of(...)`; `threads` >= 1.
+
+        Raises BlockFolderError for blocks that the folder does not have or that cannot be loaded.
+        """
+        model = folder.model
+        if not 1 <= first_block <= last_block <= model.blocks:
+            raise BlockFolderError(f"there are no blocks {first_block} to {last_block}: the model has {model.blocks}")
+        assert pool.layout == self.layout_of(folder, first_block, last_block), "the pool is another stage's"
+        self.folder = folder
+        self.first_block, self.last_block = first_block, last_block
+        self.pool = pool
+        self.variant: Variant = variant
+        self._cos, self._sin = folder.rotary()
+        self._layers = [
+            Layer(folder, index, variant=variant, threads=threads, kernels=kernels)
+            for index in range(first_block, min(last_block, model.layers) + 1)
+        ]
+        self._head = (
+            Head(folder, last_block, variant=variant, threads=threads, kernels=kernels)
+            if last_block == model.blocks
+            else None
+        )
+        self._embedding = self._layers[0].embedding if first_block == 1 else None
+        self._space = Workspace(model, _FIRST_CAPACITY)
+        self._logits = np.empty((0, model.vocab_size), np.float32)
+        self._kernels = kernels
+        self._recordable = all(block.recordable for block in (*self._layers, self._head) if block is not None)
+        self._programs: dict[tuple[int, ...], Program] = {}
+
+    @staticmethod
+    def layout_of(folder: BlockFolder, first_block: int, last_block: int) -> PageLayout:
+        """The page layout that a pool for these blocks must have; a stage of the head alone has no layers."""
+        model = folder.model
+        return PageLayout(
+            layers=min(last_block, model.layers) - first_block + 1,
+            kv_heads=model.kv_heads,
+            head_dim=model.head_dim,
+            dtype=np.float16 if folder.manifest.quantised_rows else np.float32,
+        )
+
+    @property
+    def takes_tokens(self) -> bool:
+        """The stage holds block 1."""
+        return self.first_block == 1
+
+    @property
+    def gives_logits(self) -> bool:
+        """The stage holds the last block."""
+        return self._head is not None
+
+    def run(self, batch: Batch) -> StageOutput:
+        """Run every block on the batch.
+
+        Deterministic: a row's result depends on the tokens of its request up to that row and on nothing else, bit by
+        bit in precisions marked exact. A row that is not finite is reported in the output, not raised. Raises
+        ExecutionError (naming the block) when a block fails as a whole or the batch makes no sense; then the pages
+        named by the batch hold rubbish from each segment's first position on, and the same batch may be run again.
+        """
+        return self._run(batch, self.first_block, self.last_block)
+
+    def run_block(self, block: int, batch: Batch) -> StageOutput:
+        """Run one block of the stage alone: `batch` is its input, the result its output. For known answers."""
+        assert self.first_block <= block <= self.last_block, f"block_{block} is not in this stage"
+        return self._run(batch, block, block)
+
+    def _run(self, batch: Batch, first_block: int, last_block: int) -> StageOutput:
+        count = check_segments(batch.segments, limit=self._cos.shape[0], pages=self.pool.pages if self._layers else 0)
+        if count > self._space.capacity:
+            self._grow(count)
+        rows = place(batch.segments, self._space, self._cos, self._sin, keeps_pages=bool(self._layers))
+        started = time.perf_counter()
+        x = self._embed(batch, count) if first_block == 1 else self._copy_in(batch, count)
+        logits = self._logits_buffer(len(batch.wanted)) if last_block == self.folder.model.blocks else None
+        seconds: list[float] = []
+        before = time.perf_counter() - started
+        try:
+            # Overflow in a row shows as a row that is not finite; a warning would only say it twice.
+            with np.errstate(all="ignore"):
+                self._program(x, rows, batch.wanted, logits, first_block, last_block).run(seconds)
+        except Exception as error:  # ONNX Runtime's own exception types have no public common base
+            block = f"block_{first_block + len(seconds)}"
+            said = "" if isinstance(error, BlockrelayError) else " failed"
+            raise ExecutionError(f"{block}{said}: {error}", block=block) from error
+        seconds[0] += before
+        return StageOutput(
+            hidden=x if logits is None else None,
+            logits=logits,
+            not_finite=_not_finite(x, logits, batch),
+            seconds={f"block_{first_block + index}": spent for index, spent in enumerate(seconds)},
+        )
+
+    def _program(
+        self, x: F32, rows: Rows, wanted: Sequence[int], logits: F32 | None, first_block: int, last_block: int
+    ) -> Program:
+        """What the blocks do to a batch in these buffers; recorded and kept where that pays and nothing is gathered."""
+        count = rows.positions.size
+        if count > _RECORDED_ROWS or not self._recordable or (logits is not None and len(wanted) != count):
+            return Direct(self._parts(x, rows, wanted, logits, first_block, last_block))
+        key = (first_block, last_block, *rows.shape)
+        program = self._programs.get(key)
+        if program is None:
+            if len(self._programs) >= _PROGRAMS:
+                self._programs.clear()
+            program = self._kernels.record(self._parts(x, rows, wanted, logits, first_block, last_block))
+            self._programs[key] = program
+        return program
+
+    def _parts(
+        self, x: F32, rows: Rows, wanted: Sequence[int], logits: F32 | None, first_block: int, last_block: int
+    ) -> list[Callable[[], None]]:
+        """A part for each block: `x` in place, and `logits` [wanted, vocab] if the last block is among them."""
+        space, chosen = self._space, np.asarray(wanted, np.intp)
+        parts: list[Callable[[], None]] = []
+        asked = x
+        for block in range(first_block, last_block + 1):
+            if (index := block - self.first_block) < len(self._layers):
+                layer, pages = self._layers[index], (self.pool.k_pages[index], self.pool.v_pages[index])
+                if logits is not None and block + 1 == last_block and chosen.size < x.shape[0]:
+                    asked = space.wanted(chosen.size, x.shape[1])
+                    parts.append(partial(layer.run_wanted, x, rows, space, *pages, chosen, asked))
+                else:
+                    parts.append(partial(layer.run, x, rows, space, *pages))
+            elif self._head is not None and logits is not None:
+                parts.append(partial(self._head.run_wanted, asked, chosen, space, logits))
+        return parts
+
+    def close(self) -> None:
+        """Drop sessions, buffers and memory maps. The executor is useless afterwards."""
+        self._layers.clear()
+        self._head = None
+        self._embedding = None
+        self._programs.clear()
+        self._space = Workspace(self.folder.model, 1)
+
+    def _embed(self, batch: Batch, count: int) -> F32:
+        """The residual stream of the batch's token ids, in the workspace."""
+        assert self._embedding is not None
+        vocabulary, width = self._embedding.shape
+        tokens = batch.tokens
+        if tokens is None or tokens.shape != (count,):
+            raise ExecutionError(f"this stage takes {count} token ids, one per row of the segments")
+        if int(tokens.min()) < 0 or int(tokens.max()) >= vocabulary:
+            raise ExecutionError(f"a token id is not in 0..{vocabulary - 1}")
+        x = self._space.hidden(count, width)
+        x[...] = self._embedding[tokens]
+        return x
+
+    def _copy_in(self, batch: Batch, count: int) -> F32:
+        """The batch's rows, in the workspace."""
+        width = self.folder.model.hidden_size
+        hidden = batch.hidden
+        if hidden is None or hidden.shape != (count, width) or hidden.dtype != np.float32:
+            raise ExecutionError(f"this stage takes float32 rows [{count}, {width}]")
+        x = self._space.hidden(count, width)
+        x[...] = hidden
+        return x
+
+    def _logits_buffer(self, wanted: int) -> F32:
+        """Logits of so many rows."""
+        if self._logits.shape[0] < wanted:
+            self._forget_buffers()
+            self._logits = np.empty((1 << (wanted - 1).bit_length(), self._logits.shape[1]), np.float32)
+        return self._logits[:wanted]
+
+    def _grow(self, count: int) -> None:
+        self._forget_buffers()
+        self._space = Workspace(self.folder.model, 1 << (count - 1).bit_length())
+
+    def _forget_buffers(self) -> None:
+        """Drop what refers to buffers that are about to be replaced."""
+        self._programs.clear()
+        for part in (*self._layers, *([self._head] if self._head is not None else [])):
+            for linear in part.linears.values():
+                linear.forget_buffers()
+
+
+def _not_finite(x: F32, logits: F32 | None, batch: Batch) -> tuple[int, ...]:
+    """Indexes of the segments with a row x, or wanted logits, that are not finite.
+
+    Of rows that are not wanted, the layer before the head leaves x as it was: what overflows there meets nobody but
+    the rows that read its keys and values, and these report it.
+    """
+    bad_rows: set[int] = set()
+    if not np.isfinite(x).all():
+        bad_rows.update(np.flatnonzero(~np.isfinite(x).all(axis=1)).tolist())
+    if logits is not None and not np.isfinite(logits).all():
+        bad_rows.update(batch.wanted[int(index)] for index in np.flatnonzero(~np.isfinite(logits).all(axis=1)))
+    if not bad_rows:
+        return ()
+    ends = np.cumsum([segment.rows for segment in batch.segments])
+    return tuple(sorted({int(np.searchsorted(ends, row, side="right")) for row in bad_rows}))

@@ -1,0 +1,160 @@
+"""Known answers: what every block must compute for a fixed input, on every machine.
+
+    python -m blockrelay_worker.execution.self_test FOLDER      {"block_1": "<SHA-256>"} on stdout, a line per block
+                                                                as it is done, for the converter
+
+The converter stores them. A worker computes them at start with the code it will serve with and refuses to serve on a
+difference: a product that saturates (uint8 x int8 on CPUs without VNNI) is wrong in a way that no comparison with
+itself can show. The same check chooses the variant of the products.
+"""
+
+import hashlib
+import json
+import logging
+import platform
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from blockrelay.block_folder.folder import BlockFolder, open_block_folder
+from blockrelay.block_folder.manifest import ModelConfig
+from blockrelay.errors import BlockrelayError, KnownAnswerMismatch
+from blockrelay_worker.execution.batch import Batch, Segment
+from blockrelay_worker.execution.cpu.linears import Variant
+from blockrelay_worker.execution.cpu.stage import StageExecutor
+from blockrelay_worker.kernels.interface import Kernels
+from blockrelay_worker.kernels.reference import ReferenceKernels
+from blockrelay_worker.kv.pool import PagePool
+
+ROWS = 17
+#: The second chunk begins inside a page and ends in the next one.
+CHUNKS = (9, 8)
+#: Odd and near 2**32 divided by the golden ratio: multiples modulo 2**32 spread evenly (Knuth, TAOCP 6.4).
+_SPREAD = 2654435769
+
+_log = logging.getLogger(__name__)
+
+
+def fixed_tokens(model: ModelConfig) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
+    """Input of block 1: int32 [17]."""
+    indexes = np.arange(1, ROWS + 1, dtype=np.uint64) * np.uint64(_SPREAD) % np.uint64(2**32)
+    return (indexes % np.uint64(model.vocab_size)).astype(np.int32)
+
+
+def fixed_rows(model: ModelConfig) -> np.ndarray[tuple[int, int], np.dtype[np.float32]]:
+    """Input of the other blocks: float32 [17, H], evenly spread in [-1, 1) times a power of two per row.
+
+    Even values reach every uint8 level after quantisation, both ends included. Made of exact operations only.
+    """
+    indexes = np.arange(ROWS * model.hidden_size, dtype=np.uint64) * np.uint64(_SPREAD) % np.uint64(2**32)
+    unit = (indexes >> np.uint64(8)).astype(np.float32) * np.float32(2**-23) - np.float32(1)
+    magnitude = np.ldexp(np.float32(1), np.arange(ROWS) % 5 - 2)
+    return unit.reshape(ROWS, model.hidden_size) * magnitude[:, None]
+
+
+def answer(executor: StageExecutor, block: int) -> str:
+    """SHA-256 (hex) of what `block` of the executor computes. Needs two free pages in its pool, and gives them back."""
+    model = executor.folder.model
+    pages = executor.pool.allocate(2)
+    digest = hashlib.sha256()
+    try:
+        first = 0
+        for rows in CHUNKS:
+            part = slice(first, first + rows)
+            output = executor.run_block(
+                block,
+                Batch(
+                    segments=[Segment(rows=rows, first_position=first, pages=pages)],
+                    tokens=fixed_tokens(model)[part] if block == 1 else None,
+                    hidden=None if block == 1 else fixed_rows(model)[part],
+                    wanted=range(rows),
+                ),
+            )
+            result = output.hidden if output.logits is None else output.logits
+            assert result is not None
+            digest.update(result.astype("<f4").tobytes())
+            first += rows
+    finally:
+        executor.pool.free(pages)
+    return digest.hexdigest()
+
+
+def load_stage(
+    folder: BlockFolder, first_block: int, last_block: int, *, pool: PagePool, threads: int, kernels: Kernels
+) -> StageExecutor:
+    """An executor whose every block has given its known answer on this machine, by the fastest variant that does.
+
+    `pool` must have two free pages. Raises KnownAnswerMismatch naming the block and the CPU. Precisions that are not
+    exact have no known answers and are loaded as they are.
+    """
+    variants: list[Variant] = ["u8s8", "u8u8"] if folder.manifest.exact else ["u8s8"]
+    if kernels.multiplies and folder.manifest.exact:
+        variants.insert(0, "native")
+    wrong: str | None = None
+    for variant in variants:
+        executor = StageExecutor(
+            folder, first_block, last_block, pool=pool, threads=threads, kernels=kernels, variant=variant
+        )
+        wrong = first_mismatch(executor)
+        if wrong is None:
+            return executor
+        _log.warning("%s is wrong on this CPU with %s products", wrong, variant)
+        executor.close()
+    raise KnownAnswerMismatch(
+        f"{wrong} of {folder.root} computes other bits on this CPU ({cpu_name()}) with {kernels.variant} kernels than "
+        "when it was converted: refusing to serve it; convert the model again, or report this CPU",
+        block=str(wrong),
+    )
+
+
+def first_mismatch(executor: StageExecutor) -> str | None:
+    """Name of the first block of the stage whose output differs from the folder's known answer."""
+    for block in range(executor.first_block, executor.last_block + 1):
+        spec = executor.folder.manifest.block(block)
+        if spec.known_answer is not None and answer(executor, block) != spec.known_answer:
+            return spec.name
+    return None
+
+
+def known_answers(folder: BlockFolder) -> Iterator[tuple[str, str]]:
+    """(block name, answer) by definition: NumPy products and reference kernels, one block in memory at a time."""
+    for block in range(1, folder.model.blocks + 1):
+        pool = PagePool(StageExecutor.layout_of(folder, block, block), 2)
+        executor = StageExecutor(
+            folder, block, block, pool=pool, threads=1, kernels=ReferenceKernels(), variant="exact"
+        )
+        yield f"block_{block}", answer(executor, block)
+        executor.close()
+
+
+def cpu_name() -> str:
+    """What this machine calls its processor."""
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def main(arguments: list[str]) -> int:
+    """Command line; returns the exit code."""
+    if len(arguments) != 1:
+        sys.stderr.write("usage: python -m blockrelay_worker.execution.self_test FOLDER\n")
+        return 2
+    try:
+        folder = open_block_folder(arguments[0], known_answers=False)
+        for name, found in known_answers(folder):
+            sys.stdout.write(json.dumps({name: found}) + "\n")
+            sys.stdout.flush()
+    except BlockrelayError as error:
+        sys.stderr.write(f"{error}\n")
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,1 @@
+"""KV pages: the pool, their names, what is shared and kept."""

@@ -1,0 +1,44 @@
+"""Names of full pages: what a page holds, and nothing about where it lies. Pure.
+
+A name chains the tokens from position 0 to the page's end onto a root of (salt, model, numerics id): equal names
+promise equal bits in a precision marked exact, whoever computed them. A name stands for the page of every block: the
+block number is added where a block's page is stored (see `page_store.record`), so that a worker whose stage has other
+blocks than the writer's still finds those that it needs, and the tokens are hashed once and not once per block.
+"""
+
+from collections.abc import Sequence
+from hashlib import blake2b
+
+import numpy as np
+
+from blockrelay_worker.kernels.specification import PAGE
+
+#: Bytes of a name.
+NAME_BYTES = 32
+
+
+def root_name(*, salt: str, model_hash: str, numerics: str) -> bytes:
+    """Where the chain of a request begins. Different in any of the three: nothing in common."""
+    digest = blake2b(digest_size=NAME_BYTES, person=b"br-page-root")
+    for part in (salt, model_hash, numerics):
+        data = part.encode()
+        digest.update(len(data).to_bytes(8, "little") + data)  # lengths: no two triples are the same bytes
+    return digest.digest()
+
+
+def extend_names(names: list[bytes], root: bytes, tokens: Sequence[int], pages: int) -> None:
+    """Append the names of the next full pages of `tokens` until there are `pages`.
+
+    `names` holds those of its first pages already and must come from the same root and tokens. Needs
+    len(tokens) >= 16 * pages.
+    """
+    done = len(names)
+    if pages <= done:
+        return
+    assert len(tokens) >= pages * PAGE, "a page that is not full has no name"
+    data = np.asarray(tokens[done * PAGE : pages * PAGE], dtype="<i4").tobytes()
+    size = PAGE * 4
+    last = names[-1] if names else root
+    for at in range(0, len(data), size):
+        last = blake2b(last + data[at : at + size], digest_size=NAME_BYTES).digest()
+        names.append(last)

@@ -1,0 +1,60 @@
+"""The page store that the settings ask for."""
+
+from functools import partial
+
+from blockrelay.block_folder.manifest import Manifest
+from blockrelay.errors import UsageError
+from blockrelay.observability.metrics import WorkerMetrics
+from blockrelay.settings import WorkerSettings
+from blockrelay_worker.kv.pool import PagePool
+from blockrelay_worker.kv.store.record import PageShape
+from blockrelay_worker.kv.store.redis_tier import RedisTier
+from blockrelay_worker.kv.store.shm_tier import ShmTier
+from blockrelay_worker.kv.store.store import PageStore
+from blockrelay_worker.kv.store.tier import Tier, Trouble
+from blockrelay_worker.transport.redis_links import Links
+
+
+def open_page_store(
+    settings: WorkerSettings,
+    links: Links,
+    manifest: Manifest,
+    pool: PagePool,
+    *,
+    first_block: int,
+    metrics: WorkerMetrics,
+) -> PageStore | None:
+    """A started store, or None when no tier is asked for. Raises UsageError for a folder that cannot be used."""
+    layout = pool.layout
+    shape = PageShape(layout.kv_heads, layout.head_dim, layout.dtype)
+
+    def count(label: str, kind: Trouble) -> None:
+        metrics.page_store_trouble.labels(label, kind).inc()
+
+    tiers: list[Tier] = []
+    if settings.page_store_folder is not None and settings.page_store_bytes:
+        try:
+            tiers.append(
+                ShmTier(
+                    settings.page_store_folder,
+                    limit=settings.page_store_bytes,
+                    record_bytes=shape.record_bytes,
+                    trouble=partial(count, ShmTier.label),
+                    blocks=range(first_block, first_block + layout.layers),
+                )
+            )
+        except OSError as error:
+            raise UsageError(f"BLOCKRELAY_PAGE_STORE_FOLDER: {error}") from error
+    if settings.page_store_redis_bytes:
+        tiers.append(
+            RedisTier(
+                links.payload,
+                links.keys,
+                model=manifest.model_hash[:16],
+                limit=settings.page_store_redis_bytes,
+                page_bytes=manifest.model.layers * shape.record_bytes,
+                ttl_s=settings.page_store_ttl_s,
+                trouble=partial(count, RedisTier.label),
+            )
+        )
+    return PageStore(pool, tiers, first_block=first_block, metrics=metrics) if tiers else None

@@ -1,0 +1,132 @@
+"""The tier of a cell: hashes on the payload Redis, one per page with a field per block.
+
+`pages:<model>` orders them by last use. Its length times the bytes of a whole page of the model is what counts against
+the limit, so that a page whose blocks come from several stages counts once.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import redis
+from redis.exceptions import RedisError
+
+from blockrelay.errors import RedisFull, RedisTrouble
+from blockrelay.protocol.keys import Keys
+from blockrelay_worker.kv.store.tier import StoredPage, Trouble
+
+#: After a failure the tier is left alone for this long. Seconds.
+PAUSE_S = 5.0
+
+
+class RedisTier:
+    """`limit` bytes of pages of this model; a page that nobody used for `ttl_s` seconds is gone."""
+
+    label = "redis"
+
+    def __init__(
+        self,
+        client: redis.Redis,
+        keys: Keys,
+        *,
+        model: str,
+        limit: int,
+        page_bytes: int,
+        ttl_s: int,
+        trouble: Callable[[Trouble], None],
+    ) -> None:
+        """`page_bytes`: the records of all blocks of the model for one page."""
+        self._client, self._keys, self._index = client, keys, keys.pages(model)
+        self._most = limit // page_bytes
+        self._page_bytes, self._ttl_ms, self._trouble = page_bytes, ttl_s * 1000, trouble
+        self._pages = 0
+        self._paused_until = 0.0
+
+    def may_have(self, name: bytes) -> bool:
+        return time.monotonic() >= self._paused_until  # only Redis knows
+
+    def get(self, names: Sequence[bytes], blocks: range) -> list[list[bytes] | None]:
+        fields = [str(block) for block in blocks]
+        pipeline = self._client.pipeline(transaction=False)
+        for name in names:
+            pipeline.hmget(self._keys.page(name.hex()), fields)
+        answers = self._ask(pipeline)
+        if answers is None:
+            return [None] * len(names)
+        found = [cast(list[bytes], records) if None not in records else None for records in answers]
+        self._used([name for name, records in zip(names, found, strict=True) if records is not None])
+        return found
+
+    def put(self, pages: Sequence[StoredPage], blocks: range) -> None:
+        if not self._most:
+            return
+        pipeline = self._client.pipeline(transaction=False)
+        for page in pages:
+            pipeline.hexists(self._keys.page(page.name.hex()), str(blocks[0]))
+        known = self._ask(pipeline)
+        if known is None:
+            return
+        new = [page for page, there in zip(pages, known, strict=True) if not there]
+        pipeline = self._client.pipeline(transaction=False)
+        now = time.time_ns() // 1_000_000
+        for page in new:
+            key = self._keys.page(page.name.hex())
+            pipeline.zadd(self._index, {key: now})  # first, so that no page is out of sight
+            for block, record in zip(blocks, page.records, strict=True):
+                pipeline.hsetnx(key, str(block), cast(Any, record))
+            pipeline.pexpire(key, self._ttl_ms)
+        if new:
+            pipeline.pexpire(self._index, self._ttl_ms)
+            pipeline.zremrangebyscore(self._index, "-inf", now - self._ttl_ms)
+            pipeline.zcard(self._index)
+            answers = self._ask(pipeline)
+            if answers is not None:
+                self._pages = answers[-1]
+                self._make_room()
+
+    def discard(self, name: bytes, blocks: range) -> None:
+        key = self._keys.page(name.hex())
+        pipeline = self._client.pipeline(transaction=False)
+        pipeline.unlink(key)
+        pipeline.zrem(self._index, key)
+        self._ask(pipeline)
+
+    def used_bytes(self) -> int:
+        return self._pages * self._page_bytes
+
+    def _used(self, names: Sequence[bytes]) -> None:
+        """Note the use of pages; the later of them count as used a little before."""
+        if not names:
+            return
+        now = time.time_ns() / 1e6
+        scores = {self._keys.page(name.hex()): now - index / 1000 for index, name in enumerate(names)}
+        pipeline = self._client.pipeline(transaction=False)
+        pipeline.zadd(self._index, cast(Any, scores), xx=True)
+        pipeline.pexpire(self._index, self._ttl_ms)
+        for key in scores:
+            pipeline.pexpire(key, self._ttl_ms)
+        self._ask(pipeline)
+
+    def _make_room(self) -> None:
+        over = self._pages - self._most
+        if over <= 0:
+            return
+        popped = self._ask(self._client.pipeline(transaction=False).zpopmin(self._index, over))
+        if popped:
+            self._ask(self._client.pipeline(transaction=False).unlink(*(key for key, _ in popped[0])))
+            self._pages -= len(popped[0])
+
+    def _ask(self, pipeline: Any) -> list[Any] | None:
+        """The pipeline's answers; None, counted, when Redis is not there or refuses."""
+        if not self.may_have(b""):
+            return None
+        try:
+            return cast(list[Any], pipeline.execute())
+        except RedisFull:
+            self._trouble("full")
+        except RedisTrouble:
+            self._trouble("unreachable")
+        except RedisError:  # a key of another type: somebody has touched the tier, and it is only a cache
+            self._trouble("full")
+        self._paused_until = time.monotonic() + PAUSE_S
+        return None

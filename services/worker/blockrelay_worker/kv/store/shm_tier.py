@@ -1,0 +1,180 @@
+"""The tier of one host: files in a folder on /dev/shm, shared by its workers.
+
+A file holds one page of consecutive blocks, one record after the other, and is named `<page name>.<first>-<last>`. It
+appears by renaming, so that nobody sees half of one, and is never written again. Its modification time is when it was
+used last. A worker whose stage has other blocks than the writer's picks its records out of the files that have them.
+"""
+
+import errno
+import itertools
+import os
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from blockrelay_worker.kv.store.tier import StoredPage, Trouble
+
+#: A file that was begun this long ago and has no name yet has lost its writer. Seconds.
+ABANDONED_S = 60.0
+_BEGUN = ".begun-"
+
+
+class ShmTier:
+    """`limit` bytes of all files together; writers that do not know of each other may pass it by a sixteenth each."""
+
+    label = "shm"
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        limit: int,
+        record_bytes: int,
+        trouble: Callable[[Trouble], None],
+        blocks: range = range(0),
+    ) -> None:
+        """`record_bytes`: size of every record of this model. Makes the folder if it is not there.
+
+        Files of exactly our `blocks` are found whenever somebody writes them, others from the next look on.
+        """
+        self._own = frozenset({(blocks[0], blocks[-1])} if blocks else ())
+        self._folder, self._limit, self._record_bytes, self._trouble = str(folder), limit, record_bytes, trouble
+        self._serial = itertools.count()
+        self._used = 0  # at the last look, and what was written since
+        self._unseen = 0  # written since the last look
+        self._ranges: frozenset[tuple[int, int]] = frozenset()  # of blocks, that files here have
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._look()
+
+    def may_have(self, name: bytes) -> bool:
+        return any(os.path.exists(self._path(name, *blocks)) for blocks in self._ranges)
+
+    def get(self, names: Sequence[bytes], blocks: range) -> list[list[bytes] | None]:
+        now = time.time_ns()
+        found: list[list[bytes] | None] = []
+        for index, name in enumerate(names):
+            # Later pages are worth nothing without the earlier ones: they count as used a little before.
+            found.append(self._read(name, blocks, now - index * 1000))
+        return found
+
+    def put(self, pages: Sequence[StoredPage], blocks: range) -> None:
+        for page in pages:
+            path = self._path(page.name, blocks[0], blocks[-1])
+            size = sum(map(len, page.records))
+            if size > self._limit or os.path.exists(path):
+                continue
+            self._make_room(size)
+            if self._write(path, page.records, size):
+                self._used += size
+                self._unseen += size
+                self._ranges |= {(blocks[0], blocks[-1])}
+
+    def discard(self, name: bytes, blocks: range) -> None:
+        for first, last in self._ranges:
+            if first < blocks.stop and last >= blocks.start:
+                _remove(self._path(name, first, last))
+
+    def used_bytes(self) -> int:
+        return self._used
+
+    def _path(self, name: bytes, first: int, last: int) -> str:
+        return f"{self._folder}/{name.hex()}.{first}-{last}"
+
+    def _read(self, name: bytes, blocks: range, used_ns: int) -> list[bytes] | None:
+        """From the file of exactly these blocks, else from those that overlap."""
+        exact = (blocks[0], blocks[-1])
+        records: dict[int, bytes] = {}
+        for first, last in (exact, *(self._ranges - {exact})):
+            wanted = [b for b in blocks if first <= b <= last and b not in records]
+            if wanted:
+                records.update(self._read_file(self._path(name, first, last), first, wanted, used_ns))
+            if len(records) == len(blocks):
+                return [records[block] for block in blocks]
+        return None
+
+    def _read_file(self, path: str, first: int, wanted: list[int], used_ns: int) -> dict[int, bytes]:
+        size = self._record_bytes
+        try:
+            handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return {}
+        except OSError:
+            self._trouble("unreachable")
+            return {}
+        try:
+            data = os.pread(handle, (wanted[-1] - wanted[0] + 1) * size, (wanted[0] - first) * size)
+            os.utime(handle, ns=(used_ns, used_ns))
+        except OSError:
+            self._trouble("unreachable")
+            return {}
+        finally:
+            os.close(handle)
+        return {block: data[(block - wanted[0]) * size :][:size] for block in wanted}
+
+    def _write(self, path: str, records: Sequence[bytes | memoryview], size: int) -> bool:
+        begun = f"{self._folder}/{_BEGUN}{os.getpid()}-{next(self._serial)}"
+        try:
+            handle = os.open(begun, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            try:
+                written = os.writev(handle, records)
+            finally:
+                os.close(handle)
+            if written == size:
+                os.rename(begun, path)
+                return True
+            self._trouble("full")
+        except OSError as error:
+            self._trouble("full" if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.ENOMEM) else "unreachable")
+        _remove(begun)
+        return False
+
+    def _make_room(self, size: int) -> None:
+        if self._used + size > self._limit or self._unseen > self._limit // 16:
+            self._look(keep=self._limit - size)
+
+    def _look(self, keep: int | None = None) -> None:
+        """Count what is there. With `keep`, and more than that there: remove the oldest, and a sixteenth more."""
+        files: list[tuple[int, int, str]] = []
+        ranges: set[tuple[int, int]] = set()
+        try:
+            with os.scandir(self._folder) as entries:
+                for entry in entries:
+                    if status := _status(entry):
+                        files.append((status.st_mtime_ns, status.st_size, entry.path))
+                    if blocks := _blocks_of(entry.name):
+                        ranges.add(blocks)
+        except OSError:
+            self._trouble("unreachable")
+        for used_ns, _, path in files:
+            if _BEGUN in path and time.time_ns() - used_ns > ABANDONED_S * 1e9:
+                _remove(path)
+        total = sum(size for _, size, _ in files)
+        if keep is not None and total > keep:
+            for _, size, path in sorted(files):
+                if total <= keep - self._limit // 16:
+                    break
+                _remove(path)
+                total -= size
+        self._used, self._unseen, self._ranges = total, 0, self._own | ranges
+
+
+def _blocks_of(file_name: str) -> tuple[int, int] | None:
+    """First and last block of a page's file; None for any other file."""
+    _, _, blocks = file_name.partition(".")
+    first, _, last = blocks.partition("-")
+    return (int(first), int(last)) if first.isdigit() and last.isdigit() else None
+
+
+def _status(entry: "os.DirEntry[str]") -> os.stat_result | None:
+    """None when the file has gone meanwhile."""
+    try:
+        return entry.stat(follow_symlinks=False)
+    except OSError:
+        return None
+
+
+def _remove(path: str) -> None:
+    try:
+        os.unlink(path)
+    except OSError:
+        return  # somebody else did, or nobody can: it will be tried again when room is wanted

@@ -1,0 +1,22 @@
+"""How a worker that was told to end leaves: nothing new comes, what is here ends, and the rest goes on elsewhere."""
+
+from blockrelay.observability.logs import get
+from blockrelay.protocol import transitions
+from blockrelay_worker.transport.redis_links import Links
+
+
+class Departure:
+    """Used by the engine thread only. Waits for Redis; raises Stopping when the time to drain is over meanwhile."""
+
+    def __init__(self, links: Links, worker: str) -> None:
+        self._links, self._worker, self._told = links, worker, False
+
+    def over(self, runs: int) -> bool:
+        """Whether none of the `runs` is left, none is on its way. From the first call on no route takes this worker."""
+        if not self._told:
+            record = self._links.keys.worker(self._worker)
+            if self._links.again(lambda: self._links.control.exists(record), "drain"):  # else somebody declared us dead
+                self._links.again(lambda: self._links.control.hset(record, "draining", 1), "drain")
+            self._told = True
+            get().info("DRAIN_STARTED", worker=self._worker, runs=runs)
+        return not runs and not self._links.insist(transitions.beat(self._worker))

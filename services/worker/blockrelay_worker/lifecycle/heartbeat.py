@@ -1,0 +1,123 @@
+"""The worker's sign of life, in its own thread, and the comparison of what Redis and the engine believe."""
+
+import os
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from blockrelay.errors import RedisTrouble
+from blockrelay.exit_codes import BROKEN
+from blockrelay.observability.logs import get
+from blockrelay.protocol import transitions
+from blockrelay.protocol.messages import Ended
+from blockrelay.redis.client import server_run_id
+from blockrelay.redis.registry import read_plan
+from blockrelay_worker.lifecycle.registration import INBOX_TTL_S, rows_arrive
+from blockrelay_worker.transport.events import Gone, Mailbox, Orphan, Restarted
+from blockrelay_worker.transport.redis_links import Links
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """`ended`: here but not there (drop them). `strange`: there but not here (orphans, when seen twice)."""
+
+    ended: tuple[tuple[str, str], ...]
+    strange: frozenset[tuple[str, str]]
+
+
+def compare(here_before: dict[str, str], here_after: dict[str, str], there: dict[str, str]) -> Comparison:
+    """Compare run tables (request -> run).
+
+    `here_before` was taken before Redis was asked and `here_after` after it answered: a run claimed or dropped in
+    between is neither ended nor strange.
+    """
+    ended = tuple((q, r) for q, r in here_before.items() if there.get(q) != r)
+    strange = frozenset((q, r) for q, r in there.items() if r and here_before.get(q) != r and here_after.get(q) != r)
+    return Comparison(ended, strange)
+
+
+class Beat(threading.Thread):
+    """Beats every `every_s` until `stop` is set or the worker is gone.
+
+    `run_id` is the control Redis that the worker registered with: another one means a restart since then.
+
+    `pace` is what this worker says of its speed, None before it knows.
+
+    A step of the engine longer than `session_timeout_s` (told by `step_age`) ends the process: a stuck worker must
+    not look alive.
+    """
+
+    def __init__(
+        self,
+        links: Links,
+        mailbox: Mailbox,
+        *,
+        worker: str,
+        run_id: str,
+        model: str,
+        split: str,
+        stage: int,
+        view: Callable[[], dict[str, str]],
+        step_age: Callable[[], float],
+        pace: Callable[[], transitions.Pace | None],
+        every_s: float,
+        session_timeout_s: float,
+        stop: threading.Event,
+    ) -> None:
+        super().__init__(name="beat", daemon=True)
+        self._links, self._mailbox = links, mailbox
+        self._worker, self._model, self._split, self._stage = worker, model, split, stage
+        self._view, self._step_age, self._pace = view, step_age, pace
+        self._every_s, self._session_timeout_s, self._stopped = every_s, session_timeout_s, stop
+        self._strange: frozenset[tuple[str, str]] = frozenset()
+        self._run_id = run_id
+
+    def run(self) -> None:
+        while not self._stopped.wait(self._every_s):
+            if self._step_age() > self._session_timeout_s:
+                get().error("WORKER_STUCK", seconds=round(self._step_age(), 1), limit=self._session_timeout_s)
+                os._exit(BROKEN)
+            try:
+                why = self._beat()
+            except RedisTrouble as error:
+                self._links.watch.failed("beat", error)
+                continue
+            self._links.watch.worked("beat")
+            if why:
+                self._mailbox.put(Gone(why))
+                return
+
+    def _rows_arrive(self) -> bool:
+        """Whether our inbox on the payload Redis is there; it stays for another minute.
+
+        Asked before BEAT: in a route of several stages a worker whom no rows reach must not look alive. A worker of the
+        whole model gets no rows, and lives without a payload Redis.
+        """
+        return not rows_arrive(self._split) or bool(
+            self._links.payload.expire(self._links.keys.inbox(self._worker), INBOX_TTL_S)
+        )
+
+    def _beat(self) -> str | None:
+        """One beat; why this worker is gone, or None."""
+        run_id = server_run_id(self._links.control)
+        if run_id != self._run_id:
+            self._mailbox.put(Restarted())
+        self._run_id = run_id
+        if not self._rows_arrive():
+            return "the payload inbox is gone"
+        before = self._view()
+        there = self._links.scripts.run(transitions.beat(self._worker, self._pace()))
+        if there is None:
+            return "declared dead"
+        found = compare(before, self._view(), there)
+        for request, run in found.ended:
+            self._mailbox.put(Ended(request=request, run=run))
+        if self._stage == 0:  # the claimer; for later stages a run they have not seen yet is still on its way
+            for request, run in found.strange & self._strange:
+                self._mailbox.put(Orphan(request, run))
+            self._strange = found.strange
+        plan = read_plan(self._links.control, self._links.keys, self._model)
+        mine = plan.assignments.get(self._worker) if plan else None
+        if plan and mine is not None and (mine != self._stage or plan.split != self._split):
+            return "the plan gives this worker another stage"
+        return None

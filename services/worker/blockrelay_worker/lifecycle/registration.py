@@ -1,0 +1,216 @@
+"""How a worker enters the registry: register, wait for a plan that names it, announce that it is ready."""
+
+import os
+import secrets
+import socket
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+from blockrelay.errors import RedisTrouble
+from blockrelay.failpoints import reach
+from blockrelay.observability.logs import get
+from blockrelay.protocol.number import PROTOCOL
+from blockrelay.protocol.plan import Plan, Stage, parse_split
+from blockrelay.redis.cell_settings import MAX_WORKERS
+from blockrelay.redis.client import backoff_s, server_run_id
+from blockrelay.redis.registry import read_plan, server_ms
+from blockrelay.settings import Device
+from blockrelay_worker.transport.redis_links import Links, Stopping
+
+POLL_S = 0.1
+#: Seconds between two tries to enter a cell that has no room.
+FULL_RETRY_S = 1.0
+#: What is sent over the payload Redis to a worker that nobody knows any more goes after this. Seconds.
+INBOX_TTL_S = 60
+
+
+def rows_arrive(split: str) -> bool:
+    """Whether workers of this split send each other rows: one of the whole model lives without a payload Redis."""
+    return "," in split
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """What the plan gives this worker."""
+
+    split: str
+    stage: int
+    blocks: Stage
+    epoch: int
+
+
+class Registration:
+    """One life in the registry. A worker that was declared dead makes a new one, under a new id.
+
+    `worker` is the id: a new one whenever the record was found gone before this worker had a stage.
+    """
+
+    def __init__(
+        self, links: Links, *, model: str, device: Device, numerics: str, host: str, port: int, threads: int
+    ) -> None:
+        self.worker = _new_id()
+        self._links, self._model = links, model
+        self._fields: Mapping[Any, Any] = {
+            "v": PROTOCOL,
+            "model": model,
+            "device": device,
+            "numerics": numerics,
+            "host": host,
+            "pid": os.getpid(),
+            "port": port,
+            "registered": server_ms(),
+            "node": socket.gethostname(),
+            "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+            "threads": threads,
+        }
+
+    def wait_for_assignment(self) -> Assignment:
+        """Register and poll the plan until it names this worker. Raises Stopping when the process should end.
+
+        Registers anew when the record is gone: declared dead, or lost by Redis. No plan names a worker without one.
+        """
+        self._enter()
+        while not self._links.stop.wait(POLL_S):
+            if self.forgotten():
+                self.worker = _new_id()
+                self._enter()
+            plan: Plan | None = self._links.again(
+                lambda: read_plan(self._links.control, self._links.keys, self._model), "read plan"
+            )
+            if plan and self.worker in plan.assignments:
+                stage = plan.assignments[self.worker]
+                return Assignment(plan.split, stage, parse_split(plan.split)[stage], plan.epoch)
+        raise Stopping
+
+    def announce(self, assignment: Assignment, *, pages: int, slots: int) -> str:
+        """Say what this worker serves (`slots` requests at once), create its inboxes: from now on routes may name it.
+
+        Returns the identity of the control Redis from before: any other one later means a restart in between.
+        """
+        run_id: str = self._links.again(lambda: server_run_id(self._links.control), "announce")
+        fields: Mapping[Any, Any] = {
+            "split": assignment.split,
+            "stage": assignment.stage,
+            "first": assignment.blocks.first,
+            "last": assignment.blocks.last,
+            "epoch": assignment.epoch,
+            "pages": pages,
+            "slots": slots,
+            "reserved": 0,
+        }
+        if rows_arrive(assignment.split):
+            self._links.again(self._open_payload_inbox, "open payload inbox")
+        self._links.again(lambda: self._tell({**self._fields, **fields}), "announce")
+        self._links.again(self._sign_of_life, "announce")
+        self._links.again(self._open_inbox, "announce")
+        return run_id
+
+    def _open_payload_inbox(self) -> None:
+        inbox = self._links.keys.inbox(self.worker)
+        both = self._links.payload.pipeline(transaction=False)
+        both.xadd(inbox, {"hello": self.worker})
+        if self._links.payload is not self._links.control:  # there BEAT wants it for as long as nobody says DEAD
+            both.expire(inbox, INBOX_TTL_S)
+        both.execute()
+
+    def _tell(self, fields: Mapping[Any, Any]) -> None:
+        """Write the record; whoever has read the registry lately reads it again."""
+        both = self._links.control.pipeline(transaction=True)
+        both.hset(self._links.keys.worker(self.worker), mapping=fields)
+        both.delete(self._links.keys.fleet(self._model))
+        both.execute()
+
+    def _open_inbox(self) -> None:
+        reach("worker.before_announce")
+        self._links.control.xadd(self._links.keys.inbox(self.worker), {"hello": self.worker})
+        reach("worker.after_announce")
+
+    def leave_payload(self) -> None:
+        """Delete the inbox on the payload Redis; what is left in it belongs to runs that are over."""
+        try:
+            self._links.payload.delete(self._links.keys.inbox(self.worker))
+        except RedisTrouble as error:
+            self._links.watch.met(error)  # it has a time to live
+
+    def forgotten(self) -> bool:
+        """Whether this worker has no record any more; if it has, this was a sign of life."""
+        if self._links.again(self._sign_of_life, "register"):
+            return False
+        get().warning("WORKER_FORGOTTEN", worker=self.worker)
+        return True
+
+    def _enter(self) -> None:
+        told = False
+        while not self._links.again(self._write_record, "register"):
+            if not told:
+                told = True
+                get().warning("CELL_FULL", limit=MAX_WORKERS, reason="the cell has no room for another worker; waiting")
+            if self._links.stop.wait(FULL_RETRY_S):
+                raise Stopping
+        get().info("WORKER_REGISTERED", worker=self.worker, device=self._fields["device"])
+
+    def _write_record(self) -> bool:
+        """Record and first beat in one step. False when that would be one worker too many: then neither stays."""
+        keys, control = self._links.keys, self._links.control
+        reach("worker.before_register")
+        both = control.pipeline(transaction=True)
+        both.hset(keys.worker(self.worker), mapping=self._fields)
+        both.zadd(keys.workers, {self.worker: self._now_ms()})
+        both.zcard(keys.workers)
+        *_, workers = both.execute()
+        if workers > MAX_WORKERS:
+            both.delete(keys.worker(self.worker))
+            both.zrem(keys.workers, self.worker)
+            both.execute()
+            return False
+        reach("worker.after_register")
+        return True
+
+    def _sign_of_life(self) -> bool:
+        """A beat before the inbox exists, when BEAT would say that we are gone. False when we are: no record."""
+        keys, control = self._links.keys, self._links.control
+        beat = control.pipeline(transaction=True)
+        beat.exists(keys.worker(self.worker))
+        beat.zadd(keys.workers, {self.worker: self._now_ms()})
+        known, _ = beat.execute()
+        if not known:
+            control.zrem(keys.workers, self.worker)
+        return bool(known)
+
+    def _now_ms(self) -> int:
+        seconds, micros = cast(Any, self._links.control.time())
+        return seconds * 1000 + micros // 1000
+
+
+def _new_id() -> str:
+    return f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
+
+
+class LoadingBeat:
+    """Signs of life from a thread of its own while blocks are loaded: `with LoadingBeat(...): load()`."""
+
+    def __init__(self, registration: Registration, links: Links, every_s: float) -> None:
+        self._registration, self._links, self._every_s = registration, links, every_s
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="loading beat", daemon=True)
+
+    def __enter__(self) -> None:
+        self._thread.start()
+
+    def __exit__(self, *_: object) -> None:
+        self._done.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        attempt = 0
+        while not self._done.wait(self._every_s if attempt == 0 else backoff_s(attempt)):
+            try:
+                self._registration._sign_of_life()  # pyright: ignore[reportPrivateUsage]
+                attempt = 0
+                self._links.watch.worked("loading beat")
+            except RedisTrouble as error:
+                self._links.watch.failed("loading beat", error)
+                attempt += 1
+        self._links.watch.worked("loading beat")

@@ -1,0 +1,279 @@
+"""The worker process: register, load the stage the plan gives, run the engine, start over when declared dead, drain."""
+
+import gc
+import threading
+import time
+
+from prometheus_client import CollectorRegistry
+
+from blockrelay.block_folder.folder import BlockFolder, open_block_folder
+from blockrelay.errors import RedisTrouble
+from blockrelay.host.memory import available_bytes
+from blockrelay.observability.logs import get
+from blockrelay.observability.metrics import WorkerMetrics
+from blockrelay.observability.status_server import StatusServer
+from blockrelay.protocol import transitions
+from blockrelay.redis.cell_settings import CellSettings, read_cell_settings
+from blockrelay.redis.client import check_redis, wait_for_redis
+from blockrelay.settings import WorkerSettings
+from blockrelay.text.tokenizer import Tokenizer
+from blockrelay_worker.engine.loop import Engine
+from blockrelay_worker.engine.runs import RunTable
+from blockrelay_worker.execution.cpu.stage import StageExecutor
+from blockrelay_worker.execution.executor import Executor, FailingExecutor, SaltedExecutor, salted_id
+from blockrelay_worker.execution.numerics_id import numerics_id
+from blockrelay_worker.execution.self_test import load_stage
+from blockrelay_worker.kernels import load_kernels
+from blockrelay_worker.kernels.interface import Kernels
+from blockrelay_worker.kv.pool import PageLayout, PagePool, pages_for
+from blockrelay_worker.kv.prefix_cache import PrefixCache
+from blockrelay_worker.kv.store.factory import open_page_store
+from blockrelay_worker.kv.store.store import PageStore
+from blockrelay_worker.lifecycle.heartbeat import Beat
+from blockrelay_worker.lifecycle.registration import Assignment, LoadingBeat, Registration, rows_arrive
+from blockrelay_worker.lifecycle.stage_role import StageRole
+from blockrelay_worker.transport.events import Mailbox, Reader
+from blockrelay_worker.transport.redis_links import Drain, Links, Stopping
+
+#: Share of the machine's available memory for KV pages when nothing else is said.
+KV_SHARE = 0.2
+#: How long a worker that leaves waits for pages to be written. Seconds.
+FLUSH_S = 2.0
+
+
+class Worker:
+    """`run` returns when `stop` is set, or drained when that was asked.
+
+    Until it `has_served`, it and making one raise UsageError or BlockFolderError where these settings, this model and
+    these Redis servers will never do; any other error is one of the moment.
+    """
+
+    def __init__(self, settings: WorkerSettings, stop: threading.Event, drain: Drain) -> None:
+        self._settings, self._stop = settings, stop
+        self._folder: BlockFolder = open_block_folder(settings.model, blocks=[])
+        self._model = self._folder.manifest.model_hash[:16]
+        self._numerics = salted_id(numerics_id(self._folder.manifest), settings.inject_numerics)
+        self._metrics = WorkerMetrics(CollectorRegistry())
+        self._links = Links.open(settings, self._metrics.redis_errors, stop, drain)
+        self._kernels: Kernels = load_kernels(settings.threads)
+        self._ready = self.has_served = False
+        self._loaded: tuple[Assignment, StageExecutor] | None = None
+        self._status = StatusServer(settings.host, settings.port, self._metrics.registry, self._gaps)
+
+    def run(self) -> None:
+        """Lives in the registry, one after the other, until stopped."""
+        try:
+            self._find_redis()
+            while not self._stop.is_set() and not self._links.drain.asked:
+                self._one_life()
+        except Stopping:
+            pass
+        finally:
+            self._status.close()
+            self._links.close()
+
+    def _find_redis(self) -> None:
+        """Wait for the control Redis. Raises UsageError when one of the two will never serve us like this."""
+        links = self._links
+        wait_for_redis(
+            lambda: check_redis(links.control, "control Redis", cell=links.keys),
+            lambda error: links.watch.failed("start", error),
+            give_up=self._stop.is_set,
+        )
+        links.watch.worked("start")
+        try:
+            check_redis(links.payload, "payload Redis")
+        except RedisTrouble as error:
+            links.watch.met(error)  # whoever needs it waits for it
+
+    def _gaps(self) -> list[str]:
+        return [] if self._ready else ["this worker has no stage yet"]
+
+    def _one_life(self) -> None:
+        settings = self._settings
+        registration = Registration(
+            self._links,
+            model=self._model,
+            device=settings.device,
+            numerics=self._numerics,
+            host=settings.host,
+            port=self._status.port,
+            threads=settings.threads,
+        )
+        assignment = registration.wait_for_assignment()
+        with LoadingBeat(registration, self._links, settings.beat_s):
+            executor = self._load(assignment)
+        if registration.forgotten():
+            return  # what it has loaded stays for the next life
+        role = self._role(registration.worker, assignment)
+        self._serve(registration, assignment, role, executor)
+
+    def _load(self, assignment: Assignment) -> StageExecutor:
+        """The stage's executor; the one of the life before when the stage is the same."""
+        if self._loaded and self._loaded[0].blocks == assignment.blocks:
+            return self._loaded[1]
+        if self._loaded:
+            self._loaded[1].close()
+            self._loaded = None
+        blocks = assignment.blocks
+        with self._metrics.load_seconds.time():
+            folder = open_block_folder(self._settings.model, blocks=range(blocks.first, blocks.last + 1))
+            layout = StageExecutor.layout_of(folder, blocks.first, blocks.last)
+            pool = PagePool(layout, self._pages(folder, layout))
+            executor = load_stage(
+                folder, blocks.first, blocks.last, pool=pool, threads=self._settings.threads, kernels=self._kernels
+            )
+        self._loaded = (assignment, executor)
+        return executor
+
+    def _pages(self, folder: BlockFolder, layout: PageLayout) -> int:
+        """Pool size: what the memory allows, but not more than every request at full context needs."""
+        most = self._settings.max_requests * pages_for(folder.model.max_position)
+        budget = self._settings.kv_bytes or int(available_bytes() * KV_SHARE)
+        return most if layout.bytes_per_page == 0 else max(2, min(most, budget // layout.bytes_per_page))
+
+    def _role(self, worker: str, assignment: Assignment) -> StageRole:
+        settings, path = self._settings, self._folder.tokenizer_path
+        own = CellSettings.of(settings)
+        cell: CellSettings = (
+            self._links.again(lambda: read_cell_settings(self._links.control, self._links.keys), "read settings") or own
+        )
+        cell.tell(own)
+        return StageRole(
+            worker=worker,
+            split=assignment.split,
+            stage=assignment.stage,
+            first=assignment.blocks.first,
+            last=assignment.blocks.last,
+            folder=self._folder,
+            tokenizer=Tokenizer.from_file(path) if path else None,
+            device=settings.device,
+            max_rows=settings.max_rows,
+            max_requests=settings.max_requests,
+            step_target_s=settings.step_target_s,
+            speculation=settings.speculation == "on",
+            dead_after_s=cell.dead_after_ms / 1000,
+        )
+
+    def _serve(
+        self, registration: Registration, assignment: Assignment, role: StageRole, executor: StageExecutor
+    ) -> None:
+        """From ready to gone."""
+        mailbox, over = Mailbox(), threading.Event()
+        store = self._page_store(role, executor.pool)
+        table = RunTable(executor.pool, self._cache(role, executor.pool, store, mailbox))
+        self._metrics.kv_pages_total.set(executor.pool.pages)
+        engine = Engine(role, self._with_faults(role, executor), table, self._links, mailbox, self._metrics)
+        run_id = registration.announce(assignment, pages=executor.pool.pages, slots=role.max_requests)
+        self._ready = self.has_served = True
+        workers = {"cpu": 0, "gpu": 0} | {role.device: 1}
+        get().info(
+            "NODE_READY",
+            worker=role.worker,
+            workers=workers,
+            stage=role.stage,
+            first=role.first,
+            last=role.last,
+            pages=executor.pool.pages,
+            kernels=self._kernels.variant,
+            products=executor.variant,
+        )
+        threads: list[threading.Thread] = self._readers(role, mailbox, over)
+        threads.append(
+            Beat(
+                self._links,
+                mailbox,
+                worker=role.worker,
+                run_id=run_id,
+                model=self._model,
+                split=role.split,
+                stage=role.stage,
+                view=lambda: table.view,
+                step_age=engine.step_age,
+                pace=lambda: engine.pace.told(time.monotonic()) if role.first_stage else None,
+                every_s=self._settings.beat_s,
+                session_timeout_s=self._settings.session_timeout_s,
+                stop=over,
+            )
+        )
+        for thread in threads:
+            thread.start()
+        gc.collect()
+        gc.freeze()  # what there is now stays: a look at all of it would hold up every request
+        try:
+            self._links.drain.possible = True
+            why = engine.run()
+        finally:
+            self._links.drain.possible = False
+            self._ready = False
+            over.set()
+        get().info("NODE_DRAINING", worker=role.worker, reason=why)
+        self._leave(registration, role)
+        for thread in threads:
+            thread.join()
+        table.check_integrity()
+        if store is not None:
+            store.flush(FLUSH_S)
+            store.close()
+
+    def _shares_pages(self, pool: PagePool) -> bool:
+        """Not where bits may differ, nor where pages hold nothing (a stage of the head alone)."""
+        return self._settings.prefix_cache and self._folder.manifest.exact and pool.layout.layers > 0
+
+    def _page_store(self, role: StageRole, pool: PagePool) -> PageStore | None:
+        if not self._shares_pages(pool):
+            return None
+        return open_page_store(
+            self._settings,
+            self._links,
+            self._folder.manifest,
+            pool,
+            first_block=role.first,
+            metrics=self._metrics,
+        )
+
+    def _cache(self, role: StageRole, pool: PagePool, store: PageStore | None, mailbox: Mailbox) -> PrefixCache | None:
+        if not self._shares_pages(pool):
+            return None
+        return PrefixCache(
+            pool,
+            model_hash=self._folder.manifest.model_hash,
+            numerics=self._numerics,
+            metrics=self._metrics,
+            counts=role.first_stage,
+            store=store,
+            deliver=mailbox.put,
+        )
+
+    def _readers(self, role: StageRole, mailbox: Mailbox, over: threading.Event) -> list[threading.Thread]:
+        keys, inbox = self._links.keys, self._links.keys.inbox(role.worker)
+        streams: list[str] = []
+        if role.first_stage:
+            classes = ("gpu",) if role.device == "gpu" else ("cpu", "gpu")
+            streams = [f(self._model, c) for c in classes for f in (keys.reruns, keys.jobs)]
+            streams += [keys.pinned(self._model, c, self._numerics) for c in classes]
+        watch = self._links.watch
+        readers: list[threading.Thread] = [Reader(self._links.control, inbox, streams, mailbox, over, watch)]
+        if self._links.payload is not self._links.control and rows_arrive(role.split):
+            readers.append(Reader(self._links.payload, inbox, [], mailbox, over, watch))
+        return readers
+
+    def _with_faults(self, role: StageRole, stage: StageExecutor) -> Executor:
+        """The stage, as it was verified, behind the faults that the settings ask for."""
+        executor: Executor = stage
+        if salt := self._settings.inject_numerics:
+            executor = SaltedExecutor(executor, salt=salt, vocabulary=self._folder.model.vocab_size)
+        after = self._settings.inject_fault
+        if role.device == "gpu" and after is not None:
+            executor = FailingExecutor(executor, after=after, block=f"block_{role.first}")
+        return executor
+
+    def _leave(self, registration: Registration, role: StageRole) -> None:
+        """Drain: everything that was on this worker runs again elsewhere. Tried once when the process is ending."""
+        call = transitions.dead(registration.worker, silent_s=0, reason="drain")
+        try:
+            self._links.scripts.run(call)
+        except RedisTrouble as error:
+            self._links.watch.met(error)  # then our silence tells the scheduler
+        if rows_arrive(role.split):
+            registration.leave_payload()

@@ -1,0 +1,1 @@
+"""Commands that run a model in one process, without a queue."""

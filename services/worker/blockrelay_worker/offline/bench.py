@@ -1,0 +1,113 @@
+"""`python -m blockrelay_worker.offline.bench`: the executor's loop in this process, timed: no queue, Redis, HTTP.
+
+What `blockrelay bench` measures the services against. Each line on stdin is one round, all of its requests from the
+start: {"prompts": [[id, ...], ...], "new": n}; each line on stdout answers one: {"sent": s, "tokens": [[s, ...], ...]},
+when the round began and when each request's token came, in seconds of the monotonic clock. The first line on stdout,
+`ready`, comes when the model is loaded and checked. Ends with its stdin.
+"""
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from blockrelay.block_folder.folder import open_block_folder
+from blockrelay.errors import BlockrelayError
+from blockrelay.protocol.sampling_params import SamplingParams
+from blockrelay_worker.execution.batch import Batch, Segment
+from blockrelay_worker.execution.cpu.stage import StageExecutor
+from blockrelay_worker.execution.self_test import load_stage
+from blockrelay_worker.kernels import load_kernels
+from blockrelay_worker.kv.pool import PagePool, pages_for
+from blockrelay_worker.sampling.sampler import sample
+from blockrelay_worker.scheduling.batch_policy import Candidate, choose_rows
+
+
+@dataclass(slots=True)
+class Timed:
+    """One request: its tokens, prompt first; how many have their KV in `pages`; when each new one came."""
+
+    tokens: list[int]
+    pages: list[int]
+    left: int
+    computed: int = 0
+    served: int = 0
+    came: list[float] = field(default_factory=list[float])
+
+
+def run_round(
+    executor: StageExecutor, prompts: Sequence[Sequence[int]], new: int, *, max_rows: int
+) -> tuple[float, list[Timed]]:
+    """Run all prompts at once until each has `new` >= 1 greedy tokens. `executor` holds the whole model.
+
+    The batches are those that a worker would make: at most `max_rows` rows, decode rows first.
+    """
+    pool, params = executor.pool, SamplingParams(max_tokens=new, temperature=0, ignore_eos=True)
+    started = time.monotonic()
+    requests = [Timed(list(prompt), pool.allocate(pages_for(len(prompt) + new)), new) for prompt in prompts]
+    iteration = 0
+    while running := {str(i): one for i, one in enumerate(requests) if one.left}:
+        iteration += 1
+        candidates = [Candidate(name, len(r.tokens) - r.computed, served=r.served) for name, r in running.items()]
+        chosen = [(running[name], rows) for name, rows in choose_rows(candidates, max_rows)]
+        ends = np.cumsum([rows for _, rows in chosen])
+        sampling = [
+            (r, int(end) - 1) for (r, n), end in zip(chosen, ends, strict=True) if r.computed + n == len(r.tokens)
+        ]
+        output = executor.run(
+            Batch(
+                segments=[Segment(rows=n, first_position=r.computed, pages=r.pages) for r, n in chosen],
+                tokens=np.concatenate([np.asarray(r.tokens[r.computed : r.computed + n], np.int32) for r, n in chosen]),
+                wanted=[row for _, row in sampling],
+            )
+        )
+        for request, rows in chosen:
+            request.computed += rows
+            request.served = iteration
+        assert output.logits is not None
+        for (request, _), logits in zip(sampling, output.logits, strict=True):
+            request.tokens.append(sample(logits, params, seed=0, position=len(request.tokens)).token)
+            request.left -= 1
+            request.came.append(time.monotonic())
+    for request in requests:
+        pool.free(request.pages)
+    return started, requests
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="blockrelay_worker.offline.bench")
+    parser.add_argument("--model", type=Path, required=True)
+    parser.add_argument("--threads", type=int, required=True)
+    parser.add_argument("--max-rows", type=int, required=True)
+    parser.add_argument("--pages", type=int, required=True, help="pages that the largest round needs")
+    options = parser.parse_args(arguments)
+    try:
+        folder = open_block_folder(options.model)
+        blocks = folder.model.blocks
+        pool = PagePool(StageExecutor.layout_of(folder, 1, blocks), max(2, options.pages))  # checking needs two
+        kernels = load_kernels(options.threads)
+        executor = load_stage(folder, 1, blocks, pool=pool, threads=options.threads, kernels=kernels)
+        _answer("ready")
+        for line in sys.stdin:
+            wanted: Any = json.loads(line)
+            sent, requests = run_round(executor, wanted["prompts"], wanted["new"], max_rows=options.max_rows)
+            _answer(json.dumps({"sent": sent, "tokens": [request.came for request in requests]}))
+    except BlockrelayError as error:
+        sys.stderr.write(f"{error}\n")
+        return 1
+    return 0
+
+
+def _answer(line: str) -> None:
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,221 @@
+"""`python -m blockrelay_worker.offline.evaluate`: how well a model predicts a text, in this process.
+
+The text is read in windows of `--context` tokens that begin every `--stride` tokens. Every token except the first is
+scored once: in the first window that holds it, with all that stands before it there (context - stride tokens at least,
+except at the beginning). perplexity = e to the mean of -ln p(token | tokens before it in its window).
+
+With `--json` one object is printed: model, precision, numerics_id, perplexity, nll (nats per token), bits_per_byte
+(null if the scored tokens stand for no bytes), tokens (scored), bytes (of their text), windows, context, stride,
+timings. Exit code 2 and one line on stderr for bad input, 1 for failures of ours or of the machine.
+"""
+
+import json
+import math
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+from numpy.typing import NDArray
+
+from blockrelay.block_folder.folder import BlockFolder, open_block_folder
+from blockrelay.errors import RowNotFinite, UsageError
+from blockrelay.settings import BUNDLED_MODEL
+from blockrelay.text.text_file import read_text_file
+from blockrelay.text.tokenizer import Tokenizer
+from blockrelay_worker.execution.batch import Batch, Segment
+from blockrelay_worker.execution.cpu.stage import StageExecutor
+from blockrelay_worker.execution.numerics_id import numerics_id
+from blockrelay_worker.execution.self_test import load_stage
+from blockrelay_worker.kernels import load_kernels
+from blockrelay_worker.kv.pool import PagePool, pages_for
+from blockrelay_worker.offline.support import cores, run_app
+
+#: Rows per run: enough for full speed, and the logits of a vocabulary of 128,000 stay at 125 MiB.
+CHUNK_ROWS = 256
+#: `--context` where none is given and the model's own is longer.
+DEFAULT_CONTEXT = 1024
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Window:
+    """Tokens `first` to `end - 1` of a text, of which those from `scored` on are scored."""
+
+    first: int
+    scored: int
+    end: int
+
+
+def windows(tokens: int, *, context: int, stride: int) -> list[Window]:
+    """Windows over a text of `tokens` >= 2 tokens; 1 <= stride < context. Tokens 1.. are scored, each once."""
+    found = [Window(first=0, scored=1, end=min(context, tokens))]
+    while found[-1].end < tokens:
+        last = found[-1]
+        first = last.first + stride
+        found.append(Window(first=first, scored=last.end, end=min(first + context, tokens)))
+    return found
+
+
+class Scorer:
+    """A model that gives the loss of every token of a sequence."""
+
+    def __init__(self, folder: BlockFolder, *, threads: int, context: int) -> None:
+        """Room for windows of `context` tokens. Raises BlockFolderError if a block gives a wrong known answer."""
+        blocks = folder.model.blocks
+        pool = PagePool(StageExecutor.layout_of(folder, 1, blocks), max(2, pages_for(context)))
+        self._executor = load_stage(folder, 1, blocks, pool=pool, threads=threads, kernels=load_kernels(threads))
+        self._pages = pool.allocate(pool.pages)
+
+    def losses(self, tokens: Sequence[int], scored: int) -> list[float]:
+        """-ln p of tokens `scored` >= 1 and later, each given all before it. Raises RowNotFinite."""
+        found: list[float] = []
+        for first in range(0, len(tokens) - 1, CHUNK_ROWS):  # the last token predicts nothing that is asked for
+            end = min(first + CHUNK_ROWS, len(tokens) - 1)
+            wanted = range(max(scored - 1 - first, 0), end - first)
+            output = self._executor.run(
+                Batch(
+                    segments=[Segment(rows=end - first, first_position=first, pages=self._pages)],
+                    tokens=np.asarray(tokens[first:end], np.int32),
+                    wanted=wanted,
+                )
+            )
+            if output.not_finite:
+                raise RowNotFinite(f"a row at positions {first} and later is not finite: the model overflowed")
+            assert output.logits is not None, "a stage with all blocks gives logits"
+            targets = tokens[first + 1 : end + 1][wanted.start :]
+            found += [_loss(row, target) for row, target in zip(output.logits, targets, strict=True)]
+        return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Score:
+    """`nll` in nats, summed over `tokens` scored tokens, which stand for `bytes` bytes of text."""
+
+    nll: float
+    tokens: int
+    bytes: int
+    windows: int
+
+    @property
+    def perplexity(self) -> float:
+        return math.exp(self.nll / self.tokens)
+
+    @property
+    def bits_per_byte(self) -> float | None:
+        return self.nll / math.log(2) / self.bytes if self.bytes else None
+
+
+def score(
+    scorer: Scorer,
+    tokens: Sequence[int],
+    tokenizer: Tokenizer,
+    *,
+    context: int,
+    stride: int,
+    done: Callable[[int, int], None],
+) -> Score:
+    """Score a text of at least two tokens. `done` is told (windows done, windows in all)."""
+    losses: list[float] = []
+    every = windows(len(tokens), context=context, stride=stride)
+    for number, window in enumerate(every, 1):
+        losses += scorer.losses(tokens[window.first : window.end], window.scored - window.first)
+        done(number, len(every))
+    size = sum(len(tokenizer.bytes.of(token)) for token in tokens[1:])
+    return Score(nll=math.fsum(losses), tokens=len(losses), bytes=size, windows=len(every))
+
+
+@app.command()
+def main(
+    text: Annotated[Path, typer.Option(help="UTF-8 file to predict")],
+    model: Annotated[
+        Path, typer.Option(help="block folder [default: the bundled model]", show_default=False)
+    ] = BUNDLED_MODEL,
+    context: Annotated[
+        int | None, typer.Option(min=2, help=f"tokens per window [default: the model's, {DEFAULT_CONTEXT} at most]")
+    ] = None,
+    stride: Annotated[
+        int | None, typer.Option(min=1, help="tokens from window to window [default: half the context]")
+    ] = None,
+    tokens: Annotated[int | None, typer.Option(min=2, help="use only so many tokens of the text")] = None,
+    threads: Annotated[int | None, typer.Option(min=1, help="[default: the cores of this machine]")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="print one JSON object")] = False,
+) -> None:
+    """Measure the perplexity of a block folder's model on a text."""
+    started = time.perf_counter()
+    content = read_text_file(text)
+    folder = open_block_folder(model)
+    if folder.tokenizer_path is None:
+        raise UsageError(f"{model}: the model has no tokenizer, so it cannot read a text")
+    limit = folder.model.max_position
+    context = min(DEFAULT_CONTEXT, limit) if context is None else context
+    stride = max(1, context // 2) if stride is None else stride
+    if context > limit:
+        raise UsageError(f"--context {context} is beyond the model's context of {limit}")
+    if stride >= context:
+        raise UsageError(f"--stride {stride} must be below the context of {context}: every token needs one before it")
+    tokenizer = Tokenizer.from_file(folder.tokenizer_path)
+    ids = tokenizer.encode(content)[:tokens]
+    if len(ids) < 2:
+        raise UsageError(f"{text}: {len(ids)} token(s) of text; at least 2 are needed to predict one")
+    scorer = Scorer(folder, threads=threads or cores(), context=min(context, len(ids)))
+    loaded = time.perf_counter()
+    result = score(scorer, ids, tokenizer, context=context, stride=stride, done=_show)
+    report = _report(folder, result, context, stride, load_s=loaded - started, total_s=time.perf_counter() - loaded)
+    typer.echo(json.dumps(report) if as_json else _lines(report))
+
+
+def _loss(logits: NDArray[np.float32], target: int) -> float:
+    """-ln softmax(logits)[target]. A figure, never a path to a token: NumPy's own exp will do."""
+    shifted = logits.astype(np.float64) - float(logits.max())
+    return float(np.log(np.exp(shifted).sum()) - shifted[target])
+
+
+def _show(done: int, windows: int) -> None:
+    if sys.stderr.isatty():
+        sys.stderr.write(f"\rwindow {done} of {windows}" + ("\r\033[K" if done == windows else ""))
+        sys.stderr.flush()
+
+
+def _report(
+    folder: BlockFolder, result: Score, context: int, stride: int, *, load_s: float, total_s: float
+) -> dict[str, Any]:
+    return {
+        "model": folder.model.name,
+        "precision": folder.manifest.precision,
+        "numerics_id": numerics_id(folder.manifest),
+        "perplexity": result.perplexity,
+        "nll": result.nll / result.tokens,
+        "bits_per_byte": result.bits_per_byte,
+        "tokens": result.tokens,
+        "bytes": result.bytes,
+        "windows": result.windows,
+        "context": context,
+        "stride": stride,
+        "timings": {"load_s": load_s, "total_s": total_s, "ms_per_token": 1000 * total_s / result.tokens},
+    }
+
+
+def _lines(report: dict[str, Any]) -> str:
+    bits = report["bits_per_byte"]
+    return (
+        f"perplexity {report['perplexity']:.4f}  ({report['nll']:.4f} nats per token, "
+        + ("" if bits is None else f"{bits:.4f} bits per byte, ")
+        + f"{report['timings']['ms_per_token']:.2f} ms per token)\n"
+        + f"{report['model']}, {report['precision']}: {report['tokens']} tokens, {report['bytes']} bytes, "
+        + f"{report['windows']} windows of {report['context']} every {report['stride']}"
+    )
+
+
+def run(arguments: list[str] | None = None) -> int:
+    """The exit code (see `run_app`)."""
+    return run_app(app, arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(run())

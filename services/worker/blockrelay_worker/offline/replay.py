@@ -1,0 +1,55 @@
+"""`python -m blockrelay_worker.offline.replay --request ID < BODY`: a dead letter once more, alone, in this process.
+
+BODY is an encoded RequestBody. The tokens go to stdout as text while they come (as ids, for a model without a
+tokenizer), so that whatever happens is seen where it happens. Ends with code 0 when the request completes, 1 when it
+fails, and as a worker would where the request kills its worker.
+"""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from blockrelay import failpoints
+from blockrelay.block_folder.folder import open_block_folder
+from blockrelay.protocol.messages import RequestBody
+from blockrelay.protocol.sampling_params import SamplingParams, check_prompt, derive_seed
+from blockrelay.settings import BUNDLED_MODEL, WorkerSettings
+from blockrelay.text.tokenizer import Tokenizer
+from blockrelay_worker.offline.pipeline import CHUNK_ROWS, Pipeline, generate
+from blockrelay_worker.offline.support import cores, run_app
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+
+
+@app.command()
+def main(
+    request: Annotated[str, typer.Option(help="its id, of which the seed derives that it did not name")],
+    model: Annotated[Path, typer.Option(help="block folder")] = BUNDLED_MODEL,
+    threads: Annotated[int | None, typer.Option(min=1, help="[default: the cores of this machine]")] = None,
+) -> None:
+    """Run the request whose body is on stdin."""
+    failpoints.arm("worker", WorkerSettings().failpoint)
+    folder, body = open_block_folder(model), RequestBody.decode(sys.stdin.buffer.read())
+    params, prompt = SamplingParams.from_dict(body.params), body.prompt.tolist()
+    check_prompt(prompt, params, vocab_size=folder.model.vocab_size, context=folder.model.max_position, param="prompt")
+    tokenizer = Tokenizer.from_file(folder.tokenizer_path) if folder.tokenizer_path is not None else None
+    pipeline = Pipeline(folder, stages=1, threads=threads or cores(), tokens=len(prompt) + params.max_tokens)
+    if body.logits != "none":
+        for first in range(0, len(prompt), CHUNK_ROWS):
+            pipeline.run(prompt[first : first + CHUNK_ROWS], first, wanted=True, seconds={})
+        typer.echo(f"a tensor step: its {len(prompt)} tokens have finite logits")
+        return
+
+    def show(token: int) -> None:
+        typer.echo(f"{token} " if tokenizer is None else tokenizer.decode([token]), nl=False)
+        sys.stdout.flush()
+
+    seed = derive_seed(request) if params.seed is None else params.seed
+    done = generate(pipeline, prompt, params, seed=seed, tokenizer=tokenizer, on_token=show)
+    typer.echo(f"\n{len(done.tokens)} tokens, then it ended ({done.finish_reason})")
+
+
+if __name__ == "__main__":
+    sys.exit(run_app(app, None))

@@ -1,0 +1,102 @@
+"""The next token as a pure function of (logits row, parameters, seed, position).
+
+Order of the steps: temperature, top_k, top_p, min_p, draw. The draw takes one number in [0, 1) from Philox keyed by
+(seed, position) and walks the kept tokens in order of their ids. There is no generator state: whoever computes position
+p again, in another batch, process or year, gets the same token. Ties, in every step, go to the lowest id.
+All arithmetic is float64 from `exact_math`, because NumPy's own functions differ between CPUs.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from blockrelay.protocol.sampling_params import SamplingParams
+from blockrelay_worker.sampling import exact_math
+
+#: Tokens whose logit lies this far (after temperature) below the best one are never drawn: all of a vocabulary of a
+#: million together have a probability below 2**-53, less than one step of the random number.
+_UNREACHABLE = -51.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampled:
+    """One new token.
+
+    `logprob` and `top` (id, log probability; most likely first, ties by lower id) are of the model's own
+    distribution, before temperature and filters, as OpenAI's are; None and empty unless params.logprobs was set.
+    """
+
+    token: int
+    logprob: float | None = None
+    top: tuple[tuple[int, float], ...] = ()
+
+
+def sample(logits: NDArray[np.float32], params: SamplingParams, *, seed: int, position: int) -> Sampled:
+    """Choose the token for `position` (0-based index in the request's tokens, prompt included) from `logits` [vocab].
+
+    `seed` is the request's seed, given or derived (any integer, taken modulo 2**64). `logits` must be finite.
+    """
+    token = int(logits.argmax()) if params.temperature == 0 else _draw(logits, params, uniform(seed, position))
+    if params.logprobs is None:
+        return Sampled(token=token)
+    logprobs = log_probabilities(logits)
+    best = _largest(logprobs, params.logprobs)
+    return Sampled(
+        token=token, logprob=float(logprobs[token]), top=tuple((int(index), float(logprobs[index])) for index in best)
+    )
+
+
+def uniform(seed: int, position: int) -> float:
+    """The random number of a position: a multiple of 2**-53 in [0, 1)."""
+    philox = np.random.Philox(key=seed % 2**64, counter=position)
+    return (int(philox.random_raw()) >> 11) * 2.0**-53
+
+
+def log_probabilities(logits: NDArray[np.float32]) -> NDArray[np.float64]:
+    """log softmax of one row [vocab]."""
+    shifted = logits.astype(np.float64) - float(logits.max())
+    return shifted - exact_math.log(float(exact_math.running_sum(exact_math.exp(shifted))[-1]))
+
+
+def _draw(logits: NDArray[np.float32], params: SamplingParams, u: float) -> int:
+    with np.errstate(over="ignore"):  # a tiny temperature: minus infinity is what is meant
+        scaled = (logits.astype(np.float64) - float(logits.max())) / params.temperature
+    kept = np.flatnonzero(scaled >= _UNREACHABLE)
+    if 0 < params.top_k < kept.size:
+        kept = kept[np.sort(_largest(scaled[kept], params.top_k))]
+    weights = exact_math.exp(scaled[kept])
+    if params.top_p < 1:
+        inside = _nucleus(weights, params.top_p)
+        kept, weights = kept[inside], weights[inside]
+    if params.min_p > 0:
+        likely = weights >= params.min_p  # the best token's weight is exp(0) = 1
+        kept, weights = kept[likely], weights[likely]
+    reached = exact_math.running_sum(weights)
+    chosen = int(np.searchsorted(reached, u * float(reached[-1]), side="right"))
+    return int(kept[min(chosen, kept.size - 1)])  # u * total may round up to the total
+
+
+def _nucleus(weights: NDArray[np.float64], share: float) -> NDArray[np.intp]:
+    """Indexes, ascending, of the fewest largest weights that together reach `share` of all."""
+    wanted = share * float(exact_math.running_sum(weights)[-1])
+    # Few are usually enough; sums of a longer list begin with the same bits, so the guess does not show.
+    for guess in (64, 1024, weights.size):
+        order = _largest(weights, min(guess, weights.size))
+        reached = exact_math.running_sum(weights[order])
+        if reached[-1] >= wanted:
+            return np.sort(order[: int(np.searchsorted(reached, wanted, side="left")) + 1])
+    return np.arange(weights.size)  # rounding: even all of them, added in this order, stay below
+
+
+def _largest(values: NDArray[np.float64], count: int) -> NDArray[np.intp]:
+    """Indexes of the `count` largest values, largest first, ties by lower index."""
+    if count == 0:
+        return np.empty(0, np.intp)
+    if count < values.size:
+        threshold = np.partition(values, values.size - count)[values.size - count]
+        candidates = np.flatnonzero(values >= threshold)  # all ties of the last one included
+    else:
+        candidates = np.arange(values.size)
+    order = np.argsort(-values[candidates], kind="stable")
+    return candidates[order[:count]]

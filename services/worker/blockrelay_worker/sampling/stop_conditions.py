@@ -1,0 +1,59 @@
+"""Where a request ends: the one place that decides it."""
+
+from typing import Literal
+
+from blockrelay.protocol.sampling_params import SamplingParams
+from blockrelay.text.tokenizer import Tokenizer, VisibleText
+
+FinishReason = Literal["stop", "length"]
+
+
+class Progress:
+    """How far one request has come: everything `advance` needs, and a function of its tokens alone.
+
+    A worker that takes over a request makes a new one and calls `advance` with each token of the log (none of them
+    ends the request, or it would not be running).
+    """
+
+    __slots__ = ("end_ids", "finish_reason", "length", "limit", "text")
+
+    def __init__(
+        self,
+        params: SamplingParams,
+        *,
+        prompt_tokens: int,
+        context: int,
+        eos_ids: tuple[int, ...],
+        tokenizer: Tokenizer | None,
+    ) -> None:
+        """`context` and `eos_ids` are the model's; `tokenizer` may be None if params.stop is empty."""
+        assert tokenizer is not None or not params.stop, "stop strings need a tokenizer; requests are checked for it"
+        self.end_ids = params.end_ids(eos_ids)
+        #: Tokens so far, prompt included.
+        self.length = prompt_tokens
+        #: Tokens at most, prompt included.
+        self.limit = min(prompt_tokens + params.max_tokens, context)
+        # Text is only needed to find stop strings; without them no token is decoded here.
+        self.text = VisibleText.of(tokenizer, params, eos_ids) if tokenizer is not None and params.stop else None
+        #: "length" at once for a request that may not have a single new token.
+        self.finish_reason: FinishReason | None = "length" if self.length >= self.limit else None
+
+
+def advance(progress: Progress, token: int) -> FinishReason | None:
+    """Take one new token; returns None (go on), "stop" (EOS, stop token or stop string) or "length".
+
+    Mutates `progress`. The token that ends a request belongs to it; nothing behind it may be committed.
+    """
+    assert progress.finish_reason is None, "a finished request got another token"
+    progress.length += 1
+    if token in progress.end_ids:
+        progress.finish_reason = "stop"
+        return "stop"
+    if progress.text is not None:
+        progress.text.push(token)
+        if progress.text.stopped:
+            progress.finish_reason = "stop"
+            return "stop"
+    if progress.length >= progress.limit:
+        progress.finish_reason = "length"
+    return progress.finish_reason

@@ -1,0 +1,1 @@
+"""Which rows the next batch has, and what a step costs."""

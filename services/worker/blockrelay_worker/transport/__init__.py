@@ -1,0 +1,1 @@
+"""What comes from Redis and goes there: events, rows between stages, commits, results."""

@@ -1,0 +1,72 @@
+"""COMMIT behind the step: at most one call in flight; the next one carries everything since."""
+
+import threading
+from collections import Counter
+from queue import Empty, SimpleQueue
+
+from blockrelay.observability.metrics import WorkerMetrics
+from blockrelay.protocol.messages import Commit
+from blockrelay.protocol.transitions import commit
+from blockrelay_worker.transport.events import Mailbox, Verdicts
+from blockrelay_worker.transport.redis_links import Links, Stopping
+
+#: What was submitted together; an event, to be set when everything before it is answered; None: the end.
+_Item = list[Commit] | threading.Event | None
+
+
+class Committer(threading.Thread):
+    """Takes commits in order, delivers their verdicts to the mailbox in order. Survives a Redis restart.
+
+    It works while the engine computes, and whenever it holds the interpreter the engine waits: it does little.
+    """
+
+    def __init__(self, links: Links, mailbox: Mailbox, metrics: WorkerMetrics) -> None:
+        super().__init__(name="committer", daemon=True)
+        self._links, self._mailbox, self._metrics = links, mailbox, metrics
+        self._scripts = links.scripts.for_one_thread()
+        self._queue: SimpleQueue[_Item] = SimpleQueue()
+
+    def submit(self, commits: list[Commit]) -> None:
+        if commits:
+            self._queue.put(commits)
+
+    def flush(self, timeout_s: float) -> bool:
+        """Wait until everything submitted is answered. False when `timeout_s` passed first."""
+        answered = threading.Event()
+        self._queue.put(answered)
+        return answered.wait(timeout_s)
+
+    def close(self) -> None:
+        """End the thread once what was submitted is answered."""
+        self._queue.put(None)
+
+    def run(self) -> None:
+        while True:
+            items = self._take()
+            batch = [one for item in items if isinstance(item, list) for one in item]
+            if batch:
+                self._commit(batch)
+            for item in items:
+                if isinstance(item, threading.Event):
+                    item.set()
+            if None in items:
+                return
+
+    def _take(self) -> list[_Item]:
+        """Everything there is; waits for the first."""
+        items = [self._queue.get()]
+        try:
+            while True:
+                items.append(self._queue.get_nowait())
+        except Empty:
+            return items
+
+    def _commit(self, batch: list[Commit]) -> None:
+        call = commit(batch)
+        try:
+            answers = self._links.again(lambda: self._scripts.run(call), "commit")
+        except Stopping:
+            return
+        for verdict, count in Counter(answer.verdict for answer in answers).items():
+            self._metrics.commits.labels(verdict).inc(count)
+        self._mailbox.put(Verdicts(tuple(zip(batch, answers, strict=True))))

@@ -1,0 +1,138 @@
+"""Rows to the next stage, and tokens back to the first: transport, not truth. Sent once.
+
+Rows are one inbox entry per batch and target.
+"""
+
+import time
+from collections.abc import Sequence
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from blockrelay.errors import RedisFull, RedisTrouble
+from blockrelay.failpoints import reach
+from blockrelay.observability.metrics import WorkerMetrics
+from blockrelay.protocol.messages import Commit, Forward, ForwardSegment, NextJob
+from blockrelay.redis.client import backoff_s
+from blockrelay_worker.engine.work import Work
+from blockrelay_worker.lifecycle.stage_role import StageRole
+from blockrelay_worker.transport.redis_links import Links
+
+#: Entries in a target's inbox beyond which prompt chunks for it wait; decode rows still go.
+FULL_INBOX = 8
+#: How long rows that are computed wait for a payload Redis that is full; then their requests run again. Seconds.
+FULL_RETRY_S = 2.0
+
+
+class Sender:
+    def __init__(self, role: StageRole, links: Links, metrics: WorkerMetrics) -> None:
+        self._role, self._links, self._metrics = role, links, metrics
+        self._full: set[str] = set()
+
+    def forward(self, parts: Sequence[tuple[Work, NDArray[np.float32]]], seconds: dict[str, float]) -> list[Work]:
+        """Send every part (rows [n, H] of a Work) to the worker of its route's next stage.
+
+        Returns what could not be delivered (the target is dead, or the payload Redis away): RERUN. Mutates `run.sent`.
+        """
+        with self._links.clock.waiting():
+            return self._forward(parts, seconds)
+
+    def _forward(self, parts: Sequence[tuple[Work, NDArray[np.float32]]], seconds: dict[str, float]) -> list[Work]:
+        targets: dict[str, list[tuple[Work, NDArray[np.float32]]]] = {}
+        for work, rows in parts:
+            targets.setdefault(work.run.route[self._role.stage + 1], []).append((work, rows))
+        lost: list[Work] = []
+        for target, group in targets.items():
+            # Seconds of the blocks before are those of the group's first run: they ran in one batch, or nearly so.
+            message = Forward(
+                sender=self._role.worker,
+                segments=tuple(_segment(work) for work, _ in group),
+                rows=np.concatenate([rows for _, rows in group]),
+                block_seconds={**group[0][0].run.passing, **seconds},
+                gpu_blocks=group[0][0].run.gpu_blocks + self._role.gpu_blocks,
+            )
+            if not self._send(target, message):
+                lost += [work for work, _ in group]
+        return lost
+
+    def announce(self, commits: Sequence[tuple[str, Commit]]) -> None:
+        """Tell first workers (route[0] of each commit's run) the tokens that are about to be committed.
+
+        So they compute on while COMMIT is under way, as a worker of the whole model does. Only a hint: COMMIT sends the
+        job itself, and what a commit that is refused has started goes the way of its run. Without a payload Redis of
+        its own it would wait for the disk as COMMIT does: then nothing is sent.
+        """
+        if self._links.payload is self._links.control:
+            return
+        try:
+            reach("worker.before_early_job")
+            pipeline = self._links.payload.pipeline(transaction=False)
+            for worker, c in commits:
+                job = NextJob(request=c.request, run=c.run, position=c.position, tokens=c.tokens).encode()
+                pipeline.xadd(self._links.keys.inbox(worker), {"j": job}, nomkstream=True)
+            with self._links.clock.waiting():
+                pipeline.execute()
+            reach("worker.after_early_job")
+        except RedisTrouble as error:
+            self._links.watch.met(error)
+
+    def full_targets(self) -> frozenset[str]:
+        """Workers whose inbox is full right now; asks only about those that were full at the last sending."""
+        for target in list(self._full):
+            try:
+                with self._links.clock.waiting():
+                    length = self._links.payload.xlen(self._links.keys.inbox(target))
+            except RedisTrouble as error:
+                self._links.watch.met(error)
+                length = 0
+            if length < FULL_INBOX:
+                self._full.discard(target)
+        return frozenset(self._full)
+
+    def _send(self, target: str, message: Forward) -> bool:
+        inbox, fields = self._links.keys.inbox(target), message.encode()
+        try:
+            entry, length = self._add(inbox, fields)
+        except RedisTrouble as error:
+            self._links.watch.met(error)
+            return False
+        self._metrics.forwarded.inc(len(fields["x"]))
+        if length >= FULL_INBOX:
+            self._full.add(target)
+        return entry is not None
+
+    def _add(self, inbox: str, fields: dict[str, bytes]) -> tuple[bytes | None, int]:
+        """The new entry (None: there is no such inbox) and the inbox's length.
+
+        A Redis that is full is tried again for a while: what is computed is worth waiting for. Raises RedisTrouble.
+        """
+        give_up, attempt = time.monotonic() + FULL_RETRY_S, 0
+        while True:
+            try:
+                reach("worker.before_forward")
+                pipeline = self._links.payload.pipeline(transaction=False)
+                pipeline.xadd(inbox, cast(Any, fields), nomkstream=True)
+                pipeline.xlen(inbox)
+                entry, length = pipeline.execute()
+                reach("worker.after_forward")
+                return entry, length
+            except RedisFull as error:
+                self._links.watch.met(error)
+                if time.monotonic() > give_up or self._links.stop.wait(backoff_s(attempt)):
+                    raise
+                attempt += 1
+
+
+def _segment(work: Work) -> ForwardSegment:
+    run = work.run
+    run.sent += 1
+    return ForwardSegment(
+        request=run.request,
+        run=run.run,
+        sequence=run.sent - 1,
+        position=work.position,
+        token_ids=tuple(work.tokens),
+        ends_known=work.samples,
+        drafts=work.drafts,
+    )

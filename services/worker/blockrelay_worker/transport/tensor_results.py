@@ -1,0 +1,66 @@
+"""Tensor outputs on their way to the payload Redis, and the COMMITs that announce them."""
+
+import threading
+import time
+from queue import SimpleQueue
+
+import numpy as np
+from numpy.typing import NDArray
+
+from blockrelay.failpoints import reach
+from blockrelay.protocol.messages import Commit
+from blockrelay.protocol.tensors import RESULT_S, encode_result
+from blockrelay_worker.transport.committer import Committer
+from blockrelay_worker.transport.redis_links import Links, Stopping
+
+#: Logits float32 [n, vocab] in parts, and the commit behind them; an event, to be set when everything before it is
+#: handed on; None: the end.
+_Item = tuple[list[NDArray[np.float32]], Commit] | threading.Event | None
+
+
+class Results(threading.Thread):
+    """Stores each result before it hands in its commit, so that who hears of the end finds the result.
+
+    A thread of its own: what takes long, a hundred megabytes or a payload Redis that does not answer, holds up neither
+    the engine nor the commits of others.
+    """
+
+    def __init__(self, links: Links, committer: Committer) -> None:
+        super().__init__(name="results", daemon=True)
+        self._links, self._committer = links, committer
+        self._queue: SimpleQueue[_Item] = SimpleQueue()
+
+    def submit(self, logits: list[NDArray[np.float32]], commit: Commit) -> None:
+        """`logits` is not changed any more."""
+        self._queue.put((logits, commit))
+
+    def flush(self, timeout_s: float) -> bool:
+        """Wait until all that was submitted, here and to the committer, is answered. False after `timeout_s`."""
+        until, handed_on = time.monotonic() + timeout_s, threading.Event()
+        self._queue.put(handed_on)
+        return handed_on.wait(timeout_s) and self._committer.flush(max(0.0, until - time.monotonic()))
+
+    def close(self) -> None:
+        """End the thread once what was submitted is handed on."""
+        self._queue.put(None)
+
+    def run(self) -> None:
+        while (item := self._queue.get()) is not None:
+            if isinstance(item, threading.Event):
+                item.set()
+                continue
+            logits, commit = item
+            try:
+                self._store(commit.request, encode_result(np.concatenate(logits)))
+            except Stopping:
+                continue
+            self._committer.submit([commit])
+            del item, logits
+
+    def _store(self, request: str, value: bytes) -> None:
+        def store() -> None:
+            reach("worker.before_result")
+            self._links.payload.set(self._links.keys.result(request), value, ex=RESULT_S)
+            reach("worker.after_result")
+
+        self._links.again(store, "store result")

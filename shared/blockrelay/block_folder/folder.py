@@ -1,0 +1,135 @@
+"""Opens a block folder: checks its files against the manifest and maps the tensors of a block.
+
+Nothing in a folder is trusted before it is checked: paths stay inside, no link is followed, sizes and SHA-256 must be
+those of the manifest. BlockFolderError names the first file that is wrong.
+"""
+
+import hashlib
+import stat
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from blockrelay.block_folder.manifest import (
+    CHAT_TEMPLATE_NAME,
+    MANIFEST_NAME,
+    ROTARY_NAME,
+    TOKENIZER_NAME,
+    Manifest,
+    ModelConfig,
+    decode_manifest,
+)
+from blockrelay.errors import BlockFolderError
+
+_MAX_MANIFEST_BYTES = 64 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockFolder:
+    """An opened folder. Made by `open_block_folder`; holds no file open."""
+
+    root: Path
+    manifest: Manifest
+
+    @property
+    def model(self) -> ModelConfig:
+        return self.manifest.model
+
+    def tensors(self, index: int) -> dict[str, NDArray[Any]]:
+        """Name -> read-only array of block `index` (1 to N), mapped: memory is shared and loaded on first use.
+
+        The arrays are 64-byte aligned views of one mapping, which lives as long as any of them.
+        """
+        block = self.manifest.block(index)
+        raw = np.memmap(self.root / block.file, dtype=np.uint8, mode="r").view(np.ndarray)
+        found: dict[str, NDArray[Any]] = {}
+        for name, spec in block.tensors.items():
+            if spec.offset + spec.nbytes > raw.size:  # the file shrank after it was checked
+                raise BlockFolderError(f"{block.file}: shorter than its manifest says")
+            view = raw[spec.offset : spec.offset + spec.nbytes]
+            found[name] = view.view(np.dtype(spec.dtype).newbyteorder("<")).reshape(spec.shape)
+        return found
+
+    def rotary(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """The cos and sin tables, float32 [max_position, head_dim/2] each, read-only and mapped."""
+        shape = (2, self.model.max_position, self.model.head_dim // 2)
+        tables = np.memmap(self.root / ROTARY_NAME, dtype="<f4", mode="r", shape=shape).view(np.ndarray)
+        return tables[0], tables[1]
+
+    def graph(self, kind: str) -> bytes:
+        """The ONNX graph of a kind of linear layer (a key of `Manifest.graphs`)."""
+        return (self.root / self.manifest.graphs[kind]).read_bytes()
+
+    @property
+    def tokenizer_path(self) -> Path | None:
+        """tokenizer.json, or None for a model that takes token ids only."""
+        return self.root / TOKENIZER_NAME if TOKENIZER_NAME in self.manifest.files else None
+
+    def chat_template(self) -> str | None:
+        """The Jinja text of the chat template, or None."""
+        if CHAT_TEMPLATE_NAME not in self.manifest.files:
+            return None
+        return (self.root / CHAT_TEMPLATE_NAME).read_text(encoding="utf-8")
+
+
+def open_block_folder(
+    root: Path | str, *, blocks: Collection[int] | None = None, known_answers: bool = True
+) -> BlockFolder:
+    """Check the folder and return it.
+
+    Every file must be there, be a plain file and have its size. The SHA-256 is computed for all files, except those of
+    blocks not in `blocks` (None means all blocks): a worker passes the blocks of its stage, a gateway an empty list.
+    Unless `known_answers` is False (the converter before it has computed them), an exact folder must carry them.
+    BlockFolderError says what is wrong and with which file.
+    """
+    root = Path(root)
+    if not root.is_dir():
+        raise BlockFolderError(f"{root}: no such block folder")
+    if not (root / MANIFEST_NAME).exists() and (root / "config.json").exists():
+        raise BlockFolderError(f"{root}: a checkpoint, no block folder; make one of it with `blockrelay convert`")
+    _check_plain(root, MANIFEST_NAME)
+    with (root / MANIFEST_NAME).open("rb") as file:
+        content = file.read(_MAX_MANIFEST_BYTES + 1)
+    if len(content) > _MAX_MANIFEST_BYTES:
+        raise BlockFolderError(f"{root / MANIFEST_NAME}: larger than {_MAX_MANIFEST_BYTES >> 20} MiB")
+    manifest = decode_manifest(content)
+    for block in manifest.blocks:
+        if known_answers and manifest.exact and block.known_answer is None:
+            raise BlockFolderError(f"{root / MANIFEST_NAME}: {block.name} has no known answer; convert the model again")
+    unread = {block.file for block in manifest.blocks if blocks is not None and block.index not in blocks}
+    for path, spec in manifest.files.items():
+        size = _check_plain(root, path)
+        if size != spec.bytes:
+            raise BlockFolderError(f"{root / path}: altered: {size} bytes instead of {spec.bytes}")
+    for path, spec in manifest.files.items():
+        if path not in unread and file_sha256(root / path) != spec.sha256:
+            raise BlockFolderError(f"{root / path}: altered: its SHA-256 is not the one in {MANIFEST_NAME}")
+    return BlockFolder(root=root, manifest=manifest)
+
+
+def file_sha256(path: Path) -> str:
+    """SHA-256 of a file, in hex. Reads in chunks."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _check_plain(root: Path, path: str) -> int:
+    """The size in bytes of `root/path`, which must be a regular file reached without a link below `root`."""
+    place = root
+    mode = size = 0
+    for part in path.split("/"):
+        place /= part
+        try:
+            found = place.lstat()
+        except OSError:
+            raise BlockFolderError(f"{root / path}: missing from the block folder") from None
+        if stat.S_ISLNK(found.st_mode):
+            raise BlockFolderError(f"{place}: is a link; a block folder must hold plain files")
+        mode, size = found.st_mode, found.st_size
+    if not stat.S_ISREG(mode):
+        raise BlockFolderError(f"{place}: is not a plain file")
+    return size

@@ -1,0 +1,396 @@
+"""The manifest of a block folder: what the converter writes, what every other process reads. `block_folder` opens it.
+
+A block folder is opened only through its `manifest.json`:
+
+    manifest.json            this module
+    tokenizer.json           optional: models without one take token ids only
+    chat_template.jinja      optional
+    rotary.bin               float32 [2, max_position, head_dim/2]: the cos table, then the sin table
+    graphs/<kind>.onnx       graphs without weights, one per kind of linear layer, the same for all blocks
+    blocks/block_<i>.bin     the tensors of block i, raw little-endian, each at a multiple of 64 bytes
+
+Blocks are numbered from 1. Block 1 is the embedding and layer 0, block i is layer i-1, block N = layers+1 is the final
+norm and the head. `block_tensors` lists the tensors of each.
+"""
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import PurePosixPath
+from typing import Literal, cast, get_args
+
+from blockrelay.block_folder.strict_json import Fields
+from blockrelay.errors import BlockFolderError
+
+FORMAT_VERSION = 1
+MANIFEST_NAME = "manifest.json"
+ROTARY_NAME = "rotary.bin"
+TOKENIZER_NAME = "tokenizer.json"
+CHAT_TEMPLATE_NAME = "chat_template.jinja"
+ALIGNMENT = 64
+"""Bytes. Every tensor starts at a multiple of it, so that kernels may load whole SIMD registers from the mapping."""
+
+Precision = Literal["w8a8", "w4a8", "fp32"]
+PRECISIONS: tuple[Precision, ...] = get_args(Precision)
+TensorType = Literal["int8", "uint8", "float16", "float32"]
+LINEARS = ("qkv", "o", "gate_up", "down", "head")
+ITEM_BYTES: Mapping[TensorType, int] = {"int8": 1, "uint8": 1, "float16": 2, "float32": 4}
+GROUP = 32
+"""Inputs of a linear layer that share a factor in w4a8; each of its widths must be a multiple of it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig:
+    """The shape of a Llama-like decoder. All sizes in elements."""
+
+    name: str
+    family: str
+    """llama, mistral, qwen2 or qwen3; informative: what differs in computing is in the fields below."""
+    hidden_size: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    intermediate_size: int
+    vocab_size: int
+    max_position: int
+    """The context length in tokens; `rotary.bin` has this many positions."""
+    rms_norm_eps: float
+    qkv_bias: bool
+    """Blocks have `qkv.bias`, added after the row scale (Qwen2)."""
+    qk_norm: bool
+    """Blocks have `norm_q` and `norm_k`: RMS norm of each query and key head before the rotation (Qwen3)."""
+    eos_ids: tuple[int, ...]
+    """Each of them ends a text. May be empty."""
+    bos_id: int | None
+    bos_token: str | None
+    """How the chat template spells it; None if the tokenizer has none."""
+    eos_token: str | None
+
+    @property
+    def blocks(self) -> int:
+        """The number N of blocks; they are numbered 1 to N."""
+        return self.layers + 1
+
+    @property
+    def qkv_columns(self) -> int:
+        """Columns of the fused projection: all query heads, then the key heads, then the value heads."""
+        return (self.heads + 2 * self.kv_heads) * self.head_dim
+
+    def linear_shape(self, kind: str) -> tuple[int, int]:
+        """[K, N] of a linear layer, one of LINEARS."""
+        return {
+            "qkv": (self.hidden_size, self.qkv_columns),
+            "o": (self.heads * self.head_dim, self.hidden_size),
+            "gate_up": (self.hidden_size, 2 * self.intermediate_size),
+            "down": (self.intermediate_size, self.hidden_size),
+            "head": (self.hidden_size, self.vocab_size),
+        }[kind]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationDefaults:
+    """Sampling parameters that the model's author recommends; None where he says nothing. temperature 0 is greedy."""
+
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    max_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorSpec:
+    """Where a tensor lies in its block's file. `offset` in bytes, a multiple of ALIGNMENT; little-endian, C order."""
+
+    dtype: TensorType
+    shape: tuple[int, ...]
+    offset: int
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * ITEM_BYTES[self.dtype]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockSpec:
+    """One block: its file and the tensors in it. `known_answer` is None for a precision that is not exact."""
+
+    index: int
+    file: str
+    tensors: Mapping[str, TensorSpec]
+    known_answer: str | None = None
+    """SHA-256 (hex) of the block's output for the fixed input."""
+
+    @property
+    def name(self) -> str:
+        return f"block_{self.index}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileSpec:
+    """What a file must be: SHA-256 in hex, size in bytes."""
+
+    sha256: str
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """All there is to know about a block folder. `check_manifest` says whether its parts fit together."""
+
+    model: ModelConfig
+    generation: GenerationDefaults
+    precision: Precision
+    exact: bool
+    """Bits do not depend on batch, chunking, threads, stages or machine (DESIGN: precisions and exactness)."""
+    graphs: Mapping[str, str]
+    """Kind -> file, see `graph_kinds`."""
+    blocks: tuple[BlockSpec, ...]
+    """Block i at index i-1."""
+    files: Mapping[str, FileSpec]
+    """Every file that is read, except the manifest: path relative to the folder, with slashes."""
+
+    @property
+    def quantised_rows(self) -> bool:
+        """The linear layers take uint8 rows with a scale per row, and KV is float16; otherwise all is float32."""
+        return self.precision != "fp32"
+
+    def block(self, index: int) -> BlockSpec:
+        """Block `index`, 1 to N."""
+        if not 1 <= index <= len(self.blocks):
+            raise BlockFolderError(f"there is no block_{index}: the model has block_1 to block_{len(self.blocks)}")
+        return self.blocks[index - 1]
+
+    def numerics_inputs(self) -> dict[str, str]:
+        """What this folder adds to the numerics id: SHA-256 of the graphs and of the rotary tables, by path."""
+        paths = sorted([*self.graphs.values(), ROTARY_NAME])
+        return {path: self.files[path].sha256 for path in paths}
+
+    def encode(self) -> bytes:
+        """The bytes of manifest.json: the same for equal manifests."""
+        content = {"format": FORMAT_VERSION, **asdict(self)}
+        return json.dumps(content, indent=1, sort_keys=True, allow_nan=False).encode() + b"\n"
+
+    @property
+    def model_hash(self) -> str:
+        """SHA-256 (hex) of the encoded manifest; it covers every file through `files`."""
+        return hashlib.sha256(self.encode()).hexdigest()
+
+
+def is_exact(precision: Precision) -> bool:
+    """Whether folders of this precision are marked exact and carry known answers."""
+    return precision != "fp32"
+
+
+def in_groups(precision: Precision) -> bool:
+    """Whether the weights of linear layers are 4-bit numbers in groups."""
+    return precision == "w4a8"
+
+
+def ungroupable(model: ModelConfig, precision: Precision) -> str | None:
+    """The first linear layer whose inputs cannot be cut into the groups that the precision asks for, or None."""
+    return next((kind for kind in LINEARS if in_groups(precision) and model.linear_shape(kind)[0] % GROUP), None)
+
+
+def graph_kinds(precision: Precision) -> tuple[str, ...]:
+    """The keys of `Manifest.graphs`.
+
+    w8a8 has two graphs per linear layer: `qkv` multiplies uint8 rows with int8 weights; `qkv.u8u8` takes the weights as
+    uint8 (plus 128) and subtracts 128, for CPUs where the first one saturates. Layers in groups have no graph.
+    """
+    if in_groups(precision):
+        return ()
+    return LINEARS if precision == "fp32" else (*LINEARS, *(f"{kind}.u8u8" for kind in LINEARS))
+
+
+def block_tensors(
+    model: ModelConfig, precision: Precision, index: int
+) -> dict[str, tuple[TensorType, tuple[int, ...]]]:
+    """Name -> (dtype, shape) of every tensor of block `index` (1 to N), in file order.
+
+    A linear layer with inputs k and columns n multiplies a row by
+        w[k, n]                                             fp32
+        q[k, n] * scale[n]                                  w8a8
+        (nibble[k, n] - 8) * gs[k // 32, n] * scale[n]      w4a8; row i of q4 holds nibbles 2i (low half) and 2i + 1
+    """
+    tensors: dict[str, tuple[TensorType, tuple[int, ...]]] = {}
+
+    def linear(kind: str) -> None:
+        rows, columns = model.linear_shape(kind)
+        if precision == "fp32":
+            tensors[f"{kind}.w"] = ("float32", (rows, columns))
+            return
+        if in_groups(precision):
+            tensors[f"{kind}.q4"] = ("uint8", (rows // 2, columns))
+            tensors[f"{kind}.gs"] = ("float16", (rows // GROUP, columns))
+        else:
+            tensors[f"{kind}.q"] = ("int8", (rows, columns))
+        tensors[f"{kind}.scale"] = ("float32", (columns,))
+
+    if index == 1:
+        embedding: TensorType = "float32" if precision == "fp32" else "float16"
+        tensors["embedding"] = (embedding, (model.vocab_size, model.hidden_size))
+    if index == model.blocks:
+        tensors["norm_final"] = ("float32", (model.hidden_size,))
+        linear("head")
+        return tensors
+    tensors["norm_attention"] = ("float32", (model.hidden_size,))
+    linear("qkv")
+    if model.qkv_bias:
+        tensors["qkv.bias"] = ("float32", (model.qkv_columns,))
+    if model.qk_norm:
+        tensors["norm_q"] = ("float32", (model.head_dim,))
+        tensors["norm_k"] = ("float32", (model.head_dim,))
+    linear("o")
+    tensors["norm_mlp"] = ("float32", (model.hidden_size,))
+    linear("gate_up")
+    linear("down")
+    return tensors
+
+
+def place_tensors(tensors: Mapping[str, tuple[TensorType, tuple[int, ...]]]) -> tuple[dict[str, TensorSpec], int]:
+    """Offsets for `tensors` one after the other, each aligned, and the size of the file in bytes."""
+    placed: dict[str, TensorSpec] = {}
+    end = 0
+    for name, (dtype, shape) in tensors.items():
+        placed[name] = TensorSpec(dtype=dtype, shape=shape, offset=-(-end // ALIGNMENT) * ALIGNMENT)
+        end = placed[name].offset + placed[name].nbytes
+    return placed, end
+
+
+def decode_manifest(content: bytes) -> Manifest:
+    """Read manifest.json. BlockFolderError names the field that is missing, unknown or makes no sense."""
+    fields = Fields.parse(content, MANIFEST_NAME, BlockFolderError)
+    version = fields.integer("format")
+    if version != FORMAT_VERSION:
+        fields.fail(f"format {version} is not {FORMAT_VERSION}: convert the model again with this version")
+    precision = cast(Precision, fields.text("precision", one_of=PRECISIONS))
+    graphs = fields.nested("graphs")
+    files = fields.nested("files")
+    manifest = Manifest(
+        model=_decode_model(fields.nested("model")),
+        generation=_decode_generation(fields.nested("generation")),
+        precision=precision,
+        exact=fields.flag("exact"),
+        graphs={kind: graphs.text(kind) for kind in graphs.names()},
+        blocks=tuple(_decode_block(block) for block in fields.nested_list("blocks")),
+        files={path: _decode_file(files.nested(path)) for path in files.names()},
+    )
+    fields.done()
+    check_manifest(manifest)
+    return manifest
+
+
+def check_manifest(manifest: Manifest) -> None:
+    """BlockFolderError unless the parts fit together: paths, tensors of each block, sizes. Reads no file."""
+
+    def fail(message: str) -> None:
+        raise BlockFolderError(f"{MANIFEST_NAME}: {message}")
+
+    model = manifest.model
+    if model.heads % model.kv_heads:
+        fail(f"heads ({model.heads}) must be a multiple of kv_heads ({model.kv_heads})")
+    if model.head_dim % 8:
+        fail(f"head_dim ({model.head_dim}) must be a multiple of 8")
+    if (kind := ungroupable(model, manifest.precision)) is not None:
+        fail(f"{kind} has {model.linear_shape(kind)[0]} inputs: {manifest.precision} needs multiples of {GROUP}")
+    if any(token >= model.vocab_size for token in model.eos_ids):
+        fail(f"eos_ids {list(model.eos_ids)} are not all below vocab_size {model.vocab_size}")
+    for path in manifest.files:
+        if not is_inside(path):
+            fail(f"file path {path!r} is not a plain relative path inside the folder")
+    if set(manifest.graphs) != set(graph_kinds(manifest.precision)):
+        fail(f"graphs must be {', '.join(graph_kinds(manifest.precision)) or 'none'}")
+    for path in [*manifest.graphs.values(), ROTARY_NAME, *(block.file for block in manifest.blocks)]:
+        if path not in manifest.files:
+            fail(f"{path} is used but not listed in files")
+    if manifest.files[ROTARY_NAME].bytes != 4 * model.max_position * model.head_dim:
+        fail(f"{ROTARY_NAME} must have {4 * model.max_position * model.head_dim} bytes")
+    if len(manifest.blocks) != model.blocks:
+        fail(f"a model of {model.layers} layers has {model.blocks} blocks, not {len(manifest.blocks)}")
+    for index, block in enumerate(manifest.blocks, 1):
+        if block.index != index:
+            fail(f"blocks[{index - 1}] must be block_{index}")
+        expected = block_tensors(model, manifest.precision, index)
+        found = {name: (spec.dtype, spec.shape) for name, spec in block.tensors.items()}
+        for name in sorted(expected.keys() | found.keys()):
+            if expected.get(name) != found.get(name):
+                fail(f"{block.name}: tensor {name} is {found.get(name)}, expected {expected.get(name)}")
+        size = manifest.files[block.file].bytes
+        for name, spec in block.tensors.items():
+            if spec.offset % ALIGNMENT or spec.offset + spec.nbytes > size:
+                fail(f"{block.name}: tensor {name} at {spec.offset} is not aligned or lies outside {block.file}")
+
+
+def is_inside(path: str) -> bool:
+    """True for a relative path with slashes that stays in its folder whatever the system: no `..`, drive or root."""
+    parts = path.split("/")
+    plain = all(part not in ("", ".", "..") for part in parts) and not any(c in path for c in "\\:\0")
+    return plain and not PurePosixPath(path).is_absolute() and path != MANIFEST_NAME
+
+
+def _decode_model(fields: Fields) -> ModelConfig:
+    model = ModelConfig(
+        name=fields.text("name"),
+        family=fields.text("family"),
+        hidden_size=fields.integer("hidden_size", minimum=1),
+        layers=fields.integer("layers", minimum=1),
+        heads=fields.integer("heads", minimum=1),
+        kv_heads=fields.integer("kv_heads", minimum=1),
+        head_dim=fields.integer("head_dim", minimum=1),
+        intermediate_size=fields.integer("intermediate_size", minimum=1),
+        vocab_size=fields.integer("vocab_size", minimum=1),
+        max_position=fields.integer("max_position", minimum=1),
+        rms_norm_eps=fields.number("rms_norm_eps"),
+        qkv_bias=fields.flag("qkv_bias"),
+        qk_norm=fields.flag("qk_norm"),
+        eos_ids=fields.integers("eos_ids"),
+        bos_id=fields.optional_integer("bos_id"),
+        bos_token=fields.optional_text("bos_token"),
+        eos_token=fields.optional_text("eos_token"),
+    )
+    fields.done()
+    return model
+
+
+def _decode_generation(fields: Fields) -> GenerationDefaults:
+    generation = GenerationDefaults(
+        temperature=fields.optional_number("temperature"),
+        top_k=fields.optional_integer("top_k"),
+        top_p=fields.optional_number("top_p"),
+        min_p=fields.optional_number("min_p"),
+        max_tokens=fields.optional_integer("max_tokens", minimum=1),
+    )
+    fields.done()
+    return generation
+
+
+def _decode_block(fields: Fields) -> BlockSpec:
+    tensors = fields.nested("tensors")
+    block = BlockSpec(
+        index=fields.integer("index", minimum=1),
+        file=fields.text("file"),
+        tensors={name: _decode_tensor(tensors.nested(name)) for name in tensors.names()},
+        known_answer=fields.optional_text("known_answer"),
+    )
+    fields.done()
+    return block
+
+
+def _decode_tensor(fields: Fields) -> TensorSpec:
+    spec = TensorSpec(
+        dtype=cast(TensorType, fields.text("dtype", one_of=tuple(ITEM_BYTES))),
+        shape=fields.integers("shape", minimum=1),
+        offset=fields.integer("offset"),
+    )
+    fields.done()
+    return spec
+
+
+def _decode_file(fields: Fields) -> FileSpec:
+    spec = FileSpec(sha256=fields.text("sha256"), bytes=fields.integer("bytes"))
+    fields.done()
+    return spec

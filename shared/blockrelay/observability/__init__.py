@@ -1,0 +1,1 @@
+"""Logs, metrics, the status server."""

@@ -1,0 +1,1 @@
+"""What services agree on: keys, records, messages, transitions."""

@@ -1,0 +1,226 @@
+"""Every Redis key, in one table. All keys of a cell share the hash tag `{cell}` and so one slot.
+
+The table is data: the README shows it, the users of deploy/redis are made from it (`blockrelay.redis.users`), and every
+script call declares the families that its script touches, so that Redis refuses a caller without the rights to one of
+them before the script has written anything.
+
+`<model>` is the first 16 hex digits of the model hash; `<class>` is `gpu` (GPU workers allowed) or `cpu`.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+Server = Literal["control", "payload"]
+#: Who calls which script. The launcher and people use the rights of an administrator.
+SCRIPTS_OF = {
+    "gateway": ("ACCEPT", "FINISH", "FORGET"),
+    "scheduler": ("DEAD", "FINISH", "MIGRATE", "PLAN", "RERUN"),
+    "worker": ("BEAT", "CLAIM", "COMMIT", "DEAD", "FINISH", "RERUN"),
+}
+_ENDS = "COMMIT CLAIM RERUN FINISH DEAD"
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """Keys of one kind: `{cell}:<name>`, with `of` behind it where there are several.
+
+    `writers` and `readers` are scripts (in capitals) and services that use the keys directly, separated by spaces.
+    """
+
+    name: str
+    of: str
+    content: str
+    writers: str
+    readers: str
+    gone: str
+    server: Server = "control"
+
+    @property
+    def users(self) -> frozenset[str]:
+        """Scripts and services that need a right to these keys."""
+        return frozenset(f"{self.writers} {self.readers}".split())
+
+    @property
+    def row(self) -> str:
+        """Its line of the table."""
+        name = f"`{{cell}}:{self.name}{self.of and ':' + self.of}`"
+        where = " (payload Redis)" if self.server == "payload" else ""
+        lists = (", ".join(words.split()) for words in (self.writers, self.readers))
+        return f"| {name} | {self.content}{where} | {' | '.join(lists)} | {self.gone} |"
+
+
+FAMILIES = (
+    Family("request", "<id>", "hash, the record; of an ended request with its short log", f"ACCEPT {_ENDS} MIGRATE FORGET", "BEAT gateway scheduler worker", "retention after the end, FORGET"),
+    Family("log", "<id>", "stream, the token log; entry id = position", f"ACCEPT {_ENDS} FORGET", "gateway worker", "15 s after the end (a long one: as the record)"),
+    Family("packing", "", "stream, a log while it is packed", f"{_ENDS}", "", "at once"),
+    Family("ended", "<kind>", "list of ended requests, oldest first; kinds: `first` and `last` to be forgotten", f"{_ENDS} FORGET", "scheduler", "member: FORGET, or behind its retention"),
+    Family("running", "", "zset id -> ms of last progress; every request not finished", f"ACCEPT {_ENDS} scheduler", "", "member: at the end"),
+    Family("queue", "<model>:<class>", "zset of first runs, id -> rank", f"ACCEPT {_ENDS}", "scheduler", "member: CLAIM, FINISH"),
+    Family("due", "<model>:<class>", "zset of those with a deadline, id -> ms by which it should be claimed", f"ACCEPT {_ENDS}", "", "member: CLAIM, FINISH"),
+    Family("shares", "<model>:<class>", "zset of ranks: the virtual time of each priority, where each tenant's next first run stands", f"ACCEPT {_ENDS}", "", "when the queue was empty"),
+    Family("jobs", "<model>:<class>", "stream that wakes workers; its one entry means nothing", "ACCEPT", "worker", "never"),
+    Family("reruns", "<model>:<class>", "stream of request ids, re-runs for any worker (claimed first)", f"{_ENDS} BEAT MIGRATE", "scheduler worker", "entry: CLAIM, FINISH"),
+    Family("pinned", "<model>:<class>:<numerics>", "the same of those with tokens, for workers of the id that computed these", f"{_ENDS} BEAT MIGRATE", "worker", "entry: CLAIM, FINISH, MIGRATE"),
+    Family("numerics", "<model>", "hash, class:numerics id that re-runs wait for -> ms without a worker for them, when that was seen, and what pools hold", "CLAIM COMMIT RERUN DEAD BEAT MIGRATE", "", "member: MIGRATE"),
+    Family("delayed", "", "zset id -> ms from which the job of its re-run may be queued", f"{_ENDS} BEAT", "", "member: CLAIM, BEAT, FINISH"),
+    Family("load", "<model>", "hash: rows, tokens and pages that unfinished requests still cost", f"ACCEPT {_ENDS}", "", "never"),
+    Family("of", "<tenant>", "set of its unfinished requests", f"ACCEPT {_ENDS}", "", "member: at the end"),
+    Family("bucket", "<tenant>", "hash: tokens left of its minute, and when", f"ACCEPT {_ENDS}", "", "120 s after the last use"),
+    Family("workers", "", "zset worker -> ms of last beat", "BEAT DEAD worker", "ACCEPT CLAIM MIGRATE gateway scheduler", "member: DEAD"),
+    Family("worker", "<id>", "hash: model, device, stage, pages, reserved, pace", f"{_ENDS} BEAT worker", "ACCEPT MIGRATE gateway scheduler", "DEAD"),
+    Family("on", "<worker>", "set of requests whose route has the worker", f"{_ENDS}", "BEAT gateway scheduler", "DEAD"),
+    Family("trying", "<worker>", "string, the request that the worker tries alone", f"{_ENDS} worker", "", "after the try, DEAD"),
+    Family("inbox", "<worker>", "stream of next jobs and ends", f"{_ENDS} worker", "BEAT MIGRATE gateway scheduler", "DEAD"),
+    Family("inbox", "<worker>", "stream of forwarded rows and early next jobs", "worker", "scheduler", "DEAD", "payload"),
+    Family("protocol", "", "string, number of the protocol that all services of the cell speak", "gateway scheduler worker", "", "never"),
+    Family("settings", "", "hash: retention_s and dead_after_ms, which hold for all services of the cell", "scheduler", f"ACCEPT {_ENDS} MIGRATE FORGET gateway worker", "never"),
+    Family("fleet", "<model>", "hash, what ACCEPT and CLAIM last made of the registry", "ACCEPT CLAIM DEAD worker", "", "after 1 s, and when a worker comes or goes"),
+    Family("plan", "<model>", "hash: epoch, inputs, class, plan", "PLAN", "ACCEPT gateway scheduler worker", "never"),
+    Family("session", "<id>", "hash: step, fp, request, tokens", "ACCEPT", "gateway", "retention after the last step"),
+    Family("result", "<id>", "string, tensor outputs", "worker", "gateway", "60 s after it was stored, 5 s after it was read", "payload"),
+    Family("results", "", "zset id -> ms until which its result may be there; +inf: it has not ended", f"ACCEPT {_ENDS} gateway", "", "member: ACCEPT, behind its time"),
+    Family("result-bytes", "", "hash id -> bytes and tenant of a member of `results`; their sums, of a tenant and of all", f"ACCEPT {_ENDS}", "", "member: with that of `results`"),
+    Family("page", "<name>", "hash, block -> KV page", "worker", "", "unused for the page store's time, or pushed out", "payload"),
+    Family("pages", "<model>", "zset page -> ms of last use", "worker", "", "member: with its page", "payload"),
+    Family("wake", "<gateway>", "stream, interrupts a gateway's blocking read", "gateway", "", "60 s after the last use"),
+    Family("followers", "<id>", "hash of the gateways that read a log which more than one has read", "ACCEPT gateway", "FINISH FORGET", "retention"),
+    Family("gateway", "<id>", "string, this gateway lives", "gateway", "FINISH", "15 s after the last beat"),
+    Family("dead-letters", "", "stream of requests that killed their workers or could not be computed", "COMMIT DEAD FINISH RERUN", "", "trimmed to 200"),
+)  # fmt: skip
+
+BY_NAME = {family.name: family for family in FAMILIES}
+
+
+def table() -> list[str]:
+    """The lines of the README's table of keys."""
+    head = ["| key | type | written by | read by | gone |", "|---|---|---|---|---|"]
+    return head + [family.row for family in FAMILIES]
+
+
+def declared(script: str) -> tuple[str, ...]:
+    """The names of the families that `script` (in capitals) may touch."""
+    return tuple(family.name for family in FAMILIES if script in family.users)
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """Key names of one cell."""
+
+    cell: str
+
+    def _key(self, *parts: str) -> str:
+        return ":".join((f"{{{self.cell}}}", *parts))
+
+    def sample(self, family: str) -> str:
+        """A key of the family that no service uses, or its only one."""
+        return self._key(family, "?") if BY_NAME[family].of else self._key(family)
+
+    @property
+    def workers(self) -> str:
+        return self._key("workers")
+
+    @property
+    def protocol(self) -> str:
+        return self._key("protocol")
+
+    @property
+    def settings(self) -> str:
+        return self._key("settings")
+
+    @property
+    def running(self) -> str:
+        return self._key("running")
+
+    @property
+    def delayed(self) -> str:
+        return self._key("delayed")
+
+    @property
+    def dead_letters(self) -> str:
+        return self._key("dead-letters")
+
+    def request(self, request_id: str) -> str:
+        return self._key("request", request_id)
+
+    def log(self, request_id: str) -> str:
+        return self._key("log", request_id)
+
+    def ended(self, kind: Literal["first", "last"]) -> str:
+        return self._key("ended", kind)
+
+    def result(self, request_id: str) -> str:
+        return self._key("result", request_id)
+
+    @property
+    def results(self) -> str:
+        return self._key("results")
+
+    @property
+    def result_bytes(self) -> str:
+        return self._key("result-bytes")
+
+    def page(self, name: str) -> str:
+        return self._key("page", name)
+
+    def pages(self, model: str) -> str:
+        return self._key("pages", model)
+
+    def followers(self, request_id: str) -> str:
+        return self._key("followers", request_id)
+
+    def gateway(self, gateway: str) -> str:
+        return self._key("gateway", gateway)
+
+    def wake(self, gateway: str) -> str:
+        return self._key("wake", gateway)
+
+    def session(self, session_id: str) -> str:
+        return self._key("session", session_id)
+
+    def queue(self, model: str, route_class: str) -> str:
+        return self._key("queue", model, route_class)
+
+    def due(self, model: str, route_class: str) -> str:
+        return self._key("due", model, route_class)
+
+    def shares(self, model: str, route_class: str) -> str:
+        return self._key("shares", model, route_class)
+
+    def load(self, model: str) -> str:
+        return self._key("load", model)
+
+    def of(self, tenant: str) -> str:
+        return self._key("of", tenant)
+
+    def bucket(self, tenant: str) -> str:
+        return self._key("bucket", tenant)
+
+    def jobs(self, model: str, route_class: str) -> str:
+        return self._key("jobs", model, route_class)
+
+    def reruns(self, model: str, route_class: str) -> str:
+        return self._key("reruns", model, route_class)
+
+    def pinned(self, model: str, route_class: str, numerics: str) -> str:
+        return self._key("pinned", model, route_class, numerics)
+
+    def numerics(self, model: str) -> str:
+        return self._key("numerics", model)
+
+    def worker(self, worker_id: str) -> str:
+        return self._key("worker", worker_id)
+
+    def on(self, worker_id: str) -> str:
+        return self._key("on", worker_id)
+
+    def trying(self, worker_id: str) -> str:
+        return self._key("trying", worker_id)
+
+    def inbox(self, worker_id: str) -> str:
+        return self._key("inbox", worker_id)
+
+    def fleet(self, model: str) -> str:
+        return self._key("fleet", model)
+
+    def plan(self, model: str) -> str:
+        return self._key("plan", model)

@@ -1,0 +1,389 @@
+"""Every message, in the order of a request's life. Frozen; encoded by `blockrelay.protocol.codec`.
+
+Each `decode` raises WireError, and nothing else, for bytes that are not such a message.
+
+gateway → record (ACCEPT)      RequestBody
+CLAIM   → worker 0             Claimed
+worker k → worker k+1          Forward (segments + rows), one per batch and target
+last worker → COMMIT           Commit;  COMMIT → inbox of worker 0: NextJob;  any end → inboxes of the route: Ended
+log → gateway                  LogEntry (TokenEntry | EndEntry)
+scheduler → all                Plan (blockrelay.protocol.plan)
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeVar, cast, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from blockrelay.errors import BadRequest, WireError
+from blockrelay.protocol import codec
+from blockrelay.protocol.checks import MAX_TOKEN, count, entries, flag, items, reading, text, tokens
+from blockrelay.protocol.end_meta import decode_end_meta
+from blockrelay.protocol.sampling_params import SamplingParams
+
+TokenIds = npt.NDArray[np.int32]
+Verdict = Literal["OK", "LOST", "DIVERGED", "GAP", "EXPIRED"]
+RerunReason = Literal["death", "drain", "gpu_error", "missing_pages", "no_inbox", "restart", "forgotten", "stalled"]
+EndReason = Literal["stop", "length", "tensor", "cancelled", "expired", "error"]
+Logits = Literal["none", "last", "all"]
+L = TypeVar("L", bound=str)
+#: Prompts of one body of a client.
+MAX_CHOICES = 128
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestBody:
+    """gateway → record. What a request asks for; never changes after ACCEPT.
+
+    `prompt` int32 [n], n >= 1. `params` is `SamplingParams.to_dict()`. A tensor step has `logits` "last" or "all" and
+    generates nothing; `prior` is then how many leading tokens belong to earlier steps. A `background` request lives on
+    when nobody follows it. Only requests of equal `salt` share KV pages. Each of several prompts of a client's body
+    is a request; all name the first as `group`, and that one says how many `choices` there are. `gateway` accepted it.
+    An `exact` one never goes on under another numerics id than that of its first token.
+    """
+
+    prompt: TokenIds
+    params: dict[str, Any]
+    logits: Logits = "none"
+    prior: int = 0
+    traceparent: str = ""
+    session: str = ""
+    step: int = 0
+    background: bool = False
+    salt: str = ""
+    group: str = ""
+    choices: int = 1
+    gateway: str = ""
+    exact: bool = False
+
+    def encode(self) -> bytes:
+        """Small: it is kept as long as what came of it. What is as usual is left out."""
+        width = max(1, (int(self.prompt.max()).bit_length() + 7) // 8)
+        octets = np.ascontiguousarray(self.prompt, "<u4").view(np.uint8).reshape(-1, 4)
+        usual = SamplingParams().to_dict()
+        message: dict[str, Any] = {
+            "prompt": octets[:, :width].tobytes(),
+            "width": width,
+            "params": {name: value for name, value in self.params.items() if value != usual.get(name)},
+            "logits": self.logits if self.logits != "none" else "",
+            "prior": self.prior,
+            "trace": self.traceparent,
+            "session": self.session,
+            "step": self.step,
+            "background": self.background,
+            "salt": self.salt,
+            "group": self.group,
+            "choices": self.choices if self.choices != 1 else 0,
+            "gateway": self.gateway,
+            "exact": self.exact,
+        }
+        return codec.pack({name: value for name, value in message.items() if value or name == "params"})
+
+    @classmethod
+    def decode(cls, data: bytes) -> "RequestBody":
+        with reading("a request body"):
+            m = codec.unpack(data)
+            prompt = _prompt(m["prompt"], m.get("width"))
+            try:
+                params = SamplingParams.from_dict(entries(m["params"])).to_dict()
+            except BadRequest as error:
+                raise WireError(str(error)) from error
+            return cls(
+                prompt=prompt,
+                params=params,
+                logits=_one_of(m.get("logits", "none"), get_args(Logits)),
+                prior=count(m.get("prior", 0), most=prompt.size),
+                traceparent=text(m.get("trace", "")),
+                session=text(m.get("session", "")),
+                step=count(m.get("step", 0)),
+                background=flag(m.get("background", False)),
+                salt=text(m.get("salt", "")),
+                group=text(m.get("group", "")),
+                choices=count(m.get("choices", 1), most=MAX_CHOICES) or 1,
+                gateway=text(m.get("gateway", "")),
+                exact=flag(m.get("exact", False)),
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claimed:
+    """CLAIM → worker 0. A request that now is on this worker, with everything it needs to start or go on.
+
+    `body` raises WireError when `packed` is not a RequestBody: that request alone is to blame.
+    """
+
+    request: str
+    run: str
+    route: tuple[str, ...]
+    route_class: Literal["gpu", "cpu"]
+    waited_s: float  # since ACCEPT
+    solo: bool
+    cold: bool
+    packed: bytes
+    tokens: tuple[int, ...]  # committed so far
+    left_s: float | None = None  # until its deadline
+
+    @property
+    def body(self) -> RequestBody:
+        return RequestBody.decode(self.packed)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForwardSegment:
+    """Consecutive rows of one request inside a Forward."""
+
+    request: str
+    run: str
+    sequence: int  # messages of this run to this target, from 0: the receiver takes last + 1
+    position: int  # of the first row
+    token_ids: tuple[int, ...]  # one per row
+    ends_known: bool  # the last known token is among them: sample there
+    drafts: int = 0  # rows at the end whose tokens are guesses
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forward:
+    """worker k → worker k+1, on the payload Redis. `rows` float32 [sum of segment rows, hidden]."""
+
+    sender: str
+    segments: tuple[ForwardSegment, ...]
+    rows: codec.FloatRows
+    block_seconds: dict[str, float] = field(default_factory=dict[str, float])
+    gpu_blocks: tuple[str, ...] = ()  # of the blocks these rows came through
+
+    def encode(self) -> dict[str, bytes]:
+        head = {
+            "from": self.sender,
+            "hidden": int(self.rows.shape[1]),
+            "times": self.block_seconds,
+            "gpu": list(self.gpu_blocks),
+            "segments": [
+                [s.request, s.run, s.sequence, s.position, list(s.token_ids), s.ends_known, s.drafts]
+                for s in self.segments
+            ],
+        }
+        return {"h": codec.pack(head), "x": np.ascontiguousarray(self.rows, dtype="<f4").tobytes()}
+
+    @classmethod
+    def decode(cls, fields: Mapping[bytes, bytes]) -> "Forward":
+        with reading("forwarded rows"):
+            head = codec.unpack(fields[b"h"])
+            segments = tuple(_segment(items(s)) for s in items(head["segments"]))
+            rows = codec.rows_from_bytes(fields[b"x"], sum(len(s.token_ids) for s in segments), count(head["hidden"]))
+            return cls(
+                sender=text(head["from"]),
+                segments=segments,
+                rows=rows,
+                block_seconds={name: float(value) for name, value in entries(head["times"]).items()},
+                gpu_blocks=tuple(text(name) for name in items(head["gpu"])),
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Commit:
+    """last worker → COMMIT. `position` is the log length before `tokens`; `end` "" while the request goes on."""
+
+    request: str
+    run: str
+    position: int
+    tokens: tuple[int, ...]
+    logprobs: tuple[str, ...] = ()  # one encoded TokenLogprobs per token, or empty
+    end: EndReason | Literal[""] = ""
+    meta: str = ""
+
+    def encode(self) -> bytes:
+        return codec.pack_list(
+            [self.request, self.run, self.position, list(self.tokens), list(self.logprobs), self.end, self.meta]
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class CommitAnswer:
+    verdict: Verdict
+    length: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NextJob:
+    """COMMIT → inbox of worker 0: these tokens are now part of the log; compute what follows them.
+
+    The last worker sends the same a little earlier over the payload Redis: whoever gets it twice sees it by `position`.
+    """
+
+    request: str
+    run: str
+    position: int  # log length before `tokens`
+    tokens: tuple[int, ...]
+
+    def encode(self) -> bytes:
+        return codec.pack_list([self.request, self.run, self.position, list(self.tokens)])
+
+    @classmethod
+    def decode(cls, data: bytes) -> "NextJob":
+        with reading("a next job"):
+            request, run, position, known = codec.unpack_list(data)
+            return cls(request=text(request), run=text(run), position=count(position), tokens=tokens(known))
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Log probability of a token, and of the most likely ones: (id, log probability), best first."""
+
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+    def encode(self) -> str:
+        """As it stands in a Commit and in the log."""
+        return json.dumps([self.logprob, self.top], separators=(",", ":"), allow_nan=False)
+
+    @classmethod
+    def decode(cls, encoded: str) -> "TokenLogprobs":
+        with reading("log probabilities"):
+            logprob, top = json.loads(encoded)
+            return cls(float(logprob), tuple((count(token), float(value)) for token, value in top))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """FINISH, RERUN, COMMIT → inbox of every route member: this run is over, forget it."""
+
+    request: str
+    run: str
+
+    @classmethod
+    def decode(cls, data: bytes) -> "Ended":
+        with reading("the end of a run"):
+            request, run = codec.unpack_list(data)
+            return cls(request=text(request), run=text(run))
+
+
+@dataclass(frozen=True, slots=True)
+class TokenEntry:
+    """One committed token. `logprobs` is an encoded TokenLogprobs or ""."""
+
+    position: int
+    token: int
+    logprobs: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FallbackEvent:
+    """RERUN, DEAD → terminal entry. A block whose device (`source`) failed and that went to another one (`target`).
+
+    `success`: that one has computed it, which a COMMIT behind the failure shows.
+    """
+
+    block_id: str
+    source: str
+    target: str
+    reason: str
+    success: bool
+
+    @classmethod
+    def decode(cls, value: object) -> "FallbackEvent":
+        """From the JSON of a terminal entry."""
+        with reading("a fallback event"):
+            m = entries(value)
+            return cls(
+                block_id=text(m["block_id"]),
+                source=text(m["from"]),
+                target=text(m["to"]),
+                reason=text(m["reason"]),
+                success=flag(m["success"]),
+            )
+
+    def to_json(self) -> dict[str, str | bool]:
+        """As answers carry it."""
+        moved = {"block_id": self.block_id, "from": self.source, "to": self.target}
+        return {**moved, "reason": self.reason, "success": self.success}
+
+
+@dataclass(frozen=True, slots=True)
+class EndEntry:
+    """The terminal entry; `position` is one past the last token. `meta` holds error, code, block times, route."""
+
+    position: int
+    reason: EndReason
+    meta: dict[str, Any]
+    fallbacks: tuple[FallbackEvent, ...]
+    numerics: str
+
+
+LogEntry = TokenEntry | EndEntry
+
+
+def decode_log_entry(entry_id: bytes | str, fields: Mapping[bytes, bytes], *, after: int = 0) -> list[LogEntry]:
+    """A stream entry of `log:<id>` as LogEntries with positions behind `after`.
+
+    One; but the terminal entry of a log that was packed holds all tokens before it.
+    """
+    with reading("a log entry"):
+        position = count(int((entry_id.decode() if isinstance(entry_id, bytes) else entry_id).partition("-")[0]))
+        if b"t" in fields:
+            found: list[LogEntry] = [TokenEntry(position, count(int(fields[b"t"])), fields.get(b"p", b"").decode())]
+        else:
+            found = [*_packed_tokens(position, fields), _end(position, fields)]
+        return [entry for entry in found if entry.position > after]
+
+
+def _packed_tokens(end: int, fields: Mapping[bytes, bytes]) -> list[TokenEntry]:
+    known = tokens(codec.unpack_list(fields[b"all"])) if b"all" in fields else ()
+    if len(known) >= end:
+        raise WireError(f"a log of {len(known)} tokens ends at position {end}")
+    logprobs = codec.unpack_list(fields[b"logprobs"]) if b"logprobs" in fields else [""] * len(known)
+    first = end - len(known)
+    return [
+        TokenEntry(first + index, token, text(one))
+        for index, (token, one) in enumerate(zip(known, logprobs, strict=True))
+    ]
+
+
+def _end(position: int, fields: Mapping[bytes, bytes]) -> EndEntry:
+    with reading("the end of a log"):
+        meta, fallbacks = fields.get(b"meta", b""), fields.get(b"fallbacks", b"")
+        return EndEntry(
+            position=position,
+            reason=_one_of(fields[b"end"].decode(), get_args(EndReason)),
+            meta=decode_end_meta(meta),
+            fallbacks=tuple(map(FallbackEvent.decode, items(json.loads(fallbacks)))) if fallbacks else (),
+            numerics=fields.get(b"numerics", b"").decode(),
+        )
+
+
+def _prompt(octets: object, width: object) -> TokenIds:
+    """Token ids from `width` little-endian bytes each, or from an array, as they were sent before."""
+    if isinstance(octets, np.ndarray) and octets.dtype == np.int32 and octets.ndim == 1 and octets.size:
+        return cast(TokenIds, octets)
+    if type(octets) is not bytes or type(width) is not int or not 1 <= width <= 4:
+        raise WireError("a request body needs a prompt of token ids")
+    if not octets or len(octets) % width:
+        raise WireError(f"{len(octets)} bytes are no prompt of token ids of {width} bytes")
+    wide = np.zeros((len(octets) // width, 4), np.uint8)
+    wide[:, :width] = np.frombuffer(octets, np.uint8).reshape(-1, width)
+    ids = wide.reshape(-1).view("<u4")
+    if int(ids.max()) > MAX_TOKEN:
+        raise WireError("a request body has a token id that is none")
+    return ids.astype(np.int32)
+
+
+def _one_of(value: object, allowed: tuple[L, ...]) -> L:
+    for known in allowed:
+        if known == value:
+            return known
+    raise WireError(f"expected one of {', '.join(allowed)}, not {value!r:.40}")
+
+
+def _segment(s: list[Any]) -> ForwardSegment:
+    request, run, sequence, position, token_ids, ends_known, drafts = s
+    return ForwardSegment(
+        request=text(request),
+        run=text(run),
+        sequence=count(sequence),
+        position=count(position),
+        token_ids=tokens(token_ids),
+        ends_known=flag(ends_known),
+        drafts=count(drafts),
+    )

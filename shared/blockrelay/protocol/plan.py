@@ -1,0 +1,163 @@
+"""Plan and worker registry as data: what the scheduler publishes and workers tell about themselves.
+
+How a plan is decided stands in `blockrelay_scheduler.planner`.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from blockrelay.errors import UsageError
+from blockrelay.redis.cell_settings import DEFAULT_DEAD_AFTER_MS
+from blockrelay.settings import Device
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """Consecutive blocks [first, last], 1-based and inclusive."""
+
+    first: int
+    last: int
+
+
+def uniform_split(blocks: int, stages: int) -> tuple[Stage, ...]:
+    """Blocks 1 to `blocks` as `stages` runs of consecutive blocks; sizes differ by one at most, the larger ones first.
+
+    Raises:
+        UsageError: more stages than blocks, or none.
+    """
+    if not 1 <= stages <= blocks:
+        raise UsageError(f"stages is {stages}, but the model has {blocks} blocks: choose 1 to {blocks}")
+    size, larger = divmod(blocks, stages)
+    split: list[Stage] = []
+    for index in range(stages):
+        first = split[-1].last + 1 if split else 1
+        split.append(Stage(first=first, last=first + size - 1 + (index < larger)))
+    return tuple(split)
+
+
+def split_text(stages: tuple[Stage, ...]) -> str:
+    """The split as text, `1-3,4-6,7-9`: workers of one route carry the same."""
+    return ",".join(f"{s.first}-{s.last}" for s in stages)
+
+
+def parse_split(text: str) -> tuple[Stage, ...]:
+    """The inverse of `split_text`."""
+    pairs = (part.split("-") for part in text.split(","))
+    return tuple(Stage(first=int(a), last=int(b)) for a, b in pairs)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """Which blocks form which stage, which worker runs which stage, and why.
+
+    `assignments` worker id -> stage index. `route_class` gpu when some stage has a GPU worker.
+    `blocks` block name -> "CPU" | "GPU". `reasons` one sentence per stage.
+    """
+
+    epoch: int
+    split: str
+    route_class: str
+    assignments: Mapping[str, int]
+    blocks: Mapping[str, str]
+    reasons: tuple[str, ...]
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self), sort_keys=True)
+
+    @classmethod
+    def from_redis(cls, fields: Mapping[bytes, bytes]) -> "Plan | None":
+        """From `HGETALL plan:<model>`; None when there is no plan yet."""
+        if b"plan" not in fields:
+            return None
+        data: dict[str, Any] = json.loads(fields[b"plan"])
+        data["epoch"] = int(fields[b"epoch"])
+        data["reasons"] = tuple(data["reasons"])
+        return cls(**data)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerInfo:
+    """One worker as `worker:<id>` tells it. `stage` None: registered, blocks not loaded yet.
+
+    `pages` KV pages of its pool; `reserved` pages promised to runs; `running` requests on it;
+    `silent_ms` since its last beat; `dead_after_ms` of the cell.
+    """
+
+    id: str
+    model: str
+    device: Device
+    numerics: str
+    host: str
+    pid: int
+    port: int
+    registered_ms: int
+    split: str = ""
+    stage: int | None = None
+    first: int = 0
+    last: int = 0
+    epoch: int = 0
+    pages: int = 0
+    reserved: int = 0
+    draining: bool = False
+    ready: bool = False
+    running: int = 0
+    silent_ms: int = 0
+    dead_after_ms: int = DEFAULT_DEAD_AFTER_MS
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it counts: the one definition, which scripts share. Who is not will be declared dead."""
+        return self.silent_ms < self.dead_after_ms
+
+    @property
+    def is_late(self) -> bool:
+        """Whether it has missed beats. It still counts, but who comes now may be its replacement."""
+        return self.silent_ms > self.dead_after_ms / 3
+
+    @classmethod
+    def from_redis(
+        cls, worker: str, f: Mapping[bytes, bytes], *, ready: bool, running: int, silent_ms: int, dead_after_ms: int
+    ) -> "WorkerInfo":
+        def integer(name: bytes) -> int:
+            return int(f.get(name, b"0"))
+
+        return cls(
+            id=worker,
+            model=f[b"model"].decode(),
+            device="gpu" if f[b"device"] == b"gpu" else "cpu",
+            numerics=f[b"numerics"].decode(),
+            host=f[b"host"].decode(),
+            pid=integer(b"pid"),
+            port=integer(b"port"),
+            registered_ms=integer(b"registered"),
+            split=f.get(b"split", b"").decode(),
+            stage=int(f[b"stage"]) if b"stage" in f else None,
+            first=integer(b"first"),
+            last=integer(b"last"),
+            epoch=integer(b"epoch"),
+            pages=integer(b"pages"),
+            reserved=integer(b"reserved"),
+            draining=b"draining" in f,
+            ready=ready,
+            running=running,
+            silent_ms=silent_ms,
+            dead_after_ms=dead_after_ms,
+        )
+
+
+def missing_stages(plan: Plan | None, workers: list[WorkerInfo]) -> list[str]:
+    """Why no token can be produced right now, one sentence per gap; empty = ready."""
+    if plan is None:
+        return ["no plan yet: the scheduler has not seen a worker of this model"]
+    gaps: list[str] = []
+    for index, stage in enumerate(parse_split(plan.split)):
+        serving = [
+            w
+            for w in workers
+            if w.ready and not w.draining and w.split == plan.split and w.stage == index and w.is_alive
+        ]
+        if not serving:
+            gaps.append(f"stage {index} (block_{stage.first} to block_{stage.last}) has no live worker")
+    return gaps

@@ -1,0 +1,58 @@
+"""What happened to a request and when, from its record. Pure. The scripts write it: times are Redis' clock."""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+_NOTE = re.compile(r"(\d+)([ctrfn])([^;]*);")
+
+
+def timeline(record: Mapping[bytes, bytes]) -> list[dict[str, Any]]:
+    """Events {"event", "at_ms" (Unix), ...} in the order in which the scripts wrote them down.
+
+    `record`: a whole one (`blockrelay.protocol.ended`).
+    accepted, queued, claimed (route_class), first_token, rerun (reason, tokens committed by then; numerics_id: it waits
+    for a worker of this one), numerics_changed (numerics_id, tokens before its first), fallback (block_id), end
+    (reason). Times do not order them: of one millisecond there may be several, and a clock that was put back dates a
+    later event earlier. The record keeps a kilobyte of notes: of very many, the oldest are missing, but the first token
+    is always there.
+    """
+    accepted = int(record[b"accepted"])
+    events = [_event("accepted", accepted), _event("queued", accepted)]
+    notes = [_read(*found) for found in _NOTE.findall(record.get(b"notes", b"").decode())]
+    noted = {event["event"] for event in notes}
+    # What is in no note any more came before all that is.
+    if b"claimed" in record and "claimed" not in noted:
+        events.append(_event("claimed", int(record[b"claimed"])))
+    if b"first" in record and "first_token" not in noted:
+        events.append(_event("first_token", int(record[b"first"])))
+    events += notes
+    if b"end" in record:
+        events.append(_event("end", int(record[b"moved"]), reason=record[b"end"].decode()))
+    return events
+
+
+def waits_for(record: Mapping[bytes, bytes]) -> str | None:
+    """The numerics id for whose workers a re-run waits, or None when any may take it or it is not queued."""
+    if not record.get(b"job", b"").startswith(b"pinned "):
+        return None
+    return record[b"numerics"].decode().rpartition("+")[2].partition("@")[0]
+
+
+def _event(name: str, at_ms: int, **more: Any) -> dict[str, Any]:
+    return {"event": name, "at_ms": at_ms, **more}
+
+
+def _read(at: str, kind: str, detail: str) -> dict[str, Any]:
+    if kind == "c":
+        return _event("claimed", int(at), route_class=detail)
+    if kind == "t":
+        return _event("first_token", int(at))
+    if kind == "f":
+        return _event("fallback", int(at), block_id=detail)
+    what, _, rest = detail.partition("@")
+    tokens, _, numerics = rest.partition("=")
+    if kind == "n":
+        return _event("numerics_changed", int(at), numerics_id=what, tokens=int(tokens))
+    waits = {"numerics_id": numerics} if numerics else {}
+    return _event("rerun", int(at), reason=what, tokens=int(tokens), **waits)

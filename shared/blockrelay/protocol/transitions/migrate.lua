@@ -1,0 +1,50 @@
+-- MIGRATE: re-runs whose numerics id nobody serves any more may go on under another one, and so may those that need more KV
+-- pages than any pool of those who serve it has.
+-- How long nobody has been there is what calls of this script have seen, added up in `numerics:<model>` together with how
+-- many pages are served: a time in which nobody looked (Redis or schedulers away, a clock set anew) counts as two seconds at
+-- most, and a worker that comes or goes and changes these pages ends it.
+-- Keeps I3, I13.
+-- ARGV: retention, model, milliseconds without a beat that make a worker dead, milliseconds without a worker of an id after
+--   which its requests go on under another
+-- Answer: per class and numerics id that re-runs wait for {class, id, how many wait, ms without a worker (-1: one lives),
+--   how many may go on under another id from now on}; apart, those of an id that fit no pool of it
+local model, silence, patience = ARGV[2], dead_after(ARGV[3]), tonumber(ARGV[4])
+local LONGEST_LOOK, MOST = 2000, 64
+local key, answer, served = P .. 'numerics:' .. model, {}, {}
+local awaited = redis.call('HGETALL', key)
+for i = 1, #awaited, 2 do
+  local class, id = string.match(awaited[i], '^(%a+):(.+)$')
+  local stream = P .. 'pinned:' .. model .. ':' .. class .. ':' .. id
+  local waiting = redis.call('XLEN', stream)
+  served[class] = served[class] or serving(model, class, silence)
+  if waiting == 0 then
+    redis.call('HDEL', key, awaited[i])
+    redis.call('DEL', stream)
+  else
+    local most = served[class][id] or -1
+    local absent, seen, before = string.match(awaited[i + 1], '^(%d+) (%d+) (%-?%d+)$')
+    if tonumber(before) ~= most then absent, seen = 0, NOW end
+    absent, seen = tonumber(absent), tonumber(seen)
+    if NOW > seen then absent = absent + math.min(NOW - seen, LONGEST_LOOK) end
+    redis.call('HSET', key, awaited[i], string.format('%d %d %d', absent, NOW, most))
+    local too_large, freed = most < 0 and waiting or 0, 0
+    if most >= 0 or absent >= patience then
+      for _, entry in ipairs(redis.call('XRANGE', stream, '-', '+', 'COUNT', MOST)) do
+        local r = load(entry[2][2])
+        local is_there = r and r.state == 'queued' and r.job == 'pinned ' .. entry[1]
+        local fits = is_there and r.need <= most
+        if most >= 0 and is_there and not fits then too_large = too_large + 1 end
+        if absent >= patience and not fits then
+          redis.call('XDEL', stream, entry[1])
+          if is_there then
+            enqueue(r)
+            freed = freed + 1
+          end
+        end
+      end
+    end
+    if waiting > too_large then answer[#answer + 1] = {class, id, waiting - too_large, -1, 0} end
+    if too_large > 0 then answer[#answer + 1] = {class, id, too_large - freed, absent, freed} end
+  end
+end
+return answer

@@ -1,0 +1,266 @@
+"""Connections to Redis and the running of script calls.
+
+No automatic retry anywhere: redis-py may send a command twice. Scripts are idempotent, so `run` may be called again by
+whoever gets RedisTrouble; blocking reads and every other write are never repeated here.
+
+Every client made here, its pipelines and the connections below raise RedisTrouble for what is no bug of ours
+(`blockrelay.redis.errors`).
+"""
+
+import asyncio
+import builtins
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+import redis
+import redis.asyncio
+import redis.asyncio.client
+import redis.client
+from redis.asyncio.retry import Retry as AsyncRetry
+from redis.backoff import NoBackoff
+from redis.exceptions import ResponseError, TimeoutError
+from redis.retry import Retry
+
+from blockrelay.errors import RedisRefused, RedisTrouble, RedisUnavailable, UsageError
+from blockrelay.failpoints import reach_script
+from blockrelay.protocol.keys import Keys, declared
+from blockrelay.protocol.number import check_protocol
+from blockrelay.protocol.transitions import NAMES, Call, source
+from blockrelay.redis.errors import ours, translated
+
+T = TypeVar("T")
+#: Blocking reads end after this, so that a lost wake-up costs at most one second.
+BLOCK_MS = 1000
+
+_OPTIONS: dict[str, Any] = {
+    "socket_timeout": BLOCK_MS / 1000 + 4,
+    "socket_connect_timeout": 2,
+    "health_check_interval": 0,
+    "protocol": 2,
+}
+
+
+class _Pipeline(redis.client.Pipeline):
+    def execute(self, raise_on_error: bool = True) -> list[Any]:
+        with translated():
+            return [ours(answer) for answer in super().execute(raise_on_error)]
+
+
+class _Client(redis.Redis):
+    def execute_command(self, *args: Any, **options: Any) -> Any:
+        with translated():
+            return super().execute_command(*args, **options)
+
+    def pipeline(self, transaction: bool = True, shard_hint: str | None = None) -> redis.client.Pipeline:
+        return _Pipeline(self.connection_pool, self.response_callbacks, transaction, shard_hint)
+
+
+class _AsyncPipeline(redis.asyncio.client.Pipeline):
+    async def execute(self, raise_on_error: bool = True) -> list[Any]:
+        with translated():
+            return [ours(answer) for answer in await super().execute(raise_on_error)]
+
+
+class _AsyncClient(redis.asyncio.Redis):
+    async def execute_command(self, *args: Any, **options: Any) -> Any:
+        with translated():
+            return await super().execute_command(*args, **options)
+
+    def pipeline(self, transaction: bool = True, shard_hint: str | None = None) -> redis.asyncio.client.Pipeline:
+        return _AsyncPipeline(self.connection_pool, self.response_callbacks, transaction, shard_hint)
+
+
+def connect(url: str) -> redis.Redis:
+    """A synchronous client without retries. Connects lazily."""
+    return _Client.from_url(url, retry=Retry(NoBackoff(), 0), **_OPTIONS)
+
+
+def connect_async(url: str, *, connections: int = 32) -> redis.asyncio.Redis:
+    """An asyncio client without retries. Connects lazily; who finds all `connections` in use waits for one."""
+    pool = redis.asyncio.BlockingConnectionPool.from_url(
+        url, max_connections=connections, retry=AsyncRetry(NoBackoff(), 0), **_OPTIONS
+    )
+    kind = cast(Any, pool.connection_class)  # TCP, TLS or unix socket: the URL says
+    pool.connection_class = type(kind.__name__, (_Interruptible, kind), {})
+    return _AsyncClient.from_pool(pool)
+
+
+class _Interruptible:
+    """A connection on which a task that sends can be cancelled at any moment.
+
+    redis-py bounds a write with `asyncio.wait_for`, which on Python 3.11 swallows a cancellation that arrives while the
+    write completes. Whoever was cancelled would go on for ever.
+    """
+
+    socket_timeout: float | None
+
+    async def send_packed_command(self, command: Any, check_health: bool = True) -> None:
+        patience, self.socket_timeout = self.socket_timeout, None  # the parent then waits without a limit of its own
+        try:
+            async with asyncio.timeout(patience):
+                await cast(Any, super()).send_packed_command(command, check_health)
+        except builtins.TimeoutError:
+            raise TimeoutError("Timeout writing to socket") from None
+        finally:
+            self.socket_timeout = patience
+
+
+class OneConnection:
+    """A connection of `client`'s pool that is kept, for one thread that sends many commands, one at a time.
+
+    A client takes a connection from its pool for every command and gives it back: that is most of a command's work.
+    """
+
+    def __init__(self, client: redis.Redis) -> None:
+        """Connects lazily."""
+        self._pool = client.connection_pool
+        self._connection: redis.Connection | None = None
+
+    def ask(self, *words: Any) -> Any:
+        """The answer to one command, as the server gives it. Raises what a client raises; connects again after that."""
+        with translated():
+            if self._connection is None:
+                self._connection = self._pool.get_connection()
+            connection = self._connection
+            if _has_news(connection):  # nothing was asked, so the server has closed it
+                connection.disconnect()
+            connection.send_command(*words)
+            return connection.read_response()
+
+
+def _has_news(connection: redis.Connection) -> bool:
+    try:
+        with translated():
+            return connection.can_read()
+    except RedisTrouble:
+        return True
+
+
+def _named_keys(keys: Keys, script: str) -> list[str | int]:
+    """How many keys EVALSHA is given, and they: one of each family that the script touches."""
+    samples = [keys.sample(family) for family in declared(script.upper())]
+    return [len(samples), *samples]
+
+
+class Scripts:
+    """Runs calls of one cell on a synchronous client."""
+
+    def __init__(self, client: redis.Redis, keys: Keys, *, retention_s: int) -> None:
+        self._client, self._keys, self._retention_s = client, keys, retention_s
+        self._heads = {script: _named_keys(keys, script) for script in NAMES}
+        self._send: Callable[..., Any] = client.execute_command
+
+    def run(self, call: Call[T]) -> T:
+        """EVALSHA, and EVAL once when the script cache is empty (restart, SCRIPT FLUSH)."""
+        code = source(call.script)
+        tail: list[Any] = [*self._heads[call.script], self._retention_s, *call.args]
+        reach_script("before", call.script)
+        try:
+            answer = self._send("EVALSHA", code.sha, *tail)
+        except RedisUnavailable as error:
+            if error.code != "NOSCRIPT":
+                raise
+            answer = self._send("EVAL", code.text, *tail)
+        reach_script("after", call.script)
+        return call.parse(answer)
+
+    def for_one_thread(self) -> "Scripts":
+        """The same on a connection of its own, for a thread that calls all the time."""
+        scripts = Scripts(self._client, self._keys, retention_s=self._retention_s)
+        scripts._send = OneConnection(self._client).ask
+        return scripts
+
+
+class AsyncOneConnection:
+    """As `OneConnection`, for one task on an asyncio client."""
+
+    def __init__(self, client: redis.asyncio.Redis) -> None:
+        """Connects lazily."""
+        self._pool = client.connection_pool
+        self._connection: redis.asyncio.Connection | None = None
+
+    async def ask(self, *words: Any) -> Any:
+        """As `OneConnection.ask`."""
+        with translated():
+            if self._connection is None:
+                self._connection = cast(redis.asyncio.Connection, await self._pool.get_connection())
+            await self._connection.send_command(*words)
+            return await self._connection.read_response()
+
+
+class AsyncScripts:
+    """Runs calls of one cell on an asyncio client."""
+
+    def __init__(self, client: redis.asyncio.Redis, keys: Keys, *, retention_s: int) -> None:
+        self._client, self._retention_s = client, retention_s
+        self._heads = {script: _named_keys(keys, script) for script in NAMES}
+
+    async def run(self, call: Call[T]) -> T:
+        """As `Scripts.run`."""
+        code = source(call.script)
+        tail: list[Any] = [*self._heads[call.script], self._retention_s, *call.args]
+        reach_script("before", call.script)
+        try:
+            answer = await cast(Any, self._client.evalsha(code.sha, *tail))
+        except RedisUnavailable as error:
+            if error.code != "NOSCRIPT":
+                raise
+            answer = await cast(Any, self._client.eval(code.text, *tail))
+        reach_script("after", call.script)
+        return call.parse(answer)
+
+
+def backoff_s(attempt: int) -> float:
+    """Seconds before attempt `attempt` (0-based) of reaching Redis again: 20 ms doubling to 1 s."""
+    return min(1.0, 0.02 * 2 ** min(attempt, 10))
+
+
+#: Answers by which Redis says, at the start, that it will never serve this user, or that it is no Redis.
+_NEVER = ("NOAUTH", "WRONGPASS", "NOPERM", "DENIED", "INVALID", "DB")
+
+
+def check_redis(client: redis.Redis, name: str, *, cell: Keys | None = None) -> None:
+    """One look at a Redis, as services take it when they start.
+
+    With `cell` we join it: we must have the right to run scripts there, and speak its protocol.
+    Raises UsageError when it will never serve us like this (wrong password, a user without rights, not a Redis, one
+    without EVAL, another protocol), else RedisTrouble when it does not answer now. `name` tells people which it is.
+    """
+    try:
+        client.ping()
+        if cell is not None:
+            client.eval("return redis.call('EXISTS', KEYS[1])", 1, cell.workers)
+            check_protocol(client, cell, join=True)
+    except RedisTrouble as error:
+        if error.code not in _NEVER:
+            raise
+        if isinstance(error, RedisRefused):
+            raise UsageError(f"the {name} does not let us in: {error}") from error
+        raise UsageError(f"the {name} is not a Redis: {error}") from error
+    except ResponseError as error:
+        raise UsageError(f"the {name} is not one that can serve us: {error}") from error
+
+
+def wait_for_redis(
+    look: Callable[[], None], say: Callable[[RedisTrouble], None], *, give_up: Callable[[], bool] = lambda: False
+) -> bool:
+    """Block until `look` (`check_redis`) does not raise RedisTrouble, or return False when `give_up` says so.
+
+    `say` hears of every failure.
+    """
+    attempt = 0
+    while not give_up():
+        try:
+            look()
+            return True
+        except RedisTrouble as error:
+            say(error)
+            time.sleep(backoff_s(attempt))
+            attempt += 1
+    return False
+
+
+def server_run_id(client: redis.Redis) -> str:
+    """Identity of the server process: another value after a reconnect means a restart."""
+    return str(client.info("server")["run_id"])

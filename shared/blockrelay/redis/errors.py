@@ -1,0 +1,145 @@
+"""Answers of Redis that are no bug of ours, as errors of ours: the one place that tells them apart.
+
+A server that is away, loads, is busy, fails over, is full, cannot save or does not let us is trouble: whoever meets it
+waits or sheds (`blockrelay.errors.RedisTrouble`). Everything else (a wrong type, an error in a script) is a bug and
+stays what redis-py raises.
+"""
+
+import re
+import threading
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import Any
+
+from prometheus_client import Counter
+from redis.exceptions import (
+    AuthenticationError,
+    AuthorizationError,
+    ConnectionError,
+    InvalidResponse,
+    RedisError,
+    TimeoutError,
+)
+
+from blockrelay.errors import RedisFull, RedisRefused, RedisTrouble, RedisUnavailable
+from blockrelay.observability import logs
+
+#: The first word of an error that says something about the server and nothing about our command.
+_BY_CODE: dict[str, type[RedisTrouble]] = {
+    "OOM": RedisFull,
+    **dict.fromkeys(
+        ("LOADING", "BUSY", "READONLY", "UNBLOCKED", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "NOREPLICAS", "NOSCRIPT"),
+        RedisUnavailable,
+    ),
+    **dict.fromkeys(("MISCONF", "NOPERM", "NOAUTH", "WRONGPASS", "DENIED", "MOVED", "ASK", "DB"), RedisRefused),
+}
+_SAYS: dict[type[RedisTrouble], str] = {
+    RedisUnavailable: "Redis does not answer",
+    RedisFull: "Redis is full",
+    RedisRefused: "Redis refuses",
+}
+#: What redis-py puts before the error of a command in a pipeline, tasks' pipelines as a tuple; what the command was may
+#: be anything.
+_PIPELINE = re.compile(r".* of pipeline caused error: (?:\([\"'])?", re.DOTALL)
+#: Redis 6.2 hides the error of a command in a script behind where it happened.
+_IN_SCRIPT = re.compile(r"@user_script: ?\d+: -?([A-Z]+) ")
+_ABORTED = re.compile(r"Transaction discarded because of: ([A-Z]+) ")
+#: Redis gives these no code. The second: a command of more than ten words before AUTH.
+_NO_CODE = {
+    "The user executing the script can't ": "NOPERM",
+    "Protocol error: unauthenticated ": "NOAUTH",
+    "DB index is out of range": "DB",
+}
+SAY_EVERY_S = 10.0
+
+
+def trouble(error: Exception) -> RedisTrouble | None:
+    """`error`, raised by redis-py, as trouble of ours; None for a bug."""
+    text = _PIPELINE.sub("", str(error), count=1)
+    if isinstance(error, AuthenticationError | AuthorizationError):
+        kind, code = RedisRefused, getattr(error, "status_code", None) or "WRONGPASS"
+    elif (code := _code(error, text)) in _BY_CODE:
+        kind = _BY_CODE[code]
+    elif isinstance(error, ConnectionError | TimeoutError | OSError):
+        kind, code = RedisUnavailable, ""
+    elif isinstance(error, InvalidResponse):
+        kind, code = RedisUnavailable, "INVALID"
+    else:
+        return None
+    said = text if not code or text.startswith(code) else f"{code} {text}"
+    return kind(f"{_SAYS[kind]}: {said}", code=code)
+
+
+def _code(error: Exception, text: str) -> str:
+    found = _IN_SCRIPT.search(text) or _ABORTED.search(text)
+    if found:
+        return found[1]
+    for words, code in _NO_CODE.items():
+        if words in text:
+            return code
+    told = error.status_code if isinstance(error, RedisError) else None
+    return told if told and told != "ERR" else text.partition(" ")[0]
+
+
+def ours(answer: Any) -> Any:
+    """One answer of a pipeline that raises nothing: an error that is trouble as RedisTrouble, all else as it is."""
+    return trouble(answer) or answer if isinstance(answer, RedisError) else answer
+
+
+@contextmanager
+def translated() -> Generator[None]:
+    """Raises RedisTrouble for what redis-py raises inside, bugs aside."""
+    try:
+        yield
+    except (RedisError, OSError) as error:
+        if (told := trouble(error)) is None:
+            raise
+        raise told from error
+
+
+class RedisWatch:
+    """Which work of this process waits for Redis, told by log lines: one when the first begins to wait, one every 10 s,
+    one when nobody waits any more. Thread-safe. `errors` counts what it hears of."""
+
+    def __init__(self, errors: Counter) -> None:
+        self._errors, self._lock = errors, threading.Lock()
+        self._waiting: dict[str, RedisTrouble] = {}
+        self._since = self._said_at = float("-inf")
+
+    def failed(self, work: str, error: RedisTrouble) -> None:
+        """`work` has met trouble and will try again."""
+        self._errors.inc()
+        with self._lock:
+            now = time.monotonic()
+            if not self._waiting:
+                self._since, self._said_at = now, float("-inf")
+            self._waiting[work] = error
+            if now - self._said_at >= SAY_EVERY_S:
+                self._said_at = now
+                logs.get().warning(
+                    "REDIS_TROUBLE", error=str(error), work=sorted(self._waiting), seconds=round(now - self._since, 1)
+                )
+
+    def met(self, error: RedisTrouble) -> None:
+        """Something met trouble that is not tried again in the same place: it is told unless a line has just been."""
+        self._errors.inc()
+        with self._lock:
+            now = time.monotonic()
+            if now - self._said_at >= SAY_EVERY_S:
+                self._said_at = now
+                logs.get().warning("REDIS_TROUBLE", error=str(error), work=sorted(self._waiting), seconds=0.0)
+
+    def worked(self, work: str) -> None:
+        """`work` does not wait, or no longer."""
+        if work not in self._waiting:
+            return
+        with self._lock:
+            if self._waiting.pop(work, None) and not self._waiting:
+                logs.get().info("REDIS_BACK", seconds=round(time.monotonic() - self._since, 1))
+
+    @property
+    def trouble(self) -> str:
+        """What is wrong right now; empty when nobody waits."""
+        with self._lock:
+            return next((str(error) for error in self._waiting.values()), "")

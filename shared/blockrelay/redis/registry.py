@@ -1,0 +1,78 @@
+"""Reading the worker registry: one definition of "who is there", sync and async."""
+
+import time
+from typing import Any, cast
+
+import redis
+import redis.asyncio
+
+from blockrelay.protocol.keys import Keys
+from blockrelay.protocol.plan import Plan, WorkerInfo
+from blockrelay.redis.cell_settings import DEFAULT_DEAD_AFTER_MS, CellSettings
+
+
+def _ask(pipeline: Any, keys: Keys, worker: str) -> None:
+    pipeline.hgetall(keys.worker(worker))
+    pipeline.exists(keys.inbox(worker))
+    pipeline.scard(keys.on(worker))
+
+
+def _head(pipeline: Any, keys: Keys) -> None:
+    pipeline.zrange(keys.workers, 0, -1, withscores=True)
+    pipeline.time()
+    pipeline.hgetall(keys.settings)
+
+
+def _infos(head: tuple[Any, Any, Any], answers: list[Any], model: str) -> list[WorkerInfo]:
+    beats, (seconds, micros), settings = head
+    now_ms, cell = seconds * 1000 + micros // 1000, CellSettings.from_redis(settings)
+    infos: list[WorkerInfo] = []
+    for i, (worker, beat_ms) in enumerate(beats):
+        fields, inbox, running = answers[3 * i : 3 * i + 3]
+        if fields and fields.get(b"model", b"").decode() == model:
+            infos.append(
+                WorkerInfo.from_redis(
+                    worker.decode(),
+                    fields,
+                    ready=bool(inbox),
+                    running=int(running),
+                    silent_ms=abs(now_ms - int(beat_ms)),  # one from the future is older than the clock
+                    dead_after_ms=cell.dead_after_ms if cell else DEFAULT_DEAD_AFTER_MS,
+                )
+            )
+    return sorted(infos, key=lambda w: (w.registered_ms, w.id))
+
+
+def read_workers(client: redis.Redis, keys: Keys, model: str) -> list[WorkerInfo]:
+    """Registered workers of `model`, oldest first (ready or not, alive or not). Times are the server's clock."""
+    ask = client.pipeline(transaction=False)
+    _head(ask, keys)
+    head = cast(Any, ask.execute())
+    for worker, _ in head[0]:
+        _ask(ask, keys, worker.decode())
+    return _infos(head, ask.execute(), model)
+
+
+async def read_workers_async(client: redis.asyncio.Redis, keys: Keys, model: str) -> list[WorkerInfo]:
+    """As `read_workers`."""
+    ask = client.pipeline(transaction=False)
+    _head(ask, keys)
+    head = cast(Any, await ask.execute())
+    for worker, _ in head[0]:
+        _ask(ask, keys, worker.decode())
+    return _infos(head, await ask.execute(), model)
+
+
+def read_plan(client: redis.Redis, keys: Keys, model: str) -> Plan | None:
+    """The plan in force, or None."""
+    return Plan.from_redis(cast(Any, client.hgetall(keys.plan(model))))
+
+
+async def read_plan_async(client: redis.asyncio.Redis, keys: Keys, model: str) -> Plan | None:
+    """As `read_plan`."""
+    return Plan.from_redis(await cast(Any, client.hgetall(keys.plan(model))))
+
+
+def server_ms() -> int:
+    """This host's Unix time in milliseconds. Only for fields that people read; scripts use the server's clock."""
+    return int(time.time() * 1000)
