@@ -79,10 +79,10 @@ def test_the_openai_client_gets_the_tokens_of_generate_on_the_host(up: Up, strea
     found = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
     assert len(found["tokens"]) == 40
 
-    client = OpenAI(base_url=f"{up.stack.url}/v1", api_key="none")
     extra = {"return_token_ids": True, "ignore_eos": True, **fields}
-    answer = client.completions.create(model=up.name, prompt=PROMPT, max_tokens=40, stream=stream, extra_body=extra)  # pyright: ignore[reportCallIssue, reportArgumentType]
-    choices = [c for event in answer for c in event.choices] if stream else answer.choices  # pyright: ignore
+    with OpenAI(base_url=f"{up.stack.url}/v1", api_key="none") as client:
+        answer = client.completions.create(model=up.name, prompt=PROMPT, max_tokens=40, stream=stream, extra_body=extra)  # pyright: ignore[reportCallIssue, reportArgumentType]
+        choices = [c for event in answer for c in event.choices] if stream else answer.choices  # pyright: ignore
     tokens = [token for choice in choices for token in getattr(choice, "token_ids", None) or []]
     assert (tokens, "".join(c.text for c in choices)) == (found["tokens"], found["text"])
 

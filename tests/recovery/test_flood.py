@@ -95,10 +95,10 @@ def test_readers_that_do_not_read_hold_little_memory(model: Path, tmp_path: Path
         try:
             for _ in range(100):
                 sleeper = socket.socket()
+                sleepers.append(sleeper)
                 sleeper.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
                 sleeper.connect((host, int(port)))
                 sleeper.sendall(head + content)
-                sleepers.append(sleeper)
 
             def ended() -> float:
                 lines = httpx.get(f"{up.url}/metrics").text.splitlines()

@@ -72,25 +72,25 @@ def complete(client: OpenAI, prompt: str | list[int], *, stream: bool, **fields:
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 @pytest.mark.parametrize("sampled", [False, True], ids=["greedy", "seeded"])
 def test_the_openai_client_gets_the_tokens_of_generate(up: UpProcess, model: Path, stream: bool, sampled: bool) -> None:
-    client = OpenAI(base_url=f"{up.url}/v1", api_key="none")
     fields: dict[str, object] = (
         {"temperature": 0.9, "top_p": 0.8, "top_k": 50, "seed": 7} if sampled else {"temperature": 0}
     )
     options = [o for name, value in fields.items() for o in (f"--{name.replace('_', '-')}", str(value))]
     expected = generate(model, "--prompt", PROMPT, "--max-tokens", "40", "--ignore-eos", *options)
-    assert complete(client, PROMPT, stream=stream, **fields) == expected
+    with OpenAI(base_url=f"{up.url}/v1", api_key="none") as client:
+        assert complete(client, PROMPT, stream=stream, **fields) == expected
 
 
 def test_chat_streams_what_it_answers_whole(up: UpProcess) -> None:
-    client = OpenAI(base_url=f"{up.url}/v1", api_key="none")
     messages: list[dict[str, str]] = [{"role": "user", "content": "Who has the ball?"}]
     fields = {"model": "tiny", "messages": messages, "max_completion_tokens": 20, "seed": 3}
-    whole = client.chat.completions.create(**fields)  # pyright: ignore
-    stream = client.chat.completions.create(**fields, stream=True, stream_options={"include_usage": True})  # pyright: ignore
     text, usage = "", None
-    for event in stream:
-        text += "".join(choice.delta.content or "" for choice in event.choices)
-        usage = event.usage or usage
+    with OpenAI(base_url=f"{up.url}/v1", api_key="none") as client:
+        whole = client.chat.completions.create(**fields)  # pyright: ignore
+        stream = client.chat.completions.create(**fields, stream=True, stream_options={"include_usage": True})  # pyright: ignore
+        for event in stream:
+            text += "".join(choice.delta.content or "" for choice in event.choices)
+            usage = event.usage or usage
     assert text == whole.choices[0].message.content
     found_again = {"prompt_tokens_details"}  # the stream's prompt was known by then
     assert usage is not None and whole.usage is not None
@@ -125,7 +125,8 @@ def test_4_bit_weights_pass_through_two_stages_and_share_pages_as_exactly(tmp_pa
         expected = expected_answers(model, jobs)
         assert run_jobs(up, jobs) == expected
         assert run_jobs(up, jobs) == expected  # now their prompts are known
-        answer = OpenAI(base_url=f"{up.url}/v1", api_key="none").completions.create(model="tiny", prompt=PROMPT)
+        with OpenAI(base_url=f"{up.url}/v1", api_key="none") as client:
+            answer = client.completions.create(model="tiny", prompt=PROMPT)
         assert answer.system_fingerprint is not None and answer.system_fingerprint.startswith("w4a8-")
 
 

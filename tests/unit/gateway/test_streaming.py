@@ -59,11 +59,13 @@ def test_a_stream_has_one_event_per_token_and_its_position_as_id(
 def test_openais_client_reads_streams_through_silence_and_keep_alives(
     gateway: RunningGateway, worker: PlayedWorker, said: list[int]
 ) -> None:
-    client = openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0)
     pieces: list[str] = []
-    with client.chat.completions.create(
-        model="tiny", messages=[{"role": "user", "content": "hi"}], stream=True, extra_body={"top_k": 5}
-    ) as chunks:
+    with (
+        openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0) as client,
+        client.chat.completions.create(
+            model="tiny", messages=[{"role": "user", "content": "hi"}], stream=True, extra_body={"top_k": 5}
+        ) as chunks,
+    ):
         claimed = worker.claim()[0]
         for at, chunk in enumerate(chunks):
             pieces.append(chunk.choices[0].delta.content or "")
@@ -75,7 +77,6 @@ def test_openais_client_reads_streams_through_silence_and_keep_alives(
                     wait_for_keep_alives(gateway)
                     worker.say(claimed, said[2:], end="stop")
     assert "".join(pieces) == TEXT
-    client.close()
 
 
 def wait_for_keep_alives(gateway: RunningGateway) -> None:
@@ -92,8 +93,10 @@ def wait_for_keep_alives(gateway: RunningGateway) -> None:
 def test_openais_client_gets_the_same_without_streaming(
     gateway: RunningGateway, worker: PlayedWorker, said: list[int]
 ) -> None:
-    client = openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0)
-    with answering(worker, lambda _: (said, "stop")):
+    with (
+        openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0) as client,
+        answering(worker, lambda _: (said, "stop")),
+    ):
         answer = client.chat.completions.create(
             model="tiny", messages=[{"role": "user", "content": "hi"}], max_completion_tokens=50, temperature=0
         )
@@ -107,7 +110,6 @@ def test_openais_client_gets_the_same_without_streaming(
     assert answer.usage is not None and answer.usage.completion_tokens == len(said)
     assert answer.system_fingerprint == NUMERICS
     assert refused.value.param == "n"
-    client.close()
 
 
 def test_several_prompts_share_one_stream_by_index(gateway: RunningGateway, worker: PlayedWorker) -> None:
@@ -202,10 +204,11 @@ def test_a_client_that_goes_away_has_its_request_cancelled_after_the_grace_perio
 
 
 def test_a_client_that_waits_without_streaming_may_go_away_too(gateway: RunningGateway, worker: PlayedWorker) -> None:
-    with pytest.raises(openai.APITimeoutError):
-        openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0, timeout=0.3).completions.create(
-            model="tiny", prompt="x"
-        )
+    with (
+        openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0, timeout=0.3) as client,
+        pytest.raises(openai.APITimeoutError),
+    ):
+        client.completions.create(model="tiny", prompt="x")
     (claimed,) = worker.claim()
     wait_until(lambda: worker.record(claimed.request)[b"state"] == b"done", "the request is cancelled")
 
