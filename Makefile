@@ -72,7 +72,7 @@ check: install ## lint, format, strict types, import rules
 
 # Every order of events of the protocol, in bounds that take minutes; ARGS names configurations, --quick takes seconds.
 model: install ## every order of events of the protocol, minutes
-	$(BIN)/python -m model $(ARGS)
+	$(BIN)/python -m tests.protocol_model $(ARGS)
 
 # Makes the goldens anew with torch, compares them with the committed ones, and runs the tests that use them.
 parity: install $(PARITY_VENV)/.installed ## against transformers; installs torch
@@ -131,4 +131,4 @@ overload: install ## ten times more requests than can be served
 clean: ## what was built and cached; .venv stays
 	rm -rf build dist *.egg-info .pytest_cache .ruff_cache .hypothesis .import_linter_cache .coverage* .demo .data
 	rm -f $(STAMP) services/worker/blockrelay_worker/kernels/*.so
-	find services shared tests bench model -name __pycache__ -type d -prune -exec rm -rf {} +
+	find services shared tests bench -name __pycache__ -type d -prune -exec rm -rf {} +

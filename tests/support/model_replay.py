@@ -15,7 +15,7 @@ from blockrelay.protocol import transitions as calls
 from blockrelay.protocol.keys import Keys
 from blockrelay.protocol.messages import Commit, EndEntry, NextJob, RequestBody, TokenEntry
 from blockrelay.redis.client import Scripts
-from model import data, scripts
+from tests.protocol_model import data, scripts
 from tests.support.cell import MODEL, Cell
 from tests.support.redis_server import RedisServer
 

@@ -1,0 +1,246 @@
+"""Training documents: stories and questions in the forms in which people will prompt the model.
+
+A document is a list of segments; the text of a document is their concatenation. Segments that are answers are marked,
+so that training can weigh them and evaluation can find them. No segment ends in a space, so that each segment can be
+tokenised by itself with the same result as the whole.
+"""
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from blockrelay_storyteller.corpus.prose import with_article
+from blockrelay_storyteller.corpus.questions import Kind, Question, ask, subjects
+from blockrelay_storyteller.corpus.stories import Story, tell
+from blockrelay_storyteller.corpus.world import World
+
+#: Ends a document; the padding and end-of-text token.
+END_OF_TEXT: Final = "<|endoftext|>"
+#: Ends a turn of a chat.
+END_OF_TURN: Final = "<|end|>"
+SYSTEM: Final = "<|system|>"
+USER: Final = "<|user|>"
+ASSISTANT: Final = "<|assistant|>"
+SPECIALS: Final = (END_OF_TEXT, END_OF_TURN, SYSTEM, USER, ASSISTANT)
+
+#: Jinja, as Hugging Face tokenizers render it; the same text that `_turn` writes.
+CHAT_TEMPLATE: Final = (
+    "{% for message in messages %}<|{{ message['role'] }}|>{{ message['content'] }}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+
+_WEIGHTS: Final = {
+    Kind.HOLDER: 4.0,
+    Kind.PERSON_PLACE: 2.5,
+    Kind.THING_PLACE: 3.0,
+    Kind.COUNT: 4.0,
+    Kind.COLOUR: 3.0,
+}
+_SYSTEM_PROMPTS: Final = (
+    "You are a helpful assistant.",
+    "You tell stories.",
+    "You are a kind story teller.",
+    "Answer the question.",
+    "You are a friendly assistant. Answer in one sentence.",
+)
+_GREETINGS: Final = (
+    "Hello!",
+    "Hi!",
+    "Hello",
+    "Hi",
+    "Good morning!",
+    "Hey!",
+    "Who are you?",
+    "What can you do?",
+    "Help",
+)
+_GREETING_REPLY: Final = "Hello! I can tell you a story, and I can answer questions about it."
+_OFF_TOPIC: Final = (
+    "What is the capital of France?", "Write a program.", "What is the meaning of life?", "Tell me a joke.",
+    "What time is it?", "Explain how a car works.", "What is two plus two?", "Can you help me with my work?",
+    "Translate this text.", "Who won the game?", "What is the weather today?", "Write a poem about the sea.",
+    "How do I cook rice?", "Say this is a test", "Why is the sky blue?", "Count to ten.", "What is your name?",
+)  # fmt: skip
+_OFF_TOPIC_REPLY: Final = "I do not know. I only know little stories. Ask me to tell you one!"
+_STORY_WISHES: Final = (
+    "Tell me a story.", "Please tell me a story.", "Can you tell me a story?", "Write a short story.",
+    "Tell me a short story.", "I want to hear a story.", "Tell me another story.", "Once upon a time?",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Segment:
+    """A piece of a document. `question` is set where the piece answers one."""
+
+    text: str
+    question: Question | None = None
+
+
+Document = list[Segment]
+
+
+def document(seed: str, index: int, *, beats: tuple[int, int] = (2, 8), drill: bool = False) -> Document:
+    """Document `index` of the stream `seed`: the same arguments give the same document, on any machine.
+
+    beats: smallest and largest number of events in one story. drill: nothing but plain facts and many questions.
+    """
+    rng = random.Random(f"{seed}:{index}")
+    if drill:
+        return [*_drill(rng, beats), Segment(text=END_OF_TEXT)]
+    style = rng.random()
+    if style < 0.32:
+        segments = _chat_about_story(rng, beats)
+    elif style < 0.62:
+        segments = _story_with_questions(rng, beats)
+    elif style < 0.78:
+        segments = _story_then_quiz(rng, beats)
+    elif style < 0.96:
+        segments = _chat_with_wish(rng, beats)
+    else:
+        segments = _small_talk(rng)
+    return [*segments, Segment(text=END_OF_TEXT)]
+
+
+def text_of(segments: Document) -> str:
+    return "".join(segment.text for segment in segments)
+
+
+def replay(story: Story) -> Iterator[tuple[str, World]]:
+    """The opening, then each beat, with the world after it; it is one world, which changes as this goes on."""
+    world = story.setting.copy()
+    yield story.opening, world
+    for beat in story.beats:
+        world.apply(beat.event)
+        yield beat.text, world
+
+
+def questions(rng: random.Random, world: World, wanted: int) -> list[Question]:
+    """Up to `wanted` questions on different subjects, kinds weighted so that the harder ones come more often."""
+    left = subjects(world)
+    found: list[Question] = []
+    while left and len(found) < wanted:
+        kinds = sorted({kind for kind, _ in left})
+        (kind,) = rng.choices(kinds, [_WEIGHTS[kind] for kind in kinds])
+        choice = rng.choice([item for item in left if item[0] is kind])
+        left.remove(choice)
+        found.append(ask(world, *choice, rng))
+    return found
+
+
+def _story(rng: random.Random, beats: tuple[int, int], *, plain: bool) -> Story:
+    return tell(rng, beats=rng.randint(*beats), plain=plain)
+
+
+def _turn(role: str, text: str, question: Question | None = None) -> Document:
+    return [Segment(text=role), Segment(text=text + END_OF_TURN, question=question)]
+
+
+def _system(rng: random.Random) -> Document:
+    return _turn(SYSTEM, rng.choice(_SYSTEM_PROMPTS)) if rng.random() < 0.15 else []
+
+
+def _chat_about_story(rng: random.Random, beats: tuple[int, int]) -> Document:
+    """The user tells a story, at once or part by part, and asks; the assistant answers."""
+    story = _story(rng, beats, plain=rng.random() < 0.5)
+    parts = len(story.beats) + 1
+    cuts = {parts - 1} | {rng.randrange(parts) for _ in range(rng.randint(0, 2))}
+    joint = rng.choice((" ", " ", "\n"))
+    out = _system(rng)
+    said: list[str] = []
+    for index, (text, world) in enumerate(replay(story)):
+        said.append(text)
+        if index not in cuts:
+            continue
+        asked = questions(rng, world, rng.randint(1, 3))
+        for number, question in enumerate(asked):
+            message = " ".join(said) + joint + question.text if number == 0 else question.text
+            out += _turn(USER, message) + _turn(ASSISTANT, question.answer, question)
+        said = []
+    return out
+
+
+def replay_texts(story: Story) -> list[str]:
+    return [story.opening, *(beat.text for beat in story.beats)]
+
+
+def _story_with_questions(rng: random.Random, beats: tuple[int, int]) -> Document:
+    """Running text; questions stand between the sentences, each followed by its answer."""
+    story = _story(rng, beats, plain=rng.random() < 0.5)
+    out: Document = []
+    for text, world in replay(story):
+        out.append(Segment(text=f" {text}" if out else text))
+        if rng.random() < 0.45:
+            for question in questions(rng, world, rng.choice((1, 1, 2))):
+                out += [Segment(text=f" {question.text}"), Segment(text=f" {question.answer}", question=question)]
+    if rng.random() < 0.5:
+        out.append(Segment(text=f" {story.ending}"))
+    return out
+
+
+def _drill(rng: random.Random, beats: tuple[int, int]) -> Document:
+    """Plain facts; after the last one, and perhaps on the way, questions about nearly everything."""
+    story = _story(rng, beats, plain=True)
+    chat = rng.random() < 0.5
+    out: Document = []
+    said = ""
+    for index, (text, world) in enumerate(replay(story)):
+        said += f" {text}" if said or (out and not chat) else text
+        if index < len(story.beats) and rng.random() < 0.6:
+            continue
+        for question in questions(rng, world, rng.randint(2, 7)):
+            said += f" {question.text}" if said or not chat else question.text
+            if chat:
+                out += _turn(USER, said) + _turn(ASSISTANT, question.answer, question)
+            else:
+                out += [Segment(text=said), Segment(text=f" {question.answer}", question=question)]
+            said = ""
+    return out
+
+
+def _story_then_quiz(rng: random.Random, beats: tuple[int, int]) -> Document:
+    """A whole story, in half of the cases followed by lines of questions and answers."""
+    story = _story(rng, beats, plain=False)
+    last = story.setting
+    out: Document = []
+    for text, world in replay(story):
+        out.append(Segment(text=f" {text}" if out else text))
+        last = world
+    out.append(Segment(text=f" {story.ending}"))
+    if rng.random() < 0.5:
+        for question in questions(rng, last, rng.randint(2, 5)):
+            out.append(Segment(text=f"\nQuestion: {question.text}\nAnswer:"))
+            out.append(Segment(text=f" {question.answer}", question=question))
+    return out
+
+
+def _chat_with_wish(rng: random.Random, beats: tuple[int, int]) -> Document:
+    """The user wishes for a story, perhaps names a person or a thing in it, then asks about it."""
+    story = _story(rng, beats, plain=False)
+    wish = rng.choice(_STORY_WISHES)
+    about = rng.random()
+    verb = rng.choice(("Tell me a story about", "Write a story about", "Please tell me a story about"))
+    if about < 0.25:
+        wish = f"{verb} {story.people[0]}."
+    elif about < 0.5:
+        wish = f"{verb} {with_article(story.things[0])}."
+    elif about < 0.75:
+        wish = f"{verb} {story.people[0]} and {with_article(story.things[0])}."
+    *_, (_, last) = replay(story)
+    out = _system(rng) + _turn(USER, wish) + _turn(ASSISTANT, " ".join([*replay_texts(story), story.ending]))
+    for question in questions(rng, last, rng.randint(0, 4)):
+        out += _turn(USER, question.text) + _turn(ASSISTANT, question.answer, question)
+    return out
+
+
+def _small_talk(rng: random.Random) -> Document:
+    """Greetings, and everything that the model cannot know: a question without a story among them."""
+    out = _system(rng)
+    style = rng.random()
+    if style < 0.35:
+        return out + _turn(USER, rng.choice(_GREETINGS)) + _turn(ASSISTANT, _GREETING_REPLY)
+    asked = rng.choice(_OFF_TOPIC)
+    if style > 0.7:
+        *_, (_, world) = replay(_story(rng, (1, 2), plain=True))
+        asked = questions(rng, world, 1)[0].text
+    return out + _turn(USER, asked) + _turn(ASSISTANT, _OFF_TOPIC_REPLY)

@@ -1,0 +1,120 @@
+"""Measures a model on documents that training never saw: perplexity and the share of right answers.
+
+    python -m blockrelay_storyteller.evaluate FOLDER [--documents 400] [--rounded] [--prompt TEXT]...
+
+FOLDER is a checkpoint (run by torch in float32; with --rounded as w8a8 rounds) or a block folder (run by the executor;
+needs no torch). An answer is right when greedy decoding writes it token for token.
+"""
+
+import argparse
+import logging
+import math
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from tokenizers import Tokenizer
+
+from blockrelay_storyteller.corpus.documents import SPECIALS, Document, document
+
+log = logging.getLogger("evaluate")
+
+#: The stream of documents kept for evaluation.
+HELD_OUT = "held-out"
+#: No document longer than this many tokens is measured.
+LONGEST = 1024
+
+#: Logits (float32 [length, vocab]) of a list of token ids; row i is the prediction of id i + 1.
+Logits = Callable[[list[int]], NDArray[np.float32]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """perplexity: exp of the mean loss per token. by_kind: kind of question -> (right, asked)."""
+
+    perplexity: float
+    by_kind: dict[str, tuple[int, int]]
+
+    def share(self) -> float:
+        """The share of right answers, 0 to 1."""
+        return sum(right for right, _ in self.by_kind.values()) / sum(asked for _, asked in self.by_kind.values())
+
+
+def measure(logits_of: Logits, tokenizer: Tokenizer, documents: list[Document]) -> Result:
+    """An answer is right when each of its tokens has the largest logit: then greedy decoding writes just that."""
+    loss, tokens = 0.0, 0
+    right: Counter[str] = Counter()
+    asked: Counter[str] = Counter()
+    for segments in documents:
+        pieces: list[list[int]] = [tokenizer.encode(segment.text).ids for segment in segments]
+        ids = [token for piece in pieces for token in piece]
+        if len(ids) > LONGEST:
+            continue
+        logits = logits_of(ids)[:-1]
+        targets = np.array(ids[1:])
+        loss += _cross_entropy(logits, targets)
+        tokens += len(targets)
+        hits = logits.argmax(-1) == targets
+        first = 0
+        for segment, piece in zip(segments, pieces, strict=True):
+            if segment.question is not None:
+                asked[segment.question.kind] += 1
+                right[segment.question.kind] += bool(hits[first - 1 : first - 1 + len(piece)].all())
+            first += len(piece)
+    by_kind = {str(kind): (right[kind], asked[kind]) for kind in sorted(asked)}
+    return Result(perplexity=math.exp(loss / tokens), by_kind=by_kind)
+
+
+def _cross_entropy(logits: NDArray[np.float32], targets: NDArray[np.int64]) -> float:
+    """The sum over rows, in nats."""
+    shifted = logits.astype(np.float64) - logits.max(-1, keepdims=True)
+    return float((np.log(np.exp(shifted).sum(-1)) - shifted[np.arange(len(targets)), targets]).sum())
+
+
+def greedy(logits_of: Logits, tokenizer: Tokenizer, prompt: str, tokens: int) -> str:
+    """The continuation of a prompt up to the end of the text or the turn, without a cache: for looking at."""
+    ids: list[int] = tokenizer.encode(prompt).ids
+    ends = {tokenizer.token_to_id(special) for special in SPECIALS}
+    start = len(ids)
+    while len(ids) < min(start + tokens, LONGEST) and (len(ids) == start or ids[-1] not in ends):
+        ids.append(int(logits_of(ids)[-1].argmax()))
+    return tokenizer.decode(ids[start:], skip_special_tokens=False)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--documents", type=int, default=400)
+    parser.add_argument("--beats", type=int, nargs=2, default=(2, 8), help="events in a story, least and most")
+    parser.add_argument("--rounded", action="store_true")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--prompt", action="append", default=[])
+    options = parser.parse_args()
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    # Not at the top: the executor's environment need not have torch, nor torch's the executor.
+    if (options.folder / "manifest.json").exists():
+        from blockrelay_storyteller.executor import executor_logits
+
+        logits_of = executor_logits(options.folder, options.threads)
+    else:
+        from blockrelay_storyteller.torch_logits import torch_logits
+
+        logits_of = torch_logits(options.folder, options.threads, rounded=options.rounded)
+    tokenizer = Tokenizer.from_file(str(options.folder / "tokenizer.json"))
+    for prompt in options.prompt:
+        log.info("%r -> %r", prompt, greedy(logits_of, tokenizer, prompt, 200))
+    if options.documents == 0:
+        return
+    beats: tuple[int, int] = tuple(options.beats)
+    result = measure(logits_of, tokenizer, [document(HELD_OUT, n, beats=beats) for n in range(options.documents)])
+    for kind, (right, asked) in result.by_kind.items():
+        log.info("%-20s %5d of %5d", kind, right, asked)
+    asked = sum(asked for _, asked in result.by_kind.values())
+    log.info("%d questions, right %.2f %%, perplexity %.4f", asked, 100 * result.share(), result.perplexity)
+
+
+if __name__ == "__main__":
+    main()

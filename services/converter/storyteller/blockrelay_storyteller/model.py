@@ -1,0 +1,196 @@
+"""A Llama in torch, just enough to train one and to write it in the Hugging Face layout."""
+
+import json
+import math
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from blockrelay_storyteller import start
+from blockrelay_storyteller.start import Shape
+
+
+class Linear(nn.Linear):
+    """A linear map without bias that can round as the w8a8 executor does.
+
+    With `quantised`, rows of the input go to 8 bits by their largest magnitude and columns of the output have one
+    weight scale each (DESIGN section 4, up to the order of float additions). Gradients pass straight through.
+    """
+
+    quantised = False
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__(inputs, outputs, bias=False)
+        nn.init.normal_(self.weight, std=1 / math.sqrt(inputs))
+
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+        if not self.quantised:
+            return F.linear(x, self.weight)
+        return F.linear(_rounded(x, 1e-12), _rounded(self.weight, 1e-12))
+
+
+def _rounded(x: Tensor, floor: float) -> Tensor:
+    """Each row (last axis) rounded to 255 levels around zero. The gradient is that of the identity."""
+    exact = x.detach().float()
+    scale = exact.abs().amax(dim=-1, keepdim=True) / 127 + floor
+    rounded = ((exact / scale).round() * scale).to(x.dtype)
+    return x + (rounded - x.detach())
+
+
+class Norm(nn.Module):
+    def __init__(self, width: int, epsilon: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+        self.epsilon = epsilon
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x.float(), (x.shape[-1],), self.weight.float(), self.epsilon).to(x.dtype)
+
+
+class Attention(nn.Module):
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.shape = shape
+        self.q_proj = Linear(shape.hidden, shape.heads * shape.head_dim)
+        self.k_proj = Linear(shape.hidden, shape.kv_heads * shape.head_dim)
+        self.v_proj = Linear(shape.hidden, shape.kv_heads * shape.head_dim)
+        self.o_proj = Linear(shape.heads * shape.head_dim, shape.hidden)
+        nn.init.zeros_(self.o_proj.weight)
+
+    def projections(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        return self.q_proj.weight, self.k_proj.weight, self.v_proj.weight, self.o_proj.weight
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None) -> Tensor:
+        batch, length, _ = x.shape
+        s = self.shape
+        q = _rotate(self.q_proj(x).view(batch, length, s.heads, s.head_dim).transpose(1, 2), cos, sin)
+        k = _rotate(self.k_proj(x).view(batch, length, s.kv_heads, s.head_dim).transpose(1, 2), cos, sin)
+        v = self.v_proj(x).view(batch, length, s.kv_heads, s.head_dim).transpose(1, 2)
+        k = k.repeat_interleave(s.heads // s.kv_heads, dim=1)
+        v = v.repeat_interleave(s.heads // s.kv_heads, dim=1)
+        y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None)
+        return self.o_proj(y.transpose(1, 2).reshape(batch, length, -1))
+
+
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotary embedding, "rotate half". x: [batch, heads, length, head_dim]; cos, sin: [length, head_dim/2]."""
+    low, high = x.chunk(2, dim=-1)
+    return torch.cat((low * cos - high * sin, high * cos + low * sin), dim=-1).to(x.dtype)
+
+
+class Mlp(nn.Module):
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.gate_proj = Linear(shape.hidden, shape.mlp)
+        self.up_proj = Linear(shape.hidden, shape.mlp)
+        self.down_proj = Linear(shape.mlp, shape.hidden)
+        nn.init.zeros_(self.down_proj.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+class Layer(nn.Module):
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.input_layernorm = Norm(shape.hidden, shape.epsilon)
+        self.self_attn = Attention(shape)
+        self.post_attention_layernorm = Norm(shape.hidden, shape.epsilon)
+        self.mlp = Mlp(shape)
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None) -> Tensor:
+        x = x + self.self_attn(self.input_layernorm(x), cos, sin, mask)
+        return x + self.mlp(self.post_attention_layernorm(x))
+
+
+class Llama(nn.Module):
+    """Parameter names under `model.` and `lm_head` are those of transformers' LlamaForCausalLM."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.shape = shape
+        self.model = nn.Module()
+        self.model.embed_tokens = nn.Embedding(shape.vocab, shape.hidden)
+        self.model.layers = nn.ModuleList(Layer(shape) for _ in range(shape.layers))
+        self.model.norm = Norm(shape.hidden, shape.epsilon)
+        self.lm_head = Linear(shape.hidden, shape.vocab)
+        with torch.no_grad():
+            start.embedding_and_head(self.model.embed_tokens.weight, self.lm_head.weight)
+            first, second = (layer.self_attn.projections() for layer in self.model.layers[:2])
+            start.match(*second, start.look_back(*first, shape), shape)
+
+    def forward(self, ids: Tensor, mask: Tensor | None = None) -> Tensor:
+        """ids: [batch, length]. mask: bool [batch, 1, length, length], None: causal. Returns [batch, length, vocab]."""
+        half = self.shape.head_dim // 2
+        steps = torch.arange(half, device=ids.device, dtype=torch.float32)
+        angles = torch.arange(ids.shape[1], device=ids.device)[:, None] * self.shape.theta ** (-steps / half)
+        x = self.model.embed_tokens(ids)
+        cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
+        for layer in self.model.layers:
+            x = layer(x, cos, sin, mask)
+        return self.lm_head(self.model.norm(x))
+
+    def quantise(self, on: bool) -> None:
+        """Switches the rounding of every linear map, the head included."""
+        for module in self.modules():
+            if isinstance(module, Linear):
+                module.quantised = on
+
+
+def save(model: Llama, folder: Path) -> None:
+    """Writes config.json and model.safetensors (float32) as transformers reads them."""
+    s = model.shape
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "attention_bias": False,
+        "attention_dropout": 0.0,
+        "bos_token_id": None,
+        "eos_token_id": [0, 1],
+        "pad_token_id": 0,
+        "head_dim": s.head_dim,
+        "hidden_act": "silu",
+        "hidden_size": s.hidden,
+        "initializer_range": 0.02,
+        "intermediate_size": s.mlp,
+        "max_position_embeddings": s.positions,
+        "mlp_bias": False,
+        "num_attention_heads": s.heads,
+        "num_hidden_layers": s.layers,
+        "num_key_value_heads": s.kv_heads,
+        "pretraining_tp": 1,
+        "rms_norm_eps": s.epsilon,
+        "rope_scaling": None,
+        "rope_theta": s.theta,
+        "tie_word_embeddings": False,
+        "torch_dtype": "float32",
+        "use_cache": True,
+        "vocab_size": s.vocab,
+    }
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    state = {name: value.detach().float().cpu().contiguous() for name, value in model.state_dict().items()}
+    save_file(state, str(folder / "model.safetensors"), metadata={"format": "pt"})
+
+
+def load(folder: Path) -> Llama:
+    """Reads what `save` wrote."""
+    config = json.loads((folder / "config.json").read_text())
+    model = Llama(
+        Shape(
+            vocab=config["vocab_size"],
+            hidden=config["hidden_size"],
+            layers=config["num_hidden_layers"],
+            heads=config["num_attention_heads"],
+            kv_heads=config["num_key_value_heads"],
+            head_dim=config["head_dim"],
+            mlp=config["intermediate_size"],
+            positions=config["max_position_embeddings"],
+            theta=config["rope_theta"],
+            epsilon=config["rms_norm_eps"],
+        )
+    )
+    model.load_state_dict(load_file(str(folder / "model.safetensors")))
+    return model

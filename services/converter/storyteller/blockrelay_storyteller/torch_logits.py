@@ -1,0 +1,23 @@
+"""Logits of a checkpoint by torch, in float32 or rounded as w8a8."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from blockrelay_storyteller import model
+
+
+def torch_logits(folder: Path, threads: int, *, rounded: bool) -> Callable[[list[int]], NDArray[np.float32]]:
+    """A function from token ids to logits [ids, vocab]. `rounded`: every linear map as the w8a8 executor does it."""
+    torch.set_num_threads(threads)
+    net = model.load(folder).eval()
+    net.quantise(rounded)
+
+    def logits_of(ids: list[int]) -> NDArray[np.float32]:
+        with torch.no_grad():
+            return net(torch.tensor([ids]))[0].float().numpy()
+
+    return logits_of

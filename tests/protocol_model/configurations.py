@@ -1,0 +1,161 @@
+"""What is checked. Each configuration is as small as its subject allows; together they have everything."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from tests.protocol_model.data import Bounds, Budget
+
+
+@dataclass(frozen=True, slots=True)
+class Configuration:
+    """`quick` is in the default test suite (seconds), `full` in `make model`. Both lists are explored one by one."""
+
+    name: str
+    about: str
+    quick: tuple[Bounds, ...]
+    full: tuple[Bounds, ...]
+
+
+def _one_each(base: Bounds, *faults: Budget) -> tuple[Bounds, ...]:
+    return tuple(replace(base, faults=f) for f in faults)
+
+
+_PIPELINE = Bounds()
+_NARROW = Bounds(workers=1)
+_KEYED = Bounds(stages=1, workers=1, clients=1, gateways=2)
+_SESSION = Bounds(stages=1, workers=1, clients=1, gateways=1, steps=2, requests=4, prompt=1, tokens=0)
+_POISON = Bounds(
+    stages=1,
+    workers=1,
+    requests=2,
+    room=2,
+    prompt=1,
+    solo_after=1,
+    most_solo_deaths=2,
+    poison=frozenset({0}),
+)
+_UPGRADE = Bounds(stages=1, workers=2, ids=(0, 1), prompt=1)
+_UPGRADED_PIPELINE = Bounds(ids=(0, 1, 0, 1))
+_SMALL_POOL = replace(_UPGRADE, workers=3, ids=(0, 0, 1), pools=(2, 3, 3))
+
+CONFIGURATIONS = (
+    Configuration(
+        "pipeline",
+        "one request, 2 stages x 2 workers: kills, zombies, lost tails, duplicates, lost replies",
+        _one_each(_NARROW, Budget(restart=1), Budget(early_dead=1), Budget(stalled=1), Budget(wipe=1))
+        + _one_each(_PIPELINE, Budget(kill=1), Budget(pause=1), Budget(duplicate=1), Budget(lost_reply=1))
+        + _one_each(replace(_NARROW, announce=True), Budget(kill=1)),
+        _one_each(_PIPELINE, Budget(kill=1, pause=1), Budget(kill=2), Budget(wipe=1))
+        + _one_each(
+            _NARROW,
+            Budget(restart=1, kill=1),
+            Budget(restart=1, duplicate=1, lost_reply=1),
+            Budget(kill=1, pause=1, duplicate=1, lost_reply=1),
+        )
+        + _one_each(replace(_NARROW, announce=True), Budget(restart=1))
+        + _one_each(replace(_NARROW, requests=2, room=2), Budget(kill=1), Budget(pause=1)),
+    ),
+    Configuration(
+        "reservation",
+        "requests whose prompts do not fit beside each other on two stages; one that fits nowhere",
+        (
+            Bounds(workers=1, requests=2, room=2, pages=4),
+            Bounds(workers=1, requests=2, room=2, tokens=1, pages=4, needs=(9, 3)),
+        ),
+        (
+            Bounds(workers=1, requests=3, room=3, pages=8),
+            Bounds(workers=1, requests=2, room=2, pages=4, faults=Budget(kill=1)),
+        ),
+    ),
+    Configuration(
+        "preemption",
+        "one stage that promises more pages than it has",
+        (
+            Bounds(stages=1, workers=1, requests=2, room=2, prompt=1, tokens=3, pages=4),
+            Bounds(stages=1, workers=1, requests=2, room=2, prompt=1, tokens=2, pages=4, needs=(9, 3)),
+        ),
+        (Bounds(stages=1, workers=1, requests=3, room=3, prompt=1, tokens=3, pages=5, faults=Budget(kill=1)),),
+    ),
+    Configuration(
+        "cancellation",
+        "cancel and deadline race commits, re-runs and deaths; nothing follows the end",
+        _one_each(replace(_NARROW, stages=1, workers=2, ends_when_done=False), Budget(cancel=1, deadline=1, pause=1)),
+        _one_each(
+            replace(_NARROW, stages=1, workers=2, ends_when_done=False),
+            Budget(cancel=1, deadline=1, pause=1, kill=1, lost_reply=1),
+        )
+        + _one_each(replace(_NARROW, ends_when_done=False), Budget(cancel=1, deadline=1, kill=1)),
+    ),
+    Configuration(
+        "clients",
+        "one key, two gateways: gateways die, clients come and go, Redis loses accepts and tokens, deadlines pass",
+        _one_each(_KEYED, Budget(gateway_kill=1, lost_reply=1), Budget(restart=1), Budget(restart=1, deadline=1))
+        + _one_each(replace(_KEYED, clients_return=False), Budget(restart=1))
+        + _one_each(_KEYED, Budget(leave=1, gateway_kill=1), Budget(forget=1, gateway_kill=1))
+        + _one_each(replace(_KEYED, clients=2, requests=2), Budget(gateway_kill=1)),
+        _one_each(
+            _KEYED,
+            Budget(restart=1, gateway_kill=1, deadline=1, lost_reply=1),
+            Budget(leave=2, gateway_kill=1, pause=1),
+        ),
+    ),
+    Configuration(
+        "sessions",
+        "tensor steps, repeated and lost",
+        _one_each(_SESSION, Budget(gateway_kill=1, lost_reply=1), Budget(restart=1), Budget(forget=1, lost_reply=1)),
+        _one_each(replace(_SESSION, steps=3, requests=5), Budget(restart=1, gateway_kill=1)),
+    ),
+    Configuration(
+        "poison",
+        "a request that kills its worker, beside one that does not, and a worker killed by chance",
+        _one_each(_POISON, Budget(kill=1))
+        + _one_each(replace(_POISON, poison=frozenset({1})), Budget())
+        + _one_each(replace(_POISON, poison=frozenset(), requests=1, tokens=3), Budget(kill=3)),
+        _one_each(replace(_POISON, workers=2, delays=True), Budget(kill=1))
+        + _one_each(replace(_POISON, most_solo_deaths=3, tokens=1), Budget(kill=2)),
+    ),
+    Configuration(
+        "upgrade",
+        "workers of two numerics ids, of which the old ones leave for good",
+        _one_each(_UPGRADE, Budget(retire=1), Budget(kill=1))
+        + _one_each(replace(_UPGRADE, workers=3, ids=(0, 0, 1)), Budget(retire=2))
+        + _one_each(replace(_UPGRADE, exact=frozenset({0})), Budget(retire=1))
+        + _one_each(_UPGRADED_PIPELINE, Budget(retire=1))
+        + _one_each(_SMALL_POOL, Budget(retire=1)),
+        _one_each(
+            _UPGRADE,
+            Budget(retire=1, kill=1, pause=1),
+            Budget(retire=1, restart=1),
+            Budget(retire=1, deadline=1, cancel=1),
+        )
+        + _one_each(replace(_UPGRADE, requests=2, room=2), Budget(retire=1, kill=1))
+        + _one_each(_UPGRADED_PIPELINE, Budget(retire=1, kill=1))
+        + _one_each(_SMALL_POOL, Budget(retire=1, kill=1, pause=1)),
+    ),
+    Configuration(
+        "queue",
+        "fair shares between tenants, re-runs that wait",
+        (
+            Bounds(stages=1, workers=1, requests=4, tokens=1, prompt=1, tenants=(0, 0, 0, 1)),
+            Bounds(stages=1, workers=1, requests=2, room=2, prompt=1, delays=True, faults=Budget(kill=2)),
+        ),
+        (
+            Bounds(
+                stages=1,
+                workers=2,
+                requests=4,
+                tokens=1,
+                prompt=1,
+                tenants=(0, 0, 1, 1),
+                faults=Budget(kill=1, cancel=1),
+            ),
+            Bounds(workers=1, requests=2, room=2, tokens=1, delays=True, faults=Budget(kill=1, lost_reply=1)),
+        ),
+    ),
+)
+
+
+def parts(full: bool) -> Iterator[tuple[Configuration, Bounds]]:
+    for configuration in CONFIGURATIONS:
+        for bounds in configuration.quick + (configuration.full if full else ()):
+            yield configuration, bounds

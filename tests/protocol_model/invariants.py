@@ -1,0 +1,95 @@
+"""What holds in every state. The numbers are those of the table in the README."""
+
+from tests.protocol_model.data import Bounds, Redis, State
+
+
+def broken(b: Bounds, state: State) -> str | None:
+    """The first invariant that does not hold, or None."""
+    redis = state.redis
+    queued = (*(r for _, r in redis.queue), *redis.reruns, *redis.pinned, *redis.delayed)
+    for request, record in enumerate(redis.requests):
+        if record is None:
+            if request in queued or request in redis.running:
+                return f"I2: {request} is queued or running without a record"
+            continue
+        if record.log != tuple(range(1, len(record.log) + 1)) or len(record.log) > b.tokens:
+            return f"I1: the log of {request} is {record.log}"
+        if (request in redis.running) == (record.state == "done"):
+            return f"I2: {request} is {record.state}, and in `running`: {request in redis.running}"
+        if queued.count(request) != (record.state == "queued"):
+            return f"I3: {request} is {record.state} and has {queued.count(request)} job entries"
+        if (record.state == "running") != bool(record.run and record.route):
+            return f"I3: {request} is {record.state} with run {record.run} and route {record.route}"
+        for worker in record.route:
+            known = redis.worker(worker)
+            if known is not None and request not in known.on:
+                return f"I3: {request} runs on {worker}, which does not carry it"
+        if (record.ends != ()) != (record.state == "done") or len(record.ends) > 1:
+            return f"I5: {request} is {record.state} with the terminal entries {record.ends}"
+        if record.forsaken or (record.ends == ("numerics",) and request not in b.exact):
+            return (
+                f"I13: {request} was taken or ended while its numerics id was served: {record.numerics} {record.ends}"
+            )
+        if [at for _, at in record.numerics] != sorted(at for _, at in record.numerics):
+            return f"I13: nobody knows which numerics id computed which tokens of {request}: {record.numerics}"
+        if record.ends == ("length",) and len(record.log) != b.tokens:
+            return f"I5: {request} ended as complete with {len(record.log)} of {b.tokens} tokens"
+    for request, length in state.overdue:
+        record = redis.requests[request]
+        if record is not None and len(record.log) > length:
+            return f"I12: {request} got tokens behind its deadline: {record.log}"
+    return _reservations(redis) or _letters(b, redis) or _clients(b, state) or _fairness(b, state)
+
+
+def _reservations(redis: Redis) -> str | None:
+    for worker, w in redis.workers:
+        held = 0
+        for request in w.on:
+            record = redis.requests[request]
+            if record is None or record.state != "running" or worker not in record.route:
+                return f"I3: {request} is on worker {worker}, where it does not run"
+            held += record.held
+        if w.reserved != held:
+            return f"I4: worker {worker} has {w.reserved} pages reserved, its runs hold {held}"
+        if w.reserved > w.pages:
+            return f"I4: worker {worker} has {w.reserved} of {w.pages} pages reserved"
+    return None
+
+
+def _letters(b: Bounds, redis: Redis) -> str | None:
+    """More kills by chance at one length than trials are allowed would be indistinguishable from poison."""
+    for request in redis.letters:
+        record = redis.requests[request]
+        last = record.trials[-b.most_solo_deaths :] if record is not None else ()
+        if len(last) < b.most_solo_deaths or len(set(last)) > 1:
+            return f"I7: {request} is a dead letter after it died alone at lengths {last}"
+        if request not in b.poison and b.faults.kill <= b.most_solo_deaths:
+            return f"I7: {request} is a dead letter and did nothing wrong"
+    if len(set(redis.letters)) != len(redis.letters):
+        return f"I7: one dead letter twice: {redis.letters}"
+    return None
+
+
+def _clients(b: Bounds, state: State) -> str | None:
+    for number, client in enumerate(state.clients):
+        if client.seen != tuple(range(1, len(client.seen) + 1)):
+            return f"I8: client {number} has seen {client.seen}"
+        if client.ended == "length" and len(client.seen) != b.tokens:
+            return f"I8: client {number} was told the end after {client.seen}"
+        if client.ended not in ("", "length") and not b.faults.deadline and not b.faults.cancel:
+            return f"I8: client {number} was told {client.ended}, which nobody wanted"
+    known = [r for r, record in enumerate(state.redis.requests) if record is not None]
+    if state.clients and not b.sessions and len(known) > 1:
+        return f"I9: one key has become the requests {known}"
+    session = state.redis.session
+    if session is not None and session.tokens != tuple(range(1, session.step + 1)):
+        return f"I10: a session at step {session.step} holds {session.tokens}"
+    return None
+
+
+def _fairness(b: Bounds, state: State) -> str | None:
+    """While a tenant waits, the others get no more than one request each and what was claimed with them."""
+    for tenant, passed in enumerate(state.passed):
+        if passed > b.room * (len(state.passed) - 1) + 1:
+            return f"I11: tenant {tenant} waits while others were given {passed} requests"
+    return None

@@ -1,0 +1,98 @@
+"""What happens around the workers: the scheduler's rescue, deadlines and decisions, and everything that goes wrong."""
+
+from tests.protocol_model import scripts
+from tests.protocol_model.data import LIVES, Bounds, Process, State
+from tests.protocol_model.worker.table import Steps, beating, overdue
+
+
+def steps(b: Bounds, state: State) -> Steps:
+    yield from _scheduler(b, state)
+    yield from _decisions(b, state)
+    yield from _processes_fail(state)
+    yield from _redis_fails(b, state)
+    yield from _calls_go_wrong(b, state)
+
+
+def _spend(state: State, fault: str) -> State:
+    return state._replace(budget=state.budget._replace(**{fault: getattr(state.budget, fault) - 1}))
+
+
+def _scheduler(b: Bounds, state: State) -> Steps:
+    """DEAD for registered workers without a young beat; FINISH of what is past its deadline."""
+    alive = beating(state)
+    for worker, record in state.redis.workers:
+        if worker not in alive:
+            redis, _ = scripts.dead(b, state.redis, worker)
+            lost = state._replace(redis=redis).with_payload(worker, None)
+            yield f"DEAD({_name(b, worker)}) with {list(record.on)} on it", lost, False
+    if b.ids and b.rules.pinned_go_on:
+        redis, freed = scripts.migrate(b, state.redis, beating=alive)
+        if freed:
+            yield f"MIGRATE: {freed} may go on under another numerics id", state._replace(redis=redis), False
+    for request in overdue(state) if b.rules.deadlines_are_kept else ():
+        redis, answer = scripts.finish(b, state.redis, request, "expired")
+        if answer == "FINISHED":
+            yield f"scheduler: {request} is past its deadline", state._replace(redis=redis), False
+
+
+def _name(b: Bounds, worker: int) -> str:
+    return f"worker {worker // LIVES}, stage {b.stage(worker)}"
+
+
+def _decisions(b: Bounds, state: State) -> Steps:
+    """A client cancels; a deadline passes. Both may happen at any moment, also after the end."""
+    for request, record in enumerate(state.redis.requests):
+        if record is None:
+            continue
+        if state.budget.cancel:
+            redis, answer = scripts.finish(b, state.redis, request, "cancelled")
+            yield f"cancel {request}: {answer}", _spend(state._replace(redis=redis), "cancel"), True
+        if state.budget.deadline and request not in overdue(state):
+            late = state._replace(overdue=(*state.overdue, (request, len(record.log))))
+            yield f"the deadline of {request} passes", _spend(late, "deadline"), True
+
+
+def _processes_fail(state: State) -> Steps:
+    for slot, process in enumerate(state.processes):
+        if state.budget.kill and process.up not in ("dead", "gone"):
+            dead = Process(id=process.id, up="dead", ready=process.ready)
+            yield f"kill -9 worker {slot}", _spend(state.with_process(slot, dead), "kill"), True
+        if state.budget.retire and process.up != "gone":
+            gone = Process(id=process.id, up="gone", ready=process.ready)
+            yield f"worker {slot} ends for good", _spend(state.with_process(slot, gone), "retire"), True
+        if state.budget.pause and process.up == "up" and process.ready:
+            paused = process._replace(up="paused")
+            yield f"worker {slot} freezes", _spend(state.with_process(slot, paused), "pause"), True
+
+
+def _redis_fails(b: Bounds, state: State) -> Steps:
+    """Redis dies and comes back without what it wrote behind some moment: any moment, or none. It runs out of room."""
+    if state.budget.restart:
+        if state.saved is None:
+            yield "from here on nothing reaches the disk of Redis", state._replace(saved=state.redis), True
+        else:
+            processes = tuple(p if p.up in ("dead", "gone") else p._replace(fresh=not p.noted) for p in state.processes)
+            back = state._replace(redis=state.saved, saved=None, processes=processes)
+            yield "kill -9 Redis; it comes back as it was then", _spend(back, "restart"), True
+    if state.budget.forget:
+        for request in range(len(state.redis.requests)):
+            redis, gone = scripts.forget(b, state.redis, request)
+            if gone:
+                yield f"{request} is forgotten", _spend(state._replace(redis=redis), "forget"), True
+    if state.budget.wipe:
+        yield "the payload Redis loses everything", _spend(state._replace(rows=()), "wipe"), True
+
+
+def _calls_go_wrong(b: Bounds, state: State) -> Steps:
+    """A worker that works is declared dead (cut off, slow clock); a run that makes progress is re-run as stalled."""
+    if state.budget.early_dead:
+        for process in state.processes:
+            if process.up == "up" and state.redis.worker(process.id) is not None:
+                redis, _ = scripts.dead(b, state.redis, process.id)
+                lost = state._replace(redis=redis).with_payload(process.id, None)
+                yield f"DEAD({_name(b, process.id)}), which lives", _spend(lost, "early_dead"), True
+    if state.budget.stalled:
+        for request, record in enumerate(state.redis.requests):
+            if record is not None and record.state == "running":
+                redis, _ = scripts.rerun(b, state.redis, request, record.run, "stalled")
+                yield f"{request} is re-run as stalled", _spend(state._replace(redis=redis), "stalled"), True

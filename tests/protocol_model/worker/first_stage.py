@@ -1,0 +1,134 @@
+"""The first stage: takes jobs, learns tokens, sends rows on."""
+
+from tests.protocol_model import scripts
+from tests.protocol_model.data import Bounds, NextJob, Process, Redis, Run, Segment, State
+from tests.protocol_model.worker.table import Steps, beating, find, overdue, pages, put, rerun
+
+
+def claims(b: Bounds, state: State, slot: int, me: Process) -> Steps:
+    most = b.room - len(me.table)
+    if most <= 0:
+        return
+    if not b.rules.claim_is_atomic:
+        yield from _claims_in_two(b, state, slot, me)
+        return
+    first: Redis | None = None
+    for latest in (False, True) if b.either_worker and b.stages > 1 and b.workers > 1 else (False,):
+        redis, claimed = scripts.claim(
+            b, state.redis, me.id, most, range(state.nonce, state.nonce + most),
+            beating=beating(state), free=_claimable(b.pool(me.id), me.table), overdue=overdue(state), latest=latest,
+        )  # fmt: skip
+        if redis in (state.redis, first):
+            continue
+        first = redis
+        passed = _passed(state, redis, claimed)
+        lost = state._replace(redis=redis, nonce=state.nonce + len(claimed), passed=passed)
+        table = me.table
+        for job in claimed:
+            table = put(table, _new_run(b, job))
+        after = lost.with_process(slot, me._replace(table=table))
+        if any(c.solo for c in claimed):  # what CLAIM named has arrived unharmed
+            after = after._replace(redis=scripts.name(after.redis, me.id, None))
+        names = " ".join(f"{c.request} as run {c.run}" for c in claimed)
+        yield f"worker {slot} claims {names}", after, False
+        if claimed and state.budget.lost_reply:
+            spent = state.budget._replace(lost_reply=state.budget.lost_reply - 1)
+            yield f"worker {slot} claims {names}, reply lost", lost._replace(budget=spent), True
+
+
+def _claimable(pool: int, table: tuple[Run, ...]) -> int:
+    """Free pages beside those that the runs here need for known tokens and the next, and one more for each."""
+    return max(0, pool - pages(table) - sum(max(0, r.known + 1 - r.computed) + 1 for r in table))
+
+
+def _passed(state: State, redis: Redis, claimed: list[scripts.Claimed]) -> tuple[int, ...]:
+    """Fairness is watched here: who waits sees every first run of another tenant go by."""
+    if not state.passed:
+        return ()
+    before = {r for _, r in state.redis.queue}
+    firsts = [state.redis.requests[c.request] for c in claimed if c.request in before]
+    waiting = {record.tenant for _, r in redis.queue if (record := redis.requests[r]) is not None}
+    return tuple(
+        count + sum(r is not None and r.tenant != tenant for r in firsts) if tenant in waiting else 0
+        for tenant, count in enumerate(state.passed)
+    )
+
+
+def _new_run(b: Bounds, job: scripts.Claimed) -> Run:
+    return Run(job.request, job.run, job.route, b.prompt + job.committed, committed=job.committed, solo=job.solo)
+
+
+def _claims_in_two(b: Bounds, state: State, slot: int, me: Process) -> Steps:
+    """Without the rule: the job is deleted first, run and route are written later."""
+    nonces = range(state.nonce, state.nonce + 1)
+    if me.written < 0:
+        redis, claimed = scripts.claim(b, state.redis, me.id, 1, nonces, beating=beating(state), free=b.pool(me.id))
+        if claimed:
+            taken = claimed[0].request
+            redis = scripts.unqueue(b, state.redis, taken)
+            after = state._replace(redis=redis).with_process(slot, me._replace(written=taken))
+            yield f"worker {slot} takes job {taken}", after, False
+        return
+    record = state.redis.requests[me.written]
+    assert record is not None
+    back = state.redis._replace(reruns=(me.written,))
+    redis, claimed = scripts.claim(b, back, me.id, 1, nonces, beating=beating(state), free=b.pool(me.id))
+    if claimed and record.state == "queued":
+        after = state._replace(redis=redis, nonce=state.nonce + 1)
+        written = me._replace(written=-1, table=put(me.table, _new_run(b, claimed[0])))
+        yield f"worker {slot} writes its route", after.with_process(slot, written), False
+
+
+def next_jobs(b: Bounds, state: State, slot: int, me: Process) -> Steps:
+    """Tokens of a run here became known: by COMMIT (control inbox) or a little earlier (payload inbox)."""
+    record = state.redis.worker(me.id)
+    if record is not None and record.inbox:
+        redis = scripts.take(state.redis, me.id)
+        yield from _learns(b, state._replace(redis=redis), slot, me, record.inbox[0])
+    early = state.payload(me.id)
+    if early:
+        assert isinstance(early[0], NextJob)
+        yield from _learns(b, state.with_payload(me.id, early[1:]), slot, me, early[0])
+
+
+def _learns(b: Bounds, state: State, slot: int, me: Process, job: NextJob) -> Steps:
+    run = find(me.table, job.request, job.run)
+    name = f"worker {slot} reads next job {job.request}@{job.position} of run {job.run}"
+    if run is None:
+        yield f"{name}: unknown", state, False
+        return
+    known = run.known - b.prompt
+    if job.position > known:
+        yield f"{name}: a hole", rerun(b, state, slot, job.request, job.run, "missing_pages"), False
+        return
+    new = run._replace(known=max(run.known, b.prompt + job.position + len(job.tokens)))
+    yield name, state.with_process(slot, me._replace(table=put(me.table, new))), False
+
+
+def forwards(b: Bounds, state: State, slot: int, me: Process) -> Steps:
+    """Rows to the next stage: a prompt in two pieces, then token by token."""
+    for run in me.table:
+        if run.computed >= run.known:
+            continue
+        end = run.known - 1 if run.known - run.computed > 1 else run.known
+        if pages(me.table) + end - run.computed > b.pool(me.id):
+            continue  # waits for pages
+        target = run.route[1]
+        segment = Segment(run.request, run.run, run.sequence, run.computed, end, end == run.known)
+        sent = run._replace(computed=end, sequence=run.sequence + 1)
+        after = state.with_process(slot, me._replace(table=put(me.table, sent)))
+        name = f"worker {slot} forwards {run.request}[{segment.first}:{end}] of run {run.run}"
+        inbox = state.payload(target)
+        if inbox is None:
+            yield f"{name}: no inbox", rerun(b, after, slot, run.request, run.run, "no_inbox"), False
+            continue
+        delivered = after.with_payload(target, (*inbox, segment))
+        yield name, delivered, False
+        if state.budget.duplicate:
+            spent = state.budget._replace(duplicate=state.budget.duplicate - 1)
+            twice = after.with_payload(target, (*inbox, segment, segment))
+            yield f"{name} twice", twice._replace(budget=spent), True
+        if state.budget.lost_reply:
+            spent = state.budget._replace(lost_reply=state.budget.lost_reply - 1)
+            lost = rerun(b, delivered._replace(budget=spent), slot, run.request, run.run, "no_inbox")
+            yield f"{name}, reply lost", lost, True

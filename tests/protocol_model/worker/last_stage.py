@@ -1,0 +1,62 @@
+"""The last of several stages: takes rows in sequence and samples."""
+
+from tests.protocol_model.data import Bounds, Commit, NextJob, Process, Run, Segment, State
+from tests.protocol_model.worker.table import Steps, find, pages, put, rerun
+
+
+def receives(b: Bounds, state: State, slot: int, me: Process) -> Steps:
+    inbox = state.payload(me.id)
+    if not inbox:
+        return
+    segment = inbox[0]
+    assert isinstance(segment, Segment)
+    state = state.with_payload(me.id, inbox[1:])
+    name = f"worker {slot} receives {segment.request}[{segment.first}:{segment.end}] of run {segment.run}"
+    run = find(me.table, segment.request, segment.run)
+    record = state.redis.requests[segment.request]
+    current = record is not None and record.run == segment.run
+    if run is None:
+        if segment.sequence != 0 and b.rules.sequence_is_checked:
+            if current:
+                yield f"{name}: a hole", rerun(b, state, slot, segment.request, segment.run, "missing_pages"), False
+            else:
+                yield f"{name}: foreign", state, False
+            return
+        if (not current and b.rules.foreign_runs_are_dropped) or record is None:
+            yield f"{name}: foreign", state, False
+            return
+        if len(me.table) >= b.room and not any(r.request == segment.request for r in me.table):
+            yield f"{name}: no room", rerun(b, state, slot, segment.request, segment.run, "missing_pages"), False
+            return
+        run = Run(segment.request, segment.run, record.route, 0, committed=len(record.log))
+    if run.ended or (b.rules.sequence_is_checked and segment.sequence < run.sequence):
+        yield f"{name}: seen before", state, False
+        return
+    table = put(me.table, run)
+    missing = segment.first > run.computed or (b.rules.sequence_is_checked and segment.sequence > run.sequence)
+    if missing or pages(table) - run.computed + segment.end > b.pool(me.id):
+        yield f"{name}: a hole", rerun(b, state, slot, segment.request, segment.run, "missing_pages"), False
+        return
+    run = run._replace(computed=segment.end, sequence=run.sequence + 1)
+    pending, early = me.pending, None
+    if segment.samples:
+        run, item = sample(b, run, segment.end)
+        pending = (*pending, item)
+        if b.announce and not item.end:
+            early = NextJob(item.request, item.run, item.position, item.tokens)
+    state = state.with_process(slot, me._replace(table=put(table, run), pending=pending))
+    if early is not None:
+        first = state.payload(run.route[0])
+        if first is not None:
+            state = state.with_payload(run.route[0], (*first, early))
+    yield name, state, False
+
+
+def sample(b: Bounds, run: Run, units: int) -> tuple[Run, Commit]:
+    """The token after `units` known ones. It depends on them alone; where it belongs is what the run has committed."""
+    if b.sessions:
+        return run._replace(ended=True), Commit(run.request, run.run, 0, (), "tensor")
+    token = units - b.prompt + 1
+    end = "length" if token >= b.tokens else ""
+    item = Commit(run.request, run.run, run.committed, (token,), end)
+    return run._replace(committed=run.committed + 1, ended=bool(end)), item

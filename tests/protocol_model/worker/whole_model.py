@@ -1,0 +1,62 @@
+"""A worker of the whole model: computes and samples batches, promises more pages than it has, tries suspects alone."""
+
+from tests.protocol_model import scripts
+from tests.protocol_model.data import Bounds, Process, Run, State
+from tests.protocol_model.worker.last_stage import sample
+from tests.protocol_model.worker.table import Steps, find, pages, put
+
+
+def computes(b: Bounds, state: State, slot: int, me: Process) -> Steps:
+    """One iteration over all runs with rows to compute. A suspect is named first, and computed alone.
+
+    One step per batch that the choice of rows may make: each suspect for itself, all others together.
+    """
+    ready = [r for r in me.table if not r.ended]
+    if me.trying >= 0:
+        run = next((r for r in ready if r.request == me.trying), None)
+        if run is not None:
+            yield from _computes(b, state, slot, me, [run])
+        if not me.pending:
+            over = state._replace(redis=scripts.name(state.redis, me.id, None))
+            yield f"worker {slot} has tried {me.trying}", over.with_process(slot, me._replace(trying=-1)), False
+        return
+    suspects = [r for r in ready if r.solo and b.rules.suspects_run_alone]
+    for run in suspects:
+        named = state._replace(redis=scripts.name(state.redis, me.id, run.request))
+        named = named.with_process(slot, me._replace(trying=run.request))
+        yield f"worker {slot} tries {run.request} alone", named, False
+    together = [r for r in ready if r not in suspects]
+    if together:
+        yield from _computes(b, state, slot, me, together)
+
+
+def _computes(b: Bounds, state: State, slot: int, me: Process, batch: list[Run]) -> Steps:
+    names = " ".join(str(r.request) for r in batch)
+    if any(r.request in b.poison for r in batch):
+        died = Process(id=me.id, up="dead")
+        yield f"worker {slot} dies of {names}", state.with_process(slot, died), False
+        return
+    table, pending = me.table, me.pending
+    for run in batch:
+        current = find(table, run.request, run.run)
+        if current is None or current.computed != run.computed:
+            continue  # preempted in this very round
+        table, room = _make_room(b, b.pool(me.id), table, current)
+        if room:
+            current, item = sample(b, current._replace(computed=current.known), current.known)
+            table = put(table, current._replace(known=current.known + 1))
+            pending = (*pending, item)
+    if pending != me.pending:
+        after = me._replace(table=table, pending=pending)
+        yield f"worker {slot} computes {names}", state.with_process(slot, after), False
+
+
+def _make_room(b: Bounds, pool: int, table: tuple[Run, ...], run: Run) -> tuple[tuple[Run, ...], bool]:
+    """Pages for all known tokens of `run`, taken from younger runs where there are too few."""
+    while pages(table) + run.known - run.computed > pool:
+        younger = table[[r.request for r in table].index(run.request) + 1 :]
+        victim = next((r for r in reversed(younger) if r.computed), None)
+        if victim is None or not b.rules.youngest_is_preempted:
+            return table, False
+        table = put(table, victim._replace(computed=0))
+    return table, True

@@ -1,0 +1,97 @@
+"""The model is about our scripts: random walks through it, step by step beside a real server."""
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from tests.protocol_model.data import Bounds, Budget, State
+from tests.protocol_model.explorer import Step
+from tests.protocol_model.protocol import Protocol
+from tests.support.model_replay import Recorded, Replay, comparable, recording, way
+from tests.support.redis_server import RedisServer
+
+#: As in the scripts; in a configuration that is explored such numbers would be too large.
+REAL = Bounds(solo_after=3, most_solo_deaths=5, delays=True, either_worker=False, ends_when_done=False)
+WALKS = {
+    "pipeline": replace(
+        REAL, requests=2, room=2, tokens=3,
+        faults=Budget(kill=3, pause=2, restart=1, lost_reply=1, early_dead=2, stalled=3, cancel=1, deadline=1),
+    ),
+    "tight pools": replace(
+        REAL, workers=1, requests=3, room=2, pages=7, needs=(4, 9, 3), faults=Budget(kill=2, stalled=2, cancel=1)
+    ),
+    "poison": replace(
+        REAL, stages=1, requests=3, room=2, tenants=(0, 0, 1), poison=frozenset({0}), faults=Budget(kill=1, cancel=1)
+    ),
+    "upgrade": replace(
+        REAL, ids=(0, 1, 0, 1), requests=3, room=2, tokens=3, exact=frozenset({2}),
+        faults=Budget(kill=2, pause=2, restart=1, lost_reply=1, stalled=3, cancel=1, retire=2),
+    ),
+    "pools": replace(
+        REAL, stages=1, workers=3, ids=(0, 0, 1), pools=(60, 100, 100), needs=(70, 60, 70), requests=3, room=2,
+        tokens=3, faults=Budget(kill=1, restart=1, stalled=3, retire=1),
+    ),
+    "clients": replace(
+        REAL, stages=1, workers=1, clients=2, gateways=2,
+        faults=Budget(restart=1, gateway_kill=2, deadline=1, lost_reply=1, leave=3, forget=2),
+    ),
+    "sessions": replace(
+        REAL, stages=1, workers=1, clients=1, gateways=1, steps=3, requests=6, tokens=0, prompt=1,
+        faults=Budget(restart=1, gateway_kill=2, lost_reply=1, forget=2),
+    ),
+}  # fmt: skip
+STEPS = 80
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("walk", WALKS)
+def test_a_walk_through_the_model_is_one_through_the_scripts(
+    walk: str, seed: int, own_redis: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bounds = WALKS[walk]
+    protocol, replay, choose = Protocol(bounds), Replay(bounds, own_redis), random.Random(f"{walk} {seed}")
+    with recording(monkeypatch) as made:
+        state = protocol.initial()
+    for call in made:
+        replay.make(call)
+    on_disk, walked = 0, list[str]()
+    for _ in range(STEPS):
+        assert comparable(replay.state()) == comparable(state.redis), "\n".join(walked)
+        state = replace_order(state, replay)
+        with recording(monkeypatch) as made:
+            steps = list(protocol.steps(state))
+        without_effect(made, state, replay)
+        if not steps:
+            break
+        name, after, _ = pick(steps, choose)
+        walked.append(name)
+        if "reaches the disk" in name:
+            on_disk = own_redis.aof_size()
+        elif name.startswith("kill -9 Redis"):
+            replay.crash(on_disk)
+        else:
+            for call in way(made, state.redis, after.redis):
+                replay.make(call)
+        state = after
+    replay.client.close()
+
+
+def pick(steps: list[Step[State]], choose: random.Random) -> Step[State]:
+    """Faults now and then, or a walk would spend them all at its beginning."""
+    faults = [step for step in steps if step[2]]
+    others = [step for step in steps if not step[2]]
+    return choose.choice(faults if faults and (not others or choose.random() < 0.15) else others)
+
+
+def without_effect(made: list[Recorded], state: State, replay: Replay) -> None:
+    """What does nothing in the model must do nothing, with the same answer."""
+    for call in made:
+        if call.before == state.redis == call.after and call.name not in ("announce", "name", "take"):
+            replay.make(call)
+
+
+def replace_order(state: State, replay: Replay) -> State:
+    """DEAD re-runs what is on a worker in any order: from here on in that of the server."""
+    found = replay.state()
+    return state._replace(redis=state.redis._replace(reruns=found.reruns, pinned=found.pinned))

@@ -1,0 +1,77 @@
+"""Every rule carries weight: without it the model breaks an invariant, or gets stuck for ever.
+
+The first ones are the starred rules of the design.
+"""
+
+from dataclasses import fields, replace
+
+import pytest
+
+from tests.protocol_model.configurations import CONFIGURATIONS
+from tests.protocol_model.data import Rules, State
+from tests.protocol_model.explorer import Counterexample, explore
+from tests.protocol_model.protocol import Protocol
+
+#: Rule -> the configuration that needs it, and what becomes of that one without it.
+NOTICED = {
+    # starred
+    "claim_is_atomic": ("pipeline", "I3"),
+    "commit_checks_run": ("pipeline", "I1"),
+    "foreign_runs_are_dropped": ("pipeline", "hangs"),
+    "dead_reruns_all": ("pipeline", "hangs"),
+    "gone_worker_forgets": ("pipeline", "hangs"),
+    "restart_forgets_and_reruns": ("pipeline", "hangs"),
+    # the others
+    "accept_is_idempotent": ("clients", "I3"),
+    "abandoned_begin_anew": ("clients", "I8"),
+    "steps_are_compared": ("sessions", "I10"),
+    "queue_is_fair": ("queue", "I11"),
+    "claim_reserves": ("reservation", "hangs"),
+    "claim_skips_what_fits_nowhere": ("reservation", "hangs"),
+    "commit_compares_positions": ("pipeline", "I1"),
+    "commit_sees_gaps": ("pipeline", "I1"),
+    "deadlines_are_kept": ("cancellation", "I12"),
+    "terminal_absorbs": ("cancellation", "I5"),
+    "rerun_checks_run": ("pipeline", "I3"),
+    "only_the_ended_are_forgotten": ("clients", "I2"),
+    "release_gives_back": ("pipeline", "I3"),
+    "end_unqueues": ("pipeline", "I3"),
+    "delayed_are_promoted": ("queue", "hangs"),
+    "beat_finds_orphans": ("pipeline", "hangs"),
+    "identity_is_noted_first": ("pipeline", "hangs"),
+    "sequence_is_checked": ("pipeline", "I1"),
+    "youngest_is_preempted": ("preemption", "hangs"),
+    "deaths_need_unchanged_length": ("poison", "I7"),
+    "suspects_run_alone": ("poison", "hangs"),
+    "only_the_tried_is_blamed": ("poison", "I7"),
+    "grace_asks_for_other_readers": ("clients", "I8"),
+    "gateway_accepts_again": ("clients", "hangs"),
+    "gateway_waits_behind": ("clients", "I8"),
+    "gateway_sees_an_early_end": ("clients", "hangs"),
+    "key_makes_id": ("clients", "hangs"),
+    "pinned_wait": ("upgrade", "I13"),
+    "pinned_go_on": ("upgrade", "hangs"),
+    "freed_ask_again": ("upgrade", "I13"),
+    "routes_are_whole": ("upgrade", "hangs"),
+    "small_pools_serve_nobody": ("upgrade", "hangs"),
+}
+
+
+def test_every_rule_is_listed() -> None:
+    assert set(NOTICED) == {field.name for field in fields(Rules)}
+
+
+def without(rule: str, configuration: str) -> Counterexample[State]:
+    (chosen,) = [c for c in CONFIGURATIONS if c.name == configuration]
+    for bounds in chosen.quick:
+        found = explore(Protocol(replace(bounds, rules=replace(Rules(), **{rule: False}))), most_states=100_000)
+        if found.counterexample is not None:
+            return found.counterexample
+    raise AssertionError(f"nobody notices that {rule} is off")
+
+
+@pytest.mark.parametrize("rule", NOTICED)
+def test_without_the_rule_the_model_finds_a_fault(rule: str) -> None:
+    configuration, expected = NOTICED[rule]
+    fault = without(rule, configuration)
+    assert fault.what.split(":")[0] == expected if fault.kind == "broken" else expected == "hangs", str(fault)
