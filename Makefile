@@ -1,5 +1,5 @@
 # Needs make and Python 3.11 or newer; a C++ compiler makes it fast. Everything lives in .venv.
-# ARGS goes to the command: make up ARGS="--stages 3 --port 8123", make test ARGS="-k planner". `make help` lists targets.
+# ARGS goes to the command: make up ARGS="--stages 3 --port 8123", make test ARGS="-k planning". `make help` lists targets.
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv

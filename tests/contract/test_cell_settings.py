@@ -14,7 +14,8 @@ from blockrelay.redis.client import Scripts
 from blockrelay.redis.registry import read_plan, read_workers
 from blockrelay.settings import SchedulerSettings, Settings
 from blockrelay_launcher.cli.status import CellAddress, read_status
-from blockrelay_scheduler.loop import Link, Scheduler
+from blockrelay_scheduler.link import Link
+from blockrelay_scheduler.loop import Scheduler
 from tests.support.cell import MODEL, Cell
 from tests.support.redis_server import RedisServer
 

@@ -1,12 +1,12 @@
 """Plan and worker registry as data: what the scheduler publishes and workers tell about themselves.
 
-How a plan is decided stands in `blockrelay_scheduler.planner`.
+How a plan is decided: `blockrelay_scheduler.planning`.
 """
 
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Literal, get_args
 
 from blockrelay.errors import UsageError
 from blockrelay.redis.cell_settings import DEFAULT_DEAD_AFTER_MS
@@ -77,6 +77,11 @@ class Plan:
         return cls(**data)
 
 
+#: What people are told of a worker. `loading`: not ready yet, whether it has a stage or waits for one.
+WorkerState = Literal["loading", "ready", "draining", "silent"]
+WORKER_STATES: tuple[WorkerState, ...] = get_args(WorkerState)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerInfo:
     """One worker as `worker:<id>` tells it. `stage` None: registered, blocks not loaded yet.
@@ -115,6 +120,15 @@ class WorkerInfo:
     def is_late(self) -> bool:
         """Whether it has missed beats. It still counts, but who comes now may be its replacement."""
         return self.silent_ms > self.dead_after_ms / 3
+
+    @property
+    def state(self) -> WorkerState:
+        """What metrics and `blockrelay status` say of it."""
+        if not self.is_alive:
+            return "silent"
+        if self.draining:
+            return "draining"
+        return "ready" if self.ready else "loading"
 
     @classmethod
     def from_redis(

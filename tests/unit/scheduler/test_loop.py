@@ -19,7 +19,9 @@ from blockrelay.redis.cell_settings import read_cell_settings
 from blockrelay.redis.client import Scripts
 from blockrelay.redis.registry import read_plan
 from blockrelay.settings import Device, SchedulerSettings
-from blockrelay_scheduler.loop import LOOK_LIMIT, Link, Scheduler
+from blockrelay_scheduler.link import Link
+from blockrelay_scheduler.loop import Scheduler
+from blockrelay_scheduler.rescuer import LOOK_LIMIT
 from tests.support.cell import MODEL, Cell
 from tests.support.redis_server import RedisServer
 from tests.support.registering import enter
@@ -283,14 +285,14 @@ def test_redis_stands_still_and_nobody_is_declared_dead_for_it(own_redis: RedisS
     with running(one):
         cell.worker("a", stage=0)
         wait_until(lambda: (beat(cell, "a"), one.gaps() == [])[1], "it runs")
-        wait_until(lambda: (beat(cell, "a"), time.monotonic() > one.trusted_from)[1], "silence counts")
-        trusted = one.trusted_from
+        wait_until(lambda: (beat(cell, "a"), time.monotonic() > one.liveness.trusted_from)[1], "silence counts")
+        trusted = one.liveness.trusted_from
         assert own_redis.process is not None
         own_redis.process.send_signal(signal.SIGSTOP)
         stopped = time.monotonic()
         wait_until(lambda: time.monotonic() > stopped + 1.5, "the last beat is older than dead_after_s")
         own_redis.process.send_signal(signal.SIGCONT)
-        wait_until(lambda: one.trusted_from > trusted, "the scheduler notices")
+        wait_until(lambda: one.liveness.trusted_from > trusted, "the scheduler notices")
         beat(cell, "a")
         assert metric(one, "blockrelay_worker_deaths_total") == 0
         wait_until(lambda: not client.zcard(keys.workers), "true silence is still noticed")

@@ -107,13 +107,9 @@ def _read_model(client: redis.Redis, keys: Keys, model: str) -> dict[str, Any]:
 
 
 def _state(worker: WorkerInfo, plan: Plan | None) -> str:
-    if not worker.is_alive:
-        return "silent"
-    if worker.draining:
-        return "draining"
-    if worker.ready:
-        return "ready"
-    return "loading" if plan and worker.id in plan.assignments else "waiting for a stage"
+    """Its state, and of one that loads nothing yet why."""
+    unplanned = worker.state == "loading" and not (plan and worker.id in plan.assignments)
+    return "waiting for a stage" if unplanned else worker.state
 
 
 def show(status: dict[str, Any], console: Console | None = None) -> None:

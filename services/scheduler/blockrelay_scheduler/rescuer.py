@@ -1,0 +1,75 @@
+"""Ends requests whose deadline has passed and runs those again that are stuck, as `recovery` decides."""
+
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from blockrelay.observability import logs
+from blockrelay.observability.metrics import SchedulerMetrics
+from blockrelay.protocol import transitions as calls
+from blockrelay.protocol.messages import RequestBody
+from blockrelay.settings import SchedulerSettings
+from blockrelay_scheduler.link import Link
+from blockrelay_scheduler.recovery import UnfinishedRequest, rescues
+
+#: About how many requests one look takes: the next one continues after them.
+LOOK_LIMIT = 1024
+
+
+@dataclass(slots=True)
+class Rescuer:
+    """Walks through the unfinished requests of the cell, some at each look."""
+
+    link: Link
+    metrics: SchedulerMetrics
+    settings: SchedulerSettings
+    _cursor: int = field(default=0, init=False)
+
+    def rescue(self) -> None:
+        """One look. Raises RedisTrouble."""
+        found = rescues(
+            self._unfinished(),
+            stalled_after_s=self.settings.stalled_after_s,
+            prompt_tokens_per_s=self.settings.prompt_tokens_per_s,
+        )
+        for rescue in found:
+            log = logs.get().bind(request_id=rescue.request)
+            if rescue.act == "expire":
+                if self.link.scripts.run(calls.finish(rescue.request, "expired")) == "FINISHED":
+                    log.info("REQUEST_EXPIRED")
+            elif self.link.scripts.run(calls.rerun(rescue.request, rescue.run, "stalled")):
+                self.metrics.reruns.labels("stalled").inc()
+                log.warning("REQUEST_STALLED", run=rescue.run)
+
+    def _unfinished(self) -> list[UnfinishedRequest]:
+        """Unfinished requests that have not moved for a while; prompts are read only of those that may be stuck.
+
+        Requests are taken whatever their age: a stuck one may be behind any number of waiting ones.
+        """
+        client, keys = self.link.client, self.link.keys
+        seconds, micros = cast(Any, client.time())
+        now_ms = seconds * 1000 + micros // 1000
+        for member in cast(list[bytes], client.zrangebyscore(keys.running, now_ms + 1000, "+inf", 0, LOOK_LIMIT)):
+            client.zadd(keys.running, {member: now_ms}, xx=True, lt=True)  # the clock was put back
+        self._cursor, members = cast(Any, client.zscan(keys.running, self._cursor, count=LOOK_LIMIT))
+        idle = [(member, moved_ms) for member, moved_ms in members if moved_ms <= now_ms - 1000]
+        ask = client.pipeline(transaction=False)
+        for member, _ in idle:
+            ask.hmget(keys.request(member.decode()), "state", "run", "n", "deadline")
+        requests: list[UnfinishedRequest] = []
+        for (member, moved_ms), (state, run, n, deadline) in zip(idle, ask.execute(), strict=True):
+            request, idle_ms = member.decode(), now_ms - int(moved_ms)
+            tokens = 0
+            if state == b"running" and idle_ms > 1000 * self.settings.stalled_after_s:
+                body = cast(bytes | None, client.hget(keys.request(request), "body"))
+                tokens = int(n or 0) + (RequestBody.decode(body).prompt.size if body else 0)
+            requests.append(
+                UnfinishedRequest(
+                    id=request,
+                    state=(state or b"").decode(),
+                    run=(run or b"").decode(),
+                    idle_ms=idle_ms,
+                    tokens=tokens,
+                    overdue_ms=now_ms - int(deadline) if deadline and int(deadline) else None,
+                )
+            )
+        return requests
