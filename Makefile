@@ -7,6 +7,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PARITY_VENV := .venv-parity
 FUZZ_VENV := .venv-fuzz
+DOCS_VENV := .venv-docs
 # For example an index of CPU-only builds of torch: make parity PARITY_PIP="--extra-index-url URL"
 PARITY_PIP ?=
 PEER_PIP ?=
@@ -14,7 +15,7 @@ PEER_PIP ?=
 EXAMPLES ?= 300
 PIP := pip install --quiet --disable-pip-version-check
 
-.PHONY: help install demo up check test test-system test-all coverage flaky model parity sanitize equality fuzz faults drill audit test-compose bench bench-recovery overload clean
+.PHONY: help install demo up check test test-system test-all coverage flaky model parity sanitize equality fuzz faults drill audit test-compose docs docs-pages bench bench-recovery overload clean
 .DEFAULT_GOAL := install
 
 help: ## this list
@@ -102,6 +103,20 @@ $(FUZZ_VENV)/.installed: pyproject.toml
 	$(FUZZ_VENV)/bin/$(PIP) --editable '.[fuzz]'
 	@touch $@
 
+# The pages of docs/ as a site in site/, strictly: a link that leads nowhere fails, and so does a page that would load
+# anything from another host. mkdocs reads mkdocs.yml too.
+docs: install $(DOCS_VENV)/.installed ## the documents as a site, in site/
+	$(DOCS_VENV)/bin/zensical build --strict --clean
+	$(BIN)/python -m docs.generate.foreign_loads site
+
+$(DOCS_VENV)/.installed: Makefile
+	@test -x $(DOCS_VENV)/bin/python || $(PYTHON) -m venv $(DOCS_VENV)
+	$(DOCS_VENV)/bin/$(PIP) 'zensical>=0.0.73,<0.1'
+	@touch $@
+
+docs-pages: install ## write the pages of docs/ that are made from the code
+	$(BIN)/python -m docs.generate
+
 # Known faults of what is installed; needs a network that reaches the advisory database.
 audit: install ## known faults of what is installed; needs a network
 	.ci/audit $(BIN)/python
@@ -129,6 +144,6 @@ overload: install ## ten times more requests than can be served
 
 # The native kernels go too, so the next target installs again; the environment stays.
 clean: ## what was built and cached; .venv stays
-	rm -rf build dist *.egg-info .pytest_cache .ruff_cache .hypothesis .import_linter_cache .coverage* .demo .data
+	rm -rf build dist *.egg-info .pytest_cache .ruff_cache .hypothesis .import_linter_cache .coverage* .demo .data site .cache
 	rm -f $(STAMP) services/worker/blockrelay_worker/kernels/*.so
-	find services shared tests bench -name __pycache__ -type d -prune -exec rm -rf {} +
+	find services shared tests bench docs -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,6 +1,6 @@
 """The scripts as a state machine on a real server: random calls, deaths, stale runs and retries; the invariants hold.
 
-Invariants, numbered as the README names them:
+Invariants, numbered as docs/protocol.md names them:
   I1  the log is append-only and a token at a position never changes
   I2  a request is unfinished exactly when it is in `running`
   I3  a request is queued exactly when one job entry or one delay names it; running when all its route carries it

@@ -7,7 +7,7 @@ serving         who could run a request: routes and numerics ids
 worker          one worker process: steps (lives, beat, commits), table, first_stage, last_stage, whole_model
 gateway         clients with a key or a session, gateways, ACCEPT again
 surroundings    scheduler, deadline, cancellation, and everything that goes wrong
-invariants      I1, I2, ... of the README
+invariants      I1, I2, ... of docs/protocol.md
 protocol        all of it in one configuration, as the explorer wants it
 configurations  what is checked: bounds and faults
 canonical       states that differ in names only are one

@@ -1,4 +1,4 @@
-"""What holds in every state. The numbers are those of the table in the README."""
+"""What holds in every state. The numbers are those of the table in docs/protocol.md."""
 
 from tests.protocol_model.data import Bounds, Redis, State
 

@@ -1,6 +1,5 @@
-"""Where the project lies, and its README."""
+"""Where the project lies."""
 
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-README = (ROOT / "README.md").read_text()

@@ -12,7 +12,7 @@ import pytest
 from tests.support.project import ROOT
 
 #: Targets that decide nothing about a commit, or run what others run.
-NO_SUITES = {"help", "demo", "up", "clean", "install", "test-all", "flaky", "coverage"}
+NO_SUITES = {"help", "demo", "up", "clean", "install", "test-all", "flaky", "coverage", "docs-pages"}
 FIGURES = {"bench", "bench-recovery", "overload", "turns"}
 
 
@@ -65,7 +65,8 @@ def test_ci_runs_what_always_runs() -> None:
         ("services/gateway/Dockerfile", {"test-compose"}, {"sanitize"}),
         ("pyproject.toml", {"audit", "test-compose", "parity"}, {"sanitize", "drill"}),
         ("tests/faults/test_workers.py", {"faults", "test-system"}, {"drill", "fuzz"}),
-        ("README.md", set(), {"faults", "drill", "fuzz", "test-system"}),
+        ("README.md", {"docs"}, {"faults", "drill", "fuzz", "test-system"}),
+        ("docs/generate/metrics.py", {"docs"}, {"faults", "drill", "fuzz", "test-system"}),
     ],
 )
 def test_a_change_touches_its_suites(path: str, touched: set[str], untouched: set[str]) -> None:

@@ -1,6 +1,6 @@
 """Every Redis key, in one table. All keys of a cell share the hash tag `{cell}` and so one slot.
 
-The table is data: the README shows it, the users of deploy/redis are made from it (`blockrelay.redis.users`), and every
+The table is data: docs/redis-keys.md shows it, the users of deploy/redis are made from it (`blockrelay.redis.users`), and every
 script call declares the families that its script touches, so that Redis refuses a caller without the rights to one of
 them before the script has written anything.
 
@@ -92,7 +92,7 @@ BY_NAME = {family.name: family for family in FAMILIES}
 
 
 def table() -> list[str]:
-    """The lines of the README's table of keys."""
+    """The lines of the table in docs/redis-keys.md."""
     head = ["| key | type | written by | read by | gone |", "|---|---|---|---|---|"]
     return head + [family.row for family in FAMILIES]
 

@@ -5,7 +5,7 @@ way to compute it gives the same bits, unless the CPU's instruction saturates: t
 with AVX2 and no VNNI. Which variant is right on this machine is found out by known answer (`known_answers`), never by
 CPU flags:
 
-    native  our own product, where the kernels have one: 1.1 to 1.7 times as fast as u8s8 (README)
+    native  our own product, where the kernels have one: 1.1 to 1.7 times as fast as u8s8 (docs/design-notes.md)
     u8s8    ONNX Runtime, uint8 rows x int8 weights; right on CPUs with VNNI or AMX
     u8u8    ONNX Runtime, uint8 rows x uint8 weights (plus 128): right everywhere, slower
     exact   NumPy (`exact_linear`): whole numbers that floats hold exactly; needs no ONNX Runtime, converter's truth

@@ -1,0 +1,80 @@
+"""docs/command-line.md, from the commands themselves."""
+
+from collections.abc import Iterator
+from enum import Enum
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin
+
+import typer
+from typer.main import get_command
+
+from blockrelay.settings import BUNDLED_MODEL
+from blockrelay_converter import __main__ as convert
+from blockrelay_launcher.cli.main import app
+from blockrelay_worker.offline import evaluate, generate
+from docs.generate.tables import table
+
+_HEAD = """\
+# Command line
+
+`blockrelay COMMAND --help` shows the same. Exit codes: 0 done, 1 something failed, 2 the command was asked for
+something impossible; `dead-letters replay` ends with 1 when the request fails again, `drill` when an answer was lost or
+differed. [Operations](operations.md) says when to use which.
+"""
+#: Commands that become another process, with that one's options.
+_PASSED_ON: dict[str, typer.Typer] = {"convert": convert.app, "generate": generate.app, "evaluate": evaluate.app}
+#: What stands for a value where the option does not say.
+_WORDS = {str: "TEXT", int: "N", float: "X", Path: "PATH"}
+
+
+def page() -> str:
+    """The whole page."""
+    return _HEAD + "".join(_part(name, command) for name, command in _commands("blockrelay", get_command(app)))
+
+
+def _commands(name: str, command: Any) -> Iterator[tuple[str, Any]]:
+    """Every command that does something, by its full name."""
+    inner: dict[str, Any] = getattr(command, "commands", {})
+    if not inner:
+        last = name.rsplit(" ", 1)[1]
+        yield name, get_command(_PASSED_ON[last]) if last in _PASSED_ON else command
+    for word, one in inner.items():
+        yield from _commands(f"{name} {word}", one)
+
+
+def _part(name: str, command: Any) -> str:
+    arguments = [p for p in command.params if p.param_type_name == "argument"]
+    options = [p for p in command.params if p.param_type_name == "option" and p.name != "help"]
+    usage = " ".join([name, *(_argument(p) for p in arguments)])
+    text = f"\n## `{usage}`\n\n{(command.help or '').strip()}\n"
+    rows = [(_argument(p), "required" if p.required else "", p.help or "") for p in arguments]
+    rows += [(f"`{'`, `'.join([*p.opts, *p.secondary_opts])}`{_values(p)}", _default(p), p.help or "") for p in options]
+    return text + (f"\n{table(('option', 'default', 'meaning'), rows)}" if rows else "")
+
+
+def _argument(param: Any) -> str:
+    return (param.metavar or param.name).upper()
+
+
+def _values(param: Any) -> str:
+    kind = param.type_descriptor.annotation
+    if param.is_flag:
+        return ""
+    if get_origin(kind) is Literal:
+        return f" {'|'.join(get_args(kind))}"
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        return f" {'|'.join(str(member.value) for member in kind)}"
+    if get_origin(kind) is list:
+        (kind,) = get_args(kind)
+    return f" {param.metavar or _WORDS[kind]}"
+
+
+def _default(param: Any) -> str:
+    default = param.default
+    if param.required:
+        return "required"
+    if default is None or default is False or callable(default) or default == []:
+        return "" if default is not False or not param.secondary_opts else f"`{param.secondary_opts[0]}`"
+    if default is True:
+        return f"`{param.opts[0]}`"
+    return "the bundled model" if default == BUNDLED_MODEL else f"`{getattr(default, 'value', default)}`"

@@ -1,0 +1,23 @@
+"""Which pages are generated, and by what."""
+
+from pathlib import Path
+
+from docs.generate import command_line, failure_points, http_api, metrics, redis_keys, settings
+
+FOLDER = Path(__file__).parents[1]
+#: What refreshes them all.
+COMMAND = "make docs-pages"
+
+_PAGES = {
+    "settings.md": settings.page,
+    "metrics.md": metrics.page,
+    "redis-keys.md": redis_keys.page,
+    "failpoints.md": failure_points.page,
+    "command-line.md": command_line.page,
+    "http-api.md": http_api.page,
+}
+
+
+def pages() -> dict[str, str]:
+    """The text of every generated page by its file name in docs/. Equal on every machine."""
+    return {name: f"<!-- made by {COMMAND}; do not edit -->\n\n{page()}" for name, page in _PAGES.items()}

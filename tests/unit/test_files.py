@@ -1,0 +1,17 @@
+"""What every Python file of the project keeps to."""
+
+import re
+
+from tests.support.project import ROOT
+
+
+def test_no_python_file_is_longer_than_400_lines() -> None:
+    files = [f for part in ("shared", "services", "tests", "bench", "docs") for f in (ROOT / part).rglob("*.py")]
+    assert not [f for f in files if len(f.read_text().splitlines()) > 400]
+
+
+def test_no_test_module_imports_another() -> None:
+    """What tests share lies in tests/support: a test that is moved or deselected takes nothing with it."""
+    imported = re.compile(r"^(?:from|import) (tests\.(?!(?:support|protocol_model)\b)[\w.]+)", re.M)
+    for file in (ROOT / "tests").rglob("*.py"):
+        assert not imported.findall(file.read_text()), file
