@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from docs.generate import command_line, failure_points, http_api, metrics, redis_keys, settings
+from docs.generate import command_line, failure_points, http_api, metrics, modules, redis_keys, settings
 
 FOLDER = Path(__file__).parents[1]
 #: What refreshes them all.
@@ -19,5 +19,6 @@ _PAGES = {
 
 
 def pages() -> dict[str, str]:
-    """The text of every generated page by its file name in docs/. Equal on every machine."""
-    return {name: f"<!-- made by {COMMAND}; do not edit -->\n\n{page()}" for name, page in _PAGES.items()}
+    """The text of every page that is generated, wholly or in part, by its name in docs/. Equal on every machine."""
+    whole = {name: f"<!-- made by {COMMAND}; do not edit -->\n\n{page()}" for name, page in _PAGES.items()}
+    return whole | {"architecture.md": modules.page()}

@@ -1,6 +1,7 @@
 """Markdown tables."""
 
 from collections.abc import Iterable, Sequence
+from itertools import cycle
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -10,4 +11,7 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def _cell(text: str) -> str:
-    return " ".join(text.replace("|", "\\|").split())
+    parts = " ".join(text.replace("|", "\\|").split()).split("`")
+    return "`".join(
+        part if inside else part.replace("<", "&lt;") for part, inside in zip(parts, cycle((False, True)), strict=False)
+    )
