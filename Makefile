@@ -16,7 +16,7 @@ EXAMPLES ?= 300
 PIP := pip install --quiet --disable-pip-version-check
 
 .PHONY: help install demo up check test test-system test-all coverage flaky model parity sanitize equality fuzz faults drill audit test-compose docs docs-pages bench bench-recovery overload clean
-.DEFAULT_GOAL := install
+.DEFAULT_GOAL := help
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.* ## \(.*\)/\1 \2/p' Makefile | while read -r name text; do printf '%-15s %s\n' "$$name" "$$text"; done

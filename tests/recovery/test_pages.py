@@ -15,7 +15,8 @@ from blockrelay.protocol import transitions as calls
 from blockrelay.protocol.messages import RequestBody
 from blockrelay.protocol.sampling_params import SamplingParams
 from tests.support.cell import read_timeline
-from tests.support.system import Job, StartSystem, System, golden_tokens
+from tests.support.scraping import assert_service_describes_itself
+from tests.support.system import Job, StartSystem, System, golden_tokens, scrape
 from tests.support.waiting import wait_until
 
 PROMPT = tuple(int(t) for t in np.random.default_rng(3).integers(3, 500, 200))  # twelve full pages and eight tokens
@@ -58,6 +59,8 @@ def test_a_second_request_with_the_same_beginning_computes_only_what_is_new(
     end = system.log("req-2")[1]
     assert end is not None and end.meta["cached_tokens"] == 192
     assert system.metric("blockrelay_reruns_total") == 0
+    for worker in system.infos():
+        assert_service_describes_itself(scrape(worker), "worker")
 
 
 def test_without_the_cache_everything_is_computed(start_system: StartSystem) -> None:

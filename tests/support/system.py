@@ -75,6 +75,12 @@ def golden_tokens(folder: BlockFolder, jobs: Sequence[Job], *, seed: int | None 
     }
 
 
+def scrape(worker: WorkerInfo) -> str:
+    """What its /metrics says."""
+    with urllib.request.urlopen(f"http://{worker.host}:{worker.port}/metrics", timeout=5) as answer:
+        return answer.read().decode()
+
+
 @dataclass
 class System:
     """`worker_env` goes to every worker; processes write their logs into `folder`."""
@@ -161,8 +167,7 @@ class System:
         """The sum over all live workers of a metric without labels."""
         total = 0.0
         for worker in self.infos():
-            with urllib.request.urlopen(f"http://{worker.host}:{worker.port}/metrics", timeout=5) as answer:
-                lines = answer.read().decode().splitlines()
+            lines = scrape(worker).splitlines()
             total += sum(float(line.split()[-1]) for line in lines if line.split(" ")[0] == name)
         return total
 
@@ -172,8 +177,7 @@ class System:
         False too while the process is between two lives in the registry.
         """
         for worker in [w for w in self.infos() if w.pid == pid]:
-            with urllib.request.urlopen(f"http://{worker.host}:{worker.port}/metrics", timeout=5) as answer:
-                return 'blockrelay_commits_total{verdict="LOST"}' in answer.read().decode()
+            return 'blockrelay_commits_total{verdict="LOST"}' in scrape(worker)
         return False
 
     def accept(self, job: Job, **more: object) -> None:

@@ -9,13 +9,13 @@ from typing import Any, cast
 
 import redis.asyncio
 from fastapi import Request, WebSocket
-from prometheus_client import CollectorRegistry
 from pydantic import BaseModel
 
 from blockrelay.auth.api_keys import Tenant
 from blockrelay.block_folder.folder import BlockFolder
 from blockrelay.observability import logs
 from blockrelay.observability.metrics import GatewayMetrics
+from blockrelay.observability.registry import service_registry
 from blockrelay.protocol.keys import Keys
 from blockrelay.redis import client as redis_link
 from blockrelay.redis.client import AsyncScripts
@@ -129,7 +129,7 @@ def build(settings: GatewaySettings, folder: BlockFolder) -> Gateway:
     template = ChatTemplate(source, bos_token=model.bos_token, eos_token=model.eos_token) if source else None
     gateway_id, keys = token_hex(8), Keys(settings.cell)
     model_key, model_name = folder.manifest.model_hash[:16], settings.model_name or model.name
-    metrics = GatewayMetrics(CollectorRegistry())
+    metrics = GatewayMetrics(service_registry("gateway"))
     watch = RedisWatch(metrics.redis_errors)
     client = redis_link.connect_async(settings.redis_url, connections=CONNECTIONS)
     payload = redis_link.connect_async(settings.payload_redis_url or settings.redis_url, connections=CONNECTIONS)

@@ -4,14 +4,13 @@ import signal
 import sys
 import threading
 
-from prometheus_client import CollectorRegistry
-
 from blockrelay import failpoints
 from blockrelay.block_folder.folder import open_block_folder
 from blockrelay.errors import BlockFolderError, BlockrelayError, UsageError
 from blockrelay.exit_codes import BROKEN, UNUSABLE, end_with_any_thread
 from blockrelay.observability import logs
 from blockrelay.observability.metrics import SchedulerMetrics
+from blockrelay.observability.registry import service_registry
 from blockrelay.observability.status_server import StatusServer
 from blockrelay.protocol.keys import Keys
 from blockrelay.protocol.plan import uniform_split
@@ -29,7 +28,7 @@ def serve(settings: SchedulerSettings, stop: threading.Event) -> None:
     client = connect(settings.redis_url)
     payload = connect(settings.payload_redis_url) if settings.payload_redis_url else client
     link = Link(client, payload, keys, Scripts(client, keys, retention_s=settings.retention_s))
-    metrics = SchedulerMetrics(CollectorRegistry())
+    metrics = SchedulerMetrics(service_registry("scheduler"))
     scheduler = Scheduler(settings=settings, link=link, metrics=metrics, model=manifest.model_hash[:16], blocks=blocks)
     try:
         status = StatusServer(settings.host, settings.port, metrics.registry, scheduler.gaps)

@@ -12,7 +12,7 @@ def samples(registry: CollectorRegistry) -> dict[tuple[str, tuple[tuple[str, str
         (sample.name, tuple(sorted(sample.labels.items()))): sample.value
         for family in registry.collect()
         for sample in family.samples
-        if not sample.name.endswith("_created")
+        if not sample.name.endswith("_created")  # of the library's histograms; services switch it off
     }
 
 

@@ -17,6 +17,7 @@ from blockrelay.settings import GatewaySettings, environment_for
 from blockrelay_gateway.api.operations import routes as ops_routes
 from tests.support.played import PlayedWorker, RunningGateway, answering, running_gateway
 from tests.support.redis_server import RedisServer
+from tests.support.scraping import assert_service_describes_itself
 from tests.support.waiting import wait_until
 
 
@@ -75,7 +76,9 @@ def test_every_instrument_of_the_gateway_is_observed(gateway: RunningGateway, wo
     assert gateway.metric("blockrelay_generation_tokens_total") == 2
     for histogram in ("time_to_first_token", "inter_token_latency", "e2e_request_latency"):
         assert gateway.metric(f"blockrelay_{histogram}_seconds_count") == 1
-    assert "blockrelay_disconnected_clients_total" in gateway.http.get("/metrics").text
+    scraped = gateway.http.get("/metrics").text
+    assert "blockrelay_disconnected_clients_total" in scraped
+    assert_service_describes_itself(scraped, "gateway")
     shown = gateway.http.get(f"/v1/requests/{response.json()['id']}").json()
     assert shown["fallback_events"] == [event]
     assert shown["reruns"] == 1

@@ -7,7 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from blockrelay.block_folder.folder import open_block_folder
+from blockrelay.protocol.number import PROTOCOL
+from blockrelay.settings import BUNDLED_MODEL
 from blockrelay_launcher.cli.main import main
+from blockrelay_worker.execution.numerics_id import numerics_id
 from tests.support.tiny_model import BLOCKS, write_tiny_model
 from tests.support.up_process import COMMAND
 
@@ -22,7 +26,11 @@ def run(*argv: str | Path) -> "subprocess.CompletedProcess[str]":
 
 
 def test_version_and_help() -> None:
-    assert run("--version").stdout == f"blockrelay {version('blockrelay')}\n"
+    release, protocol, numerics = run("--version").stdout.splitlines()
+    assert release == f"blockrelay {version('blockrelay')}"
+    assert protocol == f"protocol {PROTOCOL}"
+    bundled = open_block_folder(BUNDLED_MODEL, blocks=[]).manifest
+    assert numerics == f"numerics {numerics_id(bundled)} (bundled model)"
     shown = run("--help")
     assert shown.returncode == 0
     for command in ("up", "status", "cancel", "demo", "generate", "convert"):

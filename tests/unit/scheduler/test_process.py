@@ -15,6 +15,7 @@ import pytest
 from blockrelay.protocol.keys import Keys
 from blockrelay.redis import client as redis_link
 from tests.support.redis_server import RedisServer
+from tests.support.scraping import assert_service_describes_itself
 from tests.support.tiny_model import BLOCKS, write_tiny_model
 from tests.support.waiting import wait_until
 
@@ -58,7 +59,9 @@ def test_it_waits_for_redis_publishes_a_plan_and_ends_at_sigterm(
             wait_until(lambda: status_of(f"http://127.0.0.1:{port}/readyz") == 503, "it says that it is not ready")
             own_redis.start()
             wait_until(lambda: status_of(f"http://127.0.0.1:{port}/readyz") == 200, "it is ready")
-            assert status_of(f"http://127.0.0.1:{port}/livez") == status_of(f"http://127.0.0.1:{port}/metrics") == 200
+            assert status_of(f"http://127.0.0.1:{port}/livez") == 200
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
+                assert_service_describes_itself(answer.read().decode(), "scheduler")
             client = redis_link.connect(own_redis.url)
             (plan,) = list(client.scan_iter(Keys("t").plan("*")))
             assert b"1-3,4-5" in (client.hget(plan, "plan") or b"")  # pyright: ignore[reportOperatorIssue]

@@ -4,7 +4,6 @@ import importlib.util
 import json
 import os
 import sys
-from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, NoReturn
 
@@ -17,6 +16,7 @@ from blockrelay.settings import BUNDLED_MODEL, check_names
 from blockrelay_launcher.bench.command import BenchOptions, run_bench
 from blockrelay_launcher.cli import api_keys, dead_letters
 from blockrelay_launcher.cli import status as cell_status
+from blockrelay_launcher.cli.version import version_text
 from blockrelay_launcher.demo import run_demo
 from blockrelay_launcher.drill.command import DrillOptions, run_drill
 from blockrelay_launcher.drill.faults import parse_kinds, parse_roles
@@ -41,14 +41,20 @@ Data = Annotated[Path | None, typer.Option("--data", metavar="DIR", help="Data f
 
 def _show_version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"blockrelay {version('blockrelay')}")
+        typer.echo(version_text())
         raise typer.Exit
 
 
 @app.callback()
 def root(
     shown: Annotated[
-        bool, typer.Option("--version", is_eager=True, callback=_show_version, help="Show the version and end.")
+        bool,
+        typer.Option(
+            "--version",
+            is_eager=True,
+            callback=_show_version,
+            help="Show release, protocol and numerics, and end.",
+        ),
     ] = False,
 ) -> None:
     """Serves Llama-family models on the CPUs and GPUs people already have."""

@@ -4,13 +4,12 @@ import gc
 import threading
 import time
 
-from prometheus_client import CollectorRegistry
-
 from blockrelay.block_folder.folder import BlockFolder, open_block_folder
 from blockrelay.errors import RedisTrouble
 from blockrelay.host.memory import available_bytes
 from blockrelay.observability.logs import get
 from blockrelay.observability.metrics import WorkerMetrics
+from blockrelay.observability.registry import service_registry
 from blockrelay.observability.status_server import StatusServer
 from blockrelay.protocol import transitions
 from blockrelay.redis.cell_settings import CellSettings, read_cell_settings
@@ -53,7 +52,7 @@ class Worker:
         self._folder: BlockFolder = open_block_folder(settings.model, blocks=[])
         self._model = self._folder.manifest.model_hash[:16]
         self._numerics = salted_id(numerics_id(self._folder.manifest), settings.inject_numerics)
-        self._metrics = WorkerMetrics(CollectorRegistry())
+        self._metrics = WorkerMetrics(service_registry("worker"))
         self._links = Links.open(settings, self._metrics.redis_errors, stop, drain)
         self._kernels: Kernels = load_kernels(settings.threads)
         self._ready = self.has_served = False

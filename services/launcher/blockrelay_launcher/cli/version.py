@@ -1,0 +1,24 @@
+"""What `blockrelay --version` prints: the release, the protocol of its cells, the numerics of its answers."""
+
+import importlib.util
+import subprocess
+import sys
+
+from blockrelay import __version__
+from blockrelay.protocol.number import PROTOCOL
+from blockrelay.settings import BUNDLED_MODEL
+
+
+def version_text() -> str:
+    """Three lines. The numerics id is that of the bundled model on this machine; each block folder has its own."""
+    return f"blockrelay {__version__}\nprotocol {PROTOCOL}\nnumerics {_bundled_numerics()}"
+
+
+def _bundled_numerics() -> str:
+    if importlib.util.find_spec("onnxruntime") is None:
+        return "unknown: onnxruntime is not installed (pip install 'blockrelay[worker]')"
+    argv = [sys.executable, "-P", "-m", "blockrelay_worker.offline.numerics", str(BUNDLED_MODEL)]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    if done.returncode:
+        return f"unknown: {done.stderr.strip().rpartition(chr(10))[2]}"
+    return f"{done.stdout.strip()} (bundled model)"
