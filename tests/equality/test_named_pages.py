@@ -17,14 +17,16 @@ from blockrelay.protocol.messages import EndEntry, TokenEntry
 from blockrelay.redis.client import Scripts
 from blockrelay.redis.errors import RedisWatch
 from blockrelay_worker.engine.loop import Engine
-from blockrelay_worker.engine.runs import RunTable
+from blockrelay_worker.engine.mailbox import Mailbox
+from blockrelay_worker.engine.run_table import RunTable
 from blockrelay_worker.execution.batch import Batch, Segment
 from blockrelay_worker.execution.cpu.stage import StageExecutor
+from blockrelay_worker.execution.page_layout import pages_for
+from blockrelay_worker.execution.page_pool import PagePool
 from blockrelay_worker.kernels import PAGE, load_kernels
 from blockrelay_worker.kv.page_names import extend_names, root_name
-from blockrelay_worker.kv.pool import PagePool, pages_for
 from blockrelay_worker.kv.prefix_cache import PrefixCache
-from blockrelay_worker.transport.events import Mailbox, Reader
+from blockrelay_worker.transport.inbox_reader import Reader
 from blockrelay_worker.transport.redis_links import Links, StepClock
 from tests.support.cell import MODEL, Cell, body
 from tests.support.stage_role import stage_role
@@ -63,7 +65,7 @@ def engines_running(
             bounds = {"max_rows": 48, "max_requests": 16, "step_target_s": 1.0, "dead_after_s": 600}
             role = stage_role(folder, worker, split=split, stage=stage, first=first, last=last, **bounds)
             own = replace(links, clock=StepClock())  # each is a process of its own elsewhere
-            engine = Engine(role, executor, RunTable(executor.pool, cache), own, mailbox, metrics)
+            engine = Engine(role, folder.model, None, executor, RunTable(executor.pool, cache), own, mailbox, metrics)
             streams = [f(MODEL, "cpu") for f in (links.keys.reruns, links.keys.jobs)] if stage == 0 else []
             reader = Reader(links.control, links.keys.inbox(role.worker), streams, mailbox, links.stop, links.watch)
             for thread in (reader, threading.Thread(target=engine.run)):

@@ -14,9 +14,10 @@ from blockrelay.block_folder.manifest import Precision
 from blockrelay_converter.convert import convert
 from blockrelay_worker.execution.batch import Batch, Segment
 from blockrelay_worker.execution.cpu.stage import StageExecutor
+from blockrelay_worker.execution.page_layout import pages_for
+from blockrelay_worker.execution.page_pool import PagePool
 from blockrelay_worker.execution.self_test import load_stage
 from blockrelay_worker.kernels import load_kernels
-from blockrelay_worker.kv.pool import PagePool, pages_for
 from tests.support.parity_cases import CASES, NEW_TOKENS, Case, checkpoint_sha256, goldens
 
 ODD_CHUNK = 13

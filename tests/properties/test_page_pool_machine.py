@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
 from blockrelay.errors import OutOfPages
-from blockrelay_worker.kv.pool import PageLayout, PagePool
+from blockrelay_worker.execution.page_layout import PageLayout
+from blockrelay_worker.execution.page_pool import PagePool
 
 PAGES = 6
 NAMES = [bytes([i]) * 32 for i in range(8)]

@@ -19,9 +19,9 @@ from blockrelay_worker.execution.batch import Batch, Segment
 from blockrelay_worker.execution.cpu.linears import Variant
 from blockrelay_worker.execution.cpu.stage import StageExecutor
 from blockrelay_worker.execution.numerics_id import numerics_id
+from blockrelay_worker.execution.page_pool import PagePool
 from blockrelay_worker.execution.self_test import load_stage
 from blockrelay_worker.kernels import load_kernels
-from blockrelay_worker.kv.pool import PagePool
 from blockrelay_worker.offline.pipeline import Pipeline, generate
 
 #: Batches of (request, rows): prompts cut in every way, decode rows among them; 40 positions per request.

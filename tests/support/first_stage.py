@@ -1,6 +1,7 @@
 """A first stage as the engine sees it, on real pages and a real Redis, without executor or threads."""
 
 import threading
+from functools import partial
 
 import numpy as np
 import redis
@@ -13,15 +14,17 @@ from blockrelay.protocol.messages import RequestBody
 from blockrelay.protocol.sampling_params import SamplingParams
 from blockrelay.redis.client import Scripts
 from blockrelay.redis.errors import RedisWatch
-from blockrelay_worker.engine.runs import Run, RunTable
-from blockrelay_worker.engine.work import Work
+from blockrelay_worker.engine.run import Run
+from blockrelay_worker.engine.run_table import RunTable
 from blockrelay_worker.execution.cpu.stage import StageExecutor
-from blockrelay_worker.kv.pool import PagePool
-from blockrelay_worker.scheduling.first_stage import KnownRows
+from blockrelay_worker.execution.page_pool import PagePool
+from blockrelay_worker.scheduling.first_stage import FirstStageBatcher
 from blockrelay_worker.scheduling.micro_batches import Groups
 from blockrelay_worker.scheduling.step_cost import StepCost
+from blockrelay_worker.scheduling.work import Work
 from blockrelay_worker.transport.redis_links import Links
 from blockrelay_worker.transport.stage_sender import Sender
+from blockrelay_worker.transport.worker_records import read_fields
 from tests.support.cell import Cell
 from tests.support.stage_role import stage_role
 
@@ -38,13 +41,21 @@ class Stage:
             client.hset(keys.worker(worker), mapping={"node": "host", "cores": 2, "threads": 1})
         links = Links(client, client, keys, scripts, RedisWatch(metrics.redis_errors), threading.Event())
         self.role = stage_role(folder, "a", split="1-2,3-5", stage=0, first=1, last=last)
-        self.iteration = 0
+        self.iteration, self.context = 0, folder.model.max_position
         self.table = RunTable(PagePool(StageExecutor.layout_of(folder, 1, last), pages))
-        self.known = KnownRows(self.role, self.table, Sender(self.role, links, metrics), Groups(links), metrics)
+        self.batcher = FirstStageBatcher(
+            self.role.limits,
+            self.table,
+            Groups(partial(read_fields, links)),
+            Sender(links, metrics).full_targets,
+            metrics,
+            whole_model=self.role.last_stage,
+        )
 
     def run(self, name: str, tokens: list[int], *, computed: int, **more: object) -> Run:
         run = Run(
-            request=name, run=name, route=self.route, seed=0, tokens=list(tokens), computed=computed,
+            request=name, id=name, route=self.route, seed=0, context=self.context,
+            tokens=list(tokens), computed=computed,
             params=SamplingParams(max_tokens=100, temperature=0),
             body=RequestBody(prompt=np.array(tokens, np.int32), params={}, **more),  # pyright: ignore[reportArgumentType]
         )  # fmt: skip
@@ -52,10 +63,10 @@ class Stage:
         assert self.table.grow(run, computed)
         return run
 
-    def step(self, cost: StepCost | None = None) -> list[Work]:
+    def step(self, cost: StepCost | None = None) -> list[Work[Run]]:
         """Take a batch and note it as computed, as the engine does."""
-        work = self.known.take(cost or StepCost())
+        work = self.batcher.take(cost or StepCost())
         self.iteration += 1
         for item in work:
-            item.run.computed, item.run.served = item.known_end, self.iteration
+            item.run.computed, item.run.last_step = item.known_end, self.iteration
         return work

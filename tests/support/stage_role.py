@@ -3,10 +3,9 @@
 from typing import Any
 
 from blockrelay.block_folder.folder import BlockFolder
-from blockrelay_worker.lifecycle.stage_role import StageRole
+from blockrelay_worker.engine.stage_role import StageRole
 
 _USUAL: dict[str, Any] = {
-    "tokenizer": None,
     "device": "cpu",
     "max_rows": 64,
     "max_requests": 8,
@@ -18,4 +17,11 @@ _USUAL: dict[str, Any] = {
 
 def stage_role(folder: BlockFolder, worker: str, *, split: str, stage: int, **more: Any) -> StageRole:
     """Stage `stage` of `split`; `more`: first and last block, and any other field."""
-    return StageRole(folder=folder, worker=worker, split=split, stage=stage, **{**_USUAL, **more})
+    return StageRole(
+        blocks=folder.model.blocks,
+        exact=folder.manifest.exact,
+        worker=worker,
+        split=split,
+        stage=stage,
+        **{**_USUAL, **more},
+    )

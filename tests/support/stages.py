@@ -10,8 +10,8 @@ from blockrelay.block_folder.folder import BlockFolder
 from blockrelay_worker.execution.batch import Batch, Segment
 from blockrelay_worker.execution.cpu.linears import Variant
 from blockrelay_worker.execution.cpu.stage import StageExecutor
+from blockrelay_worker.execution.page_pool import PagePool
 from blockrelay_worker.kernels import load_kernels
-from blockrelay_worker.kv.pool import PagePool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,9 +21,10 @@ from blockrelay_converter.quantisation.folding import Folding, channels_of, laye
 from blockrelay_converter.quantisation.smoothing import exponents_for
 from blockrelay_worker.execution.batch import Batch, Segment
 from blockrelay_worker.execution.cpu.stage import StageExecutor
+from blockrelay_worker.execution.page_layout import pages_for
+from blockrelay_worker.execution.page_pool import PagePool
 from blockrelay_worker.execution.self_test import load_stage
 from blockrelay_worker.kernels import load_kernels
-from blockrelay_worker.kv.pool import PagePool, pages_for
 from tests.support.checkpoints import Family, write_checkpoint
 from tests.support.planted_outliers import plant_outliers
 

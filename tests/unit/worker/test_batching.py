@@ -7,23 +7,24 @@ from blockrelay_worker.scheduling.batch_policy import Arrived, Candidate, choose
 
 
 def test_decode_rows_come_first_and_prompts_share_the_rest() -> None:
-    candidates = [Candidate("prompt", 100), Candidate("a", 1, served=5), Candidate("b", 1, served=3)]
+    candidates = [Candidate("prompt", 100), Candidate("a", 1, last_step=5), Candidate("b", 1, last_step=3)]
     assert choose_rows(candidates, 16) == [("b", 1), ("a", 1), ("prompt", 14)]
 
 
 def test_the_prompt_that_waited_longest_is_served_first() -> None:
-    candidates = [Candidate("young", 30, served=2), Candidate("old", 30, served=1)]
+    candidates = [Candidate("young", 30, last_step=2), Candidate("old", 30, last_step=1)]
     assert choose_rows(candidates, 40) == [("old", 30), ("young", 10)]
 
 
-def test_a_solo_request_runs_alone_in_its_turn() -> None:
-    candidates = [Candidate("a", 1, served=4), Candidate("s", 1, solo=True, served=3)]
+def test_a_quarantined_request_runs_alone_in_its_turn() -> None:
+    candidates = [Candidate("a", 1, last_step=4), Candidate("s", 1, quarantined=True, last_step=3)]
     assert choose_rows(candidates, 16) == [("s", 1)]
-    assert choose_rows([Candidate("a", 1, served=4), Candidate("s", 1, solo=True, served=5)], 16) == [("a", 1)]
+    later = [Candidate("a", 1, last_step=4), Candidate("s", 1, quarantined=True, last_step=5)]
+    assert choose_rows(later, 16) == [("a", 1)]
 
 
 candidate_lists = st.lists(
-    st.builds(Candidate, st.uuids().map(str), st.integers(1, 600), solo=st.booleans(), served=st.integers(0, 50)),
+    st.builds(Candidate, st.uuids().map(str), st.integers(1, 600), st.booleans(), st.integers(0, 50)),
     max_size=40,
     unique_by=lambda c: c.request,
 )
@@ -37,7 +38,7 @@ def test_a_batch_is_bounded_ragged_and_never_empty_while_somebody_waits(candidat
     assert len({request for request, _ in chosen}) == len(chosen)
     assert all(1 <= rows <= by_name[request].missing for request, rows in chosen)
     assert bool(chosen) == bool(candidates)
-    if any(by_name[request].solo for request, _ in chosen):
+    if any(by_name[request].quarantined for request, _ in chosen):
         assert len(chosen) == 1
 
 
@@ -51,7 +52,7 @@ def test_everybody_is_served_at_last(candidates: list[Candidate], room: int) -> 
         for request, rows in choose_rows(list(left.values()), room):
             old = left.pop(request)
             if old.missing > rows:
-                left[request] = Candidate(request, old.missing - rows, old.solo, iteration)
+                left[request] = Candidate(request, old.missing - rows, old.quarantined, iteration)
         iteration += 1
     assert not left
 
@@ -59,12 +60,12 @@ def test_everybody_is_served_at_last(candidates: list[Candidate], room: int) -> 
 def test_prompt_rows_have_a_bound_of_their_own() -> None:
     prompt = Candidate("prompt", 500)
     assert choose_rows([prompt, Candidate("a", 1)], 512, prompt_rows=64) == [("a", 1), ("prompt", 64)]
-    assert choose_rows([prompt, Candidate("a", 1)], 512, most_decoding=0, prompt_rows=64) == [("prompt", 64)]
+    assert choose_rows([prompt, Candidate("a", 1)], 512, max_decoding=0, prompt_rows=64) == [("prompt", 64)]
 
 
 def test_decode_rows_of_one_group_are_those_that_waited_longest() -> None:
-    candidates = [Candidate("a", 1, served=3), Candidate("b", 1, served=1), Candidate("c", 1, served=2)]
-    assert choose_rows(candidates, 512, most_decoding=2) == [("b", 1), ("c", 1)]
+    candidates = [Candidate("a", 1, last_step=3), Candidate("b", 1, last_step=1), Candidate("c", 1, last_step=2)]
+    assert choose_rows(candidates, 512, max_decoding=2) == [("b", 1), ("c", 1)]
 
 
 def test_decoding_segments_overtake_prompt_chunks_but_never_their_own() -> None:

@@ -11,8 +11,9 @@ from blockrelay.protocol.keys import Keys
 from blockrelay.protocol.messages import Ended
 from blockrelay.redis.client import Scripts, server_run_id
 from blockrelay.redis.errors import RedisWatch
+from blockrelay_worker.engine.mailbox import Event, Mailbox
 from blockrelay_worker.lifecycle.heartbeat import Beat, Comparison, compare
-from blockrelay_worker.transport.events import Event, Gone, Mailbox, Orphan, Restarted
+from blockrelay_worker.transport.events import Gone, Orphan, Restarted
 from blockrelay_worker.transport.redis_links import Links
 from tests.support.cell import MODEL, Cell
 from tests.support.waiting import wait_until

@@ -21,13 +21,14 @@ from blockrelay.redis.client import Scripts
 from blockrelay.redis.errors import RedisWatch
 from blockrelay.settings import Device
 from blockrelay_worker.engine.loop import Engine
-from blockrelay_worker.engine.runs import RunTable
+from blockrelay_worker.engine.mailbox import Mailbox
+from blockrelay_worker.engine.run_table import RunTable
 from blockrelay_worker.execution.batch import Batch, StageOutput
 from blockrelay_worker.execution.cpu.stage import StageExecutor
 from blockrelay_worker.execution.executor import Executor
+from blockrelay_worker.execution.page_pool import PagePool
 from blockrelay_worker.kernels import load_kernels
-from blockrelay_worker.kv.pool import PagePool
-from blockrelay_worker.transport.events import Mailbox, Reader
+from blockrelay_worker.transport.inbox_reader import Reader
 from blockrelay_worker.transport.redis_links import Links
 from tests.support.cell import MODEL, Cell, body
 from tests.support.stage_role import stage_role
@@ -58,7 +59,7 @@ def engine_running(
     links = Links(client, client, keys, scripts, RedisWatch(metrics.redis_errors), stop)
     runs_on = "gpu" if device == "gpu" else "cpu"
     role = stage_role(folder, name, split=f"1-{last}", stage=0, first=1, last=last, device=runs_on, step_target_s=1.0)
-    engine = Engine(role, broken(executor), table, links, mailbox, metrics)
+    engine = Engine(role, folder.model, None, broken(executor), table, links, mailbox, metrics)
     streams = [f(MODEL, c) for c in ("cpu", "gpu") for f in (keys.reruns, keys.jobs)]
     threads = [
         Reader(client, keys.inbox(name), streams, mailbox, stop, links.watch),

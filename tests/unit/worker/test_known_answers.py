@@ -14,11 +14,11 @@ from blockrelay.errors import KnownAnswerMismatch
 from blockrelay_worker.execution.cpu import linears
 from blockrelay_worker.execution.cpu.stage import StageExecutor
 from blockrelay_worker.execution.numerics_id import numerics_id
+from blockrelay_worker.execution.page_pool import PagePool
 from blockrelay_worker.execution.self_test import fixed_rows, fixed_tokens, known_answers, load_stage
 from blockrelay_worker.kernels import load_kernels, supported_variants
 from blockrelay_worker.kernels.interface import F16, F32, U8, Product
 from blockrelay_worker.kernels.native import NativeKernels
-from blockrelay_worker.kv.pool import PagePool
 
 
 def _load(folder: BlockFolder, first: int, last: int, threads: int = 1) -> StageExecutor:

@@ -7,8 +7,9 @@ from blockrelay.block_folder.folder import BlockFolder
 from blockrelay.protocol.keys import Keys
 from blockrelay.protocol.sampling_params import SamplingParams
 from blockrelay.redis.client import Scripts
-from blockrelay_worker.engine.work import Work
+from blockrelay_worker.engine.run import Run
 from blockrelay_worker.scheduling.step_cost import StepCost
+from blockrelay_worker.scheduling.work import Work
 from tests.support.first_stage import Stage
 
 #: One more row costs nothing up to 32 of them.
@@ -25,7 +26,7 @@ def alone(w8a8: BlockFolder, client: redis.Redis, keys: Keys, scripts: Scripts) 
     return Stage(w8a8, client, keys, scripts, last=5, pages=6)
 
 
-def names(work: list[Work]) -> set[str]:
+def names(work: list[Work[Run]]) -> set[str]:
     return {item.run.request for item in work}
 
 
@@ -96,6 +97,6 @@ def test_guesses_take_no_page_from_anybody(alone: Stage) -> None:
 
 
 def test_new_jobs_get_what_the_runs_here_leave(alone: Stage) -> None:
-    assert alone.known.claimable_pages() == 6
+    assert alone.batcher.claimable_pages() == 6
     alone.run("p", [5] * 20, computed=16)
-    assert alone.known.claimable_pages() == 3, "one it has, one it needs, one in store"
+    assert alone.batcher.claimable_pages() == 3, "one it has, one it needs, one in store"

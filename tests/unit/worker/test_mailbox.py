@@ -11,7 +11,9 @@ from blockrelay import failpoints
 from blockrelay.protocol.keys import Keys
 from blockrelay.protocol.messages import NextJob
 from blockrelay.redis.errors import RedisWatch
-from blockrelay_worker.transport.events import Event, Mailbox, Reader, Wake
+from blockrelay_worker.engine.mailbox import Event, Mailbox
+from blockrelay_worker.transport.events import Wake
+from blockrelay_worker.transport.inbox_reader import Reader
 from tests.support.waiting import wait_until
 
 JOB = NextJob(request="req-1", run="r", position=0, tokens=(5,))

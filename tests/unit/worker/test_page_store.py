@@ -13,9 +13,11 @@ from prometheus_client import CollectorRegistry
 from blockrelay.observability.metrics import WorkerMetrics
 from blockrelay.protocol.messages import RequestBody
 from blockrelay.protocol.sampling_params import SamplingParams
-from blockrelay_worker.engine.runs import Run, RunTable
+from blockrelay_worker.engine.run import Run
+from blockrelay_worker.engine.run_table import RunTable
+from blockrelay_worker.execution.page_layout import PageLayout
+from blockrelay_worker.execution.page_pool import PagePool
 from blockrelay_worker.kv.page_names import extend_names, root_name
-from blockrelay_worker.kv.pool import PageLayout, PagePool
 from blockrelay_worker.kv.prefix_cache import PrefixCache
 from blockrelay_worker.kv.store.record import PageShape
 from blockrelay_worker.kv.store.shm_tier import ShmTier
@@ -47,11 +49,12 @@ class Worker:
         self._count += 1
         run = Run(
             request=f"req-{self._count}",
-            run="r",
+            id="r",
             route=("w",),
             body=RequestBody(prompt=np.array(prompt, np.int32), params={}),
             params=SamplingParams(),
             seed=1,
+            context=512,
             tokens=list(prompt),
             **more,
         )
@@ -125,7 +128,7 @@ def test_the_next_worker_finds_what_the_last_one_computed(tmp_path: Path) -> Non
 def test_what_the_pool_has_is_not_loaded(tmp_path: Path) -> None:
     filled(tmp_path)
     with working(tmp_path) as worker:
-        worker.compute(worker.run(PROMPT[:40], cold=True))
+        worker.compute(worker.run(PROMPT[:40], skip_prefix_cache=True))
         run = worker.run(PROMPT)
         worker.loaded()
         assert worker.value("page_store_hits", tier="shm") == 2

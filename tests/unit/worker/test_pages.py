@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from blockrelay.errors import OutOfPages
-from blockrelay_worker.kv.pool import PageLayout, PagePool, pages_for
+from blockrelay_worker.execution.page_layout import PageLayout, pages_for
+from blockrelay_worker.execution.page_pool import PagePool
 
 LAYOUT = PageLayout(layers=2, kv_heads=2, head_dim=8)
 

@@ -1,6 +1,7 @@
 """Into how many groups the decode rows of a route are split."""
 
 import threading
+from functools import partial
 
 import pytest
 import redis
@@ -10,8 +11,9 @@ from blockrelay.observability.metrics import WorkerMetrics
 from blockrelay.protocol.keys import Keys
 from blockrelay.redis.client import Scripts
 from blockrelay.redis.errors import RedisWatch
-from blockrelay_worker.scheduling.micro_batches import MOST_SEATS, Groups, Seat, decode_share, groups_of
+from blockrelay_worker.scheduling.micro_batches import MAX_SEATS, Groups, Seat, decode_share, groups_of
 from blockrelay_worker.transport.redis_links import Links
+from blockrelay_worker.transport.worker_records import read_fields
 
 
 @pytest.mark.parametrize(
@@ -66,7 +68,7 @@ def test_uneven_batches_become_even_ones() -> None:
 
 def test_workers_that_are_gone_are_forgotten(client: redis.Redis, keys: Keys, scripts: Scripts) -> None:
     errors = RedisWatch(WorkerMetrics(CollectorRegistry()).redis_errors)
-    groups = Groups(Links(client, client, keys, scripts, errors, threading.Event()))
+    groups = Groups(partial(read_fields, Links(client, client, keys, scripts, errors, threading.Event())))
     for life in range(500):
         assert groups.of(frozenset({"always", f"life-{life}"})) == 2
-    assert len(groups) <= MOST_SEATS + 2
+    assert len(groups) <= MAX_SEATS + 2

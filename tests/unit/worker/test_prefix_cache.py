@@ -9,8 +9,10 @@ from prometheus_client import CollectorRegistry
 from blockrelay.observability.metrics import WorkerMetrics
 from blockrelay.protocol.messages import RequestBody
 from blockrelay.protocol.sampling_params import SamplingParams
-from blockrelay_worker.engine.runs import Run, RunTable
-from blockrelay_worker.kv.pool import PageLayout, PagePool
+from blockrelay_worker.engine.run import Run
+from blockrelay_worker.engine.run_table import RunTable
+from blockrelay_worker.execution.page_layout import PageLayout
+from blockrelay_worker.execution.page_pool import PagePool
 from blockrelay_worker.kv.prefix_cache import PrefixCache
 
 LAYOUT = PageLayout(layers=1, kv_heads=1, head_dim=8)
@@ -30,18 +32,19 @@ class Desk:
         self.table = RunTable(self.pool, known if cache else None)
         self._count = 0
 
-    def run(self, prompt: list[int], *, cold: bool = False, later: bool = False, **body: Any) -> Run:
+    def run(self, prompt: list[int], *, skip_cache: bool = False, later: bool = False, **body: Any) -> Run:
         """A new run on the table; a `later` stage's adopts nothing by itself."""
         self._count += 1
         run = Run(
             request=f"req-{self._count}",
-            run="r",
+            id="r",
             route=("w",),
             body=RequestBody(prompt=np.array(prompt, np.int32), params={}, **body),
             params=SamplingParams(),
             seed=1,
+            context=512,
             tokens=list(prompt),
-            cold=cold,
+            skip_prefix_cache=skip_cache,
         )
         self.table.add(run)
         if not later:
@@ -108,12 +111,12 @@ def test_another_salt_finds_nothing(desk: Desk) -> None:
     assert desk.run(PROMPT, salt="a").computed == 48
 
 
-def test_a_cold_run_takes_nothing_and_leaves_what_it_computed(desk: Desk) -> None:
+def test_a_run_that_skips_the_cache_takes_nothing_and_leaves_what_it_computed(desk: Desk) -> None:
     desk.compute(desk.run(PROMPT))
-    cold = desk.run(PROMPT, cold=True)
-    assert cold.computed == 0 and cold.pages == []
-    desk.compute(cold)
-    assert set(cold.pages).isdisjoint(desk.run(PROMPT).pages), "the first to name a page wins"
+    skipping = desk.run(PROMPT, skip_cache=True)
+    assert skipping.computed == 0 and skipping.pages == []
+    desk.compute(skipping)
+    assert set(skipping.pages).isdisjoint(desk.run(PROMPT).pages), "the first to name a page wins"
 
 
 def test_without_a_cache_nothing_is_kept() -> None:

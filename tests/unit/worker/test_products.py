@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from blockrelay.errors import ExecutionError
-from blockrelay_worker.execution.cpu.buffers import untouched_bytes
 from blockrelay_worker.execution.cpu.exact_linears import ExactLinear
 from blockrelay_worker.kernels import Kernels, load_kernels, supported_variants
+from blockrelay_worker.kernels.buffers import untouched_bytes
 
 MULTIPLYING = [name for name in supported_variants() if load_kernels(1, variant=name).multiplies]
 

@@ -9,10 +9,10 @@ from blockrelay.protocol.sampling_params import SamplingParams
 from blockrelay.settings import WorkerSettings
 from blockrelay_worker.execution.batch import Batch, Segment
 from blockrelay_worker.execution.cpu.stage import StageExecutor
-from blockrelay_worker.execution.executor import SaltedExecutor, salted_id
+from blockrelay_worker.execution.fault_injection import SaltedExecutor, salted_id
+from blockrelay_worker.execution.page_pool import PagePool
 from blockrelay_worker.execution.self_test import load_stage
 from blockrelay_worker.kernels import load_kernels
-from blockrelay_worker.kv.pool import PagePool
 from blockrelay_worker.offline.pipeline import Pipeline, generate
 
 PROMPT = list(range(5, 45))

@@ -12,8 +12,8 @@ from blockrelay.protocol.keys import Keys
 from blockrelay.protocol.messages import Commit, NextJob
 from blockrelay.redis.client import Scripts
 from blockrelay.redis.errors import RedisWatch
-from blockrelay_worker.engine.intake import Arrivals
-from blockrelay_worker.transport.events import decode_entry
+from blockrelay_worker.engine.intake import Intake
+from blockrelay_worker.transport.inbox_reader import decode_entry
 from blockrelay_worker.transport.redis_links import Links
 from blockrelay_worker.transport.stage_sender import Sender
 from tests.support.first_stage import Stage
@@ -33,20 +33,20 @@ def test_tokens_reach_the_first_worker_and_count_once(
 ) -> None:
     stage = Stage(w8a8, client, keys, scripts, last=2)
     run = stage.run("p", [1, 2, 3], computed=3)
-    sender = Sender(stage.role, links, WorkerMetrics(CollectorRegistry()))
+    sender = Sender(links, WorkerMetrics(CollectorRegistry()))
     sender.announce([("a", COMMIT)])
     entries = [fields for _, fields in client.xrange(keys.inbox("a")) if b"j" in fields]  # pyright: ignore
     event = NextJob(request="p", run="p", position=0, tokens=(8, 9))
     assert [decode_entry(fields) for fields in entries] == [event]  # pyright: ignore
-    arrivals = Arrivals(stage.role, links, stage.table)
-    assert arrivals.next_job(event) and arrivals.next_job(event), "the hint and then COMMIT's own message"
+    intake = Intake(stage.role, w8a8.model, None, links, stage.table)
+    assert intake.next_job(event) and intake.next_job(event), "the hint and then COMMIT's own message"
     assert run.tokens == [1, 2, 3, 8, 9] and run.computed == 3
 
 
 def test_a_worker_that_is_gone_gets_no_inbox(
     w8a8: BlockFolder, client: redis.Redis, keys: Keys, scripts: Scripts, links: Links
 ) -> None:
-    stage = Stage(w8a8, client, keys, scripts, last=2)
+    Stage(w8a8, client, keys, scripts, last=2)
     client.delete(keys.inbox("a"))
-    Sender(stage.role, links, WorkerMetrics(CollectorRegistry())).announce([("a", COMMIT)])
+    Sender(links, WorkerMetrics(CollectorRegistry())).announce([("a", COMMIT)])
     assert not client.exists(keys.inbox("a"))

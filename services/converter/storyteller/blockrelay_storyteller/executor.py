@@ -9,9 +9,10 @@ from numpy.typing import NDArray
 from blockrelay.block_folder.folder import open_block_folder
 from blockrelay_worker.execution.batch import Batch, Segment
 from blockrelay_worker.execution.cpu.stage import StageExecutor
+from blockrelay_worker.execution.page_layout import pages_for
+from blockrelay_worker.execution.page_pool import PagePool
 from blockrelay_worker.execution.self_test import load_stage
 from blockrelay_worker.kernels import load_kernels
-from blockrelay_worker.kv.pool import PagePool, pages_for
 
 
 def executor_logits(root: Path, threads: int) -> Callable[[list[int]], NDArray[np.float32]]:

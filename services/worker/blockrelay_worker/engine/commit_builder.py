@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 
 from blockrelay.protocol.end_meta import encode_end_meta
 from blockrelay.protocol.messages import Commit, TokenLogprobs
-from blockrelay_worker.engine.runs import Run
-from blockrelay_worker.lifecycle.stage_role import StageRole
+from blockrelay_worker.engine.run import Run
+from blockrelay_worker.engine.stage_role import StageRole
 from blockrelay_worker.sampling.sampler import sample
 from blockrelay_worker.sampling.stop_conditions import FinishReason, advance
 
@@ -40,7 +40,7 @@ def next_tokens(run: Run, drafts: Sequence[int], logits: NDArray[np.float32], ro
     run.ended = end is not None
     return Commit(
         request=run.request,
-        run=run.run,
+        run=run.id,
         position=position,
         tokens=tuple(tokens),
         logprobs=tuple(logprobs),
@@ -52,7 +52,7 @@ def next_tokens(run: Run, drafts: Sequence[int], logits: NDArray[np.float32], ro
 def tensor_end(run: Run, role: StageRole) -> Commit:
     """The commit that ends a tensor step: no token, the result lies on the payload Redis. Mutates `run.ended`."""
     run.ended = True
-    return Commit(request=run.request, run=run.run, position=0, tokens=(), end="tensor", meta=end_meta(run, role))
+    return Commit(request=run.request, run=run.id, position=0, tokens=(), end="tensor", meta=end_meta(run, role))
 
 
 def end_meta(run: Run, role: StageRole) -> str:

@@ -1,28 +1,34 @@
 """How runs come to a worker: by CLAIM (first stage) or with their first rows (later stages)."""
 
 import time
-from typing import Any, Literal, cast
+from typing import Any, cast
 
+from blockrelay.block_folder.manifest import ModelConfig
 from blockrelay.errors import WireError
 from blockrelay.observability.logs import get
 from blockrelay.protocol import transitions
 from blockrelay.protocol.ended import decode_log
-from blockrelay.protocol.messages import Claimed, ForwardSegment, NextJob, RequestBody, TokenEntry
+from blockrelay.protocol.messages import Claimed, Forward, ForwardSegment, NextJob, RequestBody, TokenEntry
 from blockrelay.protocol.sampling_params import SamplingParams, derive_seed
-from blockrelay_worker.engine.runs import Run, RunTable
+from blockrelay.text.tokenizer import Tokenizer
+from blockrelay_worker.engine.run import Run
+from blockrelay_worker.engine.run_table import RunTable
+from blockrelay_worker.engine.stage_role import StageRole
 from blockrelay_worker.kernels.specification import PAGE
-from blockrelay_worker.lifecycle.stage_role import StageRole
 from blockrelay_worker.sampling.stop_conditions import Progress, advance
+from blockrelay_worker.scheduling.later_stage import Refusal
 from blockrelay_worker.transport.redis_links import Links
 
-Refusal = Literal["drop", "rerun", "later"]
 
-
-class Arrivals:
+class Intake:
     """Puts runs on the table. Used by the engine thread only."""
 
-    def __init__(self, role: StageRole, links: Links, table: RunTable) -> None:
-        self._role, self._links, self._table = role, links, table
+    def __init__(
+        self, role: StageRole, model: ModelConfig, tokenizer: Tokenizer | None, links: Links, table: RunTable
+    ) -> None:
+        """`tokenizer` finds stop strings; without one no request may have any."""
+        self._role, self._model, self._tokenizer = role, model, tokenizer
+        self._links, self._table = links, table
 
     def claimed(self, job: Claimed) -> Run:
         """A run that CLAIM gave us, ready to compute what no known page holds.
@@ -30,9 +36,9 @@ class Arrivals:
         Raises WireError when its body does not decode; nothing is on the table then.
         """
         body = job.body
-        run = self._new_run(job.request, job.run, job.route, body, job.tokens, solo=job.solo)
-        run.cold = job.cold
-        run.until = None if job.left_s is None else time.monotonic() + job.left_s
+        run = self._new_run(job.request, job.run, job.route, body, job.tokens, quarantined=job.solo)
+        run.skip_prefix_cache = job.cold
+        run.deadline = None if job.left_s is None else time.monotonic() + job.left_s
         self._table.add(run)
         self._table.adopt(run)
         get().info(
@@ -52,14 +58,14 @@ class Arrivals:
         run = self._table.get(message.request, message.run)
         if run is None:
             return True  # the run ended meanwhile
-        known = len(run.tokens) - run.prompt_length
-        if message.position > known:
+        committed = len(run.tokens) - run.prompt_length
+        if message.position > committed:
             return False
-        run.learn(message.tokens[known - message.position :])
+        run.learn(message.tokens[committed - message.position :])
         return True
 
-    def segment(self, segment: ForwardSegment) -> Run | Refusal:
-        """The run of rows that arrived, its pages grown to hold them.
+    def segment(self, segment: ForwardSegment, message: Forward) -> Run | Refusal:
+        """The run of rows that arrived with `message`, its pages grown to hold them.
 
         "drop": a foreign run or a message seen before. "rerun": a message is missing before this one, or there is no
         page left (pages of runs that ended are still held). "later": a tier is loading the pages before these rows.
@@ -82,6 +88,7 @@ class Arrivals:
             return "rerun"
         run.expected += 1
         run.tokens[segment.position :] = segment.token_ids
+        run.passing, run.gpu_blocks = message.block_seconds, message.gpu_blocks
         return run
 
     def _is_current(self, segment: ForwardSegment) -> bool:
@@ -116,11 +123,11 @@ class Arrivals:
             return None
         committed = tuple(e.token for e in entries if isinstance(e, TokenEntry))
         run = self._new_run(
-            request, segment.run, tuple(route.decode().split(",")), decoded, committed, solo=solo == b"1"
+            request, segment.run, tuple(route.decode().split(",")), decoded, committed, quarantined=solo == b"1"
         )
         self._table.add(run)
         # The first stage found pages for what lies before its first row; here they must be known too.
-        if 0 < segment.position <= run.most_found:
+        if 0 < segment.position <= run.reusable:
             self._table.adopt(run, exactly=segment.position)
         del run.tokens[segment.position :]  # later stages learn them with the rows
         return run
@@ -128,36 +135,36 @@ class Arrivals:
     def _new_run(
         self,
         request: str,
-        run: str,
+        run_id: str,
         route: tuple[str, ...],
         body: RequestBody,
         committed: tuple[int, ...],
         *,
-        solo: bool,
+        quarantined: bool,
     ) -> Run:
         params = SamplingParams.from_dict(body.params)
         progress = None
         if self._role.last_stage and body.logits == "none":
-            model = self._role.folder.model
             progress = Progress(
                 params,
                 prompt_tokens=int(body.prompt.size),
-                context=model.max_position,
-                eos_ids=tuple(model.eos_ids),
-                tokenizer=self._role.tokenizer,
+                context=self._model.max_position,
+                eos_ids=tuple(self._model.eos_ids),
+                tokenizer=self._tokenizer,
             )
             for token in committed:
                 advance(progress, token)
         tokens = [*body.prompt.tolist(), *committed]
         return Run(
             request=request,
-            run=run,
+            id=run_id,
             route=route,
             body=body,
             params=params,
             seed=params.seed if params.seed is not None else derive_seed(request),
+            context=self._model.max_position,
             tokens=tokens,
-            alone_until=len(tokens) if solo else 0,
+            quarantined_until=len(tokens) if quarantined else 0,
             progress=progress,
             committed=len(committed),
         )

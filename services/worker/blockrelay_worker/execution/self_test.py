@@ -24,9 +24,9 @@ from blockrelay.errors import BlockrelayError, KnownAnswerMismatch
 from blockrelay_worker.execution.batch import Batch, Segment
 from blockrelay_worker.execution.cpu.linears import Variant
 from blockrelay_worker.execution.cpu.stage import StageExecutor
+from blockrelay_worker.execution.page_pool import PagePool
 from blockrelay_worker.kernels.interface import Kernels
 from blockrelay_worker.kernels.reference import ReferenceKernels
-from blockrelay_worker.kv.pool import PagePool
 
 ROWS = 17
 #: The second chunk begins inside a page and ends in the next one.

@@ -6,8 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blockrelay.errors import ExecutionError
-from blockrelay_worker.execution.cpu.buffers import huge_page_bytes
 from blockrelay_worker.kernels import arguments
+from blockrelay_worker.kernels.buffers import huge_page_bytes
 from blockrelay_worker.kernels.interface import F16, F32, I8, U8
 from blockrelay_worker.kernels.recorded import Value
 

@@ -3,17 +3,34 @@
 Only in precisions marked exact: there a page's bits are a function of what its name says.
 """
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
 from blockrelay.observability.metrics import WorkerMetrics
+from blockrelay_worker.execution.page_pool import PagePool
 from blockrelay_worker.kernels.specification import PAGE
 from blockrelay_worker.kv.page_names import extend_names, root_name
-from blockrelay_worker.kv.pool import PagePool
 from blockrelay_worker.kv.store.store import Load, Loaded, PageStore
 
-if TYPE_CHECKING:
-    from blockrelay_worker.engine.runs import Run
+
+class Prefix(Protocol):
+    """A run as the cache sees it: its tokens, and its pages, which the cache hands out and names."""
+
+    pages: list[int]
+    names: list[bytes]
+    sealed: int
+    computed: int
+    cached: int
+    loading: Load | None
+
+    @property
+    def tokens(self) -> Sequence[int]: ...
+    @property
+    def salt(self) -> str: ...
+    @property
+    def reusable(self) -> int: ...
+    @property
+    def preemptions(self) -> int: ...
 
 
 class PrefixCache:
@@ -40,19 +57,19 @@ class PrefixCache:
         self._model_hash, self._numerics = model_hash, numerics
         pool.on_evict = metrics.prefix_cache_evictions.inc
 
-    def attach(self, run: "Run", exactly: int | None) -> None:
+    def attach(self, run: Prefix, exactly: int | None) -> None:
         """See `RunTable.adopt`."""
-        most = run.most_found if exactly is None else exactly
-        self._extend(run, most // PAGE)
-        run.pages = self._pool.share(run.names[: most // PAGE])
+        pages = (run.reusable if exactly is None else exactly) // PAGE
+        self._extend(run, pages)
+        run.pages = self._pool.share(run.names[:pages])
         run.sealed = len(run.pages)
         run.computed = run.sealed * PAGE
         if self._counts and not run.preemptions:
             self._metrics.prefix_cache_queries.inc(len(run.tokens))
         self._count(run, run.computed)
-        self._look_further(run, run.names[run.sealed : most // PAGE])
+        self._look_further(run, run.names[run.sealed : pages])
 
-    def take(self, run: "Run", done: Loaded) -> None:
+    def take(self, run: Prefix, done: Loaded) -> None:
         """The load that `run` waited for has ended: it has the pages that were found."""
         first = len(run.pages) - len(done.load.pages)
         for index in range(first, first + done.count):
@@ -70,7 +87,7 @@ class PrefixCache:
         if self._store is not None:
             self._store.settle()
 
-    def seal(self, run: "Run", tokens: int) -> None:
+    def seal(self, run: Prefix, tokens: int) -> None:
         """Name the run's full pages within the first `tokens` tokens, which are known and computed."""
         full = tokens // PAGE
         if full <= run.sealed:
@@ -82,11 +99,11 @@ class PrefixCache:
                 self._store.put(page, name)
         run.sealed = full
 
-    def _extend(self, run: "Run", pages: int) -> None:
-        root = root_name(salt=run.body.salt, model_hash=self._model_hash, numerics=self._numerics)
+    def _extend(self, run: Prefix, pages: int) -> None:
+        root = root_name(salt=run.salt, model_hash=self._model_hash, numerics=self._numerics)
         extend_names(run.names, root, run.tokens, pages)
 
-    def _look_further(self, run: "Run", names: list[bytes]) -> None:
+    def _look_further(self, run: Prefix, names: list[bytes]) -> None:
         """Let the store fill pages for `names`, which follow those that the run has, if it may have them."""
         room = min(len(names), self._pool.free_pages)
         if self._store is None or not room or not self._store.may_have(names[0]):
@@ -96,7 +113,7 @@ class PrefixCache:
         run.loading = Load(tuple(names[:room]), tuple(pages))
         self._store.load(run.loading, self._deliver)
 
-    def _count(self, run: "Run", found: int) -> None:
+    def _count(self, run: Prefix, found: int) -> None:
         if run.preemptions:
             return
         run.cached += found

@@ -13,7 +13,7 @@ from blockrelay.protocol.messages import Ended
 from blockrelay.redis.client import server_run_id
 from blockrelay.redis.registry import read_plan
 from blockrelay_worker.lifecycle.registration import INBOX_TTL_S, rows_arrive
-from blockrelay_worker.transport.events import Gone, Mailbox, Orphan, Restarted
+from blockrelay_worker.transport.events import EventSink, Gone, Orphan, Restarted
 from blockrelay_worker.transport.redis_links import Links
 
 
@@ -50,7 +50,7 @@ class Beat(threading.Thread):
     def __init__(
         self,
         links: Links,
-        mailbox: Mailbox,
+        mailbox: EventSink,
         *,
         worker: str,
         run_id: str,

@@ -17,21 +17,24 @@ from blockrelay.redis.client import check_redis, wait_for_redis
 from blockrelay.settings import WorkerSettings
 from blockrelay.text.tokenizer import Tokenizer
 from blockrelay_worker.engine.loop import Engine
-from blockrelay_worker.engine.runs import RunTable
+from blockrelay_worker.engine.mailbox import Mailbox
+from blockrelay_worker.engine.run_table import RunTable
+from blockrelay_worker.engine.stage_role import StageRole
 from blockrelay_worker.execution.cpu.stage import StageExecutor
-from blockrelay_worker.execution.executor import Executor, FailingExecutor, SaltedExecutor, salted_id
+from blockrelay_worker.execution.executor import Executor
+from blockrelay_worker.execution.fault_injection import FailingExecutor, SaltedExecutor, salted_id
 from blockrelay_worker.execution.numerics_id import numerics_id
+from blockrelay_worker.execution.page_layout import PageLayout, pages_for
+from blockrelay_worker.execution.page_pool import PagePool
 from blockrelay_worker.execution.self_test import load_stage
 from blockrelay_worker.kernels import load_kernels
 from blockrelay_worker.kernels.interface import Kernels
-from blockrelay_worker.kv.pool import PageLayout, PagePool, pages_for
 from blockrelay_worker.kv.prefix_cache import PrefixCache
 from blockrelay_worker.kv.store.factory import open_page_store
 from blockrelay_worker.kv.store.store import PageStore
 from blockrelay_worker.lifecycle.heartbeat import Beat
 from blockrelay_worker.lifecycle.registration import Assignment, LoadingBeat, Registration, rows_arrive
-from blockrelay_worker.lifecycle.stage_role import StageRole
-from blockrelay_worker.transport.events import Mailbox, Reader
+from blockrelay_worker.transport.inbox_reader import Reader
 from blockrelay_worker.transport.redis_links import Drain, Links, Stopping
 
 #: Share of the machine's available memory for KV pages when nothing else is said.
@@ -132,7 +135,7 @@ class Worker:
         return most if layout.bytes_per_page == 0 else max(2, min(most, budget // layout.bytes_per_page))
 
     def _role(self, worker: str, assignment: Assignment) -> StageRole:
-        settings, path = self._settings, self._folder.tokenizer_path
+        settings = self._settings
         own = CellSettings.of(settings)
         cell: CellSettings = (
             self._links.again(lambda: read_cell_settings(self._links.control, self._links.keys), "read settings") or own
@@ -144,8 +147,8 @@ class Worker:
             stage=assignment.stage,
             first=assignment.blocks.first,
             last=assignment.blocks.last,
-            folder=self._folder,
-            tokenizer=Tokenizer.from_file(path) if path else None,
+            blocks=self._folder.model.blocks,
+            exact=self._folder.manifest.exact,
             device=settings.device,
             max_rows=settings.max_rows,
             max_requests=settings.max_requests,
@@ -162,7 +165,17 @@ class Worker:
         store = self._page_store(role, executor.pool)
         table = RunTable(executor.pool, self._cache(role, executor.pool, store, mailbox))
         self._metrics.kv_pages_total.set(executor.pool.pages)
-        engine = Engine(role, self._with_faults(role, executor), table, self._links, mailbox, self._metrics)
+        path = self._folder.tokenizer_path
+        engine = Engine(
+            role,
+            self._folder.model,
+            Tokenizer.from_file(path) if path else None,
+            self._with_faults(role, executor),
+            table,
+            self._links,
+            mailbox,
+            self._metrics,
+        )
         run_id = registration.announce(assignment, pages=executor.pool.pages, slots=role.max_requests)
         self._ready = self.has_served = True
         workers = {"cpu": 0, "gpu": 0} | {role.device: 1}
@@ -224,7 +237,8 @@ class Worker:
             return None
         return open_page_store(
             self._settings,
-            self._links,
+            self._links.payload,
+            self._links.keys,
             self._folder.manifest,
             pool,
             first_block=role.first,

@@ -22,9 +22,10 @@ from blockrelay.errors import BlockrelayError
 from blockrelay.protocol.sampling_params import SamplingParams
 from blockrelay_worker.execution.batch import Batch, Segment
 from blockrelay_worker.execution.cpu.stage import StageExecutor
+from blockrelay_worker.execution.page_layout import pages_for
+from blockrelay_worker.execution.page_pool import PagePool
 from blockrelay_worker.execution.self_test import load_stage
 from blockrelay_worker.kernels import load_kernels
-from blockrelay_worker.kv.pool import PagePool, pages_for
 from blockrelay_worker.sampling.sampler import sample
 from blockrelay_worker.scheduling.batch_policy import Candidate, choose_rows
 
@@ -37,7 +38,7 @@ class Timed:
     pages: list[int]
     left: int
     computed: int = 0
-    served: int = 0
+    last_step: int = 0
     came: list[float] = field(default_factory=list[float])
 
 
@@ -54,7 +55,7 @@ def run_round(
     iteration = 0
     while running := {str(i): one for i, one in enumerate(requests) if one.left}:
         iteration += 1
-        candidates = [Candidate(name, len(r.tokens) - r.computed, served=r.served) for name, r in running.items()]
+        candidates = [Candidate(name, len(r.tokens) - r.computed, last_step=r.last_step) for name, r in running.items()]
         chosen = [(running[name], rows) for name, rows in choose_rows(candidates, max_rows)]
         ends = np.cumsum([rows for _, rows in chosen])
         sampling = [
@@ -69,7 +70,7 @@ def run_round(
         )
         for request, rows in chosen:
             request.computed += rows
-            request.served = iteration
+            request.last_step = iteration
         assert output.logits is not None
         for (request, _), logits in zip(sampling, output.logits, strict=True):
             request.tokens.append(sample(logits, params, seed=0, position=len(request.tokens)).token)

@@ -30,9 +30,10 @@ from blockrelay.text.tokenizer import Tokenizer
 from blockrelay_worker.execution.batch import Batch, Segment
 from blockrelay_worker.execution.cpu.stage import StageExecutor
 from blockrelay_worker.execution.numerics_id import numerics_id
+from blockrelay_worker.execution.page_layout import pages_for
+from blockrelay_worker.execution.page_pool import PagePool
 from blockrelay_worker.execution.self_test import load_stage
 from blockrelay_worker.kernels import load_kernels
-from blockrelay_worker.kv.pool import PagePool, pages_for
 from blockrelay_worker.offline.support import cores, run_app
 
 #: Rows per run: enough for full speed, and the logits of a vocabulary of 128,000 stay at 125 MiB.

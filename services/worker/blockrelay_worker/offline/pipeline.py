@@ -19,10 +19,12 @@ from blockrelay.protocol.sampling_params import SamplingParams
 from blockrelay.text.tokenizer import Tokenizer
 from blockrelay_worker.execution.batch import Batch, Segment
 from blockrelay_worker.execution.cpu.stage import StageExecutor
-from blockrelay_worker.execution.executor import Executor, SaltedExecutor
+from blockrelay_worker.execution.executor import Executor
+from blockrelay_worker.execution.fault_injection import SaltedExecutor
+from blockrelay_worker.execution.page_layout import pages_for
+from blockrelay_worker.execution.page_pool import PagePool
 from blockrelay_worker.execution.self_test import load_stage
 from blockrelay_worker.kernels import load_kernels
-from blockrelay_worker.kv.pool import PagePool, pages_for
 from blockrelay_worker.sampling.sampler import Sampled, sample
 from blockrelay_worker.sampling.stop_conditions import FinishReason, Progress, advance
 

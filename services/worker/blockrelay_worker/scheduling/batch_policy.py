@@ -6,33 +6,33 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A run with `missing` >= 1 rows to compute; `served` is the iteration that last computed rows of it."""
+    """A run with `missing` >= 1 rows to compute; `last_step` is the step that last computed rows of it."""
 
     request: str
     missing: int
-    solo: bool = False
-    served: int = 0
+    quarantined: bool = False
+    last_step: int = 0
 
 
 def choose_rows(
     candidates: Sequence[Candidate],
     max_rows: int,
     *,
-    most_decoding: int | None = None,
+    max_decoding: int | None = None,
     prompt_rows: int | None = None,
 ) -> list[tuple[str, int]]:
     """(request, rows) of one iteration, at most `max_rows` rows in all, each request once.
 
-    Decode rows (one missing row) come first, at most `most_decoding` of them, so that long prompts never hold up
+    Decode rows (one missing row) come first, at most `max_decoding` of them, so that long prompts never hold up
     running requests; prompt chunks share what is left in order of waiting, `prompt_rows` at most.
-    A solo request runs alone, in its turn: when it has waited longest.
-    Every candidate is served at last: those left out have the lowest `served` next time.
+    A quarantined request runs alone, in its turn: when it has waited longest.
+    Every candidate is served at last: those left out have the lowest `last_step` next time.
     """
-    waiting = sorted(candidates, key=lambda c: c.served)
-    if waiting and waiting[0].solo:
+    waiting = sorted(candidates, key=lambda c: c.last_step)
+    if waiting and waiting[0].quarantined:
         return [(waiting[0].request, min(waiting[0].missing, max_rows))]
-    together = [c for c in waiting if not c.solo]
-    decoding = [c for c in together if c.missing == 1][: max_rows if most_decoding is None else most_decoding]
+    together = [c for c in waiting if not c.quarantined]
+    decoding = [c for c in together if c.missing == 1][: max_rows if max_decoding is None else max_decoding]
     chosen = [(c.request, 1) for c in decoding[:max_rows]]
     room = max_rows - len(chosen)
     if prompt_rows is not None:
@@ -74,8 +74,8 @@ def choose_arrived(waiting: Sequence[Arrived], max_rows: int, prompt_rows: int) 
         rows += waiting[index].rows
     bound = min(max_rows, rows + prompt_rows) if chosen else max_rows
     for index in [i for i in heads.values() if not waiting[i].decodes]:
-        most = bound if len(chosen) > len(decoding) else max_rows
-        if chosen and rows + waiting[index].rows > most:
+        room = bound if len(chosen) > len(decoding) else max_rows
+        if chosen and rows + waiting[index].rows > room:
             break
         chosen.append(index)
         rows += waiting[index].rows

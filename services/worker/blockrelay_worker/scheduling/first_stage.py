@@ -1,58 +1,144 @@
 """The first stage's rows: known tokens whose KV is missing, guesses behind them, and the pages for both."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Generic, Protocol, TypeVar
 
 from blockrelay.observability.metrics import WorkerMetrics
-from blockrelay_worker.engine.runs import Run, RunTable
-from blockrelay_worker.engine.work import Work
-from blockrelay_worker.kv.pool import pages_for
-from blockrelay_worker.lifecycle.stage_role import StageRole
-from blockrelay_worker.sampling.prompt_lookup import Drafter
+from blockrelay_worker.execution.page_layout import pages_for
 from blockrelay_worker.scheduling.batch_policy import Candidate, choose_rows
+from blockrelay_worker.scheduling.limits import BatchLimits
 from blockrelay_worker.scheduling.micro_batches import Groups, decode_share
 from blockrelay_worker.scheduling.preemption import Holding, claimable_pages, startable, victim
 from blockrelay_worker.scheduling.step_cost import StepCost, draft_rows, prompt_rows_beside
-from blockrelay_worker.transport.stage_sender import Sender
+from blockrelay_worker.scheduling.work import Work
 
 
-class KnownRows:
-    """Makes the batches of a first stage. Used by the engine thread only."""
+class SchedulableRun(Protocol):
+    """A run as the choice of rows sees it; `missing` rows of it can be computed now."""
+
+    @property
+    def request(self) -> str: ...
+    @property
+    def route(self) -> tuple[str, ...]: ...
+    @property
+    def tokens(self) -> Sequence[int]: ...
+    @property
+    def pages(self) -> Sequence[int]: ...
+    @property
+    def computed(self) -> int: ...
+    @property
+    def missing(self) -> int: ...
+    @property
+    def is_decoding(self) -> bool:
+        """Its prompt is computed, and its next token is on its way or can be computed."""
+        ...
+
+    @property
+    def quarantined(self) -> bool:
+        """Its next rows are computed without neighbours."""
+        ...
+
+    @property
+    def adopted(self) -> bool:
+        """Known pages were looked for."""
+        ...
+
+    @property
+    def last_step(self) -> int:
+        """The step that last computed rows of it."""
+        ...
+
+    def guesses(self, limit: int) -> list[int]:
+        """At most `limit` guesses at the tokens behind the last known one."""
+        ...
+
+
+R = TypeVar("R", bound=SchedulableRun)
+
+
+class Runs(Protocol[R]):
+    """The runs on this worker, oldest first, and the pages they share."""
+
+    def all(self) -> list[R]: ...
+    @property
+    def free_pages(self) -> int: ...
+    def grow(self, run: R, tokens: int) -> bool:
+        """Pages for `tokens` tokens; False, changing nothing, when too few are free."""
+        ...
+
+    def adopt(self, run: R) -> None:
+        """Give a run without pages those of its beginning that are known. It may have to wait for them."""
+        ...
+
+    def preempt(self, run: R) -> None:
+        """Take the pages of a run that stays."""
+        ...
+
+    def is_loading(self, request: str) -> bool:
+        """Whether somebody writes into its pages, so that they cannot be taken."""
+        ...
+
+
+class FirstStageBatcher(Generic[R]):
+    """Makes the batches of a first stage. Used by the engine thread only.
+
+    `full_workers` asks for the workers of the next stage whose inbox is full. With `whole_model` nothing was reserved
+    for the runs: they share what pages there are, the oldest first.
+    """
 
     def __init__(
-        self, role: StageRole, table: RunTable, sender: Sender, groups: Groups, metrics: WorkerMetrics
+        self,
+        limits: BatchLimits,
+        runs: Runs[R],
+        groups: Groups,
+        full_workers: Callable[[], frozenset[str]],
+        metrics: WorkerMetrics,
+        *,
+        whole_model: bool,
     ) -> None:
-        self._role, self._table, self._sender, self._groups, self._metrics = role, table, sender, groups, metrics
-        self._overcommits = role.last_stage  # nothing is reserved on a worker of the whole model
+        self._limits, self._runs, self._groups, self._metrics = limits, runs, groups, metrics
+        self._full_workers, self._whole_model = full_workers, whole_model
 
-    def take(self, cost: StepCost) -> list[Work]:
+    def take(self, cost: StepCost) -> list[Work[R]]:
         """The next batch; grows the page lists of its runs, and preempts younger runs where there are too few."""
-        runs = {run.request: run for run in self._table.all() if run.missing}
+        runs = {run.request: run for run in self._runs.all() if run.missing}
         if not runs:
             return []
-        candidates = {r.request: Candidate(r.request, r.missing, r.solo, r.served) for r in self._ready(runs)}
-        groups, table = self._groups_now(), self._table.all()
+        candidates = {r.request: Candidate(r.request, r.missing, r.quarantined, r.last_step) for r in self._ready(runs)}
+        everything = self._runs.all()
+        groups = self._groups_of(everything)
         # Chunks of a pipeline are shorter: the next stage can begin earlier.
-        most = self._role.max_rows if groups == 1 else max(1, self._role.max_rows // (2 * groups))
-        flights = _flights(table)
+        max_rows = self._limits.max_rows if groups == 1 else max(1, self._limits.max_rows // (2 * groups))
+        decoding = [None if r.missing else r.last_step for r in everything if r.is_decoding]
         chosen = dict(
             choose_rows(
                 list(candidates.values()),
-                most,
-                most_decoding=None if self._role.last_stage else decode_share(flights, groups),
-                prompt_rows=prompt_rows_beside(cost, self._role.step_share_s, most) if flights else None,
+                max_rows,
+                max_decoding=None if self._whole_model else decode_share(decoding, groups),
+                prompt_rows=prompt_rows_beside(cost, self._limits.step_share_s, max_rows) if decoding else None,
             )
         )
-        work: list[Work] = []
+        return self._work(runs, candidates, chosen, cost)
+
+    def claimable_pages(self) -> int:
+        """Pages that new jobs may take; means something only where nothing is reserved."""
+        return claimable_pages(self._holdings(), self._runs.free_pages)
+
+    def _work(
+        self, runs: dict[str, R], candidates: dict[str, Candidate], chosen: dict[str, int], cost: StepCost
+    ) -> list[Work[R]]:
+        """The chosen rows of each run, as far as there are pages for them, and guesses behind them."""
+        work: list[Work[R]] = []
         decoding = sum(1 for request, rows in chosen.items() if runs[request].missing == rows == 1)
-        speculates = self._role.speculates and decoding == len(chosen)  # beside prompts no row is cheap
-        drafts_left = draft_rows(cost, decoding) if speculates else 0
+        guesses = self._limits.guesses and decoding == len(chosen)  # beside prompts no row is cheap
+        drafts_left = draft_rows(cost, decoding) if guesses else 0
         for request, run in runs.items():  # oldest first, so that nobody is preempted who is in the batch already
             rows = chosen.get(request, 0)
             if not rows or run.missing != candidates[request].missing or not self._grow(run, run.computed + rows):
                 continue  # not its turn, preempted just now, or no page left
             end = run.computed + rows
             samples = end == len(run.tokens)
-            tokens = run.tokens[run.computed : end]
+            tokens = list(run.tokens[run.computed : end])
             drafts: list[int] = []
             if samples and rows == 1 and drafts_left:
                 drafts = self._drafts(run, -(-drafts_left // max(1, decoding)))
@@ -63,56 +149,41 @@ class KnownRows:
             )
         return work
 
-    def claimable_pages(self) -> int:
-        """Pages that new jobs may take; means something only where nothing is reserved."""
-        return claimable_pages(self._holdings(), self._table.pool.free_pages)
-
-    def _ready(self, runs: dict[str, Run]) -> list[Run]:
+    def _ready(self, runs: dict[str, R]) -> list[R]:
         """Runs that may compute: not held up by a full inbox or, before their first page, by too few pages."""
-        if self._overcommits:
+        if self._whole_model:
             if all(run.pages for run in runs.values()):
                 return list(runs.values())
-            allowed = startable(self._holdings(), self._table.pool.free_pages)
+            allowed = startable(self._holdings(), self._runs.free_pages)
             ready = [run for run in runs.values() if run.request in allowed]
             for run in ready:
                 if not run.adopted:
-                    self._table.adopt(run)
+                    self._runs.adopt(run)
             return [run for run in ready if run.missing]
-        full = self._sender.full_targets()
+        full = self._full_workers()
         return [r for r in runs.values() if r.missing == 1 or r.route[1] not in full]
 
-    def _groups_now(self) -> int:
-        if self._role.last_stage:
+    def _groups_of(self, runs: Sequence[R]) -> int:
+        if self._whole_model:
             return 1
-        return self._groups.of(frozenset(worker for run in self._table.all() for worker in run.route))
+        return self._groups.of(frozenset(worker for run in runs for worker in run.route))
 
-    def _grow(self, run: Run, tokens: int) -> bool:
-        while not self._table.grow(run, tokens):
+    def _grow(self, run: R, tokens: int) -> bool:
+        while not self._runs.grow(run, tokens):
             # Where pages are reserved, those of a run that has just ended elsewhere come back with its note.
             # A run whose pages are being loaded cannot give them back at once.
-            holdings = [h for h in self._holdings() if not self._table.is_loading(h.request)]
-            name = victim(holdings, run.request) if self._overcommits else None
+            holdings = [h for h in self._holdings() if not self._runs.is_loading(h.request)]
+            name = victim(holdings, run.request) if self._whole_model else None
             if name is None:
                 return False
-            self._table.preempt(next(r for r in self._table.all() if r.request == name))
+            self._runs.preempt(next(r for r in self._runs.all() if r.request == name))
             self._metrics.preemptions.inc()
         return True
 
     def _holdings(self) -> list[Holding]:
-        return [Holding(r.request, len(r.pages), pages_for(len(r.tokens) + 1)) for r in self._table.all()]
+        return [Holding(r.request, len(r.pages), pages_for(len(r.tokens) + 1)) for r in self._runs.all()]
 
-    def _drafts(self, run: Run, most: int) -> list[int]:
-        """Guesses behind the last known token, with pages for them; none for tensor steps."""
-        if run.body.logits != "none" or run.solo:
-            return []
-        if run.drafter is None:
-            run.drafter = Drafter()
-        # The token after the last draft must still be wanted, or its row was in vain.
-        limit = min(run.prompt_length + run.params.max_tokens, self._role.folder.model.max_position)
-        drafts = run.drafter.draft(run.tokens, min(most, limit - len(run.tokens) - 1))
-        return drafts if drafts and self._table.grow(run, len(run.tokens) + len(drafts)) else []
-
-
-def _flights(table: Sequence[Run]) -> list[int | None]:
-    """Of each request that decodes: the iteration whose batch carries it through the other stages; None: it is here."""
-    return [None if r.missing else r.served for r in table if r.missing <= 1 and not r.ended and not r.loading]
+    def _drafts(self, run: R, limit: int) -> list[int]:
+        """Guesses behind the last known token, with pages for them."""
+        drafts = [] if run.quarantined else run.guesses(limit)
+        return drafts if drafts and self._runs.grow(run, len(run.tokens) + len(drafts)) else []

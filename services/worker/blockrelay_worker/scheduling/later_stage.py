@@ -1,16 +1,28 @@
 """A later stage's rows: what the stage before sent, in order, each request once per batch."""
 
 from dataclasses import dataclass
+from typing import Generic, Literal, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from blockrelay.protocol.messages import Forward, ForwardSegment
-from blockrelay_worker.engine.intake import Arrivals
-from blockrelay_worker.engine.work import Work
-from blockrelay_worker.lifecycle.stage_role import StageRole
 from blockrelay_worker.scheduling.batch_policy import Arrived, choose_arrived
+from blockrelay_worker.scheduling.limits import BatchLimits
 from blockrelay_worker.scheduling.step_cost import StepCost, prompt_rows_beside
+from blockrelay_worker.scheduling.work import Work
+
+Refusal = Literal["drop", "rerun", "later"]
+R = TypeVar("R")
+R_co = TypeVar("R_co", covariant=True)
+
+
+class Intake(Protocol[R_co]):
+    """Knows the runs that rows are of."""
+
+    def segment(self, segment: ForwardSegment, message: Forward) -> R_co | Refusal:
+        """The run of rows that arrived with `message`, its pages grown to hold them; or what becomes of the rows."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,11 +40,11 @@ class Waiting:
         return Arrived(segment.request, rows, segment.ends_known and rows == 1 + segment.drafts)
 
 
-class ArrivedRows:
+class LaterStageBatcher(Generic[R]):
     """Makes the batches of a later stage. Used by the engine thread only."""
 
-    def __init__(self, role: StageRole, arrivals: Arrivals) -> None:
-        self._role, self._arrivals = role, arrivals
+    def __init__(self, limits: BatchLimits, intake: Intake[R]) -> None:
+        self._limits, self._intake = limits, intake
         self._waiting: list[Waiting] = []
 
     def __len__(self) -> int:
@@ -48,24 +60,24 @@ class ArrivedRows:
     def clear(self) -> None:
         self._waiting.clear()
 
-    def take(self, cost: StepCost) -> tuple[list[Work], list[ForwardSegment]]:
+    def take(self, cost: StepCost) -> tuple[list[Work[R]], list[ForwardSegment]]:
         """The next batch, and segments whose runs must run again because their pages are missing."""
-        prompt_rows = prompt_rows_beside(cost, self._role.step_share_s, self._role.max_rows)
-        chosen = choose_arrived([w.arrived for w in self._waiting], self._role.max_rows, prompt_rows)
+        limits = self._limits
+        prompt_rows = prompt_rows_beside(cost, limits.step_share_s, limits.max_rows)
+        chosen = choose_arrived([w.arrived for w in self._waiting], limits.max_rows, prompt_rows)
         items = [self._waiting[i] for i in chosen]
         taken = set(chosen)
         self._waiting = [w for i, w in enumerate(self._waiting) if i not in taken]
-        work: list[Work] = []
+        work: list[Work[R]] = []
         refused: list[ForwardSegment] = []
         later: list[Waiting] = []
         for item in items:
-            segment, run = item.segment, self._arrivals.segment(item.segment)
+            segment, run = item.segment, self._intake.segment(item.segment, item.message)
             if run == "rerun":
                 refused.append(segment)
             elif run == "later":
                 later.append(item)
             elif run != "drop":
-                run.passing, run.gpu_blocks = item.message.block_seconds, item.message.gpu_blocks
                 work.append(
                     Work(
                         run=run,

@@ -5,11 +5,12 @@ weights more often: there the whole batch goes from one to the next.
 """
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from blockrelay_worker.transport.redis_links import Links
+#: What a worker's record says of its seat.
+FIELDS = ("node", "cores", "threads")
+ReadFields = Callable[[str, tuple[str, ...]], Sequence[bytes | None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +20,12 @@ class Seat:
     node: str
     cores: int
     threads: int
+
+    @classmethod
+    def from_record(cls, worker: str, fields: Sequence[bytes | None]) -> "Seat":
+        """From the FIELDS of a worker's record; a worker that is gone sits on a host of its own."""
+        node, cores, threads = fields
+        return cls((node or worker.encode()).decode(), int(cores or 1), int(threads or 1))
 
 
 def groups_of(seats: Sequence[Seat]) -> int:
@@ -47,19 +54,19 @@ def decode_share(flights: Sequence[int | None], groups: int) -> int:
 
 
 #: Workers whose seats are remembered, beside those that routes have now.
-MOST_SEATS = 64
+MAX_SEATS = 64
 
 
 class Groups:
     """`groups_of` by worker ids; what a worker said of itself at registration never changes, so it is read once."""
 
-    def __init__(self, links: Links) -> None:
-        self._links = links
+    def __init__(self, read_fields: ReadFields) -> None:
+        self._read_fields = read_fields
         self._seats: dict[str, Seat] = {}
 
     def of(self, workers: frozenset[str]) -> int:
         """Micro-batches for routes over these workers."""
-        if len(self._seats) > MOST_SEATS:  # most of them are gone: every life of a worker has its own id
+        if len(self._seats) > MAX_SEATS:  # most of them are gone: every life of a worker has its own id
             self._seats = {worker: seat for worker, seat in self._seats.items() if worker in workers}
         return groups_of([self._seat(worker) for worker in workers])
 
@@ -69,13 +76,5 @@ class Groups:
 
     def _seat(self, worker: str) -> Seat:
         if worker not in self._seats:
-            self._seats[worker] = self._read(worker)
+            self._seats[worker] = Seat.from_record(worker, self._read_fields(worker, FIELDS))
         return self._seats[worker]
-
-    def _read(self, worker: str) -> Seat:
-        keys, control = self._links.keys, self._links.control
-        fields: Any = self._links.again(
-            lambda: control.hmget(keys.worker(worker), "node", "cores", "threads"), "read worker"
-        )
-        node, cores, threads = fields
-        return Seat((node or worker.encode()).decode(), int(cores or 1), int(threads or 1))

@@ -7,7 +7,7 @@ from queue import Empty, SimpleQueue
 from blockrelay.observability.metrics import WorkerMetrics
 from blockrelay.protocol.messages import Commit
 from blockrelay.protocol.transitions import commit
-from blockrelay_worker.transport.events import Mailbox, Verdicts
+from blockrelay_worker.transport.events import EventSink, Verdicts
 from blockrelay_worker.transport.redis_links import Links, Stopping
 
 #: What was submitted together; an event, to be set when everything before it is answered; None: the end.
@@ -20,7 +20,7 @@ class Committer(threading.Thread):
     It works while the engine computes, and whenever it holds the interpreter the engine waits: it does little.
     """
 
-    def __init__(self, links: Links, mailbox: Mailbox, metrics: WorkerMetrics) -> None:
+    def __init__(self, links: Links, mailbox: EventSink, metrics: WorkerMetrics) -> None:
         super().__init__(name="committer", daemon=True)
         self._links, self._mailbox, self._metrics = links, mailbox, metrics
         self._scripts = links.scripts.for_one_thread()

@@ -7,16 +7,11 @@ import time
 from collections.abc import Sequence
 from typing import Any, cast
 
-import numpy as np
-from numpy.typing import NDArray
-
 from blockrelay.errors import RedisFull, RedisTrouble
 from blockrelay.failpoints import reach
 from blockrelay.observability.metrics import WorkerMetrics
-from blockrelay.protocol.messages import Commit, Forward, ForwardSegment, NextJob
+from blockrelay.protocol.messages import Commit, Forward, NextJob
 from blockrelay.redis.client import backoff_s
-from blockrelay_worker.engine.work import Work
-from blockrelay_worker.lifecycle.stage_role import StageRole
 from blockrelay_worker.transport.redis_links import Links
 
 #: Entries in a target's inbox beyond which prompt chunks for it wait; decode rows still go.
@@ -26,35 +21,14 @@ FULL_RETRY_S = 2.0
 
 
 class Sender:
-    def __init__(self, role: StageRole, links: Links, metrics: WorkerMetrics) -> None:
-        self._role, self._links, self._metrics = role, links, metrics
+    def __init__(self, links: Links, metrics: WorkerMetrics) -> None:
+        self._links, self._metrics = links, metrics
         self._full: set[str] = set()
 
-    def forward(self, parts: Sequence[tuple[Work, NDArray[np.float32]]], seconds: dict[str, float]) -> list[Work]:
-        """Send every part (rows [n, H] of a Work) to the worker of its route's next stage.
-
-        Returns what could not be delivered (the target is dead, or the payload Redis away): RERUN. Mutates `run.sent`.
-        """
+    def forward(self, target: str, message: Forward) -> bool:
+        """Send rows to a worker of the next stage. False when it is dead or the payload Redis away: RERUN."""
         with self._links.clock.waiting():
-            return self._forward(parts, seconds)
-
-    def _forward(self, parts: Sequence[tuple[Work, NDArray[np.float32]]], seconds: dict[str, float]) -> list[Work]:
-        targets: dict[str, list[tuple[Work, NDArray[np.float32]]]] = {}
-        for work, rows in parts:
-            targets.setdefault(work.run.route[self._role.stage + 1], []).append((work, rows))
-        lost: list[Work] = []
-        for target, group in targets.items():
-            # Seconds of the blocks before are those of the group's first run: they ran in one batch, or nearly so.
-            message = Forward(
-                sender=self._role.worker,
-                segments=tuple(_segment(work) for work, _ in group),
-                rows=np.concatenate([rows for _, rows in group]),
-                block_seconds={**group[0][0].run.passing, **seconds},
-                gpu_blocks=group[0][0].run.gpu_blocks + self._role.gpu_blocks,
-            )
-            if not self._send(target, message):
-                lost += [work for work, _ in group]
-        return lost
+            return self._send(target, message)
 
     def announce(self, commits: Sequence[tuple[str, Commit]]) -> None:
         """Tell first workers (route[0] of each commit's run) the tokens that are about to be committed.
@@ -122,17 +96,3 @@ class Sender:
                 if time.monotonic() > give_up or self._links.stop.wait(backoff_s(attempt)):
                     raise
                 attempt += 1
-
-
-def _segment(work: Work) -> ForwardSegment:
-    run = work.run
-    run.sent += 1
-    return ForwardSegment(
-        request=run.request,
-        run=run.run,
-        sequence=run.sent - 1,
-        position=work.position,
-        token_ids=tuple(work.tokens),
-        ends_known=work.samples,
-        drafts=work.drafts,
-    )

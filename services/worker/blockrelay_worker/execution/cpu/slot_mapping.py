@@ -9,9 +9,9 @@ from numpy.typing import NDArray
 from blockrelay.errors import ExecutionError
 from blockrelay_worker.execution.batch import Segment
 from blockrelay_worker.execution.cpu.workspace import Workspace
+from blockrelay_worker.execution.page_layout import pages_for
 from blockrelay_worker.kernels.interface import F32, I32
 from blockrelay_worker.kernels.specification import PAGE
-from blockrelay_worker.kv.pool import pages_for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

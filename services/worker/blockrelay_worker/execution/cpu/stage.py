@@ -13,9 +13,10 @@ from blockrelay_worker.execution.cpu.layers import Head, Layer
 from blockrelay_worker.execution.cpu.linears import Variant
 from blockrelay_worker.execution.cpu.slot_mapping import Rows, check_segments, place
 from blockrelay_worker.execution.cpu.workspace import Workspace
+from blockrelay_worker.execution.page_layout import PageLayout
+from blockrelay_worker.execution.page_pool import PagePool
 from blockrelay_worker.kernels.interface import F32, Kernels, Program
 from blockrelay_worker.kernels.recorded import Direct
-from blockrelay_worker.kv.pool import PageLayout, PagePool
 
 #: Rows for which buffers are made at first; they double as larger batches come.
 _FIRST_CAPACITY = 16

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blockrelay.block_folder.manifest import ModelConfig
-from blockrelay_worker.execution.cpu.buffers import untouched_bytes
+from blockrelay_worker.kernels.buffers import untouched_bytes
 from blockrelay_worker.kernels.specification import PAGE
 
 

@@ -2,29 +2,35 @@
 
 from functools import partial
 
+import redis
+
 from blockrelay.block_folder.manifest import Manifest
 from blockrelay.errors import UsageError
 from blockrelay.observability.metrics import WorkerMetrics
+from blockrelay.protocol.keys import Keys
 from blockrelay.settings import WorkerSettings
-from blockrelay_worker.kv.pool import PagePool
+from blockrelay_worker.execution.page_pool import PagePool
 from blockrelay_worker.kv.store.record import PageShape
 from blockrelay_worker.kv.store.redis_tier import RedisTier
 from blockrelay_worker.kv.store.shm_tier import ShmTier
 from blockrelay_worker.kv.store.store import PageStore
 from blockrelay_worker.kv.store.tier import Tier, Trouble
-from blockrelay_worker.transport.redis_links import Links
 
 
 def open_page_store(
     settings: WorkerSettings,
-    links: Links,
+    client: redis.Redis,
+    keys: Keys,
     manifest: Manifest,
     pool: PagePool,
     *,
     first_block: int,
     metrics: WorkerMetrics,
 ) -> PageStore | None:
-    """A started store, or None when no tier is asked for. Raises UsageError for a folder that cannot be used."""
+    """A started store, or None when no tier is asked for. `client` is the payload Redis.
+
+    Raises UsageError for a folder that cannot be used.
+    """
     layout = pool.layout
     shape = PageShape(layout.kv_heads, layout.head_dim, layout.dtype)
 
@@ -48,8 +54,8 @@ def open_page_store(
     if settings.page_store_redis_bytes:
         tiers.append(
             RedisTier(
-                links.payload,
-                links.keys,
+                client,
+                keys,
                 model=manifest.model_hash[:16],
                 limit=settings.page_store_redis_bytes,
                 page_bytes=manifest.model.layers * shape.record_bytes,

@@ -12,7 +12,7 @@ import numpy as np
 
 from blockrelay.failpoints import reach
 from blockrelay.observability.metrics import WorkerMetrics
-from blockrelay_worker.kv.pool import PagePool
+from blockrelay_worker.execution.page_pool import PagePool
 from blockrelay_worker.kv.store.record import PageShape, decode_record, encode_record
 from blockrelay_worker.kv.store.tier import StoredPage, Tier
 

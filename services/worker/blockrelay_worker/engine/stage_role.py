@@ -2,22 +2,24 @@
 
 from dataclasses import dataclass
 
-from blockrelay.block_folder.folder import BlockFolder
 from blockrelay.settings import Device
-from blockrelay.text.tokenizer import Tokenizer
+from blockrelay_worker.scheduling.limits import BatchLimits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageRole:
-    """Stage `stage` (from 0) of `split`: blocks first..last. `worker` is this process's id in the registry."""
+    """Stage `stage` (from 0) of `split`: blocks first..last of `blocks`. `worker` is this process's id in the registry.
+
+    `exact`: a row's bits do not depend on its batch.
+    """
 
     worker: str
     split: str
     stage: int
     first: int
     last: int
-    folder: BlockFolder
-    tokenizer: Tokenizer | None
+    blocks: int
+    exact: bool
     device: Device
     max_rows: int
     max_requests: int
@@ -31,14 +33,14 @@ class StageRole:
         return tuple(f"block_{i}" for i in range(self.first, self.last + 1)) if self.device == "gpu" else ()
 
     @property
-    def step_share_s(self) -> float:
-        """What a step of this stage may take while requests decode: their rows pass all stages between two tokens."""
-        return self.step_target_s / (self.split.count(",") + 1)
-
-    @property
-    def speculates(self) -> bool:
-        """Guessed tokens are tried: only where a row's bits do not depend on its batch."""
-        return self.speculation and self.folder.manifest.exact
+    def limits(self) -> BatchLimits:
+        """Of this worker's batches. While requests decode a step has a share of the target: their rows pass all stages
+        between two tokens. Guesses are tried only where a row's bits do not depend on its batch."""
+        return BatchLimits(
+            max_rows=self.max_rows,
+            step_share_s=self.step_target_s / (self.split.count(",") + 1),
+            guesses=self.speculation and self.exact,
+        )
 
     @property
     def first_stage(self) -> bool:
@@ -46,4 +48,4 @@ class StageRole:
 
     @property
     def last_stage(self) -> bool:
-        return self.last == self.folder.model.blocks
+        return self.last == self.blocks

@@ -7,35 +7,15 @@ worst case.
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from math import prod
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from blockrelay.errors import OutOfPages
-from blockrelay_worker.execution.cpu.buffers import untouched_bytes
+from blockrelay_worker.execution.page_layout import PageLayout
+from blockrelay_worker.kernels.buffers import untouched_bytes
 from blockrelay_worker.kernels.specification import PAGE
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PageLayout:
-    """Shape of the KV of one stage. `dtype` is float16 (`Manifest.quantised_rows`) or float32."""
-
-    layers: int
-    kv_heads: int
-    head_dim: int
-    dtype: type[np.float16] | type[np.float32] = np.float16
-
-    @property
-    def bytes_per_page(self) -> int:
-        """Keys and values of 16 tokens in all layers of the stage."""
-        return 2 * self.layers * self.kv_heads * self.head_dim * PAGE * np.dtype(self.dtype).itemsize
-
-
-def pages_for(tokens: int) -> int:
-    """Pages that hold `tokens` tokens."""
-    return -(-tokens // PAGE)
 
 
 class PagePool:

@@ -2,15 +2,16 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from blockrelay_worker.engine.runs import Run
+R = TypeVar("R")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Work:
+class Work(Generic[R]):
     """Consecutive rows of `run` from `position` on, one per token.
 
     `hidden` float32 [rows, H] from the stage before, None in the first stage. `samples`: the last known token is among
@@ -18,7 +19,7 @@ class Work:
     guessed tokens.
     """
 
-    run: Run
+    run: R
     position: int
     tokens: Sequence[int]
     hidden: NDArray[np.float32] | None = None
@@ -35,26 +36,11 @@ class Work:
         return self.position + len(self.tokens) - self.drafts
 
     @property
-    def alone(self) -> bool:
-        """To be computed without neighbours, and announced: the death of the worker is then its own fault."""
-        return self.position < self.run.alone_until
-
-    @property
     def decodes(self) -> bool:
         """It continues a running request: one known row, perhaps with drafts."""
         return self.samples and len(self.tokens) == 1 + self.drafts
 
-    def without_drafts(self) -> "Work":
+    def without_drafts(self) -> "Work[R]":
         known = self.rows - self.drafts
         hidden = None if self.hidden is None else self.hidden[:known]
         return replace(self, tokens=self.tokens[:known], hidden=hidden, drafts=0)
-
-    def wanted_rows(self) -> Sequence[int]:
-        """Rows, relative to the first, whose logits the last stage needs; ascending."""
-        known = self.rows - self.drafts
-        if self.run.body.logits != "all":
-            return range(known - 1, self.rows) if self.samples else ()
-        rows = [i for i in range(known) if self.run.wants_logits(self.position + i)]
-        if self.samples and (not rows or rows[-1] != known - 1):
-            rows.append(known - 1)
-        return rows

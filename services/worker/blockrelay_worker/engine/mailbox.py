@@ -1,0 +1,28 @@
+"""Everything that reaches the engine, in one queue. Other threads fill it; only the engine empties it."""
+
+import queue
+
+from blockrelay_worker.kv.store.store import Loaded
+from blockrelay_worker.transport.events import TransportEvent
+
+Event = TransportEvent | Loaded
+
+
+class Mailbox:
+    """An unbounded queue of events; what fills it is bounded by the senders (one job or end per run, few Forwards)."""
+
+    def __init__(self) -> None:
+        self._queue: queue.SimpleQueue[Event] = queue.SimpleQueue()
+
+    def put(self, event: Event) -> None:
+        self._queue.put(event)
+
+    def take(self, wait_s: float) -> list[Event]:
+        """All events there are; waits up to `wait_s` seconds for the first."""
+        events: list[Event] = []
+        try:
+            events.append(self._queue.get(timeout=wait_s) if wait_s > 0 else self._queue.get_nowait())
+            while True:
+                events.append(self._queue.get_nowait())
+        except queue.Empty:
+            return events

@@ -1,0 +1,62 @@
+"""How runs leave this worker before their last token is committed: they run again elsewhere, or end with an error."""
+
+from collections.abc import Callable
+from typing import Any
+
+from blockrelay.observability.logs import get
+from blockrelay.observability.metrics import WorkerMetrics
+from blockrelay.protocol import transitions
+from blockrelay.protocol.messages import RerunReason
+from blockrelay_worker.engine.run import Run
+from blockrelay_worker.engine.run_table import RunTable
+from blockrelay_worker.engine.stage_role import StageRole
+from blockrelay_worker.transport.redis_links import Links
+
+
+class Endings:
+    """Used by the engine thread only. Waits for Redis; raises Stopping when the process should end meanwhile.
+
+    `on_room` is called whenever a run has left.
+    """
+
+    def __init__(
+        self, role: StageRole, links: Links, table: RunTable, metrics: WorkerMetrics, on_room: Callable[[], None]
+    ) -> None:
+        self._role, self._links, self._table, self._metrics = role, links, table, metrics
+        self._on_room, self._log = on_room, get()
+
+    def forget(self, request: str, run_id: str) -> None:
+        """Drop a run from the table, if it is there."""
+        if self._table.drop(request, run_id):
+            self._on_room()
+
+    def rerun(self, request: str, run_id: str, reason: RerunReason, block: str = "") -> None:
+        """RERUN, as a fallback when `block` names where a GPU failed; then forget the run here."""
+        if self._links.insist(transitions.rerun(request, run_id, reason, block=block)):
+            self._metrics.reruns.labels(reason).inc()
+            if block:
+                self._metrics.fallbacks.labels(block, "GPU", "CPU", reason).inc()
+                moved = {"block": block, "from": "GPU", "to": "CPU", "reason": reason}
+                self._log.warning("BLOCK_EXECUTION_FALLBACK", **self._names(request, run_id), **moved)
+        self.forget(request, run_id)
+
+    def fail(self, run: Run, message: str, code: str, block: str | None) -> None:
+        """FINISH with an error, and forget the run here."""
+        meta = {
+            "error": message,
+            "code": code,
+            "failed_block": block or "",
+            "device": self._role.device,
+            "execution_times": run.passing,
+            "route": list(run.route),
+        }
+        names = self._names(run.request, run.id)
+        self._log.error("PIPELINE_EXECUTION_FAILED", **names, error=message, failed_block=block)
+        self._links.insist(transitions.finish(run.request, "error", meta=meta, run=run.id))
+        self.forget(run.request, run.id)
+
+    def _names(self, request: str, run_id: str) -> dict[str, Any]:
+        """What a log line about a run carries beside its data."""
+        here = self._table.get(request, run_id)
+        session = {"session_id": here.body.session, "step": here.body.step} if here and here.body.session else {}
+        return {"request_id": request, **session}

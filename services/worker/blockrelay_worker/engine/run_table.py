@@ -1,0 +1,139 @@
+"""The runs that are on this worker: the only owner of what changes while a request runs here."""
+
+from collections import Counter
+
+from blockrelay_worker.engine.run import Run
+from blockrelay_worker.execution.page_layout import pages_for
+from blockrelay_worker.execution.page_pool import PagePool
+from blockrelay_worker.kv.prefix_cache import PrefixCache
+from blockrelay_worker.kv.store.store import Load, Loaded
+
+
+class RunTable:
+    """request id -> Run, and the page pool they share. Used by the engine thread only, except `view`.
+
+    Without `cache` no page is ever named, found or kept.
+    """
+
+    def __init__(self, pool: PagePool, cache: PrefixCache | None = None) -> None:
+        self.pool = pool
+        self._cache = cache
+        #: Loads whose run has gone: their pages come back when nobody writes them any more.
+        self._orphans: set[Load] = set()
+        self._runs: dict[str, Run] = {}
+        #: request -> run, replaced as a whole on every change: other threads may read it without a lock.
+        self.view: dict[str, str] = {}
+
+    def __len__(self) -> int:
+        return len(self._runs)
+
+    def all(self) -> list[Run]:
+        return list(self._runs.values())
+
+    def get(self, request: str, run_id: str) -> Run | None:
+        """The run, if exactly this one is here."""
+        run = self._runs.get(request)
+        return run if run is not None and run.id == run_id else None
+
+    def add(self, run: Run) -> None:
+        """Put a run on the table; an older run of the same request is dropped."""
+        self._drop_request(run.request)
+        self._runs[run.request] = run
+        self.view = {r.request: r.id for r in self._runs.values()}
+
+    def drop(self, request: str, run_id: str) -> bool:
+        """Forget a run and free its pages. False when it is not here (any more)."""
+        if self.get(request, run_id) is None:
+            return False
+        self._drop_request(request)
+        return True
+
+    def clear(self) -> None:
+        for request in list(self._runs):
+            self._drop_request(request)
+        if self._orphans and self._cache is not None:
+            self._cache.settle()
+            for load in list(self._orphans):
+                self._free_orphan(load)
+
+    @property
+    def free_pages(self) -> int:
+        """How many pages runs can still get."""
+        return self.pool.free_pages
+
+    def grow(self, run: Run, tokens: int) -> bool:
+        """Make `run.pages` cover `tokens` tokens. False, changing nothing, when the pool has too few free pages."""
+        lacking = pages_for(tokens) - len(run.pages)
+        if lacking > self.pool.free_pages:
+            return False
+        if lacking > 0:
+            run.pages += self.pool.allocate(lacking)
+        return True
+
+    def adopt(self, run: Run, *, exactly: int | None = None) -> None:
+        """Give a run without pages the longest known beginning of its tokens: sets `pages` and `computed`.
+
+        Whole pages, at most `run.reusable` tokens. A later stage wants `exactly` as many tokens as its first rows'
+        position says, and has them afterwards if run.computed says so. Either may have to wait for a tier of the page
+        store first: until `loaded`, run.loading is set.
+        """
+        assert not run.pages and run.computed == 0, "only a run without pages adopts some"
+        run.adopted = True
+        if exactly and not self.pool.layout.layers:
+            run.computed = run.cached = exactly  # the head alone keeps nothing, so it lacks nothing
+        elif self._cache is not None and not run.skip_prefix_cache:
+            self._cache.attach(run, exactly)
+
+    def is_loading(self, request: str) -> bool:
+        """Whether the request's run waits for a tier."""
+        run = self._runs.get(request)
+        return run is not None and run.loading is not None
+
+    def loaded(self, done: Loaded) -> None:
+        """A load has ended: its run goes on behind what was found, or its pages are free."""
+        if done.load in self._orphans:
+            self._free_orphan(done.load)
+        for run in self._runs.values():
+            if run.loading is done.load and self._cache is not None:
+                self._cache.take(run, done)
+
+    def seal(self, run: Run, known: int | None = None) -> None:
+        """Name the pages that are full by now, so that others find them.
+
+        `known`: how many leading tokens of run.tokens are no drafts (default: all).
+        """
+        if self._cache is not None:
+            self._cache.seal(run, min(run.computed, len(run.tokens) if known is None else known))
+
+    def preempt(self, run: Run) -> None:
+        """Take the pages of a run that stays on the table; those with a name can be found again."""
+        self._release(run)
+        run.adopted = False
+        run.computed = 0
+        run.logits.clear()
+        run.preemptions += 1
+
+    def check_integrity(self) -> None:
+        """Every page in use belongs to the runs that are its users. AssertionError otherwise (our bug)."""
+        owned = Counter(page for run in self._runs.values() for page in run.pages)
+        owned.update(page for load in self._orphans for page in load.pages)
+        assert owned == self.pool.users, "pages are in use without a run, or by a run that does not have them"
+        self.pool.check_integrity()
+
+    def _drop_request(self, request: str) -> None:
+        run = self._runs.pop(request, None)
+        if run is None:
+            return
+        self._release(run)
+        self.view = {r.request: r.id for r in self._runs.values()}
+
+    def _release(self, run: Run) -> None:
+        if run.loading is not None:  # somebody writes into these pages
+            self._orphans.add(run.loading)
+            del run.pages[len(run.pages) - len(run.loading.pages) :]
+        self.pool.free(run.pages)
+        run.pages, run.sealed, run.loading = [], 0, None
+
+    def _free_orphan(self, load: Load) -> None:
+        self._orphans.remove(load)
+        self.pool.free(load.pages)

@@ -1,0 +1,207 @@
+"""One step: rows through the stage, and what came of them to COMMIT or to the next stage.
+
+What fails ends in RERUN or FINISH of the requests concerned, never of their neighbours.
+"""
+
+import time
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from blockrelay.errors import ExecutionError
+from blockrelay.failpoints import reach
+from blockrelay.observability.logs import get
+from blockrelay.observability.metrics import WorkerMetrics
+from blockrelay.protocol.messages import Commit
+from blockrelay_worker.engine.commit_builder import next_tokens, tensor_end
+from blockrelay_worker.engine.forward_builder import Part, forwards
+from blockrelay_worker.engine.quarantine import Quarantine, is_quarantined, separated
+from blockrelay_worker.engine.run import Run
+from blockrelay_worker.engine.run_endings import Endings
+from blockrelay_worker.engine.run_table import RunTable
+from blockrelay_worker.engine.stage_role import StageRole
+from blockrelay_worker.execution.batch import Batch, Segment, StageOutput
+from blockrelay_worker.execution.executor import Executor
+from blockrelay_worker.scheduling.step_cost import StepCost, observed
+from blockrelay_worker.scheduling.throughput import PaceMeter
+from blockrelay_worker.scheduling.work import Work
+from blockrelay_worker.transport.committer import Committer
+from blockrelay_worker.transport.stage_sender import Sender
+from blockrelay_worker.transport.tensor_results import Results
+
+#: How long a request in quarantine may take to commit what was computed for it.
+QUARANTINE_COMMIT_S = 2.0
+
+
+class Steps:
+    """Runs batches, one after the other. `cost` and `pace` are what they were measured to take."""
+
+    def __init__(
+        self,
+        role: StageRole,
+        executor: Executor,
+        table: RunTable,
+        endings: Endings,
+        quarantine: Quarantine,
+        sender: Sender,
+        committer: Committer,
+        results: Results,
+        metrics: WorkerMetrics,
+    ) -> None:
+        self._role, self._executor, self._table, self._metrics = role, executor, table, metrics
+        self._endings, self._quarantine = endings, quarantine
+        self._sender, self._committer, self._results = sender, committer, results
+        self._stage_seconds = metrics.stage_seconds.labels(role.stage, role.device)
+        self._number = 0
+        self._log = get()
+        self.cost = StepCost()
+        self.pace = PaceMeter()
+
+    def run(self, work: list[Work[Run]]) -> None:
+        """One step, in as many batches as may be computed together."""
+        self._number += 1
+        for batch in separated(work):
+            if is_quarantined(batch[0]):
+                with self._quarantine.of(batch[0].run.request):
+                    self._step(batch)
+                    self._results.flush(QUARANTINE_COMMIT_S)
+            else:
+                self._step(batch)
+
+    def _step(self, work: list[Work[Run]]) -> None:
+        """Run the stage on `work` and pass the result on. A batch that fails on a CPU is tried again one by one."""
+        try:
+            reach("worker.before_compute", (token for w in work for token in w.tokens))
+            output = self._run_stage(work)
+            reach("worker.after_compute")
+        except ExecutionError as error:
+            self._on_failure(work, error)
+            return
+        bad = {work[i].run.request for i in output.not_finite}
+        prompt_rows = 0
+        for item in [w for w in work if not (w.drafts and w.run.request in bad)]:
+            run = item.run
+            run.computed = item.known_end if self._role.first_stage else item.position + item.rows
+            run.last_step = self._number
+            if self._role.last_stage:
+                run.add_seconds(run.passing)
+                run.add_seconds(output.seconds)
+            if self._role.first_stage:
+                prompt_rows += max(0, min(run.prompt_length, item.known_end) - item.position)
+        self._metrics.prompt_tokens.inc(prompt_rows)
+        if output.logits is not None:
+            self._commit(_split(work, output.logits, [len(wanted_rows(w)) for w in work]), bad)
+        elif output.hidden is not None:
+            parts = _split(work, output.hidden, [w.rows for w in work])
+            self._forward([part for part in parts if part[0].run.request not in bad], output.seconds)
+        failed = [w for w in work if w.run.request in bad]
+        for item in [w for w in failed if not w.drafts]:
+            where = f"block_{self._role.first} to block_{self._role.last}"
+            self._endings.fail(
+                item.run, f"a row became NaN or infinite in {where}", "row_not_finite", f"block_{self._role.last}"
+            )
+        for item in work:
+            if item.run.request not in bad and self._table.get(item.run.request, item.run.id) is item.run:
+                self._table.seal(item.run, None if self._role.last_stage else item.known_end)
+        for item in [w for w in failed if w.drafts]:
+            self._step([item.without_drafts()])  # a guess may be what overflowed, and nobody asked for it
+
+    def _on_failure(self, work: list[Work[Run]], error: ExecutionError) -> None:
+        names = [item.run.request for item in work]
+        self._log.error("BLOCK_EXECUTION_FAILED", error=str(error), block=error.block, requests=names)
+        if self._role.device == "gpu":
+            for item in work:
+                self._endings.rerun(
+                    item.run.request, item.run.id, "gpu_error", error.block or f"block_{self._role.first}"
+                )
+        elif len(work) == 1:
+            self._endings.fail(work[0].run, str(error), "execution_error", error.block)
+        else:
+            for item in work:
+                self._step([item])
+
+    def _run_stage(self, work: list[Work[Run]]) -> StageOutput:
+        segments = [Segment(rows=w.rows, first_position=w.position, pages=w.run.pages) for w in work]
+        wanted: list[int] = []
+        at = 0
+        for item in work:
+            if self._role.last_stage:
+                wanted += [at + i for i in wanted_rows(item)]
+            at += item.rows
+        started = time.monotonic()
+        if self._role.first_stage:
+            tokens = np.array([token for w in work for token in w.tokens], np.int32)
+            output = self._executor.run(Batch(segments=segments, tokens=tokens, wanted=wanted))
+        else:
+            hidden = np.concatenate([w.hidden for w in work if w.hidden is not None])
+            output = self._executor.run(Batch(segments=segments, hidden=hidden, wanted=wanted))
+        seconds = time.monotonic() - started
+        decode_rows = sum(w.rows for w in work if w.decodes)
+        self.cost = observed(self.cost, decode_rows=decode_rows, prompt_rows=at - decode_rows, seconds=seconds)
+        self._stage_seconds.observe(seconds)
+        self._metrics.batch_rows.observe(at)
+        self.pace.add(rows=at - decode_rows, tokens=sum(1 for w in work if w.samples))
+        self._metrics.block_seconds.observe(output.seconds, self._role.device)
+        return output
+
+    def _forward(self, parts: list[Part], seconds: dict[str, float]) -> None:
+        """Rows to the next stage. What was guessed stays noted until COMMIT tells which guesses were right."""
+        if self._role.first_stage:
+            for item, _ in parts:
+                item.run.drafts = tuple(item.tokens[item.rows - item.drafts :])
+        for target, message, carried in forwards(parts, seconds, self._role):
+            if not self._sender.forward(target, message):
+                for lost in carried:
+                    self._endings.rerun(lost.run.request, lost.run.id, "no_inbox")
+
+    def _commit(self, parts: list[Part], bad: set[str]) -> None:
+        """Choose tokens from the wanted logits of each Work and hand them to the committer."""
+        commits: list[Commit] = []
+        announced: list[tuple[str, Commit]] = []
+        generated = 0
+        for item, logits in parts:
+            run = item.run
+            if run.request in bad:
+                continue
+            if run.body.logits != "none":
+                if logits.size:
+                    run.logits.append(logits.copy())
+                if item.samples:
+                    self._results.submit(run.logits, tensor_end(run, self._role))
+            elif item.samples:
+                del run.tokens[item.known_end :]  # a later stage learned the drafts with their rows
+                commit = next_tokens(run, item.tokens[item.rows - item.drafts :], logits, self._role)
+                self._count(run, item.drafts, len(commit.tokens))
+                generated += len(commit.tokens)
+                commits.append(commit)
+                if not commit.end and len(run.route) > 1:
+                    announced.append((run.route[0], commit))
+        if announced:
+            self._sender.announce(announced)
+        self._committer.submit(commits)
+        self._metrics.generation_tokens.inc(generated)
+
+    def _count(self, run: Run, drafts: int, tokens: int) -> None:
+        if drafts:
+            self._metrics.draft_tokens.inc(drafts)
+            self._metrics.accepted_tokens.inc(tokens - 1)
+            if run.drafter is not None:
+                run.drafter.verdict(drafts, tokens - 1)
+
+
+def _split(work: list[Work[Run]], rows: NDArray[np.float32], counts: list[int]) -> list[Part]:
+    """Cut `rows` into consecutive parts of `counts` rows, one per Work (views)."""
+    ends = np.cumsum(counts)
+    return [(w, rows[end - count : end]) for w, end, count in zip(work, ends, counts, strict=True)]
+
+
+def wanted_rows(work: Work[Run]) -> Sequence[int]:
+    """Rows, relative to the first, whose logits the last stage needs; ascending."""
+    known = work.rows - work.drafts
+    if work.run.body.logits != "all":
+        return range(known - 1, work.rows) if work.samples else ()
+    rows = [i for i in range(known) if work.run.wants_logits(work.position + i)]
+    if work.samples and (not rows or rows[-1] != known - 1):
+        rows.append(known - 1)
+    return rows

@@ -1,0 +1,55 @@
+"""Executors that do what the real one never does, so that what follows can be tested and shown.
+
+A GPU worker that fails on command; a worker whose bits really are others (as after an upgrade), under an id of its own.
+"""
+
+import hashlib
+from dataclasses import replace
+
+import numpy as np
+
+from blockrelay.errors import ExecutionError
+from blockrelay_worker.execution.batch import Batch, StageOutput
+from blockrelay_worker.execution.executor import Executor
+
+
+class FailingExecutor:
+    """Runs `after` batches, then fails every one at `block`."""
+
+    def __init__(self, executor: Executor, *, after: int, block: str) -> None:
+        self._executor, self._left, self._block = executor, after, block
+
+    def run(self, batch: Batch) -> StageOutput:
+        if self._left <= 0:
+            raise ExecutionError(f"{self._block}: injected GPU failure", block=self._block)
+        self._left -= 1
+        return self._executor.run(batch)
+
+
+class SaltedExecutor:
+    """Computes other bits than the executor that it wraps, as exactly: a row depends on the tokens before it alone.
+
+    A quarter of the tokens is read as other ones, which changes rows and KV pages of every stage, and to each token's
+    logits its own number between -1 and 1 is added. Which and what follows from `salt`, not empty.
+    """
+
+    def __init__(self, executor: Executor, *, salt: str, vocabulary: int) -> None:
+        self._executor = executor
+        seed = int.from_bytes(hashlib.sha256(salt.encode()).digest()[:8], "little")
+        random = np.random.Generator(np.random.Philox(seed))
+        ids = np.arange(vocabulary, dtype=np.int32)
+        self._read_as = np.where(random.random(vocabulary) < 0.25, random.permutation(ids), ids)
+        self._added = random.uniform(-1, 1, vocabulary).astype(np.float32)
+
+    def run(self, batch: Batch) -> StageOutput:
+        if batch.tokens is not None:
+            batch = replace(batch, tokens=self._read_as[batch.tokens])
+        output = self._executor.run(batch)
+        if output.logits is not None:
+            output.logits[...] += self._added  # a buffer that is valid until the next run
+        return output
+
+
+def salted_id(numerics: str, salt: str) -> str:
+    """The numerics id of an executor that is salted; as it is without salt."""
+    return f"{numerics}-{salt}" if salt else numerics

@@ -1,0 +1,92 @@
+"""A thread that reads one inbox, and job streams as a wake-up, into events."""
+
+import threading
+from collections.abc import Mapping
+from typing import Any, cast
+
+import redis
+
+from blockrelay.errors import RedisTrouble, WireError
+from blockrelay.failpoints import reach
+from blockrelay.observability.logs import get
+from blockrelay.protocol.messages import Ended, Forward, NextJob
+from blockrelay.redis.client import BLOCK_MS, backoff_s
+from blockrelay.redis.errors import RedisWatch
+from blockrelay_worker.transport.events import EventSink, TransportEvent, Wake
+
+
+class Reader(threading.Thread):
+    """Reads one inbox (and, on the control server, the job streams as a wake-up) until `stop` is set.
+
+    An entry is deleted once it is in the mailbox: from then on the run table knows, or BEAT finds the difference. All
+    that lies before the position goes, also what a lost command has left: senders count entries.
+    """
+
+    def __init__(
+        self,
+        client: redis.Redis,
+        inbox: str,
+        job_streams: list[str],
+        mailbox: EventSink,
+        stop: threading.Event,
+        watch: RedisWatch,
+    ) -> None:
+        super().__init__(name=f"reader {inbox}", daemon=True)
+        self._client, self._inbox, self._mailbox, self._stopped = client, inbox, mailbox, stop
+        self._watch, self._work = watch, "read jobs" if job_streams else "read inbox"
+        self._positions: dict[str, str] = {inbox: "0-0", **dict.fromkeys(job_streams, "0-0")}
+        self._untrimmed = False  # read entries are still in the inbox
+
+    def run(self) -> None:
+        attempt = 0
+        while not self._stopped.is_set():
+            try:
+                reply = self._client.xread(cast(Any, self._positions), count=64, block=BLOCK_MS)
+                attempt = 0
+                self._watch.worked(self._work)
+            except RedisTrouble as error:
+                self._watch.failed(self._work, error)
+                self._stopped.wait(backoff_s(attempt))
+                attempt += 1
+                continue
+            for raw_name, entries in cast(Any, reply) or []:
+                if entries:  # Redis also wakes readers of what a script has added and deleted again
+                    self._deliver(raw_name.decode(), entries)
+            if self._untrimmed:
+                self._trim()
+            if len(self._positions) > 1 and not reply:
+                self._mailbox.put(Wake())  # a job may wait for room or for a stage that came back without a message
+
+    def _deliver(self, name: str, entries: list[tuple[bytes, Mapping[bytes, bytes]]]) -> None:
+        self._positions[name] = entries[-1][0].decode()
+        if name != self._inbox:
+            self._mailbox.put(Wake())
+            return
+        for _, fields in entries:
+            if event := decode_entry(fields):
+                self._mailbox.put(event)
+        self._untrimmed = True
+
+    def _trim(self) -> None:
+        """Delete what was read. Tried again in the next round when Redis does not answer."""
+        milliseconds, number = self._positions[self._inbox].split("-")
+        try:
+            reach("worker.after_receive")
+            self._client.xtrim(self._inbox, minid=f"{milliseconds}-{int(number) + 1}", approximate=False)
+        except RedisTrouble:
+            return
+        self._untrimmed = False
+
+
+def decode_entry(fields: Mapping[bytes, bytes]) -> TransportEvent | None:
+    """The event in an inbox entry; None for the entry that created the inbox, and for one that is not readable."""
+    try:
+        if b"j" in fields:
+            return NextJob.decode(fields[b"j"])
+        if b"d" in fields:
+            return Ended.decode(fields[b"d"])
+        if b"h" in fields:
+            return Forward.decode(fields)
+    except WireError as error:
+        get().error("INBOX_ENTRY_REFUSED", error=str(error))
+    return None
