@@ -35,7 +35,9 @@ class Settings(BaseSettings):
     cell: str = Field(default="c0", pattern=r"^[a-z0-9-]{1,32}$", description="name of the partition")
     node_id: str | None = Field(default=None, description="node_id of log lines; default: role, host and pid")
     host: str = Field(default="127.0.0.1", description="address the service listens on")
-    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
+    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field(
+        default="INFO", description="least level of log lines"
+    )
     log_prompts: bool = Field(default=False, description="write prompts and texts into the log (never by default)")
     #: These two hold for the whole cell: the scheduler's count.
     dead_after_s: float = Field(default=3.0, gt=0, description="a worker without a beat for this long is dead")
@@ -50,7 +52,7 @@ class Settings(BaseSettings):
 
 
 class GatewaySettings(Settings):
-    port: int = Field(default=8000, ge=0, le=65535)
+    port: int = Field(default=8000, ge=0, le=65535, description="port of the API, metrics and health")
     api_keys: Path | None = Field(
         default=None, description="file of API keys (blockrelay keys); default: no key needed"
     )
@@ -60,7 +62,7 @@ class GatewaySettings(Settings):
     allowed_hosts: str = Field(
         default="", description="names, by commas, that Host may say; default: on loopback localhost, else any; *: any"
     )
-    max_body_bytes: int = Field(default=8 << 20, ge=1024)
+    max_body_bytes: int = Field(default=8 << 20, ge=1024, description="bytes of one body or message")
     max_bodies_bytes: int = Field(default=128 << 20, ge=1024, description="bytes of all bodies that are being read")
     max_connections: int = Field(default=2048, ge=1, description="requests and sockets under way at this gateway")
     arrival_timeout_s: float = Field(
@@ -75,7 +77,7 @@ class GatewaySettings(Settings):
         default=300.0, ge=0, description="refuse what would wait longer for its first token; 0: never"
     )
     kv_overcommit: float = Field(default=64.0, ge=0, description="KV pages promised for each there is; 0: no limit")
-    default_max_tokens: int = Field(default=128, ge=1)
+    default_max_tokens: int = Field(default=128, ge=1, description="max_tokens where request and model name none")
     grace_s: float = Field(default=30.0, ge=0, description="a request whose client went away is cancelled after this")
     keep_alive_s: float = Field(default=10.0, gt=0, description="seconds between comments on a silent SSE stream")
     request_timeout_s: float | None = Field(default=None, gt=0, description="deadline of a request that names none")
@@ -83,8 +85,8 @@ class GatewaySettings(Settings):
 
 class SchedulerSettings(Settings):
     port: int = Field(default=9101, ge=0, le=65535, description="metrics and health")
-    stages: int = Field(default=1, ge=1)
-    tick_s: float = Field(default=0.2, gt=0)
+    stages: int = Field(default=1, ge=1, description="stages that the model is cut into")
+    tick_s: float = Field(default=0.2, gt=0, description="seconds between two looks at the cell")
     vacancy_s: float = Field(default=15.0, gt=0, description="an empty stage waits this long for a replacement")
     stalled_after_s: float = Field(default=30.0, gt=0, description="a running request without progress is run again")
     prompt_tokens_per_s: float = Field(default=100.0, gt=0, description="slowest prompt speed that is not a stall")
@@ -96,9 +98,9 @@ class SchedulerSettings(Settings):
 
 
 class WorkerSettings(Settings):
-    device: Device = "cpu"
+    device: Device = Field(default="cpu", description="device class; gpu workers come first")
     port: int = Field(default=0, ge=0, le=65535, description="metrics and health; 0 picks a free port")
-    threads: int = Field(default=1, ge=1)
+    threads: int = Field(default=1, ge=1, description="threads of the kernels")
     max_rows: int = Field(default=512, ge=1, description="rows of one batch: decode steps plus prompt chunks")
     step_target_s: float = Field(default=0.5, gt=0, description="prompts lengthen the time between tokens up to this")
     speculation: Literal["on", "off"] = Field(default="on", description="guess repeated tokens (exact precisions)")
@@ -109,7 +111,7 @@ class WorkerSettings(Settings):
     page_store_bytes: int = Field(default=1 << 30, ge=0, description="bytes of KV pages in that folder")
     page_store_redis_bytes: int = Field(default=0, ge=0, description="bytes of KV pages on the payload Redis; 0: none")
     page_store_ttl_s: int = Field(default=900, ge=1, description="unused KV pages leave the payload Redis after this")
-    beat_s: float = Field(default=0.5, gt=0)
+    beat_s: float = Field(default=0.5, gt=0, description="seconds between two signs of life")
     session_timeout_s: float = Field(default=30.0, gt=0, description="a step longer than this ends the process")
     drain_s: float = Field(
         default=5.0,
