@@ -29,7 +29,8 @@ _WORDS = {str: "TEXT", int: "N", float: "X", Path: "PATH"}
 
 def page() -> str:
     """The whole page."""
-    return _HEAD + "".join(_part(name, command) for name, command in _commands("blockrelay", get_command(app)))
+    root = get_command(app)
+    return _HEAD + _part("blockrelay", root) + "".join(_part(*each) for each in _commands("blockrelay", root))
 
 
 def _commands(name: str, command: Any) -> Iterator[tuple[str, Any]]:

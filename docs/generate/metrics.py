@@ -6,6 +6,7 @@ from typing import Any, cast
 from prometheus_client import CollectorRegistry
 
 from blockrelay.observability.metrics import GatewayMetrics, SchedulerMetrics, WorkerMetrics
+from blockrelay.observability.registry import service_registry
 from docs.generate.tables import table
 
 _HEAD = """\
@@ -17,23 +18,26 @@ what clients asked for and got, and the worker what it computed, re-runs include
 
 A counter has `_total` behind its name; a histogram has `_bucket`, `_sum` and `_count`.
 """
-_SERVICES: tuple[tuple[str, Callable[[CollectorRegistry], object]], ...] = (
-    ("Gateway", GatewayMetrics),
-    ("Scheduler", SchedulerMetrics),
-    ("Worker", WorkerMetrics),
-)
+_GROUPS: dict[str, Callable[[CollectorRegistry], object]] = {
+    "Gateway": GatewayMetrics,
+    "Scheduler": SchedulerMetrics,
+    "Worker": WorkerMetrics,
+}
 
 
 def page() -> str:
     """The whole page."""
-    parts = [_HEAD]
-    for title, build in _SERVICES:
-        registry = CollectorRegistry()
-        build(registry)
-        collectors: Any = cast(Any, registry)._collector_to_names
-        rows = sorted(_row(collector, family) for collector in collectors for family in collector.collect())
-        parts.append(f"\n## {title}\n\n{table(('metric', 'type', 'labels', 'meaning'), rows)}")
-    return "".join(parts)
+    registries = {"Every service": service_registry("any")}
+    for title, group in _GROUPS.items():
+        registries[title] = CollectorRegistry()
+        group(registries[title])
+    return _HEAD + "".join(f"\n## {title}\n\n{_rows(registry)}" for title, registry in registries.items())
+
+
+def _rows(registry: CollectorRegistry) -> str:
+    collectors: Any = cast(Any, registry)._collector_to_names
+    rows = sorted(_row(collector, family) for collector in collectors for family in collector.collect())
+    return table(("metric", "type", "labels", "meaning"), rows)
 
 
 def _row(collector: Any, family: Any) -> tuple[str, str, str, str]:

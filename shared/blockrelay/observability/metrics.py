@@ -31,7 +31,7 @@ class GatewayMetrics:
         self.limited = Counter(
             "blockrelay_admission_limited",
             "How many of them were refused by a limit: tokens_per_minute, concurrency (of the client), in_flight, "
-            "kv_pages, wait, deadline, redis_memory, connections, bodies (ours)",
+            "kv_pages, wait, deadline, redis_memory, result_bytes, connections, bodies (ours)",
             ["limit"],
             registry=registry,
         )
@@ -80,7 +80,7 @@ class GatewayMetrics:
         )
         self.forgotten = Counter(
             "blockrelay_ended_requests_forgotten",
-            "How many ended requests went before their retention was over, for want of memory",
+            "How many ended requests were forgotten before their retention was over, because memory was short",
             registry=registry,
         )
         self.redis_errors = _redis_errors(registry)
@@ -176,7 +176,7 @@ class WorkerMetrics:
         )
         self.page_store_misses = Counter(
             "blockrelay_page_store_misses",
-            "How many KV pages were asked for in vain, by tier",
+            "How many KV pages a tier was asked for and did not have, by tier",
             ["tier"],
             registry=registry,
         )
