@@ -3,6 +3,7 @@
 import ast
 import re
 from collections.abc import Iterator
+from itertools import takewhile
 from pathlib import Path
 
 from docs.generate.tables import table
@@ -23,6 +24,8 @@ ROOTS = {
 BEGIN, END = "<!-- modules: made by make docs-pages -->\n", "<!-- end of modules -->"
 #: A first sentence of no more characters has the second one beside it.
 _SHORT = 60
+#: Lines at the head of a script with which its description is over.
+_FOR_THE_READER_OF_THE_FILE = re.compile(r"needs:|Keeps |Arguments:|ARGV|Answer:|$")
 _COMMENTS = {".lua": "--", ".h": "//", ".cpp": "//"}
 
 
@@ -59,6 +62,7 @@ def summary(file: Path) -> str:
     mark = _COMMENTS[file.suffix]
     lines = re.match(rf"(?:{mark}.*\n)*", text)
     assert lines is not None
-    comment = " ".join(line.removeprefix(mark).strip() for line in lines[0].splitlines())
+    said = [line.removeprefix(mark).strip() for line in lines[0].splitlines()]
+    comment = " ".join(takewhile(lambda line: not _FOR_THE_READER_OF_THE_FILE.match(line), said))
     sentences = re.split(r"(?<=[^.]\.) (?=[A-Z])", comment)
     return " ".join(sentences[: 1 if len(sentences[0]) > _SHORT else 2])
