@@ -8,14 +8,17 @@ STAMP := $(VENV)/.installed
 PARITY_VENV := .venv-parity
 FUZZ_VENV := .venv-fuzz
 DOCS_VENV := .venv-docs
+LOCK_VENV := .venv-lock
 # For example an index of CPU-only builds of torch: make parity PARITY_PIP="--extra-index-url URL"
 PARITY_PIP ?=
+# Not empty: install exactly the versions of requirements.lock.
+LOCKED ?=
 PEER_PIP ?=
 # Requests for each route that `make fuzz` makes from /openapi.json.
 EXAMPLES ?= 300
 PIP := pip install --quiet --disable-pip-version-check
 
-.PHONY: help install demo up check test test-system test-all coverage flaky model parity sanitize equality fuzz faults drill audit test-compose docs docs-pages bench bench-recovery overload clean
+.PHONY: help install demo up check test test-system test-all coverage flaky model parity sanitize equality fuzz faults drill audit test-compose docs docs-pages lock bench bench-recovery overload clean
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -25,7 +28,7 @@ install: $(STAMP) ## everything into .venv
 
 $(STAMP): pyproject.toml setup.py $(wildcard services/worker/native/*)
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/$(PIP) --editable '.[dev]'
+	$(BIN)/$(PIP) $(if $(LOCKED),--constraint requirements.lock) --editable '.[dev]'
 	@touch $@
 
 demo: install ## one prompt through a whole system, and a table
@@ -116,6 +119,15 @@ $(DOCS_VENV)/.installed: Makefile
 
 docs-pages: install ## write the pages of docs/ that are made from the code
 	$(BIN)/python -m docs.generate
+
+# For all platforms and Pythons at once. `make install LOCKED=1` and the images with LOCKED=1 take these versions.
+lock: $(LOCK_VENV)/bin/uv ## the newest versions of all dependencies into requirements.lock
+	$(LOCK_VENV)/bin/uv pip compile --quiet --universal --python-version 3.11 --upgrade --no-emit-index-url \
+		--no-emit-find-links --custom-compile-command 'make lock' --extra dev --output-file requirements.lock pyproject.toml
+
+$(LOCK_VENV)/bin/uv:
+	$(PYTHON) -m venv $(LOCK_VENV)
+	$(LOCK_VENV)/bin/$(PIP) uv
 
 # Known faults of what is installed; needs a network that reaches the advisory database.
 audit: install ## known faults of what is installed; needs a network

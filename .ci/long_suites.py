@@ -80,11 +80,15 @@ def main() -> int:
     parser.add_argument("--without", action="append", default=[], metavar="SUITE", help="it has run already")
     parser.add_argument("--long", action="store_true", help="the long form of each suite")
     parser.add_argument("--began", type=float, help="when the run began (seconds since 1970): its time is limited")
-    options = parser.parse_args()
     table = read_table()
+    names = [suite.name for suite in table.suites]
+    parser.add_argument("--only", choices=names, metavar="SUITE", help="this one, whatever has changed")
+    options = parser.parse_args()
     commit = newest_release((ROOT / "CHANGELOG.md").read_text())
-    changed = None if options.everything else changed_since(commit)
-    asked = [suite for suite in table.suites if suite.name not in options.without]
+    changed = None if options.everything or options.only else changed_since(commit)
+    asked = [
+        suite for suite in table.suites if suite.name not in options.without and options.only in (None, suite.name)
+    ]
     touched = [suite for suite in asked if changed is None or suite.touched_by(changed)]
     left_out = [f"{suite.name}: nothing that it looks at has changed" for suite in asked if suite not in touched]
     say(f"since {commit}: {len(changed)} paths" if changed is not None else "everything counts as changed")

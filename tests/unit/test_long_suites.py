@@ -12,7 +12,7 @@ import pytest
 from tests.support.project import ROOT
 
 #: Targets that decide nothing about a commit, or run what others run.
-NO_SUITES = {"help", "demo", "up", "clean", "install", "test-all", "flaky", "coverage", "docs-pages"}
+NO_SUITES = {"help", "demo", "up", "clean", "install", "test-all", "flaky", "coverage", "docs-pages", "lock"}
 FIGURES = {"bench", "bench-recovery", "overload", "turns"}
 
 
@@ -62,7 +62,7 @@ def test_ci_runs_what_always_runs() -> None:
     ("path", "touched", "untouched"),
     [
         ("services/worker/native/matmul.h", {"sanitize", "equality", "test-system"}, {"audit"}),
-        ("services/gateway/Dockerfile", {"test-compose"}, {"sanitize"}),
+        ("deploy/Dockerfile", {"test-compose"}, {"sanitize"}),
         ("pyproject.toml", {"audit", "test-compose", "parity"}, {"sanitize", "drill"}),
         ("tests/faults/test_workers.py", {"faults", "test-system"}, {"drill", "fuzz"}),
         ("README.md", {"docs"}, {"faults", "drill", "fuzz", "test-system"}),
@@ -94,3 +94,17 @@ def test_without_the_release_everything_has_changed(tmp_path: Path) -> None:
     assert long_suites.changed_since(first.stdout.strip(), tmp_path) == ["one", "two"]
     assert long_suites.changed_since("c" * 40, tmp_path) is None
     assert long_suites.changed_since(None, tmp_path) is None
+
+
+def test_the_hosted_workflow_runs_the_same_targets_in_shards() -> None:
+    workflow = (ROOT / ".github" / "workflows" / "ci.yml").read_text()
+    (shards,) = re.findall(r"^ +suite: \[(.*)\]$", workflow, re.M)
+    assert shards.split(", ") == [suite.name for suite in TABLE.suites]
+    for target in TABLE.always:
+        assert re.search(rf"run: make {target}\b", workflow), target
+
+
+def test_a_suite_that_is_not_there_is_refused() -> None:
+    asked = [sys.executable, ROOT / ".ci" / "long_suites.py", "--only", "nothing"]
+    refused = subprocess.run(asked, capture_output=True, text=True, check=False)
+    assert refused.returncode == 2 and "invalid choice: 'nothing'" in refused.stderr
