@@ -143,7 +143,7 @@ def running(model: Path, options: Sequence[str]) -> Iterator[System]:
             try:
                 assert process.stdout is not None
                 url = process.stdout.readline().split()[1]
-                model_key = open_block_folder(model, blocks=[]).manifest.model_hash[:16]
+                model_key = open_block_folder(model, blocks=[]).model_key
                 system = System(process.pid, url, Path(data), Keys(read_running(Path(data)).cell), model_key)
                 wait_until(lambda: system.ready_workers() == 2, "two workers")
                 yield system

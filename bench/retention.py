@@ -41,7 +41,7 @@ from blockrelay.protocol.sampling_params import SamplingParams
 from blockrelay.redis.client import Scripts, check_redis, connect, wait_for_redis
 from blockrelay.redis.errors import RedisWatch
 from blockrelay.settings import GatewaySettings
-from blockrelay_gateway.admission.accept import BITE, YIELD_SHARE
+from blockrelay_gateway.admission.cell_watch import BITE, YIELD_SHARE
 from blockrelay_launcher.supervisor.embedded_redis import find_server_program, place
 from blockrelay_worker.lifecycle.registration import Assignment, Registration
 from blockrelay_worker.transport.redis_links import Links

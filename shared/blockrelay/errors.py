@@ -1,26 +1,26 @@
-"""Every exception Blockrelay raises on purpose.
+"""Every exception that one part of Blockrelay raises for another.
 
     BlockrelayError
-    ├── UsageError                 the caller asked for something impossible; exit code 2, or HTTP 400
-    │   ├── BadRequest             a request field is wrong (`param` names it); nothing was queued
-    │   │   ├── RequestTooLarge    body over the limit; HTTP 413
-    │   │   └── RequestTooSlow     body did not arrive in time; HTTP 408
-    │   ├── Unauthorized           no API key, or an unknown one; HTTP 401
-    │   ├── ForeignOrigin          a web page of another site, which is not listed; HTTP 403
-    │   ├── UnknownHost            sent to a name that is not ours; HTTP 421
-    │   ├── NotFound               unknown model, request or session; HTTP 404
-    │   ├── Conflict               wrong session step; HTTP 409
-    │   ├── KeyReused              an Idempotency-Key came with another body before; HTTP 422
+    ├── UsageError                 a command line, a setting or a checkpoint asks for something impossible
     │   └── UnsupportedModel       a checkpoint has a feature the converter lacks (`field` names it)
-    ├── QuotaExceeded              the client's own limit is used up, try again later; HTTP 429
-    ├── Overloaded                 our capacity is used up, try again later; HTTP 503
     ├── BlockFolderError           a block folder is incomplete, altered or points outside itself; refuse to start
     │   └── KnownAnswerMismatch    a block computes other bits here than when it was converted
+    ├── RequestError               a client's request is refused for what it is; nothing was queued; HTTP 4xx
+    │   ├── BadRequest             a field is wrong (`param` names it); 400
+    │   │   ├── RequestTooLarge    body over the limit; 413
+    │   │   └── RequestTooSlow     body did not arrive in time; 408
+    │   ├── Unauthorized           no API key, or an unknown one; 401
+    │   ├── ForeignOrigin          a web page of another site, which is not listed; 403
+    │   ├── UnknownHost            sent to a name that is not ours; 421
+    │   ├── NotFound               unknown model, request or session; 404
+    │   ├── Conflict               wrong session step; 409
+    │   └── KeyReused              an Idempotency-Key came with another body before; 422
+    ├── LimitExceeded              a limit of the client (HTTP 429) or of the cell (503) is used up; try again later
     ├── Cancelled                  somebody ended the request before it was finished; HTTP 499
     ├── DeadlineExceeded           the request's timeout passed before it was finished; HTTP 504
     ├── WireError                  bytes from a queue, a page or a client are not what they claim to be
     ├── OutOfPages                 a worker's pool has fewer free KV pages than were asked for; never leaves the worker
-    ├── ExecutionError             running a stage failed (`block` names where)
+    ├── ExecutionError             running a stage failed (`block` names where); HTTP 500
     │   ├── RowNotFinite           one request's row is NaN or infinite: that request fails, its batch does not
     │   └── NumericsChanged        no worker of its numerics id is left, and the request asked for `exact`
     └── ServiceUnavailable         a dependency (Redis, worker) is not there; HTTP 503
@@ -29,10 +29,17 @@
             ├── RedisFull          its memory is used up
             └── RedisRefused       it cannot save, or does not let us: somebody has to change something
 
-Each message says what happened, to which block or request, and what the user can do.
-Caught by the CLI (one line, exit code), the HTTP error handler (OpenAI's error shape) and the engine loop (RERUN or
-FINISH of the request concerned); RedisTrouble by every loop that talks to Redis, which tries again.
+Each message is one line that says what happened, to which block or request, and what the user can do.
+
+Where they are caught: `exit_codes.exit_code` decides for every command and service what a process ends with, and
+`blockrelay_gateway.http.errors` for every answer what a client is told; an engine runs the requests of an
+ExecutionError again or ends them. RedisTrouble is waited out by every loop that talks to Redis, and WireError is caught
+by whoever decodes what another process wrote: the one entry is refused, not the process.
+
+Exceptions that only steer their own module are defined there: they end a task group or a thread and reach nobody else.
 """
+
+from typing import Literal
 
 
 class BlockrelayError(Exception):
@@ -40,10 +47,34 @@ class BlockrelayError(Exception):
 
 
 class UsageError(BlockrelayError):
-    """The caller asked for something impossible. CLI: exit code 2."""
+    """A command line, a setting or a checkpoint asks for something impossible."""
 
 
-class BadRequest(UsageError):
+class UnsupportedModel(UsageError):
+    """The checkpoint uses something we do not compute. `field` is the config field that says so."""
+
+    def __init__(self, message: str, *, field: str) -> None:
+        super().__init__(message)
+        self.field = field
+
+
+class BlockFolderError(BlockrelayError):
+    """A block folder is incomplete, altered, or its manifest points outside the folder."""
+
+
+class KnownAnswerMismatch(BlockFolderError):
+    """A block's output for the fixed input differs from the hash stored at conversion."""
+
+    def __init__(self, message: str, *, block: str) -> None:
+        super().__init__(message)
+        self.block = block
+
+
+class RequestError(BlockrelayError):
+    """A client's request is refused for what it is."""
+
+
+class BadRequest(RequestError):
     """A request field is wrong. `param` is the field's name as the client spelt it, or None for the body as a whole."""
 
     def __init__(self, message: str, *, param: str | None = None) -> None:
@@ -59,19 +90,19 @@ class RequestTooSlow(BadRequest):
     """The body did not arrive in time."""
 
 
-class Unauthorized(UsageError):
+class Unauthorized(RequestError):
     """No API key, or an unknown one."""
 
 
-class ForeignOrigin(UsageError):
+class ForeignOrigin(RequestError):
     """Sent by a web page of a site that may not use this gateway."""
 
 
-class UnknownHost(UsageError):
+class UnknownHost(RequestError):
     """Sent to a name that this gateway does not answer to."""
 
 
-class NotFound(UsageError):
+class NotFound(RequestError):
     """Unknown model, request or session."""
 
     def __init__(self, message: str, *, param: str | None = None) -> None:
@@ -79,7 +110,7 @@ class NotFound(UsageError):
         self.param = param
 
 
-class Conflict(UsageError):
+class Conflict(RequestError):
     """A session step that is neither the next one nor a repeat of the last one."""
 
     def __init__(self, message: str, *, param: str | None = None) -> None:
@@ -87,44 +118,19 @@ class Conflict(UsageError):
         self.param = param
 
 
-class KeyReused(UsageError):
+class KeyReused(RequestError):
     """The Idempotency-Key is taken: it came with another body before."""
 
 
-class UnsupportedModel(UsageError):
-    """The checkpoint uses something we do not compute. `field` is the config field that says so."""
+class LimitExceeded(BlockrelayError):
+    """A limit is used up: of the client (`scope` "client") or of the cell and this gateway ("cell").
 
-    def __init__(self, message: str, *, field: str) -> None:
+    `limit` names which it was, `retry_after_s` is a hint in seconds.
+    """
+
+    def __init__(self, message: str, *, scope: Literal["client", "cell"], limit: str, retry_after_s: int = 1) -> None:
         super().__init__(message)
-        self.field = field
-
-
-class QuotaExceeded(BlockrelayError):
-    """The client's own limit is used up. `retry_after_s` is a hint in seconds, `limit` names what it was."""
-
-    def __init__(self, message: str, *, limit: str, retry_after_s: int = 1) -> None:
-        super().__init__(message)
-        self.limit, self.retry_after_s = limit, retry_after_s
-
-
-class Overloaded(BlockrelayError):
-    """Our capacity is used up. `retry_after_s` is a hint in seconds, `limit` names what it was."""
-
-    def __init__(self, message: str, *, limit: str, retry_after_s: int = 1) -> None:
-        super().__init__(message)
-        self.limit, self.retry_after_s = limit, retry_after_s
-
-
-class BlockFolderError(BlockrelayError):
-    """A block folder is incomplete, altered, or its manifest points outside the folder."""
-
-
-class KnownAnswerMismatch(BlockFolderError):
-    """A block's output for the fixed input differs from the hash stored at conversion."""
-
-    def __init__(self, message: str, *, block: str) -> None:
-        super().__init__(message)
-        self.block = block
+        self.scope, self.limit, self.retry_after_s = scope, limit, retry_after_s
 
 
 class Cancelled(BlockrelayError):

@@ -1,13 +1,23 @@
-"""How services end, for whoever starts them again."""
+"""How commands and services end, for scripts and for whatever starts services again."""
 
 import os
 import sys
 import threading
 
+from blockrelay.errors import BlockFolderError, BlockrelayError, RequestError, UsageError
+
+#: A command could not do what it was asked for.
+FAILED = 1
 #: With these settings, this model or these Redis servers no start will ever succeed.
 UNUSABLE = 2
 #: A failure that another start may not meet.
 BROKEN = 70
+
+
+def exit_code(error: BlockrelayError, *, otherwise: int = BROKEN) -> int:
+    """What a process ends with for an error that it raised on purpose: UNUSABLE where only another command line,
+    setting, request or folder helps, else `otherwise` (a service: BROKEN; a command: FAILED)."""
+    return UNUSABLE if isinstance(error, UsageError | RequestError | BlockFolderError) else otherwise
 
 
 def end_with_any_thread() -> None:

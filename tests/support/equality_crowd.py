@@ -112,7 +112,7 @@ def worker_counters(up: UpProcess) -> "Counter[str]":
     running = read_running(up.data)
     client = redis_link.connect(running.redis_url)
     try:
-        model = open_block_folder(running.model, blocks=[]).manifest.model_hash[:16]
+        model = open_block_folder(running.model, blocks=[]).model_key
         workers = read_workers(client, Keys(running.cell), model)
     finally:
         client.close()

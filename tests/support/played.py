@@ -21,9 +21,9 @@ from blockrelay.protocol.plan import Plan
 from blockrelay.protocol.tensors import encode_result
 from blockrelay.redis.client import Scripts
 from blockrelay.settings import GatewaySettings
+from blockrelay_gateway.api.state import Gateway
 from blockrelay_gateway.app import create_app
 from blockrelay_gateway.http.server import server_config
-from blockrelay_gateway.state import Gateway
 from tests.support.registering import announce
 from tests.support.waiting import wait_until
 
@@ -176,7 +176,8 @@ def serving(app: FastAPI) -> Iterator[RunningGateway]:
     """As `running_gateway`, of an application that is there."""
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
-    server = uvicorn.Server(server_config(app, app.state.gateway.settings))
+    gateway = app.state.gateway
+    server = uvicorn.Server(server_config(app, gateway.settings, gateway.bodies))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"

@@ -100,7 +100,7 @@ class System:
         self.client: redis.Redis = self.control.client()
         self.scripts = Scripts(self.client, self.keys, retention_s=600)
         self.block_folder = open_block_folder(self.model)
-        self.model_key = self.block_folder.manifest.model_hash[:16]
+        self.model_key = self.block_folder.model_key
 
     def _spawn(self, module: str, name: str, env: dict[str, str]) -> subprocess.Popen[bytes]:
         common = {

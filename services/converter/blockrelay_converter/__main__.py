@@ -10,7 +10,8 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 from typer.exceptions import TyperException
 
-from blockrelay.errors import BlockrelayError, UsageError
+from blockrelay.errors import BlockrelayError
+from blockrelay.exit_codes import FAILED, exit_code
 from blockrelay_converter.convert import convert
 from blockrelay_converter.quantisation.calibration import REPORT_NAME, report_table
 
@@ -91,12 +92,12 @@ def run(arguments: list[str] | None = None) -> int:
     except TyperException as error:  # an option that does not exist, a value of the wrong type
         typer.echo(f"error: {error.format_message()}", err=True)
         return 2
-    except UsageError as error:
+    except BlockrelayError as error:
         typer.echo(f"error: {error}", err=True)
-        return 2
-    except (BlockrelayError, OSError) as error:
+        return exit_code(error, otherwise=FAILED)
+    except OSError as error:
         typer.echo(f"error: {error}", err=True)
-        return 1
+        return FAILED
     return code if isinstance(code, int) else 0
 
 

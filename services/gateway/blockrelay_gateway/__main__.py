@@ -20,14 +20,14 @@ from fastapi import FastAPI
 from blockrelay import failpoints
 from blockrelay.auth.api_keys import is_open_to_others
 from blockrelay.errors import BlockrelayError, RedisTrouble, UsageError
-from blockrelay.exit_codes import BROKEN
+from blockrelay.exit_codes import BROKEN, UNUSABLE, exit_code
 from blockrelay.observability import logs
 from blockrelay.protocol.keys import Keys
 from blockrelay.redis.client import check_redis, connect
 from blockrelay.settings import GatewaySettings, read_settings
+from blockrelay_gateway.api.state import Gateway
 from blockrelay_gateway.app import create_app
 from blockrelay_gateway.http.server import server_config
-from blockrelay_gateway.state import Gateway
 
 
 class GatewayServer(uvicorn.Server):
@@ -50,7 +50,7 @@ class GatewayServer(uvicorn.Server):
             await asyncio.gather(watching, return_exceptions=True)
 
     async def _end_when_broken(self) -> None:
-        await self._gateway.broken.wait()
+        await self._gateway.background.broken.wait()
         self._gateway.close()
         self.should_exit = True
 
@@ -91,7 +91,7 @@ def main() -> int:
             if settings.payload_redis_url:
                 _look_at_redis(settings.payload_redis_url, "payload Redis")
         except BlockrelayError as error:
-            return _refuse(str(error))
+            return _refuse(str(error), exit_code(error))
         return _serve(app, settings, listener)
 
 
@@ -129,17 +129,17 @@ def _serve(app: FastAPI, settings: GatewaySettings, listener: socket.socket) -> 
     allow_files(2 * settings.max_connections + 256)
     logs.get().info("NODE_STARTING", host=settings.host, port=listener.getsockname()[1])
     gc.collect()
-    gc.freeze()  # the modules stay for ever: a look at all of them would hold up every stream
-    server = GatewayServer(server_config(app, settings), app.state.gateway)
+    gc.freeze()  # the modules stay: a look at all of them would hold up every stream
+    server = GatewayServer(server_config(app, settings, app.state.gateway.bodies), app.state.gateway)
     server.run(sockets=[listener])
-    if app.state.gateway.broken.is_set():
+    if app.state.gateway.background.broken.is_set():
         return BROKEN
     return 0 if server.started else 1
 
 
-def _refuse(reason: str) -> int:
-    print(f"blockrelay_gateway: {reason}", file=sys.stderr)  # noqa: T201
-    return 2
+def _refuse(reason: str, code: int = UNUSABLE) -> int:
+    print(f"gateway: {reason}", file=sys.stderr)  # noqa: T201
+    return code
 
 
 def _leave(_: int, __: FrameType | None) -> None:

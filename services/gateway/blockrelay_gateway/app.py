@@ -16,13 +16,14 @@ from blockrelay_gateway.api.infer import routes as infer_routes
 from blockrelay_gateway.api.openai import routes as openai_routes
 from blockrelay_gateway.api.operations import routes as ops_routes
 from blockrelay_gateway.api.requests import routes as request_routes
+from blockrelay_gateway.api.state import Gateway
+from blockrelay_gateway.build import build
 from blockrelay_gateway.http import errors as http_errors
 from blockrelay_gateway.http import openapi
 from blockrelay_gateway.http.authentication import Authentication, KeyRing
 from blockrelay_gateway.http.body_limit import BodyLimit
-from blockrelay_gateway.http.connection_limit import Crowd
+from blockrelay_gateway.http.connection_limit import ConnectionLimit
 from blockrelay_gateway.http.origins import Origins, Rules
-from blockrelay_gateway.state import Gateway, build
 
 #: Until the first NODE_READY, how often the gateway looks whether it is.
 READY_POLL_S = 0.5
@@ -56,19 +57,19 @@ def create_app(settings: GatewaySettings) -> FastAPI:
     # No /docs: its page loads scripts from other hosts. /openapi.json is there.
     app = FastAPI(title="Blockrelay", lifespan=lifespan, docs_url=None, redoc_url=None)
     app.state.gateway = gateway
-    http_errors.install(app, gateway.refusals, gateway.watch)
+    http_errors.install(app, gateway.responder, gateway.watch)
     app.add_middleware(
         BodyLimit,
         max_bytes=settings.max_body_bytes,
         budget=gateway.bodies,
-        arrivals=gateway.arrivals,
-        refusals=gateway.refusals,
+        timeout=gateway.body_timeout,
+        responder=gateway.responder,
     )
-    app.add_middleware(Crowd, most=settings.max_connections, refusals=gateway.refusals)
-    app.add_middleware(Authentication, ring=ring, refusals=gateway.refusals)
+    app.add_middleware(ConnectionLimit, max_connections=settings.max_connections, responder=gateway.responder)
+    app.add_middleware(Authentication, ring=ring, responder=gateway.responder)
     routes = [route for router, _ in ROUTERS for route in router.routes]
     # The last one added is the first to run.
-    app.add_middleware(Origins, rules=rules, routes=routes, refusals=gateway.refusals)
+    app.add_middleware(Origins, rules=rules, routes=routes, responder=gateway.responder)
     for router, responses in ROUTERS:
         app.include_router(router, responses=responses)
     return app

@@ -6,8 +6,8 @@ import threading
 
 from blockrelay import failpoints
 from blockrelay.block_folder.folder import open_block_folder
-from blockrelay.errors import BlockFolderError, BlockrelayError, UsageError
-from blockrelay.exit_codes import BROKEN, UNUSABLE, end_with_any_thread
+from blockrelay.errors import BlockrelayError, UsageError
+from blockrelay.exit_codes import end_with_any_thread, exit_code
 from blockrelay.observability import logs
 from blockrelay.observability.metrics import SchedulerMetrics
 from blockrelay.observability.registry import service_registry
@@ -21,20 +21,20 @@ from blockrelay_scheduler.loop import Link, Scheduler
 
 def serve(settings: SchedulerSettings, stop: threading.Event) -> None:
     """Schedule until `stop`. Raises UsageError or BlockFolderError at the start, for what no waiting mends."""
-    manifest = open_block_folder(settings.model, blocks=[]).manifest
-    blocks = manifest.model.blocks
+    folder = open_block_folder(settings.model, blocks=[])
+    blocks = folder.model.blocks
     uniform_split(blocks, settings.stages)
     keys = Keys(settings.cell)
     client = connect(settings.redis_url)
     payload = connect(settings.payload_redis_url) if settings.payload_redis_url else client
     link = Link(client, payload, keys, Scripts(client, keys, retention_s=settings.retention_s))
     metrics = SchedulerMetrics(service_registry("scheduler"))
-    scheduler = Scheduler(settings=settings, link=link, metrics=metrics, model=manifest.model_hash[:16], blocks=blocks)
+    scheduler = Scheduler(settings=settings, link=link, metrics=metrics, model=folder.model_key, blocks=blocks)
     try:
         status = StatusServer(settings.host, settings.port, metrics.registry, scheduler.gaps)
     except OSError as error:
         raise UsageError(f"port {settings.port} on {settings.host} cannot be used: {error.strerror}") from error
-    logs.get().info("NODE_READY", role="scheduler", port=status.port, model=manifest.model.name, blocks=blocks)
+    logs.get().info("NODE_READY", role="scheduler", port=status.port, model=folder.model.name, blocks=blocks)
     try:
         scheduler.run(stop)
     finally:
@@ -57,7 +57,7 @@ def main() -> int:
         serve(settings, stop)
     except BlockrelayError as error:
         sys.stderr.write(f"scheduler: {error}\n")
-        return UNUSABLE if isinstance(error, UsageError | BlockFolderError) else BROKEN
+        return exit_code(error)
     return 0
 
 

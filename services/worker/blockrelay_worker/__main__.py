@@ -5,8 +5,8 @@ import sys
 import threading
 
 from blockrelay import failpoints
-from blockrelay.errors import BlockFolderError, BlockrelayError, UsageError
-from blockrelay.exit_codes import BROKEN, UNUSABLE, end_with_any_thread
+from blockrelay.errors import BlockrelayError, UsageError
+from blockrelay.exit_codes import BROKEN, UNUSABLE, end_with_any_thread, exit_code
 from blockrelay.observability import logs
 from blockrelay.settings import WorkerSettings, read_settings
 from blockrelay_worker.lifecycle.worker import Worker
@@ -46,7 +46,7 @@ def main() -> int:
     except BlockrelayError as error:
         sys.stderr.write(f"worker: {error}\n")
         served = worker is not None and worker.has_served
-        return UNUSABLE if isinstance(error, UsageError | BlockFolderError) and not served else BROKEN
+        return BROKEN if served else exit_code(error)
     return 0
 
 

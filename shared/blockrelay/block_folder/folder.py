@@ -25,6 +25,8 @@ from blockrelay.block_folder.manifest import (
 )
 from blockrelay.errors import BlockFolderError
 
+#: Hex digits: 64 bits.
+MODEL_KEY_DIGITS = 16
 _MAX_MANIFEST_BYTES = 64 << 20
 
 
@@ -38,6 +40,11 @@ class BlockFolder:
     @property
     def model(self) -> ModelConfig:
         return self.manifest.model
+
+    @property
+    def model_key(self) -> str:
+        """The model's name in Redis: the beginning of its hash."""
+        return self.manifest.model_hash[:MODEL_KEY_DIGITS]
 
     def tensors(self, index: int) -> dict[str, NDArray[Any]]:
         """Name -> read-only array of block `index` (1 to N), mapped: memory is shared and loaded on first use.

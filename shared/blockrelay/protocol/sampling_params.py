@@ -68,7 +68,7 @@ class SamplingParams:
         if type(self.ignore_eos) is not bool:
             raise BadRequest(f"ignore_eos must be true or false, not {self.ignore_eos!r}", param="ignore_eos")
         if self.logprobs is not None:
-            _integer("logprobs", self.logprobs, 0, MAX_LOGPROBS)
+            check_logprobs(self.logprobs)
 
     def end_ids(self, eos_ids: Sequence[int]) -> frozenset[int]:
         """Tokens that end this request; their own text is never shown. `eos_ids` are the model's."""
@@ -105,12 +105,24 @@ def derive_seed(identity: str) -> int:
     return int.from_bytes(hashlib.sha256(b"blockrelay-seed:" + identity.encode()).digest()[:8]) >> 11
 
 
+def check_logprobs(value: object, *, param: str = "logprobs") -> None:
+    """Raise BadRequest unless so many alternatives of a token can be listed. `param` is the client's name for it."""
+    _integer(param, value, 0, MAX_LOGPROBS)
+
+
 def check_prompt(
-    prompt: Sequence[int], params: SamplingParams, *, vocab_size: int, context: int, param: str = "prompt"
+    prompt: Sequence[int],
+    params: SamplingParams,
+    *,
+    vocab_size: int,
+    context: int,
+    param: str = "prompt",
+    limit_param: str = "max_tokens",
 ) -> None:
     """Raise BadRequest unless the model can run `prompt` (token ids) and then `params.max_tokens` new tokens.
 
-    `context` is the model's number of positions. `param` is the client's name for the prompt field.
+    `context` is the model's number of positions. `param` is the client's name for the prompt field, `limit_param` that
+    for max_tokens.
     """
     if not prompt:
         raise BadRequest(f"{param} is empty: at least one token is needed", param=param)
@@ -124,9 +136,9 @@ def check_prompt(
         raise BadRequest(f"{param} has {len(prompt)} tokens and the model's context is {context}", param=param)
     if len(prompt) + params.max_tokens > context:
         raise BadRequest(
-            f"{param} has {len(prompt)} tokens and max_tokens is {params.max_tokens}: together beyond the model's "
+            f"{param} has {len(prompt)} tokens and {limit_param} is {params.max_tokens}: together beyond the model's "
             f"context of {context}",
-            param="max_tokens",
+            param=limit_param,
         )
 
 

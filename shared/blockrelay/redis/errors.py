@@ -107,6 +107,10 @@ class RedisWatch:
         self._waiting: dict[str, RedisTrouble] = {}
         self._since = self._said_at = float("-inf")
 
+    def count(self, errors: int) -> None:
+        """So many errors were met and need no line."""
+        self._errors.inc(errors)
+
     def failed(self, work: str, error: RedisTrouble) -> None:
         """`work` has met trouble and will try again."""
         self._errors.inc()

@@ -46,4 +46,4 @@ def gateway(settings: GatewaySettings) -> Iterator[RunningGateway]:
 
 @pytest.fixture
 def worker(client: redis.Redis, scripts: Scripts, keys: Keys, folder: BlockFolder) -> PlayedWorker:
-    return PlayedWorker(client=client, scripts=scripts, keys=keys, model=folder.manifest.model_hash[:16]).register()
+    return PlayedWorker(client=client, scripts=scripts, keys=keys, model=folder.model_key).register()

@@ -1,4 +1,4 @@
-"""Who is asking: the `Authorization: Bearer` header to a Tenant, before anything else is looked at.
+"""The client's identity: the `Authorization: Bearer` header to a Tenant, before anything else is looked at.
 
 Without a file of keys everybody is the tenant without a name. With one, every path but the open ones needs a key of it.
 Neither keys nor their hashes are ever logged, nor put into an answer.
@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from blockrelay.auth.api_keys import ANYBODY, StoredKey, Tenant, find, read_keys
 from blockrelay.errors import Unauthorized, UsageError
 from blockrelay.observability import logs
-from blockrelay_gateway.http.errors import Refusals
+from blockrelay_gateway.http.errors import ErrorResponder
 
 #: What a load balancer and Prometheus ask, under any name.
 PROBES = frozenset({"/livez", "/readyz", "/health", "/metrics"})
@@ -31,7 +31,7 @@ class KeyRing:
         self._keys: tuple[StoredKey, ...] = read_keys(path) if path else ()
 
     def tenant(self, header: str | None) -> Tenant:
-        """Who sends this Authorization header. Raises Unauthorized."""
+        """The sender of this Authorization header. Raises Unauthorized."""
         if self._path is None:
             return ANYBODY
         self._reload(self._path)
@@ -57,8 +57,8 @@ class KeyRing:
 class Authentication:
     """Plain ASGI: puts the tenant into the scope's state, or answers 401 without reading the body."""
 
-    def __init__(self, app: ASGIApp, ring: KeyRing, refusals: Refusals) -> None:
-        self._app, self._ring, self._refusals = app, ring, refusals
+    def __init__(self, app: ASGIApp, ring: KeyRing, responder: ErrorResponder) -> None:
+        self._app, self._ring, self._responder = app, ring, responder
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] in ("http", "websocket"):
@@ -67,14 +67,14 @@ class Authentication:
                 try:
                     tenant = self._ring.tenant(_authorization(scope))
                 except Unauthorized as error:
-                    await self._refusals.refuse(error, scope, receive, send)
+                    await self._responder.refuse(error, scope, receive, send)
                     return
             scope.setdefault("state", {})["tenant"] = tenant
         await self._app(scope, receive, send)
 
 
 def of(connection: Request | WebSocket) -> Tenant:
-    """Who sent this request or opened this socket."""
+    """The sender of this request, or of the handshake of this socket."""
     tenant = connection.scope["state"]["tenant"]
     assert isinstance(tenant, Tenant)
     return tenant

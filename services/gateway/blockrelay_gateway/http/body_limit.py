@@ -6,9 +6,9 @@ import contextlib
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from blockrelay.errors import Overloaded, RequestTooLarge, RequestTooSlow, ServiceUnavailable
-from blockrelay_gateway.http.connection_limit import Arrivals, BodyBudget, BodyShare
-from blockrelay_gateway.http.errors import Refusals
+from blockrelay.errors import LimitExceeded, RequestTooLarge, RequestTooSlow, ServiceUnavailable
+from blockrelay_gateway.http.body_budget import BodyBudget, BodyShare, BodyTimeout
+from blockrelay_gateway.http.errors import ErrorResponder
 
 #: A client that sends too much is read on for a while: closing at once would reset the connection before it could read
 #: our answer.
@@ -25,10 +25,10 @@ class BodyLimit:
     """
 
     def __init__(
-        self, app: ASGIApp, max_bytes: int, budget: BodyBudget, arrivals: Arrivals, refusals: Refusals
+        self, app: ASGIApp, max_bytes: int, budget: BodyBudget, timeout: BodyTimeout, responder: ErrorResponder
     ) -> None:
         self._app, self._max_bytes = app, max_bytes
-        self._budget, self._arrivals, self._refusals = budget, arrivals, refusals
+        self._budget, self._timeout, self._responder = budget, timeout, responder
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["method"] in ("GET", "HEAD", "OPTIONS"):
@@ -36,12 +36,12 @@ class BodyLimit:
             return
         share = BodyShare(self._budget)
         try:
-            body = await self._arrivals.wait(self._read(scope, receive, share))
+            body = await self._timeout.wait(self._read(scope, receive, share))
             if body is not None:
                 await self._pass_on(body, scope, receive, _releasing(send, share))
-        except (RequestTooLarge, RequestTooSlow, Overloaded, ServiceUnavailable) as error:
+        except (RequestTooLarge, RequestTooSlow, LimitExceeded, ServiceUnavailable) as error:
             share.give_back()
-            answer = self._refusals.answer(scope, error)
+            answer = self._responder.answer(scope, error)
             if isinstance(error, RequestTooSlow | ServiceUnavailable):
                 answer.headers["connection"] = "close"  # what may still come belongs to no request
             await answer(scope, receive, send)
@@ -49,7 +49,7 @@ class BodyLimit:
             share.give_back()
 
     async def _read(self, scope: Scope, receive: Receive, share: BodyShare) -> bytes | None:
-        """The whole body; None when the client left before its end. Raises RequestTooLarge, or Overloaded."""
+        """The whole body; None when the client left before its end. Raises RequestTooLarge, or LimitExceeded."""
         declared = dict(scope["headers"]).get(b"content-length", b"0")
         size, too_large, more = 0, declared.isdigit() and int(declared) > self._max_bytes, True
         parts: list[bytes] = []
@@ -62,7 +62,7 @@ class BodyLimit:
             too_large = size > self._max_bytes
             try:
                 share.take(len(part))
-            except Overloaded:
+            except LimitExceeded:
                 parts.clear()
                 if more:
                     await self._drain(receive)

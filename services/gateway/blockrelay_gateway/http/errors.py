@@ -20,22 +20,22 @@ from blockrelay.errors import (
     ExecutionError,
     ForeignOrigin,
     KeyReused,
+    LimitExceeded,
     NotFound,
     NumericsChanged,
-    Overloaded,
-    QuotaExceeded,
     RedisFull,
     RedisTrouble,
+    RequestError,
     RequestTooLarge,
     RequestTooSlow,
     ServiceUnavailable,
     Unauthorized,
     UnknownHost,
-    UsageError,
 )
 from blockrelay.observability import logs
 from blockrelay.redis.errors import RedisWatch
 
+#: Kind of error, then status, type and code of the answer; the first row that fits counts.
 _BY_TYPE: tuple[tuple[type[BlockrelayError], int, str, str | None], ...] = (
     (RequestTooLarge, 413, "invalid_request_error", "request_too_large"),
     (RequestTooSlow, 408, "invalid_request_error", "request_timeout"),
@@ -46,9 +46,8 @@ _BY_TYPE: tuple[tuple[type[BlockrelayError], int, str, str | None], ...] = (
     (NotFound, 404, "invalid_request_error", "not_found"),
     (Conflict, 409, "invalid_request_error", "conflict"),
     (KeyReused, 422, "idempotency_error", "idempotency_key_reused"),
-    (UsageError, 400, "invalid_request_error", None),
-    (QuotaExceeded, 429, "rate_limit_error", "rate_limit_exceeded"),
-    (Overloaded, 503, "overloaded_error", "overloaded"),
+    (RequestError, 400, "invalid_request_error", None),
+    (LimitExceeded, 503, "overloaded_error", "overloaded"),
     (RedisFull, 503, "overloaded_error", "overloaded"),
     (ServiceUnavailable, 503, "server_error", "unavailable"),
     (DeadlineExceeded, 504, "timeout_error", "expired"),
@@ -77,12 +76,19 @@ def to_json(content: Any) -> bytes:
 
 def status_of(error: BlockrelayError) -> int:
     """The HTTP status of an error."""
-    return next(status for kind, status, _, _ in _BY_TYPE if isinstance(error, kind))
+    return _row(error)[0]
+
+
+def _row(error: BlockrelayError) -> tuple[int, str, str | None]:
+    """Status, type and code."""
+    if isinstance(error, LimitExceeded) and error.scope == "client":
+        return 429, "rate_limit_error", "rate_limit_exceeded"
+    return next((status, type_, code) for kind, status, type_, code in _BY_TYPE if isinstance(error, kind))
 
 
 def error_body(error: BlockrelayError) -> dict[str, Any]:
     """`{"error": {message, type, param, code}}`."""
-    _, _, kind, code = next(row for row in _BY_TYPE if isinstance(error, row[0]))
+    _, kind, code = _row(error)
     param = error.param if isinstance(error, BadRequest | NotFound | Conflict) else None
     if isinstance(error, NotFound) and param == "model":
         code = "model_not_found"
@@ -119,7 +125,7 @@ def from_validation(errors: Sequence[Any]) -> BadRequest:
     return BadRequest(f"{param or 'the body'}: {message}", param=param)
 
 
-class Refusals:
+class ErrorResponder:
     """Turns errors into responses; counts and logs refused new requests."""
 
     def __init__(self, rejections: Counter, limited: Counter) -> None:
@@ -134,7 +140,7 @@ class Refusals:
             infer_error(error, scope.get("state", {}).get("session_id")) if path == "/v1/infer" else error_body(error)
         )
         headers: dict[str, str] = {}
-        if isinstance(error, Overloaded | QuotaExceeded):
+        if isinstance(error, LimitExceeded):
             headers["retry-after"] = str(error.retry_after_s)
         elif isinstance(error, ServiceUnavailable):
             headers["retry-after"] = "1"
@@ -152,35 +158,35 @@ class Refusals:
             await send({"type": "websocket.close", "code": 1008, "reason": str(error)})
 
     def count(self, path: str, error: BlockrelayError) -> None:
-        """A new request was not taken in."""
+        """A new request was refused."""
         status = status_of(error)
         self._rejections.labels(str(status)).inc()
-        if isinstance(error, Overloaded | QuotaExceeded):
+        if isinstance(error, LimitExceeded):
             self._limited.labels(error.limit).inc()
         param = error_body(error)["error"]["param"]
         logs.get().info("REQUEST_REJECTED", path=path, status=status, param=param)
 
 
-def install(app: FastAPI, refusals: Refusals, watch: RedisWatch) -> None:
+def install(app: FastAPI, responder: ErrorResponder, watch: RedisWatch) -> None:
     """Give `app` its error handlers."""
 
     async def ours(request: Request, error: Exception) -> Response:
         assert isinstance(error, BlockrelayError)
-        return refusals.answer(request.scope, error)
+        return responder.answer(request.scope, error)
 
     async def validation(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
         sent: object = error.body
         if isinstance(sent, dict) and isinstance(sent.get("session_id"), str):
             request.state.session_id = sent["session_id"]
-        return refusals.answer(request.scope, from_validation(error.errors()))
+        return responder.answer(request.scope, from_validation(error.errors()))
 
     async def http(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         if error.status_code == 404:
-            return refusals.answer(request.scope, NotFound(f"there is no {request.method} {request.url.path}"))
+            return responder.answer(request.scope, NotFound(f"there is no {request.method} {request.url.path}"))
         if error.status_code == 400:
-            return refusals.answer(request.scope, BadRequest("the body cannot be read as JSON"))
+            return responder.answer(request.scope, BadRequest("the body cannot be read as JSON"))
         message = str(error.detail)
         if error.status_code == 405:
             allowed = dict(error.headers or {}).get("Allow", "")
@@ -191,10 +197,10 @@ def install(app: FastAPI, refusals: Refusals, watch: RedisWatch) -> None:
     async def queue(request: Request, error: Exception) -> Response:
         assert isinstance(error, RedisTrouble)
         watch.met(error)
-        return refusals.answer(request.scope, error)
+        return responder.answer(request.scope, error)
 
     async def bug(request: Request, error: Exception) -> Response:
-        return refusals.answer(request.scope, BlockrelayError("internal error; the gateway's log says more"))
+        return responder.answer(request.scope, BlockrelayError("internal error; the gateway's log says more"))
 
     app.add_exception_handler(BlockrelayError, ours)
     app.add_exception_handler(RequestValidationError, validation)
@@ -203,15 +209,26 @@ def install(app: FastAPI, refusals: Refusals, watch: RedisWatch) -> None:
     app.add_exception_handler(Exception, bug)
 
 
-def infer_error(error: BlockrelayError, session_id: str | None = None) -> dict[str, Any]:
-    """The error shape of /v1/infer for a request that never ran; OpenAI's shape rides along."""
+def infer_error(
+    error: BlockrelayError,
+    session_id: str | None = None,
+    *,
+    message: str | None = None,
+    error_type: str | None = None,
+    failed_block: str | None = None,
+    successful_blocks: Sequence[str] = (),
+    failed_blocks: Sequence[dict[str, Any]] = (),
+    **more: Any,
+) -> dict[str, Any]:
+    """The error shape of /v1/infer, of a request that never ran unless the blocks say more; OpenAI's rides along."""
     return {
         "status": "error",
-        "message": message_of(error),
+        "message": message or message_of(error),
         "session_id": session_id,
-        "failed_block": None,
-        "error_type": type(error).__name__,
-        "successful_blocks": [],
-        "failed_blocks": [],
+        "failed_block": failed_block,
+        "error_type": error_type or type(error).__name__,
+        "successful_blocks": list(successful_blocks),
+        "failed_blocks": list(failed_blocks),
+        **more,
         **error_body(error),
     }

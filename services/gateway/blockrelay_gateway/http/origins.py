@@ -18,7 +18,7 @@ from blockrelay.auth.api_keys import is_open_to_others
 from blockrelay.errors import ForeignOrigin, UnknownHost, UsageError
 from blockrelay.settings import GatewaySettings
 from blockrelay_gateway.http.authentication import PROBES
-from blockrelay_gateway.http.errors import Refusals
+from blockrelay_gateway.http.errors import ErrorResponder
 
 _PORTS = {"http": "80", "https": "443"}
 _ORIGIN = re.compile(r"([a-z][a-z0-9+.-]*)://(\[[0-9a-f:.]+\]|[^\s/?#@:\[\],]+)(?::([0-9]{1,5}))?")
@@ -90,9 +90,9 @@ class Rules:
 class Origins:
     """Plain ASGI, the first to run: refuses by `rules` before a body is read, 403 or 421, and answers for CORS."""
 
-    def __init__(self, app: ASGIApp, rules: Rules, routes: Sequence[BaseRoute], refusals: Refusals) -> None:
+    def __init__(self, app: ASGIApp, rules: Rules, routes: Sequence[BaseRoute], responder: ErrorResponder) -> None:
         """`routes`: all that there are, for preflights."""
-        self._app, self._rules, self._refusals = app, rules, refusals
+        self._app, self._rules, self._responder = app, rules, responder
         self._routes = [route for route in routes if isinstance(route, Route)]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -105,7 +105,7 @@ class Origins:
                 self._rules.check_host(hosts)
             guest = self._rules.check_origin(origins, hosts)
         except (UnknownHost, ForeignOrigin) as error:
-            await self._refusals.refuse(error, scope, receive, send)
+            await self._responder.refuse(error, scope, receive, send)
             return
         if guest is None or scope["type"] == "websocket":
             await self._app(scope, receive, send)

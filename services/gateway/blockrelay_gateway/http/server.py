@@ -11,9 +11,9 @@ from uvicorn.protocols.utils import ClientDisconnected
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.exceptions import InvalidState
 
-from blockrelay.errors import Overloaded
+from blockrelay.errors import LimitExceeded
 from blockrelay.settings import GatewaySettings
-from blockrelay_gateway.http.connection_limit import HEAD_BYTES, BodyBudget, BodyShare
+from blockrelay_gateway.http.body_budget import HEAD_BYTES, BodyBudget, BodyShare
 
 #: After a signal, streams get their error event at once; this bounds clients that do not read it.
 SHUTDOWN_S = 5
@@ -30,7 +30,7 @@ FRAGMENT_BYTES = 64
 ROOM_S = 0.05
 
 
-def server_config(app: FastAPI, settings: GatewaySettings) -> uvicorn.Config:
+def server_config(app: FastAPI, settings: GatewaySettings, bodies: BodyBudget) -> uvicorn.Config:
     """h11: httptools knows no bound of a head. No compression: it would take seconds for a tensor of 100 MB."""
     return uvicorn.Config(
         app,
@@ -38,7 +38,7 @@ def server_config(app: FastAPI, settings: GatewaySettings) -> uvicorn.Config:
         access_log=False,
         http=_patient_for(settings.arrival_timeout_s),
         h11_max_incomplete_event_size=HEAD_BYTES,
-        ws=_socket_for(settings.arrival_timeout_s, app.state.gateway.bodies),
+        ws=_socket_for(settings.arrival_timeout_s, bodies),
         ws_max_size=settings.max_body_bytes,
         ws_per_message_deflate=False,
         ws_max_queue=1,  # messages of one socket that wait to be read
@@ -117,7 +117,7 @@ def _socket_for(arrival_s: float, bodies: BodyBudget) -> type[WebSocketsSansIOPr
                 self._overdue = self.loop.call_later(arrival_s, self._give_up)
             try:
                 self._share.take(there)
-            except Overloaded:
+            except LimitExceeded:
                 self.transport.pause_reading()
                 self._waiting = self.loop.call_later(ROOM_S, self._go_on)
 

@@ -7,8 +7,6 @@ the opening event, one past the last token the end, and one more the closing eve
 import re
 from collections.abc import Sequence
 
-from fastapi import Request
-
 from blockrelay.errors import BadRequest
 
 HEADER = "Last-Event-ID"
@@ -23,11 +21,11 @@ def event_id(request: str, positions: Sequence[int]) -> str:
 def parse_event_id(text: str, request: str, *, param: str) -> tuple[int, ...]:
     """The positions of an id, with or without the request's name before them.
 
-    Raises BadRequest for anything that is no id and for one of another request.
+    Raises BadRequest for anything that is not an id and for one of another request.
     """
     found = _ID.fullmatch(text)
     if not found:
-        raise BadRequest(f"{param} is no event id: send that of an event, or a position", param=param)
+        raise BadRequest(f"{param} is not an event id: send that of an event, or a position", param=param)
     if found[1] not in (None, request):
         raise BadRequest(f"{param} is an event of another request ({found[1]}, not {request})", param=param)
     return tuple(int(position) for position in found[2].split("."))
@@ -39,16 +37,15 @@ def check_choices(positions: Sequence[int] | None, choices: int, *, param: str) 
         raise BadRequest(f"{param} names {len(positions)} positions; the request has {choices} choices", param=param)
 
 
-def starting_after(request: Request, names: Sequence[str], *, streamed: bool) -> tuple[int, ...] | None:
-    """Where the answer to a POST that was sent before begins (header Last-Event-ID); None: at its beginning.
+def starting_after(header: str | None, names: Sequence[str], *, streamed: bool) -> tuple[int, ...] | None:
+    """Where the answer to a POST that was sent before begins; None: at its beginning.
 
-    `names`: of the requests that the POST makes. Raises BadRequest.
+    `header`: its Last-Event-ID. `names`: of the requests that the POST makes. Raises BadRequest.
     """
-    text = request.headers.get(HEADER)
-    if text is None:
+    if header is None:
         return None
     if not streamed:
         raise BadRequest(f"{HEADER} goes on with a stream: send stream: true", param=HEADER)
-    positions = parse_event_id(text, names[0], param=HEADER)
+    positions = parse_event_id(header, names[0], param=HEADER)
     check_choices(positions, len(names), param=HEADER)
     return positions

@@ -65,7 +65,7 @@ class Followers:
         self._refused.add(request)
 
     async def settle(self, followed: Container[str]) -> None:
-        """Take back what Redis should not have; `followed` are the requests that have a flight here.
+        """Take back what Redis should not have; `followed` are the requests that this gateway follows.
 
         Raises RedisTrouble; the next call tries again.
         """

@@ -1,45 +1,77 @@
-"""Record and log of a request, read together."""
+"""Records and logs of requests, read from Redis; and whether a client may see them."""
 
 from collections.abc import Sequence
-from typing import cast
+from contextlib import suppress
+from typing import Any, cast
 
 import redis.asyncio
 
-from blockrelay.errors import NotFound, ServiceUnavailable
+from blockrelay.errors import NotFound, RedisTrouble, ServiceUnavailable
 from blockrelay.protocol.ended import Log, whole_log
 from blockrelay.protocol.keys import Keys
 from blockrelay.protocol.number import PROTOCOL
+from blockrelay_gateway.streaming.followed_request import FollowedRequest
 
 
-async def read_request(
-    client: redis.asyncio.Redis, keys: Keys, request: str, *, whole: bool = True
-) -> tuple[dict[bytes, bytes], Log]:
-    """Record and log of one moment; `whole`: else only the last entry of the log. Empty for what is not there.
+class Records:
+    """Of the requests of one cell, read for a gateway that serves `model` (its key). Methods raise RedisTrouble."""
 
-    Raises ServiceUnavailable for a record of a later protocol.
-    """
-    both = client.pipeline(transaction=True)
-    both.hgetall(keys.request(request))
-    if whole:
-        both.xrange(keys.log(request))
-    else:
-        both.xrevrange(keys.log(request), count=1)
-    record, log = cast(tuple[dict[bytes, bytes], Log], await both.execute())
-    if (number := int(record.get(b"v", 0))) > PROTOCOL:
-        raise ServiceUnavailable(
-            f"request {request} was accepted under protocol {number} of the cell, and this gateway speaks {PROTOCOL}"
-        )
-    return record, whole_log(record, log)
+    def __init__(self, client: redis.asyncio.Redis, keys: Keys, model: str) -> None:
+        self._client, self._keys, self._model = client, keys, model
 
+    async def read(self, request: str, *, whole: bool = True) -> tuple[dict[bytes, bytes], Log]:
+        """Record and log of one moment; `whole`: else only the last entry of the log. Empty for what is not there.
 
-def check_visible(name: str, recorded: Sequence[bytes | None], *, model: str, tenant: str) -> None:
-    """Raise NotFound for a request of another tenant, in the words for one that never was, and for one of another model
-    of the cell: with our tokenizer its tokens would read as nonsense.
+        Raises ServiceUnavailable for a record of a later protocol.
+        """
+        both = self._client.pipeline(transaction=True)
+        both.hgetall(self._keys.request(request))
+        if whole:
+            both.xrange(self._keys.log(request))
+        else:
+            both.xrevrange(self._keys.log(request), count=1)
+        record, log = cast(tuple[dict[bytes, bytes], Log], await both.execute())
+        if (number := int(record.get(b"v", 0))) > PROTOCOL:
+            raise ServiceUnavailable(
+                f"request {request} was accepted under protocol {number} of the cell, and this gateway speaks "
+                f"{PROTOCOL}"
+            )
+        return record, whole_log(record, log)
 
-    `name` is the client's id of the request, `recorded` its record's model and tenant (no model: there is no record),
-    `model` the key of ours.
-    """
-    if recorded[0] is None or (recorded[1] or b"").decode() != tenant:
-        raise NotFound(f"request {name} is unknown or was forgotten after its retention", param="id")
-    if recorded[0].decode() != model:
-        raise NotFound(f"request {name} is for another model than the one that this gateway serves", param="id")
+    async def exist(self, requests: Sequence[str]) -> bool:
+        """Whether all of them are accepted already."""
+        names = [self._keys.request(request) for request in requests]
+        return len(names) == await cast(Any, self._client.exists(*names))
+
+    async def state_and_end(self, request: str) -> tuple[str, str]:
+        """As the record says them; "queued" and "" where there is none."""
+        state, end = await cast(Any, self._client.hmget(self._keys.request(request), "state", "end"))
+        return (state or b"queued").decode(), (end or b"").decode()
+
+    async def numerics(self, followed: FollowedRequest) -> str:
+        """The numerics id of the run so far; "" before the first claim, and while Redis does not tell."""
+        if not followed.numerics:
+            with suppress(RedisTrouble):
+                value = await cast(Any, self._client.hget(self._keys.request(followed.id), "numerics"))
+                followed.numerics = (value or b"").decode()
+        return followed.numerics
+
+    async def look_up(self, request: str, tenant: str) -> None:
+        """Raise NotFound unless this tenant may see the request."""
+        self.check(request, await cast(Any, self._client.hmget(self._keys.request(request), "model", "tenant")), tenant)
+
+    def check(self, name: str, recorded: Sequence[bytes | None], tenant: str) -> None:
+        """Raise NotFound for a request of another tenant, in the words for one that never was, and for one of another
+        model of the cell: with our tokenizer its tokens would read as nonsense.
+
+        `name` is the client's id of the request, `recorded` its record's model and tenant (no model: there is no
+        record).
+        """
+        if recorded[0] is None or (recorded[1] or b"").decode() != tenant:
+            raise NotFound(f"request {name} is unknown or was forgotten after its retention", param="id")
+        if recorded[0].decode() != self._model:
+            raise NotFound(f"request {name} is for another model than the one that this gateway serves", param="id")
+
+    def check_followed(self, name: str, followed: FollowedRequest, tenant: str) -> None:
+        """As `check`, of a request that this gateway follows, which is of its model."""
+        self.check(name, (self._model.encode(), followed.tenant.encode()), tenant)

@@ -1,36 +1,44 @@
-"""From flights to what a client reads: whole answers and event streams, the same for every format."""
+"""From followed requests to what a client reads: whole answers and event streams, the same for every format."""
 
 from collections.abc import AsyncIterator, Sequence
 from typing import Any, Protocol
 
 from blockrelay.errors import BlockrelayError
 from blockrelay.failpoints import reach
-from blockrelay.settings import GatewaySettings
+from blockrelay_gateway.http import sse
 from blockrelay_gateway.http.errors import error_body
-from blockrelay_gateway.streaming import sse
 from blockrelay_gateway.streaming.deltas import Answer, Delta, Relay, failure
 from blockrelay_gateway.streaming.event_ids import event_id
-from blockrelay_gateway.streaming.followed_requests import Flight, Flights
+from blockrelay_gateway.streaming.followed_request import FollowedRequest
 from blockrelay_gateway.streaming.readers import Readers
+from blockrelay_gateway.streaming.records import Records
 
 
-class StreamFormat(Protocol):
-    """How one kind of answer looks in a stream. `index` is that of the prompt."""
+class ResponseFormat(Protocol):
+    """How one kind of answer looks, streamed or whole. `index` is that of the prompt."""
 
-    def opening(self, flight: Flight) -> dict[str, Any] | None:
+    def opening(self, followed: FollowedRequest) -> dict[str, Any] | None:
         """A chunk before the first token, or None."""
         ...
 
-    def chunk(self, index: int, delta: Delta, flight: Flight, fingerprint: str) -> dict[str, Any]:
+    def chunk(self, index: int, delta: Delta, followed: FollowedRequest, fingerprint: str) -> dict[str, Any]:
         """The chunk of one delta."""
         ...
 
-    def problem(self, error: BlockrelayError, flight: Flight) -> dict[str, Any]:
+    def problem(self, error: BlockrelayError, followed: FollowedRequest) -> dict[str, Any]:
         """The chunk of a bad end."""
         ...
 
-    def closing(self, flights: Sequence[Flight]) -> dict[str, Any] | None:
+    def closing(self, requests: Sequence[FollowedRequest]) -> dict[str, Any] | None:
         """A chunk after the last delta of requests that all ended well, or None."""
+        ...
+
+    def whole(self, answers: Sequence[Answer], requests: Sequence[FollowedRequest]) -> dict[str, Any]:
+        """The answer that is not streamed; every request has ended well."""
+        ...
+
+    def background(self, followed: FollowedRequest, status: str) -> dict[str, Any]:
+        """The answer to a background request."""
         ...
 
 
@@ -38,20 +46,22 @@ class Source(Protocol):
     """Where answers come from: a gateway."""
 
     @property
-    def settings(self) -> GatewaySettings: ...
+    def keep_alive_s(self) -> float:
+        """Seconds between comments on a silent stream."""
+        ...
 
     @property
-    def flights(self) -> Flights: ...
+    def records(self) -> Records: ...
 
-    def relay(self, flight: Flight) -> Relay:
+    def relay(self, followed: FollowedRequest) -> Relay:
         """A fresh one for one reader."""
         ...
 
 
 async def collect(gateway: Source, readers: Readers) -> list[Answer]:
     """Wait for the end of every request. Raises ServiceUnavailable when the gateway shuts down first."""
-    relays = [gateway.relay(flight) for flight in readers.flights]
-    answers = [Answer() for _ in readers.flights]
+    relays = [gateway.relay(followed) for followed in readers.requests]
+    answers = [Answer() for _ in readers.requests]
     async for batch in readers.batches():
         for index, entry in batch:
             answers[index].add(relays[index].push(entry))
@@ -59,20 +69,20 @@ async def collect(gateway: Source, readers: Readers) -> list[Answer]:
 
 
 async def stream(
-    gateway: Source, readers: Readers, form: StreamFormat, *, after: Sequence[int] | None = None
+    gateway: Source, readers: Readers, form: ResponseFormat, *, after: Sequence[int] | None = None
 ) -> AsyncIterator[bytes]:
-    """The events of an answer, or those behind the positions `after` (`event_ids`), one for each flight.
+    """The events of an answer, or those behind the positions `after` (`event_ids`), one for each request.
 
     A bad end is an event of its own, never a silent close.
     """
-    flights = readers.flights
-    relays = [gateway.relay(flight) for flight in flights]
-    request, seen = flights[0].request, list(after or (0,) * len(flights))
+    requests = readers.requests
+    relays = [gateway.relay(followed) for followed in requests]
+    request, seen = requests[0].id, list(after or (0,) * len(requests))
     yield sse.RETRY
-    if after is None and (opening := form.opening(flights[0])):
+    if after is None and (opening := form.opening(requests[0])):
         yield sse.event(opening, event_id(request, seen))
     try:
-        async for batch in readers.batches(quiet_s=gateway.settings.keep_alive_s):
+        async for batch in readers.batches(quiet_s=gateway.keep_alive_s):
             if not batch:
                 yield sse.KEEP_ALIVE
                 continue
@@ -82,10 +92,10 @@ async def stream(
                 # A format may keep what it has shown, so it sees every delta; the client has those up to `seen`.
                 error = failure(delta.end) if delta.end is not None else None
                 if error is not None:
-                    body = form.problem(error, flights[index])
+                    body = form.problem(error, requests[index])
                 else:
-                    fingerprint = flights[index].numerics or await gateway.flights.numerics(flights[index])
-                    body = form.chunk(index, delta, flights[index], fingerprint)
+                    fingerprint = requests[index].numerics or await gateway.records.numerics(requests[index])
+                    body = form.chunk(index, delta, requests[index], fingerprint)
                 # A bad end is told even where the client has seen more: Redis may have lost that before the end.
                 if delta.position > seen[index] or error is not None:
                     seen[index] = max(seen[index], delta.position)
@@ -93,9 +103,9 @@ async def stream(
             reach("gateway.before_event")
             yield b"".join(parts)
             reach("gateway.after_event")
-        good = all(flight.end is not None and failure(flight.end) is None for flight in flights)
-        last = [flight.tokens + 2 for flight in flights]
-        if good and seen != last and (closing := form.closing(flights)):
+        good = all(followed.end is not None and failure(followed.end) is None for followed in requests)
+        last = [followed.tokens + 2 for followed in requests]
+        if good and seen != last and (closing := form.closing(requests)):
             yield sse.event(closing, event_id(request, last))
     except BlockrelayError as error:  # the gateway shuts down
         yield sse.event(error_body(error))

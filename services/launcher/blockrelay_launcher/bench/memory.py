@@ -69,7 +69,7 @@ def weigh(folder: BlockFolder, data: Path) -> list[Weight]:
     """Every ready worker of the `up` on `data`, as it is now."""
     running = read_running(data)
     cell = CellAddress(running.redis_url, Settings(cell=running.cell))
-    workers: list[dict[str, Any]] = read_status(cell)["models"][folder.manifest.model_hash[:16]]["workers"]
+    workers: list[dict[str, Any]] = read_status(cell)["models"][folder.model_key]["workers"]
     return [_weigh_one(folder.manifest, worker) for worker in workers if worker["state"] == "ready"]
 
 

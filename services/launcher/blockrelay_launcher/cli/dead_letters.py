@@ -145,7 +145,7 @@ def replay(
     """Run it alone in a process of its own, off-line, and tell what happens. Exit code 1 when it fails again."""
     cell = find_cell(redis, data)
     letter, folder = _find(cell, request), (model or cell.settings.model).absolute()
-    if open_block_folder(folder, blocks=[]).manifest.model_hash[:16] != letter.model:
+    if open_block_folder(folder, blocks=[]).model_key != letter.model:
         raise UsageError(f"{letter.request} was for another model than {folder}: choose it with --model")
     typer.echo(f"{letter.request}: {letter.why}, {letter.committed} tokens were committed. Now alone:")
     sys.stdout.flush()

@@ -11,7 +11,8 @@ import typer
 from pydantic import ValidationError
 from typer.exceptions import TyperException
 
-from blockrelay.errors import BlockFolderError, BlockrelayError, UsageError
+from blockrelay.errors import BlockrelayError, UsageError
+from blockrelay.exit_codes import FAILED, exit_code
 from blockrelay.settings import BUNDLED_MODEL, check_names
 from blockrelay_launcher.bench.command import BenchOptions, run_bench
 from blockrelay_launcher.cli import api_keys, dead_letters
@@ -293,4 +294,4 @@ def main() -> None:
         sys.exit(2)
     except BlockrelayError as error:
         sys.stderr.write(f"blockrelay: {error}\n")
-        sys.exit(2 if isinstance(error, UsageError | BlockFolderError) else 1)
+        sys.exit(exit_code(error, otherwise=FAILED))

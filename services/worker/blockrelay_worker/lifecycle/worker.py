@@ -53,7 +53,7 @@ class Worker:
     def __init__(self, settings: WorkerSettings, stop: threading.Event, drain: Drain) -> None:
         self._settings, self._stop = settings, stop
         self._folder: BlockFolder = open_block_folder(settings.model, blocks=[])
-        self._model = self._folder.manifest.model_hash[:16]
+        self._model = self._folder.model_key
         self._numerics = salted_id(numerics_id(self._folder.manifest), settings.inject_numerics)
         self._metrics = WorkerMetrics(service_registry("worker"))
         self._links = Links.open(settings, self._metrics.redis_errors, stop, drain)

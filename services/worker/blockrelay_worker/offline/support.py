@@ -5,7 +5,8 @@ import os
 import typer
 from typer.exceptions import TyperException
 
-from blockrelay.errors import BlockFolderError, BlockrelayError, UsageError
+from blockrelay.errors import BlockrelayError
+from blockrelay.exit_codes import FAILED, exit_code
 
 
 def run_app(app: typer.Typer, arguments: list[str] | None) -> int:
@@ -18,12 +19,12 @@ def run_app(app: typer.Typer, arguments: list[str] | None) -> int:
     except TyperException as error:  # an option that does not exist, a value of the wrong type
         typer.echo(f"error: {error.format_message()}", err=True)
         return 2
-    except (UsageError, BlockFolderError) as error:
+    except BlockrelayError as error:
         typer.echo(f"error: {error}", err=True)
-        return 2
-    except (BlockrelayError, OSError) as error:
+        return exit_code(error, otherwise=FAILED)
+    except OSError as error:
         typer.echo(f"error: {error}", err=True)
-        return 1
+        return FAILED
     except (typer.Abort, KeyboardInterrupt):
         return 130  # what a shell reports for Ctrl-C
     return code if isinstance(code, int) else 0

@@ -12,10 +12,12 @@ from blockrelay.auth.api_keys import Tenant
 from blockrelay.errors import BadRequest, BlockrelayError, ExecutionError, WireError
 from blockrelay.protocol.messages import EndEntry
 from blockrelay.protocol.tensors import decode_result, to_float16
-from blockrelay_gateway.admission.accept import scoped_session
+from blockrelay_gateway.admission.admission_request import AdmissionRequest
 from blockrelay_gateway.admission.idempotency import Identity
-from blockrelay_gateway.admission.order import Order
-from blockrelay_gateway.api.infer.responses import InferStream, execution, pipeline_error, tensor_success, text_success
+from blockrelay_gateway.admission.namespaces import scoped_session
+from blockrelay_gateway.api.infer import requests
+from blockrelay_gateway.api.infer.responses import InferFormat, execution, pipeline_error, tensor_success
+from blockrelay_gateway.api.infer.schemas import TENSOR_FIELDS, TENSOR_ONLY_FIELDS, InferRequest
 from blockrelay_gateway.api.infer.tensor_steps import (
     Session,
     TensorStep,
@@ -25,9 +27,8 @@ from blockrelay_gateway.api.infer.tensor_steps import (
     read_steps,
     row_session,
 )
-from blockrelay_gateway.api.schemas import TENSOR_FIELDS, TENSOR_ONLY_FIELDS, InferRequest
+from blockrelay_gateway.api.state import Gateway
 from blockrelay_gateway.http.offload import by_size
-from blockrelay_gateway.state import Gateway
 from blockrelay_gateway.streaming.deltas import failure
 from blockrelay_gateway.streaming.readers import Readers
 from blockrelay_gateway.streaming.responses import collect
@@ -62,52 +63,50 @@ def is_tensor_form(request: InferRequest) -> bool:
     return True
 
 
-async def text_order(gateway: Gateway, request: InferRequest, who: Identity, trace: str) -> Order:
-    """The order of the text form. Raises BadRequest."""
-    return await by_size(len(request.prompt or ()), gateway.translator.infer_text, request, trace, who)
+async def text_request(gateway: Gateway, request: InferRequest, who: Identity, trace: str) -> AdmissionRequest:
+    """The text form, checked. Raises BadRequest."""
+    return await by_size(len(request.prompt or ()), requests.text_request, gateway.builder, request, trace, who)
 
 
 async def finish_text(gateway: Gateway, readers: Readers) -> Finished:
     """The answer to the text form once it has ended."""
-    (answer,) = await collect(gateway, readers)
-    (flight,) = readers.flights
-    assert answer.end is not None
-    if error := failure(answer.end):
-        return Finished(pipeline_error(error, answer.end, session_id=None), error)
-    seconds = flight.heard - flight.started
-    return Finished(text_success(answer, flight, seconds=seconds, **execution(answer.end)))
+    answers, form = await collect(gateway, readers), InferFormat()
+    ((end,), (followed,)) = [answer.end for answer in answers], readers.requests
+    assert end is not None
+    if error := failure(end):
+        return Finished(form.problem(error, followed), error)
+    return Finished(form.whole(answers, readers.requests))
 
 
 async def background(gateway: Gateway, readers: Readers) -> dict[str, Any]:
     """The answer to a background request."""
-    (flight,) = readers.flights
-    return {"status": await gateway.status(readers), "request_id": flight.request, "seed": flight.params.seed}
+    return InferFormat().background(readers.requests[0], await gateway.status(readers))
 
 
 async def text_objects(gateway: Gateway, readers: Readers) -> AsyncIterator[dict[str, Any]]:
     """The text form as a stream of objects (the WebSocket's way)."""
-    (flight,) = readers.flights
-    form, relay = InferStream(), gateway.relay(flight)
-    if opening := form.opening(flight):
+    (followed,) = readers.requests
+    form, relay = InferFormat(), gateway.relay(followed)
+    if opening := form.opening(followed):
         yield opening
     async for batch in readers.batches():
         for _, entry in batch:
             delta = relay.push(entry)
             if delta.end is not None and (error := failure(delta.end)):
-                yield form.problem(error, flight)
+                yield form.problem(error, followed)
             else:
-                yield form.chunk(0, delta, flight, "")
+                yield form.chunk(0, delta, followed, "")
 
 
 async def submit_tensors(
     gateway: Gateway, request: InferRequest, who: Identity, trace: str, tenant: Tenant, *, size: int
-) -> tuple[list[TensorStep], list[Order], Readers]:
+) -> tuple[list[TensorStep], list[AdmissionRequest], Readers]:
     """Accept a tensor step, a request for each of its rows, or find those that it repeats. `size`: of the body, bytes.
 
     `finish_tensors` closes the readers.
     """
-    steps, orders = await _orders(gateway, request, who, trace, tenant, size)
-    return steps, orders, await gateway.admission.submit(orders, tenant, together=True)
+    steps, rows = await _rows(gateway, request, who, trace, tenant, size)
+    return steps, rows, await gateway.admission.submit(rows, tenant, together=True)
 
 
 async def finish_tensors(
@@ -115,31 +114,31 @@ async def finish_tensors(
     session_id: str | None,
     tenant: Tenant,
     steps: Sequence[TensorStep],
-    orders: Sequence[Order],
+    rows: Sequence[AdmissionRequest],
     readers: Readers,
 ) -> Finished:
     """The answer to a tensor step once all its rows have ended."""
-    started = min(flight.started for flight in readers.flights)
+    started = min(followed.started for followed in readers.requests)
     ended = await _ended(gateway, readers)
     lost = [row for row, (end, raw) in enumerate(ended) if raw is None and failure(end) is None]
     if lost:  # their results are gone: compute them once more, outside the session
-        renamed = [gateway.translator.renamed(orders[row]) for row in lost]
+        renamed = [requests.renamed(rows[row]) for row in lost]
         again = await gateway.admission.submit(renamed, tenant, together=True)
         for row, found in zip(lost, await _ended(gateway, again), strict=True):
             ended[row] = found
     values: list[NDArray[np.float32]] = []
-    for (end, raw), step, order in zip(ended, steps, orders, strict=True):
+    for (end, raw), step, asked in zip(ended, steps, rows, strict=True):
         error = failure(end)
         if error is None:
             try:
-                wanted = step.new if order.body.logits == "all" else 1
+                wanted = step.new if asked.body.logits == "all" else 1
                 values.append(await by_size(len(raw or b""), _logits, raw, wanted, gateway))
             except (ExecutionError, WireError) as problem:
                 error = problem
         if error is not None:
             return Finished(pipeline_error(error, end, session_id=session_id), error)
-    places = steps if orders[0].body.logits == "all" else None
-    logits = await by_size(sum(rows.nbytes for rows in values), _side_by_side, values, places)
+    places = steps if rows[0].body.logits == "all" else None
+    logits = await by_size(sum(logits.nbytes for logits in values), _side_by_side, values, places)
     body = tensor_success(
         logits.shape,
         [end for end, _ in ended],
@@ -176,11 +175,11 @@ def _side_by_side(values: Sequence[NDArray[np.float32]], steps: Sequence[TensorS
     return output
 
 
-async def _orders(
+async def _rows(
     gateway: Gateway, request: InferRequest, who: Identity, trace: str, tenant: Tenant, size: int
-) -> tuple[list[TensorStep], list[Order]]:
-    model, translator = gateway.folder.model, gateway.translator
-    translator.check_model(request.model)
+) -> tuple[list[TensorStep], list[AdmissionRequest]]:
+    model = gateway.folder.model
+    gateway.builder.check_model(request.model)
     number = check_names(request.session_id, request.step)
     tensors, context = request.input_tensors or {}, model.max_position
     inputs = await by_size(size, read_inputs, tensors, context=context, vocab_size=model.vocab_size)
@@ -193,23 +192,11 @@ async def _orders(
     if logits == "all" and new * model.vocab_size * 4 > MAX_RESULT_BYTES:
         most = MAX_RESULT_BYTES // (model.vocab_size * 4)
         raise BadRequest(f'logits "all" takes at most {most} new tokens, not {new}', param="logits")
-    orders = [
-        translator.tensor_order(
-            list(step.tokens),
-            name=name,
-            logits=logits,
-            prior=step.prior,
-            step=number if step.session else 0,
-            session=step.session,
-            timeout_s=request.timeout,
-            trace=trace,
-            salt=request.cache_salt,
-            priority=request.priority,
-            exact=bool(request.exact),
-        )
+    rows = [
+        requests.tensor_request(gateway.builder, request, step, name, logits=logits, trace=trace)
         for step, name in zip(steps, who.names(inputs.rows), strict=True)
     ]
-    return steps, orders
+    return steps, rows
 
 
 async def _sessions(gateway: Gateway, tenant: Tenant, session_id: str, rows: int, step: int) -> list[Session]:
@@ -236,12 +223,12 @@ async def _ended(gateway: Gateway, readers: Readers) -> list[tuple[EndEntry, byt
     """The terminal entry of every request and its stored result. Closes `readers`."""
     with readers:
         ended: list[tuple[EndEntry, bytes | None]] = []
-        for answer, flight in zip(await collect(gateway, readers), readers.flights, strict=True):
+        for answer, followed in zip(await collect(gateway, readers), readers.requests, strict=True):
             assert answer.end is not None
             raw = None
             if answer.end.reason == "tensor":
                 raw = await gateway.results.fetch(
-                    flight.request, now_ms=gateway.admission.now_ms, give_up=lambda: gateway.flights.closing
+                    followed.id, now_ms=gateway.cell.now_ms, give_up=lambda: gateway.followed.closing
                 )
             ended.append((answer.end, raw))
         return ended

@@ -11,9 +11,9 @@ from blockrelay.errors import BlockrelayError
 from blockrelay.protocol.messages import EndEntry
 from blockrelay.protocol.tensors import base64_pieces
 from blockrelay_gateway.api.openai.responses import usage
-from blockrelay_gateway.http.errors import error_body, to_json
+from blockrelay_gateway.http.errors import infer_error, to_json
 from blockrelay_gateway.streaming.deltas import Answer, Delta, finish_reason
-from blockrelay_gateway.streaming.followed_requests import Flight
+from blockrelay_gateway.streaming.followed_request import FollowedRequest
 
 
 def execution(*ends: EndEntry) -> dict[str, Any]:
@@ -86,17 +86,17 @@ class TensorAnswer:
         yield self._tail
 
 
-def text_success(answer: Answer, flight: Flight, *, seconds: float, **more: Any) -> dict[str, Any]:
+def text_success(answer: Answer, followed: FollowedRequest, *, seconds: float, **more: Any) -> dict[str, Any]:
     """The answer to the text form."""
     assert answer.end is not None
     return {
         "status": "success",
         "message": "Pipeline completed successfully",
-        "request_id": flight.request,
+        "request_id": followed.id,
         "outputs": {"text": answer.text, "token_ids": answer.token_ids},
         "finish_reason": finish_reason(answer.end),
-        "usage": usage([flight]),
-        "seed": flight.params.seed,
+        "usage": usage([followed]),
+        "seed": followed.params.seed,
         "total_pipeline_time": round(seconds, 6),
         "system_fingerprint": answer.end.numerics or None,
         **more,
@@ -109,45 +109,52 @@ def pipeline_error(error: BlockrelayError, end: EndEntry, *, session_id: str | N
     times: dict[str, float] = end.meta.get("execution_times") or {}
     worker = "GPU" if end.meta.get("device") == "gpu" else "CPU"
     failed = {"block_id": block, "error": str(error), "execution_time": times.get(block or "", 0.0), "worker": worker}
-    return {
-        "status": "error",
-        "message": f"Pipeline failed at {block}: {error}" if block else f"Pipeline failed: {error}",
-        "session_id": session_id,
-        "failed_block": block,
-        "error_type": end.meta.get("error_type") or type(error).__name__,
-        "successful_blocks": [name for name in times if name != block],
-        "failed_blocks": [failed] if block else [],
-        "fallback_events": [event.to_json() for event in end.fallbacks],
-        **error_body(error),
-    }
+    return infer_error(
+        error,
+        session_id,
+        message=f"Pipeline failed at {block}: {error}" if block else f"Pipeline failed: {error}",
+        error_type=end.meta.get("error_type") or None,
+        failed_block=block,
+        successful_blocks=[name for name in times if name != block],
+        failed_blocks=[failed] if block else [],
+        fallback_events=[event.to_json() for event in end.fallbacks],
+    )
 
 
-class InferStream:
-    """The text form, streamed: one object per token, then the same object as without streaming."""
+class InferFormat:
+    """The text form; streamed: one object per token, then the same object as without streaming."""
 
     def __init__(self) -> None:
         self._answers: dict[int, Answer] = {}
 
-    def opening(self, flight: Flight) -> dict[str, Any] | None:
-        events = f"/v1/requests/{flight.request}/events?starting_after="  # and a position: how to go on after a cut
-        return {"status": "accepted", "request_id": flight.request, "seed": flight.params.seed, "resume": events}
+    def opening(self, followed: FollowedRequest) -> dict[str, Any] | None:
+        events = f"/v1/requests/{followed.id}/events?starting_after="  # and a position: how to go on after a cut
+        return {"status": "accepted", "request_id": followed.id, "seed": followed.params.seed, "resume": events}
 
-    def chunk(self, index: int, delta: Delta, flight: Flight, fingerprint: str) -> dict[str, Any]:
+    def chunk(self, index: int, delta: Delta, followed: FollowedRequest, fingerprint: str) -> dict[str, Any]:
         answer = self._answers.setdefault(index, Answer())
         answer.add(delta)
         if delta.end is not None:
-            seconds = flight.heard - flight.started
-            return text_success(answer, flight, seconds=seconds, **execution(delta.end))
+            return self.whole([answer], [followed])
         return {
             "status": "token",
-            "request_id": flight.request,
+            "request_id": followed.id,
             "position": delta.position,
             "outputs": {"text": delta.text, "token_ids": [delta.token]},
         }
 
-    def problem(self, error: BlockrelayError, flight: Flight) -> dict[str, Any]:
-        assert flight.end is not None
-        return pipeline_error(error, flight.end, session_id=None)
+    def problem(self, error: BlockrelayError, followed: FollowedRequest) -> dict[str, Any]:
+        assert followed.end is not None
+        return pipeline_error(error, followed.end, session_id=None)
 
-    def closing(self, flights: Sequence[Flight]) -> dict[str, Any] | None:
+    def closing(self, requests: Sequence[FollowedRequest]) -> dict[str, Any] | None:
         return None
+
+    def whole(self, answers: Sequence[Answer], requests: Sequence[FollowedRequest]) -> dict[str, Any]:
+        (answer,), (followed,) = answers, requests
+        assert answer.end is not None
+        seconds = followed.heard - followed.started
+        return text_success(answer, followed, seconds=seconds, **execution(answer.end))
+
+    def background(self, followed: FollowedRequest, status: str) -> dict[str, Any]:
+        return {"status": status, "request_id": followed.id, "seed": followed.params.seed}

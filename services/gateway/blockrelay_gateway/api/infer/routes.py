@@ -1,44 +1,30 @@
 """POST /v1/infer and its WebSocket."""
 
-import asyncio
-import json
-from collections.abc import Coroutine
-from contextlib import suppress
-from typing import Any
-
-from fastapi import APIRouter, Request, WebSocket, WebSocketDisconnect
+from fastapi import APIRouter, Request, WebSocket
 from fastapi.responses import Response, StreamingResponse
-from pydantic import ValidationError
 
-from blockrelay.errors import BadRequest, BlockrelayError, Overloaded, RedisTrouble
-from blockrelay_gateway import state as gateways
+from blockrelay.errors import BadRequest
 from blockrelay_gateway.admission.idempotency import HEADER
-from blockrelay_gateway.admission.order import Order
+from blockrelay_gateway.api import state
 from blockrelay_gateway.api.infer import handlers
-from blockrelay_gateway.api.infer.responses import InferStream, TensorAnswer
-from blockrelay_gateway.api.infer.tensor_steps import TensorStep
+from blockrelay_gateway.api.infer.responses import InferFormat, TensorAnswer
+from blockrelay_gateway.api.infer.schemas import InferRequest
+from blockrelay_gateway.api.infer.websocket import converse
 from blockrelay_gateway.api.request_builder import clean_traceparent
-from blockrelay_gateway.api.schemas import InferRequest
-from blockrelay_gateway.http import authentication
-from blockrelay_gateway.http.connection_limit import BodyBudget, BodyShare
-from blockrelay_gateway.http.errors import JsonAnswer, from_validation, infer_error, status_of, to_json
+from blockrelay_gateway.http import authentication, sse
+from blockrelay_gateway.http.errors import JsonAnswer, status_of
 from blockrelay_gateway.http.offload import body_size, by_size
-from blockrelay_gateway.http.server import PIECES
-from blockrelay_gateway.state import Gateway
-from blockrelay_gateway.streaming import sse
+from blockrelay_gateway.streaming.event_ids import HEADER as LAST_EVENT_ID
 from blockrelay_gateway.streaming.event_ids import starting_after
-from blockrelay_gateway.streaming.readers import Readers
 from blockrelay_gateway.streaming.responses import stream
 
 router = APIRouter()
-#: Messages of one socket that are under way at once; more wait.
-SOCKET_REQUESTS = 64
 
 
 @router.post("/v1/infer")
 async def infer_once(body: InferRequest, request: Request) -> Response:
     """The tensor form or the text form."""
-    gateway = gateways.of(request)
+    gateway = state.of(request)
     request.state.session_id = body.session_id  # errors name it
     trace = clean_traceparent(request.headers.get("traceparent"))
     if body.id is not None:
@@ -50,17 +36,18 @@ async def infer_once(body: InferRequest, request: Request) -> Response:
     who = await by_size(body_size(request), gateway.identify, keys, body, tenant, "infer")
     if handlers.is_tensor_form(body):
         size = body_size(request)
-        steps, orders, readers = await handlers.submit_tensors(gateway, body, who, trace, tenant, size=size)
+        steps, rows, readers = await handlers.submit_tensors(gateway, body, who, trace, tenant, size=size)
         with readers:  # also of a client that left before anything was read
-            finish = handlers.finish_tensors(gateway, body.session_id, tenant, steps, orders, readers)
+            finish = handlers.finish_tensors(gateway, body.session_id, tenant, steps, rows, readers)
             done = await sse.unless_gone(request, finish)
         return _answer(done, readers.headers)
-    order = await handlers.text_order(gateway, body, who, trace)
-    after = starting_after(request, [order.request], streamed=bool(body.stream))
-    readers = await gateway.admission.submit([order], tenant)
-    name = order.request
+    asked = await handlers.text_request(gateway, body, who, trace)
+    name = asked.request
+    after = starting_after(request.headers.get(LAST_EVENT_ID), [name], streamed=bool(body.stream))
+    readers = await gateway.admission.submit([asked], tenant)
     if body.stream:
-        return sse.EventStream(stream(gateway, readers, InferStream(), after=after), readers, request_id=name)
+        events = stream(gateway, readers, InferFormat(), after=after)
+        return sse.EventStream(events, readers, request_id=name, headers=readers.headers)
     headers = {"x-request-id": name, **readers.headers}
     with readers:
         if body.background:
@@ -82,151 +69,4 @@ def _answer(done: handlers.Finished | None, headers: dict[str, str]) -> Response
 @router.websocket("/ws")
 async def infer_socket(socket: WebSocket) -> None:
     """Every message is a body of POST /v1/infer, several at once; answers carry the message's `id`."""
-    await socket.accept()
-    conversation = Conversation(gateways.of(socket), socket)
-    try:
-        async with asyncio.TaskGroup() as tasks:
-            try:
-                while True:
-                    letter = Letter(await socket.receive_text(), conversation.bodies)
-                    await conversation.room.acquire()
-                    tasks.create_task(conversation.answer(letter)).add_done_callback(
-                        lambda _: conversation.room.release()
-                    )
-            except KeyError:
-                await socket.close(code=1003, reason="send text messages, not binary ones")
-                raise _Left from None
-            except WebSocketDisconnect:
-                raise _Left from None
-    except* (_Left, WebSocketDisconnect):  # the latter from a task that was sending
-        pass
-
-
-class _Left(Exception):
-    """The client has left: ends the task group, which releases all readers."""
-
-
-class Letter:
-    """One message, as long as it is needed: its bytes count among those of all bodies until it is accepted or refused,
-    and neither its text nor what was parsed of it is kept any longer."""
-
-    def __init__(self, text: str, bodies: BodyBudget) -> None:
-        self.name: str | int | None = None
-        self.session: str | None = None
-        self.size = len(text) if text.isascii() else len(text.encode())
-        self._text, self._share = text, BodyShare(bodies)
-        self._refusal: Overloaded | None = None
-        try:
-            self._share.take(self.size)
-        except Overloaded as error:
-            self._refusal = error
-            with suppress(BadRequest):
-                self._parse()  # at once: what is refused is told by name, and waits for nothing
-            self._text = ""
-
-    def read(self) -> InferRequest:
-        """The request in it. `name` and `session` are those that an answer needs. Raises Overloaded, BadRequest."""
-        if self._refusal is not None:
-            raise self._refusal
-        content = self._parse()
-        self._text = ""
-        try:
-            return InferRequest.model_validate(content)
-        except ValidationError as error:
-            raise from_validation(error.errors()) from None
-
-    def close(self) -> None:
-        """Its request has been accepted or refused. Idempotent."""
-        self._share.give_back()
-
-    def _parse(self) -> object:
-        try:
-            content = json.loads(self._text)
-        except (ValueError, RecursionError) as error:
-            raise BadRequest(f"the message is not JSON: {error}") from None
-        if isinstance(content, dict):
-            self.name, self.session = _plain(content, "id"), _plain(content, "session_id")  # pyright: ignore
-        return content
-
-
-class Conversation:
-    """One socket. Messages are answered by tasks of their own; only sending is exclusive."""
-
-    def __init__(self, gateway: Gateway, socket: WebSocket) -> None:
-        self._gateway, self._socket = gateway, socket
-        self._sending = asyncio.Lock()
-        self._tenant = authentication.of(socket)
-        self._trace = clean_traceparent(socket.headers.get("traceparent"))
-        self.room = asyncio.Semaphore(SOCKET_REQUESTS)
-        self.bodies = gateway.bodies
-
-    async def answer(self, letter: Letter) -> None:
-        """Answer one message, whatever is in it."""
-        try:
-            finish = await self._begin(letter)
-            letter.close()
-            await finish
-        except BlockrelayError as error:
-            if isinstance(error, RedisTrouble):
-                self._gateway.watch.met(error)
-            await self._refuse(error, letter)
-        finally:
-            letter.close()
-
-    async def _begin(self, letter: Letter) -> Coroutine[Any, Any, None]:
-        """Have the request accepted; what is left to do does not need the message any more."""
-        request, name = letter.read(), letter.name
-        keys = [] if request.idempotency_key is None else [request.idempotency_key]
-        who = self._gateway.identify(keys, request, self._tenant, "infer")
-        if handlers.is_tensor_form(request):
-            steps, orders, readers = await handlers.submit_tensors(
-                self._gateway, request, who, self._trace, self._tenant, size=letter.size
-            )
-            return self._tensors(name, request.session_id, steps, orders, readers)
-        order = await handlers.text_order(self._gateway, request, who, self._trace)
-        readers = await self._gateway.admission.submit([order], self._tenant)
-        return self._text(name, readers, background=bool(request.background), streamed=bool(request.stream))
-
-    async def _tensors(
-        self,
-        name: str | int | None,
-        session: str | None,
-        steps: list[TensorStep],
-        orders: list[Order],
-        readers: Readers,
-    ) -> None:
-        with readers:
-            done = await handlers.finish_tensors(self._gateway, session, self._tenant, steps, orders, readers)
-            if done.logits is None:
-                await self._send(done.body, name)
-            else:
-                pieces = TensorAnswer(_named(done.body, name), done.logits).pieces()
-                async with self._sending:
-                    await self._socket.send({"type": "websocket.send", PIECES: pieces})
-
-    async def _text(self, name: str | int | None, readers: Readers, *, background: bool, streamed: bool) -> None:
-        with readers:
-            if background:
-                await self._send(await handlers.background(self._gateway, readers), name)
-            elif streamed:
-                async for body in handlers.text_objects(self._gateway, readers):
-                    await self._send(body, name)
-            else:
-                await self._send((await handlers.finish_text(self._gateway, readers)).body, name)
-
-    async def _refuse(self, error: BlockrelayError, letter: Letter) -> None:
-        self._gateway.refusals.count("/v1/infer/ws", error)
-        await self._send(infer_error(error, letter.session), letter.name)
-
-    async def _send(self, body: dict[str, Any], name: str | int | None) -> None:
-        async with self._sending:
-            await self._socket.send_text(to_json(_named(body, name)).decode())
-
-
-def _named(body: dict[str, Any], name: str | int | None) -> dict[str, Any]:
-    return body if name is None else {"id": name, **body}
-
-
-def _plain(content: dict[str, Any], name: str) -> Any:
-    value = content.get(name)
-    return value if isinstance(value, str | int) else None
+    await converse(state.of(socket), socket)

@@ -5,15 +5,15 @@ Extensions, all optional to read: `seed`, `token_ids`, `prompt_token_ids` in a c
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from blockrelay.errors import BlockrelayError
 from blockrelay.protocol.messages import TokenLogprobs
 from blockrelay.text.tokenizer import Tokenizer
 from blockrelay_gateway.http.errors import error_body
 from blockrelay_gateway.streaming.deltas import Answer, Delta, finish_reason
-from blockrelay_gateway.streaming.followed_requests import Flight
-from blockrelay_gateway.streaming.responses import StreamFormat
+from blockrelay_gateway.streaming.followed_request import FollowedRequest
+from blockrelay_gateway.streaming.responses import ResponseFormat
 
 Kind = Literal["completion", "chat"]
 
@@ -26,31 +26,19 @@ class Options:
     return_token_ids: bool = False
 
 
-class Format(StreamFormat, Protocol):
-    """One of OpenAI's two text formats."""
-
-    def whole(self, answers: Sequence[Answer], flights: Sequence[Flight]) -> dict[str, Any]:
-        """The answer that is not streamed; every request has ended well."""
-        ...
-
-    def background(self, flight: Flight, status: str) -> dict[str, Any]:
-        """The answer to a background request."""
-        ...
-
-
 def public_id(request: str, kind: Kind) -> str:
     """The id that OpenAI's clients see: their prefix, our hex digits."""
     return f"{'cmpl' if kind == 'completion' else 'chatcmpl'}-{request.removeprefix('req-')}"
 
 
-def usage(flights: Sequence[Flight]) -> dict[str, Any]:
+def usage(requests: Sequence[FollowedRequest]) -> dict[str, Any]:
     """Token counts of some requests together; every committed token counts, the one that ended the text too.
 
     `cached_tokens`: tokens of the prompts whose KV the last run found instead of computing it.
     """
-    prompt = sum(flight.body.prompt.size for flight in flights)
-    new = sum(flight.tokens for flight in flights)
-    cached = sum(int(flight.end.meta.get("cached_tokens", 0)) for flight in flights if flight.end is not None)
+    prompt = sum(followed.body.prompt.size for followed in requests)
+    new = sum(followed.tokens for followed in requests)
+    cached = sum(int(followed.end.meta.get("cached_tokens", 0)) for followed in requests if followed.end is not None)
     return {
         "prompt_tokens": prompt,
         "completion_tokens": new,
@@ -59,9 +47,9 @@ def usage(flights: Sequence[Flight]) -> dict[str, Any]:
     }
 
 
-def fallback_events(flights: Sequence[Flight]) -> list[dict[str, Any]]:
+def fallback_events(requests: Sequence[FollowedRequest]) -> list[dict[str, Any]]:
     """Blocks that moved to another device in mid-request."""
-    return [event.to_json() for flight in flights if flight.end is not None for event in flight.end.fallbacks]
+    return [event.to_json() for followed in requests if followed.end is not None for event in followed.end.fallbacks]
 
 
 class _Base:
@@ -69,50 +57,52 @@ class _Base:
         self._kind: Kind = kind
         self._model, self._tokenizer, self._options = model, tokenizer, options
 
-    def _head(self, flight: Flight, fingerprint: str, *, chunk: bool) -> dict[str, Any]:
+    def _head(self, followed: FollowedRequest, fingerprint: str, *, chunk: bool) -> dict[str, Any]:
         name = "text_completion" if self._kind == "completion" else "chat.completion"
         return {
-            "id": public_id(flight.body.group or flight.request, self._kind),
+            "id": public_id(followed.body.group or followed.id, self._kind),
             "object": f"{name}.chunk" if chunk and self._kind == "chat" else name,
-            "created": flight.created,
+            "created": followed.created,
             "model": self._model,
             "system_fingerprint": fingerprint or None,
         }
 
-    def _ids(self, flight: Flight, tokens: list[int], *, first: bool) -> dict[str, Any]:
+    def _ids(self, followed: FollowedRequest, tokens: list[int], *, first: bool) -> dict[str, Any]:
         if not self._options.return_token_ids:
             return {}
-        prompt = {"prompt_token_ids": flight.body.prompt.tolist()} if first else {}
+        prompt = {"prompt_token_ids": followed.body.prompt.tolist()} if first else {}
         return {"token_ids": tokens, **prompt}
 
-    def _chunk(self, flight: Flight, fingerprint: str, choice: dict[str, Any], delta: Delta | None) -> dict[str, Any]:
-        body = self._head(flight, fingerprint, chunk=True) | {"choices": [choice]}
+    def _chunk(
+        self, followed: FollowedRequest, fingerprint: str, choice: dict[str, Any], delta: Delta | None
+    ) -> dict[str, Any]:
+        body = self._head(followed, fingerprint, chunk=True) | {"choices": [choice]}
         if delta is not None and delta.end is not None:
-            choice["seed"] = flight.params.seed
-            body["fallback_events"] = fallback_events([flight])
+            choice["seed"] = followed.params.seed
+            body["fallback_events"] = fallback_events([followed])
         if self._options.include_usage:
             body["usage"] = None
         return body
 
-    def _whole(self, choices: list[dict[str, Any]], flights: Sequence[Flight]) -> dict[str, Any]:
-        return self._head(flights[0], flights[0].numerics, chunk=False) | {
+    def _whole(self, choices: list[dict[str, Any]], requests: Sequence[FollowedRequest]) -> dict[str, Any]:
+        return self._head(requests[0], requests[0].numerics, chunk=False) | {
             "choices": choices,
-            "usage": usage(flights),
-            "fallback_events": fallback_events(flights),
+            "usage": usage(requests),
+            "fallback_events": fallback_events(requests),
         }
 
-    def problem(self, error: BlockrelayError, flight: Flight) -> dict[str, Any]:
+    def problem(self, error: BlockrelayError, followed: FollowedRequest) -> dict[str, Any]:
         return error_body(error)
 
-    def closing(self, flights: Sequence[Flight]) -> dict[str, Any] | None:
+    def closing(self, requests: Sequence[FollowedRequest]) -> dict[str, Any] | None:
         if not self._options.include_usage:
             return None
-        head = self._head(flights[0], flights[0].numerics, chunk=True)
-        return head | {"choices": [], "usage": usage(flights), "fallback_events": fallback_events(flights)}
+        head = self._head(requests[0], requests[0].numerics, chunk=True)
+        return head | {"choices": [], "usage": usage(requests), "fallback_events": fallback_events(requests)}
 
-    def background(self, flight: Flight, status: str) -> dict[str, Any]:
-        seed = flight.params.seed
-        return self._head(flight, "", chunk=False) | {"status": status, "background": True, "seed": seed}
+    def background(self, followed: FollowedRequest, status: str) -> dict[str, Any]:
+        seed = followed.params.seed
+        return self._head(followed, "", chunk=False) | {"status": status, "background": True, "seed": seed}
 
     def _shown(self, token: int) -> bytes:
         return self._tokenizer.token_bytes(token) if self._tokenizer else b""
@@ -134,33 +124,33 @@ class CompletionFormat(_Base):
     def __init__(self, model: str, tokenizer: Tokenizer | None, options: Options) -> None:
         super().__init__("completion", model, tokenizer, options)
 
-    def opening(self, flight: Flight) -> dict[str, Any] | None:
+    def opening(self, followed: FollowedRequest) -> dict[str, Any] | None:
         return None
 
-    def chunk(self, index: int, delta: Delta, flight: Flight, fingerprint: str) -> dict[str, Any]:
+    def chunk(self, index: int, delta: Delta, followed: FollowedRequest, fingerprint: str) -> dict[str, Any]:
         tokens = [] if delta.token is None else [delta.token]
         choice = {
             "index": index,
             "text": delta.text,
             "logprobs": self._logprobs([delta] if delta.logprobs else []),
             "finish_reason": finish_reason(delta.end) if delta.end else None,
-            **self._ids(flight, tokens, first=delta.position == 1),
+            **self._ids(followed, tokens, first=delta.position == 1),
         }
-        return self._chunk(flight, fingerprint, choice, delta)
+        return self._chunk(followed, fingerprint, choice, delta)
 
-    def whole(self, answers: Sequence[Answer], flights: Sequence[Flight]) -> dict[str, Any]:
+    def whole(self, answers: Sequence[Answer], requests: Sequence[FollowedRequest]) -> dict[str, Any]:
         choices = [
             {
                 "index": index,
                 "text": answer.text,
-                "logprobs": self._logprobs(answer.tokens if flight.params.logprobs is not None else []),
+                "logprobs": self._logprobs(answer.tokens if followed.params.logprobs is not None else []),
                 "finish_reason": finish_reason(answer.end) if answer.end else None,
-                "seed": flight.params.seed,
-                **self._ids(flight, answer.token_ids, first=True),
+                "seed": followed.params.seed,
+                **self._ids(followed, answer.token_ids, first=True),
             }
-            for index, (answer, flight) in enumerate(zip(answers, flights, strict=True))
+            for index, (answer, followed) in enumerate(zip(answers, requests, strict=True))
         ]
-        return self._whole(choices, flights)
+        return self._whole(choices, requests)
 
     def _logprobs(self, deltas: Sequence[Delta]) -> dict[str, Any] | None:
         known = [(delta, delta.logprobs, delta.token) for delta in deltas]
@@ -183,37 +173,37 @@ class ChatFormat(_Base):
     def __init__(self, model: str, tokenizer: Tokenizer | None, options: Options) -> None:
         super().__init__("chat", model, tokenizer, options)
 
-    def opening(self, flight: Flight) -> dict[str, Any] | None:
+    def opening(self, followed: FollowedRequest) -> dict[str, Any] | None:
         choice: dict[str, Any] = {
             "index": 0,
             "delta": {"role": "assistant", "content": ""},
             "logprobs": None,
             "finish_reason": None,
         }
-        return self._chunk(flight, "", choice, None)
+        return self._chunk(followed, "", choice, None)
 
-    def chunk(self, index: int, delta: Delta, flight: Flight, fingerprint: str) -> dict[str, Any]:
+    def chunk(self, index: int, delta: Delta, followed: FollowedRequest, fingerprint: str) -> dict[str, Any]:
         tokens = [] if delta.token is None else [delta.token]
         choice = {
             "index": index,
             "delta": {"content": delta.text} if delta.text or delta.end is None else {},
             "logprobs": self._logprobs([delta]) if delta.logprobs else None,
             "finish_reason": finish_reason(delta.end) if delta.end else None,
-            **self._ids(flight, tokens, first=delta.position == 1),
+            **self._ids(followed, tokens, first=delta.position == 1),
         }
-        return self._chunk(flight, fingerprint, choice, delta)
+        return self._chunk(followed, fingerprint, choice, delta)
 
-    def whole(self, answers: Sequence[Answer], flights: Sequence[Flight]) -> dict[str, Any]:
-        answer, flight = answers[0], flights[0]
+    def whole(self, answers: Sequence[Answer], requests: Sequence[FollowedRequest]) -> dict[str, Any]:
+        answer, followed = answers[0], requests[0]
         choice: dict[str, Any] = {
             "index": 0,
             "message": {"role": "assistant", "content": answer.text, "refusal": None},
-            "logprobs": self._logprobs(answer.tokens) if flight.params.logprobs is not None else None,
+            "logprobs": self._logprobs(answer.tokens) if followed.params.logprobs is not None else None,
             "finish_reason": finish_reason(answer.end) if answer.end else None,
-            "seed": flight.params.seed,
-            **self._ids(flight, answer.token_ids, first=True),
+            "seed": followed.params.seed,
+            **self._ids(followed, answer.token_ids, first=True),
         }
-        return self._whole([choice], flights)
+        return self._whole([choice], requests)
 
     def _logprobs(self, deltas: Sequence[Delta]) -> dict[str, Any]:
         return {
@@ -232,7 +222,7 @@ class ChatFormat(_Base):
         return {"token": raw.decode("utf-8", "replace"), "logprob": logprob, "bytes": list(raw)}
 
 
-def format_of(kind: Kind, model: str, tokenizer: Tokenizer | None, options: Options) -> Format:
+def format_of(kind: Kind, model: str, tokenizer: Tokenizer | None, options: Options) -> ResponseFormat:
     """The format of a kind of answer."""
     if kind == "completion":
         return CompletionFormat(model, tokenizer, options)

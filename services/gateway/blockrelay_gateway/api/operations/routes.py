@@ -9,9 +9,9 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from blockrelay.errors import NotFound, RedisTrouble
 from blockrelay.protocol.plan import missing_stages
 from blockrelay.redis.registry import read_plan_async, read_workers_async
-from blockrelay_gateway import state as gateways
+from blockrelay_gateway.api import state
+from blockrelay_gateway.api.state import Gateway
 from blockrelay_gateway.http.errors import JsonAnswer
-from blockrelay_gateway.state import Gateway
 
 router = APIRouter()
 
@@ -19,13 +19,13 @@ router = APIRouter()
 @router.get("/v1/models")
 async def models(request: Request) -> Response:
     """The one model of this cell."""
-    return JsonAnswer({"object": "list", "data": [_model(gateways.of(request))]})
+    return JsonAnswer({"object": "list", "data": [_model(state.of(request))]})
 
 
 @router.get("/v1/models/{name:path}")
 async def model(name: str, request: Request) -> Response:
     """The model, if it is ours."""
-    gateway = gateways.of(request)
+    gateway = state.of(request)
     if name != gateway.model_name:
         raise NotFound(f"model {name!r} does not exist here; this gateway serves {gateway.model_name!r}", param="model")
     return JsonAnswer(_model(gateway))
@@ -34,7 +34,7 @@ async def model(name: str, request: Request) -> Response:
 @router.get("/livez")
 async def livez(request: Request) -> Response:
     """503 only when a restart of this process would help; says nothing about anything it needs."""
-    stopped = gateways.of(request).stopped()
+    stopped = state.of(request).background.stopped()
     return JsonAnswer(
         {"status": "failed" if stopped else "ok", "stopped": stopped}, status_code=503 if stopped else 200
     )
@@ -43,7 +43,7 @@ async def livez(request: Request) -> Response:
 @router.get("/readyz")
 async def readyz(request: Request) -> Response:
     """200 only when a token can be produced: Redis answers and every stage of the plan has a live worker."""
-    reasons = await gaps(gateways.of(request))
+    reasons = await gaps(state.of(request))
     body = {"status": "not ready" if reasons else "ready", "reasons": reasons}
     return JsonAnswer(body, status_code=503 if reasons else 200)
 
@@ -51,12 +51,12 @@ async def readyz(request: Request) -> Response:
 @router.get("/metrics", response_class=PlainTextResponse)
 async def metrics(request: Request) -> Response:
     """Prometheus text."""
-    return Response(generate_latest(gateways.of(request).metrics.registry), media_type=CONTENT_TYPE_LATEST)
+    return Response(generate_latest(state.of(request).metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
 
 async def gaps(gateway: Gateway) -> list[str]:
     """Why no token can be produced, one sentence each; empty = ready."""
-    if gateway.flights.closing:
+    if gateway.followed.closing:
         return ["the gateway shuts down"]
     try:
         plan = await read_plan_async(gateway.client, gateway.keys, gateway.model_key)
@@ -77,5 +77,5 @@ def _model(gateway: Gateway) -> dict[str, Any]:
         "precision": manifest.precision,
         "blocks": model.blocks,
         "model_hash": manifest.model_hash,
-        "chat": gateway.translator.template is not None,
+        "chat": gateway.openai.template is not None,
     }

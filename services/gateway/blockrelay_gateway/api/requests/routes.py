@@ -17,20 +17,18 @@ from blockrelay.protocol.ended import body_of, decode_log, whole_record
 from blockrelay.protocol.messages import RequestBody
 from blockrelay.protocol.sampling_params import SamplingParams
 from blockrelay.protocol.timeline import timeline, waits_for
-from blockrelay_gateway import state as gateways
 from blockrelay_gateway.admission.idempotency import sibling
-from blockrelay_gateway.api.infer.responses import InferStream
+from blockrelay_gateway.api import state
+from blockrelay_gateway.api.infer.responses import InferFormat
 from blockrelay_gateway.api.openai.responses import Options, format_of
-from blockrelay_gateway.http import authentication, openapi
+from blockrelay_gateway.api.state import Gateway
+from blockrelay_gateway.http import authentication, openapi, sse
 from blockrelay_gateway.http.errors import JsonAnswer, error_body
-from blockrelay_gateway.state import Gateway
-from blockrelay_gateway.streaming import sse
 from blockrelay_gateway.streaming.deltas import Answer, Relay, failure, finish_reason, status_of_record
 from blockrelay_gateway.streaming.event_ids import HEADER, check_choices, parse_event_id
-from blockrelay_gateway.streaming.followed_requests import Flight
+from blockrelay_gateway.streaming.followed_request import FollowedRequest
 from blockrelay_gateway.streaming.readers import Readers
-from blockrelay_gateway.streaming.records import check_visible, read_request
-from blockrelay_gateway.streaming.responses import StreamFormat, stream
+from blockrelay_gateway.streaming.responses import ResponseFormat, stream
 
 router = APIRouter()
 _PUBLIC_ID = re.compile(r"(req|cmpl|chatcmpl)-([0-9a-f]{24})")
@@ -40,24 +38,24 @@ def parse_id(public: str) -> tuple[str, str]:
     """The request's own id and the prefix the client used. Raises NotFound for anything that cannot be an id."""
     found = _PUBLIC_ID.fullmatch(public)
     if not found:
-        raise NotFound(f"{public!r} is no request id", param="id")
+        raise NotFound(f"{public!r} is not a request id", param="id")
     return f"req-{found[2]}", found[1]
 
 
 @router.get("/v1/requests/{public}")
 async def show(public: str, request: Request) -> Response:
     """State, text so far, usage and what happened when."""
-    return JsonAnswer(await _view(gateways.of(request), public, authentication.of(request).name))
+    return JsonAnswer(await _view(state.of(request), public, authentication.of(request).name))
 
 
 @router.delete("/v1/requests/{public}")
 @router.post("/v1/requests/{public}/cancel")
 async def cancel(public: str, request: Request) -> Response:
     """End the request now, unless it has ended; of several prompts, all. The answer is that of GET."""
-    gateway, tenant = gateways.of(request), authentication.of(request).name
+    gateway, tenant = state.of(request), authentication.of(request).name
     name, _ = parse_id(public)
-    record, log = await read_request(gateway.client, gateway.keys, name, whole=False)
-    check_visible(public, (record.get(b"model"), record.get(b"tenant")), model=gateway.model_key, tenant=tenant)
+    record, log = await gateway.records.read(name, whole=False)
+    gateway.records.check(public, (record.get(b"model"), record.get(b"tenant")), tenant)
     for index in range(body_of(record, log).choices):
         call = calls.finish(sibling(name, index), "cancelled", meta={"error": "by request of a client"})
         await gateway.scripts.run(call)
@@ -74,11 +72,11 @@ async def events(
     last_event_id: Annotated[str | None, Header()] = None,
 ) -> Response:
     """The stream of the request, or what of it is behind an event: the rest of an interrupted stream."""
-    gateway = gateways.of(request)
+    gateway = state.of(request)
     name, prefix = parse_id(public)
-    form: StreamFormat
+    form: ResponseFormat
     if prefix == "req":
-        form = InferStream()
+        form = InferFormat()
     else:
         options = Options(include_usage=include_usage, return_token_ids=return_token_ids)
         kind = "completion" if prefix == "cmpl" else "chat"
@@ -88,7 +86,8 @@ async def events(
     param, text = ("starting_after", starting_after) if last_event_id is None else (HEADER, last_event_id)
     after = None if text is None else parse_event_id(text, name, param=param)
     readers = await _follow(gateway, name, tenant, after, param=param)
-    return sse.EventStream(stream(gateway, readers, form, after=after), readers, request_id=name)
+    stream_of = stream(gateway, readers, form, after=after)
+    return sse.EventStream(stream_of, readers, request_id=name, headers=readers.headers)
 
 
 async def _follow(gateway: Gateway, name: str, tenant: str, after: tuple[int, ...] | None, *, param: str) -> Readers:
@@ -101,29 +100,28 @@ async def _follow(gateway: Gateway, name: str, tenant: str, after: tuple[int, ..
     names = [sibling(name, index) for index in range(choices)]
     for other in names[1:]:
         await _look(gateway, other, tenant)
-    flights: list[Flight] = []
+    requests: list[FollowedRequest] = []
     with ExitStack() as held:  # each has a reader at once, so that it is left again when a later one fails
         for one in names:
-            flights.append(await gateway.flights.resume(one, tenant))
-            held.enter_context(Readers(gateway.flights, flights[-1:]))
-        return Readers(gateway.flights, flights)
+            requests.append(await gateway.resumption.resume(one, tenant))
+            held.enter_context(Readers(gateway.followed, requests[-1:]))
+        return Readers(gateway.followed, requests)
 
 
 async def _look(gateway: Gateway, name: str, tenant: str) -> RequestBody:
-    """The body of a request, which nobody follows for that. Raises NotFound."""
-    if flight := gateway.flights.known(name):
-        recorded = (gateway.model_key.encode(), flight.tenant.encode())
-        check_visible(name, recorded, model=gateway.model_key, tenant=tenant)
-        return flight.body
-    record, log = await read_request(gateway.client, gateway.keys, name, whole=False)
-    check_visible(name, (record.get(b"model"), record.get(b"tenant")), model=gateway.model_key, tenant=tenant)
+    """The body of a request, which is not followed for that. Raises NotFound."""
+    if followed := gateway.followed.known(name):
+        gateway.records.check_followed(name, followed, tenant)
+        return followed.body
+    record, log = await gateway.records.read(name, whole=False)
+    gateway.records.check(name, (record.get(b"model"), record.get(b"tenant")), tenant)
     return body_of(record, log)
 
 
 async def _view(gateway: Gateway, public: str, tenant: str) -> dict[str, Any]:
     name, _ = parse_id(public)
-    record, log = await read_request(gateway.client, gateway.keys, name)
-    check_visible(public, (record.get(b"model"), record.get(b"tenant")), model=gateway.model_key, tenant=tenant)
+    record, log = await gateway.records.read(name)
+    gateway.records.check(public, (record.get(b"model"), record.get(b"tenant")), tenant)
     body = body_of(record, log)
     params = SamplingParams.from_dict(body.params)
     relay, answer = Relay(gateway.tokenizer, params, gateway.folder.model.eos_ids), Answer()

@@ -13,7 +13,7 @@ import websockets.sync.client as websockets
 from websockets.exceptions import InvalidStatus
 
 from blockrelay.settings import GatewaySettings
-from blockrelay_gateway.api.schemas import InferRequest
+from blockrelay_gateway.api.infer.schemas import InferRequest
 from tests.support.played import PlayedWorker, RunningGateway
 from tests.support.sockets import send_head
 from tests.support.waiting import wait_until
@@ -133,7 +133,7 @@ def test_what_was_accepted_does_not_keep_its_message(gateway: RunningGateway, wo
             socket.send(json.dumps({"id": number, "prompt": "x"}) + " " * 60_000)
             worker.claim()
             wait_until(lambda: gateway.gateway.bodies.used == 0, "its room is given back")
-        assert len(gateway.gateway.flights) == 8, "all are under way"
+        assert len(gateway.gateway.followed) == 8, "all are under way"
         wait_until(lambda: kept() == [], "nothing keeps what was parsed", timeout_s=10)
 
 

@@ -191,7 +191,7 @@ def test_what_is_accepted_is_answered_however_full_the_system_is(
     with running_gateway(settings.model_copy(update={"max_in_flight": 1})) as gateway:
         assert post(gateway, **BODY, background=True).status_code == 202
         assert post(gateway, **BODY, background=True).headers["idempotent-replayed"] == "true"
-        monkeypatch.setattr(gateway.gateway.admission, "_full", "of other things")
+        monkeypatch.setattr(gateway.gateway.cell, "full", "of other things")
         assert gateway.post("/v1/completions", prompt="x").status_code == 503
         assert post(gateway, **BODY, background=True).status_code == 202
 

@@ -1,4 +1,4 @@
-"""What ACCEPT is asked for."""
+"""What a client asks for, checked and in our words: what `Admission` accepts."""
 
 from dataclasses import dataclass
 
@@ -8,8 +8,8 @@ from blockrelay.protocol.transitions import SessionStep
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
-    """One request, checked and ready for ACCEPT. `timeout_s` None: the gateway's default; `fingerprint`: `identity`."""
+class AdmissionRequest:
+    """One request. `timeout_s` None: the gateway's default; `fingerprint`: `idempotency`."""
 
     request: str
     fingerprint: str = ""
@@ -19,3 +19,8 @@ class Order:
     priority: int | None = None
     session: SessionStep | None = None
     result_bytes: int = 0  # what its tensor result takes of the payload Redis
+
+    @property
+    def tokens(self) -> int:
+        """Of the prompt, and those that it may generate."""
+        return int(self.body.prompt.size) + self.params.max_tokens

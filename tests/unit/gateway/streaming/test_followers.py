@@ -21,7 +21,7 @@ def other(settings: GatewaySettings) -> Iterator[RunningGateway]:
 
 
 def assert_followed_by_nobody(worker: PlayedWorker, other: RunningGateway) -> None:
-    assert len(other.gateway.flights) == 0
+    assert len(other.gateway.followed) == 0
     assert list(worker.client.scan_iter("{t}:followers:*")) == []  # pyright: ignore
 
 

@@ -1,21 +1,17 @@
-"""What clients send, as pydantic models: types and names only, no meaning (that is `translate`).
+"""What OpenAI's clients send, as pydantic models: types and names only (what they mean: `requests`).
 
-Unknown fields are errors: a field that is silently ignored is a promise broken. Fields of OpenAI's that we lack are
-declared in `UnsupportedFields` and may carry their neutral values.
+Fields of OpenAI's that we lack are declared in `UnsupportedFields` and may carry their neutral values.
 """
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from blockrelay.errors import BadRequest
+from blockrelay_gateway.api.common_schemas import SamplingFields, Strict
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, protected_namespaces=())
-
-
-class StreamOptions(_Strict):
+class StreamOptions(Strict):
     include_usage: bool | None = None
     include_obfuscation: Literal[False] | None = None
 
@@ -54,7 +50,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
 }
 
 
-class UnsupportedFields(_Strict):
+class UnsupportedFields(Strict):
     """OpenAI's and vLLM's fields that we lack: null or a neutral value (see NEUTRAL)."""
 
     n: Any = None
@@ -100,28 +96,6 @@ class UnsupportedFields(_Strict):
             raise BadRequest(f"{name} is not supported: leave it out or send {allowed}", param=name)
 
 
-class SamplingFields(_Strict):
-    """What all three kinds of text requests share. None = the default."""
-
-    model: str | None = None
-    max_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = Field(default=None, description="keep the k most likely tokens; 0 or -1 = all")
-    min_p: float | None = None
-    seed: int | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
-    ignore_eos: bool | None = None
-    stream: bool | None = None
-    return_token_ids: bool | None = None
-    background: bool | None = Field(default=None, description="answer at once; read the result from /v1/requests/{id}")
-    priority: int | None = Field(default=None, description="lower is earlier; the key says how low")
-    timeout: float | None = Field(default=None, description="seconds; the request ends with an error after that")
-    cache_salt: str | None = Field(default=None, description="KV pages are shared only among requests of equal salt")
-    exact: bool | None = Field(default=None, description="end rather than go on under another numerics id")
-
-
 class CompletionRequest(SamplingFields, UnsupportedFields):
     """POST /v1/completions."""
 
@@ -130,7 +104,7 @@ class CompletionRequest(SamplingFields, UnsupportedFields):
     stream_options: StreamOptions | None = None
 
 
-class ChatMessage(_Strict):
+class ChatMessage(Strict):
     role: Literal["system", "developer", "user", "assistant"]
     content: Any = Field(description="text, or a list of parts of type text")
     name: str | None = None
@@ -149,38 +123,6 @@ class ChatRequest(SamplingFields, UnsupportedFields):
     logprobs: bool | None = None
     top_logprobs: int | None = None
     stream_options: StreamOptions | None = None
-
-
-class InferRequest(SamplingFields):
-    """POST /v1/infer and every message on its WebSocket: the tensor form or the text form."""
-
-    id: str | int | None = Field(default=None, description="WebSocket only: comes back in every answer to this message")
-    idempotency_key: str | None = Field(default=None, description="WebSocket only: as the header Idempotency-Key")
-    prompt: str | list[int] | None = None
-    session_id: str | None = None
-    step: int | None = None
-    input_tensors: dict[str, Any] | None = None
-    logits: Literal["last", "all"] | None = None
-
-
-#: Fields of InferRequest that the tensor form knows.
-TENSOR_FIELDS = frozenset(
-    {
-        "id",
-        "idempotency_key",
-        "model",
-        "session_id",
-        "step",
-        "input_tensors",
-        "logits",
-        "priority",
-        "timeout",
-        "cache_salt",
-        "exact",
-    }
-)
-#: Fields of InferRequest that the text form does not know.
-TENSOR_ONLY_FIELDS = frozenset({"session_id", "step", "input_tensors", "logits"})
 
 
 def _same(value: object, neutral: object) -> bool:

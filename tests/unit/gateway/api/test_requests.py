@@ -1,4 +1,4 @@
-"""HTTP requests become orders: every field means something or is refused by name."""
+"""HTTP requests become ours: every field means something or is refused by name."""
 
 from dataclasses import replace
 from typing import Any
@@ -11,109 +11,110 @@ from blockrelay.block_folder.manifest import GenerationDefaults
 from blockrelay.errors import BadRequest, NotFound
 from blockrelay.protocol.sampling_params import derive_seed
 from blockrelay.text.tokenizer import Tokenizer
+from blockrelay_gateway.admission.admission_request import AdmissionRequest
 from blockrelay_gateway.admission.idempotency import Identity
-from blockrelay_gateway.admission.order import Order
+from blockrelay_gateway.api.infer.requests import text_request
+from blockrelay_gateway.api.infer.schemas import InferRequest
 from blockrelay_gateway.api.openai.chat_template import ChatTemplate
-from blockrelay_gateway.api.request_builder import Translator, clean_traceparent
-from blockrelay_gateway.api.schemas import ChatRequest, CompletionRequest, InferRequest
+from blockrelay_gateway.api.openai.requests import OpenAIRequests
+from blockrelay_gateway.api.openai.schemas import ChatRequest, CompletionRequest
+from blockrelay_gateway.api.request_builder import RequestBuilder, clean_traceparent
 from blockrelay_gateway.http.errors import from_validation
 
 
 @pytest.fixture
-def translator(folder: BlockFolder, tokenizer: Tokenizer) -> Translator:
+def requests(folder: BlockFolder, tokenizer: Tokenizer) -> OpenAIRequests:
     template = folder.chat_template()
     assert template is not None
-    return Translator(
+    builder = RequestBuilder(
         name="tiny",
         model=folder.model,
         generation=GenerationDefaults(),
         tokenizer=tokenizer,
-        template=ChatTemplate(template, bos_token=folder.model.bos_token, eos_token=folder.model.eos_token),
         default_max_tokens=128,
     )
+    marks = folder.model
+    return OpenAIRequests(builder, ChatTemplate(template, bos_token=marks.bos_token, eos_token=marks.eos_token))
 
 
-def complete(translator: Translator, **fields: Any) -> Order:
+def complete(requests: OpenAIRequests, **fields: Any) -> AdmissionRequest:
     try:
-        (order,) = translator.completion(CompletionRequest.model_validate({"prompt": "Tom", **fields}))
+        (asked,) = requests.completion(CompletionRequest.model_validate({"prompt": "Tom", **fields}))
     except ValidationError as error:
         raise from_validation(error.errors()) from error
-    return order
+    return asked
 
 
-def chat(translator: Translator, **fields: Any) -> Order:
+def chat(requests: OpenAIRequests, **fields: Any) -> AdmissionRequest:
     messages = [{"role": "user", "content": "Who has the ball?"}]
     try:
-        return translator.chat(ChatRequest.model_validate({"messages": messages, **fields}))
+        return requests.chat(ChatRequest.model_validate({"messages": messages, **fields}))
     except ValidationError as error:
         raise from_validation(error.errors()) from error
 
 
-def test_a_plain_prompt_becomes_an_order_with_openai_defaults(translator: Translator, tokenizer: Tokenizer) -> None:
-    order = complete(translator)
-    assert order.body.prompt.tolist() == tokenizer.encode("Tom")
-    assert order.params.temperature == 1.0
-    assert order.params.top_p == 1.0
-    assert order.params.max_tokens == 128
-    assert order.params.seed == derive_seed(order.request)
-    assert order.body.params == order.params.to_dict()
-    assert not order.body.background
+def test_a_plain_prompt_becomes_a_request_with_openai_defaults(requests: OpenAIRequests, tokenizer: Tokenizer) -> None:
+    asked = complete(requests)
+    assert asked.body.prompt.tolist() == tokenizer.encode("Tom")
+    assert asked.params.temperature == 1.0
+    assert asked.params.top_p == 1.0
+    assert asked.params.max_tokens == 128
+    assert asked.params.seed == derive_seed(asked.request)
+    assert asked.body.params == asked.params.to_dict()
+    assert not asked.body.background
 
 
-def test_the_models_recommendations_hold_where_the_client_says_nothing(translator: Translator) -> None:
+def test_the_models_recommendations_hold_where_the_client_says_nothing(requests: OpenAIRequests) -> None:
     generation = GenerationDefaults(temperature=0.25, top_k=7, top_p=0.5, min_p=0.125, max_tokens=3)
-    wise = Translator(
-        name=translator.name, model=translator.model, generation=generation, tokenizer=translator.tokenizer,
-        template=None, default_max_tokens=128,
-    )  # fmt: skip
-    order = complete(wise)
-    assert (order.params.temperature, order.params.top_k, order.params.top_p, order.params.min_p) == (
+    wise = OpenAIRequests(replace(requests.builder, generation=generation), None)
+    asked = complete(wise)
+    assert (asked.params.temperature, asked.params.top_k, asked.params.top_p, asked.params.min_p) == (
         0.25,
         7,
         0.5,
         0.125,
     )
-    assert order.params.max_tokens == 3
+    assert asked.params.max_tokens == 3
     explicit = complete(wise, temperature=0, top_k=-1, top_p=1, min_p=0, max_tokens=5)
     assert (explicit.params.temperature, explicit.params.top_k, explicit.params.max_tokens) == (0, 0, 5)
 
 
-def test_every_sampling_field_arrives(translator: Translator) -> None:
-    order = complete(
-        translator, max_tokens=9, temperature=0.5, top_p=0.9, top_k=40, min_p=0.05, seed=-3, stop=["a", "b"],
+def test_every_sampling_field_arrives(requests: OpenAIRequests) -> None:
+    asked = complete(
+        requests, max_tokens=9, temperature=0.5, top_p=0.9, top_k=40, min_p=0.05, seed=-3, stop=["a", "b"],
         stop_token_ids=[5], ignore_eos=True, logprobs=4, background=True, timeout=2.5, user="u",
     )  # fmt: skip
-    params = order.params
+    params = asked.params
     assert (params.max_tokens, params.temperature, params.top_p, params.top_k) == (9, 0.5, 0.9, 40)
     assert (params.min_p, params.seed, params.stop, params.stop_token_ids) == (0.05, -3, ("a", "b"), (5,))
-    assert (params.ignore_eos, params.logprobs, order.timeout_s) == (True, 4, 2.5)
-    assert order.body.background
+    assert (params.ignore_eos, params.logprobs, asked.timeout_s) == (True, 4, 2.5)
+    assert asked.body.background
 
 
-def test_the_cache_salt_travels_with_the_request(translator: Translator) -> None:
-    assert complete(translator, cache_salt="t1").body.salt == "t1"
-    assert chat(translator, cache_salt="t1").body.salt == "t1"
-    assert complete(translator).body.salt == ""
+def test_the_cache_salt_travels_with_the_request(requests: OpenAIRequests) -> None:
+    assert complete(requests, cache_salt="t1").body.salt == "t1"
+    assert chat(requests, cache_salt="t1").body.salt == "t1"
+    assert complete(requests).body.salt == ""
     infer = InferRequest.model_validate({"prompt": "Tom", "cache_salt": "t1"})
-    assert translator.infer_text(infer).body.salt == "t1"
+    assert text_request(requests.builder, infer).body.salt == "t1"
 
 
 @pytest.mark.parametrize("salt", ["", "s" * 257, "half \ud800 a pair", 7])
-def test_a_cache_salt_that_cannot_be_meant_is_refused(translator: Translator, salt: object) -> None:
+def test_a_cache_salt_that_cannot_be_meant_is_refused(requests: OpenAIRequests, salt: object) -> None:
     with pytest.raises(BadRequest) as refused:
-        complete(translator, cache_salt=salt)
+        complete(requests, cache_salt=salt)
     assert refused.value.param == "cache_salt"
 
 
-def test_the_default_max_tokens_shrinks_to_the_room_in_the_context(translator: Translator) -> None:
-    assert complete(translator, prompt=[3] * 500).params.max_tokens == 12
+def test_the_default_max_tokens_shrinks_to_the_room_in_the_context(requests: OpenAIRequests) -> None:
+    assert complete(requests, prompt=[3] * 500).params.max_tokens == 12
 
 
 @pytest.mark.parametrize(
     ("prompt", "count"), [("a", 1), ([1, 2], 1), (["a", "b"], 2), ([[1, 2], [3]], 2), ([[1]] * 128, 128)]
 )
-def test_prompts_come_in_four_spellings(translator: Translator, prompt: Any, count: int) -> None:
-    assert len(translator.completion(CompletionRequest(prompt=prompt))) == count
+def test_prompts_come_in_four_spellings(requests: OpenAIRequests, prompt: Any, count: int) -> None:
+    assert len(requests.completion(CompletionRequest(prompt=prompt))) == count
 
 
 BAD_COMPLETIONS: dict[str, tuple[dict[str, Any], str]] = {
@@ -170,10 +171,10 @@ BAD_COMPLETIONS: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("name", BAD_COMPLETIONS)
-def test_a_bad_completion_is_refused_by_the_name_of_its_field(translator: Translator, name: str) -> None:
+def test_a_bad_completion_is_refused_by_the_name_of_its_field(requests: OpenAIRequests, name: str) -> None:
     fields, param = BAD_COMPLETIONS[name]
     with pytest.raises(BadRequest) as refused:
-        complete(translator, **fields)
+        complete(requests, **fields)
     assert refused.value.param == param
     assert param.rpartition(".")[2] in str(refused.value)
 
@@ -187,38 +188,38 @@ NEUTRAL: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", NEUTRAL)
-def test_neutral_values_of_fields_we_lack_are_accepted(translator: Translator, name: str) -> None:
-    assert complete(translator, **{name: NEUTRAL[name]}).params.max_tokens == 128
+def test_neutral_values_of_fields_we_lack_are_accepted(requests: OpenAIRequests, name: str) -> None:
+    assert complete(requests, **{name: NEUTRAL[name]}).params.max_tokens == 128
 
 
-def test_another_models_name_is_not_found(translator: Translator) -> None:
+def test_another_models_name_is_not_found(requests: OpenAIRequests) -> None:
     with pytest.raises(NotFound, match="gpt-4"):
-        complete(translator, model="gpt-4")
-    assert complete(translator, model="tiny")
+        complete(requests, model="gpt-4")
+    assert complete(requests, model="tiny")
 
 
-def test_a_chat_is_the_template_with_its_own_special_tokens(translator: Translator, tokenizer: Tokenizer) -> None:
-    order = chat(translator, messages=[
+def test_a_chat_is_the_template_with_its_own_special_tokens(requests: OpenAIRequests, tokenizer: Tokenizer) -> None:
+    asked = chat(requests, messages=[
         {"role": "system", "content": "Be brief."},
         {"role": "user", "content": [{"type": "text", "text": "Who "}, {"type": "text", "text": "is it?"}]},
     ])  # fmt: skip
     text = "<s>system: Be brief.\nuser: Who is it?\nassistant:"
-    assert order.body.prompt.tolist() == tokenizer.encode(text, add_special_tokens=False)
-    assert order.body.prompt.tolist().count(1) == 1, "one beginning, not two"
+    assert asked.body.prompt.tolist() == tokenizer.encode(text, add_special_tokens=False)
+    assert asked.body.prompt.tolist().count(1) == 1, "one beginning, not two"
 
 
-def test_the_day_is_in_the_prompt_only_without_a_key(translator: Translator, tokenizer: Tokenizer) -> None:
-    dated = replace(translator, template=ChatTemplate("{{ strftime_now('%d %b %Y') }}", bos_token=None, eos_token=None))
+def test_the_day_is_in_the_prompt_only_without_a_key(requests: OpenAIRequests, tokenizer: Tokenizer) -> None:
+    dated = replace(requests, template=ChatTemplate("{{ strftime_now('%d %b %Y') }}", bos_token=None, eos_token=None))
     request = ChatRequest.model_validate({"messages": [{"role": "user", "content": "hi"}]})
     keyed = dated.chat(request, who=Identity("req-1", "fingerprint")).body.prompt.tolist()
     assert keyed == tokenizer.encode("26 Jul 2024", add_special_tokens=False)
     assert dated.chat(request).body.prompt.tolist() != keyed
 
 
-def test_both_spellings_of_the_limit_are_taken(translator: Translator) -> None:
-    assert chat(translator, max_tokens=5).params.max_tokens == 5
-    assert chat(translator, max_completion_tokens=6).params.max_tokens == 6
-    assert chat(translator, max_tokens=7, max_completion_tokens=7).params.max_tokens == 7
+def test_both_spellings_of_the_limit_are_taken(requests: OpenAIRequests) -> None:
+    assert chat(requests, max_tokens=5).params.max_tokens == 5
+    assert chat(requests, max_completion_tokens=6).params.max_tokens == 6
+    assert chat(requests, max_tokens=7, max_completion_tokens=7).params.max_tokens == 7
 
 
 BAD_CHATS: dict[str, tuple[dict[str, Any], str]] = {
@@ -250,28 +251,47 @@ BAD_CHATS: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("name", BAD_CHATS)
-def test_a_bad_chat_is_refused_by_the_name_of_its_field(translator: Translator, name: str) -> None:
+def test_a_bad_chat_is_refused_by_the_name_of_its_field(requests: OpenAIRequests, name: str) -> None:
     fields, param = BAD_CHATS[name]
     with pytest.raises(BadRequest) as refused:
-        chat(translator, **fields)
+        chat(requests, **fields)
     assert refused.value.param == param
+    assert param.rpartition(".")[2] in str(refused.value)
 
 
-def test_a_model_without_a_template_says_so(translator: Translator) -> None:
-    bare = Translator(
-        name="tiny", model=translator.model, generation=translator.generation, tokenizer=translator.tokenizer,
-        template=None, default_max_tokens=8,
-    )  # fmt: skip
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"max_completion_tokens": 0}, "max_completion_tokens must be at least 1, not 0"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs must be between 0 and 20, not 21"),
+    ],
+)
+def test_a_chats_errors_use_the_clients_own_words(
+    requests: OpenAIRequests, fields: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(BadRequest) as refused:
+        chat(requests, **fields)
+    assert str(refused.value) == message
+
+
+def test_a_chat_that_is_too_long_with_its_answer_is_refused_by_the_name_that_it_used(
+    requests: OpenAIRequests,
+) -> None:
+    with pytest.raises(BadRequest) as refused:
+        chat(requests, max_completion_tokens=512)
+    assert refused.value.param == "max_completion_tokens"
+    assert "max_completion_tokens is 512: together beyond" in str(refused.value)
+
+
+def test_a_model_without_a_template_says_so(requests: OpenAIRequests) -> None:
+    bare = replace(requests, template=None)
     with pytest.raises(BadRequest, match="no chat template") as refused:
         chat(bare)
     assert refused.value.param == "messages"
 
 
-def test_a_model_without_a_tokenizer_takes_ids_only(translator: Translator) -> None:
-    bare = Translator(
-        name="tiny", model=translator.model, generation=translator.generation, tokenizer=None, template=None,
-        default_max_tokens=8,
-    )  # fmt: skip
+def test_a_model_without_a_tokenizer_takes_ids_only(requests: OpenAIRequests) -> None:
+    bare = OpenAIRequests(replace(requests.builder, tokenizer=None), None)
     assert complete(bare, prompt=[1, 2]).body.prompt.tolist() == [1, 2]
     with pytest.raises(BadRequest, match="token ids"):
         complete(bare, prompt="text")
@@ -280,9 +300,9 @@ def test_a_model_without_a_tokenizer_takes_ids_only(translator: Translator) -> N
     assert refused.value.param == "stop"
 
 
-def test_null_means_the_default_for_every_field(translator: Translator) -> None:
+def test_null_means_the_default_for_every_field(requests: OpenAIRequests) -> None:
     nothing = {name: None for name in CompletionRequest.model_fields if name != "prompt"}
-    assert replace(complete(translator, **nothing).params, seed=0) == replace(complete(translator).params, seed=0)
+    assert replace(complete(requests, **nothing).params, seed=0) == replace(complete(requests).params, seed=0)
 
 
 @pytest.mark.parametrize(

@@ -70,7 +70,7 @@ def test_openais_client_reads_streams_through_silence_and_keep_alives(
         for at, chunk in enumerate(chunks):
             pieces.append(chunk.choices[0].delta.content or "")
             if at < 2:
-                heard = gateway.gateway.flights
+                heard = gateway.gateway.followed
                 assert len(heard) == 1
                 worker.say(claimed, said[at : at + 1])
                 if at == 1:  # a silence longer than the keep-alive interval
@@ -197,7 +197,7 @@ def test_a_client_that_goes_away_has_its_request_cancelled_after_the_grace_perio
         assert next(read_events(response)).id == f"{claimed.request}:1"
     wait_until(lambda: worker.record(claimed.request)[b"state"] == b"done", "the request is cancelled")
     assert worker.record(claimed.request)[b"end"] == b"cancelled"
-    wait_until(lambda: len(gateway.gateway.flights) == 0, "the gateway has heard of it, and nothing is left")
+    wait_until(lambda: len(gateway.gateway.followed) == 0, "the gateway has heard of it, and nothing is left")
     assert gateway.metric("blockrelay_disconnected_clients_total") == 1
     assert gateway.metric("blockrelay_request_success_total", finished_reason="cancelled") == 1
     assert gateway.metric("blockrelay_num_requests_running") == 0
@@ -336,7 +336,7 @@ def test_a_gateway_that_shuts_down_tells_its_readers_and_leaves_the_request_alon
         worker.say(claimed, said[:1])
         events = read_events(response)
         assert next(events).id == f"{claimed.request}:1"
-        gateway.gateway.flights.close()
+        gateway.gateway.followed.close()
         error, done = list(events)
     assert "shuts down" in error.data["error"]["message"]
     assert claimed.request in error.data["error"]["message"]

@@ -41,13 +41,13 @@ def deaf_to_sigterm() -> Iterator[None]:
 @pytest.mark.usefixtures("deaf_to_sigterm")
 async def test_a_signal_touches_nothing_in_the_middle_of_other_work(settings: GatewaySettings) -> None:
     app = create_app(settings)
-    server = GatewayServer(server_config(app, settings), app.state.gateway)
+    server = GatewayServer(server_config(app, settings, app.state.gateway.bodies), app.state.gateway)
     listener = tcp_socket("127.0.0.1")
     listener.bind(("127.0.0.1", 0))
     serving = asyncio.create_task(server.serve([listener]))
     await asyncio.to_thread(wait_until, lambda: server.started, "the gateway listens")
     signal.raise_signal(signal.SIGTERM)
-    assert not app.state.gateway.flights.closing, "the handler itself has closed it"
+    assert not app.state.gateway.followed.closing, "the handler itself has closed it"
     await asyncio.sleep(0)
-    assert app.state.gateway.flights.closing
+    assert app.state.gateway.followed.closing
     await serving

@@ -10,16 +10,16 @@ import numpy as np
 import pytest
 
 from blockrelay.block_folder.folder import BlockFolder
-from blockrelay.protocol import transitions as calls
 from blockrelay.protocol.messages import RequestBody
 from blockrelay.protocol.sampling_params import SamplingParams
 from blockrelay.settings import GatewaySettings
 from blockrelay_gateway import app
-from blockrelay_gateway.admission import accept as admission
-from blockrelay_gateway.admission import tensor_results
-from blockrelay_gateway.state import Gateway, build
-from blockrelay_gateway.streaming import followed_requests
-from blockrelay_gateway.streaming.followed_requests import Flight
+from blockrelay_gateway.admission import cell_watch, tensor_results
+from blockrelay_gateway.api.state import Gateway
+from blockrelay_gateway.build import build
+from blockrelay_gateway.streaming import repair
+from blockrelay_gateway.streaming.acceptance import Acceptance
+from blockrelay_gateway.streaming.followed_request import FollowedRequest
 
 #: Rounds of the event loop between the event and the end: more than any of the works needs from one wait to the next.
 ROUNDS = range(40)
@@ -30,28 +30,27 @@ async def idle(
     settings: GatewaySettings, folder: BlockFolder, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[Gateway]:
     """A gateway whose background work the test starts."""
-    monkeypatch.setattr(admission, "POLL_S", 0)
+    monkeypatch.setattr(cell_watch, "POLL_S", 0)
     monkeypatch.setattr(tensor_results, "POLL_S", 0)
     monkeypatch.setattr(app, "READY_POLL_S", 0)
-    monkeypatch.setattr(followed_requests, "CHECK_EVERY_S", 60)
+    monkeypatch.setattr(repair, "CHECK_EVERY_S", 60)
     gateway = build(settings.model_copy(update={"grace_s": 0}), folder)
     yield gateway
     await gateway.client.aclose()
     await gateway.payload.aclose()
 
 
-def flight() -> Flight:
+def followed() -> FollowedRequest:
     params = SamplingParams(max_tokens=4, temperature=0.0)
     body = RequestBody(prompt=np.array([1], np.int32), params=params.to_dict())
-    accept = partial(calls.accept, "req-1", body, model="m", need_pages=1)
-    return Flight(request="req-1", body=body, params=params, created=0, accept=accept)
+    return FollowedRequest(Acceptance(request="req-1", body=body, model="m", need_pages=1), params, created=0)
 
 
 def tell_tailer(gateway: Gateway) -> None:
     gateway.tailer.follow("req-1", lambda _: None)
 
 
-def tell_flights(gateway: Gateway) -> None:
+def tell_repair(gateway: Gateway) -> None:
     gateway.tailer.returned.set()
 
 
@@ -62,7 +61,7 @@ def tell_nothing(gateway: Gateway) -> None:
 #: Work -> what makes the future complete that it waits for.
 EVENTS: dict[str, Callable[[Gateway], None]] = {
     "tailer": tell_tailer,
-    "flights": tell_flights,
+    "repair": tell_repair,
     "admission": tell_nothing,
     "results": tell_nothing,
     "readiness": tell_nothing,
@@ -72,7 +71,7 @@ EVENTS: dict[str, Callable[[Gateway], None]] = {
 def works(gateway: Gateway) -> dict[str, Callable[[], Coroutine[Any, Any, None]]]:
     """What runs as long as the gateway does, and what only until it is ready."""
     readiness = partial(app._say_when_ready, gateway)  # pyright: ignore[reportPrivateUsage]
-    return {**gateway.works(), "readiness": readiness}
+    return {**gateway.background.works, "readiness": readiness}
 
 
 async def ends(work: Callable[[], Coroutine[Any, Any, None]], event: Callable[[], None], rounds: int) -> bool:
@@ -110,10 +109,10 @@ async def test_background_work_ends_at_any_moment_after_an_event(idle: Gateway, 
 async def test_the_end_of_a_grace_period_ends_at_any_moment(idle: Gateway) -> None:
     deaf: list[int] = []
     for rounds in ROUNDS:
-        left = flight()
-        idle.flights.start(left)
-        idle.flights.attach(left)
-        idle.flights.detach(left)
+        left = followed()
+        idle.followed.start(left)
+        idle.followed.attach(left)
+        idle.followed.detach(left)
         named: list[asyncio.Task[Any]] = []
         while not named:
             await asyncio.sleep(0)
@@ -122,5 +121,5 @@ async def test_the_end_of_a_grace_period_ends_at_any_moment(idle: Gateway) -> No
             await asyncio.sleep(0)
         if not named[0].done() and not await _ends_when_cancelled(named[0]):
             deaf.append(rounds)
-        idle.flights.drop(left)
+        idle.followed.drop(left)
     assert deaf == []

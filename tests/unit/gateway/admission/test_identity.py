@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from blockrelay.errors import BadRequest
 from blockrelay_gateway.admission.idempotency import Identity, identify, random_identity, sibling
-from blockrelay_gateway.api.schemas import CompletionRequest
+from blockrelay_gateway.api.openai.schemas import CompletionRequest
 from blockrelay_gateway.streaming.event_ids import event_id, parse_event_id
 
 KEYS = st.text(st.characters(min_codepoint=32, max_codepoint=126), min_size=1, max_size=255)

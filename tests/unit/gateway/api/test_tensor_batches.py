@@ -160,7 +160,7 @@ def test_a_step_between_whose_rows_redis_goes_leaves_nothing_and_runs_when_sent_
         assert not worker.scripts.run(calls.claim(worker.names[0], 8, dead_after_s=60, free_pages=1000))
         assert run(gateway, worker, pool, body, 2) == [[7], [8]]
         assert [tokens_of(worker, f"chat#{row}") for row in (0, 1)] == [[5, 7], [6, 8]]
-        wait_until(lambda: not len(gateway.gateway.flights), "the gateway follows nothing")
+        wait_until(lambda: not len(gateway.gateway.followed), "the gateway follows nothing")
         assert gateway.metric("blockrelay_num_requests_waiting") == 0
 
 
@@ -221,7 +221,7 @@ def test_limits_count_all_rows_and_a_refused_batch_leaves_nothing(
             worker.finish_tensor(claimed, logits_of(claimed))
         assert first_column(accepted.result()) == [[1], [2]]
         refused = ask(gateway.url, pool, batch([1] * 2, [2] * 2, step=2), **ada).result()
-        assert refused.status_code == 429 and "15 tokens in a minute" in refused.json()["message"]
+        assert refused.status_code == 429 and "15 tokens per minute" in refused.json()["message"]
         assert tokens_of(worker, "ada/chat#0") == [1] * 4
 
 

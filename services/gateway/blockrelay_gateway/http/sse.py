@@ -1,7 +1,8 @@
 """Server-sent events, and answering a client that may leave at any time."""
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Coroutine, Mapping
+from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
 from fastapi import Request
@@ -9,7 +10,6 @@ from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from blockrelay_gateway.http.errors import to_json
-from blockrelay_gateway.streaming.readers import Readers
 
 T = TypeVar("T")
 #: Milliseconds that an EventSource waits before it connects again; part of the first event.
@@ -26,16 +26,22 @@ def event(data: dict[str, Any], event_id: str | None = None) -> bytes:
 
 
 class EventStream(StreamingResponse):
-    """Sends events until they end or the client leaves; its readers are released in every case."""
+    """Sends events until they end or the client leaves; `held`, which they read, is released in every case."""
 
-    def __init__(self, events: AsyncIterator[bytes], readers: Readers, *, request_id: str) -> None:
-        headers = {"cache-control": "no-cache", "x-accel-buffering": "no", "x-request-id": request_id}
-        headers |= readers.headers
-        super().__init__(events, media_type="text/event-stream", headers=headers)
-        self._readers = readers
+    def __init__(
+        self,
+        events: AsyncIterator[bytes],
+        held: AbstractContextManager[object],
+        *,
+        request_id: str,
+        headers: Mapping[str, str],
+    ) -> None:
+        ours = {"cache-control": "no-cache", "x-accel-buffering": "no", "x-request-id": request_id}
+        super().__init__(events, media_type="text/event-stream", headers={**ours, **headers})
+        self._held = held
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with self._readers:
+        with self._held:
             await super().__call__(scope, receive, send)
 
 

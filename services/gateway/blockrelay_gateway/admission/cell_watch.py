@@ -1,0 +1,103 @@
+"""What every gateway keeps an eye on: the control Redis' memory and clock, and the settings of the cell."""
+
+import asyncio
+import time
+from typing import Any, cast
+
+import redis.asyncio
+
+from blockrelay.errors import RedisTrouble
+from blockrelay.observability import logs
+from blockrelay.observability.metrics import GatewayMetrics
+from blockrelay.protocol import transitions as calls
+from blockrelay.protocol.keys import Keys
+from blockrelay.redis.cell_settings import CellSettings, read_cell_settings_async
+from blockrelay.redis.client import AsyncScripts
+from blockrelay.redis.errors import RedisWatch
+from blockrelay.settings import GatewaySettings
+from blockrelay_gateway.admission.redis_memory import read_memory
+from blockrelay_gateway.streaming.followers import Followers
+
+#: Share of Redis' maxmemory above which nothing new is accepted: COMMIT must always fit.
+FULL_SHARE = 0.70
+#: Share above which requests that have ended are forgotten, BITE at a time, at most BITES times at one look.
+YIELD_SHARE, BITE, BITES = 0.50, 128, 64
+POLL_S = 1.0
+#: A request that would be refused for want of memory has the memory looked at again, at most this often.
+LOOKED_S = 0.1
+
+
+class CellWatch:
+    """`full` says why nothing new may be accepted; it is empty when it may."""
+
+    def __init__(
+        self,
+        client: redis.asyncio.Redis,
+        scripts: AsyncScripts,
+        followers: Followers,
+        metrics: GatewayMetrics,
+        watch: RedisWatch,
+        settings: GatewaySettings,
+    ) -> None:
+        self._client, self._scripts, self._followers = client, scripts, followers
+        self._metrics, self._watch, self._settings = metrics, watch, settings
+        self._cell = CellSettings.of(settings)
+        self._looked = float("-inf")
+        self.full = ""
+        self.clock_ahead_ms = 0  # of Redis, whose clock decides about deadlines
+
+    def now_ms(self) -> int:
+        """Redis' clock."""
+        return int(time.time() * 1000) + self.clock_ahead_ms
+
+    async def watch(self) -> None:
+        """Until cancelled."""
+        while True:
+            try:
+                await self.poll()
+                self._watch.worked("watch Redis")
+            except RedisTrouble as error:
+                self._watch.failed("watch Redis", error)
+            await asyncio.sleep(POLL_S)
+
+    async def poll(self) -> None:
+        """One look at everything. Requests that have ended are forgotten before anything new is refused.
+
+        Raises RedisTrouble.
+        """
+        self._looked = time.monotonic()
+        used, most, _ = await read_memory(self._client)
+        if most and used > YIELD_SHARE * most:
+            used = await self._make_room(used, most)
+        full = most and used > FULL_SHARE * most
+        self.full = f"Redis uses {used >> 20} of {most >> 20} MiB" if full else ""
+        seconds, micros = cast(tuple[int, int], await cast(Any, self._client.time()))
+        self.clock_ahead_ms = seconds * 1000 + micros // 1000 - int(time.time() * 1000)
+        cell = await read_cell_settings_async(self._client, Keys(self._settings.cell))
+        if cell is not None and cell != self._cell:
+            cell.tell(CellSettings.of(self._settings))
+            self._cell, self._followers.retention_s = cell, cell.retention_s
+
+    async def look_again(self) -> None:
+        """Before a refusal for want of memory: there may be room by now."""
+        if time.monotonic() - self._looked > LOOKED_S:
+            try:
+                await self.poll()
+            except RedisTrouble as error:
+                self._watch.met(error)
+
+    async def _make_room(self, used: int, most: int) -> int:
+        """Forget requests that have ended, oldest first, until half the memory is free; the bytes in use then."""
+        before, forgotten, left = used, 0, 0
+        for _ in range(BITES):
+            gone, left = await self._scripts.run(calls.forget(BITE))
+            forgotten += gone
+            used = (await read_memory(self._client)).used
+            if gone < BITE or used <= YIELD_SHARE * most:
+                break
+        if forgotten:
+            self._metrics.forgotten.inc(forgotten)
+            logs.get().warning(
+                "ENDED_REQUESTS_FORGOTTEN", requests=forgotten, left=left, used=before, used_now=used, maxmemory=most
+            )
+        return used

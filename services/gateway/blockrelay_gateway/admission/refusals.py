@@ -1,0 +1,87 @@
+"""What ACCEPT's refusal means for the client. Pure, but for the jitter of Retry-After.
+
+429: the client's own limit. 503: our capacity. Both come with Retry-After, and neither ever after acceptance.
+"""
+
+from blockrelay.auth.api_keys import Tenant
+from blockrelay.errors import BadRequest, BlockrelayError, Conflict, KeyReused, LimitExceeded
+from blockrelay.protocol.transitions import Accepted
+from blockrelay_gateway.admission.admission_request import AdmissionRequest
+from blockrelay_gateway.admission.idempotency import HEADER
+from blockrelay_gateway.http.retry_after import retry_after_s
+
+#: Memory comes back when requests end.
+MEMORY_RETRY_MS = 5000
+
+
+def refusal(answer: Accepted, request: AdmissionRequest, tenant: Tenant, *, page_tokens: int) -> BlockrelayError | None:
+    """The error for an answer; None for one that is no refusal."""
+    retry_s = retry_after_s(answer.retry_ms)
+
+    def client(limit: str, message: str) -> LimitExceeded:
+        return LimitExceeded(message, scope="client", limit=limit, retry_after_s=retry_s)
+
+    def cell(limit: str, message: str) -> LimitExceeded:
+        return LimitExceeded(f"{message}; try again later", scope="cell", limit=limit, retry_after_s=retry_s)
+
+    match answer.status:
+        case "OK" | "EXISTS" | "REPEAT":
+            return None
+        case "TOKENS":
+            limit = tenant.tokens_per_minute
+            return client(
+                "tokens_per_minute", f"this key may use {limit} tokens per minute and has {answer.detail} left"
+            )
+        case "CONCURRENT":
+            return client("concurrency", f"this key has {answer.detail} requests under way, which is its limit")
+        case "TENANT_RESULTS":
+            said = f"the logits of this key already take {_mib(answer)} MiB of the payload Redis, nearly its share"
+            return client("result_bytes", f"{said}; try again later")
+        case "RESULTS":
+            return cell(
+                "result_bytes", f"logits take {_mib(answer)} MiB of the payload Redis, nearly all of their share"
+            )
+        case "BUSY":
+            return cell("in_flight", f"{answer.detail} requests are under way, which is the limit")
+        case "PAGES":
+            return cell("kv_pages", f"the KV cache is oversubscribed ({answer.detail} pages promised)")
+        case "WAIT":
+            seconds = int(answer.detail) / 1000
+            return cell("wait", f"the queue is too long: the first token would take {seconds:.0f} s")
+        case "LATE":
+            seconds = int(answer.detail) / 1000
+            said = f"the request would take {seconds:.1f} s, too close to its timeout or beyond it"
+            return cell("deadline", said)
+        case "OTHER":
+            return KeyReused(f"this {HEADER} came with another body before: a new request needs a new key")
+        case "TOO_LARGE":
+            pages = pages_of(request, page_tokens)
+            return BadRequest(
+                f"prompt and max_tokens together need {pages} KV pages of {page_tokens} tokens; "
+                f"the largest pool has {answer.detail}",
+                param="input_ids" if request.body.logits != "none" else "max_tokens",
+            )
+        case "STEP":
+            return wrong_step(request.body.session, request.body.step, int(answer.detail))
+
+
+def pages_of(request: AdmissionRequest, page_tokens: int) -> int:
+    """KV pages of one block that the request may fill."""
+    return -(-request.tokens // page_tokens)
+
+
+def memory_used_up(message: str) -> LimitExceeded:
+    """Redis has no room for another request."""
+    return LimitExceeded(message, scope="cell", limit="redis_memory", retry_after_s=retry_after_s(MEMORY_RETRY_MS))
+
+
+def wrong_step(session: str, step: int, expected: int) -> Conflict:
+    """The 409 of a session step that is neither the next one nor a repeat of the last one."""
+    what = f"session {session!r} expects step {expected}, not {step}"
+    if step == expected - 1:
+        what += ", which came with another body before"
+    return Conflict(what, param="step")
+
+
+def _mib(answer: Accepted) -> str:
+    return f"{int(answer.detail) / (1 << 20):.1f}"

@@ -1,0 +1,78 @@
+"""Requests of /v1/infer to ours. Pure, except that a repeated one draws a random name."""
+
+from dataclasses import replace
+from typing import Literal
+
+import numpy as np
+
+from blockrelay.protocol.messages import RequestBody
+from blockrelay.protocol.sampling_params import SamplingParams, check_prompt, derive_seed
+from blockrelay.protocol.tensors import result_bytes
+from blockrelay_gateway.admission.admission_request import AdmissionRequest
+from blockrelay_gateway.admission.idempotency import Identity, Name, random_identity
+from blockrelay_gateway.api.infer.schemas import InferRequest
+from blockrelay_gateway.api.infer.tensor_steps import TensorStep
+from blockrelay_gateway.api.request_builder import RequestBuilder, checked_salt, checked_timeout
+
+
+def text_request(
+    builder: RequestBuilder, request: InferRequest, trace: str = "", who: Identity | None = None
+) -> AdmissionRequest:
+    """The text form. Raises BadRequest, or NotFound for another model."""
+    builder.check_model(request.model)
+    prompt = request.prompt
+    tokens = builder.encode(prompt, "prompt") if isinstance(prompt, str) else list(prompt or ())
+    (name,) = (who or random_identity()).names()
+    return builder.text(request, name, tokens, max_tokens=request.max_tokens, logprobs=None, trace=trace)
+
+
+def tensor_request(
+    builder: RequestBuilder,
+    request: InferRequest,
+    step: TensorStep,
+    name: Name,
+    *,
+    logits: Literal["last", "all"],
+    trace: str,
+) -> AdmissionRequest:
+    """A row of a tensor step: its session's tokens, the first `step.prior` of them from earlier steps.
+
+    Raises BadRequest.
+    """
+    params = SamplingParams(max_tokens=0, temperature=0.0, seed=derive_seed(name.request))
+    tokens = list(step.tokens)
+    check_prompt(
+        tokens,
+        params,
+        vocab_size=builder.model.vocab_size,
+        context=builder.model.max_position,
+        param="input_tensors.input_ids",
+    )
+    body = RequestBody(
+        prompt=np.array(tokens, dtype=np.int32),
+        params=params.to_dict(),
+        logits=logits,
+        prior=step.prior,
+        traceparent=trace,
+        session=step.session.session if step.session else "",
+        step=step.session.step if step.session else 0,
+        salt=checked_salt(request.cache_salt),
+        group=name.group,
+        choices=name.choices,
+        exact=bool(request.exact),
+    )
+    return AdmissionRequest(
+        request=name.request,
+        fingerprint=name.fingerprint,
+        body=body,
+        params=params,
+        timeout_s=checked_timeout(request.timeout),
+        priority=request.priority,
+        session=step.session,
+        result_bytes=result_bytes(step.new if logits == "all" else 1, builder.model.vocab_size),
+    )
+
+
+def renamed(request: AdmissionRequest) -> AdmissionRequest:
+    """The same work under a new id and outside its session."""
+    return replace(request, request=random_identity().base, fingerprint="", session=None)

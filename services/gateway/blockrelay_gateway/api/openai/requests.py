@@ -1,0 +1,130 @@
+"""OpenAI's requests to ours. Pure, except that a request whose name was not given draws a random one.
+
+Everything that can be wrong with a request's content is found here or in `request_builder`, before anything is queued.
+"""
+
+from dataclasses import dataclass
+from typing import cast
+
+from blockrelay.errors import BadRequest
+from blockrelay.protocol.messages import MAX_CHOICES
+from blockrelay_gateway.admission.admission_request import AdmissionRequest
+from blockrelay_gateway.admission.idempotency import Identity, random_identity
+from blockrelay_gateway.api.openai.chat_template import ChatTemplate
+from blockrelay_gateway.api.openai.schemas import ChatMessage, ChatRequest, CompletionRequest
+from blockrelay_gateway.api.request_builder import FieldNames, RequestBuilder
+
+
+@dataclass(frozen=True, slots=True)
+class OpenAIRequests:
+    """Knows the model. Methods raise BadRequest (NotFound for another model) with the field's name."""
+
+    builder: RequestBuilder
+    template: ChatTemplate | None
+
+    def completion(
+        self, request: CompletionRequest, trace: str = "", who: Identity | None = None
+    ) -> list[AdmissionRequest]:
+        """One for each prompt."""
+        self.builder.check_model(request.model)
+        request.check_neutral()
+        _check_stream_options(request)
+        prompts = self._prompts(request.prompt)
+        if request.background and len(prompts) > 1:
+            raise BadRequest("background takes one prompt per request", param="background")
+        names = (who or random_identity()).names(len(prompts))
+        return [
+            self.builder.text(
+                request, name, prompt, max_tokens=request.max_tokens, logprobs=request.logprobs, trace=trace
+            )
+            for name, prompt in zip(names, prompts, strict=True)
+        ]
+
+    def chat(self, request: ChatRequest, trace: str = "", who: Identity | None = None) -> AdmissionRequest:
+        """That of the next message."""
+        self.builder.check_model(request.model)
+        request.check_neutral()
+        _check_stream_options(request)
+        if request.top_logprobs is not None and not request.logprobs:
+            raise BadRequest("top_logprobs needs logprobs: true", param="top_logprobs")
+        if len({request.max_tokens, request.max_completion_tokens} - {None}) > 1:
+            raise BadRequest("max_tokens and max_completion_tokens contradict each other", param="max_tokens")
+        newer = request.max_completion_tokens is not None
+        if self.template is None or self.builder.tokenizer is None:
+            raise BadRequest("the model has no chat template: use /v1/completions", param="messages")
+        if not request.messages:
+            raise BadRequest("messages is empty", param="messages")
+        messages = [_message(message, index) for index, message in enumerate(request.messages)]
+        who = who or random_identity()
+        text = self.template.render(messages, keyed=bool(who.fingerprint))
+        (name,) = who.names()
+        return self.builder.text(
+            request,
+            name,
+            self.builder.encode(text, "messages", add_special_tokens=False),
+            max_tokens=request.max_completion_tokens if newer else request.max_tokens,
+            logprobs=(request.top_logprobs or 0) if request.logprobs else None,
+            trace=trace,
+            names=FieldNames(
+                prompt="messages",
+                max_tokens="max_completion_tokens" if newer else "max_tokens",
+                logprobs="top_logprobs",
+            ),
+        )
+
+    def _prompts(self, prompt: object) -> list[list[int]]:
+        if isinstance(prompt, str):
+            return [self.builder.encode(prompt, "prompt")]
+        items = cast(list[object], prompt) if isinstance(prompt, list) else []
+        if items and all(type(item) is int for item in items):
+            return [cast(list[int], items)]
+        if isinstance(prompt, list) and not items:
+            raise BadRequest("prompt is empty: at least one token is needed", param="prompt")
+        if not items or not (
+            all(isinstance(item, str) for item in items) or all(isinstance(item, list) for item in items)
+        ):
+            raise BadRequest(
+                "prompt must be text, token ids, a list of texts or a list of lists of token ids", param="prompt"
+            )
+        if len(items) > MAX_CHOICES:
+            raise BadRequest(f"prompt takes at most {MAX_CHOICES} prompts, not {len(items)}", param="prompt")
+        prompts: list[list[int]] = []
+        for index, item in enumerate(items):
+            if isinstance(item, str):
+                prompts.append(self.builder.encode(item, "prompt"))
+                continue
+            tokens = cast(list[object], item)
+            if not all(type(token) is int for token in tokens):
+                raise BadRequest(f"prompt: item {index} is not a list of token ids", param="prompt")
+            prompts.append(cast(list[int], tokens))
+        return prompts
+
+
+def _check_stream_options(request: CompletionRequest | ChatRequest) -> None:
+    if request.stream_options is not None and not request.stream:
+        raise BadRequest("stream_options needs stream: true", param="stream_options")
+
+
+def _message(message: ChatMessage, index: int) -> dict[str, str]:
+    """What a template sees of a message: parts of text are joined."""
+    param = f"messages.{index}"
+    for name in ("refusal", "audio", "tool_calls", "function_call", "annotations"):
+        if getattr(message, name) not in (None, []):
+            raise BadRequest(f"{param}.{name} is not supported", param=f"{param}.{name}")
+    plain = {"role": message.role, "content": _content(message.content, f"{param}.content")}
+    return plain if message.name is None else {**plain, "name": message.name}
+
+
+def _content(content: object, param: str) -> str:
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise BadRequest(f"{param} must be text or a list of parts", param=param)
+    texts: list[str] = []
+    for part in cast(list[object], content):
+        fields = cast(dict[str, object], part) if isinstance(part, dict) else {}
+        text = fields.get("text")
+        if fields.get("type") != "text" or not isinstance(text, str) or len(fields) != 2:
+            raise BadRequest(f'{param}: only parts {{"type": "text", "text": ...}} are supported', param=param)
+        texts.append(text)
+    return "".join(texts)

@@ -1,0 +1,50 @@
+"""What ACCEPT is sent for one request, as data: by admission once, and again for a record that Redis lost."""
+
+from dataclasses import dataclass
+
+from blockrelay.protocol import transitions as calls
+from blockrelay.protocol.messages import RequestBody
+from blockrelay.protocol.transitions import NO_LIMITS, Accepted, Call, Limits, SessionStep
+
+#: A request that was accepted once is never refused.
+NO_MOST = 2**31
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Acceptance:
+    """The arguments of ACCEPT without its limits. `deadline_ms` is of Redis' clock, 0: none. `reader`: the gateway that
+    is written down as one that reads the log."""
+
+    request: str
+    body: RequestBody
+    model: str
+    need_pages: int
+    deadline_ms: int = 0
+    fingerprint: str = ""
+    keep_s: int = 0
+    session: SessionStep | None = None
+    tenant: str = ""
+    weight: float = 1.0
+    priority: int = 0
+    reader: str = ""
+    result_bytes: int = 0
+
+    def call(self, *, max_in_flight: int = NO_MOST, limits: Limits = NO_LIMITS) -> Call[Accepted]:
+        """The call; the same request, seed and deadline each time, so the same tokens."""
+        return calls.accept(
+            self.request,
+            self.body,
+            model=self.model,
+            need_pages=self.need_pages,
+            deadline_ms=self.deadline_ms,
+            fingerprint=self.fingerprint,
+            keep_s=self.keep_s,
+            session=self.session,
+            tenant=self.tenant,
+            weight=self.weight,
+            priority=self.priority,
+            reader=self.reader,
+            result_bytes=self.result_bytes,
+            max_in_flight=max_in_flight,
+            limits=limits,
+        )

@@ -1,0 +1,66 @@
+"""What metrics and the log say of followed requests. Requests of another gateway are that one's to count."""
+
+from typing import Any
+
+from blockrelay.observability import logs
+from blockrelay.observability.metrics import GatewayMetrics
+from blockrelay.protocol.messages import EndEntry, LogEntry, TokenEntry
+from blockrelay_gateway.streaming.followed_request import FollowedRequest
+
+
+class Accounting:
+    """Called at each step of a followed request; `followed` is as it was before the step."""
+
+    def __init__(self, metrics: GatewayMetrics) -> None:
+        self._metrics = metrics
+
+    def started(self) -> None:
+        """One more is followed."""
+        self._metrics.waiting.inc()
+
+    def dropped(self, followed: FollowedRequest) -> None:
+        """It is no longer followed, and has perhaps not ended."""
+        if followed.end is None:
+            (self._metrics.running if followed.tokens else self._metrics.waiting).dec()
+
+    def heard(self, followed: FollowedRequest, entry: LogEntry, now: float) -> None:
+        """`entry` is the next of its log."""
+        metrics, owned = self._metrics, followed.owned
+        if isinstance(entry, TokenEntry):
+            if not followed.entries:
+                metrics.waiting.dec()
+                metrics.running.inc()
+                if owned:
+                    metrics.time_to_first_token.observe(now - followed.started)
+            elif owned:
+                metrics.inter_token_latency.observe(now - followed.heard)
+            if owned:
+                metrics.generation_tokens.inc()
+        else:
+            (metrics.running if followed.entries else metrics.waiting).dec()
+            if owned:
+                self._ended(followed, entry, now)
+
+    def disconnected(self, followed: FollowedRequest) -> None:
+        """Its last reader has left before its end."""
+        self._metrics.disconnected.inc()
+        logs.get().info("CLIENT_DISCONNECTED", request_id=followed.id, tokens=followed.tokens)
+
+    def _ended(self, followed: FollowedRequest, end: EndEntry, now: float) -> None:
+        self._metrics.requests.labels(end.reason).inc()
+        self._metrics.e2e_latency.observe(now - followed.started)
+        log = logs.get().bind(request_id=followed.id, traceparent=followed.body.traceparent or None)
+        if followed.body.session:
+            log = log.bind(session_id=followed.body.session, step=followed.body.step)
+        for event in end.fallbacks:
+            self._metrics.fallbacks.labels(event.block_id, event.source, event.target, event.reason).inc()
+            moved: dict[str, Any] = {"block": event.block_id, "from": event.source, "to": event.target}
+            log.warning("BLOCK_EXECUTION_FALLBACK", **moved, reason=event.reason, success=event.success)
+        log.info(
+            "PIPELINE_EXECUTION_COMPLETE",
+            reason=end.reason,
+            tokens=followed.tokens,
+            time=round(now - followed.started, 6),
+            fallbacks=len(end.fallbacks),
+            error=end.meta.get("error"),
+        )

@@ -1,0 +1,53 @@
+"""One request that this gateway follows: one copy of its token log for all its readers. Data.
+
+It is a hint, like everything outside the log: another gateway can read the same request from its record. It lives from
+ACCEPT (or the first reader that resumes) to the terminal entry or to its last reader, whichever is later.
+"""
+
+import asyncio
+import time
+from dataclasses import dataclass, field
+
+from blockrelay.protocol.messages import EndEntry, LogEntry, RequestBody
+from blockrelay.protocol.sampling_params import SamplingParams
+from blockrelay_gateway.streaming.acceptance import Acceptance
+
+
+@dataclass(slots=True, eq=False)
+class FollowedRequest:
+    """`entries` are all log entries so far: TokenEntry 1..n, then one EndEntry. Times are of the monotonic clock, but
+    for `created` (Unix seconds) and `deadline_ms` (this host's Unix time, 0: none)."""
+
+    acceptance: Acceptance
+    params: SamplingParams
+    created: int
+    owned: bool = True  # accepted by this gateway, which counts it
+    deadline_ms: int = 0
+    started: float = field(default_factory=time.monotonic)
+    entries: list[LogEntry] = field(default_factory=list[LogEntry])
+    end: EndEntry | None = None
+    numerics: str = ""
+    readers: int = 0
+    heard: float = field(default_factory=time.monotonic)  # the last entry
+    checked: float = field(default_factory=time.monotonic)  # the last look at the record
+    events: set[asyncio.Event] = field(default_factory=set[asyncio.Event])
+    grace: asyncio.TimerHandle | None = None
+    sought: float = float("-inf")  # a client asked for it, and will perhaps read
+    leaving: bool = False  # nobody reads it: FINISH is under way, or done
+
+    @property
+    def id(self) -> str:
+        return self.acceptance.request
+
+    @property
+    def body(self) -> RequestBody:
+        return self.acceptance.body
+
+    @property
+    def tenant(self) -> str:
+        return self.acceptance.tenant
+
+    @property
+    def tokens(self) -> int:
+        """Committed so far."""
+        return len(self.entries) - (self.end is not None)

@@ -1,0 +1,77 @@
+"""Following a request that was accepted before, by any gateway, from its record."""
+
+import redis.asyncio
+
+from blockrelay.errors import NotFound
+from blockrelay.protocol.ended import body_of, decode_log
+from blockrelay.protocol.keys import Keys
+from blockrelay.protocol.sampling_params import SamplingParams
+from blockrelay_gateway.streaming.acceptance import Acceptance
+from blockrelay_gateway.streaming.followed_request import FollowedRequest
+from blockrelay_gateway.streaming.followers import Followers
+from blockrelay_gateway.streaming.records import Records
+from blockrelay_gateway.streaming.registry import FollowedRequests
+
+
+class Resumption:
+    """Makes this gateway one of the followers of a request."""
+
+    def __init__(
+        self,
+        client: redis.asyncio.Redis,
+        keys: Keys,
+        records: Records,
+        followers: Followers,
+        followed: FollowedRequests,
+        *,
+        model: str,
+    ) -> None:
+        self._client, self._keys, self._records = client, keys, records
+        self._followers, self._followed, self._model = followers, followed, model
+
+    async def resume(self, request: str, tenant: str) -> FollowedRequest:
+        """Any request of this tenant; this gateway answers for its readers from now on.
+
+        Raises NotFound when there is no such record (any more), or when it is of another tenant or model.
+        """
+        self._followed.seek(request)
+        if known := self._followed.known(request):
+            self._records.check_followed(request, known, tenant)
+        else:
+            await self._records.look_up(request, tenant)
+        async with self._followers.joining(request):
+            return await self._read(request, tenant)
+
+    async def _read(self, request: str, tenant: str) -> FollowedRequest:
+        if known := self._followed.known(request):
+            return known
+        record, log = await self._records.read(request, whole=False)
+        if not record:
+            await self._client.delete(self._keys.followers(request))
+            raise NotFound(f"request {request} is unknown or was forgotten after its retention", param="id")
+        body = body_of(record, log)
+        if body.gateway:
+            await self._followers.add(request, body.gateway)  # it did not know that it would not be the only one
+        if known := self._followed.known(request):  # another reader resumed it while this one was reading
+            return known
+        acceptance = Acceptance(
+            request=request,
+            body=body,
+            model=self._model,
+            need_pages=int(record.get(b"need", b"0")),
+            deadline_ms=int(record.get(b"deadline", b"0")),
+            fingerprint=record.get(b"fp", b"").decode(),
+            keep_s=int(record.get(b"keep", b"0")),
+            tenant=tenant,
+        )
+        followed = FollowedRequest(
+            acceptance=acceptance,
+            params=SamplingParams.from_dict(body.params),
+            created=int(record[b"accepted"]) // 1000,
+            owned=False,
+            numerics=record.get(b"numerics", b"").decode(),
+        )
+        self._followed.start(followed)
+        if record[b"state"] == b"done" and b"0" in record:
+            self._followed.hear_all(followed, decode_log(log))
+        return followed

@@ -1,0 +1,94 @@
+"""Which followed request a reader gets while the request is being given up, and how a gateway checks records."""
+
+import signal
+import time
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import redis.asyncio
+from prometheus_client import CollectorRegistry
+
+from blockrelay.errors import RedisUnavailable
+from blockrelay.observability.metrics import GatewayMetrics
+from blockrelay.protocol.keys import Keys
+from blockrelay.protocol.messages import RequestBody
+from blockrelay.protocol.sampling_params import SamplingParams
+from blockrelay.redis import client as redis_link
+from blockrelay.redis.client import AsyncScripts
+from blockrelay.redis.errors import RedisWatch
+from blockrelay_gateway.streaming.abandonment import Abandonment
+from blockrelay_gateway.streaming.acceptance import Acceptance
+from blockrelay_gateway.streaming.accounting import Accounting
+from blockrelay_gateway.streaming.followed_request import FollowedRequest
+from blockrelay_gateway.streaming.followers import Followers
+from blockrelay_gateway.streaming.log_tailer import Tailer
+from blockrelay_gateway.streaming.records import Records
+from blockrelay_gateway.streaming.registry import FollowedRequests
+from blockrelay_gateway.streaming.repair import Repair
+from tests.support.redis_server import RedisServer
+
+
+def followed(request: str = "req-1") -> FollowedRequest:
+    params = SamplingParams(max_tokens=4, temperature=0.0)
+    body = RequestBody(prompt=np.array([1], np.int32), params=params.to_dict())
+    return FollowedRequest(Acceptance(request=request, body=body, model="m", need_pages=1), params, created=0)
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    registry: FollowedRequests
+    repair: Repair
+
+
+def parts_on(client: redis.asyncio.Redis) -> Parts:
+    metrics, keys = GatewayMetrics(CollectorRegistry()), Keys("t")
+    watch, scripts = RedisWatch(metrics.redis_errors), AsyncScripts(client, keys, retention_s=9)
+    tailer, followers = Tailer(client, keys, "g", metrics, watch), Followers(client, keys, scripts, "g", 9)
+    abandonment = Abandonment(followers, scripts, watch, gateway="g", grace_s=1)
+    registry = FollowedRequests(tailer, Accounting(metrics), abandonment)
+    records = Records(client, keys, "m")
+    return Parts(registry, Repair(client, keys, scripts, tailer, records, followers, registry, watch, gateway="g"))
+
+
+@pytest.fixture
+def registry() -> FollowedRequests:
+    """Nothing of it reaches Redis."""
+    return parts_on(redis_link.connect_async("redis://127.0.0.1:1", connections=1)).registry
+
+
+async def test_one_that_is_given_up_is_followed_anew(registry: FollowedRequests) -> None:
+    given_up = registry.join(followed())
+    assert registry.join(followed()) is given_up, "while it is not, there is one for all"
+    given_up.leaving = True
+    again = registry.join(followed())
+    assert again is not given_up and registry.join(followed()) is again and len(registry) == 1
+
+
+async def test_but_not_from_under_a_reader(registry: FollowedRequests) -> None:
+    given_up = registry.join(followed())
+    given_up.leaving = True
+    registry.attach(given_up)
+    assert registry.join(followed()) is given_up
+
+
+async def test_a_redis_that_stands_still_costs_one_timeout_for_all_requests(own_redis: RedisServer) -> None:
+    hasty = redis_link.connect_async(f"{own_redis.url}?socket_timeout=0.2", connections=1)
+    parts = parts_on(hasty)
+    requests = [f"req-{i}" for i in range(4)]
+    for request in requests:
+        parts.registry.start(followed(request))
+    assert own_redis.process is not None
+    own_redis.process.send_signal(signal.SIGSTOP)
+    with pytest.raises(RedisUnavailable):
+        await parts.repair.check(time.monotonic())
+    own_redis.process.send_signal(signal.SIGCONT)
+    client = own_redis.client()
+    client.ping()  # what was sent before has been read
+    with client.monitor() as monitor:
+        await parts.repair.check(time.monotonic())
+        heard = [str(cast(Any, monitor.next_command())["command"]) for _ in range(1 + len(requests))]
+    assert heard == ["SET {t}:gateway:g  EX 15", *(f"HGET {{t}}:request:{request} state" for request in requests)]
+    client.close()
+    await hasty.aclose()
