@@ -16,6 +16,7 @@ from blockrelay.protocol.keys import Keys
 from blockrelay.redis import client as redis_link
 from blockrelay.redis import errors as redis_errors
 from blockrelay.redis.client import AsyncOneConnection, AsyncScripts, OneConnection, Scripts
+from blockrelay.redis.errors import CommandError
 from tests.support import redis_server
 from tests.support.cell import body
 from tests.support.redis_answers import ANSWERS, answering, unblock_all
@@ -144,7 +145,7 @@ def test_a_blocked_read_that_is_ended_is_unavailable(server: RedisServer) -> Non
 def test_a_bug_of_ours_stays_one(server: RedisServer, ask: Callable[[redis.Redis], object]) -> None:
     with redis_link.connect(server.url) as client:
         client.set("{t}:text", "OOM MISCONF")
-        with pytest.raises(redis.ResponseError):
+        with pytest.raises(CommandError):
             ask(client)
 
 

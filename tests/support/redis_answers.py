@@ -8,6 +8,7 @@ from typing import Any, cast
 import redis
 
 from blockrelay.errors import RedisFull, RedisRefused, RedisTrouble, RedisUnavailable
+from blockrelay.redis.errors import CommandError
 from tests.support.redis_server import RedisServer
 from tests.support.waiting import wait_until
 
@@ -84,7 +85,7 @@ def _busy(admin: redis.Redis, server: RedisServer) -> Generator[None]:
     admin.config_set("lua-time-limit", 20)
 
     def run() -> None:
-        with _admin(server) as client, suppress(redis.ResponseError, RedisTrouble):
+        with _admin(server) as client, suppress(CommandError, RedisTrouble):
             client.eval("while true do end", 0)
 
     thread = threading.Thread(target=run, daemon=True)

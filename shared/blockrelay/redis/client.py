@@ -19,7 +19,7 @@ import redis.asyncio.client
 import redis.client
 from redis.asyncio.retry import Retry as AsyncRetry
 from redis.backoff import NoBackoff
-from redis.exceptions import ResponseError, TimeoutError
+from redis.exceptions import TimeoutError  # noqa: TID251
 from redis.retry import Retry
 
 from blockrelay.errors import RedisRefused, RedisTrouble, RedisUnavailable, UsageError
@@ -27,7 +27,7 @@ from blockrelay.failpoints import reach_script
 from blockrelay.protocol.keys import Keys, declared
 from blockrelay.protocol.number import check_protocol
 from blockrelay.protocol.transitions import NAMES, Call, source
-from blockrelay.redis.errors import ours, translated
+from blockrelay.redis.errors import CommandError, ours, translated
 
 T = TypeVar("T")
 #: Blocking reads end after this, so that a lost wake-up costs at most one second.
@@ -71,9 +71,11 @@ class _AsyncClient(redis.asyncio.Redis):
         return _AsyncPipeline(self.connection_pool, self.response_callbacks, transaction, shard_hint)
 
 
-def connect(url: str) -> redis.Redis:
-    """A synchronous client without retries. Connects lazily."""
-    return _Client.from_url(url, retry=Retry(NoBackoff(), 0), **_OPTIONS)
+def connect(url: str, *, answer_s: float | None = None) -> redis.Redis:
+    """A synchronous client without retries. Connects lazily. `answer_s`: how long an answer may take, if not BLOCK_MS
+    and a while."""
+    limits = {} if answer_s is None else {"socket_timeout": answer_s, "socket_connect_timeout": answer_s}
+    return _Client.from_url(url, retry=Retry(NoBackoff(), 0), **{**_OPTIONS, **limits})
 
 
 def connect_async(url: str, *, connections: int = 32) -> redis.asyncio.Redis:
@@ -238,7 +240,7 @@ def check_redis(client: redis.Redis, name: str, *, cell: Keys | None = None) -> 
         if isinstance(error, RedisRefused):
             raise UsageError(f"the {name} does not let us in: {error}") from error
         raise UsageError(f"the {name} is not a Redis: {error}") from error
-    except ResponseError as error:
+    except CommandError as error:
         raise UsageError(f"the {name} is not one that can serve us: {error}") from error
 
 

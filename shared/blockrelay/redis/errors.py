@@ -1,8 +1,8 @@
-"""Answers of Redis that are no bug of ours, as errors of ours: the one place that tells them apart.
+"""Answers of Redis that are not bugs of ours, as errors of ours: the one place that tells them apart.
 
-A server that is away, loads, is busy, fails over, is full, cannot save or does not let us is trouble: whoever meets it
-waits or sheds (`blockrelay.errors.RedisTrouble`). Everything else (a wrong type, an error in a script) is a bug and
-stays what redis-py raises.
+A server that is away, loads, is busy, fails over, is full, cannot save or does not let us is trouble: callers wait or
+shed (`blockrelay.errors.RedisTrouble`). Everything else (a wrong type, an unknown command, an error in a script) is a
+bug of the caller, and stays what redis-py raises: `CommandError`. No other package imports `redis.exceptions`.
 """
 
 import re
@@ -13,12 +13,13 @@ from contextlib import contextmanager
 from typing import Any
 
 from prometheus_client import Counter
-from redis.exceptions import (
+from redis.exceptions import (  # noqa: TID251
     AuthenticationError,
     AuthorizationError,
     ConnectionError,
     InvalidResponse,
     RedisError,
+    ResponseError,
     TimeoutError,
 )
 
@@ -52,6 +53,8 @@ _NO_CODE = {
     "DB index is out of range": "DB",
 }
 SAY_EVERY_S = 10.0
+#: The server does not take this command as it is; waiting does not help.
+CommandError = ResponseError
 
 
 def trouble(error: Exception) -> RedisTrouble | None:

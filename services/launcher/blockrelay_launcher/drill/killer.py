@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from redis.exceptions import RedisError, ResponseError
-
+from blockrelay.errors import RedisTrouble
+from blockrelay.redis.errors import CommandError
 from blockrelay_launcher.drill.faults import SERVERS, Fault, Strike, Target
 from blockrelay_launcher.drill.system import DrilledSystem
 
@@ -61,7 +61,7 @@ class Killer:
         while not self._over.wait(max(0.0, min(0.1, due - time.monotonic()))):
             self._undo(time.monotonic())
             if time.monotonic() >= due:
-                with contextlib.suppress(RedisError, OSError):  # a Redis that is dead or asleep just then
+                with contextlib.suppress(RedisTrouble, CommandError):  # a Redis that is dead or asleep just then
                     self._strike(strike)
                 strike = next(self.plan)
                 due += strike.after_s
@@ -105,7 +105,7 @@ class Killer:
                 others = sorted(int(one["id"]) for one in clients if int(one["id"]) != mine)
                 if not others:
                     return
-                with contextlib.suppress(ResponseError):  # it went by itself
+                with contextlib.suppress(CommandError):  # it went by itself
                     client.client_kill_filter(_id=str(_picked(others, strike.pick)))  # pyright: ignore
         self._note(strike, None)
 
@@ -126,7 +126,7 @@ class Killer:
             until, limit = self._full.get(target, (float("inf"), 0))
             if target not in self._full or until > now or any(pid in self._asleep for pid in self.system.pids(target)):
                 continue  # nothing to be done, or it would not answer
-            with contextlib.suppress(RedisError, OSError), self.system.administrator(target) as client:
+            with contextlib.suppress(RedisTrouble, CommandError), self.system.administrator(target) as client:
                 client.config_set("maxmemory", limit)
                 del self._full[target]
 

@@ -12,13 +12,11 @@ from pathlib import Path
 from typing import Any, cast
 
 import redis
-from redis.backoff import NoBackoff
-from redis.exceptions import RedisError
-from redis.retry import Retry
 
 from blockrelay.errors import RedisTrouble, ServiceUnavailable
 from blockrelay.protocol.keys import Keys
 from blockrelay.redis import client as redis_link
+from blockrelay.redis.errors import CommandError
 from blockrelay_launcher.drill.faults import Target
 from blockrelay_launcher.supervisor.child_process import die_with_parent
 from blockrelay_launcher.supervisor.data_folder import Running, read_running
@@ -77,10 +75,7 @@ class DrilledSystem:
     @contextlib.contextmanager
     def administrator(self, server: Target) -> Iterator[redis.Redis]:
         """A client of one of the Redis servers that may do everything and waits for nothing."""
-        never = Retry(NoBackoff(), 0)
-        client = redis.Redis.from_url(
-            self.redis_urls[server], retry=never, socket_timeout=ANSWER_S, socket_connect_timeout=ANSWER_S
-        )
+        client = redis_link.connect(self.redis_urls[server], answer_s=ANSWER_S)
         try:
             yield client
         finally:
@@ -89,7 +84,7 @@ class DrilledSystem:
     def requests_on(self, pid: int) -> frozenset[str] | None:
         """Requests whose route has the worker `pid`; None when Redis does not answer."""
         keys = Keys(self.running.cell)
-        with contextlib.suppress(RedisError, OSError), self.administrator("redis-control") as client:
+        with contextlib.suppress(RedisTrouble, CommandError), self.administrator("redis-control") as client:
             workers: list[bytes] = client.zrange(keys.workers, 0, -1)  # pyright: ignore
             mine = [name.decode() for name in workers if name.split(b":")[1:2] == [str(pid).encode()]]
             members: list[bytes] = [m for name in mine for m in client.smembers(keys.on(name))]  # pyright: ignore
@@ -108,7 +103,7 @@ class DrilledSystem:
         """What the servers, since they started, have refused to users."""
         found: set[str] = set()
         for server in self.redis_urls:
-            with contextlib.suppress(RedisError, OSError), self.administrator(server) as client:
+            with contextlib.suppress(RedisTrouble, CommandError), self.administrator(server) as client:
                 for one in cast(Any, client.acl_log()):
                     found.add(f"{server} denied {one['username']} {one['reason']} {one['object']}")
         return sorted(found)

@@ -3,10 +3,10 @@
 from typing import Any, cast
 
 import redis
-from redis.exceptions import ResponseError
 
 from blockrelay.errors import RedisRefused, RedisTrouble
 from blockrelay.redis import client as redis_link
+from blockrelay.redis.errors import CommandError
 
 
 def weaknesses(client: redis.Redis, *, carries_rows: bool = False) -> list[str]:
@@ -20,7 +20,7 @@ def weaknesses(client: redis.Redis, *, carries_rows: bool = False) -> list[str]:
     found: list[str] = []
     try:
         info: dict[str, Any] = client.info()
-    except (RedisRefused, ResponseError):
+    except (RedisRefused, CommandError):
         info = {}
     if info.get("aof_enabled") == 0:
         found.append("it keeps no append-only file, so its crash loses accepted requests (set appendonly yes)")
@@ -41,7 +41,7 @@ def _setting(client: redis.Redis, name: str) -> str | None:
     """None where CONFIG is hidden, as managed servers do."""
     try:
         return cast(dict[str, str], client.config_get(name)).get(name)
-    except (RedisRefused, ResponseError):
+    except (RedisRefused, CommandError):
         return None
 
 

@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import redis
-from redis.exceptions import RedisError
 
 from blockrelay.errors import RedisFull, RedisTrouble
 from blockrelay.protocol.keys import Keys
+from blockrelay.redis.errors import CommandError
 from blockrelay_worker.kv.store.tier import StoredPage, Trouble
 
 #: After a failure the tier is left alone for this long. Seconds.
@@ -126,7 +126,7 @@ class RedisTier:
             self._trouble("full")
         except RedisTrouble:
             self._trouble("unreachable")
-        except RedisError:  # a key of another type: somebody has touched the tier, and it is only a cache
+        except CommandError:  # a key of another type: somebody has touched the tier, and it is only a cache
             self._trouble("full")
         self._paused_until = time.monotonic() + PAUSE_S
         return None
