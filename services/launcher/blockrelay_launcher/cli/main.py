@@ -65,7 +65,7 @@ def root(
 @app.command("up")
 def start(
     model: Model = BUNDLED_MODEL,
-    stages: Annotated[int, typer.Option(min=1, help="Cut the model into so many stages.")] = 1,
+    stages: Annotated[int, typer.Option(min=1, help="How many stages the model is cut into.")] = 1,
     replicas: Annotated[int, typer.Option(min=1, help="CPU workers per stage.")] = 1,
     gpu_workers: Annotated[int, typer.Option(min=0, help="Workers with --device gpu, besides those.")] = 0,
     gateways: Annotated[int, typer.Option(min=1, help="Gateways, on consecutive ports: clients go on at another.")] = 1,
@@ -159,7 +159,7 @@ def cancel(
 @app.command("demo")
 def demo(
     model: Model = BUNDLED_MODEL,
-    stages: Annotated[int, typer.Option(min=1, help="Cut the model into so many stages.")] = 3,
+    stages: Annotated[int, typer.Option(min=1, help="How many stages the model is cut into.")] = 3,
     prompt: Annotated[str | None, typer.Option(help="Begin the story with this.")] = None,
 ) -> None:
     """Start everything, stream one answer to the terminal, show what it took, and end everything."""
@@ -178,7 +178,7 @@ def bench(
     prompt: Annotated[str, typer.Option(metavar="N,N", help="Prompt tokens, one measurement each.")] = "128",
     new: Annotated[int, typer.Option(metavar="N", help="New tokens of each request.")] = 64,
     rounds: Annotated[int, typer.Option(min=1, help="Measured rounds; the median counts.")] = 3,
-    stages: Annotated[int, typer.Option(min=1, help="Cut the model into so many stages.")] = 1,
+    stages: Annotated[int, typer.Option(min=1, help="How many stages the model is cut into.")] = 1,
     threads: Annotated[int | None, typer.Option(min=1, help="Threads per worker; default: all cores.")] = None,
     in_process: Annotated[
         bool, typer.Option("--in-process/--no-in-process", help="Measure the executor alone beside the gateway.")
@@ -224,7 +224,7 @@ def drill(
     seed: Annotated[int | None, typer.Option(help="Of requests, victims and times; default: a new one.")] = None,
     fsync: Annotated[Fsync, typer.Option(help="When the control Redis is on disk.")] = "always",
     requests: Annotated[int, typer.Option(min=1, metavar="N", help="Requests at once.")] = 8,
-    stages: Annotated[int, typer.Option(min=1, help="Cut the model into so many stages.")] = 1,
+    stages: Annotated[int, typer.Option(min=1, help="How many stages the model is cut into.")] = 1,
     replicas: Annotated[int, typer.Option(min=1, help="Workers per stage.")] = 2,
     gateways: Annotated[int, typer.Option(min=1, help="Gateways; clients go on at another.")] = 2,
     schedulers: Annotated[int, typer.Option(min=1, help="Schedulers.")] = 1,

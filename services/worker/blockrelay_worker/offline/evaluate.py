@@ -143,7 +143,7 @@ def main(
     stride: Annotated[
         int | None, typer.Option(min=1, help="tokens from window to window [default: half the context]")
     ] = None,
-    tokens: Annotated[int | None, typer.Option(min=2, help="use only so many tokens of the text")] = None,
+    tokens: Annotated[int | None, typer.Option(min=2, help="use only this many tokens of the text")] = None,
     threads: Annotated[int | None, typer.Option(min=1, help="[default: the cores of this machine]")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="print one JSON object")] = False,
 ) -> None:
