@@ -72,11 +72,16 @@ def test_every_error_that_clients_see_is_listed_with_its_status() -> None:
     rows = re.findall(r"^\| (\d{3}) \| ([^|]+)", (ROOT / "docs" / "errors.md").read_text(), re.M)
     listed = {(int(status), name) for status, names in rows for name in re.findall(r"`(\w+)`", names)}
     for status, name in listed:
-        kind = getattr(errors, name)
-        extra = {"limit": ""} if name in ("QuotaExceeded", "Overloaded") else {}
-        assert status_of(kind("", **extra)) == status, name
+        limited = {"limit": "", "scope": "client" if status == 429 else "cell"} if name == "LimitExceeded" else {}
+        assert status_of(getattr(errors, name)("", **limited)) == status, name
     text = (ROOT / "docs" / "errors.md").read_text()
-    inside = {"BlockrelayError", "UsageError", "WireError", "OutOfPages"}  # roots, and what never leaves a service
+    inside = {
+        "BlockrelayError",
+        "UsageError",
+        "RequestError",
+        "WireError",
+        "OutOfPages",
+    }  # roots, and what never leaves a service
     for name, kind in vars(errors).items():
         if isinstance(kind, type) and issubclass(kind, errors.BlockrelayError) and name not in inside:
             assert f"`{name}`" in text, name
