@@ -17,8 +17,9 @@ from typing import Any
 
 import httpx
 
-from bench.recovery import System, percentile, running, wait_until
+from bench.recovery import System, running, wait_until
 from blockrelay_launcher.client.resuming import resuming_stream
+from blockrelay_launcher.percentile import percentile
 from blockrelay_launcher.supervisor.data_folder import read_running
 
 TOKENS = 200

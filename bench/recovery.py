@@ -35,6 +35,7 @@ from blockrelay.errors import RedisTrouble
 from blockrelay.protocol.keys import Keys
 from blockrelay.redis.client import connect
 from blockrelay.redis.registry import read_workers
+from blockrelay_launcher.percentile import percentile
 from blockrelay_launcher.supervisor.data_folder import read_running
 
 ACCIDENTS = ("worker", "host", "redis")
@@ -181,11 +182,6 @@ def accident(system: System, what: str, prompts: list[list[int]]) -> tuple[float
     wait_until(lambda: system.ready_workers() == 2, "two workers")
     time.sleep(max(0.0, at + APART_S - time.monotonic()))
     return max(stalls), again
-
-
-def percentile(values: Sequence[float], share: float) -> float:
-    """The smallest value that `share` of all do not exceed."""
-    return sorted(values)[max(0, -int(-share * len(values) // 1) - 1)]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

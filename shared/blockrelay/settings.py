@@ -142,11 +142,12 @@ _OF_KUBERNETES = re.compile(
 _LINK = re.compile(r"(tcp|udp|sctp)://")
 
 
-def check_names(environment: Mapping[str, str]) -> None:
-    """Raise UsageError, one line, for a variable BLOCKRELAY_... that no service knows."""
+def check_names(environment: Mapping[str, str], *, strict: bool = False) -> None:
+    """Raise UsageError, one line, for a variable BLOCKRELAY_... that no service knows; `strict`: for others too."""
     for variable, value in sorted(environment.items()):
         name = variable.upper()  # as the settings themselves are read
-        if not name.startswith(_PREFIX) or name in _KNOWN or _OF_KUBERNETES.fullmatch(name):
+        ours = strict or name.startswith(_PREFIX)
+        if not ours or name in _KNOWN or _OF_KUBERNETES.fullmatch(name):
             continue
         if name.endswith("_PORT") and _LINK.match(value):  # Kubernetes too
             continue

@@ -13,7 +13,8 @@ from blockrelay.redis.cell_settings import CellSettings, publish_cell_settings
 from blockrelay.redis.client import Scripts
 from blockrelay.redis.registry import read_plan, read_workers
 from blockrelay.settings import SchedulerSettings, Settings
-from blockrelay_launcher.cli.status import CellAddress, read_status
+from blockrelay_launcher.cell import CellAddress
+from blockrelay_launcher.cli.status import read_status
 from blockrelay_scheduler.link import Link
 from blockrelay_scheduler.loop import Scheduler
 from tests.support.cell import MODEL, Cell

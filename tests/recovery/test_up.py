@@ -210,6 +210,37 @@ def test_a_port_taken_by_somebody_else_is_one_line_and_starts_nothing(model: Pat
     assert f"port {port}" in line and not list(data.iterdir())
 
 
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--cors-origins", "chat.example.com"), "is not an origin"),
+        (("--allowed-hosts", "a b"), "is not a host name"),
+        (("--api-keys", "/nowhere/keys"), "/nowhere/keys cannot be read"),
+    ],
+    ids=["origin", "host", "keys"],
+)
+def test_a_mistake_in_an_option_is_one_line_and_starts_nothing(
+    model: Path, data: Path, options: tuple[str, ...], said: str
+) -> None:
+    assert said in fails_with("up", "--model", str(model), "--port", "0", "--data", str(data), *options)
+    assert not list(data.iterdir())
+
+
+def test_a_setting_that_no_service_reads_is_one_line_and_starts_nothing(model: Path, data: Path) -> None:
+    (data / "settings").mkdir()
+    (data / "settings" / "gateway-1").write_text("BLOCKRELAY_LOG_LEVEL=DEBUG\n")
+    assert "gateway-1 is for none" in fails_with("up", "--model", str(model), "--port", "0", "--data", str(data))
+    (data / "settings" / "gateway-1").rename(data / "settings" / "gateway")
+    (data / "settings" / "gateway").write_text("BLOCKRELAY_LOG_LEVEL DEBUG\n")
+    assert "is not NAME=VALUE" in fails_with("up", "--model", str(model), "--port", "0", "--data", str(data))
+
+
+def test_a_wrong_password_is_one_line(model: Path, own_redis: RedisServer) -> None:
+    url = f"unix://someone:x@{own_redis.socket}"
+    line = fails_with("up", "--model", str(model), "--port", "0", "--redis", url)
+    assert line.startswith("blockrelay: the control Redis does not let us in")
+
+
 def test_a_failing_gpu_worker_hands_its_block_to_the_cpu_and_the_answer_says_so(model: Path) -> None:
     with running_up(model, "--stages", "2") as up:
         undisturbed = tokens_of(complete(up.url))

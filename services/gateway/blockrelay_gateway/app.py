@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
 
+from blockrelay.auth.web_origins import Rules
 from blockrelay.block_folder.folder import open_block_folder
 from blockrelay.errors import RedisTrouble
 from blockrelay.observability import logs
@@ -23,7 +24,7 @@ from blockrelay_gateway.http import openapi
 from blockrelay_gateway.http.authentication import Authentication, KeyRing
 from blockrelay_gateway.http.body_limit import BodyLimit
 from blockrelay_gateway.http.connection_limit import ConnectionLimit
-from blockrelay_gateway.http.origins import Origins, Rules
+from blockrelay_gateway.http.origins import Origins
 
 #: Until the first NODE_READY, how often the gateway looks whether it is.
 READY_POLL_S = 0.5

@@ -1,9 +1,6 @@
 """`blockrelay demo`: everything is started, one answer streams to the terminal, a table says what it took."""
 
-import contextlib
 import json
-import signal
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -18,7 +15,7 @@ from rich.table import Table
 from blockrelay.block_folder.folder import open_block_folder
 from blockrelay.block_folder.manifest import CHAT_TEMPLATE_NAME, TOKENIZER_NAME, Manifest
 from blockrelay.errors import ServiceUnavailable, UsageError
-from blockrelay_launcher.supervisor.child_process import die_with_parent
+from blockrelay_launcher.background import running_up
 
 QUESTION, OPENING = "Tell me a story.", "Once upon a time"
 MAX_TOKENS, SEED, TEMPERATURE = 320, 13, 0.7
@@ -69,28 +66,6 @@ def _request(manifest: Manifest, prompt: str | None) -> tuple[str, dict[str, Any
         return "/v1/chat/completions", {**common, "messages": [{"role": "user", "content": QUESTION}]}
     sys.stdout.write(prompt or OPENING)
     return "/v1/completions", {**common, "prompt": prompt or OPENING}
-
-
-@contextlib.contextmanager
-def running_up(model: Path, stages: int, *options: str) -> Iterator[str]:
-    """`blockrelay up` with these options as a process of its own; yields its URL."""
-    argv = [sys.executable, "-P", "-m", "blockrelay_launcher", "up", "--model", str(model)]
-    process = subprocess.Popen(
-        [*argv, "--stages", str(stages), "--port", "0", *options],
-        stdout=subprocess.PIPE,
-        text=True,
-        preexec_fn=die_with_parent(signal.SIGTERM),
-    )
-    with process:
-        try:
-            assert process.stdout is not None
-            line = process.stdout.readline()
-            if not line.startswith("ready "):
-                raise ServiceUnavailable(f"`blockrelay up` ended with code {process.wait()} before it was ready")
-            yield line.split()[1]
-        finally:
-            process.send_signal(signal.SIGTERM)
-            process.wait()
 
 
 def _stream(url: str, body: dict[str, Any], measured: Measured) -> Iterator[str]:

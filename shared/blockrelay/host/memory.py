@@ -1,4 +1,4 @@
-"""How much memory this process may still take: what the machine has free, and what its container is allowed."""
+"""How much memory the machine has, and how much this process may still take (its container may be allowed less)."""
 
 import os
 from pathlib import Path
@@ -16,6 +16,11 @@ def available_bytes(*, meminfo: Path = Path("/proc/meminfo"), cgroup: Path = _CG
     return free if limit is None else max(0, min(free, limit - (used or 0)))
 
 
+def total_bytes() -> int:
+    """Of the machine."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
 def _meminfo(path: Path) -> int:
     try:
         for line in path.read_text().splitlines():
@@ -23,7 +28,7 @@ def _meminfo(path: Path) -> int:
                 return int(line.split()[1]) * 1024
     except OSError:
         pass  # not Linux
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+    return total_bytes() // 2
 
 
 def _number(path: Path) -> int | None:

@@ -43,13 +43,13 @@ _OPTIONS: dict[str, Any] = {
 
 class _Pipeline(redis.client.Pipeline):
     def execute(self, raise_on_error: bool = True) -> list[Any]:
-        with translated():
+        with translated(self.connection_pool):
             return [ours(answer) for answer in super().execute(raise_on_error)]
 
 
 class _Client(redis.Redis):
     def execute_command(self, *args: Any, **options: Any) -> Any:
-        with translated():
+        with translated(self.connection_pool):
             return super().execute_command(*args, **options)
 
     def pipeline(self, transaction: bool = True, shard_hint: str | None = None) -> redis.client.Pipeline:
@@ -58,13 +58,13 @@ class _Client(redis.Redis):
 
 class _AsyncPipeline(redis.asyncio.client.Pipeline):
     async def execute(self, raise_on_error: bool = True) -> list[Any]:
-        with translated():
+        with translated(self.connection_pool):
             return [ours(answer) for answer in await super().execute(raise_on_error)]
 
 
 class _AsyncClient(redis.asyncio.Redis):
     async def execute_command(self, *args: Any, **options: Any) -> Any:
-        with translated():
+        with translated(self.connection_pool):
             return await super().execute_command(*args, **options)
 
     def pipeline(self, transaction: bool = True, shard_hint: str | None = None) -> redis.asyncio.client.Pipeline:
@@ -121,7 +121,7 @@ class OneConnection:
 
     def ask(self, *words: Any) -> Any:
         """The answer to one command, as the server gives it. Raises what a client raises; connects again after that."""
-        with translated():
+        with translated(self._pool):
             if self._connection is None:
                 self._connection = self._pool.get_connection()
             connection = self._connection
@@ -184,7 +184,7 @@ class AsyncOneConnection:
 
     async def ask(self, *words: Any) -> Any:
         """As `OneConnection.ask`."""
-        with translated():
+        with translated(self._pool):
             if self._connection is None:
                 self._connection = cast(redis.asyncio.Connection, await self._pool.get_connection())
             await self._connection.send_command(*words)

@@ -6,6 +6,7 @@ bug of the caller, and stays what redis-py raises: `CommandError`. No other pack
 """
 
 import re
+import socket
 import threading
 import time
 from collections.abc import Generator
@@ -13,6 +14,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from prometheus_client import Counter
+from redis.asyncio.connection import SSLConnection as AsyncSSLConnection
+from redis.connection import SSLConnection
 from redis.exceptions import (  # noqa: TID251
     AuthenticationError,
     AuthorizationError,
@@ -91,14 +94,29 @@ def ours(answer: Any) -> Any:
 
 
 @contextmanager
-def translated() -> Generator[None]:
-    """Raises RedisTrouble for what redis-py raises inside, bugs aside."""
+def translated(pool: Any = None) -> Generator[None]:
+    """Raises RedisTrouble for what redis-py raises inside, bugs aside. `pool`: of the connections that are used."""
     try:
         yield
     except (RedisError, OSError) as error:
         if (told := trouble(error)) is None:
             raise
+        if not told.code and pool is not None and _is_tls(pool) and not _not_reached(error):
+            told = type(told)(f"{told} (over TLS, rediss://: a Redis without TLS does not answer that)")
         raise told from error
+
+
+def _is_tls(pool: Any) -> bool:
+    return issubclass(pool.connection_class, SSLConnection | AsyncSSLConnection)
+
+
+def _not_reached(error: BaseException | None) -> bool:
+    """Whether nobody was there to speak TLS with."""
+    while error is not None:
+        if isinstance(error, ConnectionRefusedError | socket.gaierror):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 class RedisWatch:

@@ -1,12 +1,13 @@
 """From arrival times to figures. Pure. Times in seconds of one clock, results in the units of their names."""
 
 import itertools
-import math
 import random
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from blockrelay_launcher.percentile import percentile
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +43,6 @@ def decode_rate(tokens: Sequence[Sequence[float]]) -> float:
     if any(len(came) < 2 or came[0] == came[-1] for came in inside):
         inside = [list(came) for came in tokens]
     return sum((len(came) - 1) / max(came[-1] - came[0], 1e-9) for came in inside)
-
-
-def percentile(values: Sequence[float], share: float) -> float:
-    """The smallest value that at least `share` (0 < share <= 1) of all values do not exceed."""
-    ordered = sorted(values)
-    return ordered[math.ceil(share * len(ordered)) - 1]
 
 
 def figures(rounds: Sequence[Round], *, prompt: int) -> dict[str, Any]:

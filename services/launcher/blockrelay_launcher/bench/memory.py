@@ -11,7 +11,8 @@ from typing import Any
 from blockrelay.block_folder.folder import BlockFolder
 from blockrelay.block_folder.manifest import Manifest
 from blockrelay.settings import Settings
-from blockrelay_launcher.cli.status import CellAddress, read_status
+from blockrelay_launcher.cell import CellAddress
+from blockrelay_launcher.cli.status import read_status
 from blockrelay_launcher.supervisor.data_folder import read_running
 
 PAGE_TOKENS = 16

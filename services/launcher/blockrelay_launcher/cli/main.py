@@ -15,6 +15,7 @@ from blockrelay.errors import BlockrelayError, UsageError
 from blockrelay.exit_codes import FAILED, exit_code
 from blockrelay.settings import BUNDLED_MODEL, check_names
 from blockrelay_launcher.bench.command import BenchOptions, run_bench
+from blockrelay_launcher.cell import checked_url, find_cell
 from blockrelay_launcher.cli import api_keys, dead_letters
 from blockrelay_launcher.cli import status as cell_status
 from blockrelay_launcher.cli.version import version_text
@@ -126,8 +127,8 @@ def start(
     options = UpOptions(
         model=model.absolute(), stages=stages, replicas=replicas, gpu_workers=gpu_workers, gateways=gateways,
         schedulers=schedulers, inject_fault=inject_fault, fsync=fsync, host=host, port=port,
-        redis_url=redis and cell_status.checked_url(redis),
-        payload_redis_url=payload_redis and cell_status.checked_url(payload_redis),
+        redis_url=redis and checked_url(redis),
+        payload_redis_url=payload_redis and checked_url(payload_redis),
         data=data, threads=threads, speculation=speculation, prefix_cache=prefix_cache,
         page_store_bytes=page_store_bytes, api_keys=api_keys and api_keys.absolute(),
         cors_origins=cors_origins, allowed_hosts=allowed_hosts, verbose=verbose,
@@ -142,7 +143,7 @@ def show_status(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of tables.")] = False,
 ) -> None:
     """Show the plan, the workers and the queue."""
-    found = cell_status.read_status(cell_status.find_cell(redis, data))
+    found = cell_status.read_status(find_cell(redis, data))
     typer.echo(json.dumps(found, indent=1)) if as_json else cell_status.show(found)
 
 
@@ -153,7 +154,7 @@ def cancel(
     data: Data = None,
 ) -> None:
     """Cancel a request."""
-    typer.echo(cell_status.cancel(cell_status.find_cell(redis, data), request))
+    typer.echo(cell_status.cancel(find_cell(redis, data), request))
 
 
 @app.command("demo")

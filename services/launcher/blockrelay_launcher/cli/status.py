@@ -1,80 +1,28 @@
 """`blockrelay status` and `blockrelay cancel`: what a cell does, read from its Redis."""
 
-import contextlib
 import re
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import asdict
 from typing import Any, cast
 
 import redis
 from rich.console import Console
 from rich.table import Table
 
-from blockrelay.errors import RedisTrouble, RedisUnavailable, ServiceUnavailable, UsageError
+from blockrelay.errors import UsageError
 from blockrelay.protocol import transitions as calls
 from blockrelay.protocol.keys import Keys
-from blockrelay.protocol.number import check_protocol
 from blockrelay.protocol.plan import Plan, WorkerInfo, missing_stages, parse_split
 from blockrelay.redis import client as redis_link
 from blockrelay.redis import registry
-from blockrelay.settings import Settings
-from blockrelay_launcher.supervisor.data_folder import read_running
+from blockrelay_launcher.cell import CellAddress, connected
 
 _REQUEST_ID = re.compile(r"^(?:req|cmpl|chatcmpl)-([0-9a-f]{24})$")
-
-
-@dataclass(frozen=True, slots=True)
-class CellAddress:
-    """Where a cell lives."""
-
-    redis_url: str
-    settings: Settings
-
-    @property
-    def keys(self) -> Keys:
-        return Keys(self.settings.cell)
 
 
 def own_id(public: str) -> str:
     """The id of a request as the cell knows it, for one as a client knows it."""
     found = _REQUEST_ID.match(public)
     return f"req-{found.group(1)}" if found else public
-
-
-def checked_url(url: str) -> str:
-    """`url`, or UsageError when it names no Redis."""
-    try:
-        redis.ConnectionPool.from_url(url)
-    except ValueError as error:
-        raise UsageError(f"{url!r} is not the URL of a Redis: {error}") from error
-    return url
-
-
-def find_cell(url: str | None, data: Path | None) -> CellAddress:
-    """The cell at `url`, of the `up` on `data`, or that of the settings. UsageError for both, or nothing running."""
-    if url and data:
-        raise UsageError("give --redis or --data, not both")
-    if data:
-        running = read_running(data)
-        return CellAddress(running.redis_url, Settings(cell=running.cell, model=Path(running.model)))
-    settings = Settings()
-    return CellAddress(checked_url(url or settings.redis_url), settings)
-
-
-@contextlib.contextmanager
-def connected(cell: CellAddress) -> Iterator[redis.Redis]:
-    """A client of the cell's Redis; ServiceUnavailable when it does not do what we ask, UsageError when the cell speaks
-    another protocol."""
-    client = redis_link.connect(cell.redis_url)
-    try:
-        check_protocol(client, cell.keys, join=False)
-        yield client
-    except RedisTrouble as error:
-        hint = ": is it running? (--redis URL or --data DIR)" if isinstance(error, RedisUnavailable) else ""
-        raise ServiceUnavailable(f"{error}{hint}") from error
-    finally:
-        client.close()
 
 
 def read_status(cell: CellAddress) -> dict[str, Any]:

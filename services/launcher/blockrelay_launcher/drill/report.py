@@ -12,6 +12,7 @@ from rich.table import Table
 from blockrelay_launcher.drill.clients import Seen
 from blockrelay_launcher.drill.faults import Fault
 from blockrelay_launcher.drill.workload import Answer
+from blockrelay_launcher.percentile import percentile
 
 #: A kind of fault and whom it met.
 Blow = tuple[str, str]
@@ -60,23 +61,18 @@ class Report:
 
     def to_dict(self) -> dict[str, Any]:
         plain = asdict(self)
-        quantiles = {"p50": 50, "p99": 99, "max": 100}
+        quantiles = {"p50": 0.5, "p99": 0.99, "max": 1.0}
         plain["faults"], plain["recovery_s"] = dict[str, Any](), dict[str, Any]()
         for (kind, target), count in sorted(self.faults.items()):
             plain["faults"].setdefault(kind, {})[target] = count
         for (kind, target), times in sorted(self.recovery_s.items()):
-            figures = {"streams": len(times), **{name: percentile(times, q) for name, q in quantiles.items()}}
+            figures = {"streams": len(times), **{name: round(percentile(times, q), 3) for name, q in quantiles.items()}}
             plain["recovery_s"].setdefault(kind, {})[target] = figures
         return plain | {
             "good": self.good,
             "tokens_per_s": round(self.tokens / self.seconds, 1) if self.seconds else None,
             "redone": round(self.redone, 4),
         }
-
-
-def percentile(ascending: Sequence[float], q: int) -> float:
-    """The smallest value that at least q % do not exceed."""
-    return round(ascending[min(len(ascending) - 1, -(-len(ascending) * q // 100) - 1)], 3)
 
 
 def difference(seen: Seen, answers: Sequence[Answer | None]) -> str:
@@ -214,7 +210,7 @@ def show(report: Report, console: Console) -> None:
     table = Table("fault", "of", "times", "streams", "recovery p50", "p99", "longest")
     for blow, count in sorted(report.faults.items()):
         times = report.recovery_s.get(blow, ())
-        figures = [f"{percentile(times, q):.2f} s" for q in (50, 99, 100)] if times else []
+        figures = [f"{percentile(times, q):.2f} s" for q in (0.5, 0.99, 1.0)] if times else []
         table.add_row(*blow, str(count), str(len(times)), *figures)
     console.print(table)
     for line in report.wrong[:20]:

@@ -4,24 +4,23 @@ Everything here runs on the main thread: signals and deaths of children wake one
 die with its parent dies with the thread that started it.
 """
 
-import contextlib
 import ctypes
 import json
 import os
-import select
+import re
 import signal
-import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 from blockrelay.failpoints import reach
+from blockrelay_launcher.supervisor.data_folder import read_service_settings
+from blockrelay_launcher.supervisor.signals import Alarm
 
-STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 #: Seconds before a dead child is started again: doubled for each quick death, back to the first after a long life.
 FIRST_DELAY_S, LONGEST_DELAY_S, LONG_LIFE_S = 0.05, 5.0, 2.0
 
@@ -30,46 +29,6 @@ LOG_BYTES = 16 << 20
 
 _PR_SET_PDEATHSIG = 1
 _libc: ctypes.CDLL | None = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
-
-
-class Alarm:
-    """Wakes the main thread for signals and ended children. A context manager; only one at a time.
-
-    `stop_requests` counts SIGINT, SIGTERM and SIGHUP: the second one means "at once".
-    """
-
-    def __init__(self) -> None:
-        self.stop_requests = 0
-        self._former: dict[int, Any] = {}
-        self._read, self._write = socket.socketpair()
-        self._read.setblocking(False)
-        self._write.setblocking(False)
-        self._former_fd = -1
-
-    def __enter__(self) -> "Alarm":
-        self._former_fd = signal.set_wakeup_fd(self._write.fileno(), warn_on_full_buffer=False)
-        for number in STOP_SIGNALS:
-            if signal.getsignal(number) is not signal.SIG_IGN:  # nohup stays in force
-                self._former[number] = signal.signal(number, self._stop)
-        self._former[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, lambda *_: None)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._former.items():
-            signal.signal(number, handler)
-        signal.set_wakeup_fd(self._former_fd)
-        self._read.close()
-        self._write.close()
-
-    def _stop(self, *_: object) -> None:
-        self.stop_requests += 1
-
-    def wait(self, timeout_s: float) -> None:
-        """Return after a signal (also one since the last call), the end of a child, or `timeout_s`."""
-        select.select([self._read], [], [], timeout_s)
-        with contextlib.suppress(BlockingIOError):
-            while self._read.recv(4096):
-                pass
 
 
 @dataclass(slots=True, kw_only=True)
@@ -93,7 +52,7 @@ class Child:
     deaths: int = field(default=0, init=False)
     quick_deaths: int = field(default=0, init=False)
     start_at: float = field(default=0.0, init=False)
-    last_words: str = field(default="", init=False)
+    last_log_line: str = field(default="", init=False)
     _started: float = field(default=0.0, init=False)
     _tail: BinaryIO | None = field(default=None, init=False)
     _partial: bytes = field(default=b"", init=False)
@@ -115,7 +74,7 @@ class Child:
                 self._tail.seek(0, os.SEEK_END)
             self.process = subprocess.Popen(
                 self.argv,
-                env={**self.env, **_lines_of(self.settings)},
+                env={**self.env, **read_service_settings(self.settings)},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -141,7 +100,7 @@ class Child:
             self.process.send_signal(number)  # does nothing to a process that has ended
 
     def new_lines(self) -> Iterator[str]:
-        """Complete lines that the log has got since the last call; the last one with content becomes `last_words`.
+        """Complete lines that the log has got since the last call; the last one with content becomes `last_log_line`.
 
         Moves a log aside that has become too long.
         """
@@ -153,7 +112,7 @@ class Child:
         *lines, self._partial = (self._partial + news).split(b"\n")
         for raw in lines:
             line = raw.decode("utf-8", "replace")
-            self.last_words = line if line.strip() else self.last_words
+            self.last_log_line = line if line.strip() else self.last_log_line
             yield line
 
     def _rotate(self, tail: BinaryIO) -> bytes:
@@ -181,14 +140,6 @@ class Child:
         if self._tail is not None:
             self._tail.close()
             self._tail = None
-
-
-def _lines_of(settings: Path | None) -> dict[str, str]:
-    """NAME=VALUE lines as a mapping; none without a file."""
-    if settings is None or not settings.exists():
-        return {}
-    pairs = (line.partition("=") for line in settings.read_text().splitlines())
-    return {name.strip(): value.strip() for name, equals, value in pairs if equals}
 
 
 def stop_all(children: list[Child], alarm: Alarm, *, patience_s: float) -> list[Child]:
@@ -228,8 +179,13 @@ def die_with_parent(number: int) -> Callable[[], None] | None:
     return tie
 
 
+def plain(line: str) -> str:
+    """A line that a service wrote for people, without its role: `up` puts its name before it."""
+    return re.sub(r"^(gateway|scheduler|worker): ", "", line)
+
+
 def is_worth_showing(line: str) -> bool:
-    """Errors, and what is no log line at all (a traceback): people should see it without opening the log."""
+    """Errors, and what is not a log line at all (a traceback): people should see it without opening the log."""
     if not line.strip():
         return False
     try:

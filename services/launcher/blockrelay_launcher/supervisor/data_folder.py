@@ -4,7 +4,7 @@ DATA/lock        held while an `up` or its Redis runs here
 DATA/up.json     how to reach what runs here; gone after a clean end
 DATA/control/    the control Redis: everything that was accepted
 DATA/payload/    the payload Redis: nothing that matters
-DATA/settings/   NAME=VALUE lines for the service of that name, whenever it starts; made by whoever needs it
+DATA/settings/   NAME=VALUE lines for the service of that name, read whenever it starts; made by users
 DATA/logs/       one file per service, and one `.1` of what stood in it before; each has some 16 MiB at most
 """
 
@@ -99,6 +99,31 @@ def read_running(path: Path) -> Running:
         raise UsageError(f"nothing runs on --data {path}: there is no up.json") from None
     except (OSError, ValueError, TypeError) as error:
         raise UsageError(f"{path / 'up.json'} cannot be read: {error}") from error
+
+
+def parse_setting(line: str) -> tuple[str, str] | None:
+    """Name and value; None for an empty line and for a comment (#). Raises UsageError for any other."""
+    if not line.strip() or line.lstrip().startswith("#"):
+        return None
+    name, equals, value = line.partition("=")
+    if not equals or not name.strip():
+        raise UsageError(f"{line.strip()[:100]!r} is not NAME=VALUE")
+    return name.strip(), value.strip()
+
+
+def read_service_settings(path: Path | None) -> dict[str, str]:
+    """The settings in a file; none without one. Lines that mean nothing are left out: a file that was broken while
+    `up` runs must not keep a service from starting."""
+    if path is None or not path.exists():
+        return {}
+    pairs: dict[str, str] = {}
+    for line in path.read_text(errors="replace").splitlines():
+        try:
+            if pair := parse_setting(line):
+                pairs[pair[0]] = pair[1]
+        except UsageError:
+            continue
+    return pairs
 
 
 def _lock(folder: Path) -> int:

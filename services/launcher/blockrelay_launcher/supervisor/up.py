@@ -4,6 +4,7 @@ import contextlib
 import os
 import sys
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,11 +17,12 @@ from blockrelay.observability import logs
 from blockrelay.protocol.keys import Keys
 from blockrelay.redis import client as redis_link
 from blockrelay.settings import GatewaySettings, Settings, WorkerSettings, read_settings
-from blockrelay_launcher.supervisor.child_process import Alarm, Child, is_worth_showing, stop_all
+from blockrelay_launcher.supervisor.child_process import Child, is_worth_showing, plain, stop_all
 from blockrelay_launcher.supervisor.data_folder import DataFolder, Running, open_data_folder
-from blockrelay_launcher.supervisor.death_reports import Obituaries
+from blockrelay_launcher.supervisor.death_reports import DeathReports
 from blockrelay_launcher.supervisor.embedded_redis import EmbeddedRedis, find_server_program, place, unplace
 from blockrelay_launcher.supervisor.ports import kept_ports
+from blockrelay_launcher.supervisor.preflight import check_gateways, check_settings, look_at_redis
 from blockrelay_launcher.supervisor.readiness import why_not_ready
 from blockrelay_launcher.supervisor.redis_checks import warnings_about
 from blockrelay_launcher.supervisor.service_specs import (
@@ -34,6 +36,7 @@ from blockrelay_launcher.supervisor.service_specs import (
     workers,
 )
 from blockrelay_launcher.supervisor.shared_page_folder import open_page_folder
+from blockrelay_launcher.supervisor.signals import Alarm
 
 #: Before the first token can be produced, a child that ends this often is broken, not unlucky.
 MOST_EARLY_DEATHS = 3
@@ -61,12 +64,17 @@ def up(options: UpOptions) -> int:
     if not 1 <= options.stages <= blocks:
         raise UsageError(f"--stages is {options.stages}, but the model has {blocks} blocks: choose 1 to {blocks}")
     with kept_ports(options.host, options.port, options.gateways) as ports:
+        check_gateways(options, ports)
+        if options.data is not None:
+            check_settings(options.data / "settings", options)
+        for line in look_at_redis(options, settings.cell):
+            _say(line)
         return _run(options, settings, ports)
 
 
 def _run(options: UpOptions, settings: Settings, ports: tuple[int, ...]) -> int:
     if is_open_to_others(options.host) and not (options.api_keys or GatewaySettings().api_keys):
-        _say(f"warning: whoever reaches {options.host} may use this gateway; --api-keys FILE demands a key")
+        _say(f"warning: everybody who reaches {options.host} may use this gateway; --api-keys FILE demands a key")
     with (
         Alarm() as alarm,
         open_data_folder(options.data) as folder,
@@ -94,9 +102,10 @@ class _Up:
     schedulers: list[Child] = field(default_factory=list[Child])
     workers: list[Child] = field(default_factory=list[Child])
     gateways: list[Child] = field(default_factory=list[Child])
-    obituaries: Obituaries | None = None
+    death_reports: DeathReports | None = None
     ready: bool = False
     said_at: float = field(default_factory=time.monotonic)
+    told: set[str] = field(default_factory=set[str])  # lines of logs that the error at the end says
 
     @property
     def children(self) -> list[Child]:
@@ -143,16 +152,16 @@ class _Up:
                     return
                 if child.reap() is not None:
                     self._show_logs()
-                    raise ServiceUnavailable(f"{child.name} does not start: {child.last_words} (see {child.log})")
+                    raise ServiceUnavailable(f"{child.name} does not start: {child.last_log_line} (see {child.log})")
                 self.alarm.wait(0.02)
         finally:
             client.close()
 
     def _start_services(self, control: str, payload: str | None) -> None:
-        self.obituaries = Obituaries(self.settings, control, _say)
+        self.death_reports = DeathReports(self.settings, control, _say)
         if self.embedded:
-            self.obituaries.forget_everybody()
-        self.obituaries.start()
+            self.death_reports.forget_everybody()
+        self.death_reports.start()
         layout = Layout(
             options=self.options,
             control_url=control,
@@ -179,12 +188,12 @@ class _Up:
         _say(f"data and logs: {self.folder.path} (blockrelay status --data {self.folder.path})")
 
     def _supervise(self) -> None:
-        """One round: bury, restart, show, look whether everything is ready; then sleep until something happens."""
+        """One round: report ends, restart, show, look whether all is ready; then sleep until something happens."""
         now = time.monotonic()
         for child in self.children:
             code = child.reap()
             if code is not None:
-                self._mourn(child, code)
+                self._on_exit(child, code)
         waiting = [c for c in self.children if not c.running]
         for child in waiting:
             if child.start_at <= now:
@@ -195,14 +204,19 @@ class _Up:
         sleep = LOOK_LOGS_S if self.ready else LOOK_READY_S
         self.alarm.wait(max(0.0, min([sleep, *(c.start_at - now for c in waiting if not c.running)])))
 
-    def _mourn(self, child: Child, code: int) -> None:
+    def _on_exit(self, child: Child, code: int) -> None:
+        lines = list(child.new_lines())
+        fatal = not self.ready and (code == UNUSABLE or child.deaths >= MOST_EARLY_DEATHS)
+        if fatal:
+            self.told.add(plain(child.last_log_line))
+        self._show(child, lines)
         self._show_logs()
-        if child in self.workers and self.obituaries:
-            self.obituaries.add(child.pid)
+        if child in self.workers and self.death_reports:
+            self.death_reports.add(child.pid)
         how = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
-        if not self.ready and (code == UNUSABLE or child.deaths >= MOST_EARLY_DEATHS):
+        if fatal:
             kind = UsageError if code == UNUSABLE else ServiceUnavailable
-            raise kind(f"{child.name} {how}: {child.last_words or f'it said nothing in {child.log}'}")
+            raise kind(f"{child.name} {how}: {plain(child.last_log_line) or f'it said nothing in {child.log}'}")
         _say(f"{child.name} {how}; starting it again")
 
     def _look_ready(self) -> None:
@@ -222,9 +236,13 @@ class _Up:
 
     def _show_logs(self) -> None:
         for child in self.children:
-            for line in child.new_lines():
-                if self.options.verbose or (not child.plain_log and is_worth_showing(line)):
-                    _say(f"{child.name}: {line}")
+            self._show(child, child.new_lines())
+
+    def _show(self, child: Child, lines: Iterable[str]) -> None:
+        for line in lines:
+            worth = self.options.verbose or (not child.plain_log and is_worth_showing(line))
+            if worth and plain(line) not in self.told:
+                _say(f"{child.name}: {plain(line)}")
 
     def _stop(self) -> None:
         """Workers drain first, while Redis and the gateway still take their last tokens; Redis goes last."""
@@ -238,13 +256,13 @@ class _Up:
                 self._keep_unfinished(self.embedded[0])
             for child in stop_all(group, self.alarm, patience_s=patience_s):
                 _say(f"{child.name} did not end by itself and was killed")
-            if group is self.workers and self.obituaries:
+            if group is self.workers and self.death_reports:
                 for child in group:
-                    self.obituaries.add(child.pid)
-                self.obituaries.flush(REPORTS_S)
+                    self.death_reports.add(child.pid)
+                self.death_reports.flush(REPORTS_S)
             self._show_logs()
-        if self.obituaries:
-            self.obituaries.close()
+        if self.death_reports:
+            self.death_reports.close()
         for child in self.children:
             child.close()
         for server in self.embedded:

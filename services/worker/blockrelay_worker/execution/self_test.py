@@ -11,16 +11,15 @@ itself can show. The same check chooses the variant of the products.
 import hashlib
 import json
 import logging
-import platform
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 
 from blockrelay.block_folder.folder import BlockFolder, open_block_folder
 from blockrelay.block_folder.manifest import ModelConfig
 from blockrelay.errors import BlockrelayError, KnownAnswerMismatch
+from blockrelay.host.cpu import cpu_name
 from blockrelay_worker.execution.batch import Batch, Segment
 from blockrelay_worker.execution.cpu.linears import Variant
 from blockrelay_worker.execution.cpu.stage import StageExecutor
@@ -127,17 +126,6 @@ def known_answers(folder: BlockFolder) -> Iterator[tuple[str, str]]:
         )
         yield f"block_{block}", answer(executor, block)
         executor.close()
-
-
-def cpu_name() -> str:
-    """What this machine calls its processor."""
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()
 
 
 def main(arguments: list[str]) -> int:

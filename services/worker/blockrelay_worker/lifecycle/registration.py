@@ -10,6 +10,7 @@ from typing import Any, cast
 
 from blockrelay.errors import RedisTrouble
 from blockrelay.failpoints import reach
+from blockrelay.host.cpu import cores
 from blockrelay.observability.logs import get
 from blockrelay.protocol.number import PROTOCOL
 from blockrelay.protocol.plan import Plan, Stage, parse_split
@@ -62,7 +63,7 @@ class Registration:
             "port": port,
             "registered": server_ms(),
             "node": socket.gethostname(),
-            "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+            "cores": cores(),
             "threads": threads,
         }
 

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from blockrelay.block_folder.folder import BlockFolder, open_block_folder
 from blockrelay.errors import RowNotFinite, UsageError
+from blockrelay.host.cpu import cores
 from blockrelay.settings import BUNDLED_MODEL
 from blockrelay.text.text_file import read_text_file
 from blockrelay.text.tokenizer import Tokenizer
@@ -34,7 +35,7 @@ from blockrelay_worker.execution.page_layout import pages_for
 from blockrelay_worker.execution.page_pool import PagePool
 from blockrelay_worker.execution.self_test import load_stage
 from blockrelay_worker.kernels import load_kernels
-from blockrelay_worker.offline.support import cores, run_app
+from blockrelay_worker.offline.support import run_app
 
 #: Rows per run: enough for full speed, and the logits of a vocabulary of 128,000 stay at 125 MiB.
 CHUNK_ROWS = 256

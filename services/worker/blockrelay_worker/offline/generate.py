@@ -19,12 +19,13 @@ import typer
 
 from blockrelay.block_folder.folder import BlockFolder, open_block_folder
 from blockrelay.errors import BadRequest, UsageError
+from blockrelay.host.cpu import cores
 from blockrelay.protocol.sampling_params import SamplingParams, check_prompt, derive_seed
 from blockrelay.settings import BUNDLED_MODEL
 from blockrelay.text.tokenizer import Tokenizer, VisibleText
 from blockrelay_worker.execution.numerics_id import numerics_id
 from blockrelay_worker.offline.pipeline import Generated, Pipeline, generate
-from blockrelay_worker.offline.support import cores, run_app
+from blockrelay_worker.offline.support import run_app
 
 DEFAULT_MAX_TOKENS = 128
 

@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from blockrelay.block_folder.folder import open_block_folder
+from blockrelay.host.cpu import cores
 from blockrelay.protocol.sampling_params import SamplingParams
 from blockrelay.protocol.tensors import to_float16
 from blockrelay.text.tokenizer import Tokenizer, VisibleText
 from blockrelay_worker.offline.pipeline import Pipeline, generate
-from blockrelay_worker.offline.support import cores
 
 
 def main(model: str) -> None:

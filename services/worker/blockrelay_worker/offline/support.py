@@ -1,6 +1,4 @@
-"""What the commands of this package share: exit codes, and how many threads they take."""
-
-import os
+"""What the commands of this package share: how they end."""
 
 import typer
 from typer.exceptions import TyperException
@@ -28,8 +26,3 @@ def run_app(app: typer.Typer, arguments: list[str] | None) -> int:
     except (typer.Abort, KeyboardInterrupt):
         return 130  # what a shell reports for Ctrl-C
     return code if isinstance(code, int) else 0
-
-
-def cores() -> int:
-    """Cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

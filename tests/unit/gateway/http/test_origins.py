@@ -13,12 +13,13 @@ from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 
 from blockrelay.auth.api_keys import Tenant, add_key
+from blockrelay.auth.web_origins import Rules
 from blockrelay.block_folder.folder import BlockFolder
 from blockrelay.errors import ForeignOrigin, UnknownHost, UsageError
 from blockrelay.settings import GatewaySettings
 from blockrelay.text.tokenizer import Tokenizer
 from blockrelay_gateway.app import create_app
-from blockrelay_gateway.http.origins import Origins, Rules
+from blockrelay_gateway.http.origins import Origins
 from tests.support.foreign_pages import EVIL, PROMPT, WAYS, Way
 from tests.support.played import PlayedWorker, RunningGateway, answering, running_gateway, serving
 from tests.support.redis_server import RedisServer

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from blockrelay_launcher.supervisor import child_process
-from blockrelay_launcher.supervisor.child_process import Alarm, Child, is_worth_showing, stop_all
+from blockrelay_launcher.supervisor.child_process import Child, is_worth_showing, stop_all
+from blockrelay_launcher.supervisor.signals import Alarm
 from tests.support.up_process import command_line
 from tests.support.waiting import wait_until
 
@@ -35,7 +36,7 @@ def test_a_child_is_started_ends_and_is_started_again(tmp_path: Path) -> None:
         codes: list[int | None] = []
         wait_until(lambda: codes.append(one.reap()) or codes[-1] is not None, "it has ended")
         assert codes[-1] == 3 and not one.running and one.deaths == 1 and one.reap() is None
-        assert list(one.new_lines()) == ["hello"] and one.last_words == "hello"
+        assert list(one.new_lines()) == ["hello"] and one.last_log_line == "hello"
         first = one.pid
         one.start()
         assert one.pid != first

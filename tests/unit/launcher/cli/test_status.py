@@ -13,7 +13,8 @@ from blockrelay.protocol.keys import Keys
 from blockrelay.protocol.plan import Plan
 from blockrelay.redis.client import Scripts
 from blockrelay.settings import Settings
-from blockrelay_launcher.cli.status import CellAddress, cancel, checked_url, find_cell, read_status, show
+from blockrelay_launcher.cell import CellAddress, checked_url, find_cell
+from blockrelay_launcher.cli.status import cancel, read_status, show
 from tests.support.cell import MODEL, Cell
 from tests.support.redis_server import RedisServer
 

@@ -12,8 +12,9 @@ from rich.console import Console
 from blockrelay_launcher.drill.clients import Seen
 from blockrelay_launcher.drill.faults import Fault
 from blockrelay_launcher.drill.from_logs import own_ends, refusals, run_starts
-from blockrelay_launcher.drill.report import Report, judge, percentile, show
+from blockrelay_launcher.drill.report import Report, judge, show
 from blockrelay_launcher.drill.workload import Answer
+from blockrelay_launcher.percentile import percentile
 
 ANSWER = Answer(tokens=(5, 6, 7), text="a b c", finish_reason="length", digests=("x", "y"))
 OTHER = Answer(tokens=(5, 8, 9), text="a d e", finish_reason="length", digests=("x", "v"))
@@ -121,8 +122,8 @@ class TestRecovery:
         assert found["recovery_s"]["stop"]["worker"] == {"streams": 2, "p50": 0.5, "p99": 0.5, "max": 0.5}
 
     def test_percentiles_are_values_that_were_seen(self) -> None:
-        assert percentile([1.0, 2.0, 3.0, 4.0], 50) == 2.0
-        assert percentile([1.0, 2.0, 3.0, 4.0], 99) == 4.0 and percentile([7.0], 50) == 7.0
+        assert percentile([1.0, 2.0, 3.0, 4.0], 0.5) == 2.0
+        assert percentile([1.0, 2.0, 3.0, 4.0], 0.99) == 4.0 and percentile([7.0], 0.5) == 7.0
 
 
 def test_rows_of_later_runs_are_work_done_again(tmp_path: Path) -> None:

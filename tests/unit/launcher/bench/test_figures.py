@@ -4,7 +4,8 @@ import random
 
 import pytest
 
-from blockrelay_launcher.bench.figures import Round, decode_rate, figures, percentile, random_prompts, ratio
+from blockrelay_launcher.bench.figures import Round, decode_rate, figures, random_prompts, ratio
+from blockrelay_launcher.percentile import percentile
 
 
 def steps(first: float, step: float, count: int) -> list[float]:

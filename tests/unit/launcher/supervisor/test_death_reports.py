@@ -8,7 +8,7 @@ import redis
 from blockrelay.protocol.keys import Keys
 from blockrelay.redis.client import Scripts
 from blockrelay.settings import Settings
-from blockrelay_launcher.supervisor.death_reports import Obituaries
+from blockrelay_launcher.supervisor.death_reports import DeathReports
 from tests.support.cell import Cell
 from tests.support.redis_answers import answering
 from tests.support.redis_server import RedisServer
@@ -22,7 +22,7 @@ def test_what_redis_does_not_take_is_reported_later(own_redis: RedisServer) -> N
     name = cell.worker(f"{socket.gethostname()}:{os.getpid()}:abc", split="1-4")
     cell.accept()
     (run,) = cell.claim(name)
-    reports = Obituaries(Settings(cell="t"), own_redis.url, said.append)
+    reports = DeathReports(Settings(cell="t"), own_redis.url, said.append)
     reports.start()
     with answering(own_redis, "OOM"):
         reports.add(os.getpid())

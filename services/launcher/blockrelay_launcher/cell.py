@@ -1,0 +1,62 @@
+"""Where a cell lives, for commands that look at it or change it."""
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import redis
+
+from blockrelay.errors import RedisTrouble, RedisUnavailable, ServiceUnavailable, UsageError
+from blockrelay.protocol.keys import Keys
+from blockrelay.protocol.number import check_protocol
+from blockrelay.redis import client as redis_link
+from blockrelay.settings import Settings
+from blockrelay_launcher.supervisor.data_folder import read_running
+
+
+@dataclass(frozen=True, slots=True)
+class CellAddress:
+    """Where a cell lives."""
+
+    redis_url: str
+    settings: Settings
+
+    @property
+    def keys(self) -> Keys:
+        return Keys(self.settings.cell)
+
+
+def checked_url(url: str) -> str:
+    """`url`, or UsageError when it names no Redis."""
+    try:
+        redis.ConnectionPool.from_url(url)
+    except ValueError as error:
+        raise UsageError(f"{url!r} is not the URL of a Redis: {error}") from error
+    return url
+
+
+def find_cell(url: str | None, data: Path | None) -> CellAddress:
+    """The cell at `url`, of the `up` on `data`, or that of the settings. UsageError for both, or nothing running."""
+    if url and data:
+        raise UsageError("give --redis or --data, not both")
+    if data:
+        running = read_running(data)
+        return CellAddress(running.redis_url, Settings(cell=running.cell, model=Path(running.model)))
+    settings = Settings()
+    return CellAddress(checked_url(url or settings.redis_url), settings)
+
+
+@contextlib.contextmanager
+def connected(cell: CellAddress) -> Iterator[redis.Redis]:
+    """A client of the cell's Redis; ServiceUnavailable when it does not do what we ask, UsageError when the cell speaks
+    another protocol."""
+    client = redis_link.connect(cell.redis_url)
+    try:
+        check_protocol(client, cell.keys, join=False)
+        yield client
+    except RedisTrouble as error:
+        hint = ": is it running? (--redis URL or --data DIR)" if isinstance(error, RedisUnavailable) else ""
+        raise ServiceUnavailable(f"{error}{hint}") from error
+    finally:
+        client.close()

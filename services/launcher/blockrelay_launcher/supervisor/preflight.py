@@ -1,0 +1,60 @@
+"""What `up` looks at before it starts anything: a mistake is one line and exit code 2, not a service that dies.
+
+What only time can tell (a Redis that is away) is left to the services, which wait for it.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from blockrelay.auth.api_keys import read_keys
+from blockrelay.auth.web_origins import Rules
+from blockrelay.errors import RedisTrouble, UsageError
+from blockrelay.protocol.keys import Keys
+from blockrelay.redis.client import check_redis, connect
+from blockrelay.settings import GatewaySettings, check_names
+from blockrelay_launcher.supervisor.data_folder import parse_setting
+from blockrelay_launcher.supervisor.service_specs import UpOptions, given_to_gateways, service_names
+
+
+def check_gateways(options: UpOptions, ports: Sequence[int]) -> None:
+    """Raises UsageError for API keys, origins or names that the gateways would refuse."""
+    settings = GatewaySettings.model_validate({"host": options.host, **given_to_gateways(options, ports)})
+    Rules.of(settings)
+    if settings.api_keys is not None:
+        read_keys(settings.api_keys)
+
+
+def check_settings(folder: Path, options: UpOptions) -> None:
+    """Raises UsageError for a file in DATA/settings that no service reads, and for a line in it that means nothing."""
+    names = service_names(options)
+    for path in sorted(folder.iterdir()) if folder.is_dir() else ():
+        if path.name not in names:
+            raise UsageError(f"{path} is for none of the services of this `up`: {', '.join(names)}")
+        try:
+            lines = path.read_text().splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise UsageError(f"{path} cannot be read: {error}") from error
+        for number, line in enumerate(lines, 1):
+            try:
+                if pair := parse_setting(line):
+                    check_names(dict([pair]), strict=True)
+            except UsageError as error:
+                raise UsageError(f"{path}, line {number}: {error}") from error
+
+
+def look_at_redis(options: UpOptions, cell: str) -> list[str]:
+    """A line for each Redis of the user that does not answer now. Raises UsageError for one that will never serve us
+    like this (a wrong password, above all)."""
+    waiting: list[str] = []
+    for url, name, keys in (
+        (options.redis_url, "control Redis", Keys(cell)),
+        (options.payload_redis_url, "payload Redis", None),
+    ):
+        if url is None:
+            continue
+        with connect(url) as client:
+            try:
+                check_redis(client, name, cell=keys)
+            except RedisTrouble as error:
+                waiting.append(f"waiting for the {name}: {error}")
+    return waiting

@@ -1,0 +1,49 @@
+"""Signals and ends of children wake the main thread."""
+
+import contextlib
+import select
+import signal
+import socket
+from typing import Any
+
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class Alarm:
+    """Wakes the main thread for signals and ended children. A context manager; only one at a time.
+
+    `stop_requests` counts SIGINT, SIGTERM and SIGHUP: the second one means "at once".
+    """
+
+    def __init__(self) -> None:
+        self.stop_requests = 0
+        self._former: dict[int, Any] = {}
+        self._read, self._write = socket.socketpair()
+        self._read.setblocking(False)
+        self._write.setblocking(False)
+        self._former_fd = -1
+
+    def __enter__(self) -> "Alarm":
+        self._former_fd = signal.set_wakeup_fd(self._write.fileno(), warn_on_full_buffer=False)
+        for number in STOP_SIGNALS:
+            if signal.getsignal(number) is not signal.SIG_IGN:  # nohup stays in force
+                self._former[number] = signal.signal(number, self._stop)
+        self._former[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, lambda *_: None)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._former.items():
+            signal.signal(number, handler)
+        signal.set_wakeup_fd(self._former_fd)
+        self._read.close()
+        self._write.close()
+
+    def _stop(self, *_: object) -> None:
+        self.stop_requests += 1
+
+    def wait(self, timeout_s: float) -> None:
+        """Return after a signal (also one since the last call), the end of a child, or `timeout_s`."""
+        select.select([self._read], [], [], timeout_s)
+        with contextlib.suppress(BlockingIOError):
+            while self._read.recv(4096):
+                pass

@@ -1,0 +1,99 @@
+"""Which web pages may use a gateway (`Origin`) and which names it answers to (`Host`), from its settings. Pure."""
+
+import ipaddress
+import re
+import socket
+from dataclasses import dataclass
+
+from blockrelay.auth.api_keys import is_open_to_others
+from blockrelay.errors import ForeignOrigin, UnknownHost, UsageError
+from blockrelay.settings import GatewaySettings
+
+_PORTS = {"http": "80", "https": "443"}
+_ORIGIN = re.compile(r"([a-z][a-z0-9+.-]*)://(\[[0-9a-f:.]+\]|[^\s/?#@:\[\],]+)(?::([0-9]{1,5}))?")
+_HOST = re.compile(r"(\[[0-9a-fA-F:.]+\]|[^:\[\]]*)(?::([0-9]*))?")
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """`origins` are those of other sites whose pages may use the gateway, `any_origin` lets all in; `names` are those
+    that `Host` may say, None: any. Addresses and localhost always pass."""
+
+    origins: frozenset[str] = frozenset()
+    any_origin: bool = False
+    names: frozenset[str] | None = None
+
+    @classmethod
+    def of(cls, settings: GatewaySettings) -> "Rules":
+        """Raises UsageError, naming the setting, for what is neither an origin nor a name."""
+        origins = {origin.strip().lower().rstrip("/") for origin in settings.cors_origins.split(",")} - {""}
+        if "*" in origins and settings.api_keys is None:
+            raise UsageError("BLOCKRELAY_CORS_ORIGINS: * lets every web page in; it needs BLOCKRELAY_API_KEYS")
+        for origin in origins - {"*"}:
+            if not _ORIGIN.fullmatch(origin):
+                raise UsageError(f"BLOCKRELAY_CORS_ORIGINS: {origin!r} is not an origin like https://chat.example.com")
+        names = {_plain(name.strip()) for name in settings.allowed_hosts.split(",")} - {""}
+        for name in names:
+            if not re.fullmatch(r"[^\s/:@\[\]]+", name):
+                raise UsageError(f"BLOCKRELAY_ALLOWED_HOSTS: {name!r} is not a host name without a port")
+        checked = "*" not in names and (bool(names) or not is_open_to_others(settings.host))
+        return cls(
+            origins=frozenset(_without_default_port(origin) for origin in origins - {"*"}),
+            any_origin="*" in origins,
+            names=frozenset(names | {_plain(settings.host)}) if checked else None,
+        )
+
+    def check_host(self, hosts: list[str]) -> None:
+        """Raise UnknownHost unless the `Host` headers, none or one, say an address or a name of ours."""
+        if self.names is None or not hosts:
+            return
+        found = _HOST.fullmatch(hosts[0].strip()) if len(hosts) == 1 else None
+        if found is None or not (_is_address(found[1]) or _plain(found[1]) in self.names | {"localhost", ""}):
+            raise UnknownHost(
+                f"this gateway does not answer to {hosts[0][:100]!r}; --allowed-hosts (BLOCKRELAY_ALLOWED_HOSTS) "
+                "lists the names that it answers to"
+            )
+
+    def check_origin(self, origins: list[str], hosts: list[str]) -> str | None:
+        """The origin of another site that may use us, None for our own and for clients that are no browsers.
+
+        Raises ForeignOrigin.
+        """
+        if not origins:
+            return None
+        if len(origins) == 1 and (found := _ORIGIN.fullmatch(origins[0].lower())):
+            if origins[0].lower() in self.origins or self.any_origin:
+                return origins[0]
+            if _PORTS.get(found[1]) and len(hosts) == 1 and (ours := _HOST.fullmatch(hosts[0].strip().lower())):
+                default = _PORTS[found[1]]
+                if (found[2], found[3] or default) == (ours[1], ours[2] or default):
+                    return None
+        raise ForeignOrigin(
+            f"pages of {', '.join(origins)[:100]!r} may not use this gateway; --cors-origins (BLOCKRELAY_CORS_ORIGINS) "
+            "lists the origins that may"
+        )
+
+
+def _plain(name: str) -> str:
+    """A name as it is compared: `localhost.` is localhost."""
+    return name.lower().removesuffix(".")
+
+
+def _without_default_port(origin: str) -> str:
+    """As browsers write it."""
+    scheme = origin.partition(":")[0]
+    return origin.removesuffix(f":{_PORTS[scheme]}") if scheme in _PORTS else origin
+
+
+def _is_address(host: str) -> bool:
+    """An IP address, also one in the short forms that browsers and curl take (127.1); no DNS name is one."""
+    if host.startswith("["):
+        try:
+            return ipaddress.ip_address(host[1:-1]).version == 6
+        except ValueError:
+            return False
+    try:
+        socket.inet_aton(host)
+    except (OSError, ValueError):
+        return False
+    return True

@@ -1,0 +1,24 @@
+"""The processor of this machine."""
+
+import os
+import platform
+from pathlib import Path
+
+
+def cores() -> int:
+    """Cores this process may use (a container may have fewer than the machine)."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def cpu_facts() -> dict[str, str]:
+    """What the system says of its first processor, by name; empty where it does not say."""
+    try:
+        first = Path("/proc/cpuinfo").read_text().partition("\n\n")[0]
+    except OSError:
+        return {}
+    return {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in first.splitlines())}
+
+
+def cpu_name() -> str:
+    """For people."""
+    return cpu_facts().get("model name") or platform.processor() or platform.machine()
