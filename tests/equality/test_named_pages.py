@@ -4,6 +4,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,7 +23,6 @@ from blockrelay_worker.engine.run_table import RunTable
 from blockrelay_worker.execution.batch import Batch, Segment
 from blockrelay_worker.execution.cpu.stage import StageExecutor
 from blockrelay_worker.execution.page_layout import pages_for
-from blockrelay_worker.execution.page_pool import PagePool
 from blockrelay_worker.kernels import PAGE, load_kernels
 from blockrelay_worker.kv.page_names import extend_names, root_name
 from blockrelay_worker.kv.prefix_cache import PrefixCache
@@ -42,8 +42,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> BlockFolder:
 
 
 def executor_of(folder: BlockFolder, first: int, last: int, pages: int) -> StageExecutor:
-    pool = PagePool(StageExecutor.layout_of(folder, first, last), pages)
-    return StageExecutor(folder, first, last, pool=pool, threads=1, kernels=load_kernels(1))
+    return StageExecutor(folder, first, last, pages=pages, threads=1, kernels=load_kernels(1))
 
 
 @contextmanager
@@ -62,7 +61,7 @@ def engines_running(
             metrics, mailbox = WorkerMetrics(registries[stage]), Mailbox()
             cache = PrefixCache(executor.pool, model_hash="m", numerics="n", metrics=metrics)
             worker = cell.worker(f"w{stage}", stage=stage, split=split, pages=pages)
-            bounds = {"max_rows": 48, "max_requests": 16, "step_target_s": 1.0, "dead_after_s": 600}
+            bounds: dict[str, Any] = {"max_rows": 48, "max_requests": 16, "step_target_s": 1.0, "dead_after_s": 600}
             role = stage_role(folder, worker, split=split, stage=stage, first=first, last=last, **bounds)
             own = replace(links, clock=StepClock())  # each is a process of its own elsewhere
             engine = Engine(role, folder.model, None, executor, RunTable(executor.pool, cache), own, mailbox, metrics)
@@ -118,7 +117,7 @@ def test_every_named_page_holds_what_a_solo_run_computes(
             for index, name in enumerate(names):
                 found = executor.pool.share([name])
                 for page in found:
-                    assert same_page(executor.pool, page, solo.pool, index), (ends, index, sequence)
+                    assert same_page(executor, page, solo, index), (ends, index, sequence)
                 executor.pool.free(found)
                 seen.update([name] if found else [])
     for executor, seen in zip(executors, compared, strict=True):
@@ -142,9 +141,8 @@ def run_alone(executors: list[StageExecutor], tokens: Sequence[int]) -> None:
         hidden = executor.run(Batch(segments=[segment], tokens=ids, hidden=hidden)).hidden
 
 
-def same_page(left: PagePool, left_page: int, right: PagePool, right_page: int) -> bool:
+def same_page(left: StageExecutor, left_page: int, right: StageExecutor, right_page: int) -> bool:
     """Equal bytes in every layer."""
-    return all(
-        a[left_page].tobytes() == b[right_page].tobytes()
-        for a, b in zip([*left.k_pages, *left.v_pages], [*right.k_pages, *right.v_pages], strict=True)
-    )
+    (one,), (other,) = left.export_pages([left_page]), right.export_pages([right_page])
+    halves = [[half for layer in content for half in layer] for content in (one, other)]
+    return all(a.tobytes() == b.tobytes() for a, b in zip(*halves, strict=True))

@@ -13,10 +13,8 @@ from blockrelay.block_folder.folder import BlockFolder, open_block_folder
 from blockrelay.block_folder.manifest import Precision
 from blockrelay_converter.convert import convert
 from blockrelay_worker.execution.batch import Batch, Segment
-from blockrelay_worker.execution.cpu.stage import StageExecutor
+from blockrelay_worker.execution.cpu.loading import load_stage
 from blockrelay_worker.execution.page_layout import pages_for
-from blockrelay_worker.execution.page_pool import PagePool
-from blockrelay_worker.execution.self_test import load_stage
 from blockrelay_worker.kernels import load_kernels
 from tests.support.parity_cases import CASES, NEW_TOKENS, Case, checkpoint_sha256, goldens
 
@@ -31,15 +29,14 @@ class Greedy:
 
     def __init__(self, folder: BlockFolder) -> None:
         blocks = folder.model.blocks
-        self._pool = PagePool(StageExecutor.layout_of(folder, 1, blocks), 64)
-        self._stage = load_stage(folder, 1, blocks, pool=self._pool, threads=1, kernels=load_kernels(1))
+        self._stage = load_stage(folder, 1, blocks, pages=64, threads=1, kernels=load_kernels(1))
         self._pages: list[int] = []
         self._length = 0
 
     def feed(self, tokens: list[int]) -> NDArray[np.float32]:
         """Run `tokens` next; the logits [vocab] after the last of them."""
         end = self._length + len(tokens)
-        self._pages += self._pool.allocate(pages_for(end) - len(self._pages))
+        self._pages += self._stage.pool.allocate(pages_for(end) - len(self._pages))
         segment = Segment(rows=len(tokens), first_position=self._length, pages=self._pages)
         batch = Batch(segments=[segment], tokens=np.array(tokens, np.int32), wanted=[len(tokens) - 1])
         output = self._stage.run(batch)

@@ -7,6 +7,7 @@ import numpy as np
 import redis
 
 from blockrelay.protocol import transitions as calls
+from blockrelay.protocol.capabilities import Capabilities
 from blockrelay.protocol.ended import decode_log, whole_log, whole_record
 from blockrelay.protocol.keys import Keys
 from blockrelay.protocol.messages import Claimed, Commit, CommitAnswer, LogEntry, RequestBody
@@ -57,11 +58,13 @@ class Cell:
         pages: int = 100,
         slots: int = 64,
         numerics: str = "n1",
+        capabilities: Capabilities | None = None,
     ) -> str:
         """Register a ready worker."""
         announce(
             self.client, self.keys, name,
             model=MODEL, split=split, stage=stage, device=device, pages=pages, slots=slots, numerics=numerics,
+            capabilities=capabilities,
         )  # fmt: skip
         self.workers.append(name)
         return name

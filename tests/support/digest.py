@@ -17,10 +17,9 @@ from blockrelay.protocol.plan import uniform_split
 from blockrelay.protocol.sampling_params import SamplingParams
 from blockrelay_worker.execution.batch import Batch, Segment
 from blockrelay_worker.execution.cpu.linears import Variant
+from blockrelay_worker.execution.cpu.loading import load_stage
 from blockrelay_worker.execution.cpu.stage import StageExecutor
 from blockrelay_worker.execution.numerics_id import numerics_id
-from blockrelay_worker.execution.page_pool import PagePool
-from blockrelay_worker.execution.self_test import load_stage
 from blockrelay_worker.kernels import load_kernels
 from blockrelay_worker.offline.pipeline import Pipeline, generate
 
@@ -44,12 +43,12 @@ def logits_digest(
     executors: list[StageExecutor] = []
     for stage in uniform_split(folder.model.blocks, stages):
         first, last = stage.first, stage.last
-        pool = PagePool(StageExecutor.layout_of(folder, first, last), 4 * PAGES_EACH)
+        pages = 4 * PAGES_EACH
         if products is None:
-            executors.append(load_stage(folder, first, last, pool=pool, threads=threads, kernels=kernels))
+            executors.append(load_stage(folder, first, last, pages=pages, threads=threads, kernels=kernels))
         else:
             executors.append(
-                StageExecutor(folder, first, last, pool=pool, threads=threads, kernels=kernels, variant=products)
+                StageExecutor(folder, first, last, pages=pages, threads=threads, kernels=kernels, variant=products)
             )
     done, digest = [0] * 4, hashlib.sha256()
     for step in SCHEDULE:

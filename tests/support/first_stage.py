@@ -19,7 +19,7 @@ from blockrelay_worker.engine.run_table import RunTable
 from blockrelay_worker.execution.cpu.stage import StageExecutor
 from blockrelay_worker.execution.page_pool import PagePool
 from blockrelay_worker.scheduling.first_stage import FirstStageBatcher
-from blockrelay_worker.scheduling.micro_batches import Groups
+from blockrelay_worker.scheduling.route_members import RouteMembers
 from blockrelay_worker.scheduling.step_cost import StepCost
 from blockrelay_worker.scheduling.work import Work
 from blockrelay_worker.transport.redis_links import Links
@@ -46,7 +46,7 @@ class Stage:
         self.batcher = FirstStageBatcher(
             self.role.limits,
             self.table,
-            Groups(partial(read_fields, links)),
+            RouteMembers(partial(read_fields, links), self.role.limits),
             Sender(links, metrics).full_targets,
             metrics,
             whole_model=self.role.last_stage,

@@ -5,6 +5,7 @@ import threading
 import redis
 from prometheus_client import Counter
 
+from blockrelay.protocol.capabilities import Capabilities
 from blockrelay.protocol.keys import Keys
 from blockrelay.protocol.plan import parse_split
 from blockrelay.redis.client import Scripts
@@ -33,10 +34,12 @@ def announce(
     slots: int,
     numerics: str,
     device: Device = "cpu",
+    capabilities: Capabilities | None = None,
 ) -> None:
     """Register `name` as a worker of this stage, ready and with its inbox; both Redis servers are one."""
     registration = _registration(client, keys, name, model, device, numerics)
-    registration.announce(Assignment(split, stage, parse_split(split)[stage], epoch=0), pages=pages, slots=slots)
+    assignment = Assignment(split, stage, parse_split(split)[stage], epoch=0)
+    registration.announce(assignment, pages=pages, slots=slots, capabilities=capabilities)
 
 
 def _registration(

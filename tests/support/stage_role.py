@@ -3,11 +3,12 @@
 from typing import Any
 
 from blockrelay.block_folder.folder import BlockFolder
+from blockrelay.protocol.capabilities import Capabilities
 from blockrelay_worker.engine.stage_role import StageRole
+from blockrelay_worker.execution.numerics_id import numerics_id
 
 _USUAL: dict[str, Any] = {
     "device": "cpu",
-    "max_rows": 64,
     "max_requests": 8,
     "step_target_s": 0.05,
     "speculation": True,
@@ -15,13 +16,19 @@ _USUAL: dict[str, Any] = {
 }
 
 
-def stage_role(folder: BlockFolder, worker: str, *, split: str, stage: int, **more: Any) -> StageRole:
+def stage_role(
+    folder: BlockFolder, worker: str, *, split: str, stage: int, max_rows: int = 64, **more: Any
+) -> StageRole:
     """Stage `stage` of `split`; `more`: first and last block, and any other field."""
-    return StageRole(
-        blocks=folder.model.blocks,
+    fields = {**_USUAL, **more}
+    capabilities = Capabilities(
         exact=folder.manifest.exact,
-        worker=worker,
-        split=split,
-        stage=stage,
-        **{**_USUAL, **more},
+        ragged=True,
+        max_rows=max_rows,
+        max_sequences=fields["max_requests"],
+        precision=folder.manifest.precision,
+        numerics_id=numerics_id(folder.manifest),
+        kv_tokens=0,
     )
+    fields.setdefault("capabilities", capabilities)
+    return StageRole(worker=worker, split=split, stage=stage, blocks=folder.model.blocks, **fields)

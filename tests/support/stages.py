@@ -10,7 +10,6 @@ from blockrelay.block_folder.folder import BlockFolder
 from blockrelay_worker.execution.batch import Batch, Segment
 from blockrelay_worker.execution.cpu.linears import Variant
 from blockrelay_worker.execution.cpu.stage import StageExecutor
-from blockrelay_worker.execution.page_pool import PagePool
 from blockrelay_worker.kernels import load_kernels
 
 
@@ -39,14 +38,12 @@ class Chain:
         starts = [1, *(end + 1 for end in ends[:-1])]
         self.stages: list[StageExecutor] = []
         for first, last in zip(starts, ends, strict=True):
-            pool = PagePool(StageExecutor.layout_of(folder, first, last), pages)
-            for array in (*pool.k_pages, *pool.v_pages):
-                array.fill(np.nan)  # whoever reads what he did not write shows it
-            self.stages.append(
-                StageExecutor(
-                    folder, first, last, pool=pool, threads=threads, kernels=load_kernels(threads), variant=variant
-                )
+            stage = StageExecutor(
+                folder, first, last, pages=pages, threads=threads, kernels=load_kernels(threads), variant=variant
             )
+            for array in (*stage.memory.k_pages, *stage.memory.v_pages):
+                array.fill(np.nan)  # whoever reads what he did not write shows it
+            self.stages.append(stage)
 
     def run(self, parts: Sequence[Part], wanted: Sequence[int] | None = None) -> NDArray[np.float32]:
         """Logits of the rows `wanted` of the batch (default: of every row), copied."""

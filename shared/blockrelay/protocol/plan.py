@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
 
 from blockrelay.errors import UsageError
+from blockrelay.protocol.capabilities import Capabilities
 from blockrelay.redis.cell_settings import DEFAULT_DEAD_AFTER_MS
 from blockrelay.settings import Device
 
@@ -87,7 +88,8 @@ class WorkerInfo:
     """One worker as `worker:<id>` tells it. `stage` None: registered, blocks not loaded yet.
 
     `pages` KV pages of its pool; `reserved` pages promised to runs; `running` requests on it;
-    `silent_ms` since its last beat; `dead_after_ms` of the cell.
+    `silent_ms` since its last beat; `dead_after_ms` of the cell. `capabilities` once its blocks are loaded; older
+    workers tell none.
     """
 
     id: str
@@ -110,6 +112,7 @@ class WorkerInfo:
     running: int = 0
     silent_ms: int = 0
     dead_after_ms: int = DEFAULT_DEAD_AFTER_MS
+    capabilities: Capabilities | None = None
 
     @property
     def is_alive(self) -> bool:
@@ -158,6 +161,7 @@ class WorkerInfo:
             running=running,
             silent_ms=silent_ms,
             dead_after_ms=dead_after_ms,
+            capabilities=Capabilities.from_json(f.get(b"capabilities")),
         )
 
 

@@ -20,10 +20,8 @@ from blockrelay_converter.quantisation.calibration import REPORT_NAME, report_ta
 from blockrelay_converter.quantisation.folding import Folding, channels_of, layer_folding
 from blockrelay_converter.quantisation.smoothing import exponents_for
 from blockrelay_worker.execution.batch import Batch, Segment
-from blockrelay_worker.execution.cpu.stage import StageExecutor
+from blockrelay_worker.execution.cpu.loading import load_stage
 from blockrelay_worker.execution.page_layout import pages_for
-from blockrelay_worker.execution.page_pool import PagePool
-from blockrelay_worker.execution.self_test import load_stage
 from blockrelay_worker.kernels import load_kernels
 from tests.support.checkpoints import Family, write_checkpoint
 from tests.support.planted_outliers import plant_outliers
@@ -56,9 +54,8 @@ def logits_of(folder: BlockFolder) -> NDArray[np.float32]:
     assert folder.tokenizer_path is not None
     ids = Tokenizer.from_file(folder.tokenizer_path).encode(PROBE)
     blocks = folder.model.blocks
-    pool = PagePool(StageExecutor.layout_of(folder, 1, blocks), pages_for(len(ids)))
-    executor = load_stage(folder, 1, blocks, pool=pool, threads=1, kernels=load_kernels(1))
-    segment = Segment(rows=len(ids), first_position=0, pages=pool.allocate(pool.pages))
+    executor = load_stage(folder, 1, blocks, pages=pages_for(len(ids)), threads=1, kernels=load_kernels(1))
+    segment = Segment(rows=len(ids), first_position=0, pages=executor.pool.allocate(pages_for(len(ids))))
     output = executor.run(Batch(segments=[segment], tokens=np.array(ids, np.int32), wanted=range(len(ids))))
     assert output.logits is not None
     return output.logits.copy()

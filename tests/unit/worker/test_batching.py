@@ -108,3 +108,54 @@ def test_arrived_segments_are_all_served_in_each_requests_order(
     for name in "abcdef":
         order = [i for i in served if waiting[i].request == name]
         assert order == sorted(order)
+
+
+@given(candidate_lists, st.integers(1, 64), st.integers(1, 8), st.booleans())
+def test_everybody_is_served_at_last_within_an_executors_limits(
+    candidates: list[Candidate], max_rows: int, max_sequences: int, ragged: bool
+) -> None:
+    """Also beside requests that decode for ever."""
+    iteration = 51
+    left = {c.request: c for c in candidates}
+    endless = {f"endless-{i}" for i in range(10)}
+    left |= {name: Candidate(name, 1) for name in endless}
+    for _ in range(20 * sum(c.missing for c in candidates) + 20):
+        if left.keys() == endless:
+            break
+        chosen = choose_rows(list(left.values()), max_rows, max_sequences=max_sequences, ragged=ragged)
+        assert 0 < len(chosen) <= max_sequences and 0 < sum(rows for _, rows in chosen) <= max_rows
+        assert ragged or len({rows for _, rows in chosen}) == 1
+        for request, rows in chosen:
+            old = left.pop(request)
+            missing = 1 if request in endless else old.missing - rows
+            if missing:
+                left[request] = Candidate(request, missing, old.quarantined, iteration)
+        iteration += 1
+    assert left.keys() == endless
+
+
+arrived_lists = st.lists(
+    st.builds(Arrived, st.sampled_from("abcdefgh"), st.integers(1, 40), st.booleans()), min_size=1, max_size=20
+)
+
+
+@given(arrived_lists, st.integers(1, 64), st.integers(1, 5), st.booleans())
+def test_what_arrived_is_taken_within_an_executors_limits(
+    waiting: list[Arrived], max_rows: int, max_sequences: int, ragged: bool
+) -> None:
+    taken = 0
+    while waiting:
+        chosen = choose_arrived(waiting, max_rows, 16, max_sequences=max_sequences, ragged=ragged)
+        assert 0 < len(chosen) <= max_sequences and len({waiting[i].request for i in chosen}) == len(chosen)
+        assert len(chosen) == 1 or sum(waiting[i].rows for i in chosen) <= max_rows
+        assert ragged or len({waiting[i].rows for i in chosen}) == 1
+        waiting = [segment for i, segment in enumerate(waiting) if i not in chosen]
+        taken += 1
+        assert taken <= 20
+
+
+def test_a_prompt_that_has_waited_longest_gets_a_place_among_decoding_requests() -> None:
+    decoding = [Candidate(f"d{i}", 1, last_step=7) for i in range(4)]
+    prompt = Candidate("prompt", 50, last_step=3)
+    assert choose_rows([*decoding, prompt], 64, max_sequences=2) == [("d0", 1), ("prompt", 50)]
+    assert choose_rows([*decoding, prompt], 64, max_sequences=1) == [("prompt", 50)]

@@ -26,7 +26,7 @@ from blockrelay_worker.engine.run_table import RunTable
 from blockrelay_worker.execution.batch import Batch, StageOutput
 from blockrelay_worker.execution.cpu.stage import StageExecutor
 from blockrelay_worker.execution.executor import Executor
-from blockrelay_worker.execution.page_pool import PagePool
+from blockrelay_worker.execution.fault_injection import WrappingExecutor
 from blockrelay_worker.kernels import load_kernels
 from blockrelay_worker.transport.inbox_reader import Reader
 from blockrelay_worker.transport.redis_links import Links
@@ -53,13 +53,12 @@ def engine_running(
     cell, stop = Cell(client, keys, scripts), threading.Event()
     last = folder.model.blocks
     name = cell.worker("w", split=f"1-{last}", device=device)
-    pool = PagePool(StageExecutor.layout_of(folder, 1, last), 100)
-    executor = StageExecutor(folder, 1, last, pool=pool, threads=1, kernels=load_kernels(1))
-    metrics, mailbox, table = WorkerMetrics(registry or CollectorRegistry()), Mailbox(), RunTable(pool)
+    executor = broken(StageExecutor(folder, 1, last, pages=100, threads=1, kernels=load_kernels(1)))
+    metrics, mailbox, table = WorkerMetrics(registry or CollectorRegistry()), Mailbox(), RunTable(executor.pool)
     links = Links(client, client, keys, scripts, RedisWatch(metrics.redis_errors), stop)
     runs_on = "gpu" if device == "gpu" else "cpu"
     role = stage_role(folder, name, split=f"1-{last}", stage=0, first=1, last=last, device=runs_on, step_target_s=1.0)
-    engine = Engine(role, folder.model, None, broken(executor), table, links, mailbox, metrics)
+    engine = Engine(role, folder.model, None, executor, table, links, mailbox, metrics)
     streams = [f(MODEL, c) for c in ("cpu", "gpu") for f in (keys.reruns, keys.jobs)]
     threads = [
         Reader(client, keys.inbox(name), streams, mailbox, stop, links.watch),
@@ -76,11 +75,8 @@ def engine_running(
         table.check_integrity()
 
 
-class Stumbling:
+class Stumbling(WrappingExecutor):
     """Fails a whole batch that holds the mark, as a block does that cannot cope with some input."""
-
-    def __init__(self, executor: Executor) -> None:
-        self._executor = executor
 
     def run(self, batch: Batch) -> StageOutput:
         if batch.tokens is not None and MARK in batch.tokens:

@@ -111,7 +111,8 @@ def test_programs_of_the_kernels_give_the_same_bits(
 def test_a_block_that_fails_in_a_program_is_named(exact: BlockFolder) -> None:
     # Given a layer with fewer pages than the pool says
     stage = Chain(exact, [1, 5], variant="native").stages[1]
-    stage.pool.k_pages[1], stage.pool.v_pages[1] = stage.pool.k_pages[1][:4], stage.pool.v_pages[1][:4]
+    memory = stage.memory
+    memory.k_pages[1], memory.v_pages[1] = memory.k_pages[1][:4], memory.v_pages[1][:4]
     hidden = np.random.default_rng(2).normal(size=(1, 64)).astype(np.float32)
     batch = Batch(segments=[Segment(rows=1, first_position=0, pages=[4])], hidden=hidden, wanted=[0])
     with pytest.raises(ExecutionError, match=r"block_3: kernel argument page: row 0 has 4, outside 0\.\.3") as caught:

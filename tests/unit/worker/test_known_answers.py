@@ -12,19 +12,18 @@ import pytest
 from blockrelay.block_folder.folder import BlockFolder
 from blockrelay.errors import KnownAnswerMismatch
 from blockrelay_worker.execution.cpu import linears
+from blockrelay_worker.execution.cpu.loading import load_stage
 from blockrelay_worker.execution.cpu.stage import StageExecutor
 from blockrelay_worker.execution.numerics_id import numerics_id
-from blockrelay_worker.execution.page_pool import PagePool
-from blockrelay_worker.execution.self_test import fixed_rows, fixed_tokens, known_answers, load_stage
+from blockrelay_worker.execution.self_test import fixed_rows, fixed_tokens, known_answers
 from blockrelay_worker.kernels import load_kernels, supported_variants
 from blockrelay_worker.kernels.interface import F16, F32, U8, Product
 from blockrelay_worker.kernels.native import NativeKernels
 
 
 def _load(folder: BlockFolder, first: int, last: int, threads: int = 1) -> StageExecutor:
-    pool = PagePool(StageExecutor.layout_of(folder, first, last), 4)
-    executor = load_stage(folder, first, last, pool=pool, threads=threads, kernels=load_kernels(threads))
-    assert pool.free_pages == 4
+    executor = load_stage(folder, first, last, pages=4, threads=threads, kernels=load_kernels(threads))
+    assert executor.pool.free_pages == 4
     return executor
 
 
@@ -48,8 +47,7 @@ def test_a_good_stage_loads(exact: BlockFolder, first: int, last: int, threads: 
 def test_groups_of_weights_give_their_answers_on_every_level_and_without_a_compiler(
     w4a8: BlockFolder, kernels: str
 ) -> None:
-    pool = PagePool(StageExecutor.layout_of(w4a8, 1, 5), 4)
-    load_stage(w4a8, 1, 5, pool=pool, threads=1, kernels=load_kernels(1, variant=kernels))
+    load_stage(w4a8, 1, 5, pages=4, threads=1, kernels=load_kernels(1, variant=kernels))
 
 
 @pytest.mark.skipif(not supported_variants(), reason="no native kernels were built")

@@ -15,8 +15,8 @@ from blockrelay.protocol.messages import RequestBody
 from blockrelay.protocol.sampling_params import SamplingParams
 from blockrelay_worker.engine.run import Run
 from blockrelay_worker.engine.run_table import RunTable
+from blockrelay_worker.execution.cpu.page_memory import PageMemory
 from blockrelay_worker.execution.page_layout import PageLayout
-from blockrelay_worker.execution.page_pool import PagePool
 from blockrelay_worker.kv.page_names import extend_names, root_name
 from blockrelay_worker.kv.prefix_cache import PrefixCache
 from blockrelay_worker.kv.store.record import PageShape
@@ -35,9 +35,10 @@ class Worker:
     def __init__(self, folder: Path, *, pages: int = 20, slow: Callable[[Tier], Tier] = lambda tier: tier) -> None:
         self.registry = CollectorRegistry()
         metrics = WorkerMetrics(self.registry)
-        self.pool = PagePool(LAYOUT, pages)
+        self.memory = PageMemory(LAYOUT, pages)
+        self.pool = self.memory.pool
         tier = ShmTier(folder, limit=1 << 20, record_bytes=SHAPE.record_bytes, trouble=lambda kind: None)
-        self.store = PageStore(self.pool, [slow(tier)], first_block=1, metrics=metrics)
+        self.store = PageStore(self.memory, [slow(tier)], first_block=1, metrics=metrics)
         self.mail: queue.SimpleQueue[Loaded] = queue.SimpleQueue()
         cache = PrefixCache(
             self.pool, model_hash="m", numerics="n", metrics=metrics, store=self.store, deliver=self.mail.put
@@ -70,8 +71,8 @@ class Worker:
         assert self.table.grow(run, end)
         for position in range(run.computed, end):
             for layer in range(LAYOUT.layers):
-                self.pool.k_pages[layer][run.pages[position // 16], :, :, position % 16] = run.tokens[position]
-                self.pool.v_pages[layer][run.pages[position // 16], :, position % 16] = run.tokens[position] + layer
+                self.memory.k_pages[layer][run.pages[position // 16], :, :, position % 16] = run.tokens[position]
+                self.memory.v_pages[layer][run.pages[position // 16], :, position % 16] = run.tokens[position] + layer
         run.computed = end
         self.table.seal(run)
 
@@ -82,8 +83,8 @@ class Worker:
                 float(half)
                 for layer in range(LAYOUT.layers)
                 for half in (
-                    self.pool.k_pages[layer][run.pages[p // 16], 0, 0, p % 16],
-                    self.pool.v_pages[layer][run.pages[p // 16], 0, p % 16, 0],
+                    self.memory.k_pages[layer][run.pages[p // 16], 0, 0, p % 16],
+                    self.memory.v_pages[layer][run.pages[p // 16], 0, p % 16, 0],
                 )
             ]
             for p in range(tokens)

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from blockrelay.errors import OutOfPages
+from blockrelay_worker.execution.cpu.page_memory import PageMemory
 from blockrelay_worker.execution.page_layout import PageLayout, pages_for
 from blockrelay_worker.execution.page_pool import PagePool
 
@@ -38,10 +39,10 @@ def test_freeing_what_is_not_handed_out_is_a_bug(pages: list[int]) -> None:
 
 
 def test_arrays_have_the_kernels_shapes_and_alignment() -> None:
-    pool = PagePool(PageLayout(layers=2, kv_heads=3, head_dim=24, dtype=np.float32), 5)
-    assert [array.shape for array in pool.k_pages] == [(5, 3, 24, 16)] * 2
-    assert [array.shape for array in pool.v_pages] == [(5, 3, 16, 24)] * 2
-    for array in (*pool.k_pages, *pool.v_pages):
+    memory = PageMemory(PageLayout(layers=2, kv_heads=3, head_dim=24, dtype=np.float32), 5)
+    assert [array.shape for array in memory.k_pages] == [(5, 3, 24, 16)] * 2
+    assert [array.shape for array in memory.v_pages] == [(5, 3, 16, 24)] * 2
+    for array in (*memory.k_pages, *memory.v_pages):
         assert array.dtype == np.float32
         assert array.ctypes.data % 64 == 0
         assert array.flags.writeable
@@ -49,9 +50,9 @@ def test_arrays_have_the_kernels_shapes_and_alignment() -> None:
 
 
 def test_a_stage_of_the_head_alone_has_no_arrays_but_counts() -> None:
-    pool = PagePool(PageLayout(layers=0, kv_heads=2, head_dim=8), 3)
-    assert pool.k_pages == []
-    assert pool.allocate(3) == [0, 1, 2]
+    memory = PageMemory(PageLayout(layers=0, kv_heads=2, head_dim=8), 3)
+    assert memory.k_pages == []
+    assert memory.pool.allocate(3) == [0, 1, 2]
 
 
 def test_tokens_fill_pages_of_sixteen() -> None:

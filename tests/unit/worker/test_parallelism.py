@@ -1,19 +1,8 @@
 """Into how many groups the decode rows of a route are split."""
 
-import threading
-from functools import partial
-
 import pytest
-import redis
-from prometheus_client import CollectorRegistry
 
-from blockrelay.observability.metrics import WorkerMetrics
-from blockrelay.protocol.keys import Keys
-from blockrelay.redis.client import Scripts
-from blockrelay.redis.errors import RedisWatch
-from blockrelay_worker.scheduling.micro_batches import MAX_SEATS, Groups, Seat, decode_share, groups_of
-from blockrelay_worker.transport.redis_links import Links
-from blockrelay_worker.transport.worker_records import read_fields
+from blockrelay_worker.scheduling.micro_batches import Seat, decode_share, groups_of
 
 
 @pytest.mark.parametrize(
@@ -64,11 +53,3 @@ def test_uneven_batches_become_even_ones() -> None:
             here += under_way.pop(0)
     assert len(here) + sum(map(len, under_way)) == 16
     assert {len(batch) for batch in under_way} == {8}
-
-
-def test_workers_that_are_gone_are_forgotten(client: redis.Redis, keys: Keys, scripts: Scripts) -> None:
-    errors = RedisWatch(WorkerMetrics(CollectorRegistry()).redis_errors)
-    groups = Groups(partial(read_fields, Links(client, client, keys, scripts, errors, threading.Event())))
-    for life in range(500):
-        assert groups.of(frozenset({"always", f"life-{life}"})) == 2
-    assert len(groups) <= MAX_SEATS + 2

@@ -8,10 +8,8 @@ from blockrelay.block_folder.folder import BlockFolder
 from blockrelay.protocol.sampling_params import SamplingParams
 from blockrelay.settings import WorkerSettings
 from blockrelay_worker.execution.batch import Batch, Segment
-from blockrelay_worker.execution.cpu.stage import StageExecutor
+from blockrelay_worker.execution.cpu.loading import load_stage
 from blockrelay_worker.execution.fault_injection import SaltedExecutor, salted_id
-from blockrelay_worker.execution.page_pool import PagePool
-from blockrelay_worker.execution.self_test import load_stage
 from blockrelay_worker.kernels import load_kernels
 from blockrelay_worker.offline.pipeline import Pipeline, generate
 
@@ -41,12 +39,11 @@ def test_each_salt_has_bits_of_its_own_whatever_the_chunks_and_stages(w8a8: Bloc
 def _pages(folder: BlockFolder, salt: str) -> bytes:
     """Keys and values of the prompt, of all layers."""
     last = folder.model.blocks
-    pool = PagePool(StageExecutor.layout_of(folder, 1, last), 4)
-    stage = load_stage(folder, 1, last, pool=pool, threads=1, kernels=load_kernels(1))
+    stage = load_stage(folder, 1, last, pages=4, threads=1, kernels=load_kernels(1))
     executor = SaltedExecutor(stage, salt=salt, vocabulary=folder.model.vocab_size) if salt else stage
     segment = Segment(rows=32, first_position=0, pages=[0, 1])
     executor.run(Batch(segments=[segment], tokens=np.asarray(PROMPT[:32], np.int32), wanted=[31]))
-    return b"".join(pages[:2].tobytes() for pages in (*pool.k_pages, *pool.v_pages))
+    return b"".join(pages[:2].tobytes() for pages in (*stage.memory.k_pages, *stage.memory.v_pages))
 
 
 def test_pages_are_others_too(w8a8: BlockFolder) -> None:

@@ -8,11 +8,8 @@ from numpy.typing import NDArray
 
 from blockrelay.block_folder.folder import open_block_folder
 from blockrelay_worker.execution.batch import Batch, Segment
-from blockrelay_worker.execution.cpu.stage import StageExecutor
+from blockrelay_worker.execution.loader import executors_for
 from blockrelay_worker.execution.page_layout import pages_for
-from blockrelay_worker.execution.page_pool import PagePool
-from blockrelay_worker.execution.self_test import load_stage
-from blockrelay_worker.kernels import load_kernels
 
 
 def executor_logits(root: Path, threads: int) -> Callable[[list[int]], NDArray[np.float32]]:
@@ -20,9 +17,8 @@ def executor_logits(root: Path, threads: int) -> Callable[[list[int]], NDArray[n
     folder = open_block_folder(root)
     limit = folder.rotary()[0].shape[0]
     blocks = folder.model.blocks
-    pool = PagePool(StageExecutor.layout_of(folder, 1, blocks), pages_for(limit))
-    executor = load_stage(folder, 1, blocks, pool=pool, threads=threads, kernels=load_kernels(threads))
-    pages = pool.allocate(pages_for(limit))
+    executor = executors_for("cpu", folder, threads=threads).load(folder, 1, blocks, pages=pages_for(limit))
+    pages = executor.pool.allocate(pages_for(limit))
 
     def logits_of(ids: list[int]) -> NDArray[np.float32]:
         segment = Segment(rows=len(ids), first_position=0, pages=pages)

@@ -25,7 +25,7 @@ from blockrelay_worker.execution.executor import Executor
 from blockrelay_worker.kv.store.store import Loaded
 from blockrelay_worker.scheduling.first_stage import FirstStageBatcher
 from blockrelay_worker.scheduling.later_stage import LaterStageBatcher
-from blockrelay_worker.scheduling.micro_batches import Groups
+from blockrelay_worker.scheduling.route_members import RouteMembers
 from blockrelay_worker.transport.committer import Committer
 from blockrelay_worker.transport.events import Gone, Orphan, Restarted, Verdicts, Wake
 from blockrelay_worker.transport.redis_links import Links, Stopping
@@ -61,7 +61,7 @@ class Engine:
         self._first = FirstStageBatcher(
             role.limits,
             table,
-            Groups(partial(read_fields, links)),
+            RouteMembers(partial(read_fields, links), role.limits),
             self._sender.full_targets,
             metrics,
             whole_model=role.last_stage,

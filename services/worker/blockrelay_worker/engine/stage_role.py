@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from blockrelay.protocol.capabilities import Capabilities
 from blockrelay.settings import Device
 from blockrelay_worker.scheduling.limits import BatchLimits
 
@@ -10,7 +11,7 @@ from blockrelay_worker.scheduling.limits import BatchLimits
 class StageRole:
     """Stage `stage` (from 0) of `split`: blocks first..last of `blocks`. `worker` is this process's id in the registry.
 
-    `exact`: a row's bits do not depend on its batch.
+    `capabilities` are those that it has registered.
     """
 
     worker: str
@@ -19,9 +20,8 @@ class StageRole:
     first: int
     last: int
     blocks: int
-    exact: bool
+    capabilities: Capabilities
     device: Device
-    max_rows: int
     max_requests: int
     step_target_s: float
     speculation: bool
@@ -37,9 +37,11 @@ class StageRole:
         """Of this worker's batches. While requests decode a step has a share of the target: their rows pass all stages
         between two tokens. Guesses are tried only where a row's bits do not depend on its batch."""
         return BatchLimits(
-            max_rows=self.max_rows,
+            max_rows=self.capabilities.max_rows,
+            max_sequences=self.capabilities.max_sequences,
+            ragged=self.capabilities.ragged,
+            drafts=self.speculation and self.capabilities.exact and self.capabilities.ragged,
             step_share_s=self.step_target_s / (self.split.count(",") + 1),
-            guesses=self.speculation and self.exact,
         )
 
     @property

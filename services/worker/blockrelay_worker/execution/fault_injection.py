@@ -4,29 +4,77 @@ A GPU worker that fails on command; a worker whose bits really are others (as af
 """
 
 import hashlib
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from blockrelay.errors import ExecutionError
+from blockrelay.protocol.capabilities import Capabilities
 from blockrelay_worker.execution.batch import Batch, StageOutput
-from blockrelay_worker.execution.executor import Executor
+from blockrelay_worker.execution.executor import Executor, PageContent
+from blockrelay_worker.execution.page_layout import PageLayout
+from blockrelay_worker.execution.page_pool import PagePool
 
 
-class FailingExecutor:
+class WrappingExecutor:
+    """Another executor, unchanged: what subclasses do not say is that one's."""
+
+    def __init__(self, executor: Executor) -> None:
+        self._executor = executor
+
+    @property
+    def layout(self) -> PageLayout:
+        return self._executor.layout
+
+    @property
+    def pool(self) -> PagePool:
+        return self._executor.pool
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return self._executor.capabilities
+
+    @property
+    def details(self) -> Mapping[str, str]:
+        return self._executor.details
+
+    @property
+    def takes_tokens(self) -> bool:
+        return self._executor.takes_tokens
+
+    @property
+    def gives_logits(self) -> bool:
+        return self._executor.gives_logits
+
+    def run(self, batch: Batch) -> StageOutput:
+        return self._executor.run(batch)
+
+    def export_pages(self, pages: Sequence[int]) -> list[PageContent]:
+        return self._executor.export_pages(pages)
+
+    def import_pages(self, pages: Sequence[int], contents: Sequence[PageContent]) -> None:
+        self._executor.import_pages(pages, contents)
+
+    def close(self) -> None:
+        self._executor.close()
+
+
+class FailingExecutor(WrappingExecutor):
     """Runs `after` batches, then fails every one at `block`."""
 
     def __init__(self, executor: Executor, *, after: int, block: str) -> None:
-        self._executor, self._left, self._block = executor, after, block
+        super().__init__(executor)
+        self._left, self._block = after, block
 
     def run(self, batch: Batch) -> StageOutput:
         if self._left <= 0:
             raise ExecutionError(f"{self._block}: injected GPU failure", block=self._block)
         self._left -= 1
-        return self._executor.run(batch)
+        return super().run(batch)
 
 
-class SaltedExecutor:
+class SaltedExecutor(WrappingExecutor):
     """Computes other bits than the executor that it wraps, as exactly: a row depends on the tokens before it alone.
 
     A quarter of the tokens is read as other ones, which changes rows and KV pages of every stage, and to each token's
@@ -34,17 +82,23 @@ class SaltedExecutor:
     """
 
     def __init__(self, executor: Executor, *, salt: str, vocabulary: int) -> None:
-        self._executor = executor
+        super().__init__(executor)
+        own = executor.capabilities
+        self._capabilities = replace(own, numerics_id=salted_id(own.numerics_id, salt))
         seed = int.from_bytes(hashlib.sha256(salt.encode()).digest()[:8], "little")
         random = np.random.Generator(np.random.Philox(seed))
         ids = np.arange(vocabulary, dtype=np.int32)
         self._read_as = np.where(random.random(vocabulary) < 0.25, random.permutation(ids), ids)
         self._added = random.uniform(-1, 1, vocabulary).astype(np.float32)
 
+    @property
+    def capabilities(self) -> Capabilities:
+        return self._capabilities
+
     def run(self, batch: Batch) -> StageOutput:
         if batch.tokens is not None:
             batch = replace(batch, tokens=self._read_as[batch.tokens])
-        output = self._executor.run(batch)
+        output = super().run(batch)
         if output.logits is not None:
             output.logits[...] += self._added  # a buffer that is valid until the next run
         return output

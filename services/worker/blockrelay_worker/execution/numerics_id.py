@@ -1,4 +1,4 @@
-"""The numerics id: equal ids promise equal bits (DESIGN section 4)."""
+"""The numerics id: equal ids promise equal bits."""
 
 import hashlib
 import json

@@ -1,28 +1,18 @@
-"""The KV memory of one stage: pages of 16 tokens, handed out by number and found again by name.
+"""Which pages of a stage are whose: handed out by number and found again by name.
 
 One page number names the same 16 positions of a request in every layer of the stage, so a request owns one list of
-page numbers per stage. Memory is mapped but not touched until a page is first written: a pool may be sized for the
-worst case.
+page numbers per stage. What lies in a page, and where, is the executor's business.
 """
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from math import prod
-
-import numpy as np
-from numpy.typing import DTypeLike, NDArray
 
 from blockrelay.errors import OutOfPages
 from blockrelay_worker.execution.page_layout import PageLayout
-from blockrelay_worker.kernels.buffers import untouched_bytes
-from blockrelay_worker.kernels.specification import PAGE
 
 
 class PagePool:
-    """`pages` pages of one layout; ids are 0..pages-1.
-
-    `k_pages[layer]` is [pages, kv_heads, head_dim, 16] and `v_pages[layer]` [pages, kv_heads, 16, head_dim], where
-    layer counts from 0 within the stage; both 64-byte aligned. Not thread-safe: the engine loop owns the pool.
+    """`pages` pages of one layout; ids are 0..pages-1. Not thread-safe: the engine loop owns the pool.
 
     A page is free, used (handed out, with a count of users) or cached: named, without a user, kept until its room is
     wanted. Who allocated a page may write it until it is named; from then on it is read-only, and found by `share`.
@@ -34,10 +24,6 @@ class PagePool:
             raise ValueError("a page pool needs at least one page")
         self.layout = layout
         self.pages = pages
-        k_shape = (pages, layout.kv_heads, layout.head_dim, PAGE)
-        v_shape = (pages, layout.kv_heads, PAGE, layout.head_dim)
-        self.k_pages = [_mapped(k_shape, layout.dtype) for _ in range(layout.layers)]
-        self.v_pages = [_mapped(v_shape, layout.dtype) for _ in range(layout.layers)]
         # A stack: pages that were touched before are used again first, so that memory grows only when it must.
         self._free = list(range(pages - 1, -1, -1))
         self._users: dict[int, int] = {}
@@ -141,8 +127,3 @@ class PagePool:
         del self._page_of[self._name_of.pop(page)]
         self._free.append(page)
         self.on_evict()
-
-
-def _mapped(shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[np.float16] | NDArray[np.float32]:
-    """An array of zeros on memory of its own that is not touched yet."""
-    return untouched_bytes(prod(shape) * np.dtype(dtype).itemsize).view(dtype).reshape(shape)

@@ -10,7 +10,6 @@ itself can show. The same check chooses the variant of the products.
 
 import hashlib
 import json
-import logging
 import sys
 from collections.abc import Iterator
 
@@ -18,13 +17,9 @@ import numpy as np
 
 from blockrelay.block_folder.folder import BlockFolder, open_block_folder
 from blockrelay.block_folder.manifest import ModelConfig
-from blockrelay.errors import BlockrelayError, KnownAnswerMismatch
-from blockrelay.host.cpu import cpu_name
+from blockrelay.errors import BlockrelayError
 from blockrelay_worker.execution.batch import Batch, Segment
-from blockrelay_worker.execution.cpu.linears import Variant
 from blockrelay_worker.execution.cpu.stage import StageExecutor
-from blockrelay_worker.execution.page_pool import PagePool
-from blockrelay_worker.kernels.interface import Kernels
 from blockrelay_worker.kernels.reference import ReferenceKernels
 
 ROWS = 17
@@ -32,8 +27,6 @@ ROWS = 17
 CHUNKS = (9, 8)
 #: Odd and near 2**32 divided by the golden ratio: multiples modulo 2**32 spread evenly (Knuth, TAOCP 6.4).
 _SPREAD = 2654435769
-
-_log = logging.getLogger(__name__)
 
 
 def fixed_tokens(model: ModelConfig) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
@@ -80,34 +73,6 @@ def answer(executor: StageExecutor, block: int) -> str:
     return digest.hexdigest()
 
 
-def load_stage(
-    folder: BlockFolder, first_block: int, last_block: int, *, pool: PagePool, threads: int, kernels: Kernels
-) -> StageExecutor:
-    """An executor whose every block has given its known answer on this machine, by the fastest variant that does.
-
-    `pool` must have two free pages. Raises KnownAnswerMismatch naming the block and the CPU. Precisions that are not
-    exact have no known answers and are loaded as they are.
-    """
-    variants: list[Variant] = ["u8s8", "u8u8"] if folder.manifest.exact else ["u8s8"]
-    if kernels.multiplies and folder.manifest.exact:
-        variants.insert(0, "native")
-    wrong: str | None = None
-    for variant in variants:
-        executor = StageExecutor(
-            folder, first_block, last_block, pool=pool, threads=threads, kernels=kernels, variant=variant
-        )
-        wrong = first_mismatch(executor)
-        if wrong is None:
-            return executor
-        _log.warning("%s is wrong on this CPU with %s products", wrong, variant)
-        executor.close()
-    raise KnownAnswerMismatch(
-        f"{wrong} of {folder.root} computes other bits on this CPU ({cpu_name()}) with {kernels.variant} kernels than "
-        "when it was converted: refusing to serve it; convert the model again, or report this CPU",
-        block=str(wrong),
-    )
-
-
 def first_mismatch(executor: StageExecutor) -> str | None:
     """Name of the first block of the stage whose output differs from the folder's known answer."""
     for block in range(executor.first_block, executor.last_block + 1):
@@ -120,10 +85,7 @@ def first_mismatch(executor: StageExecutor) -> str | None:
 def known_answers(folder: BlockFolder) -> Iterator[tuple[str, str]]:
     """(block name, answer) by definition: NumPy products and reference kernels, one block in memory at a time."""
     for block in range(1, folder.model.blocks + 1):
-        pool = PagePool(StageExecutor.layout_of(folder, block, block), 2)
-        executor = StageExecutor(
-            folder, block, block, pool=pool, threads=1, kernels=ReferenceKernels(), variant="exact"
-        )
+        executor = StageExecutor(folder, block, block, pages=2, threads=1, kernels=ReferenceKernels(), variant="exact")
         yield f"block_{block}", answer(executor, block)
         executor.close()
 
@@ -135,8 +97,8 @@ def main(arguments: list[str]) -> int:
         return 2
     try:
         folder = open_block_folder(arguments[0], known_answers=False)
-        for name, found in known_answers(folder):
-            sys.stdout.write(json.dumps({name: found}) + "\n")
+        for name, digest in known_answers(folder):
+            sys.stdout.write(json.dumps({name: digest}) + "\n")
             sys.stdout.flush()
     except BlockrelayError as error:
         sys.stderr.write(f"{error}\n")

@@ -12,6 +12,7 @@ from blockrelay.errors import RedisTrouble
 from blockrelay.failpoints import reach
 from blockrelay.host.cpu import cores
 from blockrelay.observability.logs import get
+from blockrelay.protocol.capabilities import Capabilities
 from blockrelay.protocol.number import PROTOCOL
 from blockrelay.protocol.plan import Plan, Stage, parse_split
 from blockrelay.redis.cell_settings import MAX_WORKERS
@@ -85,13 +86,15 @@ class Registration:
                 return Assignment(plan.split, stage, parse_split(plan.split)[stage], plan.epoch)
         raise Stopping
 
-    def announce(self, assignment: Assignment, *, pages: int, slots: int) -> str:
+    def announce(
+        self, assignment: Assignment, *, pages: int, slots: int, capabilities: Capabilities | None = None
+    ) -> str:
         """Say what this worker serves (`slots` requests at once), create its inboxes: from now on routes may name it.
 
         Returns the identity of the control Redis from before: any other one later means a restart in between.
         """
         run_id: str = self._links.again(lambda: server_run_id(self._links.control), "announce")
-        fields: Mapping[Any, Any] = {
+        fields: dict[Any, Any] = {
             "split": assignment.split,
             "stage": assignment.stage,
             "first": assignment.blocks.first,
@@ -101,6 +104,8 @@ class Registration:
             "slots": slots,
             "reserved": 0,
         }
+        if capabilities is not None:
+            fields["capabilities"] = capabilities.to_json()
         if rows_arrive(assignment.split):
             self._links.again(self._open_payload_inbox, "open payload inbox")
         self._links.again(lambda: self._tell({**self._fields, **fields}), "announce")

@@ -3,6 +3,7 @@
 import gc
 import threading
 import time
+from dataclasses import replace
 
 from blockrelay.block_folder.folder import BlockFolder, open_block_folder
 from blockrelay.errors import RedisTrouble
@@ -20,15 +21,10 @@ from blockrelay_worker.engine.loop import Engine
 from blockrelay_worker.engine.mailbox import Mailbox
 from blockrelay_worker.engine.run_table import RunTable
 from blockrelay_worker.engine.stage_role import StageRole
-from blockrelay_worker.execution.cpu.stage import StageExecutor
 from blockrelay_worker.execution.executor import Executor
 from blockrelay_worker.execution.fault_injection import FailingExecutor, SaltedExecutor, salted_id
-from blockrelay_worker.execution.numerics_id import numerics_id
+from blockrelay_worker.execution.loader import Executors, executors_for
 from blockrelay_worker.execution.page_layout import PageLayout, pages_for
-from blockrelay_worker.execution.page_pool import PagePool
-from blockrelay_worker.execution.self_test import load_stage
-from blockrelay_worker.kernels import load_kernels
-from blockrelay_worker.kernels.interface import Kernels
 from blockrelay_worker.kv.prefix_cache import PrefixCache
 from blockrelay_worker.kv.store.factory import open_page_store
 from blockrelay_worker.kv.store.store import PageStore
@@ -54,12 +50,12 @@ class Worker:
         self._settings, self._stop = settings, stop
         self._folder: BlockFolder = open_block_folder(settings.model, blocks=[])
         self._model = self._folder.model_key
-        self._numerics = salted_id(numerics_id(self._folder.manifest), settings.inject_numerics)
+        self._executors: Executors = executors_for(settings.device, self._folder, threads=settings.threads)
+        self._numerics = salted_id(self._executors.numerics_id(self._folder.manifest), settings.inject_numerics)
         self._metrics = WorkerMetrics(service_registry("worker"))
         self._links = Links.open(settings, self._metrics.redis_errors, stop, drain)
-        self._kernels: Kernels = load_kernels(settings.threads)
         self._ready = self.has_served = False
-        self._loaded: tuple[Assignment, StageExecutor] | None = None
+        self._loaded: tuple[Assignment, Executor] | None = None
         self._status = StatusServer(settings.host, settings.port, self._metrics.registry, self._gaps)
 
     def run(self) -> None:
@@ -107,10 +103,11 @@ class Worker:
             executor = self._load(assignment)
         if registration.forgotten():
             return  # what it has loaded stays for the next life
-        role = self._role(registration.worker, assignment)
+        executor = self._with_faults(assignment, executor)
+        role = self._role(registration.worker, assignment, executor)
         self._serve(registration, assignment, role, executor)
 
-    def _load(self, assignment: Assignment) -> StageExecutor:
+    def _load(self, assignment: Assignment) -> Executor:
         """The stage's executor; the one of the life before when the stage is the same."""
         if self._loaded and self._loaded[0].blocks == assignment.blocks:
             return self._loaded[1]
@@ -120,22 +117,21 @@ class Worker:
         blocks = assignment.blocks
         with self._metrics.load_seconds.time():
             folder = open_block_folder(self._settings.model, blocks=range(blocks.first, blocks.last + 1))
-            layout = StageExecutor.layout_of(folder, blocks.first, blocks.last)
-            pool = PagePool(layout, self._pages(folder, layout))
-            executor = load_stage(
-                folder, blocks.first, blocks.last, pool=pool, threads=self._settings.threads, kernels=self._kernels
-            )
+            layout = self._executors.layout(folder, blocks.first, blocks.last)
+            pages = self._pages(folder, layout)
+            executor = self._executors.load(folder, blocks.first, blocks.last, pages=pages)
         self._loaded = (assignment, executor)
         return executor
 
     def _pages(self, folder: BlockFolder, layout: PageLayout) -> int:
         """Pool size: what the memory allows, but not more than every request at full context needs."""
-        most = self._settings.max_requests * pages_for(folder.model.max_position)
+        useful = self._settings.max_requests * pages_for(folder.model.max_position)
         budget = self._settings.kv_bytes or int(available_bytes() * KV_SHARE)
-        return most if layout.bytes_per_page == 0 else max(2, min(most, budget // layout.bytes_per_page))
+        return useful if layout.bytes_per_page == 0 else max(2, min(useful, budget // layout.bytes_per_page))
 
-    def _role(self, worker: str, assignment: Assignment) -> StageRole:
-        settings = self._settings
+    def _role(self, worker: str, assignment: Assignment, executor: Executor) -> StageRole:
+        settings, able = self._settings, executor.capabilities
+        assert able.numerics_id == self._numerics, "the executor computes other bits than those that were registered"
         own = CellSettings.of(settings)
         cell: CellSettings = (
             self._links.again(lambda: read_cell_settings(self._links.control, self._links.keys), "read settings") or own
@@ -148,35 +144,38 @@ class Worker:
             first=assignment.blocks.first,
             last=assignment.blocks.last,
             blocks=self._folder.model.blocks,
-            exact=self._folder.manifest.exact,
+            capabilities=replace(
+                able,
+                max_rows=min(able.max_rows, settings.max_rows),
+                max_sequences=min(able.max_sequences, settings.max_requests),
+            ),
             device=settings.device,
-            max_rows=settings.max_rows,
             max_requests=settings.max_requests,
             step_target_s=settings.step_target_s,
             speculation=settings.speculation == "on",
             dead_after_s=cell.dead_after_ms / 1000,
         )
 
-    def _serve(
-        self, registration: Registration, assignment: Assignment, role: StageRole, executor: StageExecutor
-    ) -> None:
+    def _serve(self, registration: Registration, assignment: Assignment, role: StageRole, executor: Executor) -> None:
         """From ready to gone."""
         mailbox, over = Mailbox(), threading.Event()
-        store = self._page_store(role, executor.pool)
-        table = RunTable(executor.pool, self._cache(role, executor.pool, store, mailbox))
+        store = self._page_store(role, executor)
+        table = RunTable(executor.pool, self._cache(role, executor, store, mailbox))
         self._metrics.kv_pages_total.set(executor.pool.pages)
         path = self._folder.tokenizer_path
         engine = Engine(
             role,
             self._folder.model,
             Tokenizer.from_file(path) if path else None,
-            self._with_faults(role, executor),
+            executor,
             table,
             self._links,
             mailbox,
             self._metrics,
         )
-        run_id = registration.announce(assignment, pages=executor.pool.pages, slots=role.max_requests)
+        run_id = registration.announce(
+            assignment, pages=executor.pool.pages, slots=role.max_requests, capabilities=role.capabilities
+        )
         self._ready = self.has_served = True
         workers = {"cpu": 0, "gpu": 0} | {role.device: 1}
         get().info(
@@ -187,8 +186,7 @@ class Worker:
             first=role.first,
             last=role.last,
             pages=executor.pool.pages,
-            kernels=self._kernels.variant,
-            products=executor.variant,
+            **executor.details,
         )
         threads: list[threading.Thread] = self._readers(role, mailbox, over)
         threads.append(
@@ -228,30 +226,32 @@ class Worker:
             store.flush(FLUSH_S)
             store.close()
 
-    def _shares_pages(self, pool: PagePool) -> bool:
+    def _shares_pages(self, executor: Executor) -> bool:
         """Not where bits may differ, nor where pages hold nothing (a stage of the head alone)."""
-        return self._settings.prefix_cache and self._folder.manifest.exact and pool.layout.layers > 0
+        return self._settings.prefix_cache and executor.capabilities.exact and executor.layout.layers > 0
 
-    def _page_store(self, role: StageRole, pool: PagePool) -> PageStore | None:
-        if not self._shares_pages(pool):
+    def _page_store(self, role: StageRole, executor: Executor) -> PageStore | None:
+        if not self._shares_pages(executor):
             return None
         return open_page_store(
             self._settings,
             self._links.payload,
             self._links.keys,
             self._folder.manifest,
-            pool,
+            executor,
             first_block=role.first,
             metrics=self._metrics,
         )
 
-    def _cache(self, role: StageRole, pool: PagePool, store: PageStore | None, mailbox: Mailbox) -> PrefixCache | None:
-        if not self._shares_pages(pool):
+    def _cache(
+        self, role: StageRole, executor: Executor, store: PageStore | None, mailbox: Mailbox
+    ) -> PrefixCache | None:
+        if not self._shares_pages(executor):
             return None
         return PrefixCache(
-            pool,
+            executor.pool,
             model_hash=self._folder.manifest.model_hash,
-            numerics=self._numerics,
+            numerics=executor.capabilities.numerics_id,
             metrics=self._metrics,
             counts=role.first_stage,
             store=store,
@@ -271,14 +271,13 @@ class Worker:
             readers.append(Reader(self._links.payload, inbox, [], mailbox, over, watch))
         return readers
 
-    def _with_faults(self, role: StageRole, stage: StageExecutor) -> Executor:
+    def _with_faults(self, assignment: Assignment, executor: Executor) -> Executor:
         """The stage, as it was verified, behind the faults that the settings ask for."""
-        executor: Executor = stage
         if salt := self._settings.inject_numerics:
             executor = SaltedExecutor(executor, salt=salt, vocabulary=self._folder.model.vocab_size)
         after = self._settings.inject_fault
-        if role.device == "gpu" and after is not None:
-            executor = FailingExecutor(executor, after=after, block=f"block_{role.first}")
+        if self._settings.device == "gpu" and after is not None:
+            executor = FailingExecutor(executor, after=after, block=f"block_{assignment.blocks.first}")
         return executor
 
     def _leave(self, registration: Registration, role: StageRole) -> None:

@@ -21,11 +21,9 @@ from blockrelay.block_folder.folder import open_block_folder
 from blockrelay.errors import BlockrelayError
 from blockrelay.protocol.sampling_params import SamplingParams
 from blockrelay_worker.execution.batch import Batch, Segment
-from blockrelay_worker.execution.cpu.stage import StageExecutor
+from blockrelay_worker.execution.executor import Executor
+from blockrelay_worker.execution.loader import executors_for
 from blockrelay_worker.execution.page_layout import pages_for
-from blockrelay_worker.execution.page_pool import PagePool
-from blockrelay_worker.execution.self_test import load_stage
-from blockrelay_worker.kernels import load_kernels
 from blockrelay_worker.sampling.sampler import sample
 from blockrelay_worker.scheduling.batch_policy import Candidate, choose_rows
 
@@ -43,7 +41,7 @@ class Timed:
 
 
 def run_round(
-    executor: StageExecutor, prompts: Sequence[Sequence[int]], new: int, *, max_rows: int
+    executor: Executor, prompts: Sequence[Sequence[int]], new: int, *, max_rows: int
 ) -> tuple[float, list[Timed]]:
     """Run all prompts at once until each has `new` >= 1 greedy tokens. `executor` holds the whole model.
 
@@ -91,9 +89,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         folder = open_block_folder(options.model)
         blocks = folder.model.blocks
-        pool = PagePool(StageExecutor.layout_of(folder, 1, blocks), max(2, options.pages))  # checking needs two
-        kernels = load_kernels(options.threads)
-        executor = load_stage(folder, 1, blocks, pool=pool, threads=options.threads, kernels=kernels)
+        executor = executors_for("cpu", folder, threads=options.threads).load(folder, 1, blocks, pages=options.pages)
         _answer("ready")
         for line in sys.stdin:
             wanted: Any = json.loads(line)

@@ -29,12 +29,9 @@ from blockrelay.settings import BUNDLED_MODEL
 from blockrelay.text.text_file import read_text_file
 from blockrelay.text.tokenizer import Tokenizer
 from blockrelay_worker.execution.batch import Batch, Segment
-from blockrelay_worker.execution.cpu.stage import StageExecutor
+from blockrelay_worker.execution.loader import executors_for
 from blockrelay_worker.execution.numerics_id import numerics_id
 from blockrelay_worker.execution.page_layout import pages_for
-from blockrelay_worker.execution.page_pool import PagePool
-from blockrelay_worker.execution.self_test import load_stage
-from blockrelay_worker.kernels import load_kernels
 from blockrelay_worker.offline.support import run_app
 
 #: Rows per run: enough for full speed, and the logits of a vocabulary of 128,000 stay at 125 MiB.
@@ -70,9 +67,9 @@ class Scorer:
     def __init__(self, folder: BlockFolder, *, threads: int, context: int) -> None:
         """Room for windows of `context` tokens. Raises BlockFolderError if a block gives a wrong known answer."""
         blocks = folder.model.blocks
-        pool = PagePool(StageExecutor.layout_of(folder, 1, blocks), max(2, pages_for(context)))
-        self._executor = load_stage(folder, 1, blocks, pool=pool, threads=threads, kernels=load_kernels(threads))
-        self._pages = pool.allocate(pool.pages)
+        executors = executors_for("cpu", folder, threads=threads)
+        self._executor = executors.load(folder, 1, blocks, pages=pages_for(context))
+        self._pages = self._executor.pool.allocate(pages_for(context))
 
     def losses(self, tokens: Sequence[int], scored: int) -> list[float]:
         """-ln p of tokens `scored` >= 1 and later, each given all before it. Raises RowNotFinite."""

@@ -18,13 +18,10 @@ from blockrelay.protocol.plan import uniform_split
 from blockrelay.protocol.sampling_params import SamplingParams
 from blockrelay.text.tokenizer import Tokenizer
 from blockrelay_worker.execution.batch import Batch, Segment
-from blockrelay_worker.execution.cpu.stage import StageExecutor
 from blockrelay_worker.execution.executor import Executor
 from blockrelay_worker.execution.fault_injection import SaltedExecutor
+from blockrelay_worker.execution.loader import executors_for
 from blockrelay_worker.execution.page_layout import pages_for
-from blockrelay_worker.execution.page_pool import PagePool
-from blockrelay_worker.execution.self_test import load_stage
-from blockrelay_worker.kernels import load_kernels
 from blockrelay_worker.sampling.sampler import Sampled, sample
 from blockrelay_worker.sampling.stop_conditions import FinishReason, Progress, advance
 
@@ -59,15 +56,13 @@ class Pipeline:
         if not 1 <= stages <= folder.model.blocks:
             raise BlockFolderError(f"a model of {folder.model.blocks} blocks cannot run in {stages} stages")
         self.folder = folder
-        kernels = load_kernels(threads)
-        self._stages: list[tuple[StageExecutor, Executor, list[int]]] = []
+        executors = executors_for("cpu", folder, threads=threads)
+        self._stages: list[tuple[Executor, list[int]]] = []
         for stage in uniform_split(folder.model.blocks, stages):
-            first, last = stage.first, stage.last
-            # A verification run needs two pages.
-            pool = PagePool(StageExecutor.layout_of(folder, first, last), max(2, pages_for(tokens)))
-            stage = load_stage(folder, first, last, pool=pool, threads=threads, kernels=kernels)
-            executor = SaltedExecutor(stage, salt=salt, vocabulary=folder.model.vocab_size) if salt else stage
-            self._stages.append((stage, executor, pool.allocate(pool.pages)))
+            executor = executors.load(folder, stage.first, stage.last, pages=pages_for(tokens))
+            if salt:
+                executor = SaltedExecutor(executor, salt=salt, vocabulary=folder.model.vocab_size)
+            self._stages.append((executor, executor.pool.allocate(pages_for(tokens))))
 
     def run(
         self, tokens: Sequence[int], first_position: int, *, wanted: bool, seconds: dict[str, float]
@@ -79,13 +74,13 @@ class Pipeline:
         reach("worker.before_compute", tokens)
         hidden: NDArray[np.float32] | None = None
         logits: NDArray[np.float32] | None = None
-        for stage, executor, pages in self._stages:
+        for executor, pages in self._stages:
             output = executor.run(
                 Batch(
                     segments=[Segment(rows=len(tokens), first_position=first_position, pages=pages)],
-                    tokens=np.asarray(tokens, np.int32) if stage.takes_tokens else None,
+                    tokens=np.asarray(tokens, np.int32) if executor.takes_tokens else None,
                     hidden=hidden,
-                    wanted=[len(tokens) - 1] if wanted and stage.gives_logits else [],
+                    wanted=[len(tokens) - 1] if wanted and executor.gives_logits else [],
                 )
             )
             if output.not_finite:

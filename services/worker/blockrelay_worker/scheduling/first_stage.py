@@ -7,8 +7,9 @@ from blockrelay.observability.metrics import WorkerMetrics
 from blockrelay_worker.execution.page_layout import pages_for
 from blockrelay_worker.scheduling.batch_policy import Candidate, choose_rows
 from blockrelay_worker.scheduling.limits import BatchLimits
-from blockrelay_worker.scheduling.micro_batches import Groups, decode_share
+from blockrelay_worker.scheduling.micro_batches import decode_share
 from blockrelay_worker.scheduling.preemption import Holding, claimable_pages, startable, victim
+from blockrelay_worker.scheduling.route_members import RouteMembers, RouteShape
 from blockrelay_worker.scheduling.step_cost import StepCost, draft_rows, prompt_rows_beside
 from blockrelay_worker.scheduling.work import Work
 
@@ -90,13 +91,14 @@ class FirstStageBatcher(Generic[R]):
         self,
         limits: BatchLimits,
         runs: Runs[R],
-        groups: Groups,
+        members: RouteMembers,
         full_workers: Callable[[], frozenset[str]],
         metrics: WorkerMetrics,
         *,
         whole_model: bool,
     ) -> None:
-        self._limits, self._runs, self._groups, self._metrics = limits, runs, groups, metrics
+        self._runs, self._members, self._metrics = runs, members, metrics
+        self._alone = RouteShape(1, limits)
         self._full_workers, self._whole_model = full_workers, whole_model
 
     def take(self, cost: StepCost) -> list[Work[R]]:
@@ -106,32 +108,40 @@ class FirstStageBatcher(Generic[R]):
             return []
         candidates = {r.request: Candidate(r.request, r.missing, r.quarantined, r.last_step) for r in self._ready(runs)}
         everything = self._runs.all()
-        groups = self._groups_of(everything)
+        shape = self._shape_of(everything)
+        groups, limits = shape.groups, shape.limits
         # Chunks of a pipeline are shorter: the next stage can begin earlier.
-        max_rows = self._limits.max_rows if groups == 1 else max(1, self._limits.max_rows // (2 * groups))
+        max_rows = limits.max_rows if groups == 1 else max(1, limits.max_rows // (2 * groups))
         decoding = [None if r.missing else r.last_step for r in everything if r.is_decoding]
         chosen = dict(
             choose_rows(
                 list(candidates.values()),
                 max_rows,
+                max_sequences=limits.max_sequences,
+                ragged=limits.ragged,
                 max_decoding=None if self._whole_model else decode_share(decoding, groups),
-                prompt_rows=prompt_rows_beside(cost, self._limits.step_share_s, max_rows) if decoding else None,
+                prompt_rows=prompt_rows_beside(cost, limits.step_share_s, max_rows) if decoding else None,
             )
         )
-        return self._work(runs, candidates, chosen, cost)
+        return self._work(runs, candidates, chosen, cost, limits)
 
     def claimable_pages(self) -> int:
         """Pages that new jobs may take; means something only where nothing is reserved."""
         return claimable_pages(self._holdings(), self._runs.free_pages)
 
     def _work(
-        self, runs: dict[str, R], candidates: dict[str, Candidate], chosen: dict[str, int], cost: StepCost
+        self,
+        runs: dict[str, R],
+        candidates: dict[str, Candidate],
+        chosen: dict[str, int],
+        cost: StepCost,
+        limits: BatchLimits,
     ) -> list[Work[R]]:
         """The chosen rows of each run, as far as there are pages for them, and guesses behind them."""
         work: list[Work[R]] = []
         decoding = sum(1 for request, rows in chosen.items() if runs[request].missing == rows == 1)
-        guesses = self._limits.guesses and decoding == len(chosen)  # beside prompts no row is cheap
-        drafts_left = draft_rows(cost, decoding) if guesses else 0
+        drafts = limits.drafts and decoding == len(chosen)  # beside prompts no row is cheap
+        drafts_left = min(draft_rows(cost, decoding), limits.max_rows - decoding) if drafts else 0
         for request, run in runs.items():  # oldest first, so that nobody is preempted who is in the batch already
             rows = chosen.get(request, 0)
             if not rows or run.missing != candidates[request].missing or not self._grow(run, run.computed + rows):
@@ -139,13 +149,13 @@ class FirstStageBatcher(Generic[R]):
             end = run.computed + rows
             samples = end == len(run.tokens)
             tokens = list(run.tokens[run.computed : end])
-            drafts: list[int] = []
+            guesses: list[int] = []
             if samples and rows == 1 and drafts_left:
-                drafts = self._drafts(run, -(-drafts_left // max(1, decoding)))
-                drafts_left -= len(drafts)
+                guesses = self._guesses(run, -(-drafts_left // max(1, decoding)))
+                drafts_left -= len(guesses)
                 decoding -= 1
             work.append(
-                Work(run=run, position=run.computed, tokens=tokens + drafts, samples=samples, drafts=len(drafts))
+                Work(run=run, position=run.computed, tokens=tokens + guesses, samples=samples, drafts=len(guesses))
             )
         return work
 
@@ -163,10 +173,10 @@ class FirstStageBatcher(Generic[R]):
         full = self._full_workers()
         return [r for r in runs.values() if r.missing == 1 or r.route[1] not in full]
 
-    def _groups_of(self, runs: Sequence[R]) -> int:
+    def _shape_of(self, runs: Sequence[R]) -> RouteShape:
         if self._whole_model:
-            return 1
-        return self._groups.of(frozenset(worker for run in runs for worker in run.route))
+            return self._alone
+        return self._members.shape(frozenset(worker for run in runs for worker in run.route))
 
     def _grow(self, run: R, tokens: int) -> bool:
         while not self._runs.grow(run, tokens):
@@ -183,7 +193,7 @@ class FirstStageBatcher(Generic[R]):
     def _holdings(self) -> list[Holding]:
         return [Holding(r.request, len(r.pages), pages_for(len(r.tokens) + 1)) for r in self._runs.all()]
 
-    def _drafts(self, run: R, limit: int) -> list[int]:
+    def _guesses(self, run: R, limit: int) -> list[int]:
         """Guesses behind the last known token, with pages for them."""
-        drafts = [] if run.quarantined else run.guesses(limit)
-        return drafts if drafts and self._runs.grow(run, len(run.tokens) + len(drafts)) else []
+        guesses = [] if run.quarantined else run.guesses(limit)
+        return guesses if guesses and self._runs.grow(run, len(run.tokens) + len(guesses)) else []

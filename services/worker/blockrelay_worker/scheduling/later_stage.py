@@ -64,7 +64,13 @@ class LaterStageBatcher(Generic[R]):
         """The next batch, and segments whose runs must run again because their pages are missing."""
         limits = self._limits
         prompt_rows = prompt_rows_beside(cost, limits.step_share_s, limits.max_rows)
-        chosen = choose_arrived([w.arrived for w in self._waiting], limits.max_rows, prompt_rows)
+        chosen = choose_arrived(
+            [w.arrived for w in self._waiting],
+            limits.max_rows,
+            prompt_rows,
+            max_sequences=limits.max_sequences,
+            ragged=limits.ragged,
+        )
         items = [self._waiting[i] for i in chosen]
         taken = set(chosen)
         self._waiting = [w for i, w in enumerate(self._waiting) if i not in taken]

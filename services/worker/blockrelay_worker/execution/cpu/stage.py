@@ -1,4 +1,4 @@
-"""Runs one stage, consecutive blocks of a model, on ragged batches (DESIGN section 3)."""
+"""Runs one stage, consecutive blocks of a model, on ragged batches."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -8,16 +8,22 @@ import numpy as np
 
 from blockrelay.block_folder.folder import BlockFolder
 from blockrelay.errors import BlockFolderError, BlockrelayError, ExecutionError
+from blockrelay.protocol.capabilities import Capabilities
 from blockrelay_worker.execution.batch import Batch, StageOutput
 from blockrelay_worker.execution.cpu.layers import Head, Layer
 from blockrelay_worker.execution.cpu.linears import Variant
+from blockrelay_worker.execution.cpu.page_memory import PageMemory
 from blockrelay_worker.execution.cpu.slot_mapping import Rows, check_segments, place
 from blockrelay_worker.execution.cpu.workspace import Workspace
+from blockrelay_worker.execution.executor import PageContent
+from blockrelay_worker.execution.numerics_id import numerics_id
 from blockrelay_worker.execution.page_layout import PageLayout
-from blockrelay_worker.execution.page_pool import PagePool
 from blockrelay_worker.kernels.interface import F32, Kernels, Program
 from blockrelay_worker.kernels.recorded import Direct
+from blockrelay_worker.kernels.specification import PAGE
 
+#: Rows of a batch, and requests: as far as is tested. Buffers grow with them.
+MAX_ROWS = 1 << 14
 #: Rows for which buffers are made at first; they double as larger batches come.
 _FIRST_CAPACITY = 16
 #: Rows up to which the calls of a batch take long enough, beside what they do, to be recorded; programs kept at most.
@@ -27,8 +33,8 @@ _RECORDED_ROWS, _PROGRAMS = 64, 64
 class StageExecutor:
     """Blocks `first_block..last_block` (numbered from 1, both included) of one block folder, in this process.
 
-    Loading computes nothing: `known_answers.load_stage` makes a verified executor. `run` writes the pages that the
-    segments name and no other. Not thread-safe, nor is the pool.
+    Loading computes nothing: `loading.load_stage` makes a verified executor. `run` writes the pages that the
+    segments name and no other. Not thread-safe, but for the pages; nor is the pool.
     """
 
     def __init__(
@@ -37,23 +43,33 @@ class StageExecutor:
         first_block: int,
         last_block: int,
         *,
-        pool: PagePool,
+        pages: int,
         threads: int,
         kernels: Kernels,
         variant: Variant = "u8s8",
     ) -> None:
-        """`folder` comes from `open_block_folder`; `pool` has the layout `layout_of(...)`; `threads` >= 1.
+        """`folder` comes from `open_block_folder`; `pages` KV pages; `threads` >= 1.
 
         Raises BlockFolderError for blocks that the folder does not have or that cannot be loaded.
         """
         model = folder.model
         if not 1 <= first_block <= last_block <= model.blocks:
             raise BlockFolderError(f"there are no blocks {first_block} to {last_block}: the model has {model.blocks}")
-        assert pool.layout == self.layout_of(folder, first_block, last_block), "the pool is another stage's"
         self.folder = folder
         self.first_block, self.last_block = first_block, last_block
-        self.pool = pool
+        self.memory = PageMemory(self.layout_of(folder, first_block, last_block), pages)
+        self.layout, self.pool = self.memory.layout, self.memory.pool
         self.variant: Variant = variant
+        self.details = {"kernels": kernels.variant, "products": variant}
+        self.capabilities = Capabilities(
+            exact=folder.manifest.exact,
+            ragged=True,
+            max_rows=MAX_ROWS,
+            max_sequences=MAX_ROWS,
+            precision=folder.manifest.precision,
+            numerics_id=numerics_id(folder.manifest),
+            kv_tokens=pages * PAGE,
+        )
         self._cos, self._sin = folder.rotary()
         self._layers = [
             Layer(folder, index, variant=variant, threads=threads, kernels=kernels)
@@ -73,7 +89,7 @@ class StageExecutor:
 
     @staticmethod
     def layout_of(folder: BlockFolder, first_block: int, last_block: int) -> PageLayout:
-        """The page layout that a pool for these blocks must have; a stage of the head alone has no layers."""
+        """The page layout of these blocks; a stage of the head alone has no layers."""
         model = folder.model
         return PageLayout(
             layers=min(last_block, model.layers) - first_block + 1,
@@ -81,6 +97,12 @@ class StageExecutor:
             head_dim=model.head_dim,
             dtype=np.float16 if folder.manifest.quantised_rows else np.float32,
         )
+
+    def export_pages(self, pages: Sequence[int]) -> list[PageContent]:
+        return self.memory.export_pages(pages)
+
+    def import_pages(self, pages: Sequence[int], contents: Sequence[PageContent]) -> None:
+        self.memory.import_pages(pages, contents)
 
     @property
     def takes_tokens(self) -> bool:
@@ -93,13 +115,7 @@ class StageExecutor:
         return self._head is not None
 
     def run(self, batch: Batch) -> StageOutput:
-        """Run every block on the batch.
-
-        Deterministic: a row's result depends on the tokens of its request up to that row and on nothing else, bit by
-        bit in precisions marked exact. A row that is not finite is reported in the output, not raised. Raises
-        ExecutionError (naming the block) when a block fails as a whole or the batch makes no sense; then the pages
-        named by the batch hold rubbish from each segment's first position on, and the same batch may be run again.
-        """
+        """See `Executor.run`."""
         return self._run(batch, self.first_block, self.last_block)
 
     def run_block(self, block: int, batch: Batch) -> StageOutput:
@@ -158,7 +174,7 @@ class StageExecutor:
         asked = x
         for block in range(first_block, last_block + 1):
             if (index := block - self.first_block) < len(self._layers):
-                layer, pages = self._layers[index], (self.pool.k_pages[index], self.pool.v_pages[index])
+                layer, pages = self._layers[index], (self.memory.k_pages[index], self.memory.v_pages[index])
                 if logits is not None and block + 1 == last_block and chosen.size < x.shape[0]:
                     asked = space.wanted(chosen.size, x.shape[1])
                     parts.append(partial(layer.run_wanted, x, rows, space, *pages, chosen, asked))

@@ -9,7 +9,7 @@ from blockrelay.errors import UsageError
 from blockrelay.observability.metrics import WorkerMetrics
 from blockrelay.protocol.keys import Keys
 from blockrelay.settings import WorkerSettings
-from blockrelay_worker.execution.page_pool import PagePool
+from blockrelay_worker.execution.executor import PageOwner
 from blockrelay_worker.kv.store.record import PageShape
 from blockrelay_worker.kv.store.redis_tier import RedisTier
 from blockrelay_worker.kv.store.shm_tier import ShmTier
@@ -22,7 +22,7 @@ def open_page_store(
     client: redis.Redis,
     keys: Keys,
     manifest: Manifest,
-    pool: PagePool,
+    owner: PageOwner,
     *,
     first_block: int,
     metrics: WorkerMetrics,
@@ -31,7 +31,7 @@ def open_page_store(
 
     Raises UsageError for a folder that cannot be used.
     """
-    layout = pool.layout
+    layout = owner.layout
     shape = PageShape(layout.kv_heads, layout.head_dim, layout.dtype)
 
     def count(label: str, kind: Trouble) -> None:
@@ -63,4 +63,4 @@ def open_page_store(
                 trouble=partial(count, RedisTier.label),
             )
         )
-    return PageStore(pool, tiers, first_block=first_block, metrics=metrics) if tiers else None
+    return PageStore(owner, tiers, first_block=first_block, metrics=metrics) if tiers else None

@@ -43,6 +43,13 @@ class PageShape:
     def record_bytes(self) -> int:
         return HEADER_BYTES + 2 * self.half_bytes
 
+    def arrays(self, keys: memoryview, values: memoryview) -> tuple[NDArray[Any], NDArray[Any]]:
+        """Keys [kv_heads, head_dim, 16] and values [kv_heads, 16, head_dim] on these bytes."""
+        return (
+            np.frombuffer(keys, self.dtype).reshape(self.kv_heads, self.head_dim, PAGE),
+            np.frombuffer(values, self.dtype).reshape(self.kv_heads, PAGE, self.head_dim),
+        )
+
 
 def encode_record(
     name: bytes,

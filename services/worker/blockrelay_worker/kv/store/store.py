@@ -7,12 +7,13 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
-import numpy as np
+from numpy.typing import NDArray
 
 from blockrelay.failpoints import reach
 from blockrelay.observability.metrics import WorkerMetrics
-from blockrelay_worker.execution.page_pool import PagePool
+from blockrelay_worker.execution.executor import PageOwner
 from blockrelay_worker.kv.store.record import PageShape, decode_record, encode_record
 from blockrelay_worker.kv.store.tier import StoredPage, Tier
 
@@ -50,15 +51,15 @@ class Fresh:
 
 
 class PageStore:
-    """The tiers of one stage's pool, asked in their order. `put`, `load`, `may_have` return at once.
+    """The tiers of one stage's pages, asked in their order. `put`, `load`, `may_have` return at once.
 
-    Blocks are `first_block` and as many as the pool has layers.
+    Blocks are `first_block` and as many as the pages have layers.
     """
 
-    def __init__(self, pool: PagePool, tiers: Sequence[Tier], *, first_block: int, metrics: WorkerMetrics) -> None:
-        layout = pool.layout
+    def __init__(self, owner: PageOwner, tiers: Sequence[Tier], *, first_block: int, metrics: WorkerMetrics) -> None:
+        layout = owner.layout
         self.shape = PageShape(layout.kv_heads, layout.head_dim, layout.dtype)
-        self._pool, self._tiers, self._metrics = pool, tiers, metrics
+        self._owner, self._pool, self._tiers, self._metrics = owner, owner.pool, tiers, metrics
         self._blocks = range(first_block, first_block + layout.layers)
         self._page_bytes = layout.layers * self.shape.record_bytes
         self._per_call = max(1, CALL_BYTES // self._page_bytes)
@@ -147,12 +148,10 @@ class PageStore:
     def copied(self, fresh: Fresh, into: memoryview) -> StoredPage | None:
         """The page's records, copied to `into`; None when it changed hands before they were all copied."""
         size = self.shape.record_bytes
-        arrays = zip(self._blocks, self._pool.k_pages, self._pool.v_pages, strict=True)
+        (content,) = self._owner.export_pages([fresh.page])
         records = [
-            encode_record(
-                fresh.name, block, self.shape, keys[fresh.page], values[fresh.page], into[layer * size :][:size]
-            )
-            for layer, (block, keys, values) in enumerate(arrays)
+            encode_record(fresh.name, block, self.shape, keys, values, into[layer * size :][:size])
+            for layer, (block, (keys, values)) in enumerate(zip(self._blocks, content, strict=True))
         ]
         if self._pool.generations[fresh.page] != fresh.generation:
             self._metrics.page_store_dropped.inc()
@@ -205,12 +204,12 @@ class PageStore:
         return next((i for i in range(len(names)) if i not in filled), len(names))
 
     def _copy_in(self, name: bytes, page: int, records: Sequence[bytes]) -> bool:
-        """Verify and copy; False when a record is not what it should be."""
-        pool = self._pool
-        for layer, (block, record) in enumerate(zip(self._blocks, records, strict=True)):
+        """Verify and copy; False, copying nothing, when a record is not what it should be."""
+        content: list[tuple[NDArray[Any], NDArray[Any]]] = []
+        for block, record in zip(self._blocks, records, strict=True):
             halves = decode_record(record, name, block, self.shape)
             if halves is None:
                 return False
-            for target, half in zip((pool.k_pages[layer][page], pool.v_pages[layer][page]), halves, strict=True):
-                target[...] = np.frombuffer(half, target.dtype).reshape(target.shape)
+            content.append(self.shape.arrays(*halves))
+        self._owner.import_pages([page], [content])
         return True
