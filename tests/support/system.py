@@ -93,7 +93,7 @@ class System:
     scheduler_env: dict[str, str] = field(default_factory=dict[str, str])
     workers: list[subprocess.Popen[bytes]] = field(default_factory=list[subprocess.Popen[bytes]])
     gateways: list[subprocess.Popen[bytes]] = field(default_factory=list[subprocess.Popen[bytes]])
-    scheduler: subprocess.Popen[bytes] | None = None
+    schedulers: list[subprocess.Popen[bytes]] = field(default_factory=list[subprocess.Popen[bytes]])
 
     def __post_init__(self) -> None:
         self.keys = Keys("t")
@@ -117,10 +117,15 @@ class System:
             )
 
     def start_scheduler(self, **env: str) -> subprocess.Popen[bytes]:
-        """As `start_worker`. The one before, if any, is no longer ours to end."""
+        """As `start_worker`."""
         variables = {"BLOCKRELAY_STAGES": str(self.stages), **self.scheduler_env, **_variables(env)}
-        self.scheduler = self._spawn("blockrelay_scheduler", "scheduler", variables)
-        return self.scheduler
+        self.schedulers.append(self._spawn("blockrelay_scheduler", "scheduler", variables))
+        return self.schedulers[-1]
+
+    @property
+    def scheduler(self) -> subprocess.Popen[bytes] | None:
+        """The newest one."""
+        return self.schedulers[-1] if self.schedulers else None
 
     def start_gateway(self, **env: str) -> tuple[str, subprocess.Popen[bytes]]:
         """Its URL, once it answers, and the process. Environment as in `start_worker`."""
@@ -220,7 +225,7 @@ class System:
         return found
 
     def stop(self) -> None:
-        processes = [p for p in (*self.gateways, *self.workers, self.scheduler) if p is not None]
+        processes = [*self.gateways, *self.workers, *self.schedulers]
         for process in processes:
             process.send_signal(signal.SIGCONT)
             process.terminate()

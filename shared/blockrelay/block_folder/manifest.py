@@ -145,7 +145,7 @@ class Manifest:
     generation: GenerationDefaults
     precision: Precision
     exact: bool
-    """Bits do not depend on batch, chunking, threads, stages or machine (DESIGN: precisions and exactness)."""
+    """Bits do not depend on batch, chunking, threads, stages or machine (docs/quantisation.md)."""
     graphs: Mapping[str, str]
     """Kind -> file, see `graph_kinds`."""
     blocks: tuple[BlockSpec, ...]

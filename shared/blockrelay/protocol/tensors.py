@@ -1,6 +1,6 @@
 """Tensors in JSON (what clients send and get), and tensor results on the payload Redis (what the last stage stores).
 
-JSON form, CONTRACTS section 2: `{"_tensor_": true, "dtype", "shape", "data_b64"}` with little-endian raw bytes in
+JSON form: `{"_tensor_": true, "dtype", "shape", "data_b64"}` with little-endian raw bytes in
 base64, or `{"_tensor_": true, "data": [...]}` with a nested list, int64 unless `dtype` says otherwise, or that list
 alone; a flat list gets one leading batch axis.
 

@@ -17,7 +17,7 @@ class Linear(nn.Linear):
     """A linear map without bias that can round as the w8a8 executor does.
 
     With `quantised`, rows of the input go to 8 bits by their largest magnitude and columns of the output have one
-    weight scale each (DESIGN section 4, up to the order of float additions). Gradients pass straight through.
+    weight scale each, up to the order of float additions (docs/quantisation.md). Gradients pass straight through.
     """
 
     quantised = False

@@ -1,4 +1,4 @@
-"""The pipeline's own answers (CONTRACTS section 2). Pure."""
+"""What /v1/infer answers. Pure."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
