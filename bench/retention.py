@@ -32,12 +32,12 @@ import numpy as np
 import redis
 from prometheus_client import Counter
 
-from blockrelay.protocol import transitions as calls
 from blockrelay.protocol.end_meta import encode_end_meta
 from blockrelay.protocol.keys import Keys
 from blockrelay.protocol.messages import Claimed, Commit, RequestBody
 from blockrelay.protocol.plan import parse_split
 from blockrelay.protocol.sampling_params import SamplingParams
+from blockrelay.protocol.transitions import calls
 from blockrelay.redis.client import Scripts, check_redis, connect, wait_for_redis
 from blockrelay.redis.errors import RedisWatch
 from blockrelay.settings import GatewaySettings
@@ -84,7 +84,7 @@ class Played:
 
     def __init__(self, client: redis.Redis) -> None:
         self.client, self.keys = client, Keys("bench")
-        self.scripts = Scripts(client, self.keys, retention_s=GatewaySettings().retention_s)
+        self.scripts = Scripts(client, self.keys)
         self.gateway, self.made = token_hex(8), np.random.default_rng(0)
 
     def register(self) -> None:
@@ -136,7 +136,8 @@ class Played:
     def _claim(self, requests: int) -> list[Claimed]:
         runs: list[Claimed] = []
         while len(runs) < requests:  # a second re-run at one position waits a little
-            call = calls.claim(self.worker, requests - len(runs), dead_after_s=3600, free_pages=1 << 20)
+            self.scripts.run(calls.beat(self.worker))
+            call = calls.claim(self.worker, requests - len(runs), free_pages=1 << 20)
             runs += self.scripts.run(call)
         return runs
 

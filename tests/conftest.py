@@ -137,6 +137,6 @@ def keys() -> Keys:
 @pytest.fixture
 def scripts(client: redis.Redis, keys: Keys) -> Iterator[Scripts]:
     """Each script runs with the rights that the table of keys gives it."""
-    confined = ConfinedScripts(client, keys, retention_s=60)
+    confined = ConfinedScripts(client, keys)
     yield confined
     confined.close()

@@ -17,10 +17,10 @@ from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
 
 from blockrelay import failpoints
 from blockrelay.errors import UsageError
+from blockrelay.protocol.constants import DEAD_AFTER_MS, RETENTION_S
+from blockrelay.protocol.plan import Device
 
 BUNDLED_MODEL = Path(__file__).parent / "models" / "storyteller"
-
-Device = Literal["cpu", "gpu"]
 
 
 class Settings(BaseSettings):
@@ -40,8 +40,10 @@ class Settings(BaseSettings):
     )
     log_prompts: bool = Field(default=False, description="write prompts and texts into the log (never by default)")
     #: These two hold for the whole cell: the scheduler's count.
-    dead_after_s: float = Field(default=3.0, gt=0, description="a worker without a beat for this long is dead")
-    retention_s: int = Field(default=900, ge=1, description="how long a finished request can still be read")
+    dead_after_s: float = Field(
+        default=DEAD_AFTER_MS / 1000, gt=0, description="a worker without a beat for this long is dead"
+    )
+    retention_s: int = Field(default=RETENTION_S, ge=1, description="how long a finished request can still be read")
     failpoint: str = Field(default="", description="die, sleep, fail or wait at a named point (docs/failpoints.md)")
 
     @field_validator("failpoint")

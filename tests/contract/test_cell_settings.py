@@ -5,10 +5,10 @@ import redis
 from prometheus_client import CollectorRegistry
 
 from blockrelay.observability.metrics import SchedulerMetrics
-from blockrelay.protocol import transitions as calls
 from blockrelay.protocol.keys import Keys
 from blockrelay.protocol.plan import missing_stages
-from blockrelay.protocol.transitions import Limits, Pace
+from blockrelay.protocol.transitions import calls
+from blockrelay.protocol.transitions.calls import Limits, Pace
 from blockrelay.redis.cell_settings import CellSettings, publish_cell_settings
 from blockrelay.redis.client import Scripts
 from blockrelay.redis.registry import read_plan, read_workers
@@ -64,7 +64,7 @@ def test_all_mean_the_same_workers_by_alive(cell: Cell, redis_server: RedisServe
     forecast = cell.accept("req-1", limits=Limits(wait_s=0.001))
     assert forecast.status == ("WAIT" if alive else "OK"), "what nobody computes has no forecast"
     cell.accept("req-2")
-    assert bool(cell.claim("a", dead_after_s=1.0)) == alive
+    assert bool(cell.claim("a")) == alive
 
 
 def test_a_service_that_was_started_with_other_values_is_told_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,9 +9,9 @@ import redis
 
 from blockrelay.errors import RedisRefused
 from blockrelay.protocol import keys as key_table
-from blockrelay.protocol import transitions as calls
 from blockrelay.protocol.keys import FAMILIES, SCRIPTS_OF, Keys, declared
 from blockrelay.protocol.messages import Commit
+from blockrelay.protocol.transitions import calls, source
 from blockrelay.redis.client import Scripts
 from blockrelay.redis.users import families_of, rules
 from tests.support.cell import MODEL, Cell
@@ -42,11 +42,10 @@ def functions(lua: str) -> dict[str, str]:
 
 def families_in(script: str) -> set[str]:
     """The families whose names stand in the script and in the functions that it can reach."""
-    folder = Path(calls.__file__).parent
     library: dict[str, str] = {}
-    waiting = [re.sub(r"--.*", "", (folder / f"{script}.lua").read_text())]
-    for part in ("prelude", *calls.PARTS.get(script, ())):
-        library |= functions((folder / f"{part}.lua").read_text())
+    waiting = [re.sub(r"--.*", "", source.script_text(script))]
+    for part in source.parts_of(script):
+        library |= functions(source.part_text(part))
         waiting.append(library.pop(""))  # what runs always
     seen, found = set[str](), set[str]()
     while waiting:
@@ -58,21 +57,21 @@ def families_in(script: str) -> set[str]:
     return found
 
 
-@pytest.mark.parametrize("script", calls.NAMES)
+@pytest.mark.parametrize("script", source.NAMES)
 def test_a_script_declares_what_it_touches(script: str) -> None:
     assert families_in(script) == set(declared(script.upper()))
 
 
 def test_no_script_makes_the_name_of_a_family_from_data() -> None:
-    for file in Path(calls.__file__).parent.glob("*.lua"):
+    for file in Path(source.__file__).parent.rglob("*.lua"):
         assert re.findall(r"\bP \.\. (?!')", file.read_text()) == [], file.name
 
 
 @pytest.mark.parametrize("role", SCRIPTS_OF)
 def test_a_service_calls_the_scripts_that_the_table_says(role: str) -> None:
     code = "".join(f.read_text() for f in (ROOT / "services" / role).rglob("*.py"))
-    called = re.findall(r"\b(?:calls|transitions)\.(\w+)\b|\.transitions import (\w+)$", code, re.M)
-    names = {CALLS.get(name, name.upper()) for pair in called for name in pair if name in (*calls.NAMES, *CALLS)}
+    called = re.findall(r"\b(?:calls|transitions)\.(\w+)\b|\.transitions\.calls import (\w+)$", code, re.M)
+    names = {CALLS.get(name, name.upper()) for pair in called for name in pair if name in (*source.NAMES, *CALLS)}
     assert names == set(SCRIPTS_OF[role])
 
 
@@ -125,14 +124,14 @@ def _prepared(cell: Cell) -> dict[str, Callable[[Scripts], object]]:
         "accept": lambda scripts: Cell(cell.client, cell.keys, scripts).accept(
             "new", tenant="t", deadline_ms=far, limits=calls.Limits(tokens_per_minute=1000, concurrency=100)
         ),
-        "claim": lambda scripts: scripts.run(calls.claim("a", 4, dead_after_s=60, free_pages=100)),
+        "claim": lambda scripts: scripts.run(calls.claim("a", 4, free_pages=100)),
         "commit": lambda scripts: scripts.run(calls.commit(commit)),
         "rerun": lambda scripts: scripts.run(calls.rerun(running.request, running.run, "stalled")),
         "finish": lambda scripts: scripts.run(calls.finish(failed.request, "error", meta=broken, run=failed.run)),
         "dead": lambda scripts: scripts.run(calls.dead("a", silent_s=0, reason="death")),
         "forget": lambda scripts: scripts.run(calls.forget(8)),
         "beat": lambda scripts: scripts.run(calls.beat("a")),
-        "migrate": lambda scripts: scripts.run(calls.migrate(MODEL, dead_after_s=60, patience_s=0)),
+        "migrate": lambda scripts: scripts.run(calls.migrate(MODEL, patience_s=0)),
         "plan": lambda scripts: scripts.run(
             calls.publish_plan(MODEL, replaces_epoch=0, inputs="i", route_class="cpu", plan="{}")
         ),
@@ -154,7 +153,7 @@ def taken(client: redis.Redis) -> Iterator[Callable[[set[str]], redis.Redis]]:
 
 
 @pytest.mark.parametrize(
-    ("script", "family"), [(script, family) for script in calls.NAMES for family in declared(script.upper())]
+    ("script", "family"), [(script, family) for script in source.NAMES for family in declared(script.upper())]
 )
 def test_without_one_right_a_script_writes_nothing_and_with_it_everything(
     cell: Cell, keys: Keys, taken: Callable[[set[str]], redis.Redis], script: str, family: str
@@ -162,7 +161,7 @@ def test_without_one_right_a_script_writes_nothing_and_with_it_everything(
     call = _prepared(cell)[script]
     before = cell.everything()
     with pytest.raises(RedisRefused):
-        call(Scripts(taken(CONTROL - {family}), keys, retention_s=60))
+        call(Scripts(taken(CONTROL - {family}), keys))
     assert cell.everything() == before
     call(cell.scripts)
     assert cell.everything() != before
@@ -173,11 +172,11 @@ def test_a_request_that_ends_while_it_is_queued_is_ended_by_any_role(
     cell: Cell, keys: Keys, taken: Callable[[set[str]], redis.Redis], role: str
 ) -> None:
     """With the rights that deploy/redis gives the role; it gives the tenant its share and its tokens back."""
-    scripts = Scripts(taken({family.name for family in families_of(role, "control")}), keys, retention_s=60)
+    scripts = Scripts(taken({family.name for family in families_of(role, "control")}), keys)
     cell.worker("a", split="1-4")
     cell.accept(tenant="t", limits=calls.Limits(tokens_per_minute=1000), deadline_ms=cell.now_ms() - 1)
     if role == "worker":
-        assert scripts.run(calls.claim("a", 4, dead_after_s=60, free_pages=100)) == []
+        assert scripts.run(calls.claim("a", 4, free_pages=100)) == []
     else:
         assert scripts.run(calls.finish("req-1", "expired")) == "FINISHED"
     assert cell.record()["state"] == "done" and cell.books() == {} and cell.queued() == []

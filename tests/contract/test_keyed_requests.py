@@ -5,8 +5,8 @@ import itertools
 import pytest
 import redis
 
-from blockrelay.protocol import transitions as calls
 from blockrelay.protocol.keys import Keys
+from blockrelay.protocol.transitions import calls
 from blockrelay.redis.client import Scripts
 from tests.support.cell import Cell
 

@@ -5,9 +5,9 @@ from collections.abc import Callable
 import pytest
 import redis
 
-from blockrelay.protocol import transitions as calls
 from blockrelay.protocol.keys import Keys
-from blockrelay.protocol.transitions import Limits, Pace
+from blockrelay.protocol.transitions import calls
+from blockrelay.protocol.transitions.calls import Limits, Pace
 from blockrelay.redis.cell_settings import CellSettings, publish_cell_settings
 from blockrelay.redis.client import Scripts
 from tests.support.cell import MODEL, Cell

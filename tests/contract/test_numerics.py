@@ -5,9 +5,9 @@ from collections.abc import Callable
 import pytest
 import redis
 
-from blockrelay.protocol import transitions as calls
 from blockrelay.protocol.keys import Keys
 from blockrelay.protocol.messages import Claimed, EndEntry, RequestBody
+from blockrelay.protocol.transitions import calls
 from blockrelay.redis.client import Scripts
 from tests.support.cell import MODEL, Cell, body
 
@@ -20,6 +20,7 @@ class Fleet:
 
     def __init__(self, cell: Cell) -> None:
         self.cell = cell
+        cell.agree(dead_after_s=3600)
 
     def add(self, *names: str, **more: object) -> None:
         for name in names:
@@ -34,13 +35,13 @@ class Fleet:
         return run
 
     def claim(self, worker: str) -> list[Claimed]:
-        return self.cell.claim(worker, dead_after_s=3600)
+        return self.cell.claim(worker)
 
     def drain(self, worker: str) -> None:
         self.cell.scripts.run(calls.dead(worker, silent_s=0, reason="drain"))
 
     def look(self, patience_s: float = PATIENCE_S) -> list[calls.Awaited]:
-        return self.cell.scripts.run(calls.migrate(MODEL, dead_after_s=3600, patience_s=patience_s))
+        return self.cell.scripts.run(calls.migrate(MODEL, patience_s=patience_s))
 
     def seconds_pass(self, seconds: float, numerics: str = "a", route_class: str = "cpu") -> None:
         """As if the last look had been so long ago."""

@@ -5,9 +5,9 @@ import json
 import pytest
 import redis
 
-from blockrelay.protocol import transitions as calls
 from blockrelay.protocol.keys import Keys
 from blockrelay.protocol.messages import EndEntry, RequestBody
+from blockrelay.protocol.transitions import calls
 from blockrelay.redis.client import Scripts
 from tests.support.cell import Cell
 

@@ -6,9 +6,10 @@ import redis
 from blockrelay.errors import UsageError
 from blockrelay.protocol.keys import Keys
 from blockrelay.protocol.messages import EndEntry
-from blockrelay.protocol.number import PROTOCOL, check_protocol
+from blockrelay.protocol.number import PROTOCOL
 from blockrelay.redis import client as redis_link
 from blockrelay.redis.client import Scripts
+from blockrelay.redis.protocol_check import check_protocol
 from tests.support.cell import Cell
 
 LATER = PROTOCOL + 1

@@ -11,8 +11,8 @@ import redis
 import redis.asyncio
 
 from blockrelay.errors import RedisFull, RedisRefused, RedisTrouble, RedisUnavailable, UsageError
-from blockrelay.protocol import transitions as calls
 from blockrelay.protocol.keys import Keys
+from blockrelay.protocol.transitions import calls
 from blockrelay.redis import client as redis_link
 from blockrelay.redis import errors as redis_errors
 from blockrelay.redis.client import AsyncOneConnection, AsyncScripts, OneConnection, Scripts
@@ -63,7 +63,7 @@ WAYS: dict[str, Callable[[redis.Redis], Any]] = {
     "pipeline": _pipeline,
     "transaction": _transaction,
     "one connection": lambda client: OneConnection(client).ask("SET", "{t}:x", "1"),
-    "script": lambda client: Scripts(client, KEYS, retention_s=9).run(ACCEPT),
+    "script": lambda client: Scripts(client, KEYS).run(ACCEPT),
 }
 
 
@@ -77,7 +77,7 @@ ASYNC_WAYS: dict[str, Callable[[redis.asyncio.Redis], Awaitable[Any]]] = {
     "command": lambda client: cast(Any, client.set("{t}:x", "1")),
     "pipeline": _async_pipeline,
     "one connection": lambda client: AsyncOneConnection(client).ask("SET", "{t}:x", "1"),
-    "script": lambda client: AsyncScripts(client, KEYS, retention_s=9).run(ACCEPT),
+    "script": lambda client: AsyncScripts(client, KEYS).run(ACCEPT),
 }
 
 

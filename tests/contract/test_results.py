@@ -3,11 +3,11 @@
 import pytest
 import redis
 
-from blockrelay.protocol import transitions as calls
+from blockrelay.protocol.constants import RESULT_S
 from blockrelay.protocol.keys import Keys
 from blockrelay.protocol.messages import Claimed
-from blockrelay.protocol.tensors import RESULT_S
-from blockrelay.protocol.transitions import Accepted, Limits
+from blockrelay.protocol.transitions import calls
+from blockrelay.protocol.transitions.calls import Accepted, Limits
 from blockrelay.redis.client import Scripts
 from tests.support.cell import Cell
 

@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 import redis
 
-from blockrelay.protocol import transitions as calls
 from blockrelay.protocol.keys import Keys
 from blockrelay.protocol.messages import CommitAnswer, Ended, EndEntry, FallbackEvent, NextJob, TokenEntry
+from blockrelay.protocol.transitions import calls
 from blockrelay.redis.client import Scripts
 from tests.support.cell import MODEL, Cell, body
 
@@ -313,6 +313,7 @@ class TestFinish:
         assert cell.record()["state"] == "running"
 
     def test_everything_a_finished_request_leaves_expires(self, cell: Cell) -> None:
+        cell.agree(retention_s=60)
         cell.worker("a", split="1-4")
         cell.accept()
         (run,) = cell.claim("a")

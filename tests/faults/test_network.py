@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from blockrelay.protocol.transitions import source
+from blockrelay.protocol.transitions.source import source
 from tests.support.fault_stand import Process, Stand, body_of, positions_and_tokens, registered, shapes, standing
 from tests.support.redis_proxy import RedisProxy, proxied
 from tests.support.tiny_model import write_tiny_model

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from blockrelay.failpoints import FAILURES, POINTS
-from blockrelay.protocol import transitions as calls
 from blockrelay.protocol.messages import RequestBody
 from blockrelay.protocol.sampling_params import SamplingParams
+from blockrelay.protocol.transitions import calls
 from tests.support.fault_stand import Stand, registered, standing
 from tests.support.tiny_model import write_tiny_model
 from tests.support.waiting import wait_until

@@ -8,8 +8,8 @@ import redis
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from blockrelay.protocol import transitions as calls
 from blockrelay.protocol.keys import Keys
+from blockrelay.protocol.transitions import calls
 from blockrelay.redis.client import Scripts
 from tests.support.cell import Cell, body
 
@@ -44,7 +44,9 @@ arrivals = st.lists(
 
 @pytest.fixture
 def cell(client: redis.Redis, keys: Keys, scripts: Scripts) -> Cell:
-    return Cell(client, keys, scripts)
+    cell = Cell(client, keys, scripts)
+    cell.agree(dead_after_s=10**6)
+    return cell
 
 
 class Queue:
@@ -69,7 +71,7 @@ class Queue:
         self.waiting[name] = one
 
     def claim(self) -> Arrival | None:
-        runs = self.cell.claim("w", 1, free=10**6, dead_after_s=10**6)
+        runs = self.cell.claim("w", 1, free=10**6)
         assert len(runs) == (1 if self.waiting else 0), "work conserving"
         if not runs:
             return None

@@ -20,9 +20,9 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from blockrelay.protocol import transitions as calls
 from blockrelay.protocol.keys import Keys
 from blockrelay.protocol.messages import Claimed, EndEntry, TokenEntry
+from blockrelay.protocol.transitions import calls
 from tests.support.cell import Cell
 from tests.support.redis_server import RedisServer
 from tests.support.rights import ConfinedScripts
@@ -44,7 +44,7 @@ class ScriptMachine(RuleBasedStateMachine):
         self.folder = tempfile.TemporaryDirectory(prefix="br-machine-")
         self.server = RedisServer(Path(self.folder.name)).start()
         client, keys = self.server.client(), Keys("t")
-        self.scripts = ConfinedScripts(client, keys, retention_s=60)
+        self.scripts = ConfinedScripts(client, keys)
         self.cell = Cell(client, keys, self.scripts)
         self.runs: list[Claimed] = []
         self.history: dict[str, list[int]] = {}

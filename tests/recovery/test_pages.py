@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from blockrelay.protocol import transitions as calls
 from blockrelay.protocol.messages import RequestBody
 from blockrelay.protocol.sampling_params import SamplingParams
+from blockrelay.protocol.transitions import calls
 from tests.support.cell import read_timeline
 from tests.support.scraping import assert_service_describes_itself
 from tests.support.system import Job, StartSystem, System, golden_tokens, scrape

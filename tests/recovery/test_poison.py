@@ -14,8 +14,8 @@ from typing import Any
 import httpx
 import pytest
 
-from blockrelay.protocol import transitions as calls
 from blockrelay.protocol.sampling_params import SamplingParams
+from blockrelay.protocol.transitions import calls
 from blockrelay.settings import BUNDLED_MODEL
 from tests.support.system import Job, StartSystem, System, assert_nothing_is_held, golden_tokens, make_jobs
 from tests.support.up_process import COMMAND, running_up

@@ -6,10 +6,11 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import numpy as np
 
-from blockrelay.protocol import transitions as calls
+from blockrelay.protocol.constants import RESULT_S
 from blockrelay.protocol.messages import RequestBody
 from blockrelay.protocol.sampling_params import SamplingParams
-from blockrelay.protocol.tensors import RESULT_S, decode_result, decode_tensor, result_bytes
+from blockrelay.protocol.tensors import decode_result, decode_tensor, result_bytes
+from blockrelay.protocol.transitions import calls
 from tests.support.system import StartSystem, make_jobs
 from tests.support.waiting import wait_until
 

@@ -5,8 +5,8 @@ import signal
 
 import pytest
 
-from blockrelay.protocol import transitions as calls
 from blockrelay.protocol.plan import missing_stages
+from blockrelay.protocol.transitions import calls
 from blockrelay.redis.registry import read_plan
 from tests.support.system import (
     Golden,

@@ -6,14 +6,15 @@ from typing import Any
 import numpy as np
 import redis
 
-from blockrelay.protocol import transitions as calls
 from blockrelay.protocol.capabilities import Capabilities
 from blockrelay.protocol.ended import decode_log, whole_log, whole_record
 from blockrelay.protocol.keys import Keys
 from blockrelay.protocol.messages import Claimed, Commit, CommitAnswer, LogEntry, RequestBody
+from blockrelay.protocol.plan import Device
 from blockrelay.protocol.timeline import timeline
+from blockrelay.protocol.transitions import calls
+from blockrelay.redis.cell_settings import CellSettings, publish_cell_settings
 from blockrelay.redis.client import Scripts
-from blockrelay.settings import Device
 from tests.support.registering import announce
 
 MODEL = "0123456789abcdef"
@@ -80,8 +81,13 @@ class Cell:
             calls.accept(request, content or body(), model=MODEL, need_pages=need, max_in_flight=limit, **more)  # pyright: ignore[reportArgumentType]
         )
 
-    def claim(self, worker: str, most: int = 8, *, dead_after_s: float = 3.0, free: int = 1000) -> list[Claimed]:
-        return self.scripts.run(calls.claim(worker, most, dead_after_s=dead_after_s, free_pages=free))
+    def agree(self, *, retention_s: int = 60, dead_after_s: int = 3) -> None:
+        """From now on these hold for the cell, as if a scheduler had said so."""
+        settings = CellSettings(retention_s=retention_s, dead_after_ms=1000 * dead_after_s)
+        publish_cell_settings(self.client, self.keys, settings)
+
+    def claim(self, worker: str, most: int = 8, *, free: int = 1000) -> list[Claimed]:
+        return self.scripts.run(calls.claim(worker, most, free_pages=free))
 
     def commit(self, run: Claimed, position: int, tokens: list[int], *, end: str = "", **more: object) -> CommitAnswer:
         item = Commit(

@@ -5,15 +5,15 @@ What the model leaves open is set before a call: which workers beat, whose deadl
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from blockrelay.protocol import transitions as calls
 from blockrelay.protocol.keys import Keys
 from blockrelay.protocol.messages import Commit, EndEntry, NextJob, RequestBody, TokenEntry
+from blockrelay.protocol.transitions import calls
 from blockrelay.redis.client import Scripts
 from tests.protocol_model import data, scripts
 from tests.support.cell import MODEL, Cell
@@ -93,7 +93,8 @@ class Replay:
     def __init__(self, bounds: data.Bounds, server: RedisServer) -> None:
         self.bounds, self.server = bounds, server
         self.client, self.keys = server.client(), Keys("t")
-        self.cell = Cell(self.client, self.keys, Scripts(self.client, self.keys, retention_s=600))
+        self.cell = Cell(self.client, self.keys, Scripts(self.client, self.keys))
+        self.cell.agree(retention_s=600, dead_after_s=3600)
         self.known: set[int] = set()
 
     def worker(self, number: int) -> str:
@@ -111,6 +112,7 @@ class Replay:
         self.server.truncate_aof(size)
         self.server.start()
         self.client.connection_pool.disconnect()
+        self.cell.agree(retention_s=600, dead_after_s=3600)
 
     def make(self, call: Recorded) -> None:
         """Make a call. AssertionError when the answer is not the model's."""
@@ -156,8 +158,8 @@ class Replay:
         return answer.status, detail
 
     def _claim(self, worker: int, most: int, nonces: range, *, free: int = 0, **_: Any) -> list[scripts.Claimed]:
-        call = calls.claim(self.worker(worker), most, dead_after_s=3600, free_pages=free)
-        call = calls.Call("claim", (*call.args[: -most or None], *(str(n) for n in nonces[:most])), call.parse)
+        call = calls.claim(self.worker(worker), most, free_pages=free)
+        call = replace(call, arguments={**call.arguments, "runs": [str(n) for n in nonces[:most]]})
         return [
             scripts.Claimed(
                 self.number(c.request), int(c.run), tuple(self.number(w) for w in c.route), c.solo, len(c.tokens)
@@ -198,7 +200,7 @@ class Replay:
         return None if answer is None else {self.number(r): int(run) for r, run in answer.items()}
 
     def _migrate(self, **_: Any) -> int:
-        call = calls.migrate(MODEL, dead_after_s=3600, patience_s=0)
+        call = calls.migrate(MODEL, patience_s=0)
         return sum(found.freed for found in self.cell.scripts.run(call))
 
     def _announce(self, worker: int, pages: int) -> None:

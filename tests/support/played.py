@@ -14,11 +14,11 @@ import redis
 import uvicorn
 from fastapi import FastAPI
 
-from blockrelay.protocol import transitions as calls
 from blockrelay.protocol.keys import Keys
 from blockrelay.protocol.messages import Claimed, Commit, EndReason, TokenLogprobs
 from blockrelay.protocol.plan import Plan
 from blockrelay.protocol.tensors import encode_result
+from blockrelay.protocol.transitions import calls
 from blockrelay.redis.client import Scripts
 from blockrelay.settings import GatewaySettings
 from blockrelay_gateway.api.state import Gateway
@@ -77,7 +77,7 @@ class PlayedWorker:
 
         def enough() -> bool:
             self.beat()
-            call = calls.claim(self.names[0], count - len(found), dead_after_s=60, free_pages=1000)
+            call = calls.claim(self.names[0], count - len(found), free_pages=1000)
             found.extend(self.scripts.run(call))
             return len(found) >= count
 
@@ -130,7 +130,8 @@ def answering(
         try:
             while not stop.is_set():
                 worker.beat()
-                for claimed in worker.scripts.run(calls.claim(worker.names[0], 8, dead_after_s=60, free_pages=1000)):
+                worker.beat()
+                for claimed in worker.scripts.run(calls.claim(worker.names[0], 8, free_pages=1000)):
                     tokens, end = reply(claimed)
                     for token in tokens[:-1] if each else ():
                         worker.say(claimed, [token])

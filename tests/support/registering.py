@@ -7,10 +7,9 @@ from prometheus_client import Counter
 
 from blockrelay.protocol.capabilities import Capabilities
 from blockrelay.protocol.keys import Keys
-from blockrelay.protocol.plan import parse_split
+from blockrelay.protocol.plan import Device, parse_split
 from blockrelay.redis.client import Scripts
 from blockrelay.redis.errors import RedisWatch
-from blockrelay.settings import Device
 from blockrelay_worker.lifecycle.registration import Assignment, Registration
 from blockrelay_worker.transport.redis_links import Links
 
@@ -45,7 +44,7 @@ def announce(
 def _registration(
     client: redis.Redis, keys: Keys, name: str, model: str, device: Device, numerics: str
 ) -> Registration:
-    links = Links(client, client, keys, Scripts(client, keys, retention_s=60), _watch, threading.Event())
+    links = Links(client, client, keys, Scripts(client, keys), _watch, threading.Event())
     registration = Registration(links, model=model, device=device, numerics=numerics, host="h", port=0, threads=1)
     registration.worker = name
     return registration

@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 import redis
 
 from blockrelay.protocol.keys import FAMILIES, Keys, declared
-from blockrelay.protocol.transitions import Call
+from blockrelay.protocol.transitions.calls import Call
 from blockrelay.redis.client import Scripts
 
 T = TypeVar("T")
@@ -25,14 +25,14 @@ def user(client: redis.Redis, name: str, families: Iterable[str], *, commands: s
 class ConfinedScripts(Scripts):
     """Runs every script as a user that may touch what the script declares, so that an undeclared key fails its test."""
 
-    def __init__(self, client: redis.Redis, keys: Keys, *, retention_s: int) -> None:
-        super().__init__(client, keys, retention_s=retention_s)
+    def __init__(self, client: redis.Redis, keys: Keys) -> None:
+        super().__init__(client, keys)
         self._confined: dict[str, tuple[redis.Redis, Scripts]] = {}
 
     def run(self, call: Call[T]) -> T:
         if call.script not in self._confined:
             client = user(self._client, f"script-{call.script}", declared(call.script.upper()))
-            self._confined[call.script] = (client, Scripts(client, self._keys, retention_s=self._retention_s))
+            self._confined[call.script] = (client, Scripts(client, self._keys))
         return self._confined[call.script][1].run(call)
 
     def close(self) -> None:

@@ -12,7 +12,6 @@ _USUAL: dict[str, Any] = {
     "max_requests": 8,
     "step_target_s": 0.05,
     "speculation": True,
-    "dead_after_s": 60,
 }
 
 

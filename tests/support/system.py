@@ -16,11 +16,11 @@ import redis
 
 from blockrelay.block_folder.folder import BlockFolder, open_block_folder
 from blockrelay.errors import RedisTrouble
-from blockrelay.protocol import transitions as calls
 from blockrelay.protocol.keys import Keys
 from blockrelay.protocol.messages import EndEntry, RequestBody, TokenEntry
 from blockrelay.protocol.plan import WorkerInfo, missing_stages
 from blockrelay.protocol.sampling_params import SamplingParams, derive_seed
+from blockrelay.protocol.transitions import calls
 from blockrelay.redis.client import Scripts
 from blockrelay.redis.registry import read_plan, read_workers
 from blockrelay.text.tokenizer import Tokenizer
@@ -98,7 +98,7 @@ class System:
     def __post_init__(self) -> None:
         self.keys = Keys("t")
         self.client: redis.Redis = self.control.client()
-        self.scripts = Scripts(self.client, self.keys, retention_s=600)
+        self.scripts = Scripts(self.client, self.keys)
         self.block_folder = open_block_folder(self.model)
         self.model_key = self.block_folder.model_key
 

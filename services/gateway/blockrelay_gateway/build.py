@@ -51,7 +51,7 @@ def build(settings: GatewaySettings, folder: BlockFolder) -> Gateway:
     name, keys = token_hex(8), Keys(settings.cell)
     client = connect_async(settings.redis_url, connections=CONNECTIONS)
     payload = connect_async(settings.payload_redis_url or settings.redis_url, connections=CONNECTIONS)
-    scripts = AsyncScripts(client, keys, retention_s=settings.retention_s)
+    scripts = AsyncScripts(client, keys)
 
     tailer = Tailer(client, keys, name, metrics, watch)
     records = Records(client, keys, key)

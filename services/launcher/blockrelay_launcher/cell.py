@@ -9,8 +9,8 @@ import redis
 
 from blockrelay.errors import RedisTrouble, RedisUnavailable, ServiceUnavailable, UsageError
 from blockrelay.protocol.keys import Keys
-from blockrelay.protocol.number import check_protocol
 from blockrelay.redis import client as redis_link
+from blockrelay.redis.protocol_check import check_protocol
 from blockrelay.settings import Settings
 from blockrelay_launcher.supervisor.data_folder import read_running
 

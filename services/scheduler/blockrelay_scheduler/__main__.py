@@ -27,7 +27,7 @@ def serve(settings: SchedulerSettings, stop: threading.Event) -> None:
     keys = Keys(settings.cell)
     client = connect(settings.redis_url)
     payload = connect(settings.payload_redis_url) if settings.payload_redis_url else client
-    link = Link(client, payload, keys, Scripts(client, keys, retention_s=settings.retention_s))
+    link = Link(client, payload, keys, Scripts(client, keys))
     metrics = SchedulerMetrics(service_registry("scheduler"))
     scheduler = Scheduler(settings=settings, link=link, metrics=metrics, model=folder.model_key, blocks=blocks)
     try:

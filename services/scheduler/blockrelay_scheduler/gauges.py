@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from typing import cast
 
 from blockrelay.observability.metrics import SchedulerMetrics
-from blockrelay.protocol import transitions as calls
 from blockrelay.protocol.plan import WORKER_STATES, Plan, WorkerInfo
+from blockrelay.protocol.transitions import calls
 from blockrelay_scheduler.link import Link
 
 

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from blockrelay.observability import logs
 from blockrelay.observability.metrics import SchedulerMetrics
-from blockrelay.protocol import transitions as calls
+from blockrelay.protocol.transitions import calls
 from blockrelay_scheduler.link import Link
 from blockrelay_scheduler.recovery import dead_workers
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from blockrelay.errors import RedisTrouble
 from blockrelay.observability import logs
 from blockrelay.observability.metrics import SchedulerMetrics
-from blockrelay.protocol import transitions as calls
 from blockrelay.protocol.plan import WorkerInfo
+from blockrelay.protocol.transitions import calls
 from blockrelay.redis import registry
 from blockrelay.redis.cell_settings import CellSettings, publish_cell_settings, read_cell_settings
 from blockrelay.redis.client import backoff_s, check_redis, wait_for_redis
@@ -153,9 +153,7 @@ class Scheduler:
 
     def _migrate(self) -> list[calls.Awaited]:
         """Let go what has waited too long for a numerics id that nobody serves; what waits for one afterwards."""
-        call = calls.migrate(
-            self.model, dead_after_s=self.settings.dead_after_s, patience_s=self.settings.numerics_wait_s
-        )
+        call = calls.migrate(self.model, patience_s=self.settings.numerics_wait_s)
         found = self.link.scripts.run(call)
         for one in found:
             if one.freed:

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from typing import cast
 
 from blockrelay.observability import logs
-from blockrelay.protocol import transitions as calls
 from blockrelay.protocol.plan import Plan, WorkerInfo, parse_split
+from blockrelay.protocol.transitions import calls
 from blockrelay.redis import registry
 from blockrelay_scheduler.link import Link
 from blockrelay_scheduler.planning.assignment import empty_stages

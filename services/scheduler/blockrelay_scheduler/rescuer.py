@@ -5,8 +5,8 @@ from typing import Any, cast
 
 from blockrelay.observability import logs
 from blockrelay.observability.metrics import SchedulerMetrics
-from blockrelay.protocol import transitions as calls
 from blockrelay.protocol.messages import RequestBody
+from blockrelay.protocol.transitions import calls
 from blockrelay.settings import SchedulerSettings
 from blockrelay_scheduler.link import Link
 from blockrelay_scheduler.recovery import UnfinishedRequest, rescues

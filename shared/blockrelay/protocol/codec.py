@@ -5,6 +5,7 @@ unpickles object arrays, so our hook refuses every dtype outside a closed list b
 (no pickle is reachable from a queue).
 """
 
+from collections.abc import Mapping
 from typing import Any, cast
 
 import msgpack
@@ -57,6 +58,11 @@ def unpack(data: bytes) -> dict[str, Any]:
     if not isinstance(message, dict) or cast(dict[str, Any], message).get("v") != WIRE_VERSION:
         raise WireError(f"message is not a map of wire version {WIRE_VERSION}")
     return cast(dict[str, Any], message)
+
+
+def pack_arguments(values: Mapping[str, Any]) -> bytes:
+    """A msgpack map for a script, which reads it with cmsgpack (text and bytes alike, no arrays, no version)."""
+    return cast(bytes, msgpack.packb(values, use_bin_type=False))
 
 
 def pack_list(values: list[Any]) -> bytes:

@@ -1,7 +1,7 @@
 """Reading requests that may have ended: what the record and the log of one hold together.
 
 With its end the body and the notes of a request move from the record into the terminal entry, and a short log is packed
-into that entry, which then moves into the record: little is kept of what is over (`prelude.lua`).
+into that entry, which then moves into the record: little is kept of what is over (`transitions/lua/lib/ended.lua`).
 """
 
 from collections.abc import Iterable, Mapping, Sequence

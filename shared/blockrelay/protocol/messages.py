@@ -194,10 +194,19 @@ class Commit:
     end: EndReason | Literal[""] = ""
     meta: str = ""
 
-    def encode(self) -> bytes:
-        return codec.pack_list(
-            [self.request, self.run, self.position, list(self.tokens), list(self.logprobs), self.end, self.meta]
-        )
+    def to_script(self) -> dict[str, Any]:
+        """As the script reads it; without what is empty."""
+        item: dict[str, Any] = {
+            "request": self.request,
+            "run": self.run,
+            "position": self.position,
+            "tokens": list(self.tokens),
+        }
+        if self.logprobs:
+            item["logprobs"] = list(self.logprobs)
+        if self.end:
+            item |= {"end": self.end, "meta": self.meta}
+        return item
 
 
 @dataclass(frozen=True, slots=True)

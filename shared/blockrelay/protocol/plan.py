@@ -10,8 +10,9 @@ from typing import Any, Literal, get_args
 
 from blockrelay.errors import UsageError
 from blockrelay.protocol.capabilities import Capabilities
-from blockrelay.redis.cell_settings import DEFAULT_DEAD_AFTER_MS
-from blockrelay.settings import Device
+from blockrelay.protocol.constants import DEAD_AFTER_MS
+
+Device = Literal["cpu", "gpu"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,7 +112,7 @@ class WorkerInfo:
     ready: bool = False
     running: int = 0
     silent_ms: int = 0
-    dead_after_ms: int = DEFAULT_DEAD_AFTER_MS
+    dead_after_ms: int = DEAD_AFTER_MS
     capabilities: Capabilities | None = None
 
     @property

@@ -25,8 +25,6 @@ DTYPES = ("bool", "int8", "uint8", "int32", "int64", "float16", "float32")
 MAX_AXES = 8
 #: A multiple of 3, so that the base64 of each piece ends without padding, but for the last.
 PIECE_BYTES = 3 << 16
-#: Seconds that a result lies on the payload Redis, and once it was read. It is computed again for who comes later.
-RESULT_S, READ_RESULT_S = 60, 5
 _FIELDS = frozenset({"_tensor_", "dtype", "shape", "data_b64", "data"})
 _MAGIC = b"BRRT"
 _HEADER = struct.Struct("<4sIIII")

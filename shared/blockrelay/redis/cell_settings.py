@@ -14,10 +14,6 @@ from blockrelay.observability import logs
 from blockrelay.protocol.keys import Keys
 from blockrelay.settings import Settings
 
-#: Workers of a cell; one more waits outside. What reads the registry reads all of it, so this bounds scripts too.
-MAX_WORKERS = 1024
-DEFAULT_DEAD_AFTER_MS = int(1000 * Settings.model_fields["dead_after_s"].default)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CellSettings:

@@ -25,9 +25,10 @@ from redis.retry import Retry
 from blockrelay.errors import RedisRefused, RedisTrouble, RedisUnavailable, UsageError
 from blockrelay.failpoints import reach_script
 from blockrelay.protocol.keys import Keys, declared
-from blockrelay.protocol.number import check_protocol
-from blockrelay.protocol.transitions import NAMES, Call, source
+from blockrelay.protocol.transitions.calls import Call
+from blockrelay.protocol.transitions.source import NAMES, source
 from blockrelay.redis.errors import CommandError, ours, translated
+from blockrelay.redis.protocol_check import check_protocol
 
 T = TypeVar("T")
 #: Blocking reads end after this, so that a lost wake-up costs at most one second.
@@ -148,15 +149,15 @@ def _named_keys(keys: Keys, script: str) -> list[str | int]:
 class Scripts:
     """Runs calls of one cell on a synchronous client."""
 
-    def __init__(self, client: redis.Redis, keys: Keys, *, retention_s: int) -> None:
-        self._client, self._keys, self._retention_s = client, keys, retention_s
+    def __init__(self, client: redis.Redis, keys: Keys) -> None:
+        self._client, self._keys = client, keys
         self._heads = {script: _named_keys(keys, script) for script in NAMES}
         self._send: Callable[..., Any] = client.execute_command
 
     def run(self, call: Call[T]) -> T:
         """EVALSHA, and EVAL once when the script cache is empty (restart, SCRIPT FLUSH)."""
         code = source(call.script)
-        tail: list[Any] = [*self._heads[call.script], self._retention_s, *call.args]
+        tail: list[Any] = [*self._heads[call.script], call.packed()]
         reach_script("before", call.script)
         try:
             answer = self._send("EVALSHA", code.sha, *tail)
@@ -169,7 +170,7 @@ class Scripts:
 
     def for_one_thread(self) -> "Scripts":
         """The same on a connection of its own, for a thread that calls all the time."""
-        scripts = Scripts(self._client, self._keys, retention_s=self._retention_s)
+        scripts = Scripts(self._client, self._keys)
         scripts._send = OneConnection(self._client).ask
         return scripts
 
@@ -194,14 +195,14 @@ class AsyncOneConnection:
 class AsyncScripts:
     """Runs calls of one cell on an asyncio client."""
 
-    def __init__(self, client: redis.asyncio.Redis, keys: Keys, *, retention_s: int) -> None:
-        self._client, self._retention_s = client, retention_s
+    def __init__(self, client: redis.asyncio.Redis, keys: Keys) -> None:
+        self._client = client
         self._heads = {script: _named_keys(keys, script) for script in NAMES}
 
     async def run(self, call: Call[T]) -> T:
         """As `Scripts.run`."""
         code = source(call.script)
-        tail: list[Any] = [*self._heads[call.script], self._retention_s, *call.args]
+        tail: list[Any] = [*self._heads[call.script], call.packed()]
         reach_script("before", call.script)
         try:
             answer = await cast(Any, self._client.evalsha(code.sha, *tail))

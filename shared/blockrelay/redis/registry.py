@@ -6,9 +6,10 @@ from typing import Any, cast
 import redis
 import redis.asyncio
 
+from blockrelay.protocol.constants import DEAD_AFTER_MS
 from blockrelay.protocol.keys import Keys
 from blockrelay.protocol.plan import Plan, WorkerInfo
-from blockrelay.redis.cell_settings import DEFAULT_DEAD_AFTER_MS, CellSettings
+from blockrelay.redis.cell_settings import CellSettings
 
 
 def _ask(pipeline: Any, keys: Keys, worker: str) -> None:
@@ -37,7 +38,7 @@ def _infos(head: tuple[Any, Any, Any], answers: list[Any], model: str) -> list[W
                     ready=bool(inbox),
                     running=int(running),
                     silent_ms=abs(now_ms - int(beat_ms)),  # one from the future is older than the clock
-                    dead_after_ms=cell.dead_after_ms if cell else DEFAULT_DEAD_AFTER_MS,
+                    dead_after_ms=cell.dead_after_ms if cell else DEAD_AFTER_MS,
                 )
             )
     return sorted(infos, key=lambda w: (w.registered_ms, w.id))

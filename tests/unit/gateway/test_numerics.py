@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from blockrelay.protocol import transitions as calls
+from blockrelay.protocol.transitions import calls
 from tests.support.played import NUMERICS, SPLIT, PlayedWorker, RunningGateway
 from tests.support.registering import announce
 
@@ -37,8 +37,8 @@ def newcomers_take(worker: PlayedWorker) -> list[calls.Claimed]:
             worker.client, worker.keys, name,
             model=worker.model, split=SPLIT, stage=stage, pages=1000, slots=64, numerics="other",
         )  # fmt: skip
-    worker.scripts.run(calls.migrate(worker.model, dead_after_s=60, patience_s=0))
-    return worker.scripts.run(calls.claim("n0", 4, dead_after_s=60, free_pages=1000))
+    worker.scripts.run(calls.migrate(worker.model, patience_s=0))
+    return worker.scripts.run(calls.claim("n0", 4, free_pages=1000))
 
 
 def test_a_request_says_whom_it_waits_for_and_who_computed_what(gateway: RunningGateway, worker: PlayedWorker) -> None:

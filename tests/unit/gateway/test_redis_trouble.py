@@ -6,9 +6,9 @@ import pytest
 import redis
 
 from blockrelay.block_folder.folder import BlockFolder
-from blockrelay.protocol import transitions as calls
 from blockrelay.protocol.keys import Keys
 from blockrelay.protocol.messages import Claimed
+from blockrelay.protocol.transitions import calls
 from blockrelay.redis.client import Scripts
 from blockrelay.settings import GatewaySettings
 from blockrelay.text.tokenizer import Tokenizer
@@ -36,7 +36,7 @@ def said(tokenizer: Tokenizer) -> list[int]:
 
 def own_worker(client: redis.Redis, folder: BlockFolder) -> PlayedWorker:
     keys = Keys("t")
-    scripts = Scripts(client, keys, retention_s=60)
+    scripts = Scripts(client, keys)
     return PlayedWorker(client=client, scripts=scripts, keys=keys, model=folder.model_key)
 
 

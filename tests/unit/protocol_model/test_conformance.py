@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from blockrelay.protocol.constants import MAX_QUARANTINE_DEATHS, QUARANTINE_AFTER
 from tests.protocol_model.data import Bounds, Budget, State
 from tests.protocol_model.explorer import Step
 from tests.protocol_model.protocol import Protocol
@@ -12,7 +13,13 @@ from tests.support.model_replay import Recorded, Replay, comparable, recording, 
 from tests.support.redis_server import RedisServer
 
 #: As in the scripts; in a configuration that is explored such numbers would be too large.
-REAL = Bounds(solo_after=3, most_solo_deaths=5, delays=True, either_worker=False, ends_when_done=False)
+REAL = Bounds(
+    solo_after=QUARANTINE_AFTER,
+    most_solo_deaths=MAX_QUARANTINE_DEATHS,
+    delays=True,
+    either_worker=False,
+    ends_when_done=False,
+)
 WALKS = {
     "pipeline": replace(
         REAL, requests=2, room=2, tokens=3,

@@ -19,7 +19,7 @@ def test_the_model_checks_every_invariant() -> None:
 def test_every_invariant_is_kept_by_a_script_that_says_so() -> None:
     lines = [
         line
-        for script in (ROOT / "shared/blockrelay/protocol/transitions").glob("*.lua")
+        for script in (ROOT / "shared/blockrelay/protocol/transitions").rglob("*.lua")
         for line in script.read_text().splitlines()
         if line.startswith("--")
     ]

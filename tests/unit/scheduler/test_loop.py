@@ -13,12 +13,12 @@ from prometheus_client import CollectorRegistry
 
 from blockrelay.observability.metrics import SchedulerMetrics
 from blockrelay.protocol.keys import Keys
-from blockrelay.protocol.plan import Plan
+from blockrelay.protocol.plan import Device, Plan
 from blockrelay.redis import client as redis_link
 from blockrelay.redis.cell_settings import read_cell_settings
 from blockrelay.redis.client import Scripts
 from blockrelay.redis.registry import read_plan
-from blockrelay.settings import Device, SchedulerSettings
+from blockrelay.settings import SchedulerSettings
 from blockrelay_scheduler.link import Link
 from blockrelay_scheduler.loop import Scheduler
 from blockrelay_scheduler.rescuer import LOOK_LIMIT
@@ -38,7 +38,7 @@ def scheduler(url: str, payload_url: str | None = None, **settings: object) -> S
     options: dict[str, object] = {"stages": 2, "cell": "t", "dead_after_s": 0.4, "tick_s": 0.02, **settings}
     client, keys = redis_link.connect(url), Keys("t")
     payload = redis_link.connect(payload_url) if payload_url else client
-    link = Link(client, payload, keys, Scripts(client, keys, retention_s=60))
+    link = Link(client, payload, keys, Scripts(client, keys))
     return Scheduler(
         settings=SchedulerSettings.model_validate(options),
         link=link,
@@ -208,7 +208,7 @@ def test_a_payload_redis_that_sleeps_delays_nobody(
 def test_a_stalled_run_is_run_again_and_an_overdue_request_ends(cell: Cell, redis_server: RedisServer) -> None:
     cell.worker("a", stage=0, split="1-4")
     cell.accept("req-stuck")
-    assert len(cell.claim("a", dead_after_s=60)) == 1
+    assert len(cell.claim("a")) == 1
     cell.accept("req-late", deadline_ms=1)
     impatient = scheduler(redis_server.url, stages=1, dead_after_s=60, stalled_after_s=0.5, prompt_tokens_per_s=1000)
     with running(impatient):
@@ -220,7 +220,7 @@ def test_a_stalled_run_is_run_again_and_an_overdue_request_ends(cell: Cell, redi
 def test_a_stuck_run_is_found_behind_any_number_of_requests_that_wait(cell: Cell, redis_server: RedisServer) -> None:
     cell.worker("a", stage=0, split="1-4")
     cell.accept("req-stuck")
-    assert len(cell.claim("a", dead_after_s=60)) == 1
+    assert len(cell.claim("a")) == 1
     cell.accept("req-late", deadline_ms=1)
     for i in range(3 * LOOK_LIMIT):
         cell.client.hset(cell.keys.request(f"req-{i}"), "state", "queued")
@@ -258,7 +258,7 @@ def test_the_scheduler_that_began_last_decides_what_holds_for_the_cell(
 
 def test_redis_goes_away_and_comes_back_and_nobody_is_declared_dead_for_it(own_redis: RedisServer) -> None:
     client, keys = own_redis.client(), Keys("t")
-    cell = Cell(client, keys, Scripts(client, keys, retention_s=60))
+    cell = Cell(client, keys, Scripts(client, keys))
     one = scheduler(own_redis.url, dead_after_s=1.0)
     with running(one):
         cell.worker("a", stage=0)
@@ -280,7 +280,7 @@ def test_redis_goes_away_and_comes_back_and_nobody_is_declared_dead_for_it(own_r
 
 def test_redis_stands_still_and_nobody_is_declared_dead_for_it(own_redis: RedisServer) -> None:
     client, keys = own_redis.client(), Keys("t")
-    cell = Cell(client, keys, Scripts(client, keys, retention_s=60))
+    cell = Cell(client, keys, Scripts(client, keys))
     one = scheduler(own_redis.url, dead_after_s=1.0)
     with running(one):
         cell.worker("a", stage=0)

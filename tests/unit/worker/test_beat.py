@@ -6,9 +6,9 @@ import redis
 from prometheus_client import CollectorRegistry
 
 from blockrelay.observability.metrics import WorkerMetrics
-from blockrelay.protocol import transitions as calls
 from blockrelay.protocol.keys import Keys
 from blockrelay.protocol.messages import Ended
+from blockrelay.protocol.transitions import calls
 from blockrelay.redis.client import Scripts, server_run_id
 from blockrelay.redis.errors import RedisWatch
 from blockrelay_worker.engine.mailbox import Event, Mailbox

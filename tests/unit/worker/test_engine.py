@@ -14,12 +14,12 @@ from prometheus_client import CollectorRegistry
 from blockrelay.block_folder.folder import BlockFolder
 from blockrelay.errors import ExecutionError
 from blockrelay.observability.metrics import WorkerMetrics
-from blockrelay.protocol import transitions as calls
 from blockrelay.protocol.keys import Keys
 from blockrelay.protocol.messages import EndEntry, TokenEntry
+from blockrelay.protocol.plan import Device
+from blockrelay.protocol.transitions import calls
 from blockrelay.redis.client import Scripts
 from blockrelay.redis.errors import RedisWatch
-from blockrelay.settings import Device
 from blockrelay_worker.engine.loop import Engine
 from blockrelay_worker.engine.mailbox import Mailbox
 from blockrelay_worker.engine.run_table import RunTable

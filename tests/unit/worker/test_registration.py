@@ -10,10 +10,10 @@ import redis
 from prometheus_client import CollectorRegistry
 
 from blockrelay.observability.metrics import WorkerMetrics
-from blockrelay.protocol import transitions as calls
+from blockrelay.protocol.constants import MAX_WORKERS
 from blockrelay.protocol.keys import Keys
 from blockrelay.protocol.plan import Plan
-from blockrelay.redis.cell_settings import MAX_WORKERS
+from blockrelay.protocol.transitions import calls
 from blockrelay.redis.client import Scripts
 from blockrelay.redis.errors import RedisWatch
 from blockrelay.redis.registry import read_workers

@@ -13,7 +13,8 @@ from blockrelay.auth.api_keys import Tenant
 from blockrelay.errors import NotFound, RedisFull, RedisRefused, RedisTrouble, RedisUnavailable, ServiceUnavailable
 from blockrelay.observability import logs
 from blockrelay.observability.metrics import GatewayMetrics
-from blockrelay.protocol.transitions import NO_LIMITS, Accepted, Limits
+from blockrelay.protocol.constants import PAGE_TOKENS
+from blockrelay.protocol.transitions.calls import NO_LIMITS, Accepted, Limits
 from blockrelay.redis.client import AsyncScripts, backoff_s
 from blockrelay.redis.errors import RedisWatch
 from blockrelay.settings import GatewaySettings
@@ -32,7 +33,6 @@ from blockrelay_gateway.streaming.records import Records
 from blockrelay_gateway.streaming.registry import FollowedRequests
 from blockrelay_gateway.streaming.resumption import Resumption
 
-PAGE_TOKENS = 16
 #: ACCEPT is idempotent by request id, so a lost connection is no reason to give up at once.
 RETRY_FOR_S = 3.0
 

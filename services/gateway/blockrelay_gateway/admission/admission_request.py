@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from blockrelay.protocol.messages import RequestBody
 from blockrelay.protocol.sampling_params import SamplingParams
-from blockrelay.protocol.transitions import SessionStep
+from blockrelay.protocol.transitions.calls import SessionStep
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,8 +9,8 @@ import redis.asyncio
 from blockrelay.errors import RedisTrouble
 from blockrelay.observability import logs
 from blockrelay.observability.metrics import GatewayMetrics
-from blockrelay.protocol import transitions as calls
 from blockrelay.protocol.keys import Keys
+from blockrelay.protocol.transitions import calls
 from blockrelay.redis.cell_settings import CellSettings, read_cell_settings_async
 from blockrelay.redis.client import AsyncScripts
 from blockrelay.redis.errors import RedisWatch

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from blockrelay.auth.api_keys import PRIORITIES, Tenant
 from blockrelay.errors import BadRequest
-from blockrelay.protocol.transitions import Limits
+from blockrelay.protocol.transitions.calls import Limits
 from blockrelay.settings import GatewaySettings
 from blockrelay_gateway.admission.admission_request import AdmissionRequest
 

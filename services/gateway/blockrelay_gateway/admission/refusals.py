@@ -5,7 +5,7 @@
 
 from blockrelay.auth.api_keys import Tenant
 from blockrelay.errors import BadRequest, BlockrelayError, Conflict, KeyReused, LimitExceeded
-from blockrelay.protocol.transitions import Accepted
+from blockrelay.protocol.transitions.calls import Accepted
 from blockrelay_gateway.admission.admission_request import AdmissionRequest
 from blockrelay_gateway.admission.idempotency import HEADER
 from blockrelay_gateway.http.retry_after import retry_after_s

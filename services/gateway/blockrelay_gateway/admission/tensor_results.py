@@ -12,8 +12,8 @@ import redis.asyncio
 
 from blockrelay.auth.api_keys import Tenant
 from blockrelay.errors import RedisTrouble
+from blockrelay.protocol.constants import READ_RESULT_S
 from blockrelay.protocol.keys import Keys
-from blockrelay.protocol.tensors import READ_RESULT_S
 from blockrelay.redis.client import backoff_s
 from blockrelay.redis.errors import RedisWatch
 from blockrelay_gateway.admission.redis_memory import read_memory

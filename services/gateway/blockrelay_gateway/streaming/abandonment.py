@@ -5,7 +5,7 @@ import time
 
 from blockrelay.errors import RedisTrouble
 from blockrelay.observability import logs
-from blockrelay.protocol import transitions as calls
+from blockrelay.protocol.transitions import calls
 from blockrelay.redis.client import AsyncScripts, backoff_s
 from blockrelay.redis.errors import RedisWatch
 from blockrelay_gateway.streaming.followed_request import FollowedRequest

@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
-from blockrelay.protocol import transitions as calls
 from blockrelay.protocol.messages import RequestBody
-from blockrelay.protocol.transitions import NO_LIMITS, Accepted, Call, Limits, SessionStep
+from blockrelay.protocol.transitions import calls
+from blockrelay.protocol.transitions.calls import NO_LIMITS, Accepted, Call, Limits, SessionStep
 
 #: A request that was accepted once is never refused.
 NO_MOST = 2**31

@@ -7,8 +7,8 @@ from typing import Any, cast
 
 import redis.asyncio
 
-from blockrelay.protocol import transitions as calls
 from blockrelay.protocol.keys import Keys
+from blockrelay.protocol.transitions import calls
 from blockrelay.redis.client import AsyncScripts
 
 

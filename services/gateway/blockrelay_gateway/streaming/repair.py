@@ -11,10 +11,10 @@ import redis.asyncio
 
 from blockrelay.errors import RedisTrouble, RedisUnavailable
 from blockrelay.observability import logs
-from blockrelay.protocol import transitions as calls
 from blockrelay.protocol.ended import decode_log
 from blockrelay.protocol.keys import Keys
 from blockrelay.protocol.messages import EndEntry
+from blockrelay.protocol.transitions import calls
 from blockrelay.redis.client import AsyncScripts
 from blockrelay.redis.errors import RedisWatch
 from blockrelay_gateway.streaming.followed_request import FollowedRequest

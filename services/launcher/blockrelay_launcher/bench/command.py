@@ -18,11 +18,12 @@ from rich.table import Table
 from blockrelay.block_folder.folder import BlockFolder, open_block_folder
 from blockrelay.errors import UsageError
 from blockrelay.host.cpu import cores
+from blockrelay.protocol.constants import PAGE_TOKENS
 from blockrelay.settings import WorkerSettings
 from blockrelay_launcher.background import running_up
 from blockrelay_launcher.bench.figures import Round, figures, random_prompts, ratio
 from blockrelay_launcher.bench.machine import describe_machine
-from blockrelay_launcher.bench.memory import PAGE_TOKENS, Scales
+from blockrelay_launcher.bench.memory import Scales
 from blockrelay_launcher.bench.targets import GatewaySide, InProcessSide, check_gateway, in_process
 
 #: What follows the shared prefix, and how many tokens such a request asks for.

@@ -9,9 +9,9 @@ from rich.console import Console
 from rich.table import Table
 
 from blockrelay.errors import UsageError
-from blockrelay.protocol import transitions as calls
 from blockrelay.protocol.keys import Keys
 from blockrelay.protocol.plan import Plan, WorkerInfo, missing_stages, parse_split
+from blockrelay.protocol.transitions import calls
 from blockrelay.redis import client as redis_link
 from blockrelay.redis import registry
 from blockrelay_launcher.cell import CellAddress, connected
@@ -89,7 +89,7 @@ def show(status: dict[str, Any], console: Console | None = None) -> None:
 def cancel(cell: CellAddress, request: str) -> str:
     """End a request by FINISH; says what happened. UsageError for an id that nobody knows."""
     with connected(cell) as client:
-        scripts = redis_link.Scripts(client, cell.keys, retention_s=cell.settings.retention_s)
+        scripts = redis_link.Scripts(client, cell.keys)
         verdict = scripts.run(calls.finish(own_id(request), "cancelled"))
     if verdict == "UNKNOWN":
         raise UsageError(f"there is no request {request}: it never was, or its record has expired")

@@ -9,8 +9,8 @@ from queue import Empty, SimpleQueue
 from typing import Any, Literal, cast
 
 from blockrelay.errors import RedisTrouble, RedisUnavailable, ServiceUnavailable
-from blockrelay.protocol import transitions as calls
 from blockrelay.protocol.keys import Keys
+from blockrelay.protocol.transitions import calls
 from blockrelay.redis.client import Scripts, backoff_s, connect
 from blockrelay.redis.errors import SAY_EVERY_S
 from blockrelay.settings import Settings
@@ -33,7 +33,7 @@ class DeathReports(threading.Thread):
         super().__init__(name="death reports", daemon=True)
         self._keys = Keys(settings.cell)
         self._control = connect(control_url)
-        self._scripts = Scripts(self._control, self._keys, retention_s=settings.retention_s)
+        self._scripts = Scripts(self._control, self._keys)
         self._say, self._said_at = say, float("-inf")
         self._news: SimpleQueue[int | threading.Event | None] = SimpleQueue()
         self._over = threading.Event()

@@ -1,7 +1,7 @@
 """How a worker that was told to end leaves: nothing new comes, what is here ends, and the rest goes on elsewhere."""
 
 from blockrelay.observability.logs import get
-from blockrelay.protocol import transitions
+from blockrelay.protocol.transitions import calls
 from blockrelay_worker.transport.redis_links import Links
 
 
@@ -19,4 +19,4 @@ class Departure:
                 self._links.again(lambda: self._links.control.hset(record, "draining", 1), "drain")
             self._told = True
             get().info("DRAIN_STARTED", worker=self._worker, runs=runs)
-        return not runs and not self._links.insist(transitions.beat(self._worker))
+        return not runs and not self._links.insist(calls.beat(self._worker))

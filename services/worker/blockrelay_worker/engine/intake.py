@@ -6,10 +6,10 @@ from typing import Any, cast
 from blockrelay.block_folder.manifest import ModelConfig
 from blockrelay.errors import WireError
 from blockrelay.observability.logs import get
-from blockrelay.protocol import transitions
 from blockrelay.protocol.ended import decode_log
 from blockrelay.protocol.messages import Claimed, Forward, ForwardSegment, NextJob, RequestBody, TokenEntry
 from blockrelay.protocol.sampling_params import SamplingParams, derive_seed
+from blockrelay.protocol.transitions import calls
 from blockrelay.text.tokenizer import Tokenizer
 from blockrelay_worker.engine.run import Run
 from blockrelay_worker.engine.run_table import RunTable
@@ -119,7 +119,7 @@ class Intake:
         except WireError as error:
             get().error("REQUEST_REFUSED", request_id=request, error=str(error))
             meta = {"error": str(error), "code": "wire"}
-            self._links.insist(transitions.finish(request, "error", meta=meta, run=segment.run))
+            self._links.insist(calls.finish(request, "error", meta=meta, run=segment.run))
             return None
         committed = tuple(e.token for e in entries if isinstance(e, TokenEntry))
         run = self._new_run(

@@ -10,8 +10,8 @@ from blockrelay.block_folder.manifest import ModelConfig
 from blockrelay.errors import WireError
 from blockrelay.observability.logs import get
 from blockrelay.observability.metrics import WorkerMetrics
-from blockrelay.protocol import transitions
 from blockrelay.protocol.messages import Commit, CommitAnswer, Ended, Forward, NextJob
+from blockrelay.protocol.transitions import calls
 from blockrelay.text.tokenizer import Tokenizer
 from blockrelay_worker.engine.drain import Departure
 from blockrelay_worker.engine.intake import Intake
@@ -168,7 +168,7 @@ class Engine:
         self._log.warning("REDIS_RESTARTED", runs=len(self.table))
         self.table.clear()
         self._later.clear()
-        for request, run in (self.links.insist(transitions.beat(self.role.worker)) or {}).items():
+        for request, run in (self.links.insist(calls.beat(self.role.worker)) or {}).items():
             if run:
                 self._endings.rerun(request, run, "restart")
         self._claim_due = self.role.first_stage
@@ -176,7 +176,7 @@ class Engine:
     def _end_overdue(self, now: float) -> None:
         """No step for a request whose deadline has passed: its client does not want the rest."""
         for run in [run for run in self.table.all() if run.deadline is not None and now > run.deadline]:
-            self.links.insist(transitions.finish(run.request, "expired", run=run.id))
+            self.links.insist(calls.finish(run.request, "expired", run=run.id))
             self._endings.forget(run.request, run.id)
 
     def _room_came(self) -> None:
@@ -189,7 +189,7 @@ class Engine:
             return
         most = min(room, 16)
         free = self._first.claimable_pages()
-        call = transitions.claim(self.role.worker, most, dead_after_s=self.role.dead_after_s, free_pages=free)
+        call = calls.claim(self.role.worker, most, free_pages=free)
         claimed = self.links.insist(call)
         for job in claimed:
             try:
@@ -197,7 +197,7 @@ class Engine:
             except WireError as error:
                 self._log.error("REQUEST_BODY_REFUSED", request_id=job.request, error=str(error))
                 meta = {"error": str(error), "code": "wire"}
-                self.links.insist(transitions.finish(job.request, "error", meta=meta, run=job.run))
+                self.links.insist(calls.finish(job.request, "error", meta=meta, run=job.run))
             self.metrics.queue_wait.observe(job.waited_s)
         if any(job.solo for job in claimed):
             self._quarantine.clear()

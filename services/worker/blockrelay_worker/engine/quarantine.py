@@ -7,12 +7,10 @@ that a request whose mere arrival kills is found.
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+from blockrelay.protocol.constants import QUARANTINE_S
 from blockrelay_worker.engine.run import Run
 from blockrelay_worker.scheduling.work import Work
 from blockrelay_worker.transport.redis_links import Links
-
-#: A name that nobody takes back is void after so long. Seconds; longer than any step may take.
-QUARANTINE_S = 600
 
 
 def is_quarantined(work: Work[Run]) -> bool:

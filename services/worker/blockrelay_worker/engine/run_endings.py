@@ -5,8 +5,8 @@ from typing import Any
 
 from blockrelay.observability.logs import get
 from blockrelay.observability.metrics import WorkerMetrics
-from blockrelay.protocol import transitions
 from blockrelay.protocol.messages import RerunReason
+from blockrelay.protocol.transitions import calls
 from blockrelay_worker.engine.run import Run
 from blockrelay_worker.engine.run_table import RunTable
 from blockrelay_worker.engine.stage_role import StageRole
@@ -32,7 +32,7 @@ class Endings:
 
     def rerun(self, request: str, run_id: str, reason: RerunReason, block: str = "") -> None:
         """RERUN, as a fallback when `block` names where a GPU failed; then forget the run here."""
-        if self._links.insist(transitions.rerun(request, run_id, reason, block=block)):
+        if self._links.insist(calls.rerun(request, run_id, reason, block=block)):
             self._metrics.reruns.labels(reason).inc()
             if block:
                 self._metrics.fallbacks.labels(block, "GPU", "CPU", reason).inc()
@@ -52,7 +52,7 @@ class Endings:
         }
         names = self._names(run.request, run.id)
         self._log.error("PIPELINE_EXECUTION_FAILED", **names, error=message, failed_block=block)
-        self._links.insist(transitions.finish(run.request, "error", meta=meta, run=run.id))
+        self._links.insist(calls.finish(run.request, "error", meta=meta, run=run.id))
         self.forget(run.request, run.id)
 
     def _names(self, request: str, run_id: str) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from blockrelay.protocol.capabilities import Capabilities
-from blockrelay.settings import Device
+from blockrelay.protocol.plan import Device
 from blockrelay_worker.scheduling.limits import BatchLimits
 
 
@@ -25,7 +25,6 @@ class StageRole:
     max_requests: int
     step_target_s: float
     speculation: bool
-    dead_after_s: float
 
     @property
     def gpu_blocks(self) -> tuple[str, ...]:

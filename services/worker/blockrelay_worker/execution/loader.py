@@ -5,7 +5,7 @@ from typing import Protocol
 from blockrelay.block_folder.folder import BlockFolder
 from blockrelay.block_folder.manifest import Manifest, Precision
 from blockrelay.errors import UsageError
-from blockrelay.settings import Device
+from blockrelay.protocol.plan import Device
 from blockrelay_worker.execution.cpu.loading import CpuExecutors
 from blockrelay_worker.execution.executor import Executor
 from blockrelay_worker.execution.page_layout import PageLayout

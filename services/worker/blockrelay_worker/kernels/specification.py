@@ -60,10 +60,12 @@ scale_rows:  x = x * row_scale.
 
 from typing import Final
 
+from blockrelay.protocol.constants import PAGE_TOKENS
+
 #: Raised with every change above that can change a bit of a finite row.
 KERNEL_NUMERICS_VERSION: Final = 1
-#: Tokens of a page: 16 float32 keys are one 512-bit register.
-PAGE: Final = 16
+#: Tokens of a page: 16, since 16 float32 keys are one 512-bit register.
+PAGE: Final = PAGE_TOKENS
 #: Accumulators of a reduction.
 LANES: Final = 16
 #: uint8 value that means 0.

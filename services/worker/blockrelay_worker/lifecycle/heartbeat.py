@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from blockrelay.errors import RedisTrouble
 from blockrelay.exit_codes import BROKEN
 from blockrelay.observability.logs import get
-from blockrelay.protocol import transitions
 from blockrelay.protocol.messages import Ended
+from blockrelay.protocol.transitions import calls
 from blockrelay.redis.client import server_run_id
 from blockrelay.redis.registry import read_plan
 from blockrelay_worker.lifecycle.registration import INBOX_TTL_S, rows_arrive
@@ -59,7 +59,7 @@ class Beat(threading.Thread):
         stage: int,
         view: Callable[[], dict[str, str]],
         step_age: Callable[[], float],
-        pace: Callable[[], transitions.Pace | None],
+        pace: Callable[[], calls.Pace | None],
         every_s: float,
         session_timeout_s: float,
         stop: threading.Event,
@@ -106,7 +106,7 @@ class Beat(threading.Thread):
         if not self._rows_arrive():
             return "the payload inbox is gone"
         before = self._view()
-        there = self._links.scripts.run(transitions.beat(self._worker, self._pace()))
+        there = self._links.scripts.run(calls.beat(self._worker, self._pace()))
         if there is None:
             return "declared dead"
         found = compare(before, self._view(), there)

@@ -13,12 +13,11 @@ from blockrelay.failpoints import reach
 from blockrelay.host.cpu import cores
 from blockrelay.observability.logs import get
 from blockrelay.protocol.capabilities import Capabilities
+from blockrelay.protocol.constants import MAX_WORKERS
 from blockrelay.protocol.number import PROTOCOL
-from blockrelay.protocol.plan import Plan, Stage, parse_split
-from blockrelay.redis.cell_settings import MAX_WORKERS
+from blockrelay.protocol.plan import Device, Plan, Stage, parse_split
 from blockrelay.redis.client import backoff_s, server_run_id
 from blockrelay.redis.registry import read_plan, server_ms
-from blockrelay.settings import Device
 from blockrelay_worker.transport.redis_links import Links, Stopping
 
 POLL_S = 0.1

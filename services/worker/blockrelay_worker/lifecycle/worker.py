@@ -12,8 +12,7 @@ from blockrelay.observability.logs import get
 from blockrelay.observability.metrics import WorkerMetrics
 from blockrelay.observability.registry import service_registry
 from blockrelay.observability.status_server import StatusServer
-from blockrelay.protocol import transitions
-from blockrelay.redis.cell_settings import CellSettings, read_cell_settings
+from blockrelay.protocol.transitions import calls
 from blockrelay.redis.client import check_redis, wait_for_redis
 from blockrelay.settings import WorkerSettings
 from blockrelay.text.tokenizer import Tokenizer
@@ -132,11 +131,6 @@ class Worker:
     def _role(self, worker: str, assignment: Assignment, executor: Executor) -> StageRole:
         settings, able = self._settings, executor.capabilities
         assert able.numerics_id == self._numerics, "the executor computes other bits than those that were registered"
-        own = CellSettings.of(settings)
-        cell: CellSettings = (
-            self._links.again(lambda: read_cell_settings(self._links.control, self._links.keys), "read settings") or own
-        )
-        cell.tell(own)
         return StageRole(
             worker=worker,
             split=assignment.split,
@@ -153,7 +147,6 @@ class Worker:
             max_requests=settings.max_requests,
             step_target_s=settings.step_target_s,
             speculation=settings.speculation == "on",
-            dead_after_s=cell.dead_after_ms / 1000,
         )
 
     def _serve(self, registration: Registration, assignment: Assignment, role: StageRole, executor: Executor) -> None:
@@ -282,7 +275,7 @@ class Worker:
 
     def _leave(self, registration: Registration, role: StageRole) -> None:
         """Drain: everything that was on this worker runs again elsewhere. Tried once when the process is ending."""
-        call = transitions.dead(registration.worker, silent_s=0, reason="drain")
+        call = calls.dead(registration.worker, silent_s=0, reason="drain")
         try:
             self._links.scripts.run(call)
         except RedisTrouble as error:

@@ -8,7 +8,7 @@ what was known is corrected by the rest.
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from blockrelay.protocol.transitions import Pace
+from blockrelay.protocol.transitions.calls import Pace
 
 #: Requests at once whose times between tokens are kept apart, as upper ends.
 SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 256, 1024)

@@ -6,7 +6,7 @@ from queue import Empty, SimpleQueue
 
 from blockrelay.observability.metrics import WorkerMetrics
 from blockrelay.protocol.messages import Commit
-from blockrelay.protocol.transitions import commit
+from blockrelay.protocol.transitions.calls import commit
 from blockrelay_worker.transport.events import EventSink, Verdicts
 from blockrelay_worker.transport.redis_links import Links, Stopping
 

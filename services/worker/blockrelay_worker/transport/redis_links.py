@@ -12,7 +12,7 @@ from prometheus_client import Counter
 
 from blockrelay.errors import RedisTrouble
 from blockrelay.protocol.keys import Keys
-from blockrelay.protocol.transitions import Call
+from blockrelay.protocol.transitions.calls import Call
 from blockrelay.redis.client import Scripts, backoff_s, connect
 from blockrelay.redis.errors import RedisWatch
 from blockrelay.settings import WorkerSettings
@@ -88,7 +88,7 @@ class Links:
         control = connect(settings.redis_url)
         payload = connect(settings.payload_redis_url) if settings.payload_redis_url else control
         keys = Keys(settings.cell)
-        scripts = Scripts(control, keys, retention_s=settings.retention_s)
+        scripts = Scripts(control, keys)
         return cls(control, payload, keys, scripts, RedisWatch(errors), stop, drain or Drain())
 
     def insist(self, call: Call[T]) -> T:

@@ -8,8 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blockrelay.failpoints import reach
+from blockrelay.protocol.constants import RESULT_S
 from blockrelay.protocol.messages import Commit
-from blockrelay.protocol.tensors import RESULT_S, encode_result
+from blockrelay.protocol.tensors import encode_result
 from blockrelay_worker.transport.committer import Committer
 from blockrelay_worker.transport.redis_links import Links, Stopping
 

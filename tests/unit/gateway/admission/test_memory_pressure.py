@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import redis
 
-from blockrelay.protocol import transitions as calls
 from blockrelay.protocol.keys import Keys
 from blockrelay.protocol.messages import Commit, RequestBody
+from blockrelay.protocol.transitions import calls
 from blockrelay.redis import client as redis_link
 from blockrelay.redis.client import Scripts
 from blockrelay.settings import GatewaySettings
@@ -68,7 +68,7 @@ def test_the_past_does_not_refuse_the_present(settings: GatewaySettings, own_red
     settings = settings.model_copy(update={"redis_url": own_redis.url})
     with redis_link.connect(own_redis.url) as client, running_gateway(settings) as gateway:
         model = gateway.gateway.model_key
-        worker = PlayedWorker(client=client, scripts=Scripts(client, keys, retention_s=900), keys=keys, model=model)
+        worker = PlayedWorker(client=client, scripts=Scripts(client, keys), keys=keys, model=model)
         worker.register()
         with answering(worker, lambda claimed: (FIVE, "length")):
             first = gateway.post("/v1/completions", **BODY, seed=1)
@@ -107,7 +107,7 @@ def test_a_stream_of_requests_goes_through_little_memory(
     """
     settings = settings.model_copy(update={"redis_url": own_redis.url})
     with redis_link.connect(own_redis.url) as client, running_gateway(settings) as gateway:
-        scripts, model = Scripts(client, keys, retention_s=900), gateway.gateway.model_key
+        scripts, model = Scripts(client, keys), gateway.gateway.model_key
         worker = PlayedWorker(client=client, scripts=scripts, keys=keys, model=model).register()
         client.config_set("appendfsync", "no")  # thousands of commands, and no disk is asked about
         # Redis 6.2 writes to a block of 10 MiB while it rewrites its file: half of the room here, and OOM.

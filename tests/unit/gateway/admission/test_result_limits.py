@@ -11,8 +11,9 @@ import pytest
 import redis
 
 from blockrelay.auth.api_keys import Tenant, add_key
+from blockrelay.protocol.constants import READ_RESULT_S
 from blockrelay.protocol.keys import Keys
-from blockrelay.protocol.tensors import READ_RESULT_S, result_bytes
+from blockrelay.protocol.tensors import result_bytes
 from blockrelay.redis import client as redis_link
 from blockrelay.redis.client import Scripts
 from blockrelay.settings import GatewaySettings
@@ -34,7 +35,7 @@ def tight(own_redis: RedisServer) -> Iterator[redis.Redis]:
 
 
 def played(client: redis.Redis, keys: Keys, gateway: RunningGateway) -> PlayedWorker:
-    scripts = Scripts(client, keys, retention_s=900)
+    scripts = Scripts(client, keys)
     return PlayedWorker(client=client, scripts=scripts, keys=keys, model=gateway.gateway.model_key).register()
 
 

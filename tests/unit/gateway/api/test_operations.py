@@ -12,7 +12,7 @@ import pytest
 import structlog
 
 from blockrelay.block_folder.folder import BlockFolder
-from blockrelay.protocol import transitions as calls
+from blockrelay.protocol.transitions import calls
 from blockrelay.settings import GatewaySettings, environment_for
 from blockrelay_gateway.api.operations import routes as ops_routes
 from tests.support.played import PlayedWorker, RunningGateway, answering, running_gateway

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from blockrelay.auth.api_keys import Tenant, add_key
-from blockrelay.protocol import transitions as calls
 from blockrelay.protocol.messages import Claimed
 from blockrelay.protocol.tensors import decode_tensor
+from blockrelay.protocol.transitions import calls
 from blockrelay.settings import GatewaySettings
 from blockrelay_gateway.admission import accept as admission
 from tests.support.played import PlayedWorker, RunningGateway, running_gateway
@@ -157,7 +157,7 @@ def test_a_step_between_whose_rows_redis_goes_leaves_nothing_and_runs_when_sent_
         assert worker.client.zcard(worker.keys.running) > 0, "the first row is there, and nobody can take it back"
         proxy.heal()
         wait_until(lambda: worker.client.zcard(worker.keys.running) == 0, "what was accepted of it is taken back")
-        assert not worker.scripts.run(calls.claim(worker.names[0], 8, dead_after_s=60, free_pages=1000))
+        assert not worker.scripts.run(calls.claim(worker.names[0], 8, free_pages=1000))
         assert run(gateway, worker, pool, body, 2) == [[7], [8]]
         assert [tokens_of(worker, f"chat#{row}") for row in (0, 1)] == [[5, 7], [6, 8]]
         wait_until(lambda: not len(gateway.gateway.followed), "the gateway follows nothing")

@@ -44,7 +44,7 @@ class Parts:
 
 def parts_on(client: redis.asyncio.Redis) -> Parts:
     metrics, keys = GatewayMetrics(CollectorRegistry()), Keys("t")
-    watch, scripts = RedisWatch(metrics.redis_errors), AsyncScripts(client, keys, retention_s=9)
+    watch, scripts = RedisWatch(metrics.redis_errors), AsyncScripts(client, keys)
     tailer, followers = Tailer(client, keys, "g", metrics, watch), Followers(client, keys, scripts, "g", 9)
     abandonment = Abandonment(followers, scripts, watch, gateway="g", grace_s=1)
     registry = FollowedRequests(tailer, Accounting(metrics), abandonment)

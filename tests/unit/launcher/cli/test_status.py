@@ -8,9 +8,9 @@ import redis
 from rich.console import Console
 
 from blockrelay.errors import ServiceUnavailable, UsageError
-from blockrelay.protocol import transitions as calls
 from blockrelay.protocol.keys import Keys
 from blockrelay.protocol.plan import Plan
+from blockrelay.protocol.transitions import calls
 from blockrelay.redis.client import Scripts
 from blockrelay.settings import Settings
 from blockrelay_launcher.cell import CellAddress, checked_url, find_cell

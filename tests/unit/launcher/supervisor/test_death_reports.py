@@ -18,7 +18,7 @@ from tests.support.waiting import wait_until
 def test_what_redis_does_not_take_is_reported_later(own_redis: RedisServer) -> None:
     client: redis.Redis = own_redis.client()
     keys, said = Keys("t"), list[str]()
-    cell = Cell(client, keys, Scripts(client, keys, retention_s=60))
+    cell = Cell(client, keys, Scripts(client, keys))
     name = cell.worker(f"{socket.gethostname()}:{os.getpid()}:abc", split="1-4")
     cell.accept()
     (run,) = cell.claim(name)

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from blockrelay.errors import BadRequest
 from blockrelay.protocol.messages import MAX_CHOICES
 from blockrelay.protocol.tensors import decode_tensor
-from blockrelay.protocol.transitions import SessionStep
+from blockrelay.protocol.transitions.calls import SessionStep
 from blockrelay_gateway.admission.refusals import wrong_step
 
 _SESSION_ID = re.compile(r"[A-Za-z0-9._:@-]{1,128}")

@@ -12,11 +12,11 @@ from fastapi import APIRouter, Header, Query, Request
 from fastapi.responses import Response
 
 from blockrelay.errors import NotFound
-from blockrelay.protocol import transitions as calls
 from blockrelay.protocol.ended import body_of, decode_log, whole_record
 from blockrelay.protocol.messages import RequestBody
 from blockrelay.protocol.sampling_params import SamplingParams
 from blockrelay.protocol.timeline import timeline, waits_for
+from blockrelay.protocol.transitions import calls
 from blockrelay_gateway.admission.idempotency import sibling
 from blockrelay_gateway.api import state
 from blockrelay_gateway.api.infer.responses import InferFormat

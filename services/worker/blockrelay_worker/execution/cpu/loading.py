@@ -6,7 +6,7 @@ from blockrelay.block_folder.folder import BlockFolder
 from blockrelay.block_folder.manifest import Manifest, Precision
 from blockrelay.errors import KnownAnswerMismatch
 from blockrelay.host.cpu import cpu_name
-from blockrelay.settings import Device
+from blockrelay.protocol.plan import Device
 from blockrelay_worker.execution.cpu.linears import Variant
 from blockrelay_worker.execution.cpu.stage import StageExecutor
 from blockrelay_worker.execution.numerics_id import numerics_id

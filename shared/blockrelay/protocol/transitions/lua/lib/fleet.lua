@@ -16,8 +16,8 @@ local function registered()
   return redis.call('ZRANGEBYSCORE', P .. 'workers', '-inf', '+inf', 'WITHSCORES', 'LIMIT', 0, MAX_WORKERS)
 end
 
--- A worker lives while its last beat is not `after` ms old; one that lies as far in the future is from before the clock
--- was put back.
-local function is_alive(beat, after)
-  return beat and math.abs(NOW - tonumber(beat)) < after
+-- A worker lives while its last beat is not `dead_after()` ms old; one that lies as far in the future is from before the
+-- clock was put back.
+local function is_alive(beat)
+  return beat and math.abs(NOW - tonumber(beat)) < dead_after()
 end

@@ -1,3 +1,6 @@
+-- When a request that comes now would have its first token, and its end.
+-- needs: fleet
+
 -- What the workers say of themselves, and what follows for a request that comes now. All of it errs towards late: rows
 -- that a page cache has and answers that stop early count in full, and every batch is as large as any of late.
 -- Before its deadline a request must have time for QUEUE_MARGIN times its wait (a flood slows down what it waits for),
@@ -55,7 +58,7 @@ local function survey(model)
     if v[4] == model and v[3] then
       local stage, pages = v[1] .. '/' .. v[2], tonumber(v[3])
       found.largest[stage] = math.max(found.largest[stage] or 0, pages)
-      if is_alive(all[i + 1], dead_after(DEFAULT_DEAD_AFTER)) then
+      if is_alive(all[i + 1]) then
         pools[stage] = (pools[stage] or 0) + pages
         if v[2] == '0' then
           found.workers, found.slots = found.workers + 1, found.slots + tonumber(v[5] or '64')
@@ -78,26 +81,26 @@ local function survey(model)
 end
 
 -- Seconds until a request is claimed, and seconds from then until its first token and its end.
--- `load` is the model's books, `before` the tokens (prompt and max_tokens) that are claimed earlier (nil: all that wait).
-local function forecast(found, load, in_flight, need, prompt, most, before)
-  local queued = load.queued_rows * found.row + load.queued_tokens * found.token
-  local running = load.running_rows * found.row + load.running_tokens * found.token
-  local waiting = load.queued_rows + load.queued_tokens
+-- `outstanding` is that of the model, `before` the tokens (prompt and max_tokens) that are claimed earlier (nil: all that wait).
+local function forecast(found, outstanding, in_flight, need, prompt, most, before)
+  local queued = outstanding.queued_rows * found.row + outstanding.queued_tokens * found.token
+  local running = outstanding.running_rows * found.row + outstanding.running_tokens * found.token
+  local waiting = outstanding.queued_rows + outstanding.queued_tokens
   local share = (before and waiting > 0) and math.min(1, before / waiting) or 1
-  local fit = found.pages and math.floor(found.pages * (in_flight + 1) / (load.pages + need)) or found.slots
+  local fit = found.pages and math.floor(found.pages * (in_flight + 1) / (outstanding.pages + need)) or found.slots
   local slots = math.max(1, math.min(found.slots, fit))
   local wait = share * queued
   if in_flight < slots then
-    wait = share * load.queued_rows * found.row  -- claimed at once; what waits decodes beside it
+    wait = share * outstanding.queued_rows * found.row  -- claimed at once; what waits decodes beside it
   else
     wait = wait + running  -- at the latest when all that runs has ended
   end
   -- Prompts of others lengthen the time between tokens by as much as prompts are of all the work.
-  local prompts = (load.queued_rows + load.running_rows + prompt) * found.row
-  local tokens = (load.queued_tokens + load.running_tokens + most) * found.token
+  local prompts = (outstanding.queued_rows + outstanding.running_rows + prompt) * found.row
+  local tokens = (outstanding.queued_tokens + outstanding.running_tokens + most) * found.token
   local batch = math.min(slots, in_flight + 1) / math.max(1, found.workers)
   local step = step_among(found, batch)
-  local first = load.running_rows * found.row + prompt * found.slowest + step
+  local first = outstanding.running_rows * found.row + prompt * found.slowest + step
   local stretch = tokens > 0 and (prompts + tokens) / tokens or 1
   return wait, first, first + math.max(0, most - 1) * step * stretch
 end

@@ -2,9 +2,10 @@
 -- again or is waited for (keyed, in the background) last. Nothing that has not ended, nor what ended or was asked for a
 -- moment ago: somebody may be reading it. A key that is forgotten computes the same answer again.
 -- Keeps I2 (only what has ended).
--- ARGV: retention, most
+-- needs: record
+-- Arguments: most
 -- Answer: {requests forgotten, requests that have ended and are still there (some may be beyond their retention)}
-local most = tonumber(ARGV[2])
+local most = ARGS.most
 -- Milliseconds that everybody has to read an end. Names looked at beside those that go: so many may be read at once, and
 -- what ended behind them still goes.
 local FRESH, SKIPPED = 10000, 1024

@@ -1,10 +1,13 @@
--- Who could go on with a log: of each numerics id that live workers of a model, none of them draining, serve with a worker
+-- Who could go on with a log.
+-- needs: fleet
+
+-- Of each numerics id that live workers of a model, none of them draining, serve with a worker
 -- for every stage of a split, how many KV pages a request may need: their pools hold no more, even empty.
--- `class` cpu: CPU workers alone. `silence`: milliseconds without a beat.
-local function serving(model, class, silence)
+-- `class` cpu: CPU workers alone.
+local function serving(model, class)
   local found, staffed, all = {}, {}, registered()
   for i = 1, #all, 2 do
-    if is_alive(all[i + 1], silence) then
+    if is_alive(all[i + 1]) then
       local w = all[i]
       local v = redis.call('HMGET', P .. 'worker:' .. w, 'model', 'split', 'stage', 'device', 'numerics', 'draining', 'pages')
       if v[1] == model and v[3] and not v[6] and (class == 'gpu' or v[4] == 'cpu')

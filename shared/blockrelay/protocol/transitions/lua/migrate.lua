@@ -4,11 +4,11 @@
 -- many pages are served: a time in which nobody looked (Redis or schedulers away, a clock set anew) counts as two seconds at
 -- most, and a worker that comes or goes and changes these pages ends it.
 -- Keeps I3, I13.
--- ARGV: retention, model, milliseconds without a beat that make a worker dead, milliseconds without a worker of an id after
---   which its requests go on under another
+-- needs: record, rerun_queue, fleet, serving
+-- Arguments: model, patience_ms (without a worker of an id, after which its requests go on under another)
 -- Answer: per class and numerics id that re-runs wait for {class, id, how many wait, ms without a worker (-1: one lives),
 --   how many may go on under another id from now on}; apart, those of an id that fit no pool of it
-local model, silence, patience = ARGV[2], dead_after(ARGV[3]), tonumber(ARGV[4])
+local model, patience = ARGS.model, ARGS.patience_ms
 local LONGEST_LOOK, MOST = 2000, 64
 local key, answer, served = P .. 'numerics:' .. model, {}, {}
 local awaited = redis.call('HGETALL', key)
@@ -16,7 +16,7 @@ for i = 1, #awaited, 2 do
   local class, id = string.match(awaited[i], '^(%a+):(.+)$')
   local stream = P .. 'pinned:' .. model .. ':' .. class .. ':' .. id
   local waiting = redis.call('XLEN', stream)
-  served[class] = served[class] or serving(model, class, silence)
+  served[class] = served[class] or serving(model, class)
   if waiting == 0 then
     redis.call('HDEL', key, awaited[i])
     redis.call('DEL', stream)
@@ -30,7 +30,7 @@ for i = 1, #awaited, 2 do
     local too_large, freed = most < 0 and waiting or 0, 0
     if most >= 0 or absent >= patience then
       for _, entry in ipairs(redis.call('XRANGE', stream, '-', '+', 'COUNT', MOST)) do
-        local r = load(entry[2][2])
+        local r = read_record(entry[2][2])
         local is_there = r and r.state == 'queued' and r.job == 'pinned ' .. entry[1]
         local fits = is_there and r.need <= most
         if most >= 0 and is_there and not fits then too_large = too_large + 1 end

@@ -1,10 +1,11 @@
 -- DEAD: a worker is gone. Re-run everything in on:<worker>, whatever its place in the route; delete its inbox and record.
 -- Keeps I3 (nobody runs where nobody lives), I4, I7 (blames only whom the worker tried alone).
--- ARGV: retention, worker, milliseconds without a beat that make it dead (0: somebody saw it die), reason (death | drain | forgotten)
+-- needs: record, rerun
+-- Arguments: worker, silent_ms (without a beat that make it dead; 0: somebody saw it die), reason (death | drain | forgotten)
 -- Answer: {1 when it was declared dead now, number of re-runs}
-local w = ARGV[2]
+local w = ARGS.worker
 local beat = redis.call('ZSCORE', P .. 'workers', w)
-local after = tonumber(ARGV[3])
+local after = ARGS.silent_ms
 -- A beat from the future is older than the clock's last step back: who lives has beaten since (the caller waits for that).
 if beat and after > 0 and math.abs(NOW - tonumber(beat)) < after then return {0, 0} end
 local on = redis.call('SMEMBERS', P .. 'on:' .. w)
@@ -13,9 +14,9 @@ local v = redis.call('HMGET', P .. 'worker:' .. w, 'device', 'first', 'model')
 local tried = redis.call('GET', P .. 'trying:' .. w) or nil
 local count = 0
 for _, id in ipairs(on) do
-  local r = load(id)
+  local r = read_record(id)
   if r and r.state == 'running' and string.find(',' .. r.route .. ',', ',' .. w .. ',', 1, true) then
-    rerun(r, ARGV[4], v[1] == 'gpu' and ARGV[4] == 'death' and 'block_' .. v[2] or nil, tried)
+    rerun(r, ARGS.reason, v[1] == 'gpu' and ARGS.reason == 'death' and 'block_' .. v[2] or nil, tried)
     count = count + 1
   end
 end

@@ -2,47 +2,41 @@
 -- With an Idempotency-Key the id derives from the key, so that another body may come under a known id: the fingerprint of
 -- the body that made the record decides. A request that ended because nobody read it ('abandoned') counts as forgotten.
 -- Keeps I2, I9 (one key is one request), I10 (steps follow each other).
--- ARGV: retention, id, model, need (pages), deadline (ms, 0 = none), body, prompt tokens, max_tokens,
---   fingerprint ('' without a key), seconds to keep it after its end (0 = retention),
---   tenant, its weight, priority, its tokens per minute, its concurrency,
---   most in flight, longest wait for the first token (ms), most pages promised per page there is,
---   1: refuse what would miss its deadline (limits but `in flight`: 0 = none),
---   gateway that will read a request that exists ('' = none does), requests that come along without limits of their own,
---   their tokens (prompt and max_tokens), 1: never under another numerics id,
---   bytes of its result (0: none), of the results of those that come along, most of all results (0: no limit), of its tenant's,
---   [session, step, fingerprint of the step, length, new tokens]
+-- needs: record, outstanding, timeline, tensor_results, fair_queue, fleet, wait_forecast
+-- Arguments: request, model, pages_needed, deadline_ms (0: none), body, prompt_tokens, max_tokens,
+--   fingerprint ('' without a key), retention_s (0: the cell's), tenant, its weight, priority,
+--   exact (never under another numerics id), reader (gateway that will read a request that exists; '': none does),
+--   result_bytes (0: none), limits (blockrelay.protocol.transitions.calls.Limits and `in_flight`; 0 stands for no limit but
+--   of `in_flight`), session (calls.SessionStep) or nothing
 -- Answers: OK ms | EXISTS state | OTHER | TOO_LARGE pages | STEP expected-step | REPEAT request-id, or a limit and ms after
 --   which to ask again: TOKENS left | CONCURRENT requests | BUSY in-flight | PAGES promised | WAIT ms | LATE ms (until its end) |
 --   RESULTS bytes promised | TENANT_RESULTS bytes promised
-local id, model, need, deadline = ARGV[2], ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5])
-local prompt, most = tonumber(ARGV[7]), tonumber(ARGV[8])
-local tenant, weight, priority = ARGV[11], tonumber(ARGV[12]), tonumber(ARGV[13])
-local per_minute, concurrency, limit = tonumber(ARGV[14]), tonumber(ARGV[15]), tonumber(ARGV[16])
-local longest_wait, overcommit, punctual = tonumber(ARGV[17]), tonumber(ARGV[18]), ARGV[19] == '1'
-local others, their_tokens = tonumber(ARGV[21]), tonumber(ARGV[22])
-local result, their_results = tonumber(ARGV[24]), tonumber(ARGV[25])
+local id, model, need, deadline = ARGS.request, ARGS.model, ARGS.pages_needed, ARGS.deadline_ms
+local prompt, most = ARGS.prompt_tokens, ARGS.max_tokens
+local tenant, weight, priority, limits = ARGS.tenant, ARGS.weight, ARGS.priority, ARGS.limits
+local per_minute, others, result = limits.tokens_per_minute, limits.others, ARGS.result_bytes
 local known = redis.call('HMGET', P .. 'request:' .. id, 'state', 'fp', 'abandoned')
 if known[1] and not known[3] then
-  if (known[2] or '') ~= ARGV[9] then return {'OTHER'} end
-  if ARGV[20] ~= '' then
-    redis.call('HSET', P .. 'followers:' .. id, ARGV[20], '')  -- here: no FINISH for want of a reader may come between
+  if (known[2] or '') ~= ARGS.fingerprint then return {'OTHER'} end
+  if ARGS.reader ~= '' then
+    redis.call('HSET', P .. 'followers:' .. id, ARGS.reader, '')  -- here: no FINISH for want of a reader may come between
     redis.call('EXPIRE', P .. 'followers:' .. id, retention())
   end
   return {'EXISTS', known[1]}
 end
 
 local session, append
-if ARGV[28] then
-  session = P .. 'session:' .. ARGV[28]
+local asked = ARGS.session
+if asked then
+  session = P .. 'session:' .. asked.session
   local step = tonumber(redis.call('HGET', session, 'step') or '0')
   local length = tonumber(redis.call('HGET', session, 'length') or '0')
-  local wanted = tonumber(ARGV[29])
-  if wanted == step and step > 0 and redis.call('HGET', session, 'fp') == ARGV[30] then
+  if asked.step == step and step > 0 and redis.call('HGET', session, 'fp') == asked.fingerprint then
     local previous = redis.call('HGET', session, 'request')
     local ended = redis.call('HGET', P .. 'request:' .. previous, 'end')
     local there = redis.call('EXISTS', P .. 'request:' .. previous) == 1
     if there and (not ended or ended == 'tensor') then return {'REPEAT', previous} end
-  elseif wanted == step + 1 and length == tonumber(ARGV[31]) then
+  elseif asked.step == step + 1 and length == asked.length then
     append = true
   else
     return {'STEP', step + 1}
@@ -62,22 +56,23 @@ if per_minute > 0 then
   local since = NOW - tonumber(v[2] or NOW)
   if since < 0 then since = 60000 end  -- the clock was put back: nobody waits until it has caught up
   level = math.min(per_minute, tonumber(v[1] or per_minute) + since * per_minute / 60000)
-  local lacks = prompt + most + their_tokens - level
+  local lacks = prompt + most + limits.others_tokens - level
   if lacks > 0 then return {'TOKENS', math.floor(level), math.ceil(lacks * 60000 / per_minute)} end
 end
-if concurrency > 0 then
+if limits.concurrency > 0 then
   local mine = redis.call('SCARD', P .. 'of:' .. tenant)
-  if mine + others >= concurrency then return {'CONCURRENT', mine, 1000} end
+  if mine + others >= limits.concurrency then return {'CONCURRENT', mine, 1000} end
 end
 
 -- What results may take of the payload Redis. Those whose time is over are off the books; a bite of them at a time.
 if result > 0 then
   local over = redis.call('ZRANGE', P .. 'results', '-inf', NOW, 'BYSCORE', 'LIMIT', 0, 512)
   for _, gone in ipairs(over) do strike_result(gone) end
-  for _, check in ipairs({{'TENANT_RESULTS', ' ' .. tenant, ARGV[27]}, {'RESULTS', '', ARGV[26]}}) do
-    local status, sum, limit = check[1], check[2], tonumber(check[3])
+  for _, check in ipairs({{'TENANT_RESULTS', ' ' .. tenant, limits.tenant_result_bytes},
+    {'RESULTS', '', limits.result_bytes}}) do
+    local status, sum, limit = check[1], check[2], check[3]
     local promised = tonumber(redis.call('HGET', P .. 'result-bytes', sum) or '0')
-    if limit > 0 and promised + result + their_results > limit then
+    if limit > 0 and promised + result + limits.others_result_bytes > limit then
       local soonest = tonumber(redis.call('ZRANGE', P .. 'results', 0, 0, 'WITHSCORES')[2]) or math.huge
       return {status, promised, soonest < math.huge and math.max(1000, soonest - NOW) or 1000}
     end
@@ -86,38 +81,41 @@ end
 
 -- Our capacity.
 local in_flight = redis.call('ZCARD', P .. 'running')
-if in_flight + others >= limit then return {'BUSY', in_flight, 1000} end
+if in_flight + others >= limits.in_flight then return {'BUSY', in_flight, 1000} end
 local class = redis.call('HGET', P .. 'plan:' .. model, 'class') or 'cpu'
-local load = books(model)
-if overcommit > 0 and found.pages and load.pages > 0 and load.pages + need * (1 + others) > found.pages * overcommit then
-  return {'PAGES', load.pages, 1000}
+local outstanding = outstanding_of(model)
+if limits.overcommit > 0 and found.pages and outstanding.pages > 0
+  and outstanding.pages + need * (1 + others) > found.pages * limits.overcommit then
+  return {'PAGES', outstanding.pages, 1000}
 end
 local due
 if found.token then
   local rank = next_rank(P .. 'shares:' .. model .. ':' .. class, priority, weight, tenant)
   local before = tokens_before(P .. 'shares:' .. model .. ':' .. class, rank)
-  local wait, first, all = forecast(found, load, in_flight + others, need * (1 + others), prompt + their_tokens, most, before)
+  local wait, first, all = forecast(found, outstanding, in_flight + others, need * (1 + others),
+    prompt + limits.others_tokens, most, before)
+  local longest_wait = math.floor(1000 * limits.wait_s)
   if longest_wait > 0 and 1000 * (wait + first) > longest_wait then
     return {'WAIT', math.ceil(1000 * (wait + first)), math.ceil(1000 * (wait + first)) - longest_wait}
   end
   if deadline > 0 then
     local late = NOW + 1000 * (QUEUE_MARGIN * wait + RUN_MARGIN * all + SPARE) - deadline
-    if punctual and late > 0 then return {'LATE', math.ceil(1000 * (wait + all)), math.ceil(late)} end
+    if limits.punctual and late > 0 then return {'LATE', math.ceil(1000 * (wait + all)), math.ceil(late)} end
     due = deadline - 1000 * (RUN_MARGIN * all + SPARE)
   end
 elseif deadline > 0 then
   -- No worker has measured itself: a few requests, and those will have been measured.
-  if punctual and in_flight + others >= UNMEASURED then return {'LATE', 0, 1000} end
+  if limits.punctual and in_flight + others >= UNMEASURED then return {'LATE', 0, 1000} end
   due = deadline
 end
 
 if known[1] then redis.call('DEL', P .. 'request:' .. id, P .. 'log:' .. id) end
 redis.call('HSET', P .. 'request:' .. id, 'v', PROTOCOL, 'state', 'queued', 'model', model, 'class', class, 'need', need, 'prompt', prompt,
-  'deadline', deadline, 'body', ARGV[6], 'n', 0, 'run', '', 'route', '', 'accepted', NOW, 'moved', NOW,
+  'deadline', deadline, 'body', ARGS.body, 'n', 0, 'run', '', 'route', '', 'accepted', NOW, 'moved', NOW,
   'most', most, 'rows', prompt, 'tenant', tenant)
-if ARGV[9] ~= '' then redis.call('HSET', P .. 'request:' .. id, 'fp', ARGV[9]) end
-if ARGV[10] ~= '0' then redis.call('HSET', P .. 'request:' .. id, 'keep', ARGV[10]) end
-if ARGV[23] == '1' then redis.call('HSET', P .. 'request:' .. id, 'exact', 1) end
+if ARGS.fingerprint ~= '' then redis.call('HSET', P .. 'request:' .. id, 'fp', ARGS.fingerprint) end
+if ARGS.retention_s > 0 then redis.call('HSET', P .. 'request:' .. id, 'keep', ARGS.retention_s) end
+if ARGS.exact then redis.call('HSET', P .. 'request:' .. id, 'exact', 1) end
 if result > 0 then
   redis.call('HSET', P .. 'request:' .. id, 'result', result)
   book_result(id, tenant, result)
@@ -125,19 +123,19 @@ end
 redis.call('ZADD', P .. 'running', NOW, id)
 redis.call('SADD', P .. 'of:' .. tenant, id)
 if per_minute > 0 then
-  redis.call('HSET', bucket, 'level', string.format('%.3f', level - prompt - most - their_tokens), 'at', NOW)
+  redis.call('HSET', bucket, 'level', string.format('%.3f', level - prompt - most - limits.others_tokens), 'at', NOW)
   redis.call('EXPIRE', bucket, 120)
 end
 if session then
-  redis.call('HSET', session, 'v', PROTOCOL, 'step', ARGV[29], 'fp', ARGV[30], 'request', id)
+  redis.call('HSET', session, 'v', PROTOCOL, 'step', asked.step, 'fp', asked.fingerprint, 'request', id)
   if append then
-    local tokens = (redis.call('HGET', session, 'tokens') or '') .. ARGV[32]
+    local tokens = (redis.call('HGET', session, 'tokens') or '') .. asked.tokens
     redis.call('HSET', session, 'tokens', tokens, 'length', string.len(tokens) / 4)
   end
   redis.call('EXPIRE', session, retention())
 end
 local r = {id = id, model = model, class = class, state = 'queued', rows = prompt, most = most, n = 0}
 redis.call('HINCRBY', P .. 'load:' .. model, 'pages', need)
-weigh(r, 1)
+account(r, 1)
 queue_up(r, priority, weight, tenant, prompt + most, due)
 return {'OK', string.format('%d', NOW)}

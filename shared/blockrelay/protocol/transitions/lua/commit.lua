@@ -1,7 +1,8 @@
 -- COMMIT: make tokens part of the log. Many requests, one answer each; a bad one never fails its neighbours.
 -- Keeps I1 (run and positions are compared), I5, I12 (nothing behind a deadline).
--- ARGV: retention, then one msgpack array per request: {id, run, position, {tokens}, {logprobs or ''}, end reason or '', meta}
---   position = length of the log before these tokens
+-- needs: record, timeline, rerun
+-- Arguments: commits: of each request {request, run, position (length of the log before these tokens), tokens,
+--   logprobs (or nothing), end (reason, or nothing), meta}
 -- Answers: {verdict, log length}: OK | LOST (other run, gone or finished) | DIVERGED (the log has another token there)
 --   | GAP (the log is shorter than position) | EXPIRED (deadline passed: finished)
 local answers, spent, moved = {}, {}, {}
@@ -14,13 +15,13 @@ local function spend(r, left, rows)
   spent[r.model] = s
 end
 -- Together, and not too many at once for `unpack`; those that have ended are in `running` no more.
-local function note_moved()
+local function mark_moved()
   if #moved > 0 then redis.call('ZADD', P .. 'running', 'XX', unpack(moved)) end
   moved = {}
 end
-for i = 2, #ARGV do
-  local id, run, position, tokens, logprobs, ending, meta = unpack(cmsgpack.unpack(ARGV[i]))
-  local r = load(id, GOING_ON)
+for _, item in ipairs(ARGS.commits) do
+  local id, run, position, tokens, logprobs = item.request, item.run, item.position, item.tokens, item.logprobs
+  local r = read_record(id, GOING_ON)
   local verdict
   if not r or r.state ~= 'running' or r.run ~= run then
     verdict = 'LOST'
@@ -35,7 +36,7 @@ for i = 2, #ARGV do
       end
     end
     if not verdict and r.deadline > 0 and NOW > r.deadline then
-      finish(load(id), 'expired', '')
+      finish(read_record(id), 'expired', '')
       verdict = 'EXPIRED'
     end
     if not verdict then
@@ -43,7 +44,7 @@ for i = 2, #ARGV do
       local fresh = position + #tokens - r.n
       for k, token in ipairs(tokens) do
         if position + k > r.n then
-          if logprobs[k] and logprobs[k] ~= '' then
+          if logprobs and logprobs[k] ~= '' then
             redis.call('XADD', P .. 'log:' .. id, (position + k) .. '-0', 't', token, 'p', logprobs[k])
           else
             redis.call('XADD', P .. 'log:' .. id, (position + k) .. '-0', 't', token)
@@ -58,25 +59,25 @@ for i = 2, #ARGV do
         spend(r, left, rows)
         if r.n == fresh then
           redis.call('HSETNX', P .. 'request:' .. id, 'first', NOW)
-          note(id, 't')
+          timeline_event(id, 't')
         end
         redis.call('HSET', P .. 'request:' .. id, 'n', r.n, 'moved', NOW)
         moved[#moved + 1] = NOW; moved[#moved + 1] = id
-        if #moved >= 512 then note_moved() end
+        if #moved >= 512 then mark_moved() end
       end
-      if ending ~= '' then
-        finish(load(id), ending, meta)
+      if item['end'] then
+        finish(read_record(id), item['end'], item.meta)
       elseif fresh > 0 and string.find(r.route, ',', 1, true) then
         -- The next job goes to the first worker; without its inbox that worker is dead.
         local next_job = cmsgpack.pack({id, run, position, tokens})
         local inbox = P .. 'inbox:' .. string.match(r.route, '^[^,]+')
-        if not redis.call('XADD', inbox, 'NOMKSTREAM', '*', 'j', next_job) then rerun(load(id), 'no_inbox') end
+        if not redis.call('XADD', inbox, 'NOMKSTREAM', '*', 'j', next_job) then rerun(read_record(id), 'no_inbox') end
       end
     end
   end
   answers[#answers + 1] = {verdict, r and r.n or 0}
 end
-note_moved()
+mark_moved()
 for model, s in pairs(spent) do
   if s[1] ~= 0 then redis.call('HINCRBY', P .. 'load:' .. model, 'running_tokens', -s[1]) end
   if s[2] ~= 0 then redis.call('HINCRBY', P .. 'load:' .. model, 'running_rows', -s[2]) end

@@ -1,0 +1,287 @@
+"""The transitions as typed calls.
+
+A `Call` is data: script, arguments by name, how to read the answer. `blockrelay.redis.client` runs it, sync or async.
+What a transition promises stands in the first lines of its script.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from secrets import token_hex
+from typing import Any, Generic, Literal, TypeVar, cast
+
+from blockrelay.protocol import codec
+from blockrelay.protocol.messages import Claimed, Commit, CommitAnswer, EndReason, RequestBody, RerunReason
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Call(Generic[T]):
+    """One invocation: `arguments` are values that msgpack knows, None for what is not given."""
+
+    script: str
+    arguments: Mapping[str, Any]
+    parse: Callable[[Any], T]
+
+    def packed(self) -> bytes:
+        """The one argument of the script, beside the keys that the client adds."""
+        return codec.pack_arguments(self.arguments)
+
+
+@dataclass(frozen=True, slots=True)
+class SessionStep:
+    """The session part of ACCEPT.
+
+    `length` = tokens before this step; `tokens` = the new ones, little-endian uint32.
+    """
+
+    session: str
+    step: int
+    fingerprint: str
+    length: int
+    tokens: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """Answer of ACCEPT.
+
+    `detail`: Unix ms of Redis' clock (OK), state (EXISTS), pages (TOO_LARGE), expected step (STEP), request id
+    (REPEAT). OTHER: the id is taken by another body. A limit of the tenant: tokens left in its bucket (TOKENS), its
+    requests under way (CONCURRENT), bytes promised to its results (TENANT_RESULTS). One of ours: the same of all
+    (RESULTS), requests under way (BUSY), pages promised (PAGES), ms until its first token would be there (WAIT) or
+    until its end, which is too late (LATE). With a limit, `retry_ms` says when to ask again.
+    """
+
+    status: Literal[
+        "OK", "EXISTS", "OTHER", "TOO_LARGE", "STEP", "REPEAT", "TOKENS", "CONCURRENT", "BUSY", "PAGES", "WAIT", "LATE",
+        "RESULTS", "TENANT_RESULTS",
+    ]  # fmt: skip
+    detail: str
+    retry_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What ACCEPT checks beside the number of requests under way; 0 stands for no limit.
+
+    Of the tenant: `tokens_per_minute`, `concurrency` and `tenant_result_bytes` (of tensor results that are promised or
+    stored). Ours: `result_bytes` of all tenants, `wait_s` for the first token, `overcommit` (KV pages promised for each
+    that there is), `punctual` (refuse what would miss its deadline, by the workers' own measure).
+    `others` requests with `others_tokens` (prompt and max_tokens) and `others_result_bytes` come right behind this one
+    without limits of their own: they are checked with it, and their tokens charged with it.
+    """
+
+    tokens_per_minute: int = 0
+    concurrency: int = 0
+    wait_s: float = 0.0
+    overcommit: float = 0.0
+    punctual: bool = False
+    result_bytes: int = 0
+    tenant_result_bytes: int = 0
+    others: int = 0
+    others_tokens: int = 0
+    others_result_bytes: int = 0
+
+
+#: For what was accepted once.
+NO_LIMITS = Limits()
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How fast a worker says it is.
+
+    `row_s` for a prompt row; `steps`: seconds between two tokens of a request by the number of requests at once, not
+    empty; `lately`: the most at once of late, with whose company a request must reckon.
+    """
+
+    row_s: float
+    steps: Mapping[int, float]
+    lately: int = 1
+
+
+def _text(value: Any) -> str:
+    return value.decode() if isinstance(value, bytes) else str(value)
+
+
+def accept(
+    request: str,
+    body: RequestBody,
+    *,
+    model: str,
+    need_pages: int,
+    max_in_flight: int,
+    deadline_ms: int = 0,
+    fingerprint: str = "",
+    keep_s: int = 0,
+    session: SessionStep | None = None,
+    tenant: str = "",
+    weight: float = 1.0,
+    priority: int = 0,
+    limits: Limits = NO_LIMITS,
+    reader: str = "",
+    result_bytes: int = 0,
+) -> Call[Accepted]:
+    """`deadline_ms` is absolute Unix time in milliseconds, 0 for none. `max_in_flight` of the whole cell.
+
+    `fingerprint` names the client's body where the id derives from a key; `keep_s` is its retention (0: as usual, and
+    it is forgotten first when room is short).
+    A lower `priority` is claimed earlier; within one, tenants share the workers by `weight`.
+    `reader`: the gateway that reads the request if it exists already; it then counts as one of its followers.
+    `result_bytes`: what its tensor result will take of the payload Redis; 0 for tokens.
+    """
+    arguments: dict[str, Any] = {
+        "request": request,
+        "model": model,
+        "pages_needed": need_pages,
+        "deadline_ms": deadline_ms,
+        "body": body.encode(),
+        "prompt_tokens": int(body.prompt.size),
+        "max_tokens": int(body.params.get("max_tokens") or 0),
+        "fingerprint": fingerprint,
+        "retention_s": keep_s,
+        "tenant": tenant,
+        "weight": weight,
+        "priority": priority,
+        "exact": body.exact,
+        "reader": reader,
+        "result_bytes": result_bytes,
+        "limits": {"in_flight": max_in_flight, **asdict(limits)},
+    }
+    if session:
+        arguments["session"] = asdict(session)
+
+    def parse(answer: Any) -> Accepted:
+        detail = _text(answer[1]) if len(answer) > 1 else ""
+        return Accepted(cast(Any, _text(answer[0])), detail, int(answer[2]) if len(answer) > 2 else 0)
+
+    return Call("accept", arguments, parse)
+
+
+def claim(worker: str, most: int, *, free_pages: int) -> Call[list[Claimed]]:
+    """At most `most` jobs, each under a fresh random run nonce.
+
+    `free_pages` bounds what a worker of the whole model takes: the tokens that its jobs have now must fit. Other
+    workers reserve instead, and it means nothing.
+    """
+
+    def parse(answer: Any) -> list[Claimed]:
+        return [
+            Claimed(
+                request=_text(a[0]),
+                run=_text(a[1]),
+                route=tuple(_text(a[2]).split(",")),
+                route_class=cast(Any, _text(a[3])),
+                waited_s=int(a[4]) / 1000,
+                solo=bool(a[5]),
+                cold=bool(a[6]),
+                packed=a[7],
+                tokens=tuple(int(t) for t in a[8]),
+                left_s=int(a[9]) / 1000 if int(a[9]) >= 0 else None,
+            )
+            for a in answer
+        ]
+
+    arguments = {"worker": worker, "free_pages": free_pages, "runs": [token_hex(8) for _ in range(most)]}
+    return Call("claim", arguments, parse)
+
+
+def commit(items: Sequence[Commit]) -> Call[list[CommitAnswer]]:
+    """One answer per item, in order."""
+
+    def parse(answer: Any) -> list[CommitAnswer]:
+        return [CommitAnswer(cast(Any, _text(a[0])), int(a[1])) for a in answer]
+
+    return Call("commit", {"commits": [item.to_script() for item in items]}, parse)
+
+
+def rerun(request: str, run: str, reason: RerunReason, *, block: str = "") -> Call[bool]:
+    """`block`: where a GPU failed. That is recorded as a fallback, and the request goes to the CPU stream."""
+    return Call("rerun", {"request": request, "run": run, "reason": reason, "block": block or None}, bool)
+
+
+def finish(
+    request: str, reason: EndReason, *, meta: dict[str, Any] | None = None, run: str = "", abandoned: bool = False
+) -> Call[Literal["FINISHED", "DONE", "UNKNOWN", "LOST", "READ"]]:
+    """With `run`, only while that run is current.
+
+    `abandoned`: only while no gateway follows it, and ACCEPT of the same id may begin it anew.
+    """
+    arguments = {
+        "request": request,
+        "reason": reason,
+        "meta": json.dumps(meta) if meta else "",
+        "run": run or None,
+        "abandoned": abandoned,
+    }
+    return Call("finish", arguments, lambda a: cast(Any, _text(a)))
+
+
+def dead(
+    worker: str, *, silent_s: float, reason: Literal["death", "drain", "forgotten"] = "death"
+) -> Call[tuple[bool, int]]:
+    """`silent_s` 0: somebody saw it end. Answer: (declared dead now, re-runs)."""
+    arguments = {"worker": worker, "silent_ms": int(silent_s * 1000), "reason": reason}
+    return Call("dead", arguments, lambda a: (bool(a[0]), int(a[1])))
+
+
+def beat(worker: str, pace: Pace | None = None) -> Call[dict[str, str] | None]:
+    """`pace` None: the worker has not measured itself yet.
+
+    Answer: None when the worker was declared dead, else request -> run of everything that is on it.
+    """
+
+    def parse(answer: Any) -> dict[str, str] | None:
+        return None if answer is None else {_text(a[0]): _text(a[1]) for a in answer}
+
+    arguments: dict[str, Any] = {"worker": worker}
+    if pace:
+        steps = " ".join(f"{batch}:{max(1, int(seconds * 1e6))}" for batch, seconds in sorted(pace.steps.items()))
+        arguments["pace"] = {"row_us": max(1, int(pace.row_s * 1e6)), "step_us": steps, "at_once": pace.lately}
+    return Call("beat", arguments, parse)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Awaited:
+    """Re-runs that wait for a worker of a numerics id; apart, those that need more KV pages than its live ones have.
+
+    `absent_s`: how long none has been seen that could hold them, None while one lives. `freed` more no longer wait:
+    they may go on under another id.
+    """
+
+    route_class: str
+    numerics: str
+    waiting: int
+    absent_s: float | None
+    freed: int
+
+
+def migrate(model: str, *, patience_s: float) -> Call[list[Awaited]]:
+    """Let re-runs go on under another numerics id where no worker of theirs was left for `patience_s`."""
+
+    def parse(answer: Any) -> list[Awaited]:
+        return [
+            Awaited(
+                route_class=_text(a[0]),
+                numerics=_text(a[1]),
+                waiting=int(a[2]),
+                absent_s=int(a[3]) / 1000 if int(a[3]) >= 0 else None,
+                freed=int(a[4]),
+            )
+            for a in answer
+        ]
+
+    return Call("migrate", {"model": model, "patience_ms": int(patience_s * 1000)}, parse)
+
+
+def publish_plan(model: str, *, replaces_epoch: int, inputs: str, route_class: str, plan: str) -> Call[int]:
+    """Answer: the epoch in force afterwards."""
+    arguments = {"model": model, "replaces": replaces_epoch, "inputs": inputs, "class": route_class, "plan": plan}
+    return Call("plan", arguments, int)
+
+
+def forget(most: int) -> Call[tuple[int, int]]:
+    """At most `most` requests that have ended, oldest first. Answer: (forgotten, ended ones that are still there)."""
+    return Call("forget", {"most": most}, lambda a: (int(a[0]), int(a[1])))
