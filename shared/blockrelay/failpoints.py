@@ -116,11 +116,11 @@ def _trap(text: str) -> Trap:
     if (action == "delay") != (seconds is not None):
         raise ValueError(f"{text!r}: delay, and only delay, takes =<seconds>")
     if action == "raise" and FAILURES[point] is None:
-        raise ValueError(f"{point!r} knows no failure to raise")
+        raise ValueError(f"{point!r} has no failure to raise")
     if passage == "0":
         raise ValueError(f"{text!r}: passages count from 1")
     if token and point not in WITH_TOKENS:
-        raise ValueError(f"no tokens are known at {point!r}, only at {', '.join(WITH_TOKENS)}")
+        raise ValueError(f"tokens are not known at {point!r}, only at {', '.join(WITH_TOKENS)}")
     return Trap(point, cast(Action, action), float(seconds or 0), int(passage or 1), int(token) if token else None)
 
 

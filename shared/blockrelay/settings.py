@@ -65,7 +65,7 @@ class GatewaySettings(Settings):
         default="", description="names, by commas, that Host may say; default: on loopback localhost, else any; *: any"
     )
     max_body_bytes: int = Field(default=8 << 20, ge=1024, description="bytes of one body or message")
-    max_bodies_bytes: int = Field(default=128 << 20, ge=1024, description="bytes of all bodies that are being read")
+    max_bodies_bytes: int = Field(default=128 << 20, ge=1024, description="bytes of all bodies that are read at once")
     max_connections: int = Field(default=2048, ge=1, description="requests and sockets under way at this gateway")
     arrival_timeout_s: float = Field(
         default=60.0, gt=0, description="longest time that a head, or a body, may take to arrive"
@@ -78,7 +78,7 @@ class GatewaySettings(Settings):
     max_wait_s: float = Field(
         default=300.0, ge=0, description="refuse what would wait longer for its first token; 0: never"
     )
-    kv_overcommit: float = Field(default=64.0, ge=0, description="KV pages promised for each there is; 0: no limit")
+    kv_overcommit: float = Field(default=64.0, ge=0, description="KV pages promised for each that exists; 0: no limit")
     default_max_tokens: int = Field(default=128, ge=1, description="max_tokens where request and model name none")
     grace_s: float = Field(default=30.0, ge=0, description="a request whose client went away is cancelled after this")
     keep_alive_s: float = Field(default=10.0, gt=0, description="seconds between comments on a silent SSE stream")
@@ -95,7 +95,7 @@ class SchedulerSettings(Settings):
     numerics_wait_s: float = Field(
         default=30.0,
         ge=0,
-        description="a request whose numerics id has had no worker for this long goes on under another",
+        description="a request whose numerics id has had no worker for this long continues under another",
     )
 
 
@@ -118,7 +118,7 @@ class WorkerSettings(Settings):
     drain_s: float = Field(
         default=5.0,
         ge=0,
-        description="seconds that requests have to end when the worker is told to; the rest goes on elsewhere",
+        description="seconds that requests have to end when the worker is told to; the rest continues elsewhere",
     )
     inject_fault: int | None = Field(default=None, ge=0, description="a gpu worker fails after n jobs (tests)")
     inject_numerics: str = Field(

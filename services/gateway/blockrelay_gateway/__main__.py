@@ -124,7 +124,7 @@ def _serve(app: FastAPI, settings: GatewaySettings, listener: socket.socket) -> 
     uvicorn_log.setLevel(logging.WARNING)
     if settings.api_keys is None and is_open_to_others(settings.host):
         logs.get().warning(
-            "GATEWAY_OPEN", host=settings.host, advice="anybody who reaches it may use it; set BLOCKRELAY_API_KEYS"
+            "GATEWAY_OPEN", host=settings.host, advice="everybody who reaches it may use it; set BLOCKRELAY_API_KEYS"
         )
     allow_files(2 * settings.max_connections + 256)
     logs.get().info("NODE_STARTING", host=settings.host, port=listener.getsockname()[1])

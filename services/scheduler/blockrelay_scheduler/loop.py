@@ -124,7 +124,7 @@ class Scheduler:
         if self._away:
             return [self._away]
         late = time.monotonic() - self._last_tick
-        return [f"the loop has not come round for {late:.0f} s"] if late > 10 + self.settings.tick_s else []
+        return [f"the loop has not finished a round for {late:.0f} s"] if late > 10 + self.settings.tick_s else []
 
     def _agree(self) -> None:
         """On what holds for the whole cell: the values of the scheduler that began last, whatever Redis forgets."""

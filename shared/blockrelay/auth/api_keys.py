@@ -159,7 +159,7 @@ def is_open_to_others(host: str) -> bool:
 
 def _stored(entry: Any) -> StoredKey:
     if not isinstance(entry, dict):
-        raise UsageError("a key is no JSON object")
+        raise UsageError("a key is not a JSON object")
     fields = cast(dict[str, Any], entry)
     if unknown := set(fields) - _FIELDS:
         raise UsageError(f"a key has an unknown field {min(unknown)!r}")

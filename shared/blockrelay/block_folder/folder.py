@@ -97,7 +97,7 @@ def open_block_folder(
     if not root.is_dir():
         raise BlockFolderError(f"{root}: no such block folder")
     if not (root / MANIFEST_NAME).exists() and (root / "config.json").exists():
-        raise BlockFolderError(f"{root}: a checkpoint, no block folder; make one of it with `blockrelay convert`")
+        raise BlockFolderError(f"{root}: a checkpoint, not a block folder; make one of it with `blockrelay convert`")
     _check_plain(root, MANIFEST_NAME)
     with (root / MANIFEST_NAME).open("rb") as file:
         content = file.read(_MAX_MANIFEST_BYTES + 1)

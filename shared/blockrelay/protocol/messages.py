@@ -369,7 +369,7 @@ def _prompt(octets: object, width: object) -> TokenIds:
     if type(octets) is not bytes or type(width) is not int or not 1 <= width <= 4:
         raise WireError("a request body needs a prompt of token ids")
     if not octets or len(octets) % width:
-        raise WireError(f"{len(octets)} bytes are no prompt of token ids of {width} bytes")
+        raise WireError(f"{len(octets)} bytes are not a prompt of token ids of {width} bytes")
     wide = np.zeros((len(octets) // width, 4), np.uint8)
     wide[:, :width] = np.frombuffer(octets, np.uint8).reshape(-1, width)
     ids = wide.reshape(-1).view("<u4")

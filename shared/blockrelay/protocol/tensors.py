@@ -155,7 +155,7 @@ def _from_list(
     for element in flat:
         whole = type(element) is int or (dtype.kind == "b" and type(element) is bool)
         if not whole and not (dtype.kind == "f" and type(element) is float):
-            raise BadRequest(f"{param}: data holds {element!r}, which is no {dtype.name}", param=param)
+            raise BadRequest(f"{param}: data holds {element!r}, which is not {dtype.name}", param=param)
     try:
         array = np.array(flat, dtype=dtype)
     except OverflowError as error:

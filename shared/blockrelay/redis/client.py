@@ -242,7 +242,7 @@ def check_redis(client: redis.Redis, name: str, *, cell: Keys | None = None) -> 
             raise UsageError(f"the {name} does not let us in: {error}") from error
         raise UsageError(f"the {name} is not a Redis: {error}") from error
     except CommandError as error:
-        raise UsageError(f"the {name} is not one that can serve us: {error}") from error
+        raise UsageError(f"the {name} does not support what we need: {error}") from error
 
 
 def wait_for_redis(

@@ -16,7 +16,7 @@ def read_text_file(path: Path) -> str:
     try:
         content = raw.decode()
     except UnicodeDecodeError as error:
-        raise UsageError(f"{path}: is no UTF-8 text (byte {error.start})") from error
+        raise UsageError(f"{path}: is not UTF-8 (byte {error.start})") from error
     if "\0" in content:
-        raise UsageError(f"{path}: is no text: it holds NUL bytes")
+        raise UsageError(f"{path}: is not a text file: it holds NUL bytes")
     return content

@@ -55,7 +55,7 @@ class Tokenizer:
             text.encode()
         except UnicodeEncodeError as error:
             raise BadRequest(
-                "the text holds half of a surrogate pair, which is no character", param="prompt"
+                "the text holds half of a surrogate pair, which is not a character", param="prompt"
             ) from error
         return self._library.encode(text, add_special_tokens=add_special_tokens).ids
 

@@ -55,7 +55,7 @@ def test_a_name_is_there_once_and_can_be_removed(tmp_path: Path) -> None:
         ("[]", "must hold"),
         ('{"keys": [], "more": 1}', "must hold"),
         ('{"keys": {}}', "must hold"),
-        ('{"keys": [1]}', "no JSON object"),
+        ('{"keys": [1]}', "not a JSON object"),
         ('{"keys": [{"sha256": "HASH"}]}', "has no name"),
         ('{"keys": [{"name": "a", "sha256": "br-secret"}]}', "64 hexadecimal digits"),
         ('{"keys": [{"name": "A b", "sha256": "HASH"}]}', "1 to 64 characters"),

@@ -44,7 +44,7 @@ def test_a_setting_is_a_list_of_traps() -> None:
         ("worker.before_claim:delay", "=<seconds>"),
         ("worker.before_claim:kill=3", "=<seconds>"),
         ("worker.before_page_put:raise", "no failure"),
-        ("worker.before_claim:kill#7", "no tokens are known"),
+        ("worker.before_claim:kill#7", "tokens are not known"),
         ("worker.before_compute:kill#7@2", "<point>:<action>"),
     ],
 )

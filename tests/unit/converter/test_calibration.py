@@ -152,7 +152,7 @@ def test_the_folder_depends_on_checkpoint_and_text_and_not_on_threads(text: Path
     [
         (None, "w8a8", {}, "cannot be read: No such file"),
         (b"", "w8a8", {}, "is empty"),
-        (b"\xff", "w8a8", {}, "is no UTF-8 text"),
+        (b"\xff", "w8a8", {}, "is not UTF-8"),
         (b"word", "w8a8", {}, "tokens of text are too few"),
         (TEXT.encode(), "fp32", {}, "--calibrate is for --precision w8a8 and w4a8"),
         (TEXT.encode(), "w8a8", {"tokenizer": False}, "needs a tokenizer.json"),

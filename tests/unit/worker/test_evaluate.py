@@ -98,7 +98,7 @@ def test_two_tokens_are_enough_and_the_plain_answer_is_for_people(
     [
         (None, (), "cannot be read: No such file"),
         (b"", (), "is empty"),
-        (b"text\xff\xfe", (), "is no UTF-8 text (byte 4)"),
+        (b"text\xff\xfe", (), "is not UTF-8 (byte 4)"),
         (b"a\0b", (), "holds NUL bytes"),
         (b"words", ("--context", "513"), "--context 513 is beyond the model's context of 512"),
         (b"words", ("--context", "8", "--stride", "8"), "--stride 8 must be below the context of 8"),

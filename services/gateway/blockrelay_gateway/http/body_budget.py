@@ -63,7 +63,7 @@ class BodyTimeout:
         except TimeoutError:
             if self._closing:
                 raise ServiceUnavailable("this gateway shuts down; nothing was queued, send it again") from None
-            raise RequestTooSlow(f"the body was not there after {self._within_s:g} seconds; send it again") from None
+            raise RequestTooSlow(f"the body did not arrive within {self._within_s:g} seconds; send it again") from None
 
     def close(self) -> None:
         """No body is waited for any more."""

@@ -33,7 +33,7 @@ _MEANINGS = {
     422: "the Idempotency-Key was used with another body",
     429: "over the quota of the API key; see Retry-After",
     500: "a block failed for this request, or the gateway did",
-    503: "over the capacity, or a service is not there; see Retry-After",
+    503: "over capacity, or a service is not available; see Retry-After",
     504: "the request's timeout passed before it was finished",
 }
 #: For FastAPI's `responses`: what every route may answer besides its 200.

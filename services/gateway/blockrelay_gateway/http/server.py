@@ -137,7 +137,7 @@ def _socket_for(arrival_s: float, bodies: BodyBudget) -> type[WebSocketsSansIOPr
 
         def _give_up(self) -> None:
             self._settle()
-            self.conn.fail(1008, f"the message was not there after {arrival_s:g} seconds")
+            self.conn.fail(1008, f"the message did not arrive within {arrival_s:g} seconds")
             self.handle_parser_exception()
 
         async def send(self, message: Any) -> None:

@@ -45,7 +45,7 @@ def starting_after(header: str | None, names: Sequence[str], *, streamed: bool) 
     if header is None:
         return None
     if not streamed:
-        raise BadRequest(f"{HEADER} goes on with a stream: send stream: true", param=HEADER)
+        raise BadRequest(f"{HEADER} continues a stream: send stream: true", param=HEADER)
     positions = parse_event_id(header, names[0], param=HEADER)
     check_choices(positions, len(names), param=HEADER)
     return positions

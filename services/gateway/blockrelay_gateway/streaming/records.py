@@ -70,7 +70,7 @@ class Records:
         if recorded[0] is None or (recorded[1] or b"").decode() != tenant:
             raise NotFound(f"request {name} is unknown or was forgotten after its retention", param="id")
         if recorded[0].decode() != self._model:
-            raise NotFound(f"request {name} is for another model than the one that this gateway serves", param="id")
+            raise NotFound(f"request {name} is for a model that this gateway does not serve", param="id")
 
     def check_followed(self, name: str, followed: FollowedRequest, tenant: str) -> None:
         """As `check`, of a request that this gateway follows, which is of its model."""

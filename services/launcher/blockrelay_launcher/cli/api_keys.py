@@ -32,10 +32,10 @@ def add(
     name: Name,
     file: File = None,
     tokens_per_minute: Annotated[
-        int | None, typer.Option(metavar="N", help="Prompt and max_tokens accepted per minute; default: no bound.")
+        int | None, typer.Option(metavar="N", help="Prompt and max_tokens accepted per minute; default: no limit.")
     ] = None,
     concurrency: Annotated[
-        int | None, typer.Option(metavar="N", help="Accepted and unfinished requests; default: no bound.")
+        int | None, typer.Option(metavar="N", help="Accepted and unfinished requests; default: no limit.")
     ] = None,
     weight: Annotated[float, typer.Option(metavar="W", help="Share of the workers while others wait too.")] = 1.0,
     priority: Annotated[

@@ -94,7 +94,7 @@ def _find(cell: CellAddress, request: str) -> DeadLetter:
     with connected(cell) as client:
         letters = [one for one in read_letters(client, cell.keys) if one.request == own_id(request)]
     if not letters:
-        raise UsageError(f"there is no dead letter of {request} (blockrelay dead-letters list)")
+        raise UsageError(f"there is no dead letter of {request} (see: blockrelay dead-letters list)")
     return letters[-1]
 
 

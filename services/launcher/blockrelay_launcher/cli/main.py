@@ -70,9 +70,9 @@ def start(
     replicas: Annotated[int, typer.Option(min=1, help="CPU workers per stage.")] = 1,
     gpu_workers: Annotated[int, typer.Option(min=0, help="Workers with --device gpu, besides those.")] = 0,
     gateways: Annotated[int, typer.Option(min=1, help="Gateways, on consecutive ports: clients go on at another.")] = 1,
-    schedulers: Annotated[int, typer.Option(min=1, help="Schedulers: any one of them is enough.")] = 1,
+    schedulers: Annotated[int, typer.Option(min=1, help="Schedulers; one is enough, more survive its death.")] = 1,
     inject_fault: Annotated[
-        int | None, typer.Option(min=0, metavar="N", help="Every GPU worker fails after N jobs (tests, demos).")
+        int | None, typer.Option(min=0, metavar="N", help="Every GPU worker fails after N jobs (for tests and demos).")
     ] = None,
     host: Annotated[str, typer.Option(help="Address the gateway listens on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port of the first gateway; 0 picks a free one.")] = 8000,
@@ -171,7 +171,7 @@ def demo(
 def bench(
     model: Model = BUNDLED_MODEL,
     url: Annotated[
-        str | None, typer.Option(metavar="URL", help="Measure the gateway there instead of starting an `up`.")
+        str | None, typer.Option(metavar="URL", help="Measure this gateway instead of starting an `up`.")
     ] = None,
     requests: Annotated[str, typer.Option(metavar="N,N", help="How many requests at once, one measurement each.")] = (
         "1,4,16"
@@ -205,7 +205,7 @@ def drill(
     model: Model = BUNDLED_MODEL,
     minutes: Annotated[float, typer.Option(min=0.05, help="How long the system is under load.")] = 10.0,
     kill: Annotated[
-        str, typer.Option(metavar="ROLE,ROLE", help="Whom to hurt: worker, scheduler, gateway, redis; empty: nobody.")
+        str, typer.Option(metavar="ROLE,ROLE", help="What to hurt: worker, scheduler, gateway, redis; empty: nothing.")
     ] = "worker,scheduler,gateway,redis",
     faults: Annotated[
         str,
@@ -216,7 +216,8 @@ def drill(
     ] = "kill,stop,full,cut",
     every: Annotated[float, typer.Option(min=0.1, metavar="S", help="Seconds between two faults, on average.")] = 2.0,
     upgrade: Annotated[
-        bool, typer.Option("--upgrade", help="In the middle third replace all workers by such that compute other bits.")
+        bool,
+        typer.Option("--upgrade", help="In the middle third replace all workers by workers that compute other bits."),
     ] = False,
     users: Annotated[
         Path | None,

@@ -92,5 +92,5 @@ def cancel(cell: CellAddress, request: str) -> str:
         scripts = redis_link.Scripts(client, cell.keys)
         verdict = scripts.run(calls.finish(own_id(request), "cancelled"))
     if verdict == "UNKNOWN":
-        raise UsageError(f"there is no request {request}: it never was, or its record has expired")
+        raise UsageError(f"there is no request {request}: it never existed, or its record has expired")
     return f"{request} is cancelled" if verdict == "FINISHED" else f"{request} had already ended"

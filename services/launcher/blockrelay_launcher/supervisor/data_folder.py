@@ -96,7 +96,7 @@ def read_running(path: Path) -> Running:
     try:
         return Running(**json.loads((path / "up.json").read_text()))
     except FileNotFoundError:
-        raise UsageError(f"nothing runs on --data {path}: there is no up.json") from None
+        raise UsageError(f"no `up` runs on --data {path}: it has no up.json") from None
     except (OSError, ValueError, TypeError) as error:
         raise UsageError(f"{path / 'up.json'} cannot be read: {error}") from error
 

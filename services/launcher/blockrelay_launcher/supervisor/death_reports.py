@@ -54,7 +54,7 @@ class DeathReports(threading.Thread):
             except RedisTrouble as error:
                 self._say(f"the workers of the run before cannot be forgotten yet: {error}")
                 return
-        raise ServiceUnavailable("the control Redis answered, and then no more")
+        raise ServiceUnavailable("the control Redis answered at first and does not answer any more")
 
     def add(self, pid: int) -> None:
         """Process `pid` of this host has ended. Returns at once."""

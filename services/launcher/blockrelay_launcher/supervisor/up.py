@@ -216,7 +216,7 @@ class _Up:
         how = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
         if fatal:
             kind = UsageError if code == UNUSABLE else ServiceUnavailable
-            raise kind(f"{child.name} {how}: {plain(child.last_log_line) or f'it said nothing in {child.log}'}")
+            raise kind(f"{child.name} {how}: {plain(child.last_log_line) or f'its log {child.log} is empty'}")
         _say(f"{child.name} {how}; starting it again")
 
     def _look_ready(self) -> None:
@@ -280,4 +280,4 @@ class _Up:
             client.close()
         if count:
             self.folder.kept = True
-            _say(f"unfinished requests: {count}; `blockrelay up --data {self.folder.path}` goes on with them")
+            _say(f"unfinished requests: {count}; `blockrelay up --data {self.folder.path}` continues them")

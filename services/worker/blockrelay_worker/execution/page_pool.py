@@ -61,7 +61,7 @@ class PagePool:
         Cached pages are given up only when no page is free, least recently used first.
         """
         if count > self.free_pages:
-            raise OutOfPages(f"{count} KV pages wanted and {self.free_pages} of {self.pages} are free")
+            raise OutOfPages(f"{count} KV pages were asked for and {self.free_pages} of {self.pages} are free")
         while len(self._free) < count:
             self._evict()
         taken = [self._free.pop() for _ in range(count)]
@@ -117,7 +117,7 @@ class PagePool:
         assert self._cached.keys().isdisjoint(self._free), "a page is free and cached"
         assert self._users.keys().isdisjoint(self._cached), "a page is cached and used"
         assert len(self._free) + len(self._users) + len(self._cached) == self.pages, "a page is lost"
-        assert all(users > 0 for users in self._users.values()), "a page is used by nobody"
+        assert all(users > 0 for users in self._users.values()), "a page is not in use"
         assert {page: name for name, page in self._page_of.items()} == self._name_of, "names and pages disagree"
         assert self._name_of.keys().isdisjoint(self._free), "a free page has a name"
         assert self._cached.keys() <= self._name_of.keys(), "a cached page has no name"

@@ -115,7 +115,7 @@ def rotary_shape(
     rows, width = matrix_shape("qkv", qkv)
     query_heads = width // head_dim - 2 * kv_heads
     if width % head_dim:
-        raise ExecutionError(f"kernel argument qkv: {width} columns are no whole number of heads of {head_dim}")
+        raise ExecutionError(f"kernel argument qkv: {width} columns are not a whole number of heads of {head_dim}")
     _grouped(query_heads, kv_heads)
     if row_scale is not None:
         check("row_scale", row_scale, FLOAT32, (rows,))

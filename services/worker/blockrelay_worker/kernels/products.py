@@ -53,7 +53,9 @@ class GroupProduct:
         half, self._columns = _shape("q4", q4)
         self._depth = 2 * half
         if self._depth % _GROUP:
-            raise ExecutionError(f"kernel argument q4: {self._depth} values are no whole number of groups of {_GROUP}")
+            raise ExecutionError(
+                f"kernel argument q4: {self._depth} values are not a whole number of groups of {_GROUP}"
+            )
         arguments.check("q4", q4, arguments.UINT8, q4.shape)
         arguments.check("gs", gs, arguments.FLOAT16, (self._depth // _GROUP, self._columns))
         arguments.check("scale", scale, arguments.FLOAT32, (self._columns,))

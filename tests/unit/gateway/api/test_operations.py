@@ -93,7 +93,7 @@ def test_a_request_of_another_model_of_the_cell_is_left_to_its_own_gateways(
     path = f"/v1/requests/{name}"
     for response in (gateway.http.get(path), gateway.http.get(path + "/events"), gateway.http.delete(path)):
         assert response.status_code == 404
-        assert "another model" in response.json()["error"]["message"]
+        assert "does not serve" in response.json()["error"]["message"]
     assert worker.record(name) == {b"model": b"another", b"state": b"queued"}
     assert not worker.client.exists(worker.keys.followers(name))
 

@@ -68,7 +68,7 @@ def test_a_message_that_does_not_come_is_given_up(gateway: RunningGateway) -> No
         ThreadPoolExecutor() as threads,
     ):
         threads.submit(lambda: slow.send(endless()))
-        with pytest.raises(ConnectionClosedError, match="message was not there"):
+        with pytest.raises(ConnectionClosedError, match="message did not arrive"):
             slow.recv(timeout=20)
         closed.set()
 

@@ -73,7 +73,7 @@ def test_what_cannot_work_is_one_line(
         (["up", "--model", model, "--stages", "9"], [f"the model has {BLOCKS} blocks", f"choose 1 to {BLOCKS}"]),
         (["up", "--model", model, "--redis", "elsewhere"], ["elsewhere", "not the URL of a Redis"]),
         (["up", "--model", model, "--payload-redis", "redis://h"], ["--payload-redis needs --redis"]),
-        (["status", "--data", tmp_path], ["nothing runs on", "up.json"]),
+        (["status", "--data", tmp_path], ["no `up` runs on", "up.json"]),
         (["cancel", "req-1", "--redis", "redis://h", "--data", tmp_path], ["not both"]),
         (["demo", "--model", model, "--stages", "9"], [f"the model has {BLOCKS} blocks"]),
     ]:
