@@ -34,7 +34,7 @@ Each message is one line that says what happened, to which block or request, and
 Where they are caught: `exit_codes.exit_code` decides for every command and service what a process ends with, and
 `blockrelay_gateway.http.errors` for every answer what a client is told; an engine runs the requests of an
 ExecutionError again or ends them. RedisTrouble is waited out by every loop that talks to Redis, and WireError is caught
-by whoever decodes what another process wrote: the one entry is refused, not the process.
+where bytes of another process are decoded: the one entry is refused, the process goes on.
 
 Exceptions that only steer their own module are defined there: they end a task group or a thread and reach nobody else.
 """
@@ -134,7 +134,7 @@ class LimitExceeded(BlockrelayError):
 
 
 class Cancelled(BlockrelayError):
-    """Somebody ended the request before it was finished."""
+    """The request was ended before it was finished."""
 
 
 class DeadlineExceeded(BlockrelayError):

@@ -137,7 +137,7 @@ class Scheduler:
         self._began = True
 
     def _sweep(self, workers: list[WorkerInfo]) -> None:
-        """Rows of whoever left the registry, no matter who declared it dead."""
+        """Rows of workers that left the registry, whatever declared them dead."""
         present = frozenset(w.id for w in workers)
         if self._sweeper is not None:
             self._sweeper.sweep(self._without_record((self._seen | self.liveness.dead) - present))
@@ -145,7 +145,7 @@ class Scheduler:
         self.liveness.dead.clear()
 
     def _without_record(self, workers: frozenset[str]) -> frozenset[str]:
-        """Those that have none: nobody who lives is without."""
+        """Those that have none; a live worker always has one."""
         ask = self.link.client.pipeline(transaction=False)
         for worker in (names := sorted(workers)):
             ask.exists(self.link.keys.worker(worker))

@@ -1,4 +1,5 @@
-"""Who is dead and which request is stuck. Pure: what Redis says in, acts out; `loop` performs them.
+"""Which workers are dead and which requests are stuck. Pure: what Redis says in, acts out; `liveness` and `rescuer`
+perform them.
 
 Every act is a conditional script, so a decision that is out of date by the time it runs does nothing.
 """

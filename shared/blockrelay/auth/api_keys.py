@@ -34,7 +34,7 @@ PRIORITIES = range(-100, 101)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tenant:
-    """Who asks, and what it may take. The tenant without a name is everybody, where keys are off.
+    """The client's identity and its limits. The tenant without a name is everybody, where keys are off.
 
     `tokens_per_minute` bounds prompt and max_tokens of accepted requests (up to a minute's worth at once),
     `concurrency` its accepted and unfinished requests; None: no bound of its own. `weight` is its share of the workers
@@ -61,7 +61,7 @@ class Tenant:
             raise UsageError(f"priority of key {self.name!r} must be a whole number from {bounds}")
 
 
-#: Whoever asks where keys are off.
+#: Every client where keys are off.
 ANYBODY = Tenant(name="")
 
 

@@ -1,9 +1,9 @@
 """Connections to Redis and the running of script calls.
 
 No automatic retry anywhere: redis-py may send a command twice. Scripts are idempotent, so `run` may be called again by
-whoever gets RedisTrouble; blocking reads and every other write are never repeated here.
+the caller that gets RedisTrouble; blocking reads and every other write are never repeated here.
 
-Every client made here, its pipelines and the connections below raise RedisTrouble for what is no bug of ours
+Every client made here, its pipelines and the connections below raise RedisTrouble for what is not a bug of ours
 (`blockrelay.redis.errors`).
 """
 
@@ -73,14 +73,14 @@ class _AsyncClient(redis.asyncio.Redis):
 
 
 def connect(url: str, *, answer_s: float | None = None) -> redis.Redis:
-    """A synchronous client without retries. Connects lazily. `answer_s`: how long an answer may take, if not BLOCK_MS
-    and a while."""
+    """A synchronous client without retries. Connects lazily. `answer_s`: how long an answer may take;
+    None: somewhat longer than a blocking read."""
     limits = {} if answer_s is None else {"socket_timeout": answer_s, "socket_connect_timeout": answer_s}
     return _Client.from_url(url, retry=Retry(NoBackoff(), 0), **{**_OPTIONS, **limits})
 
 
 def connect_async(url: str, *, connections: int = 32) -> redis.asyncio.Redis:
-    """An asyncio client without retries. Connects lazily; who finds all `connections` in use waits for one."""
+    """An asyncio client without retries. Connects lazily; a task that finds all `connections` in use waits for one."""
     pool = redis.asyncio.BlockingConnectionPool.from_url(
         url, max_connections=connections, retry=AsyncRetry(NoBackoff(), 0), **_OPTIONS
     )
@@ -93,7 +93,7 @@ class _Interruptible:
     """A connection on which a task that sends can be cancelled at any moment.
 
     redis-py bounds a write with `asyncio.wait_for`, which on Python 3.11 swallows a cancellation that arrives while the
-    write completes. Whoever was cancelled would go on for ever.
+    write completes. A cancelled task would never end.
     """
 
     socket_timeout: float | None
@@ -219,7 +219,7 @@ def backoff_s(attempt: int) -> float:
     return min(1.0, 0.02 * 2 ** min(attempt, 10))
 
 
-#: Answers by which Redis says, at the start, that it will never serve this user, or that it is no Redis.
+#: Answers by which Redis says, at the start, that it will never serve this user, or that it is not a Redis.
 _NEVER = ("NOAUTH", "WRONGPASS", "NOPERM", "DENIED", "INVALID", "DB")
 
 

@@ -23,7 +23,7 @@ FULL_SHARE = 0.70
 #: Share above which requests that have ended are forgotten, BITE at a time, at most BITES times at one look.
 YIELD_SHARE, BITE, BITES = 0.50, 128, 64
 POLL_S = 1.0
-#: A request that would be refused for want of memory has the memory looked at again, at most this often.
+#: A request that would be refused because memory is short has the memory looked at again, at most this often.
 LOOKED_S = 0.1
 
 
@@ -79,7 +79,7 @@ class CellWatch:
             self._cell, self._followers.retention_s = cell, cell.retention_s
 
     async def look_again(self) -> None:
-        """Before a refusal for want of memory: there may be room by now."""
+        """Before a refusal because memory is short: there may be room by now."""
         if time.monotonic() - self._looked > LOOKED_S:
             try:
                 await self.poll()

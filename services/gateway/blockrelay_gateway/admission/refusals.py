@@ -15,7 +15,7 @@ MEMORY_RETRY_MS = 5000
 
 
 def refusal(answer: Accepted, request: AdmissionRequest, tenant: Tenant, *, page_tokens: int) -> BlockrelayError | None:
-    """The error for an answer; None for one that is no refusal."""
+    """The error for an answer; None for one that is not a refusal."""
     retry_s = retry_after_s(answer.retry_ms)
 
     def client(limit: str, message: str) -> LimitExceeded:

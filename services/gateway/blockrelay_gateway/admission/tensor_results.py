@@ -1,4 +1,4 @@
-"""Tensor results on the payload Redis: how much of it they may take, and their way to whoever waits for one.
+"""Tensor results on the payload Redis: how much of it they may take, and their way to the readers.
 
 ACCEPT keeps the books (`{cell}:results`): bytes are promised with the request and given back when its result is gone.
 """

@@ -2,7 +2,7 @@
 
 from random import uniform
 
-#: Retry-After is between these, in seconds: who was refused together should not come back together.
+#: Retry-After is between these, in seconds: clients that were refused together should not come back together.
 SOONEST_S, LATEST_S, SPREAD = 1, 60, 1.5
 
 

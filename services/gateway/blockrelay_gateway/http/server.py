@@ -51,7 +51,7 @@ def server_config(app: FastAPI, settings: GatewaySettings, bodies: BodyBudget) -
 def _patient_for(arrival_s: float) -> type[H11Protocol]:
     """HTTP that closes a connection on which no head has arrived `arrival_s` after its beginning, or the head's.
 
-    uvicorn itself waits for ever, before the first request and for the rest of any head.
+    uvicorn itself waits without end, before the first request and for the rest of any head.
     """
 
     class Connection(H11Protocol):
@@ -82,7 +82,7 @@ def _socket_for(arrival_s: float, bodies: BodyBudget) -> type[WebSocketsSansIOPr
     """WebSockets whose messages count among the bytes of bodies while they arrive.
 
     What finds no room there is not read until there is some; a message that takes longer than `arrival_s` ends its
-    socket (1008). uvicorn itself reads all that comes, and waits for ever.
+    socket (1008). uvicorn itself reads all that comes, and waits without end.
     """
 
     class Socket(WebSocketsSansIOProtocol):

@@ -15,8 +15,8 @@ from blockrelay.redis.client import AsyncScripts
 class Followers:
     """The hash `followers:<id>`: the gateways that read a log which more than one has read.
 
-    While one of them lives, FINISH for want of a reader does nothing. So what Redis got from us before it went away is
-    taken back: entries of ours without a reader, and requests whose clients were told that they are not accepted.
+    While one of them lives, a FINISH that finds no reader does nothing. So what Redis got from us before it went away
+    is taken back: entries of ours without a reader, and requests whose clients were told that they are not accepted.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class Followers:
 
     @asynccontextmanager
     async def joining(self, request: str) -> AsyncIterator[None]:
-        """This gateway is about to read the request. Who is registered first is seen by FINISH, or sees the end.
+        """This gateway is about to read the request. It registers first: either FINISH sees it, or it sees the end.
 
         If what is done inside fails, it does not read, unless somebody else at this gateway does.
         """

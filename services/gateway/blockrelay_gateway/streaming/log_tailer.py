@@ -51,7 +51,7 @@ class Tailer:
         self._news = asyncio.Event()
         self._in_read = False
         self.connected = False
-        #: Set whenever a connection that was lost is there again. Whoever waits for it clears it.
+        #: Set whenever a connection that was lost is there again. The waiting task clears it.
         self.returned = asyncio.Event()
 
     def follow(self, request: str, sink: Sink) -> None:
@@ -91,7 +91,7 @@ class Tailer:
     async def _read(self) -> None:
         positions = (f"{tail.position}-0" for tail in self._tails.values())
         streams = (self._wake_key, *self._tails, self._wake_id, *positions)
-        # On a connection not known to work, do not block: whoever waits for `connected` should not wait for BLOCK_MS.
+        # On a connection not known to work, do not block: what waits for `connected` should not wait for BLOCK_MS.
         block = ("BLOCK", BLOCK_MS) if self.connected else ()
         self._in_read = True
         reach("gateway.before_read")

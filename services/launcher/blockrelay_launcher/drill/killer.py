@@ -40,7 +40,7 @@ class Killer:
         self._thread.start()
 
     def finish(self) -> None:
-        """No more faults; who sleeps wakes up, who is full has room."""
+        """No more faults; stopped processes continue, full servers get their room back."""
         self._over.set()
         if self._thread is not None:
             self._thread.join()

@@ -41,7 +41,7 @@ class Upgrade:
         self._thread.start()
 
     def finish(self) -> None:
-        """Whoever has not had its turn keeps the old settings."""
+        """Workers that have not had their turn keep the old settings."""
         self._over.set()
         if self._thread is not None:
             self._thread.join()

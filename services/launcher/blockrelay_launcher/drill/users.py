@@ -11,7 +11,7 @@ from blockrelay_launcher.supervisor.embedded_redis import MAX_SOCKET_PATH, USERS
 
 SERVERS = ("control", "payload")
 ROLES = ("gateway", "scheduler", "worker")
-#: Whoever may enter the folder of an embedded Redis administers it: the launcher, and the drill.
+#: A user who may enter the folder of an embedded Redis administers it: the launcher, and the drill.
 ADMINISTRATOR = "user default on nopass ~* &* +@all"
 
 

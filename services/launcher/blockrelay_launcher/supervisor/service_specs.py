@@ -159,7 +159,7 @@ def service_names(options: UpOptions) -> list[str]:
 
 
 def names_of(role: str, count: int) -> list[str]:
-    """The names of so many gateways or schedulers."""
+    """The names of `count` gateways or schedulers."""
     return [role] if count == 1 else [f"{role}-{n}" for n in range(1, count + 1)]
 
 

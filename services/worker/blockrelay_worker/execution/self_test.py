@@ -18,6 +18,7 @@ import numpy as np
 from blockrelay.block_folder.folder import BlockFolder, open_block_folder
 from blockrelay.block_folder.manifest import ModelConfig
 from blockrelay.errors import BlockrelayError
+from blockrelay.exit_codes import FAILED, exit_code
 from blockrelay_worker.execution.batch import Batch, Segment
 from blockrelay_worker.execution.cpu.stage import StageExecutor
 from blockrelay_worker.kernels.reference import ReferenceKernels
@@ -102,7 +103,7 @@ def main(arguments: list[str]) -> int:
             sys.stdout.flush()
     except BlockrelayError as error:
         sys.stderr.write(f"{error}\n")
-        return 2
+        return exit_code(error, otherwise=FAILED)
     return 0
 
 

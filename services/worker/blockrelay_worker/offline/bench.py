@@ -19,6 +19,7 @@ import numpy as np
 
 from blockrelay.block_folder.folder import open_block_folder
 from blockrelay.errors import BlockrelayError
+from blockrelay.exit_codes import FAILED, exit_code
 from blockrelay.protocol.sampling_params import SamplingParams
 from blockrelay_worker.execution.batch import Batch, Segment
 from blockrelay_worker.execution.executor import Executor
@@ -97,7 +98,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             _answer(json.dumps({"sent": sent, "tokens": [request.came for request in requests]}))
     except BlockrelayError as error:
         sys.stderr.write(f"{error}\n")
-        return 1
+        return exit_code(error, otherwise=FAILED)
     return 0
 
 

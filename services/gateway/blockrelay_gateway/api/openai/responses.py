@@ -108,7 +108,7 @@ class _Base:
         return self._tokenizer.token_bytes(token) if self._tokenizer else b""
 
     def _name(self, token: int) -> str:
-        """A token as completions list it: text, or its bytes where they are no text on their own."""
+        """A token as completions list it: text, or its bytes where they are not text on their own."""
         if self._tokenizer is None:
             return f"token_id:{token}"
         raw = self._shown(token)
