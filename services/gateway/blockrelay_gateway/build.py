@@ -20,14 +20,14 @@ from blockrelay_gateway.api.state import Gateway
 from blockrelay_gateway.http.background import Background
 from blockrelay_gateway.http.body_budget import BodyBudget, BodyTimeout
 from blockrelay_gateway.http.errors import ErrorResponder
-from blockrelay_gateway.streaming.abandonment import Abandonment
-from blockrelay_gateway.streaming.accounting import Accounting
-from blockrelay_gateway.streaming.followers import Followers
+from blockrelay_gateway.streaming.following.abandonment import Abandonment
+from blockrelay_gateway.streaming.following.accounting import Accounting
+from blockrelay_gateway.streaming.following.followers import Followers
+from blockrelay_gateway.streaming.following.registry import FollowedRequests
+from blockrelay_gateway.streaming.following.repair import Repair
+from blockrelay_gateway.streaming.following.resumption import Resumption
 from blockrelay_gateway.streaming.log_tailer import Tailer
 from blockrelay_gateway.streaming.records import Records
-from blockrelay_gateway.streaming.registry import FollowedRequests
-from blockrelay_gateway.streaming.repair import Repair
-from blockrelay_gateway.streaming.resumption import Resumption
 
 #: To each Redis, at most.
 CONNECTIONS = 32

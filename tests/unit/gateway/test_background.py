@@ -17,9 +17,9 @@ from blockrelay_gateway import app
 from blockrelay_gateway.admission import cell_watch, tensor_results
 from blockrelay_gateway.api.state import Gateway
 from blockrelay_gateway.build import build
-from blockrelay_gateway.streaming import repair
-from blockrelay_gateway.streaming.acceptance import Acceptance
-from blockrelay_gateway.streaming.followed_request import FollowedRequest
+from blockrelay_gateway.streaming.following import repair
+from blockrelay_gateway.streaming.following.acceptance import Acceptance
+from blockrelay_gateway.streaming.following.followed_request import FollowedRequest
 
 #: Rounds of the event loop between the event and the end: more than any of the works needs from one wait to the next.
 ROUNDS = range(40)

@@ -13,7 +13,7 @@ from blockrelay.redis.client import Scripts
 from blockrelay.settings import GatewaySettings
 from blockrelay.text.tokenizer import Tokenizer
 from blockrelay_gateway.admission import accept as admission
-from blockrelay_gateway.streaming import repair
+from blockrelay_gateway.streaming.following import repair
 from tests.support.played import PlayedWorker, RunningGateway, running_gateway
 from tests.support.redis_server import RedisServer
 from tests.support.sse_client import Event, read_events

@@ -25,13 +25,13 @@ from blockrelay_gateway.admission.namespaces import scoped
 from blockrelay_gateway.admission.refusals import memory_used_up, pages_of, refusal
 from blockrelay_gateway.admission.submission import Effect, Event, State, answered, step
 from blockrelay_gateway.admission.tensor_results import Results
-from blockrelay_gateway.streaming.acceptance import NO_MOST, Acceptance
-from blockrelay_gateway.streaming.followed_request import FollowedRequest
-from blockrelay_gateway.streaming.followers import Followers
+from blockrelay_gateway.streaming.following.acceptance import NO_MOST, Acceptance
+from blockrelay_gateway.streaming.following.followed_request import FollowedRequest
+from blockrelay_gateway.streaming.following.followers import Followers
+from blockrelay_gateway.streaming.following.registry import FollowedRequests
+from blockrelay_gateway.streaming.following.resumption import Resumption
 from blockrelay_gateway.streaming.readers import Readers
 from blockrelay_gateway.streaming.records import Records
-from blockrelay_gateway.streaming.registry import FollowedRequests
-from blockrelay_gateway.streaming.resumption import Resumption
 
 #: ACCEPT is idempotent by request id, so a lost connection is no reason to give up at once.
 RETRY_FOR_S = 3.0

@@ -16,7 +16,7 @@ from blockrelay.redis.client import AsyncScripts
 from blockrelay.redis.errors import RedisWatch
 from blockrelay.settings import GatewaySettings
 from blockrelay_gateway.admission.redis_memory import read_memory
-from blockrelay_gateway.streaming.followers import Followers
+from blockrelay_gateway.streaming.following.followers import Followers
 
 #: Share of Redis' maxmemory above which nothing new is accepted: COMMIT must always fit.
 FULL_SHARE = 0.70

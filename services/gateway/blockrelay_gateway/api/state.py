@@ -26,13 +26,13 @@ from blockrelay_gateway.http.background import Background
 from blockrelay_gateway.http.body_budget import BodyBudget, BodyTimeout
 from blockrelay_gateway.http.errors import ErrorResponder
 from blockrelay_gateway.streaming.deltas import Relay, status_of_record
-from blockrelay_gateway.streaming.followed_request import FollowedRequest
+from blockrelay_gateway.streaming.following.followed_request import FollowedRequest
+from blockrelay_gateway.streaming.following.registry import FollowedRequests
+from blockrelay_gateway.streaming.following.repair import Repair
+from blockrelay_gateway.streaming.following.resumption import Resumption
 from blockrelay_gateway.streaming.log_tailer import Tailer
 from blockrelay_gateway.streaming.readers import Readers
 from blockrelay_gateway.streaming.records import Records
-from blockrelay_gateway.streaming.registry import FollowedRequests
-from blockrelay_gateway.streaming.repair import Repair
-from blockrelay_gateway.streaming.resumption import Resumption
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

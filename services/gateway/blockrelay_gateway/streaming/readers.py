@@ -6,8 +6,8 @@ from types import TracebackType
 
 from blockrelay.errors import ServiceUnavailable
 from blockrelay.protocol.messages import LogEntry
-from blockrelay_gateway.streaming.followed_request import FollowedRequest
-from blockrelay_gateway.streaming.registry import FollowedRequests
+from blockrelay_gateway.streaming.following.followed_request import FollowedRequest
+from blockrelay_gateway.streaming.following.registry import FollowedRequests
 
 
 class Readers:

@@ -10,7 +10,7 @@ from blockrelay.errors import NotFound, RedisTrouble, ServiceUnavailable
 from blockrelay.protocol.ended import Log, whole_log
 from blockrelay.protocol.keys import Keys
 from blockrelay.protocol.number import PROTOCOL
-from blockrelay_gateway.streaming.followed_request import FollowedRequest
+from blockrelay_gateway.streaming.following.followed_request import FollowedRequest
 
 
 class Records:

@@ -9,7 +9,7 @@ from blockrelay_gateway.http import sse
 from blockrelay_gateway.http.errors import error_body
 from blockrelay_gateway.streaming.deltas import Answer, Delta, Relay, failure
 from blockrelay_gateway.streaming.event_ids import event_id
-from blockrelay_gateway.streaming.followed_request import FollowedRequest
+from blockrelay_gateway.streaming.following.followed_request import FollowedRequest
 from blockrelay_gateway.streaming.readers import Readers
 from blockrelay_gateway.streaming.records import Records
 

@@ -18,15 +18,15 @@ from blockrelay.protocol.sampling_params import SamplingParams
 from blockrelay.redis import client as redis_link
 from blockrelay.redis.client import AsyncScripts
 from blockrelay.redis.errors import RedisWatch
-from blockrelay_gateway.streaming.abandonment import Abandonment
-from blockrelay_gateway.streaming.acceptance import Acceptance
-from blockrelay_gateway.streaming.accounting import Accounting
-from blockrelay_gateway.streaming.followed_request import FollowedRequest
-from blockrelay_gateway.streaming.followers import Followers
+from blockrelay_gateway.streaming.following.abandonment import Abandonment
+from blockrelay_gateway.streaming.following.acceptance import Acceptance
+from blockrelay_gateway.streaming.following.accounting import Accounting
+from blockrelay_gateway.streaming.following.followed_request import FollowedRequest
+from blockrelay_gateway.streaming.following.followers import Followers
+from blockrelay_gateway.streaming.following.registry import FollowedRequests
+from blockrelay_gateway.streaming.following.repair import Repair
 from blockrelay_gateway.streaming.log_tailer import Tailer
 from blockrelay_gateway.streaming.records import Records
-from blockrelay_gateway.streaming.registry import FollowedRequests
-from blockrelay_gateway.streaming.repair import Repair
 from tests.support.redis_server import RedisServer
 
 

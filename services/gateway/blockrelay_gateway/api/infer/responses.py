@@ -13,7 +13,7 @@ from blockrelay.protocol.tensors import base64_pieces
 from blockrelay_gateway.api.openai.responses import usage
 from blockrelay_gateway.http.errors import infer_error, to_json
 from blockrelay_gateway.streaming.deltas import Answer, Delta, finish_reason
-from blockrelay_gateway.streaming.followed_request import FollowedRequest
+from blockrelay_gateway.streaming.following.followed_request import FollowedRequest
 
 
 def execution(*ends: EndEntry) -> dict[str, Any]:

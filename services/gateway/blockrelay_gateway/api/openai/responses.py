@@ -12,7 +12,7 @@ from blockrelay.protocol.messages import TokenLogprobs
 from blockrelay.text.tokenizer import Tokenizer
 from blockrelay_gateway.http.errors import error_body
 from blockrelay_gateway.streaming.deltas import Answer, Delta, finish_reason
-from blockrelay_gateway.streaming.followed_request import FollowedRequest
+from blockrelay_gateway.streaming.following.followed_request import FollowedRequest
 from blockrelay_gateway.streaming.responses import ResponseFormat
 
 Kind = Literal["completion", "chat"]

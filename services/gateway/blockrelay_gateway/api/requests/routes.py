@@ -26,7 +26,7 @@ from blockrelay_gateway.http import authentication, openapi, sse
 from blockrelay_gateway.http.errors import JsonAnswer, error_body
 from blockrelay_gateway.streaming.deltas import Answer, Relay, failure, finish_reason, status_of_record
 from blockrelay_gateway.streaming.event_ids import HEADER, check_choices, parse_event_id
-from blockrelay_gateway.streaming.followed_request import FollowedRequest
+from blockrelay_gateway.streaming.following.followed_request import FollowedRequest
 from blockrelay_gateway.streaming.readers import Readers
 from blockrelay_gateway.streaming.responses import ResponseFormat, stream
 

@@ -6,11 +6,11 @@ from blockrelay.errors import NotFound
 from blockrelay.protocol.ended import body_of, decode_log
 from blockrelay.protocol.keys import Keys
 from blockrelay.protocol.sampling_params import SamplingParams
-from blockrelay_gateway.streaming.acceptance import Acceptance
-from blockrelay_gateway.streaming.followed_request import FollowedRequest
-from blockrelay_gateway.streaming.followers import Followers
+from blockrelay_gateway.streaming.following.acceptance import Acceptance
+from blockrelay_gateway.streaming.following.followed_request import FollowedRequest
+from blockrelay_gateway.streaming.following.followers import Followers
+from blockrelay_gateway.streaming.following.registry import FollowedRequests
 from blockrelay_gateway.streaming.records import Records
-from blockrelay_gateway.streaming.registry import FollowedRequests
 
 
 class Resumption:

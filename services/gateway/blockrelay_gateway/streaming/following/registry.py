@@ -4,10 +4,10 @@ import time
 from collections.abc import Iterator, Sequence
 
 from blockrelay.protocol.messages import EndEntry, LogEntry
-from blockrelay_gateway.streaming.abandonment import Abandonment
-from blockrelay_gateway.streaming.accounting import Accounting
 from blockrelay_gateway.streaming.deltas import failure
-from blockrelay_gateway.streaming.followed_request import FollowedRequest
+from blockrelay_gateway.streaming.following.abandonment import Abandonment
+from blockrelay_gateway.streaming.following.accounting import Accounting
+from blockrelay_gateway.streaming.following.followed_request import FollowedRequest
 from blockrelay_gateway.streaming.log_tailer import Tailer
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from blockrelay.protocol.messages import EndEntry, LogEntry, RequestBody
 from blockrelay.protocol.sampling_params import SamplingParams
-from blockrelay_gateway.streaming.acceptance import Acceptance
+from blockrelay_gateway.streaming.following.acceptance import Acceptance
 
 
 @dataclass(slots=True, eq=False)

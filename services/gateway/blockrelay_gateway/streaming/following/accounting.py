@@ -5,7 +5,7 @@ from typing import Any
 from blockrelay.observability import logs
 from blockrelay.observability.metrics import GatewayMetrics
 from blockrelay.protocol.messages import EndEntry, LogEntry, TokenEntry
-from blockrelay_gateway.streaming.followed_request import FollowedRequest
+from blockrelay_gateway.streaming.following.followed_request import FollowedRequest
 
 
 class Accounting:

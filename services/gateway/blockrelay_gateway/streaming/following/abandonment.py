@@ -8,8 +8,8 @@ from blockrelay.observability import logs
 from blockrelay.protocol.transitions import calls
 from blockrelay.redis.client import AsyncScripts, backoff_s
 from blockrelay.redis.errors import RedisWatch
-from blockrelay_gateway.streaming.followed_request import FollowedRequest
-from blockrelay_gateway.streaming.followers import Followers
+from blockrelay_gateway.streaming.following.followed_request import FollowedRequest
+from blockrelay_gateway.streaming.following.followers import Followers
 
 #: Seconds between two attempts to cancel a request that another gateway reads, at least.
 AGAIN_S = 1.0

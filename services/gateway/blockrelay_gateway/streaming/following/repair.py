@@ -17,11 +17,11 @@ from blockrelay.protocol.messages import EndEntry
 from blockrelay.protocol.transitions import calls
 from blockrelay.redis.client import AsyncScripts
 from blockrelay.redis.errors import RedisWatch
-from blockrelay_gateway.streaming.followed_request import FollowedRequest
-from blockrelay_gateway.streaming.followers import Followers
+from blockrelay_gateway.streaming.following.followed_request import FollowedRequest
+from blockrelay_gateway.streaming.following.followers import Followers
+from blockrelay_gateway.streaming.following.registry import FollowedRequests
 from blockrelay_gateway.streaming.log_tailer import Tailer
 from blockrelay_gateway.streaming.records import Records
-from blockrelay_gateway.streaming.registry import FollowedRequests
 
 CHECK_EVERY_S = 1.0
 #: A request of which nothing was heard for so long has its record looked for.
