@@ -2,16 +2,14 @@
 
 import threading
 from functools import partial
+from typing import Any
 
-import numpy as np
 import redis
 from prometheus_client import CollectorRegistry
 
 from blockrelay.block_folder.folder import BlockFolder
 from blockrelay.observability.metrics import WorkerMetrics
 from blockrelay.protocol.keys import Keys
-from blockrelay.protocol.messages import RequestBody
-from blockrelay.protocol.sampling_params import SamplingParams
 from blockrelay.redis.client import Scripts
 from blockrelay.redis.errors import RedisWatch
 from blockrelay_worker.engine.run import Run
@@ -26,6 +24,7 @@ from blockrelay_worker.transport.redis_links import Links
 from blockrelay_worker.transport.stage_sender import Sender
 from blockrelay_worker.transport.worker_records import read_fields
 from tests.support.cell import Cell
+from tests.support.runs import new_run
 from tests.support.stage_role import stage_role
 
 
@@ -41,7 +40,7 @@ class Stage:
             client.hset(keys.worker(worker), mapping={"node": "host", "cores": 2, "threads": 1})
         links = Links(client, client, keys, scripts, RedisWatch(metrics.redis_errors), threading.Event())
         self.role = stage_role(folder, "a", split="1-2,3-5", stage=0, first=1, last=last)
-        self.iteration, self.context = 0, folder.model.max_position
+        self.iteration = 0
         self.table = RunTable(PagePool(StageExecutor.layout_of(folder, 1, last), pages))
         self.batcher = FirstStageBatcher(
             self.role.limits,
@@ -52,15 +51,11 @@ class Stage:
             whole_model=self.role.last_stage,
         )
 
-    def run(self, name: str, tokens: list[int], *, computed: int, **more: object) -> Run:
-        run = Run(
-            request=name, id=name, route=self.route, seed=0, context=self.context,
-            tokens=list(tokens), computed=computed,
-            params=SamplingParams(max_tokens=100, temperature=0),
-            body=RequestBody(prompt=np.array(tokens, np.int32), params={}, **more),  # pyright: ignore[reportArgumentType]
-        )  # fmt: skip
+    def run(self, name: str, tokens: list[int], *, computed: int, **more: Any) -> Run:
+        run = new_run(name, tokens, route=self.route, **more)
         self.table.add(run)
         assert self.table.grow(run, computed)
+        run.rows_computed(computed)
         return run
 
     def step(self, cost: StepCost | None = None) -> list[Work[Run]]:
@@ -68,5 +63,6 @@ class Stage:
         work = self.batcher.take(cost or StepCost())
         self.iteration += 1
         for item in work:
-            item.run.computed, item.run.last_step = item.known_end, self.iteration
+            item.run.rows_computed(item.known_end)
+            item.run.last_step = self.iteration
         return work

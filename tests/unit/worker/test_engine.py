@@ -208,10 +208,10 @@ def test_no_step_is_computed_for_a_request_behind_its_deadline(
 
     def slow(executor: Executor) -> Executor:
         late.append(Late(executor))
-        late[0].until = time.time() + 0.5
         return late[0]
 
     with engine_running(w8a8, client, keys, scripts, broken=slow) as (cell, table):
+        late[0].until = time.time() + 1.0
         cell.accept(content=body([7] * 250, temperature=0.0), deadline_ms=int(1000 * (late[0].until - 0.1)))
         wait_until(lambda: end_of(cell, "req-1") is not None, "it ends")
         wait_until(lambda: len(table) == 0, "it is forgotten")

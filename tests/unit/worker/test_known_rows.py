@@ -55,7 +55,8 @@ def test_guesses_stand_behind_the_last_known_token_and_what_was_right_is_not_com
     run = pipeline.run("p", [1, 2, 3, 1, 2], computed=4)
     (work,) = pipeline.step(FREE_ROWS)
     assert list(work.tokens) == [2, 3, 1] and work.drafts == 2 and work.known_end == 5
-    run.drafts = (3, 1)
+    assert run.first is not None
+    run.first.drafts = (3, 1)
     run.learn([3, 9])
     assert run.tokens[5:] == [3, 9] and run.computed == 6, "the row of 3 was right, that of 1 was not"
 
@@ -67,13 +68,12 @@ def test_nobody_is_guessed_for_beside_a_prompt_nor_in_a_tensor_step(pipeline: St
     assert all(item.drafts == 0 for item in pipeline.step(FREE_ROWS))
     assert prompt.computed > 0
     pipeline.table.drop("long", "long")
-    pipeline.table.get("tensors", "tensors").tokens.append(3)  # pyright: ignore[reportOptionalMemberAccess]
+    pipeline.table.get("tensors", "tensors").learn([3])  # pyright: ignore[reportOptionalMemberAccess]
     assert [item.drafts for item in pipeline.step(FREE_ROWS) if item.run.request == "tensors"] == [0]
 
 
 def test_guesses_never_reach_beyond_what_may_be_generated(pipeline: Stage) -> None:
-    run = pipeline.run("p", [1, 2, 3, 1, 2], computed=4)
-    run.params = SamplingParams(max_tokens=2, temperature=0)
+    pipeline.run("p", [1, 2, 3, 1, 2], computed=4, params=SamplingParams(max_tokens=2, temperature=0))
     assert [item.drafts for item in pipeline.step(FREE_ROWS)] == [1], "one token more is sampled behind the last guess"
 
 
@@ -82,7 +82,7 @@ def test_the_youngest_gives_its_pages_to_an_older_run_and_starts_again_when_they
     young = alone.run("young", [6] * 64, computed=63)
     assert alone.table.pool.free_pages == 0
     assert names(alone.step()) == {"old"}, "its third page was the younger one's"
-    assert young.computed == 0 and young.pages == [] and young.preemptions == 1
+    assert young.computed == 0 and young.pages == [] and young.kv.preemptions == 1
     assert alone.step() == [], "four pages and one for the next token are not free"
     assert alone.table.drop("old", "old") and old.pages == []
     assert names(alone.step()) == {"young"}

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from blockrelay_worker.scheduling.throughput import (
-    LATELY_S,
+    RECENT_S,
     REST_S,
     SIZES,
     Measured,
@@ -97,7 +97,7 @@ class TestMeter:
         meter = PaceMeter()
         self.work(meter, 0.0, 1.0, running=1, tokens=50)
         self.work(meter, 2.0, 1.0, running=16, tokens=300)
-        told = [meter.told(at) for at in (3.0, 3.0 + LATELY_S / 2, 4.0 + LATELY_S)]
+        told = [meter.told(at) for at in (3.0, 3.0 + RECENT_S / 2, 4.0 + RECENT_S)]
         assert [t.lately for t in told if t] == [16, 16, 1]
 
     def test_a_slow_time_is_over_for_it_too(self) -> None:

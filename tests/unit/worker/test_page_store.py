@@ -11,8 +11,6 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from blockrelay.observability.metrics import WorkerMetrics
-from blockrelay.protocol.messages import RequestBody
-from blockrelay.protocol.sampling_params import SamplingParams
 from blockrelay_worker.engine.run import Run
 from blockrelay_worker.engine.run_table import RunTable
 from blockrelay_worker.execution.cpu.page_memory import PageMemory
@@ -23,6 +21,7 @@ from blockrelay_worker.kv.store.record import PageShape
 from blockrelay_worker.kv.store.shm_tier import ShmTier
 from blockrelay_worker.kv.store.store import Fresh, Loaded, PageStore
 from blockrelay_worker.kv.store.tier import Tier
+from tests.support.runs import new_run
 
 LAYOUT = PageLayout(layers=3, kv_heads=2, head_dim=8)
 SHAPE = PageShape(2, 8, np.float16)
@@ -48,17 +47,7 @@ class Worker:
 
     def run(self, prompt: list[int], **more: Any) -> Run:
         self._count += 1
-        run = Run(
-            request=f"req-{self._count}",
-            id="r",
-            route=("w",),
-            body=RequestBody(prompt=np.array(prompt, np.int32), params={}),
-            params=SamplingParams(),
-            seed=1,
-            context=512,
-            tokens=list(prompt),
-            **more,
-        )
+        run = new_run(f"req-{self._count}", prompt, **more)
         self.table.add(run)
         self.table.adopt(run)
         return run
@@ -73,7 +62,7 @@ class Worker:
             for layer in range(LAYOUT.layers):
                 self.memory.k_pages[layer][run.pages[position // 16], :, :, position % 16] = run.tokens[position]
                 self.memory.v_pages[layer][run.pages[position // 16], :, position % 16] = run.tokens[position] + layer
-        run.computed = end
+        run.rows_computed(end)
         self.table.seal(run)
 
     def content(self, run: Run, tokens: int) -> list[list[float]]:
@@ -116,14 +105,14 @@ def test_the_next_worker_finds_what_the_last_one_computed(tmp_path: Path) -> Non
     filled(tmp_path)
     with working(tmp_path) as worker:
         run = worker.run(PROMPT)
-        assert run.loading is not None and run.missing == 0
+        assert run.kv.loading is not None and run.missing == 0
         worker.loaded()
-        assert (run.computed, run.cached, run.missing) == (64, 64, 6)
+        assert (run.computed, run.kv.cached, run.missing) == (64, 64, 6)
         assert worker.content(run, 64) == [[t + x for layer in range(3) for x in (0, layer)] for t in range(64)]
         assert worker.value("page_store_hits", tier="shm") == 4
         assert worker.value("prefix_cache_hits") == 64
         again = worker.run(PROMPT)
-        assert again.pages == run.pages[:4] and not again.loading, "now the pool has them"
+        assert again.pages == run.pages[:4] and not again.kv.loading, "now the pool has them"
 
 
 def test_what_the_pool_has_is_not_loaded(tmp_path: Path) -> None:
@@ -200,7 +189,7 @@ def test_pages_of_a_run_that_goes_while_they_are_loaded_come_back_afterwards(tmp
         run = worker.run(PROMPT)
         match how:
             case "dropped":
-                worker.table.drop(run.request, "r")
+                worker.table.drop(run.request, run.id)
             case "preempted":
                 worker.table.preempt(run)
             case _:
@@ -214,7 +203,7 @@ def test_pages_of_a_run_that_goes_while_they_are_loaded_come_back_afterwards(tmp
         worker.table.check_integrity()
         go.put(None)
         worker.loaded()
-        assert worker.pool.used_pages == 0 and not run.loading
+        assert worker.pool.used_pages == 0 and not run.kv.loading
         worker.table.check_integrity()
 
 

@@ -7,13 +7,12 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from blockrelay.observability.metrics import WorkerMetrics
-from blockrelay.protocol.messages import RequestBody
-from blockrelay.protocol.sampling_params import SamplingParams
 from blockrelay_worker.engine.run import Run
 from blockrelay_worker.engine.run_table import RunTable
 from blockrelay_worker.execution.page_layout import PageLayout
 from blockrelay_worker.execution.page_pool import PagePool
 from blockrelay_worker.kv.prefix_cache import PrefixCache
+from tests.support.runs import new_run
 
 LAYOUT = PageLayout(layers=1, kv_heads=1, head_dim=8)
 PROMPT = list(range(100, 150))  # three full pages and two tokens
@@ -35,17 +34,7 @@ class Desk:
     def run(self, prompt: list[int], *, skip_cache: bool = False, later: bool = False, **body: Any) -> Run:
         """A new run on the table; a `later` stage's adopts nothing by itself."""
         self._count += 1
-        run = Run(
-            request=f"req-{self._count}",
-            id="r",
-            route=("w",),
-            body=RequestBody(prompt=np.array(prompt, np.int32), params={}, **body),
-            params=SamplingParams(),
-            seed=1,
-            context=512,
-            tokens=list(prompt),
-            skip_prefix_cache=skip_cache,
-        )
+        run = new_run(f"req-{self._count}", prompt, first=not later, skip_prefix_cache=skip_cache, **body)
         self.table.add(run)
         if not later:
             self.table.adopt(run)
@@ -55,7 +44,7 @@ class Desk:
         """As a step does: rows up to `tokens` (default: all)."""
         end = len(run.tokens) if tokens is None else tokens
         assert self.table.grow(run, end)
-        run.computed = end
+        run.rows_computed(end)
         self.table.seal(run)
 
     def value(self, name: str) -> float | None:
@@ -71,9 +60,9 @@ def test_a_second_request_with_the_same_beginning_computes_only_the_rest(desk: D
     first = desk.run(PROMPT)
     desk.compute(first)
     pages = list(first.pages)
-    desk.table.drop(first.request, "r")
+    desk.table.drop(first.request, first.id)
     second = desk.run([*PROMPT[:40], 7, 8, 9])
-    assert (second.computed, second.pages, second.cached) == (32, pages[:2], 32)
+    assert (second.computed, second.pages, second.kv.cached) == (32, pages[:2], 32)
     assert second.missing == 11
     assert (desk.value("queries"), desk.value("hits")) == (50 + 43, 32)
     desk.table.check_integrity()
@@ -84,7 +73,7 @@ def test_requests_under_way_share_pages_at_once(desk: Desk) -> None:
     desk.compute(first)
     second = desk.run(PROMPT)
     assert second.pages == first.pages[:3] and desk.pool.used_pages == 4
-    desk.table.drop(first.request, "r")
+    desk.table.drop(first.request, first.id)
     desk.table.check_integrity()
     desk.compute(second)
     assert desk.pool.used_pages == 4
@@ -123,22 +112,21 @@ def test_without_a_cache_nothing_is_kept() -> None:
     desk = Desk(cache=False)
     first = desk.run(PROMPT)
     desk.compute(first)
-    desk.table.drop(first.request, "r")
+    desk.table.drop(first.request, first.id)
     assert desk.pool.cached_pages == 0
     assert desk.run(PROMPT).computed == 0
 
 
 def test_drafts_are_not_named(desk: Desk) -> None:
-    run = desk.run(PROMPT[:30])
-    run.tokens += [1, 2, 3]
+    run = desk.run(PROMPT[:30], later=True)
+    run.receive(0, [*PROMPT[:30], 1, 2, 3])
     assert desk.table.grow(run, 33)
-    run.computed = 33
+    run.rows_computed(33)
     desk.table.seal(run, known=30)
-    assert run.sealed == 1
-    run.tokens[30:] = [4, 5, 6]  # the drafts were wrong
-    run.computed = 30
+    assert run.kv.sealed == 1
+    run.receive(30, [4, 5, 6])  # the drafts were wrong
     desk.compute(run, 33)
-    assert run.sealed == 2
+    assert run.kv.sealed == 2
     assert desk.run([*PROMPT[:30], 4, 5, 9]).computed == 32
     assert desk.run([*PROMPT[:30], 1, 2, 9]).computed == 16
 
@@ -148,7 +136,7 @@ def test_generated_tokens_are_found_as_a_prompt(desk: Desk) -> None:
     run = desk.run(PROMPT[:30])
     desk.compute(run)
     for token in range(20):
-        run.tokens.append(token)
+        run.learn([token])
         desk.compute(run)
     assert desk.run([*run.tokens, 5]).computed == 48
 
@@ -157,9 +145,10 @@ def test_a_preempted_run_finds_its_own_pages_again(desk: Desk) -> None:
     run = desk.run(PROMPT)
     desk.compute(run)
     pages = list(run.pages)
-    run.logits.append(np.zeros((1, 4), np.float32))
+    assert run.last is not None
+    run.last.logits.append(np.zeros((1, 4), np.float32))
     desk.table.preempt(run)
-    assert (run.computed, run.pages, run.logits, desk.pool.used_pages) == (0, [], [], 0)
+    assert (run.computed, run.pages, run.last.logits, desk.pool.used_pages) == (0, [], [], 0)
     desk.table.adopt(run)
     assert (run.computed, run.pages) == (48, pages[:3])
     assert desk.value("queries") == 50, "it is asked for once"
@@ -171,7 +160,7 @@ def test_what_was_evicted_is_computed_again_and_counted() -> None:
     desk = Desk(pages=6)
     first = desk.run(PROMPT)
     desk.compute(first)
-    desk.table.drop(first.request, "r")
+    desk.table.drop(first.request, first.id)
     other = desk.run(list(range(64)))
     desk.compute(other)
     assert desk.value("evictions") == 1

@@ -126,7 +126,8 @@ def test_guesses_stay_within_the_rows_that_the_next_stage_can_take(route: Stage)
     for _ in range(4):
         for item in route.step(FREE_ROWS):
             assert item.rows <= 6
-            item.run.drafts = tuple(item.tokens[1:])
+            assert item.run.first is not None
+            item.run.first.drafts = tuple(item.tokens[1:])
             following = [*item.tokens[1:], item.tokens[0] % 8 + item.rows]
             item.run.learn(following[: item.rows])
 

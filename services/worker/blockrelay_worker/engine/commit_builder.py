@@ -20,23 +20,23 @@ def next_tokens(run: Run, drafts: Sequence[int], logits: NDArray[np.float32], ro
 
     `logits` [1 + drafts, vocab], finite: of the last known token and of each draft behind it. A row counts only if its
     token is the one that was chosen, so every token is the one that a step without drafts would give.
-    Mutates `run` (tokens, computed, progress, committed, ended).
+    Mutates `run` (its tokens and what follows from them).
     """
-    assert run.progress is not None and not run.ended
-    position, tokens = run.committed, list[int]()
+    last = run.last
+    assert last is not None and last.progress is not None and not run.ended
+    params, seed, length = run.params, run.identity.seed, len(run.tokens)
+    position, tokens = last.committed, list[int]()
     logprobs: list[str] = []
     end: FinishReason | None = None
     for row, draft in zip_longest(logits, drafts):
-        sampled = sample(row, run.params, seed=run.seed, position=len(run.tokens))
-        run.tokens.append(sampled.token)
+        sampled = sample(row, params, seed=seed, position=length + len(tokens))
         tokens.append(sampled.token)
         if sampled.logprob is not None:
             logprobs.append(TokenLogprobs(sampled.logprob, sampled.top).encode())
-        end = advance(run.progress, sampled.token)
+        end = advance(last.progress, sampled.token)
         if end is not None or sampled.token != draft:
             break
-    run.committed += len(tokens)
-    run.computed = len(run.tokens) - 1
+    run.commit(tokens)
     run.ended = end is not None
     return Commit(
         request=run.request,
@@ -58,10 +58,10 @@ def tensor_end(run: Run, role: StageRole) -> Commit:
 def end_meta(run: Run, role: StageRole) -> str:
     """What the terminal entry tells about the last run: times, devices, route, seed, prompt tokens not computed."""
     meta: dict[str, Any] = {
-        "execution_times": run.block_seconds(),
-        "gpu_blocks": list(run.gpu_blocks + role.gpu_blocks),
+        "execution_times": {} if run.last is None else run.last.block_seconds(),
+        "gpu_blocks": list(run.gpu_blocks_before + role.gpu_blocks),
         "route": list(run.route),
-        "seed": run.seed,
-        "cached_tokens": min(run.cached, run.prompt_length),
+        "seed": run.identity.seed,
+        "cached_tokens": min(run.kv.cached, run.prompt_length),
     }
     return encode_end_meta(meta)

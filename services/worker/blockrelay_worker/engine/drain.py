@@ -15,8 +15,10 @@ class Departure:
         """Whether none of the `runs` is left, none is on its way. From the first call on no route takes this worker."""
         if not self._told:
             record = self._links.keys.worker(self._worker)
-            if self._links.again(lambda: self._links.control.exists(record), "drain"):  # else somebody declared us dead
-                self._links.again(lambda: self._links.control.hset(record, "draining", 1), "drain")
+            if self._links.retry_until_reachable(
+                lambda: self._links.control.exists(record), "drain"
+            ):  # else somebody declared us dead
+                self._links.retry_until_reachable(lambda: self._links.control.hset(record, "draining", 1), "drain")
             self._told = True
             get().info("DRAIN_STARTED", worker=self._worker, runs=runs)
-        return not runs and not self._links.insist(calls.beat(self._worker))
+        return not runs and not self._links.run_until_reachable(calls.beat(self._worker))

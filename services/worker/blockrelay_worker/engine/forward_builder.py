@@ -31,8 +31,8 @@ def _forward(group: Sequence[Part], seconds: dict[str, float], role: StageRole) 
         sender=role.worker,
         segments=tuple(_segment(work) for work, _ in group),
         rows=np.concatenate([rows for _, rows in group]),
-        block_seconds={**first.passing, **seconds},
-        gpu_blocks=first.gpu_blocks + role.gpu_blocks,
+        block_seconds={**first.block_seconds_before, **seconds},
+        gpu_blocks=first.gpu_blocks_before + role.gpu_blocks,
     )
 
 

@@ -11,7 +11,7 @@ from blockrelay.protocol.messages import Claimed, Forward, ForwardSegment, NextJ
 from blockrelay.protocol.sampling_params import SamplingParams, derive_seed
 from blockrelay.protocol.transitions import calls
 from blockrelay.text.tokenizer import Tokenizer
-from blockrelay_worker.engine.run import Run
+from blockrelay_worker.engine.run import LastStageState, Run, RunIdentity
 from blockrelay_worker.engine.run_table import RunTable
 from blockrelay_worker.engine.stage_role import StageRole
 from blockrelay_worker.kernels.specification import PAGE
@@ -36,9 +36,16 @@ class Intake:
         Raises WireError when its body does not decode; nothing is on the table then.
         """
         body = job.body
-        run = self._new_run(job.request, job.run, job.route, body, job.tokens, quarantined=job.solo)
-        run.skip_prefix_cache = job.cold
-        run.deadline = None if job.left_s is None else time.monotonic() + job.left_s
+        run = self._new_run(
+            job.request,
+            job.run,
+            job.route,
+            body,
+            job.tokens,
+            quarantined=job.solo,
+            skip_prefix_cache=job.cold,
+            deadline=None if job.left_s is None else time.monotonic() + job.left_s,
+        )
         self._table.add(run)
         self._table.adopt(run)
         get().info(
@@ -77,22 +84,22 @@ class Intake:
             run = self._first_sight(segment)
             if run is None:
                 return "drop"
-        if segment.sequence < run.expected or run.ended:
+        if run.later is None or segment.sequence < run.later.expected or run.ended:
             return "drop"
-        if run.loading:
+        if run.kv.loading:
             return "later"
         end = segment.position + len(segment.token_ids)
-        if segment.sequence > run.expected or segment.position > run.computed:
+        if segment.sequence > run.later.expected or segment.position > run.computed:
             return "rerun"
-        if segment.position < run.sealed * PAGE or not self._table.grow(run, end):
+        if segment.position < run.kv.sealed * PAGE or not self._table.grow(run, end):
             return "rerun"
-        run.expected += 1
-        run.tokens[segment.position :] = segment.token_ids
-        run.passing, run.gpu_blocks = message.block_seconds, message.gpu_blocks
+        run.receive(segment.position, segment.token_ids)
+        run.later.expected += 1
+        run.later.block_seconds, run.later.gpu_blocks = message.block_seconds, message.gpu_blocks
         return run
 
     def _is_current(self, segment: ForwardSegment) -> bool:
-        current = self._links.again(
+        current = self._links.retry_until_reachable(
             lambda: self._links.control.hget(self._links.keys.request(segment.request), "run"), "read request"
         )
         return cast(bytes | None, current) == segment.run.encode()
@@ -110,7 +117,7 @@ class Intake:
             pipeline.xrange(keys.log(request))
             return pipeline.execute()
 
-        (current, route, body, solo), log = self._links.again(read, "read request")
+        (current, route, body, solo), log = self._links.retry_until_reachable(read, "read request")
         if current is None or current.decode() != segment.run:
             return None
         try:
@@ -119,7 +126,7 @@ class Intake:
         except WireError as error:
             get().error("REQUEST_REFUSED", request_id=request, error=str(error))
             meta = {"error": str(error), "code": "wire"}
-            self._links.insist(calls.finish(request, "error", meta=meta, run=segment.run))
+            self._links.run_until_reachable(calls.finish(request, "error", meta=meta, run=segment.run))
             return None
         committed = tuple(e.token for e in entries if isinstance(e, TokenEntry))
         run = self._new_run(
@@ -129,7 +136,7 @@ class Intake:
         # The first stage found pages for what lies before its first row; here they must be known too.
         if 0 < segment.position <= run.reusable:
             self._table.adopt(run, exactly=segment.position)
-        del run.tokens[segment.position :]  # later stages learn them with the rows
+        run.forget_from(segment.position)  # later stages learn them with the rows
         return run
 
     def _new_run(
@@ -141,6 +148,8 @@ class Intake:
         committed: tuple[int, ...],
         *,
         quarantined: bool,
+        skip_prefix_cache: bool = False,
+        deadline: float | None = None,
     ) -> Run:
         params = SamplingParams.from_dict(body.params)
         progress = None
@@ -155,7 +164,7 @@ class Intake:
             for token in committed:
                 advance(progress, token)
         tokens = [*body.prompt.tolist(), *committed]
-        return Run(
+        identity = RunIdentity(
             request=request,
             id=run_id,
             route=route,
@@ -163,8 +172,9 @@ class Intake:
             params=params,
             seed=params.seed if params.seed is not None else derive_seed(request),
             context=self._model.max_position,
-            tokens=tokens,
             quarantined_until=len(tokens) if quarantined else 0,
-            progress=progress,
-            committed=len(committed),
+            skip_prefix_cache=skip_prefix_cache,
+            deadline=deadline,
         )
+        last = LastStageState(progress=progress, committed=len(committed)) if self._role.last_stage else None
+        return Run(identity, tokens, first=self._role.first_stage, last=last)

@@ -168,15 +168,15 @@ class Engine:
         self._log.warning("REDIS_RESTARTED", runs=len(self.table))
         self.table.clear()
         self._later.clear()
-        for request, run in (self.links.insist(calls.beat(self.role.worker)) or {}).items():
+        for request, run in (self.links.run_until_reachable(calls.beat(self.role.worker)) or {}).items():
             if run:
                 self._endings.rerun(request, run, "restart")
         self._claim_due = self.role.first_stage
 
     def _end_overdue(self, now: float) -> None:
         """No step for a request whose deadline has passed: its client does not want the rest."""
-        for run in [run for run in self.table.all() if run.deadline is not None and now > run.deadline]:
-            self.links.insist(calls.finish(run.request, "expired", run=run.id))
+        for run in [run for run in self.table.all() if run.is_overdue(now)]:
+            self.links.run_until_reachable(calls.finish(run.request, "expired", run=run.id))
             self._endings.forget(run.request, run.id)
 
     def _room_came(self) -> None:
@@ -190,14 +190,14 @@ class Engine:
         most = min(room, 16)
         free = self._first.claimable_pages()
         call = calls.claim(self.role.worker, most, free_pages=free)
-        claimed = self.links.insist(call)
+        claimed = self.links.run_until_reachable(call)
         for job in claimed:
             try:
                 self._intake.claimed(job)
             except WireError as error:
                 self._log.error("REQUEST_BODY_REFUSED", request_id=job.request, error=str(error))
                 meta = {"error": str(error), "code": "wire"}
-                self.links.insist(calls.finish(job.request, "error", meta=meta, run=job.run))
+                self.links.run_until_reachable(calls.finish(job.request, "error", meta=meta, run=job.run))
             self.metrics.queue_wait.observe(job.waited_s)
         if any(job.solo for job in claimed):
             self._quarantine.clear()

@@ -15,7 +15,7 @@ from blockrelay_worker.transport.redis_links import Links
 
 def is_quarantined(work: Work[Run]) -> bool:
     """Whether it is computed without neighbours, and announced: the death of the worker is then its own fault."""
-    return work.position < work.run.quarantined_until
+    return work.position < work.run.identity.quarantined_until
 
 
 def separated(work: Sequence[Work[Run]]) -> list[list[Work[Run]]]:
@@ -34,10 +34,12 @@ class Quarantine:
     def of(self, request: str) -> Iterator[None]:
         """While it lasts, the death of this worker is this request's. An exception inside leaves the mark: the process
         ends."""
-        self._links.again(lambda: self._links.control.set(self._key, request, ex=QUARANTINE_S), "quarantine")
+        self._links.retry_until_reachable(
+            lambda: self._links.control.set(self._key, request, ex=QUARANTINE_S), "quarantine"
+        )
         yield
         self.clear()
 
     def clear(self) -> None:
         """Nobody is in quarantine any more: what CLAIM named has arrived unharmed, or its rows are computed."""
-        self._links.again(lambda: self._links.control.delete(self._key), "quarantine")
+        self._links.retry_until_reachable(lambda: self._links.control.delete(self._key), "quarantine")

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from blockrelay.protocol.messages import RequestBody
 from blockrelay.protocol.sampling_params import SamplingParams
-from blockrelay_worker.kv.store.store import Load
+from blockrelay_worker.kv.state import KvState
 from blockrelay_worker.sampling.prompt_lookup import Drafter, right_drafts
 from blockrelay_worker.sampling.stop_conditions import Progress
 
@@ -16,17 +16,13 @@ from blockrelay_worker.sampling.stop_conditions import Progress
 SUMMED_TOGETHER = 64
 
 
-@dataclass(slots=True, kw_only=True)
-class Run:
-    """One attempt at a request, as this worker's stage sees it.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunIdentity:
+    """What a run is, from its beginning to its end.
 
-    `names` are the content names of its leading full pages, as far as they were needed. The first `sealed` of `pages`
-    are named or found and never written again. With `skip_prefix_cache` it takes no page that it has not computed
-    itself. While a tier is `loading` pages for it, nothing of it is computed.
-
-    `tokens` every known token, prompt first; `computed` how many of them have their KV in `pages` of this stage
-    (0 <= computed <= len(tokens)). First stage: rows are missing while computed < len(tokens). Later stages learn the
-    tokens with the rows. Last stage: `progress` decides the end, `committed` counts tokens handed to COMMIT.
+    `context` tokens are all that the model can hold. Rows before position `quarantined_until` are computed alone (a
+    request that may have killed workers). With `skip_prefix_cache` the run takes no page that it has not computed
+    itself. `deadline` on the monotonic clock; the first stage's to keep.
     """
 
     request: str
@@ -35,99 +31,213 @@ class Run:
     body: RequestBody
     params: SamplingParams
     seed: int
-    context: int  # tokens that the model can hold
-    tokens: list[int]
-    quarantined_until: int = 0  # rows before this position are computed alone (a request that may have killed workers)
+    context: int
+    quarantined_until: int = 0
+    skip_prefix_cache: bool = False
+    deadline: float | None = None
+
+
+@dataclass(slots=True, eq=False)
+class FirstStageState:
+    """Guesses: who makes them, once that was tried, and those on their way through the other stages."""
+
+    drafter: Drafter | None = None
+    drafts: tuple[int, ...] = ()
+
+
+@dataclass(slots=True, eq=False)
+class LaterStageState:
+    """What came from the stage before: the number of the `expected` message, and of the rows here now the seconds of
+    the blocks before, and which of these ran on a GPU."""
+
+    expected: int = 0
+    block_seconds: Mapping[str, float] = field(default_factory=dict[str, float])
+    gpu_blocks: tuple[str, ...] = ()
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class LastStageState:
+    """What becomes of rows: `progress` decides the end (None for a tensor step, which collects `logits`), `committed`
+    counts tokens handed to COMMIT."""
+
     progress: Progress | None = None
     committed: int = 0
-    computed: int = 0
-    pages: list[int] = field(default_factory=list[int])
-    names: list[bytes] = field(default_factory=list[bytes])
-    sealed: int = 0
-    loading: Load | None = None
-    adopted: bool = False  # known pages were looked for
-    skip_prefix_cache: bool = False
-    deadline: float | None = None  # first stage: on the monotonic clock
-    cached: int = 0  # tokens whose KV was found instead of computed when the run came
-    preemptions: int = 0
-    sent: int = 0  # forward messages of this run to the next stage
-    expected: int = 0  # sequence number of the next forward message from the stage before
-    drafter: Drafter | None = None  # first stage, once it has tried to guess
-    drafts: tuple[int, ...] = ()  # first of several stages: guesses on their way through the others
-    ended: bool = False  # the last token is chosen; only its COMMIT is outstanding
-    last_step: int = 0  # the step that last computed rows of it
-    batches: list[Mapping[str, float]] = field(default_factory=list[Mapping[str, float]])  # seconds not yet in the sums
-    sums: dict[str, float] = field(default_factory=dict[str, float])
-    passing: dict[str, float] = field(default_factory=dict[str, float])  # of the rows here now, stages before
-    gpu_blocks: tuple[str, ...] = ()  # which of the stages' before ran on a GPU
     logits: list[NDArray[np.float32]] = field(default_factory=list[NDArray[np.float32]])
+    _batches: list[Mapping[str, float]] = field(default_factory=list[Mapping[str, float]])  # not in the sums yet
+    _sums: dict[str, float] = field(default_factory=dict[str, float])
+
+    def add_seconds(self, seconds: Mapping[str, float]) -> None:
+        """What each block spent on a batch with rows of this run; nobody changes it afterwards."""
+        if seconds:
+            self._batches.append(seconds)  # summed up now and then: between two steps everybody waits
+            if len(self._batches) == SUMMED_TOGETHER:
+                self.block_seconds()
+
+    def block_seconds(self) -> dict[str, float]:
+        """Sums over the run."""
+        for seconds in self._batches:
+            for block, value in seconds.items():
+                self._sums[block] = self._sums.get(block, 0.0) + value
+        self._batches.clear()
+        return self._sums
+
+
+class Run:
+    """One attempt at a request, as this worker's stage sees it.
+
+    `tokens` are all that are known, prompt first; they are written here alone. 0 <= computed <= len(tokens). In the
+    first stage rows are missing while computed < len(tokens); later stages learn the tokens with the rows. A run has
+    either a `first` or a `later` state, and a `last` one where the stage is the last.
+    """
+
+    __slots__ = ("_tokens", "ended", "first", "identity", "kv", "last", "last_step", "later", "request", "sent")
+
+    def __init__(
+        self, identity: RunIdentity, tokens: Sequence[int], *, first: bool, last: LastStageState | None = None
+    ) -> None:
+        self.identity, self.request = identity, identity.request
+        self.kv = KvState()
+        self.first = FirstStageState() if first else None
+        self.later = None if first else LaterStageState()
+        self.last = last
+        self.ended = False  # the last token is chosen; only its COMMIT is outstanding
+        self.last_step = 0  # the step that last computed rows of it
+        self.sent = 0  # forward messages of this run to the next stage
+        self._tokens = list(tokens)
+
+    # --- what it is ---
 
     @property
-    def prompt_length(self) -> int:
-        return int(self.body.prompt.size)
+    def id(self) -> str:
+        return self.identity.id
+
+    @property
+    def route(self) -> tuple[str, ...]:
+        return self.identity.route
+
+    @property
+    def body(self) -> RequestBody:
+        return self.identity.body
+
+    @property
+    def params(self) -> SamplingParams:
+        return self.identity.params
 
     @property
     def salt(self) -> str:
         """Runs with another salt share no page with this one."""
-        return self.body.salt
+        return self.identity.body.salt
 
     @property
-    def quarantined(self) -> bool:
-        """Its next rows are computed alone."""
-        return self.computed < self.quarantined_until
+    def prompt_length(self) -> int:
+        return int(self.identity.body.prompt.size)
 
-    @property
-    def is_decoding(self) -> bool:
-        """Its prompt is computed, and its next token is on its way or can be computed."""
-        return self.missing <= 1 and not self.ended and not self.loading
-
-    @property
-    def missing(self) -> int:
-        """Rows that can be computed now (first stage)."""
-        return 0 if self.ended or self.loading else len(self.tokens) - self.computed
-
-    @property
-    def reusable(self) -> int:
-        """How many leading tokens need no row of their own, so that their KV may be found instead of computed."""
-        before_last = len(self.tokens) - 1
-        return min(before_last, self.body.prior) if self.body.logits == "all" else before_last
-
-    def guesses(self, limit: int) -> list[int]:
-        """At most `limit` guesses at the tokens behind the last known one; none for tensor steps."""
-        if self.body.logits != "none":
-            return []
-        if self.drafter is None:
-            self.drafter = Drafter()
-        # The token after the last draft must still be wanted, or its row was in vain.
-        room = min(self.prompt_length + self.params.max_tokens, self.context) - len(self.tokens) - 1
-        return self.drafter.draft(self.tokens, min(limit, room))
-
-    def learn(self, tokens: Sequence[int]) -> None:
-        """Several stages: `tokens` became known. The rows of drafts that were right are computed already."""
-        if not tokens:
-            return
-        accepted = right_drafts(self.drafts, tokens)
-        if self.drafter is not None:
-            self.drafter.verdict(len(self.drafts), accepted)
-        self.tokens += tokens
-        self.computed += accepted
-        self.drafts = ()
+    def is_overdue(self, now: float) -> bool:
+        """Whether its deadline has passed at `now`, on the monotonic clock."""
+        return self.identity.deadline is not None and now > self.identity.deadline
 
     def wants_logits(self, position: int) -> bool:
         """Whether the logits of the row at `position` are asked for, the sampling row aside."""
         return self.body.logits == "all" and position >= self.body.prior
 
-    def add_seconds(self, seconds: Mapping[str, float]) -> None:
-        """Last stage: what each block spent on a batch with rows of this run; nobody changes it afterwards."""
-        if seconds:
-            self.batches.append(seconds)  # summed up now and then: between two steps everybody waits
-            if len(self.batches) == SUMMED_TOGETHER:
-                self.block_seconds()
+    @property
+    def block_seconds_before(self) -> Mapping[str, float]:
+        """What the stages before spent on the rows that are here now."""
+        return {} if self.later is None else self.later.block_seconds
 
-    def block_seconds(self) -> dict[str, float]:
-        """Last stage: sums over the run."""
-        for seconds in self.batches:
-            for block, value in seconds.items():
-                self.sums[block] = self.sums.get(block, 0.0) + value
-        self.batches.clear()
-        return self.sums
+    @property
+    def gpu_blocks_before(self) -> tuple[str, ...]:
+        """Blocks of the stages before that ran on a GPU."""
+        return () if self.later is None else self.later.gpu_blocks
+
+    # --- how far it is ---
+
+    @property
+    def tokens(self) -> Sequence[int]:
+        """To be read at once: it goes on changing."""
+        return self._tokens
+
+    @property
+    def pages(self) -> list[int]:
+        return self.kv.pages
+
+    @property
+    def computed(self) -> int:
+        return self.kv.computed
+
+    @property
+    def searched(self) -> bool:
+        return self.kv.searched
+
+    @property
+    def missing(self) -> int:
+        """Rows that can be computed now (first stage)."""
+        return 0 if self.ended or self.kv.loading else len(self._tokens) - self.kv.computed
+
+    @property
+    def quarantined(self) -> bool:
+        """Its next rows are computed alone."""
+        return self.kv.computed < self.identity.quarantined_until
+
+    @property
+    def is_decoding(self) -> bool:
+        """Its prompt is computed, and its next token is on its way or can be computed."""
+        return self.missing <= 1 and not self.ended and not self.kv.loading
+
+    @property
+    def reusable(self) -> int:
+        """How many leading tokens need no row of their own, so that their KV may be found instead of computed."""
+        before_last = len(self._tokens) - 1
+        return min(before_last, self.body.prior) if self.body.logits == "all" else before_last
+
+    # --- tokens and rows; everything that changes them ---
+
+    def rows_computed(self, end: int) -> None:
+        """A step has computed the rows up to `end`."""
+        self.kv.advance_to(end)
+        self._check()
+
+    def learn(self, tokens: Sequence[int]) -> None:
+        """First of several stages: `tokens` became known. The rows of drafts that were right are computed already."""
+        if not tokens:
+            return
+        assert self.first is not None
+        accepted = right_drafts(self.first.drafts, tokens)
+        if self.first.drafter is not None:
+            self.first.drafter.verdict(len(self.first.drafts), accepted)
+        self._tokens += tokens
+        self.kv.advance_to(self.kv.computed + accepted)
+        self.first.drafts = ()
+        self._check()
+
+    def receive(self, position: int, tokens: Sequence[int]) -> None:
+        """Later stage: rows of these tokens are here. What was known from `position` on were guesses."""
+        assert position <= self.kv.computed <= len(self._tokens), "rows before these are missing"
+        self.kv.rewind(position)
+        self._tokens[position:] = tokens
+
+    def forget_from(self, position: int) -> None:
+        """The tokens from `position` on are not known: guesses, or a later stage learns them with their rows."""
+        self.kv.rewind(min(self.kv.computed, position))
+        del self._tokens[position:]
+
+    def commit(self, tokens: Sequence[int]) -> None:
+        """Last stage: `tokens` follow. All rows but the last one's are computed, as known token or right guess."""
+        assert self.last is not None
+        self._tokens += tokens
+        self.last.committed += len(tokens)
+        self.kv.advance_to(len(self._tokens) - 1)
+
+    def guesses(self, limit: int) -> list[int]:
+        """First stage: at most `limit` guesses at the tokens behind the last known one; none for tensor steps."""
+        if self.body.logits != "none":
+            return []
+        assert self.first is not None
+        if self.first.drafter is None:
+            self.first.drafter = Drafter()
+        # The token after the last draft must still be wanted, or its row was in vain.
+        room = min(self.prompt_length + self.params.max_tokens, self.identity.context) - len(self._tokens) - 1
+        return self.first.drafter.draft(self._tokens, min(limit, room))
+
+    def _check(self) -> None:
+        assert self.kv.computed <= len(self._tokens), "more is computed than is known"

@@ -32,7 +32,7 @@ class Endings:
 
     def rerun(self, request: str, run_id: str, reason: RerunReason, block: str = "") -> None:
         """RERUN, as a fallback when `block` names where a GPU failed; then forget the run here."""
-        if self._links.insist(calls.rerun(request, run_id, reason, block=block)):
+        if self._links.run_until_reachable(calls.rerun(request, run_id, reason, block=block)):
             self._metrics.reruns.labels(reason).inc()
             if block:
                 self._metrics.fallbacks.labels(block, "GPU", "CPU", reason).inc()
@@ -47,12 +47,12 @@ class Endings:
             "code": code,
             "failed_block": block or "",
             "device": self._role.device,
-            "execution_times": run.passing,
+            "execution_times": dict(run.block_seconds_before),
             "route": list(run.route),
         }
         names = self._names(run.request, run.id)
         self._log.error("PIPELINE_EXECUTION_FAILED", **names, error=message, failed_block=block)
-        self._links.insist(calls.finish(run.request, "error", meta=meta, run=run.id))
+        self._links.run_until_reachable(calls.finish(run.request, "error", meta=meta, run=run.id))
         self.forget(run.request, run.id)
 
     def _names(self, request: str, run_id: str) -> dict[str, Any]:

@@ -62,39 +62,38 @@ class RunTable:
         return self.pool.free_pages
 
     def grow(self, run: Run, tokens: int) -> bool:
-        """Make `run.pages` cover `tokens` tokens. False, changing nothing, when the pool has too few free pages."""
-        lacking = pages_for(tokens) - len(run.pages)
+        """Make the run's pages cover `tokens` tokens. False, changing nothing, when the pool has too few free pages."""
+        lacking = pages_for(tokens) - len(run.kv.pages)
         if lacking > self.pool.free_pages:
             return False
         if lacking > 0:
-            run.pages += self.pool.allocate(lacking)
+            run.kv.pages += self.pool.allocate(lacking)
         return True
 
     def adopt(self, run: Run, *, exactly: int | None = None) -> None:
-        """Give a run without pages the longest known beginning of its tokens: sets `pages` and `computed`.
+        """Give a run without pages the longest known beginning of its tokens, which is then computed.
 
         Whole pages, at most `run.reusable` tokens. A later stage wants `exactly` as many tokens as its first rows'
         position says, and has them afterwards if run.computed says so. Either may have to wait for a tier of the page
-        store first: until `loaded`, run.loading is set.
+        store first: until `loaded`, run.kv.loading is set.
         """
-        assert not run.pages and run.computed == 0, "only a run without pages adopts some"
-        run.adopted = True
+        run.kv.searched = True
         if exactly and not self.pool.layout.layers:
-            run.computed = run.cached = exactly  # the head alone keeps nothing, so it lacks nothing
-        elif self._cache is not None and not run.skip_prefix_cache:
+            run.kv.adopt_nothing(exactly)  # the head alone
+        elif self._cache is not None and not run.identity.skip_prefix_cache:
             self._cache.attach(run, exactly)
 
     def is_loading(self, request: str) -> bool:
         """Whether the request's run waits for a tier."""
         run = self._runs.get(request)
-        return run is not None and run.loading is not None
+        return run is not None and run.kv.loading is not None
 
     def loaded(self, done: Loaded) -> None:
         """A load has ended: its run goes on behind what was found, or its pages are free."""
         if done.load in self._orphans:
             self._free_orphan(done.load)
         for run in self._runs.values():
-            if run.loading is done.load and self._cache is not None:
+            if run.kv.loading is done.load and self._cache is not None:
                 self._cache.take(run, done)
 
     def seal(self, run: Run, known: int | None = None) -> None:
@@ -108,14 +107,14 @@ class RunTable:
     def preempt(self, run: Run) -> None:
         """Take the pages of a run that stays on the table; those with a name can be found again."""
         self._release(run)
-        run.adopted = False
-        run.computed = 0
-        run.logits.clear()
-        run.preemptions += 1
+        run.kv.searched = False
+        run.kv.preemptions += 1
+        if run.last is not None:
+            run.last.logits.clear()
 
     def check_integrity(self) -> None:
         """Every page in use belongs to the runs that are its users. AssertionError otherwise (our bug)."""
-        owned = Counter(page for run in self._runs.values() for page in run.pages)
+        owned = Counter(page for run in self._runs.values() for page in run.kv.pages)
         owned.update(page for load in self._orphans for page in load.pages)
         assert owned == self.pool.users, "pages are in use without a run, or by a run that does not have them"
         self.pool.check_integrity()
@@ -128,11 +127,10 @@ class RunTable:
         self.view = {r.request: r.id for r in self._runs.values()}
 
     def _release(self, run: Run) -> None:
-        if run.loading is not None:  # somebody writes into these pages
-            self._orphans.add(run.loading)
-            del run.pages[len(run.pages) - len(run.loading.pages) :]
-        self.pool.free(run.pages)
-        run.pages, run.sealed, run.loading = [], 0, None
+        pages, load = run.kv.release()
+        if load is not None:  # somebody writes into its pages
+            self._orphans.add(load)
+        self.pool.free(pages)
 
     def _free_orphan(self, load: Load) -> None:
         self._orphans.remove(load)

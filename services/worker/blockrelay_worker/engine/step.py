@@ -82,11 +82,11 @@ class Steps:
         prompt_rows = 0
         for item in [w for w in work if not (w.drafts and w.run.request in bad)]:
             run = item.run
-            run.computed = item.known_end if self._role.first_stage else item.position + item.rows
+            run.rows_computed(item.known_end if self._role.first_stage else item.position + item.rows)
             run.last_step = self._number
-            if self._role.last_stage:
-                run.add_seconds(run.passing)
-                run.add_seconds(output.seconds)
+            if run.last is not None:
+                run.last.add_seconds(run.block_seconds_before)
+                run.last.add_seconds(output.seconds)
             if self._role.first_stage:
                 prompt_rows += max(0, min(run.prompt_length, item.known_end) - item.position)
         self._metrics.prompt_tokens.inc(prompt_rows)
@@ -147,9 +147,9 @@ class Steps:
 
     def _forward(self, parts: list[Part], seconds: dict[str, float]) -> None:
         """Rows to the next stage. What was guessed stays noted until COMMIT tells which guesses were right."""
-        if self._role.first_stage:
-            for item, _ in parts:
-                item.run.drafts = tuple(item.tokens[item.rows - item.drafts :])
+        for item, _ in parts:
+            if item.run.first is not None:
+                item.run.first.drafts = tuple(item.tokens[item.rows - item.drafts :])
         for target, message, carried in forwards(parts, seconds, self._role):
             if not self._sender.forward(target, message):
                 for lost in carried:
@@ -162,15 +162,15 @@ class Steps:
         generated = 0
         for item, logits in parts:
             run = item.run
-            if run.request in bad:
+            if run.request in bad or run.last is None:
                 continue
             if run.body.logits != "none":
                 if logits.size:
-                    run.logits.append(logits.copy())
+                    run.last.logits.append(logits.copy())
                 if item.samples:
-                    self._results.submit(run.logits, tensor_end(run, self._role))
+                    self._results.submit(run.last.logits, tensor_end(run, self._role))
             elif item.samples:
-                del run.tokens[item.known_end :]  # a later stage learned the drafts with their rows
+                run.forget_from(item.known_end)  # a later stage learned the drafts with their rows
                 commit = next_tokens(run, item.tokens[item.rows - item.drafts :], logits, self._role)
                 self._count(run, item.drafts, len(commit.tokens))
                 generated += len(commit.tokens)
@@ -186,8 +186,8 @@ class Steps:
         if drafts:
             self._metrics.draft_tokens.inc(drafts)
             self._metrics.accepted_tokens.inc(tokens - 1)
-            if run.drafter is not None:
-                run.drafter.verdict(drafts, tokens - 1)
+            if run.first is not None and run.first.drafter is not None:
+                run.first.drafter.verdict(drafts, tokens - 1)
 
 
 def _split(work: list[Work[Run]], rows: NDArray[np.float32], counts: list[int]) -> list[Part]:

@@ -10,27 +10,26 @@ from blockrelay.observability.metrics import WorkerMetrics
 from blockrelay_worker.execution.page_pool import PagePool
 from blockrelay_worker.kernels.specification import PAGE
 from blockrelay_worker.kv.page_names import extend_names, root_name
+from blockrelay_worker.kv.state import KvState
 from blockrelay_worker.kv.store.store import Load, Loaded, PageStore
 
 
 class Prefix(Protocol):
-    """A run as the cache sees it: its tokens, and its pages, which the cache hands out and names."""
+    """A run as the cache sees it: what it begins with, and the pages that the cache finds and names for it."""
 
-    pages: list[int]
-    names: list[bytes]
-    sealed: int
-    computed: int
-    cached: int
-    loading: Load | None
-
+    @property
+    def kv(self) -> KvState: ...
     @property
     def tokens(self) -> Sequence[int]: ...
     @property
-    def salt(self) -> str: ...
+    def salt(self) -> str:
+        """Runs with another salt share nothing."""
+        ...
+
     @property
-    def reusable(self) -> int: ...
-    @property
-    def preemptions(self) -> int: ...
+    def reusable(self) -> int:
+        """How many leading tokens may be found."""
+        ...
 
 
 class PrefixCache:
@@ -59,28 +58,21 @@ class PrefixCache:
 
     def attach(self, run: Prefix, exactly: int | None) -> None:
         """See `RunTable.adopt`."""
-        pages = (run.reusable if exactly is None else exactly) // PAGE
+        kv, pages = run.kv, (run.reusable if exactly is None else exactly) // PAGE
         self._extend(run, pages)
-        run.pages = self._pool.share(run.names[:pages])
-        run.sealed = len(run.pages)
-        run.computed = run.sealed * PAGE
-        if self._counts and not run.preemptions:
+        kv.adopt(self._pool.share(kv.names[:pages]))
+        if self._counts and not kv.preemptions:
             self._metrics.prefix_cache_queries.inc(len(run.tokens))
-        self._count(run, run.computed)
-        self._look_further(run, run.names[run.sealed : pages])
+        self._count(kv, kv.computed)
+        self._look_further(kv, kv.names[kv.sealed : pages])
 
     def take(self, run: Prefix, done: Loaded) -> None:
         """The load that `run` waited for has ended: it has the pages that were found."""
-        first = len(run.pages) - len(done.load.pages)
-        for index in range(first, first + done.count):
-            self._pool.name(run.pages[index], run.names[index])
-        rest = run.pages[first + done.count :]
-        del run.pages[first + done.count :]
-        self._pool.free(rest)  # they are allocated again when rows come to them
-        run.loading = None
-        run.sealed += done.count
-        run.computed = run.sealed * PAGE
-        self._count(run, done.count * PAGE)
+        kv = run.kv
+        for index in range(kv.sealed, kv.sealed + done.count):
+            self._pool.name(kv.pages[index], kv.names[index])
+        self._pool.free(kv.loaded(done.count))  # the rest is allocated again when rows come to it
+        self._count(kv, done.count * PAGE)
 
     def settle(self) -> None:
         """Wait until nobody but the engine writes into pages."""
@@ -89,33 +81,32 @@ class PrefixCache:
 
     def seal(self, run: Prefix, tokens: int) -> None:
         """Name the run's full pages within the first `tokens` tokens, which are known and computed."""
-        full = tokens // PAGE
-        if full <= run.sealed:
+        kv, full = run.kv, tokens // PAGE
+        if full <= kv.sealed:
             return
         self._extend(run, full)
-        for index in range(run.sealed, full):
-            page, name = run.pages[index], run.names[index]
+        for index in range(kv.sealed, full):
+            page, name = kv.pages[index], kv.names[index]
             if self._pool.name(page, name) and self._store is not None:
                 self._store.put(page, name)
-        run.sealed = full
+        kv.seal(full)
 
     def _extend(self, run: Prefix, pages: int) -> None:
         root = root_name(salt=run.salt, model_hash=self._model_hash, numerics=self._numerics)
-        extend_names(run.names, root, run.tokens, pages)
+        extend_names(run.kv.names, root, run.tokens, pages)
 
-    def _look_further(self, run: Prefix, names: list[bytes]) -> None:
+    def _look_further(self, kv: KvState, names: list[bytes]) -> None:
         """Let the store fill pages for `names`, which follow those that the run has, if it may have them."""
         room = min(len(names), self._pool.free_pages)
         if self._store is None or not room or not self._store.may_have(names[0]):
             return
-        pages = self._pool.allocate(room)
-        run.pages += pages
-        run.loading = Load(tuple(names[:room]), tuple(pages))
-        self._store.load(run.loading, self._deliver)
+        load = Load(tuple(names[:room]), tuple(self._pool.allocate(room)))
+        kv.wait_for(load)
+        self._store.load(load, self._deliver)
 
-    def _count(self, run: Prefix, found: int) -> None:
-        if run.preemptions:
+    def _count(self, kv: KvState, found: int) -> None:
+        if kv.preemptions:
             return
-        run.cached += found
+        kv.cached += found
         if self._counts:
             self._metrics.prefix_cache_hits.inc(found)

@@ -77,7 +77,7 @@ class Registration:
             if self.forgotten():
                 self.worker = _new_id()
                 self._enter()
-            plan: Plan | None = self._links.again(
+            plan: Plan | None = self._links.retry_until_reachable(
                 lambda: read_plan(self._links.control, self._links.keys, self._model), "read plan"
             )
             if plan and self.worker in plan.assignments:
@@ -92,7 +92,7 @@ class Registration:
 
         Returns the identity of the control Redis from before: any other one later means a restart in between.
         """
-        run_id: str = self._links.again(lambda: server_run_id(self._links.control), "announce")
+        run_id: str = self._links.retry_until_reachable(lambda: server_run_id(self._links.control), "announce")
         fields: dict[Any, Any] = {
             "split": assignment.split,
             "stage": assignment.stage,
@@ -106,10 +106,10 @@ class Registration:
         if capabilities is not None:
             fields["capabilities"] = capabilities.to_json()
         if rows_arrive(assignment.split):
-            self._links.again(self._open_payload_inbox, "open payload inbox")
-        self._links.again(lambda: self._tell({**self._fields, **fields}), "announce")
-        self._links.again(self._sign_of_life, "announce")
-        self._links.again(self._open_inbox, "announce")
+            self._links.retry_until_reachable(self._open_payload_inbox, "open payload inbox")
+        self._links.retry_until_reachable(lambda: self._tell({**self._fields, **fields}), "announce")
+        self._links.retry_until_reachable(self._sign_of_life, "announce")
+        self._links.retry_until_reachable(self._open_inbox, "announce")
         return run_id
 
     def _open_payload_inbox(self) -> None:
@@ -141,14 +141,14 @@ class Registration:
 
     def forgotten(self) -> bool:
         """Whether this worker has no record any more; if it has, this was a sign of life."""
-        if self._links.again(self._sign_of_life, "register"):
+        if self._links.retry_until_reachable(self._sign_of_life, "register"):
             return False
         get().warning("WORKER_FORGOTTEN", worker=self.worker)
         return True
 
     def _enter(self) -> None:
         told = False
-        while not self._links.again(self._write_record, "register"):
+        while not self._links.retry_until_reachable(self._write_record, "register"):
             if not told:
                 told = True
                 get().warning("CELL_FULL", limit=MAX_WORKERS, reason="the cell has no room for another worker; waiting")

@@ -40,7 +40,7 @@ class SchedulableRun(Protocol):
         ...
 
     @property
-    def adopted(self) -> bool:
+    def searched(self) -> bool:
         """Known pages were looked for."""
         ...
 
@@ -167,7 +167,7 @@ class FirstStageBatcher(Generic[R]):
             allowed = startable(self._holdings(), self._runs.free_pages)
             ready = [run for run in runs.values() if run.request in allowed]
             for run in ready:
-                if not run.adopted:
+                if not run.searched:
                     self._runs.adopt(run)
             return [run for run in ready if run.missing]
         full = self._full_workers()

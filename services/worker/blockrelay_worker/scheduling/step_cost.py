@@ -8,6 +8,8 @@ is worth: where the weights are what a step waits for, rows are nearly free; whe
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from blockrelay_worker.scheduling.smoothing import smoothed
+
 #: Prompt rows of a mixed step when nothing was measured yet, at least (a prompt always gets on), and their granularity.
 FIRST_ROWS, LEAST_ROWS, GRAIN = 64, 32, 16
 #: Sizes of decode steps whose times are kept apart. The last is the most that drafts may fill.
@@ -16,8 +18,6 @@ SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 RIGHT_SHARE = 0.5
 #: Decode steps after which sizes are measured anew: one odd measurement must not rule out a size for ever.
 MEMORY_STEPS = 1000
-#: Weight of a new measurement.
-SMOOTHING = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +38,12 @@ def observed(cost: StepCost, *, decode_rows: int, prompt_rows: int, seconds: flo
     if prompt_rows == 0:
         size = _size(decode_rows)
         kept = cost.by_rows if (cost.steps + 1) % MEMORY_STEPS else {}
-        by_rows = {**kept, size: _smooth(cost.by_rows.get(size), seconds)}
-        return replace(cost, decode_s=_smooth(cost.decode_s, seconds), by_rows=by_rows, steps=cost.steps + 1)
+        by_rows = {**kept, size: smoothed(cost.by_rows.get(size), seconds)}
+        return replace(cost, decode_s=smoothed(cost.decode_s, seconds), by_rows=by_rows, steps=cost.steps + 1)
     if prompt_rows < GRAIN:
         return cost  # such rows cost next to nothing and say little about others
     above = seconds - (cost.decode_s or 0.0 if decode_rows else 0.0)
-    return replace(cost, prompt_row_s=_smooth(cost.prompt_row_s, max(above, 0.1 * seconds) / prompt_rows))
+    return replace(cost, prompt_row_s=smoothed(cost.prompt_row_s, max(above, 0.1 * seconds) / prompt_rows))
 
 
 def prompt_rows_beside(cost: StepCost, target_s: float, max_rows: int) -> int:
@@ -76,7 +76,3 @@ def draft_rows(cost: StepCost, decode_rows: int) -> int:
 
 def _size(rows: int) -> int:
     return max((size for size in SIZES if size <= rows), default=SIZES[0])
-
-
-def _smooth(before: float | None, now: float) -> float:
-    return now if before is None else before + SMOOTHING * (now - before)

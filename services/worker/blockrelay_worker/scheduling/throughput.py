@@ -9,18 +9,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from blockrelay.protocol.transitions.calls import Pace
+from blockrelay_worker.scheduling.smoothing import smoothed
 
 #: Requests at once whose times between tokens are kept apart, as upper ends.
 SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 256, 1024)
 #: A prompt row costs so many tokens' time before it was measured.
 FIRST_ROW_SHARE = 0.2
-SMOOTHING = 0.25
-#: One window tells at most so many times what was known: a machine that stood still for a minute is no slow one.
-MOST_GROWTH = 2
+#: One window tells at most so many times what was known: a machine that paused for a minute is not slow.
+MAX_GROWTH = 2
 #: Seconds of work after which a window is closed.
 WINDOW_S = 0.5
-#: Seconds for which the company that a request had is expected to come back.
-LATELY_S = 30.0
+#: Seconds for which as many requests at once as there were are expected again.
+RECENT_S = 30.0
 #: Seconds without work after which half of what is above the best ever known is forgotten. Who is believed to be slow
 #: gets nothing to do, and could never show that it is not.
 REST_S = 30.0
@@ -49,6 +49,10 @@ class Measured:
     token_s: Mapping[int, float] = field(default_factory=dict[int, float])
 
 
+def _smoothed(before: float | None, now: float) -> float:
+    return smoothed(before, now, max_growth=MAX_GROWTH)
+
+
 def observed(known: Measured, window: Window) -> Measured:
     """`known` after a window."""
     if not window.rows and not window.tokens:
@@ -56,10 +60,10 @@ def observed(known: Measured, window: Window) -> Measured:
     size = window.size
     token_s = known.token_s.get(size)
     if not window.tokens:
-        return replace(known, row_s=_smooth(known.row_s, window.seconds / window.rows))
+        return replace(known, row_s=_smoothed(known.row_s, window.seconds / window.rows))
     row_s = known.row_s
     if not window.rows:
-        return replace(known, token_s={**known.token_s, size: _smooth(token_s, window.seconds / window.tokens)})
+        return replace(known, token_s={**known.token_s, size: _smoothed(token_s, window.seconds / window.tokens)})
     if row_s is None and token_s is None:
         both = window.seconds / (window.tokens + FIRST_ROW_SHARE * window.rows)
         return Measured(FIRST_ROW_SHARE * both, {**known.token_s, size: both})
@@ -69,7 +73,7 @@ def observed(known: Measured, window: Window) -> Measured:
         token_s = max(window.seconds - row_s * window.rows, 0.1 * window.seconds) / window.tokens
     # Both are wrong by the same factor, as far as one window tells.
     factor = window.seconds / (row_s * window.rows + token_s * window.tokens)
-    return Measured(_smooth(row_s, row_s * factor), {**known.token_s, size: _smooth(token_s, token_s * factor)})
+    return Measured(_smoothed(row_s, row_s * factor), {**known.token_s, size: _smoothed(token_s, token_s * factor)})
 
 
 def best_of(best: Measured, known: Measured) -> Measured:
@@ -87,12 +91,12 @@ def rested(known: Measured, best: Measured, idle_s: float) -> Measured:
     return Measured(row_s, token_s)
 
 
-def pace(known: Measured, *, lately: int = 1) -> Pace | None:
-    """What to tell; `lately`: the most requests at once of late, of SIZES. None before any token."""
+def pace(known: Measured, *, recent_concurrency: int = 1) -> Pace | None:
+    """What to tell; `recent_concurrency`: the most requests at once lately, of SIZES. None before any token."""
     if not known.token_s:
         return None
     row_s = FIRST_ROW_SHARE * known.token_s[max(known.token_s)] if known.row_s is None else known.row_s
-    return Pace(row_s, {size: token_s * size for size, token_s in known.token_s.items()}, lately)
+    return Pace(row_s, {size: token_s * size for size, token_s in known.token_s.items()}, recent_concurrency)
 
 
 class PaceMeter:
@@ -109,8 +113,8 @@ class PaceMeter:
     def told(self, now: float) -> Pace | None:
         """The pace at the moment `now` (monotonic seconds)."""
         idle_s = now - self._worked if self._at is None else 0.0
-        lately = max((size for size, at in self._seen.copy().items() if now - at < LATELY_S), default=1)
-        return pace(rested(self._measured, self._best, idle_s), lately=lately)
+        recent_concurrency = max((size for size, at in self._seen.copy().items() if now - at < RECENT_S), default=1)
+        return pace(rested(self._measured, self._best, idle_s), recent_concurrency=recent_concurrency)
 
     def look(self, now: float, running: int) -> None:
         """Once a round: `running` requests are on this worker from `now` (monotonic seconds) to the next look."""
@@ -135,7 +139,3 @@ class PaceMeter:
         """A step has computed prompt rows, and rows that give tokens."""
         self._rows += rows
         self._tokens += tokens
-
-
-def _smooth(before: float | None, now: float) -> float:
-    return now if before is None else before + SMOOTHING * (min(now, MOST_GROWTH * before) - before)

@@ -64,7 +64,7 @@ class Committer(threading.Thread):
     def _commit(self, batch: list[Commit]) -> None:
         call = commit(batch)
         try:
-            answers = self._links.again(lambda: self._scripts.run(call), "commit")
+            answers = self._links.retry_until_reachable(lambda: self._scripts.run(call), "commit")
         except Stopping:
             return
         for verdict, count in Counter(answer.verdict for answer in answers).items():

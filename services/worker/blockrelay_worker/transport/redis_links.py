@@ -91,11 +91,11 @@ class Links:
         scripts = Scripts(control, keys)
         return cls(control, payload, keys, scripts, RedisWatch(errors), stop, drain or Drain())
 
-    def insist(self, call: Call[T]) -> T:
+    def run_until_reachable(self, call: Call[T]) -> T:
         """Run a script until Redis does it; scripts are idempotent. Raises Stopping when the process should end."""
-        return self.again(lambda: self.scripts.run(call), call.script)
+        return self.retry_until_reachable(lambda: self.scripts.run(call), call.script)
 
-    def again(self, action: Callable[[], Any], work: str) -> Any:
+    def retry_until_reachable(self, action: Callable[[], Any], work: str) -> Any:
         """`action` (idempotent) until Redis does it; `work` is its name in the log.
 
         Raises Stopping when the process should end.

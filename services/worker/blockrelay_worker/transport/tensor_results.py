@@ -64,4 +64,4 @@ class Results(threading.Thread):
             self._links.payload.set(self._links.keys.result(request), value, ex=RESULT_S)
             reach("worker.after_result")
 
-        self._links.again(store, "store result")
+        self._links.retry_until_reachable(store, "store result")

@@ -11,5 +11,5 @@ def read_fields(links: Links, worker: str, names: tuple[str, ...]) -> list[bytes
     Waits for Redis; raises Stopping when the process should end meanwhile.
     """
     record = links.keys.worker(worker)
-    fields: Any = links.again(lambda: links.control.hmget(record, list(names)), "read worker")
+    fields: Any = links.retry_until_reachable(lambda: links.control.hmget(record, list(names)), "read worker")
     return fields

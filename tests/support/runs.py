@@ -1,0 +1,36 @@
+"""A run as tests put it on a table: what they do not say is the same everywhere."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from blockrelay.protocol.messages import RequestBody
+from blockrelay.protocol.sampling_params import SamplingParams
+from blockrelay_worker.engine.run import LastStageState, Run, RunIdentity
+
+GREEDY = SamplingParams(max_tokens=100, temperature=0)
+
+
+def new_run(
+    request: str,
+    prompt: Sequence[int],
+    *,
+    route: tuple[str, ...] = ("w",),
+    params: SamplingParams = GREEDY,
+    first: bool = True,
+    skip_prefix_cache: bool = False,
+    **body: Any,
+) -> Run:
+    """Run `request` of that request, with a last stage's state; `body`: fields of its body."""
+    identity = RunIdentity(
+        request=request,
+        id=request,
+        route=route,
+        body=RequestBody(prompt=np.array(prompt, np.int32), params={}, **body),
+        params=params,
+        seed=1,
+        context=512,
+        skip_prefix_cache=skip_prefix_cache,
+    )
+    return Run(identity, prompt, first=first, last=LastStageState())
