@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,6 +11,7 @@ from blockrelay.block_folder.folder import BlockFolder
 from blockrelay_worker.execution.batch import Batch, Segment
 from blockrelay_worker.execution.cpu.linears import Variant
 from blockrelay_worker.execution.cpu.stage import StageExecutor
+from blockrelay_worker.execution.self_test import first_mismatch
 from blockrelay_worker.kernels import load_kernels
 
 
@@ -22,6 +24,19 @@ class Part:
     pages: Sequence[int]
 
 
+_RIGHT: dict[Path, Variant] = {}
+
+
+def _right_variant(folder: BlockFolder) -> Variant:
+    """By known answer, as workers choose: uint8 x int8 saturates on CPUs with AVX2 and without VNNI."""
+    if folder.root not in _RIGHT:
+        blocks, kernels = folder.model.blocks, load_kernels(1)
+        stage = StageExecutor(folder, 1, blocks, pages=4, threads=1, kernels=kernels, variant="u8s8")
+        _RIGHT[folder.root] = "u8s8" if first_mismatch(stage) is None else "u8u8"
+        stage.close()
+    return _RIGHT[folder.root]
+
+
 class Chain:
     """A model cut into stages that run one after the other. `ends` are the last blocks of the stages."""
 
@@ -31,12 +46,14 @@ class Chain:
         ends: Sequence[int] | None = None,
         *,
         threads: int = 1,
-        variant: Variant = "u8s8",
+        variant: Variant | None = None,
         pages: int = 200,
     ) -> None:
+        """`variant`: of the products; default: the fastest of ONNX Runtime's that is right on this machine."""
         ends = ends or [folder.model.blocks]
         starts = [1, *(end + 1 for end in ends[:-1])]
         self.stages: list[StageExecutor] = []
+        variant = variant or _right_variant(folder)
         for first, last in zip(starts, ends, strict=True):
             stage = StageExecutor(
                 folder, first, last, pages=pages, threads=threads, kernels=load_kernels(threads), variant=variant
