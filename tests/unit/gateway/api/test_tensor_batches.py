@@ -125,8 +125,8 @@ def test_what_an_ended_gateway_has_begun_the_next_one_completes(
     assert run(gateway, worker, pool, batch([7], [8], step=2), 2) == [[7], [8]]
 
 
-#: In the ACCEPT of the second row, and in no other command: the session's name as an argument of its own.
-SECOND_ROW = b"\r\nchat#1\r\n"
+#: In the ACCEPT of the second row, and in no other command: the session's name as a string of the arguments' map.
+SECOND_ROW = b"\xa6chat#1"
 WAYS: dict[str, Callable[[RedisProxy], None]] = {
     "is away": lambda proxy: proxy.cut_at(SECOND_ROW, runs=False),
     "is away, and its last reply": lambda proxy: proxy.cut_at(SECOND_ROW, runs=True),
