@@ -130,7 +130,6 @@ def answering(
         try:
             while not stop.is_set():
                 worker.beat()
-                worker.beat()
                 for claimed in worker.scripts.run(calls.claim(worker.names[0], 8, free_pages=1000)):
                     tokens, end = reply(claimed)
                     for token in tokens[:-1] if each else ():
