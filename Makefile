@@ -139,7 +139,7 @@ faults: install ## every service at every failure point
 
 # How long streams stand still when a worker, its host or Redis dies: make bench-recovery ARGS="--model DIR"
 bench-recovery: install ## how long streams stand still after an accident
-	$(BIN)/python -m bench.recovery $(ARGS)
+	$(BIN)/python -m bench.scenarios.recovery $(ARGS)
 
 # Ninety seconds under load while everything is killed at random; more with ARGS="--minutes 10 --fsync everysec".
 drill: install ## hurts a loaded system at random and compares every answer
@@ -152,7 +152,7 @@ bench: install ## speed beside other servers, an hour
 
 # Ten times more requests than can be served: what becomes of them, and of the memory. Minutes, on an idle machine.
 overload: install ## ten times more requests than can be served
-	$(BIN)/python -m bench.overload $(ARGS)
+	$(BIN)/python -m bench.scenarios.overload $(ARGS)
 
 # The native kernels go too, so the next target installs again; the environment stays.
 clean: ## what was built and cached; .venv stays

@@ -15,8 +15,8 @@ from blockrelay.protocol.keys import Keys
 from blockrelay.redis.client import Scripts
 from tests.support.at_most import AtMost
 from tests.support.leaks import Spawned, folders, ownerless_keys, processes, settled
-from tests.support.redis_server import RedisServer
-from tests.support.rights import ConfinedScripts
+from tests.support.redis.redis_server import RedisServer
+from tests.support.redis.rights import ConfinedScripts
 from tests.support.suites import SUITES, suite_of
 
 # No example fails because the machine is slow.

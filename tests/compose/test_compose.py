@@ -20,10 +20,10 @@ from openai import OpenAI
 from blockrelay.block_folder.folder import open_block_folder
 from blockrelay.settings import BUNDLED_MODEL
 from blockrelay_converter.convert import convert
-from tests.support.checkpoints import write_checkpoint
-from tests.support.compose_stack import ComposeStack, leftovers, mountable_copy
-from tests.support.system import Job, golden_tokens, make_jobs
-from tests.support.tiny_model import write_tiny_model
+from tests.support.models.checkpoints import write_checkpoint
+from tests.support.models.tiny_model import write_tiny_model
+from tests.support.systems.compose_stack import ComposeStack, leftovers, mountable_copy
+from tests.support.systems.system import Job, golden_tokens, make_jobs
 from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(1800)]

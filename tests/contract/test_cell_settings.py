@@ -18,7 +18,7 @@ from blockrelay_launcher.cli.status import read_status
 from blockrelay_scheduler.link import Link
 from blockrelay_scheduler.loop import Scheduler
 from tests.support.cell import MODEL, Cell
-from tests.support.redis_server import RedisServer
+from tests.support.redis.redis_server import RedisServer
 
 
 @pytest.fixture

@@ -6,14 +6,14 @@ from dataclasses import replace
 import pytest
 import redis
 
-from blockrelay.protocol.end_meta import encode_end_meta
+from blockrelay.protocol.encoding.end_meta import encode_end_meta
 from blockrelay.protocol.keys import Keys
 from blockrelay.protocol.messages import Claimed, EndEntry, LogEntry, TokenEntry, TokenLogprobs, decode_log_entry
 from blockrelay.protocol.sampling_params import SamplingParams
 from blockrelay.protocol.transitions import calls
 from blockrelay.redis.client import Scripts
 from tests.support.cell import Cell, body
-from tests.support.redis_server import RedisServer
+from tests.support.redis.redis_server import RedisServer
 from tests.support.waiting import wait_until
 
 #: As a worker of a model of 33 blocks says it.

@@ -16,7 +16,7 @@ from blockrelay.redis.client import Scripts
 from blockrelay.redis.users import families_of, rules
 from tests.support.cell import MODEL, Cell
 from tests.support.project import ROOT
-from tests.support.rights import user
+from tests.support.redis.rights import user
 
 CONTROL = {family.name for family in FAMILIES if family.server == "control"}
 CALLS = {"publish_plan": "PLAN"}  # called otherwise than its script

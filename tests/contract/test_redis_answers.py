@@ -17,11 +17,11 @@ from blockrelay.redis import client as redis_link
 from blockrelay.redis import errors as redis_errors
 from blockrelay.redis.client import AsyncOneConnection, AsyncScripts, OneConnection, Scripts
 from blockrelay.redis.errors import CommandError
-from tests.support import redis_server
 from tests.support.cell import body
-from tests.support.redis_answers import ANSWERS, answering, unblock_all
-from tests.support.redis_proxy import proxied
-from tests.support.redis_server import RedisServer
+from tests.support.redis import redis_server
+from tests.support.redis.redis_answers import ANSWERS, answering, unblock_all
+from tests.support.redis.redis_proxy import proxied
+from tests.support.redis.redis_server import RedisServer
 from tests.support.waiting import wait_until
 
 KEYS = Keys("t")

@@ -19,8 +19,8 @@ from blockrelay.settings import BUNDLED_MODEL
 from blockrelay_converter.convert import convert
 from blockrelay_worker.execution.cpu.linears import Variant
 from blockrelay_worker.kernels import load_kernels, supported_variants
-from tests.support.checkpoints import Family, write_checkpoint
-from tests.support.digest import logits_digest
+from tests.support.models.checkpoints import Family, write_checkpoint
+from tests.support.worker.digest import logits_digest
 
 #: CPU that qemu knows -> (kernels, products) it must get. On Haswell uint8 x int8 products saturate.
 LEVELS = {
@@ -32,9 +32,9 @@ LEVELS = {
 
 
 def digest(model: Path, *options: str, cpu: str | None = None) -> dict[str, Any]:
-    """What `tests.support.digest` says on an emulated CPU, or on this one."""
+    """What `tests.support.worker.digest` says on an emulated CPU, or on this one."""
     emulator = [] if cpu is None else ["qemu-x86_64", "-cpu", cpu]
-    command = [*emulator, sys.executable, "-m", "tests.support.digest", str(model), *options]
+    command = [*emulator, sys.executable, "-m", "tests.support.worker.digest", str(model), *options]
     # Whoever tells NumPy's BLAS what this machine is (OPENBLAS_CORETYPE) does not mean the emulated one.
     environment = {name: value for name, value in os.environ.items() if not name.startswith("OPENBLAS_")}
     return json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, env=environment).stdout)

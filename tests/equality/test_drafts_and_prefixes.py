@@ -19,10 +19,10 @@ from blockrelay.protocol.sampling_params import SamplingParams
 from blockrelay.protocol.tensors import decode_tensor
 from blockrelay.settings import BUNDLED_MODEL
 from blockrelay.text.tokenizer import Tokenizer
-from tests.support.equality_crowd import ask_in_waves, worker_counters
-from tests.support.equality_workload import Asked
-from tests.support.solo_runs import Solo
-from tests.support.up_process import UpProcess, running_up
+from tests.support.systems.equality_crowd import ask_in_waves, worker_counters
+from tests.support.systems.equality_workload import Asked
+from tests.support.systems.solo_runs import Solo
+from tests.support.systems.up_process import UpProcess, running_up
 from tests.support.waiting import wait_until
 
 TEXT = "Tom had a red ball. Lily had a blue kite. Tom and Lily went to the river. " * 4 + "Tom had"

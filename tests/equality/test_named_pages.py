@@ -29,9 +29,9 @@ from blockrelay_worker.kv.prefix_cache import PrefixCache
 from blockrelay_worker.transport.inbox_reader import Reader
 from blockrelay_worker.transport.redis_links import Links, StepClock
 from tests.support.cell import MODEL, Cell, body
-from tests.support.stage_role import stage_role
-from tests.support.tiny_model import write_tiny_model
+from tests.support.models.tiny_model import write_tiny_model
 from tests.support.waiting import wait_until
+from tests.support.worker.stage_role import stage_role
 
 ROOT = root_name(salt="", model_hash="m", numerics="n")
 

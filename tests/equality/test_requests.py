@@ -13,12 +13,12 @@ import pytest
 from blockrelay.block_folder.folder import open_block_folder
 from blockrelay.settings import BUNDLED_MODEL
 from blockrelay.text.tokenizer import Tokenizer
-from tests.support.equality_crowd import ask_in_waves, worker_counters
-from tests.support.equality_workload import Asked, make_workload
-from tests.support.solo_runs import Answer, solo_answers
-from tests.support.up_process import running_up
-from tests.support.vandal import vandal
+from tests.support.systems.equality_crowd import ask_in_waves, worker_counters
+from tests.support.systems.equality_workload import Asked, make_workload
+from tests.support.systems.solo_runs import Answer, solo_answers
+from tests.support.systems.up_process import running_up
 from tests.support.waiting import wait_until
+from tests.support.worker.vandal import vandal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,9 +10,17 @@ from typing import Any
 import pytest
 
 from blockrelay.protocol.transitions.source import source
-from tests.support.fault_stand import Process, Stand, body_of, positions_and_tokens, registered, shapes, standing
-from tests.support.redis_proxy import RedisProxy, proxied
-from tests.support.tiny_model import write_tiny_model
+from tests.support.models.tiny_model import write_tiny_model
+from tests.support.redis.redis_proxy import RedisProxy, proxied
+from tests.support.systems.fault_stand import (
+    Process,
+    Stand,
+    body_of,
+    positions_and_tokens,
+    registered,
+    shapes,
+    standing,
+)
 from tests.support.waiting import wait_until
 
 FAULTS = ("cut", "black hole", "delay", "lost reply")

@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 
 from blockrelay_launcher.supervisor.data_folder import read_running
-from tests.support.fault_stand import Process, Stand, body_of, positions_and_tokens, shapes, standing
-from tests.support.redis_answers import ANSWERS, LINES, again_and_again, answering
-from tests.support.redis_proxy import RedisProxy, proxied
-from tests.support.redis_server import RedisServer
-from tests.support.system import Job, System, assert_nothing_is_held, golden_tokens
-from tests.support.tiny_model import write_tiny_model
-from tests.support.up_process import UpProcess, running_up
+from tests.support.models.tiny_model import write_tiny_model
+from tests.support.redis.redis_answers import ANSWERS, LINES, again_and_again, answering
+from tests.support.redis.redis_proxy import RedisProxy, proxied
+from tests.support.redis.redis_server import RedisServer
+from tests.support.systems.fault_stand import Process, Stand, body_of, positions_and_tokens, shapes, standing
+from tests.support.systems.system import Job, System, assert_nothing_is_held, golden_tokens
+from tests.support.systems.up_process import UpProcess, running_up
 from tests.support.waiting import wait_until
 
 #: Some of all for the suite of whole systems.

@@ -10,8 +10,8 @@ from blockrelay.failpoints import FAILURES, POINTS
 from blockrelay.protocol.messages import RequestBody
 from blockrelay.protocol.sampling_params import SamplingParams
 from blockrelay.protocol.transitions import calls
-from tests.support.fault_stand import Stand, registered, standing
-from tests.support.tiny_model import write_tiny_model
+from tests.support.models.tiny_model import write_tiny_model
+from tests.support.systems.fault_stand import Stand, registered, standing
 from tests.support.waiting import wait_until
 
 #: Effects that only the last stage has; all others are tried at the first.

@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from blockrelay.settings import BUNDLED_MODEL
-from tests.support.up_process import running_up
+from tests.support.systems.up_process import running_up
 
 EXAMPLES = os.environ.get("EXAMPLES", "300")
 CHECKS = "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance"

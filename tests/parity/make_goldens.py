@@ -11,7 +11,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from tests.support.parity_cases import CASES, GOLDENS, NEW_TOKENS, Case, checkpoint_sha256, goldens
+from tests.support.models.parity_cases import CASES, GOLDENS, NEW_TOKENS, Case, checkpoint_sha256, goldens
 
 SAFE_MARGIN = 0.01
 """Below this distance of the two largest logits another order of additions might choose the other token."""

@@ -16,7 +16,7 @@ from blockrelay_worker.execution.batch import Batch, Segment
 from blockrelay_worker.execution.cpu.loading import load_stage
 from blockrelay_worker.execution.page_layout import pages_for
 from blockrelay_worker.kernels import load_kernels
-from tests.support.parity_cases import CASES, NEW_TOKENS, Case, checkpoint_sha256, goldens
+from tests.support.models.parity_cases import CASES, NEW_TOKENS, Case, checkpoint_sha256, goldens
 
 ODD_CHUNK = 13
 """Prompt tokens per run: no multiple of a page."""

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from blockrelay.block_folder.folder import BlockFolder, open_block_folder
 from blockrelay_converter.convert import convert
-from tests.support.checkpoints import write_checkpoint
-from tests.support.stages import Chain, Part
+from tests.support.models.checkpoints import write_checkpoint
+from tests.support.worker.stages import Chain, Part
 
 _REQUESTS, _TOKENS, _PAGES_EACH = 4, 40, 3
 _TOKEN_IDS = np.random.default_rng(4).integers(3, 259, (_REQUESTS, _TOKENS))

@@ -24,8 +24,8 @@ from blockrelay.protocol.keys import Keys
 from blockrelay.protocol.messages import Claimed, EndEntry, TokenEntry
 from blockrelay.protocol.transitions import calls
 from tests.support.cell import Cell
-from tests.support.redis_server import RedisServer
-from tests.support.rights import ConfinedScripts
+from tests.support.redis.redis_server import RedisServer
+from tests.support.redis.rights import ConfinedScripts
 
 STAGES = 2
 REQUESTS = [f"req-{i}" for i in range(4)]

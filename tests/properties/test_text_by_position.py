@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from blockrelay.text.tokenizer import Tokenizer, VisibleText
-from tests.support.tokenizers import byte_level, sentencepiece
+from tests.support.models.tokenizers import byte_level, sentencepiece
 
 _TOKENIZERS = [Tokenizer(byte_level().to_str()), Tokenizer(sentencepiece().to_str())]
 _tokenizers = st.sampled_from(_TOKENIZERS)

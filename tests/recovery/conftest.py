@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.redis_server import RedisServer
-from tests.support.system import Job, StartSystem, System, golden_tokens, make_jobs
-from tests.support.tiny_model import write_tiny_model
+from tests.support.models.tiny_model import write_tiny_model
+from tests.support.redis.redis_server import RedisServer
+from tests.support.systems.system import Job, StartSystem, System, golden_tokens, make_jobs
 
 
 @pytest.fixture(scope="session")

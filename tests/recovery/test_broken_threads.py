@@ -7,8 +7,8 @@ from typing import cast
 import httpx
 
 from blockrelay.exit_codes import BROKEN
-from tests.support.redis_proxy import proxied
-from tests.support.system import Golden, StartSystem, assert_nothing_is_held, start_all
+from tests.support.redis.redis_proxy import proxied
+from tests.support.systems.system import Golden, StartSystem, assert_nothing_is_held, start_all
 from tests.support.waiting import wait_until
 
 

@@ -10,7 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.system import Golden, StartSystem, assert_nothing_is_held, golden_tokens, make_jobs, start_all
+from tests.support.systems.system import (
+    Golden,
+    StartSystem,
+    assert_nothing_is_held,
+    golden_tokens,
+    make_jobs,
+    start_all,
+)
 from tests.support.waiting import wait_until
 
 HOUR = 3600

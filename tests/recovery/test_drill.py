@@ -20,7 +20,7 @@ from blockrelay_launcher.drill.command import DrillOptions, run_drill
 from blockrelay_launcher.drill.faults import KINDS
 from blockrelay_launcher.drill.killer import Killer
 from blockrelay_launcher.drill.system import DrilledSystem
-from tests.support.up_process import COMMAND
+from tests.support.systems.up_process import COMMAND
 from tests.support.waiting import wait_until
 
 USERS = Path(__file__).parents[2] / "deploy" / "redis"

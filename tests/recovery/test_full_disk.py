@@ -13,8 +13,8 @@ import httpx
 import pytest
 
 from blockrelay_launcher.client.resuming import resuming_stream
-from tests.support.tiny_model import write_tiny_model
-from tests.support.up_process import running_up
+from tests.support.models.tiny_model import write_tiny_model
+from tests.support.systems.up_process import running_up
 from tests.support.waiting import wait_until
 
 BODY: dict[str, Any] = {

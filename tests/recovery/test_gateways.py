@@ -8,8 +8,8 @@ import httpx
 
 from blockrelay.protocol.sampling_params import SamplingParams
 from blockrelay_launcher.client.resuming import resuming_stream
-from tests.support.sse_client import read_events
-from tests.support.system import Job, StartSystem, System, golden_tokens
+from tests.support.gateway.sse_client import read_events
+from tests.support.systems.system import Job, StartSystem, System, golden_tokens
 from tests.support.waiting import wait_until
 
 TOKENS = 100

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from blockrelay_launcher.client.resuming import resuming_stream
-from tests.support.system import StartSystem, assert_nothing_is_held
+from tests.support.systems.system import StartSystem, assert_nothing_is_held
 from tests.support.waiting import wait_until
 
 CLIENTS, TOKENS = 6, 200

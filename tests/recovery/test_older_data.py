@@ -13,9 +13,9 @@ from blockrelay.protocol.keys import Keys
 from blockrelay.protocol.messages import RequestBody
 from blockrelay.protocol.number import PROTOCOL
 from blockrelay.protocol.sampling_params import SamplingParams
-from tests.support.redis_server import RedisServer
-from tests.support.system import Job, golden_tokens
-from tests.support.up_process import running_up
+from tests.support.redis.redis_server import RedisServer
+from tests.support.systems.system import Job, golden_tokens
+from tests.support.systems.up_process import running_up
 from tests.support.waiting import wait_until
 
 MODEL = Path(blockrelay.__file__).parent / "models/storyteller"

@@ -15,8 +15,8 @@ from blockrelay.protocol.messages import RequestBody
 from blockrelay.protocol.sampling_params import SamplingParams
 from blockrelay.protocol.transitions import calls
 from tests.support.cell import read_timeline
-from tests.support.scraping import assert_service_describes_itself
-from tests.support.system import Job, StartSystem, System, golden_tokens, scrape
+from tests.support.gateway.scraping import assert_service_describes_itself
+from tests.support.systems.system import Job, StartSystem, System, golden_tokens, scrape
 from tests.support.waiting import wait_until
 
 PROMPT = tuple(int(t) for t in np.random.default_rng(3).integers(3, 500, 200))  # twelve full pages and eight tokens
@@ -193,7 +193,7 @@ def test_a_precision_that_is_not_exact_shares_nothing(
     start_system: StartSystem, tmp_path: Path, shared_folder: Path
 ) -> None:
     from blockrelay_converter.convert import convert
-    from tests.support.checkpoints import write_checkpoint
+    from tests.support.models.checkpoints import write_checkpoint
 
     write_checkpoint(tmp_path / "checkpoint", seed=3)
     convert(tmp_path / "checkpoint", tmp_path / "model", precision="fp32", report=lambda *_: None, name="tiny")

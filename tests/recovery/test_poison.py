@@ -17,8 +17,8 @@ import pytest
 from blockrelay.protocol.sampling_params import SamplingParams
 from blockrelay.protocol.transitions import calls
 from blockrelay.settings import BUNDLED_MODEL
-from tests.support.system import Job, StartSystem, System, assert_nothing_is_held, golden_tokens, make_jobs
-from tests.support.up_process import COMMAND, running_up
+from tests.support.systems.system import Job, StartSystem, System, assert_nothing_is_held, golden_tokens, make_jobs
+from tests.support.systems.up_process import COMMAND, running_up
 
 #: No other request of these tests has or generates it.
 DEADLY = 499

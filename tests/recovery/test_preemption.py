@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from blockrelay.protocol.transitions import calls
-from tests.support.system import StartSystem, System, assert_nothing_is_held, golden_tokens, make_jobs
+from tests.support.systems.system import StartSystem, System, assert_nothing_is_held, golden_tokens, make_jobs
 
 #: Of the tiny model's four layers: keys and values, 2 heads of 16, 16 tokens, float16.
 PAGE_BYTES = 2 * 4 * 2 * 16 * 16 * 2

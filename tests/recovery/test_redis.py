@@ -4,7 +4,14 @@ import os
 import signal
 
 from blockrelay.protocol.keys import Keys
-from tests.support.system import Golden, StartSystem, assert_nothing_is_held, golden_tokens, make_jobs, start_all
+from tests.support.systems.system import (
+    Golden,
+    StartSystem,
+    assert_nothing_is_held,
+    golden_tokens,
+    make_jobs,
+    start_all,
+)
 from tests.support.waiting import wait_until
 
 

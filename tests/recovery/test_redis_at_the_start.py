@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.redis_server import RedisServer
-from tests.support.system import StartSystem, golden_tokens, make_jobs
+from tests.support.redis.redis_server import RedisServer
+from tests.support.systems.system import StartSystem, golden_tokens, make_jobs
 
 SERVICES = ("gateway", "scheduler", "worker")
 

@@ -11,7 +11,7 @@ from blockrelay.protocol.messages import RequestBody
 from blockrelay.protocol.sampling_params import SamplingParams
 from blockrelay.protocol.tensors import decode_result, decode_tensor, result_bytes
 from blockrelay.protocol.transitions import calls
-from tests.support.system import StartSystem, make_jobs
+from tests.support.systems.system import StartSystem, make_jobs
 from tests.support.waiting import wait_until
 
 

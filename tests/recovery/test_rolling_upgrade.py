@@ -7,7 +7,7 @@ from blockrelay.block_folder.folder import BlockFolder
 from blockrelay.protocol.messages import EndEntry
 from blockrelay.protocol.sampling_params import derive_seed
 from blockrelay_worker.offline.pipeline import Pipeline, generate
-from tests.support.system import Golden, Job, StartSystem, System, assert_nothing_is_held, make_jobs, start_all
+from tests.support.systems.system import Golden, Job, StartSystem, System, assert_nothing_is_held, make_jobs, start_all
 from tests.support.waiting import wait_until
 
 SALT = "new"

@@ -11,7 +11,7 @@ from blockrelay.settings import BUNDLED_MODEL
 from blockrelay.text.tokenizer import Tokenizer
 from blockrelay_worker.offline.pipeline import Generated, Pipeline, generate
 from tests.support.cell import read_log
-from tests.support.system import Job, StartSystem, assert_nothing_is_held
+from tests.support.systems.system import Job, StartSystem, assert_nothing_is_held
 
 OPENINGS = (
     "Once upon a time there was a fox. The fox was red. The fox was",

@@ -19,9 +19,9 @@ from blockrelay.protocol.messages import EndEntry, TokenEntry
 from blockrelay.redis.client import connect
 from blockrelay_launcher.supervisor.data_folder import read_running
 from tests.support.cell import read_log
-from tests.support.redis_server import RedisServer
-from tests.support.tiny_model import write_tiny_model
-from tests.support.up_process import COMMAND, UpProcess, command_line, environment, running_up
+from tests.support.models.tiny_model import write_tiny_model
+from tests.support.redis.redis_server import RedisServer
+from tests.support.systems.up_process import COMMAND, UpProcess, command_line, environment, running_up
 from tests.support.waiting import wait_until
 
 

@@ -8,7 +8,7 @@ import pytest
 from blockrelay.protocol.plan import missing_stages
 from blockrelay.protocol.transitions import calls
 from blockrelay.redis.registry import read_plan
-from tests.support.system import (
+from tests.support.systems.system import (
     Golden,
     StartSystem,
     System,

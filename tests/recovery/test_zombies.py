@@ -8,8 +8,8 @@ import urllib.request
 import pytest
 
 from blockrelay_launcher.client.resuming import resuming_stream
-from tests.support.fault_stand import state_of
-from tests.support.system import Golden, StartSystem, assert_nothing_is_held, start_all
+from tests.support.systems.fault_stand import state_of
+from tests.support.systems.system import Golden, StartSystem, assert_nothing_is_held, start_all
 from tests.support.waiting import wait_until
 
 QUICK = {"BLOCKRELAY_DEAD_AFTER_S": "1"}

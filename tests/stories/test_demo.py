@@ -5,8 +5,8 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from tests.support.tiny_model import write_tiny_model
-from tests.support.up_process import COMMAND
+from tests.support.models.tiny_model import write_tiny_model
+from tests.support.systems.up_process import COMMAND
 
 
 def _in_shared_memory() -> set[str]:

@@ -11,7 +11,7 @@ import pytest
 
 from blockrelay.settings import BUNDLED_MODEL
 from tests.support.documents import COMMANDS, DOCUMENTS, Block, blocks
-from tests.support.up_process import running_up
+from tests.support.systems.up_process import running_up
 
 #: The gateways of the documents, in the order of their ports.
 GATEWAYS = ("127.0.0.1:8000", "127.0.0.1:8001")

@@ -10,8 +10,8 @@ import pytest
 from websockets.sync.client import connect
 
 from blockrelay.protocol.tensors import decode_tensor
-from tests.support.tiny_model import BLOCKS, write_tiny_model
-from tests.support.up_process import UpProcess, running_up
+from tests.support.models.tiny_model import BLOCKS, write_tiny_model
+from tests.support.systems.up_process import UpProcess, running_up
 
 #: Word for word, but for the base64 text, of which the documents print only dots: [1, 15, 7, 9].
 WHOLE = """{"session_id": "chat_001", "step": 1,

@@ -10,8 +10,8 @@ import numpy as np
 from websockets.sync.client import connect
 
 from blockrelay.protocol.tensors import decode_tensor
-from tests.support.tiny_model import BLOCKS, write_tiny_model
-from tests.support.up_process import running_up
+from tests.support.models.tiny_model import BLOCKS, write_tiny_model
+from tests.support.systems.up_process import running_up
 
 TOKENS = [1, 40, 300, 7, 88, 211, 5, 6, 17, 401]
 

@@ -16,9 +16,9 @@ from openai import OpenAI
 
 from blockrelay.block_folder.folder import open_block_folder
 from blockrelay.text.tokenizer import Tokenizer
-from tests.support.system import Job, golden_tokens, make_jobs
-from tests.support.tiny_model import write_tiny_model
-from tests.support.up_process import UpProcess, running_up
+from tests.support.models.tiny_model import write_tiny_model
+from tests.support.systems.system import Job, golden_tokens, make_jobs
+from tests.support.systems.up_process import UpProcess, running_up
 from tests.support.waiting import wait_until
 
 PROMPT = "The quick brown fox jumps over the lazy dog"

@@ -15,7 +15,7 @@ from blockrelay.protocol.timeline import timeline
 from blockrelay.protocol.transitions import calls
 from blockrelay.redis.cell_settings import CellSettings, publish_cell_settings
 from blockrelay.redis.client import Scripts
-from tests.support.registering import announce
+from tests.support.worker.registering import announce
 
 MODEL = "0123456789abcdef"
 

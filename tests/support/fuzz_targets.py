@@ -14,7 +14,7 @@ import numpy as np
 
 from blockrelay.block_folder.manifest import MANIFEST_NAME, decode_manifest
 from blockrelay.errors import BadRequest, BlockFolderError, WireError
-from blockrelay.protocol import codec
+from blockrelay.protocol.encoding import codec
 from blockrelay.protocol.messages import (
     Ended,
     Forward,

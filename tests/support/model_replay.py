@@ -17,7 +17,7 @@ from blockrelay.protocol.transitions import calls
 from blockrelay.redis.client import Scripts
 from tests.protocol_model import data, scripts
 from tests.support.cell import MODEL, Cell
-from tests.support.redis_server import RedisServer
+from tests.support.redis.redis_server import RedisServer
 
 NAMES = (
     "accept",

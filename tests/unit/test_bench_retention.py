@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from bench import retention
-from bench.retention import Kind
+from bench.scenarios import retention
+from bench.scenarios.retention import Kind
 
 
 def test_every_kind_is_measured(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

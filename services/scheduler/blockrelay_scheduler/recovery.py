@@ -1,5 +1,5 @@
-"""Which workers are dead and which requests are stuck. Pure: what Redis says in, acts out; `liveness` and `rescuer`
-perform them.
+"""Which silent workers to declare dead and which requests are stuck, longer allowed for long prompts. Pure: what Redis
+says in, acts out; `liveness` and `rescuer` perform them.
 
 Every act is a conditional script, so a decision that is out of date by the time it runs does nothing.
 """

@@ -4,7 +4,7 @@ import json
 from dataclasses import asdict, dataclass
 
 from blockrelay.errors import WireError
-from blockrelay.protocol import checks
+from blockrelay.protocol.encoding import checks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

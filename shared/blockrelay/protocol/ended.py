@@ -1,7 +1,8 @@
 """Reading requests that may have ended: what the record and the log of one hold together.
 
 With its end the body and the notes of a request move from the record into the terminal entry, and a short log is packed
-into that entry, which then moves into the record: little is kept of what is over (`transitions/lua/lib/ended.lua`).
+into that entry, which then moves into the record: little is kept of what is over
+(`transitions/lua/lib/requests/ended.lua`).
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -9,8 +10,8 @@ from itertools import count as naturals
 from itertools import takewhile
 from typing import cast
 
-from blockrelay.protocol import codec
-from blockrelay.protocol.checks import reading
+from blockrelay.protocol.encoding import codec
+from blockrelay.protocol.encoding.checks import reading
 from blockrelay.protocol.messages import LogEntry, RequestBody, decode_log_entry
 
 Log = Sequence[tuple[bytes, Mapping[bytes, bytes]]]

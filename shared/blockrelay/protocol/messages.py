@@ -1,4 +1,4 @@
-"""Every message, in the order of a request's life. Frozen; encoded by `blockrelay.protocol.codec`.
+"""Every message, in the order of a request's life. Frozen; encoded by `blockrelay.protocol.encoding.codec`.
 
 Each `decode` raises WireError, and nothing else, for bytes that are not such a message.
 
@@ -19,9 +19,9 @@ import numpy as np
 import numpy.typing as npt
 
 from blockrelay.errors import BadRequest, WireError
-from blockrelay.protocol import codec
-from blockrelay.protocol.checks import MAX_TOKEN, count, entries, flag, items, reading, text, tokens
-from blockrelay.protocol.end_meta import decode_end_meta
+from blockrelay.protocol.encoding import codec
+from blockrelay.protocol.encoding.checks import MAX_TOKEN, count, entries, flag, items, reading, text, tokens
+from blockrelay.protocol.encoding.end_meta import decode_end_meta
 from blockrelay.protocol.sampling_params import SamplingParams
 
 TokenIds = npt.NDArray[np.int32]

@@ -12,7 +12,7 @@ import pytest
 from blockrelay.block_folder.folder import open_block_folder
 from blockrelay.errors import BlockFolderError
 from blockrelay_converter.convert import convert
-from tests.support.checkpoints import CHAT_TEMPLATE, write_checkpoint
+from tests.support.models.checkpoints import CHAT_TEMPLATE, write_checkpoint
 
 
 @pytest.fixture(scope="module")

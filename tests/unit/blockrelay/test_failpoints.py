@@ -14,7 +14,7 @@ from blockrelay import failpoints
 from blockrelay.errors import ExecutionError, RedisUnavailable, UsageError
 from blockrelay.failpoints import POINTS, SCRIPTS, Trap, arm, parse, reach, reach_script
 from blockrelay.protocol.transitions.source import NAMES
-from tests.support.fault_stand import state_of
+from tests.support.systems.fault_stand import state_of
 from tests.support.waiting import wait_until
 
 ROOT = Path(__file__).parents[3]

@@ -9,7 +9,7 @@ from tokenizers import Tokenizer as LibraryTokenizer
 from blockrelay.errors import BadRequest, BlockFolderError
 from blockrelay.protocol.sampling_params import SamplingParams
 from blockrelay.text.tokenizer import Tokenizer, VisibleText
-from tests.support.tokenizers import byte_level, sentencepiece
+from tests.support.models.tokenizers import byte_level, sentencepiece
 
 
 @pytest.fixture(scope="module")

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from blockrelay.errors import WireError
-from blockrelay.protocol import codec
-from blockrelay.protocol.end_meta import encode_end_meta
+from blockrelay.protocol.encoding import codec
+from blockrelay.protocol.encoding.end_meta import encode_end_meta
 from blockrelay.protocol.messages import (
     Ended,
     EndEntry,

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from blockrelay.errors import UnsupportedModel, UsageError
 from blockrelay_converter.convert import convert
-from tests.support.checkpoints import write_checkpoint, write_safetensors
+from tests.support.models.checkpoints import write_checkpoint, write_safetensors
 
 Tensors = dict[str, NDArray[Any]]
 DOWN = "model.layers.1.mlp.down_proj.weight"

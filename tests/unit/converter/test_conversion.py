@@ -17,7 +17,7 @@ from blockrelay.errors import UsageError
 from blockrelay_converter.block_writer import quantise
 from blockrelay_converter.convert import convert
 from blockrelay_converter.quantisation.groups import group_values, quantise_groups
-from tests.support.checkpoints import CHAT_TEMPLATE, write_checkpoint
+from tests.support.models.checkpoints import CHAT_TEMPLATE, write_checkpoint
 
 
 def converted(checkpoint: Path, out: Path, precision: Precision = "w8a8", **options: Any) -> Manifest:

@@ -13,8 +13,8 @@ import pytest
 from blockrelay.block_folder.folder import open_block_folder
 from blockrelay.errors import BlockFolderError, ExecutionError
 from blockrelay_converter.golden_answers import known_answers
-from tests.support.checkpoints import write_checkpoint
-from tests.support.sparse_checkpoint import write_sparse_checkpoint
+from tests.support.models.checkpoints import write_checkpoint
+from tests.support.models.sparse_checkpoint import write_sparse_checkpoint
 from tests.support.waiting import wait_until
 
 CONVERTER = (sys.executable, "-m", "blockrelay_converter")

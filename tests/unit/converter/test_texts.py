@@ -10,7 +10,7 @@ from blockrelay.block_folder.manifest import GenerationDefaults
 from blockrelay.errors import UsageError
 from blockrelay_converter.checkpoint.config import read_config
 from blockrelay_converter.checkpoint.text_assets import Texts, read_texts
-from tests.support.checkpoints import write_tokenizer
+from tests.support.models.checkpoints import write_tokenizer
 
 CONFIG: dict[str, Any] = {
     "model_type": "llama",

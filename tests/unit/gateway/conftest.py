@@ -11,9 +11,9 @@ from blockrelay.redis.client import Scripts
 from blockrelay.settings import GatewaySettings
 from blockrelay.text.tokenizer import Tokenizer
 from blockrelay_converter.convert import convert
-from tests.support.checkpoints import write_checkpoint
-from tests.support.played import PlayedWorker, RunningGateway, running_gateway
-from tests.support.redis_server import RedisServer
+from tests.support.gateway.played import PlayedWorker, RunningGateway, running_gateway
+from tests.support.models.checkpoints import write_checkpoint
+from tests.support.redis.redis_server import RedisServer
 
 
 @pytest.fixture(scope="session")

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from blockrelay.protocol.transitions import calls
-from tests.support.played import NUMERICS, SPLIT, PlayedWorker, RunningGateway
-from tests.support.registering import announce
+from tests.support.gateway.played import NUMERICS, SPLIT, PlayedWorker, RunningGateway
+from tests.support.worker.registering import announce
 
 ROUTES: dict[str, dict[str, Any]] = {
     "/v1/completions": {"prompt": [5, 6], "max_tokens": 8},

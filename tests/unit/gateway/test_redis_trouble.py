@@ -14,9 +14,9 @@ from blockrelay.settings import GatewaySettings
 from blockrelay.text.tokenizer import Tokenizer
 from blockrelay_gateway.admission import accept as admission
 from blockrelay_gateway.streaming.following import repair
-from tests.support.played import PlayedWorker, RunningGateway, running_gateway
-from tests.support.redis_server import RedisServer
-from tests.support.sse_client import Event, read_events
+from tests.support.gateway.played import PlayedWorker, RunningGateway, running_gateway
+from tests.support.gateway.sse_client import Event, read_events
+from tests.support.redis.redis_server import RedisServer
 from tests.support.waiting import wait_until
 
 TEXT = " has two apples."

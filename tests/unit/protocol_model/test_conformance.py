@@ -10,7 +10,7 @@ from tests.protocol_model.data import Bounds, Budget, State
 from tests.protocol_model.explorer import Step
 from tests.protocol_model.protocol import Protocol
 from tests.support.model_replay import Recorded, Replay, comparable, recording, way
-from tests.support.redis_server import RedisServer
+from tests.support.redis.redis_server import RedisServer
 
 #: As in the scripts; in a configuration that is explored such numbers would be too large.
 REAL = Bounds(

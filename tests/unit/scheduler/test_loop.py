@@ -23,9 +23,9 @@ from blockrelay_scheduler.link import Link
 from blockrelay_scheduler.loop import Scheduler
 from blockrelay_scheduler.rescuer import LOOK_LIMIT
 from tests.support.cell import MODEL, Cell
-from tests.support.redis_server import RedisServer
-from tests.support.registering import enter
+from tests.support.redis.redis_server import RedisServer
 from tests.support.waiting import wait_until
+from tests.support.worker.registering import enter
 
 
 @pytest.fixture

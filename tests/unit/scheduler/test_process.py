@@ -14,9 +14,9 @@ import pytest
 
 from blockrelay.protocol.keys import Keys
 from blockrelay.redis import client as redis_link
-from tests.support.redis_server import RedisServer
-from tests.support.scraping import assert_service_describes_itself
-from tests.support.tiny_model import BLOCKS, write_tiny_model
+from tests.support.gateway.scraping import assert_service_describes_itself
+from tests.support.models.tiny_model import BLOCKS, write_tiny_model
+from tests.support.redis.redis_server import RedisServer
 from tests.support.waiting import wait_until
 
 

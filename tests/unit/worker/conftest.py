@@ -7,7 +7,7 @@ import pytest
 from blockrelay.block_folder.folder import BlockFolder, open_block_folder
 from blockrelay.block_folder.manifest import Precision
 from blockrelay_converter.convert import convert
-from tests.support.checkpoints import write_checkpoint
+from tests.support.models.checkpoints import write_checkpoint
 
 
 def _report(what: str, done: int, total: int) -> None:

@@ -7,7 +7,7 @@ import pytest
 from blockrelay.protocol.sampling_params import SamplingParams
 from blockrelay.text.tokenizer import Tokenizer
 from blockrelay_worker.sampling.stop_conditions import Progress, advance
-from tests.support.tokenizers import byte_level
+from tests.support.models.tokenizers import byte_level
 
 
 @pytest.fixture(scope="module")

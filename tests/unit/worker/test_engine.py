@@ -31,8 +31,8 @@ from blockrelay_worker.kernels import load_kernels
 from blockrelay_worker.transport.inbox_reader import Reader
 from blockrelay_worker.transport.redis_links import Links
 from tests.support.cell import MODEL, Cell, body
-from tests.support.stage_role import stage_role
 from tests.support.waiting import wait_until
+from tests.support.worker.stage_role import stage_role
 
 MARK = 499  # a prompt that begins with this token is the one that the broken executors stumble over
 Break = Callable[[Executor], Executor]

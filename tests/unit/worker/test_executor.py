@@ -12,7 +12,7 @@ from blockrelay.block_folder.folder import BlockFolder
 from blockrelay.errors import BlockFolderError, ExecutionError
 from blockrelay_worker.execution.batch import Batch, Segment
 from blockrelay_worker.kernels import load_kernels
-from tests.support.stages import Chain, Part
+from tests.support.worker.stages import Chain, Part
 
 needs_products = pytest.mark.skipif(not load_kernels(1).multiplies, reason="no kernels of this CPU have products")
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from blockrelay_worker.execution.cpu.exact_linears import ExactLinear
 from blockrelay_worker.kernels import PAGE, Kernels, load_kernels, supported_variants
-from tests.support.kernel_cases import floats, same_bits
+from tests.support.worker.kernel_cases import floats, same_bits
 
 pytestmark = pytest.mark.skipif(
     (platform.system(), platform.machine()) != ("Linux", "x86_64") or not supported_variants(),

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from blockrelay.errors import ExecutionError, UsageError
 from blockrelay_worker import kernels as kernels_module
 from blockrelay_worker.kernels import PAGE, Kernels, float32, load_kernels, supported_variants
-from tests.support.kernel_cases import Chunk, Rows, chunks, floats, rows, same_bits
+from tests.support.worker.kernel_cases import Chunk, Rows, chunks, floats, rows, same_bits
 
 REFERENCE = load_kernels(1, variant="reference")
 NATIVE = {(name, threads): load_kernels(threads, variant=name) for name in supported_variants() for threads in (1, 3)}

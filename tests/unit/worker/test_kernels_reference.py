@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from blockrelay.errors import ExecutionError
 from blockrelay_worker.kernels import PAGE, load_kernels
-from tests.support.kernel_cases import NOT_FINITE, Chunk, Rows, chunks, floats, rows, same_bits
+from tests.support.worker.kernel_cases import NOT_FINITE, Chunk, Rows, chunks, floats, rows, same_bits
 
 KERNELS = load_kernels(1, variant="reference")
 

@@ -10,7 +10,7 @@ from blockrelay.redis.client import Scripts
 from blockrelay_worker.engine.run import Run
 from blockrelay_worker.scheduling.step_cost import StepCost
 from blockrelay_worker.scheduling.work import Work
-from tests.support.first_stage import Stage
+from tests.support.worker.first_stage import Stage
 
 #: One more row costs nothing up to 32 of them.
 FREE_ROWS = StepCost(decode_s=0.01, prompt_row_s=0.001, by_rows=dict.fromkeys((1, 2, 3, 4, 6, 8, 12, 16, 24, 32), 0.01))

@@ -21,7 +21,7 @@ from blockrelay_worker.execution.cpu.stage import StageExecutor
 from blockrelay_worker.execution.page_pool import PagePool
 from blockrelay_worker.transport.redis_links import Links
 from tests.support.cell import Cell
-from tests.support.stage_role import stage_role
+from tests.support.worker.stage_role import stage_role
 
 
 @pytest.fixture

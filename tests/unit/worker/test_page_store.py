@@ -21,7 +21,7 @@ from blockrelay_worker.kv.store.record import PageShape
 from blockrelay_worker.kv.store.shm_tier import ShmTier
 from blockrelay_worker.kv.store.store import Fresh, Loaded, PageStore
 from blockrelay_worker.kv.store.tier import Tier
-from tests.support.runs import new_run
+from tests.support.worker.runs import new_run
 
 LAYOUT = PageLayout(layers=3, kv_heads=2, head_dim=8)
 SHAPE = PageShape(2, 8, np.float16)

@@ -9,7 +9,7 @@ import pytest
 from blockrelay.errors import ExecutionError
 from blockrelay_worker.kernels import Kernels, load_kernels, supported_variants
 from blockrelay_worker.kernels.recorded import Direct
-from tests.support.kernel_cases import floats
+from tests.support.worker.kernel_cases import floats
 
 pytestmark = pytest.mark.skipif(not supported_variants(), reason="no native kernels were built")
 

@@ -21,7 +21,7 @@ from blockrelay_worker.scheduling.step_cost import StepCost
 from blockrelay_worker.transport.redis_links import Links
 from blockrelay_worker.transport.worker_records import read_fields
 from tests.support.cell import MODEL, Cell
-from tests.support.first_stage import Stage
+from tests.support.worker.first_stage import Stage
 
 ABLE = Capabilities(
     exact=True, ragged=True, max_rows=256, max_sequences=32, precision="w8a8", numerics_id="n1", kv_tokens=1600

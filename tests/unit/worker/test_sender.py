@@ -16,7 +16,7 @@ from blockrelay_worker.engine.intake import Intake
 from blockrelay_worker.transport.inbox_reader import decode_entry
 from blockrelay_worker.transport.redis_links import Links
 from blockrelay_worker.transport.stage_sender import Sender
-from tests.support.first_stage import Stage
+from tests.support.worker.first_stage import Stage
 
 COMMIT = Commit(request="p", run="p", position=0, tokens=(8, 9))
 

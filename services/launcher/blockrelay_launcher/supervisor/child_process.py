@@ -1,4 +1,4 @@
-"""Child processes: started, noticed when they end, and never left behind.
+"""Child processes: started, started again after a growing pause when they end, and never left behind.
 
 Everything here runs on the main thread: signals and deaths of children wake one `select`, and a child that is told to
 die with its parent dies with the thread that started it.

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from blockrelay.protocol.end_meta import encode_end_meta
+from blockrelay.protocol.encoding.end_meta import encode_end_meta
 from blockrelay.protocol.messages import Commit, TokenLogprobs
 from blockrelay_worker.engine.run import Run
 from blockrelay_worker.engine.stage_role import StageRole

@@ -1,4 +1,4 @@
-"""Known answers: what every block must compute for a fixed input, on every machine.
+"""Known answers: what every block must compute for a fixed input, on every machine, and the comparison with them.
 
     python -m blockrelay_worker.execution.self_test FOLDER      {"block_1": "<SHA-256>"} on stdout, a line per block
                                                                 as it is done, for the converter

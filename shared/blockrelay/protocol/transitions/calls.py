@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from secrets import token_hex
 from typing import Any, Generic, Literal, TypeVar, cast
 
-from blockrelay.protocol import codec
+from blockrelay.protocol.encoding import codec
 from blockrelay.protocol.messages import Claimed, Commit, CommitAnswer, EndReason, RequestBody, RerunReason
 
 T = TypeVar("T")

@@ -23,7 +23,7 @@ class Source:
 
 
 def part_text(part: str) -> str:
-    """The text of a part of the library."""
+    """The text of a part of the library, `cell` or `folder/name`."""
     return (_FOLDER / "lib" / f"{part}.lua").read_text()
 
 

@@ -19,8 +19,8 @@ from blockrelay.protocol.sampling_params import derive_seed
 from blockrelay.settings import GatewaySettings
 from blockrelay.text.tokenizer import Tokenizer
 from blockrelay_gateway.admission.idempotency import sibling
-from tests.support.played import PlayedWorker, RunningGateway, answering, running_gateway
-from tests.support.sse_client import Event, read_events
+from tests.support.gateway.played import PlayedWorker, RunningGateway, answering, running_gateway
+from tests.support.gateway.sse_client import Event, read_events
 from tests.support.waiting import wait_until
 
 TEXT = " has two apples 🙂."

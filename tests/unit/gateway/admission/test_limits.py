@@ -3,7 +3,7 @@
 import pytest
 
 from blockrelay.settings import GatewaySettings
-from tests.support.played import PlayedWorker, RunningGateway, running_gateway
+from tests.support.gateway.played import PlayedWorker, RunningGateway, running_gateway
 from tests.support.waiting import wait_until
 
 

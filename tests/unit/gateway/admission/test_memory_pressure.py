@@ -13,8 +13,8 @@ from blockrelay.protocol.transitions import calls
 from blockrelay.redis import client as redis_link
 from blockrelay.redis.client import Scripts
 from blockrelay.settings import GatewaySettings
-from tests.support.played import PlayedWorker, answering, running_gateway
-from tests.support.redis_server import RedisServer
+from tests.support.gateway.played import PlayedWorker, answering, running_gateway
+from tests.support.redis.redis_server import RedisServer
 from tests.support.waiting import wait_until
 
 FIVE = [1, 2, 3, 4, 5]

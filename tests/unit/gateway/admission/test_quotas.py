@@ -12,7 +12,7 @@ from blockrelay.protocol.transitions import calls
 from blockrelay.protocol.transitions.calls import Pace
 from blockrelay.settings import GatewaySettings
 from blockrelay_gateway.http.retry_after import LATEST_S, SPREAD, retry_after_s
-from tests.support.played import PlayedWorker, RunningGateway
+from tests.support.gateway.played import PlayedWorker, RunningGateway
 
 
 @pytest.fixture

@@ -17,8 +17,8 @@ from blockrelay.protocol.tensors import result_bytes
 from blockrelay.redis import client as redis_link
 from blockrelay.redis.client import Scripts
 from blockrelay.settings import GatewaySettings
-from tests.support.played import PlayedWorker, RunningGateway, running_gateway
-from tests.support.redis_server import RedisServer
+from tests.support.gateway.played import PlayedWorker, RunningGateway, running_gateway
+from tests.support.redis.redis_server import RedisServer
 from tests.support.waiting import wait_until
 
 VOCAB = 512

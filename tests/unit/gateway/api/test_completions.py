@@ -3,7 +3,7 @@
 from concurrent.futures import ThreadPoolExecutor
 
 from blockrelay.text.tokenizer import Tokenizer
-from tests.support.played import NUMERICS, PlayedWorker, RunningGateway, answering
+from tests.support.gateway.played import NUMERICS, PlayedWorker, RunningGateway, answering
 
 
 def test_a_completion_is_the_text_of_the_committed_tokens(

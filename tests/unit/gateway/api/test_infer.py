@@ -18,8 +18,8 @@ from blockrelay.protocol.tensors import decode_tensor
 from blockrelay.settings import GatewaySettings
 from blockrelay.text.tokenizer import Tokenizer
 from blockrelay_gateway.api.infer import handlers
-from tests.support.played import NUMERICS, PlayedWorker, RunningGateway, answering, running_gateway
-from tests.support.sse_client import read_events
+from tests.support.gateway.played import NUMERICS, PlayedWorker, RunningGateway, answering, running_gateway
+from tests.support.gateway.sse_client import read_events
 from tests.support.waiting import wait_until
 
 VOCAB = 512

@@ -21,10 +21,10 @@ from blockrelay.settings import GatewaySettings
 from blockrelay_converter.convert import convert
 from blockrelay_gateway.api.infer import handlers
 from blockrelay_gateway.api.infer.responses import TensorAnswer
-from tests.support.checkpoints import write_checkpoint
-from tests.support.played import PlayedWorker, RunningGateway
-from tests.support.redis_server import RedisServer
-from tests.support.sse_client import read_events
+from tests.support.gateway.played import PlayedWorker, RunningGateway
+from tests.support.gateway.sse_client import read_events
+from tests.support.models.checkpoints import write_checkpoint
+from tests.support.redis.redis_server import RedisServer
 
 VOCAB, TOKENS = 100_000, 400
 

@@ -15,9 +15,9 @@ from blockrelay.block_folder.folder import BlockFolder
 from blockrelay.protocol.transitions import calls
 from blockrelay.settings import GatewaySettings, environment_for
 from blockrelay_gateway.api.operations import routes as ops_routes
-from tests.support.played import PlayedWorker, RunningGateway, answering, running_gateway
-from tests.support.redis_server import RedisServer
-from tests.support.scraping import assert_service_describes_itself
+from tests.support.gateway.played import PlayedWorker, RunningGateway, answering, running_gateway
+from tests.support.gateway.scraping import assert_service_describes_itself
+from tests.support.redis.redis_server import RedisServer
 from tests.support.waiting import wait_until
 
 

@@ -16,10 +16,10 @@ from blockrelay.protocol.tensors import decode_tensor
 from blockrelay.protocol.transitions import calls
 from blockrelay.settings import GatewaySettings
 from blockrelay_gateway.admission import accept as admission
-from tests.support.played import PlayedWorker, RunningGateway, running_gateway
-from tests.support.redis_answers import LINES
-from tests.support.redis_proxy import RedisProxy, proxied
-from tests.support.redis_server import RedisServer
+from tests.support.gateway.played import PlayedWorker, RunningGateway, running_gateway
+from tests.support.redis.redis_answers import LINES
+from tests.support.redis.redis_proxy import RedisProxy, proxied
+from tests.support.redis.redis_server import RedisServer
 from tests.support.waiting import wait_until
 
 VOCAB = 512

@@ -14,7 +14,7 @@ from blockrelay.auth.api_keys import Tenant, add_key, remove_key
 from blockrelay.errors import UsageError
 from blockrelay.settings import GatewaySettings
 from blockrelay_gateway.app import create_app
-from tests.support.played import PlayedWorker, RunningGateway
+from tests.support.gateway.played import PlayedWorker, RunningGateway
 from tests.support.waiting import wait_until
 
 

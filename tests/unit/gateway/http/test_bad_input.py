@@ -11,8 +11,8 @@ import redis
 from blockrelay.block_folder.folder import BlockFolder
 from blockrelay.protocol.keys import Keys
 from blockrelay.settings import GatewaySettings
-from tests.support.played import PlayedWorker, RunningGateway, running_gateway
-from tests.support.redis_server import RedisServer
+from tests.support.gateway.played import PlayedWorker, RunningGateway, running_gateway
+from tests.support.redis.redis_server import RedisServer
 
 
 @pytest.fixture(scope="module")

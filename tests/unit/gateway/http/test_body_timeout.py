@@ -10,8 +10,8 @@ import websockets.sync.client as websockets
 from websockets.exceptions import ConnectionClosedError
 
 from blockrelay.settings import GatewaySettings
-from tests.support.played import PlayedWorker, RunningGateway
-from tests.support.sockets import connected, send_head, to_its_end
+from tests.support.gateway.played import PlayedWorker, RunningGateway
+from tests.support.gateway.sockets import connected, send_head, to_its_end
 from tests.support.waiting import wait_until
 
 

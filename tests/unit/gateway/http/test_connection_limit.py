@@ -14,8 +14,8 @@ from websockets.exceptions import InvalidStatus
 
 from blockrelay.settings import GatewaySettings
 from blockrelay_gateway.api.infer.schemas import InferRequest
-from tests.support.played import PlayedWorker, RunningGateway
-from tests.support.sockets import send_head
+from tests.support.gateway.played import PlayedWorker, RunningGateway
+from tests.support.gateway.sockets import send_head
 from tests.support.waiting import wait_until
 
 MOST, BODIES = 3, 100_000

@@ -20,10 +20,10 @@ from blockrelay.settings import GatewaySettings
 from blockrelay.text.tokenizer import Tokenizer
 from blockrelay_gateway.app import create_app
 from blockrelay_gateway.http.origins import Origins
-from tests.support.foreign_pages import EVIL, PROMPT, WAYS, Way
-from tests.support.played import PlayedWorker, RunningGateway, answering, running_gateway, serving
-from tests.support.redis_server import RedisServer
-from tests.support.sockets import connected
+from tests.support.gateway.foreign_pages import EVIL, PROMPT, WAYS, Way
+from tests.support.gateway.played import PlayedWorker, RunningGateway, answering, running_gateway, serving
+from tests.support.gateway.sockets import connected
+from tests.support.redis.redis_server import RedisServer
 
 FRIEND = "https://chat.example.com"
 

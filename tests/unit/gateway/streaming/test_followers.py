@@ -7,9 +7,9 @@ import pytest
 
 from blockrelay.settings import GatewaySettings
 from blockrelay_gateway.admission import accept as admission
-from tests.support.played import PlayedWorker, RunningGateway, running_gateway
-from tests.support.redis_proxy import proxied
-from tests.support.redis_server import RedisServer
+from tests.support.gateway.played import PlayedWorker, RunningGateway, running_gateway
+from tests.support.redis.redis_proxy import proxied
+from tests.support.redis.redis_server import RedisServer
 from tests.support.waiting import wait_until
 
 

@@ -27,7 +27,7 @@ from blockrelay_gateway.streaming.following.registry import FollowedRequests
 from blockrelay_gateway.streaming.following.repair import Repair
 from blockrelay_gateway.streaming.log_tailer import Tailer
 from blockrelay_gateway.streaming.records import Records
-from tests.support.redis_server import RedisServer
+from tests.support.redis.redis_server import RedisServer
 
 
 def followed(request: str = "req-1") -> FollowedRequest:

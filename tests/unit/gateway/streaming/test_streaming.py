@@ -10,8 +10,8 @@ import structlog
 from blockrelay.protocol.messages import TokenLogprobs
 from blockrelay.settings import GatewaySettings
 from blockrelay.text.tokenizer import Tokenizer
-from tests.support.played import NUMERICS, PlayedWorker, RunningGateway, answering, running_gateway
-from tests.support.sse_client import Event, read_events
+from tests.support.gateway.played import NUMERICS, PlayedWorker, RunningGateway, answering, running_gateway
+from tests.support.gateway.sse_client import Event, read_events
 from tests.support.waiting import wait_until
 
 TEXT = " has two apples 🙂."

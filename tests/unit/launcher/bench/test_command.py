@@ -10,7 +10,7 @@ from blockrelay.block_folder.folder import open_block_folder
 from blockrelay.errors import UsageError
 from blockrelay.settings import BUNDLED_MODEL
 from blockrelay_launcher.bench.command import BenchOptions, show
-from tests.support.up_process import COMMAND
+from tests.support.systems.up_process import COMMAND
 
 KEYS = {"requests", "decode_tok_s", "prefill_ms", "ttft_ms_p50", "itl_ms_p50", "itl_ms_p99"}
 

@@ -12,8 +12,8 @@ from blockrelay.protocol.number import PROTOCOL
 from blockrelay.settings import BUNDLED_MODEL
 from blockrelay_launcher.cli.main import main
 from blockrelay_worker.execution.numerics_id import numerics_id
-from tests.support.tiny_model import BLOCKS, write_tiny_model
-from tests.support.up_process import COMMAND
+from tests.support.models.tiny_model import BLOCKS, write_tiny_model
+from tests.support.systems.up_process import COMMAND
 
 
 @pytest.fixture(scope="module")

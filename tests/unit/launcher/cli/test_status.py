@@ -16,7 +16,7 @@ from blockrelay.settings import Settings
 from blockrelay_launcher.cell import CellAddress, checked_url, find_cell
 from blockrelay_launcher.cli.status import cancel, read_status, show
 from tests.support.cell import MODEL, Cell
-from tests.support.redis_server import RedisServer
+from tests.support.redis.redis_server import RedisServer
 
 PLAN = Plan(
     epoch=1,

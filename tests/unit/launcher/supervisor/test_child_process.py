@@ -12,7 +12,7 @@ import pytest
 from blockrelay_launcher.supervisor import child_process
 from blockrelay_launcher.supervisor.child_process import Child, is_worth_showing, stop_all
 from blockrelay_launcher.supervisor.signals import Alarm
-from tests.support.up_process import command_line
+from tests.support.systems.up_process import command_line
 from tests.support.waiting import wait_until
 
 FOR_EVER = "import threading; print('started', flush=True); threading.Event().wait()"

@@ -10,8 +10,8 @@ from blockrelay.redis.client import Scripts
 from blockrelay.settings import Settings
 from blockrelay_launcher.supervisor.death_reports import DeathReports
 from tests.support.cell import Cell
-from tests.support.redis_answers import answering
-from tests.support.redis_server import RedisServer
+from tests.support.redis.redis_answers import answering
+from tests.support.redis.redis_server import RedisServer
 from tests.support.waiting import wait_until
 
 

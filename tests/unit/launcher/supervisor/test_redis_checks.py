@@ -6,7 +6,7 @@ import pytest
 import redis
 
 from blockrelay_launcher.supervisor.redis_checks import warnings_about, weaknesses
-from tests.support.redis_server import RedisServer
+from tests.support.redis.redis_server import RedisServer
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 -- With an Idempotency-Key the id derives from the key, so that another body may come under a known id: the fingerprint of
 -- the body that made the record decides. A request that ended because nobody read it ('abandoned') counts as forgotten.
 -- Keeps I2, I9 (one key is one request), I10 (steps follow each other).
--- needs: record, outstanding, timeline, tensor_results, fair_queue, fleet, wait_forecast
+-- needs: requests/record, queue/outstanding, requests/timeline, requests/tensor_results, queue/fair_queue, workers/fleet, queue/wait_forecast
 -- Arguments: request, model, pages_needed, deadline_ms (0: none), body, prompt_tokens, max_tokens,
 --   fingerprint ('' without a key), retention_s (0: the cell's), tenant, its weight, priority,
 --   exact (never under another numerics id), reader (gateway that will read a request that exists; '': none does),

@@ -1,6 +1,6 @@
 -- BEAT: the worker lives. It compares the answer with its own table. Re-runs whose delay is over are queued on the way.
 -- Keeps I3 (what either side does not know is re-run or dropped).
--- needs: record, rerun_queue
+-- needs: requests/record, queue/rerun_queue
 -- Arguments: worker, pace (or nothing): row_us (microseconds of a prompt row), step_us (`at once:microseconds between two
 --   tokens` ...), at_once (most at once of late)
 -- Answer: false when its inbox is gone (it was declared dead: forget all runs, register under a new id),

@@ -5,7 +5,7 @@
 -- A log that has tokens goes on under the numerics id that computed them; under another one only when MIGRATE has let it
 -- go, no worker of its own id is back, and its client did not ask for `exact`.
 -- Keeps I3, I4 (reservations), I11 (first runs by rank), I13.
--- needs: record, timeline, finish, fair_queue, fleet, serving, routes
+-- needs: requests/record, requests/timeline, requests/finish, queue/fair_queue, workers/fleet, workers/serving, workers/routes
 -- Arguments: worker, free_pages (its own, one stage), runs (random nonces: of so many jobs at most)
 -- Answer: a list of {id, run, route, class, milliseconds since ACCEPT, solo, cold, body,
 --   {committed tokens}, milliseconds until its deadline (-1: none)}; empty when there is nothing to do,

@@ -1,6 +1,6 @@
 -- FINISH: end a request by decision (cancelled, expired, error). Terminal is absorbing.
 -- Keeps I5.
--- needs: record, finish, dead_letters
+-- needs: requests/record, requests/finish, requests/dead_letters
 -- Arguments: request, reason, meta, run (or nothing; only while that run is current), abandoned (ACCEPT of the same id
 --   may begin it anew, since nobody has read the end; nothing happens while a gateway that lives says that it has readers)
 -- Answer: FINISHED | DONE (it had ended before) | UNKNOWN | LOST (another run) | READ (not abandoned)

@@ -2,7 +2,7 @@
 -- again or is waited for (keyed, in the background) last. Nothing that has not ended, nor what ended or was asked for a
 -- moment ago: somebody may be reading it. A key that is forgotten computes the same answer again.
 -- Keeps I2 (only what has ended).
--- needs: record
+-- needs: requests/record
 -- Arguments: most
 -- Answer: {requests forgotten, requests that have ended and are still there (some may be beyond their retention)}
 local most = ARGS.most

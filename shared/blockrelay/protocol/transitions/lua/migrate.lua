@@ -4,7 +4,7 @@
 -- many pages are served: a time in which nobody looked (Redis or schedulers away, a clock set anew) counts as two seconds at
 -- most, and a worker that comes or goes and changes these pages ends it.
 -- Keeps I3, I13.
--- needs: record, rerun_queue, fleet, serving
+-- needs: requests/record, queue/rerun_queue, workers/fleet, workers/serving
 -- Arguments: model, patience_ms (without a worker of an id, after which its requests go on under another)
 -- Answer: per class and numerics id that re-runs wait for {class, id, how many wait, ms without a worker (-1: one lives),
 --   how many may go on under another id from now on}; apart, those of an id that fit no pool of it

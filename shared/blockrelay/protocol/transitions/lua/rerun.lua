@@ -1,6 +1,6 @@
 -- RERUN: the one answer to a failed job, missing pages, drain, a lost message, a stalled request. No-op unless `run` is current.
 -- Keeps I3 (only the current run is queued again, once).
--- needs: record, rerun
+-- needs: requests/record, queue/rerun
 -- Arguments: request, run, reason, block (where a GPU failed, or nothing; with one the class becomes cpu)
 -- Answer: 1 when it ended that run, else 0
 local r = read_record(ARGS.request)

@@ -1,0 +1,1 @@
+"""One question each: overload, recovery, a killed gateway, what finished requests take."""

@@ -1,0 +1,100 @@
+"""How long a client waits when its gateway dies: `python -m bench.scenarios.gateway_kills --model DIR`.
+
+A system of its own with two gateways. One stream at a time through the resuming client; in the middle of it the gateway
+that serves it is killed (kill -9), and the client goes on at the other. Measured from the kill to the first event after
+the cut. Every stream is also checked: each position once, in order, and the same tokens as the first run of its body.
+"""
+
+import argparse
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import httpx
+
+from bench.scenarios.recovery import System, running, wait_until
+from blockrelay_launcher.client.resuming import resuming_stream
+from blockrelay_launcher.percentile import percentile
+from blockrelay_launcher.supervisor.data_folder import read_running
+
+TOKENS = 200
+#: Tokens that the client has when its gateway dies.
+BEFORE = 40
+
+
+def gateways(system: System) -> dict[str, int]:
+    """URL -> process of every gateway that answers."""
+    ports: dict[str, int] = {}
+    for pid, command in system.children().items():
+        if "blockrelay_gateway" in command:
+            environ = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+            ports |= {item.split(b"=")[1].decode(): pid for item in environ if item.startswith(b"BLOCKRELAY_PORT=")}
+    urls = read_running(system.data).urls
+    return {url: ports[port] for url in urls if (port := url.rpartition(":")[2]) in ports and answers(url)}
+
+
+def answers(url: str) -> bool:
+    try:
+        return httpx.get(f"{url}/readyz", timeout=2).status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+def serving(urls: dict[str, int]) -> int:
+    """Process of the gateway that has the one stream."""
+
+    def has_it(url: str) -> bool:
+        lines = httpx.get(f"{url}/metrics", timeout=2).text.splitlines()
+        return any(line.startswith("blockrelay_num_requests_running") and float(line.split()[-1]) > 0 for line in lines)
+
+    return next(pid for url, pid in urls.items() if has_it(url))
+
+
+def kill_in_mid_stream(system: System, body: dict[str, Any]) -> tuple[float, list[int]]:
+    """Seconds from the kill to the first event behind the cut, and all tokens."""
+    wait_until(lambda: len(gateways(system)) == 2, "two gateways")
+    urls = gateways(system)
+    cuts: list[str] = []
+    tokens: list[int] = []
+    killed, waited = 0.0, 0.0
+    for at, event in enumerate(resuming_stream(list(urls), "/v1/completions", body, retrying=cuts.append), start=1):
+        if event.id.rpartition(":")[2] != str(at):
+            raise RuntimeError(f"event {event.id} where {at} is due")
+        tokens += event.data["choices"][0]["token_ids"]
+        if cuts and killed and not waited:
+            waited = time.monotonic() - killed
+        if at == BEFORE:
+            os.kill(serving(urls), signal.SIGKILL)
+            killed = time.monotonic()
+    return waited, tokens
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", type=Path, required=True, help="block folder")
+    parser.add_argument("--times", type=int, default=30, help="kills")
+    parser.add_argument("--json", action="store_true")
+    chosen, options = parser.parse_known_args(arguments)
+    prompt = [10 + at * 7 % 200 for at in range(64)]
+    body = {"prompt": prompt, "max_tokens": TOKENS, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
+    with running(chosen.model, ["--gateways", "2", *options]) as system:
+        (url, *_) = read_running(system.data).urls
+        golden = httpx.post(f"{url}/v1/completions", json=body, timeout=120).json()["choices"][0]["token_ids"]
+        found: list[float] = []
+        for _ in range(chosen.times):
+            waited, tokens = kill_in_mid_stream(system, body)
+            if tokens != golden or not waited:
+                raise RuntimeError("the stream was not cut" if not waited else "other tokens than in the first run")
+            found.append(waited)
+    figures = {"times": len(found), "p50_s": round(median(found), 3), "p99_s": round(percentile(found, 0.99), 3)}
+    print(json.dumps(figures) if chosen.json else "  ".join(f"{name} {value:g}" for name, value in figures.items()))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

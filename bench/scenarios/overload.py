@@ -1,0 +1,256 @@
+"""More requests than can be served (`make overload`): `python -m bench.scenarios.overload --model DIR`.
+
+A system of its own (`blockrelay up`). First as many clients as slots, each with its next request when the last is
+answered: that is capacity. Then requests arrive at `--factor` times that rate, whatever happens to them, each with a
+deadline; nobody asks again. Of those that were accepted all should be answered in time, and of the capacity as much as
+possible should go into them. Prompts share nothing and guessing is off. Figures are never asserted.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import httpx
+
+from blockrelay.block_folder.folder import open_block_folder
+from blockrelay.settings import BUNDLED_MODEL
+
+CLIENTS = 64
+#: Seconds of the closed loop that are not counted, at its beginning: the first requests all begin together.
+WARM_UP_S = 3.0
+#: A connection is left after so long without use, well before the gateway closes it.
+IDLE_S = 20.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """What every request asks for."""
+
+    prompt: int
+    new: int
+    vocab: int
+
+    def body(self, chance: random.Random, timeout_s: float | None) -> bytes:
+        prompt = [chance.randrange(3, self.vocab) for _ in range(self.prompt)]
+        body = {"prompt": prompt, "max_tokens": self.new, "temperature": 0, "ignore_eos": True}
+        return json.dumps(body if timeout_s is None else {**body, "timeout": timeout_s}).encode()
+
+
+@dataclass(slots=True, kw_only=True)
+class Outcome:
+    """Requests by what became of them; `seconds` of those answered with 200, `refused` by status and code."""
+
+    sent: int = 0
+    in_time: int = 0
+    late: int = 0
+    expired: int = 0
+    refused: Counter[str] = field(default_factory=Counter[str])
+    failed: Counter[str] = field(default_factory=Counter[str])
+    without_retry_after: int = 0
+    seconds: list[float] = field(default_factory=list[float])
+    ended_at: list[float] = field(default_factory=list[float])
+
+    @property
+    def accepted(self) -> int:
+        return self.in_time + self.late + self.expired + self.failed.total()
+
+
+class Client:
+    """HTTP in as few instructions as we can: it shares the cores with what it measures. Connections are kept."""
+
+    def __init__(self, url: str) -> None:
+        self._host, _, port = url.removeprefix("http://").partition(":")
+        self._port = int(port)
+        self._idle: list[tuple[float, asyncio.StreamReader, asyncio.StreamWriter]] = []  # since when, last used last
+
+    async def post(self, body: bytes) -> tuple[int, bytes]:
+        """Status and head of the answer, once all of it is there."""
+        while self._idle and self._idle[0][0] < time.monotonic() - IDLE_S:
+            self._idle.pop(0)[2].close()
+        if self._idle:
+            _, reader, writer = self._idle.pop()
+        else:
+            reader, writer = await asyncio.open_connection(self._host, self._port)
+        head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n" % len(body)
+        writer.write(head + body)
+        head = (await reader.readuntil(b"\r\n\r\n")).lower()
+        await reader.readexactly(int(head.partition(b"content-length:")[2].partition(b"\r\n")[0]))
+        self._idle.append((time.monotonic(), reader, writer))
+        return int(head[9:12]), head
+
+
+async def ask(client: Client, body: bytes, deadline_s: float | None, outcome: Outcome) -> None:
+    """One request, from sending to its answer."""
+    outcome.sent += 1
+    began = time.monotonic()
+    try:
+        status, head = await client.post(body)
+    except (OSError, EOFError, ValueError) as error:
+        outcome.failed[type(error).__name__] += 1
+        return
+    took = time.monotonic() - began
+    if status in (429, 503):
+        outcome.refused[f"{status}"] += 1
+        outcome.without_retry_after += b"retry-after:" not in head
+    elif status == 504:
+        outcome.expired += 1
+    elif status != 200:
+        outcome.failed[f"{status}"] += 1
+    else:
+        outcome.seconds.append(took)
+        outcome.ended_at.append(time.monotonic())
+        if deadline_s is None or took <= deadline_s:
+            outcome.in_time += 1
+        else:
+            outcome.late += 1
+
+
+async def capacity(client: Client, load: Load, seconds: float, chance: random.Random) -> float:
+    """Requests per second of a closed loop."""
+    outcome, until = Outcome(), time.monotonic() + WARM_UP_S + seconds
+
+    async def loop() -> None:
+        while time.monotonic() < until:
+            await ask(client, load.body(chance, None), None, outcome)
+
+    await asyncio.gather(*(loop() for _ in range(CLIENTS)))
+    # Between the first and the last answer of the counted time; answers come in groups.
+    first = until - seconds
+    ends = sorted(at for at in outcome.ended_at if at >= first)
+    return (len(ends) - 1) / (ends[-1] - ends[0])
+
+
+async def flood(
+    client: Client, load: Load, rate: float, seconds: float, deadline_s: float, chance: random.Random
+) -> Outcome:
+    """Requests at random moments, `rate` a second on average; back when the last of them is answered."""
+    outcome = Outcome()
+    at = began = time.monotonic()
+    async with asyncio.TaskGroup() as tasks:
+        while at < began + seconds:
+            await asyncio.sleep(max(0.0, at - time.monotonic()))
+            tasks.create_task(ask(client, load.body(chance, deadline_s), deadline_s, outcome))
+            at += chance.expovariate(rate)
+    return outcome
+
+
+@dataclass(frozen=True, slots=True)
+class System:
+    """A running `up`."""
+
+    pid: int
+    url: str
+
+    def memory(self) -> dict[str, int]:
+        """MiB that each process has in memory, by what it is."""
+        pids = [self.pid, *map(int, Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split())]
+        found: dict[str, int] = {}
+        for pid in pids:
+            command = Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
+            kinds = ("blockrelay_gateway", "blockrelay_scheduler", "blockrelay_worker", "control", "payload")
+            name = next((kind.removeprefix("blockrelay_") for kind in kinds if kind in command), "launcher")
+            status = Path(f"/proc/{pid}/status").read_text()
+            rss = next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmRSS:"))
+            found[name] = found.get(name, 0) + rss // 1024
+        return found
+
+
+@contextmanager
+def running(model: Path) -> Iterator[System]:
+    """`blockrelay up`, ready, with a data folder of its own."""
+    with tempfile.TemporaryDirectory(prefix="br-overload-") as folder:
+        argv = [sys.executable, "-m", "blockrelay_launcher", "up", "--model", str(model), "--port", "0"]
+        argv += ["--no-speculation", "--data", folder]
+        with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, env=os.environ.copy()) as process:
+            try:
+                assert process.stdout is not None
+                line = process.stdout.readline()
+                if not line.startswith("ready "):
+                    raise RuntimeError(f"up is not ready: {line!r}")
+                yield System(process.pid, line.split()[1])
+            finally:
+                process.send_signal(signal.SIGTERM)
+                process.wait(40)
+
+
+async def measure(system: System, load: Load, options: argparse.Namespace) -> dict[str, object]:
+    """All figures, as they are printed."""
+    chance, deadline = random.Random(1), float(options.deadline)
+    peak: Counter[str] = Counter()
+
+    async def watch() -> None:
+        while True:
+            peak.update({name: max(0, mib - peak[name]) for name, mib in system.memory().items()})
+            await asyncio.sleep(1)
+
+    client = Client(system.url)
+    full = await capacity(client, load, options.capacity_seconds, chance)
+    print(f"capacity: {full:.2f} requests/s", file=sys.stderr, flush=True)
+    before, watching = system.memory(), asyncio.create_task(watch())
+    began = time.monotonic()
+    outcome = await flood(client, load, options.factor * full, options.seconds, deadline, chance)
+    print(f"all answered {time.monotonic() - began:.1f} s after the first", file=sys.stderr, flush=True)
+    watching.cancel()
+    metrics = (await asyncio.to_thread(httpx.get, f"{system.url}/metrics")).text
+    good = sum(1 for at, took in zip(outcome.ended_at, outcome.seconds, strict=True)
+               if took <= deadline and at <= began + options.seconds)  # fmt: skip
+    latency = sorted(outcome.seconds) or [0.0]
+    return {
+        "capacity_tokens_per_s": round(full * load.new, 1),
+        "sent": outcome.sent,
+        "sent_per_s": round(outcome.sent / options.seconds, 1),
+        "accepted": outcome.accepted,
+        "in_time": outcome.in_time,
+        "in_time_share": round(outcome.in_time / max(1, outcome.accepted), 4),
+        "late": outcome.late,
+        "expired": outcome.expired,
+        "failed": dict(outcome.failed),
+        "refused": dict(outcome.refused),
+        "refused_by": _by_limit(metrics),
+        "refused_without_retry_after": outcome.without_retry_after,
+        "goodput_tokens_per_s": round(good * load.new / options.seconds, 1),
+        "goodput_share": round(good / options.seconds / full, 3),
+        "latency_s": {"p50": round(latency[len(latency) // 2], 2), "max": round(latency[-1], 2)},
+        "mib_before": before,
+        "mib_after": system.memory(),
+        "mib_peak": dict(peak),
+    }
+
+
+def _by_limit(metrics: str) -> dict[str, int]:
+    lines = [line for line in metrics.splitlines() if line.startswith("blockrelay_admission_limited_total")]
+    return {line.split('"')[1]: int(float(line.split()[-1])) for line in lines}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--model", type=Path, default=BUNDLED_MODEL, help="block folder")
+    parser.add_argument("--factor", type=float, default=10, help="times its capacity (default: 10)")
+    parser.add_argument("--seconds", type=float, default=120)
+    parser.add_argument("--deadline", type=float, default=30)
+    parser.add_argument("--capacity-seconds", type=float, default=15)
+    parser.add_argument("--prompt", type=int, default=64)
+    parser.add_argument("--new", type=int, default=64)
+    options = parser.parse_args()
+    vocab = open_block_folder(options.model, blocks=()).model.vocab_size
+    load = Load(prompt=options.prompt, new=options.new, vocab=vocab)
+    with running(options.model) as system:
+        figures = asyncio.run(measure(system, load, options))
+    print(json.dumps({"model": options.model.name, **asdict(load), **figures}, indent=1))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,224 @@
+"""How long streams stand still after a death (`make bench-recovery`): `python -m bench.scenarios.recovery --model DIR`.
+
+A system of its own (`blockrelay up`, two workers of the whole model), one accident after the other, each on fresh
+requests of `--context` tokens:
+
+    worker  kill -9 of the worker that has the request; the launcher sees it
+    host    the same worker is frozen, so that nobody reports it, as when a host vanishes
+    redis   kill -9 of the control Redis under four streams; the slowest of them counts
+
+A stall is the longest time between two tokens from the accident on. Figures are never asserted.
+"""
+
+import argparse
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+from typing import Any, cast
+
+import httpx
+
+from blockrelay.block_folder.folder import open_block_folder
+from blockrelay.errors import RedisTrouble
+from blockrelay.protocol.keys import Keys
+from blockrelay.redis.client import connect
+from blockrelay.redis.registry import read_workers
+from blockrelay_launcher.percentile import percentile
+from blockrelay_launcher.supervisor.data_folder import read_running
+
+ACCIDENTS = ("worker", "host", "redis")
+#: Tokens of a stream before the accident and after it.
+BEFORE, AFTER = 40, 24
+STREAMS = 4
+#: Seconds from one accident to the next at least: the launcher must not take it for a process that cannot live.
+APART_S = 2.5
+
+
+@dataclass
+class Stream:
+    """One completion, read in a thread: when each token came."""
+
+    url: str
+    prompt: Sequence[int]
+    tokens: int
+    request: str = ""
+    came: list[float] = field(default_factory=list[float])
+    cached: int = 0
+    trouble: str = ""
+    _thread: threading.Thread = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._thread = threading.Thread(target=self._read, daemon=True)
+        self._thread.start()
+
+    def _read(self) -> None:
+        body = {
+            "prompt": list(self.prompt), "max_tokens": self.tokens, "temperature": 0, "ignore_eos": True,
+            "stream": True, "return_token_ids": True, "stream_options": {"include_usage": True},
+        }  # fmt: skip
+        try:
+            with httpx.stream("POST", f"{self.url}/v1/completions", json=body, timeout=60) as answer:
+                for line in answer.iter_lines():
+                    if line.startswith("data: {"):
+                        self._take(json.loads(line.removeprefix("data: ")))
+        except httpx.HTTPError as error:
+            self.trouble = repr(error)
+
+    def _take(self, chunk: dict[str, Any]) -> None:
+        now = time.monotonic()
+        if "error" in chunk:
+            self.trouble = str(chunk["error"])
+            return
+        self.request = "req-" + str(chunk["id"]).rpartition("-")[2]
+        for choice in chunk["choices"]:
+            self.came += [now] * len(choice.get("token_ids") or [])
+        if usage := chunk.get("usage"):
+            self.cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0)
+
+    def wait_for(self, tokens: int) -> None:
+        wait_until(lambda: len(self.came) >= tokens or self.trouble, f"{tokens} tokens")
+        if self.trouble:
+            raise RuntimeError(self.trouble)
+
+    def stall_s(self, at: float) -> float:
+        """The longest time between two tokens of which the second came after `at`, once the stream has ended."""
+        self._thread.join(60)
+        return max(after - before for before, after in pairwise(self.came) if after > at)
+
+
+@dataclass(frozen=True)
+class System:
+    """A running `up` and its Redis."""
+
+    pid: int
+    url: str
+    data: Path
+    keys: Keys
+    model: str
+
+    def children(self) -> dict[int, str]:
+        pids = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()
+        return {int(pid): Path(f"/proc/{pid}/cmdline").read_bytes().decode().replace("\0", " ") for pid in pids}
+
+    def ready_workers(self) -> int:
+        try:
+            with connect(read_running(self.data).redis_url) as client:
+                return sum(w.ready and not w.is_late for w in read_workers(client, self.keys, self.model))
+        except RedisTrouble:
+            return 0
+
+    def worker_of(self, request: str) -> int:
+        """Process that runs it."""
+        with connect(read_running(self.data).redis_url) as client:
+            route = cast(bytes, client.hget(self.keys.request(request), "route")).decode()
+        return int(route.split(":")[1])
+
+
+def wait_until(condition: Callable[[], object], what: str, *, timeout_s: float = 60.0) -> None:
+    end = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() > end:
+            raise TimeoutError(f"waited {timeout_s:g} s in vain for {what}")
+        time.sleep(0.005)
+
+
+@contextmanager
+def running(model: Path, options: Sequence[str]) -> Iterator[System]:
+    """`up` with two workers; ended at the end."""
+    with tempfile.TemporaryDirectory(prefix="br-rec-") as data:
+        argv = [sys.executable, "-P", "-m", "blockrelay_launcher", "up", "--model", str(model), "--port", "0"]
+        argv += ["--replicas", "2", "--data", data, *options]
+        with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+            try:
+                assert process.stdout is not None
+                url = process.stdout.readline().split()[1]
+                model_key = open_block_folder(model, blocks=[]).model_key
+                system = System(process.pid, url, Path(data), Keys(read_running(Path(data)).cell), model_key)
+                wait_until(lambda: system.ready_workers() == 2, "two workers")
+                yield system
+            finally:
+                process.terminate()
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(30)
+                process.kill()
+
+
+def accident(system: System, what: str, prompts: list[list[int]]) -> tuple[float, int]:
+    """The longest stall of any stream, and rows of prompts that were computed again."""
+    tokens = BEFORE + AFTER * (1 if len(prompts) == 1 else 8)
+    streams = [Stream(system.url, prompt, tokens) for prompt in prompts]
+    for stream in streams:
+        stream.wait_for(BEFORE // 2 if len(streams) > 1 else BEFORE)
+    frozen = 0
+    if what == "redis":
+        victim = next(pid for pid, command in system.children().items() if "control/redis.sock" in command)
+        os.kill(victim, signal.SIGKILL)
+    else:
+        victim = system.worker_of(streams[0].request)
+        frozen = victim if what == "host" else 0
+        os.kill(victim, signal.SIGSTOP if frozen else signal.SIGKILL)
+    at = time.monotonic()
+    try:
+        stalls = [stream.stall_s(at) for stream in streams]
+    finally:
+        if frozen:
+            os.kill(frozen, signal.SIGCONT)
+    for stream in streams:
+        if stream.trouble:
+            raise RuntimeError(stream.trouble)
+    again = sum(len(stream.prompt) - stream.cached for stream in streams)
+    wait_until(lambda: system.ready_workers() == 2, "two workers")
+    time.sleep(max(0.0, at + APART_S - time.monotonic()))
+    return max(stalls), again
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", type=Path, required=True, help="block folder")
+    parser.add_argument("--accidents", default=",".join(ACCIDENTS), help="some of them, separated by commas")
+    parser.add_argument("--times", type=int, default=20, help="accidents of each kind")
+    parser.add_argument("--context", type=int, default=600, help="tokens known when the worker dies")
+    parser.add_argument("--seconds", type=float, default=3600, help="begin no accident after this")
+    parser.add_argument("--json", action="store_true")
+    chosen, options = parser.parse_known_args(arguments)
+    rng = random.Random(1)
+    vocab = open_block_folder(chosen.model, blocks=[]).model.vocab_size
+    figures: dict[str, dict[str, float]] = {}
+    with running(chosen.model, options) as system:
+        began = time.monotonic()
+        for what in chosen.accidents.split(","):
+            count, length = (STREAMS, 64) if what == "redis" else (1, chosen.context - BEFORE)
+            found: list[tuple[float, int]] = []
+            while len(found) < chosen.times and time.monotonic() - began < chosen.seconds:
+                prompts = [[rng.randrange(10, vocab) for _ in range(length)] for _ in range(count)]
+                found.append(accident(system, what, prompts))
+                if not chosen.json:
+                    print(f"{what:8} {found[-1][0]:6.3f} s, {found[-1][1]} rows of prompts again", flush=True)
+            if found:
+                stalls = [stall for stall, _ in found]
+                figures[what] = {
+                    "times": len(found), "p50_s": round(median(stalls), 3), "p99_s": round(percentile(stalls, 0.99), 3),
+                    "max_s": round(max(stalls), 3), "prompt_rows_again": median(rows for _, rows in found),
+                }  # fmt: skip
+    if chosen.json:
+        print(json.dumps(figures))
+    else:
+        for what, figure in figures.items():
+            print(f"{what:8} " + "  ".join(f"{name} {value:g}" for name, value in figure.items()))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

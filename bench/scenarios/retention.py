@@ -1,0 +1,250 @@
+"""How many finished requests one Redis carries: `python -m bench.scenarios.retention [--requests N] [--mib M]`.
+
+A Redis as `blockrelay up` starts it and the real scripts; the worker is played, so no model is needed. For each kind of
+request (a prompt of 32 tokens, an answer of 5 or 128; plain, or with an Idempotency-Key; run once, or again after a
+death in the middle) `--requests` of them are accepted, claimed, committed and ended, 64 at once. Printed are:
+
+    bytes     of used_memory that one leaves, the tables of keys included, once its log lingers no more
+    kept/s    requests a second of which half of `--mib` (above that FORGET begins) keeps every one for its retention,
+              900 s or with a key 3,600 s; the log that lingers for the first 15 s is counted
+    forgot/s  ended requests that FORGET removes in one second of Redis' CPU time. However long the retention: that many
+              may end per second for ever, as far as memory goes
+    ms        that one FORGET of 128 requests takes, and everybody else waits for Redis
+
+Ends are dated back, so that FORGET need not wait 10 s for the last of them. Figures are never asserted.
+"""
+
+import argparse
+import json
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from itertools import product
+from pathlib import Path
+from secrets import token_hex
+from subprocess import DEVNULL, Popen
+from typing import Any, cast
+
+import numpy as np
+import redis
+from prometheus_client import Counter
+
+from blockrelay.protocol.encoding.end_meta import encode_end_meta
+from blockrelay.protocol.keys import Keys
+from blockrelay.protocol.messages import Claimed, Commit, RequestBody
+from blockrelay.protocol.plan import parse_split
+from blockrelay.protocol.sampling_params import SamplingParams
+from blockrelay.protocol.transitions import calls
+from blockrelay.redis.client import Scripts, check_redis, connect, wait_for_redis
+from blockrelay.redis.errors import RedisWatch
+from blockrelay.settings import GatewaySettings
+from blockrelay_gateway.admission.cell_watch import BITE, YIELD_SHARE
+from blockrelay_launcher.supervisor.embedded_redis import find_server_program, place
+from blockrelay_worker.lifecycle.registration import Assignment, Registration
+from blockrelay_worker.transport.redis_links import Links
+
+PROMPT, ANSWERS = 32, (5, 128)
+#: Requests under way at once; they begin and end together.
+AT_ONCE = 64
+#: Ended before the first look, so that what is there once (scripts, buffers) is there.
+WARM_UP = 256
+VOCABULARY, BLOCKS = 128_256, 17
+MODEL, NUMERICS = "0123456789abcdef", "w8a8-0123456789abcdef"
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """Requests of one sort: tokens of the answer, with a key or not, how often they ran again."""
+
+    tokens: int
+    keyed: bool
+    reruns: int
+
+    @property
+    def keep_s(self) -> int:
+        settings = GatewaySettings()
+        return settings.keyed_retention_s if self.keyed else settings.retention_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figures:
+    """What the module's head says."""
+
+    bytes: float
+    kept_per_s: float
+    forgotten_per_cpu_s: float
+    forget_ms: float
+
+
+class Played:
+    """One worker of the whole model, and the gateway before it."""
+
+    def __init__(self, client: redis.Redis) -> None:
+        self.client, self.keys = client, Keys("bench")
+        self.scripts = Scripts(client, self.keys)
+        self.gateway, self.made = token_hex(8), np.random.default_rng(0)
+
+    def register(self) -> None:
+        watch = RedisWatch(Counter("errors", "Redis errors of a played worker", registry=None))
+        links = Links(self.client, self.client, self.keys, self.scripts, watch, threading.Event())
+        registration = Registration(
+            links, model=MODEL, device="cpu", numerics=NUMERICS, host="127.0.0.1", port=0, threads=1
+        )
+        self.worker, split = registration.worker, f"1-{BLOCKS}"
+        registration.announce(Assignment(split, 0, parse_split(split)[0], epoch=0), pages=1 << 20, slots=AT_ONCE)
+
+    def finish(self, kind: Kind, requests: int) -> float:
+        """So many from ACCEPT to their end, and away with the logs that would linger.
+
+        What lingers costs for each request: bytes x seconds.
+        """
+        costs = [self._finish_some(kind, min(AT_ONCE, requests - at)) for at in range(0, requests, AT_ONCE)]
+        return sum(costs) / len(costs)
+
+    def _finish_some(self, kind: Kind, requests: int) -> float:
+        names = [f"req-{token_hex(12)}" for _ in range(requests)]
+        for name in names:
+            self._accept(name, kind)
+        runs = self._claim(requests)
+        self._commit(runs, 0, kind.tokens // 2)
+        for _ in range(kind.reruns):
+            for run in runs:
+                self.scripts.run(calls.rerun(run.request, run.run, "death"))
+            runs = self._claim(requests)
+        self._commit(runs, kind.tokens // 2, kind.tokens, end=True)
+        self.client.xtrim(self.keys.inbox(self.worker), maxlen=0)
+        logs = [self.keys.log(name) for name in names]
+        seconds = self.client.ttl(logs[0])
+        if seconds > kind.keep_s // 2:
+            return 0.0  # they stay
+        size = self.client.memory_usage(logs[0])
+        self.client.delete(*logs)
+        return (size or 0) * seconds
+
+    def _accept(self, name: str, kind: Kind) -> None:
+        params = SamplingParams(max_tokens=kind.tokens, temperature=0.7, seed=int(self.made.integers(2**53)))
+        prompt = self.made.integers(3, VOCABULARY, PROMPT).astype(np.int32)
+        body = RequestBody(prompt=prompt, params=params.to_dict(), gateway=self.gateway)
+        key: dict[str, Any] = {"fingerprint": token_hex(32), "keep_s": kind.keep_s} if kind.keyed else {}
+        need = -(-(PROMPT + kind.tokens) // 16)
+        call = calls.accept(name, body, model=MODEL, need_pages=need, max_in_flight=AT_ONCE, **key)
+        assert self.scripts.run(call).status == "OK"
+
+    def _claim(self, requests: int) -> list[Claimed]:
+        runs: list[Claimed] = []
+        while len(runs) < requests:  # a second re-run at one position waits a little
+            self.scripts.run(calls.beat(self.worker))
+            call = calls.claim(self.worker, requests - len(runs), free_pages=1 << 20)
+            runs += self.scripts.run(call)
+        return runs
+
+    def _commit(self, runs: Sequence[Claimed], first: int, last: int, *, end: bool = False) -> None:
+        """Tokens `first` to `last` of all runs, a COMMIT for each position."""
+        for at in range(first, last):
+            over = end and at == last - 1
+            tokens = self.made.integers(3, VOCABULARY, len(runs)).tolist()
+            commits = [
+                Commit(
+                    request=run.request, run=run.run, position=at, tokens=(token,),
+                    end="length" if over else "", meta=self._meta() if over else "",
+                )
+                for run, token in zip(runs, tokens, strict=True)
+            ]  # fmt: skip
+            assert {answer.verdict for answer in self.scripts.run(calls.commit(commits))} == {"OK"}
+
+    def _meta(self) -> str:
+        """As the last stage tells it."""
+        times = self.made.uniform(0.01, 0.9, BLOCKS).tolist()
+        return encode_end_meta(
+            {
+                "execution_times": {f"block_{number + 1}": seconds for number, seconds in enumerate(times)},
+                "gpu_blocks": [],
+                "route": [self.worker],
+                "seed": int(self.made.integers(2**53)),
+                "cached_tokens": 16,
+            }
+        )
+
+    def info(self, section: str) -> dict[str, Any]:
+        return self.client.info(section)
+
+    def used(self) -> int:
+        return int(self.info("memory")["used_memory"])
+
+    def forget_all(self, kind: Kind) -> tuple[float, float]:
+        """Requests forgotten per second of Redis' CPU, and milliseconds per call."""
+        ended = self.keys.ended("last" if kind.keyed else "first")
+        names = cast(list[bytes], self.client.lrange(ended, 0, -1))
+        for at in range(0, len(names), BITE):
+            aged = self.client.pipeline(transaction=False)
+            for name in names[at : at + BITE]:
+                aged.hset(self.keys.request(name.decode()), "moved", "1700000000000")
+            aged.execute()
+        self.client.config_resetstat()
+        before = self._cpu_s()
+        gone = sum(self.scripts.run(calls.forget(BITE))[0] for _ in range(len(names) // BITE))
+        spent = self.info("commandstats")["cmdstat_evalsha"]
+        return gone / (self._cpu_s() - before), spent["usec_per_call"] / 1000
+
+    def _cpu_s(self) -> float:
+        cpu = self.info("cpu")
+        return cpu["used_cpu_user"] + cpu["used_cpu_sys"]
+
+
+@contextmanager
+def server() -> Iterator[redis.Redis]:
+    """A client of a control Redis of our own."""
+    with tempfile.TemporaryDirectory(prefix="br-ret-") as folder:
+        embedded = place(find_server_program(), Path(folder), durable=True)
+        with Popen(embedded.command(), stdout=DEVNULL) as process:
+            try:
+                with connect(embedded.url) as client:
+                    wait_for_redis(lambda: check_redis(client, "Redis"), lambda error: None)
+                    yield client
+            finally:
+                process.kill()
+
+
+def measure(kind: Kind, requests: int, mib: int) -> Figures:
+    """The figures of one kind, on a server of its own."""
+    with server() as client:
+        played = Played(client)
+        played.register()
+        empty = played.used()
+        played.finish(kind, WARM_UP)
+        before = played.used()
+        lingers = played.finish(kind, requests)
+        each = (played.used() - before) / requests
+        kept = (YIELD_SHARE * (mib << 20) - empty) / (each * kind.keep_s + lingers)
+        forgotten, ms = played.forget_all(kind)
+        return Figures(bytes=each, kept_per_s=kept, forgotten_per_cpu_s=forgotten, forget_ms=ms)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--requests", type=int, default=6000, help="of each kind, 128 or more")
+    parser.add_argument("--mib", type=int, default=1024, help="maxmemory of the Redis that is asked about")
+    parser.add_argument("--json", action="store_true")
+    chosen = parser.parse_args(arguments)
+    if chosen.requests < BITE:
+        parser.error(f"--requests must be {BITE} or more")
+    for tokens, keyed, reruns in product(ANSWERS, (False, True), (0, 1)):
+        kind = Kind(tokens, keyed, reruns)
+        found = measure(kind, chosen.requests, chosen.mib)
+        if chosen.json:
+            print(json.dumps(asdict(kind) | asdict(found)), flush=True)
+            continue
+        name = f"{tokens} tokens, {'keyed' if keyed else 'plain'}, {reruns} re-runs"
+        print(
+            f"{name:28}  bytes {found.bytes:6.0f}  kept/s {found.kept_per_s:6.0f} ({kind.keep_s} s)  "
+            f"forgot/s {found.forgotten_per_cpu_s:8.0f}  ms {found.forget_ms:5.2f}",
+            flush=True,
+        )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

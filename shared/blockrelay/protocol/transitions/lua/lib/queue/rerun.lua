@@ -1,0 +1,59 @@
+-- A run is over, its request is not, unless it has ended too many workers: queued again, quarantined, or ended as poison.
+-- needs: requests/finish, requests/timeline, requests/dead_letters
+
+-- `at`: the log's length at that moment.
+local function add_fallback(r, block, reason)
+  local list = r.fallbacks ~= '' and cjson.decode(r.fallbacks) or {}
+  list[#list + 1] = {block_id = block, from = 'GPU', to = 'CPU', reason = reason, at = r.n}
+  r.fallbacks = cjson.encode(list)
+end
+
+-- Keeps I3, I7.
+-- End the current run and queue the request once more. `block` is where a GPU failed, or nil: with one, the class becomes
+-- cpu and no worker of the numerics id is waited for. Re-runs and deaths count only at an unchanged log length; the second
+-- re-run waits, and each one after it twice as long. `tried` is the request that a dead worker tried alone, or nil: with
+-- it nobody else is to blame.
+local function rerun(r, reason, block, tried)
+  local set = {'state', 'queued', 'run', '', 'route', '', 'moved', NOW, 'why', reason}
+  if reason == 'missing_pages' then
+    set[#set + 1] = 'missing'; set[#set + 1] = r.missing + 1
+  end
+  if r.deaths_n ~= r.n then r.deaths, r.solo_deaths, r.tries = 0, 0, 0 end
+  local blameless = reason == 'drain' or (reason == 'death' and tried and tried ~= r.id)
+  if reason == 'death' and not blameless then
+    r.deaths = r.deaths + 1
+    if tried then r.solo_deaths = r.solo_deaths + 1 end
+    if r.solo_deaths >= MAX_QUARANTINE_DEATHS then
+      local said = 'the request ended its worker ' .. r.deaths .. ' times at the same position and is kept as a dead letter'
+      dead_letter(r, 'poison', said)
+      finish(r, 'error', cjson.encode({error = said, code = 'poison'}))
+      return
+    end
+  end
+  if not blameless then r.tries = r.tries + 1 end
+  for _, f in ipairs({'deaths', 'solo_deaths', 'tries'}) do set[#set + 1] = f; set[#set + 1] = r[f] end
+  set[#set + 1] = 'deaths_n'; set[#set + 1] = r.n
+  release(r)
+  account(r, -1)
+  r.state, r.rows = 'queued', r.prompt + r.n
+  set[#set + 1] = 'rows'; set[#set + 1] = r.rows
+  account(r, 1)
+  if block then
+    add_fallback(r, block, reason == 'death' and 'worker_death' or reason)
+    r.class = 'cpu'
+    for _, v in ipairs({'class', 'cpu', 'fallbacks', r.fallbacks}) do set[#set + 1] = v end
+  end
+  redis.call('HSET', P .. 'request:' .. r.id, unpack(set))
+  redis.call('HINCRBY', P .. 'request:' .. r.id, 'reruns', 1)
+  local waits = pinned(r) and not block
+  timeline_event(r.id, 'r' .. reason .. '@' .. r.n .. (waits and '=' .. id_of(r.numerics) or ''))
+  if block then timeline_event(r.id, 'f' .. block) end
+  redis.call('ZADD', P .. 'running', 'XX', NOW, r.id)
+  if r.tries > 1 and not blameless then
+    enqueue_later(r, math.min(LONGEST_DELAY, FIRST_DELAY * 2 ^ (r.tries - 2)))
+  elseif waits then
+    pin(r)
+  else
+    enqueue(r)
+  end
+end

@@ -1,0 +1,106 @@
+-- When a request that comes now would have its first token, and its end.
+-- needs: workers/fleet
+
+-- What the workers say of themselves, and what follows for a request that comes now. All of it errs towards late: rows
+-- that a page cache has and answers that stop early count in full, and every batch is as large as any of late.
+-- Before its deadline a request must have time for QUEUE_MARGIN times its wait (a flood slows down what it waits for),
+-- RUN_MARGIN times its run and SPARE seconds. While nobody has measured anything, so many requests may have a deadline.
+local QUEUE_MARGIN, RUN_MARGIN, SPARE, UNMEASURED = 2, 1.25, 0.3, 8
+
+-- Seconds between two tokens of a request among `batch` at once, on the slowest of these workers. More than were ever seen
+-- take longer in proportion.
+local function slowest_step(all, batch)
+  local slowest = 0
+  for _, steps in ipairs(all) do
+    local company, step = math.max(batch, steps[1]), nil
+    for i = 2, #steps do
+      if not step and steps[i][1] >= company then step = steps[i][2] end
+    end
+    local largest = steps[#steps]
+    slowest = math.max(slowest, step or largest[2] * company / largest[1])
+  end
+  return slowest
+end
+
+-- The same for any batch, in a few numbers however many workers there are: {at once, seconds}… ascending, for each size
+-- that somebody has measured; `each` and `least` seconds for batches beyond them.
+local function step_table(all)
+  local sizes, known, each, least = {}, {}, 0, 0
+  for _, steps in ipairs(all) do
+    for i = 2, #steps do known[steps[i][1]] = true end
+    local largest = steps[#steps]
+    each = math.max(each, largest[2] / largest[1])
+    least = math.max(least, largest[2] / largest[1] * steps[1])
+  end
+  for size in pairs(known) do sizes[#sizes + 1] = size end
+  table.sort(sizes)
+  for i, size in ipairs(sizes) do sizes[i] = {size, slowest_step(all, size)} end
+  return {sizes = sizes, each = each, least = least}
+end
+
+local function step_among(found, batch)
+  for _, step in ipairs(found.steps.sizes) do
+    if step[1] >= batch then return step[2] end
+  end
+  return math.max(found.steps.each * batch, found.steps.least)
+end
+
+-- Of a model: `largest` pool of each stage (also of workers that are silent now: what they hold fits once they are back, or
+-- replaced, and a refusal for its size is final), and of those that live: `pages` of the narrowest stage, `workers` of the first stage and the requests
+-- (`slots`) that they run at once; of those that have measured themselves, together: seconds for a prompt row and for a
+-- token (`row`, `token`, nil before), the `slowest` one's prompt row, and `steps` for `step_among`.
+local function survey(model)
+  local found = {largest = {}, workers = 0, slots = 0, slowest = 0}
+  local pools, rows, tokens, measured = {}, 0, 0, {}
+  local all = registered()
+  for i = 1, #all, 2 do
+    local v = redis.call('HMGET', P .. 'worker:' .. all[i], 'split', 'stage', 'pages', 'model', 'slots', 'row_us', 'steps', 'lately')
+    if v[4] == model and v[3] then
+      local stage, pages = v[1] .. '/' .. v[2], tonumber(v[3])
+      found.largest[stage] = math.max(found.largest[stage] or 0, pages)
+      if is_alive(all[i + 1]) then
+        pools[stage] = (pools[stage] or 0) + pages
+        if v[2] == '0' then
+          found.workers, found.slots = found.workers + 1, found.slots + tonumber(v[5] or '64')
+          if v[6] then
+            local steps = {tonumber(v[8])}
+            for batch, us in string.gmatch(v[7], '(%d+):(%d+)') do steps[#steps + 1] = {tonumber(batch), tonumber(us) / 1e6} end
+            local largest = steps[#steps]
+            rows, tokens = rows + 1e6 / tonumber(v[6]), tokens + largest[1] / largest[2]
+            found.slowest = math.max(found.slowest, tonumber(v[6]) / 1e6)
+            measured[#measured + 1] = steps
+          end
+        end
+      end
+    end
+  end
+  for _, pages in pairs(pools) do found.pages = math.min(found.pages or pages, pages) end
+  if tokens > 0 then found.row, found.token = 1 / rows, 1 / tokens end
+  found.steps = step_table(measured)
+  return found
+end
+
+-- Seconds until a request is claimed, and seconds from then until its first token and its end.
+-- `outstanding` is that of the model, `before` the tokens (prompt and max_tokens) that are claimed earlier (nil: all that wait).
+local function forecast(found, outstanding, in_flight, need, prompt, most, before)
+  local queued = outstanding.queued_rows * found.row + outstanding.queued_tokens * found.token
+  local running = outstanding.running_rows * found.row + outstanding.running_tokens * found.token
+  local waiting = outstanding.queued_rows + outstanding.queued_tokens
+  local share = (before and waiting > 0) and math.min(1, before / waiting) or 1
+  local fit = found.pages and math.floor(found.pages * (in_flight + 1) / (outstanding.pages + need)) or found.slots
+  local slots = math.max(1, math.min(found.slots, fit))
+  local wait = share * queued
+  if in_flight < slots then
+    wait = share * outstanding.queued_rows * found.row  -- claimed at once; what waits decodes beside it
+  else
+    wait = wait + running  -- at the latest when all that runs has ended
+  end
+  -- Prompts of others lengthen the time between tokens by as much as prompts are of all the work.
+  local prompts = (outstanding.queued_rows + outstanding.running_rows + prompt) * found.row
+  local tokens = (outstanding.queued_tokens + outstanding.running_tokens + most) * found.token
+  local batch = math.min(slots, in_flight + 1) / math.max(1, found.workers)
+  local step = step_among(found, batch)
+  local first = outstanding.running_rows * found.row + prompt * found.slowest + step
+  local stretch = tokens > 0 and (prompts + tokens) / tokens or 1
+  return wait, first, first + math.max(0, most - 1) * step * stretch
+end

@@ -1,0 +1,50 @@
+-- The end of a request.
+-- needs: workers/reservations, queue/outstanding, queue/rerun_queue, requests/ended, requests/tensor_results
+
+-- The fallback events of a request that ends now, as JSON, each with its `success`: whether the CPU computed what the GPU
+-- had failed at. It did when something was committed behind the failure, or when the end itself is a good one.
+local function judged_fallbacks(r, reason)
+  if r.fallbacks == '' then return '' end
+  local good = reason == 'stop' or reason == 'length' or reason == 'tensor'
+  local list = cjson.decode(r.fallbacks)
+  for _, event in ipairs(list) do
+    event.success, event.at = good or r.n > (event.at or 0), nil
+  end
+  return cjson.encode(list)
+end
+
+-- Keeps I2, I5.
+-- Terminal entry, absorbing; what nobody needs any more goes. `meta` is a JSON object (error, execution times) or ''.
+local function finish(r, reason, meta)
+  local record = P .. 'request:' .. r.id
+  release(r)
+  unqueue(r)
+  account(r, -1)
+  redis.call('HINCRBY', P .. 'load:' .. r.model, 'pages', -r.need)
+  redis.call('SREM', P .. 'of:' .. r.tenant, r.id)
+  if r.job == 'queue' then  -- its tenant has not had its share of it
+    local cost, share = string.match(r.share, '^(%d+) (.+)$')
+    redis.call('ZADD', P .. 'shares:' .. r.model .. ':' .. r.class, 'XX', 'INCR', -cost, share)
+    local bucket = P .. 'bucket:' .. r.tenant
+    if redis.call('EXISTS', bucket) == 1 then redis.call('HINCRBYFLOAT', bucket, 'level', r.prompt + r.most) end
+  end
+  local said = {'end', reason, 'meta', meta, 'fallbacks', judged_fallbacks(r, reason), 'numerics', r.numerics}
+  for i, value in ipairs(redis.call('HMGET', record, unpack(MOVING))) do
+    said[#said + 1] = MOVING[i]; said[#said + 1] = value
+  end
+  local pieces = close_log(r, said)
+  if r.result > 0 then end_result(r.id, redis.call('HEXISTS', record, 'claimed') == 1) end
+  local left = {'state', 'done', 'end', reason, 'moved', NOW}
+  for i, value in ipairs(redis.call('HMGET', record, unpack(REMAINING))) do
+    if value and value ~= '' then left[#left + 1] = REMAINING[i]; left[#left + 1] = value end
+  end
+  redis.call('DEL', record)
+  redis.call('HSET', record, unpack(left))
+  if pieces then redis.call('HSET', record, unpack(pieces)) end
+  redis.call('ZREM', P .. 'running', r.id)
+  local keep = r.keep > 0 and r.keep or retention()
+  redis.call('EXPIRE', record, keep)
+  list_ended(r)
+  redis.call('EXPIRE', P .. 'log:' .. r.id, pieces and math.min(keep, LINGER) or keep)
+  r.state = 'done'
+end

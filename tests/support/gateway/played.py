@@ -1,0 +1,191 @@
+"""A gateway in a thread, a real Redis, and workers that the test plays by calling the real scripts."""
+
+import json
+import socket
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+import numpy as np
+import redis
+import uvicorn
+from fastapi import FastAPI
+
+from blockrelay.protocol.keys import Keys
+from blockrelay.protocol.messages import Claimed, Commit, EndReason, TokenLogprobs
+from blockrelay.protocol.plan import Plan
+from blockrelay.protocol.tensors import encode_result
+from blockrelay.protocol.transitions import calls
+from blockrelay.redis.client import Scripts
+from blockrelay.settings import GatewaySettings
+from blockrelay_gateway.api.state import Gateway
+from blockrelay_gateway.app import create_app
+from blockrelay_gateway.http.server import server_config
+from tests.support.waiting import wait_until
+from tests.support.worker.registering import announce
+
+NUMERICS = "numerics-of-the-test"
+SPLIT = "1-1,2-2"
+
+
+@dataclass(kw_only=True)
+class PlayedWorker:
+    """Both stages of a route in one object: claims what the gateway queued and commits what the test says."""
+
+    client: redis.Redis
+    scripts: Scripts
+    keys: Keys
+    model: str
+    names: tuple[str, ...] = ("w0", "w1")
+    positions: dict[str, int] = field(default_factory=dict[str, int])
+
+    def register(self, *, stages: tuple[int, ...] = (0, 1), pages: int = 1000, plan: bool = True) -> "PlayedWorker":
+        """Register the workers of these stages and, as the scheduler does, publish the plan that names them."""
+        for stage in stages:
+            name = self.names[stage]
+            announce(
+                self.client, self.keys, name,
+                model=self.model, split=SPLIT, stage=stage, pages=pages, slots=64, numerics=NUMERICS,
+            )  # fmt: skip
+        if plan:
+            published = Plan(
+                epoch=0,
+                split=SPLIT,
+                route_class="cpu",
+                assignments={self.names[s]: s for s in stages},
+                blocks={"block_1": "CPU", "block_2": "CPU"},
+                reasons=(),
+            )
+            self.scripts.run(
+                calls.publish_plan(
+                    self.model, replaces_epoch=0, inputs="i", route_class="cpu", plan=published.to_json()
+                )
+            )
+        return self
+
+    def beat(self, stages: tuple[int, ...] = (0, 1)) -> None:
+        seconds, micros = self.client.time()  # pyright: ignore[reportGeneralTypeIssues]
+        now = int(seconds) * 1000 + int(micros) // 1000
+        self.client.zadd(self.keys.workers, {self.names[stage]: now for stage in stages})
+
+    def claim(self, count: int = 1) -> list[Claimed]:
+        """Wait for `count` jobs and take them, oldest first."""
+        found: list[Claimed] = []
+
+        def enough() -> bool:
+            self.beat()
+            call = calls.claim(self.names[0], count - len(found), free_pages=1000)
+            found.extend(self.scripts.run(call))
+            return len(found) >= count
+
+        wait_until(enough, f"{count} jobs are there", poll_s=0.005)
+        return found
+
+    def say(
+        self,
+        claimed: Claimed,
+        tokens: list[int],
+        *,
+        end: EndReason | str = "",
+        logprobs: list[TokenLogprobs] | None = None,
+        meta: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Commit the next tokens of a run."""
+        position = self.positions.get(claimed.request, len(claimed.tokens))
+        item = Commit(
+            request=claimed.request,
+            run=claimed.run,
+            position=position,
+            tokens=tuple(tokens),
+            logprobs=tuple(one.encode() for one in logprobs or ()),
+            end=end,  # pyright: ignore[reportArgumentType]
+            meta=json.dumps(meta) if meta else "",
+        )
+        (answer,) = self.scripts.run(calls.commit([item]))
+        assert answer.verdict == "OK", answer
+        self.positions[claimed.request] = position + len(tokens)
+
+    def finish_tensor(self, claimed: Claimed, logits: "np.ndarray[Any, np.dtype[np.float32]]") -> None:
+        """What the last stage does with a tensor step: the result first, then the terminal commit."""
+        self.client.set(self.keys.result(claimed.request), encode_result(logits), ex=60)
+        times = {"block_1": 0.25, "block_2": 0.5}
+        self.say(claimed, [], end="tensor", meta={"execution_times": times, "route": list(self.names)})
+
+    def record(self, request: str) -> dict[bytes, bytes]:
+        return self.client.hgetall(self.keys.request(request))  # pyright: ignore[reportReturnType]
+
+
+@contextmanager
+def answering(
+    worker: PlayedWorker, reply: Callable[[Claimed], tuple[list[int], str]], *, each: bool = True
+) -> Iterator[None]:
+    """In the background, answer every request with `reply`'s tokens and end: one commit for `each`, or for all."""
+    stop = threading.Event()
+    problems: list[BaseException] = []
+
+    def loop() -> None:
+        try:
+            while not stop.is_set():
+                worker.beat()
+                for claimed in worker.scripts.run(calls.claim(worker.names[0], 8, free_pages=1000)):
+                    tokens, end = reply(claimed)
+                    for token in tokens[:-1] if each else ():
+                        worker.say(claimed, [token])
+                    worker.say(claimed, tokens[-1:] if each else tokens, end=end)
+                stop.wait(0.002)
+        except BaseException as error:  # noqa: BLE001  # shown by the test
+            problems.append(error)
+
+    thread = threading.Thread(target=loop, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+    assert not problems, problems
+
+
+@dataclass(kw_only=True)
+class RunningGateway:
+    """A gateway that listens."""
+
+    url: str
+    gateway: Gateway
+    http: httpx.Client
+
+    def post(self, path: str, **body: Any) -> httpx.Response:
+        return self.http.post(path, content=json.dumps(body))  # ASCII: httpx cannot send half a surrogate pair
+
+    def metric(self, name: str, **labels: str) -> float:
+        return self.gateway.metrics.registry.get_sample_value(name, labels) or 0.0
+
+
+@contextmanager
+def running_gateway(settings: GatewaySettings) -> Iterator[RunningGateway]:
+    """Serve `settings` on a free port, in a thread of this process."""
+    with serving(create_app(settings)) as running:
+        yield running
+
+
+@contextmanager
+def serving(app: FastAPI) -> Iterator[RunningGateway]:
+    """As `running_gateway`, of an application that is there."""
+    listener = socket.socket()
+    listener.bind(("127.0.0.1", 0))
+    gateway = app.state.gateway
+    server = uvicorn.Server(server_config(app, gateway.settings, gateway.bodies))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
+    thread.start()
+    url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    try:
+        wait_until(lambda: server.started, "the gateway listens")
+        with httpx.Client(base_url=url, timeout=30) as http:
+            yield RunningGateway(url=url, gateway=app.state.gateway, http=http)
+    finally:
+        server.should_exit = True
+        thread.join()
+        listener.close()

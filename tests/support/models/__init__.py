@@ -1,0 +1,1 @@
+"""Checkpoints, tokenizers and models that tests make."""

@@ -1,0 +1,1 @@
+"""Real Redis servers for tests, and ways to make them answer badly."""

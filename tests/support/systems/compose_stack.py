@@ -1,0 +1,122 @@
+"""`docker compose up` for tests: one project with a name of its own, and what is done to its containers."""
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from tests.support.waiting import wait_until
+
+ROOT = Path(__file__).parents[3]
+PROJECT = "blockrelay-test"
+LABEL = f"label=com.docker.compose.project={PROJECT}"
+READY = "from urllib.request import urlopen; urlopen('http://127.0.0.1:9102/readyz', timeout=2)"
+
+
+def run(*command: str, env: dict[str, str] | None = None) -> str:
+    """stdout; fails with everything that the command has said."""
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, (
+        f"{' '.join(command)}: code {done.returncode}\n{done.stdout[-2000:]}{done.stderr[-4000:]}"
+    )
+    return done.stdout
+
+
+def compose_command() -> list[str]:
+    """Compose as a plug-in of docker, or the older program."""
+    plugin = ["docker", "compose"]
+    has_plugin = subprocess.run([*plugin, "version"], capture_output=True, check=False).returncode == 0
+    return plugin if has_plugin else ["docker-compose"]
+
+
+def mountable_copy(model: Path, folder: Path) -> Path:
+    """A block folder that the user of the containers may read, wherever `model` lies. `folder` is made readable too."""
+    copy = Path(shutil.copytree(model, folder / "model"))
+    for path in (folder, copy, *copy.rglob("*")):
+        path.chmod(0o755 if path.is_dir() else 0o644)
+    return copy
+
+
+class ComposeStack:
+    """The services of compose.yaml, built and started. `model` None: the one in the images; else a mounted folder."""
+
+    def __init__(self, model: Path | None) -> None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        self.url = f"http://127.0.0.1:{port}"
+        self._env = {**os.environ, "GATEWAY_PORT": str(port), "MODEL_DIR": str(model or "")}
+        files = ["-f", "compose.yaml", *(["-f", "deploy/compose/model.yaml"] if model else [])]
+        self._command = [*compose_command(), "--project-name", PROJECT, *files]
+
+    def compose(self, *arguments: str) -> str:
+        return run(*self._command, *arguments, env=self._env)
+
+    def build(self) -> None:
+        self.compose("build")
+
+    def up(self) -> None:
+        """Ready: a token can be produced. What stands still is started again."""
+        self.compose("up", "--detach")
+        try:
+            wait_until(self.is_ready, "/readyz of the gateway says yes", timeout_s=120, poll_s=0.1)
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{self.logs()}") from None
+
+    def logs(self) -> str:
+        """The last lines of every container."""
+        return self.compose("logs", "--no-color", "--tail", "10")
+
+    def down(self) -> None:
+        self.compose("down", "--volumes", "--timeout", "30")
+
+    def is_ready(self) -> bool:
+        try:
+            return httpx.get(f"{self.url}/readyz", timeout=5).status_code == 200
+        except httpx.TransportError:
+            return False
+
+    def containers(self, service: str | None = None) -> list[str]:
+        """Ids, the stopped ones too."""
+        also = ["--filter", f"label=com.docker.compose.service={service}"] if service else []
+        return run("docker", "ps", "--all", "--quiet", "--no-trunc", "--filter", LABEL, *also).split()
+
+    def inspect(self, container: str) -> dict[str, Any]:
+        return json.loads(run("docker", "inspect", container))[0]
+
+    def python(self, container: str, code: str) -> "subprocess.CompletedProcess[str]":
+        """Run code with the interpreter of a container."""
+        command = ["docker", "exec", container, "python", "-c", code]
+        return subprocess.run(command, capture_output=True, text=True, check=False)
+
+    def kill(self, container: str) -> None:
+        """SIGKILL to everything in it. The engine takes that for our wish and does not start it again."""
+        run("docker", "kill", "--signal", "KILL", container)
+        wait_until(lambda: not self.inspect(container)["State"]["Running"], "the container is dead")
+
+    def start(self, container: str) -> None:
+        run("docker", "start", container)
+
+    def wait_worker_ready(self, workers: Sequence[str]) -> None:
+        """Each of them has a stage."""
+        for worker in workers:
+            ready = lambda: self.python(worker, READY).returncode == 0  # noqa: B023, E731  # called at once
+            wait_until(ready, "a worker has its stage", timeout_s=60, poll_s=0.1)
+
+    def running_requests(self) -> float:
+        """As the gateway counts them."""
+        lines = httpx.get(f"{self.url}/metrics", timeout=5).text.splitlines()
+        return sum(float(line.split()[1]) for line in lines if line.startswith("blockrelay_num_requests_running "))
+
+
+def leftovers() -> list[str]:
+    """Ids or names of containers, volumes and networks of the project."""
+    found = [run("docker", kind, "ls", "--quiet", "--filter", LABEL, *more) for kind, *more in
+             (["container", "--all"], ["volume"], ["network"])]  # fmt: skip
+    return " ".join(found).split()

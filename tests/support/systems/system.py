@@ -1,0 +1,272 @@
+"""A real system without a gateway: Redis servers, a scheduler and workers as processes; the test plays the gateway."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import redis
+
+from blockrelay.block_folder.folder import BlockFolder, open_block_folder
+from blockrelay.errors import RedisTrouble
+from blockrelay.protocol.keys import Keys
+from blockrelay.protocol.messages import EndEntry, RequestBody, TokenEntry
+from blockrelay.protocol.plan import WorkerInfo, missing_stages
+from blockrelay.protocol.sampling_params import SamplingParams, derive_seed
+from blockrelay.protocol.transitions import calls
+from blockrelay.redis.client import Scripts
+from blockrelay.redis.registry import read_plan, read_workers
+from blockrelay.text.tokenizer import Tokenizer
+from blockrelay_launcher.supervisor.ports import kept_ports
+from blockrelay_worker.offline.pipeline import Pipeline, generate
+from tests.support.cell import read_log
+from tests.support.redis.redis_server import RedisServer
+from tests.support.waiting import wait_until
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """A request as the tests know it; `golden` is what an undisturbed solo run gives."""
+
+    request: str
+    prompt: tuple[int, ...]
+    params: SamplingParams
+
+    @property
+    def body(self) -> RequestBody:
+        return RequestBody(prompt=np.array(self.prompt, np.int32), params=self.params.to_dict())
+
+
+def make_jobs(count: int, *, seed: int, vocab: int, longest: int = 60, tokens: int = 24) -> list[Job]:
+    """Mixed lengths; every second one sampled, the others greedy."""
+    rng = np.random.default_rng(seed)
+    jobs: list[Job] = []
+    for i in range(count):
+        prompt = tuple(int(t) for t in rng.integers(3, vocab, rng.integers(1, longest)))
+        temperature = 0.0 if i % 2 else 0.8
+        params = SamplingParams(max_tokens=tokens, temperature=temperature, top_p=0.9, ignore_eos=True)
+        jobs.append(Job(request=f"req-{seed}-{i}", prompt=prompt, params=params))
+    return jobs
+
+
+def golden_tokens(folder: BlockFolder, jobs: Sequence[Job], *, seed: int | None = None) -> dict[str, list[int]]:
+    """Request -> tokens of a solo run in one process, without queue, batch or Redis.
+
+    `seed` None: each request's own default, derived from its id.
+    """
+    pipeline = Pipeline(folder, stages=1, threads=1, tokens=folder.model.max_position)
+    tokenizer = Tokenizer.from_file(folder.tokenizer_path) if folder.tokenizer_path else None
+    return {
+        job.request: generate(
+            pipeline,
+            job.prompt,
+            job.params,
+            seed=derive_seed(job.request) if seed is None else seed,
+            tokenizer=tokenizer,
+        ).tokens
+        for job in jobs
+    }
+
+
+def scrape(worker: WorkerInfo) -> str:
+    """What its /metrics says."""
+    with urllib.request.urlopen(f"http://{worker.host}:{worker.port}/metrics", timeout=5) as answer:
+        return answer.read().decode()
+
+
+@dataclass
+class System:
+    """`worker_env` goes to every worker; processes write their logs into `folder`."""
+
+    folder: Path
+    model: Path
+    control: RedisServer
+    payload: RedisServer
+    stages: int = 1
+    scheduler_env: dict[str, str] = field(default_factory=dict[str, str])
+    workers: list[subprocess.Popen[bytes]] = field(default_factory=list[subprocess.Popen[bytes]])
+    gateways: list[subprocess.Popen[bytes]] = field(default_factory=list[subprocess.Popen[bytes]])
+    schedulers: list[subprocess.Popen[bytes]] = field(default_factory=list[subprocess.Popen[bytes]])
+
+    def __post_init__(self) -> None:
+        self.keys = Keys("t")
+        self.client: redis.Redis = self.control.client()
+        self.scripts = Scripts(self.client, self.keys)
+        self.block_folder = open_block_folder(self.model)
+        self.model_key = self.block_folder.model_key
+
+    def _spawn(self, module: str, name: str, env: dict[str, str]) -> subprocess.Popen[bytes]:
+        common = {
+            "BLOCKRELAY_MODEL": str(self.model),
+            "BLOCKRELAY_REDIS_URL": self.control.url,
+            "BLOCKRELAY_PAYLOAD_REDIS_URL": self.payload.url,
+            "BLOCKRELAY_CELL": "t",
+            "BLOCKRELAY_PORT": "0",
+            "BLOCKRELAY_DRAIN_S": "0",
+        }
+        with (self.folder / f"{name}.log").open("ab") as log:
+            return subprocess.Popen(
+                [sys.executable, "-m", module], env={**os.environ, **common, **env}, stdout=log, stderr=log
+            )
+
+    def start_scheduler(self, **env: str) -> subprocess.Popen[bytes]:
+        """As `start_worker`."""
+        variables = {"BLOCKRELAY_STAGES": str(self.stages), **self.scheduler_env, **_variables(env)}
+        self.schedulers.append(self._spawn("blockrelay_scheduler", "scheduler", variables))
+        return self.schedulers[-1]
+
+    @property
+    def scheduler(self) -> subprocess.Popen[bytes] | None:
+        """The newest one."""
+        return self.schedulers[-1] if self.schedulers else None
+
+    def start_gateway(self, **env: str) -> tuple[str, subprocess.Popen[bytes]]:
+        """Its URL, once it answers, and the process. Environment as in `start_worker`."""
+        with kept_ports("127.0.0.1", 0, 1) as (port,):
+            variables = _variables({"port": str(port), **env})
+            gateway = self._spawn("blockrelay_gateway", f"gateway-{len(self.gateways)}", variables)
+            self.gateways.append(gateway)
+            url = f"http://127.0.0.1:{port}"
+
+            def answers() -> bool:
+                try:
+                    with urllib.request.urlopen(f"{url}/livez", timeout=1) as answer:
+                        return answer.status == 200
+                except OSError:
+                    return gateway.poll() is not None
+
+            wait_until(answers, "the gateway answers")
+        return url, gateway
+
+    def start_worker(self, **env: str) -> subprocess.Popen[bytes]:
+        """Environment by field name in lower case: device="gpu"."""
+        worker = self._spawn("blockrelay_worker", f"worker-{len(self.workers)}", _variables(env))
+        self.workers.append(worker)
+        return worker
+
+    def infos(self) -> list[WorkerInfo]:
+        return read_workers(self.client, self.keys, self.model_key)
+
+    def wait_ready(self, workers: int) -> None:
+        """`workers` live workers with a stage, and no stage without one."""
+
+        def ready() -> bool:
+            infos = [w for w in self.infos() if w.ready and w.silent_ms < 3000]
+            plan = read_plan(self.client, self.keys, self.model_key)
+            return len(infos) >= workers and not missing_stages(plan, infos)
+
+        wait_until(ready, f"{workers} workers are ready", timeout_s=60)
+
+    def pid_of(self, stage: int) -> int:
+        """Process of a live worker of this stage."""
+        return next(w.pid for w in self.infos() if w.stage == stage and w.ready and w.silent_ms < 3000)
+
+    def metric(self, name: str) -> float:
+        """The sum over all live workers of a metric without labels."""
+        total = 0.0
+        for worker in self.infos():
+            lines = scrape(worker).splitlines()
+            total += sum(float(line.split()[-1]) for line in lines if line.split(" ")[0] == name)
+        return total
+
+    def refused_commits(self, pid: int) -> bool:
+        """Whether COMMIT has told this process that a run of it is no longer the current one.
+
+        False too while the process is between two lives in the registry.
+        """
+        for worker in [w for w in self.infos() if w.pid == pid]:
+            return 'blockrelay_commits_total{verdict="LOST"}' in scrape(worker)
+        return False
+
+    def accept(self, job: Job, **more: object) -> None:
+        need = -(-(len(job.prompt) + job.params.max_tokens) // 16)
+        call = calls.accept(
+            job.request, job.body, model=self.model_key, need_pages=need, max_in_flight=10_000, **more  # pyright: ignore[reportArgumentType]
+        )  # fmt: skip
+        answer = self.scripts.run(call)
+        assert answer.status == "OK", answer
+
+    def log(self, request: str) -> tuple[list[int], EndEntry | None]:
+        tokens: list[int] = []
+        end: EndEntry | None = None
+        for entry in read_log(self.client, self.keys, request):
+            if isinstance(entry, TokenEntry):
+                tokens.append(entry.token)
+            else:
+                end = entry
+        return tokens, end
+
+    def all_ended(self, jobs: Sequence[Job]) -> bool:
+        try:
+            return all(self.log(job.request)[1] is not None for job in jobs)
+        except RedisTrouble:
+            return False
+
+    def tokens_so_far(self, jobs: Sequence[Job]) -> int:
+        return sum(len(self.log(job.request)[0]) for job in jobs)
+
+    def wait_all(self, jobs: Sequence[Job], timeout_s: float = 90) -> None:
+        wait_until(lambda: self.all_ended(jobs), "all requests ended", timeout_s=timeout_s)
+
+    def results(self, jobs: Sequence[Job]) -> dict[str, list[int]]:
+        """Tokens of every request; fails unless each ended by length or stop."""
+        found: dict[str, list[int]] = {}
+        for job in jobs:
+            tokens, end = self.log(job.request)
+            assert end is not None and end.reason in ("length", "stop"), (job.request, end)
+            found[job.request] = tokens
+        return found
+
+    def stop(self) -> None:
+        processes = [*self.gateways, *self.workers, *self.schedulers]
+        for process in processes:
+            process.send_signal(signal.SIGCONT)
+            process.terminate()
+        end = time.monotonic() + 10
+        for process in processes:
+            try:
+                process.wait(max(0.1, end - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        self.client.close()
+
+
+def _variables(env: dict[str, str]) -> dict[str, str]:
+    return {f"BLOCKRELAY_{name.upper()}": value for name, value in env.items()}
+
+
+#: `start_system(stages=2, replicas=1, worker={...}, model=folder)`, see tests/recovery/conftest.py.
+StartSystem = Callable[..., System]
+#: Requests and their tokens in an undisturbed run.
+Golden = tuple[list[Job], dict[str, list[int]]]
+
+
+def start_all(system: System, jobs: list[Job]) -> None:
+    """Accept all and return in the middle: every request runs, none has ended."""
+    for job in jobs:
+        system.accept(job)
+    wait_until(lambda: system.tokens_so_far(jobs) > 5 * len(jobs), "the requests are under way")
+
+
+def assert_nothing_is_held(system: System) -> None:
+    """No reservation, no membership, no job is left behind."""
+
+    def held() -> bool:
+        return any(w.reserved or w.running for w in system.infos()) or bool(system.client.zcard(system.keys.running))
+
+    wait_until(lambda: not held(), "all reservations are given back", timeout_s=5)
+    for route_class in ("cpu", "gpu"):
+        assert system.client.zcard(system.keys.queue(system.model_key, route_class)) == 0
+        assert system.client.xlen(system.keys.reruns(system.model_key, route_class)) == 0
+    books = system.client.hgetall(system.keys.load(system.model_key))
+    assert not any(int(value) for value in books.values()), books  # pyright: ignore
+    for a, b in pairwise(system.infos()):
+        assert a.id != b.id

@@ -1,0 +1,1 @@
+"""Parts of a worker, driven by hand."""

@@ -1,0 +1,68 @@
+"""A first stage as the engine sees it, on real pages and a real Redis, without executor or threads."""
+
+import threading
+from functools import partial
+from typing import Any
+
+import redis
+from prometheus_client import CollectorRegistry
+
+from blockrelay.block_folder.folder import BlockFolder
+from blockrelay.observability.metrics import WorkerMetrics
+from blockrelay.protocol.keys import Keys
+from blockrelay.redis.client import Scripts
+from blockrelay.redis.errors import RedisWatch
+from blockrelay_worker.engine.run import Run
+from blockrelay_worker.engine.run_table import RunTable
+from blockrelay_worker.execution.cpu.stage import StageExecutor
+from blockrelay_worker.execution.page_pool import PagePool
+from blockrelay_worker.scheduling.first_stage import FirstStageBatcher
+from blockrelay_worker.scheduling.route_members import RouteMembers
+from blockrelay_worker.scheduling.step_cost import StepCost
+from blockrelay_worker.scheduling.work import Work
+from blockrelay_worker.transport.redis_links import Links
+from blockrelay_worker.transport.stage_sender import Sender
+from blockrelay_worker.transport.worker_records import read_fields
+from tests.support.cell import Cell
+from tests.support.worker.runs import new_run
+from tests.support.worker.stage_role import stage_role
+
+
+class Stage:
+    """A first stage over blocks 1 to `last` and what it needs; workers a and b are its route."""
+
+    def __init__(
+        self, folder: BlockFolder, client: redis.Redis, keys: Keys, scripts: Scripts, *, last: int, pages: int = 50
+    ) -> None:
+        cell, metrics = Cell(client, keys, scripts), WorkerMetrics(CollectorRegistry())
+        self.route = tuple(cell.worker(name, stage=stage) for stage, name in enumerate("ab"))
+        for worker in self.route:
+            client.hset(keys.worker(worker), mapping={"node": "host", "cores": 2, "threads": 1})
+        links = Links(client, client, keys, scripts, RedisWatch(metrics.redis_errors), threading.Event())
+        self.role = stage_role(folder, "a", split="1-2,3-5", stage=0, first=1, last=last)
+        self.iteration = 0
+        self.table = RunTable(PagePool(StageExecutor.layout_of(folder, 1, last), pages))
+        self.batcher = FirstStageBatcher(
+            self.role.limits,
+            self.table,
+            RouteMembers(partial(read_fields, links), self.role.limits),
+            Sender(links, metrics).full_targets,
+            metrics,
+            whole_model=self.role.last_stage,
+        )
+
+    def run(self, name: str, tokens: list[int], *, computed: int, **more: Any) -> Run:
+        run = new_run(name, tokens, route=self.route, **more)
+        self.table.add(run)
+        assert self.table.grow(run, computed)
+        run.rows_computed(computed)
+        return run
+
+    def step(self, cost: StepCost | None = None) -> list[Work[Run]]:
+        """Take a batch and note it as computed, as the engine does."""
+        work = self.batcher.take(cost or StepCost())
+        self.iteration += 1
+        for item in work:
+            item.run.rows_computed(item.known_end)
+            item.run.last_step = self.iteration
+        return work
