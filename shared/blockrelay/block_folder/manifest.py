@@ -1,4 +1,4 @@
-"""The manifest of a block folder: what the converter writes, what every other process reads. `block_folder` opens it.
+"""The manifest of a block folder: what the converter writes, what every other process reads. `folder` opens it.
 
 A block folder is opened only through its `manifest.json`:
 

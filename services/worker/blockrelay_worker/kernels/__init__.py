@@ -1,4 +1,4 @@
-"""Float kernels between the matrix products: `Kernels` (what they do), `numerics` (to which bits), `load_kernels`."""
+"""Float kernels between the matrix products: `Kernels` (what they do), `specification` (which bits), `load_kernels`."""
 
 import logging
 

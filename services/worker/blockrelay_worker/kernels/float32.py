@@ -1,4 +1,4 @@
-"""Float32 arithmetic of `numerics` in NumPy: fused multiply-add, lane sums, exp, quantisation.
+"""Float32 arithmetic of `specification` in NumPy: fused multiply-add, lane sums, exp, quantisation.
 
 Uses only +, -, *, /, sqrt, comparisons and casts, which IEEE 754 defines to the last bit on every machine.
 """
@@ -88,7 +88,7 @@ def round_half_even(x: F32) -> F32:
 
 
 def exp(x: F32) -> F32:
-    """The polynomial of `numerics`."""
+    """The polynomial of `specification`."""
     x = np.where(x < _EXP_LOW, _EXP_LOW, x)
     x = np.where(x > _EXP_HIGH, _EXP_HIGH, x)
     shifted = x * _LOG2E + _ROUND

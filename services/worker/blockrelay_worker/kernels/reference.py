@@ -16,7 +16,7 @@ _FLOAT16_MAX = np.float32(FLOAT16_MAX)
 
 @final
 class ReferenceKernels:
-    """`Kernels` as `numerics` reads, vectorised over rows and heads; single-threaded, about 100 times slower."""
+    """`Kernels` as `specification` reads, vectorised over rows and heads; single-threaded, about 100 times slower."""
 
     @property
     def variant(self) -> str:
@@ -132,14 +132,14 @@ class ReferenceKernels:
         return False
 
     def product(self, q: I8, scale: F32) -> Product:
-        raise AssertionError("the reference kernels have no products: `exact_linear` is the reference")
+        raise AssertionError("the reference kernels have no products: `exact_linears` is the reference")
 
     @property
     def group_multiplies(self) -> bool:
         return False
 
     def group_product(self, q4: U8, gs: F16, scale: F32) -> Product:
-        raise AssertionError("the reference kernels have no products: `exact_linear` is the reference")
+        raise AssertionError("the reference kernels have no products: `exact_linears` is the reference")
 
     @property
     def records(self) -> bool:

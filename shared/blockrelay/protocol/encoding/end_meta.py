@@ -24,7 +24,7 @@ def encode_end_meta(meta: Mapping[str, Any]) -> str:
 
 
 def decode_end_meta(encoded: bytes) -> dict[str, Any]:
-    """The inverse of `encode_end_meta`. Raises what `wire_values.reading` makes a WireError of."""
+    """The inverse of `encode_end_meta`. Raises what `checks.reading` makes a WireError of."""
     meta = entries(json.loads(encoded)) if encoded else {}
     if "block_us" in meta:
         first, *times = (count(value) for value in items(meta.pop("block_us")))

@@ -2,15 +2,15 @@
 
 A w8a8 product is y = float32(int32(u - 128) @ q) * scale, one rounding per step. The integer sum is exact, so every
 way to compute it gives the same bits, unless the CPU's instruction saturates: the kernels for uint8 x int8 do on CPUs
-with AVX2 and no VNNI. Which variant is right on this machine is found out by known answer (`known_answers`), never by
+with AVX2 and no VNNI. Which variant is right on this machine is found out by known answer (`self_test`), never by
 CPU flags:
 
     native  our own product, where the kernels have one: 1.1 to 1.7 times as fast as u8s8 (docs/design-notes.md)
     u8s8    ONNX Runtime, uint8 rows x int8 weights; right on CPUs with VNNI or AMX
     u8u8    ONNX Runtime, uint8 rows x uint8 weights (plus 128): right everywhere, slower
-    exact   NumPy (`exact_linear`): whole numbers that floats hold exactly; needs no ONNX Runtime, converter's truth
+    exact   NumPy (`exact_linears`): whole numbers that floats hold exactly; needs no ONNX Runtime, converter's truth
 
-The groups of w4a8 (`exact_linear.ExactGroupLinear`) are added by our kernels in every variant but `exact`; without
+The groups of w4a8 (`exact_linears.ExactGroupLinear`) are added by our kernels in every variant but `exact`; without
 compiled kernels NumPy does it.
 """
 

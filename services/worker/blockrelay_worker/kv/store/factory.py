@@ -4,6 +4,7 @@ from functools import partial
 
 import redis
 
+from blockrelay.block_folder.folder import MODEL_KEY_DIGITS
 from blockrelay.block_folder.manifest import Manifest
 from blockrelay.errors import UsageError
 from blockrelay.observability.metrics import WorkerMetrics
@@ -56,7 +57,7 @@ def open_page_store(
             RedisTier(
                 client,
                 keys,
-                model=manifest.model_hash[:16],
+                model=manifest.model_hash[:MODEL_KEY_DIGITS],
                 limit=settings.page_store_redis_bytes,
                 page_bytes=manifest.model.layers * shape.record_bytes,
                 ttl_s=settings.page_store_ttl_s,
