@@ -23,7 +23,7 @@ from pathlib import Path
 
 FOLDER = Path(".flaky")
 #: Ends by itself when whoever started it is gone, however that ended.
-LOOP = "import os\nparent = os.getppid()\nwhile os.getppid() == parent:\n    for _ in range(10**6): pass"
+LOOP = "import os, sys\nparent = int(sys.argv[1])\nwhile os.getppid() == parent:\n    for _ in range(10**6): pass"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ def add_to_tally(key: str, run: Run) -> list[Run]:
 @contextmanager
 def loops(count: int) -> Iterator[None]:
     """`count` processes that compute without an end, for as long as this lasts."""
-    running = [subprocess.Popen([sys.executable, "-S", "-c", LOOP]) for _ in range(count)]
+    running = [subprocess.Popen([sys.executable, "-S", "-c", LOOP, str(os.getpid())]) for _ in range(count)]
     try:
         yield
     finally:
