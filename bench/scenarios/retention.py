@@ -64,7 +64,7 @@ class Kind:
     reruns: int
 
     @property
-    def keep_s(self) -> int:
+    def retention_s(self) -> int:
         settings = GatewaySettings()
         return settings.keyed_retention_s if self.keyed else settings.retention_s
 
@@ -118,7 +118,7 @@ class Played:
         self.client.xtrim(self.keys.inbox(self.worker), maxlen=0)
         logs = [self.keys.log(name) for name in names]
         seconds = self.client.ttl(logs[0])
-        if seconds > kind.keep_s // 2:
+        if seconds > kind.retention_s // 2:
             return 0.0  # they stay
         size = self.client.memory_usage(logs[0])
         self.client.delete(*logs)
@@ -128,9 +128,9 @@ class Played:
         params = SamplingParams(max_tokens=kind.tokens, temperature=0.7, seed=int(self.made.integers(2**53)))
         prompt = self.made.integers(3, VOCABULARY, PROMPT).astype(np.int32)
         body = RequestBody(prompt=prompt, params=params.to_dict(), gateway=self.gateway)
-        key: dict[str, Any] = {"fingerprint": token_hex(32), "keep_s": kind.keep_s} if kind.keyed else {}
+        key: dict[str, Any] = {"fingerprint": token_hex(32), "retention_s": kind.retention_s} if kind.keyed else {}
         need = -(-(PROMPT + kind.tokens) // 16)
-        call = calls.accept(name, body, model=MODEL, need_pages=need, max_in_flight=AT_ONCE, **key)
+        call = calls.accept(name, body, model=MODEL, pages_needed=need, max_in_flight=AT_ONCE, **key)
         assert self.scripts.run(call).status == "OK"
 
     def _claim(self, requests: int) -> list[Claimed]:
@@ -181,7 +181,7 @@ class Played:
         for at in range(0, len(names), BITE):
             aged = self.client.pipeline(transaction=False)
             for name in names[at : at + BITE]:
-                aged.hset(self.keys.request(name.decode()), "moved", "1700000000000")
+                aged.hset(self.keys.request(name.decode()), "progress_ms", "1700000000000")
             aged.execute()
         self.client.config_resetstat()
         before = self._cpu_s()
@@ -218,7 +218,7 @@ def measure(kind: Kind, requests: int, mib: int) -> Figures:
         before = played.used()
         lingers = played.finish(kind, requests)
         each = (played.used() - before) / requests
-        kept = (YIELD_SHARE * (mib << 20) - empty) / (each * kind.keep_s + lingers)
+        kept = (YIELD_SHARE * (mib << 20) - empty) / (each * kind.retention_s + lingers)
         forgotten, ms = played.forget_all(kind)
         return Figures(bytes=each, kept_per_s=kept, forgotten_per_cpu_s=forgotten, forget_ms=ms)
 
@@ -239,7 +239,7 @@ def main(arguments: list[str] | None = None) -> int:
             continue
         name = f"{tokens} tokens, {'keyed' if keyed else 'plain'}, {reruns} re-runs"
         print(
-            f"{name:28}  bytes {found.bytes:6.0f}  kept/s {found.kept_per_s:6.0f} ({kind.keep_s} s)  "
+            f"{name:28}  bytes {found.bytes:6.0f}  kept/s {found.kept_per_s:6.0f} ({kind.retention_s} s)  "
             f"forgot/s {found.forgotten_per_cpu_s:8.0f}  ms {found.forget_ms:5.2f}",
             flush=True,
         )

@@ -16,7 +16,7 @@ from blockrelay.redis.client import Scripts
 from tests.support.cell import MODEL, Cell, body
 from tests.support.waiting import wait_until
 
-PUNCTUAL = Limits(punctual=True)
+PUNCTUAL = Limits(enforce_deadline=True)
 
 
 @pytest.fixture
@@ -142,7 +142,7 @@ def test_a_tenants_requests_under_way_are_bounded(cell: Cell) -> None:
 
 def test_what_was_accepted_is_never_refused(cell: Cell) -> None:
     assert cell.accept("req-1", limit=1, tenant="ada").status == "OK"
-    strict = Limits(tokens_per_minute=1, concurrency=1, wait_s=0.001, overcommit=0.001, punctual=True)
+    strict = Limits(tokens_per_minute=1, concurrency=1, wait_s=0.001, overcommit=0.001, enforce_deadline=True)
     assert cell.accept("req-1", limit=1, tenant="ada", limits=strict, deadline_ms=1).status == "EXISTS"
 
 
@@ -191,7 +191,7 @@ class TestForecast:
             "two at once are as slow as four, until they were measured"
         )
         cell.scripts.run(calls.finish("req-x", "cancelled"))
-        cell.scripts.run(calls.beat("w", Pace(row_s=0.001, steps=steps, lately=4)))
+        cell.scripts.run(calls.beat("w", Pace(row_s=0.001, steps=steps, recent_concurrency=4)))
         cell.a_second_passes()
         assert self.ask(cell, 0.8, "req-z").status == "LATE"
 
@@ -260,7 +260,9 @@ class TestForecast:
 
 def test_it_costs_the_same_whatever_waits(cell: Cell) -> None:
     """A queue of a thousand from fifty tenants, two workers: ACCEPT runs as many Redis commands as on an empty one."""
-    everything = Limits(tokens_per_minute=10**9, concurrency=10**6, wait_s=10**6, overcommit=10**6, punctual=True)
+    everything = Limits(
+        tokens_per_minute=10**9, concurrency=10**6, wait_s=10**6, overcommit=10**6, enforce_deadline=True
+    )
     for name in ("v", "w"):
         worker(cell, pace=Pace(0.0001, {64: 0.001}), name=name)
 

@@ -47,11 +47,13 @@ def claimed(cell: Cell) -> Claimed:
     return runs[0]
 
 
-def run_to_its_end(cell: Cell, tokens: list[int], *, fingerprint: str = "", keep_s: int = 0, reruns: int = 0) -> None:
+def run_to_its_end(
+    cell: Cell, tokens: list[int], *, fingerprint: str = "", retention_s: int = 0, reruns: int = 0
+) -> None:
     """One commit for each token, and so many deaths after the first one."""
     params = SamplingParams(max_tokens=len(tokens), temperature=0.0, seed=2**53 - 1).to_dict()
     content = replace(body(PROMPT, **params), gateway="0123456789abcdef")
-    assert cell.accept(REQUEST, content=content, fingerprint=fingerprint, keep_s=keep_s).status == "OK"
+    assert cell.accept(REQUEST, content=content, fingerprint=fingerprint, retention_s=retention_s).status == "OK"
     run = claimed(cell)
     for at, token in enumerate(tokens[:-1]):
         cell.commit(run, at, [token])
@@ -65,7 +67,7 @@ def run_to_its_end(cell: Cell, tokens: list[int], *, fingerprint: str = "", keep
 @pytest.mark.parametrize(("keyed", "reruns"), [(False, 0), (True, 0), (False, 2)])
 def test_it_keeps_less_than_a_kilobyte_beside_its_tokens(cell: Cell, keyed: bool, reruns: int) -> None:
     tokens = [100_000, 100_200, 100_300, 100_400, 100_500]
-    run_to_its_end(cell, tokens, fingerprint="f" * 64 * keyed, keep_s=3600 * keyed, reruns=reruns)
+    run_to_its_end(cell, tokens, fingerprint="f" * 64 * keyed, retention_s=3600 * keyed, reruns=reruns)
     kept = cell.client.keys(f"*{REQUEST}*")
     lingers, record = cell.keys.log(REQUEST).encode(), cell.keys.request(REQUEST).encode()
     assert sorted(kept) == [lingers, record] and 0 < cell.client.ttl(lingers) <= 15  # pyright: ignore
@@ -137,27 +139,27 @@ class TestForget:
     """What has ended goes early when room is short."""
 
     @staticmethod
-    def ended(cell: Cell, *names: str, old: bool = True, fingerprint: str = "", keep_s: int = 0) -> None:
+    def ended(cell: Cell, *names: str, old: bool = True, fingerprint: str = "", retention_s: int = 0) -> None:
         for name in names:
-            cell.accept(name, fingerprint=fingerprint, keep_s=keep_s)
+            cell.accept(name, fingerprint=fingerprint, retention_s=retention_s)
             (run,) = cell.claim("w")
             cell.commit(run, 0, [7], end="stop")
             if old:
-                cell.client.hset(cell.keys.request(name), "moved", 1)
+                cell.client.hset(cell.keys.request(name), "progress_ms", 1)
 
     @staticmethod
     def there(cell: Cell, *names: str) -> set[str]:
         return {name for name in names if cell.record(name)}
 
     def test_the_oldest_go_first_and_those_that_are_kept_on_purpose_last(self, cell: Cell) -> None:
-        self.ended(cell, "keyed", fingerprint="f", keep_s=3600)
+        self.ended(cell, "keyed", fingerprint="f", retention_s=3600)
         self.ended(cell, "a", "b", "c")
         names = ("keyed", "a", "b", "c")
         for most, left in ((2, {"keyed", "c"}), (1, {"keyed"}), (9, set[str]())):
             assert cell.scripts.run(calls.forget(most)) == (min(most, 1) if most == 9 else most, len(left))
             assert self.there(cell, *names) == left
         assert cell.scripts.run(calls.forget(9)) == (0, 0)
-        assert not cell.client.keys("*:log:*") and cell.books() == {}
+        assert not cell.client.keys("*:log:*") and cell.outstanding() == {}
 
     def test_what_has_not_ended_and_what_is_read_stays(self, cell: Cell) -> None:
         self.ended(cell, "new", old=False)

@@ -19,7 +19,7 @@ from tests.support.project import ROOT
 from tests.support.redis.rights import user
 
 CONTROL = {family.name for family in FAMILIES if family.server == "control"}
-CALLS = {"publish_plan": "PLAN"}  # called otherwise than its script
+CALLS = {"publish_plan": "PLAN", "upgrade_begin": "UPGRADE"}  # called otherwise than its script
 
 
 @pytest.fixture
@@ -82,7 +82,7 @@ def test_a_service_uses_the_keys_that_the_table_says(role: str) -> None:
     named = {name.replace("_", "-") for name in re.findall(r"\b_?keys\.(\w+)", code)}
     named &= {family.name for family in FAMILIES}
     written_down = {family.name for family in FAMILIES if role in family.users}
-    by_shared_code = {"workers", "worker", "inbox", "on", "plan", "settings", "protocol"}
+    by_shared_code = {"workers", "worker", "inbox", "worker-requests", "plan", "settings", "protocol"}
     assert named <= written_down, "the code uses more than the table says"
     assert written_down <= named | by_shared_code, "the table says more than the code uses"
 
@@ -109,7 +109,7 @@ def _prepared(cell: Cell) -> dict[str, Callable[[Scripts], object]]:
     cell.accept("expired", tenant="t", limits=calls.Limits(tokens_per_minute=1000), deadline_ms=near)
     running, ended, failed = (runs[name] for name in ("running", "ended", "failed"))
     cell.commit(runs["old"], 0, [], end="stop")
-    cell.client.hset(cell.keys.request("old"), "moved", 1)
+    cell.client.hset(cell.keys.request("old"), "progress_ms", 1)
     commit = [
         Commit(request=running.request, run=running.run, position=0, tokens=(7,)),
         Commit(request=ended.request, run=ended.run, position=0, tokens=(7,), end="stop"),
@@ -132,6 +132,7 @@ def _prepared(cell: Cell) -> dict[str, Callable[[Scripts], object]]:
         "forget": lambda scripts: scripts.run(calls.forget(8)),
         "beat": lambda scripts: scripts.run(calls.beat("a")),
         "migrate": lambda scripts: scripts.run(calls.migrate(MODEL, patience_s=0)),
+        "upgrade": lambda scripts: scripts.run(calls.upgrade_begin(None)),
         "plan": lambda scripts: scripts.run(
             calls.publish_plan(MODEL, replaces_epoch=0, inputs="i", route_class="cpu", plan="{}")
         ),
@@ -179,5 +180,5 @@ def test_a_request_that_ends_while_it_is_queued_is_ended_by_any_role(
         assert scripts.run(calls.claim("a", 4, free_pages=100)) == []
     else:
         assert scripts.run(calls.finish("req-1", "expired")) == "FINISHED"
-    assert cell.record()["state"] == "done" and cell.books() == {} and cell.queued() == []
+    assert cell.record()["state"] == "done" and cell.outstanding() == {} and cell.queued() == []
     assert float(cell.client.hget(cell.keys.bucket("t"), "level") or 0) == 1000  # pyright: ignore[reportArgumentType]

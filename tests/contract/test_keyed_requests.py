@@ -24,7 +24,7 @@ class TestKeyed:
         assert cell.queued() == ["req-1"]
 
     def test_also_when_it_has_ended_and_for_its_own_retention(self, cell: Cell) -> None:
-        cell.accept(fingerprint="f", keep_s=7777)
+        cell.accept(fingerprint="f", retention_s=7777)
         cell.scripts.run(calls.finish("req-1", "cancelled"))
         assert cell.accept(fingerprint="f") == calls.Accepted("EXISTS", "done")
         assert cell.accept(fingerprint="g").status == "OTHER"

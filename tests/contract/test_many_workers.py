@@ -44,7 +44,7 @@ def commands(cell: Cell, action: Callable[[], object]) -> int:
 def test_accept_costs_the_same_whoever_there_is(cell: Cell) -> None:
     def cost(count: int) -> int:
         staffed(cell, count, ONE)
-        limits = Limits(wait_s=1000, overcommit=64, punctual=True)
+        limits = Limits(wait_s=1000, overcommit=64, enforce_deadline=True)
         cell.accept("req-first", limits=limits)
         return commands(cell, lambda: cell.accept("req-next", limits=limits))
 

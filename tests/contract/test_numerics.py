@@ -113,7 +113,7 @@ class TestWhileOneLives:
         fleet.add("a1", "b1")
         fleet.start("req-1", "a1", deadline_ms=FAR)
         fleet.drain("a1")
-        cell.client.hset(cell.keys.request("req-1"), "deadline", 1)
+        cell.client.hset(cell.keys.request("req-1"), "deadline_ms", 1)
         fleet.let_go()
         assert fleet.claim("b1") == []
         end = cell.log()[-1]
@@ -124,7 +124,7 @@ class TestWhileOneLives:
         fleet.start("req-1", "a1")
         fleet.drain("a1")
         assert cell.scripts.run(calls.finish("req-1", "cancelled")) == "FINISHED"
-        assert cell.pinned("a") == [] and cell.books() == {}
+        assert cell.pinned("a") == [] and cell.outstanding() == {}
         assert fleet.look() == []
         keys = cell.keys
         assert not cell.client.exists(keys.pinned(MODEL, "cpu", "a"), keys.numerics(MODEL))
@@ -133,8 +133,8 @@ class TestWhileOneLives:
 def Claimed_of(cell: Cell, request: str) -> Claimed:
     record = cell.record(request)
     return Claimed(
-        request=request, run=record["run"], route=("",), route_class="cpu", waited_s=0, solo=False, cold=False,
-        packed=b"", tokens=(),
+        request=request, run=record["run"], route=("",), route_class="cpu", waited_s=0, quarantined=False,
+        skip_prefix_cache=False, packed=b"", tokens=(),
     )  # fmt: skip
 
 
@@ -328,7 +328,7 @@ class TestExact:
         assert fleet.claim("b1") == []
         end = cell.log()[-1]
         assert isinstance(end, EndEntry) and end.reason == "error" and end.meta["code"] == "numerics_changed"
-        assert "under numerics id a" in end.meta["error"] and end.numerics == "a" and cell.books() == {}
+        assert "under numerics id a" in end.meta["error"] and end.numerics == "a" and cell.outstanding() == {}
 
     def test_while_nobody_of_another_id_would_take_it_it_waits_on(self, cell: Cell, fleet: Fleet) -> None:
         """A fleet that is away for a minute is no upgrade."""
@@ -369,6 +369,6 @@ def test_what_an_older_version_left_in_the_common_queue_is_sorted_in(cell: Cell,
     fleet.drain("a1")
     key = cell.keys.pinned(MODEL, "cpu", "a")
     cell.client.delete(key)
-    entry = cell.client.xadd(cell.keys.reruns(MODEL, "cpu"), {"r": "req-1"})
+    entry = cell.client.xadd(cell.keys.reruns(MODEL, "cpu"), {"request": "req-1"})
     cell.client.hset(cell.keys.request("req-1"), "job", f"reruns {entry.decode()}")  # pyright: ignore
     assert fleet.claim("b1") == [] and cell.pinned("a") == ["req-1"] and cell.open_reruns() == []

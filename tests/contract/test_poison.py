@@ -37,12 +37,12 @@ class Deaths:
     def die(self, trying: str = "") -> None:
         """The last worker dies, while it tries a request or, at its arrival, somebody that CLAIM named."""
         if trying:
-            self.cell.client.set(self.cell.keys.trying(f"w{self.lives}"), trying)
+            self.cell.client.set(self.cell.keys.quarantine(f"w{self.lives}"), trying)
         self.cell.scripts.run(calls.dead(f"w{self.lives}", silent_s=0))
 
     def arrived(self) -> None:
         """The last worker has what it claimed and tries nobody."""
-        self.cell.client.delete(self.cell.keys.trying(f"w{self.lives}"))
+        self.cell.client.delete(self.cell.keys.quarantine(f"w{self.lives}"))
 
 
 @pytest.fixture
@@ -56,13 +56,13 @@ def test_after_three_deaths_it_is_tried_alone_and_after_five_alone_it_is_a_dead_
     cell.accept()
     solos: list[bool] = []
     while runs := deaths.claim():
-        solos.append(runs["req-1"].solo)
+        solos.append(runs["req-1"].quarantined)
         deaths.die()
     assert solos == [False] * 3 + [True] * 5, "CLAIM has named it, so each death while it arrived was its own"
     end = cell.log()[-1]
     assert isinstance(end, EndEntry) and end.reason == "error" and end.meta["code"] == "poison"
     ((_, letter),) = cell.client.xrange(cell.keys.dead_letters)  # pyright: ignore
-    assert letter[b"r"] == b"req-1" and letter[b"why"] == b"poison" and letter[b"n"] == b"0"  # pyright: ignore
+    assert letter[b"request"] == b"req-1" and letter[b"reason"] == b"poison" and letter[b"committed"] == b"0"  # pyright: ignore
     assert RequestBody.decode(letter[b"body"]).prompt.tolist() == [1, 2, 3]  # pyright: ignore
     assert cell.client.zcard(cell.keys.delayed) == cell.client.zcard(cell.keys.running) == 0
 
@@ -75,10 +75,10 @@ def test_who_was_only_near_is_never_blamed(cell: Cell, deaths: Deaths) -> None:
         runs = deaths.claim()
         deaths.arrived()
         tried = runs.get("req-poison")
-        deaths.die("req-poison" if tried and tried.solo else "")
+        deaths.die("req-poison" if tried and tried.quarantined else "")
     assert cell.record("req-poison")["state"] == "done"
     mate = cell.record("req-mate")
-    assert (mate["state"], mate["solo_deaths"]) == ("queued", "0")
+    assert (mate["state"], mate["quarantine_deaths"]) == ("queued", "0")
     runs = deaths.claim()
     assert cell.commit(runs["req-mate"], 0, [7], end="stop").verdict == "OK"
 
@@ -101,11 +101,11 @@ def test_a_request_to_be_tried_alone_is_claimed_alone(cell: Cell, deaths: Deaths
         deaths.die()
     runs = deaths.claim()
     ((request, run),) = runs.items()
-    assert run.solo and cell.client.get(cell.keys.trying(f"w{deaths.lives}")) == request.encode()
+    assert run.quarantined and cell.client.get(cell.keys.quarantine(f"w{deaths.lives}")) == request.encode()
     assert cell.queued("reruns") == [({"req-1", "req-2"} - {request}).pop()]
-    assert cell.record(request)["solo"] == "1"
+    assert cell.record(request)["quarantined"] == "1"
     cell.accept("req-3")
-    assert deaths.cell.claim(f"w{deaths.lives}").pop().solo, "the other one, before a first run"
+    assert deaths.cell.claim(f"w{deaths.lives}").pop().quarantined, "the other one, before a first run"
 
 
 def test_any_commit_starts_the_count_anew(cell: Cell, deaths: Deaths) -> None:
@@ -114,12 +114,12 @@ def test_any_commit_starts_the_count_anew(cell: Cell, deaths: Deaths) -> None:
         deaths.claim()
         deaths.die()
     (run,) = deaths.claim().values()
-    assert run.solo
+    assert run.quarantined
     cell.commit(run, 0, [7])
     deaths.die()
-    assert cell.record()["tries"] == cell.record()["deaths"] == "1"
+    assert cell.record()["attempts"] == cell.record()["deaths"] == "1"
     (run,) = deaths.claim().values()
-    assert not run.solo and cell.record()["solo"] == "0"
+    assert not run.quarantined and cell.record()["quarantined"] == "0"
 
 
 def test_a_run_that_ends_takes_its_name_back(cell: Cell, deaths: Deaths) -> None:
@@ -129,7 +129,7 @@ def test_a_run_that_ends_takes_its_name_back(cell: Cell, deaths: Deaths) -> None
         deaths.die()
     (run,) = deaths.claim().values()
     assert cell.rerun(run)
-    assert not cell.client.exists(cell.keys.trying(f"w{deaths.lives}"))
+    assert not cell.client.exists(cell.keys.quarantine(f"w{deaths.lives}"))
 
 
 class TestDelay:
@@ -137,7 +137,7 @@ class TestDelay:
         """Milliseconds that the request waits, from its re-run on; fails unless it does."""
         due = cell.client.zscore(cell.keys.delayed, "req-1")
         assert due is not None and cell.record()["job"] == "delayed" and not cell.queued("reruns")
-        return int(due) - int(cell.record()["moved"])  # pyright: ignore
+        return int(due) - int(cell.record()["progress_ms"])  # pyright: ignore
 
     def wait_longer(self, cell: Cell) -> None:
         """As long as any re-run waits, nearly: the test may take its time."""
@@ -203,7 +203,7 @@ class TestDelay:
             assert deaths.claim()
             cell.scripts.run(calls.dead(f"w{deaths.lives}", silent_s=0, reason="drain"))
             assert cell.queued("reruns") == ["req-1"]
-        assert cell.record()["tries"] == "0"
+        assert cell.record()["attempts"] == "0"
 
 
 @pytest.mark.parametrize(("code", "kept"), [("row_not_finite", 1), ("execution_error", 1), ("gone", 0)])
@@ -213,6 +213,6 @@ def test_what_cannot_be_computed_is_kept_too(cell: Cell, code: str, kept: int) -
     letters: list[tuple[bytes, dict[bytes, bytes]]] = cell.client.xrange(cell.keys.dead_letters)  # pyright: ignore
     assert len(letters) == kept
     for _, letter in letters:
-        assert letter[b"why"].decode() == code and letter[b"error"] == b"a row became NaN"
+        assert letter[b"reason"].decode() == code and letter[b"error"] == b"a row became NaN"
     end = cell.log()[-1]
     assert isinstance(end, EndEntry) and json.dumps(end.meta).count(code) == 1

@@ -3,7 +3,7 @@
 import pytest
 import redis
 
-from blockrelay.errors import UsageError
+from blockrelay.errors import RedisRefused, UsageError
 from blockrelay.protocol.keys import Keys
 from blockrelay.protocol.messages import EndEntry
 from blockrelay.protocol.number import PROTOCOL
@@ -30,13 +30,33 @@ def test_the_first_service_of_a_cell_writes_its_number_and_others_come_with_the_
     assert client.get(keys.protocol) == b"%d" % PROTOCOL
 
 
-@pytest.mark.parametrize("number", [LATER, PROTOCOL - 1, "what?"])
-def test_with_another_number_nobody_joins(client: redis.Redis, keys: Keys, number: int | str) -> None:
+@pytest.mark.parametrize("number", [str(LATER), f"2>{LATER}", f"{LATER}>{LATER + 1}", "what?", "0", "-1", "2>", ">3"])
+def test_with_another_number_nobody_joins(client: redis.Redis, keys: Keys, number: str) -> None:
     client.set(keys.protocol, number)
     for join in (True, False):
-        with pytest.raises(UsageError, match=f"the cell 't' speaks protocol .*, and Blockrelay .* speaks {PROTOCOL}"):
+        with pytest.raises(UsageError, match="the cell 't' speaks protocol"):
             check_protocol(client, keys, join=join)
-    assert client.get(keys.protocol) == str(number).encode()
+    assert client.get(keys.protocol) == number.encode()
+
+
+@pytest.mark.parametrize("number", ["1", "2", f"2>{PROTOCOL}", None])
+def test_with_an_older_one_services_wait_and_people_are_told(
+    client: redis.Redis, keys: Keys, number: str | None
+) -> None:
+    """None: release 0.1.0, which wrote no number."""
+    if number is None:
+        client.hset(keys.load("m"), "pages", 0)
+    else:
+        client.set(keys.protocol, number)
+    with pytest.raises(
+        RedisRefused, match=f"speaks protocol .*, and Blockrelay .* speaks {PROTOCOL}: waiting for"
+    ) as it:
+        check_protocol(client, keys, join=True)
+    assert it.value.code == "PROTOCOL"
+    with pytest.raises(UsageError, match=f"speaks {PROTOCOL}: start a scheduler of this release"):
+        check_protocol(client, keys, join=False)
+    assert client.get(keys.protocol) == (number and number.encode())
+    client.delete(keys.load("m"))
 
 
 def test_every_record_says_its_number(client: redis.Redis, keys: Keys, cell: Cell) -> None:
@@ -48,21 +68,16 @@ def test_every_record_says_its_number(client: redis.Redis, keys: Keys, cell: Cel
     assert client.hget(keys.request("req-1"), "v") == b"%d" % PROTOCOL, "also when it has ended"
 
 
-def test_a_request_of_0_1_0_is_finished(client: redis.Redis, keys: Keys, cell: Cell) -> None:
-    """Its record says no number."""
-    cell.accept("req-1")
-    client.hdel(keys.request("req-1"), "v")
-    cell.worker("w", split="1-4")
-    (run,) = cell.claim("w")
-    assert cell.commit(run, 0, [5], end="stop").verdict == "OK"
-
-
-def test_a_request_of_a_later_protocol_ends_and_says_why(client: redis.Redis, keys: Keys, cell: Cell) -> None:
+@pytest.mark.parametrize("number", [PROTOCOL - 1, LATER])
+def test_a_request_of_another_protocol_ends_and_says_why(
+    client: redis.Redis, keys: Keys, cell: Cell, number: int
+) -> None:
+    """A gateway that had stood still since before an upgrade accepted it behind it."""
     for name in ("req-1", "req-2"):
         cell.accept(name)
-    client.hset(keys.request("req-1"), "v", LATER)
+    client.hset(keys.request("req-1"), "v", number)
     cell.worker("w", split="1-4")
     assert [run.request for run in cell.claim("w")] == ["req-2"], "it holds up nobody"
     (end,) = cell.log("req-1")
     assert isinstance(end, EndEntry) and end.meta["code"] == "protocol"
-    assert f"protocol {LATER}" in end.meta["error"]
+    assert f"protocol {number}" in end.meta["error"]

@@ -25,7 +25,7 @@ from tests.support.redis.redis_server import RedisServer
 from tests.support.waiting import wait_until
 
 KEYS = Keys("t")
-ACCEPT = calls.accept("req-1", body(), model="m", need_pages=1, max_in_flight=9)
+ACCEPT = calls.accept("req-1", body(), model="m", pages_needed=1, max_in_flight=9)
 
 
 @pytest.fixture(scope="module")

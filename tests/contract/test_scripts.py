@@ -23,7 +23,9 @@ def test_a_request_goes_from_accept_to_its_terminal_entry(cell: Cell) -> None:
     (run,) = cell.claim(first)
     assert run.route == (first, last) and run.tokens == () and run.body.prompt.tolist() == [1, 2, 3]
     assert cell.commit(run, 0, [7]) == CommitAnswer("OK", 1)
-    assert NextJob.decode(cell.inbox(first)[0][b"j"]) == NextJob(request="req-1", run=run.run, position=0, tokens=(7,))
+    assert NextJob.decode(cell.inbox(first)[0][b"next_job"]) == NextJob(
+        request="req-1", run=run.run, position=0, tokens=(7,)
+    )
     assert cell.commit(run, 1, [8], end="stop") == CommitAnswer("OK", 2)
     *tokens, end = cell.log()
     assert tokens == [TokenEntry(1, 7), TokenEntry(2, 8)]
@@ -31,7 +33,7 @@ def test_a_request_goes_from_accept_to_its_terminal_entry(cell: Cell) -> None:
     assert cell.record()["state"] == "done" and cell.reserved(first) == cell.reserved(last) == 0
     assert len(cell.inbox(first)) == 1, "a finished request has no next job"
     for member in (first, last):
-        assert Ended.decode(cell.inbox(member, b"d")[0][b"d"]) == Ended(request="req-1", run=run.run)
+        assert Ended.decode(cell.inbox(member, b"ended")[0][b"ended"]) == Ended(request="req-1", run=run.run)
 
 
 class TestAccept:
@@ -133,7 +135,7 @@ class TestClaim:
         for i in range(4):
             cell.accept(f"req-{i}")
         cell.claim(first)
-        assert len(cell.on(one)) == len(cell.on(two)) == 2
+        assert len(cell.requests_of_worker(one)) == len(cell.requests_of_worker(two)) == 2
 
     def test_a_route_never_mixes_splits_or_numerics(self, cell: Cell) -> None:
         first = cell.worker("a", stage=0)
@@ -239,7 +241,7 @@ class TestCommit:
         assert cell.log() == []
 
     def test_past_the_deadline_the_request_expires(self, cell: Cell, run: calls.Claimed) -> None:
-        cell.client.hset(cell.keys.request("req-1"), "deadline", 1)
+        cell.client.hset(cell.keys.request("req-1"), "deadline_ms", 1)
         assert cell.commit(run, 0, [7]).verdict == "EXPIRED"
         assert [type(e) for e in cell.log()] == [EndEntry]
 
@@ -263,7 +265,7 @@ class TestCommit:
     def test_without_the_first_workers_inbox_the_request_runs_again(self, cell: Cell, run: calls.Claimed) -> None:
         cell.client.delete(cell.keys.inbox("a"))
         assert cell.commit(run, 0, [7]).verdict == "OK"
-        assert cell.queued("reruns") == ["req-1"] and cell.record()["why"] == "no_inbox"
+        assert cell.queued("reruns") == ["req-1"] and cell.record()["rerun_reason"] == "no_inbox"
 
 
 class TestRerun:
@@ -272,7 +274,7 @@ class TestRerun:
         cell.accept()
         (run,) = cell.claim("a")
         assert cell.rerun(run) and not cell.rerun(run)
-        assert cell.queued("reruns") == ["req-1"] and cell.on("a") == set() and cell.reserved("a") == 0
+        assert cell.queued("reruns") == ["req-1"] and cell.requests_of_worker("a") == set() and cell.reserved("a") == 0
 
     def test_the_second_one_for_missing_pages_makes_the_request_cold(self, cell: Cell) -> None:
         cell.worker("a", split="1-4")
@@ -281,7 +283,7 @@ class TestRerun:
         for _ in range(3):
             cell.client.zadd(cell.keys.delayed, {"req-1": 1}, xx=True)
             (run,) = cell.claim("a")
-            colds.append(run.cold)
+            colds.append(run.skip_prefix_cache)
             cell.rerun(run, "missing_pages")
         assert colds == [False, False, True]
 
@@ -330,7 +332,7 @@ class TestDead:
         cell.claim("a")
         assert cell.scripts.run(calls.dead(last, silent_s=0)) == (True, 1)
         assert cell.queued("reruns") == ["req-1"] and cell.reserved("a") == 0
-        assert not cell.client.exists(cell.keys.inbox(last), cell.keys.worker(last), cell.keys.on(last))
+        assert not cell.client.exists(cell.keys.inbox(last), cell.keys.worker(last), cell.keys.worker_requests(last))
         assert cell.scripts.run(calls.dead(last, silent_s=0)) == (False, 0)
 
     def test_a_beating_worker_is_not_dead(self, cell: Cell) -> None:

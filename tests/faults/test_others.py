@@ -10,6 +10,7 @@ import httpx
 import pytest
 
 from blockrelay.failpoints import FAILURES, POINTS
+from blockrelay.protocol.keys import SCRIPTS_OF
 from tests.support.models.tiny_model import write_tiny_model
 from tests.support.systems.fault_stand import (
     DEAD_AFTER_S,
@@ -68,7 +69,11 @@ def lose_a_worker(stand: Stand) -> None:
     stand.worker()
 
 
-@pytest.mark.parametrize("case", cases("scheduler"))
+#: UPGRADE is called when an older release has left something: tests/contract/test_upgrade.py and test_older_data.
+SCHEDULER = [name.lower() for name in SCRIPTS_OF["scheduler"] if name != "UPGRADE"]
+
+
+@pytest.mark.parametrize("case", cases("scheduler", *SCHEDULER))
 def test_a_scheduler_fails_at_every_point(stand: Stand, case: str) -> None:
     point, action = case.split(":")
     action = action.partition("=")[0]

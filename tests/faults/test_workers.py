@@ -126,7 +126,7 @@ def accept_tensors(stand: Stand, name: str) -> str:
     params = SamplingParams(max_tokens=0, temperature=0.0).to_dict()
     body = RequestBody(prompt=np.arange(3, 12, dtype=np.int32), params=params, logits="all")
     request = f"req-tensors-{name}"
-    call = calls.accept(request, body, model=stand.system.model_key, need_pages=1, max_in_flight=100)
+    call = calls.accept(request, body, model=stand.system.model_key, pages_needed=1, max_in_flight=100)
     assert stand.system.scripts.run(call).status == "OK"
     return request
 

@@ -174,15 +174,15 @@ class ScriptMachine(RuleBasedStateMachine):
         queued = self.cell.queued() + self.cell.queued("reruns") + [member.decode() for member in delayed]
         assert sorted(queued) == sorted(r for r in unfinished if self.cell.record(r)["state"] == "queued"), "I3"
         for name in self.names.values() if self.history else ():
-            on = self.cell.on(name)
+            on = self.cell.requests_of_worker(name)
             for request in on:
                 record = self.cell.record(request)
                 assert record["state"] == "running" and name in record["route"].split(","), "I3"
-            assert self.cell.reserved(name) == sum(int(self.cell.record(r)["held"]) for r in on), "I4"
+            assert self.cell.reserved(name) == sum(int(self.cell.record(r)["pages_reserved"]) for r in on), "I4"
         for request in unfinished:
             record = self.cell.record(request)
             if record["state"] == "running":
-                assert all(request in self.cell.on(w) for w in record["route"].split(",")), "I3"
+                assert all(request in self.cell.requests_of_worker(w) for w in record["route"].split(",")), "I3"
         self.loads_are_sums(unfinished)
         self.results_are_sums(unfinished)
 
@@ -197,21 +197,23 @@ class ScriptMachine(RuleBasedStateMachine):
             assert (until == inf) == (request in unfinished), "I6"
         assert {name: int(value) for name, value in books.items()} == expected, "I6"
         for request in unfinished:
-            assert ("result" in self.cell.record(request)) == (request in listed), "I6"
+            assert ("result_bytes" in self.cell.record(request)) == (request in listed), "I6"
 
     def loads_are_sums(self, unfinished: set[str]) -> None:
         expected: Counter[str] = Counter()
         tenants: dict[str, set[str]] = {"": set(), "ada": set()}
         for request in unfinished:
             record = self.cell.record(request)
-            expected[f"{record['state']}_rows"] += int(record["rows"])
-            expected[f"{record['state']}_tokens"] += max(0, int(record["most"]) - int(record["n"]))
-            expected["pages"] += int(record["need"])
+            expected[f"{record['state']}_rows"] += int(record["rows_to_compute"])
+            expected[f"{record['state']}_tokens"] += max(0, int(record["max_tokens"]) - int(record["committed"]))
+            expected["pages"] += int(record["pages_needed"])
             tenants[record["tenant"]].add(request)
-            assert record["state"] == "running" or int(record["rows"]) == int(record["prompt"]) + int(record["n"]), "I6"
-        assert self.cell.books() == +expected, "I6"
+            assert record["state"] == "running" or int(record["rows_to_compute"]) == int(record["prompt_tokens"]) + int(
+                record["committed"]
+            ), "I6"
+        assert self.cell.outstanding() == +expected, "I6"
         for tenant, requests in tenants.items():
-            assert self.cell.of(tenant) == requests, "I6"
+            assert self.cell.requests_of_tenant(tenant) == requests, "I6"
         assert self.cell.due() <= set(self.cell.queued()), "I3"
 
 

@@ -30,8 +30,8 @@ _POISON = Bounds(
     requests=2,
     room=2,
     prompt=1,
-    solo_after=1,
-    most_solo_deaths=2,
+    quarantine_after=1,
+    max_quarantine_deaths=2,
     poison=frozenset({0}),
 )
 _UPGRADE = Bounds(stages=1, workers=2, ids=(0, 1), prompt=1)
@@ -112,7 +112,7 @@ CONFIGURATIONS = (
         + _one_each(replace(_POISON, poison=frozenset({1})), Budget())
         + _one_each(replace(_POISON, poison=frozenset(), requests=1, tokens=3), Budget(kill=3)),
         _one_each(replace(_POISON, workers=2, delays=True), Budget(kill=1))
-        + _one_each(replace(_POISON, most_solo_deaths=3, tokens=1), Budget(kill=2)),
+        + _one_each(replace(_POISON, max_quarantine_deaths=3, tokens=1), Budget(kill=2)),
     ),
     Configuration(
         "upgrade",

@@ -22,12 +22,12 @@ class Record(NamedTuple):
     ends: tuple[str, ...] = ()
     abandoned: bool = False
     job: Job = "queue"
-    need: int = 0
-    held: int = 0
+    pages_needed: int = 0
+    pages_reserved: int = 0
     deaths: int = 0
-    solo_deaths: int = 0
-    tries: int = 0
-    counted_at: int = 0  # log length at which deaths and tries were counted
+    quarantine_deaths: int = 0
+    attempts: int = 0
+    deaths_at: int = 0  # log length at which deaths and tries were counted
     trials: tuple[int, ...] = ()  # (no part of the system) log lengths at which it died alone
     tenant: int = 0
     body: tuple[int, ...] = ()  # of a tensor step: the tokens of the session with it
@@ -69,13 +69,13 @@ class Commit(NamedTuple):
 
 
 class WorkerRecord(NamedTuple):
-    """`worker:<id>`, its inbox on the control Redis (None: gone), `on:<id>` and `trying:<id>`."""
+    """`worker:<id>`, its inbox on the control Redis (None: gone), `worker-requests:<id>` and `quarantine:<id>`."""
 
     pages: int
     reserved: int = 0
     inbox: tuple[NextJob, ...] | None = ()
     on: tuple[int, ...] = ()
-    trying: int | None = None
+    quarantine: int | None = None
 
 
 class Session(NamedTuple):
@@ -138,7 +138,7 @@ class Run(NamedTuple):
     computed: int = 0
     sequence: int = 0
     committed: int = 0
-    solo: bool = False
+    quarantined: bool = False
     ended: bool = False
 
 
@@ -146,7 +146,7 @@ class Process(NamedTuple):
     """One worker slot; one that is "gone" never starts again. `fresh`: it takes the Redis that runs now for the one it
     knows; `noted`: it knows one.
 
-    `trying`: the request that it computes alone now, -1 for none. `written` (only without the rule that CLAIM is
+    `quarantine`: the request that it computes alone now, -1 for none. `written` (only without the rule that CLAIM is
     atomic): a job that it has deleted and whose route it has not written yet, -1 for none.
     """
 
@@ -157,7 +157,7 @@ class Process(NamedTuple):
     noted: bool = True
     table: tuple[Run, ...] = ()
     pending: tuple[Commit, ...] = ()
-    trying: int = -1
+    quarantine: int = -1
     written: int = -1
 
 
@@ -302,8 +302,8 @@ class Bounds:
     announce: bool = False  # the last stage tells the first its tokens before COMMIT does
     delays: bool = False  # from the second re-run at one length on, a request waits
     poison: frozenset[int] = frozenset()  # requests that kill the worker that computes them
-    solo_after: int = 0  # deaths after which a request is tried alone; 0: deaths are not counted
-    most_solo_deaths: int = 0
+    quarantine_after: int = 0  # deaths after which a request is tried alone; 0: deaths are not counted
+    max_quarantine_deaths: int = 0
     gateways: int = 0  # with clients that send the requests; else all are in the queue at the beginning
     clients: int = 0
     steps: int = 0  # of the session, when it is one
@@ -330,7 +330,7 @@ class Bounds:
     def numerics(self, worker: int) -> int:
         return self.ids[worker // LIVES] if self.ids else 0
 
-    def need(self, request: int) -> int:
+    def pages_needed(self, request: int) -> int:
         return self.needs[request] if self.needs else self.prompt + self.tokens
 
     def tenant(self, request: int) -> int:

@@ -77,7 +77,7 @@ def _client(b: Bounds, state: State, number: int, client: Client) -> Steps:
             request = _id(b, state, client)
             if request is None:
                 continue
-            redis, (answer, _) = scripts.accept(b, state.redis, request, need=b.need(0))
+            redis, (answer, _) = scripts.accept(b, state.redis, request, pages_needed=b.pages_needed(0))
             name = f"client {number} posts to gateway {gateway}: {request} {answer}"
             posted = client._replace(request=request, gateway=gateway, posted=True)
             after = _attached(_with_client(state._replace(redis=redis), number, posted), gateway, request)
@@ -131,7 +131,13 @@ def _follows(b: Bounds, state: State, gateway: int, flight: Flight) -> Steps:
             step = flight.step
             body = _body(state, step)
             redis, (answer, _) = scripts.accept(
-                b, state.redis, flight.request, need=b.need(0), step=step, prior=max(0, step - 1), body=body
+                b,
+                state.redis,
+                flight.request,
+                pages_needed=b.pages_needed(0),
+                step=step,
+                prior=max(0, step - 1),
+                body=body,
             )
             if answer in ("OK", "EXISTS"):
                 yield f"{name}: ACCEPT again", state._replace(redis=redis), False
@@ -177,7 +183,7 @@ def _session(b: Bounds, state: State, number: int, client: Client) -> Steps:
         step = client.step
         for gateway in range(b.gateways):
             redis, (answer, detail) = scripts.accept(
-                b, state.redis, request, need=b.need(0), step=step, prior=prior, body=_body(state, step)
+                b, state.redis, request, pages_needed=b.pages_needed(0), step=step, prior=prior, body=_body(state, step)
             )
             name = f"client {number} posts step {step} to gateway {gateway}: {answer}"
             if answer == "STEP":

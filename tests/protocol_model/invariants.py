@@ -43,14 +43,14 @@ def broken(b: Bounds, state: State) -> str | None:
 
 def _reservations(redis: Redis) -> str | None:
     for worker, w in redis.workers:
-        held = 0
+        pages_reserved = 0
         for request in w.on:
             record = redis.requests[request]
             if record is None or record.state != "running" or worker not in record.route:
                 return f"I3: {request} is on worker {worker}, where it does not run"
-            held += record.held
-        if w.reserved != held:
-            return f"I4: worker {worker} has {w.reserved} pages reserved, its runs hold {held}"
+            pages_reserved += record.pages_reserved
+        if w.reserved != pages_reserved:
+            return f"I4: worker {worker} has {w.reserved} pages reserved, its runs hold {pages_reserved}"
         if w.reserved > w.pages:
             return f"I4: worker {worker} has {w.reserved} of {w.pages} pages reserved"
     return None
@@ -60,10 +60,10 @@ def _letters(b: Bounds, redis: Redis) -> str | None:
     """More kills by chance at one length than trials are allowed would be indistinguishable from poison."""
     for request in redis.letters:
         record = redis.requests[request]
-        last = record.trials[-b.most_solo_deaths :] if record is not None else ()
-        if len(last) < b.most_solo_deaths or len(set(last)) > 1:
+        last = record.trials[-b.max_quarantine_deaths :] if record is not None else ()
+        if len(last) < b.max_quarantine_deaths or len(set(last)) > 1:
             return f"I7: {request} is a dead letter after it died alone at lengths {last}"
-        if request not in b.poison and b.faults.kill <= b.most_solo_deaths:
+        if request not in b.poison and b.faults.kill <= b.max_quarantine_deaths:
             return f"I7: {request} is a dead letter and did nothing wrong"
     if len(set(redis.letters)) != len(redis.letters):
         return f"I7: one dead letter twice: {redis.letters}"

@@ -19,7 +19,9 @@ class Protocol:
         redis = Redis(requests=(None,) * b.requests)
         if not b.clients:  # before any worker has come, when even what fits no pool is accepted
             for request in range(b.requests):
-                redis, _ = scripts.accept(b, redis, request, tenant=b.tenant(request), need=b.need(request))
+                redis, _ = scripts.accept(
+                    b, redis, request, tenant=b.tenant(request), pages_needed=b.pages_needed(request)
+                )
         state = State(
             redis=redis,
             processes=tuple(Process(id=slot * LIVES, noted=b.rules.identity_is_noted_first) for slot in range(b.slots)),
@@ -56,6 +58,6 @@ class Protocol:
         if b.clients:
             return all(client.ended for client in state.clients)
         return all(
-            record is not None and (record.state == "done" or b.need(request) > b.pages)
+            record is not None and (record.state == "done" or b.pages_needed(request) > b.pages)
             for request, record in enumerate(state.redis.requests)
         )

@@ -16,7 +16,7 @@ class Claimed(NamedTuple):
     request: int
     run: int
     route: tuple[int, ...]
-    solo: bool
+    quarantined: bool
     committed: int  # tokens in the log
 
 
@@ -40,9 +40,9 @@ def release(b: Bounds, redis: Redis, request: int) -> Redis:
         if w is None or not b.rules.release_gives_back:
             continue
         if request in w.on:
-            w = w._replace(on=_without(w.on, request), reserved=w.reserved - record.held)
-        if w.trying == request:
-            w = w._replace(trying=None)
+            w = w._replace(on=_without(w.on, request), reserved=w.reserved - record.pages_reserved)
+        if w.quarantine == request:
+            w = w._replace(quarantine=None)
         redis = redis.with_worker(worker, w)
     return redis
 
@@ -64,10 +64,11 @@ def end(b: Bounds, redis: Redis, request: int, reason: str) -> Redis:
     record = redis.requests[request]
     assert record is not None
     if record.job == "queue":  # its tenant has not had its share of it
-        shares = tuple((t, rank - record.need) if t == record.tenant else (t, rank) for t, rank in redis.shares)
+        shares = tuple((t, rank - record.pages_needed) if t == record.tenant else (t, rank) for t, rank in redis.shares)
         redis = redis._replace(shares=shares)
     record = record._replace(
-        state="done", run=0, route=(), job="", need=0, held=0, deaths=0, solo_deaths=0, tries=0, counted_at=0,
+        state="done", run=0, route=(), job="", pages_needed=0, pages_reserved=0, deaths=0, quarantine_deaths=0,
+        attempts=0, deaths_at=0,
         ends=(*record.ends, reason),
     )  # fmt: skip
     return redis.with_request(request, record)._replace(running=_without(redis.running, request))
@@ -112,34 +113,34 @@ def again(b: Bounds, redis: Redis, request: int, reason: str, tried: int | None 
     """`rerun` of the prelude: end the current run and queue the request once more."""
     record = redis.requests[request]
     assert record is not None
-    deaths, solo_deaths, tries = record.deaths, record.solo_deaths, record.tries
-    if b.rules.deaths_need_unchanged_length and record.counted_at != len(record.log):
-        deaths = solo_deaths = tries = 0
+    deaths, quarantine_deaths, attempts = record.deaths, record.quarantine_deaths, record.attempts
+    if b.rules.deaths_need_unchanged_length and record.deaths_at != len(record.log):
+        deaths = quarantine_deaths = attempts = 0
     if not b.rules.only_the_tried_is_blamed:
-        tried = request if deaths >= b.solo_after else None
-    innocent = reason == "drain" or (reason == "death" and tried is not None and tried != request)
-    if reason == "death" and not innocent and b.solo_after:
-        deaths = min(deaths + 1, b.solo_after)
-        solo_deaths += tried is not None
+        tried = request if deaths >= b.quarantine_after else None
+    blameless = reason == "drain" or (reason == "death" and tried is not None and tried != request)
+    if reason == "death" and not blameless and b.quarantine_after:
+        deaths = min(deaths + 1, b.quarantine_after)
+        quarantine_deaths += tried is not None
         if tried is not None:
             record = record._replace(trials=(*record.trials, len(record.log)))
-        if solo_deaths >= b.most_solo_deaths:
+        if quarantine_deaths >= b.max_quarantine_deaths:
             redis = redis.with_request(request, record)._replace(letters=(*redis.letters, request))
             return end(b, redis, request, "poison")
-    if not innocent and b.delays:
-        tries = min(tries + 1, 2)
+    if not blameless and b.delays:
+        attempts = min(attempts + 1, 2)
     redis = release(b, redis, request)
-    later = tries > 1 and not innocent
+    later = attempts > 1 and not blameless
     record = record._replace(
         state="queued",
         run=0,
         route=(),
-        held=0,
+        pages_reserved=0,
         job="delayed" if later else "",
         deaths=deaths,
-        solo_deaths=solo_deaths,
-        tries=tries,
-        counted_at=len(record.log) if b.solo_after or b.delays else 0,
+        quarantine_deaths=quarantine_deaths,
+        attempts=attempts,
+        deaths_at=len(record.log) if b.quarantine_after or b.delays else 0,
     )
     if later:
         return redis.with_request(request, record)._replace(delayed=_with(redis.delayed, request))
@@ -150,7 +151,7 @@ def again(b: Bounds, redis: Redis, request: int, reason: str, tried: int | None 
 
 
 def accept(
-    b: Bounds, redis: Redis, request: int, *, tenant: int = 0, need: int = 0, step: int = 0,
+    b: Bounds, redis: Redis, request: int, *, tenant: int = 0, pages_needed: int = 0, step: int = 0,
     prior: int = 0, body: tuple[int, ...] = (),
 ) -> tuple[Redis, tuple[str, int]]:  # fmt: skip
     """`step` > 0: of the session, whose tokens before it number `prior`."""
@@ -171,9 +172,9 @@ def accept(
         elif step != session.step + 1 or len(session.tokens) != prior:
             return redis, ("STEP", session.step + 1)
         redis = redis._replace(session=Session(step, request, tokens))
-    redis = redis.with_request(request, Record(need=need, tenant=tenant, body=body))
+    redis = redis.with_request(request, Record(pages_needed=pages_needed, tenant=tenant, body=body))
     redis = redis._replace(running=_with(redis.running, request))
-    return queue_up(b, redis, request, tenant, need), ("OK", 0)
+    return queue_up(b, redis, request, tenant, pages_needed), ("OK", 0)
 
 
 def claim(
@@ -205,7 +206,7 @@ def claim(
         numerics = record.numerics if record.log else ()
         if b.ids and (not record.log or record.own_id != b.numerics(me)):
             if record.log:
-                lives = served(b, redis, record.own_id, record.need, beating)
+                lives = served(b, redis, record.own_id, record.pages_needed, beating)
                 if lives and b.rules.pinned_wait and b.rules.freed_ask_again:
                     redis = enqueue(b, unqueue(b, redis, request), request, record)
                     continue
@@ -214,21 +215,21 @@ def claim(
                     redis = end(b, redis.with_request(request, record), request, "numerics")
                     continue
             numerics = (*numerics, (b.numerics(me), len(record.log)))
-        solo = 0 < b.solo_after <= record.deaths and record.counted_at == len(record.log)
-        if solo and any(c.solo for c in answer):
+        quarantined = 0 < b.quarantine_after <= record.deaths and record.deaths_at == len(record.log)
+        if quarantined and any(c.quarantined for c in answer):
             break
-        held, now = record.need, b.prompt + len(record.log) + 1
+        pages_reserved, now = record.pages_needed, b.prompt + len(record.log) + 1
         if b.stages == 1:
-            if record.need > mine.pages:
+            if record.pages_needed > mine.pages:
                 if b.rules.claim_skips_what_fits_nowhere:
                     continue
                 break
             if now > free:
                 break
-            held = 0
-        route = find_route(b, redis, me, held if b.rules.claim_reserves else 0, beating, latest)
+            pages_reserved = 0
+        route = find_route(b, redis, me, pages_reserved if b.rules.claim_reserves else 0, beating, latest)
         if not route:
-            if b.rules.claim_skips_what_fits_nowhere and fits_nowhere(b, redis, record.need, beating):
+            if b.rules.claim_skips_what_fits_nowhere and fits_nowhere(b, redis, record.pages_needed, beating):
                 continue
             break
         if b.stages == 1:
@@ -236,8 +237,10 @@ def claim(
         for worker in route:
             w = redis.worker(worker)
             assert w is not None
-            w = w._replace(on=_with(w.on, request), reserved=w.reserved + (held if b.rules.claim_reserves else 0))
-            redis = redis.with_worker(worker, w._replace(trying=request) if solo and worker == me else w)
+            w = w._replace(
+                on=_with(w.on, request), reserved=w.reserved + (pages_reserved if b.rules.claim_reserves else 0)
+            )
+            redis = redis.with_worker(worker, w._replace(quarantine=request) if quarantined and worker == me else w)
         redis = unqueue(b, redis, request)
         run = nonces[len(answer)]
         record = record._replace(
@@ -245,11 +248,11 @@ def claim(
             run=run,
             route=route,
             job="",
-            held=held if b.rules.claim_reserves else 0,
+            pages_reserved=pages_reserved if b.rules.claim_reserves else 0,
             numerics=numerics,
         )
         redis = redis.with_request(request, record)
-        answer.append(Claimed(request, run, route, solo, len(record.log)))
+        answer.append(Claimed(request, run, route, quarantined, len(record.log)))
         if rank >= 0:
             redis = advance(redis, rank)
     return redis, answer
@@ -335,7 +338,7 @@ def dead(b: Bounds, redis: Redis, worker: int, reason: str = "death") -> tuple[R
         if record is None or record.state != "running" or worker not in record.route:
             continue
         if b.rules.dead_reruns_all or record.route[0] == worker:
-            redis = again(b, redis, request, reason, w.trying)
+            redis = again(b, redis, request, reason, w.quarantine)
             count += 1
     return redis.with_worker(worker, None), (True, count)
 
@@ -359,7 +362,9 @@ def beat(b: Bounds, redis: Redis, worker: int) -> tuple[Redis, dict[int, int] | 
 
 def migrate(b: Bounds, redis: Redis, *, beating: Sequence[int]) -> tuple[Redis, int]:
     """Re-runs whose numerics id nobody serves who could hold them may go on under another one. How many."""
-    freed = [r for r in redis.pinned if (p := redis.requests[r]) and not served(b, redis, p.own_id, p.need, beating)]
+    freed = [
+        r for r in redis.pinned if (p := redis.requests[r]) and not served(b, redis, p.own_id, p.pages_needed, beating)
+    ]
     for request in freed:
         record = redis.requests[request]
         assert record is not None
@@ -383,6 +388,6 @@ def take(redis: Redis, worker: int) -> Redis:
 
 
 def name(redis: Redis, worker: int, request: int | None) -> Redis:
-    """`trying:<worker>`: whom it tries alone."""
+    """`quarantine:<worker>`: whom it tries alone."""
     w = redis.worker(worker)
-    return redis if w is None else redis.with_worker(worker, w._replace(trying=request))
+    return redis if w is None else redis.with_worker(worker, w._replace(quarantine=request))

@@ -6,6 +6,7 @@ import re
 import shutil
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -73,6 +74,12 @@ def test_an_upgrade_under_faults_fails_nobody_and_every_answer_is_that_of_its_fi
     found = found_by("--minutes", "0.5", "--upgrade", "--seed", "11")
     assert found["faults"]["drain"]["worker"] >= 1
     assert {name.endswith("-next") for name in found["answers"] if "+" not in name} == {True, False}, found["answers"]
+
+
+@pytest.mark.faults
+def test_another_release_goes_on_with_the_data_of_one_and_fails_nobody() -> None:
+    """Here it is the same one: tests/recovery/test_older_data.py has data of others."""
+    found_by("--minutes", "0.4", "--upgrade-from", sys.executable, "--kill", "worker,gateway", "--faults", "kill")
 
 
 @pytest.mark.faults
@@ -164,6 +171,8 @@ def test_ctrl_c_ends_it_with_the_table_so_far() -> None:
         (["--faults", "full", "--kill", "worker"], "meets only redis"),
         (["--stages", "99"], "the model has 7 blocks"),
         (["--users", "/nowhere"], "control.acl"),
+        (["--upgrade-from", "/nowhere/python"], "no such program"),
+        (["--upgrade-from", sys.executable, "--upgrade"], "neither --users nor --upgrade"),
     ],
 )
 def test_what_makes_no_sense_is_one_line(options: list[str], told: str) -> None:

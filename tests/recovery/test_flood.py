@@ -79,7 +79,7 @@ def test_a_flood_is_refused_and_what_is_accepted_is_served_in_time(model: Path, 
         with connect(running.redis_url) as client:
             wait_until(lambda: client.zcard(keys.running) == 0, "nothing is left under way")
             model_key = open_block_folder(model).model_key
-            books = client.hgetall(keys.load(model_key))
+            books = client.hgetall(keys.outstanding(model_key))
             assert not any(int(value) for value in books.values()), books  # pyright: ignore
         assert up.stop() == 0
 

@@ -104,8 +104,8 @@ def test_a_request_lost_by_redis_is_accepted_again_by_whoever_follows_it(start_s
         system.control.start()
         wait_until(lambda: system.client.exists(record), "it is accepted again", timeout_s=20)
         after = cast(dict[bytes, bytes], system.client.hgetall(record))
-        assert {field: after[field] for field in (b"body", b"deadline")} == {
-            field: before[field] for field in (b"body", b"deadline")
+        assert {field: after[field] for field in (b"body", b"deadline_ms")} == {
+            field: before[field] for field in (b"body", b"deadline_ms")
         }
         system.workers[0].send_signal(signal.SIGCONT)
         *_, (end, _) = pairwise(read_events(stream))

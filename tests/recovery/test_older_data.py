@@ -1,6 +1,5 @@
 """A new release starts on the data folder of an older one, which ended with requests under way."""
 
-import gzip
 from pathlib import Path
 from typing import cast
 
@@ -13,16 +12,14 @@ from blockrelay.protocol.keys import Keys
 from blockrelay.protocol.messages import RequestBody
 from blockrelay.protocol.number import PROTOCOL
 from blockrelay.protocol.sampling_params import SamplingParams
+from tests.support.older_data import CELL, LEFT, name_of, restore
 from tests.support.redis.redis_server import RedisServer
 from tests.support.systems.system import Job, golden_tokens
 from tests.support.systems.up_process import running_up
 from tests.support.waiting import wait_until
 
 MODEL = Path(blockrelay.__file__).parent / "models/storyteller"
-KEYS = Keys("c0")
-#: Append-only files of releases that were ended with `kill -9`, all processes at once: `up` on the bundled model, some
-#: requests in the middle of their answers and some that nobody had begun.
-LEFT = sorted((Path(__file__).parent / "data").glob("*.aof.gz"))
+KEYS = Keys(CELL)
 
 
 def unfinished(control: Path) -> dict[str, RequestBody]:
@@ -38,18 +35,21 @@ def unfinished(control: Path) -> dict[str, RequestBody]:
         server.stop()
 
 
-@pytest.mark.parametrize("left", LEFT, ids=lambda left: left.name.removesuffix(".aof.gz"))
-def test_what_an_older_release_left_under_way_is_finished(left: Path, tmp_path: Path) -> None:
-    """With the tokens of an undisturbed run."""
+@pytest.mark.parametrize("death", ["", "scheduler.before_upgrade:kill@3", "scheduler.after_upgrade:kill@3"])
+@pytest.mark.parametrize("left", LEFT, ids=name_of)
+def test_what_an_older_release_left_under_way_is_finished(
+    left: Path, death: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the tokens of an undisturbed run, also where the scheduler dies while it upgrades the cell."""
     control = tmp_path / "data/control"
-    control.mkdir(parents=True)
-    (control / "appendonly.aof").write_bytes(gzip.decompress(left.read_bytes()))
+    restore(left, control)
     bodies = unfinished(control)
     folder, expected = open_block_folder(MODEL), {}
     for name, body in bodies.items():
         params = SamplingParams.from_dict(body.params)
         job = Job(request=name, prompt=tuple(body.prompt.tolist()), params=params)
         expected |= golden_tokens(folder, [job], seed=params.seed)
+    monkeypatch.setenv("BLOCKRELAY_FAILPOINT", death)
     with running_up(MODEL, data=tmp_path / "data") as up:
 
         def answers() -> dict[str, httpx.Response]:

@@ -172,7 +172,7 @@ def test_a_session_step_computes_only_its_new_tokens(start_system: StartSystem) 
             prior=prior,
             salt=salt,
         )
-        call = calls.accept(name, body, model=system.model_key, need_pages=20, max_in_flight=100)
+        call = calls.accept(name, body, model=system.model_key, pages_needed=20, max_in_flight=100)
         assert system.scripts.run(call).status == "OK"
         wait_until(lambda: system.log(name)[1] is not None, "the step ends")
         client = system.payload.client()

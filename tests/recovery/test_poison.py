@@ -77,7 +77,7 @@ def test_the_second_stage_dies_of_poison_and_its_batch_mates_do_not_notice(start
     assert end is not None and end.reason == "error" and end.meta["code"] == "poison"
     assert system.results(harmless) == golden
     ((_, letter),) = system.client.xrange(system.keys.dead_letters)  # pyright: ignore
-    assert letter[b"r"] == b"req-poison"  # pyright: ignore
+    assert letter[b"request"] == b"req-poison"  # pyright: ignore
     died = [worker for worker in system.workers if worker.poll() == -signal.SIGKILL and worker.pid != victim]
     assert len(died) in (7, 8), "three times beside others (of which one may be the victim's), five times alone"
     assert_nothing_is_held(system)

@@ -39,7 +39,7 @@ def test_a_request_that_needs_the_whole_pool_runs_and_a_larger_one_is_refused(st
         system.accept(job)
     system.wait_all([large, *others])
     assert system.results([large, *others]) == golden_tokens(system.block_folder, [large, *others])
-    too_large = calls.accept("req-x", large.body, model=system.model_key, need_pages=9, max_in_flight=10)
+    too_large = calls.accept("req-x", large.body, model=system.model_key, pages_needed=9, max_in_flight=10)
     assert system.scripts.run(too_large) == calls.Accepted("TOO_LARGE", "8")
 
 

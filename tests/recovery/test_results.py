@@ -23,7 +23,7 @@ def test_a_result_that_cannot_be_stored_holds_up_nobody(start_system: StartSyste
     body = RequestBody(prompt=np.arange(3, 40, dtype=np.int32), params=params.to_dict(), logits="all")
     system.payload.process.send_signal(signal.SIGSTOP)
     try:
-        call = calls.accept("req-tensor", body, model=system.model_key, need_pages=3, max_in_flight=10)
+        call = calls.accept("req-tensor", body, model=system.model_key, pages_needed=3, max_in_flight=10)
         assert system.scripts.run(call).status == "OK"
         record = system.keys.request("req-tensor")
         wait_until(lambda: system.client.hget(record, "state") == b"running", "the step runs")

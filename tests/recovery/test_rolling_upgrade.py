@@ -88,8 +88,8 @@ def busy(system: System, pid: int) -> list[Job]:
     sent: list[Job] = []
 
     def in_the_middle() -> bool:
-        for member in system.client.smembers(system.keys.on(name)):  # pyright: ignore
-            if 5 < int(system.client.hget(system.keys.request(member.decode()), "n") or 0) < 100:  # pyright: ignore
+        for member in system.client.smembers(system.keys.worker_requests(name)):  # pyright: ignore
+            if 5 < int(system.client.hget(system.keys.request(member.decode()), "committed") or 0) < 100:  # pyright: ignore
                 return True
         for job in make_jobs(2, seed=100 + len(sent), vocab=500, tokens=300):
             system.accept(job)

@@ -78,7 +78,7 @@ class Cell:
         content = more.pop("content", None)
         assert content is None or isinstance(content, RequestBody)
         return self.scripts.run(
-            calls.accept(request, content or body(), model=MODEL, need_pages=need, max_in_flight=limit, **more)  # pyright: ignore[reportArgumentType]
+            calls.accept(request, content or body(), model=MODEL, pages_needed=need, max_in_flight=limit, **more)  # pyright: ignore[reportArgumentType]
         )
 
     def agree(self, *, retention_s: int = 60, dead_after_s: int = 3) -> None:
@@ -109,10 +109,10 @@ class Cell:
         return read_timeline(self.client, self.keys, request)
 
     def reserved(self, worker: str) -> int:
-        return int(self.client.hget(self.keys.worker(worker), "reserved") or 0)  # pyright: ignore
+        return int(self.client.hget(self.keys.worker(worker), "pages_reserved") or 0)  # pyright: ignore
 
-    def on(self, worker: str) -> set[str]:
-        return {m.decode() for m in self.client.smembers(self.keys.on(worker))}  # pyright: ignore
+    def requests_of_worker(self, worker: str) -> set[str]:
+        return {m.decode() for m in self.client.smembers(self.keys.worker_requests(worker))}  # pyright: ignore
 
     def queued(self, stream: str = "queue", route_class: str = "cpu") -> list[str]:
         """First runs by rank, or all re-runs that are due."""
@@ -130,23 +130,23 @@ class Cell:
         return [request for key in keys for request in self._entries(key)]
 
     def _entries(self, key: str | bytes) -> list[str]:
-        return [f[b"r"].decode() for _, f in self.client.xrange(key)]  # pyright: ignore
+        return [f[b"request"].decode() for _, f in self.client.xrange(key)]  # pyright: ignore
 
     def due(self) -> set[str]:
         return {m.decode() for m in self.client.zrange(self.keys.due(MODEL, "cpu"), 0, -1)}  # pyright: ignore
 
-    def books(self) -> dict[str, int]:
-        """What `load:<model>` has, without zeros."""
-        raw = self.client.hgetall(self.keys.load(MODEL))
+    def outstanding(self) -> dict[str, int]:
+        """What `outstanding:<model>` has, without zeros."""
+        raw = self.client.hgetall(self.keys.outstanding(MODEL))
         return {k.decode(): int(v) for k, v in raw.items() if int(v)}  # pyright: ignore
 
-    def of(self, tenant: str) -> set[str]:
-        return {m.decode() for m in self.client.smembers(self.keys.of(tenant))}  # pyright: ignore
+    def requests_of_tenant(self, tenant: str) -> set[str]:
+        return {m.decode() for m in self.client.smembers(self.keys.tenant_requests(tenant))}  # pyright: ignore
 
     def everything(self) -> dict[bytes, bytes]:
         """The content of every key but those that only repeat what others say."""
         return {key: self.client.dump(key) for key in self.client.keys("*") if b":fleet:" not in key}  # pyright: ignore
 
-    def inbox(self, worker: str, kind: bytes = b"j") -> list[dict[bytes, bytes]]:
-        """Entries of one kind: j (next job) or d (ended)."""
+    def inbox(self, worker: str, kind: bytes = b"next_job") -> list[dict[bytes, bytes]]:
+        """Entries of one kind: next_job or ended."""
         return [f for _, f in self.client.xrange(self.keys.inbox(worker)) if kind in f]  # pyright: ignore

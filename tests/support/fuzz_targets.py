@@ -55,7 +55,7 @@ def split(data: bytes, most: int) -> list[bytes]:
 
 
 def _forward(data: bytes) -> object:
-    return Forward.decode(dict(zip((b"h", b"x"), split(data, 2), strict=False)))
+    return Forward.decode(dict(zip((b"head", b"rows"), split(data, 2), strict=False)))
 
 
 def _log_entry(data: bytes) -> object:
@@ -95,7 +95,7 @@ TARGETS: dict[str, Target] = {
         _log_entry,
         (WireError,),
         (
-            join(b"3-0", b"t", b"42", b"p", TokenLogprobs(-0.5, ((1, -0.5),)).encode().encode()),
+            join(b"3-0", b"token", b"42", b"logprobs", TokenLogprobs(-0.5, ((1, -0.5),)).encode().encode()),
             join(b"4-0", b"end", b"error", b"meta", b'{"error": "x"}', b"fallbacks", _FALLBACKS),
             join(
                 b"4-0", b"end", b"stop", b"all", codec.pack_list([7, 8]), b"logprobs", codec.pack_list(["[-1,[]]", ""])

@@ -22,9 +22,9 @@ SETTLE_S = 15.0
 #: Families of keys that stay for as long as the cell does, or vanish with their last member.
 STRUCTURES = {f.name for f in FAMILIES if f.gone.split()[0] in ("never", "member:", "entry:", "when", "trimmed")}
 #: Of a request that is not finished; of a worker in the registry. Without a time to live they die with them.
-REQUESTS, WORKERS = {"request", "log"}, {"worker", "on", "trying", "inbox"}
+REQUESTS, WORKERS = {"request", "log"}, {"worker", "worker-requests", "quarantine", "inbox"}
 #: Sets and streams of requests that are not finished.
-MEMBERS = {"queue": "zset", "due": "zset", "delayed": "zset", "of": "set"}
+MEMBERS = {"queue": "zset", "due": "zset", "delayed": "zset", "tenant-requests": "set"}
 
 
 class Spawned:
@@ -110,7 +110,7 @@ def ownerless_keys(client: redis.Redis) -> list[str]:
                 found.append(f"{name} has no time to live, and nothing that lives owns it")
             elif family in MEMBERS and (ended := _members(client, name, MEMBERS[family]) - running):
                 found.append(f"{name} holds {sorted(ended)}, which are not running")
-            elif family == "load" and not running and (sums := _sums(client, name)):
+            elif family == "outstanding" and not running and (sums := _sums(client, name)):
                 found.append(f"{name} holds {sums}, and nothing runs")
     return sorted(found)
 

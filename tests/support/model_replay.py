@@ -129,16 +129,23 @@ class Replay:
         for request in options.get("overdue", ()):
             record = self.keys.request(self.request(request))
             if self.client.exists(record):  # it may have been forgotten
-                self.client.hset(record, "deadline", 1)
+                self.client.hset(record, "deadline_ms", 1)
         for member in self.client.zrange(self.keys.delayed, 0, -1):  # pyright: ignore
             self.client.zadd(self.keys.delayed, {member: 0})  # pyright: ignore
 
     # --- calls ---
 
     def _accept(
-        self, request: int, *, tenant: int = 0, need: int = 0, step: int = 0, prior: int = 0, body: tuple[int, ...] = ()
+        self,
+        request: int,
+        *,
+        tenant: int = 0,
+        pages_needed: int = 0,
+        step: int = 0,
+        prior: int = 0,
+        body: tuple[int, ...] = (),
     ) -> tuple[str, int]:
-        params = {"max_tokens": need * UNIT - 1}
+        params = {"max_tokens": pages_needed * UNIT - 1}
         content = RequestBody(
             prompt=np.array([1], np.int32),
             params=params,
@@ -150,7 +157,7 @@ class Replay:
             part = calls.SessionStep("s", step, f"f{step}", prior, step.to_bytes(4, "little"))
         answer = self.cell.scripts.run(
             calls.accept(
-                self.request(request), content, model=MODEL, need_pages=need, max_in_flight=99, session=part,
+                self.request(request), content, model=MODEL, pages_needed=pages_needed, max_in_flight=99, session=part,
                 tenant=f"t{tenant}",
             )
         )  # fmt: skip
@@ -162,7 +169,7 @@ class Replay:
         call = replace(call, arguments={**call.arguments, "runs": [str(n) for n in nonces[:most]]})
         return [
             scripts.Claimed(
-                self.number(c.request), int(c.run), tuple(self.number(w) for w in c.route), c.solo, len(c.tokens)
+                self.number(c.request), int(c.run), tuple(self.number(w) for w in c.route), c.quarantined, len(c.tokens)
             )
             for c in self.cell.scripts.run(call)
         ]
@@ -192,7 +199,7 @@ class Replay:
         for number in range(self.bounds.requests):
             name = self.request(number)
             if self.client.hget(self.keys.request(name), "state") == b"done":
-                self.client.hset(self.keys.request(name), "moved", 1 if number == request else now)
+                self.client.hset(self.keys.request(name), "progress_ms", 1 if number == request else now)
         return self.cell.scripts.run(calls.forget(1))[0] == 1
 
     def _beat(self, worker: int) -> dict[int, int] | None:
@@ -211,11 +218,11 @@ class Replay:
 
     def _take(self, worker: int) -> None:
         inbox = self.keys.inbox(self.worker(worker))
-        entry = next(i for i, fields in self.client.xrange(inbox) if b"j" in fields)  # pyright: ignore
+        entry = next(i for i, fields in self.client.xrange(inbox) if b"next_job" in fields)  # pyright: ignore
         self.client.xdel(inbox, entry)  # pyright: ignore
 
     def _name(self, worker: int, request: int | None) -> None:
-        key = self.keys.trying(self.worker(worker))
+        key = self.keys.quarantine(self.worker(worker))
         if request is None:
             self.client.delete(key)
         else:
@@ -244,7 +251,7 @@ class Replay:
             pinned=tuple(self.number(r) for r in cell.pinned("*")),
             delayed=tuple(sorted(self.number(r.decode()) for r in self.client.zrange(self.keys.delayed, 0, -1))),  # pyright: ignore
             running=tuple(sorted(self.number(r.decode()) for r in self.client.zrange(self.keys.running, 0, -1))),  # pyright: ignore
-            letters=tuple(self.number(f[b"r"].decode()) for _, f in self.client.xrange(self.keys.dead_letters)),  # pyright: ignore
+            letters=tuple(self.number(f[b"request"].decode()) for _, f in self.client.xrange(self.keys.dead_letters)),  # pyright: ignore
             session=data.Session(
                 int(session["step"]),
                 self.number(session["request"].decode()),
@@ -271,25 +278,25 @@ class Replay:
             ends=tuple(CODES.get(e.meta.get("code", ""), e.reason) for e in log if isinstance(e, EndEntry)),
             abandoned="abandoned" in r,
             job=r.get("job", "").split(" ")[0],  # pyright: ignore
-            need=int(r.get("need", 0)),
-            held=int(r.get("held", 0)) if r["state"] == "running" else 0,
-            deaths=min(int(r.get("deaths", 0)), b.solo_after),
-            solo_deaths=int(r.get("solo_deaths", 0)),
-            tries=min(int(r.get("tries", 0)), 2),
-            counted_at=int(r.get("deaths_n", 0)),
+            pages_needed=int(r.get("pages_needed", 0)),
+            pages_reserved=int(r.get("pages_reserved", 0)) if r["state"] == "running" else 0,
+            deaths=min(int(r.get("deaths", 0)), b.quarantine_after),
+            quarantine_deaths=int(r.get("quarantine_deaths", 0)),
+            attempts=min(int(r.get("attempts", 0)), 2),
+            deaths_at=int(r.get("deaths_at", 0)),
             tenant=int(r["tenant"].removeprefix("t")),
             numerics=_history(r.get("numerics", "")) if b.ids else (),
         )
 
     def _worker(self, name: str) -> data.WorkerRecord:
-        jobs = [NextJob.decode(f[b"j"]) for f in self.cell.inbox(name)]
-        trying = self.client.get(self.keys.trying(name))
+        jobs = [NextJob.decode(f[b"next_job"]) for f in self.cell.inbox(name)]
+        quarantine = self.client.get(self.keys.quarantine(name))
         return data.WorkerRecord(
             pages=int(self.client.hget(self.keys.worker(name), "pages") or 0),  # pyright: ignore
             reserved=self.cell.reserved(name),
             inbox=tuple(data.NextJob(self.number(j.request), int(j.run), j.position, j.tokens) for j in jobs),
-            on=tuple(sorted(self.number(r) for r in self.cell.on(name))),
-            trying=None if trying is None else self.number(trying.decode()),  # pyright: ignore
+            on=tuple(sorted(self.number(r) for r in self.cell.requests_of_worker(name))),
+            quarantine=None if quarantine is None else self.number(quarantine.decode()),  # pyright: ignore
         )
 
 

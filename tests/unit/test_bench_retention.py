@@ -16,7 +16,7 @@ def test_every_kind_is_measured(capsys: pytest.CaptureFixture[str], monkeypatch:
     kinds = [Kind(one["tokens"], one["keyed"], one["reruns"]) for one in found]
     assert kinds == [Kind(3, keyed, reruns) for keyed in (False, True) for reruns in (0, 1)]
     for one in found:
-        assert one["kept_per_s"] * one["bytes"] * Kind(3, one["keyed"], 0).keep_s < 32 << 20
+        assert one["kept_per_s"] * one["bytes"] * Kind(3, one["keyed"], 0).retention_s < 32 << 20
         assert min(one["bytes"], one["kept_per_s"], one["forgotten_per_cpu_s"], one["forget_ms"]) > 0
 
 

@@ -8,7 +8,7 @@ import threading
 import time
 from dataclasses import dataclass, field
 
-from blockrelay.errors import RedisTrouble
+from blockrelay.errors import RedisRefused, RedisTrouble
 from blockrelay.observability import logs
 from blockrelay.observability.metrics import SchedulerMetrics
 from blockrelay.protocol.plan import WorkerInfo
@@ -24,6 +24,7 @@ from blockrelay_scheduler.link import Link
 from blockrelay_scheduler.liveness import Liveness
 from blockrelay_scheduler.plan_publisher import PlanPublisher
 from blockrelay_scheduler.rescuer import Rescuer
+from blockrelay_scheduler.upgrade import upgrade_cell
 
 #: Seconds between two looks at the unfinished requests and at what metrics tell.
 LOOK_S = 1.0
@@ -77,7 +78,12 @@ class Scheduler:
                 self._sweeper.close()
 
     def _look(self) -> None:
-        check_redis(self.link.client, "control Redis", cell=self.link.keys)
+        try:
+            check_redis(self.link.client, "control Redis", cell=self.link.keys)
+        except RedisRefused as error:
+            if error.code != "PROTOCOL":
+                raise
+            upgrade_cell(self.link)
         if self.link.payload is not self.link.client:
             try:
                 check_redis(self.link.payload, "payload Redis")

@@ -54,7 +54,7 @@ class Rescuer:
         idle = [(member, moved_ms) for member, moved_ms in members if moved_ms <= now_ms - 1000]
         ask = client.pipeline(transaction=False)
         for member, _ in idle:
-            ask.hmget(keys.request(member.decode()), "state", "run", "n", "deadline")
+            ask.hmget(keys.request(member.decode()), "state", "run", "committed", "deadline_ms")
         requests: list[UnfinishedRequest] = []
         for (member, moved_ms), (state, run, n, deadline) in zip(idle, ask.execute(), strict=True):
             request, idle_ms = member.decode(), now_ms - int(moved_ms)

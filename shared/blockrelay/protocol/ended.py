@@ -27,7 +27,7 @@ def whole_log(record: Mapping[bytes, bytes], log: Log) -> Log:
     with reading("the log in a record"):
         pieces = takewhile(lambda piece: piece is not None, (record.get(b"%d" % at) for at in naturals()))
         fields = codec.unpack_fields(b"".join(cast(Iterable[bytes], pieces)))
-        return [(b"%d-0" % (int(record[b"n"]) + 1), fields)]
+        return [(b"%d-0" % (int(record[b"committed"]) + 1), fields)]
 
 
 def whole_record(record: Mapping[bytes, bytes], log: Log) -> Mapping[bytes, bytes]:

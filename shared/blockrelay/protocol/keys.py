@@ -14,7 +14,7 @@ Server = Literal["control", "payload"]
 #: Who calls which script. The launcher and people use the rights of an administrator.
 SCRIPTS_OF = {
     "gateway": ("ACCEPT", "FINISH", "FORGET"),
-    "scheduler": ("DEAD", "FINISH", "MIGRATE", "PLAN", "RERUN"),
+    "scheduler": ("DEAD", "FINISH", "MIGRATE", "PLAN", "RERUN", "UPGRADE"),
     "worker": ("BEAT", "CLAIM", "COMMIT", "DEAD", "FINISH", "RERUN"),
 }
 _ENDS = "COMMIT CLAIM RERUN FINISH DEAD"
@@ -50,9 +50,9 @@ class Family:
 
 
 FAMILIES = (
-    Family("request", "<id>", "hash, the record; of an ended request with its short log", f"ACCEPT {_ENDS} MIGRATE FORGET", "BEAT gateway scheduler worker", "retention after the end, FORGET"),
-    Family("log", "<id>", "stream, the token log; entry id = position", f"ACCEPT {_ENDS} FORGET", "gateway worker", "15 s after the end (a long one: as the record)"),
-    Family("packing", "", "stream, a log while it is packed", f"{_ENDS}", "", "at once"),
+    Family("request", "<id>", "hash, the record; of an ended request with its short log", f"ACCEPT {_ENDS} MIGRATE FORGET UPGRADE", "BEAT gateway scheduler worker", "retention after the end, FORGET"),
+    Family("log", "<id>", "stream, the token log; entry id = position", f"ACCEPT {_ENDS} FORGET UPGRADE", "gateway worker", "15 s after the end (a long one: as the record)"),
+    Family("packing", "", "stream, a log while it is packed", f"{_ENDS} UPGRADE", "", "at once"),
     Family("ended", "<kind>", "list of ended requests, oldest first; kinds: `first` and `last` to be forgotten", f"{_ENDS} FORGET", "scheduler", "member: FORGET, or behind its retention"),
     Family("running", "", "zset id -> ms of last progress; every request not finished", f"ACCEPT {_ENDS} scheduler", "", "member: at the end"),
     Family("queue", "<model>:<class>", "zset of first runs, id -> rank", f"ACCEPT {_ENDS}", "scheduler", "member: CLAIM, FINISH"),
@@ -63,20 +63,20 @@ FAMILIES = (
     Family("pinned", "<model>:<class>:<numerics>", "the same of those with tokens, for workers of the id that computed these", f"{_ENDS} BEAT MIGRATE", "worker", "entry: CLAIM, FINISH, MIGRATE"),
     Family("numerics", "<model>", "hash, class:numerics id that re-runs wait for -> ms without a worker for them, when that was seen, and what pools hold", "CLAIM COMMIT RERUN DEAD BEAT MIGRATE", "", "member: MIGRATE"),
     Family("delayed", "", "zset id -> ms from which the job of its re-run may be queued", f"{_ENDS} BEAT", "", "member: CLAIM, BEAT, FINISH"),
-    Family("load", "<model>", "hash: rows, tokens and pages that unfinished requests still cost", f"ACCEPT {_ENDS}", "", "never"),
-    Family("of", "<tenant>", "set of its unfinished requests", f"ACCEPT {_ENDS}", "", "member: at the end"),
+    Family("outstanding", "<model>", "hash: rows, tokens and pages that unfinished requests still cost", f"ACCEPT {_ENDS} UPGRADE", "", "never"),
+    Family("tenant-requests", "<tenant>", "set of its unfinished requests", f"ACCEPT {_ENDS} UPGRADE", "", "member: at the end"),
     Family("bucket", "<tenant>", "hash: tokens left of its minute, and when", f"ACCEPT {_ENDS}", "", "120 s after the last use"),
     Family("workers", "", "zset worker -> ms of last beat", "BEAT DEAD worker", "ACCEPT CLAIM MIGRATE gateway scheduler", "member: DEAD"),
-    Family("worker", "<id>", "hash: model, device, stage, pages, reserved, pace", f"{_ENDS} BEAT worker", "ACCEPT MIGRATE gateway scheduler", "DEAD"),
-    Family("on", "<worker>", "set of requests whose route has the worker", f"{_ENDS}", "BEAT gateway scheduler", "DEAD"),
-    Family("trying", "<worker>", "string, the request that the worker tries alone", f"{_ENDS} worker", "", "after the try, DEAD"),
+    Family("worker", "<id>", "hash: model, device, stage, pages, pages_reserved, pace", f"{_ENDS} BEAT worker UPGRADE", "ACCEPT MIGRATE gateway scheduler", "DEAD"),
+    Family("worker-requests", "<worker>", "set of requests whose route has the worker", f"{_ENDS} UPGRADE", "BEAT gateway scheduler", "DEAD"),
+    Family("quarantine", "<worker>", "string, the request that the worker tries alone", f"{_ENDS} worker UPGRADE", "", "after the try, DEAD"),
     Family("inbox", "<worker>", "stream of next jobs and ends", f"{_ENDS} worker", "BEAT MIGRATE gateway scheduler", "DEAD"),
     Family("inbox", "<worker>", "stream of forwarded rows and early next jobs", "worker", "scheduler", "DEAD", "payload"),
-    Family("protocol", "", "string, number of the protocol that all services of the cell speak", "gateway scheduler worker", "", "never"),
+    Family("protocol", "", "string, number of the protocol that all services of the cell speak", "UPGRADE gateway scheduler worker", f"ACCEPT BEAT {_ENDS} FORGET MIGRATE PLAN", "never"),
     Family("settings", "", "hash: retention_s and dead_after_ms, which hold for all services of the cell", "scheduler", f"ACCEPT {_ENDS} MIGRATE FORGET gateway worker", "never"),
-    Family("fleet", "<model>", "hash, what ACCEPT and CLAIM last made of the registry", "ACCEPT CLAIM DEAD worker", "", "after 1 s, and when a worker comes or goes"),
+    Family("fleet", "<model>", "hash, what ACCEPT and CLAIM last made of the registry", "ACCEPT CLAIM DEAD worker UPGRADE", "", "after 1 s, and when a worker comes or goes"),
     Family("plan", "<model>", "hash: epoch, inputs, class, plan", "PLAN", "ACCEPT gateway scheduler worker", "never"),
-    Family("session", "<id>", "hash: step, fp, request, tokens", "ACCEPT", "gateway", "retention after the last step"),
+    Family("session", "<id>", "hash: step, fingerprint, request, tokens", "ACCEPT UPGRADE", "gateway", "retention after the last step"),
     Family("result", "<id>", "string, tensor outputs", "worker", "gateway", "60 s after it was stored, 5 s after it was read", "payload"),
     Family("results", "", "zset id -> ms until which its result may be there; +inf: it has not ended", f"ACCEPT {_ENDS} gateway", "", "member: ACCEPT, behind its time"),
     Family("result-bytes", "", "hash id -> bytes and tenant of a member of `results`; their sums, of a tenant and of all", f"ACCEPT {_ENDS}", "", "member: with that of `results`"),
@@ -84,8 +84,12 @@ FAMILIES = (
     Family("pages", "<model>", "zset page -> ms of last use", "worker", "", "member: with its page", "payload"),
     Family("wake", "<gateway>", "stream, interrupts a gateway's blocking read", "gateway", "", "60 s after the last use"),
     Family("followers", "<id>", "hash of the gateways that read a log which more than one has read", "ACCEPT gateway", "FINISH FORGET", "retention"),
-    Family("gateway", "<id>", "string, this gateway lives", "gateway", "FINISH", "15 s after the last beat"),
-    Family("dead-letters", "", "stream of requests that killed their workers or could not be computed", "COMMIT DEAD FINISH RERUN", "", "trimmed to 200"),
+    Family("gateway", "<id>", "string, number of the protocol that this gateway speaks: it lives", "gateway", "FINISH scheduler", "15 s after the last beat"),
+    Family("load", "<model>", "protocol 2's `outstanding`", "UPGRADE", "", "UPGRADE"),
+    Family("of", "<tenant>", "protocol 2's `tenant-requests`", "UPGRADE", "", "UPGRADE"),
+    Family("on", "<worker>", "protocol 2's `worker-requests`", "UPGRADE", "", "UPGRADE"),
+    Family("trying", "<worker>", "protocol 2's `quarantine`", "UPGRADE", "", "UPGRADE"),
+    Family("dead-letters", "", "stream of requests that killed their workers or could not be computed", "COMMIT DEAD FINISH RERUN UPGRADE", "", "trimmed to 200"),
 )  # fmt: skip
 
 BY_NAME = {family.name: family for family in FAMILIES}
@@ -114,6 +118,11 @@ class Keys:
     def sample(self, family: str) -> str:
         """A key of the family that no service uses, or its only one."""
         return self._key(family, "?") if BY_NAME[family].of else self._key(family)
+
+    @property
+    def all(self) -> str:
+        """A pattern for SCAN."""
+        return self._key("*")
 
     @property
     def workers(self) -> str:
@@ -187,10 +196,14 @@ class Keys:
         return self._key("shares", model, route_class)
 
     def load(self, model: str) -> str:
+        """`outstanding` of protocol 1 and 2."""
         return self._key("load", model)
 
-    def of(self, tenant: str) -> str:
-        return self._key("of", tenant)
+    def outstanding(self, model: str) -> str:
+        return self._key("outstanding", model)
+
+    def tenant_requests(self, tenant: str) -> str:
+        return self._key("tenant-requests", tenant)
 
     def bucket(self, tenant: str) -> str:
         return self._key("bucket", tenant)
@@ -210,11 +223,11 @@ class Keys:
     def worker(self, worker_id: str) -> str:
         return self._key("worker", worker_id)
 
-    def on(self, worker_id: str) -> str:
-        return self._key("on", worker_id)
+    def worker_requests(self, worker_id: str) -> str:
+        return self._key("worker-requests", worker_id)
 
-    def trying(self, worker_id: str) -> str:
-        return self._key("trying", worker_id)
+    def quarantine(self, worker_id: str) -> str:
+        return self._key("quarantine", worker_id)
 
     def inbox(self, worker_id: str) -> str:
         return self._key("inbox", worker_id)

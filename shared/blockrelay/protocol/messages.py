@@ -120,8 +120,8 @@ class Claimed:
     route: tuple[str, ...]
     route_class: Literal["gpu", "cpu"]
     waited_s: float  # since ACCEPT
-    solo: bool
-    cold: bool
+    quarantined: bool
+    skip_prefix_cache: bool
     packed: bytes
     tokens: tuple[int, ...]  # committed so far
     left_s: float | None = None  # until its deadline
@@ -165,14 +165,15 @@ class Forward:
                 for s in self.segments
             ],
         }
-        return {"h": codec.pack(head), "x": np.ascontiguousarray(self.rows, dtype="<f4").tobytes()}
+        return {"head": codec.pack(head), "rows": np.ascontiguousarray(self.rows, dtype="<f4").tobytes()}
 
     @classmethod
     def decode(cls, fields: Mapping[bytes, bytes]) -> "Forward":
         with reading("forwarded rows"):
-            head = codec.unpack(fields[b"h"])
+            head = codec.unpack(fields[b"head"])
             segments = tuple(_segment(items(s)) for s in items(head["segments"]))
-            rows = codec.rows_from_bytes(fields[b"x"], sum(len(s.token_ids) for s in segments), count(head["hidden"]))
+            length = sum(len(segment.token_ids) for segment in segments)
+            rows = codec.rows_from_bytes(fields[b"rows"], length, count(head["hidden"]))
             return cls(
                 sender=text(head["from"]),
                 segments=segments,
@@ -331,8 +332,9 @@ def decode_log_entry(entry_id: bytes | str, fields: Mapping[bytes, bytes], *, af
     """
     with reading("a log entry"):
         position = count(int((entry_id.decode() if isinstance(entry_id, bytes) else entry_id).partition("-")[0]))
-        if b"t" in fields:
-            found: list[LogEntry] = [TokenEntry(position, count(int(fields[b"t"])), fields.get(b"p", b"").decode())]
+        if b"token" in fields:
+            logprobs = fields.get(b"logprobs", b"").decode()
+            found: list[LogEntry] = [TokenEntry(position, count(int(fields[b"token"])), logprobs)]
         else:
             found = [*_packed_tokens(position, fields), _end(position, fields)]
         return [entry for entry in found if entry.position > after]

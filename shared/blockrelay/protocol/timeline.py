@@ -17,18 +17,18 @@ def timeline(record: Mapping[bytes, bytes]) -> list[dict[str, Any]]:
     later event earlier. The record keeps a kilobyte of notes: of very many, the oldest are missing, but the first token
     is always there.
     """
-    accepted = int(record[b"accepted"])
+    accepted = int(record[b"accepted_ms"])
     events = [_event("accepted", accepted), _event("queued", accepted)]
     notes = [_read(*found) for found in _NOTE.findall(record.get(b"notes", b"").decode())]
     noted = {event["event"] for event in notes}
     # What is in no note any more came before all that is.
-    if b"claimed" in record and "claimed" not in noted:
-        events.append(_event("claimed", int(record[b"claimed"])))
-    if b"first" in record and "first_token" not in noted:
-        events.append(_event("first_token", int(record[b"first"])))
+    if b"claimed_ms" in record and "claimed" not in noted:
+        events.append(_event("claimed", int(record[b"claimed_ms"])))
+    if b"first_token_ms" in record and "first_token" not in noted:
+        events.append(_event("first_token", int(record[b"first_token_ms"])))
     events += notes
     if b"end" in record:
-        events.append(_event("end", int(record[b"moved"]), reason=record[b"end"].decode()))
+        events.append(_event("end", int(record[b"progress_ms"]), reason=record[b"end"].decode()))
     return events
 
 

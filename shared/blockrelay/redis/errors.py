@@ -36,7 +36,9 @@ _BY_CODE: dict[str, type[RedisTrouble]] = {
         ("LOADING", "BUSY", "READONLY", "UNBLOCKED", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "NOREPLICAS", "NOSCRIPT"),
         RedisUnavailable,
     ),
-    **dict.fromkeys(("MISCONF", "NOPERM", "NOAUTH", "WRONGPASS", "DENIED", "MOVED", "ASK", "DB"), RedisRefused),
+    **dict.fromkeys(
+        ("MISCONF", "NOPERM", "NOAUTH", "WRONGPASS", "DENIED", "MOVED", "ASK", "DB", "PROTOCOL"), RedisRefused
+    ),
 }
 _SAYS: dict[type[RedisTrouble], str] = {
     RedisUnavailable: "Redis does not answer",

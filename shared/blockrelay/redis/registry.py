@@ -15,7 +15,7 @@ from blockrelay.redis.cell_settings import CellSettings
 def _ask(pipeline: Any, keys: Keys, worker: str) -> None:
     pipeline.hgetall(keys.worker(worker))
     pipeline.exists(keys.inbox(worker))
-    pipeline.scard(keys.on(worker))
+    pipeline.scard(keys.worker_requests(worker))
 
 
 def _head(pipeline: Any, keys: Keys) -> None:

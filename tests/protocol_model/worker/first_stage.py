@@ -27,7 +27,7 @@ def claims(b: Bounds, state: State, slot: int, me: Process) -> Steps:
         for job in claimed:
             table = put(table, _new_run(b, job))
         after = lost.with_process(slot, me._replace(table=table))
-        if any(c.solo for c in claimed):  # what CLAIM named has arrived unharmed
+        if any(c.quarantined for c in claimed):  # what CLAIM named has arrived unharmed
             after = after._replace(redis=scripts.name(after.redis, me.id, None))
         names = " ".join(f"{c.request} as run {c.run}" for c in claimed)
         yield f"worker {slot} claims {names}", after, False
@@ -55,7 +55,9 @@ def _passed(state: State, redis: Redis, claimed: list[scripts.Claimed]) -> tuple
 
 
 def _new_run(b: Bounds, job: scripts.Claimed) -> Run:
-    return Run(job.request, job.run, job.route, b.prompt + job.committed, committed=job.committed, solo=job.solo)
+    return Run(
+        job.request, job.run, job.route, b.prompt + job.committed, committed=job.committed, quarantined=job.quarantined
+    )
 
 
 def _claims_in_two(b: Bounds, state: State, slot: int, me: Process) -> Steps:

@@ -12,18 +12,18 @@ def computes(b: Bounds, state: State, slot: int, me: Process) -> Steps:
     One step per batch that the choice of rows may make: each suspect for itself, all others together.
     """
     ready = [r for r in me.table if not r.ended]
-    if me.trying >= 0:
-        run = next((r for r in ready if r.request == me.trying), None)
+    if me.quarantine >= 0:
+        run = next((r for r in ready if r.request == me.quarantine), None)
         if run is not None:
             yield from _computes(b, state, slot, me, [run])
         if not me.pending:
             over = state._replace(redis=scripts.name(state.redis, me.id, None))
-            yield f"worker {slot} has tried {me.trying}", over.with_process(slot, me._replace(trying=-1)), False
+            yield f"worker {slot} has tried {me.quarantine}", over.with_process(slot, me._replace(quarantine=-1)), False
         return
-    suspects = [r for r in ready if r.solo and b.rules.suspects_run_alone]
+    suspects = [r for r in ready if r.quarantined and b.rules.suspects_run_alone]
     for run in suspects:
         named = state._replace(redis=scripts.name(state.redis, me.id, run.request))
-        named = named.with_process(slot, me._replace(trying=run.request))
+        named = named.with_process(slot, me._replace(quarantine=run.request))
         yield f"worker {slot} tries {run.request} alone", named, False
     together = [r for r in ready if r not in suspects]
     if together:

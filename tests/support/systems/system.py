@@ -188,7 +188,7 @@ class System:
     def accept(self, job: Job, **more: object) -> None:
         need = -(-(len(job.prompt) + job.params.max_tokens) // 16)
         call = calls.accept(
-            job.request, job.body, model=self.model_key, need_pages=need, max_in_flight=10_000, **more  # pyright: ignore[reportArgumentType]
+            job.request, job.body, model=self.model_key, pages_needed=need, max_in_flight=10_000, **more  # pyright: ignore[reportArgumentType]
         )  # fmt: skip
         answer = self.scripts.run(call)
         assert answer.status == "OK", answer
@@ -266,7 +266,7 @@ def assert_nothing_is_held(system: System) -> None:
     for route_class in ("cpu", "gpu"):
         assert system.client.zcard(system.keys.queue(system.model_key, route_class)) == 0
         assert system.client.xlen(system.keys.reruns(system.model_key, route_class)) == 0
-    books = system.client.hgetall(system.keys.load(system.model_key))
+    books = system.client.hgetall(system.keys.outstanding(system.model_key))
     assert not any(int(value) for value in books.values()), books  # pyright: ignore
     for a, b in pairwise(system.infos()):
         assert a.id != b.id

@@ -5,12 +5,12 @@ from blockrelay.protocol.timeline import timeline, waits_for
 
 def test_events_come_in_the_order_they_happened() -> None:
     record = {
-        b"accepted": b"1000",
-        b"claimed": b"1010",
+        b"accepted_ms": b"1000",
+        b"claimed_ms": b"1010",
         b"notes": b"1010cgpu;1200t;1500rgpu_error@3;1500fblock_2;1510ccpu;",
-        b"first": b"1200",
+        b"first_token_ms": b"1200",
         b"end": b"stop",
-        b"moved": b"1900",
+        b"progress_ms": b"1900",
     }
     assert timeline(record) == [
         {"event": "accepted", "at_ms": 1000},
@@ -26,33 +26,33 @@ def test_events_come_in_the_order_they_happened() -> None:
 
 def test_neither_one_millisecond_nor_a_clock_that_was_put_back_changes_the_order() -> None:
     record = {
-        b"accepted": b"9000",
-        b"claimed": b"9000",
+        b"accepted_ms": b"9000",
+        b"claimed_ms": b"9000",
         b"notes": b"9000ccpu;9000t;9000rdrain@2;400ccpu;400rdeath@7;",
-        b"first": b"9000",
+        b"first_token_ms": b"9000",
         b"end": b"stop",
-        b"moved": b"300",
+        b"progress_ms": b"300",
     }
     names = ["accepted", "queued", "claimed", "first_token", "rerun", "claimed", "rerun", "end"]
     assert [event["event"] for event in timeline(record)] == names
 
 
 def test_a_first_token_whose_note_was_pushed_out_came_before_all_that_is_left() -> None:
-    record = {b"accepted": b"5", b"claimed": b"6", b"first": b"8", b"notes": b"9rdeath@1;9ccpu;"}
+    record = {b"accepted_ms": b"5", b"claimed_ms": b"6", b"first_token_ms": b"8", b"notes": b"9rdeath@1;9ccpu;"}
     assert [e["event"] for e in timeline(record)] == ["accepted", "queued", "first_token", "rerun", "claimed"]
 
 
 def test_a_request_that_waits_has_only_begun() -> None:
-    assert [e["event"] for e in timeline({b"accepted": b"5", b"moved": b"5"})] == ["accepted", "queued"]
+    assert [e["event"] for e in timeline({b"accepted_ms": b"5", b"progress_ms": b"5"})] == ["accepted", "queued"]
 
 
 def test_a_claim_whose_note_was_pushed_out_is_still_known() -> None:
-    events = timeline({b"accepted": b"5", b"claimed": b"6", b"notes": b"7rdeath@0;"})
+    events = timeline({b"accepted_ms": b"5", b"claimed_ms": b"6", b"notes": b"7rdeath@0;"})
     assert [e["event"] for e in events] == ["accepted", "queued", "claimed", "rerun"]
 
 
 def test_a_re_run_says_for_which_numerics_id_it_waits_and_when_it_went_on_under_another() -> None:
-    record = {b"accepted": b"5", b"claimed": b"6", b"notes": b"6ccpu;7t;8rdrain@3=w8a8-01;9ccpu;9nw8a8-02-new@3;"}
+    record = {b"accepted_ms": b"5", b"claimed_ms": b"6", b"notes": b"6ccpu;7t;8rdrain@3=w8a8-01;9ccpu;9nw8a8-02-new@3;"}
     assert timeline(record)[-3:] == [
         {"event": "rerun", "at_ms": 8, "reason": "drain", "tokens": 3, "numerics_id": "w8a8-01"},
         {"event": "claimed", "at_ms": 9, "route_class": "cpu"},

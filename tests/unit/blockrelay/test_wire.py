@@ -63,7 +63,7 @@ def test_forwarded_rows_come_back_bit_by_bit(parts: list[tuple[str, list[int], b
 def test_small_messages_of_the_scripts_are_read() -> None:
     assert NextJob.decode(packed(["q", "r", 4, [7, 8]])) == NextJob(request="q", run="r", position=4, tokens=(7, 8))
     assert Ended.decode(packed(["q", "r"])) == Ended(request="q", run="r")
-    assert decode_log_entry(b"3-0", {b"t": b"42"}) == [TokenEntry(3, 42)]
+    assert decode_log_entry(b"3-0", {b"token": b"42"}) == [TokenEntry(3, 42)]
     (end,) = decode_log_entry(b"4-0", {b"end": b"error", b"meta": b'{"error":"x"}', b"numerics": b"n"})
     assert end == EndEntry(4, "error", {"error": "x"}, (), "n")
     times = {f"block_{i}": i * 0.012347 for i in range(3, 36)}

@@ -43,7 +43,7 @@ async def idle(
 def followed() -> FollowedRequest:
     params = SamplingParams(max_tokens=4, temperature=0.0)
     body = RequestBody(prompt=np.array([1], np.int32), params=params.to_dict())
-    return FollowedRequest(Acceptance(request="req-1", body=body, model="m", need_pages=1), params, created=0)
+    return FollowedRequest(Acceptance(request="req-1", body=body, model="m", pages_needed=1), params, created=0)
 
 
 def tell_tailer(gateway: Gateway) -> None:

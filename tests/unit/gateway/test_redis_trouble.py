@@ -147,12 +147,12 @@ def test_a_gateway_that_only_resumed_a_request_accepts_it_again_too(
     with running_gateway(settings) as first:
         name = first.post("/v1/completions", prompt="x", background=True, timeout=600).json()["id"]
     (claimed,) = worker.claim()
-    deadline = worker.record(claimed.request)[b"deadline"]
+    deadline = worker.record(claimed.request)[b"deadline_ms"]
     with running_gateway(settings) as other, other.http.stream("GET", f"/v1/requests/{name}/events") as response:
         worker.client.flushall()
         (again,) = worker.register().claim()
         assert (again.request, again.body.params) == (claimed.request, claimed.body.params)
-        assert worker.record(again.request)[b"deadline"] == deadline
+        assert worker.record(again.request)[b"deadline_ms"] == deadline
         worker.say(again, said, end="stop")
         events = list(read_events(response))
     assert "".join(event.data["choices"][0]["text"] for event in events[:-1]) == TEXT
@@ -167,7 +167,16 @@ def test_everything_a_gateway_leaves_in_redis_goes_away_by_itself(
         worker.say(claimed, said, end="stop")
         list(read_events(response))
     assert gateway.http.get(f"/v1/requests/{name}/events").status_code == 200
-    kept = {b"workers", b"worker", b"on", b"inbox", b"plan", b"jobs", b"load", b"shares"}  # all of bounded size
+    kept = {
+        b"workers",
+        b"worker",
+        b"worker-requests",
+        b"inbox",
+        b"plan",
+        b"jobs",
+        b"outstanding",
+        b"shares",
+    }  # all of bounded size
     left: list[bytes] = [
         key
         for key in worker.client.scan_iter("*")

@@ -14,8 +14,8 @@ from tests.support.redis.redis_server import RedisServer
 
 #: As in the scripts; in a configuration that is explored such numbers would be too large.
 REAL = Bounds(
-    solo_after=QUARANTINE_AFTER,
-    most_solo_deaths=MAX_QUARANTINE_DEATHS,
+    quarantine_after=QUARANTINE_AFTER,
+    max_quarantine_deaths=MAX_QUARANTINE_DEATHS,
     delays=True,
     either_worker=False,
     ends_when_done=False,

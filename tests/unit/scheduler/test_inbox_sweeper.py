@@ -11,7 +11,7 @@ from tests.support.waiting import wait_until
 
 def test_what_is_refused_is_tried_again(own_redis: RedisServer) -> None:
     payload, keys, registry = own_redis.client(), Keys("t"), CollectorRegistry()
-    payload.xadd(keys.inbox("gone"), {"x": b"rows"})
+    payload.xadd(keys.inbox("gone"), {"rows": b"rows"})
     payload.config_set("min-replicas-to-write", 1)  # every write is refused, as with a full disk
     sweeper = InboxSweeper(payload, keys, SchedulerMetrics(registry))
     sweeper.start()

@@ -147,8 +147,8 @@ def test_a_message_that_cannot_be_read_is_refused_and_nothing_stops(
     w8a8: BlockFolder, client: redis.Redis, keys: Keys, scripts: Scripts
 ) -> None:
     with engine_running(w8a8, client, keys, scripts, broken=lambda e: e) as (cell, _):
-        client.xadd(keys.inbox("w"), {"j": b"\xc1rubbish"})
-        client.xadd(keys.inbox("w"), {"h": b"\x81", "x": b""})
+        client.xadd(keys.inbox("w"), {"next_job": b"\xc1rubbish"})
+        client.xadd(keys.inbox("w"), {"head": b"\x81", "rows": b""})
         cell.accept("req-1", content=body([7, 8, 9], ignore_eos=True))
         wait_until(lambda: end_of(cell, "req-1"), "it ends")
 

@@ -60,12 +60,12 @@ def test_a_log_that_cannot_be_read_ends_its_request_alone(cell: Cell, intake: In
     broken, good = cell.claim("a")
     cell.commit(broken, 0, [7])
     cell.client.delete(cell.keys.log("req-1"))
-    cell.client.xadd(cell.keys.log("req-1"), {"t": "rubbish"}, id="1-0")
+    cell.client.xadd(cell.keys.log("req-1"), {"token": "rubbish"}, id="1-0")
     assert intake.segment(*first_rows("req-1", broken.run)) == "drop"
     assert isinstance(intake.segment(*first_rows("req-2", good.run)), Run)
     (_, end), *_ = cast(Any, cell.client.xrevrange(cell.keys.log("req-1"), count=1))
     assert end[b"end"] == b"error" and b'"code": "wire"' in end[b"meta"]
-    assert cell.record("req-1")["state"] == "done" and cell.on("b") == {"req-2"}
+    assert cell.record("req-1")["state"] == "done" and cell.requests_of_worker("b") == {"req-2"}
 
 
 def test_a_body_that_cannot_be_read_ends_its_request_alone(cell: Cell, intake: Intake) -> None:

@@ -46,7 +46,7 @@ def test_a_job_that_is_gone_before_anybody_reads_it_is_only_a_wake_up(
     wait_until(lambda: client.info("clients")["blocked_clients"] > 0, "the reader waits")  # pyright: ignore
     for _ in range(3):
         client.eval(there_and_gone, 1, keys.reruns("m", "cpu"))
-    client.xadd(keys.inbox("w"), {"j": JOB.encode()})
+    client.xadd(keys.inbox("w"), {"next_job": JOB.encode()})
     client.expire(keys.inbox("w"), 60)
     events: list[Event] = []
 
@@ -72,6 +72,6 @@ def test_an_entry_whose_deletion_was_lost_does_not_fill_the_inbox_for_ever(
 ) -> None:
     """Senders stop at a full inbox, so that no later entry may be needed to make room."""
     mailbox, _ = reading
-    client.xadd(keys.inbox("w"), {"j": JOB.encode()})
+    client.xadd(keys.inbox("w"), {"next_job": JOB.encode()})
     wait_until(lambda: client.xlen(keys.inbox("w")) == 0, "it is gone", timeout_s=5)
     assert [event for event in mailbox.take(0.0) if not isinstance(event, Wake)] == [JOB], "and was delivered once"

@@ -98,7 +98,7 @@ class TestMeter:
         self.work(meter, 0.0, 1.0, running=1, tokens=50)
         self.work(meter, 2.0, 1.0, running=16, tokens=300)
         told = [meter.told(at) for at in (3.0, 3.0 + RECENT_S / 2, 4.0 + RECENT_S)]
-        assert [t.lately for t in told if t] == [16, 16, 1]
+        assert [t.recent_concurrency for t in told if t] == [16, 16, 1]
 
     def test_a_slow_time_is_over_for_it_too(self) -> None:
         """Nothing is given to who is believed to be slow, so no work would ever tell the contrary."""

@@ -35,7 +35,7 @@ def test_tokens_reach_the_first_worker_and_count_once(
     run = stage.run("p", [1, 2, 3], computed=3)
     sender = Sender(links, WorkerMetrics(CollectorRegistry()))
     sender.announce([("a", COMMIT)])
-    entries = [fields for _, fields in client.xrange(keys.inbox("a")) if b"j" in fields]  # pyright: ignore
+    entries = [fields for _, fields in client.xrange(keys.inbox("a")) if b"next_job" in fields]  # pyright: ignore
     event = NextJob(request="p", run="p", position=0, tokens=(8, 9))
     assert [decode_entry(fields) for fields in entries] == [event]  # pyright: ignore
     intake = Intake(stage.role, w8a8.model, None, links, stage.table)

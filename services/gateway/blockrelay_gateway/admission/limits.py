@@ -59,7 +59,7 @@ def limits_for(
         result_bytes=results[0],
         tenant_result_bytes=results[1],
         overcommit=settings.kv_overcommit,
-        punctual=True,
+        enforce_deadline=True,
         others=len(company),
         others_tokens=theirs,
         others_result_bytes=theirs_bytes,

@@ -22,7 +22,7 @@ class Records:
     async def read(self, request: str, *, whole: bool = True) -> tuple[dict[bytes, bytes], Log]:
         """Record and log of one moment; `whole`: else only the last entry of the log. Empty for what is not there.
 
-        Raises ServiceUnavailable for a record of a later protocol.
+        Raises ServiceUnavailable for a record of another protocol.
         """
         both = self._client.pipeline(transaction=True)
         both.hgetall(self._keys.request(request))
@@ -31,7 +31,7 @@ class Records:
         else:
             both.xrevrange(self._keys.log(request), count=1)
         record, log = cast(tuple[dict[bytes, bytes], Log], await both.execute())
-        if (number := int(record.get(b"v", 0))) > PROTOCOL:
+        if record and (number := int(record.get(b"v", 1))) != PROTOCOL:
             raise ServiceUnavailable(
                 f"request {request} was accepted under protocol {number} of the cell, and this gateway speaks "
                 f"{PROTOCOL}"

@@ -78,10 +78,10 @@ def read_letters(client: redis.Redis, keys: Keys) -> list[DeadLetter]:
     return [
         DeadLetter(
             entry=entry.decode(),
-            request=text(fields, b"r"),
-            why=text(fields, b"why"),
+            request=text(fields, b"request"),
+            why=text(fields, b"reason"),
             error=text(fields, b"error"),
-            committed=int(fields[b"n"]),
+            committed=int(fields[b"committed"]),
             model=text(fields, b"model"),
             numerics=text(fields, b"numerics"),
             body=fields[b"body"],

@@ -219,6 +219,13 @@ def drill(
         bool,
         typer.Option("--upgrade", help="In the middle third replace all workers by workers that compute other bits."),
     ] = False,
+    upgrade_from: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PYTHON",
+            help="The first half runs the release of this Python; then this release goes on with its data.",
+        ),
+    ] = None,
     users: Annotated[
         Path | None,
         typer.Option(metavar="DIR", help="Services are the Redis users of DIR/control.acl and DIR/payload.acl."),
@@ -236,7 +243,7 @@ def drill(
     options = DrillOptions(
         model=model.absolute(), seconds=60 * minutes, roles=parse_roles(kill), kinds=parse_kinds(faults), every_s=every,
         seed=seed, fsync=fsync, requests=requests, stages=stages, replicas=replicas, gateways=gateways,
-        schedulers=schedulers, upgrade=upgrade, users=users,
+        schedulers=schedulers, upgrade=upgrade, users=users, upgrade_from=upgrade_from,
     )  # fmt: skip
     raise typer.Exit(run_drill(options, as_json=as_json))
 

@@ -7,6 +7,7 @@ import signal
 import sys
 import tempfile
 import time
+import urllib.parse
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +19,7 @@ from rich.console import Console
 from blockrelay.block_folder.folder import open_block_folder
 from blockrelay.errors import UsageError
 from blockrelay_launcher.drill.clients import PATIENCE_S, Load
-from blockrelay_launcher.drill.faults import KINDS, Kind, Role, possible, strikes
+from blockrelay_launcher.drill.faults import KINDS, Fault, Kind, Role, possible, strikes
 from blockrelay_launcher.drill.from_logs import own_ends, refusals, run_starts
 from blockrelay_launcher.drill.killer import Killer
 from blockrelay_launcher.drill.report import Report, judge, show
@@ -36,7 +37,8 @@ ASKS = 60
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrillOptions:
     """`requests` at once. `seed` None: a new one, which is told. `upgrade`: in the middle third all workers are
-    replaced by such that compute other bits. `users`: folder of the ACL files that are in force."""
+    replaced by such that compute other bits. `users`: folder of the ACL files that are in force. `upgrade_from`: the
+    Python of another release, which serves for the first half; then this one goes on with its data."""
 
     model: Path
     seconds: float
@@ -52,6 +54,7 @@ class DrillOptions:
     schedulers: int = 1
     upgrade: bool = False
     users: Path | None = None
+    upgrade_from: str | None = None
     asks: int = ASKS
 
     @property
@@ -73,6 +76,11 @@ def run_drill(options: DrillOptions, *, as_json: bool) -> int:
         raise UsageError(f"{options.model} is {folder.manifest.precision}, which promises no equal answers")
     if options.roles and options.kinds and not possible(options.kinds, options.roles):
         raise UsageError(f"--faults {','.join(options.kinds)} meets only redis, which --kill does not name")
+    if options.upgrade_from is not None:
+        if options.users is not None or options.upgrade:
+            raise UsageError("--upgrade-from goes with neither --users nor --upgrade: releases differ in keys and bits")
+        if shutil.which(options.upgrade_from) is None:
+            raise UsageError(f"--upgrade-from {options.upgrade_from}: no such program; give the Python of a release")
     seed = SystemRandom().randrange(2**32) if options.seed is None else options.seed
     data = Path(tempfile.mkdtemp(prefix="blockrelay-drill-"))
     try:
@@ -98,56 +106,97 @@ def _drilled(options: DrillOptions, seed: int, asks: Sequence[Ask], data: Path) 
     if options.users is not None:
         gateways, schedulers = names_of("gateway", options.gateways), names_of("scheduler", options.schedulers)
         put_in_force(options.users, data, [*gateways, *schedulers, *options.workers])
-    with _interruptible() as interrupts, drilled_system(options.model, data, list(map(str, up))) as system:
-        own = system.numerics_id()
-        references = References(model=options.model, asks=asks, ids={own: "", f"{own}-{SALT}": SALT})
-        _say(f"seed {seed}; {len(asks)} different requests, first alone")
-        references.prepare((n, own) for n in range(len(asks)))
-        load = Load(urls=system.urls, asks=asks, clients=options.requests, rng=Random(f"{seed} load"))
-        _say(f"under load for {options.seconds:.0f} s; data and logs: {data}")
+    releases = [*filter(None, [options.upgrade_from]), sys.executable]
+    course = _Course(options, seed, asks, data)
+    with _interruptible() as interrupts:
+        for number, python in enumerate(releases, 1):
+            with drilled_system(options.model, data, list(map(str, up)), python=python, port=course.port) as system:
+                course.run(system, interrupts, seconds=options.seconds / len(releases), last=number == len(releases))
+            if interrupts:
+                break
+    return course.verdict(interrupted=bool(interrupts))
+
+
+class _Course:
+    """What happens in a drill to one system, or to that of another release and then to ours on its data: the load goes
+    on meanwhile."""
+
+    def __init__(self, options: DrillOptions, seed: int, asks: Sequence[Ask], data: Path) -> None:
+        self._options, self._seed, self._asks, self._data = options, seed, asks, data
+        self._faults: list[Fault] = []
+        self._troubles: list[str] = []
+        self._seconds = 0.0
+        self._load = Load(urls=[], asks=asks, clients=options.requests, rng=Random(f"{seed} load"))
+        self._references: References | None = None
+
+    @property
+    def port(self) -> int:
+        """Of the first gateway, 0 for any: one system answers where the one before did."""
+        return urllib.parse.urlsplit(self._load.urls[0]).port or 0 if self._load.urls else 0
+
+    def run(self, system: DrilledSystem, interrupts: list[int], *, seconds: float, last: bool) -> None:
+        """Hurt a system that is ready; the last one is also left alone until nothing is under way."""
+        if self._references is None:
+            own = system.numerics_id()
+            ids = {own: "", f"{own}-{SALT}": SALT}
+            self._references = References(model=self._options.model, asks=self._asks, ids=ids)
+            _say(f"seed {self._seed}; {len(self._asks)} different requests, first alone")
+            self._references.prepare((n, own) for n in range(len(self._asks)))
+            self._load.urls = system.urls
+            self._load.start()
+        _say(f"under load for {seconds:.0f} s; data and logs: {self._data}")
         started = time.monotonic()
-        parts = _faults(options, system, seed, started)
-        load.start()
+        parts = _faults(self._options, system, f"{self._seed} faults", started, seconds)
         for part in parts:
             part.start()
-        _wait(interrupts, system, started + options.seconds)
+        _wait(interrupts, system, started + seconds)
         for part in parts:
             part.finish()
-        seconds = time.monotonic() - started
-        troubles = [f"{name} was not upgraded" for part in parts for name in part.missed]
-        if not interrupts:
-            _say("no more faults and no new requests; waiting for those under way")
-            load.finish()
-            _wait(interrupts, system, time.monotonic() + PATIENCE_S, until_done=load)
-            if load.idle:
-                troubles += system.left_behind()
-                troubles += system.denied() if options.users is not None else []
+        self._seconds += time.monotonic() - started
+        self._troubles += [f"{name} was not upgraded" for part in parts for name in part.missed]
+        if last and not interrupts:
+            self._settle(system, interrupts)
         if (code := system.process.poll()) is not None:
-            troubles.append(f"`up` ended with code {code}")
-        load.abandon()
-    load.join()
-    faults = [fault for part in parts for fault in part.done]
-    troubles += own_ends((data / "up.log").read_text(), faults)
-    references.prepare((one.ask, fingerprint) for one in load.seen for fingerprint in one.fingerprints)
-    return judge(
-        load.seen,
-        references.answer,
-        faults,
-        seconds=seconds,
-        interrupted=bool(interrupts),
-        runs=run_starts(data / "logs"),
-        troubles=[*troubles, *refusals(data / "logs")],
-    )
+            self._troubles.append(f"`up` ended with code {code}")
+        if last or interrupts:
+            self._load.abandon()
+        self._faults += [fault for part in parts for fault in part.done]
+
+    def _settle(self, system: DrilledSystem, interrupts: list[int]) -> None:
+        _say("no more faults and no new requests; waiting for those under way")
+        self._load.finish()
+        _wait(interrupts, system, time.monotonic() + PATIENCE_S, until_done=self._load)
+        if self._load.idle:
+            self._troubles += system.left_behind()
+            self._troubles += system.denied() if self._options.users is not None else []
+
+    def verdict(self, *, interrupted: bool) -> Report:
+        assert self._references is not None
+        self._load.join()
+        troubles = [*self._troubles, *own_ends((self._data / "up.log").read_text(), self._faults)]
+        seen, logs = self._load.seen, self._data / "logs"
+        self._references.prepare((one.ask, fingerprint) for one in seen for fingerprint in one.fingerprints)
+        return judge(
+            seen,
+            self._references.answer,
+            self._faults,
+            seconds=self._seconds,
+            interrupted=interrupted,
+            runs=run_starts(logs),
+            troubles=[*troubles, *refusals(logs)],
+        )
 
 
-def _faults(options: DrillOptions, system: DrilledSystem, seed: int, started: float) -> list[Killer | Upgrade]:
+def _faults(
+    options: DrillOptions, system: DrilledSystem, seed: str, started: float, seconds: float
+) -> list[Killer | Upgrade]:
     """What will be done to the system."""
     found: list[Killer | Upgrade] = []
     if possible(options.kinds, options.roles):
-        rng = Random(f"{seed} faults")
+        rng = Random(seed)
         found.append(Killer(system, strikes(rng, kinds=options.kinds, roles=options.roles, every_s=options.every_s)))
     if options.upgrade:
-        third = options.seconds / 3
+        third = seconds / 3
         found.append(Upgrade(system, options.workers, begin=started + third, end=started + 2 * third))
     return found
 

@@ -87,7 +87,7 @@ class DrilledSystem:
         with contextlib.suppress(RedisTrouble, CommandError), self.administrator("redis-control") as client:
             workers: list[bytes] = client.zrange(keys.workers, 0, -1)  # pyright: ignore
             mine = [name.decode() for name in workers if name.split(b":")[1:2] == [str(pid).encode()]]
-            members: list[bytes] = [m for name in mine for m in client.smembers(keys.on(name))]  # pyright: ignore
+            members: list[bytes] = [m for name in mine for m in client.smembers(keys.worker_requests(name))]  # pyright: ignore
             return frozenset(member.decode() for member in members)
         return None
 
@@ -128,18 +128,18 @@ class DrilledSystem:
 def _held(client: redis.Redis, keys: Keys) -> list[str]:
     """Queue entries, memberships, reservations and sums that are not empty, by key."""
     found: list[str] = []
-    for raw in cast(Any, client.scan_iter(f"{keys.running.removesuffix('running')}*", count=1000)):
+    for raw in cast(Any, client.scan_iter(keys.all, count=1000)):
         name = raw.decode()
         part = name.split(":")[1]
         if part in ("running", "delayed", "queue", "due"):
             held = client.zcard(name)
-        elif part in ("on", "of"):
+        elif part in ("worker-requests", "tenant-requests"):
             held = client.scard(name)
-        elif part == "reruns":
+        elif part in ("reruns", "pinned"):
             held = client.xlen(name)
         elif part == "worker":
-            held = int(cast(Any, client.hget(name, "reserved")) or 0)
-        elif part == "load":
+            held = int(cast(Any, client.hget(name, "pages_reserved")) or 0)
+        elif part == "outstanding":
             held = sum(int(value) != 0 for value in cast(Any, client.hvals(name)))
         else:
             continue
@@ -166,15 +166,18 @@ def _environment(pid: int) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def drilled_system(model: Path, data: Path, options: Sequence[str]) -> Iterator[DrilledSystem]:
+def drilled_system(
+    model: Path, data: Path, options: Sequence[str], *, python: str = sys.executable, port: int = 0
+) -> Iterator[DrilledSystem]:
     """`up` with these options, ready; ended (and with it everything it started) in every case.
 
-    Raises ServiceUnavailable when it does not become ready.
+    `python` has the release that is run; `port` is that of the first gateway (0: free ones). Raises ServiceUnavailable
+    when it does not become ready.
     """
-    argv = [sys.executable, "-P", "-m", "blockrelay_launcher", "up", "--model", str(model), "--data", str(data)]
+    argv = [python, "-P", "-m", "blockrelay_launcher", "up", "--model", str(model), "--data", str(data)]
     with (data / "up.log").open("ab") as log:
         process = subprocess.Popen(
-            [*argv, "--port", "0", *options],
+            [*argv, "--port", str(port), *options],
             stdout=subprocess.PIPE,
             stderr=log,
             text=True,

@@ -42,8 +42,8 @@ class Intake:
             job.route,
             body,
             job.tokens,
-            quarantined=job.solo,
-            skip_prefix_cache=job.cold,
+            quarantined=job.quarantined,
+            skip_prefix_cache=job.skip_prefix_cache,
             deadline=None if job.left_s is None else time.monotonic() + job.left_s,
         )
         self._table.add(run)
@@ -113,7 +113,7 @@ class Intake:
 
         def read() -> Any:
             pipeline = self._links.control.pipeline(transaction=True)
-            pipeline.hmget(keys.request(request), "run", "route", "body", "solo")
+            pipeline.hmget(keys.request(request), "run", "route", "body", "quarantined")
             pipeline.xrange(keys.log(request))
             return pipeline.execute()
 

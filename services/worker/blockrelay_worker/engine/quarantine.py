@@ -28,7 +28,7 @@ class Quarantine:
     """Writes down whom this worker computes alone. Waits for Redis; raises Stopping when the process should end."""
 
     def __init__(self, links: Links, worker: str) -> None:
-        self._links, self._key = links, links.keys.trying(worker)
+        self._links, self._key = links, links.keys.quarantine(worker)
 
     @contextmanager
     def of(self, request: str) -> Iterator[None]:

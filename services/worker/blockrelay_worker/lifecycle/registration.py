@@ -61,7 +61,7 @@ class Registration:
             "host": host,
             "pid": os.getpid(),
             "port": port,
-            "registered": server_ms(),
+            "registered_ms": server_ms(),
             "node": socket.gethostname(),
             "cores": cores(),
             "threads": threads,
@@ -96,12 +96,12 @@ class Registration:
         fields: dict[Any, Any] = {
             "split": assignment.split,
             "stage": assignment.stage,
-            "first": assignment.blocks.first,
-            "last": assignment.blocks.last,
+            "first_block": assignment.blocks.first,
+            "last_block": assignment.blocks.last,
             "epoch": assignment.epoch,
             "pages": pages,
             "slots": slots,
-            "reserved": 0,
+            "pages_reserved": 0,
         }
         if capabilities is not None:
             fields["capabilities"] = capabilities.to_json()

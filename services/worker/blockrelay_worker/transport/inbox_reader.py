@@ -81,11 +81,11 @@ class Reader(threading.Thread):
 def decode_entry(fields: Mapping[bytes, bytes]) -> TransportEvent | None:
     """The event in an inbox entry; None for the entry that created the inbox, and for one that is not readable."""
     try:
-        if b"j" in fields:
-            return NextJob.decode(fields[b"j"])
-        if b"d" in fields:
-            return Ended.decode(fields[b"d"])
-        if b"h" in fields:
+        if b"next_job" in fields:
+            return NextJob.decode(fields[b"next_job"])
+        if b"ended" in fields:
+            return Ended.decode(fields[b"ended"])
+        if b"head" in fields:
             return Forward.decode(fields)
     except WireError as error:
         get().error("INBOX_ENTRY_REFUSED", error=str(error))

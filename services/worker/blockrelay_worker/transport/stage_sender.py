@@ -44,7 +44,7 @@ class Sender:
             pipeline = self._links.payload.pipeline(transaction=False)
             for worker, c in commits:
                 job = NextJob(request=c.request, run=c.run, position=c.position, tokens=c.tokens).encode()
-                pipeline.xadd(self._links.keys.inbox(worker), {"j": job}, nomkstream=True)
+                pipeline.xadd(self._links.keys.inbox(worker), {"next_job": job}, nomkstream=True)
             with self._links.clock.waiting():
                 pipeline.execute()
             reach("worker.after_early_job")
@@ -71,7 +71,7 @@ class Sender:
         except RedisTrouble as error:
             self._links.watch.met(error)
             return False
-        self._metrics.forwarded.inc(len(fields["x"]))
+        self._metrics.forwarded.inc(len(fields["rows"]))
         if length >= FULL_INBOX:
             self._full.add(target)
         return entry is not None

@@ -68,7 +68,7 @@ class Limits:
 
     Of the tenant: `tokens_per_minute`, `concurrency` and `tenant_result_bytes` (of tensor results that are promised or
     stored). Ours: `result_bytes` of all tenants, `wait_s` for the first token, `overcommit` (KV pages promised for each
-    that there is), `punctual` (refuse what would miss its deadline, by the workers' own measure).
+    that there is), `enforce_deadline` (refuse what would miss its deadline, by the workers' own measure).
     `others` requests with `others_tokens` (prompt and max_tokens) and `others_result_bytes` come right behind this one
     without limits of their own: they are checked with it, and their tokens charged with it.
     """
@@ -77,7 +77,7 @@ class Limits:
     concurrency: int = 0
     wait_s: float = 0.0
     overcommit: float = 0.0
-    punctual: bool = False
+    enforce_deadline: bool = False
     result_bytes: int = 0
     tenant_result_bytes: int = 0
     others: int = 0
@@ -94,12 +94,12 @@ class Pace:
     """How fast a worker says it is.
 
     `row_s` for a prompt row; `steps`: seconds between two tokens of a request by the number of requests at once, not
-    empty; `lately`: the most at once of late, with whose company a request must reckon.
+    empty; `recent_concurrency`: the most at once of late, which a newcomer must expect beside it.
     """
 
     row_s: float
     steps: Mapping[int, float]
-    lately: int = 1
+    recent_concurrency: int = 1
 
 
 def _text(value: Any) -> str:
@@ -111,11 +111,11 @@ def accept(
     body: RequestBody,
     *,
     model: str,
-    need_pages: int,
+    pages_needed: int,
     max_in_flight: int,
     deadline_ms: int = 0,
     fingerprint: str = "",
-    keep_s: int = 0,
+    retention_s: int = 0,
     session: SessionStep | None = None,
     tenant: str = "",
     weight: float = 1.0,
@@ -126,8 +126,8 @@ def accept(
 ) -> Call[Accepted]:
     """`deadline_ms` is absolute Unix time in milliseconds, 0 for none. `max_in_flight` of the whole cell.
 
-    `fingerprint` names the client's body where the id derives from a key; `keep_s` is its retention (0: as usual, and
-    it is forgotten first when room is short).
+    `fingerprint` names the client's body where the id derives from a key; `retention_s` is its retention (0: as usual,
+    and it is forgotten first when room is short).
     A lower `priority` is claimed earlier; within one, tenants share the workers by `weight`.
     `reader`: the gateway that reads the request if it exists already; it then counts as one of its followers.
     `result_bytes`: what its tensor result will take of the payload Redis; 0 for tokens.
@@ -135,13 +135,13 @@ def accept(
     arguments: dict[str, Any] = {
         "request": request,
         "model": model,
-        "pages_needed": need_pages,
+        "pages_needed": pages_needed,
         "deadline_ms": deadline_ms,
         "body": body.encode(),
         "prompt_tokens": int(body.prompt.size),
         "max_tokens": int(body.params.get("max_tokens") or 0),
         "fingerprint": fingerprint,
-        "retention_s": keep_s,
+        "retention_s": retention_s,
         "tenant": tenant,
         "weight": weight,
         "priority": priority,
@@ -175,8 +175,8 @@ def claim(worker: str, most: int, *, free_pages: int) -> Call[list[Claimed]]:
                 route=tuple(_text(a[2]).split(",")),
                 route_class=cast(Any, _text(a[3])),
                 waited_s=int(a[4]) / 1000,
-                solo=bool(a[5]),
-                cold=bool(a[6]),
+                quarantined=bool(a[5]),
+                skip_prefix_cache=bool(a[6]),
                 packed=a[7],
                 tokens=tuple(int(t) for t in a[8]),
                 left_s=int(a[9]) / 1000 if int(a[9]) >= 0 else None,
@@ -239,7 +239,11 @@ def beat(worker: str, pace: Pace | None = None) -> Call[dict[str, str] | None]:
     arguments: dict[str, Any] = {"worker": worker}
     if pace:
         steps = " ".join(f"{batch}:{max(1, int(seconds * 1e6))}" for batch, seconds in sorted(pace.steps.items()))
-        arguments["pace"] = {"row_us": max(1, int(pace.row_s * 1e6)), "step_us": steps, "at_once": pace.lately}
+        arguments["pace"] = {
+            "row_us": max(1, int(pace.row_s * 1e6)),
+            "step_us": steps,
+            "recent_concurrency": pace.recent_concurrency,
+        }
     return Call("beat", arguments, parse)
 
 
@@ -282,6 +286,25 @@ def publish_plan(model: str, *, replaces_epoch: int, inputs: str, route_class: s
     return Call("plan", arguments, int)
 
 
-def forget(most: int) -> Call[tuple[int, int]]:
-    """At most `most` requests that have ended, oldest first. Answer: (forgotten, ended ones that are still there)."""
-    return Call("forget", {"most": most}, lambda a: (int(a[0]), int(a[1])))
+def upgrade_begin(spoken: bytes | None) -> Call[bool]:
+    """Mark the cell as being brought to our protocol. `spoken`: its number so far. False: it has another by now."""
+    return Call("upgrade", {"from": spoken or b""}, _is_one)
+
+
+def upgrade_keys(names: Sequence[bytes]) -> Call[int | None]:
+    """Change these keys. Answer: how many; None when the cell is not being brought to our protocol (any more)."""
+    return Call("upgrade", {"names": list(names)}, lambda a: int(a) if int(a) >= 0 else None)
+
+
+def upgrade_finish() -> Call[bool]:
+    """All keys are changed: the cell speaks our protocol. False: it was not being brought to it (any more)."""
+    return Call("upgrade", {"finish": True}, _is_one)
+
+
+def _is_one(answer: Any) -> bool:
+    return int(answer) == 1
+
+
+def forget(max_requests: int) -> Call[tuple[int, int]]:
+    """At most `max_requests` that have ended, oldest first. Answer: (forgotten, ended ones that are still there)."""
+    return Call("forget", {"max_requests": max_requests}, lambda a: (int(a[0]), int(a[1])))

@@ -9,9 +9,11 @@ from importlib import resources
 from blockrelay.protocol.constants import LUA
 from blockrelay.protocol.number import PROTOCOL
 
-NAMES = ("accept", "claim", "commit", "rerun", "finish", "dead", "beat", "plan", "migrate", "forget")
-#: The part that every script needs.
-CELL = "cell"
+NAMES = ("accept", "claim", "commit", "rerun", "finish", "dead", "beat", "plan", "migrate", "forget", "upgrade")
+#: The parts that every script needs; the second keeps it from a cell of another protocol.
+CELL, FENCE = "cell", "fence"
+#: It changes what the protocol of the cell is.
+UNFENCED = "upgrade"
 _FOLDER = resources.files(__name__.rpartition(".")[0]) / "lua"
 _NEEDS = re.compile(r"^-- needs: (.*)$", re.M)
 
@@ -45,7 +47,8 @@ def parts_of(name: str) -> tuple[str, ...]:
                 add(other)
             order.append(part)
 
-    for part in (CELL, *_needed(script_text(name))):
+    always = (CELL,) if name == UNFENCED else (CELL, FENCE)
+    for part in (*always, *_needed(script_text(name))):
         add(part)
     return tuple(order)
 

@@ -30,7 +30,7 @@ def age(client: redis.Redis, keys: Keys) -> None:
     script = """
         for _, list in ipairs(KEYS) do
           for _, id in ipairs(redis.call('LRANGE', list, 0, -1)) do
-            if redis.call('EXISTS', ARGV[1] .. id) == 1 then redis.call('HSET', ARGV[1] .. id, 'moved', 1) end
+            if redis.call('EXISTS', ARGV[1] .. id) == 1 then redis.call('HSET', ARGV[1] .. id, 'progress_ms', 1) end
           end
         end"""
     client.eval(script, 2, keys.ended("first"), keys.ended("last"), keys.request(""))
@@ -42,7 +42,7 @@ def fill(worker: PlayedWorker, most: int) -> int:
     while used(worker.client) < most:
         for _ in range(64):
             prompt = RequestBody(prompt=np.array(BODY["prompt"], np.int32), params={"max_tokens": 5})
-            worker.scripts.run(calls.accept(past(number), prompt, model=worker.model, need_pages=1, max_in_flight=64))
+            worker.scripts.run(calls.accept(past(number), prompt, model=worker.model, pages_needed=1, max_in_flight=64))
             number += 1
         worker.scripts.run(
             calls.commit(

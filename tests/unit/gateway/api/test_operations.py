@@ -6,12 +6,14 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import structlog
 
 from blockrelay.block_folder.folder import BlockFolder
+from blockrelay.protocol.number import PROTOCOL
 from blockrelay.protocol.transitions import calls
 from blockrelay.settings import GatewaySettings, environment_for
 from blockrelay_gateway.api.operations import routes as ops_routes
@@ -88,13 +90,14 @@ def test_a_request_of_another_model_of_the_cell_is_left_to_its_own_gateways(
     gateway: RunningGateway, worker: PlayedWorker
 ) -> None:
     name = "req-" + "a" * 24
-    worker.client.hset(worker.keys.request(name), mapping={"model": "another", "state": "queued"})
+    record: dict[Any, str] = {"v": str(PROTOCOL), "model": "another", "state": "queued"}
+    worker.client.hset(worker.keys.request(name), mapping=record)
     worker.client.expire(worker.keys.request(name), 60)
     path = f"/v1/requests/{name}"
     for response in (gateway.http.get(path), gateway.http.get(path + "/events"), gateway.http.delete(path)):
         assert response.status_code == 404
         assert "does not serve" in response.json()["error"]["message"]
-    assert worker.record(name) == {b"model": b"another", b"state": b"queued"}
+    assert worker.record(name) == {field.encode(): value.encode() for field, value in record.items()}
     assert not worker.client.exists(worker.keys.followers(name))
 
 

@@ -152,5 +152,5 @@ def test_a_session_needs_a_step_and_a_step_a_session() -> None:
 
 def test_a_session_reads_back_from_redis() -> None:
     assert Session.from_redis({}) == Session()
-    fields = {b"step": b"2", b"fp": b"ab", b"tokens": b"\x05\0\0\0\xff\xff\0\0"}
+    fields = {b"step": b"2", b"fingerprint": b"ab", b"tokens": b"\x05\0\0\0\xff\xff\0\0"}
     assert Session.from_redis(fields) == Session(step=2, fingerprint="ab", tokens=(5, 65535))

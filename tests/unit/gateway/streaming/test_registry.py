@@ -14,6 +14,7 @@ from blockrelay.errors import RedisUnavailable
 from blockrelay.observability.metrics import GatewayMetrics
 from blockrelay.protocol.keys import Keys
 from blockrelay.protocol.messages import RequestBody
+from blockrelay.protocol.number import PROTOCOL
 from blockrelay.protocol.sampling_params import SamplingParams
 from blockrelay.redis import client as redis_link
 from blockrelay.redis.client import AsyncScripts
@@ -33,7 +34,7 @@ from tests.support.redis.redis_server import RedisServer
 def followed(request: str = "req-1") -> FollowedRequest:
     params = SamplingParams(max_tokens=4, temperature=0.0)
     body = RequestBody(prompt=np.array([1], np.int32), params=params.to_dict())
-    return FollowedRequest(Acceptance(request=request, body=body, model="m", need_pages=1), params, created=0)
+    return FollowedRequest(Acceptance(request=request, body=body, model="m", pages_needed=1), params, created=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +90,9 @@ async def test_a_redis_that_stands_still_costs_one_timeout_for_all_requests(own_
     with client.monitor() as monitor:
         await parts.repair.check(time.monotonic())
         heard = [str(cast(Any, monitor.next_command())["command"]) for _ in range(1 + len(requests))]
-    assert heard == ["SET {t}:gateway:g  EX 15", *(f"HGET {{t}}:request:{request} state" for request in requests)]
+    assert heard == [
+        f"SET {{t}}:gateway:g {PROTOCOL} EX 15",
+        *(f"HGET {{t}}:request:{request} state" for request in requests),
+    ]
     client.close()
     await hasty.aclose()

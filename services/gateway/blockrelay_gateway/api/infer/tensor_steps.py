@@ -41,7 +41,7 @@ class Session:
         raw = fields.get(b"tokens", b"")
         return cls(
             step=int(fields.get(b"step", b"0")),
-            fingerprint=fields.get(b"fp", b"").decode(),
+            fingerprint=fields.get(b"fingerprint", b"").decode(),
             tokens=tuple(np.frombuffer(raw, dtype="<u4").tolist()),
         )
 

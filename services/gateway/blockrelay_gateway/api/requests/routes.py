@@ -136,7 +136,7 @@ async def _view(gateway: Gateway, public: str, tenant: str) -> dict[str, Any]:
         "request_id": name,
         "choices": [sibling(name, index) for index in range(body.choices)],
         "status": status_of_record(record[b"state"].decode(), end.reason if end else ""),
-        "created": int(record[b"accepted"]) // 1000,
+        "created": int(record[b"accepted_ms"]) // 1000,
         "model": gateway.model_name,
         "background": body.background,
         "text": answer.text,

@@ -18,10 +18,10 @@ class Acceptance:
     request: str
     body: RequestBody
     model: str
-    need_pages: int
+    pages_needed: int
     deadline_ms: int = 0
     fingerprint: str = ""
-    keep_s: int = 0
+    retention_s: int = 0
     session: SessionStep | None = None
     tenant: str = ""
     weight: float = 1.0
@@ -35,10 +35,10 @@ class Acceptance:
             self.request,
             self.body,
             model=self.model,
-            need_pages=self.need_pages,
+            pages_needed=self.pages_needed,
             deadline_ms=self.deadline_ms,
             fingerprint=self.fingerprint,
-            keep_s=self.keep_s,
+            retention_s=self.retention_s,
             session=self.session,
             tenant=self.tenant,
             weight=self.weight,

@@ -14,6 +14,7 @@ from blockrelay.observability import logs
 from blockrelay.protocol.ended import decode_log
 from blockrelay.protocol.keys import Keys
 from blockrelay.protocol.messages import EndEntry
+from blockrelay.protocol.number import PROTOCOL
 from blockrelay.protocol.transitions import calls
 from blockrelay.redis.client import AsyncScripts
 from blockrelay.redis.errors import RedisWatch
@@ -74,7 +75,7 @@ class Repair:
         unfinished = self._followed.unfinished()
         silent = [followed for followed in unfinished if max(followed.heard, followed.checked) < since]
         ask = self._client.pipeline(transaction=False)
-        ask.set(self._keys.gateway(self._gateway), "", ex=GATEWAY_TTL_S)
+        ask.set(self._keys.gateway(self._gateway), PROTOCOL, ex=GATEWAY_TTL_S)
         for followed in silent:
             ask.hget(self._keys.request(followed.id), "state")
         refused, *states = await ask.execute(raise_on_error=False)

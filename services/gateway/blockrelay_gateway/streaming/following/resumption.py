@@ -58,16 +58,16 @@ class Resumption:
             request=request,
             body=body,
             model=self._model,
-            need_pages=int(record.get(b"need", b"0")),
-            deadline_ms=int(record.get(b"deadline", b"0")),
-            fingerprint=record.get(b"fp", b"").decode(),
-            keep_s=int(record.get(b"keep", b"0")),
+            pages_needed=int(record.get(b"pages_needed", b"0")),
+            deadline_ms=int(record.get(b"deadline_ms", b"0")),
+            fingerprint=record.get(b"fingerprint", b"").decode(),
+            retention_s=int(record.get(b"retention_s", b"0")),
             tenant=tenant,
         )
         followed = FollowedRequest(
             acceptance=acceptance,
             params=SamplingParams.from_dict(body.params),
-            created=int(record[b"accepted"]) // 1000,
+            created=int(record[b"accepted_ms"]) // 1000,
             owned=False,
             numerics=record.get(b"numerics", b"").decode(),
         )

@@ -11,11 +11,11 @@
 -- Answers: OK ms | EXISTS state | OTHER | TOO_LARGE pages | STEP expected-step | REPEAT request-id, or a limit and ms after
 --   which to ask again: TOKENS left | CONCURRENT requests | BUSY in-flight | PAGES promised | WAIT ms | LATE ms (until its end) |
 --   RESULTS bytes promised | TENANT_RESULTS bytes promised
-local id, model, need, deadline = ARGS.request, ARGS.model, ARGS.pages_needed, ARGS.deadline_ms
-local prompt, most = ARGS.prompt_tokens, ARGS.max_tokens
+local id, model, pages_needed, deadline_ms = ARGS.request, ARGS.model, ARGS.pages_needed, ARGS.deadline_ms
+local prompt_tokens, max_tokens = ARGS.prompt_tokens, ARGS.max_tokens
 local tenant, weight, priority, limits = ARGS.tenant, ARGS.weight, ARGS.priority, ARGS.limits
 local per_minute, others, result = limits.tokens_per_minute, limits.others, ARGS.result_bytes
-local known = redis.call('HMGET', P .. 'request:' .. id, 'state', 'fp', 'abandoned')
+local known = redis.call('HMGET', P .. 'request:' .. id, 'state', 'fingerprint', 'abandoned')
 if known[1] and not known[3] then
   if (known[2] or '') ~= ARGS.fingerprint then return {'OTHER'} end
   if ARGS.reader ~= '' then
@@ -31,7 +31,7 @@ if asked then
   session = P .. 'session:' .. asked.session
   local step = tonumber(redis.call('HGET', session, 'step') or '0')
   local length = tonumber(redis.call('HGET', session, 'length') or '0')
-  if asked.step == step and step > 0 and redis.call('HGET', session, 'fp') == asked.fingerprint then
+  if asked.step == step and step > 0 and redis.call('HGET', session, 'fingerprint') == asked.fingerprint then
     local previous = redis.call('HGET', session, 'request')
     local ended = redis.call('HGET', P .. 'request:' .. previous, 'end')
     local there = redis.call('EXISTS', P .. 'request:' .. previous) == 1
@@ -46,7 +46,7 @@ end
 -- What fits no pool even alone would wait for ever. Without workers nothing is known: it may wait.
 local found = kept(model, 'survey', function() return survey(model) end)
 for _, pages in pairs(found.largest) do
-  if pages < need then return {'TOO_LARGE', pages} end
+  if pages < pages_needed then return {'TOO_LARGE', pages} end
 end
 
 -- The tenant's own limits. Its bucket holds a minute's worth and is filled all the time.
@@ -56,11 +56,11 @@ if per_minute > 0 then
   local since = NOW - tonumber(v[2] or NOW)
   if since < 0 then since = 60000 end  -- the clock was put back: nobody waits until it has caught up
   level = math.min(per_minute, tonumber(v[1] or per_minute) + since * per_minute / 60000)
-  local lacks = prompt + most + limits.others_tokens - level
+  local lacks = prompt_tokens + max_tokens + limits.others_tokens - level
   if lacks > 0 then return {'TOKENS', math.floor(level), math.ceil(lacks * 60000 / per_minute)} end
 end
 if limits.concurrency > 0 then
-  local mine = redis.call('SCARD', P .. 'of:' .. tenant)
+  local mine = redis.call('SCARD', P .. 'tenant-requests:' .. tenant)
   if mine + others >= limits.concurrency then return {'CONCURRENT', mine, 1000} end
 end
 
@@ -85,57 +85,59 @@ if in_flight + others >= limits.in_flight then return {'BUSY', in_flight, 1000} 
 local class = redis.call('HGET', P .. 'plan:' .. model, 'class') or 'cpu'
 local outstanding = outstanding_of(model)
 if limits.overcommit > 0 and found.pages and outstanding.pages > 0
-  and outstanding.pages + need * (1 + others) > found.pages * limits.overcommit then
+  and outstanding.pages + pages_needed * (1 + others) > found.pages * limits.overcommit then
   return {'PAGES', outstanding.pages, 1000}
 end
 local due
 if found.token then
   local rank = next_rank(P .. 'shares:' .. model .. ':' .. class, priority, weight, tenant)
   local before = tokens_before(P .. 'shares:' .. model .. ':' .. class, rank)
-  local wait, first, all = forecast(found, outstanding, in_flight + others, need * (1 + others),
-    prompt + limits.others_tokens, most, before)
+  local wait, first, all = forecast(found, outstanding, in_flight + others, pages_needed * (1 + others),
+    prompt_tokens + limits.others_tokens, max_tokens, before)
   local longest_wait = math.floor(1000 * limits.wait_s)
   if longest_wait > 0 and 1000 * (wait + first) > longest_wait then
     return {'WAIT', math.ceil(1000 * (wait + first)), math.ceil(1000 * (wait + first)) - longest_wait}
   end
-  if deadline > 0 then
-    local late = NOW + 1000 * (QUEUE_MARGIN * wait + RUN_MARGIN * all + SPARE) - deadline
-    if limits.punctual and late > 0 then return {'LATE', math.ceil(1000 * (wait + all)), math.ceil(late)} end
-    due = deadline - 1000 * (RUN_MARGIN * all + SPARE)
+  if deadline_ms > 0 then
+    local late = NOW + 1000 * (QUEUE_MARGIN * wait + RUN_MARGIN * all + SPARE) - deadline_ms
+    if limits.enforce_deadline and late > 0 then return {'LATE', math.ceil(1000 * (wait + all)), math.ceil(late)} end
+    due = deadline_ms - 1000 * (RUN_MARGIN * all + SPARE)
   end
-elseif deadline > 0 then
+elseif deadline_ms > 0 then
   -- No worker has measured itself: a few requests, and those will have been measured.
-  if limits.punctual and in_flight + others >= UNMEASURED then return {'LATE', 0, 1000} end
-  due = deadline
+  if limits.enforce_deadline and in_flight + others >= UNMEASURED then return {'LATE', 0, 1000} end
+  due = deadline_ms
 end
 
 if known[1] then redis.call('DEL', P .. 'request:' .. id, P .. 'log:' .. id) end
-redis.call('HSET', P .. 'request:' .. id, 'v', PROTOCOL, 'state', 'queued', 'model', model, 'class', class, 'need', need, 'prompt', prompt,
-  'deadline', deadline, 'body', ARGS.body, 'n', 0, 'run', '', 'route', '', 'accepted', NOW, 'moved', NOW,
-  'most', most, 'rows', prompt, 'tenant', tenant)
-if ARGS.fingerprint ~= '' then redis.call('HSET', P .. 'request:' .. id, 'fp', ARGS.fingerprint) end
-if ARGS.retention_s > 0 then redis.call('HSET', P .. 'request:' .. id, 'keep', ARGS.retention_s) end
+redis.call('HSET', P .. 'request:' .. id, 'v', PROTOCOL, 'state', 'queued', 'model', model, 'class', class,
+  'pages_needed', pages_needed, 'prompt_tokens', prompt_tokens, 'max_tokens', max_tokens, 'rows_to_compute', prompt_tokens,
+  'deadline_ms', deadline_ms, 'body', ARGS.body, 'committed', 0, 'run', '', 'route', '', 'accepted_ms', NOW,
+  'progress_ms', NOW, 'tenant', tenant)
+if ARGS.fingerprint ~= '' then redis.call('HSET', P .. 'request:' .. id, 'fingerprint', ARGS.fingerprint) end
+if ARGS.retention_s > 0 then redis.call('HSET', P .. 'request:' .. id, 'retention_s', ARGS.retention_s) end
 if ARGS.exact then redis.call('HSET', P .. 'request:' .. id, 'exact', 1) end
 if result > 0 then
-  redis.call('HSET', P .. 'request:' .. id, 'result', result)
+  redis.call('HSET', P .. 'request:' .. id, 'result_bytes', result)
   book_result(id, tenant, result)
 end
 redis.call('ZADD', P .. 'running', NOW, id)
-redis.call('SADD', P .. 'of:' .. tenant, id)
+redis.call('SADD', P .. 'tenant-requests:' .. tenant, id)
 if per_minute > 0 then
-  redis.call('HSET', bucket, 'level', string.format('%.3f', level - prompt - most - limits.others_tokens), 'at', NOW)
+  redis.call('HSET', bucket, 'level', string.format('%.3f', level - prompt_tokens - max_tokens - limits.others_tokens), 'at', NOW)
   redis.call('EXPIRE', bucket, 120)
 end
 if session then
-  redis.call('HSET', session, 'v', PROTOCOL, 'step', asked.step, 'fp', asked.fingerprint, 'request', id)
+  redis.call('HSET', session, 'v', PROTOCOL, 'step', asked.step, 'fingerprint', asked.fingerprint, 'request', id)
   if append then
     local tokens = (redis.call('HGET', session, 'tokens') or '') .. asked.tokens
     redis.call('HSET', session, 'tokens', tokens, 'length', string.len(tokens) / 4)
   end
   redis.call('EXPIRE', session, retention())
 end
-local r = {id = id, model = model, class = class, state = 'queued', rows = prompt, most = most, n = 0}
-redis.call('HINCRBY', P .. 'load:' .. model, 'pages', need)
+local r = {id = id, model = model, class = class, state = 'queued', rows_to_compute = prompt_tokens,
+  max_tokens = max_tokens, committed = 0}
+redis.call('HINCRBY', P .. 'outstanding:' .. model, 'pages', pages_needed)
 account(r, 1)
-queue_up(r, priority, weight, tenant, prompt + most, due)
+queue_up(r, priority, weight, tenant, prompt_tokens + max_tokens, due)
 return {'OK', string.format('%d', NOW)}

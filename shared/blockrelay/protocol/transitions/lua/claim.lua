@@ -1,17 +1,17 @@
 -- CLAIM: one script takes the next jobs (re-runs first), deletes them, writes run and full route, reserves pages.
 -- Several stages reserve all that a request may ever need, on each of them. One stage reserves nothing: it takes what its
 -- free pages hold of known tokens now, and preempts when runs outgrow its pool.
--- There is no delivered-but-unrecorded state: a lost reply leaves the request on `on:<worker>`, where BEAT finds it.
+-- There is no delivered-but-unrecorded state: a lost reply leaves the request on `worker-requests:<worker>`, where BEAT finds it.
 -- A log that has tokens goes on under the numerics id that computed them; under another one only when MIGRATE has let it
 -- go, no worker of its own id is back, and its client did not ask for `exact`.
 -- Keeps I3, I4 (reservations), I11 (first runs by rank), I13.
 -- needs: requests/record, requests/timeline, requests/finish, queue/fair_queue, workers/fleet, workers/serving, workers/routes
 -- Arguments: worker, free_pages (its own, one stage), runs (random nonces: of so many jobs at most)
--- Answer: a list of {id, run, route, class, milliseconds since ACCEPT, solo, cold, body,
+-- Answer: a list of {id, run, route, class, milliseconds since ACCEPT, quarantined, skip_prefix_cache, body,
 --   {committed tokens}, milliseconds until its deadline (-1: none)}; empty when there is nothing to do,
 -- or while some stage has no live worker with room.
 local runs, free_now = ARGS.runs, ARGS.free_pages
-local most, chance = #runs, runs[1]
+local max_requests, chance = #runs, runs[1]
 if not claims(ARGS.worker) then return {} end
 promote()
 
@@ -25,17 +25,17 @@ local PASSED = 32
 local served = {}
 local function is_served(id, r)
   served[r.class] = served[r.class] or serving(me.model, r.class)
-  return (served[r.class][id] or -1) >= r.need
+  return (served[r.class][id] or -1) >= r.pages_needed
 end
 
 -- Give one queued request to me, or pass it over. False: it has to wait, and everything behind it.
 local function give(r)
-  if r.v > PROTOCOL then
-    finish(r, 'error', cjson.encode({error = 'the request was accepted under protocol ' .. r.v .. ' of the cell, and its '
+  if r.v ~= PROTOCOL then
+    finish(r, 'error', cjson.encode({error = 'the request was accepted under protocol ' .. math.max(1, r.v) .. ' of the cell, and its '
       .. 'workers speak ' .. PROTOCOL, code = 'protocol'}))
     return true
   end
-  if r.deadline > 0 and NOW > r.deadline then
+  if r.deadline_ms > 0 and NOW > r.deadline_ms then
     finish(r, 'expired', '')
     return true
   end
@@ -53,59 +53,59 @@ local function give(r)
         .. 'that could hold it, and exact: true forbids going on under ' .. me.numerics, code = 'numerics_changed'}))
       return true
     else
-      history = r.numerics .. '+' .. me.numerics .. '@' .. r.n
+      history = r.numerics .. '+' .. me.numerics .. '@' .. r.committed
     end
   end
-  local solo = r.deaths >= QUARANTINE_AFTER and r.deaths_n == r.n
-  if tried or (solo and #answer > 0) then return false end
-  local held, now = r.need, math.ceil((r.prompt + r.n + 1) / PAGE_TOKENS)
+  local quarantined = r.deaths >= QUARANTINE_AFTER and r.deaths_at == r.committed
+  if tried or (quarantined and #answer > 0) then return false end
+  local reserve, now = r.pages_needed, math.ceil((r.prompt_tokens + r.committed + 1) / PAGE_TOKENS)
   if me.stages == 1 then
-    if r.need > me.pages then return true end
+    if r.pages_needed > me.pages then return true end
     if now > free_now then return false end
-    held = 0
+    reserve = 0
   end
-  local route = find_route(held, r.class)
-  if not route then return fits_nowhere(held) end
+  local route = find_route(reserve, r.class)
+  if not route then return fits_nowhere(reserve) end
   if me.stages == 1 then free_now = free_now - now end
   local run, ids = runs[#answer + 1], {}
   for i, c in ipairs(route) do
     ids[i] = c.id
-    c.free = c.free - held
+    c.free = c.free - reserve
     c.running = c.running + 1
-    redis.call('SADD', P .. 'on:' .. c.id, r.id)
-    redis.call('HINCRBY', P .. 'worker:' .. c.id, 'reserved', held)
+    redis.call('SADD', P .. 'worker-requests:' .. c.id, r.id)
+    redis.call('HINCRBY', P .. 'worker:' .. c.id, 'pages_reserved', reserve)
   end
   unqueue(r)
   account(r, -1)
   r.state = 'running'
   account(r, 1)
   redis.call('HSET', P .. 'request:' .. r.id, 'state', 'running', 'run', run, 'route', table.concat(ids, ','), 'job', '',
-    'held', held, 'numerics', history, 'moved', NOW, 'solo', solo and 1 or 0)
-  if solo then
-    redis.call('SET', P .. 'trying:' .. me.id, r.id, 'EX', QUARANTINE_S)
+    'pages_reserved', reserve, 'numerics', history, 'progress_ms', NOW, 'quarantined', quarantined and 1 or 0)
+  if quarantined then
+    redis.call('SET', P .. 'quarantine:' .. me.id, r.id, 'EX', QUARANTINE_S)
     tried = true
   end
-  redis.call('HSETNX', P .. 'request:' .. r.id, 'claimed', NOW)
+  redis.call('HSETNX', P .. 'request:' .. r.id, 'claimed_ms', NOW)
   timeline_event(r.id, 'c' .. r.class)
-  if pinned(r) and history ~= r.numerics then timeline_event(r.id, 'n' .. me.numerics .. '@' .. r.n) end
+  if pinned(r) and history ~= r.numerics then timeline_event(r.id, 'n' .. me.numerics .. '@' .. r.committed) end
   redis.call('ZADD', P .. 'running', 'XX', NOW, r.id)
   local tokens = {}
   for _, t in ipairs(redis.call('XRANGE', P .. 'log:' .. r.id, '-', '+')) do tokens[#tokens + 1] = tonumber(t[2][2]) end
   answer[#answer + 1] = {r.id, run, table.concat(ids, ','), r.class,
-    NOW - tonumber(redis.call('HGET', P .. 'request:' .. r.id, 'accepted')),
-    solo and 1 or 0, r.missing >= 2 and 1 or 0,
-    redis.call('HGET', P .. 'request:' .. r.id, 'body'), tokens, r.deadline > 0 and r.deadline - NOW or -1}
+    NOW - tonumber(redis.call('HGET', P .. 'request:' .. r.id, 'accepted_ms')),
+    quarantined and 1 or 0, r.missing_pages >= 2 and 1 or 0,
+    redis.call('HGET', P .. 'request:' .. r.id, 'body'), tokens, r.deadline_ms > 0 and r.deadline_ms - NOW or -1}
   return true
 end
 
 for _, class in ipairs(classes()) do
   local where = me.model .. ':' .. class
   for _, key in ipairs({P .. 'pinned:' .. where .. ':' .. me.numerics, P .. 'reruns:' .. where}) do
-    local entries = redis.call('XRANGE', key, '-', '+', 'COUNT', most + PASSED)
+    local entries = redis.call('XRANGE', key, '-', '+', 'COUNT', max_requests + PASSED)
     if #entries > 0 and takes(class, chance) then
       if not staffed(chance) then return answer end
       for _, entry in ipairs(entries) do
-        if #answer >= most then return answer end
+        if #answer >= max_requests then return answer end
         local r = read_record(entry[2][2])
         if not r or r.state ~= 'queued' then
           redis.call('XDEL', key, entry[1])
@@ -120,13 +120,13 @@ end
 -- First runs: those that would miss their deadline otherwise, then by rank.
 for _, class in ipairs(classes()) do
   local where = me.model .. ':' .. class
-  local urgent = redis.call('ZRANGEBYSCORE', P .. 'due:' .. where, '-inf', NOW + URGENT, 'LIMIT', 0, most + PASSED)
-  local ranked = redis.call('ZRANGE', P .. 'queue:' .. where, 0, most + PASSED - 1)
+  local urgent = redis.call('ZRANGEBYSCORE', P .. 'due:' .. where, '-inf', NOW + URGENT, 'LIMIT', 0, max_requests + PASSED)
+  local ranked = redis.call('ZRANGE', P .. 'queue:' .. where, 0, max_requests + PASSED - 1)
   if #urgent + #ranked > 0 and takes(class, chance) then
     if not staffed(chance) then return answer end
     for _, ids in ipairs({urgent, ranked}) do
       for _, id in ipairs(ids) do
-        if #answer >= most then return answer end
+        if #answer >= max_requests then return answer end
         local rank = redis.call('ZSCORE', P .. 'queue:' .. where, id)
         local r = rank and read_record(id)
         if not r or r.state ~= 'queued' then

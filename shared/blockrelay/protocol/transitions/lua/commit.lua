@@ -7,11 +7,11 @@
 --   | GAP (the log is shorter than position) | EXPIRED (deadline passed: finished)
 local answers, spent, moved = {}, {}, {}
 -- What a request that goes on needs: this script runs for every token, and a whole record is most of its time.
-local GOING_ON = {'state', 'run', 'n', 'route', 'model', 'deadline', 'most', 'rows'}
+local GOING_ON = {'state', 'run', 'committed', 'route', 'model', 'deadline_ms', 'max_tokens', 'rows_to_compute'}
 -- Off the books, once for the whole call: r had `left` tokens to come and `rows` to compute.
 local function spend(r, left, rows)
   local s = spent[r.model] or {0, 0}
-  s[1], s[2] = s[1] + left - math.max(0, r.most - r.n), s[2] + rows - r.rows
+  s[1], s[2] = s[1] + left - math.max(0, r.max_tokens - r.committed), s[2] + rows - r.rows_to_compute
   spent[r.model] = s
 end
 -- Together, and not too many at once for `unpack`; those that have ended are in `running` no more.
@@ -25,43 +25,43 @@ for _, item in ipairs(ARGS.commits) do
   local verdict
   if not r or r.state ~= 'running' or r.run ~= run then
     verdict = 'LOST'
-  elseif position > r.n then
+  elseif position > r.committed then
     verdict = 'GAP'
   else
     for k, token in ipairs(tokens) do
-      if position + k <= r.n then
+      if position + k <= r.committed then
         local at = (position + k) .. '-0'
         local known = redis.call('XRANGE', P .. 'log:' .. id, at, at)
         if known[1][2][2] ~= tostring(token) then verdict = 'DIVERGED' end
       end
     end
-    if not verdict and r.deadline > 0 and NOW > r.deadline then
+    if not verdict and r.deadline_ms > 0 and NOW > r.deadline_ms then
       finish(read_record(id), 'expired', '')
       verdict = 'EXPIRED'
     end
     if not verdict then
       verdict = 'OK'
-      local fresh = position + #tokens - r.n
+      local fresh = position + #tokens - r.committed
       for k, token in ipairs(tokens) do
-        if position + k > r.n then
+        if position + k > r.committed then
           if logprobs and logprobs[k] ~= '' then
-            redis.call('XADD', P .. 'log:' .. id, (position + k) .. '-0', 't', token, 'p', logprobs[k])
+            redis.call('XADD', P .. 'log:' .. id, (position + k) .. '-0', 'token', token, 'logprobs', logprobs[k])
           else
-            redis.call('XADD', P .. 'log:' .. id, (position + k) .. '-0', 't', token)
+            redis.call('XADD', P .. 'log:' .. id, (position + k) .. '-0', 'token', token)
           end
         end
       end
-      local left, rows = math.max(0, r.most - r.n), r.rows
-      r.n = math.max(r.n, position + #tokens)
+      local left, rows = math.max(0, r.max_tokens - r.committed), r.rows_to_compute
+      r.committed = math.max(r.committed, position + #tokens)
       if fresh > 0 then
-        if rows > 0 then redis.call('HSET', P .. 'request:' .. id, 'rows', 0) end
-        r.rows = 0
+        if rows > 0 then redis.call('HSET', P .. 'request:' .. id, 'rows_to_compute', 0) end
+        r.rows_to_compute = 0
         spend(r, left, rows)
-        if r.n == fresh then
-          redis.call('HSETNX', P .. 'request:' .. id, 'first', NOW)
+        if r.committed == fresh then
+          redis.call('HSETNX', P .. 'request:' .. id, 'first_token_ms', NOW)
           timeline_event(id, 't')
         end
-        redis.call('HSET', P .. 'request:' .. id, 'n', r.n, 'moved', NOW)
+        redis.call('HSET', P .. 'request:' .. id, 'committed', r.committed, 'progress_ms', NOW)
         moved[#moved + 1] = NOW; moved[#moved + 1] = id
         if #moved >= 512 then mark_moved() end
       end
@@ -71,15 +71,15 @@ for _, item in ipairs(ARGS.commits) do
         -- The next job goes to the first worker; without its inbox that worker is dead.
         local next_job = cmsgpack.pack({id, run, position, tokens})
         local inbox = P .. 'inbox:' .. string.match(r.route, '^[^,]+')
-        if not redis.call('XADD', inbox, 'NOMKSTREAM', '*', 'j', next_job) then rerun(read_record(id), 'no_inbox') end
+        if not redis.call('XADD', inbox, 'NOMKSTREAM', '*', 'next_job', next_job) then rerun(read_record(id), 'no_inbox') end
       end
     end
   end
-  answers[#answers + 1] = {verdict, r and r.n or 0}
+  answers[#answers + 1] = {verdict, r and r.committed or 0}
 end
 mark_moved()
 for model, s in pairs(spent) do
-  if s[1] ~= 0 then redis.call('HINCRBY', P .. 'load:' .. model, 'running_tokens', -s[1]) end
-  if s[2] ~= 0 then redis.call('HINCRBY', P .. 'load:' .. model, 'running_rows', -s[2]) end
+  if s[1] ~= 0 then redis.call('HINCRBY', P .. 'outstanding:' .. model, 'running_tokens', -s[1]) end
+  if s[2] ~= 0 then redis.call('HINCRBY', P .. 'outstanding:' .. model, 'running_rows', -s[2]) end
 end
 return answers

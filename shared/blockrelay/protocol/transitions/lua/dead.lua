@@ -1,4 +1,4 @@
--- DEAD: a worker is gone. Re-run everything in on:<worker>, whatever its place in the route; delete its inbox and record.
+-- DEAD: a worker is gone. Re-run everything in worker-requests:<worker>, whatever its place in the route; delete its inbox and record.
 -- Keeps I3 (nobody runs where nobody lives), I4, I7 (blames only whom the worker tried alone).
 -- needs: requests/record, queue/rerun
 -- Arguments: worker, silent_ms (without a beat that make it dead; 0: somebody saw it die), reason (death | drain | forgotten)
@@ -8,10 +8,10 @@ local beat = redis.call('ZSCORE', P .. 'workers', w)
 local after = ARGS.silent_ms
 -- A beat from the future is older than the clock's last step back: who lives has beaten since (the caller waits for that).
 if beat and after > 0 and math.abs(NOW - tonumber(beat)) < after then return {0, 0} end
-local on = redis.call('SMEMBERS', P .. 'on:' .. w)
+local on = redis.call('SMEMBERS', P .. 'worker-requests:' .. w)
 if not beat and #on == 0 and redis.call('EXISTS', P .. 'worker:' .. w, P .. 'inbox:' .. w) == 0 then return {0, 0} end
-local v = redis.call('HMGET', P .. 'worker:' .. w, 'device', 'first', 'model')
-local tried = redis.call('GET', P .. 'trying:' .. w) or nil
+local v = redis.call('HMGET', P .. 'worker:' .. w, 'device', 'first_block', 'model')
+local tried = redis.call('GET', P .. 'quarantine:' .. w) or nil
 local count = 0
 for _, id in ipairs(on) do
   local r = read_record(id)
@@ -20,7 +20,7 @@ for _, id in ipairs(on) do
     count = count + 1
   end
 end
-redis.call('DEL', P .. 'on:' .. w, P .. 'inbox:' .. w, P .. 'worker:' .. w, P .. 'trying:' .. w)
+redis.call('DEL', P .. 'worker-requests:' .. w, P .. 'inbox:' .. w, P .. 'worker:' .. w, P .. 'quarantine:' .. w)
 redis.call('ZREM', P .. 'workers', w)
 if v[3] then redis.call('DEL', P .. 'fleet:' .. v[3]) end
 return {1, count}

@@ -3,9 +3,8 @@
 -- moment ago: somebody may be reading it. A key that is forgotten computes the same answer again.
 -- Keeps I2 (only what has ended).
 -- needs: requests/record
--- Arguments: most
+-- Arguments: max_requests
 -- Answer: {requests forgotten, requests that have ended and are still there (some may be beyond their retention)}
-local most = ARGS.most
 -- Milliseconds that everybody has to read an end. Names looked at beside those that go: so many may be read at once, and
 -- what ended behind them still goes.
 local FRESH, SKIPPED = 10000, 1024
@@ -17,9 +16,9 @@ end
 
 local gone, left = 0, 0
 for _, kind in ipairs({'first', 'last'}) do
-  for _, id in ipairs(redis.call('LRANGE', P .. 'ended:' .. kind, 0, most + SKIPPED - 1)) do
-    if gone >= most then break end
-    local r = redis.call('HMGET', P .. 'request:' .. id, 'state', 'moved')
+  for _, id in ipairs(redis.call('LRANGE', P .. 'ended:' .. kind, 0, ARGS.max_requests + SKIPPED - 1)) do
+    if gone >= ARGS.max_requests then break end
+    local r = redis.call('HMGET', P .. 'request:' .. id, 'state', 'progress_ms')
     if r[1] ~= 'done' then  -- beyond its retention, or begun anew
       redis.call('LREM', P .. 'ended:' .. kind, 1, id)
     elseif not read_now(id, r[2]) then

@@ -32,7 +32,7 @@ for i = 1, #awaited, 2 do
       for _, entry in ipairs(redis.call('XRANGE', stream, '-', '+', 'COUNT', MOST)) do
         local r = read_record(entry[2][2])
         local is_there = r and r.state == 'queued' and r.job == 'pinned ' .. entry[1]
-        local fits = is_there and r.need <= most
+        local fits = is_there and r.pages_needed <= most
         if most >= 0 and is_there and not fits then too_large = too_large + 1 end
         if absent >= patience and not fits then
           redis.call('XDEL', stream, entry[1])

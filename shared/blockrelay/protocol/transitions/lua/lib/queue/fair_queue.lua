@@ -30,7 +30,7 @@ local function queue_up(r, priority, weight, tenant, cost, due)
   redis.call('ZADD', shares, exact(rank + cost), share)
   if due then redis.call('ZADD', P .. 'due:' .. where, exact(due), r.id) end
   redis.call('HSET', P .. 'request:' .. r.id, 'job', 'queue', 'share', exact(cost) .. ' ' .. share)
-  redis.call('XADD', P .. 'jobs:' .. where, 'MAXLEN', 1, '*', 'r', r.id)
+  redis.call('XADD', P .. 'jobs:' .. where, 'MAXLEN', 1, '*', 'request', r.id)
 end
 
 -- Tokens (prompt and max_tokens) that are claimed before a request of this rank: an upper bound, nil when it is not known.

@@ -4,7 +4,7 @@
 -- `at`: the log's length at that moment.
 local function add_fallback(r, block, reason)
   local list = r.fallbacks ~= '' and cjson.decode(r.fallbacks) or {}
-  list[#list + 1] = {block_id = block, from = 'GPU', to = 'CPU', reason = reason, at = r.n}
+  list[#list + 1] = {block_id = block, from = 'GPU', to = 'CPU', reason = reason, at = r.committed}
   r.fallbacks = cjson.encode(list)
 end
 
@@ -14,29 +14,29 @@ end
 -- re-run waits, and each one after it twice as long. `tried` is the request that a dead worker tried alone, or nil: with
 -- it nobody else is to blame.
 local function rerun(r, reason, block, tried)
-  local set = {'state', 'queued', 'run', '', 'route', '', 'moved', NOW, 'why', reason}
+  local set = {'state', 'queued', 'run', '', 'route', '', 'progress_ms', NOW, 'rerun_reason', reason}
   if reason == 'missing_pages' then
-    set[#set + 1] = 'missing'; set[#set + 1] = r.missing + 1
+    set[#set + 1] = 'missing_pages'; set[#set + 1] = r.missing_pages + 1
   end
-  if r.deaths_n ~= r.n then r.deaths, r.solo_deaths, r.tries = 0, 0, 0 end
+  if r.deaths_at ~= r.committed then r.deaths, r.quarantine_deaths, r.attempts = 0, 0, 0 end
   local blameless = reason == 'drain' or (reason == 'death' and tried and tried ~= r.id)
   if reason == 'death' and not blameless then
     r.deaths = r.deaths + 1
-    if tried then r.solo_deaths = r.solo_deaths + 1 end
-    if r.solo_deaths >= MAX_QUARANTINE_DEATHS then
+    if tried then r.quarantine_deaths = r.quarantine_deaths + 1 end
+    if r.quarantine_deaths >= MAX_QUARANTINE_DEATHS then
       local said = 'the request ended its worker ' .. r.deaths .. ' times at the same position and is kept as a dead letter'
       dead_letter(r, 'poison', said)
       finish(r, 'error', cjson.encode({error = said, code = 'poison'}))
       return
     end
   end
-  if not blameless then r.tries = r.tries + 1 end
-  for _, f in ipairs({'deaths', 'solo_deaths', 'tries'}) do set[#set + 1] = f; set[#set + 1] = r[f] end
-  set[#set + 1] = 'deaths_n'; set[#set + 1] = r.n
+  if not blameless then r.attempts = r.attempts + 1 end
+  for _, f in ipairs({'deaths', 'quarantine_deaths', 'attempts'}) do set[#set + 1] = f; set[#set + 1] = r[f] end
+  set[#set + 1] = 'deaths_at'; set[#set + 1] = r.committed
   release(r)
   account(r, -1)
-  r.state, r.rows = 'queued', r.prompt + r.n
-  set[#set + 1] = 'rows'; set[#set + 1] = r.rows
+  r.state, r.rows_to_compute = 'queued', r.prompt_tokens + r.committed
+  set[#set + 1] = 'rows_to_compute'; set[#set + 1] = r.rows_to_compute
   account(r, 1)
   if block then
     add_fallback(r, block, reason == 'death' and 'worker_death' or reason)
@@ -46,11 +46,11 @@ local function rerun(r, reason, block, tried)
   redis.call('HSET', P .. 'request:' .. r.id, unpack(set))
   redis.call('HINCRBY', P .. 'request:' .. r.id, 'reruns', 1)
   local waits = pinned(r) and not block
-  timeline_event(r.id, 'r' .. reason .. '@' .. r.n .. (waits and '=' .. id_of(r.numerics) or ''))
+  timeline_event(r.id, 'r' .. reason .. '@' .. r.committed .. (waits and '=' .. id_of(r.numerics) or ''))
   if block then timeline_event(r.id, 'f' .. block) end
   redis.call('ZADD', P .. 'running', 'XX', NOW, r.id)
-  if r.tries > 1 and not blameless then
-    enqueue_later(r, math.min(LONGEST_DELAY, FIRST_DELAY * 2 ^ (r.tries - 2)))
+  if r.attempts > 1 and not blameless then
+    enqueue_later(r, math.min(LONGEST_DELAY, FIRST_DELAY * 2 ^ (r.attempts - 2)))
   elseif waits then
     pin(r)
   else

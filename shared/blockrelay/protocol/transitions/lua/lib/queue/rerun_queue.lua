@@ -21,14 +21,14 @@ end
 
 -- For any worker.
 local function enqueue(r)
-  local entry = redis.call('XADD', reruns_stream(r), '*', 'r', r.id)
+  local entry = redis.call('XADD', reruns_stream(r), '*', 'request', r.id)
   redis.call('HSET', P .. 'request:' .. r.id, 'job', 'reruns ' .. entry)
 end
 
 -- For a worker of the numerics id that has computed its tokens: apart, where it is in nobody's way, and MIGRATE watches
 -- whether such a worker is left.
 local function pin(r)
-  local entry = redis.call('XADD', pinned_stream(r), '*', 'r', r.id)
+  local entry = redis.call('XADD', pinned_stream(r), '*', 'request', r.id)
   redis.call('HSET', P .. 'request:' .. r.id, 'job', 'pinned ' .. entry)
   redis.call('HSETNX', P .. 'numerics:' .. r.model, r.class .. ':' .. id_of(r.numerics), '')
 end

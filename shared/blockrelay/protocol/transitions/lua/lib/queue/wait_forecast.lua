@@ -54,7 +54,7 @@ local function survey(model)
   local pools, rows, tokens, measured = {}, 0, 0, {}
   local all = registered()
   for i = 1, #all, 2 do
-    local v = redis.call('HMGET', P .. 'worker:' .. all[i], 'split', 'stage', 'pages', 'model', 'slots', 'row_us', 'steps', 'lately')
+    local v = redis.call('HMGET', P .. 'worker:' .. all[i], 'split', 'stage', 'pages', 'model', 'slots', 'row_us', 'step_us', 'recent_concurrency')
     if v[4] == model and v[3] then
       local stage, pages = v[1] .. '/' .. v[2], tonumber(v[3])
       found.largest[stage] = math.max(found.largest[stage] or 0, pages)

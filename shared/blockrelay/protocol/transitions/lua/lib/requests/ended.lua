@@ -1,8 +1,11 @@
 -- The log of a request that has ended, and what its record keeps.
 -- needs: requests/record
 
--- What a record still says when its request has ended, beside `state`, `end` and `moved`.
-local REMAINING = {'v', 'n', 'model', 'tenant', 'accepted', 'claimed', 'first', 'reruns', 'numerics', 'fp', 'keep'}
+-- What a record still says when its request has ended, beside `state`, `end` and `progress_ms`.
+local REMAINING = {'v', 'committed', 'model', 'tenant', 'accepted_ms', 'claimed_ms', 'first_token_ms', 'reruns',
+  'numerics', 'fingerprint', 'retention_s'}
+-- Of these, what its notes say too, as long as they have it.
+local NOTED = {claimed_ms = '^%d+c', first_token_ms = '%d+t;'}
 -- What moves into the terminal entry: of any length, so it would make the hash a large one.
 local MOVING = {'body', 'notes'}
 -- A log of up to so many tokens is packed (it takes a moment), and moves into the record if it has so many bytes at most: in
@@ -13,14 +16,14 @@ local MOST_PACKED, MOST_MOVED, PIECE, LINGER = 1024, 6400, 64, 15
 -- Write the terminal entry: `said`, pairs of names and values, without what is empty. The fields that the record gets for
 -- it; nil when the log must be kept.
 local function close_log(r, said)
-  local log, aside, last = P .. 'log:' .. r.id, P .. 'packing', (r.n + 1) .. '-0'
+  local log, aside, last = P .. 'log:' .. r.id, P .. 'packing', (r.committed + 1) .. '-0'
   local fields = {}
   for i = 1, #said, 2 do
     if said[i + 1] and said[i + 1] ~= '' then
       fields[#fields + 1] = said[i]; fields[#fields + 1] = said[i + 1]
     end
   end
-  if r.n > MOST_PACKED then
+  if r.committed > MOST_PACKED then
     redis.call('XADD', log, last, unpack(fields))
     return nil
   end
@@ -46,12 +49,15 @@ local function close_log(r, said)
   return pieces
 end
 
+-- Seconds that an end can be read.
+local function retention_of(r) return r.retention_s > 0 and r.retention_s or retention() end
+
 -- A request has ended: one more that may be forgotten early. Names of what its retention has taken leave at the other end.
 local function list_ended(r)
-  local list, keep = P .. 'ended:' .. (r.keep > 0 and 'last' or 'first'), r.keep > 0 and r.keep or retention()
+  local list = P .. 'ended:' .. (r.retention_s > 0 and 'last' or 'first')
   for _, id in ipairs(redis.call('LRANGE', list, 0, 1)) do
     if redis.call('EXISTS', P .. 'request:' .. id) == 0 then redis.call('LREM', list, 1, id) end
   end
   redis.call('RPUSH', list, r.id)
-  redis.call('EXPIRE', list, keep)
+  redis.call('EXPIRE', list, retention_of(r))
 end

@@ -8,7 +8,7 @@ local function judged_fallbacks(r, reason)
   local good = reason == 'stop' or reason == 'length' or reason == 'tensor'
   local list = cjson.decode(r.fallbacks)
   for _, event in ipairs(list) do
-    event.success, event.at = good or r.n > (event.at or 0), nil
+    event.success, event.at = good or r.committed > (event.at or 0), nil
   end
   return cjson.encode(list)
 end
@@ -20,31 +20,35 @@ local function finish(r, reason, meta)
   release(r)
   unqueue(r)
   account(r, -1)
-  redis.call('HINCRBY', P .. 'load:' .. r.model, 'pages', -r.need)
-  redis.call('SREM', P .. 'of:' .. r.tenant, r.id)
+  redis.call('HINCRBY', P .. 'outstanding:' .. r.model, 'pages', -r.pages_needed)
+  redis.call('SREM', P .. 'tenant-requests:' .. r.tenant, r.id)
   if r.job == 'queue' then  -- its tenant has not had its share of it
     local cost, share = string.match(r.share, '^(%d+) (.+)$')
     redis.call('ZADD', P .. 'shares:' .. r.model .. ':' .. r.class, 'XX', 'INCR', -cost, share)
     local bucket = P .. 'bucket:' .. r.tenant
-    if redis.call('EXISTS', bucket) == 1 then redis.call('HINCRBYFLOAT', bucket, 'level', r.prompt + r.most) end
+    if redis.call('EXISTS', bucket) == 1 then redis.call('HINCRBYFLOAT', bucket, 'level', r.prompt_tokens + r.max_tokens) end
   end
   local said = {'end', reason, 'meta', meta, 'fallbacks', judged_fallbacks(r, reason), 'numerics', r.numerics}
   for i, value in ipairs(redis.call('HMGET', record, unpack(MOVING))) do
     said[#said + 1] = MOVING[i]; said[#said + 1] = value
   end
   local pieces = close_log(r, said)
-  if r.result > 0 then end_result(r.id, redis.call('HEXISTS', record, 'claimed') == 1) end
-  local left = {'state', 'done', 'end', reason, 'moved', NOW}
+  if r.result_bytes > 0 then end_result(r.id, redis.call('HEXISTS', record, 'claimed_ms') == 1) end
+  local left = {'state', 'done', 'end', reason, 'progress_ms', NOW}
+  local notes = redis.call('HGET', record, 'notes') or ''
   for i, value in ipairs(redis.call('HMGET', record, unpack(REMAINING))) do
-    if value and value ~= '' then left[#left + 1] = REMAINING[i]; left[#left + 1] = value end
+    local name = REMAINING[i]
+    if value and value ~= '' and not (NOTED[name] and string.find(notes, NOTED[name])) then
+      left[#left + 1] = name; left[#left + 1] = value
+    end
   end
   redis.call('DEL', record)
   redis.call('HSET', record, unpack(left))
   if pieces then redis.call('HSET', record, unpack(pieces)) end
   redis.call('ZREM', P .. 'running', r.id)
-  local keep = r.keep > 0 and r.keep or retention()
-  redis.call('EXPIRE', record, keep)
+  local kept_s = retention_of(r)
+  redis.call('EXPIRE', record, kept_s)
   list_ended(r)
-  redis.call('EXPIRE', P .. 'log:' .. r.id, pieces and math.min(keep, LINGER) or keep)
+  redis.call('EXPIRE', P .. 'log:' .. r.id, pieces and math.min(kept_s, LINGER) or kept_s)
   r.state = 'done'
 end

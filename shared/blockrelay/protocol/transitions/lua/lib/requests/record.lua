@@ -1,17 +1,39 @@
 -- The record of a request, `request:<id>`.
 
-local FIELDS = {'state', 'v', 'run', 'n', 'route', 'need', 'class', 'model', 'deadline', 'deaths', 'solo_deaths', 'deaths_n', 'tries',
-  'missing', 'job', 'fallbacks', 'numerics', 'prompt', 'held', 'keep', 'tenant', 'most', 'rows', 'share', 'exact', 'result'}
+-- Its fields; whatever ends in `_ms` is a time in Unix milliseconds of Redis' clock (0: none).
+local NUMBERS = {
+  v = 'the number of the protocol under which it was accepted',
+  committed = 'the length of its log',
+  prompt_tokens = 'of its prompt',
+  max_tokens = 'that it may generate',
+  rows_to_compute = 'of its prompt, and after a re-run of its committed tokens, that nobody has computed',
+  pages_needed = 'KV pages that it needs at the most',
+  pages_reserved = 'of those, what its run holds on each worker of its route',
+  deadline_ms = 'after which nothing of it is computed',
+  retention_s = 'how long its end can be read (0: as usual)',
+  result_bytes = 'what its tensor result takes of the payload Redis (0: it has none)',
+  deaths = 'of workers that ran it, since its log was as long as now',
+  quarantine_deaths = 'of those, while it ran alone',
+  deaths_at = 'the length of the log for which these are counted',
+  attempts = 'runs that failed at this length',
+  missing_pages = 're-runs because cached KV pages were gone',
+}
+local TEXTS = {'state', 'run', 'route', 'class', 'model', 'job', 'fallbacks', 'numerics', 'tenant', 'share', 'exact'}
 
-local NUMBERS = {}
-for _, f in ipairs({'v', 'n', 'need', 'deadline', 'deaths', 'solo_deaths', 'deaths_n', 'tries', 'missing', 'prompt', 'held', 'keep', 'most', 'rows', 'result'}) do
-  NUMBERS[f] = true
+-- Of a whole record. A script that runs for every token asks for less, so the list is made when it is needed.
+local every_field
+local function all_fields()
+  if not every_field then
+    every_field = {unpack(TEXTS)}
+    for name in pairs(NUMBERS) do every_field[#every_field + 1] = name end
+  end
+  return every_field
 end
 
 -- The record of a request as a table, or nil: all of it, or `fields`, the first of which every record has. Numbers are
 -- converted. Only a whole one may be ended or queued again.
 local function read_record(id, fields)
-  fields = fields or FIELDS
+  fields = fields or all_fields()
   local v = redis.call('HMGET', P .. 'request:' .. id, unpack(fields))
   if not v[1] then return nil end
   local r = {id = id}
@@ -31,4 +53,4 @@ end
 local function id_of(numerics) return string.match(numerics, '([^+@]+)@?%d*$') end
 
 -- Tokens that there are decide the numerics id.
-local function pinned(r) return r.n > 0 and r.numerics ~= '' end
+local function pinned(r) return r.committed > 0 and r.numerics ~= '' end

@@ -7,7 +7,7 @@ local me
 
 -- False when this worker may not claim: it is unknown, of a later stage, draining, without an inbox or without a beat.
 local function claims(worker)
-  local v = redis.call('HMGET', P .. 'worker:' .. worker, 'model', 'split', 'stage', 'device', 'numerics', 'pages', 'reserved',
+  local v = redis.call('HMGET', P .. 'worker:' .. worker, 'model', 'split', 'stage', 'device', 'numerics', 'pages', 'pages_reserved',
     'draining')
   if not v[1] or v[3] ~= '0' or redis.call('EXISTS', P .. 'inbox:' .. worker) == 0 then return false end
   if v[8] or not is_alive(redis.call('ZSCORE', P .. 'workers', worker)) then return false end
@@ -45,11 +45,11 @@ local function live(ids, chance)
   local first = #ids > SAMPLE and tonumber(string.sub(chance, 1, 8), 16) or 0
   for i = 1, math.min(#ids, SAMPLE) do
     local w = ids[(first + i) % #ids + 1]
-    local v = redis.call('HMGET', P .. 'worker:' .. w, 'pages', 'reserved', 'draining')
+    local v = redis.call('HMGET', P .. 'worker:' .. w, 'pages', 'pages_reserved', 'draining')
     if v[1] and not v[3] and is_alive(redis.call('ZSCORE', P .. 'workers', w))
       and redis.call('EXISTS', P .. 'inbox:' .. w) == 1 then
       found[#found + 1] = {id = w, pages = tonumber(v[1]), free = tonumber(v[1]) - tonumber(v[2] or '0'),
-        running = redis.call('SCARD', P .. 'on:' .. w)}
+        running = redis.call('SCARD', P .. 'worker-requests:' .. w)}
     end
   end
   return found

@@ -1,0 +1,191 @@
+"""A scheduler brings the cell of an older release to our protocol: nothing is lost, wherever it dies, and nobody looks
+at it in between."""
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import redis
+
+from blockrelay import failpoints
+from blockrelay.errors import RedisRefused, RedisUnavailable
+from blockrelay.protocol.ended import body_of, decode_log
+from blockrelay.protocol.keys import Keys
+from blockrelay.protocol.number import PROTOCOL
+from blockrelay.protocol.transitions import calls, source
+from blockrelay.protocol.transitions.calls import Call
+from blockrelay.redis.client import Scripts, check_redis
+from blockrelay_scheduler import upgrade
+from blockrelay_scheduler.link import Link
+from blockrelay_scheduler.upgrade import upgrade_cell
+from tests.support.older_data import CELL, LEFT, name_of, restore
+from tests.support.redis.redis_server import RedisServer
+
+KEYS = Keys(CELL)
+OURS = b"%d" % PROTOCOL
+#: Of records; what the scripts call a number is in `record.lua`, the rest is here.
+NAMES = {
+    "state", "run", "route", "class", "model", "job", "fallbacks", "numerics", "tenant", "share", "exact", "body",
+    "notes", "end", "abandoned", "accepted_ms", "claimed_ms", "first_token_ms", "progress_ms", "fingerprint",
+    "quarantined", "rerun_reason", "reruns",
+}  # fmt: skip
+
+
+@pytest.fixture(params=LEFT, ids=name_of)
+def link(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Link]:
+    """A scheduler's connections to what an older release has left."""
+    restore(request.param, tmp_path / "redis")
+    server = RedisServer(tmp_path / "redis").start()
+    with server.client() as client:
+        yield Link(client, client, KEYS, Scripts(client, KEYS))
+    server.stop()
+
+
+def forget_gateways(client: redis.Redis) -> None:
+    """As if 15 s had passed since they died."""
+    for name in client.keys(KEYS.gateway("*")):  # pyright: ignore
+        client.delete(name)
+
+
+def everything(client: redis.Redis) -> dict[bytes, Any]:
+    """The content of every key, without the order of what has none."""
+    found: dict[bytes, Any] = {}
+    for name in cast("list[bytes]", client.keys("*")):
+        kind = client.type(name)
+        if kind == b"hash":
+            found[name] = client.hgetall(name)
+        elif kind == b"set":
+            found[name] = client.smembers(name)
+        elif kind == b"stream":
+            found[name] = client.xrange(name)
+        else:
+            found[name] = client.dump(name)
+    return found
+
+
+def numbers_of_records() -> set[str]:
+    text = source.part_text("requests/record").partition("NUMBERS = {")[2].partition("\n}")[0]
+    return {line.split(" = ")[0].strip() for line in text.splitlines() if " = " in line}
+
+
+def test_the_keys_and_fields_are_ours_and_the_sums_right(link: Link) -> None:
+    client, keys = link.client, link.keys
+    before = {name: client.hgetall(name) for name in cast("list[bytes]", client.keys(keys.request("*")))}
+    logs = {name: client.xrange(name) for name in cast("list[bytes]", client.keys(keys.log("*")))}
+    queued = {name: client.dump(name) for kind in ("queue", "reruns", "pinned") for name in _all(client, kind)}
+    forget_gateways(client)
+    upgrade_cell(link)
+    assert client.get(keys.protocol) == OURS
+    for family in ("load", "of", "on", "trying", "fleet"):
+        assert _all(client, family) == []
+    expected, tenants = Counter[bytes](), Counter[bytes]()
+    for name, old in before.items():
+        new = cast("dict[bytes, bytes]", client.hgetall(name))
+        assert {field.decode() for field in new if not field.isdigit()} <= NAMES | numbers_of_records()
+        assert new[b"v"] == OURS and new[b"state"] == old[b"state"]
+        values = [value for field, value in cast("dict[bytes, bytes]", old).items() if field != b"v"]
+        assert sorted([*values, OURS]) == sorted(new.values()), "each value"
+        if new[b"state"] != b"done":
+            left = int(new[b"max_tokens"]) - int(new[b"committed"])
+            expected[new[b"state"] + b"_tokens"] += max(0, left)
+            expected[new[b"state"] + b"_rows"] += int(new.get(b"rows_to_compute", 0))
+            expected[b"pages"] += int(new[b"pages_needed"])
+            tenants[new.get(b"tenant", b"")] += 1
+    (sums,) = _all(client, "outstanding")
+    assert {field: int(value) for field, value in client.hgetall(sums).items() if int(value)} == +expected  # pyright: ignore
+    assert {name.rpartition(b":")[2]: client.scard(name) for name in _all(client, "tenant-requests")} == tenants
+    assert {name: client.dump(name) for kind in ("queue", "reruns", "pinned") for name in _all(client, kind)} == queued
+    for name, old in logs.items():
+        new = cast("list[tuple[bytes, dict[bytes, bytes]]]", client.xrange(name))
+        assert [entry for entry, _ in new] == [entry for entry, _ in cast(Any, old)]
+        assert [list(fields.values()) for _, fields in new] == [list(fields.values()) for _, fields in cast(Any, old)]
+        assert body_of(cast(Any, client.hgetall(name.replace(b":log:", b":request:"))), new).prompt.size
+        decode_log(new)
+
+
+def _all(client: redis.Redis, family: str) -> list[bytes]:
+    return sorted(cast("list[bytes]", client.keys(f"{{{CELL}}}:{family}:*")))
+
+
+def test_a_scheduler_that_dies_anywhere_is_followed_by_one_that_begins_again(
+    link: Link, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It dies before the first call, behind it, before the second..., and in the end all is as without a death."""
+    monkeypatch.setattr(upgrade, "BATCH", 1)
+    forget_gateways(link.client)
+    before = {name: link.client.dump(name) for name in cast("list[bytes]", link.client.keys("*"))}
+    upgrade_cell(link)
+    expected, deaths = everything(link.client), 0
+    for moment in ("before", "after"):
+        for passage in range(1, 1000):
+            link.client.flushall()
+            for name, content in before.items():
+                link.client.restore(name, 0, cast(bytes, content))
+            failpoints.arm("scheduler", f"scheduler.{moment}_upgrade:raise@{passage}")
+            try:
+                upgrade_cell(link)
+                break
+            except RedisUnavailable:
+                deaths += 1
+                upgrade_cell(link)
+                assert everything(link.client) == expected, (moment, passage)
+            finally:
+                failpoints.arm("scheduler", "")
+    assert deaths > 20
+
+
+def test_it_waits_until_those_of_the_older_release_are_gone(link: Link) -> None:
+    client, keys = link.client, link.keys
+    forget_gateways(client)
+    seconds, _ = client.time()
+    client.hset(keys.worker("old"), "model", "m")
+    client.zadd(keys.workers, {"old": 1000 * seconds})
+    before = everything(client)
+    with pytest.raises(RedisRefused, match="1 workers and 0 gateways of that still live"):
+        upgrade_cell(link)
+    client.zadd(keys.workers, {"old": 1000 * seconds - 60_000})
+    client.set(keys.gateway("old"), "", ex=15)
+    with pytest.raises(RedisRefused, match="0 workers and 1 gateways of that still live"):
+        upgrade_cell(link)
+    client.delete(keys.gateway("old"))
+    client.zadd(keys.workers, {"old": 1000 * seconds})
+    assert everything(client) == before, "nothing was done"
+    client.zadd(keys.workers, {"old": 1000 * seconds - 60_000})
+    upgrade_cell(link)
+    assert client.get(keys.protocol) == OURS
+
+
+def test_while_it_lasts_nobody_joins_and_no_script_does_anything(link: Link) -> None:
+    client, keys = link.client, link.keys
+    link.scripts.run(calls.upgrade_begin(cast("bytes | None", client.get(keys.protocol))))
+    with pytest.raises(RedisRefused, match="is being brought to") as waits:
+        check_redis(client, "control Redis", cell=keys)
+    assert waits.value.code == "PROTOCOL", "it waits"
+    before = everything(client)
+    refused: list[Call[Any]] = [calls.dead("w", silent_s=0), calls.forget(8), calls.claim("w", 8, free_pages=8)]
+    for call in refused:
+        with pytest.raises(RedisRefused, match="the cell speaks protocol"):
+            link.scripts.run(call)
+    assert everything(client) == before
+    forget_gateways(client)
+    upgrade_cell(link)
+    check_redis(client, "control Redis", cell=keys)
+    assert link.scripts.run(calls.upgrade_keys([])) is None, "somebody else has finished"
+    assert not link.scripts.run(calls.upgrade_finish())
+
+
+def test_every_script_looks_first_whether_the_cell_is_ours() -> None:
+    for script in source.NAMES:
+        assert (source.FENCE in source.parts_of(script)) == (script != source.UNFENCED)
+
+
+def test_a_cell_of_ours_is_left_alone(client: redis.Redis, keys: Keys, scripts: Scripts) -> None:
+    link = Link(client, client, keys, scripts)
+    upgrade_cell(link)
+    assert client.keys("*") == []
+    check_redis(client, "control Redis", cell=keys)
+    before = everything(client)
+    upgrade_cell(link)
+    assert everything(client) == before
