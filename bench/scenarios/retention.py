@@ -32,6 +32,7 @@ import numpy as np
 import redis
 from prometheus_client import Counter
 
+from blockrelay.protocol.constants import RETENTION_S
 from blockrelay.protocol.encoding.end_meta import encode_end_meta
 from blockrelay.protocol.keys import Keys
 from blockrelay.protocol.messages import Claimed, Commit, RequestBody
@@ -65,8 +66,7 @@ class Kind:
 
     @property
     def retention_s(self) -> int:
-        settings = GatewaySettings()
-        return settings.keyed_retention_s if self.keyed else settings.retention_s
+        return GatewaySettings().keyed_retention_s if self.keyed else RETENTION_S
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -39,11 +39,6 @@ class Settings(BaseSettings):
         default="INFO", description="least level of log lines"
     )
     log_prompts: bool = Field(default=False, description="write prompts and texts into the log (never by default)")
-    #: These two hold for the whole cell: the scheduler's count.
-    dead_after_s: float = Field(
-        default=DEAD_AFTER_MS / 1000, gt=0, description="a worker without a beat for this long is dead"
-    )
-    retention_s: int = Field(default=RETENTION_S, ge=1, description="how long a finished request can still be read")
     failpoint: str = Field(default="", description="die, sleep, fail or wait at a named point (docs/failpoints.md)")
 
     @field_validator("failpoint")
@@ -89,6 +84,11 @@ class SchedulerSettings(Settings):
     port: int = Field(default=9101, ge=0, le=65535, description="metrics and health")
     stages: int = Field(default=1, ge=1, description="stages that the model is cut into")
     tick_s: float = Field(default=0.2, gt=0, description="seconds between two looks at the cell")
+    #: These two hold for the whole cell: schedulers put them there, other services take them from it.
+    dead_after_s: float = Field(
+        default=DEAD_AFTER_MS / 1000, gt=0, description="a worker without a beat for this long is dead"
+    )
+    retention_s: int = Field(default=RETENTION_S, ge=1, description="how long a finished request can still be read")
     vacancy_s: float = Field(default=15.0, gt=0, description="an empty stage waits this long for a replacement")
     stalled_after_s: float = Field(default=30.0, gt=0, description="a running request without progress is run again")
     prompt_tokens_per_s: float = Field(default=100.0, gt=0, description="slowest prompt speed that is not a stall")

@@ -59,7 +59,7 @@ def test_all_mean_the_same_workers_by_alive(cell: Cell, redis_server: RedisServe
     assert worker.is_alive == alive
     plan = read_plan(cell.client, cell.keys, MODEL)
     assert bool(missing_stages(plan, [worker])) != alive
-    status = read_status(CellAddress(redis_server.url, Settings(cell=cell.keys.cell, dead_after_s=1.0)))
+    status = read_status(CellAddress(redis_server.url, Settings(cell=cell.keys.cell)))
     assert status["models"][MODEL]["workers"][0]["state"] == ("ready" if alive else "silent")
     forecast = cell.accept("req-1", limits=Limits(wait_s=0.001))
     assert forecast.status == ("WAIT" if alive else "OK"), "what nobody computes has no forecast"
@@ -67,7 +67,7 @@ def test_all_mean_the_same_workers_by_alive(cell: Cell, redis_server: RedisServe
     assert bool(cell.claim("a")) == alive
 
 
-def test_a_service_that_was_started_with_other_values_is_told_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_scheduler_that_was_started_with_other_values_is_told_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     cell = CellSettings(retention_s=900, dead_after_ms=3000)
     cell.tell(cell)
     assert capsys.readouterr().out == ""

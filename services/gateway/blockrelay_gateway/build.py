@@ -55,7 +55,7 @@ def build(settings: GatewaySettings, folder: BlockFolder) -> Gateway:
 
     tailer = Tailer(client, keys, name, metrics, watch)
     records = Records(client, keys, key)
-    followers = Followers(client, keys, scripts, name, settings.retention_s)
+    followers = Followers(client, keys, scripts, name)
     abandonment = Abandonment(followers, scripts, watch, gateway=name, grace_s=settings.grace_s)
     followed = FollowedRequests(tailer, Accounting(metrics), abandonment)
     resumption = Resumption(client, keys, records, followers, followed, model=key)

@@ -1,6 +1,6 @@
 """What all services of a cell must agree on, `{cell}:settings`: a scheduler puts its values there, others take them.
 
-The scheduler that began last decides. Where no scheduler has begun yet, each goes by its own settings.
+The scheduler that began last decides. Where none has begun yet, the defaults hold.
 """
 
 from collections.abc import Mapping
@@ -11,20 +11,21 @@ import redis
 import redis.asyncio
 
 from blockrelay.observability import logs
+from blockrelay.protocol.constants import DEAD_AFTER_MS, RETENTION_S
 from blockrelay.protocol.keys import Keys
-from blockrelay.settings import Settings
+from blockrelay.settings import SchedulerSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CellSettings:
     """How long a finished request can still be read, and the silence that makes a worker dead."""
 
-    retention_s: int
-    dead_after_ms: int
+    retention_s: int = RETENTION_S
+    dead_after_ms: int = DEAD_AFTER_MS
 
     @classmethod
-    def of(cls, settings: Settings) -> "CellSettings":
-        """Those that a service was started with."""
+    def of(cls, settings: SchedulerSettings) -> "CellSettings":
+        """Those that a scheduler was started with."""
         return cls(retention_s=settings.retention_s, dead_after_ms=int(1000 * settings.dead_after_s))
 
     @classmethod
@@ -36,7 +37,7 @@ class CellSettings:
         return cls(**{name: int(found[name.encode()]) for name in names})
 
     def differences(self, own: "CellSettings") -> str:
-        """Where the cell differs from what a service was started with, as one line; empty where it does not."""
+        """Where the cell differs from what a scheduler was started with, as one line; empty where it does not."""
         pairs = zip(asdict(self).items(), asdict(own).values(), strict=True)
         return ", ".join(
             f"{name} is {value} in this cell, not {ours}" for (name, value), ours in pairs if value != ours
@@ -45,7 +46,7 @@ class CellSettings:
     def tell(self, own: "CellSettings") -> None:
         """Log where they differ, if anywhere: the cell's count."""
         if found := self.differences(own):
-            logs.get().warning("CELL_SETTINGS_DIFFER", reason=f"{found}: its scheduler's count")
+            logs.get().warning("CELL_SETTINGS_DIFFER", reason=f"{found}: those of the scheduler that began last count")
 
 
 def read_cell_settings(client: redis.Redis, keys: Keys) -> CellSettings | None:

@@ -37,7 +37,6 @@ class Stand:
         settings = {
             "page_store_folder": str(self.pages),
             "beat_s": "0.2",
-            "dead_after_s": str(DEAD_AFTER_S),
         }
         return self.system.start_worker(**settings, **env)
 

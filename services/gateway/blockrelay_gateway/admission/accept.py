@@ -192,7 +192,7 @@ class Admission:
             pages_needed=pages,
             deadline_ms=deadline_ms and deadline_ms + self._cell.clock_ahead_ms,
             fingerprint=own.fingerprint,
-            retention_s=self._keep_s(own),
+            retention_s=self._retention_s(own),
             session=own.session,
             tenant=tenant.name,
             weight=tenant.weight,
@@ -203,11 +203,11 @@ class Admission:
         followed = FollowedRequest(acceptance, own.params, created=int(time.time()), deadline_ms=deadline_ms)
         return _Submitted(request, tenant, followed, State.NEW_KEYED if request.fingerprint else State.NEW)
 
-    def _keep_s(self, request: AdmissionRequest) -> int:
+    def _retention_s(self, request: AdmissionRequest) -> int:
         """A client with a key, or of a background request, comes for the answer later: it is forgotten last."""
         if request.fingerprint:
             return self._settings.keyed_retention_s
-        return self._settings.retention_s if request.body.background else 0
+        return self._cell.retention_s if request.body.background else 0
 
     async def _accept(self, one: _Submitted, limits: Limits, max_in_flight: int) -> Accepted:
         call = one.followed.acceptance.call(max_in_flight=max_in_flight, limits=limits)

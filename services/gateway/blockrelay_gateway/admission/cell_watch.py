@@ -41,10 +41,15 @@ class CellWatch:
     ) -> None:
         self._client, self._scripts, self._followers = client, scripts, followers
         self._metrics, self._watch, self._settings = metrics, watch, settings
-        self._cell = CellSettings.of(settings)
+        self._cell = CellSettings()
         self._looked = float("-inf")
         self.full = ""
         self.clock_ahead_ms = 0  # of Redis, whose clock decides about deadlines
+
+    @property
+    def retention_s(self) -> int:
+        """Of the cell: how long a finished request can still be read."""
+        return self._cell.retention_s
 
     def now_ms(self) -> int:
         """Redis' clock."""
@@ -75,7 +80,6 @@ class CellWatch:
         self.clock_ahead_ms = seconds * 1000 + micros // 1000 - int(time.time() * 1000)
         cell = await read_cell_settings_async(self._client, Keys(self._settings.cell))
         if cell is not None and cell != self._cell:
-            cell.tell(CellSettings.of(self._settings))
             self._cell, self._followers.retention_s = cell, cell.retention_s
 
     async def look_again(self) -> None:

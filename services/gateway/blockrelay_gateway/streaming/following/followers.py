@@ -7,6 +7,7 @@ from typing import Any, cast
 
 import redis.asyncio
 
+from blockrelay.protocol.constants import RETENTION_S
 from blockrelay.protocol.keys import Keys
 from blockrelay.protocol.transitions import calls
 from blockrelay.redis.client import AsyncScripts
@@ -19,11 +20,9 @@ class Followers:
     is taken back: entries of ours without a reader, and requests whose clients were told that they are not accepted.
     """
 
-    def __init__(
-        self, client: redis.asyncio.Redis, keys: Keys, scripts: AsyncScripts, gateway: str, retention_s: int
-    ) -> None:
+    def __init__(self, client: redis.asyncio.Redis, keys: Keys, scripts: AsyncScripts, gateway: str) -> None:
         self._client, self._keys, self._scripts, self._gateway = client, keys, scripts, gateway
-        self.retention_s = retention_s
+        self.retention_s = RETENTION_S  # until the cell's is read
         self._joining: Counter[str] = Counter()
         self._left: set[str] = set()
         self._refused: set[str] = set()
