@@ -7,7 +7,6 @@ import signal
 import sys
 import tempfile
 import time
-import urllib.parse
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +22,7 @@ from blockrelay_launcher.drill.faults import KINDS, Fault, Kind, Role, possible,
 from blockrelay_launcher.drill.from_logs import own_ends, refusals, run_starts
 from blockrelay_launcher.drill.killer import Killer
 from blockrelay_launcher.drill.report import Report, judge, show
-from blockrelay_launcher.drill.system import DrilledSystem, drilled_system
+from blockrelay_launcher.drill.system import DrilledSystem, drilled_system, lasting_ports
 from blockrelay_launcher.drill.upgrade import SALT, Upgrade
 from blockrelay_launcher.drill.users import put_in_force
 from blockrelay_launcher.drill.workload import Ask, References, make_asks
@@ -107,10 +106,11 @@ def _drilled(options: DrillOptions, seed: int, asks: Sequence[Ask], data: Path) 
         gateways, schedulers = names_of("gateway", options.gateways), names_of("scheduler", options.schedulers)
         put_in_force(options.users, data, [*gateways, *schedulers, *options.workers])
     releases = [*filter(None, [options.upgrade_from]), sys.executable]
+    port = lasting_ports(options.gateways) if options.upgrade_from else 0
     course = _Course(options, seed, asks, data)
     with _interruptible() as interrupts:
         for number, python in enumerate(releases, 1):
-            with drilled_system(options.model, data, list(map(str, up)), python=python, port=course.port) as system:
+            with drilled_system(options.model, data, list(map(str, up)), python=python, port=port) as system:
                 course.run(system, interrupts, seconds=options.seconds / len(releases), last=number == len(releases))
             if interrupts:
                 break
@@ -128,11 +128,6 @@ class _Course:
         self._seconds = 0.0
         self._load = Load(urls=[], asks=asks, clients=options.requests, rng=Random(f"{seed} load"))
         self._references: References | None = None
-
-    @property
-    def port(self) -> int:
-        """Of the first gateway, 0 for any: one system answers where the one before did."""
-        return urllib.parse.urlsplit(self._load.urls[0]).port or 0 if self._load.urls else 0
 
     def run(self, system: DrilledSystem, interrupts: list[int], *, seconds: float, last: bool) -> None:
         """Hurt a system that is ready; the last one is also left alone until nothing is under way."""

@@ -3,12 +3,14 @@
 import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from random import SystemRandom
 from typing import Any, cast
 
 import redis
@@ -199,6 +201,24 @@ def drilled_system(
                         os.kill(pid, signal.SIGCONT)  # what is stopped cannot end
                 process.send_signal(signal.SIGTERM)
             process.wait()
+
+
+def lasting_ports(count: int) -> int:
+    """The first of `count` free ports in a row that stay free while nobody listens there.
+
+    They are none that the system gives to connections: a client that tries to reach one of those, while nobody listens,
+    is given it as its own port in the end, is connected to itself, and keeps it from the service that comes back.
+    """
+    given = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    while True:
+        first = SystemRandom().randrange(max(1025, given - 16_000), given - count)
+        with contextlib.ExitStack() as sockets:
+            try:
+                for port in range(first, first + count):
+                    sockets.enter_context(socket.create_server(("127.0.0.1", port)))
+            except OSError:
+                continue
+            return first
 
 
 def _children(pid: int) -> list[int]:
