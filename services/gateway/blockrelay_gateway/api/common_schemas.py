@@ -15,18 +15,28 @@ class Strict(BaseModel):
 class SamplingFields(Strict):
     """None = the default."""
 
-    model: str | None = None
-    max_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
+    model: str | None = Field(default=None, description="the model that is served, or leave it out")
+    max_tokens: int | None = Field(
+        default=None, description="new tokens at most; default: the model's, else BLOCKRELAY_DEFAULT_MAX_TOKENS"
+    )
+    temperature: float | None = Field(default=None, description="0 to 2, 0 = greedy; default: the model's, else 1")
+    top_p: float | None = Field(
+        default=None, description="then keep the fewest whose probability reaches this; 1 = all"
+    )
     top_k: int | None = Field(default=None, description="keep the k most likely tokens; 0 or -1 = all")
-    min_p: float | None = None
-    seed: int | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
-    ignore_eos: bool | None = None
-    stream: bool | None = None
-    return_token_ids: bool | None = None
+    min_p: float | None = Field(
+        default=None, description="then keep those at least so many times as likely as the best; 0 = all"
+    )
+    seed: int | None = Field(
+        default=None, description="of 64 bits; default: made from the id of the request, and returned"
+    )
+    stop: str | list[str] | None = Field(
+        default=None, description="up to 16 strings that end the text and are not part of it"
+    )
+    stop_token_ids: list[int] | None = Field(default=None, description="up to 64 tokens that end the text")
+    ignore_eos: bool | None = Field(default=None, description="the model's own end tokens do not end the text")
+    stream: bool | None = Field(default=None, description="answer in events, piece by piece")
+    return_token_ids: bool | None = Field(default=None, description="token ids of the prompt and of each piece too")
     background: bool | None = Field(default=None, description="answer at once; read the result from /v1/requests/{id}")
     priority: int | None = Field(default=None, description="lower is earlier; the key says how low")
     timeout: float | None = Field(default=None, description="seconds; the request ends with an error after that")

@@ -12,11 +12,19 @@ class InferRequest(SamplingFields):
 
     id: str | int | None = Field(default=None, description="WebSocket only: comes back in every answer to this message")
     idempotency_key: str | None = Field(default=None, description="WebSocket only: as the header Idempotency-Key")
-    prompt: str | list[int] | None = None
-    session_id: str | None = None
-    step: int | None = None
-    input_tensors: dict[str, Any] | None = None
-    logits: Literal["last", "all"] | None = None
+    prompt: str | list[int] | None = Field(default=None, description="text form: a text or token ids")
+    session_id: str | None = Field(
+        default=None,
+        description="tensor form: whose KV cache the step goes on with; without one it is a session of one step",
+    )
+    step: int | None = Field(default=None, description="tensor form: 1, then one more each time")
+    input_tensors: dict[str, Any] | None = Field(
+        default=None,
+        description="tensor form: input_ids, attention_mask and position_ids, each {shape, dtype, data} or a list",
+    )
+    logits: Literal["last", "all"] | None = Field(
+        default=None, description="tensor form: of the last row (default) or of all"
+    )
 
 
 #: Fields of InferRequest that the tensor form knows.

@@ -12,7 +12,7 @@ from blockrelay_gateway.api.common_schemas import SamplingFields, Strict
 
 
 class StreamOptions(Strict):
-    include_usage: bool | None = None
+    include_usage: bool | None = Field(default=None, description="one more event with the numbers of tokens")
     include_obfuscation: Literal[False] | None = None
 
 
@@ -82,9 +82,11 @@ class UnsupportedFields(Strict):
     store: Any = None
     metadata: Any = None
     service_tier: Any = None
-    user: str | None = None
-    safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
+    user: str | None = Field(default=None, description="taken and not used")
+    safety_identifier: str | None = Field(default=None, description="taken and not used")
+    prompt_cache_key: str | None = Field(
+        default=None, description="taken and not used: pages are found by their tokens"
+    )
 
     def check_neutral(self) -> None:
         """Raise BadRequest, naming the first field that asks for something we do not do."""
@@ -100,8 +102,10 @@ class CompletionRequest(SamplingFields, UnsupportedFields):
     """POST /v1/completions."""
 
     prompt: Any = Field(description="text, token ids, a list of texts or a list of lists of token ids")
-    logprobs: int | None = None
-    stream_options: StreamOptions | None = None
+    logprobs: int | None = Field(
+        default=None, description="log probabilities of each new token and of so many of the likeliest, 0 to 20"
+    )
+    stream_options: StreamOptions | None = Field(default=None, description="of a stream: `include_usage`")
 
 
 class ChatMessage(Strict):
@@ -118,11 +122,11 @@ class ChatMessage(Strict):
 class ChatRequest(SamplingFields, UnsupportedFields):
     """POST /v1/chat/completions."""
 
-    messages: list[ChatMessage]
-    max_completion_tokens: int | None = None
-    logprobs: bool | None = None
-    top_logprobs: int | None = None
-    stream_options: StreamOptions | None = None
+    messages: list[ChatMessage] = Field(description="the conversation so far, rendered by the model's chat template")
+    max_completion_tokens: int | None = Field(default=None, description="max_tokens by OpenAI's newer name")
+    logprobs: bool | None = Field(default=None, description="log probabilities of each new token")
+    top_logprobs: int | None = Field(default=None, description="with logprobs: so many of the likeliest too, 0 to 20")
+    stream_options: StreamOptions | None = Field(default=None, description="of a stream: `include_usage`")
 
 
 def _same(value: object, neutral: object) -> bool:

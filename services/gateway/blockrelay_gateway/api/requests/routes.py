@@ -8,7 +8,7 @@ import re
 from contextlib import ExitStack
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Header, Query, Request
+from fastapi import APIRouter, Header, Path, Query, Request
 from fastapi.responses import Response
 
 from blockrelay.errors import NotFound
@@ -31,49 +31,50 @@ from blockrelay_gateway.streaming.readers import Readers
 from blockrelay_gateway.streaming.responses import ResponseFormat, stream
 
 router = APIRouter()
+RequestId = Annotated[str, Path(description="`id` of an answer (cmpl-…, chatcmpl-…), or X-Request-Id (req-…)")]
 _PUBLIC_ID = re.compile(r"(req|cmpl|chatcmpl)-([0-9a-f]{24})")
 
 
-def parse_id(public: str) -> tuple[str, str]:
+def parse_id(request_id: str) -> tuple[str, str]:
     """The request's own id and the prefix the client used. Raises NotFound for anything that cannot be an id."""
-    found = _PUBLIC_ID.fullmatch(public)
+    found = _PUBLIC_ID.fullmatch(request_id)
     if not found:
-        raise NotFound(f"{public!r} is not a request id", param="id")
+        raise NotFound(f"{request_id!r} is not a request id", param="id")
     return f"req-{found[2]}", found[1]
 
 
-@router.get("/v1/requests/{public}")
-async def show(public: str, request: Request) -> Response:
+@router.get("/v1/requests/{request_id}")
+async def show(request_id: RequestId, request: Request) -> Response:
     """State, text so far, usage and what happened when."""
-    return JsonAnswer(await _view(state.of(request), public, authentication.of(request).name))
+    return JsonAnswer(await _view(state.of(request), request_id, authentication.of(request).name))
 
 
-@router.delete("/v1/requests/{public}")
-@router.post("/v1/requests/{public}/cancel")
-async def cancel(public: str, request: Request) -> Response:
+@router.delete("/v1/requests/{request_id}")
+@router.post("/v1/requests/{request_id}/cancel")
+async def cancel(request_id: RequestId, request: Request) -> Response:
     """End the request now, unless it has ended; of several prompts, all. The answer is that of GET."""
     gateway, tenant = state.of(request), authentication.of(request).name
-    name, _ = parse_id(public)
+    name, _ = parse_id(request_id)
     record, log = await gateway.records.read(name, whole=False)
-    gateway.records.check(public, (record.get(b"model"), record.get(b"tenant")), tenant)
+    gateway.records.check(request_id, (record.get(b"model"), record.get(b"tenant")), tenant)
     for index in range(body_of(record, log).choices):
         call = calls.finish(sibling(name, index), "cancelled", meta={"error": "by request of a client"})
         await gateway.scripts.run(call)
-    return JsonAnswer(await _view(gateway, public, tenant))
+    return JsonAnswer(await _view(gateway, request_id, tenant))
 
 
-@router.get("/v1/requests/{public}/events", responses=openapi.EVENTS)
+@router.get("/v1/requests/{request_id}/events", responses=openapi.EVENTS)
 async def events(
-    public: str,
+    request_id: RequestId,
     request: Request,
     starting_after: Annotated[str | None, Query(description="position, or event id")] = None,
-    include_usage: bool = False,
-    return_token_ids: bool = False,
-    last_event_id: Annotated[str | None, Header()] = None,
+    include_usage: Annotated[bool, Query(description="as in `stream_options`")] = False,
+    return_token_ids: Annotated[bool, Query(description="as in a request")] = False,
+    last_event_id: Annotated[str | None, Header(description="id of the last event that was read")] = None,
 ) -> Response:
     """The stream of the request, or what of it is behind an event: the rest of an interrupted stream."""
     gateway = state.of(request)
-    name, prefix = parse_id(public)
+    name, prefix = parse_id(request_id)
     form: ResponseFormat
     if prefix == "req":
         form = InferFormat()
@@ -118,10 +119,10 @@ async def _look(gateway: Gateway, name: str, tenant: str) -> RequestBody:
     return body_of(record, log)
 
 
-async def _view(gateway: Gateway, public: str, tenant: str) -> dict[str, Any]:
-    name, _ = parse_id(public)
+async def _view(gateway: Gateway, request_id: str, tenant: str) -> dict[str, Any]:
+    name, _ = parse_id(request_id)
     record, log = await gateway.records.read(name)
-    gateway.records.check(public, (record.get(b"model"), record.get(b"tenant")), tenant)
+    gateway.records.check(request_id, (record.get(b"model"), record.get(b"tenant")), tenant)
     body = body_of(record, log)
     params = SamplingParams.from_dict(body.params)
     relay, answer = Relay(gateway.tokenizer, params, gateway.folder.model.eos_ids), Answer()
@@ -131,7 +132,7 @@ async def _view(gateway: Gateway, public: str, tenant: str) -> dict[str, Any]:
     error = failure(end) if end else None
     new = len(answer.tokens)
     return {
-        "id": public,
+        "id": request_id,
         "object": "request",
         "request_id": name,
         "choices": [sibling(name, index) for index in range(body.choices)],
