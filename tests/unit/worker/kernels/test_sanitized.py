@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
-SCRIPT = Path(__file__).parents[3] / "services/worker/native/sanitize.sh"
+from tests.support.project import ROOT
+
+SCRIPT = ROOT / "services/worker/native/sanitize.sh"
 
 
 @pytest.mark.sanitizer
