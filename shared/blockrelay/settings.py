@@ -22,11 +22,16 @@ from blockrelay.protocol.plan import Device
 
 BUNDLED_MODEL = Path(__file__).parent / "models" / "storyteller"
 
+#: Seconds: a year.
+MAX_RETENTION_S = 366 * 24 * 3600
+
 
 class Settings(BaseSettings):
     """What all services share."""
 
-    model_config = SettingsConfigDict(env_prefix="BLOCKRELAY_", frozen=True, extra="ignore", protected_namespaces=())
+    model_config = SettingsConfigDict(
+        env_prefix="BLOCKRELAY_", frozen=True, extra="ignore", protected_namespaces=(), allow_inf_nan=False
+    )
 
     model: Path = Field(default=BUNDLED_MODEL, description="block folder")
     model_name: str | None = Field(default=None, description="name clients use; default: the manifest's")
@@ -68,7 +73,9 @@ class GatewaySettings(Settings):
     idempotency_secret: str = Field(
         default="", repr=False, description="makes ids of keyed requests unguessable; equal on all"
     )
-    keyed_retention_s: int = Field(default=3600, ge=1, description="retention_s of requests with an Idempotency-Key")
+    keyed_retention_s: int = Field(
+        default=3600, ge=1, le=MAX_RETENTION_S, description="retention_s of requests with an Idempotency-Key"
+    )
     max_in_flight: int = Field(default=1024, ge=1, description="accepted and unfinished requests of the whole cell")
     max_wait_s: float = Field(
         default=300.0, ge=0, description="refuse what would wait longer for its first token; 0: never"
@@ -86,9 +93,11 @@ class SchedulerSettings(Settings):
     tick_s: float = Field(default=0.2, gt=0, description="seconds between two looks at the cell")
     #: These two hold for the whole cell: schedulers put them there, other services take them from it.
     dead_after_s: float = Field(
-        default=DEAD_AFTER_MS / 1000, gt=0, description="a worker without a beat for this long is dead"
+        default=DEAD_AFTER_MS / 1000, ge=0.1, le=3600, description="a worker without a beat for this long is dead"
     )
-    retention_s: int = Field(default=RETENTION_S, ge=1, description="how long a finished request can still be read")
+    retention_s: int = Field(
+        default=RETENTION_S, ge=1, le=MAX_RETENTION_S, description="how long a finished request can still be read"
+    )
     vacancy_s: float = Field(default=15.0, gt=0, description="an empty stage waits this long for a replacement")
     stalled_after_s: float = Field(default=30.0, gt=0, description="a running request without progress is run again")
     prompt_tokens_per_s: float = Field(default=100.0, gt=0, description="slowest prompt speed that is not a stall")

@@ -68,16 +68,24 @@ def test_every_record_says_its_number(client: redis.Redis, keys: Keys, cell: Cel
     assert client.hget(keys.request("req-1"), "v") == b"%d" % PROTOCOL, "also when it has ended"
 
 
-@pytest.mark.parametrize("number", [PROTOCOL - 1, LATER])
-def test_a_request_of_another_protocol_ends_and_says_why(
-    client: redis.Redis, keys: Keys, cell: Cell, number: int
-) -> None:
-    """A gateway that had stood still since before an upgrade accepted it behind it."""
+def test_a_request_of_an_older_protocol_waits_for_a_scheduler(client: redis.Redis, keys: Keys, cell: Cell) -> None:
+    """A gateway that had stood still since before an upgrade accepted it behind it (test_upgrade)."""
     for name in ("req-1", "req-2"):
         cell.accept(name)
-    client.hset(keys.request("req-1"), "v", number)
+    client.hset(keys.request("req-1"), "v", PROTOCOL - 1)
+    cell.worker("w", split="1-4")
+    assert [run.request for run in cell.claim("w")] == ["req-2"], "it holds up nobody"
+    assert cell.queued() == ["req-1"] and cell.log("req-1") == []
+    client.hset(keys.request("req-1"), "v", PROTOCOL)
+    assert [run.request for run in cell.claim("w")] == ["req-1"]
+
+
+def test_a_request_of_a_later_protocol_ends_and_says_why(client: redis.Redis, keys: Keys, cell: Cell) -> None:
+    for name in ("req-1", "req-2"):
+        cell.accept(name)
+    client.hset(keys.request("req-1"), "v", LATER)
     cell.worker("w", split="1-4")
     assert [run.request for run in cell.claim("w")] == ["req-2"], "it holds up nobody"
     (end,) = cell.log("req-1")
     assert isinstance(end, EndEntry) and end.meta["code"] == "protocol"
-    assert f"protocol {number}" in end.meta["error"]
+    assert f"protocol {LATER}" in end.meta["error"]

@@ -171,7 +171,8 @@ def test_ctrl_c_ends_it_with_the_table_so_far() -> None:
         (["--faults", "full", "--kill", "worker"], "meets only redis"),
         (["--stages", "99"], "the model has 7 blocks"),
         (["--users", "/nowhere"], "control.acl"),
-        (["--upgrade-from", "/nowhere/python"], "no such program"),
+        (["--upgrade-from", "/nowhere/python"], "is not the Python of a release"),
+        (["--upgrade-from", "/bin/false"], "is not the Python of a release"),
         (["--upgrade-from", sys.executable, "--upgrade"], "neither --users nor --upgrade"),
     ],
 )

@@ -200,7 +200,7 @@ def test_no_role_may_administer(secured: Secured, server: str, role: str) -> Non
         ("payload", "gateway", KEYS.inbox("w")),
         ("payload", "scheduler", KEYS.result("r")),
         ("control", "worker", KEYS.session("s")),
-        ("control", "scheduler", KEYS.session("s")),
+        ("control", "scheduler", KEYS.wake("g")),
     ],
 )
 def test_roles_do_not_see_each_others_data(secured: Secured, server: str, role: str, key: str) -> None:

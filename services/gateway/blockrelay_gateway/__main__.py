@@ -5,13 +5,13 @@ may not meet.
 """
 
 import asyncio
+import contextlib
 import gc
 import logging
 import resource
 import signal
 import socket
 import sys
-import time
 from types import FrameType
 
 import uvicorn
@@ -23,7 +23,7 @@ from blockrelay.errors import BlockrelayError, RedisTrouble, UsageError
 from blockrelay.exit_codes import BROKEN, UNUSABLE, exit_code
 from blockrelay.observability import logs
 from blockrelay.protocol.keys import Keys
-from blockrelay.redis.client import backoff_s, check_redis, connect
+from blockrelay.redis.client import check_redis, connect
 from blockrelay.settings import GatewaySettings, read_settings
 from blockrelay_gateway.api.state import Gateway
 from blockrelay_gateway.app import create_app
@@ -96,23 +96,10 @@ def main() -> int:
 
 
 def _look_at_redis(url: str, name: str, *, cell: Keys | None = None) -> None:
-    """Raises UsageError when it will never serve us like this; one that does not answer now is waited for later.
-
-    Waits while the cell speaks an older protocol: what is there is not ours to read until a scheduler has upgraded it.
-    """
-    with connect(url) as client:
-        attempt = 0
-        while True:
-            try:
-                check_redis(client, name, cell=cell)
-            except RedisTrouble as error:
-                if error.code == "PROTOCOL":
-                    if attempt == 0:
-                        logs.get().warning("CELL_OUTDATED", reason=str(error))
-                    time.sleep(backoff_s(attempt))
-                    attempt += 1
-                    continue
-            return
+    """Raises UsageError when it will never serve us like this; one that does not answer now, or a cell that has to be
+    upgraded, is waited for later."""
+    with connect(url) as client, contextlib.suppress(RedisTrouble):
+        check_redis(client, name, cell=cell)
 
 
 def allow_files(wanted: int) -> None:

@@ -24,7 +24,7 @@ from blockrelay_scheduler.link import Link
 from blockrelay_scheduler.liveness import Liveness
 from blockrelay_scheduler.plan_publisher import PlanPublisher
 from blockrelay_scheduler.rescuer import Rescuer
-from blockrelay_scheduler.upgrade import upgrade_cell
+from blockrelay_scheduler.upgrade import CellUpgrade
 
 #: Seconds between two looks at the unfinished requests and at what metrics tell.
 LOOK_S = 1.0
@@ -45,6 +45,7 @@ class Scheduler:
     liveness: Liveness = field(init=False)
     _publisher: PlanPublisher = field(init=False)
     _rescuer: Rescuer = field(init=False)
+    _upgrade: CellUpgrade = field(init=False)
     _last_tick: float = field(default=float("-inf"), init=False)
     _last_look: float = field(default=float("-inf"), init=False)
     _seen: frozenset[str] = field(default=frozenset(), init=False)  # in the last round
@@ -61,13 +62,14 @@ class Scheduler:
         self.liveness = Liveness(self.link, self.metrics, self._cell.dead_after_ms)
         self._publisher = PlanPublisher(self.link, self.model, self.blocks, settings.stages, settings.vacancy_s)
         self._rescuer = Rescuer(self.link, self.metrics, settings)
+        self._upgrade = CellUpgrade(self.link, self.model)
 
     def run(self, stop: threading.Event) -> None:
         """Tick until `stop`. Trouble with Redis: say so, wait with backoff, go on.
 
         Raises UsageError when, at the start, a Redis says that it will never serve us like this.
         """
-        wait_for_redis(self._look, self._trouble, give_up=stop.is_set)
+        wait_for_redis(self._look, self._trouble, give_up=stop.is_set, pause=stop.wait)
         if self.link.payload is not self.link.client:
             self._sweeper = InboxSweeper(self.link.payload, self.link.keys, self.metrics)
             self._sweeper.start()
@@ -83,7 +85,7 @@ class Scheduler:
         except RedisRefused as error:
             if error.code != "PROTOCOL":
                 raise
-            upgrade_cell(self.link)
+            self._upgrade.perform()
         if self.link.payload is not self.link.client:
             try:
                 check_redis(self.link.payload, "payload Redis")
@@ -113,6 +115,7 @@ class Scheduler:
         """One round. Raises RedisTrouble; the next round makes up for it."""
         started = time.monotonic()
         self.liveness.judge_contact(self._last_tick, self.settings.tick_s)
+        self._upgrade.look()
         self.liveness.declare_dead()  # first: whatever Redis stands still for before it would make beats look old
         self._agree()
         workers = registry.read_workers(self.link.client, self.link.keys, self.model)

@@ -1,18 +1,19 @@
 """Bringing a cell to our protocol, once the services of the older one have ended.
 
-    1. wait until no worker and no gateway of the older protocol lives
-    2. UPGRADE marks the cell: services of the older protocol do not start any more, those of ours wait
+    1. wait until no worker and no gateway of the older protocol has shown itself for a while
+    2. UPGRADE marks the cell: services of ours wait, and their scripts refuse
     3. UPGRADE changes every key, some at a time, each whole; a key that is changed is left as it is
     4. the number of the cell is ours
 
 A scheduler that dies on the way is followed by one that begins again; several may do it at once. Requests under way
-keep their tokens, queues and deadlines, and ended ones can still be read.
+keep their tokens, queues and deadlines, and ended ones can still be read. What a gateway of an older protocol, which
+had stood still meanwhile, accepts behind an upgrade is changed in the same way, as soon as it is seen.
 """
 
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from itertools import islice
-from typing import cast
 
 from blockrelay.errors import RedisRefused
 from blockrelay.observability import logs
@@ -20,62 +21,105 @@ from blockrelay.protocol.constants import DEAD_AFTER_MS
 from blockrelay.protocol.number import PROTOCOL
 from blockrelay.protocol.transitions import calls
 from blockrelay.redis.cell_settings import read_cell_settings
-from blockrelay.redis.protocol_check import read_spoken
+from blockrelay.redis.client import server_run_id
+from blockrelay.redis.protocol_check import Spoken, older_services, parse_spoken, read_spoken
 from blockrelay_scheduler.link import Link
 
 #: Keys that one call changes: some milliseconds in which Redis serves nobody else.
 BATCH = 64
+#: Seconds without a sign of life of an older service, watched without a break, after which there is none: beyond
+#: `dead_after_s`, within which workers beat and gateways renew their keys many times once Redis answers.
+MARGIN_S = 2.0
+#: Seconds between two looks after which nobody has watched: Redis or this process stood still.
+BREAK_S = 2.0
 
 
-def upgrade_cell(link: Link) -> None:
-    """Bring the cell to our protocol; nothing where it speaks ours, none or a later one.
+@dataclass(slots=True)
+class CellUpgrade:
+    """Upgrades the cell of `link`; one thread calls it again and again until it has. `model` is the key of ours."""
 
-    Raises RedisRefused while a service of the older protocol lives.
-    """
-    spoken = read_spoken(link.client, link.keys)
-    if spoken is None or not spoken.is_older:
-        return
-    _refuse_while_others_live(link, str(spoken))
-    if spoken.target is None:
-        number = link.client.get(link.keys.protocol)
-        link.scripts.run(calls.upgrade_begin(cast("bytes | None", number)))
-        _refuse_while_others_live(link, str(spoken))  # somebody may have come in between
-    started, changed = time.monotonic(), 0
-    for names in _batches(link.client.scan_iter(link.keys.all, count=1000)):
-        answer = link.scripts.run(calls.upgrade_keys(names))
-        if answer is None:
-            return  # another scheduler has finished
-        changed += answer
-    if link.scripts.run(calls.upgrade_finish()):
-        seconds = round(time.monotonic() - started, 3)
-        logs.get().info("CELL_UPGRADED", protocol=PROTOCOL, before=spoken.number, keys=changed, seconds=seconds)
+    link: Link
+    model: str
+    margin_s: float = MARGIN_S
+    _quiet_since: float | None = field(default=None, init=False)
+    _looked: float = field(default=float("-inf"), init=False)
+    _server: str = field(default="", init=False)
+
+    def perform(self) -> None:
+        """Bring the cell to our protocol; nothing where it speaks ours, none or a later one.
+
+        Raises RedisRefused while a service of the older protocol lives, or may live.
+        """
+        spoken = read_spoken(self.link.client, self.link.keys)
+        if spoken is None or not spoken.is_older:
+            return
+        self._refuse_while_others_live(spoken)
+        self._change(spoken)
+
+    def look(self) -> None:
+        """Undo what brought the cell behind our protocol while services of ours run: an older copy of its data was put
+        back, or a gateway of an older release has accepted something. Raises as `perform`."""
+        ask = self.link.client.pipeline(transaction=False)
+        ask.get(self.link.keys.protocol)
+        ask.exists(self.link.keys.load(self.model))
+        found, older = ask.execute()
+        if (found is not None and parse_spoken(found, self.link.keys).is_older) or (older and found is None):
+            self.perform()
+        elif older:
+            self._change(Spoken(PROTOCOL))
+
+    def _change(self, spoken: Spoken) -> None:
+        scripts = self.link.scripts
+        if spoken.target is None:
+            number = self.link.client.get(self.link.keys.protocol)
+            scripts.run(calls.upgrade_begin(number if isinstance(number, bytes) else None))
+        started, changed, more = time.monotonic(), 0, 1
+        while more:
+            server, more = server_run_id(self.link.client), 0
+            for names in _batches(self.link.client.scan_iter(self.link.keys.all, count=1000)):
+                answer = scripts.run(calls.upgrade_keys(names))
+                if answer is None:
+                    return  # another scheduler has finished
+                more += answer
+            changed += more
+            if server_run_id(self.link.client) != server:
+                more = 1  # the cursor of SCAN meant nothing to the server that came back
+        if scripts.run(calls.upgrade_finish()):
+            seconds = round(time.monotonic() - started, 3)
+            logs.get().info("CELL_UPGRADED", protocol=PROTOCOL, before=spoken.number, keys=changed, seconds=seconds)
+
+    def _refuse_while_others_live(self, spoken: Spoken) -> None:
+        client, keys, now = self.link.client, self.link.keys, time.monotonic()
+        workers, gateways = self._living()
+        server = server_run_id(client)
+        if workers or gateways or server != self._server or now - self._looked > BREAK_S:
+            self._quiet_since = None
+        self._server, self._looked = server, time.monotonic()
+        says = f"the cell {keys.cell!r} speaks {spoken}"
+        if workers or gateways:
+            living = [*(f"worker {name}" for name in workers), *(f"gateway {name}" for name in gateways)]
+            raise RedisRefused(
+                f"{says}: stop all services of the older release, then it is upgraded to {PROTOCOL}; there still is "
+                f"{', '.join(living[:4])}{' and more' if len(living) > 4 else ''} (a gateway is seen for 15 s)",
+                code="PROTOCOL",
+            )
+        self._quiet_since = now if self._quiet_since is None else self._quiet_since
+        if time.monotonic() - self._quiet_since < self.margin_s and self.margin_s:
+            raise RedisRefused(f"{says}: watching whether a service of the older release lives", code="PROTOCOL")
+
+    def _living(self) -> tuple[list[str], list[str]]:
+        """Workers with a beat that is not old, and gateways, of the older protocol."""
+        client, keys = self.link.client, self.link.keys
+        workers, gateways = older_services(client, keys)
+        cell = read_cell_settings(client, keys)
+        dead_after_ms = cell.dead_after_ms if cell else DEAD_AFTER_MS
+        seconds, micros = client.time()
+        now_ms = seconds * 1000 + micros // 1000
+        beats = {name: client.zscore(keys.workers, name) for name in workers}
+        alive = [name for name, beat in beats.items() if beat is not None and abs(now_ms - beat) < dead_after_ms]
+        return alive, gateways
 
 
 def _batches(names: Iterator[bytes]) -> Iterator[list[bytes]]:
     while batch := list(islice(names, BATCH)):
         yield batch
-
-
-def _refuse_while_others_live(link: Link, spoken: str) -> None:
-    client, keys = link.client, link.keys
-    cell = read_cell_settings(client, keys)
-    dead_after_ms = cell.dead_after_ms if cell else DEAD_AFTER_MS
-    seconds, micros = client.time()
-    now_ms = seconds * 1000 + micros // 1000
-    beats = cast("list[tuple[bytes, float]]", client.zrange(keys.workers, 0, -1, withscores=True))
-    workers = [
-        name.decode()
-        for name, beat_ms in beats
-        if abs(now_ms - beat_ms) < dead_after_ms and client.hget(keys.worker(name.decode()), "v") != b"%d" % PROTOCOL
-    ]
-    gateways = [
-        name.decode()
-        for name in cast("Iterator[bytes]", client.scan_iter(keys.gateway("*"), count=1000))
-        if client.get(name) not in (b"%d" % PROTOCOL, None)
-    ]
-    if workers or gateways:
-        raise RedisRefused(
-            f"the cell {keys.cell!r} speaks {spoken}, and {len(workers)} workers and {len(gateways)} gateways of that "
-            f"still live: stop all services of the older release, and the cell is brought to protocol {PROTOCOL}",
-            code="PROTOCOL",
-        )

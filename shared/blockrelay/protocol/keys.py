@@ -84,11 +84,11 @@ FAMILIES = (
     Family("pages", "<model>", "zset page -> ms of last use", "worker", "", "member: with its page", "payload"),
     Family("wake", "<gateway>", "stream, interrupts a gateway's blocking read", "gateway", "", "60 s after the last use"),
     Family("followers", "<id>", "hash of the gateways that read a log which more than one has read", "ACCEPT gateway", "FINISH FORGET", "retention"),
-    Family("gateway", "<id>", "string, number of the protocol that this gateway speaks: it lives", "gateway", "FINISH scheduler", "15 s after the last beat"),
-    Family("load", "<model>", "protocol 2's `outstanding`", "UPGRADE", "", "UPGRADE"),
-    Family("of", "<tenant>", "protocol 2's `tenant-requests`", "UPGRADE", "", "UPGRADE"),
-    Family("on", "<worker>", "protocol 2's `worker-requests`", "UPGRADE", "", "UPGRADE"),
-    Family("trying", "<worker>", "protocol 2's `quarantine`", "UPGRADE", "", "UPGRADE"),
+    Family("gateway", "<id>", "string, number of the protocol that this gateway speaks: it lives", "gateway", "FINISH", "15 s after the last beat"),
+    Family("load", "<model>", "what `outstanding` was called in protocol 1 and 2", "UPGRADE", "scheduler", "UPGRADE"),
+    Family("of", "<tenant>", "what `tenant-requests` was called", "UPGRADE", "", "UPGRADE"),
+    Family("on", "<worker>", "what `worker-requests` was called", "UPGRADE", "", "UPGRADE"),
+    Family("trying", "<worker>", "what `quarantine` was called", "UPGRADE", "", "UPGRADE"),
     Family("dead-letters", "", "stream of requests that killed their workers or could not be computed", "COMMIT DEAD FINISH RERUN UPGRADE", "", "trimmed to 200"),
 )  # fmt: skip
 

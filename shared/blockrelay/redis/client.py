@@ -246,11 +246,15 @@ def check_redis(client: redis.Redis, name: str, *, cell: Keys | None = None) -> 
 
 
 def wait_for_redis(
-    look: Callable[[], None], say: Callable[[RedisTrouble], None], *, give_up: Callable[[], bool] = lambda: False
+    look: Callable[[], None],
+    say: Callable[[RedisTrouble], None],
+    *,
+    give_up: Callable[[], bool] = lambda: False,
+    pause: Callable[[float], object] = time.sleep,
 ) -> bool:
     """Block until `look` (`check_redis`) does not raise RedisTrouble, or return False when `give_up` says so.
 
-    `say` hears of every failure.
+    `say` hears of every failure; `pause` waits for so many seconds, or until there is reason to give up.
     """
     attempt = 0
     while not give_up():
@@ -259,7 +263,7 @@ def wait_for_redis(
             return True
         except RedisTrouble as error:
             say(error)
-            time.sleep(backoff_s(attempt))
+            pause(backoff_s(attempt))
             attempt += 1
     return False
 

@@ -3,8 +3,10 @@
 import re
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any, cast
 
 import redis
+import redis.asyncio
 
 from blockrelay import __version__
 from blockrelay.errors import RedisFull, RedisRefused, UsageError
@@ -12,6 +14,7 @@ from blockrelay.protocol.keys import Keys
 from blockrelay.protocol.number import PROTOCOL
 
 _SPOKEN = re.compile(rb"([1-9]\d{0,8})(?:>([1-9]\d{0,8}))?")
+_OURS = b"%d" % PROTOCOL
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,26 +33,60 @@ class Spoken:
         """Whether a scheduler of this release can bring the cell to our protocol, or is doing it."""
         return self.number < PROTOCOL and self.target in (None, PROTOCOL)
 
+    @property
+    def gap(self) -> str:
+        """Why nothing can be done in the cell right now, as people are told; empty where it is ours."""
+        if self.is_ours:
+            return ""
+        if self.is_older:
+            return f"the cell speaks {self}: it waits for a scheduler of this release, which upgrades it to {PROTOCOL}"
+        return f"the cell speaks {self}, and this service speaks {PROTOCOL}: it must be of the cell's release"
+
     def __str__(self) -> str:
-        return f"protocol {self.number}" + (f" and is being brought to {self.target}" if self.target else "")
+        return f"protocol {self.number}" + (f" and is being upgraded to {self.target}" if self.target else "")
+
+
+def parse_spoken(found: object, keys: Keys) -> Spoken:
+    """What stands in `{cell}:protocol`. Raises UsageError when it is not one of Blockrelay's numbers."""
+    match = _SPOKEN.fullmatch(found) if isinstance(found, bytes) else None
+    if match is None:
+        said = found.decode(errors="replace") if isinstance(found, bytes) else found
+        raise UsageError(
+            f"the cell {keys.cell!r} speaks protocol {said!r}, which is not a number of Blockrelay's: use another cell "
+            f"(BLOCKRELAY_CELL), or delete {keys.protocol} if nothing of the cell is needed"
+        )
+    return Spoken(int(match[1]), int(match[2]) if match[2] else None)
 
 
 def read_spoken(client: redis.Redis, keys: Keys) -> Spoken | None:
     """What the cell speaks; None for a new cell. Raises UsageError when its number is not one."""
     found = client.get(keys.protocol)
-    if found is None:
-        return Spoken(1) if _is_of_protocol_1(client, keys) else None
-    match = _SPOKEN.fullmatch(found) if isinstance(found, bytes) else None
-    if match is None:
-        raise UsageError(
-            f"the cell {keys.cell!r} speaks protocol {found!r}, which is not a number: is {keys.protocol} ours?"
-        )
-    return Spoken(int(match[1]), int(match[2]) if match[2] else None)
+    if found is not None:
+        return parse_spoken(found, keys)
+    return Spoken(1) if has_older_keys(client, keys) or any(older_services(client, keys)) else None
 
 
-def _is_of_protocol_1(client: redis.Redis, keys: Keys) -> bool:
-    """Release 0.1.0 wrote no number; every request that it accepted left one of these keys for good."""
+async def read_gap_async(client: redis.asyncio.Redis, keys: Keys) -> str:
+    """`Spoken.gap` of the cell, or what is wrong with its number; empty for a new cell too."""
+    found: object = await cast(Any, client.get(keys.protocol))
+    try:
+        return "" if found is None else parse_spoken(found, keys).gap
+    except UsageError as error:
+        return str(error)
+
+
+def has_older_keys(client: redis.Redis, keys: Keys) -> bool:
+    """Whether there is a key that every request left for good which a gateway of protocol 1 or 2 accepted."""
     return any(True for _ in client.scan_iter(keys.load("*"), count=1000))
+
+
+def older_services(client: redis.Redis, keys: Keys) -> tuple[list[str], list[str]]:
+    """Registered workers and living gateways of another protocol than ours: worker ids, names of gateways."""
+    names = [name.decode() for name in cast("list[bytes]", client.zrange(keys.workers, 0, -1))]
+    workers = [name for name in names if client.hget(keys.worker(name), "v") != _OURS]
+    found = [name.decode() for name in client.scan_iter(keys.gateway("*"), count=1000)]
+    gateways = [name.rpartition(":")[2] for name in found if client.get(name) not in (_OURS, None)]
+    return workers, gateways
 
 
 def check_protocol(client: redis.Redis, keys: Keys, *, join: bool) -> None:
@@ -68,9 +105,7 @@ def check_protocol(client: redis.Redis, keys: Keys, *, join: bool) -> None:
         return
     says = f"the cell {keys.cell!r} speaks {spoken}, and Blockrelay {__version__} speaks {PROTOCOL}"
     if not spoken.is_older:
-        raise UsageError(
-            f"{says}: run the release that its other services are of, or use another cell (BLOCKRELAY_CELL)"
-        )
+        raise UsageError(f"{says}: run the release of its other services, or use another cell (BLOCKRELAY_CELL)")
     if join:
         raise RedisRefused(f"{says}: waiting for a scheduler of this release to upgrade it", code="PROTOCOL")
     raise UsageError(f"{says}: start a scheduler of this release, which upgrades it")

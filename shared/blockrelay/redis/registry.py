@@ -8,6 +8,7 @@ import redis.asyncio
 
 from blockrelay.protocol.constants import DEAD_AFTER_MS
 from blockrelay.protocol.keys import Keys
+from blockrelay.protocol.number import PROTOCOL
 from blockrelay.protocol.plan import Plan, WorkerInfo
 from blockrelay.redis.cell_settings import CellSettings
 
@@ -30,7 +31,7 @@ def _infos(head: tuple[Any, Any, Any], answers: list[Any], model: str) -> list[W
     infos: list[WorkerInfo] = []
     for i, (worker, beat_ms) in enumerate(beats):
         fields, inbox, running = answers[3 * i : 3 * i + 3]
-        if fields and fields.get(b"model", b"").decode() == model:
+        if fields.get(b"v") == b"%d" % PROTOCOL and fields.get(b"model", b"").decode() == model:
             infos.append(
                 WorkerInfo.from_redis(
                     worker.decode(),
@@ -45,7 +46,8 @@ def _infos(head: tuple[Any, Any, Any], answers: list[Any], model: str) -> list[W
 
 
 def read_workers(client: redis.Redis, keys: Keys, model: str) -> list[WorkerInfo]:
-    """Registered workers of `model`, oldest first (ready or not, alive or not). Times are the server's clock."""
+    """Registered workers of `model` and of our protocol, oldest first (ready or not, alive or not). Times are the
+    server's clock."""
     ask = client.pipeline(transaction=False)
     _head(ask, keys)
     head = cast(Any, ask.execute())

@@ -119,7 +119,10 @@ class Admission:
         return Readers(self._streaming.followed, [one.followed for one in submitted], replayed=replayed)
 
     async def _check_room(self, requests: Sequence[AdmissionRequest]) -> None:
-        """Raise LimitExceeded when Redis has no room for what is not accepted yet."""
+        """Raise LimitExceeded when Redis has no room for what is not accepted yet, ServiceUnavailable while the cell
+        does not speak our protocol."""
+        if self._cell.protocol_gap:
+            raise ServiceUnavailable(self._cell.protocol_gap)
         if self._cell.full:
             await self._cell.look_again()
         full = self._cell.full or self._results.full

@@ -1,4 +1,4 @@
-"""What every gateway keeps an eye on: the control Redis' memory and clock, and the settings of the cell."""
+"""What every gateway keeps an eye on: the control Redis' memory and clock, the cell's protocol and its settings."""
 
 import asyncio
 import time
@@ -14,6 +14,7 @@ from blockrelay.protocol.transitions import calls
 from blockrelay.redis.cell_settings import CellSettings, read_cell_settings_async
 from blockrelay.redis.client import AsyncScripts
 from blockrelay.redis.errors import RedisWatch
+from blockrelay.redis.protocol_check import read_gap_async
 from blockrelay.settings import GatewaySettings
 from blockrelay_gateway.admission.redis_memory import read_memory
 from blockrelay_gateway.streaming.following.followers import Followers
@@ -28,7 +29,8 @@ LOOKED_S = 0.1
 
 
 class CellWatch:
-    """`full` says why nothing new may be accepted; it is empty when it may."""
+    """`full` says why nothing new may be accepted, `protocol_gap` why nothing of the cell may be touched; both are
+    empty when it may."""
 
     def __init__(
         self,
@@ -41,9 +43,9 @@ class CellWatch:
     ) -> None:
         self._client, self._scripts, self._followers = client, scripts, followers
         self._metrics, self._watch, self._settings = metrics, watch, settings
-        self._cell = CellSettings()
+        self._cell, self._keys = CellSettings(), Keys(settings.cell)
         self._looked = float("-inf")
-        self.full = ""
+        self.full = self.protocol_gap = ""
         self.clock_ahead_ms = 0  # of Redis, whose clock decides about deadlines
 
     @property
@@ -71,6 +73,9 @@ class CellWatch:
         Raises RedisTrouble.
         """
         self._looked = time.monotonic()
+        self.protocol_gap = await read_gap_async(self._client, self._keys)
+        if self.protocol_gap:
+            return
         used, most, _ = await read_memory(self._client)
         if most and used > YIELD_SHARE * most:
             used = await self._make_room(used, most)
@@ -78,7 +83,7 @@ class CellWatch:
         self.full = f"Redis uses {used >> 20} of {most >> 20} MiB" if full else ""
         seconds, micros = cast(tuple[int, int], await cast(Any, self._client.time()))
         self.clock_ahead_ms = seconds * 1000 + micros // 1000 - int(time.time() * 1000)
-        cell = await read_cell_settings_async(self._client, Keys(self._settings.cell))
+        cell = await read_cell_settings_async(self._client, self._keys)
         if cell is not None and cell != self._cell:
             self._cell, self._followers.retention_s = cell, cell.retention_s
 

@@ -99,6 +99,8 @@ def message_of(error: BlockrelayError) -> str:
     """What a client is told. Where our Redis is and what it says is for our log."""
     if isinstance(error, RedisFull):
         return "the queue's memory is used up; try again later"
+    if isinstance(error, RedisTrouble) and error.code == "PROTOCOL":
+        return "the cell is being upgraded, or is of another release than this gateway; try again later"
     return "the queue (Redis) does not answer; try again later" if isinstance(error, RedisTrouble) else str(error)
 
 

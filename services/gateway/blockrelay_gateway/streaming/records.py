@@ -33,8 +33,8 @@ class Records:
         record, log = cast(tuple[dict[bytes, bytes], Log], await both.execute())
         if record and (number := int(record.get(b"v", 1))) != PROTOCOL:
             raise ServiceUnavailable(
-                f"request {request} was accepted under protocol {number} of the cell, and this gateway speaks "
-                f"{PROTOCOL}"
+                f"request {request} is of protocol {number} of the cell, and this gateway speaks {PROTOCOL}; try again "
+                "later: a scheduler upgrades what is older"
             )
         return record, whole_log(record, log)
 

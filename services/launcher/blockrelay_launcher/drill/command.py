@@ -22,7 +22,7 @@ from blockrelay_launcher.drill.faults import KINDS, Fault, Kind, Role, possible,
 from blockrelay_launcher.drill.from_logs import own_ends, refusals, run_starts
 from blockrelay_launcher.drill.killer import Killer
 from blockrelay_launcher.drill.report import Report, judge, show
-from blockrelay_launcher.drill.system import DrilledSystem, drilled_system, lasting_ports
+from blockrelay_launcher.drill.system import DrilledSystem, check_release, drilled_system, lasting_ports
 from blockrelay_launcher.drill.upgrade import SALT, Upgrade
 from blockrelay_launcher.drill.users import put_in_force
 from blockrelay_launcher.drill.workload import Ask, References, make_asks
@@ -78,8 +78,7 @@ def run_drill(options: DrillOptions, *, as_json: bool) -> int:
     if options.upgrade_from is not None:
         if options.users is not None or options.upgrade:
             raise UsageError("--upgrade-from goes with neither --users nor --upgrade: releases differ in keys and bits")
-        if shutil.which(options.upgrade_from) is None:
-            raise UsageError(f"--upgrade-from {options.upgrade_from}: no such program; give the Python of a release")
+        check_release(options.upgrade_from)
     seed = SystemRandom().randrange(2**32) if options.seed is None else options.seed
     data = Path(tempfile.mkdtemp(prefix="blockrelay-drill-"))
     try:
@@ -139,7 +138,8 @@ class _Course:
             self._references.prepare((n, own) for n in range(len(self._asks)))
             self._load.urls = system.urls
             self._load.start()
-        _say(f"under load for {seconds:.0f} s; data and logs: {self._data}")
+        release = "" if last else f" with the release of {self._options.upgrade_from}"
+        _say(f"under load for {seconds:.0f} s{release}; data and logs: {self._data}")
         started = time.monotonic()
         parts = _faults(self._options, system, f"{self._seed} faults", started, seconds)
         for part in parts:

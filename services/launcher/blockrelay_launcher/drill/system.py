@@ -15,7 +15,7 @@ from typing import Any, cast
 
 import redis
 
-from blockrelay.errors import RedisTrouble, ServiceUnavailable
+from blockrelay.errors import RedisTrouble, ServiceUnavailable, UsageError
 from blockrelay.protocol.keys import Keys
 from blockrelay.redis import client as redis_link
 from blockrelay.redis.errors import CommandError
@@ -201,6 +201,14 @@ def drilled_system(
                         os.kill(pid, signal.SIGCONT)  # what is stopped cannot end
                 process.send_signal(signal.SIGTERM)
             process.wait()
+
+
+def check_release(python: str) -> None:
+    """Raise UsageError unless `python` runs a release of Blockrelay."""
+    try:
+        subprocess.run([python, "-P", "-c", "import blockrelay_launcher"], check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        raise UsageError(f"--upgrade-from {python!r} is not the Python of a release of Blockrelay") from error
 
 
 def lasting_ports(count: int) -> int:

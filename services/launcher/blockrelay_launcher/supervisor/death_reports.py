@@ -52,7 +52,8 @@ class DeathReports(threading.Thread):
             except RedisUnavailable:
                 time.sleep(backoff_s(attempt))
             except RedisTrouble as error:
-                self._say(f"the workers of the run before cannot be forgotten yet: {error}")
+                if error.code != "PROTOCOL":  # else the scheduler upgrades the cell first, and then sees who is silent
+                    self._say(f"the workers of the run before cannot be forgotten yet: {error}")
                 return
         raise ServiceUnavailable("the control Redis answered at first and does not answer any more")
 

@@ -72,11 +72,14 @@ class Worker:
     def _find_redis(self) -> None:
         """Wait for the control Redis. Raises UsageError when one of the two will never serve us like this."""
         links = self._links
-        wait_for_redis(
+        found = wait_for_redis(
             lambda: check_redis(links.control, "control Redis", cell=links.keys),
             lambda error: links.watch.failed("start", error),
             give_up=self._stop.is_set,
+            pause=self._stop.wait,
         )
+        if not found:
+            raise Stopping
         links.watch.worked("start")
         try:
             check_redis(links.payload, "payload Redis")
@@ -84,7 +87,7 @@ class Worker:
             links.watch.met(error)  # whoever needs it waits for it
 
     def _gaps(self) -> list[str]:
-        return [] if self._ready else ["this worker has no stage yet"]
+        return [] if self._ready else [self._links.watch.trouble or "this worker has no stage yet"]
 
     def _one_life(self) -> None:
         settings = self._settings

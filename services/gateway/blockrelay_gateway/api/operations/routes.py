@@ -8,6 +8,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from blockrelay.errors import NotFound, RedisTrouble
 from blockrelay.protocol.plan import missing_stages
+from blockrelay.redis.protocol_check import read_gap_async
 from blockrelay.redis.registry import read_plan_async, read_workers_async
 from blockrelay_gateway.api import state
 from blockrelay_gateway.api.state import Gateway
@@ -59,6 +60,8 @@ async def gaps(gateway: Gateway) -> list[str]:
     if gateway.followed.closing:
         return ["the gateway shuts down"]
     try:
+        if gap := await read_gap_async(gateway.client, gateway.keys):
+            return [gap]
         plan = await read_plan_async(gateway.client, gateway.keys, gateway.model_key)
         workers = await read_workers_async(gateway.client, gateway.keys, gateway.model_key)
     except RedisTrouble as error:

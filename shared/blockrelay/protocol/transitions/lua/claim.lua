@@ -30,8 +30,9 @@ end
 
 -- Give one queued request to me, or pass it over. False: it has to wait, and everything behind it.
 local function give(r)
-  if r.v ~= PROTOCOL then
-    finish(r, 'error', cjson.encode({error = 'the request was accepted under protocol ' .. math.max(1, r.v) .. ' of the cell, and its '
+  if r.v < PROTOCOL then return true end  -- a scheduler changes it in a moment
+  if r.v > PROTOCOL then
+    finish(r, 'error', cjson.encode({error = 'the request was accepted under protocol ' .. r.v .. ' of the cell, and its '
       .. 'workers speak ' .. PROTOCOL, code = 'protocol'}))
     return true
   end

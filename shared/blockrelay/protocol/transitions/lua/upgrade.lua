@@ -20,8 +20,8 @@ local MARK = '>' .. PROTOCOL
 
 -- The version goes up with the names: a record that has ours is left alone.
 local function rename_fields(name, names)
-  if tonumber(redis.call('HGET', name, 'v') or '1') >= PROTOCOL then return false end
   local pairs_of, old = redis.call('HGETALL', name), {}
+  if not pairs_of[1] or tonumber(redis.call('HGET', name, 'v') or '1') >= PROTOCOL then return false end
   local new = {'v', PROTOCOL}
   for i = 1, #pairs_of, 2 do
     local renamed = names[pairs_of[i]]
@@ -65,9 +65,16 @@ local MOVES = {
 }
 -- The registry as scripts last saw it is made again.
 local function drop(name) return redis.call('DEL', name) == 1 end
+-- No worker of the older protocol has the run that the record now names: what one that had stood still sends is LOST. The
+-- run ends as any that nobody goes on with: with the death of its worker, or because it is stalled.
+local function rename_request(name, names)
+  if not rename_fields(name, names) then return false end
+  if redis.call('HGET', name, 'state') == 'running' then redis.call('HSET', name, 'run', '') end
+  return true
+end
 local RENAMES = {
   [P .. 'fleet:'] = {drop},
-  [P .. 'request:'] = {rename_fields, FIELDS.request},
+  [P .. 'request:'] = {rename_request, FIELDS.request},
   [P .. 'worker:'] = {rename_fields, FIELDS.worker},
   [P .. 'session:'] = {rename_fields, FIELDS.session},
   [P .. 'log:'] = {rename_in_stream, FIELDS.log},

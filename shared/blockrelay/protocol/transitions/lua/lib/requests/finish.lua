@@ -20,7 +20,7 @@ local function finish(r, reason, meta)
   release(r)
   unqueue(r)
   account(r, -1)
-  redis.call('HINCRBY', P .. 'outstanding:' .. r.model, 'pages', -r.pages_needed)
+  redis.call('HINCRBY', P .. 'outstanding:' .. r.model, 'pages', 0 - r.pages_needed)  -- `-0` is not a number to Redis
   redis.call('SREM', P .. 'tenant-requests:' .. r.tenant, r.id)
   if r.job == 'queue' then  -- its tenant has not had its share of it
     local cost, share = string.match(r.share, '^(%d+) (.+)$')
