@@ -280,6 +280,10 @@ def test_a_cell_that_falls_behind_is_upgraded_again(client: redis.Redis, keys: K
     before = everything(client)
     again.look()
     assert everything(client) == before
+    for number in (b"what?", b"%d" % (PROTOCOL + 1)):
+        client.set(keys.protocol, number)
+        again.look()
+        assert client.get(keys.protocol) == number, "left to whoever wrote it"
     for name in cast("list[bytes]", client.keys("*")):
         client.delete(name)
 

@@ -12,17 +12,18 @@ had stood still meanwhile, accepts behind an upgrade is changed in the same way,
 
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
 
-from blockrelay.errors import RedisRefused
+from blockrelay.errors import RedisRefused, UsageError
 from blockrelay.observability import logs
 from blockrelay.protocol.constants import DEAD_AFTER_MS
 from blockrelay.protocol.number import PROTOCOL
 from blockrelay.protocol.transitions import calls
 from blockrelay.redis.cell_settings import read_cell_settings
 from blockrelay.redis.client import server_run_id
-from blockrelay.redis.protocol_check import Spoken, older_services, parse_spoken, read_spoken
+from blockrelay.redis.protocol_check import Spoken, older_services, read_spoken
 from blockrelay_scheduler.link import Link
 
 #: Keys that one call changes: some milliseconds in which Redis serves nobody else.
@@ -63,10 +64,12 @@ class CellUpgrade:
         ask.get(self.link.keys.protocol)
         ask.exists(self.link.keys.load(self.model))
         found, older = ask.execute()
-        if (found is not None and parse_spoken(found, self.link.keys).is_older) or (older and found is None):
-            self.perform()
-        elif older:
-            self._change(Spoken(PROTOCOL))
+        if found == b"%d" % PROTOCOL:
+            if older:
+                self._change(Spoken(PROTOCOL))
+        elif found is not None or older:
+            with suppress(UsageError):  # a number that is none: every script of ours refuses and says so
+                self.perform()
 
     def _change(self, spoken: Spoken) -> None:
         scripts = self.link.scripts
