@@ -20,7 +20,6 @@ from blockrelay_gateway.api.requests import routes as request_routes
 from blockrelay_gateway.api.state import Gateway
 from blockrelay_gateway.build import build
 from blockrelay_gateway.http import errors as http_errors
-from blockrelay_gateway.http import openapi
 from blockrelay_gateway.http.authentication import Authentication, KeyRing
 from blockrelay_gateway.http.body_limit import BodyLimit
 from blockrelay_gateway.http.connection_limit import ConnectionLimit
@@ -28,12 +27,7 @@ from blockrelay_gateway.http.origins import Origins
 
 #: Until the first NODE_READY, how often the gateway looks whether it is.
 READY_POLL_S = 0.5
-ROUTERS = (
-    (openai_routes.router, openapi.WORK),
-    (infer_routes.router, openapi.WORK),
-    (request_routes.router, openapi.ERRORS),
-    (ops_routes.router, openapi.ERRORS),
-)
+ROUTERS = (openai_routes.router, infer_routes.router, request_routes.router, ops_routes.router)
 
 
 def create_app(settings: GatewaySettings) -> FastAPI:
@@ -68,20 +62,12 @@ def create_app(settings: GatewaySettings) -> FastAPI:
     )
     app.add_middleware(ConnectionLimit, max_connections=settings.max_connections, responder=gateway.responder)
     app.add_middleware(Authentication, ring=ring, responder=gateway.responder)
-    routes = [route for router, _ in ROUTERS for route in router.routes]
+    routes = [route for router in ROUTERS for route in router.routes]
     # The last one added is the first to run.
     app.add_middleware(Origins, rules=rules, routes=routes, responder=gateway.responder)
-    for router, responses in ROUTERS:
-        app.include_router(router, responses=responses)
-    _prepare(app)
+    # Not include_router: it analyses each handler anew for every application, at the first request.
+    app.router.routes.extend(routes)
     return app
-
-
-def _prepare(app: FastAPI) -> None:
-    """Let FastAPI analyse all handlers now: it leaves that to the first request, which would wait 50 ms for it."""
-    nothing = {"type": "http", "method": "GET", "path": "/", "headers": []}
-    for route in app.router.routes:
-        route.matches(nothing)
 
 
 async def _say_when_ready(gateway: Gateway) -> None:

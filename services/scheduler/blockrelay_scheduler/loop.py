@@ -103,6 +103,8 @@ class Scheduler:
             try:
                 self.tick()
             except RedisTrouble as error:
+                if error.code == "PROTOCOL":  # said by a script, before this round came to look
+                    error = self._upgraded() or error
                 self._trouble(error)
                 stop.wait(backoff_s(attempt))
                 attempt += 1
@@ -111,12 +113,20 @@ class Scheduler:
             attempt = 0
             stop.wait(self.settings.tick_s)
 
+    def _upgraded(self) -> RedisTrouble | None:
+        """Bring the cell to our protocol; why that cannot be done yet."""
+        try:
+            self._upgrade.look()
+        except RedisTrouble as error:
+            return error
+        return None
+
     def tick(self) -> None:
         """One round. Raises RedisTrouble; the next round makes up for it."""
         started = time.monotonic()
         self.liveness.judge_contact(self._last_tick, self.settings.tick_s)
-        self._upgrade.look()
         self.liveness.declare_dead()  # first: whatever Redis stands still for before it would make beats look old
+        self._upgrade.look()
         self._agree()
         workers = registry.read_workers(self.link.client, self.link.keys, self.model)
         plan = self._publisher.publish(workers, trusted=self.liveness.trusted)

@@ -13,6 +13,7 @@ from prometheus_client import CollectorRegistry
 
 from blockrelay.observability.metrics import SchedulerMetrics
 from blockrelay.protocol.keys import Keys
+from blockrelay.protocol.number import PROTOCOL
 from blockrelay.protocol.plan import Device, Plan
 from blockrelay.redis import client as redis_link
 from blockrelay.redis.cell_settings import read_cell_settings
@@ -275,6 +276,18 @@ def test_redis_goes_away_and_comes_back_and_nobody_is_declared_dead_for_it(own_r
     assert metric(one, "blockrelay_worker_deaths_total") == 0
     assert metric(one, "blockrelay_redis_errors_total") >= 1
     client.close()
+
+
+def test_a_cell_that_falls_behind_while_a_worker_dies_is_upgraded(cell: Cell, redis_server: RedisServer) -> None:
+    """DEAD, which comes first in a round, is refused until then."""
+    one = scheduler(redis_server.url)
+    with running(one):
+        wait_until(lambda: one.gaps() == [], "it runs")
+        cell.client.set(cell.keys.protocol, PROTOCOL - 1)
+        cell.worker("a", stage=0)
+        wait_until(lambda: cell.client.get(cell.keys.protocol) == b"%d" % PROTOCOL, "the cell is upgraded")
+        wait_until(lambda: not cell.client.zcard(cell.keys.workers), "the silent worker is dead")
+    cell.client.delete(cell.keys.protocol)
 
 
 def test_redis_stands_still_and_nobody_is_declared_dead_for_it(own_redis: RedisServer) -> None:

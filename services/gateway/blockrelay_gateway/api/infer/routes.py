@@ -11,14 +11,14 @@ from blockrelay_gateway.api.infer.responses import InferFormat, TensorAnswer
 from blockrelay_gateway.api.infer.schemas import InferRequest
 from blockrelay_gateway.api.infer.websocket import converse
 from blockrelay_gateway.api.request_builder import clean_traceparent
-from blockrelay_gateway.http import authentication, sse
+from blockrelay_gateway.http import authentication, openapi, sse
 from blockrelay_gateway.http.errors import JsonAnswer, status_of
 from blockrelay_gateway.http.offload import body_size, by_size
 from blockrelay_gateway.streaming.event_ids import HEADER as LAST_EVENT_ID
 from blockrelay_gateway.streaming.event_ids import starting_after
 from blockrelay_gateway.streaming.responses import stream
 
-router = APIRouter()
+router = APIRouter(responses=openapi.WORK)
 
 
 @router.post("/v1/infer")

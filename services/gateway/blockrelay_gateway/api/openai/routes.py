@@ -10,7 +10,7 @@ from blockrelay_gateway.api.openai.responses import Kind, Options, format_of
 from blockrelay_gateway.api.openai.schemas import ChatRequest, CompletionRequest
 from blockrelay_gateway.api.request_builder import clean_traceparent
 from blockrelay_gateway.api.state import Gateway
-from blockrelay_gateway.http import authentication, sse
+from blockrelay_gateway.http import authentication, openapi, sse
 from blockrelay_gateway.http.errors import JsonAnswer, error_body, status_of
 from blockrelay_gateway.http.offload import body_size, by_size
 from blockrelay_gateway.streaming.deltas import failure
@@ -18,7 +18,7 @@ from blockrelay_gateway.streaming.event_ids import HEADER as LAST_EVENT_ID
 from blockrelay_gateway.streaming.event_ids import starting_after
 from blockrelay_gateway.streaming.responses import collect, stream
 
-router = APIRouter()
+router = APIRouter(responses=openapi.WORK)
 
 
 @router.post("/v1/completions")

@@ -12,9 +12,10 @@ from blockrelay.redis.protocol_check import read_gap_async
 from blockrelay.redis.registry import read_plan_async, read_workers_async
 from blockrelay_gateway.api import state
 from blockrelay_gateway.api.state import Gateway
+from blockrelay_gateway.http import openapi
 from blockrelay_gateway.http.errors import JsonAnswer
 
-router = APIRouter()
+router = APIRouter(responses=openapi.ERRORS)
 
 
 @router.get("/v1/models")

@@ -30,7 +30,7 @@ from blockrelay_gateway.streaming.following.followed_request import FollowedRequ
 from blockrelay_gateway.streaming.readers import Readers
 from blockrelay_gateway.streaming.responses import ResponseFormat, stream
 
-router = APIRouter()
+router = APIRouter(responses=openapi.ERRORS)
 RequestId = Annotated[str, Path(description="`id` of an answer (cmpl-…, chatcmpl-…), or X-Request-Id (req-…)")]
 _PUBLIC_ID = re.compile(r"(req|cmpl|chatcmpl)-([0-9a-f]{24})")
 
