@@ -126,7 +126,7 @@ def test_a_scheduler_that_dies_anywhere_is_followed_by_one_that_begins_again(
     link: Link, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It dies before the first call, behind it, before the second..., and in the end all is as without a death."""
-    monkeypatch.setattr(upgrade, "BATCH", 1)
+    monkeypatch.setattr(upgrade, "BATCH", 3)
     forget_gateways(link.client)
     before = {name: link.client.dump(name) for name in cast("list[bytes]", link.client.keys("*"))}
     upgrade_cell(link)
@@ -146,7 +146,7 @@ def test_a_scheduler_that_dies_anywhere_is_followed_by_one_that_begins_again(
                 assert everything(link.client) == expected, (moment, passage)
             finally:
                 failpoints.arm("scheduler", "")
-    assert deaths > 20
+    assert deaths > 8
 
 
 def test_it_waits_until_those_of_the_older_release_are_gone(link: Link) -> None:
