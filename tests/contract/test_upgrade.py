@@ -288,6 +288,28 @@ def test_a_cell_that_falls_behind_is_upgraded_again(client: redis.Redis, keys: K
         client.delete(name)
 
 
+def test_a_scheduler_that_dies_behind_an_upgrade_is_followed_too(
+    client: redis.Redis, keys: Keys, scripts: Scripts
+) -> None:
+    """The cell is marked as being brought from our protocol to ours: nobody takes that for a number of others."""
+    older_records(client, keys, 5)
+    client.set(keys.protocol, OURS)
+    client.set(keys.gateway("old"), "", ex=15)
+    failpoints.arm("scheduler", "scheduler.after_upgrade:raise")
+    try:
+        with pytest.raises(RedisUnavailable):
+            CellUpgrade(Link(client, client, keys, scripts), MODEL).look()
+    finally:
+        failpoints.arm("scheduler", "")
+    with pytest.raises(RedisRefused) as waits:
+        check_redis(client, "control Redis", cell=keys)
+    assert waits.value.code == "PROTOCOL"
+    CellUpgrade(Link(client, client, keys, scripts), MODEL).perform()
+    assert client.get(keys.protocol) == OURS and left_behind(client, keys) == []
+    for name in cast("list[bytes]", client.keys("*")):
+        client.delete(name)
+
+
 def test_a_service_may_be_silent_for_a_while_before_it_is_taken_for_gone(
     client: redis.Redis, keys: Keys, scripts: Scripts
 ) -> None:

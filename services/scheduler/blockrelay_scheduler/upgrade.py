@@ -54,7 +54,8 @@ class CellUpgrade:
         spoken = read_spoken(self.link.client, self.link.keys)
         if spoken is None or not spoken.is_older:
             return
-        self._refuse_while_others_live(spoken)
+        if spoken.number < PROTOCOL:
+            self._refuse_while_others_live(spoken)
         self._change(spoken)
 
     def look(self) -> None:
@@ -107,7 +108,7 @@ class CellUpgrade:
                 code="PROTOCOL",
             )
         self._quiet_since = now if self._quiet_since is None else self._quiet_since
-        if time.monotonic() - self._quiet_since < self.margin_s and self.margin_s:
+        if time.monotonic() - self._quiet_since < self.margin_s:
             raise RedisRefused(f"{says}: watching whether a service of the older release lives", code="PROTOCOL")
 
     def _living(self) -> tuple[list[str], list[str]]:

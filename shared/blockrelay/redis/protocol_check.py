@@ -30,8 +30,9 @@ class Spoken:
 
     @property
     def is_older(self) -> bool:
-        """Whether a scheduler of this release can bring the cell to our protocol, or is doing it."""
-        return self.number < PROTOCOL and self.target in (None, PROTOCOL)
+        """Whether a scheduler of this release can bring the cell to our protocol, or is doing it (from ours too, when
+        something of an older one has come behind an upgrade)."""
+        return not self.is_ours and self.number <= PROTOCOL and self.target in (None, PROTOCOL)
 
     @property
     def gap(self) -> str:

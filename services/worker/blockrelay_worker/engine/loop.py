@@ -199,11 +199,10 @@ class Engine:
                 meta = {"error": str(error), "code": "wire"}
                 self.links.run_until_reachable(calls.finish(job.request, "error", meta=meta, run=job.run))
             self.metrics.queue_wait.observe(job.waited_s)
-        if any(job.quarantined for job in claimed):
+        quarantined = any(job.quarantined for job in claimed)
+        if quarantined:
             self._quarantine.clear()
-        self._claim_due = len(claimed) == most or any(
-            job.quarantined for job in claimed
-        )  # what is quarantined comes alone
+        self._claim_due = len(claimed) == most or quarantined  # what is quarantined comes alone
 
     def _wait(self) -> list[Event]:
         """The next events, after a round without work."""
