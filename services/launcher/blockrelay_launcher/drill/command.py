@@ -105,9 +105,9 @@ def _drilled(options: DrillOptions, seed: int, asks: Sequence[Ask], data: Path) 
         gateways, schedulers = names_of("gateway", options.gateways), names_of("scheduler", options.schedulers)
         put_in_force(options.users, data, [*gateways, *schedulers, *options.workers])
     releases = [*filter(None, [options.upgrade_from]), sys.executable]
-    port = lasting_ports(options.gateways) if options.upgrade_from else 0
     course = _Course(options, seed, asks, data)
-    with _interruptible() as interrupts:
+    ports = lasting_ports(options.gateways) if options.upgrade_from else contextlib.nullcontext(0)
+    with _interruptible() as interrupts, ports as port:
         for number, python in enumerate(releases, 1):
             with drilled_system(options.model, data, list(map(str, up)), python=python, port=port) as system:
                 course.run(system, interrupts, seconds=options.seconds / len(releases), last=number == len(releases))

@@ -3,14 +3,12 @@
 import contextlib
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from random import SystemRandom
 from typing import Any, cast
 
 import redis
@@ -22,7 +20,10 @@ from blockrelay.redis.errors import CommandError
 from blockrelay_launcher.drill.faults import Target
 from blockrelay_launcher.supervisor.child_process import die_with_parent
 from blockrelay_launcher.supervisor.data_folder import Running, read_running
+from blockrelay_launcher.supervisor.ports import kept_ports
 
+#: Where gateways of a drill listen.
+HOST = "127.0.0.1"
 #: Workers learn of the last ends within a beat or two. Seconds.
 SETTLE_S = 5.0
 #: A Redis that does not answer the drill within this is asleep: the drill has other things to do. Seconds.
@@ -211,22 +212,21 @@ def check_release(python: str) -> None:
         raise UsageError(f"--upgrade-from {python!r} is not the Python of a release of Blockrelay") from error
 
 
-def lasting_ports(count: int) -> int:
-    """The first of `count` free ports in a row that stay free while nobody listens there.
+@contextlib.contextmanager
+def lasting_ports(count: int) -> Iterator[int]:
+    """The first of `count` free ports in a row, kept from everybody but an `up` while one ends and another begins.
 
-    They are none that the system gives to connections: a client that tries to reach one of those, while nobody listens,
-    is given it as its own port in the end, is connected to itself, and keeps it from the service that comes back.
+    Else a client that tries to reach a port where nobody listens may be given it as its own, is connected to itself,
+    and keeps it from the gateway that comes back.
     """
-    given = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
-    while True:
-        first = SystemRandom().randrange(max(1025, given - 16_000), given - count)
-        with contextlib.ExitStack() as sockets:
-            try:
-                for port in range(first, first + count):
-                    sockets.enter_context(socket.create_server(("127.0.0.1", port)))
-            except OSError:
-                continue
-            return first
+    with contextlib.ExitStack() as kept:
+        first = 0
+        while not first:
+            with kept_ports(HOST, 0, 1) as (candidate,):
+                pass
+            with contextlib.suppress(UsageError):
+                first = kept.enter_context(kept_ports(HOST, candidate, count))[0]
+        yield first
 
 
 def _children(pid: int) -> list[int]:
