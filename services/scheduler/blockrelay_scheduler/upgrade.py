@@ -18,13 +18,13 @@ from itertools import islice
 
 from blockrelay.errors import RedisRefused, UsageError
 from blockrelay.observability import logs
-from blockrelay.protocol.constants import DEAD_AFTER_MS
-from blockrelay.protocol.number import PROTOCOL
+from blockrelay.protocol.number import ENCODED, PROTOCOL
 from blockrelay.protocol.transitions import calls
-from blockrelay.redis.cell_settings import read_cell_settings
+from blockrelay.redis.cell_settings import CellSettings, read_cell_settings
 from blockrelay.redis.client import server_run_id
 from blockrelay.redis.protocol_check import Spoken, older_services, read_spoken
 from blockrelay_scheduler.link import Link
+from blockrelay_scheduler.recovery import dead_workers
 
 #: Keys that one call changes: some milliseconds in which Redis serves nobody else.
 BATCH = 64
@@ -65,7 +65,7 @@ class CellUpgrade:
         ask.get(self.link.keys.protocol)
         ask.exists(self.link.keys.load(self.model))
         found, older = ask.execute()
-        if found == b"%d" % PROTOCOL:
+        if found == ENCODED:
             if older:
                 self._change(Spoken(PROTOCOL))
         elif found is not None or older:
@@ -115,13 +115,13 @@ class CellUpgrade:
         """Workers with a beat that is not old, and gateways, of the older protocol."""
         client, keys = self.link.client, self.link.keys
         workers, gateways = older_services(client, keys)
-        cell = read_cell_settings(client, keys)
-        dead_after_ms = cell.dead_after_ms if cell else DEAD_AFTER_MS
+        dead_after_ms = (read_cell_settings(client, keys) or CellSettings()).dead_after_ms
         seconds, micros = client.time()
         now_ms = seconds * 1000 + micros // 1000
         beats = {name: client.zscore(keys.workers, name) for name in workers}
-        alive = [name for name, beat in beats.items() if beat is not None and abs(now_ms - beat) < dead_after_ms]
-        return alive, gateways
+        silent_ms = {name: now_ms - int(beat) for name, beat in beats.items() if beat is not None}
+        dead = dead_workers(silent_ms, dead_after_ms=dead_after_ms)
+        return [name for name in silent_ms if name not in dead], gateways
 
 
 def _batches(names: Iterator[bytes]) -> Iterator[list[bytes]]:

@@ -6,3 +6,5 @@ starts. Every record says the number under which it was written (`v`). Release 0
 """
 
 PROTOCOL = 3
+#: As it stands in Redis.
+ENCODED = b"%d" % PROTOCOL

@@ -11,10 +11,9 @@ import redis.asyncio
 from blockrelay import __version__
 from blockrelay.errors import RedisFull, RedisRefused, UsageError
 from blockrelay.protocol.keys import Keys
-from blockrelay.protocol.number import PROTOCOL
+from blockrelay.protocol.number import ENCODED, PROTOCOL
 
 _SPOKEN = re.compile(rb"([1-9]\d{0,8})(?:>([1-9]\d{0,8}))?")
-_OURS = b"%d" % PROTOCOL
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,9 +83,9 @@ def has_older_keys(client: redis.Redis, keys: Keys) -> bool:
 def older_services(client: redis.Redis, keys: Keys) -> tuple[list[str], list[str]]:
     """Registered workers and living gateways of another protocol than ours: worker ids, names of gateways."""
     names = [name.decode() for name in cast("list[bytes]", client.zrange(keys.workers, 0, -1))]
-    workers = [name for name in names if client.hget(keys.worker(name), "v") != _OURS]
+    workers = [name for name in names if client.hget(keys.worker(name), "v") != ENCODED]
     found = [name.decode() for name in client.scan_iter(keys.gateway("*"), count=1000)]
-    gateways = [name.rpartition(":")[2] for name in found if client.get(name) not in (_OURS, None)]
+    gateways = [name.rpartition(":")[2] for name in found if client.get(name) not in (ENCODED, None)]
     return workers, gateways
 
 

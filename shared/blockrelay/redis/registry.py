@@ -6,9 +6,8 @@ from typing import Any, cast
 import redis
 import redis.asyncio
 
-from blockrelay.protocol.constants import DEAD_AFTER_MS
 from blockrelay.protocol.keys import Keys
-from blockrelay.protocol.number import PROTOCOL
+from blockrelay.protocol.number import ENCODED
 from blockrelay.protocol.plan import Plan, WorkerInfo
 from blockrelay.redis.cell_settings import CellSettings
 
@@ -27,11 +26,11 @@ def _head(pipeline: Any, keys: Keys) -> None:
 
 def _infos(head: tuple[Any, Any, Any], answers: list[Any], model: str) -> list[WorkerInfo]:
     beats, (seconds, micros), settings = head
-    now_ms, cell = seconds * 1000 + micros // 1000, CellSettings.from_redis(settings)
+    now_ms, cell = seconds * 1000 + micros // 1000, CellSettings.from_redis(settings) or CellSettings()
     infos: list[WorkerInfo] = []
     for i, (worker, beat_ms) in enumerate(beats):
         fields, inbox, running = answers[3 * i : 3 * i + 3]
-        if fields.get(b"v") == b"%d" % PROTOCOL and fields.get(b"model", b"").decode() == model:
+        if fields.get(b"v") == ENCODED and fields.get(b"model", b"").decode() == model:
             infos.append(
                 WorkerInfo.from_redis(
                     worker.decode(),
@@ -39,7 +38,7 @@ def _infos(head: tuple[Any, Any, Any], answers: list[Any], model: str) -> list[W
                     ready=bool(inbox),
                     running=int(running),
                     silent_ms=abs(now_ms - int(beat_ms)),  # one from the future is older than the clock
-                    dead_after_ms=cell.dead_after_ms if cell else DEAD_AFTER_MS,
+                    dead_after_ms=cell.dead_after_ms,
                 )
             )
     return sorted(infos, key=lambda w: (w.registered_ms, w.id))
