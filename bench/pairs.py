@@ -1,11 +1,13 @@
 """Is this tree as fast as another one? `python -m bench.pairs OTHER [--model DIR]`, on an otherwise idle machine.
 
-OTHER is a checkout of another commit with its environment in `.venv` (`make install`). One `up` of each runs all the
-time. The sides take turns, and who is first changes with every pair, so that a machine that slows down slows both.
-A turn is `--requests` completions at once, `--rounds` times. Printed are, for each size, tokens per second, CPU seconds
-per thousand tokens (of all processes of the `up`, Redis too) and the ratios this / other with their 95 % confidence
-intervals (mean of the pairs' ratios, normal). Both sides must give the same tokens. Exit status 1 when the lower end of
-a speed ratio is below 0.97.
+OTHER is a checkout of another commit with its environment in `.venv` (`make install`). A pair is one `up` of each,
+started for it: two `up`s of one tree differ by several per cent for as long as they live, and only many starts average
+that. For each size the sides take four turns, this, other, other, this, so that a machine that slows down slows both;
+the next pair begins with the other. A turn is `--requests` completions at once, `--rounds` times.
+
+Printed are, for each size, tokens per second, CPU seconds per thousand tokens (of all processes of the `up`, Redis too)
+and the ratios this / other with their 95 % confidence intervals (mean of the pairs' ratios, normal). Both sides must
+give the same tokens. Exit status 1 when the lower end of a speed ratio is below 0.97.
 """
 
 import argparse
@@ -17,7 +19,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, median, stdev
@@ -33,6 +35,18 @@ FLOOR = 0.97
 TICK = os.sysconf("SC_CLK_TCK")
 
 
+#: Requests at once, tokens of a prompt, new tokens of each request.
+Size = tuple[int, int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class How:
+    """What both sides run: `blockrelay up` with this model and these options."""
+
+    model: Path
+    options: tuple[str, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class Turn:
     """One measurement: seconds until all answers were there, CPU seconds of the system, tokens of each answer."""
@@ -44,6 +58,15 @@ class Turn:
     @property
     def tokens(self) -> int:
         return sum(map(len, self.answers))
+
+
+def whole(turns: Sequence[Turn]) -> Turn:
+    """All of them as one."""
+    return Turn(
+        sum(turn.seconds for turn in turns),
+        sum(turn.cpu_s for turn in turns),
+        [answer for turn in turns for answer in turn.answers],
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,13 +133,23 @@ class Side:
 
 
 @contextmanager
-def running(tree: Path, model: Path, options: Sequence[str]) -> Iterator[Side]:
+def running(tree: Path, how: How) -> Iterator[Side]:
     """`blockrelay up` of that tree with a folder of its own, ready. Raises RuntimeError when it does not get ready."""
     with tempfile.TemporaryDirectory(prefix="br-pairs-") as folder:
         data, log = Path(folder) / "data", Path(folder) / "log"
-        command = [str(tree / ".venv/bin/blockrelay"), "up", "--model", str(model), "--port", "0", "--data", str(data)]
+        command = [
+            tree / ".venv/bin/blockrelay",
+            "up",
+            "--model",
+            how.model,
+            "--port",
+            "0",
+            "--data",
+            data,
+            *how.options,
+        ]
         with log.open("wb") as output:
-            process = subprocess.Popen([*command, *options], stdout=output, stderr=output, cwd=tree)
+            process = subprocess.Popen([*command, *how.options], stdout=output, stderr=output, cwd=tree)
         try:
             deadline = time.monotonic() + 300
             while not (url := _ready(data)):
@@ -137,18 +170,33 @@ def _ready(data: Path) -> str:
         return ""
 
 
-def compare(sides: Sequence[Side], size: tuple[int, int, int], pairs: int, rounds: int) -> Ratio:
-    """Measure and print one size; the ratio of speeds. Raises RuntimeError when the sides give other tokens."""
-    turns: list[list[Turn]] = [[], []]
-    for side in sides:
-        side.turn(*size)  # warms pages and caches
-    for number in range(pairs):
-        for at in (0, 1) if number % 2 else (1, 0):
-            turns[at].append(sides[at].turn(*size, rounds=rounds))
-        if turns[0][-1].answers != turns[1][-1].answers:
-            raise RuntimeError(f"the sides give other tokens for {size[0]} requests")
-    rates = [[turn.tokens / turn.seconds for turn in side] for side in turns]
-    costs = [[1000 * turn.cpu_s / turn.tokens for turn in side] for side in turns]
+def measure(trees: Sequence[Path], sizes: Sequence[Size], first: int, rounds: int, how: How) -> list[tuple[Turn, Turn]]:
+    """One pair, for each size: what both sides took. `first` 0 or 1 starts first, and has the first turn.
+
+    Raises RuntimeError when the sides give other tokens.
+    """
+    with ExitStack() as stack:
+        sides: dict[int, Side] = {}
+        for at in (first, 1 - first):
+            sides[at] = stack.enter_context(running(trees[at], how))
+        measured: list[tuple[Turn, Turn]] = []
+        for size in sizes:
+            turns: tuple[list[Turn], list[Turn]] = ([], [])
+            for side in sides.values():
+                side.turn(*size)  # warms pages and caches
+            for at in (first, 1 - first, 1 - first, first):
+                turns[at].append(sides[at].turn(*size, rounds=rounds))
+            this, other = (whole(one) for one in turns)
+            if this.answers != other.answers:
+                raise RuntimeError(f"the sides give other tokens for {size[0]} requests")
+            measured.append((this, other))
+    return measured
+
+
+def report(size: Size, pairs: Sequence[tuple[Turn, Turn]]) -> Ratio:
+    """Print what was measured of one size; the ratio of speeds."""
+    rates = [[one[at].tokens / one[at].seconds for one in pairs] for at in (0, 1)]
+    costs = [[1000 * one[at].cpu_s / one[at].tokens for one in pairs] for at in (0, 1)]
     speed, cost = ratio_of(*rates), ratio_of(*costs)
     print(
         f"{size[0]} requests, prompt {size[1]}, {size[2]} new: {median(rates[0]):.1f} / {median(rates[1]):.1f} tok/s, "
@@ -160,6 +208,11 @@ def compare(sides: Sequence[Side], size: tuple[int, int, int], pairs: int, round
     return speed
 
 
+def _told_to_end(number: int, _frame: object) -> None:
+    """Ends both `up`s too."""
+    sys.exit(128 + number)
+
+
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("other", type=Path, help="another checkout with its environment")
@@ -168,7 +221,7 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--pairs", type=int, default=20)
     parser.add_argument("--requests", default="1,16", help="numbers of requests at once")
-    parser.add_argument("--rounds", type=int, default=3, help="a turn should take seconds: times each")
+    parser.add_argument("--rounds", type=int, default=3, help="a turn should take a second or more: times each")
     parser.add_argument("--prompt", type=int, default=64)
     parser.add_argument("--new", type=int, default=200)
     parser.add_argument("--stages", default="1")
@@ -176,11 +229,12 @@ def main(arguments: list[str] | None = None) -> int:
     if chosen.pairs < 2 or not (chosen.other / ".venv/bin/blockrelay").exists():
         parser.error("--pairs must be 2 or more" if chosen.pairs < 2 else f"{chosen.other} has no .venv/bin/blockrelay")
     sizes = [(int(n), chosen.prompt, chosen.new) for n in chosen.requests.split(",")]
-    options = ["--stages", chosen.stages]
-    model = chosen.model.resolve()
-    with running(ROOT, model, options) as this, running(chosen.other.resolve(), model, options) as other:
-        lowest = min(compare((this, other), size, chosen.pairs, chosen.rounds).lower for size in sizes)
-    return 0 if lowest >= FLOOR else 1
+    how = How(chosen.model.resolve(), ("--stages", chosen.stages))
+    signal.signal(signal.SIGTERM, _told_to_end)
+    trees = (ROOT, chosen.other.resolve())
+    pairs = [measure(trees, sizes, number % 2, chosen.rounds, how) for number in range(chosen.pairs)]
+    speeds = [report(size, [pair[at] for pair in pairs]) for at, size in enumerate(sizes)]
+    return 0 if min(speed.lower for speed in speeds) >= FLOOR else 1
 
 
 if __name__ == "__main__":
