@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
+import hiredis
 import redis
 import redis.asyncio
 import redis.asyncio.client
@@ -109,6 +110,10 @@ class _Interruptible:
             self.socket_timeout = patience
 
 
+#: A connection that has answered so lately is not looked at before it is used.
+LOOK_AFTER_S = 0.01
+
+
 class OneConnection:
     """A connection of `client`'s pool that is kept, for one thread that sends many commands, one at a time.
 
@@ -119,17 +124,21 @@ class OneConnection:
         """Connects lazily."""
         self._pool = client.connection_pool
         self._connection: redis.Connection | None = None
+        self._answered = float("-inf")
 
-    def ask(self, *words: Any) -> Any:
+    def ask(self, *words: str | bytes | int) -> Any:
         """The answer to one command, as the server gives it. Raises what a client raises; connects again after that."""
         with translated(self._pool):
             if self._connection is None:
                 self._connection = self._pool.get_connection()
             connection = self._connection
-            if _has_news(connection):  # nothing was asked, so the server has closed it
-                connection.disconnect()
-            connection.send_command(*words)
-            return connection.read_response()
+            if time.monotonic() - self._answered > LOOK_AFTER_S and _has_news(connection):
+                connection.disconnect()  # nothing was asked, so the server has closed it
+            # A script is given two dozen keys: redis-py packs them one by one, in a fifth of the time of the command.
+            connection.send_packed_command([hiredis.pack_command(words)])
+            answer = connection.read_response()
+            self._answered = time.monotonic()
+            return answer
 
 
 def _has_news(connection: redis.Connection) -> bool:

@@ -1,6 +1,7 @@
 -- COMMIT: make tokens part of the log. Many requests, one answer each; a bad one never fails its neighbours.
 -- Keeps I1 (run and positions are compared), I5, I12 (nothing behind a deadline).
--- needs: requests/record, requests/timeline, queue/rerun
+-- needs: requests/record, requests/timeline
+-- needs rarely: queue/rerun for finish, rerun
 -- Arguments: commits: of each request {request, run, position (length of the log before these tokens), tokens,
 --   logprobs (or nothing), end (reason, or nothing), meta}
 -- Answers: {verdict, log length}: OK | LOST (other run, gone or finished) | DIVERGED (the log has another token there)
