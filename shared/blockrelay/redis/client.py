@@ -135,7 +135,7 @@ class OneConnection:
             if time.monotonic() - self._answered > LOOK_AFTER_S and _has_news(connection):
                 connection.disconnect()  # nothing was asked, so the server has closed it
             # A script is given two dozen keys: redis-py packs them one by one, in a fifth of the time of the command.
-            connection.send_packed_command([hiredis.pack_command(words)])
+            connection.send_packed_command([hiredis.pack_command(cast(Any, words))])
             answer = connection.read_response()
             self._answered = time.monotonic()
             return answer

@@ -75,11 +75,12 @@ class Recorded:
 
     def run(self, seconds: list[float]) -> None:
         """As `interface.Program.run`."""
-        started = time.perf_counter_ns()  # the steady clock, as program.h's
+        before = time.perf_counter_ns()  # the steady clock, as program.h's
         failed, status = divmod(self._run(*self._arguments), _STATUS)
         done = int(np.searchsorted(self._ends, failed)) if status else len(self._ends)
-        ended = self._ended[self._ends[:done]]
-        seconds.extend((np.diff(ended, prepend=started) * 1e-9).tolist())
+        for ended in self._ended[self._ends[:done]].tolist():
+            seconds.append((ended - before) * 1e-9)
+            before = ended
         if status:
             self._calls[failed].refused(status)
 

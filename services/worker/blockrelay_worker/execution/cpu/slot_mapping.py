@@ -81,10 +81,16 @@ def place(segments: Sequence[Segment], space: Workspace, cos: F32, sin: F32, *, 
             table[index, :pages] = segment.pages[:pages]
         places[index] = (first_row, segment.rows, segment.first_position)
         first_row += segment.rows
-    owner = np.repeat(np.arange(len(segments)), places[:, 1])
     positions, page, slot = space.indexes(first_row)
-    positions[:] = np.arange(first_row) - places[owner, 0] + places[owner, 2]
-    page[:] = table[owner, positions // PAGE]
+    if len(segments) == 1:  # one request alone, and most prompts
+        first = segments[0].first_position
+        owner = np.zeros(first_row, np.intp)
+        positions[:] = np.arange(first, first + first_row)
+        page[:] = table[0, positions // PAGE]
+    else:
+        owner = np.repeat(np.arange(len(segments)), places[:, 1])
+        positions[:] = np.arange(first_row) - places[owner, 0] + places[owner, 2]
+        page[:] = table[owner, positions // PAGE]
     slot[:] = positions % PAGE
     return Rows(
         positions=positions, page=page, slot=slot, page_table=table, segments=places, owner=owner, cos=cos, sin=sin
