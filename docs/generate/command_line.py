@@ -10,7 +10,9 @@ from typer.main import get_command
 
 from blockrelay.settings import BUNDLED_MODEL
 from blockrelay_converter import __main__ as convert
+from blockrelay_converter import analyse
 from blockrelay_launcher.cli.main import app
+from blockrelay_scheduler.plan_command import __main__ as plan_command
 from blockrelay_worker.offline import evaluate, generate
 from docs.generate.tables import table
 
@@ -22,7 +24,13 @@ something impossible; `dead-letters replay` ends with 1 when the request fails a
 differed. [Operations](operations.md) says when to use which.
 """
 #: Commands that become another process, with that one's options.
-_PASSED_ON: dict[str, typer.Typer] = {"convert": convert.app, "generate": generate.app, "evaluate": evaluate.app}
+_PASSED_ON: dict[str, typer.Typer] = {
+    "convert": convert.app,
+    "generate": generate.app,
+    "evaluate": evaluate.app,
+    "analyse": analyse.app,
+    "plan": plan_command.app,
+}
 #: What stands for a value where the option does not say.
 _WORDS = {str: "TEXT", int: "N", float: "X", Path: "PATH"}
 
@@ -35,10 +43,12 @@ def page() -> str:
 
 def _commands(name: str, command: Any) -> Iterator[tuple[str, Any]]:
     """Every command that does something, by its full name."""
+    last = name.rsplit(" ", 1)[-1]
+    if last in _PASSED_ON:
+        command = get_command(_PASSED_ON[last])
     inner: dict[str, Any] = getattr(command, "commands", {})
-    if not inner:
-        last = name.rsplit(" ", 1)[1]
-        yield name, get_command(_PASSED_ON[last]) if last in _PASSED_ON else command
+    if not inner or getattr(command, "invoke_without_command", False):
+        yield name, command
     for word, one in inner.items():
         yield from _commands(f"{name} {word}", one)
 

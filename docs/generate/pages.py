@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from docs.generate import command_line, failure_points, http_api, metrics, modules, redis_keys, settings
+from docs.generate import command_line, failure_points, http_api, metrics, modules, plan_examples, redis_keys, settings
 
 FOLDER = Path(__file__).parents[1]
 #: What refreshes them all.
@@ -15,6 +15,7 @@ _PAGES = {
     "failpoints.md": failure_points.page,
     "command-line.md": command_line.page,
     "http-api.md": http_api.page,
+    "plan-examples.md": plan_examples.page,
 }
 
 

@@ -10,7 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 from blockrelay.block_folder.folder import BlockFolder, open_block_folder
-from blockrelay.block_folder.manifest import Precision
+from blockrelay.block_folder.model import Precision
 from blockrelay_converter.convert import convert
 from blockrelay_worker.execution.batch import Batch, Segment
 from blockrelay_worker.execution.cpu.loading import load_stage

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from blockrelay.protocol.plan import Plan, WorkerInfo, parse_split, uniform_split
-from blockrelay_scheduler.planning.uniform import decide
+from blockrelay_scheduler.planning.plan_builder import decide
 
 SHAPES = st.integers(1, 80).flatmap(lambda blocks: st.tuples(st.just(blocks), st.integers(1, blocks)))
 

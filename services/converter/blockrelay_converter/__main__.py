@@ -8,10 +8,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
-from typer.exceptions import TyperException
 
-from blockrelay.errors import BlockrelayError
-from blockrelay.exit_codes import FAILED, exit_code
+from blockrelay.command_app import run_app
 from blockrelay_converter.convert import convert
 from blockrelay_converter.quantisation.calibration import REPORT_NAME, report_table
 
@@ -19,7 +17,7 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_mar
 
 
 class PrecisionChoice(StrEnum):
-    """How a block computes (see `blockrelay.block_folder.manifest.Precision`)."""
+    """How a block computes (see `blockrelay.block_folder.model.Precision`)."""
 
     W8A8 = "w8a8"
     W4A8 = "w4a8"
@@ -86,19 +84,8 @@ def _show_errors(report: bytes) -> None:
 
 
 def run(arguments: list[str] | None = None) -> int:
-    """The exit code: 0, 2 for something the caller must change, 1 for a failure of ours or of the machine."""
-    try:
-        code = app(arguments, standalone_mode=False)  # Ctrl-C and --help come back as a code
-    except TyperException as error:  # an option that does not exist, a value of the wrong type
-        typer.echo(f"error: {error.format_message()}", err=True)
-        return 2
-    except BlockrelayError as error:
-        typer.echo(f"error: {error}", err=True)
-        return exit_code(error, otherwise=FAILED)
-    except OSError as error:
-        typer.echo(f"error: {error}", err=True)
-        return FAILED
-    return code if isinstance(code, int) else 0
+    """The exit code (see `run_app`)."""
+    return run_app(app, arguments)
 
 
 if __name__ == "__main__":

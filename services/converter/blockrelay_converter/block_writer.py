@@ -12,17 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from blockrelay.block_folder.manifest import (
-    GROUP,
-    BlockSpec,
-    ModelConfig,
-    Precision,
-    TensorSpec,
-    block_tensors,
-    in_groups,
-    place_tensors,
-    ungroupable,
-)
+from blockrelay.block_folder.manifest import BlockSpec, TensorSpec, place_tensors
+from blockrelay.block_folder.model import GROUP, ModelConfig, Precision, block_tensors, in_groups, ungroupable
 from blockrelay.errors import UnsupportedModel, UsageError
 from blockrelay_converter.checkpoint.safetensors import Checkpoint, SourceTensor
 from blockrelay_converter.quantisation.folding import NO_FOLDING, Folding

@@ -14,18 +14,17 @@ from blockrelay.block_folder.manifest import (
     BlockSpec,
     FileSpec,
     Manifest,
-    ModelConfig,
-    Precision,
     check_manifest,
-    is_exact,
 )
+from blockrelay.block_folder.model import Precision, is_exact
 from blockrelay.errors import UsageError
 from blockrelay.text.text_file import read_text_file
 from blockrelay.text.tokenizer import Tokenizer
 from blockrelay_converter.block_writer import BlockSource
-from blockrelay_converter.checkpoint.config import SourceConfig, read_config
+from blockrelay_converter.checkpoint.config import SourceConfig
 from blockrelay_converter.checkpoint.safetensors import Checkpoint
-from blockrelay_converter.checkpoint.text_assets import Texts, read_texts
+from blockrelay_converter.checkpoint.source import read_source
+from blockrelay_converter.checkpoint.text_assets import Texts
 from blockrelay_converter.golden_answers import known_answers
 from blockrelay_converter.linear_graphs import graphs
 from blockrelay_converter.quantisation.calibration import REPORT_NAME, Calibration, calibrate, sequences
@@ -60,13 +59,8 @@ def convert(
     decides what to fold (`folding`) and leaves its report in the folder. UsageError, UnsupportedModel and
     ExecutionError leave nothing behind.
     """
-    if not checkpoint.is_dir():
-        raise UsageError(f"{checkpoint} is not a folder")
-    if not (checkpoint / "config.json").is_file():
-        raise UsageError(f"{checkpoint} holds no config.json")
-    config = read_config((checkpoint / "config.json").read_bytes(), max_position=max_position)
-    texts = read_texts(checkpoint, config)
-    model = _model_config(config, texts, name or checkpoint.resolve().name)
+    found = read_source(checkpoint, name=name, max_position=max_position)
+    config, texts, model = found.config, found.texts, found.model
     source = BlockSource(Checkpoint(checkpoint), model, precision, tied=config.tied)
     answers = answers and is_exact(precision)
     look = _calibration(source, config, texts, calibration_text)
@@ -108,28 +102,6 @@ def _calibration(
     text = read_text_file(path)
     tokens = sequences(Tokenizer(texts.tokenizer.decode()), text, context=source.model.max_position)
     return lambda done: calibrate(source, config.rotary, tokens, text, done=done)
-
-
-def _model_config(config: SourceConfig, texts: Texts, name: str) -> ModelConfig:
-    return ModelConfig(
-        name=name,
-        family=config.family,
-        hidden_size=config.hidden_size,
-        layers=config.layers,
-        heads=config.heads,
-        kv_heads=config.kv_heads,
-        head_dim=config.head_dim,
-        intermediate_size=config.intermediate_size,
-        vocab_size=config.vocab_size,
-        max_position=config.max_position,
-        rms_norm_eps=config.rms_norm_eps,
-        qkv_bias=config.qkv_bias,
-        qk_norm=config.qk_norm,
-        eos_ids=texts.eos_ids,
-        bos_id=texts.bos_id,
-        bos_token=texts.bos_token,
-        eos_token=texts.eos_token,
-    )
 
 
 def _write_files(

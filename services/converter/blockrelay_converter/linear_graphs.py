@@ -14,7 +14,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from blockrelay.block_folder.manifest import ModelConfig, Precision, graph_kinds
+from blockrelay.block_folder.model import ModelConfig, Precision, graph_kinds
 
 _OPSET, _MICROSOFT_OPSET, _IR_VERSION = 21, 1, 10
 

@@ -11,7 +11,7 @@ from blockrelay.protocol.transitions import calls
 from blockrelay.redis import registry
 from blockrelay_scheduler.link import Link
 from blockrelay_scheduler.planning.assignment import empty_stages
-from blockrelay_scheduler.planning.uniform import decide
+from blockrelay_scheduler.planning.plan_builder import decide
 
 
 @dataclass(slots=True)

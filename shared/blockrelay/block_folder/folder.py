@@ -20,9 +20,9 @@ from blockrelay.block_folder.manifest import (
     ROTARY_NAME,
     TOKENIZER_NAME,
     Manifest,
-    ModelConfig,
     decode_manifest,
 )
+from blockrelay.block_folder.model import ModelConfig
 from blockrelay.errors import BlockFolderError
 
 #: Hex digits: 64 bits.

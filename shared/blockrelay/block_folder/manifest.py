@@ -19,8 +19,20 @@ import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import PurePosixPath
-from typing import Literal, cast, get_args
+from typing import cast
 
+from blockrelay.block_folder.model import (
+    GROUP,
+    ITEM_BYTES,
+    PRECISIONS,
+    ModelConfig,
+    Precision,
+    TensorType,
+    block_tensors,
+    graph_kinds,
+    quantises_rows,
+    ungroupable,
+)
 from blockrelay.block_folder.strict_json import Fields
 from blockrelay.errors import BlockFolderError
 
@@ -31,63 +43,6 @@ TOKENIZER_NAME = "tokenizer.json"
 CHAT_TEMPLATE_NAME = "chat_template.jinja"
 ALIGNMENT = 64
 """Bytes. Every tensor starts at a multiple of it, so that kernels may load whole SIMD registers from the mapping."""
-
-Precision = Literal["w8a8", "w4a8", "fp32"]
-PRECISIONS: tuple[Precision, ...] = get_args(Precision)
-TensorType = Literal["int8", "uint8", "float16", "float32"]
-LINEARS = ("qkv", "o", "gate_up", "down", "head")
-ITEM_BYTES: Mapping[TensorType, int] = {"int8": 1, "uint8": 1, "float16": 2, "float32": 4}
-GROUP = 32
-"""Inputs of a linear layer that share a factor in w4a8; each of its widths must be a multiple of it."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelConfig:
-    """The shape of a Llama-like decoder. All sizes in elements."""
-
-    name: str
-    family: str
-    """llama, mistral, qwen2 or qwen3; informative: what differs in computing is in the fields below."""
-    hidden_size: int
-    layers: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    intermediate_size: int
-    vocab_size: int
-    max_position: int
-    """The context length in tokens; `rotary.bin` has this many positions."""
-    rms_norm_eps: float
-    qkv_bias: bool
-    """Blocks have `qkv.bias`, added after the row scale (Qwen2)."""
-    qk_norm: bool
-    """Blocks have `norm_q` and `norm_k`: RMS norm of each query and key head before the rotation (Qwen3)."""
-    eos_ids: tuple[int, ...]
-    """Each of them ends a text. May be empty."""
-    bos_id: int | None
-    bos_token: str | None
-    """How the chat template spells it; None if the tokenizer has none."""
-    eos_token: str | None
-
-    @property
-    def blocks(self) -> int:
-        """The number N of blocks; they are numbered 1 to N."""
-        return self.layers + 1
-
-    @property
-    def qkv_columns(self) -> int:
-        """Columns of the fused projection: all query heads, then the key heads, then the value heads."""
-        return (self.heads + 2 * self.kv_heads) * self.head_dim
-
-    def linear_shape(self, kind: str) -> tuple[int, int]:
-        """[K, N] of a linear layer, one of LINEARS."""
-        return {
-            "qkv": (self.hidden_size, self.qkv_columns),
-            "o": (self.heads * self.head_dim, self.hidden_size),
-            "gate_up": (self.hidden_size, 2 * self.intermediate_size),
-            "down": (self.intermediate_size, self.hidden_size),
-            "head": (self.hidden_size, self.vocab_size),
-        }[kind]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,7 +111,7 @@ class Manifest:
     @property
     def quantised_rows(self) -> bool:
         """The linear layers take uint8 rows with a scale per row, and KV is float16; otherwise all is float32."""
-        return self.precision != "fp32"
+        return quantises_rows(self.precision)
 
     def block(self, index: int) -> BlockSpec:
         """Block `index`, 1 to N."""
@@ -178,77 +133,6 @@ class Manifest:
     def model_hash(self) -> str:
         """SHA-256 (hex) of the encoded manifest; it covers every file through `files`."""
         return hashlib.sha256(self.encode()).hexdigest()
-
-
-def is_exact(precision: Precision) -> bool:
-    """Whether folders of this precision are marked exact and carry known answers."""
-    return precision != "fp32"
-
-
-def in_groups(precision: Precision) -> bool:
-    """Whether the weights of linear layers are 4-bit numbers in groups."""
-    return precision == "w4a8"
-
-
-def ungroupable(model: ModelConfig, precision: Precision) -> str | None:
-    """The first linear layer whose inputs cannot be cut into the groups that the precision asks for, or None."""
-    return next((kind for kind in LINEARS if in_groups(precision) and model.linear_shape(kind)[0] % GROUP), None)
-
-
-def graph_kinds(precision: Precision) -> tuple[str, ...]:
-    """The keys of `Manifest.graphs`.
-
-    w8a8 has two graphs per linear layer: `qkv` multiplies uint8 rows with int8 weights; `qkv.u8u8` takes the weights as
-    uint8 (plus 128) and subtracts 128, for CPUs where the first one saturates. Layers in groups have no graph.
-    """
-    if in_groups(precision):
-        return ()
-    return LINEARS if precision == "fp32" else (*LINEARS, *(f"{kind}.u8u8" for kind in LINEARS))
-
-
-def block_tensors(
-    model: ModelConfig, precision: Precision, index: int
-) -> dict[str, tuple[TensorType, tuple[int, ...]]]:
-    """Name -> (dtype, shape) of every tensor of block `index` (1 to N), in file order.
-
-    A linear layer with inputs k and columns n multiplies a row by
-        w[k, n]                                             fp32
-        q[k, n] * scale[n]                                  w8a8
-        (nibble[k, n] - 8) * gs[k // 32, n] * scale[n]      w4a8; row i of q4 holds nibbles 2i (low half) and 2i + 1
-    """
-    tensors: dict[str, tuple[TensorType, tuple[int, ...]]] = {}
-
-    def linear(kind: str) -> None:
-        rows, columns = model.linear_shape(kind)
-        if precision == "fp32":
-            tensors[f"{kind}.w"] = ("float32", (rows, columns))
-            return
-        if in_groups(precision):
-            tensors[f"{kind}.q4"] = ("uint8", (rows // 2, columns))
-            tensors[f"{kind}.gs"] = ("float16", (rows // GROUP, columns))
-        else:
-            tensors[f"{kind}.q"] = ("int8", (rows, columns))
-        tensors[f"{kind}.scale"] = ("float32", (columns,))
-
-    if index == 1:
-        embedding: TensorType = "float32" if precision == "fp32" else "float16"
-        tensors["embedding"] = (embedding, (model.vocab_size, model.hidden_size))
-    if index == model.blocks:
-        tensors["norm_final"] = ("float32", (model.hidden_size,))
-        linear("head")
-        return tensors
-    tensors["norm_attention"] = ("float32", (model.hidden_size,))
-    linear("qkv")
-    if model.qkv_bias:
-        tensors["qkv.bias"] = ("float32", (model.qkv_columns,))
-    if model.qk_norm:
-        tensors["norm_q"] = ("float32", (model.head_dim,))
-        tensors["norm_k"] = ("float32", (model.head_dim,))
-    linear("o")
-    tensors["norm_mlp"] = ("float32", (model.hidden_size,))
-    linear("gate_up")
-    linear("down")
-    return tensors
 
 
 def place_tensors(tensors: Mapping[str, tuple[TensorType, tuple[int, ...]]]) -> tuple[dict[str, TensorSpec], int]:

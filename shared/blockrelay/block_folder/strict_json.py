@@ -65,6 +65,20 @@ class Fields:
             self.fail(f"{name} must be a finite number")
         return float(value)
 
+    def positive(self, name: str, *, zero: bool = False) -> float:
+        """A finite number above 0; with `zero`, 0 too."""
+        value = self.number(name)
+        if value < 0 or (value == 0 and not zero):
+            self.fail(f"{name} must be {'0 or more' if zero else 'above 0'}, not {value:g}")
+        return value
+
+    def texts(self, name: str) -> tuple[str, ...]:
+        """A list of strings."""
+        value = self.take(name)
+        if not isinstance(value, list) or not all(isinstance(item, str) for item in cast(list[object], value)):
+            self.fail(f"{name} must be a list of strings")
+        return tuple(cast(list[str], value))
+
     def flag(self, name: str) -> bool:
         """true or false."""
         value = self.take(name)
@@ -93,7 +107,11 @@ class Fields:
 
     def nested(self, name: str) -> "Fields":
         """A nested object."""
-        return Fields(self.take(name), f"{self._where}: {name}", self._error)
+        return self.inner(name, self.take(name))
+
+    def inner(self, name: str, value: object) -> "Fields":
+        """A value that `take` gave, as a nested object."""
+        return Fields(value, f"{self._where}: {name}", self._error)
 
     def nested_list(self, name: str) -> list["Fields"]:
         """A list of nested objects."""

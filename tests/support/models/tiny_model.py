@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from blockrelay.block_folder.manifest import Precision
+from blockrelay.block_folder.model import Precision
 from blockrelay_converter.convert import convert
 from tests.support.models.checkpoints import write_checkpoint
 

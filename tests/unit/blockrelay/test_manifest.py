@@ -13,22 +13,24 @@ from hypothesis import strategies as st
 
 from blockrelay.block_folder.manifest import (
     ALIGNMENT,
-    ITEM_BYTES,
     ROTARY_NAME,
     BlockSpec,
     FileSpec,
     GenerationDefaults,
     Manifest,
+    check_manifest,
+    decode_manifest,
+    is_inside,
+    place_tensors,
+)
+from blockrelay.block_folder.model import (
+    ITEM_BYTES,
     ModelConfig,
     Precision,
     TensorType,
     block_tensors,
-    check_manifest,
-    decode_manifest,
     graph_kinds,
     is_exact,
-    is_inside,
-    place_tensors,
 )
 from blockrelay.errors import BlockFolderError
 

@@ -12,7 +12,8 @@ import pytest
 from numpy.typing import NDArray
 
 from blockrelay.block_folder.folder import BlockFolder, open_block_folder
-from blockrelay.block_folder.manifest import Manifest, Precision, is_exact
+from blockrelay.block_folder.manifest import Manifest
+from blockrelay.block_folder.model import Precision, is_exact
 from blockrelay.errors import UsageError
 from blockrelay.text.tokenizer import Tokenizer
 from blockrelay_converter.convert import convert

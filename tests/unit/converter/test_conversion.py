@@ -12,7 +12,8 @@ from hypothesis.extra.numpy import arrays
 from numpy.typing import NDArray
 
 from blockrelay.block_folder.folder import BlockFolder, open_block_folder
-from blockrelay.block_folder.manifest import Manifest, Precision
+from blockrelay.block_folder.manifest import Manifest
+from blockrelay.block_folder.model import Precision
 from blockrelay.errors import UsageError
 from blockrelay_converter.block_writer import quantise
 from blockrelay_converter.convert import convert

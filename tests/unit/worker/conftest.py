@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from blockrelay.block_folder.folder import BlockFolder, open_block_folder
-from blockrelay.block_folder.manifest import Precision
+from blockrelay.block_folder.model import Precision
 from blockrelay_converter.convert import convert
 from tests.support.models.checkpoints import write_checkpoint
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from blockrelay.block_folder.manifest import ModelConfig
+from blockrelay.block_folder.model import ModelConfig
 
 Exponents = NDArray[np.int32]
 

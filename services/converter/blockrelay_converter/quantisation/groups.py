@@ -9,7 +9,7 @@ Everything is element by element in float32, in one order: the same bytes on eve
 import numpy as np
 from numpy.typing import NDArray
 
-from blockrelay.block_folder.manifest import GROUP
+from blockrelay.block_folder.model import GROUP
 
 F32 = NDArray[np.float32]
 #: Group factors that are tried, as parts of the one that clips nothing. Clipping the largest weight serves the others.
@@ -25,7 +25,7 @@ _TOGETHER = 4096
 def quantise_groups(weights: F32) -> tuple[NDArray[np.uint8], NDArray[np.float16], F32]:
     """Finite rows [N, K] of a linear layer, K a multiple of 32, to its columns: (q4 [K/2, N], gs [K/32, N], scale [N]).
 
-    The tensors of `manifest.block_tensors`: q4 holds q + 8, two to a byte; |gs| <= 1; scale > 0. Of the group factors
+    The tensors of `model.block_tensors`: q4 holds q + 8, two to a byte; |gs| <= 1; scale > 0. Of the group factors
     tried, each moved to the least squares of the numbers it rounds to, the one with the smallest squared error is
     taken. A zero column has scale 1, gs 0 and q 0.
     """

@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from blockrelay.block_folder.manifest import GenerationDefaults, ModelConfig
+from blockrelay.block_folder.manifest import GenerationDefaults
+from blockrelay.block_folder.model import ModelConfig
 from blockrelay.errors import BadRequest, NotFound
 from blockrelay.protocol.messages import RequestBody
 from blockrelay.protocol.sampling_params import SamplingParams, check_logprobs, check_prompt, derive_seed

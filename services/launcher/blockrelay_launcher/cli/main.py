@@ -22,6 +22,7 @@ from blockrelay_launcher.cli.version import version_text
 from blockrelay_launcher.demo import run_demo
 from blockrelay_launcher.drill.command import DrillOptions, run_drill
 from blockrelay_launcher.drill.faults import parse_kinds, parse_roles
+from blockrelay_launcher.profile import run_profile
 from blockrelay_launcher.supervisor.embedded_redis import Fsync
 from blockrelay_launcher.supervisor.service_specs import UpOptions
 from blockrelay_launcher.supervisor.up import up
@@ -278,6 +279,30 @@ def convert(arguments: Arguments = None) -> None:
     if missing := [name for name in ("onnx", "safetensors") if importlib.util.find_spec(name) is None]:
         raise UsageError(f"{missing[0]} is not installed: pip install 'blockrelay[converter]'")
     _become("blockrelay_converter", arguments)
+
+
+@app.command("profile")
+def profile(
+    model: Model = BUNDLED_MODEL,
+    out: Annotated[Path, typer.Option(metavar="FILE", help="Where to write what was measured.")] = Path(
+        "profiling_results.json"
+    ),
+    threads: Annotated[int | None, typer.Option(min=1, help="Threads per worker; default: all cores.")] = None,
+) -> None:
+    """Measure what each block, a hop between stages and a step take on this machine, for `blockrelay plan`."""
+    raise typer.Exit(run_profile(model, out, threads=threads))
+
+
+@app.command("plan", context_settings=_PASSED_ON, add_help_option=False)
+def plan(arguments: Arguments = None) -> None:
+    """Choose which device runs which blocks, explain it, and compare plans."""
+    _become("blockrelay_scheduler.plan_command", arguments)
+
+
+@app.command("analyse", context_settings=_PASSED_ON, add_help_option=False)
+def analyse(arguments: Arguments = None) -> None:
+    """Show what each block of a model costs: parameters, bytes, operations, KV bytes."""
+    _become("blockrelay_converter.analyse", arguments)
 
 
 def _become(module: str, arguments: list[str] | None) -> NoReturn:

@@ -3,7 +3,7 @@
 import time
 from typing import Any, cast
 
-from blockrelay.block_folder.manifest import ModelConfig
+from blockrelay.block_folder.model import ModelConfig
 from blockrelay.errors import WireError
 from blockrelay.observability.logs import get
 from blockrelay.protocol.ended import decode_log

@@ -6,7 +6,7 @@ One thread owns runs, pages and executor. Commits happen behind the step (commit
 import time
 from functools import partial
 
-from blockrelay.block_folder.manifest import ModelConfig
+from blockrelay.block_folder.model import ModelConfig
 from blockrelay.errors import WireError
 from blockrelay.observability.logs import get
 from blockrelay.observability.metrics import WorkerMetrics

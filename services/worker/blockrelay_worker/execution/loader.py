@@ -3,7 +3,8 @@
 from typing import Protocol
 
 from blockrelay.block_folder.folder import BlockFolder
-from blockrelay.block_folder.manifest import Manifest, Precision
+from blockrelay.block_folder.manifest import Manifest
+from blockrelay.block_folder.model import Precision
 from blockrelay.errors import UsageError
 from blockrelay.protocol.plan import Device
 from blockrelay_worker.execution.cpu.loading import CpuExecutors

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from blockrelay.block_folder.folder import BlockFolder, open_block_folder
-from blockrelay.block_folder.manifest import ModelConfig
+from blockrelay.block_folder.model import ModelConfig
 from blockrelay.errors import BlockrelayError
 from blockrelay.exit_codes import FAILED, exit_code
 from blockrelay_worker.execution.batch import Batch, Segment

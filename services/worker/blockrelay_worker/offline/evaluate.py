@@ -23,6 +23,7 @@ import typer
 from numpy.typing import NDArray
 
 from blockrelay.block_folder.folder import BlockFolder, open_block_folder
+from blockrelay.command_app import run_app
 from blockrelay.errors import RowNotFinite, UsageError
 from blockrelay.host.cpu import cores
 from blockrelay.settings import BUNDLED_MODEL
@@ -32,7 +33,6 @@ from blockrelay_worker.execution.batch import Batch, Segment
 from blockrelay_worker.execution.loader import executors_for
 from blockrelay_worker.execution.numerics_id import numerics_id
 from blockrelay_worker.execution.page_layout import pages_for
-from blockrelay_worker.offline.support import run_app
 
 #: Rows per run: enough for full speed, and the logits of a vocabulary of 128,000 stay at 125 MiB.
 CHUNK_ROWS = 256

@@ -18,6 +18,7 @@ from typing import Annotated, Any
 import typer
 
 from blockrelay.block_folder.folder import BlockFolder, open_block_folder
+from blockrelay.command_app import run_app
 from blockrelay.errors import BadRequest, UsageError
 from blockrelay.host.cpu import cores
 from blockrelay.protocol.sampling_params import SamplingParams, check_prompt, derive_seed
@@ -25,7 +26,6 @@ from blockrelay.settings import BUNDLED_MODEL
 from blockrelay.text.tokenizer import Tokenizer, VisibleText
 from blockrelay_worker.execution.numerics_id import numerics_id
 from blockrelay_worker.offline.pipeline import Generated, Pipeline, generate
-from blockrelay_worker.offline.support import run_app
 
 DEFAULT_MAX_TOKENS = 128
 

@@ -13,13 +13,13 @@ import typer
 
 from blockrelay import failpoints
 from blockrelay.block_folder.folder import open_block_folder
+from blockrelay.command_app import run_app
 from blockrelay.host.cpu import cores
 from blockrelay.protocol.messages import RequestBody
 from blockrelay.protocol.sampling_params import SamplingParams, check_prompt, derive_seed
 from blockrelay.settings import BUNDLED_MODEL, WorkerSettings
 from blockrelay.text.tokenizer import Tokenizer
 from blockrelay_worker.offline.pipeline import CHUNK_ROWS, Pipeline, generate
-from blockrelay_worker.offline.support import run_app
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from blockrelay.block_folder.manifest import GROUP
+from blockrelay.block_folder.model import GROUP
 from blockrelay_worker.kernels.float32 import fma
 
 #: Largest depth whose sums are exact in float32.
@@ -51,7 +51,7 @@ class ExactGroupLinear:
     """y = acc * scale; acc = fma(float32(sum over k in g of (u - 128) * q), gs[g], acc) for groups g from 0 upwards."""
 
     def __init__(self, q4: NDArray[np.uint8], gs: NDArray[np.float16], scale: NDArray[np.float32]) -> None:
-        """q4 [K/2, N], gs [K/32, N] and scale [N] as in `manifest.block_tensors`; none is copied."""
+        """q4 [K/2, N], gs [K/32, N] and scale [N] as in `model.block_tensors`; none is copied."""
         self._q4 = q4
         self._gs = gs
         self._scale = scale

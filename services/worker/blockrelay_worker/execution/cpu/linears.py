@@ -22,7 +22,7 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 
 from blockrelay.block_folder.folder import BlockFolder
-from blockrelay.block_folder.manifest import in_groups
+from blockrelay.block_folder.model import in_groups
 from blockrelay.errors import BlockFolderError
 from blockrelay_worker.execution.cpu.exact_linears import ExactGroupLinear, ExactLinear
 from blockrelay_worker.kernels.interface import Kernels, Product

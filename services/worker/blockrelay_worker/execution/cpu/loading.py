@@ -3,7 +3,8 @@
 import logging
 
 from blockrelay.block_folder.folder import BlockFolder
-from blockrelay.block_folder.manifest import Manifest, Precision
+from blockrelay.block_folder.manifest import Manifest
+from blockrelay.block_folder.model import Precision
 from blockrelay.errors import KnownAnswerMismatch
 from blockrelay.host.cpu import cpu_name
 from blockrelay.protocol.plan import Device

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from blockrelay.block_folder.manifest import ModelConfig
+from blockrelay.block_folder.model import ModelConfig
 from blockrelay_worker.kernels.buffers import untouched_bytes
 from blockrelay_worker.kernels.specification import PAGE
 

@@ -7,7 +7,7 @@ import pytest
 from blockrelay.errors import UsageError
 from blockrelay.protocol.plan import Plan, WorkerInfo, split_text, uniform_split
 from blockrelay_scheduler.planning.assignment import empty_stages
-from blockrelay_scheduler.planning.uniform import decide
+from blockrelay_scheduler.planning.plan_builder import decide
 
 
 def worker(name: str, *, device: str = "cpu", age: int = 0, **more: object) -> WorkerInfo:

@@ -1,4 +1,4 @@
-"""What the commands of this package share: how they end."""
+"""How the commands end that run in one process: `generate`, `evaluate`, `convert`, `analyse` and the like."""
 
 import typer
 from typer.exceptions import TyperException
@@ -7,7 +7,7 @@ from blockrelay.errors import BlockrelayError
 from blockrelay.exit_codes import FAILED, exit_code
 
 
-def run_app(app: typer.Typer, arguments: list[str] | None) -> int:
+def run_app(app: typer.Typer, arguments: list[str] | None = None) -> int:
     """The exit code: 0, 2 for something the caller must change, 1 for a failure of ours or of the machine.
 
     Errors are one line on stderr.

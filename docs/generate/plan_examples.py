@@ -1,0 +1,89 @@
+"""docs/plan-examples.md: one worked example of each strategy, as the command prints it."""
+
+import io
+import json
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from blockrelay_scheduler.plan_command.__main__ import run
+
+#: Two machines that are described, so that the figures are the same wherever the page is written.
+DEVICES: dict[str, Any] = {
+    "devices": [
+        {"id": "cpu:0", "class": "CPU", "host": "a", "memory_bytes": 16000000,
+         "bytes_per_second": 2e10, "operations_per_second": 2e11},
+        {"id": "gpu0", "class": "GPU", "host": "b", "memory_bytes": 5000000,
+         "bytes_per_second": 6e10, "operations_per_second": 1e12},
+    ],
+    "links": [{"between": ["a", "b"], "seconds": 5e-05, "seconds_per_byte": 1e-09}],
+}  # fmt: skip
+PROMISE = ("--devices", "devices.json", "--context", "128", "--requests", "4")
+EXAMPLES: Sequence[tuple[str, str, Sequence[str]]] = (
+    ("auto for one request", "The GPU has room for most blocks, and the hop costs less than the CPU does.",
+     ("--objective", "latency")),
+    ("auto for many", "The device that a step waits for is as quick as can be, both groups of requests counted.",
+     ("--objective", "throughput")),
+    ("uniform", "Six layers in two parts; the head rides along with the second.",
+     ("--strategy", "uniform", "--targets", "cpu:0,gpu0")),
+    ("memory", "Both devices are filled to about the same share.",
+     ("--strategy", "memory", "--targets", "cpu:0,gpu0")),
+    ("compute", "The slower stage is as fast as can be: the slow device gets little.",
+     ("--strategy", "compute", "--targets", "cpu:0,gpu0")),
+    ("mixed", "Between the two.", ("--strategy", "mixed", "--targets", "cpu:0,gpu0")),
+    ("custom", "What somebody wrote down, checked for gaps and for room.",
+     ("--strategy", "custom", "--boundaries", "1-4,5-7", "--targets", "gpu0,cpu:0")),
+    ("static-split", "Every k from 0 to 7 is tried.", ("--strategy", "static-split")),
+    ("ring", "The device with the most memory begins.", ("--strategy", "ring")),
+)  # fmt: skip
+_HEAD = """\
+# Plan examples
+
+One of each strategy of [plans](plans.md), for the bundled model on two devices that are described, not profiled: a slow
+one with much memory and a fast one with little.
+
+```sh
+cat > devices.json <<'END'
+{devices}
+END
+cat devices.json
+```
+"""
+
+
+def page() -> str:
+    """The whole page."""
+    text = _HEAD.format(devices=json.dumps(DEVICES, indent=1))
+    with TemporaryDirectory() as folder, _inside(Path(folder)):
+        Path("devices.json").write_text(json.dumps(DEVICES))
+        for title, sentence, options in EXAMPLES:
+            shown = " ".join(("blockrelay plan", *options, *PROMISE))
+            text += f"\n## {title}\n\n{sentence}\n\n```sh\n{shown}\n```\n\n```text\n{_printed(*options, *PROMISE)}```\n"
+    return text
+
+
+def _printed(*arguments: str) -> str:
+    printed = io.StringIO()
+    with redirect_stdout(printed):
+        code = run(list(arguments))
+    assert code == 0, f"{arguments} ended with {code}"
+    return "".join(f"{line.rstrip()}\n" for line in printed.getvalue().splitlines())
+
+
+@contextmanager
+def _inside(folder: Path) -> Iterator[None]:
+    """In a folder, on a terminal of 80 columns."""
+    before, columns = Path.cwd(), os.environ.get("COLUMNS")
+    os.chdir(folder)
+    os.environ["COLUMNS"] = "80"
+    try:
+        yield
+    finally:
+        os.chdir(before)
+        if columns is None:
+            del os.environ["COLUMNS"]
+        else:
+            os.environ["COLUMNS"] = columns

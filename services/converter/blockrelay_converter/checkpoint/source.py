@@ -1,0 +1,49 @@
+"""A checkpoint folder as a whole: what its JSON files say, before any weight is looked at."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from blockrelay.block_folder.model import ModelConfig
+from blockrelay.errors import UsageError
+from blockrelay_converter.checkpoint.config import SourceConfig, read_config
+from blockrelay_converter.checkpoint.text_assets import Texts, read_texts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """A checkpoint that we can convert, as far as its JSON files say."""
+
+    config: SourceConfig
+    texts: Texts
+    model: ModelConfig
+
+
+def read_source(checkpoint: Path, *, name: str | None = None, max_position: int | None = None) -> Source:
+    """Read the JSON files. `name` is what clients call the model (default: the folder's name), `max_position` shortens
+    its context. UnsupportedModel or UsageError names the file and field."""
+    if not checkpoint.is_dir():
+        raise UsageError(f"{checkpoint} is not a folder")
+    if not (checkpoint / "config.json").is_file():
+        raise UsageError(f"{checkpoint} holds no config.json")
+    config = read_config((checkpoint / "config.json").read_bytes(), max_position=max_position)
+    texts = read_texts(checkpoint, config)
+    model = ModelConfig(
+        name=name or checkpoint.resolve().name,
+        family=config.family,
+        hidden_size=config.hidden_size,
+        layers=config.layers,
+        heads=config.heads,
+        kv_heads=config.kv_heads,
+        head_dim=config.head_dim,
+        intermediate_size=config.intermediate_size,
+        vocab_size=config.vocab_size,
+        max_position=config.max_position,
+        rms_norm_eps=config.rms_norm_eps,
+        qkv_bias=config.qkv_bias,
+        qk_norm=config.qk_norm,
+        eos_ids=texts.eos_ids,
+        bos_id=texts.bos_id,
+        bos_token=texts.bos_token,
+        eos_token=texts.eos_token,
+    )
+    return Source(config=config, texts=texts, model=model)

@@ -1,0 +1,104 @@
+"""`blockrelay profile`: what blocks, hops and steps take on this machine, for planners.
+
+Blocks and hops are measured by a worker's own code in a process of its own, the hops over a payload Redis like that of
+`up`. What a step takes beside its blocks is the difference between a whole system of one stage and these blocks.
+"""
+
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+
+from blockrelay.block_folder.folder import BlockFolder, open_block_folder
+from blockrelay.errors import RedisTrouble, ServiceUnavailable
+from blockrelay.host.cpu import cores
+from blockrelay.planning.profile import Profile, StepOverhead, decode_profile
+from blockrelay.redis.client import connect
+from blockrelay_launcher.background import running_up
+from blockrelay_launcher.bench.figures import decode_rate, random_prompts
+from blockrelay_launcher.bench.targets import GatewaySide
+from blockrelay_launcher.supervisor import embedded_redis
+
+#: Requests at once, rounds and new tokens with which the step's overhead is measured.
+REQUESTS, ROUNDS, NEW = (1, 4, 16), 3, 64
+PROMPT = 96
+#: Seconds that a Redis may take to start.
+PATIENCE_S = 10.0
+
+
+def run_profile(model: Path, out: Path, *, threads: int | None) -> int:
+    """Write the profile; the exit code. Raises BlockFolderError, ServiceUnavailable."""
+    folder = open_block_folder(model, blocks=[])
+    threads = threads or cores()
+    with _payload_redis() as url:
+        argv = [sys.executable, "-P", "-m", "blockrelay_worker.offline.profiling", "--model", str(model)]
+        done = subprocess.run([*argv, "--out", str(out), "--threads", str(threads), "--redis", url], check=False)
+    if done.returncode:
+        return done.returncode
+    profile = decode_profile(out.read_bytes(), str(out))
+    profile = replace(profile, step=_overhead(folder, profile, threads))
+    out.write_text(profile.encode())
+    return 0
+
+
+@contextmanager
+def _payload_redis() -> Iterator[str]:
+    """The URL of a Redis as workers send rows over it."""
+    with tempfile.TemporaryDirectory(prefix="blockrelay-") as root:
+        server = embedded_redis.place(embedded_redis.find_server_program(), Path(root) / "redis", durable=False)
+        with subprocess.Popen(server.command(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+            try:
+                _wait_for(server.url, process)
+                yield server.url
+            finally:
+                process.terminate()
+                process.wait()
+                embedded_redis.unplace(server)
+
+
+def _wait_for(url: str, process: "subprocess.Popen[bytes]") -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while True:
+        try:
+            connect(url).ping()
+        except RedisTrouble as error:
+            if process.poll() is not None or time.monotonic() > deadline:
+                raise ServiceUnavailable(f"the Redis for measuring hops does not start: {error}") from error
+            time.sleep(0.05)
+        else:
+            return
+
+
+def _overhead(folder: BlockFolder, profile: Profile, threads: int) -> StepOverhead:
+    """From the steps of a whole system of one stage, at several numbers of requests."""
+    new = min(NEW, folder.model.max_position - PROMPT)
+    beside: list[tuple[int, float]] = []
+    dice = random.Random(time.time_ns())
+    with running_up(folder.root.absolute(), 1, "--threads", str(threads), "--no-speculation") as url:
+        gateway = GatewaySide(url, folder.model.name)
+        try:
+            for requests in REQUESTS:
+                rates: list[float] = []
+                for _ in range(ROUNDS + 1):
+                    prompts = random_prompts(dice, folder.model.vocab_size, requests, PROMPT)
+                    rates.append(decode_rate(gateway.round(prompts, new).tokens))
+                blocks = sum(block["CPU"].at(requests, PROMPT + new / 2) for block in profile.blocks.values())
+                beside.append((requests, requests / median(rates[1:]) - blocks))
+        finally:
+            gateway.close()
+    return fitted(beside)
+
+
+def fitted(beside: Sequence[tuple[int, float]]) -> StepOverhead:
+    """The straight line through (requests, seconds beside the blocks), by least squares; nothing below zero."""
+    count = len(beside)
+    mean_x, mean_y = sum(x for x, _ in beside) / count, sum(y for _, y in beside) / count
+    slope = sum((x - mean_x) * (y - mean_y) for x, y in beside) / sum((x - mean_x) ** 2 for x, _ in beside)
+    slope = max(slope, 0.0)
+    return StepOverhead(seconds=max(mean_y - slope * mean_x, 0.0), seconds_per_row=slope)

@@ -1,0 +1,1 @@
+"""`blockrelay plan`: decide, explain and compare plans, without a cell."""

@@ -1,0 +1,147 @@
+"""`python -m blockrelay_scheduler.plan_command`: what `blockrelay plan` becomes."""
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from blockrelay.block_folder.model import Precision
+from blockrelay.command_app import run_app
+from blockrelay.errors import UsageError
+from blockrelay.planning.devices import parse_described
+from blockrelay.quantities import parse_quantity
+from blockrelay.settings import BUNDLED_MODEL
+from blockrelay_scheduler.plan_command.inputs import DEFAULT_REQUESTS, PlanOptions, read_problem
+from blockrelay_scheduler.plan_command.tables import show, show_beside
+from blockrelay_scheduler.planning.problem import Objective, Problem, Wishes
+from blockrelay_scheduler.planning.report import PlanReport, report
+from blockrelay_scheduler.planning.strategies.registry import names, place
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+
+Model = Annotated[Path, typer.Option("--model", help="block folder")]
+ProfileFile = Annotated[Path | None, typer.Option("--profile", metavar="FILE", help="what `blockrelay profile` wrote")]
+DevicesFile = Annotated[
+    Path | None, typer.Option("--devices", metavar="FILE", help="devices and links [default: this machine]")
+]
+StrategyName = Annotated[str, typer.Option("--strategy", help=f"{', '.join(names())}")]
+Aim = Annotated[Objective, typer.Option("--objective", help="one request's speed, or that of many together")]
+Context = Annotated[
+    str | None, typer.Option("--context", metavar="N", help="tokens of a request that must have room: 2048, 32k")
+]
+Requests = Annotated[int, typer.Option("--requests", min=1, help="requests at once that must have room")]
+InPrecision = Annotated[Precision | None, typer.Option("--precision", help="as if the model had been converted to it")]
+Parts = Annotated[int | None, typer.Option("--parts", min=1, help="stages [default: one for each device]")]
+Boundaries = Annotated[
+    str | None, typer.Option("--boundaries", metavar="A-B,C-D", help="of strategy custom: the blocks of each stage")
+]
+Targets = Annotated[
+    str | None, typer.Option("--targets", metavar="ID,ID", help="devices of the stages, in their order; then a CPU")
+]
+MemoryLimit = Annotated[str | None, typer.Option("--memory-limit", metavar="BYTES", help="of one stage: 8GB")]
+AsJson = Annotated[bool, typer.Option("--json", help="one JSON object instead of tables")]
+
+
+@app.callback(invoke_without_command=True)
+def plan(
+    command: typer.Context,
+    model: Model = BUNDLED_MODEL,
+    profile: ProfileFile = None,
+    devices: DevicesFile = None,
+    strategy: StrategyName = "auto",
+    objective: Aim = "throughput",
+    context: Context = None,
+    requests: Requests = DEFAULT_REQUESTS,
+    precision: InPrecision = None,
+    parts: Parts = None,
+    boundaries: Boundaries = None,
+    targets: Targets = None,
+    memory_limit: MemoryLimit = None,
+    as_json: AsJson = False,
+) -> None:
+    """Choose which device runs which blocks, and explain it: stages, memory, predicted speed, a sentence per choice."""
+    if command.invoked_subcommand is not None:
+        return
+    options = PlanOptions(
+        model=model, profile=profile, devices=devices, objective=objective, context=_tokens(context),
+        requests=requests, precision=precision,
+        wishes=_wishes(parts, boundaries, targets, memory_limit),
+    )  # fmt: skip
+    found = _report(strategy, read_problem(options))
+    typer.echo(json.dumps(found.to_json(), indent=1)) if as_json else show(found)
+
+
+@app.command("what-if")
+def what_if(
+    model: Model = BUNDLED_MODEL,
+    profile: ProfileFile = None,
+    devices: DevicesFile = None,
+    strategy: StrategyName = "auto",
+    objective: Aim = "throughput",
+    requests: Requests = DEFAULT_REQUESTS,
+    context: Context = None,
+    precision: InPrecision = None,
+    add: Annotated[
+        list[str] | None,
+        typer.Option(metavar="DEVICE", help="one more device, such as gpu:24GB:900GB/s or gpu:24GB:900GB/s:80T/s"),
+    ] = None,
+    remove: Annotated[list[str] | None, typer.Option(metavar="HOST", help="without the devices of this host")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show the plan of today beside that of a changed fleet, context or precision."""
+    options = PlanOptions(model=model, profile=profile, devices=devices, objective=objective, requests=requests)
+    today = read_problem(options)
+    fleet = today.fleet
+    for text in add or []:
+        fleet = fleet.with_device(parse_described(text, fleet.devices))
+    for host in remove or []:
+        fleet = fleet.without_host(host)
+    changed = read_problem(replace(options, context=_tokens(context), precision=precision))
+    reports = [_report(strategy, today), _report(strategy, replace(changed, fleet=fleet))]
+    if as_json:
+        typer.echo(json.dumps({"today": reports[0].to_json(), "then": reports[1].to_json()}, indent=1))
+    else:
+        show_beside(*reports)
+
+
+def _report(strategy: str, problem: Problem) -> PlanReport:
+    return report(strategy, problem, place(strategy, problem))
+
+
+def _tokens(text: str | None) -> int | None:
+    """`2048` or `32k`, where k is 1024. UsageError for anything else."""
+    if text is None:
+        return None
+    number = text.lower().removesuffix("k")
+    if not number.isdigit() or not 0 < int(number) < 1 << 24:
+        raise UsageError(f"--context takes a number of tokens such as 2048 or 32k, not {text!r}")
+    return int(number) * (1024 if number != text else 1)
+
+
+def _wishes(parts: int | None, boundaries: str | None, targets: str | None, limit: str | None) -> Wishes:
+    """UsageError for what cannot be read."""
+    return Wishes(
+        parts=parts,
+        boundaries=None if boundaries is None else tuple(map(_boundary, boundaries.split(","))),
+        targets=None if targets is None else tuple(targets.split(",")),
+        memory_limit=None if limit is None else int(parse_quantity(limit, "B", where="--memory-limit")),
+    )
+
+
+def _boundary(text: str) -> tuple[int, int]:
+    first, dash, last = text.partition("-")
+    if not first.isdigit() or not (last.isdigit() if dash else True) or len(text) > 20:
+        raise UsageError(f"--boundaries takes blocks such as 1-3,4-9, not {text!r}")
+    return int(first), int(last or first)
+
+
+def run(arguments: list[str] | None = None) -> int:
+    """The exit code (see `run_app`)."""
+    return run_app(app, arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(run())

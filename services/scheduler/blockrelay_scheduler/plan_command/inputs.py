@@ -1,0 +1,104 @@
+"""What a plan is decided from, read from files and options. UsageError and BlockFolderError say what is wrong."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from blockrelay.block_folder.analysis import analyse
+from blockrelay.block_folder.folder import BlockFolder, open_block_folder
+from blockrelay.block_folder.model import Precision
+from blockrelay.errors import UsageError
+from blockrelay.host.memory import total_bytes
+from blockrelay.planning.devices import Device, Fleet, decode_fleet
+from blockrelay.planning.profile import Profile, decode_profile
+from blockrelay_scheduler.planning.cost_model import CostModel
+from blockrelay_scheduler.planning.problem import NO_WISHES, Objective, Problem, Promise, Wishes
+
+#: What is promised where nobody says otherwise.
+DEFAULT_CONTEXT, DEFAULT_REQUESTS = 2048, 16
+#: Of this machine's memory, as services use it: the rest is the system's and the gateway's.
+MEMORY_SHARE = 0.8
+#: Of a CPU that nobody measured.
+GUESSED_BYTES_PER_SECOND, GUESSED_OPERATIONS_PER_SECOND = 2e10, 2e11
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanOptions:
+    """What every `plan` command takes."""
+
+    model: Path
+    profile: Path | None = None
+    devices: Path | None = None
+    objective: Objective = "throughput"
+    context: int | None = None
+    requests: int = DEFAULT_REQUESTS
+    precision: Precision | None = None
+    wishes: Wishes = NO_WISHES
+
+
+def read_problem(options: PlanOptions) -> Problem:
+    """The problem that the options describe."""
+    folder = open_block_folder(options.model, blocks=[])
+    analysis = analyse(folder.model)
+    measured_in = (folder.manifest.precision,) * folder.model.blocks
+    precisions = measured_in
+    if options.precision is not None:
+        if options.precision not in analysis.precisions:
+            raise UsageError(f"--precision: {analysis.model} cannot have {options.precision}")
+        precisions = (options.precision,) * folder.model.blocks
+    profile = read_profile(options.profile, folder) if options.profile else None
+    fleet = decode_fleet(_content(options.devices), str(options.devices)) if options.devices else this_machine(profile)
+    context = options.context or min(folder.model.max_position, DEFAULT_CONTEXT)
+    if context > folder.model.max_position:
+        raise UsageError(f"--context {context} is beyond the model's context of {folder.model.max_position}")
+    return Problem(
+        analysis=analysis,
+        fleet=fleet,
+        costs=CostModel(analysis, precisions, profile, measured_in),
+        objective=options.objective,
+        promise=Promise(context=context, requests=options.requests),
+        wishes=options.wishes,
+    )
+
+
+def read_profile(path: Path, folder: BlockFolder) -> Profile:
+    """The profile in a file. UsageError when it is of another model."""
+    profile = decode_profile(_content(path), str(path))
+    if profile.model_hash and profile.model_hash != folder.manifest.model_hash:
+        raise UsageError(
+            f"{path}: measured with another model ({profile.model}, {profile.model_hash[:12]}) than {folder.root} "
+            f"({folder.model.name}, {folder.manifest.model_hash[:12]}); profile it again"
+        )
+    return profile
+
+
+def this_machine(profile: Profile | None) -> Fleet:
+    """A device for each class of the profile; without one this machine's CPU, guessed."""
+    memory = int(total_bytes() * MEMORY_SHARE)
+    if profile is None or not profile.classes:
+        cpu = Device(
+            id="cpu:0",
+            device_class="CPU",
+            host="localhost",
+            memory_bytes=memory,
+            bytes_per_second=GUESSED_BYTES_PER_SECOND,
+            operations_per_second=GUESSED_OPERATIONS_PER_SECOND,
+        )
+        return Fleet(devices=(cpu,))
+    return Fleet(
+        devices=tuple(
+            Device(
+                id=name if ":" in name else f"{name.lower()}:0",
+                device_class=name,
+                host="localhost",
+                memory_bytes=memory if name == "CPU" else None,
+            )
+            for name in profile.classes
+        )
+    )
+
+
+def _content(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror}") from None

@@ -1,0 +1,131 @@
+"""What a block costs on a device and a hop between two of them, from a profile or from figures. Pure.
+
+A class that the profile has is taken from there, divided by the device's speed. A described device follows the
+roofline: a step takes as long as reading weights and KV, or as its operations, whichever is longer. A profile that was
+measured in another precision is converted: the step of one row reads weights, so it changes as their bytes do; what
+further rows add stays. Both are marked as estimates.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+
+from blockrelay.block_folder.analysis import ModelAnalysis
+from blockrelay.block_folder.model import Precision
+from blockrelay.errors import UsageError
+from blockrelay.planning.devices import Device, Fleet
+from blockrelay.planning.profile import BlockProfile, Hop, Profile
+
+#: Of rows over the payload Redis, where no profile says otherwise: measured on two cores.
+DEFAULT_HOP = Hop(seconds=3e-4, seconds_per_byte=2e-9)
+
+
+@dataclass(frozen=True, slots=True)
+class CostModel:
+    """`precisions` of each block, 1 to N. `profile` None: every device must describe itself.
+
+    `measured_in` is what the profile was measured in: of each block, as `precisions`.
+    """
+
+    analysis: ModelAnalysis
+    precisions: tuple[Precision, ...]
+    profile: Profile | None = None
+    measured_in: tuple[Precision, ...] | None = None
+    _seconds: dict[tuple[object, ...], list[float]] = field(default_factory=dict[tuple[object, ...], list[float]])
+
+    def check(self, fleet: Fleet) -> None:
+        """UsageError for a device whose speed nobody knows, and a profile of other blocks."""
+        names = {block.name for block in self.analysis.blocks}
+        if self.profile is not None and set(self.profile.blocks) != names:
+            odd = sorted(set(self.profile.blocks) ^ names)[0]
+            raise UsageError(
+                f"the profile is of another model: {self.analysis.model} has {len(names)} blocks, "
+                f"and {odd} is not in both"
+            )
+        for device in fleet.devices:
+            if not device.is_described and not self._is_profiled(device):
+                known = ", ".join(self.profile.classes) if self.profile else "none, there is no profile"
+                raise UsageError(
+                    f"device {device.id}: nobody measured class {device.device_class} (measured: {known}); give it "
+                    "bytes_per_second, or profile it"
+                )
+
+    def is_estimated(self, device: Device) -> bool:
+        """Whether its times are not measured ones."""
+        return not self._is_profiled(device) or (self.measured_in or self.precisions) != self.precisions
+
+    def seconds(self, device: Device, first: int, last: int, rows: float, context: float) -> float:
+        """Of a step of blocks [first, last] with `rows` rows that attend to `context` tokens each."""
+        sums = self.prefix_seconds(device, rows, context)
+        return sums[last] - sums[first - 1]
+
+    def prefix_seconds(self, device: Device, rows: float, context: float) -> Sequence[float]:
+        """Of blocks 1 to i at index i."""
+        key = (device.device_class, device.speed, device.bytes_per_second, device.operations_per_second, rows, context)
+        if key not in self._seconds:
+            self._seconds[key] = list(accumulate(self.each_block_seconds(device, rows, context), initial=0.0))
+        return self._seconds[key]
+
+    def each_block_seconds(self, device: Device, rows: float, context: float) -> list[float]:
+        """Of block i at index i-1."""
+        return [self._block_seconds(device, index, rows, context) for index in range(1, len(self.analysis.blocks) + 1)]
+
+    def weight_bytes(self, first: int, last: int) -> int:
+        """Of blocks [first, last]."""
+        return sum(
+            block.bytes[precision]
+            for block, precision in zip(
+                self.analysis.blocks[first - 1 : last], self.precisions[first - 1 : last], strict=True
+            )
+        )
+
+    def kv_bytes_per_token(self, first: int, last: int) -> int:
+        """Of blocks [first, last]."""
+        return sum(
+            block.kv_bytes_per_token[precision]
+            for block, precision in zip(
+                self.analysis.blocks[first - 1 : last], self.precisions[first - 1 : last], strict=True
+            )
+        )
+
+    def hop_seconds(self, fleet: Fleet, a: Device, b: Device, rows: float) -> float:
+        """Of the rows of a step from `a` to `b`: the link between their hosts, or the payload Redis."""
+        link = fleet.link(a.host, b.host) or self._redis_hop
+        return link.seconds + rows * self.analysis.blocks[0].hop_bytes_per_row * link.seconds_per_byte
+
+    @property
+    def _redis_hop(self) -> Hop:
+        return self.profile.hop.get("redis", DEFAULT_HOP) if self.profile else DEFAULT_HOP
+
+    def step_seconds(self, rows: float) -> float:
+        """What a step takes beside its blocks and hops."""
+        step = self.profile.step if self.profile else None
+        return step.seconds + rows * step.seconds_per_row if step else 0.0
+
+    def _is_profiled(self, device: Device) -> bool:
+        return self.profile is not None and device.device_class in self.profile.classes
+
+    def _block_seconds(self, device: Device, index: int, rows: float, context: float) -> float:
+        block, precision = self.analysis.blocks[index - 1], self.precisions[index - 1]
+        if self.profile is None or not self._is_profiled(device):
+            return self._roofline(device, index, rows, context)
+        times: BlockProfile = self.profile.blocks[block.name][device.device_class]
+        measured_in = self.measured_in[index - 1] if self.measured_in else precision
+        seconds = times.at(rows, context)
+        if measured_in != precision:
+            one_row = times.at(1, context)
+            seconds += one_row * (block.bytes[precision] / block.bytes[measured_in] - 1)
+        return seconds / device.speed
+
+    def _roofline(self, device: Device, index: int, rows: float, context: float) -> float:
+        block, precision = self.analysis.blocks[index - 1], self.precisions[index - 1]
+        assert device.bytes_per_second is not None
+        moved = block.bytes[precision] + rows * context * block.kv_bytes_per_token[precision]
+        operations = rows * (block.flops_per_row + context * block.attention_flops)
+        computing = operations / device.operations_per_second if device.operations_per_second else 0.0
+        return max(moved / device.bytes_per_second, computing) / device.speed
+
+
+def by_block(precisions: Mapping[int, Precision], blocks: int, otherwise: Precision) -> tuple[Precision, ...]:
+    """A precision for each block, 1 to `blocks`."""
+    return tuple(precisions.get(index, otherwise) for index in range(1, blocks + 1))

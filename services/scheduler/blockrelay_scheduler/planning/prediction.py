@@ -1,0 +1,76 @@
+"""How fast a placement will be. Pure.
+
+A step of R requests goes through all parts. Parts on resources of their own compute at the same time: the engine splits
+the requests into as many groups as there are such resources, and a group comes back for its next token when it is
+through. So a step takes as long as its busiest resource works on all groups, but no less than one group's way through
+all parts, hops included:
+
+    groups = min(resources, R)        rows = R / groups / replicas of the part
+    step = max( max over resources: groups * sum of its parts' seconds(rows),
+                sum over parts: seconds(rows) + hop(rows) ) + what a step takes beside
+
+The CPU devices of one host are one resource: they share its cores.
+"""
+
+from collections import defaultdict
+from dataclasses import dataclass
+from itertools import pairwise
+
+from blockrelay.planning.devices import Device
+from blockrelay_scheduler.planning.problem import Part, Placement, Problem
+
+#: Requests at once for which plans are predicted.
+SIZES = (1, 4, 16, 64)
+
+
+@dataclass(frozen=True, slots=True)
+class Predicted:
+    """Of a step with `requests` at once: seconds, those of each part, and on hops of one group's way."""
+
+    requests: int
+    seconds: float
+    part_seconds: tuple[float, ...]
+    hop_seconds: float
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.requests / self.seconds
+
+
+def resource(device: Device) -> tuple[str, str]:
+    """Devices with the same one take turns."""
+    return ("cores of", device.host) if device.device_class == "CPU" else ("device", device.id)
+
+
+def predict(problem: Problem, placement: Placement, requests: int, *, context: float | None = None) -> Predicted:
+    """A step that gives `requests` >= 1 requests a token each, at the context (default: half of the promised one)."""
+    context = problem.promise.context / 2 if context is None else context
+    parts = placement.parts
+    devices = [[problem.fleet.device(name) for name in part.devices] for part in parts]
+    groups = min(requests, len({resource(device) for on in devices for device in on[:1]}))
+    seconds: list[float] = []
+    busy: dict[tuple[str, str], float] = defaultdict(float)
+    for part, on in zip(parts, devices, strict=True):
+        rows = max(1.0, requests / groups / len(on))
+        each = [problem.costs.seconds(device, part.first, part.last, rows, context) for device in on]
+        for device, one in zip(on, each, strict=True):
+            busy[resource(device)] += groups * one
+        seconds.append(max(each))
+    hops = hop_seconds(problem, parts, requests / groups)
+    step = max(max(busy.values()), sum(seconds) + hops) + problem.costs.step_seconds(requests)
+    return Predicted(requests, step, tuple(seconds), hops)
+
+
+def hop_seconds(problem: Problem, parts: tuple[Part, ...], rows: float) -> float:
+    """All hops of `rows` rows on their way, and the tokens' way back to the first part."""
+    if len(parts) == 1:
+        return 0.0
+    first = [problem.fleet.device(part.devices[0]) for part in parts]
+    onwards = sum(problem.costs.hop_seconds(problem.fleet, a, b, rows) for a, b in pairwise(first))
+    return onwards + problem.costs.hop_seconds(problem.fleet, first[-1], first[0], 0)
+
+
+def score(problem: Problem, placement: Placement) -> float:
+    """What a strategy that chooses makes large: tokens per second by the problem's objective."""
+    requests = 1 if problem.objective == "latency" else problem.promise.requests
+    return predict(problem, placement, requests).tokens_per_second

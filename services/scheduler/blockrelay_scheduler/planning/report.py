@@ -1,0 +1,109 @@
+"""A placement explained: stages, memory, what a step takes, tokens per second, and a sentence for each choice. Pure."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from blockrelay_scheduler.planning.prediction import SIZES, Predicted, predict
+from blockrelay_scheduler.planning.problem import Part, Placement, Problem
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageReport:
+    """One part: its devices' class, bytes on each of them, and seconds of a step by the requests at once."""
+
+    part: Part
+    device_class: str
+    weight_bytes: int
+    kv_bytes: int
+    memory_bytes: int | None
+    seconds: dict[int, float]
+
+    @property
+    def blocks(self) -> str:
+        return f"{self.part.first}-{self.part.last}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanReport:
+    """What `blockrelay plan` prints."""
+
+    strategy: str
+    problem: Problem
+    placement: Placement
+    stages: tuple[StageReport, ...]
+    predicted: tuple[Predicted, ...]
+    estimated: tuple[str, ...]
+    """Devices whose times nobody measured."""
+
+    @property
+    def reasons(self) -> list[str]:
+        """One sentence for each part."""
+        return [f"{_named(stage)}: {stage.part.reason}" for stage in self.stages]
+
+    def to_json(self) -> dict[str, Any]:
+        """What `blockrelay plan --json` prints."""
+        return {
+            "strategy": self.strategy,
+            "objective": self.problem.objective,
+            "context": self.problem.promise.context,
+            "requests": self.problem.promise.requests,
+            "plan": {
+                f"block_{block}": stage.device_class
+                for stage in self.stages
+                for block in range(stage.part.first, stage.part.last + 1)
+            },
+            "stages": [
+                {
+                    "blocks": stage.blocks,
+                    "device": stage.part.devices[0],
+                    "devices": list(stage.part.devices),
+                    "class": stage.device_class,
+                    "bytes": stage.weight_bytes,
+                    "kv_bytes": stage.kv_bytes,
+                    "predicted_seconds": {str(size): seconds for size, seconds in stage.seconds.items()},
+                }
+                for stage in self.stages
+            ],
+            "predicted_step_seconds": {str(one.requests): one.seconds for one in self.predicted},
+            "predicted_tokens_per_second": {str(one.requests): one.tokens_per_second for one in self.predicted},
+            "estimated": list(self.estimated),
+            "reasons": self.reasons,
+            **(self.placement.notes or {}),
+        }
+
+
+def report(strategy: str, problem: Problem, placement: Placement) -> PlanReport:
+    """What there is to say of a placement."""
+    used = dict.fromkeys(name for part in placement.parts for name in part.devices)
+    return PlanReport(
+        strategy=strategy,
+        problem=problem,
+        placement=placement,
+        stages=tuple(_stage(problem, part) for part in placement.parts),
+        predicted=tuple(predict(problem, placement, size) for size in SIZES),
+        estimated=tuple(name for name in used if problem.costs.is_estimated(problem.fleet.device(name))),
+    )
+
+
+def _stage(problem: Problem, part: Part) -> StageReport:
+    devices = [problem.fleet.device(name) for name in part.devices]
+    context = problem.promise.context / 2
+
+    def seconds(size: int) -> float:
+        rows = max(1.0, size / len(devices))
+        return max(problem.costs.seconds(device, part.first, part.last, rows, context) for device in devices)
+
+    return StageReport(
+        part=part,
+        device_class=devices[0].device_class,
+        weight_bytes=problem.costs.weight_bytes(part.first, part.last),
+        kv_bytes=problem.kv_bytes(part.first, part.last, len(devices)),
+        memory_bytes=devices[0].memory_bytes,
+        seconds={size: seconds(size) for size in SIZES},
+    )
+
+
+def _named(stage: StageReport) -> str:
+    part = stage.part
+    blocks = f"block_{part.first}" if part.first == part.last else f"block_{part.first} to block_{part.last}"
+    return f"{blocks} on {' and '.join(part.devices)}"

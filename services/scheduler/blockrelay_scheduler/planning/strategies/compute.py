@@ -1,0 +1,22 @@
+"""`compute`: each part takes its device the same time, as far as blocks can be divided."""
+
+from blockrelay_scheduler.planning.problem import Placement, Problem, consecutive
+from blockrelay_scheduler.planning.strategies.balanced import balanced_sizes
+
+
+def compute(problem: Problem) -> Placement:
+    """The slowest part is as fast as can be, at the promised number of requests."""
+    devices = problem.target_devices(problem.parts)
+    rows, context = problem.promise.requests, problem.promise.context / 2
+
+    def load(first: int, last: int, part: int) -> float:
+        return problem.costs.seconds(devices[part], first, last, rows, context)
+
+    sizes = balanced_sizes(problem, load)
+    reasons: list[str] = []
+    first = 1
+    for part, size in enumerate(sizes):
+        milliseconds = 1000 * load(first, first + size - 1, part)
+        reasons.append(f"{milliseconds:.3g} ms for a step of {rows} rows: the slowest part is as fast as can be")
+        first += size
+    return consecutive(problem, sizes, reasons)

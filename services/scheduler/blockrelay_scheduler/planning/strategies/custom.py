@@ -1,0 +1,33 @@
+"""`custom`: the boundaries that somebody wrote down, checked."""
+
+from blockrelay.errors import UsageError
+from blockrelay_scheduler.planning.problem import Part, Placement, Problem
+
+
+def custom(problem: Problem) -> Placement:
+    """Parts as wished. UsageError for boundaries that overlap, leave a block out or are none of the model's."""
+    wishes = problem.wishes
+    if not wishes.boundaries:
+        raise UsageError("custom needs boundaries: the blocks of each part, such as 1-3,4-9")
+    expected = 1
+    for first, last in wishes.boundaries:
+        if first < expected:
+            raise UsageError(f"boundaries: block_{first} is in two parts")
+        if first > expected:
+            raise UsageError(f"boundaries: block_{expected} is in no part")
+        if last < first or last > problem.blocks:
+            raise UsageError(f"boundaries: there is no part {first}-{last} in a model of {problem.blocks} blocks")
+        expected = last + 1
+    if expected <= problem.blocks:
+        raise UsageError(f"boundaries: block_{expected} is in no part")
+    if wishes.targets and len(wishes.targets) > len(wishes.boundaries):
+        raise UsageError(f"{len(wishes.targets)} devices for {len(wishes.boundaries)} parts")
+    devices = problem.target_devices(len(wishes.boundaries))
+    return Placement(
+        parts=tuple(
+            Part(
+                first=first, last=last, devices=(device.id,), reason=f"these boundaries were asked for, on {device.id}"
+            )
+            for (first, last), device in zip(wishes.boundaries, devices, strict=True)
+        )
+    )

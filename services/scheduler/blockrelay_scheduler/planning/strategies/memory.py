@@ -1,0 +1,24 @@
+"""`memory`: each part fills its device's memory to the same share, with weights and the KV pages of the promise."""
+
+from blockrelay.quantities import format_quantity
+from blockrelay_scheduler.planning.problem import Placement, Problem, consecutive
+from blockrelay_scheduler.planning.strategies.balanced import balanced_sizes
+
+
+def memory(problem: Problem) -> Placement:
+    """The fullest device is as empty as can be. Devices whose memory is not told count as equal."""
+    devices = problem.target_devices(problem.parts)
+    told = all(device.memory_bytes is not None for device in devices)
+
+    def load(first: int, last: int, part: int) -> float:
+        return problem.bytes_of(first, last) / ((devices[part].memory_bytes or 1) if told else 1)
+
+    sizes = balanced_sizes(problem, load)
+    reasons: list[str] = []
+    first = 1
+    for size, device in zip(sizes, devices, strict=True):
+        used = problem.bytes_of(first, first + size - 1)
+        share = f", {100 * used / device.memory_bytes:.0f} % of {device.id}" if device.memory_bytes else ""
+        reasons.append(f"{format_quantity(used, 'B')} of weights and KV pages{share}: the fullest part is least full")
+        first += size
+    return consecutive(problem, sizes, reasons)

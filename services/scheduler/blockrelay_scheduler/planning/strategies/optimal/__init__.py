@@ -1,0 +1,1 @@
+"""`auto`: the best plan, by exact search."""

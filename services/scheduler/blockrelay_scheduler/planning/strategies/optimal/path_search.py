@@ -1,0 +1,158 @@
+"""The best stages for a number of stages where devices differ too much to be counted by kind: an integer program.
+
+Stages are arcs from block to block, and a plan is a path on which each kind gives at most the devices that it has:
+
+    y[o, i, j] in {0, 1}    the stage of blocks i+1 to j runs by option o
+    w[i, a, b] >= 0         behind block i a stage on kind b follows one on kind a; only where links differ
+    sum of the y that end at i = sum of the y that begin at i;     sum of y = stages
+    sum over y of kind k of its replicas <= devices of kind k
+
+HiGHS finds the least sum of seconds and hops, exactly.
+"""
+
+from collections.abc import Mapping
+from itertools import pairwise, product
+
+import highspy
+import numpy as np
+
+from blockrelay.errors import UsageError
+from blockrelay_scheduler.planning.strategies.optimal.count_search import Stage
+from blockrelay_scheduler.planning.strategies.optimal.search_space import Space, Tables
+
+#: What a row of the program is about: a word, and block and kind.
+Row = tuple[str | int, ...]
+#: Seconds that one program may take.
+LIMIT_S = 30.0
+
+
+class PathSearch:
+    """Of one space, for one number of groups. The same questions as `CountSearch`."""
+
+    def __init__(self, space: Space, tables: Tables) -> None:
+        self.space, self._tables = space, tables
+        self._blocks = space.problem.blocks
+        self._known: dict[tuple[int, float], tuple[float, tuple[Stage, ...]] | None] = {}
+
+    def is_possible(self, stages: int, most: float) -> bool:
+        """Whether so many stages cover all blocks, none of them with more than `most` seconds for a group."""
+        return self.quickest(stages, most) is not None
+
+    def quickest(self, stages: int, most: float) -> tuple[float, tuple[Stage, ...]] | None:
+        """The way through so many stages with the least seconds in all, hops included, none of them with more than
+        `most`; None when there is none. UsageError when it takes longer than `LIMIT_S`."""
+        if (stages, most) not in self._known:
+            self._known[stages, most] = self._solve(stages, most)
+        return self._known[stages, most]
+
+    def _solve(self, stages: int, most: float) -> tuple[float, tuple[Stage, ...]] | None:
+        found = [way for start in self._tables.starts if (way := self._solve_from(start, stages, most)) is not None]
+        return min(found, key=lambda way: way[0], default=None)
+
+    def _solve_from(self, start: int | None, stages: int, most: float) -> tuple[float, tuple[Stage, ...]] | None:
+        """Of the ways that begin on this kind (None: any)."""
+        arcs = [
+            Stage(option, int(first), int(last))
+            for option, table in zip(self.space.options, self._tables.seconds, strict=True)
+            for first, last in np.argwhere(table <= most)
+            if first or start in (None, option.kind)
+        ]
+        if not arcs:
+            return None
+        chosen = self._program(arcs, start, stages).solve()
+        if chosen is None:
+            return None
+        way = tuple(sorted((arcs[at] for at in chosen if at < len(arcs)), key=lambda stage: stage.first))
+        total = sum(map(self._seconds, way)) + sum(self._hop(a, b) for a, b in pairwise(way))
+        return total + self._back(way[-1], way[0], stages), way
+
+    def _program(self, arcs: list[Stage], start: int | None, stages: int) -> "_Program":
+        program = _Program()
+        program.row(("stages",), stages, stages)
+        for kind, devices in enumerate(self.space.kinds):
+            program.row(("devices", kind), 0, len(devices))
+        program.row(("begin",), 1, 1)
+        program.row(("end",), 1, 1)
+        by_kind = bool(np.any(self._tables.hops != self._tables.hops[0, 0]))
+        for arc in arcs:
+            kind = arc.option.kind
+            node = kind if by_kind else 0
+            column: dict[Row, float] = {("stages",): 1.0, ("devices", kind): float(arc.option.replicas)}
+            column |= {("before", arc.first, node): -1.0} if arc.first else {("begin",): 1.0}
+            column |= {("behind", arc.last, node): 1.0} if arc.last < self._blocks else {("end",): 1.0}
+            back = self._back(arc, start, stages) if arc.last == self._blocks else 0.0
+            program.column(self._seconds(arc) + back, column, whole=True)
+        for at in range(1, self._blocks):
+            for a, b in product(range(len(self.space.kinds) if by_kind else 1), repeat=2):
+                program.column(
+                    float(self._tables.hops[a, b]), {("behind", at, a): -1.0, ("before", at, b): 1.0}, whole=False
+                )
+        return program
+
+    def _hop(self, a: Stage, b: Stage) -> float:
+        return float(self._tables.hops[a.option.kind, b.option.kind])
+
+    def _back(self, last: Stage, first: Stage | int | None, stages: int) -> float:
+        """The tokens' way back, to a stage or a kind."""
+        kind = first.option.kind if isinstance(first, Stage) else first or 0
+        return float(self._tables.backs[last.option.kind, kind]) if stages > 1 else 0.0
+
+    def _seconds(self, stage: Stage) -> float:
+        at = self.space.options.index(stage.option)
+        return float(self._tables.seconds[at][stage.first, stage.last])
+
+
+class _Program:
+    """An integer program, written down row by row and column by column; a row that nobody declared is `= 0`."""
+
+    def __init__(self) -> None:
+        self._rows: dict[Row, int] = {}
+        self._bounds: list[tuple[float, float]] = []
+        self._costs: list[float] = []
+        self._whole: list[bool] = []
+        self._starts, self._indices, self._values = [0], list[int](), list[float]()
+
+    def row(self, name: Row, lower: float, upper: float) -> int:
+        if name not in self._rows:
+            self._rows[name] = len(self._bounds)
+            self._bounds.append((lower, upper))
+        return self._rows[name]
+
+    def column(self, cost: float, entries: Mapping[Row, float], *, whole: bool) -> None:
+        """A variable of [0, 1], with its coefficients by row; `whole`: 0 or 1."""
+        self._costs.append(cost)
+        self._whole.append(whole)
+        for name, value in entries.items():
+            self._indices.append(self.row(name, 0.0, 0.0))
+            self._values.append(value)
+        self._starts.append(len(self._indices))
+
+    def solve(self) -> list[int] | None:
+        """The columns that are 1, for the least cost; None when nothing is possible. UsageError after `LIMIT_S`."""
+        model = highspy.HighsModel()
+        lp = model.lp_
+        lp.num_col_, lp.num_row_ = len(self._costs), len(self._bounds)
+        lp.col_cost_ = np.array(self._costs)
+        lp.col_lower_, lp.col_upper_ = np.zeros(len(self._costs)), np.ones(len(self._costs))
+        lp.row_lower_, lp.row_upper_ = (np.array([bound[at] for bound in self._bounds]) for at in (0, 1))
+        lp.a_matrix_.format_ = highspy.MatrixFormat.kColwise
+        lp.a_matrix_.start_, lp.a_matrix_.index_ = np.array(self._starts), np.array(self._indices)
+        lp.a_matrix_.value_ = np.array(self._values)
+        lp.integrality_ = [
+            highspy.HighsVarType.kInteger if w else highspy.HighsVarType.kContinuous for w in self._whole
+        ]
+        solver = highspy.Highs()
+        solver.silent()
+        solver.setOptionValue("mip_rel_gap", 0.0)
+        solver.setOptionValue("mip_abs_gap", 0.0)
+        solver.setOptionValue("time_limit", LIMIT_S)
+        solver.passModel(model)
+        solver.run()
+        status = solver.getModelStatus()
+        if status == highspy.HighsModelStatus.kInfeasible:
+            return None
+        if status != highspy.HighsModelStatus.kOptimal:
+            raise UsageError(
+                f"no plan was proved best within {LIMIT_S:.0f} s: name fewer different devices, or a strategy"
+            )
+        return [at for at, value in enumerate(solver.getSolution().col_value) if value > 0.5]

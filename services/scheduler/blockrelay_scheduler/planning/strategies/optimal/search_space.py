@@ -1,0 +1,143 @@
+"""What `auto` chooses from: stages of consecutive blocks, each on some devices of one kind. Pure.
+
+Devices are of one kind when swapping them changes nothing: the same class, figures and memory, and hosts that no link
+tells apart. Of the CPU devices of one host, which share its cores, the fastest counts.
+"""
+
+from collections import defaultdict
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from blockrelay.planning.devices import Device
+from blockrelay_scheduler.planning.prediction import resource
+from blockrelay_scheduler.planning.problem import Problem
+
+F64 = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """A way to run a stage: on `replicas` devices of kind number `kind`."""
+
+    kind: int
+    replicas: int
+
+
+@dataclass(frozen=True, slots=True)
+class Tables:
+    """Costs of every option when so many groups circulate. Index [i, j]: the stage of blocks i+1 to j, inf where it is
+    empty or does not fit."""
+
+    groups: int
+    seconds: tuple[F64, ...]
+    """Of a group, by option: [N+1, N+1]."""
+    sums: tuple[F64, ...]
+    """Of blocks 1 to i at index i, by option: what `seconds` are differences of."""
+    hops: F64
+    """Of a group's rows from kind to kind."""
+    backs: F64
+    """Of the tokens' way back, from the kind of the last stage to that of the first."""
+
+    @property
+    def starts(self) -> list[int | None]:
+        """The kinds of first stages that must be told apart, as the way back differs; None stands for any."""
+        return [None] if np.all(self.backs == self.backs[0, 0]) else list(range(len(self.backs)))
+
+    def least_seconds(self, stages: int) -> float:
+        """No way through so many stages takes less: every block where it is fastest, every hop the shortest."""
+        each = np.min([np.diff(sums) for sums in self.sums], axis=0).sum()
+        return float(each + (stages - 1) * self.hops.min() + (self.backs.min() if stages > 1 else 0.0))
+
+
+@dataclass(frozen=True)
+class Space:
+    """Of one problem. `kinds` devices by kind, those of a kind in the fleet's order."""
+
+    problem: Problem
+    kinds: tuple[tuple[Device, ...], ...]
+
+    @classmethod
+    def of(cls, problem: Problem) -> "Space":
+        """Every device that may be used, by kind."""
+        kinds: dict[tuple[object, ...], list[Device]] = defaultdict(list)
+        for device in _own_resources(problem):
+            kinds[_kind(problem, device)].append(device)
+        return cls(problem, tuple(tuple(devices) for devices in kinds.values()))
+
+    @property
+    def requests(self) -> int:
+        """At once, for which the plan is made."""
+        return 1 if self.problem.objective == "latency" else self.problem.promise.requests
+
+    @cached_property
+    def options(self) -> tuple[Option, ...]:
+        """Replicas serve different requests: no more of them than there are requests, and one where latency counts."""
+        return tuple(
+            Option(kind, replicas)
+            for kind, devices in enumerate(self.kinds)
+            for replicas in range(1, min(len(devices), self.requests) + 1)
+        )
+
+    @property
+    def most_stages(self) -> int:
+        return min(self.problem.blocks, sum(map(len, self.kinds)))
+
+    def groups(self, stages: int) -> int:
+        """So many groups circulate in a route of so many stages, each on devices of its own."""
+        return min(stages, self.requests)
+
+    def tables(self, groups: int) -> Tables:
+        """Costs when so many groups circulate."""
+        problem, context = self.problem, self.problem.promise.context / 2
+        seconds, by_option = list[F64](), list[F64]()
+        for option in self.options:
+            device = self.kinds[option.kind][0]
+            rows = max(1.0, self.requests / groups / option.replicas)
+            sums = np.asarray(problem.costs.prefix_seconds(device, rows, context))
+            table = sums[None, :] - sums[:, None]
+            table[~self._fits(option)] = np.inf
+            seconds.append(table)
+            by_option.append(sums)
+        hops, backs = self._hops(self.requests / groups), self._hops(0)
+        return Tables(groups, tuple(seconds), tuple(by_option), hops, backs)
+
+    def _hops(self, rows: float) -> F64:
+        """From kind to kind; within a kind between two of its devices."""
+        costs, fleet = self.problem.costs, self.problem.fleet
+        return np.array([[costs.hop_seconds(fleet, a[0], b[-1], rows) for b in self.kinds] for a in self.kinds])
+
+    def _fits(self, option: Option) -> NDArray[np.bool_]:
+        """[i, j]: a stage of blocks i+1 to j is not empty and has room on one device of the option."""
+        problem, blocks = self.problem, self.problem.blocks
+        order = np.arange(blocks + 1)
+        fits = order[:, None] < order[None, :]
+        memory = self.kinds[option.kind][0].memory_bytes
+        if memory is not None:
+            needed = np.array([problem.bytes_of(1, last, option.replicas) for last in range(blocks + 1)])
+            fits &= needed[None, :] - needed[:, None] <= memory
+        return fits
+
+
+def _own_resources(problem: Problem) -> list[Device]:
+    """The devices, of those that share cores only the fastest."""
+    best: dict[tuple[str, str], Device] = {}
+    for device in problem.fleet.devices:
+        key = resource(device)
+        if key not in best or _seconds(problem, device) < _seconds(problem, best[key]):
+            best[key] = device
+    return list(best.values())
+
+
+def _seconds(problem: Problem, device: Device) -> float:
+    return problem.costs.seconds(device, 1, problem.blocks, 1, problem.promise.context / 2)
+
+
+def _kind(problem: Problem, device: Device) -> tuple[object, ...]:
+    told = any(device.host in link.between for link in problem.fleet.links)
+    return (
+        device.device_class, device.memory_bytes, device.speed, device.bytes_per_second, device.operations_per_second,
+        device.host if told else None,
+    )  # fmt: skip

@@ -1,0 +1,68 @@
+"""Every strategy by its name: ours, and those that other packages register.
+
+A package of yours registers a function from a `Problem` to a `Placement` in its pyproject.toml:
+
+    [project.entry-points."blockrelay.strategies"]
+    my-strategy = "my_package:my_strategy"
+"""
+
+from collections.abc import Mapping
+from importlib.metadata import entry_points
+
+from blockrelay.errors import UsageError
+from blockrelay_scheduler.planning.memory_check import check_memory
+from blockrelay_scheduler.planning.problem import Placement, Problem, Strategy
+from blockrelay_scheduler.planning.strategies.compute import compute
+from blockrelay_scheduler.planning.strategies.custom import custom
+from blockrelay_scheduler.planning.strategies.memory import memory
+from blockrelay_scheduler.planning.strategies.mixed import mixed
+from blockrelay_scheduler.planning.strategies.optimal.auto import auto
+from blockrelay_scheduler.planning.strategies.ring import ring
+from blockrelay_scheduler.planning.strategies.static_split import static_split
+from blockrelay_scheduler.planning.strategies.uniform import uniform
+
+GROUP = "blockrelay.strategies"
+OURS: Mapping[str, Strategy] = {
+    "auto": auto,
+    "uniform": uniform,
+    "memory": memory,
+    "compute": compute,
+    "mixed": mixed,
+    "custom": custom,
+    "static-split": static_split,
+    "ring": ring,
+}
+
+
+def names() -> list[str]:
+    """Of all strategies, ours first."""
+    return [*OURS, *sorted(point.name for point in entry_points(group=GROUP) if point.name not in OURS)]
+
+
+def strategy(name: str) -> Strategy:
+    """By its name. UsageError where there is none, or it cannot be loaded."""
+    if name in OURS:
+        return OURS[name]
+    for point in entry_points(group=GROUP, name=name):
+        try:
+            return point.load()
+        except Exception as error:
+            raise UsageError(f"strategy {name} cannot be loaded from {point.value}: {error}") from error
+    raise UsageError(f"there is no strategy {name}: there are {', '.join(names())}")
+
+
+def place(name: str, problem: Problem) -> Placement:
+    """What a strategy answers, checked. UsageError for an answer that is no plan of the model."""
+    problem.costs.check(problem.fleet)
+    placement = strategy(name)(problem)
+    expected = 1
+    for part in placement.parts:
+        if part.first != expected or not part.first <= part.last <= problem.blocks or not part.devices:
+            raise UsageError(f"strategy {name}: part {part.first}-{part.last} does not continue at block_{expected}")
+        for device in part.devices:
+            problem.fleet.device(device)
+        expected = part.last + 1
+    if expected <= problem.blocks:
+        raise UsageError(f"strategy {name}: block_{expected} is in no part")
+    check_memory(problem, placement)
+    return placement

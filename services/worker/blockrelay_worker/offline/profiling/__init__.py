@@ -1,0 +1,1 @@
+"""How long blocks, hops and loading take on this machine: what `blockrelay profile` measures."""

@@ -1,0 +1,161 @@
+"""Seconds of every block of a model, by the rows of a step and the tokens that each row attends to.
+
+The blocks run one after the other, as they do in a stage: each finds its weights where the blocks before it have left
+them, in memory and not in a cache. A model that does not fit runs in windows of as many blocks as do.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from statistics import median, quantiles
+
+import numpy as np
+
+from blockrelay.block_folder.folder import BlockFolder
+from blockrelay.errors import UsageError
+from blockrelay.planning.profile import BASE_CONTEXT
+from blockrelay_worker.execution.batch import Batch, Segment
+from blockrelay_worker.execution.executor import Executor
+from blockrelay_worker.execution.loader import Executors
+from blockrelay_worker.execution.page_layout import pages_for
+
+ROWS = (1, 4, 16, 64, 256)
+LONG_CONTEXT = 2048
+#: Runs of a shape: at least, and in a round until so many seconds have gone.
+LEAST_RUNS, ROUND_S = 5, 0.25
+#: Rounds over all shapes, so that a slow moment of the machine meets all of them; then noisy shapes have some more.
+ROUNDS, EXTRA_ROUNDS = 3, 4
+#: Half the distance of the quartiles, as a share of the median, from which a figure is noisy.
+NOISY = 0.05
+#: Of the memory that is free, what weights and KV pages of the measured blocks may take.
+MEMORY_SHARE = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A step: `rows` requests, each with a row that attends to `context` tokens."""
+
+    rows: int
+    context: int
+
+    @property
+    def pages(self) -> int:
+        return self.rows * pages_for(self.context)
+
+
+@dataclass(slots=True)
+class Samples:
+    """What was measured of one block in one shape. Seconds."""
+
+    seconds: list[float] = field(default_factory=list[float])
+
+    @property
+    def median(self) -> float:
+        return median(self.seconds)
+
+    @property
+    def spread(self) -> float:
+        """Half the distance between the quartiles, as a share of the median."""
+        low, _, high = quantiles(self.seconds, n=4)
+        return (high - low) / 2 / self.median
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Blocks [first, last] that are measured together, with this many KV pages, and the seconds that loading took."""
+
+    first: int
+    last: int
+    pages: int
+
+
+#: Samples by block and shape.
+Times = dict[tuple[int, Shape], Samples]
+
+
+def shapes(folder: BlockFolder) -> list[Shape]:
+    """All that are of interest for the model: its rows at each context that it can have."""
+    most = folder.model.max_position
+    contexts = sorted({min(context, most) for context in (BASE_CONTEXT, LONG_CONTEXT, most)})
+    return [Shape(rows, context) for context in contexts for rows in ROWS]
+
+
+def windows(folder: BlockFolder, executors: Executors, wanted: Sequence[Shape], room: int) -> Iterator[Window]:
+    """Windows that fit into `room` bytes, each with pages for its largest shape that fits; the base shapes must.
+
+    Raises UsageError when a block does not fit alone.
+    """
+    base = max(shape.pages for shape in wanted if shape.context == min(s.context for s in wanted))
+    largest = max(shape.pages for shape in wanted)
+    first = 1
+    while first <= folder.model.blocks:
+        last = folder.model.blocks
+        while (left := room - _weights(folder, first, last)) < base * _page_bytes(folder, executors, first, last):
+            if last == first:
+                raise UsageError(f"block_{first} does not fit into the {room >> 20} MiB that may be taken here")
+            last -= 1
+        page_bytes = _page_bytes(folder, executors, first, last)
+        yield Window(first, last, max(2, min(largest, left // page_bytes if page_bytes else largest)))
+        first = last + 1
+
+
+def measure(
+    folder: BlockFolder, executors: Executors, window: Window, wanted: Sequence[Shape], progress: Callable[[int], None]
+) -> tuple[Times, float]:
+    """Times of the window's blocks in every shape that has room, and the seconds that loading took.
+
+    `progress` is told each measured round of a shape (1).
+    """
+    started = time.perf_counter()
+    executor = executors.load(folder, window.first, window.last, pages=window.pages)
+    loading = time.perf_counter() - started
+    times: Times = {}
+    try:
+        fitting = [shape for shape in wanted if shape.pages <= window.pages]
+        for _ in range(ROUNDS):
+            for shape in fitting:
+                _round(executor, folder, window, shape, times)
+                progress(1)
+        for _ in range(EXTRA_ROUNDS):
+            for shape in fitting:
+                if any(times[block, shape].spread > NOISY for block in range(window.first, window.last + 1)):
+                    _round(executor, folder, window, shape, times)
+    finally:
+        executor.close()
+    return times, loading
+
+
+def _round(executor: Executor, folder: BlockFolder, window: Window, shape: Shape, times: Times) -> None:
+    """Run the shape for ROUND_S and LEAST_RUNS times at least, behind one run that is not counted."""
+    each = pages_for(shape.context)
+    pages = executor.pool.allocate(shape.pages)
+    batch = _batch(executor, folder, shape, [pages[at : at + each] for at in range(0, len(pages), each)])
+    executor.run(batch)
+    until, runs = time.perf_counter() + ROUND_S, 0
+    while runs < LEAST_RUNS or time.perf_counter() < until:
+        for name, seconds in executor.run(batch).seconds.items():
+            block = int(name.removeprefix("block_"))
+            times.setdefault((block, shape), Samples()).seconds.append(seconds)
+        runs += 1
+    executor.pool.free(pages)
+
+
+def _batch(executor: Executor, folder: BlockFolder, shape: Shape, pages: Sequence[Sequence[int]]) -> Batch:
+    """Decode rows, as long requests make them; what their pages hold does not change the time."""
+    segments = [Segment(rows=1, first_position=shape.context - 1, pages=own) for own in pages]
+    random = np.random.default_rng(1)
+    wanted = range(shape.rows) if executor.gives_logits else ()
+    if executor.takes_tokens:
+        tokens = random.integers(0, folder.model.vocab_size, shape.rows, dtype=np.int32)
+        return Batch(segments=segments, tokens=tokens, wanted=wanted)
+    hidden = random.standard_normal((shape.rows, folder.model.hidden_size), np.float32)
+    return Batch(segments=segments, hidden=hidden, wanted=wanted)
+
+
+def _weights(folder: BlockFolder, first: int, last: int) -> int:
+    files = folder.manifest.files
+    return sum(files[folder.manifest.block(index).file].bytes for index in range(first, last + 1))
+
+
+def _page_bytes(folder: BlockFolder, executors: Executors, first: int, last: int) -> int:
+    return executors.layout(folder, first, last).bytes_per_page

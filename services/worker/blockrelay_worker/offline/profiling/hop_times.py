@@ -1,0 +1,97 @@
+"""What it takes to bring rows from one stage to the next: seconds of each message and of each byte in it.
+
+Over Redis a message goes the way of `transport.stage_sender`: encoded, added to a stream, read by another process that
+waits for it, decoded. In shared memory it is written and read once. Both are fitted as a straight line over sizes.
+"""
+
+import mmap
+import multiprocessing
+import time
+from collections.abc import Callable, Sequence
+from statistics import median
+
+import numpy as np
+
+from blockrelay.planning.profile import Hop
+from blockrelay.protocol.messages import Forward, ForwardSegment
+from blockrelay.redis.client import OneConnection, connect
+
+ROWS = (1, 16, 64, 256)
+RUNS = 40
+_THERE, _BACK = b"profile:there", b"profile:back"
+
+
+def redis_hop(url: str, hidden: int) -> Hop:
+    """Over the Redis at `url`. Raises RedisTrouble."""
+    context = multiprocessing.get_context("spawn")
+    echo = context.Process(target=_echo, args=(url,), daemon=True)
+    echo.start()
+    client = OneConnection(connect(url))
+    try:
+        client.ask("DEL", _THERE, _BACK)
+        _there_and_back(client, hidden, 1)  # the other process is up
+        return _line([(rows * hidden * 4, _median(lambda n=rows: _there_and_back(client, hidden, n))) for rows in ROWS])
+    finally:
+        echo.kill()
+        echo.join()
+        client.ask("DEL", _THERE, _BACK)
+
+
+def shared_memory_hop(hidden: int) -> Hop:
+    """Written by one side and read by the other, without what it takes to wake it."""
+    times: list[tuple[int, float]] = []
+    for rows in ROWS:
+        size = rows * hidden * 4
+        content = np.random.default_rng(1).bytes(size)
+        with mmap.mmap(-1, size) as shared:
+            times.append((size, _median(lambda s=shared, c=content: _write_and_read(s, c))))
+    return _line(times)
+
+
+def _write_and_read(shared: mmap.mmap, content: bytes) -> float:
+    started = time.perf_counter()
+    shared[:] = content
+    np.frombuffer(bytes(shared), np.float32)
+    return time.perf_counter() - started
+
+
+def _there_and_back(client: OneConnection, hidden: int, rows: int) -> float:
+    """Seconds of one way."""
+    content = np.zeros((rows, hidden), np.float32)
+    segment = ForwardSegment(request="req", run="run", sequence=0, position=0, token_ids=(0,) * rows, ends_known=True)
+    started = time.perf_counter()
+    message = Forward(sender="worker", segments=(segment,), rows=content).encode()
+    client.ask("XADD", _THERE, "*", *(part for item in message.items() for part in item))
+    _read(client, _BACK)
+    return (time.perf_counter() - started) / 2
+
+
+def _echo(url: str) -> None:
+    """Send back what comes."""
+    client = OneConnection(connect(url))
+    while True:
+        fields = _read(client, _THERE)
+        message = Forward.decode(fields).encode()
+        client.ask("XADD", _BACK, "*", *(part for item in message.items() for part in item))
+
+
+def _read(client: OneConnection, stream: bytes) -> dict[bytes, bytes]:
+    """The next message, taken out."""
+    while True:
+        found = client.ask("XREAD", "BLOCK", 1000, "COUNT", 1, "STREAMS", stream, "0")
+        if found:
+            [[_, [[entry, fields]]]] = found
+            client.ask("XDEL", stream, entry)
+            return dict(zip(fields[::2], fields[1::2], strict=True))
+
+
+def _median(run: Callable[[], float]) -> float:
+    return median(run() for _ in range(RUNS))
+
+
+def _line(times: Sequence[tuple[int, float]]) -> Hop:
+    """Through sizes and seconds, by least squares; neither figure is below zero."""
+    sizes, seconds = np.array(times, np.float64).T
+    slope, start = np.polyfit(sizes, seconds, 1)
+    slope = max(float(slope), 0.0)
+    return Hop(seconds=max(float(start), float(seconds.min() - slope * sizes[0]), 0.0), seconds_per_byte=slope)

@@ -1,0 +1,1 @@
+"""What planners work from: what was measured (`profile`) and which devices there are (`devices`). Only data."""

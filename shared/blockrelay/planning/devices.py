@@ -1,0 +1,169 @@
+"""Which devices there are and what connects their hosts: the file of `plan --devices`, and `plan what-if --add`."""
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from blockrelay.block_folder.strict_json import Fields
+from blockrelay.errors import UsageError
+from blockrelay.quantities import parse_quantity
+
+#: More are a mistake: a cell has fewer workers.
+MAX_DEVICES = 1024
+_MAX_BYTES = 16 << 20
+_NAME = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Device:
+    """Something that computes stages, one step at a time.
+
+    Its speed is that of its class in a profile times `speed`; where the profile lacks the class, it follows from the
+    bytes and operations per second, and is an estimate.
+    """
+
+    id: str
+    device_class: str
+    """`CPU`, `GPU` or a name of its own: a class of the profile."""
+    host: str
+    memory_bytes: int | None = None
+    """For weights and KV pages; None: as much as is needed."""
+    speed: float = 1.0
+    bytes_per_second: float | None = None
+    operations_per_second: float | None = None
+
+    @property
+    def is_described(self) -> bool:
+        """It brings figures of its own."""
+        return self.bytes_per_second is not None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Link:
+    """What rows take between two hosts, either way: seconds of each message and of each byte in it."""
+
+    between: tuple[str, str]
+    seconds: float
+    seconds_per_byte: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fleet:
+    """Devices in their order, ids distinct, at least one; links between their hosts."""
+
+    devices: tuple[Device, ...]
+    links: tuple[Link, ...] = ()
+
+    def device(self, device_id: str) -> Device:
+        """By its id. UsageError where there is none."""
+        for device in self.devices:
+            if device.id == device_id:
+                return device
+        raise UsageError(f"there is no device {device_id}: there are {', '.join(d.id for d in self.devices)}")
+
+    def link(self, a: str, b: str) -> Link | None:
+        """Between two hosts, if the file tells it."""
+        return next((link for link in self.links if set(link.between) == {a, b}), None)
+
+    def with_device(self, device: Device) -> "Fleet":
+        """One more. UsageError where its id is taken."""
+        return checked(Fleet(devices=(*self.devices, device), links=self.links), "devices")
+
+    def without_host(self, host: str) -> "Fleet":
+        """All but the devices of a host. UsageError where it has none, or no device is left."""
+        left = tuple(device for device in self.devices if device.host != host)
+        if len(left) == len(self.devices):
+            hosts = ", ".join(dict.fromkeys(device.host for device in self.devices))
+            raise UsageError(f"there is no host {host}: there are {hosts}")
+        if not left:
+            raise UsageError(f"without host {host} no device is left")
+        return Fleet(devices=left, links=tuple(link for link in self.links if host not in link.between))
+
+
+def decode_fleet(content: bytes, where: str) -> Fleet:
+    """Read the file. UsageError names the file and the field."""
+    if len(content) > _MAX_BYTES:
+        raise UsageError(f"{where}: larger than {_MAX_BYTES >> 20} MiB")
+    fields = Fields.parse(content, where, UsageError)
+    devices = tuple(_device(one) for one in fields.nested_list("devices"))
+    links = tuple(_link(one) for one in fields.nested_list("links")) if fields.has("links") else ()
+    fields.done()
+    return checked(Fleet(devices=devices, links=links), where)
+
+
+def checked(fleet: Fleet, where: str) -> Fleet:
+    """The fleet itself. UsageError unless its ids are distinct and its links are between its hosts."""
+    if not 1 <= len(fleet.devices) <= MAX_DEVICES:
+        raise UsageError(f"{where}: {len(fleet.devices)} devices; there must be 1 to {MAX_DEVICES}")
+    twice = [name for name, count in Counter(device.id for device in fleet.devices).items() if count > 1]
+    if twice:
+        raise UsageError(f"{where}: device {twice[0]} is there twice")
+    hosts = {device.host for device in fleet.devices}
+    for at, link in enumerate(fleet.links):
+        if unknown := [host for host in link.between if host not in hosts]:
+            raise UsageError(f"{where}: links[{at}]: no device is on host {unknown[0]}")
+    return fleet
+
+
+def parse_described(text: str, known: Sequence[Device]) -> Device:
+    """The device of `gpu:24GB:900GB/s[:80T/s]`: class, memory, bytes per second, operations per second.
+
+    It gets the first free id (`gpu0`) and a host of its own. Without operations per second, reading its weights is all
+    that a step takes. UsageError says what is wrong.
+    """
+    parts = text.split(":")
+    if len(parts) not in (3, 4) or not parts[0]:
+        raise UsageError(f"--add takes CLASS:MEMORY:BYTES/s[:OPERATIONS/s], such as gpu:24GB:900GB/s, not {text!r}")
+    name = parts[0].lower()
+    taken = {device.id for device in known}
+    number = next(n for n in range(len(taken) + 1) if f"{name}{n}" not in taken)
+    return Device(
+        id=f"{name}{number}",
+        device_class=parts[0].upper() if name in ("cpu", "gpu") else parts[0],
+        host=f"new-{name}{number}",
+        memory_bytes=int(_quantity(parts[1], "B")),
+        bytes_per_second=_quantity(parts[2], "B/s"),
+        operations_per_second=_quantity(parts[3], "/s") if len(parts) == 4 else None,
+    )
+
+
+def _quantity(text: str, unit: str) -> float:
+    value = parse_quantity(text, unit, where="--add")
+    if value <= 0:
+        raise UsageError(f"--add: {text} must be above 0")
+    return value
+
+
+def _name(fields: Fields, field: str) -> str:
+    name = fields.text(field)
+    if not _NAME.fullmatch(name):
+        fields.fail(f"{field} must be letters, digits and -_.:, 64 at most, not {name[:80]!r}")
+    return name
+
+
+def _device(fields: Fields) -> Device:
+    device = Device(
+        id=_name(fields, "id"),
+        device_class=_name(fields, "class"),
+        host=_name(fields, "host") if fields.has("host") else "localhost",
+        memory_bytes=fields.integer("memory_bytes", minimum=1) if fields.has("memory_bytes") else None,
+        speed=fields.positive("speed") if fields.has("speed") else 1.0,
+        bytes_per_second=fields.positive("bytes_per_second") if fields.has("bytes_per_second") else None,
+        operations_per_second=fields.positive("operations_per_second") if fields.has("operations_per_second") else None,
+    )
+    fields.done()
+    return device
+
+
+def _link(fields: Fields) -> Link:
+    between = fields.texts("between")
+    if len(set(between)) != 2 or len(between) != 2:
+        fields.fail("between must be a list of two hosts")
+    link = Link(
+        between=(between[0], between[1]),
+        seconds=fields.positive("seconds", zero=True),
+        seconds_per_byte=fields.positive("seconds_per_byte", zero=True),
+    )
+    fields.done()
+    return link

@@ -1,0 +1,68 @@
+"""Costs of devices that were profiled, that are described, and of precisions that were not measured."""
+
+from dataclasses import replace
+
+import pytest
+
+from blockrelay.errors import UsageError
+from blockrelay.planning.devices import Device, Fleet, Link
+from blockrelay.planning.profile import BlockProfile, Hop, Profile
+from blockrelay_scheduler.planning.cost_model import DEFAULT_HOP, CostModel
+from tests.support.plan_problems import analysis, device
+
+PROFILE = Profile(
+    blocks={f"block_{n}": {"CPU": BlockProfile(seconds={1: 1.0, 11: 3.0})} for n in (1, 2)},
+    hop={"redis": Hop(seconds=0.5, seconds_per_byte=0.01)},
+)
+GPU = Device(id="g", device_class="GPU", host="b", bytes_per_second=1e4, operations_per_second=1e5)
+
+
+def costs(profile: Profile | None = PROFILE) -> CostModel:
+    return CostModel(analysis(2, kv=10), ("w8a8", "w8a8"), profile)
+
+
+def test_a_profiled_class_is_divided_by_the_speed() -> None:
+    assert costs().seconds(device("c"), 1, 2, 6, 128) == pytest.approx(4.0)
+    assert costs().seconds(device("c", speed=0.5), 1, 2, 6, 128) == pytest.approx(8.0)
+    assert not costs().is_estimated(device("c"))
+
+
+def test_a_described_device_reads_its_weights_and_kv() -> None:
+    assert costs().seconds(GPU, 1, 1, 1, 0) == pytest.approx(1000 / 1e4)
+    assert costs().seconds(GPU, 1, 1, 2, 100) == pytest.approx((1000 + 2 * 100 * 10) / 1e4)
+    assert costs().is_estimated(GPU)
+
+
+def test_or_computes_for_longer() -> None:
+    assert costs().seconds(GPU, 1, 1, 100, 0) == pytest.approx(100 * 2000 / 1e5)
+
+
+def test_another_precision_changes_what_one_row_takes() -> None:
+    converted = replace(costs(), precisions=("w4a8", "w8a8"), measured_in=("w8a8", "w8a8"))
+    assert converted.seconds(device("c"), 1, 1, 1, 128) == pytest.approx(0.5), "half the bytes"
+    assert converted.seconds(device("c"), 1, 1, 11, 128) == pytest.approx(2.5), "what ten more rows add stays"
+    assert converted.is_estimated(device("c"))
+    assert converted.weight_bytes(1, 2) == 500 + 1000
+
+
+def test_hops_go_over_a_link_where_there_is_one() -> None:
+    a, b = device("c", host="a"), GPU
+    linked = Fleet(devices=(a, b), links=(Link(between=("b", "a"), seconds=2.0, seconds_per_byte=0.1),))
+    assert costs().hop_seconds(linked, a, b, 3) == pytest.approx(2.0 + 3 * 100 * 0.1)
+    assert costs().hop_seconds(Fleet(devices=(a, b)), a, b, 3) == pytest.approx(0.5 + 3 * 100 * 0.01)
+    assert costs(None).hop_seconds(Fleet(devices=(a, b)), a, b, 0) == DEFAULT_HOP.seconds
+
+
+def test_a_profile_of_another_model_is_refused() -> None:
+    other = CostModel(analysis(3), ("w8a8",) * 3, PROFILE)
+    with pytest.raises(
+        UsageError, match="the profile is of another model: made-up has 3 blocks, and block_3 is not in"
+    ):
+        other.check(Fleet(devices=(device("c"),)))
+
+
+def test_a_device_that_nobody_knows_is_refused() -> None:
+    with pytest.raises(
+        UsageError, match=r"device n: nobody measured class NPU \(measured: none, there is no profile\)"
+    ):
+        costs(None).check(Fleet(devices=(device("n", "NPU"),)))

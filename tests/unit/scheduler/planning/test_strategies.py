@@ -1,0 +1,231 @@
+"""What each strategy chooses, by examples that can be checked by hand."""
+
+from collections.abc import Sequence
+
+import pytest
+
+from blockrelay.errors import UsageError
+from blockrelay.planning.profile import Hop
+from blockrelay_scheduler.planning.problem import NoPlan, Placement, Wishes
+from blockrelay_scheduler.planning.strategies.registry import names, place
+from tests.support.plan_problems import device, problem
+
+#: Every block takes a second on a CPU and half of one on a GPU, whatever the rows.
+EVEN = {"CPU": [{1: 1.0}] * 9, "GPU": [{1: 0.5}] * 9}
+
+
+def ends(placement: Placement) -> list[int]:
+    """The last block of each part."""
+    return [part.last for part in placement.parts]
+
+
+def on(placement: Placement) -> list[tuple[str, ...]]:
+    return [part.devices for part in placement.parts]
+
+
+@pytest.mark.parametrize(
+    ("blocks", "parts", "expected"),
+    [
+        (9, 1, [9]),
+        (9, 2, [4, 9]),  # eight layers: four each, and the head rides along
+        (10, 2, [5, 10]),  # nine layers: the first part has one more
+        (11, 3, [4, 7, 11]),
+        (33, 4, [8, 16, 24, 33]),
+        (3, 3, [1, 2, 3]),
+    ],
+)
+def test_uniform_divides_layers(blocks: int, parts: int, expected: list[int]) -> None:
+    seconds = {"CPU": [{1: 1.0}] * blocks}
+    found = place("uniform", problem([device("a")], seconds, wishes=Wishes(parts=parts)))
+    assert ends(found) == expected
+
+
+def test_uniform_takes_the_devices_in_their_order_and_then_a_cpu() -> None:
+    devices = [device("g", "GPU"), device("c")]
+    found = place("uniform", problem(devices, EVEN, wishes=Wishes(parts=3, targets=("g",))))
+    assert on(found) == [("g",), ("c",), ("c",)]
+
+
+def test_memory_fills_devices_to_the_same_share() -> None:
+    devices = [device("small", memory=3000), device("large", "GPU", memory=6000)]
+    assert ends(place("memory", problem(devices, EVEN))) == [3, 9], "3 kB of 3 kB, 6 kB of 6 kB"
+
+
+def test_memory_counts_kv_pages() -> None:
+    devices = [device("a", memory=10**6), device("b", "GPU", memory=10**6)]
+    seconds = {"CPU": [{1: 1.0}] * 4, "GPU": [{1: 1.0}] * 4}
+    # Without KV pages the first two blocks weigh as much as the last two; with them the head is light.
+    light = problem(devices, seconds, sizes=[1000, 1000, 1000, 1000], kv=0)
+    heavy = problem(devices, seconds, sizes=[1000, 1000, 1000, 1000], kv=10, requests=4, context=100)
+    assert (ends(place("memory", light)), ends(place("memory", heavy))) == ([2, 4], [2, 4])
+    heavier = problem(devices, seconds, sizes=[1000, 1000, 1000, 4000], kv=10, requests=4, context=100)
+    assert ends(place("memory", heavier)) == [2, 4], "10,000 and 9,000 bytes; weights alone would say [3, 4]"
+
+
+def test_compute_evens_out_time() -> None:
+    devices = [device("c"), device("g", "GPU")]
+    assert ends(place("compute", problem(devices, EVEN))) == [3, 9], "three seconds each"
+
+
+def test_a_slower_device_gets_less() -> None:
+    devices = [device("slow", speed=0.5), device("fast")]
+    assert ends(place("compute", problem(devices, EVEN))) == [3, 9], "six seconds each"
+
+
+def test_mixed_lies_between_memory_and_compute() -> None:
+    devices = [device("c", memory=8000), device("g", "GPU", memory=8000)]
+    by_memory, by_time = (ends(place(name, problem(devices, EVEN)))[0] for name in ("memory", "compute"))
+    assert by_time <= ends(place("mixed", problem(devices, EVEN)))[0] <= by_memory
+    assert by_time < by_memory
+
+
+def test_custom_is_taken_as_it_is() -> None:
+    wishes = Wishes(boundaries=((1, 2), (3, 9)), targets=("g",))
+    found = place("custom", problem([device("c"), device("g", "GPU")], EVEN, wishes=wishes))
+    assert (ends(found), on(found)) == ([2, 9], [("g",), ("c",)]), "where no device was named a CPU computes"
+
+
+@pytest.mark.parametrize(
+    ("boundaries", "said"),
+    [
+        (((1, 4), (4, 9)), "block_4 is in two parts"),
+        (((1, 4), (6, 9)), "block_5 is in no part"),
+        (((1, 4), (5, 8)), "block_9 is in no part"),
+        (((1, 4), (5, 10)), "no part 5-10 in a model of 9 blocks"),
+        (((2, 9),), "block_1 is in no part"),
+        (((1, 4), (5, 3)), "no part 5-3"),
+        (None, "custom needs boundaries"),
+    ],
+)
+def test_custom_boundaries_are_checked(boundaries: tuple[tuple[int, int], ...] | None, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        place("custom", problem([device("c")], EVEN, wishes=Wishes(boundaries=boundaries)))
+
+
+def test_a_device_that_is_not_there_is_named() -> None:
+    with pytest.raises(UsageError, match="there is no device npu: there are c"):
+        place("uniform", problem([device("c")], EVEN, wishes=Wishes(targets=("npu",))))
+
+
+def test_a_part_above_its_limit_is_refused_with_what_is_missing() -> None:
+    wishes = Wishes(boundaries=((1, 5), (6, 9)), memory_limit=4500)
+    with pytest.raises(NoPlan, match="block_1 to block_5 need 5 kB, 500 B above the limit of a part"):
+        place("custom", problem([device("c")], EVEN, wishes=wishes))
+
+
+def test_no_strategy_fills_a_device_beyond_its_memory() -> None:
+    devices = [device("c", memory=3000), device("g", "GPU", memory=20_000)]
+    with pytest.raises(NoPlan, match="block_1 to block_4 need 4 kB on c, which has 3 kB: 1 kB short"):
+        place("uniform", problem(devices, EVEN))
+
+
+class TestStaticSplit:
+    def test_it_tries_every_k(self) -> None:
+        found = place("static-split", problem([device("c"), device("g", "GPU")], EVEN))
+        assert found.notes == {
+            "k": 3,
+            "pipeline_time": 3.0,
+            "cpu_time": 3.0,
+            "gpu_time": 3.0,
+            "summary": "k = 3: 3 blocks on the CPU, 6 on the GPU, 3e+03 ms a stage",
+        }
+        assert (ends(found), on(found)) == ([3, 9], [("c",), ("g",)])
+
+    def test_of_equal_ones_it_takes_the_smallest(self) -> None:
+        seconds = {"CPU": [{1: 0.1}] * 3, "GPU": [{1: 0.1}, {1: 0.3}, {1: 0.0001}]}
+        # k = 1: max(0.1, 0.3001); k = 2: max(0.2, 0.0001); k = 3: 0.3.
+        assert place("static-split", problem([device("c"), device("g", "GPU")], seconds)).notes["k"] == 2  # pyright: ignore
+        flat = {"CPU": [{1: 1.0}, {1: 0.1}], "GPU": [{1: 0.1}, {1: 1.0}]}
+        # k = 0: 1.1; k = 1: max(1.0, 1.0); k = 2: 1.1
+        assert place("static-split", problem([device("c"), device("g", "GPU")], flat)).notes["k"] == 1  # pyright: ignore
+        same = {"CPU": [{1: 5.0}, {1: 1e-9}], "GPU": [{1: 5.0}, {1: 1e-9}]}
+        assert place("static-split", problem([device("c"), device("g", "GPU")], same)).notes["k"] == 1  # pyright: ignore
+
+    @pytest.mark.parametrize(("cpu", "gpu", "k"), [(0.001, 1.0, 33), (1.0, 0.001, 0)])
+    def test_all_blocks_on_one_side(self, cpu: float, gpu: float, k: int) -> None:
+        seconds = {"CPU": [{1: cpu}] * 33, "GPU": [{1: gpu}] * 33}
+        found = place("static-split", problem([device("c"), device("g", "GPU")], seconds))
+        assert found.notes is not None and found.notes["k"] == k
+        assert on(found) == [("c",) if k else ("g",)]
+
+    def test_it_needs_both_kinds(self) -> None:
+        with pytest.raises(UsageError, match="static-split needs a GPU, and there is none"):
+            place("static-split", problem([device("c")], EVEN))
+
+
+class TestRing:
+    def test_shares_are_those_of_memory(self) -> None:
+        devices = [device("a", memory=4000), device("b", memory=16000), device("c", memory=12000)]
+        found = place("ring", problem(devices, {"CPU": [{1: 1.0}] * 32}))
+        # [0, 0.5), [0.5, 0.875), [0.875, 1): the largest first.
+        assert (ends(found), on(found)) == ([16, 28, 32], [("b",), ("c",), ("a",)])
+
+    def test_the_last_shard_ends_at_the_last_layer_whatever_is_rounded(self) -> None:
+        devices = [device(name, memory=4000) for name in ("a", "b", "c")]
+        assert ends(place("ring", problem(devices, {"CPU": [{1: 1.0}] * 10}))) == [3, 6, 10]
+
+    def test_nobody_has_an_empty_shard(self) -> None:
+        devices = [device("a", memory=100_000), device("b", memory=1), device("c", memory=2)]
+        found = place("ring", problem(devices, {"CPU": [{1: 1.0}] * 4}, sizes=[1] * 4))
+        assert all(part.first <= part.last for part in found.parts)
+        assert ends(found)[-1] == 4
+
+    def test_memory_must_be_told(self) -> None:
+        with pytest.raises(UsageError, match="ring needs the memory of every device, and that of a is not told"):
+            place("ring", problem([device("a")], EVEN))
+
+
+class TestAuto:
+    def test_one_fast_device_is_better_than_a_hop(self) -> None:
+        devices = [device("c"), device("g", "GPU")]
+        found = place("auto", problem(devices, EVEN, objective="latency", hop=Hop(seconds=0.1, seconds_per_byte=0)))
+        assert (ends(found), on(found)) == ([9], [("g",)])
+
+    def test_memory_sends_the_rest_elsewhere(self) -> None:
+        devices = [device("c", memory=9000), device("g", "GPU", memory=5500)]
+        found = place("auto", problem(devices, EVEN, objective="latency"))
+        assert sorted(on(found)) == [("c",), ("g",)]
+        (on_gpu,) = [part for part in found.parts if part.devices == ("g",)]
+        assert on_gpu.last - on_gpu.first + 1 == 5, "as much as fits"
+
+    def test_throughput_uses_replicas_where_weights_are_not_what_a_step_waits_for(self) -> None:
+        seconds = {"GPU": [{1: 1.0, 64: 64.0}] * 4}
+        devices = [device("g0", "GPU"), device("g1", "GPU")]
+        hop = Hop(seconds=1.0, seconds_per_byte=0)
+        found = place("auto", problem(devices, seconds, requests=8, hop=hop))
+        assert on(found) == [("g0", "g1")], "two copies of the model: no hop"
+
+    def test_cpus_of_one_host_are_one_resource(self) -> None:
+        devices = [device("a", host="h"), device("b", host="h", speed=2.0)]
+        assert on(place("auto", problem(devices, EVEN))) == [("b",)]
+
+    def test_what_is_short_is_said(self) -> None:
+        devices = [device("c", memory=2500), device("g", "GPU", memory=3000)]
+        with pytest.raises(NoPlan, match=r"the model needs 9 kB .* all devices together have 5.5 kB: 3.5 kB short"):
+            place("auto", problem(devices, EVEN))
+
+    def test_a_block_that_fits_nowhere_is_named(self) -> None:
+        devices = [device("c", memory=2500), device("g", "GPU", memory=3000)]
+        sizes = [1000, 4000, 100, 100, 100, 100, 100, 100, 100]
+        with pytest.raises(NoPlan, match=r"block_2 needs 4 kB .* the largest device, g, has 3 kB: 1 kB short"):
+            place("auto", problem(devices, EVEN, sizes=sizes))
+
+    def test_what_would_fit_is_said(self) -> None:
+        devices = [device("c", memory=20_000)]
+        tight = problem(devices, {"CPU": [{1: 1.0}] * 9}, kv=1, requests=4, context=1000)
+        with pytest.raises(NoPlan, match=r"a context of 34\d tokens would fit"):  # (20,000 - 9,000) / (8 * 4)
+            place("auto", tight)
+
+
+def test_every_strategy_has_a_name() -> None:
+    ours = ["auto", "uniform", "memory", "compute", "mixed", "custom", "static-split", "ring"]
+    assert names()[: len(ours)] == ours
+    with pytest.raises(UsageError, match="there is no strategy best: there are auto, uniform"):
+        place("best", problem([device("c")], EVEN))
+
+
+@pytest.mark.parametrize("classes", [["NPU"], ["CPU", "NPU"]])
+def test_a_device_of_a_class_that_nobody_measured_is_refused(classes: Sequence[str]) -> None:
+    devices = [device(f"d{at}", name) for at, name in enumerate(classes)]
+    with pytest.raises(UsageError, match=r"nobody measured class NPU \(measured: CPU, GPU\)"):
+        place("auto", problem(devices, EVEN))

@@ -1,0 +1,114 @@
+"""`blockrelay plan` as a stranger uses it: what it prints, its JSON, and one line for every mistake."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from blockrelay.block_folder.folder import open_block_folder
+from blockrelay.planning.profile import BlockProfile, Hop, Profile
+from blockrelay.settings import BUNDLED_MODEL
+from blockrelay_scheduler.plan_command.__main__ import run
+
+MANIFEST = open_block_folder(BUNDLED_MODEL, blocks=[]).manifest
+BLOCKS = MANIFEST.model.blocks
+
+
+@pytest.fixture
+def profile(tmp_path: Path) -> Path:
+    """A millisecond for each block on a CPU, half of one on a GPU."""
+    times = {"CPU": BlockProfile(seconds={1: 0.001}), "GPU": BlockProfile(seconds={1: 0.0005})}
+    path = tmp_path / "profile.json"
+    path.write_text(
+        Profile(
+            model=MANIFEST.model.name, model_hash=MANIFEST.model_hash, machine="m", measured="t",
+            blocks={block.name: times for block in MANIFEST.blocks},
+            hop={"redis": Hop(seconds=1e-4, seconds_per_byte=0)},
+        ).encode()
+    )  # fmt: skip
+    return path
+
+
+def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> Any:
+    assert run([*arguments, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    assert run(list(arguments)) == 2
+    shown = capsys.readouterr()
+    assert shown.out == "" and shown.err.count("\n") == 1
+    return shown.err
+
+
+def test_the_plan_names_a_class_for_every_block(capsys: pytest.CaptureFixture[str], profile: Path) -> None:
+    found = said(capsys, "--profile", str(profile), "--objective", "latency")
+    assert found["plan"] == {f"block_{n}": "GPU" for n in range(1, BLOCKS + 1)}
+    assert found["predicted_tokens_per_second"]["1"] == pytest.approx(1 / (BLOCKS * 0.0005))
+    assert found["estimated"] == []
+    (stage,) = found["stages"]
+    assert (stage["blocks"], stage["device"], stage["class"]) == (f"1-{BLOCKS}", "gpu:0", "GPU")
+    assert stage["bytes"] == sum(MANIFEST.files[block.file].bytes for block in MANIFEST.blocks)
+
+
+def test_static_split_says_k_and_its_time(capsys: pytest.CaptureFixture[str], profile: Path) -> None:
+    found = said(capsys, "--profile", str(profile), "--strategy", "static-split")
+    k = found["k"]
+    assert found["pipeline_time"] == pytest.approx(max(k * 0.001, (BLOCKS - k) * 0.0005))
+    assert [found["plan"][f"block_{n}"] for n in (1, BLOCKS)] == ["CPU", "GPU"]
+
+
+def test_without_a_profile_it_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["--objective", "latency"]) == 0
+    shown = capsys.readouterr().out
+    assert "estimated, not profiled: cpu:0" in shown
+    assert f"block_1 to block_{BLOCKS} on cpu:0:" in shown
+
+
+def test_what_if_shows_both_plans(capsys: pytest.CaptureFixture[str]) -> None:
+    found = said(capsys, "what-if", "--add", "gpu:24GB:900GB/s", "--objective", "latency")
+    assert found["today"]["stages"][0]["device"] == "cpu:0"
+    assert found["then"]["stages"][0]["device"] == "gpu0"
+    assert found["then"]["predicted_tokens_per_second"]["1"] > found["today"]["predicted_tokens_per_second"]["1"]
+    assert found["then"]["estimated"] == ["gpu0"]
+
+
+def test_what_if_another_precision_and_context(capsys: pytest.CaptureFixture[str]) -> None:
+    found = said(capsys, "what-if", "--precision", "w4a8", "--context", "512")
+    today, then = found["today"]["stages"][0], found["then"]["stages"][0]
+    assert then["bytes"] < today["bytes"] and then["kv_bytes"] == today["kv_bytes"] // 2
+
+
+def test_the_shown_tables_fit_a_terminal(capsys: pytest.CaptureFixture[str], profile: Path) -> None:
+    assert run(["--profile", str(profile), "--strategy", "uniform"]) == 0
+    assert max(map(len, capsys.readouterr().out.splitlines())) <= 80
+    assert run(["what-if", "--profile", str(profile), "--strategy", "uniform"]) == 0
+    assert max(map(len, capsys.readouterr().out.splitlines())) <= 80
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["--strategy", "best"], "there is no strategy best: there are auto"),
+        (["--strategy", "custom", "--boundaries", "1-3,5-7"], "block_4 is in no part"),
+        (["--strategy", "custom", "--boundaries", "1-"], "--boundaries takes blocks such as 1-3,4-9"),
+        (["--context", "many"], "--context takes a number of tokens"),
+        (["--context", "64k"], "--context 65536 is beyond the model's context"),
+        (["--memory-limit", "1"], "--memory-limit: '1' is not a quantity"),
+        (["--memory-limit", "1MB"], "above the limit of a part"),
+        (["--strategy", "uniform", "--parts", "8"], "8 parts of 7 blocks"),
+        (["--profile", "/nowhere.json"], "/nowhere.json: No such file or directory"),
+        (["--devices", "/nowhere.json"], "/nowhere.json: No such file or directory"),
+        (["--model", "/nowhere"], "/nowhere: no such block folder"),
+        (["what-if", "--remove", "there"], "there is no host there: there are localhost"),
+        (["what-if", "--add", "gpu"], "--add takes CLASS:MEMORY:BYTES/s"),
+    ],
+)
+def test_a_mistake_is_one_line(capsys: pytest.CaptureFixture[str], arguments: list[str], line: str) -> None:
+    assert line in refused(capsys, *arguments)
+
+
+def test_a_profile_of_another_model_is_refused(capsys: pytest.CaptureFixture[str], profile: Path) -> None:
+    profile.write_text(profile.read_text().replace(MANIFEST.model_hash, "0" * 64))
+    assert "measured with another model" in refused(capsys, "--profile", str(profile))

@@ -1,0 +1,83 @@
+"""The profiler on a real executor of a tiny model, and over a real Redis."""
+
+from pathlib import Path
+
+import pytest
+
+from blockrelay.block_folder.analysis import analyse
+from blockrelay.block_folder.folder import open_block_folder
+from blockrelay.errors import UsageError
+from blockrelay.planning.profile import decode_profile
+from blockrelay_worker.execution.loader import executors_for
+from blockrelay_worker.offline.profiling import __main__ as profiling
+from blockrelay_worker.offline.profiling import block_times
+from blockrelay_worker.offline.profiling.block_times import ROWS, Samples, Shape, shapes, windows
+from blockrelay_worker.offline.profiling.hop_times import redis_hop, shared_memory_hop
+from tests.support.models.tiny_model import BLOCKS, write_tiny_model
+from tests.support.redis.redis_server import RedisServer
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_model(tmp_path_factory.mktemp("profiled"))
+
+
+def test_every_block_is_measured_in_every_shape(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(block_times, "ROUND_S", 0.0)
+    out = tmp_path / "p.json"
+    assert profiling.run(["--model", str(folder), "--out", str(out), "--threads", "1"]) == 0
+    profile = decode_profile(out.read_bytes(), "p.json")
+    opened = open_block_folder(folder)
+    assert (profile.model, profile.model_hash) == ("tiny", opened.manifest.model_hash)
+    assert set(profile.blocks) == {f"block_{n}" for n in range(1, BLOCKS + 1)}
+    assert set(profile.hop) == {"shared_memory"}, "no Redis was named"
+    for cost in analyse(opened.model).blocks:
+        block = profile.blocks[cost.name]["CPU"]
+        assert set(block.seconds) == set(block.spread) == set(ROWS)
+        assert set(block.seconds_at_context) == {512}, "the model's own; 2,048 is beyond it"
+        assert all(seconds > 0 for seconds in block.seconds.values())
+        assert (block.bytes, block.kv_bytes_per_token) == (cost.bytes["w8a8"], cost.kv_bytes_per_token["w8a8"])
+        assert block.load_seconds is not None and block.load_seconds > 0
+
+
+def test_shapes_end_at_the_model_s_context(folder: Path) -> None:
+    assert {shape.context for shape in shapes(open_block_folder(folder))} == {128, 512}
+
+
+def test_a_model_that_does_not_fit_is_measured_in_windows(folder: Path) -> None:
+    opened = open_block_folder(folder)
+    executors = executors_for("cpu", opened, threads=1)
+    wanted = [Shape(4, 128), Shape(64, 128)]
+    sizes = [opened.manifest.files[block.file].bytes for block in opened.manifest.blocks]
+    pages = 64 * 8 * executors.layout(opened, 1, 1).bytes_per_page
+    found = list(windows(opened, executors, wanted, max(sizes) + pages))
+    assert found[0].first == 1 and found[-1].last == BLOCKS and len(found) > 1
+    assert [w.first for w in found[1:]] == [w.last + 1 for w in found[:-1]]
+    (whole,) = windows(opened, executors, wanted, 10**9)
+    assert (whole.first, whole.last, whole.pages) == (1, BLOCKS, 64 * 8)
+
+
+def test_a_block_that_does_not_fit_is_named(folder: Path) -> None:
+    opened = open_block_folder(folder)
+    with pytest.raises(UsageError, match="block_1 does not fit into the 0 MiB"):
+        list(windows(opened, executors_for("cpu", opened, threads=1), [Shape(1, 128)], 1000))
+
+
+def test_the_spread_is_half_the_distance_of_the_quartiles() -> None:
+    samples = Samples([1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0])
+    assert (samples.median, samples.spread) == (4.0, 0.5)
+
+
+def test_a_file_that_cannot_be_written_is_refused_before_the_work(capsys: pytest.CaptureFixture[str]) -> None:
+    assert profiling.run(["--out", "/nowhere/p.json"]) == 2
+    assert "there is no folder /nowhere" in capsys.readouterr().err
+
+
+def test_a_hop_over_redis_costs_messages_and_bytes(redis_server: RedisServer) -> None:
+    hop = redis_hop(redis_server.url, hidden=4096)
+    assert 0 < hop.seconds < 1
+    assert 0 < hop.seconds_per_byte < 1e-6
+
+
+def test_a_hop_through_shared_memory_is_a_copy() -> None:
+    assert 0 < shared_memory_hop(4096).seconds_per_byte < 1e-6
