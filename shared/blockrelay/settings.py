@@ -89,7 +89,8 @@ class GatewaySettings(Settings):
 
 class SchedulerSettings(Settings):
     port: int = Field(default=9101, ge=0, le=65535, description="metrics and health")
-    stages: int = Field(default=1, ge=1, description="stages that the model is cut into")
+    stages: int = Field(default=1, ge=1, description="equal parts that the model is cut into")
+    plan: Path | None = Field(default=None, description="file of `blockrelay plan --json`: its stages, not equal parts")
     tick_s: float = Field(default=0.2, gt=0, description="seconds between two looks at the cell")
     #: These two hold for the whole cell: schedulers put them there, other services take them from it.
     dead_after_s: float = Field(

@@ -5,6 +5,7 @@ import redis
 from prometheus_client import CollectorRegistry
 
 from blockrelay.observability.metrics import SchedulerMetrics
+from blockrelay.planning.plan_file import equal_parts
 from blockrelay.protocol.keys import Keys
 from blockrelay.protocol.plan import missing_stages
 from blockrelay.protocol.transitions import calls
@@ -47,7 +48,7 @@ def test_all_mean_the_same_workers_by_alive(cell: Cell, redis_server: RedisServe
         link=Link(cell.client, cell.client, cell.keys, cell.scripts),
         metrics=SchedulerMetrics(CollectorRegistry()),
         model=MODEL,
-        blocks=4,
+        planned=equal_parts(4, 1),
     )
     scheduler.tick()  # which declares nobody dead: it has just begun
     gauge = {

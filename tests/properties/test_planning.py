@@ -3,6 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
+from blockrelay.planning.plan_file import equal_parts
 from blockrelay.protocol.plan import Plan, WorkerInfo, parse_split, uniform_split
 from blockrelay_scheduler.planning.plan_builder import decide
 
@@ -38,7 +39,7 @@ def test_no_arrival_or_death_moves_a_block_or_a_living_worker(
             )  # fmt: skip
         else:
             living.pop(which % len(living))
-        before, plan = plan, decide(living, blocks=blocks, stages=stages, current=plan).plan
+        before, plan = plan, decide(living, planned=equal_parts(blocks, stages), current=plan).plan
         assert plan.epoch == moment + 1
         assert set(plan.assignments) == {w.id for w in living}
         assert set(plan.blocks) == {f"block_{b}" for b in range(1, blocks + 1)}
@@ -56,6 +57,6 @@ def test_as_many_workers_as_stages_leave_no_stage_empty(stages: int, more: int) 
         WorkerInfo(id=f"w{i}", model="m", device="cpu", numerics="n", host="h", pid=i, port=0, registered_ms=i)
         for i in range(stages + more)
     ]
-    plan = decide(crowd, blocks=10, stages=stages, current=None).plan
+    plan = decide(crowd, planned=equal_parts(10, stages), current=None).plan
     counts = [list(plan.assignments.values()).count(s) for s in range(stages)]
     assert min(counts) >= 1 and max(counts) - min(counts) <= 1

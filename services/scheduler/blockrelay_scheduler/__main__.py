@@ -12,8 +12,8 @@ from blockrelay.observability import logs
 from blockrelay.observability.metrics import SchedulerMetrics
 from blockrelay.observability.registry import service_registry
 from blockrelay.observability.status_server import StatusServer
+from blockrelay.planning.plan_file import PlannedSplit, equal_parts, read_plan_file
 from blockrelay.protocol.keys import Keys
-from blockrelay.protocol.plan import uniform_split
 from blockrelay.redis.client import Scripts, connect
 from blockrelay.settings import SchedulerSettings, read_settings
 from blockrelay_scheduler.loop import Link, Scheduler
@@ -23,13 +23,13 @@ def serve(settings: SchedulerSettings, stop: threading.Event) -> None:
     """Schedule until `stop`. Raises UsageError or BlockFolderError at the start, for what no waiting mends."""
     folder = open_block_folder(settings.model, blocks=[])
     blocks = folder.model.blocks
-    uniform_split(blocks, settings.stages)
+    planned = planned_by(settings, blocks)
     keys = Keys(settings.cell)
     client = connect(settings.redis_url)
     payload = connect(settings.payload_redis_url) if settings.payload_redis_url else client
     link = Link(client, payload, keys, Scripts(client, keys))
     metrics = SchedulerMetrics(service_registry("scheduler"))
-    scheduler = Scheduler(settings=settings, link=link, metrics=metrics, model=folder.model_key, blocks=blocks)
+    scheduler = Scheduler(settings=settings, link=link, metrics=metrics, model=folder.model_key, planned=planned)
     try:
         status = StatusServer(settings.host, settings.port, metrics.registry, scheduler.gaps)
     except OSError as error:
@@ -42,6 +42,16 @@ def serve(settings: SchedulerSettings, stop: threading.Event) -> None:
         client.close()
         payload.close()
         logs.get().info("NODE_STOPPED", role="scheduler")
+
+
+def planned_by(settings: SchedulerSettings, blocks: int) -> PlannedSplit:
+    """The stages that the settings ask for. Raises UsageError for what the model cannot have."""
+    if settings.plan is None:
+        return equal_parts(blocks, settings.stages)
+    planned = read_plan_file(settings.plan, blocks)
+    if settings.stages not in (1, len(planned.stages)):
+        raise UsageError(f"{settings.plan} has {len(planned.stages)} stages, BLOCKRELAY_STAGES is {settings.stages}")
+    return planned
 
 
 def main() -> int:

@@ -11,6 +11,9 @@ from blockrelay.observability.metrics import SchedulerMetrics
 from blockrelay.protocol.keys import Keys
 from blockrelay.redis.client import backoff_s
 
+#: Seconds that the thread has to end.
+PATIENCE_S = 1.0
+
 
 class InboxSweeper(threading.Thread):
     """Deletes inboxes beside the scheduler's loop: a payload Redis that does not answer must delay no plan, nor that a
@@ -28,9 +31,14 @@ class InboxSweeper(threading.Thread):
             self._gone.put(workers)
 
     def close(self) -> None:
-        """End the thread, whatever is left to do: an inbox that has got rows has a time to live."""
+        """End the thread, whatever is left to do: an inbox that has got rows has a time to live.
+
+        Waits for a command that is under way, so that the client may be closed behind this; not for long, as the
+        process ends, and the thread with it.
+        """
         self._over.set()
         self._gone.put(None)
+        self.join(PATIENCE_S)
 
     def run(self) -> None:
         while (workers := self._gone.get()) and not self._over.is_set():

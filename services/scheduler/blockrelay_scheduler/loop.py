@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from blockrelay.errors import RedisRefused, RedisTrouble
 from blockrelay.observability import logs
 from blockrelay.observability.metrics import SchedulerMetrics
+from blockrelay.planning.plan_file import PlannedSplit
 from blockrelay.protocol.plan import WorkerInfo
 from blockrelay.protocol.transitions import calls
 from blockrelay.redis import registry
@@ -32,7 +33,7 @@ LOOK_S = 1.0
 
 @dataclass(slots=True)
 class Scheduler:
-    """Schedules one model of one cell. `model` is its key in Redis, `blocks` its number of blocks.
+    """Schedules one model of one cell. `model` is its key in Redis, `planned` the stages that it is cut into.
 
     One thread calls `run` (or `tick`); `gaps` may be called from any.
     """
@@ -41,7 +42,7 @@ class Scheduler:
     link: Link
     metrics: SchedulerMetrics
     model: str
-    blocks: int
+    planned: PlannedSplit
     liveness: Liveness = field(init=False)
     _publisher: PlanPublisher = field(init=False)
     _rescuer: Rescuer = field(init=False)
@@ -60,7 +61,7 @@ class Scheduler:
         self._cell = CellSettings.of(settings)
         self._watch = RedisWatch(self.metrics.redis_errors)
         self.liveness = Liveness(self.link, self.metrics, self._cell.dead_after_ms)
-        self._publisher = PlanPublisher(self.link, self.model, self.blocks, settings.stages, settings.vacancy_s)
+        self._publisher = PlanPublisher(self.link, self.model, self.planned, settings.vacancy_s)
         self._rescuer = Rescuer(self.link, self.metrics, settings)
         self._upgrade = CellUpgrade(self.link, self.model)
 

@@ -55,7 +55,8 @@ class Plan:
     """Which blocks form which stage, which worker runs which stage, and why.
 
     `assignments` worker id -> stage index. `route_class` gpu when some stage has a GPU worker.
-    `blocks` block name -> "CPU" | "GPU". `reasons` one sentence per stage.
+    `blocks` block name -> "CPU" | "GPU". `reasons` one sentence per stage; `why` of it what does not depend on the
+    workers: how the stage came to its blocks.
     """
 
     epoch: int
@@ -64,6 +65,7 @@ class Plan:
     assignments: Mapping[str, int]
     blocks: Mapping[str, str]
     reasons: tuple[str, ...]
+    why: tuple[str, ...] = ()
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), sort_keys=True)
@@ -76,6 +78,7 @@ class Plan:
         data: dict[str, Any] = json.loads(fields[b"plan"])
         data["epoch"] = int(fields[b"epoch"])
         data["reasons"] = tuple(data["reasons"])
+        data["why"] = tuple(data.get("why", ()))
         return cls(**data)
 
 

@@ -20,6 +20,19 @@ def test_what_is_refused_is_tried_again(own_redis: RedisServer) -> None:
     payload.config_set("min-replicas-to-write", 0)
     wait_until(lambda: not payload.exists(keys.inbox("gone")), "the inbox is gone")
     sweeper.close()
-    sweeper.join(5)
     assert not sweeper.is_alive()
     payload.close()
+
+
+def test_it_ends_behind_a_command_that_is_under_way(own_redis: RedisServer) -> None:
+    """Who closes the client under it would meet a thread in the middle of a command."""
+    payload, other, keys = own_redis.client(), own_redis.client(), Keys("t")
+    payload.xadd(keys.inbox("gone"), {"rows": b"rows"})
+    sweeper = InboxSweeper(payload, keys, SchedulerMetrics(CollectorRegistry()))
+    sweeper.start()
+    other.execute_command("CLIENT", "PAUSE", 300, "ALL")
+    sweeper.sweep(frozenset({"gone"}))
+    sweeper.close()
+    assert not sweeper.is_alive()
+    payload.close()
+    other.close()

@@ -12,6 +12,7 @@ import redis
 from prometheus_client import CollectorRegistry
 
 from blockrelay.observability.metrics import SchedulerMetrics
+from blockrelay.planning.plan_file import equal_parts
 from blockrelay.protocol.keys import Keys
 from blockrelay.protocol.number import PROTOCOL
 from blockrelay.protocol.plan import Device, Plan
@@ -40,12 +41,13 @@ def scheduler(url: str, payload_url: str | None = None, **settings: object) -> S
     client, keys = redis_link.connect(url), Keys("t")
     payload = redis_link.connect(payload_url) if payload_url else client
     link = Link(client, payload, keys, Scripts(client, keys))
+    checked = SchedulerSettings.model_validate(options)
     return Scheduler(
-        settings=SchedulerSettings.model_validate(options),
+        settings=checked,
         link=link,
         metrics=SchedulerMetrics(CollectorRegistry()),
         model=MODEL,
-        blocks=4,
+        planned=equal_parts(4, checked.stages),
     )
 
 

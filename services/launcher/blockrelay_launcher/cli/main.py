@@ -68,6 +68,9 @@ def root(
 def start(
     model: Model = BUNDLED_MODEL,
     stages: Annotated[int, typer.Option(min=1, help="How many stages the model is cut into.")] = 1,
+    plan: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Stages of this plan (blockrelay plan --json), not --stages.")
+    ] = None,
     replicas: Annotated[int, typer.Option(min=1, help="CPU workers per stage.")] = 1,
     gpu_workers: Annotated[int, typer.Option(min=0, help="Workers with --device gpu, besides those.")] = 0,
     gateways: Annotated[int, typer.Option(min=1, help="Gateways, on consecutive ports: clients go on at another.")] = 1,
@@ -126,7 +129,8 @@ def start(
     if payload_redis and not redis:
         raise UsageError("--payload-redis needs --redis: the embedded Redis brings its own")
     options = UpOptions(
-        model=model.absolute(), stages=stages, replicas=replicas, gpu_workers=gpu_workers, gateways=gateways,
+        model=model.absolute(), stages=stages, plan=plan and plan.absolute(), replicas=replicas,
+        gpu_workers=gpu_workers, gateways=gateways,
         schedulers=schedulers, inject_fault=inject_fault, fsync=fsync, host=host, port=port,
         redis_url=redis and checked_url(redis),
         payload_redis_url=payload_redis and checked_url(payload_redis),

@@ -19,8 +19,8 @@ KV_SHARE = 0.4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpOptions:
-    """The options of `blockrelay up`. `port` 0 picks a free one; `threads` None shares the cores between the workers of
-    one stage.
+    """The options of `blockrelay up`. `plan`: a file with `stages` stages, not equal parts. `port` 0 picks a free
+    one; `threads` None shares the cores between the workers of one stage.
 
     Several `gateways` listen on as many consecutive ports from `port` on. `redis_url` None starts an embedded control
     and payload Redis; `fsync` is the control one's. `inject_fault`: every GPU worker fails after as many jobs. `data`
@@ -30,6 +30,7 @@ class UpOptions:
 
     model: Path
     stages: int = 1
+    plan: Path | None = None
     replicas: int = 1
     gpu_workers: int = 0
     gateways: int = 1
@@ -94,7 +95,8 @@ def redis_server(name: str, server: EmbeddedRedis, logs: Path, lock: int) -> Chi
 def schedulers(layout: Layout) -> list[Child]:
     options = layout.options
     names = names_of("scheduler", options.schedulers)
-    return [layout.service(name, "blockrelay_scheduler", port=0, stages=options.stages) for name in names]
+    planned: dict[str, object] = {"plan": options.plan} if options.plan else {"stages": options.stages}
+    return [layout.service(name, "blockrelay_scheduler", port=0, **planned) for name in names]
 
 
 def workers(layout: Layout) -> list[Child]:

@@ -5,7 +5,7 @@ import os
 import sys
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from blockrelay import failpoints
@@ -14,6 +14,7 @@ from blockrelay.block_folder.folder import open_block_folder
 from blockrelay.errors import RedisTrouble, ServiceUnavailable, UsageError
 from blockrelay.exit_codes import UNUSABLE
 from blockrelay.observability import logs
+from blockrelay.planning.plan_file import read_plan_file
 from blockrelay.protocol.keys import Keys
 from blockrelay.redis import client as redis_link
 from blockrelay.settings import GatewaySettings, Settings, WorkerSettings, read_settings
@@ -61,6 +62,11 @@ def up(options: UpOptions) -> int:
         logs.configure(settings.log_level, node_id="launcher")
     failpoints.arm("launcher", settings.failpoint)
     blocks = open_block_folder(options.model, blocks=[]).model.blocks
+    if options.plan is not None:
+        stages = len(read_plan_file(options.plan, blocks).stages)
+        if options.stages not in (1, stages):
+            raise UsageError(f"--stages is {options.stages}, and {options.plan} has {stages} stages: give one of them")
+        options = replace(options, stages=stages)
     if not 1 <= options.stages <= blocks:
         raise UsageError(f"--stages is {options.stages}, but the model has {blocks} blocks: choose 1 to {blocks}")
     with kept_ports(options.host, options.port, options.gateways) as ports:

@@ -1,6 +1,6 @@
-"""The plan of equal parts. Pure: workers in, plan out.
+"""The plan in force: a split, and who runs which of its stages. Pure: workers in, plan out.
 
-The split depends on the number of blocks and stages alone, so that no death and no arrival ever moves a block.
+The split does not depend on the workers, so that no death and no arrival ever moves a block.
 """
 
 import hashlib
@@ -9,7 +9,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from blockrelay.protocol.plan import Plan, Stage, WorkerInfo, split_text, uniform_split
+from blockrelay.planning.plan_file import PlannedSplit
+from blockrelay.protocol.plan import Plan, Stage, WorkerInfo, split_text
 from blockrelay_scheduler.planning.assignment import assign
 
 
@@ -24,8 +25,7 @@ class Decision:
 def decide(
     workers: Sequence[WorkerInfo],
     *,
-    blocks: int,
-    stages: int,
+    planned: PlannedSplit,
     current: Plan | None,
     deserted: frozenset[int] = frozenset(),
 ) -> Decision:
@@ -33,10 +33,9 @@ def decide(
 
     Who runs which stage, and what `deserted` means: `assignment.assign`.
     """
-    split = uniform_split(blocks, stages)
-    text = split_text(split)
-    assignment = assign(workers, split=text, stages=stages, current=current, deserted=deserted)
-    by_device = [_devices(workers, assignment.stages, index) for index in range(stages)]
+    text = split_text(planned.stages)
+    assignment = assign(workers, split=text, stages=len(planned.stages), current=current, deserted=deserted)
+    by_device = [_devices(workers, assignment.stages, index) for index in range(len(planned.stages))]
     plan = Plan(
         epoch=(current.epoch if current else 0) + 1,
         split=text,
@@ -44,25 +43,24 @@ def decide(
         assignments=assignment.stages,
         blocks={
             f"block_{block}": "GPU" if devices["gpu"] else "CPU"
-            for stage, devices in zip(split, by_device, strict=True)
+            for stage, devices in zip(planned.stages, by_device, strict=True)
             for block in range(stage.first, stage.last + 1)
         },
         reasons=tuple(
-            _reason(index, stage, devices, blocks, stages)
-            for index, (stage, devices) in enumerate(zip(split, by_device, strict=True))
+            _reason(index, stage, why, devices)
+            for index, (stage, why, devices) in enumerate(zip(planned.stages, planned.reasons, by_device, strict=True))
         ),
+        why=planned.reasons,
     )
-    return Decision(plan=plan, inputs=_inputs_hash(workers, blocks, stages, assignment.moved))
+    return Decision(plan=plan, inputs=_inputs_hash(workers, planned, assignment.moved))
 
 
 def _devices(workers: Sequence[WorkerInfo], assignments: Mapping[str, int], stage: int) -> Counter[str]:
     return Counter(w.device for w in workers if assignments.get(w.id) == stage and not w.draining)
 
 
-def _reason(index: int, stage: Stage, devices: Counter[str], blocks: int, stages: int) -> str:
-    what = f"stage {index} is block_{stage.first} to block_{stage.last}, "
-    size = stage.last - stage.first + 1
-    what += "the whole model" if stages == 1 else f"{size} of {blocks} blocks in {stages} equal parts"
+def _reason(index: int, stage: Stage, why: str, devices: Counter[str]) -> str:
+    what = f"stage {index} is block_{stage.first} to block_{stage.last}, {why}"
     gpu, cpu = devices["gpu"], devices["cpu"]
     if gpu and cpu:
         return (
@@ -79,7 +77,8 @@ def _count(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
-def _inputs_hash(workers: Sequence[WorkerInfo], blocks: int, stages: int, moved: Mapping[str, int]) -> str:
+def _inputs_hash(workers: Sequence[WorkerInfo], planned: PlannedSplit, moved: Mapping[str, int]) -> str:
     """Two schedulers that see the same workers have the same hash; PLAN publishes a hash once."""
-    content = [blocks, stages, sorted([w.id, w.device, w.draining] for w in workers), sorted(moved.items())]
+    split = [split_text(planned.stages), *planned.reasons]
+    content = [split, sorted([w.id, w.device, w.draining] for w in workers), sorted(moved.items())]
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()

@@ -58,6 +58,7 @@ class PlanReport:
                     "device": stage.part.devices[0],
                     "devices": list(stage.part.devices),
                     "class": stage.device_class,
+                    "reason": stage.part.reason,
                     "bytes": stage.weight_bytes,
                     "kv_bytes": stage.kv_bytes,
                     "predicted_seconds": {str(size): seconds for size, seconds in stage.seconds.items()},

@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 
 from blockrelay.errors import UsageError
-from blockrelay.protocol.plan import Plan, WorkerInfo, split_text, uniform_split
+from blockrelay.planning.plan_file import PlannedSplit, equal_parts
+from blockrelay.protocol.plan import Plan, Stage, WorkerInfo, split_text, uniform_split
 from blockrelay_scheduler.planning.assignment import empty_stages
 from blockrelay_scheduler.planning.plan_builder import decide
 
@@ -20,15 +21,15 @@ def worker(name: str, *, device: str = "cpu", age: int = 0, **more: object) -> W
 
 def test_workers_come_one_dies_and_its_replacement_takes_its_stage() -> None:
     a, b, c = worker("a", age=30), worker("b", age=20), worker("c", age=10)
-    first = decide([a, b, c], blocks=9, stages=3, current=None).plan
+    first = decide([a, b, c], planned=equal_parts(9, 3), current=None).plan
     assert first.epoch == 1 and first.split == "1-3,4-6,7-9" and first.route_class == "cpu"
     assert first.assignments == {"a": 0, "b": 1, "c": 2}
 
-    without_b = decide([a, c], blocks=9, stages=3, current=first).plan
+    without_b = decide([a, c], planned=equal_parts(9, 3), current=first).plan
     assert without_b.epoch == 2 and without_b.split == first.split
     assert without_b.assignments == {"a": 0, "c": 2}
 
-    replacement = decide([a, c, worker("d")], blocks=9, stages=3, current=without_b).plan
+    replacement = decide([a, c, worker("d")], planned=equal_parts(9, 3), current=without_b).plan
     assert replacement.assignments == {"a": 0, "c": 2, "d": 1}
 
 
@@ -52,6 +53,9 @@ def test_a_number_of_stages_that_the_model_cannot_have_is_a_usage_error(stages: 
         uniform_split(3, stages)
 
 
+UNEVEN = PlannedSplit(
+    stages=(Stage(first=1, last=3), Stage(first=4, last=4)), reasons=("planned for big", "planned for small")
+)
 CURRENT = Plan(epoch=7, split="1-2,3-4", route_class="cpu", assignments={"a": 0, "b": 1}, blocks={}, reasons=())
 
 
@@ -99,48 +103,59 @@ CURRENT = Plan(epoch=7, split="1-2,3-4", route_class="cpu", assignments={"a": 0,
     ],
 )
 def test_newcomers_go_where_they_are_needed(workers: list[WorkerInfo], expected: dict[str, int]) -> None:
-    assert decide(workers, blocks=4, stages=2, current=CURRENT).plan.assignments == expected
+    assert decide(workers, planned=equal_parts(4, 2), current=CURRENT).plan.assignments == expected
 
 
 def test_another_number_of_stages_places_everybody_anew() -> None:
-    decision = decide([worker("a", age=2), worker("b", age=1)], blocks=4, stages=1, current=CURRENT)
+    decision = decide([worker("a", age=2), worker("b", age=1)], planned=equal_parts(4, 1), current=CURRENT)
     assert decision.plan.epoch == 8 and decision.plan.split == "1-4" and decision.plan.assignments == {"a": 0, "b": 0}
 
 
 def test_gpu_stages_are_named_block_by_block() -> None:
-    plan = decide([worker("a"), worker("b"), worker("g", device="gpu")], blocks=4, stages=2, current=CURRENT).plan
+    plan = decide(
+        [worker("a"), worker("b"), worker("g", device="gpu")], planned=equal_parts(4, 2), current=CURRENT
+    ).plan
     assert plan.route_class == "gpu"
     assert plan.blocks == {"block_1": "GPU", "block_2": "GPU", "block_3": "CPU", "block_4": "CPU"}
 
 
 def test_every_stage_says_why() -> None:
     crowd = [worker("a"), worker("g", device="gpu"), worker("b")]
-    assert decide(crowd, blocks=5, stages=2, current=None).plan.reasons == (
+    assert decide(crowd, planned=equal_parts(5, 2), current=None).plan.reasons == (
         "stage 0 is block_1 to block_3, 3 of 5 blocks in 2 equal parts: 1 GPU worker for it, 1 CPU worker stands in",
         "stage 1 is block_4 to block_5, 2 of 5 blocks in 2 equal parts: 1 CPU worker for it",
     )
-    assert decide([], blocks=5, stages=1, current=None).plan.reasons == (
+    assert decide([], planned=equal_parts(5, 1), current=None).plan.reasons == (
         "stage 0 is block_1 to block_5, the whole model: no worker yet, requests wait",
     )
-    assert decide([worker("g", device="gpu")], blocks=5, stages=1, current=None).plan.reasons == (
+    assert decide([worker("g", device="gpu")], planned=equal_parts(5, 1), current=None).plan.reasons == (
         "stage 0 is block_1 to block_5, the whole model: 1 GPU worker for it and no CPU worker to stand in",
     )
 
 
 def test_the_hash_changes_with_the_workers_and_with_nothing_else() -> None:
     a, b = worker("a"), worker("b")
-    plain = decide([a, b], blocks=4, stages=2, current=None).inputs
-    assert plain == decide([b, a], blocks=4, stages=2, current=CURRENT).inputs
-    assert (
-        plain
-        == decide([worker("a", silent_ms=900, reserved=5, ready=True), b], blocks=4, stages=2, current=None).inputs
-    )
+    plain = decide([a, b], planned=equal_parts(4, 2), current=None).inputs
+    assert plain == decide([b, a], planned=equal_parts(4, 2), current=CURRENT).inputs
+    busy = worker("a", silent_ms=900, reserved=5, ready=True)
+    assert plain == decide([busy, b], planned=equal_parts(4, 2), current=None).inputs
     others = [
-        decide([a], blocks=4, stages=2, current=None).inputs,
-        decide([a, b], blocks=4, stages=1, current=None).inputs,
-        decide([a, worker("b", device="gpu")], blocks=4, stages=2, current=None).inputs,
+        decide([a], planned=equal_parts(4, 2), current=None).inputs,
+        decide([a, b], planned=equal_parts(4, 1), current=None).inputs,
+        decide([a, worker("b", device="gpu")], planned=equal_parts(4, 2), current=None).inputs,
+        decide([a, b], planned=UNEVEN, current=None).inputs,
+        decide([a, b], planned=replace(UNEVEN, reasons=("other", "reasons")), current=None).inputs,
     ]
-    assert len({plain, *others}) == 4
+    assert len({plain, *others}) == 6
+
+
+def test_a_plan_of_any_contiguous_split_is_published_with_its_reasons() -> None:
+    plan = decide([worker("a", age=9), worker("b")], planned=UNEVEN, current=CURRENT).plan
+    assert (plan.split, plan.assignments) == ("1-3,4-4", {"a": 0, "b": 1})
+    assert plan.reasons == (
+        "stage 0 is block_1 to block_3, planned for big: 1 CPU worker for it",
+        "stage 1 is block_4 to block_4, planned for small: 1 CPU worker for it",
+    )
 
 
 class TestDesertedStages:
@@ -151,21 +166,21 @@ class TestDesertedStages:
 
     def test_an_empty_stage_moves_nobody_while_a_replacement_may_come(self) -> None:
         assert empty_stages(self.TWO, self.PLAN) == {1}
-        assert decide(self.TWO, blocks=4, stages=2, current=self.PLAN).plan.assignments == {"a": 0, "b": 0}
+        assert decide(self.TWO, planned=equal_parts(4, 2), current=self.PLAN).plan.assignments == {"a": 0, "b": 0}
 
     def test_then_the_youngest_worker_of_the_best_staffed_stage_moves(self) -> None:
-        decision = decide(self.TWO, blocks=4, stages=2, current=self.PLAN, deserted=frozenset({1}))
+        decision = decide(self.TWO, planned=equal_parts(4, 2), current=self.PLAN, deserted=frozenset({1}))
         assert decision.plan.assignments == {"a": 0, "b": 1}
-        before = decide(self.TWO, blocks=4, stages=2, current=self.PLAN)
+        before = decide(self.TWO, planned=equal_parts(4, 2), current=self.PLAN)
         assert decision.inputs != before.inputs, "the same workers, but another plan: it must be published"
 
     def test_the_last_worker_of_a_stage_never_moves(self) -> None:
         plan = replace(self.PLAN, assignments={"a": 0})
-        decision = decide(self.TWO[:1], blocks=4, stages=2, current=plan, deserted=frozenset({1}))
+        decision = decide(self.TWO[:1], planned=equal_parts(4, 2), current=plan, deserted=frozenset({1}))
         assert decision.plan.assignments == {"a": 0}
 
     def test_a_silent_worker_is_no_staff(self) -> None:
         silent = replace(self.TWO[1], silent_ms=2000)
         assert empty_stages([silent], replace(self.PLAN, assignments={"b": 0})) == {0, 1}
-        decision = decide([self.TWO[0], silent], blocks=4, stages=2, current=self.PLAN, deserted=frozenset({1}))
+        decision = decide([self.TWO[0], silent], planned=equal_parts(4, 2), current=self.PLAN, deserted=frozenset({1}))
         assert decision.plan.assignments == {"a": 0, "b": 0}

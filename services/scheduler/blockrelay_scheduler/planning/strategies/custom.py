@@ -25,9 +25,7 @@ def custom(problem: Problem) -> Placement:
     devices = problem.target_devices(len(wishes.boundaries))
     return Placement(
         parts=tuple(
-            Part(
-                first=first, last=last, devices=(device.id,), reason=f"these boundaries were asked for, on {device.id}"
-            )
+            Part(first=first, last=last, devices=(device.id,), reason="these boundaries were asked for")
             for (first, last), device in zip(wishes.boundaries, devices, strict=True)
         )
     )
