@@ -137,17 +137,7 @@ def running(tree: Path, how: How) -> Iterator[Side]:
     """`blockrelay up` of that tree with a folder of its own, ready. Raises RuntimeError when it does not get ready."""
     with tempfile.TemporaryDirectory(prefix="br-pairs-") as folder:
         data, log = Path(folder) / "data", Path(folder) / "log"
-        command = [
-            tree / ".venv/bin/blockrelay",
-            "up",
-            "--model",
-            how.model,
-            "--port",
-            "0",
-            "--data",
-            data,
-            *how.options,
-        ]
+        command = [tree / ".venv/bin/blockrelay", "up", "--model", how.model, "--port", "0", "--data", data]
         with log.open("wb") as output:
             process = subprocess.Popen([*command, *how.options], stdout=output, stderr=output, cwd=tree)
         try:

@@ -6,17 +6,17 @@ measured in another precision is converted: the step of one row reads weights, s
 further rows add stays. Both are marked as estimates.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 
-from blockrelay.block_folder.analysis import ModelAnalysis
+from blockrelay.block_folder.analysis import BlockCost, ModelAnalysis
 from blockrelay.block_folder.model import Precision
 from blockrelay.errors import UsageError
 from blockrelay.planning.devices import Device, Fleet
 from blockrelay.planning.profile import BlockProfile, Hop, Profile
 
-#: Of rows over the payload Redis, where no profile says otherwise: measured on two cores.
+#: Of rows over the payload Redis, where no profile says otherwise: a cautious guess.
 DEFAULT_HOP = Hop(seconds=3e-4, seconds_per_byte=2e-9)
 
 
@@ -72,21 +72,14 @@ class CostModel:
 
     def weight_bytes(self, first: int, last: int) -> int:
         """Of blocks [first, last]."""
-        return sum(
-            block.bytes[precision]
-            for block, precision in zip(
-                self.analysis.blocks[first - 1 : last], self.precisions[first - 1 : last], strict=True
-            )
-        )
+        return sum(block.bytes[precision] for block, precision in self._between(first, last))
 
     def kv_bytes_per_token(self, first: int, last: int) -> int:
         """Of blocks [first, last]."""
-        return sum(
-            block.kv_bytes_per_token[precision]
-            for block, precision in zip(
-                self.analysis.blocks[first - 1 : last], self.precisions[first - 1 : last], strict=True
-            )
-        )
+        return sum(block.kv_bytes_per_token[precision] for block, precision in self._between(first, last))
+
+    def _between(self, first: int, last: int) -> Iterator[tuple[BlockCost, Precision]]:
+        return zip(self.analysis.blocks[first - 1 : last], self.precisions[first - 1 : last], strict=True)
 
     def hop_seconds(self, fleet: Fleet, a: Device, b: Device, rows: float) -> float:
         """Of the rows of a step from `a` to `b`: the link between their hosts, or the payload Redis."""
@@ -124,8 +117,3 @@ class CostModel:
         operations = rows * (block.flops_per_row + context * block.attention_flops)
         computing = operations / device.operations_per_second if device.operations_per_second else 0.0
         return max(moved / device.bytes_per_second, computing) / device.speed
-
-
-def by_block(precisions: Mapping[int, Precision], blocks: int, otherwise: Precision) -> tuple[Precision, ...]:
-    """A precision for each block, 1 to `blocks`."""
-    return tuple(precisions.get(index, otherwise) for index in range(1, blocks + 1))

@@ -14,24 +14,20 @@ def check_memory(problem: Problem, placement: Placement) -> None:
     for part in placement.parts:
         needed = problem.bytes_of(part.first, part.last, len(part.devices))
         if limit is not None and needed > limit:
-            raise NoPlan(f"{_blocks(part)} need {_bytes(needed)}, {_bytes(needed - limit)} above the limit of a part")
+            raise NoPlan(f"{part.blocks} need {_bytes(needed)}, {_bytes(needed - limit)} above the limit of a part")
         for device in part.devices:
             used[device] += needed
             on[device].append(part)
     for name, needed in used.items():
         memory = problem.fleet.device(name).memory_bytes
         if memory is not None and needed > memory:
-            blocks = " and ".join(_blocks(part) for part in on[name])
+            blocks = " and ".join(part.blocks for part in on[name])
             weights = sum(problem.costs.weight_bytes(part.first, part.last) for part in on[name])
             raise NoPlan(
                 f"{blocks} need {_bytes(needed)} on {name}, which has {_bytes(memory)}: {_bytes(needed - memory)} "
                 f"short ({_bytes(weights)} are weights, the rest KV pages for {problem.promise.requests} requests of "
                 f"{problem.promise.context} tokens)"
             )
-
-
-def _blocks(part: Part) -> str:
-    return f"block_{part.first}" if part.first == part.last else f"block_{part.first} to block_{part.last}"
 
 
 def _bytes(count: int) -> str:

@@ -68,9 +68,3 @@ def hop_seconds(problem: Problem, parts: tuple[Part, ...], rows: float) -> float
     first = [problem.fleet.device(part.devices[0]) for part in parts]
     onwards = sum(problem.costs.hop_seconds(problem.fleet, a, b, rows) for a, b in pairwise(first))
     return onwards + problem.costs.hop_seconds(problem.fleet, first[-1], first[0], 0)
-
-
-def score(problem: Problem, placement: Placement) -> float:
-    """What a strategy that chooses makes large: tokens per second by the problem's objective."""
-    requests = 1 if problem.objective == "latency" else problem.promise.requests
-    return predict(problem, placement, requests).tokens_per_second

@@ -94,6 +94,11 @@ class Part:
     devices: tuple[str, ...]
     reason: str
 
+    @property
+    def blocks(self) -> str:
+        """For people: `block_4`, or `block_1 to block_3`."""
+        return f"block_{self.first}" if self.first == self.last else f"block_{self.first} to block_{self.last}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:

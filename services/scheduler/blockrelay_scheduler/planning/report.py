@@ -38,7 +38,7 @@ class PlanReport:
     @property
     def reasons(self) -> list[str]:
         """One sentence for each part."""
-        return [f"{_named(stage)}: {stage.part.reason}" for stage in self.stages]
+        return [f"{p.blocks} on {' and '.join(p.devices)}: {p.reason}" for p in self.placement.parts]
 
     def to_json(self) -> dict[str, Any]:
         """What `blockrelay plan --json` prints."""
@@ -102,9 +102,3 @@ def _stage(problem: Problem, part: Part) -> StageReport:
         memory_bytes=devices[0].memory_bytes,
         seconds={size: seconds(size) for size in SIZES},
     )
-
-
-def _named(stage: StageReport) -> str:
-    part = stage.part
-    blocks = f"block_{part.first}" if part.first == part.last else f"block_{part.first} to block_{part.last}"
-    return f"{blocks} on {' and '.join(part.devices)}"

@@ -62,7 +62,7 @@ class Samples:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Blocks [first, last] that are measured together, with this many KV pages, and the seconds that loading took."""
+    """Blocks [first, last] that are measured together, with this many KV pages."""
 
     first: int
     last: int
