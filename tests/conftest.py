@@ -14,6 +14,7 @@ import redis
 from blockrelay.protocol.keys import Keys
 from blockrelay.redis.client import Scripts
 from tests.support.at_most import AtMost
+from tests.support.cell import begin_cell
 from tests.support.leaks import Spawned, folders, ownerless_keys, processes, settled
 from tests.support.redis.redis_server import RedisServer
 from tests.support.redis.rights import ConfinedScripts
@@ -100,10 +101,16 @@ def shared_redis() -> Iterator[RedisServer]:
 
 
 @pytest.fixture
-def redis_server(shared_redis: RedisServer) -> Iterator[RedisServer]:
-    """An empty server, shared by the tests of this process. Do not kill it: use `own_redis` for that."""
+def cells(keys: Keys) -> list[Keys]:
+    """Those that `redis_server` has."""
+    return [keys]
+
+
+@pytest.fixture
+def redis_server(shared_redis: RedisServer, cells: list[Keys]) -> Iterator[RedisServer]:
+    """A server with new cells alone, shared by the tests of this process. Do not kill it: use `own_redis` for that."""
     client = shared_redis.client()
-    client.flushall()
+    begin_cell(client, *cells)
     yield shared_redis
     left = ownerless_keys(client)
     client.close()

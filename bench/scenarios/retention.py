@@ -41,6 +41,7 @@ from blockrelay.protocol.sampling_params import SamplingParams
 from blockrelay.protocol.transitions import calls
 from blockrelay.redis.client import Scripts, check_redis, connect, wait_for_redis
 from blockrelay.redis.errors import RedisWatch
+from blockrelay.redis.protocol_check import check_protocol
 from blockrelay.settings import GatewaySettings
 from blockrelay_gateway.admission.cell_watch import BITE, YIELD_SHARE
 from blockrelay_launcher.supervisor.embedded_redis import find_server_program, place
@@ -84,6 +85,7 @@ class Played:
 
     def __init__(self, client: redis.Redis) -> None:
         self.client, self.keys = client, Keys("bench")
+        check_protocol(client, self.keys, join=True)
         self.scripts = Scripts(client, self.keys)
         self.gateway, self.made = token_hex(8), np.random.default_rng(0)
 

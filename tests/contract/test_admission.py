@@ -13,7 +13,7 @@ from blockrelay.protocol.transitions import calls
 from blockrelay.protocol.transitions.calls import Limits, Pace
 from blockrelay.redis.cell_settings import CellSettings, publish_cell_settings
 from blockrelay.redis.client import Scripts
-from tests.support.cell import MODEL, Cell, body
+from tests.support.cell import MODEL, Cell, begin_cell, body
 from tests.support.waiting import wait_until
 
 PUNCTUAL = Limits(enforce_deadline=True)
@@ -92,7 +92,7 @@ class TestTokens:
         self, cell: Cell, per_minute: int, steps: list[tuple[int, float]]
     ) -> None:
         """Decided by Redis' clock: what the bucket says of an admission, the times around the call for a refusal."""
-        cell.client.flushall()
+        begin_cell(cell.client, cell.keys)
         level, since_ms = float(per_minute), cell.now_ms()
 
         def filled(now_ms: int) -> float:

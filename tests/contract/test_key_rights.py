@@ -11,6 +11,7 @@ from blockrelay.errors import RedisRefused
 from blockrelay.protocol import keys as key_table
 from blockrelay.protocol.keys import FAMILIES, SCRIPTS_OF, Keys, declared
 from blockrelay.protocol.messages import Commit
+from blockrelay.protocol.number import ENCODED
 from blockrelay.protocol.transitions import calls, source
 from blockrelay.redis.client import Scripts
 from blockrelay.redis.users import families_of, rules
@@ -132,7 +133,7 @@ def _prepared(cell: Cell) -> dict[str, Callable[[Scripts], object]]:
         "forget": lambda scripts: scripts.run(calls.forget(8)),
         "beat": lambda scripts: scripts.run(calls.beat("a")),
         "migrate": lambda scripts: scripts.run(calls.migrate(MODEL, patience_s=0)),
-        "upgrade": lambda scripts: scripts.run(calls.upgrade_begin(None)),
+        "upgrade": lambda scripts: scripts.run(calls.upgrade_begin(ENCODED)),
         "plan": lambda scripts: scripts.run(
             calls.publish_plan(MODEL, replaces_epoch=0, inputs="i", route_class="cpu", plan="{}")
         ),

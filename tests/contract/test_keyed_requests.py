@@ -8,7 +8,7 @@ import redis
 from blockrelay.protocol.keys import Keys
 from blockrelay.protocol.transitions import calls
 from blockrelay.redis.client import Scripts
-from tests.support.cell import Cell
+from tests.support.cell import Cell, begin_cell
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ class TestKeyed:
 
     def test_after_its_loss_it_is_accepted_again(self, cell: Cell) -> None:
         cell.accept(fingerprint="f")
-        cell.client.flushall()
+        begin_cell(cell.client, cell.keys)
         assert cell.accept(fingerprint="f").status == "OK" and cell.queued() == ["req-1"]
 
 

@@ -10,7 +10,7 @@ from blockrelay.protocol.transitions import calls
 from blockrelay.protocol.transitions.calls import Limits, Pace
 from blockrelay.redis.cell_settings import CellSettings, publish_cell_settings
 from blockrelay.redis.client import Scripts
-from tests.support.cell import MODEL, Cell
+from tests.support.cell import MODEL, Cell, begin_cell
 from tests.support.waiting import wait_until
 
 FEW, MANY = 20, 200
@@ -24,7 +24,7 @@ def cell(client: redis.Redis, keys: Keys, scripts: Scripts) -> Cell:
 
 def staffed(cell: Cell, count: int, split: str) -> None:
     """`count` workers at each stage, by the names of stage and number; those of the first have measured themselves."""
-    cell.client.flushall()
+    begin_cell(cell.client, cell.keys)
     publish_cell_settings(cell.client, cell.keys, CellSettings(retention_s=60, dead_after_ms=600_000))
     for stage in range(split.count(",") + 1):
         for i in range(count):

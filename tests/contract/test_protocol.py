@@ -23,6 +23,7 @@ def cell(client: redis.Redis, keys: Keys, scripts: Scripts) -> Cell:
 def test_the_first_service_of_a_cell_writes_its_number_and_others_come_with_the_same(
     client: redis.Redis, keys: Keys
 ) -> None:
+    client.delete(keys.protocol)
     check_protocol(client, keys, join=False)
     assert client.get(keys.protocol) is None, "who only looks writes nothing"
     for _ in range(2):
@@ -45,6 +46,7 @@ def test_with_an_older_one_services_wait_and_people_are_told(
 ) -> None:
     """None: release 0.1.0, which wrote no number."""
     if number is None:
+        client.delete(keys.protocol)
         client.hset(keys.load("m"), "pages", 0)
     else:
         client.set(keys.protocol, number)

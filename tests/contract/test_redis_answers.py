@@ -17,7 +17,7 @@ from blockrelay.redis import client as redis_link
 from blockrelay.redis import errors as redis_errors
 from blockrelay.redis.client import AsyncOneConnection, AsyncScripts, OneConnection, Scripts
 from blockrelay.redis.errors import CommandError
-from tests.support.cell import body
+from tests.support.cell import begin_cell, body
 from tests.support.redis import redis_server
 from tests.support.redis.redis_answers import ANSWERS, answering, unblock_all
 from tests.support.redis.redis_proxy import proxied
@@ -40,7 +40,7 @@ def started() -> Iterator[RedisServer]:
 def server(started: RedisServer) -> RedisServer:
     """Empty, and shared by the tests of this module."""
     with redis_link.connect(started.url) as client:
-        client.flushall()
+        begin_cell(client, KEYS)
     return started
 
 
@@ -157,6 +157,8 @@ def test_the_oldest_server_says_it_in_other_words(monkeypatch: pytest.MonkeyPatc
     with tempfile.TemporaryDirectory(prefix="br-test-") as folder:
         old = RedisServer(Path(folder)).start()
         try:
+            with redis_link.connect(old.url) as client:
+                begin_cell(client, KEYS)
             with redis_link.connect(old.url) as client, answering(old, code):
                 for way in ("command", "transaction", "script"):
                     with pytest.raises(ANSWERS[code]) as caught:

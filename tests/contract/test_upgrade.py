@@ -22,6 +22,7 @@ from blockrelay.redis.client import Scripts, check_redis
 from blockrelay_scheduler import upgrade
 from blockrelay_scheduler.link import Link
 from blockrelay_scheduler.upgrade import CellUpgrade
+from tests.support.cell import body
 from tests.support.older_data import CELL, LEFT, name_of, restore
 from tests.support.redis.redis_server import RedisServer
 from tests.support.waiting import wait_until
@@ -170,6 +171,33 @@ def test_it_waits_until_those_of_the_older_release_are_gone(link: Link) -> None:
     assert client.get(keys.protocol) == OURS
 
 
+def test_before_it_a_retry_is_refused_and_behind_it_found_again(link: Link) -> None:
+    """Of a request with an Idempotency-Key and of a session's step: under older names no script of ours sees whose they
+    are. A cell of 0.1.0 has no number that says so."""
+    client, keys, scripts = link.client, link.keys, link.scripts
+    request = min(name.decode().rpartition(":")[2] for name in _all(client, "request"))
+    client.hset(keys.request(request), "fp", "its body")
+    client.hset(keys.session("s"), mapping={"step": 1, "fp": "its step", "request": request, "length": 0})
+    model = cast(bytes, client.hget(keys.request(request), "model")).decode()
+    content = body()
+    keyed = calls.accept(
+        request, content, model=model, pages_needed=1, max_in_flight=100, fingerprint="its body", reader="g"
+    )
+    step = calls.SessionStep(session="s", step=1, fingerprint="its step", length=0, tokens=b"")
+    stepped = calls.accept("req-new", content, model=model, pages_needed=1, max_in_flight=100, session=step)
+    before = everything(client)
+    refused: list[Call[Any]] = [keyed, stepped, calls.finish(request, "cancelled"), calls.forget(8)]
+    for call in refused:
+        with pytest.raises(RedisRefused, match="the cell speaks") as waits:
+            scripts.run(call)
+        assert waits.value.code == "PROTOCOL", "a gateway says 503, and the client comes again"
+    assert everything(client) == before
+    forget_gateways(client)
+    upgrade_cell(link)
+    assert scripts.run(keyed).status == "EXISTS"
+    assert scripts.run(stepped) == calls.Accepted("REPEAT", request)
+
+
 def test_while_it_lasts_nobody_joins_and_no_script_does_anything(link: Link) -> None:
     client, keys = link.client, link.keys
     link.scripts.run(calls.upgrade_begin(cast("bytes | None", client.get(keys.protocol))))
@@ -196,12 +224,12 @@ def test_every_script_looks_first_whether_the_cell_is_ours() -> None:
 
 def test_a_cell_of_ours_is_left_alone(client: redis.Redis, keys: Keys, scripts: Scripts) -> None:
     link = Link(client, client, keys, scripts)
-    upgrade_cell(link)
-    assert client.keys("*") == []
-    check_redis(client, "control Redis", cell=keys)
     before = everything(client)
     upgrade_cell(link)
     assert everything(client) == before
+    client.flushall()
+    upgrade_cell(link)
+    assert everything(client) == before == {keys.protocol.encode(): client.dump(keys.protocol)}, "a new one is ours"
 
 
 def older_records(client: redis.Redis, keys: Keys, count: int) -> None:

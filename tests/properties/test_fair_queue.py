@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from blockrelay.protocol.keys import Keys
 from blockrelay.protocol.transitions import calls
 from blockrelay.redis.client import Scripts
-from tests.support.cell import Cell, body
+from tests.support.cell import Cell, begin_cell, body
 
 WEIGHTS = {"ada": 1.0, "bob": 1.0, "cyd": 2.5}
 LONGEST = 200
@@ -53,7 +53,7 @@ class Queue:
     """What is queued, as the test knows it, and what was claimed."""
 
     def __init__(self, cell: Cell) -> None:
-        cell.client.flushall()
+        begin_cell(cell.client, cell.keys)
         self.cell = cell
         cell.worker("w", split="1-4", pages=10**6)
         self.waiting: dict[str, Arrival] = {}

@@ -23,6 +23,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from blockrelay.protocol.keys import Keys
 from blockrelay.protocol.messages import Claimed, EndEntry, TokenEntry
 from blockrelay.protocol.transitions import calls
+from blockrelay.redis.protocol_check import check_protocol
 from tests.support.cell import Cell
 from tests.support.redis.redis_server import RedisServer
 from tests.support.redis.rights import ConfinedScripts
@@ -44,6 +45,7 @@ class ScriptMachine(RuleBasedStateMachine):
         self.folder = tempfile.TemporaryDirectory(prefix="br-machine-")
         self.server = RedisServer(Path(self.folder.name)).start()
         client, keys = self.server.client(), Keys("t")
+        check_protocol(client, keys, join=True)
         self.scripts = ConfinedScripts(client, keys)
         self.cell = Cell(client, keys, self.scripts)
         self.runs: list[Claimed] = []

@@ -10,6 +10,7 @@ from blockrelay.protocol.capabilities import Capabilities
 from blockrelay.protocol.ended import decode_log, whole_log, whole_record
 from blockrelay.protocol.keys import Keys
 from blockrelay.protocol.messages import Claimed, Commit, CommitAnswer, LogEntry, RequestBody
+from blockrelay.protocol.number import PROTOCOL
 from blockrelay.protocol.plan import Device
 from blockrelay.protocol.timeline import timeline
 from blockrelay.protocol.transitions import calls
@@ -23,6 +24,15 @@ MODEL = "0123456789abcdef"
 def body(tokens: list[int] | None = None, **params: object) -> RequestBody:
     prompt = np.array(tokens or [1, 2, 3], np.int32)
     return RequestBody(prompt=prompt, params={"max_tokens": 8, **params})
+
+
+def begin_cell(client: redis.Redis, *cells: Keys) -> None:
+    """Empty a Redis but for new cells, as who joins them first leaves them; nobody sees it without them."""
+    together = client.pipeline(transaction=True)
+    together.flushall()
+    for keys in cells:
+        together.set(keys.protocol, PROTOCOL)
+    together.execute()
 
 
 def read_log(client: redis.Redis, keys: Keys, request: str) -> list[LogEntry]:

@@ -16,7 +16,7 @@ from blockrelay.protocol.messages import Commit, EndEntry, NextJob, RequestBody,
 from blockrelay.protocol.transitions import calls
 from blockrelay.redis.client import Scripts
 from tests.protocol_model import data, scripts
-from tests.support.cell import MODEL, Cell
+from tests.support.cell import MODEL, Cell, begin_cell
 from tests.support.redis.redis_server import RedisServer
 
 NAMES = (
@@ -93,6 +93,7 @@ class Replay:
     def __init__(self, bounds: data.Bounds, server: RedisServer) -> None:
         self.bounds, self.server = bounds, server
         self.client, self.keys = server.client(), Keys("t")
+        begin_cell(self.client, self.keys)
         self.cell = Cell(self.client, self.keys, Scripts(self.client, self.keys))
         self.cell.agree(retention_s=600, dead_after_s=3600)
         self.known: set[int] = set()

@@ -87,19 +87,20 @@ def main() -> int:
             return _refuse(f"cannot listen on {settings.host}:{settings.port}: {error.strerror or error}")
         try:
             app = create_app(settings)
-            _look_at_redis(settings.redis_url, "control Redis", cell=Keys(settings.cell))
-            if settings.payload_redis_url:
-                _look_at_redis(settings.payload_redis_url, "payload Redis")
+            look_at_redis(settings)
         except BlockrelayError as error:
             return _refuse(str(error), exit_code(error))
         return _serve(app, settings, listener)
 
 
-def _look_at_redis(url: str, name: str, *, cell: Keys | None = None) -> None:
-    """Raises UsageError when it will never serve us like this; one that does not answer now, or a cell that has to be
-    upgraded, is waited for later."""
-    with connect(url) as client, contextlib.suppress(RedisTrouble):
-        check_redis(client, name, cell=cell)
+def look_at_redis(settings: GatewaySettings) -> None:
+    """Join the cell. Raises UsageError when a Redis will never serve us like this; one that does not answer now, or a
+    cell that has to be upgraded, is waited for later."""
+    with connect(settings.redis_url) as control, contextlib.suppress(RedisTrouble):
+        check_redis(control, "control Redis", cell=Keys(settings.cell))
+    if settings.payload_redis_url:
+        with connect(settings.payload_redis_url) as payload, contextlib.suppress(RedisTrouble):
+            check_redis(payload, "payload Redis")
 
 
 def allow_files(wanted: int) -> None:

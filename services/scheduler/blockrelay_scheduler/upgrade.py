@@ -22,7 +22,7 @@ from blockrelay.protocol.number import ENCODED, PROTOCOL
 from blockrelay.protocol.transitions import calls
 from blockrelay.redis.cell_settings import CellSettings, read_cell_settings
 from blockrelay.redis.client import server_run_id
-from blockrelay.redis.protocol_check import Spoken, older_services, read_spoken
+from blockrelay.redis.protocol_check import Spoken, check_protocol, older_services, read_spoken
 from blockrelay_scheduler.link import Link
 from blockrelay_scheduler.recovery import dead_workers
 
@@ -47,30 +47,33 @@ class CellUpgrade:
     _server: str = field(default="", init=False)
 
     def perform(self) -> None:
-        """Bring the cell to our protocol; nothing where it speaks ours, none or a later one.
+        """Bring the cell to our protocol, which a new one speaks from here on; nothing where it speaks a later one.
 
-        Raises RedisRefused while a service of the older protocol lives, or may live.
+        Raises RedisRefused while a service of the older protocol lives, or may live, and UsageError for a number that
+        is none.
         """
         spoken = read_spoken(self.link.client, self.link.keys)
-        if spoken is None or not spoken.is_older:
+        if spoken is None:
+            check_protocol(self.link.client, self.link.keys, join=True)
+            return
+        if not spoken.is_older:
             return
         if spoken.number < PROTOCOL:
             self._refuse_while_others_live(spoken)
         self._change(spoken)
 
     def look(self) -> None:
-        """Undo what brought the cell behind our protocol while services of ours run: an older copy of its data was put
-        back, or a gateway of an older release has accepted something. Raises as `perform`."""
+        """Undo what brought the cell behind our protocol while services of ours run: its data is gone, an older copy of
+        it was put back, or a gateway of an older release has accepted something. Raises RedisRefused as `perform`."""
         ask = self.link.client.pipeline(transaction=False)
         ask.get(self.link.keys.protocol)
         ask.exists(self.link.keys.load(self.model))
         found, older = ask.execute()
-        if found == ENCODED:
-            if older:
-                self._change(Spoken(PROTOCOL))
-        elif found is not None or older:
+        if found != ENCODED:
             with suppress(UsageError):  # a number that is none: every script of ours refuses and says so
                 self.perform()
+        elif older:
+            self._change(Spoken(PROTOCOL))
 
     def _change(self, spoken: Spoken) -> None:
         scripts = self.link.scripts

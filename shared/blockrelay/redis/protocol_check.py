@@ -67,10 +67,13 @@ def read_spoken(client: redis.Redis, keys: Keys) -> Spoken | None:
 
 
 async def read_gap_async(client: redis.asyncio.Redis, keys: Keys) -> str:
-    """`Spoken.gap` of the cell, or what is wrong with its number; empty for a new cell too."""
+    """`Spoken.gap` of the cell, or what is wrong with its number. One without a number is new, or of release 0.1.0: a
+    scheduler looks which, and nothing can be done there before."""
     found: object = await cast(Any, client.get(keys.protocol))
+    if found is None:
+        return "the cell speaks no protocol yet: it waits for a scheduler of this release"
     try:
-        return "" if found is None else parse_spoken(found, keys).gap
+        return parse_spoken(found, keys).gap
     except UsageError as error:
         return str(error)
 

@@ -20,7 +20,9 @@ from blockrelay.protocol.plan import Plan
 from blockrelay.protocol.tensors import encode_result
 from blockrelay.protocol.transitions import calls
 from blockrelay.redis.client import Scripts
+from blockrelay.redis.protocol_check import check_protocol
 from blockrelay.settings import GatewaySettings
+from blockrelay_gateway.__main__ import look_at_redis
 from blockrelay_gateway.api.state import Gateway
 from blockrelay_gateway.app import create_app
 from blockrelay_gateway.http.server import server_config
@@ -43,7 +45,10 @@ class PlayedWorker:
     positions: dict[str, int] = field(default_factory=dict[str, int])
 
     def register(self, *, stages: tuple[int, ...] = (0, 1), pages: int = 1000, plan: bool = True) -> "PlayedWorker":
-        """Register the workers of these stages and, as the scheduler does, publish the plan that names them."""
+        """Register the workers of these stages and, as the scheduler does, publish the plan that names them, in a cell
+        that may be new."""
+        if plan:
+            check_protocol(self.client, self.keys, join=True)
         for stage in stages:
             name = self.names[stage]
             announce(
@@ -181,6 +186,7 @@ def serving(app: FastAPI) -> Iterator[RunningGateway]:
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    look_at_redis(gateway.settings)
     try:
         wait_until(lambda: server.started, "the gateway listens")
         with httpx.Client(base_url=url, timeout=30) as http:

@@ -168,6 +168,7 @@ def test_everything_a_gateway_leaves_in_redis_goes_away_by_itself(
         list(read_events(response))
     assert gateway.http.get(f"/v1/requests/{name}/events").status_code == 200
     kept = {
+        b"protocol",
         b"workers",
         b"worker",
         b"worker-requests",

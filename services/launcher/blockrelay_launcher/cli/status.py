@@ -89,8 +89,9 @@ def show(status: dict[str, Any], console: Console | None = None) -> None:
 def cancel(cell: CellAddress, request: str) -> str:
     """End a request by FINISH; says what happened. UsageError for an id that nobody knows."""
     with connected(cell) as client:
-        scripts = redis_link.Scripts(client, cell.keys)
-        verdict = scripts.run(calls.finish(own_id(request), "cancelled"))
+        known = client.exists(cell.keys.request(own_id(request)))  # a new cell lets no script run
+        finish = calls.finish(own_id(request), "cancelled")
+        verdict = redis_link.Scripts(client, cell.keys).run(finish) if known else "UNKNOWN"
     if verdict == "UNKNOWN":
         raise UsageError(f"there is no request {request}: it never existed, or its record has expired")
     return f"{request} is cancelled" if verdict == "FINISHED" else f"{request} had already ended"

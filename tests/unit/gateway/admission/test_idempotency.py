@@ -19,6 +19,7 @@ from blockrelay.protocol.sampling_params import derive_seed
 from blockrelay.settings import GatewaySettings
 from blockrelay.text.tokenizer import Tokenizer
 from blockrelay_gateway.admission.idempotency import sibling
+from tests.support.cell import begin_cell
 from tests.support.gateway.played import PlayedWorker, RunningGateway, answering, running_gateway
 from tests.support.gateway.sse_client import Event, read_events
 from tests.support.waiting import wait_until
@@ -78,7 +79,7 @@ def test_the_same_post_again_is_the_same_answer(gateway: RunningGateway, worker:
 def test_the_name_and_the_seed_outlive_the_retention(gateway: RunningGateway, worker: PlayedWorker) -> None:
     with answering(worker, lambda _: ([5], "stop")):
         first = post(gateway).json()
-        worker.client.flushall()
+        begin_cell(worker.client, worker.keys)
         worker.register()
         worker.positions.clear()
         again = post(gateway)

@@ -16,6 +16,7 @@ from blockrelay.auth.api_keys import Tenant, add_key
 from blockrelay.auth.web_origins import Rules
 from blockrelay.block_folder.folder import BlockFolder
 from blockrelay.errors import ForeignOrigin, UnknownHost, UsageError
+from blockrelay.protocol.keys import Keys
 from blockrelay.settings import GatewaySettings
 from blockrelay.text.tokenizer import Tokenizer
 from blockrelay_gateway.app import create_app
@@ -30,6 +31,12 @@ FRIEND = "https://chat.example.com"
 
 def settings_for(folder: BlockFolder, server: RedisServer, cell: str, **more: Any) -> GatewaySettings:
     return GatewaySettings(model=folder.root, redis_url=server.url, cell=cell, grace_s=0.3, **more)
+
+
+@pytest.fixture
+def cells() -> list[Keys]:
+    """Of the gateways of this module."""
+    return [Keys(cell) for cell in ("t", "guarded", "keyed", "open")]
 
 
 @pytest.fixture(scope="module")
@@ -108,7 +115,7 @@ def untouched(client: redis.Redis) -> Iterator[None]:
     """Nothing of what a test sends gets as far as ACCEPT."""
     yield
     left = {key.decode().split(":")[1] for key in client.scan_iter("{guarded}:*")}  # pyright: ignore
-    assert left <= {"gateway", "wake"}, "what a gateway writes for itself"
+    assert left <= {"gateway", "wake", "protocol"}, "what a gateway writes for itself"
 
 
 @pytest.mark.usefixtures("untouched")

@@ -9,7 +9,7 @@ from blockrelay.protocol.keys import Keys
 from blockrelay.redis.client import Scripts
 from blockrelay.settings import Settings
 from blockrelay_launcher.supervisor.death_reports import DeathReports
-from tests.support.cell import Cell
+from tests.support.cell import Cell, begin_cell
 from tests.support.redis.redis_answers import answering
 from tests.support.redis.redis_server import RedisServer
 from tests.support.waiting import wait_until
@@ -18,6 +18,7 @@ from tests.support.waiting import wait_until
 def test_what_redis_does_not_take_is_reported_later(own_redis: RedisServer) -> None:
     client: redis.Redis = own_redis.client()
     keys, said = Keys("t"), list[str]()
+    begin_cell(client, keys)
     cell = Cell(client, keys, Scripts(client, keys))
     name = cell.worker(f"{socket.gethostname()}:{os.getpid()}:abc", split="1-4")
     cell.accept()

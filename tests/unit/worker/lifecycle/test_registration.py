@@ -19,7 +19,7 @@ from blockrelay.redis.errors import RedisWatch
 from blockrelay.redis.registry import read_workers
 from blockrelay_worker.lifecycle.registration import Assignment, Registration
 from blockrelay_worker.transport.redis_links import Links, Stopping
-from tests.support.cell import MODEL, Cell
+from tests.support.cell import MODEL, Cell, begin_cell
 from tests.support.waiting import wait_until
 
 
@@ -72,7 +72,7 @@ def declared_dead(cell: Cell, worker: str) -> None:
 
 
 def everything_lost(cell: Cell, worker: str) -> None:
-    cell.client.flushall()
+    begin_cell(cell.client, cell.keys)
 
 
 @pytest.mark.parametrize("lose", [declared_dead, everything_lost])
