@@ -1,6 +1,6 @@
 """Records and logs of requests, read from Redis; and whether a client may see them."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, cast
 
@@ -11,6 +11,18 @@ from blockrelay.protocol.ended import Log, whole_log
 from blockrelay.protocol.keys import Keys
 from blockrelay.protocol.number import PROTOCOL
 from blockrelay_gateway.streaming.following.followed_request import FollowedRequest
+
+
+def check_number(record: Mapping[bytes, bytes], what: str) -> None:
+    """Raise ServiceUnavailable for a record of another protocol, whose fields mean something else; `what` names it.
+
+    One that is not there is empty and passes.
+    """
+    if record and (number := int(record.get(b"v", 1))) != PROTOCOL:
+        raise ServiceUnavailable(
+            f"{what} is of protocol {number} of the cell, and this gateway speaks {PROTOCOL}; try again later: a "
+            "scheduler upgrades what is older"
+        )
 
 
 class Records:
@@ -31,11 +43,7 @@ class Records:
         else:
             both.xrevrange(self._keys.log(request), count=1)
         record, log = cast(tuple[dict[bytes, bytes], Log], await both.execute())
-        if record and (number := int(record.get(b"v", 1))) != PROTOCOL:
-            raise ServiceUnavailable(
-                f"request {request} is of protocol {number} of the cell, and this gateway speaks {PROTOCOL}; try again "
-                "later: a scheduler upgrades what is older"
-            )
+        check_number(record, f"request {request}")
         return record, whole_log(record, log)
 
     async def exist(self, requests: Sequence[str]) -> bool:

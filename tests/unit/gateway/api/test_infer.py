@@ -14,6 +14,7 @@ from websockets.exceptions import ConnectionClosedError
 from websockets.sync.client import ClientConnection, connect
 
 from blockrelay.protocol.messages import Claimed
+from blockrelay.protocol.number import PROTOCOL
 from blockrelay.protocol.tensors import decode_tensor
 from blockrelay.settings import GatewaySettings
 from blockrelay.text.tokenizer import Tokenizer
@@ -113,6 +114,19 @@ def test_a_session_goes_on_where_its_last_step_ended(
     positions = gateway.post("/v1/infer", **tensor_body([1], step=3, start=4))
     assert positions.status_code == 400
     assert positions.json()["error"]["param"] == "input_tensors.position_ids"
+
+
+def test_a_session_of_an_older_release_waits_for_a_scheduler(
+    gateway: RunningGateway, worker: PlayedWorker, pool: ThreadPoolExecutor
+) -> None:
+    """Under the names of its fields the step that a client sends again would look like another one."""
+    run_step(gateway, worker, pool, tensor_body([5, 6, 7]))
+    (session,) = worker.client.scan_iter(worker.keys.session("*"))
+    worker.client.hdel(session, "v")
+    early = gateway.post("/v1/infer", **tensor_body([5, 6, 7]))
+    assert early.status_code == 503 and "is of protocol 1 of the cell" in early.json()["message"]
+    worker.client.hset(session, "v", PROTOCOL)
+    assert ask(gateway, pool, tensor_body([5, 6, 7])).result().status_code == 200
 
 
 def test_the_same_step_again_returns_the_stored_result_without_work(

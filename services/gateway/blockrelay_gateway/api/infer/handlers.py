@@ -31,6 +31,7 @@ from blockrelay_gateway.api.state import Gateway
 from blockrelay_gateway.http.offload import by_size
 from blockrelay_gateway.streaming.deltas import failure
 from blockrelay_gateway.streaming.readers import Readers
+from blockrelay_gateway.streaming.records import check_number
 from blockrelay_gateway.streaming.responses import collect
 
 #: Float32 bytes of one result: what `logits: all` may ask for.
@@ -200,7 +201,8 @@ async def _rows(
 
 
 async def _sessions(gateway: Gateway, tenant: Tenant, session_id: str, rows: int, step: int) -> list[Session]:
-    """The sessions of all rows, of one moment. Raises BadRequest for a session that has another number of rows."""
+    """The sessions of all rows, of one moment. Raises BadRequest for a session that has another number of rows, and
+    ServiceUnavailable for one of an older protocol."""
 
     def key(name: str) -> str:
         return gateway.keys.session(scoped_session(tenant.name, name))
@@ -210,6 +212,8 @@ async def _sessions(gateway: Gateway, tenant: Tenant, session_id: str, rows: int
         together.hgetall(key(row_session(session_id, row, rows)))
     together.exists(*map(key, other_shapes(session_id, rows)))
     *found, others = cast(list[Any], await cast(Any, together.execute()))
+    for fields in found:
+        check_number(fields, f"session {session_id!r}")
     sessions = [Session.from_redis(fields) for fields in found]
     # Of a first step that was interrupted, some rows may be there and others not.
     fewer = step > 1 and any(session.step for session in sessions) and not all(session.step for session in sessions)
