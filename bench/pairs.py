@@ -27,7 +27,7 @@ from statistics import mean, median, stdev
 import httpx
 
 from blockrelay.errors import BlockrelayError
-from blockrelay_launcher.supervisor.data_folder import read_running
+from blockrelay.up_file import read_running
 
 ROOT = Path(__file__).parents[1]
 MODEL = ROOT / "shared/blockrelay/models/storyteller"

@@ -18,9 +18,9 @@ from typing import Any
 import httpx
 
 from bench.scenarios.recovery import System, running, wait_until
+from blockrelay.up_file import read_running
 from blockrelay_launcher.client.resuming import resuming_stream
 from blockrelay_launcher.percentile import percentile
-from blockrelay_launcher.supervisor.data_folder import read_running
 
 TOKENS = 200
 #: Tokens that the client has when its gateway dies.

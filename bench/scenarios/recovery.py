@@ -35,8 +35,8 @@ from blockrelay.errors import RedisTrouble
 from blockrelay.protocol.keys import Keys
 from blockrelay.redis.client import connect
 from blockrelay.redis.registry import read_workers
+from blockrelay.up_file import read_running
 from blockrelay_launcher.percentile import percentile
-from blockrelay_launcher.supervisor.data_folder import read_running
 
 ACCIDENTS = ("worker", "host", "redis")
 #: Tokens of a stream before the accident and after it.

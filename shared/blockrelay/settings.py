@@ -111,6 +111,11 @@ class SchedulerSettings(Settings):
 
 class WorkerSettings(Settings):
     device: Device = Field(default="cpu", description="device class; gpu workers come first")
+    device_id: str = Field(
+        default="",
+        pattern="^[A-Za-z0-9_.:-]{0,64}$",
+        description="name of the device in plans, such as gpu:0; stages that name it are for this worker",
+    )
     port: int = Field(default=0, ge=0, le=65535, description="metrics and health; 0 picks a free port")
     threads: int = Field(default=1, ge=1, description="threads of the kernels")
     max_rows: int = Field(default=512, ge=1, description="rows of one batch: decode steps plus prompt chunks")
@@ -131,6 +136,9 @@ class WorkerSettings(Settings):
         description="seconds that requests have to end when the worker is told to; the rest continues elsewhere",
     )
     inject_fault: int | None = Field(default=None, ge=0, description="a gpu worker fails after n jobs (tests)")
+    inject_speed: float = Field(
+        default=1.0, gt=0, le=1, description="compute at this share of the own speed, as a slower device (simulations)"
+    )
     inject_numerics: str = Field(
         default="",
         pattern="^[a-z0-9]{0,16}$",

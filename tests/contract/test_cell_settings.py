@@ -5,16 +5,16 @@ import redis
 from prometheus_client import CollectorRegistry
 
 from blockrelay.observability.metrics import SchedulerMetrics
-from blockrelay.planning.plan_file import equal_parts
 from blockrelay.protocol.keys import Keys
 from blockrelay.protocol.plan import missing_stages
+from blockrelay.protocol.planned_split import equal_parts
 from blockrelay.protocol.transitions import calls
 from blockrelay.protocol.transitions.calls import Limits, Pace
+from blockrelay.redis.cell_address import CellAddress
 from blockrelay.redis.cell_settings import CellSettings, publish_cell_settings
 from blockrelay.redis.client import Scripts
 from blockrelay.redis.registry import read_plan, read_workers
 from blockrelay.settings import SchedulerSettings, Settings
-from blockrelay_launcher.cell import CellAddress
 from blockrelay_launcher.cli.status import read_status
 from blockrelay_scheduler.link import Link
 from blockrelay_scheduler.loop import Scheduler

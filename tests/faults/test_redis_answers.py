@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from blockrelay_launcher.supervisor.data_folder import read_running
+from blockrelay.up_file import read_running
 from tests.support.models.tiny_model import write_tiny_model
 from tests.support.redis.redis_answers import ANSWERS, LINES, again_and_again, answering
 from tests.support.redis.redis_proxy import RedisProxy, proxied

@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blockrelay.planning.plan_file import equal_parts
 from blockrelay.protocol.plan import Plan, WorkerInfo, parse_split, uniform_split
+from blockrelay.protocol.planned_split import equal_parts
 from blockrelay_scheduler.planning.plan_builder import decide
 
 SHAPES = st.integers(1, 80).flatmap(lambda blocks: st.tuples(st.just(blocks), st.integers(1, blocks)))

@@ -14,7 +14,7 @@ from blockrelay.auth.api_keys import Tenant, add_key
 from blockrelay.block_folder.folder import open_block_folder
 from blockrelay.protocol.keys import Keys
 from blockrelay.redis.client import connect
-from blockrelay_launcher.supervisor.data_folder import read_running
+from blockrelay.up_file import read_running
 from tests.support.models.tiny_model import write_tiny_model
 from tests.support.systems.up_process import UpProcess, running_up
 from tests.support.waiting import wait_until

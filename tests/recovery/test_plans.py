@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,72 @@ def test_another_plan_goes_on_with_the_data_of_the_first(model: Path, tmp_path: 
             assert status(up)["plan"]["split"] == boundaries
             answers.append(complete(up.url))
     assert answers[0] == answers[1]
+
+
+def plan_command(up: UpProcess, *arguments: str) -> subprocess.CompletedProcess[str]:
+    argv = [*COMMAND, "plan", *arguments, "--data", str(up.data)]
+    return subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
+
+
+def applied(up: UpProcess, *arguments: str) -> dict[str, Any]:
+    done = plan_command(up, *arguments, "--json")
+    assert done.returncode == 0, done
+    return json.loads(done.stdout)
+
+
+def history(up: UpProcess) -> list[tuple[str, str]]:
+    found: list[dict[str, Any]] = json.loads(plan_command(up, "history", "--json").stdout)
+    return [(entry["split"], entry["origin"]) for entry in found]
+
+
+def test_another_plan_is_applied_and_taken_back_while_requests_run(model: Path, tmp_path: Path) -> None:
+    """What runs goes on from its tokens; a scheduler or an `up` that comes back leaves the applied plan in force."""
+    uneven = planned(model, tmp_path / "p.json", "1-1,2-5")
+    with running_up(model, "--stages", "2", data=tmp_path / "d") as up:
+        alone = complete(up.url)
+        with ThreadPoolExecutor(8) as pool:
+            before = status(up)["plan"]
+            answers = [pool.submit(complete, up.url) for _ in range(8)]
+            trial = applied(up, "apply", str(uneven), "--dry-run")
+            assert (trial["before"], trial["split"], trial["changed"]) == ("1-3,4-5", "1-1,2-5", False)
+            assert len(trial["moving"]) == 2 and status(up)["plan"] == before
+            done = applied(up, "apply", str(uneven))
+            assert done["changed"] and done["epoch"] > before["epoch"]
+            answers += [pool.submit(complete, up.url) for _ in range(8)]
+            assert [answer.result() for answer in answers] == [alone] * 16
+        assert status(up)["plan"]["split"] == "1-1,2-5" and "applied by" in status(up)["plan"]["source"]
+        assert not applied(up, "apply", str(uneven))["changed"], "it is the plan already"
+        os.kill(up.pid_of("blockrelay_scheduler")[0], signal.SIGKILL)
+        wait_until(lambda: complete(up.url) == alone and status(up)["missing"] == [], "all is there again")
+        assert status(up)["plan"]["split"] == "1-1,2-5"
+    with running_up(model, "--stages", "2", data=tmp_path / "d") as up:
+        assert status(up)["plan"]["split"] == "1-1,2-5", "the same settings: nothing new was asked for"
+        assert applied(up, "rollback")["split"] == "1-3,4-5"
+        assert complete(up.url) == alone
+        assert history(up) == [("1-3,4-5", "rollback"), ("1-1,2-5", "apply"), ("1-3,4-5", "settings")]
+        assert applied(up, "rollback")["split"] == "1-1,2-5"
+    with running_up(model, "--stages", "1", data=tmp_path / "d") as up:
+        assert status(up)["plan"]["split"] == "1-5", "other settings: somebody has asked for them now"
+        assert history(up)[:2] == [("1-5", "settings"), ("1-1,2-5", "rollback")]
+
+
+def test_a_plan_that_cannot_be_applied_changes_nothing(model: Path, tmp_path: Path) -> None:
+    with running_up(model, "--stages", "2", data=tmp_path / "d") as up:
+        before = status(up)["plan"]
+        (tmp_path / "short.json").write_text('{"stages": [{"blocks": "1-4"}]}')
+        three = planned(model, tmp_path / "three.json", "1-1,2-4,5-5")
+        wrong = {
+            ("apply", str(tmp_path / "short.json")): "a plan of 4 blocks, but the model has 5",
+            ("apply", str(tmp_path / "nothing")): "nothing: No such file or directory",
+            ("apply", str(three)): "the plan has 3 stages, and 2 workers are there: nobody would run 5-5",
+            ("apply", str(three), "--model-key", "other"): "has no model other",
+            ("rollback",): "there is no other plan in the history to go back to",
+            ("rollback", "1-0"): "the history has no entry 1-0",
+        }
+        for arguments, line in wrong.items():
+            done = plan_command(up, *arguments)
+            assert done.returncode == 2 and done.stderr.count("\n") == 1 and line in done.stderr, done
+        assert status(up)["plan"] == before and history(up) == [("1-3,4-5", "settings")]
 
 
 @pytest.mark.parametrize(

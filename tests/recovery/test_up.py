@@ -17,7 +17,7 @@ import pytest
 from blockrelay.protocol.keys import Keys
 from blockrelay.protocol.messages import EndEntry, TokenEntry
 from blockrelay.redis.client import connect
-from blockrelay_launcher.supervisor.data_folder import read_running
+from blockrelay.up_file import read_running
 from tests.support.cell import read_log
 from tests.support.models.tiny_model import write_tiny_model
 from tests.support.redis.redis_server import RedisServer

@@ -12,8 +12,9 @@ from blockrelay.observability import logs
 from blockrelay.observability.metrics import SchedulerMetrics
 from blockrelay.observability.registry import service_registry
 from blockrelay.observability.status_server import StatusServer
-from blockrelay.planning.plan_file import PlannedSplit, equal_parts, read_plan_file
+from blockrelay.planning.plan_file import read_plan_file
 from blockrelay.protocol.keys import Keys
+from blockrelay.protocol.planned_split import PlannedSplit, equal_parts
 from blockrelay.redis.client import Scripts, connect
 from blockrelay.settings import SchedulerSettings, read_settings
 from blockrelay_scheduler.loop import Link, Scheduler

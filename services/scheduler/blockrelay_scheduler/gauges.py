@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import cast
 
 from blockrelay.observability.metrics import SchedulerMetrics
-from blockrelay.protocol.plan import WORKER_STATES, Plan, WorkerInfo
+from blockrelay.protocol.plan import WORKER_STATES, Plan, WorkerInfo, parse_split
 from blockrelay.protocol.transitions import calls
 from blockrelay_scheduler.link import Link
 
@@ -25,6 +25,12 @@ def set_gauges(
         for state in WORKER_STATES:
             metrics.workers.labels(device, state).set(states[device, state])
     metrics.plan_epoch.set(plan.epoch)
+    metrics.stage_workers.clear()  # those of another split
+    for index, stage in enumerate(parse_split(plan.split)):
+        serving = [w for w in workers if w.state == "ready" and (w.split, w.stage) == (plan.split, index)]
+        for device in ("cpu", "gpu"):
+            count = sum(worker.device == device for worker in serving)
+            metrics.stage_workers.labels(str(index), f"{stage.first}-{stage.last}", device).set(count)
     streams = [(name, route_class) for name in ("jobs", "reruns") for route_class in ("cpu", "gpu")]
     ask = client.pipeline(transaction=False)
     ask.zcard(keys.running)

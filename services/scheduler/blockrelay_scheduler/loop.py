@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from blockrelay.errors import RedisRefused, RedisTrouble
 from blockrelay.observability import logs
 from blockrelay.observability.metrics import SchedulerMetrics
-from blockrelay.planning.plan_file import PlannedSplit
 from blockrelay.protocol.plan import WorkerInfo
+from blockrelay.protocol.planned_split import PlannedSplit
 from blockrelay.protocol.transitions import calls
 from blockrelay.redis import registry
 from blockrelay.redis.cell_settings import CellSettings, publish_cell_settings, read_cell_settings
@@ -61,7 +61,13 @@ class Scheduler:
         self._cell = CellSettings.of(settings)
         self._watch = RedisWatch(self.metrics.redis_errors)
         self.liveness = Liveness(self.link, self.metrics, self._cell.dead_after_ms)
-        self._publisher = PlanPublisher(self.link, self.model, self.planned, settings.vacancy_s)
+        self._publisher = PlanPublisher(
+            self.link,
+            self.model,
+            self.planned,
+            vacancy_s=settings.vacancy_s,
+            name=settings.node_id or logs.node_name("scheduler"),
+        )
         self._rescuer = Rescuer(self.link, self.metrics, settings)
         self._upgrade = CellUpgrade(self.link, self.model)
 

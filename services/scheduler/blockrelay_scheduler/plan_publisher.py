@@ -3,24 +3,23 @@
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import cast
+from typing import Any, cast
 
 from blockrelay.observability import logs
-from blockrelay.planning.plan_file import PlannedSplit
-from blockrelay.protocol.plan import Plan, WorkerInfo, parse_split, split_text
+from blockrelay.protocol.plan import Plan, WorkerInfo
+from blockrelay.protocol.planned_split import PlannedSplit
 from blockrelay.protocol.transitions import calls
-from blockrelay.redis import registry
+from blockrelay.redis import plan_history, registry
+from blockrelay.redis.plan_history import Origin, PlanEntry
 from blockrelay_scheduler.link import Link
 from blockrelay_scheduler.planning.assignment import empty_stages
 from blockrelay_scheduler.planning.plan_builder import decide
 
-#: How a stage of a plan that does not say came to its blocks.
-UNTOLD = "as it was planned before"
-
 
 @dataclass(slots=True)
 class PlanPublisher:
-    """Publishes plans of one model, in the stages of `planned`.
+    """Publishes plans of one model, in the stages of the newest entry of its history. The entry of a scheduler called
+    `name` has `planned`, from its settings.
 
     A stage that has been empty for `vacancy_s`, longer than a replacement takes to come, gets a worker of another.
     """
@@ -29,16 +28,16 @@ class PlanPublisher:
     model: str
     planned: PlannedSplit
     vacancy_s: float
+    name: str
     _empty_since: dict[int, float] = field(default_factory=dict[int, float], init=False)
-    _published: int | None = field(default=None, init=False)  # the epoch of the last plan of ours
+    _entry: PlanEntry | None = field(default=None, init=False)  # the one that it follows
 
     def publish(self, workers: Sequence[WorkerInfo], *, trusted: bool) -> Plan:
         """The plan in force afterwards. `trusted`: the silence of workers means something. Raises RedisTrouble."""
-        fields = cast(dict[bytes, bytes], self.link.client.hgetall(self.link.keys.plan(self.model)))
+        fields, entry = self._look()
         current = Plan.from_redis(fields)
-        self._yield_to(current)
         deserted = self._deserted(workers, current, trusted)
-        decision = decide(workers, planned=self.planned, current=current, deserted=deserted)
+        decision = decide(workers, planned=entry.planned, source=entry.source, current=current, deserted=deserted)
         if current and fields.get(b"inputs", b"").decode() == decision.inputs:
             return current
         publish = calls.publish_plan(
@@ -49,29 +48,51 @@ class PlanPublisher:
             plan=decision.plan.to_json(),
         )
         if self.link.scripts.run(publish) == decision.plan.epoch:
-            self._published = decision.plan.epoch
             logs.get().info(
                 "PLAN_IN_FORCE",
                 epoch=decision.plan.epoch,
                 split=decision.plan.split,
+                source=decision.plan.source,
                 assignments=dict(decision.plan.assignments),
                 reasons=decision.plan.reasons,
             )
         return registry.read_plan(self.link.client, self.link.keys, self.model) or decision.plan
 
-    def _yield_to(self, current: Plan | None) -> None:
-        """Schedulers that were given different plans must not overwrite each other's without end.
+    def _look(self) -> tuple[dict[bytes, bytes], PlanEntry]:
+        """The plan in force and the newest entry, of one moment: who publishes a plan of an older entry behind a newer
+        one fails on the epoch."""
+        while self._entry is None:
+            self._begin()
+        while True:
+            both = self.link.client.pipeline(transaction=True)
+            both.hgetall(self.link.keys.plan(self.model))
+            both.xrevrange(self.link.keys.plan_history(self.model), count=1)
+            fields, found = cast(Any, both.execute())
+            entry = plan_history.newest(found)
+            if entry is not None:
+                break
+            self._append(self._entry.planned, self._entry.origin, self._entry.who, behind="")  # Redis has lost it
+        if entry.id != self._entry.id:
+            logs.get().info("PLAN_CHANGED", split=entry.planned.text, source=entry.source)
+        self._entry = entry
+        return fields, entry
 
-        A scheduler that has published a plan adopts the stages of a later one: the one that began last decides.
-        """
-        if current is None or self._published is None or current.epoch <= self._published:
-            return
-        stages = parse_split(current.split)
-        theirs = PlannedSplit(stages=stages, reasons=current.why or (UNTOLD,) * len(stages))
-        if theirs != self.planned:
-            ours = split_text(self.planned.stages)
-            logs.get().warning("STAGES_CHANGED_ELSEWHERE", ours=ours, theirs=current.split, epoch=current.epoch)
-            self.planned = theirs
+    def _begin(self) -> None:
+        """See to it that the history knows our settings; no entry yet when another scheduler came between. What was
+        applied since they were given stays in force."""
+        history = plan_history.read_history(self.link.client, self.link.keys, self.model)
+        given = next((entry for entry in history if entry.origin == "settings"), None)
+        forgotten = given is None and len(history) == plan_history.KEPT
+        if forgotten or (given is not None and given.planned.serves_as(self.planned)):
+            self._entry = history[0]
+        else:
+            self._append(self.planned, "settings", self.name, behind=history[0].id if history else "")
+
+    def _append(self, planned: PlannedSplit, origin: Origin, who: str, *, behind: str) -> None:
+        added = plan_history.append(
+            self.link.client, self.link.keys, self.model, planned, origin=origin, who=who, behind=behind
+        )
+        self._entry = added or self._entry
 
     def _deserted(self, workers: Sequence[WorkerInfo], plan: Plan | None, trusted: bool) -> frozenset[int]:
         """Stages that have been empty for longer than `vacancy_s`."""

@@ -93,6 +93,12 @@ class SchedulerMetrics:
             "blockrelay_workers", "How many workers, by device and state", ["device", "state"], registry=registry
         )
         self.plan_epoch = Gauge("blockrelay_plan_epoch", "Which plan is in force", registry=registry)
+        self.stage_workers = Gauge(
+            "blockrelay_stage_workers",
+            "How many ready workers each stage of the plan has, by its blocks and their device",
+            ["stage", "blocks", "device"],
+            registry=registry,
+        )
         self.deaths = Counter("blockrelay_worker_deaths", "How many workers were declared dead", registry=registry)
         self.reruns = _reruns(registry)
         self.in_flight = Gauge(

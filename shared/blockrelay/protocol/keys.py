@@ -76,6 +76,7 @@ FAMILIES = (
     Family("settings", "", "hash: retention_s and dead_after_ms, which hold for all services of the cell", "scheduler", f"ACCEPT {_ENDS} MIGRATE FORGET gateway worker", "never"),
     Family("fleet", "<model>", "hash, what ACCEPT and CLAIM last made of the registry", "ACCEPT CLAIM DEAD worker UPGRADE", "", "after 1 s, and when a worker comes or goes"),
     Family("plan", "<model>", "hash: epoch, inputs, class, plan", "PLAN", "ACCEPT gateway scheduler worker", "never"),
+    Family("plan-history", "<model>", "stream: plan, origin, who; the newest is brought into force", "scheduler", "", "trimmed to 100"),
     Family("session", "<id>", "hash: step, fingerprint, request, tokens", "ACCEPT UPGRADE", "gateway", "retention after the last step"),
     Family("result", "<id>", "string, tensor outputs", "worker", "gateway", "60 s after it was stored, 5 s after it was read", "payload"),
     Family("results", "", "zset id -> ms until which its result may be there; +inf: it has not ended", f"ACCEPT {_ENDS} gateway", "", "member: ACCEPT, behind its time"),
@@ -237,3 +238,6 @@ class Keys:
 
     def plan(self, model: str) -> str:
         return self._key("plan", model)
+
+    def plan_history(self, model: str) -> str:
+        return self._key("plan-history", model)

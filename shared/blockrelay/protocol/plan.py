@@ -55,8 +55,8 @@ class Plan:
     """Which blocks form which stage, which worker runs which stage, and why.
 
     `assignments` worker id -> stage index. `route_class` gpu when some stage has a GPU worker.
-    `blocks` block name -> "CPU" | "GPU". `reasons` one sentence per stage; `why` of it what does not depend on the
-    workers: how the stage came to its blocks.
+    `blocks` block name -> "CPU" | "GPU". `reasons` one sentence per stage, `devices` the ids of those that are to run
+    it (none: any). `source` says where the split comes from.
     """
 
     epoch: int
@@ -65,7 +65,8 @@ class Plan:
     assignments: Mapping[str, int]
     blocks: Mapping[str, str]
     reasons: tuple[str, ...]
-    why: tuple[str, ...] = ()
+    devices: tuple[tuple[str, ...], ...] = ()
+    source: str = ""
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), sort_keys=True)
@@ -78,7 +79,7 @@ class Plan:
         data: dict[str, Any] = json.loads(fields[b"plan"])
         data["epoch"] = int(fields[b"epoch"])
         data["reasons"] = tuple(data["reasons"])
-        data["why"] = tuple(data.get("why", ()))
+        data["devices"] = tuple(map(tuple, data.get("devices", ())))
         return cls(**data)
 
 
@@ -93,7 +94,7 @@ class WorkerInfo:
 
     `pages` KV pages of its pool; `reserved` pages promised to runs; `running` requests on it;
     `silent_ms` since its last beat; `dead_after_ms` of the cell. `capabilities` once its blocks are loaded; older
-    workers tell none.
+    workers tell none. `device_id` is the name under which plans know its device; "": none does.
     """
 
     id: str
@@ -104,6 +105,7 @@ class WorkerInfo:
     pid: int
     port: int
     registered_ms: int
+    device_id: str = ""
     split: str = ""
     stage: int | None = None
     first: int = 0
@@ -153,6 +155,7 @@ class WorkerInfo:
             pid=integer(b"pid"),
             port=integer(b"port"),
             registered_ms=integer(b"registered_ms"),
+            device_id=f.get(b"device_id", b"").decode(),
             split=f.get(b"split", b"").decode(),
             stage=int(f[b"stage"]) if b"stage" in f else None,
             first=integer(b"first_block"),

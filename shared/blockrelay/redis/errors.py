@@ -24,6 +24,7 @@ from redis.exceptions import (  # noqa: TID251
     RedisError,
     ResponseError,
     TimeoutError,
+    WatchError,
 )
 
 from blockrelay.errors import RedisFull, RedisRefused, RedisTrouble, RedisUnavailable
@@ -60,6 +61,8 @@ _NO_CODE = {
 SAY_EVERY_S = 10.0
 #: The server does not take this command as it is; waiting does not help.
 CommandError = ResponseError
+#: Of a transaction: somebody else has changed a key that it watches; nothing was done.
+Overtaken = WatchError
 
 
 def trouble(error: Exception) -> RedisTrouble | None:

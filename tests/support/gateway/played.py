@@ -62,7 +62,9 @@ class PlayedWorker:
                 route_class="cpu",
                 assignments={self.names[s]: s for s in stages},
                 blocks={"block_1": "CPU", "block_2": "CPU"},
-                reasons=(),
+                reasons=("one half", "the other"),
+                devices=(("cpu:0",), ()),
+                source="a test",
             )
             self.scripts.run(
                 calls.publish_plan(

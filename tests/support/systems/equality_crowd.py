@@ -15,7 +15,7 @@ from blockrelay.protocol.keys import Keys
 from blockrelay.protocol.tensors import decode_tensor
 from blockrelay.redis import client as redis_link
 from blockrelay.redis.registry import read_workers
-from blockrelay_launcher.supervisor.data_folder import read_running
+from blockrelay.up_file import read_running
 from tests.support.gateway.sse_client import read_events
 from tests.support.systems.equality_workload import Asked
 from tests.support.systems.solo_runs import Answer, logits_digest

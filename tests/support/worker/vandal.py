@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from blockrelay.protocol.keys import Keys
 from blockrelay.redis import client as redis_link
-from blockrelay_launcher.supervisor.data_folder import read_running
+from blockrelay.up_file import read_running
 from tests.support.systems.up_process import UpProcess
 
 #: Seconds between two acts: a few pages of those that are read are broken, most are whole.

@@ -12,10 +12,10 @@ import redis
 from prometheus_client import CollectorRegistry
 
 from blockrelay.observability.metrics import SchedulerMetrics
-from blockrelay.planning.plan_file import equal_parts
 from blockrelay.protocol.keys import Keys
 from blockrelay.protocol.number import PROTOCOL
 from blockrelay.protocol.plan import Device, Plan
+from blockrelay.protocol.planned_split import equal_parts
 from blockrelay.redis import client as redis_link
 from blockrelay.redis.cell_settings import read_cell_settings
 from blockrelay.redis.client import Scripts

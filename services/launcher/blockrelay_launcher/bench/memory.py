@@ -11,10 +11,10 @@ from typing import Any
 from blockrelay.block_folder.folder import BlockFolder
 from blockrelay.block_folder.manifest import Manifest
 from blockrelay.protocol.constants import PAGE_TOKENS
+from blockrelay.redis.cell_address import CellAddress
 from blockrelay.settings import Settings
-from blockrelay_launcher.cell import CellAddress
+from blockrelay.up_file import read_running
 from blockrelay_launcher.cli.status import read_status
-from blockrelay_launcher.supervisor.data_folder import read_running
 
 SAMPLE_EVERY_S = 0.25
 _PAGES_USED = re.compile(r"^blockrelay_kv_pages_used (\S+)$", re.M)

@@ -18,7 +18,7 @@ from blockrelay.block_folder.folder import open_block_folder
 from blockrelay.errors import UsageError, WireError
 from blockrelay.protocol.keys import Keys
 from blockrelay.protocol.messages import RequestBody
-from blockrelay_launcher.cell import CellAddress, connected, find_cell
+from blockrelay.redis.cell_address import CellAddress, connected, find_cell
 from blockrelay_launcher.cli.status import own_id
 
 app = typer.Typer(

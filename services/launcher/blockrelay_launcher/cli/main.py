@@ -13,9 +13,9 @@ from typer.exceptions import TyperException
 
 from blockrelay.errors import BlockrelayError, UsageError
 from blockrelay.exit_codes import FAILED, exit_code
+from blockrelay.redis.cell_address import checked_url, find_cell
 from blockrelay.settings import BUNDLED_MODEL, check_names
 from blockrelay_launcher.bench.command import BenchOptions, run_bench
-from blockrelay_launcher.cell import checked_url, find_cell
 from blockrelay_launcher.cli import api_keys, dead_letters
 from blockrelay_launcher.cli import status as cell_status
 from blockrelay_launcher.cli.version import version_text

@@ -14,7 +14,7 @@ from blockrelay.protocol.plan import Plan, WorkerInfo, missing_stages, parse_spl
 from blockrelay.protocol.transitions import calls
 from blockrelay.redis import client as redis_link
 from blockrelay.redis import registry
-from blockrelay_launcher.cell import CellAddress, connected
+from blockrelay.redis.cell_address import CellAddress, connected
 
 _REQUEST_ID = re.compile(r"^(?:req|cmpl|chatcmpl)-([0-9a-f]{24})$")
 

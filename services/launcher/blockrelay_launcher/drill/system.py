@@ -17,9 +17,9 @@ from blockrelay.errors import RedisTrouble, ServiceUnavailable, UsageError
 from blockrelay.protocol.keys import Keys
 from blockrelay.redis import client as redis_link
 from blockrelay.redis.errors import CommandError
+from blockrelay.up_file import Running, read_running
 from blockrelay_launcher.drill.faults import Target
 from blockrelay_launcher.supervisor.child_process import die_with_parent
-from blockrelay_launcher.supervisor.data_folder import Running, read_running
 from blockrelay_launcher.supervisor.ports import kept_ports
 
 #: Where gateways of a drill listen.

@@ -20,22 +20,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from blockrelay.errors import UsageError
+from blockrelay.up_file import NAME, Running
 
 #: A Redis whose launcher was killed needs a moment to end; its files are locked until then. Seconds.
 ABANDONED_S = 10.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Running:
-    """The content of up.json. `redis_url` may carry a password: the folder is its owner's alone."""
-
-    pid: int
-    url: str
-    urls: list[str]  # of every gateway; `url` is the first
-    redis_url: str
-    payload_redis_url: str | None
-    cell: str
-    model: str
 
 
 @dataclass(slots=True)
@@ -55,13 +43,13 @@ class DataFolder:
 
     def announce(self, running: Running) -> None:
         """Write up.json, whole or not at all."""
-        draft = self.path / "up.json.new"
+        draft = self.path / f"{NAME}.new"
         draft.touch(mode=0o600)
         draft.write_text(json.dumps(asdict(running), indent=1))
-        draft.replace(self.path / "up.json")
+        draft.replace(self.path / NAME)
 
     def withdraw(self) -> None:
-        (self.path / "up.json").unlink(missing_ok=True)
+        (self.path / NAME).unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
@@ -89,16 +77,6 @@ def open_data_folder(path: Path | None) -> Iterator[DataFolder]:
             os.close(opened.lock)
         if not opened.kept:
             shutil.rmtree(folder, ignore_errors=True)
-
-
-def read_running(path: Path) -> Running:
-    """What runs in a data folder, as far as its `up` told. Raises UsageError when nothing does."""
-    try:
-        return Running(**json.loads((path / "up.json").read_text()))
-    except FileNotFoundError:
-        raise UsageError(f"no `up` runs on --data {path}: it has no up.json") from None
-    except (OSError, ValueError, TypeError) as error:
-        raise UsageError(f"{path / 'up.json'} cannot be read: {error}") from error
 
 
 def parse_setting(line: str) -> tuple[str, str] | None:

@@ -19,8 +19,8 @@ KV_SHARE = 0.4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpOptions:
-    """The options of `blockrelay up`. `plan`: a file with `stages` stages, not equal parts. `port` 0 picks a free
-    one; `threads` None shares the cores between the workers of one stage.
+    """The options of `blockrelay up`. `plan`: a file with `stages` stages, not equal parts, whose `devices` each stage
+    names. `port` 0 picks a free one; `threads` None shares the cores between the workers of one stage.
 
     Several `gateways` listen on as many consecutive ports from `port` on. `redis_url` None starts an embedded control
     and payload Redis; `fsync` is the control one's. `inject_fault`: every GPU worker fails after as many jobs. `data`
@@ -31,6 +31,7 @@ class UpOptions:
     model: Path
     stages: int = 1
     plan: Path | None = None
+    devices: tuple[tuple[str, ...], ...] = ()
     replicas: int = 1
     gpu_workers: int = 0
     gateways: int = 1
@@ -50,6 +51,13 @@ class UpOptions:
     cors_origins: str | None = None
     allowed_hosts: str | None = None
     verbose: bool = False
+
+    @property
+    def device_ids(self) -> list[str]:
+        """The device of each CPU worker, "" where no plan names one: `replicas` workers for each stage, or one for each
+        device that the stage names if these are more."""
+        named = self.devices or ((),) * self.stages
+        return [ids[n % len(ids)] if ids else "" for ids in named for n in range(max(self.replicas, len(ids)))]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,18 +108,21 @@ def schedulers(layout: Layout) -> list[Child]:
 
 
 def workers(layout: Layout) -> list[Child]:
-    """Stages x replicas on the CPU, and those for the GPU."""
+    """Those on the CPU, and those for the GPU."""
     options = layout.options
-    cpu, gpu = options.stages * options.replicas, options.gpu_workers
+    cpu, gpu = options.device_ids, options.gpu_workers
     # The stages of one route take turns with one whole batch, measured faster than each on a share of the cores.
     routes = options.replicas + -(-gpu // options.stages)
     threads = options.threads or max(1, cores() // routes)
-    kv_bytes = WorkerSettings().kv_bytes or int(available_bytes() * KV_SHARE) // (cpu + gpu)
+    kv_bytes = WorkerSettings().kv_bytes or int(available_bytes() * KV_SHARE) // (len(cpu) + gpu)
     common: dict[str, object] = {"port": 0, "threads": threads, "kv_bytes": kv_bytes}
     common.update(_page_settings(layout))
     if not options.speculation:
         common["speculation"] = "off"
-    children = [layout.service(f"worker-{n}", "blockrelay_worker", device="cpu", **common) for n in range(1, cpu + 1)]
+    children = [
+        layout.service(f"worker-{n}", "blockrelay_worker", device="cpu", device_id=device, **common)
+        for n, device in enumerate(cpu, 1)
+    ]
     for n in range(1, gpu + 1):
         fault = {"inject_fault": options.inject_fault}
         children.append(layout.service(f"gpu-worker-{n}", "blockrelay_worker", device="gpu", **common, **fault))
@@ -151,7 +162,7 @@ def url_host(host: str) -> str:
 
 def service_names(options: UpOptions) -> list[str]:
     """Of all services, as `up` shows them and DATA/settings and DATA/logs name their files."""
-    cpu, gpu = options.stages * options.replicas, options.gpu_workers
+    cpu, gpu = len(options.device_ids), options.gpu_workers
     return [
         *names_of("scheduler", options.schedulers),
         *(f"worker-{n}" for n in range(1, cpu + 1)),

@@ -18,8 +18,9 @@ from blockrelay.planning.plan_file import read_plan_file
 from blockrelay.protocol.keys import Keys
 from blockrelay.redis import client as redis_link
 from blockrelay.settings import GatewaySettings, Settings, WorkerSettings, read_settings
+from blockrelay.up_file import Running
 from blockrelay_launcher.supervisor.child_process import Child, is_worth_showing, plain, stop_all
-from blockrelay_launcher.supervisor.data_folder import DataFolder, Running, open_data_folder
+from blockrelay_launcher.supervisor.data_folder import DataFolder, open_data_folder
 from blockrelay_launcher.supervisor.death_reports import DeathReports
 from blockrelay_launcher.supervisor.embedded_redis import EmbeddedRedis, find_server_program, place, unplace
 from blockrelay_launcher.supervisor.ports import kept_ports
@@ -63,10 +64,11 @@ def up(options: UpOptions) -> int:
     failpoints.arm("launcher", settings.failpoint)
     blocks = open_block_folder(options.model, blocks=[]).model.blocks
     if options.plan is not None:
-        stages = len(read_plan_file(options.plan, blocks).stages)
+        planned = read_plan_file(options.plan, blocks)
+        stages = len(planned.stages)
         if options.stages not in (1, stages):
             raise UsageError(f"--stages is {options.stages}, and {options.plan} has {stages} stages: give one of them")
-        options = replace(options, stages=stages)
+        options = replace(options, stages=stages, devices=planned.devices)
     if not 1 <= options.stages <= blocks:
         raise UsageError(f"--stages is {options.stages}, but the model has {blocks} blocks: choose 1 to {blocks}")
     with kept_ports(options.host, options.port, options.gateways) as ports:

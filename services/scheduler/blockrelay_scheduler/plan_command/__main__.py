@@ -14,6 +14,7 @@ from blockrelay.errors import UsageError
 from blockrelay.planning.devices import parse_described
 from blockrelay.quantities import parse_quantity
 from blockrelay.settings import BUNDLED_MODEL
+from blockrelay_scheduler.plan_command import in_force
 from blockrelay_scheduler.plan_command.inputs import DEFAULT_REQUESTS, PlanOptions, read_problem
 from blockrelay_scheduler.plan_command.tables import show, show_beside
 from blockrelay_scheduler.planning.problem import Objective, Problem, Wishes
@@ -21,6 +22,9 @@ from blockrelay_scheduler.planning.report import PlanReport, report
 from blockrelay_scheduler.planning.strategies.registry import names, place
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+app.command("apply")(in_force.apply)
+app.command("history")(in_force.history)
+app.command("rollback")(in_force.rollback)
 
 Model = Annotated[Path, typer.Option("--model", help="block folder")]
 ProfileFile = Annotated[Path | None, typer.Option("--profile", metavar="FILE", help="what `blockrelay profile` wrote")]

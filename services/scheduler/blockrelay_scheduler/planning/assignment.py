@@ -1,7 +1,8 @@
 """Which worker runs which stage of a split, whatever made the split. Pure.
 
-A worker keeps its stage for life; a newcomer goes where its device class and numerics id are thinnest. Only a stage
-that stays empty although others have workers to spare gets one of those; it drains and comes back as a newcomer.
+A worker keeps its stage for life. A newcomer goes to a stage that names its device, else to one that names none, and
+among these where its device class and numerics id are thinnest. Only a stage that stays empty although others have
+workers to spare gets one of those; it drains and comes back as a newcomer.
 """
 
 from collections import Counter
@@ -9,6 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from blockrelay.protocol.plan import Plan, WorkerInfo
+
+#: For each stage the ids of the devices that are to run it; none: any.
+Devices = Sequence[Sequence[str]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,19 +27,20 @@ def assign(
     workers: Sequence[WorkerInfo],
     *,
     split: str,
-    stages: int,
+    devices: Devices,
     current: Plan | None,
     deserted: frozenset[int] = frozenset(),
 ) -> Assignment:
     """A stage for every worker, except for one that drains before it ever got one.
 
-    `split` is the split as text, of `stages` stages. Assignments of `current` stay while the split is the same; a
-    worker that has no record any more has no assignment. `deserted` are stages without a live worker for so long that
-    no replacement is to be expected.
+    `split` is the split as text, `devices` names those of each stage. Assignments of `current` stay while the split is
+    the same, but for those of devices that `devices`, changed, have at other stages; a worker that has no record any
+    more has no assignment. `deserted` are stages without a live worker for so long that no replacement is to be
+    expected.
     """
-    kept = _kept(workers, split, current)
-    moved = _moved(workers, stages, kept, deserted)
-    return Assignment(stages=_with_newcomers(workers, stages, {**kept, **moved}), moved=moved)
+    kept = _kept(workers, split, devices, current)
+    moved = _moved(workers, len(devices), kept, deserted)
+    return Assignment(stages=_with_newcomers(workers, devices, {**kept, **moved}, deserted), moved=moved)
 
 
 def empty_stages(workers: Sequence[WorkerInfo], plan: Plan) -> frozenset[int]:
@@ -44,16 +49,23 @@ def empty_stages(workers: Sequence[WorkerInfo], plan: Plan) -> frozenset[int]:
     return frozenset(range(len(plan.reasons))) - staffed
 
 
-def _kept(workers: Sequence[WorkerInfo], split: str, current: Plan | None) -> dict[str, int]:
+def _kept(workers: Sequence[WorkerInfo], split: str, devices: Devices, current: Plan | None) -> dict[str, int]:
     """Stages that are settled: by the plan in force, or by what the worker has already loaded."""
     planned: Mapping[str, int] = current.assignments if current and current.split == split else {}
+    renamed = bool(current) and [*map(list, current.devices)] != [*map(list, devices)]
     kept: dict[str, int] = {}
     for worker in workers:
-        if worker.id in planned:
-            kept[worker.id] = planned[worker.id]
-        elif worker.stage is not None and worker.split == split:
-            kept[worker.id] = worker.stage
+        stage = planned.get(worker.id, worker.stage if worker.split == split else None)
+        if stage is not None and not (renamed and stage not in _stages_for(worker, devices)):
+            kept[worker.id] = stage
     return kept
+
+
+def _stages_for(worker: WorkerInfo, devices: Devices) -> Sequence[int]:
+    """Those that name its device; where none does those that name none, and where all name others all."""
+    named = [stage for stage, ids in enumerate(devices) if worker.device_id and worker.device_id in ids]
+    free = [stage for stage, ids in enumerate(devices) if not ids]
+    return named or free or range(len(devices))
 
 
 def _moved(
@@ -76,15 +88,23 @@ def _serves(worker: WorkerInfo) -> bool:
     return not worker.draining and not worker.is_late
 
 
-def _with_newcomers(workers: Sequence[WorkerInfo], stages: int, kept: Mapping[str, int]) -> dict[str, int]:
-    """`kept` plus a stage for everybody else, oldest first: the one with the fewest workers of the same kind."""
+def _with_newcomers(
+    workers: Sequence[WorkerInfo], devices: Devices, kept: Mapping[str, int], deserted: frozenset[int]
+) -> dict[str, int]:
+    """`kept` plus a stage for everybody else, oldest first: of those for its device the one with the fewest workers of
+    the same kind; a deserted one where all of those have a worker."""
     assignments = dict(kept)
     counts = Counter((_kind(w), kept[w.id]) for w in workers if w.id in kept and _serves(w))
+    staffed = {stage for _, stage in counts}
     for worker in sorted(workers, key=lambda w: (w.registered_ms, w.id)):
         if worker.id in kept or worker.draining:
             continue
-        stage = min(range(stages), key=lambda s: (counts[_kind(worker), s], s))
+        stages = _stages_for(worker, devices)
+        if (empty := deserted - staffed) and staffed.issuperset(stages):
+            stages = sorted(empty)
+        stage = min(stages, key=lambda s: (counts[_kind(worker), s], s))
         assignments[worker.id] = stage
+        staffed.add(stage)
         counts[_kind(worker), stage] += 1
     return assignments
 

@@ -9,8 +9,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from blockrelay.planning.plan_file import PlannedSplit
-from blockrelay.protocol.plan import Plan, Stage, WorkerInfo, split_text
+from blockrelay.protocol.plan import Plan, Stage, WorkerInfo
+from blockrelay.protocol.planned_split import PlannedSplit
 from blockrelay_scheduler.planning.assignment import assign
 
 
@@ -27,18 +27,19 @@ def decide(
     *,
     planned: PlannedSplit,
     current: Plan | None,
+    source: str = "",
     deserted: frozenset[int] = frozenset(),
 ) -> Decision:
     """The plan for the registered `workers` of one model. `current` is the plan in force; the epoch is the one after.
+    `source` says where `planned` comes from.
 
     Who runs which stage, and what `deserted` means: `assignment.assign`.
     """
-    text = split_text(planned.stages)
-    assignment = assign(workers, split=text, stages=len(planned.stages), current=current, deserted=deserted)
+    assignment = assign(workers, split=planned.text, devices=planned.devices, current=current, deserted=deserted)
     by_device = [_devices(workers, assignment.stages, index) for index in range(len(planned.stages))]
     plan = Plan(
         epoch=(current.epoch if current else 0) + 1,
-        split=text,
+        split=planned.text,
         route_class="gpu" if any(devices["gpu"] for devices in by_device) else "cpu",
         assignments=assignment.stages,
         blocks={
@@ -50,9 +51,10 @@ def decide(
             _reason(index, stage, why, devices)
             for index, (stage, why, devices) in enumerate(zip(planned.stages, planned.reasons, by_device, strict=True))
         ),
-        why=planned.reasons,
+        devices=planned.devices,
+        source=source,
     )
-    return Decision(plan=plan, inputs=_inputs_hash(workers, planned, assignment.moved))
+    return Decision(plan=plan, inputs=_inputs_hash(workers, planned, source, assignment.moved))
 
 
 def _devices(workers: Sequence[WorkerInfo], assignments: Mapping[str, int], stage: int) -> Counter[str]:
@@ -77,8 +79,8 @@ def _count(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
-def _inputs_hash(workers: Sequence[WorkerInfo], planned: PlannedSplit, moved: Mapping[str, int]) -> str:
+def _inputs_hash(workers: Sequence[WorkerInfo], planned: PlannedSplit, source: str, moved: Mapping[str, int]) -> str:
     """Two schedulers that see the same workers have the same hash; PLAN publishes a hash once."""
-    split = [split_text(planned.stages), *planned.reasons]
-    content = [split, sorted([w.id, w.device, w.draining] for w in workers), sorted(moved.items())]
+    seen = sorted([w.id, w.device, w.device_id, w.draining] for w in workers)
+    content = [planned.to_json(), source, seen, sorted(moved.items())]
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()

@@ -1,9 +1,11 @@
 """Executors that do what the real one never does, so that what follows can be tested and shown.
 
-A GPU worker that fails on command; a worker whose bits really are others (as after an upgrade), under an id of its own.
+A GPU worker that fails on command; one that is slow; a worker whose bits really are others (as after an upgrade), under
+an id of its own.
 """
 
 import hashlib
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -72,6 +74,20 @@ class FailingExecutor(WrappingExecutor):
             raise ExecutionError(f"{self._block}: injected GPU failure", block=self._block)
         self._left -= 1
         return super().run(batch)
+
+
+class SlowedExecutor(WrappingExecutor):
+    """Takes `speed` (below 1) of the speed that it has: stands in for a slower device of the same bits."""
+
+    def __init__(self, executor: Executor, *, speed: float) -> None:
+        super().__init__(executor)
+        self._waits = 1 / speed - 1
+
+    def run(self, batch: Batch) -> StageOutput:
+        started = time.perf_counter()
+        output = super().run(batch)
+        time.sleep(self._waits * (time.perf_counter() - started))
+        return output
 
 
 class SaltedExecutor(WrappingExecutor):

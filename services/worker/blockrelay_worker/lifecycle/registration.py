@@ -49,7 +49,16 @@ class Registration:
     """
 
     def __init__(
-        self, links: Links, *, model: str, device: Device, numerics: str, host: str, port: int, threads: int
+        self,
+        links: Links,
+        *,
+        model: str,
+        device: Device,
+        numerics: str,
+        host: str,
+        port: int,
+        threads: int,
+        device_id: str = "",
     ) -> None:
         self.worker = _new_id()
         self._links, self._model = links, model
@@ -57,6 +66,7 @@ class Registration:
             "v": PROTOCOL,
             "model": model,
             "device": device,
+            "device_id": device_id,
             "numerics": numerics,
             "host": host,
             "pid": os.getpid(),

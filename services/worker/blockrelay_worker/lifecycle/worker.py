@@ -21,7 +21,12 @@ from blockrelay_worker.engine.mailbox import Mailbox
 from blockrelay_worker.engine.run_table import RunTable
 from blockrelay_worker.engine.stage_role import StageRole
 from blockrelay_worker.execution.executor import Executor
-from blockrelay_worker.execution.fault_injection import FailingExecutor, SaltedExecutor, salted_id
+from blockrelay_worker.execution.fault_injection import (
+    FailingExecutor,
+    SaltedExecutor,
+    SlowedExecutor,
+    salted_id,
+)
 from blockrelay_worker.execution.loader import Executors, executors_for
 from blockrelay_worker.execution.page_layout import PageLayout, pages_for
 from blockrelay_worker.kv.prefix_cache import PrefixCache
@@ -95,6 +100,7 @@ class Worker:
             self._links,
             model=self._model,
             device=settings.device,
+            device_id=settings.device_id,
             numerics=self._numerics,
             host=settings.host,
             port=self._status.port,
@@ -271,6 +277,8 @@ class Worker:
         """The stage, as it was verified, behind the faults that the settings ask for."""
         if salt := self._settings.inject_numerics:
             executor = SaltedExecutor(executor, salt=salt, vocabulary=self._folder.model.vocab_size)
+        if self._settings.inject_speed < 1:
+            executor = SlowedExecutor(executor, speed=self._settings.inject_speed)
         after = self._settings.inject_fault
         if self._settings.device == "gpu" and after is not None:
             executor = FailingExecutor(executor, after=after, block=f"block_{assignment.blocks.first}")

@@ -51,6 +51,29 @@ def test_without_a_plan_or_a_queue_the_reason_says_so(settings: GatewaySettings,
         assert gateway.metric("blockrelay_redis_errors_total") > 0
 
 
+def test_the_plan_says_who_runs_which_block_and_why(gateway: RunningGateway, worker: PlayedWorker) -> None:
+    worker.scripts.run(calls.dead("w1", silent_s=0))
+    found = gateway.http.get("/v1/plan").json()
+    assert found["plan"] == {"block_1": "CPU", "block_2": "CPU"} and found["epoch"] == 1
+    assert [(stage["blocks"], stage["class"], stage["devices"]) for stage in found["stages"]] == [
+        ("1-1", "CPU", ["cpu:0"]),
+        ("2-2", "CPU", []),
+    ]
+    assert [stage["workers"] for stage in found["stages"]] == [
+        [{"id": "w0", "ready": True}],
+        [{"id": "w1", "ready": False}],
+    ]
+    assert [stage["reason"] for stage in found["stages"]] == ["one half", "the other"]
+    assert (found["object"], found["model"], found["source"]) == ("plan", "tiny", "a test")
+    assert found["missing"] == ["stage 1 (block_2 to block_2) has no live worker"]
+
+
+def test_without_a_plan_there_is_none_to_show(settings: GatewaySettings) -> None:
+    with running_gateway(settings) as gateway:
+        answer = gateway.http.get("/v1/plan")
+    assert answer.status_code == 503 and "no plan yet" in answer.json()["error"]["message"]
+
+
 def test_the_one_model_is_listed_with_its_context(gateway: RunningGateway, folder: BlockFolder) -> None:
     (listed,) = gateway.http.get("/v1/models").json()["data"]
     assert listed == gateway.http.get("/v1/models/tiny").json()

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from blockrelay.errors import UsageError
+from blockrelay.up_file import Running, read_running
 from blockrelay_launcher.supervisor import data_folder
-from blockrelay_launcher.supervisor.data_folder import Running, open_data_folder, read_running
+from blockrelay_launcher.supervisor.data_folder import open_data_folder
 
 RUNNING = Running(
     pid=1, url="http://h:1", urls=["http://h:1"], redis_url="unix:///x", payload_redis_url=None, cell="c0", model="/m"

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from blockrelay.errors import UsageError
-from blockrelay.planning.plan_file import PlannedSplit, equal_parts
 from blockrelay.protocol.plan import Plan, Stage, WorkerInfo, split_text, uniform_split
+from blockrelay.protocol.planned_split import PlannedSplit, equal_parts
 from blockrelay_scheduler.planning.assignment import empty_stages
 from blockrelay_scheduler.planning.plan_builder import decide
 
@@ -54,7 +54,9 @@ def test_a_number_of_stages_that_the_model_cannot_have_is_a_usage_error(stages: 
 
 
 UNEVEN = PlannedSplit(
-    stages=(Stage(first=1, last=3), Stage(first=4, last=4)), reasons=("planned for big", "planned for small")
+    stages=(Stage(first=1, last=3), Stage(first=4, last=4)),
+    reasons=("planned for big", "planned for small"),
+    devices=((), ()),
 )
 CURRENT = Plan(epoch=7, split="1-2,3-4", route_class="cpu", assignments={"a": 0, "b": 1}, blocks={}, reasons=())
 
@@ -104,6 +106,56 @@ CURRENT = Plan(epoch=7, split="1-2,3-4", route_class="cpu", assignments={"a": 0,
 )
 def test_newcomers_go_where_they_are_needed(workers: list[WorkerInfo], expected: dict[str, int]) -> None:
     assert decide(workers, planned=equal_parts(4, 2), current=CURRENT).plan.assignments == expected
+
+
+def named(*devices: tuple[str, ...]) -> PlannedSplit:
+    """Two stages of four blocks for these devices."""
+    return replace(equal_parts(4, 2), devices=devices)
+
+
+@pytest.mark.parametrize(
+    ("devices", "workers", "expected"),
+    [
+        pytest.param(
+            (("x",), ("y",)),
+            [("a", "y"), ("b", "x"), ("c", "y")],
+            {"a": 1, "b": 0, "c": 1},
+            id="where it is named",
+        ),
+        pytest.param((("x",), ("x",)), [("a", "x"), ("b", "x")], {"a": 0, "b": 1}, id="one device, two stages"),
+        pytest.param((("x",), ()), [("a", ""), ("b", "y"), ("c", "x")], {"a": 1, "b": 1, "c": 0}, id="others"),
+        pytest.param((("x",), ("y",)), [("a", ""), ("b", "z")], {"a": 0, "b": 1}, id="nobody is left out"),
+    ],
+)
+def test_a_device_gets_a_stage_that_names_it(
+    devices: tuple[tuple[str, ...], ...], workers: list[tuple[str, str]], expected: dict[str, int]
+) -> None:
+    crowd = [worker(name, device_id=device) for name, device in workers]
+    plan = decide(crowd, planned=named(*devices), current=None).plan
+    assert plan.assignments == expected and plan.devices == devices
+    again = decide(crowd, planned=named(*devices), current=plan).plan
+    assert again.assignments == expected, "and keeps it"
+
+
+def test_devices_that_change_places_move_and_others_stay() -> None:
+    crowd = [worker("a", device_id="x"), worker("b", device_id="y"), worker("c"), worker("d")]
+    before = decide(crowd, planned=named(("x",), ("y",)), current=None).plan
+    assert before.assignments == {"a": 0, "b": 1, "c": 0, "d": 1}
+    after = decide(crowd, planned=named(("y",), ("x",)), current=before).plan
+    assert after.assignments == {"a": 1, "b": 0, "c": 0, "d": 1}
+
+
+def test_a_worker_that_stands_in_for_a_named_device_is_left_there() -> None:
+    """Where the device that a stage names never came, one of another is moved, also when that comes back."""
+    planned = named(("x",), ("y",))
+    two = [worker("a", device_id="x", age=2), worker("b", device_id="x", age=1)]
+    before = decide(two, planned=planned, current=None).plan
+    assert before.assignments == {"a": 0, "b": 0}
+    moved = decide(two, planned=planned, current=before, deserted=frozenset({1})).plan
+    assert moved.assignments == {"a": 0, "b": 1}
+    assert decide(two, planned=planned, current=moved).plan.assignments == {"a": 0, "b": 1}
+    back = [two[0], worker("c", device_id="x")]
+    assert decide(back, planned=planned, current=moved, deserted=frozenset({1})).plan.assignments == {"a": 0, "c": 1}
 
 
 def test_another_number_of_stages_places_everybody_anew() -> None:

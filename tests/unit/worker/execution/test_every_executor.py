@@ -10,7 +10,7 @@ from blockrelay.block_folder.folder import BlockFolder
 from blockrelay.errors import ExecutionError
 from blockrelay_worker.execution.batch import Batch, Segment
 from blockrelay_worker.execution.executor import Executor
-from blockrelay_worker.execution.fault_injection import FailingExecutor, SaltedExecutor, salted_id
+from blockrelay_worker.execution.fault_injection import FailingExecutor, SaltedExecutor, SlowedExecutor, salted_id
 from blockrelay_worker.execution.loader import IMPLEMENTATIONS, executors_for
 from blockrelay_worker.execution.numerics_id import numerics_id
 
@@ -20,6 +20,7 @@ Wrap = Callable[[Executor, BlockFolder], Executor]
 WRAPS: dict[str, Wrap] = {
     "plain": lambda executor, folder: executor,
     "failing": lambda executor, folder: FailingExecutor(executor, after=100, block="block_1"),
+    "slowed": lambda executor, folder: SlowedExecutor(executor, speed=0.5),
     "salted": lambda executor, folder: SaltedExecutor(executor, salt="x", vocabulary=folder.model.vocab_size),
 }
 

@@ -6,8 +6,8 @@ from fastapi import APIRouter, Request
 from fastapi.responses import PlainTextResponse, Response
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
-from blockrelay.errors import NotFound, RedisTrouble
-from blockrelay.protocol.plan import missing_stages
+from blockrelay.errors import NotFound, RedisTrouble, ServiceUnavailable
+from blockrelay.protocol.plan import Plan, WorkerInfo, missing_stages, parse_split
 from blockrelay.redis.protocol_check import read_gap_async
 from blockrelay.redis.registry import read_plan_async, read_workers_async
 from blockrelay_gateway.api import state
@@ -31,6 +31,17 @@ async def model(name: str, request: Request) -> Response:
     if name != gateway.model_name:
         raise NotFound(f"model {name!r} does not exist here; this gateway serves {gateway.model_name!r}", param="model")
     return JsonAnswer(_model(gateway))
+
+
+@router.get("/v1/plan")
+async def plan(request: Request) -> Response:
+    """Which device runs which block, `{"block_1": "CPU", ...}`, in which stages, and why."""
+    gateway = state.of(request)
+    found = await read_plan_async(gateway.client, gateway.keys, gateway.model_key)
+    workers = await read_workers_async(gateway.client, gateway.keys, gateway.model_key)
+    if found is None:
+        raise ServiceUnavailable("; ".join(missing_stages(found, workers)))
+    return JsonAnswer({"object": "plan", "model": gateway.model_name, **_plan(found, workers)})
 
 
 @router.get("/livez")
@@ -68,6 +79,25 @@ async def gaps(gateway: Gateway) -> list[str]:
     except RedisTrouble as error:
         return [str(error)]
     return missing_stages(plan, workers)
+
+
+def _plan(plan: Plan, workers: list[WorkerInfo]) -> dict[str, Any]:
+    missing = missing_stages(plan, workers)
+    ready = {worker.id for worker in workers if worker.state == "ready"}
+    stages = [
+        {
+            "stage": index,
+            "blocks": f"{stage.first}-{stage.last}",
+            "class": plan.blocks[f"block_{stage.first}"],
+            "devices": plan.devices[index] if plan.devices else (),
+            "workers": [
+                {"id": worker, "ready": worker in ready} for worker, at in plan.assignments.items() if at == index
+            ],
+            "reason": plan.reasons[index],
+        }
+        for index, stage in enumerate(parse_split(plan.split))
+    ]
+    return {"epoch": plan.epoch, "source": plan.source, "plan": plan.blocks, "stages": stages, "missing": missing}
 
 
 def _model(gateway: Gateway) -> dict[str, Any]:

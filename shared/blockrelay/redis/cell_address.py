@@ -12,7 +12,7 @@ from blockrelay.protocol.keys import Keys
 from blockrelay.redis import client as redis_link
 from blockrelay.redis.protocol_check import check_protocol
 from blockrelay.settings import Settings
-from blockrelay_launcher.supervisor.data_folder import read_running
+from blockrelay.up_file import read_running
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,189 @@
+"""`blockrelay plan apply | history | rollback`: which plan a running cell has, and another one for it."""
+
+import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any, cast
+
+import redis
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from blockrelay.errors import ServiceUnavailable, UsageError
+from blockrelay.planning.plan_file import read_plan_file
+from blockrelay.protocol.keys import Keys
+from blockrelay.protocol.plan import Plan, parse_split
+from blockrelay.protocol.planned_split import PlannedSplit
+from blockrelay.redis.cell_address import connected, find_cell
+from blockrelay.redis.plan_history import Origin, PlanEntry, append, read_history, this_person
+from blockrelay.redis.registry import read_plan, read_workers
+from blockrelay_scheduler.planning.plan_change import PlanChange, change
+
+#: Seconds within which a scheduler has taken a plan, and between two looks.
+PATIENCE_S, POLL_S = 15.0, 0.1
+
+RedisUrl = Annotated[
+    str | None, typer.Option("--redis", metavar="URL", help="control Redis: redis://HOST:PORT/DB or unix://PATH")
+]
+Data = Annotated[Path | None, typer.Option("--data", metavar="DIR", help="data folder of a running `blockrelay up`")]
+ModelKey = Annotated[
+    str | None, typer.Option("--model-key", metavar="KEY", help="which model, where a cell has several")
+]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="show what would change, and change nothing")]
+AsJson = Annotated[bool, typer.Option("--json", help="one JSON object instead of tables")]
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """A model of a cell: the plan in force, and the plans that it was given, newest first."""
+
+    client: redis.Redis
+    keys: Keys
+    model: str
+    plan: Plan
+    history: list[PlanEntry]
+
+
+def apply(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="what `blockrelay plan --json` wrote")],
+    redis: RedisUrl = None,
+    data: Data = None,
+    model_key: ModelKey = None,
+    dry_run: DryRun = False,
+    as_json: AsJson = False,
+) -> None:
+    """Give a running cell another plan. Workers that get other blocks hand over what they do and load them."""
+    with _served(redis, data, model_key) as served:
+        blocks = parse_split(served.plan.split)[-1].last
+        planned = read_plan_file(file, blocks)
+        _bring(served, planned, "apply", dry_run=dry_run, as_json=as_json)
+
+
+def rollback(
+    entry: Annotated[
+        str | None, typer.Argument(metavar="ENTRY", help="of `plan history` [default: the plan before this one]")
+    ] = None,
+    redis: RedisUrl = None,
+    data: Data = None,
+    model_key: ModelKey = None,
+    dry_run: DryRun = False,
+    as_json: AsJson = False,
+) -> None:
+    """Give a running cell a plan that it had before."""
+    with _served(redis, data, model_key) as served:
+        _bring(served, _earlier(served.history, entry).planned, "rollback", dry_run=dry_run, as_json=as_json)
+
+
+def history(redis: RedisUrl = None, data: Data = None, model_key: ModelKey = None, as_json: AsJson = False) -> None:
+    """Show the plans that a cell was given, newest first, and by whom."""
+    with _served(redis, data, model_key) as served:
+        if as_json:
+            typer.echo(json.dumps([_entry_json(entry) for entry in served.history], indent=1))
+            return
+        table = Table("entry", "when", "split", "from", title=f"plans of model {served.model}, newest first")
+        for entry in served.history:
+            table.add_row(entry.id, _when(entry), entry.planned.text, entry.source)
+        Console().print(table)
+
+
+@contextmanager
+def _served(url: str | None, data: Path | None, model_key: str | None) -> Iterator[Served]:
+    cell = find_cell(url, data)
+    with connected(cell) as client:
+        prefix = cell.keys.plan("")
+        found = cast(list[bytes], sorted(client.scan_iter(f"{prefix}*", count=1000)))
+        models = [name.decode()[len(prefix) :] for name in found]
+        if not models:
+            raise UsageError(f"cell {cell.settings.cell} has no plan yet: no scheduler has run there")
+        if model_key is None and len(models) > 1:
+            raise UsageError(f"cell {cell.settings.cell} has several models: --model-key {' or '.join(models)}")
+        model = model_key or models[0]
+        plan = read_plan(client, cell.keys, model)
+        if plan is None:
+            raise UsageError(f"cell {cell.settings.cell} has no model {model}: there is {', '.join(models)}")
+        yield Served(client, cell.keys, model, plan, read_history(client, cell.keys, model))
+
+
+def _earlier(entries: list[PlanEntry], wanted: str | None) -> PlanEntry:
+    """The entry to go back to. UsageError where there is none."""
+    if wanted is not None:
+        for entry in entries:
+            if entry.id == wanted:
+                return entry
+        raise UsageError(f"the history has no entry {wanted}: see `blockrelay plan history`")
+    for entry in entries[1:]:
+        if not entry.planned.serves_as(entries[0].planned):
+            return entry
+    raise UsageError("there is no other plan in the history to go back to")
+
+
+def _bring(served: Served, planned: PlannedSplit, origin: Origin, *, dry_run: bool, as_json: bool) -> None:
+    """Append the plan and wait until a scheduler has published it. UsageError where it cannot be served."""
+    workers = read_workers(served.client, served.keys, served.model)
+    found = change(workers, planned, served.plan)
+    same = bool(served.history) and served.history[0].planned.serves_as(planned)
+    if not as_json:
+        _show(found, same=same, dry_run=dry_run)
+    said: dict[str, Any] = {**found.to_json(), "changed": False}
+    if not dry_run and not same:
+        behind = served.history[0].id if served.history else ""
+        entry = append(
+            served.client, served.keys, served.model, planned, origin=origin, who=this_person(), behind=behind
+        )
+        if entry is None:
+            raise ServiceUnavailable("somebody else has changed the plan at this moment: look again, nothing was done")
+        epoch = _published(served, entry)
+        said |= {"changed": True, "entry": entry.id, "epoch": epoch}
+        if not as_json:
+            typer.echo(f"in force as epoch {epoch} (entry {entry.id}); `blockrelay plan rollback` takes it back")
+    if as_json:
+        typer.echo(json.dumps(said, indent=1))
+
+
+def _published(served: Served, entry: PlanEntry) -> int:
+    """The epoch of the plan of this entry. ServiceUnavailable when no scheduler publishes it."""
+    end = time.monotonic() + PATIENCE_S
+    while time.monotonic() < end:
+        plan = read_plan(served.client, served.keys, served.model)
+        if plan is not None and plan.epoch > served.plan.epoch and plan.source == entry.source:
+            return plan.epoch
+        time.sleep(POLL_S)
+    raise ServiceUnavailable(
+        f"entry {entry.id} is the newest plan, but no scheduler has published it for {PATIENCE_S:.0f} s: does one run?"
+    )
+
+
+def _show(found: PlanChange, *, same: bool, dry_run: bool) -> None:
+    table = Table("stage", "blocks", "devices", "workers", "why", title=f"{found.before.split} -> {found.plan.split}")
+    for index, stage in enumerate(parse_split(found.plan.split)):
+        workers = [name for name, at in found.plan.assignments.items() if at == index]
+        devices = ", ".join(found.plan.devices[index]) or "any"
+        table.add_row(str(index), f"{stage.first}-{stage.last}", devices, "\n".join(workers), found.plan.reasons[index])
+    Console().print(table)
+    if same:
+        typer.echo("this is the plan already: nothing to change")
+        return
+    typer.echo(f"workers that load other blocks, while requests go on: {', '.join(found.moving) or 'none'}")
+    if dry_run:
+        typer.echo("nothing was changed (--dry-run)")
+
+
+def _entry_json(entry: PlanEntry) -> dict[str, Any]:
+    return {
+        "entry": entry.id,
+        "when": _when(entry),
+        "split": entry.planned.text,
+        "devices": list(map(list, entry.planned.devices)),
+        "reasons": list(entry.planned.reasons),
+        "origin": entry.origin,
+        "who": entry.who,
+    }
+
+
+def _when(entry: PlanEntry) -> str:
+    return datetime.fromtimestamp(entry.at_ms / 1000, UTC).isoformat(timespec="seconds")
