@@ -184,11 +184,11 @@ def serving(app: FastAPI) -> Iterator[RunningGateway]:
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
     gateway = app.state.gateway
+    look_at_redis(gateway.settings)  # before its own first look, as the service does
     server = uvicorn.Server(server_config(app, gateway.settings, gateway.bodies))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-    look_at_redis(gateway.settings)
     try:
         wait_until(lambda: server.started, "the gateway listens")
         with httpx.Client(base_url=url, timeout=30) as http:
