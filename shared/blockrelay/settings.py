@@ -91,6 +91,10 @@ class SchedulerSettings(Settings):
     port: int = Field(default=9101, ge=0, le=65535, description="metrics and health")
     stages: int = Field(default=1, ge=1, description="equal parts that the model is cut into")
     plan: Path | None = Field(default=None, description="file of `blockrelay plan --json`: its stages, not equal parts")
+    strategy: str | None = Field(default=None, description="stages of what this strategy plans, not equal parts")
+    objective: Literal["latency", "throughput"] = Field(default="throughput", description="what the strategy aims at")
+    profile: Path | None = Field(default=None, description="file of `blockrelay profile`, for the strategy")
+    devices: Path | None = Field(default=None, description="file of devices and links, for the strategy")
     tick_s: float = Field(default=0.2, gt=0, description="seconds between two looks at the cell")
     #: These two hold for the whole cell: schedulers put them there, other services take them from it.
     dead_after_s: float = Field(

@@ -18,6 +18,9 @@ from blockrelay.protocol.planned_split import PlannedSplit, equal_parts
 from blockrelay.redis.client import Scripts, connect
 from blockrelay.settings import SchedulerSettings, read_settings
 from blockrelay_scheduler.loop import Link, Scheduler
+from blockrelay_scheduler.plan_command.inputs import PlanOptions, read_problem
+from blockrelay_scheduler.planning.problem import Wishes
+from blockrelay_scheduler.planning.strategies.registry import place
 
 
 def serve(settings: SchedulerSettings, stop: threading.Event) -> None:
@@ -47,12 +50,27 @@ def serve(settings: SchedulerSettings, stop: threading.Event) -> None:
 
 def planned_by(settings: SchedulerSettings, blocks: int) -> PlannedSplit:
     """The stages that the settings ask for. Raises UsageError for what the model cannot have."""
+    if settings.strategy is not None:
+        if settings.plan is not None:
+            raise UsageError("BLOCKRELAY_PLAN and BLOCKRELAY_STRATEGY: give one of them")
+        return _planned_by_strategy(settings, settings.strategy)
     if settings.plan is None:
         return equal_parts(blocks, settings.stages)
     planned = read_plan_file(settings.plan, blocks)
     if settings.stages not in (1, len(planned.stages)):
         raise UsageError(f"{settings.plan} has {len(planned.stages)} stages, BLOCKRELAY_STAGES is {settings.stages}")
     return planned
+
+
+def _planned_by_strategy(settings: SchedulerSettings, strategy: str) -> PlannedSplit:
+    options = PlanOptions(
+        model=settings.model,
+        profile=settings.profile,
+        devices=settings.devices,
+        objective=settings.objective,
+        wishes=Wishes(parts=settings.stages if settings.stages > 1 else None),
+    )
+    return place(strategy, read_problem(options)).as_planned()
 
 
 def main() -> int:

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -53,6 +53,11 @@ def equal_parts(blocks: int, stages: int) -> PlannedSplit:
     return PlannedSplit(stages=split, reasons=tuple(why), devices=((),) * stages)
 
 
+def planned_for(devices: Sequence[str], reason: object = None) -> str:
+    """Why a stage of a planner has its blocks."""
+    return f"planned for {' and '.join(devices) or 'any device'}" + (f" ({reason})" if reason else "")
+
+
 def parse_planned(content: str | bytes, where: str) -> PlannedSplit:
     """What `to_json` or `blockrelay plan --json` wrote. UsageError names `where` it comes from, in one line."""
     try:
@@ -83,9 +88,7 @@ def _stage(entry: Mapping[str, Any]) -> tuple[Stage, tuple[str, ...], str]:
         raise ValueError
     why = entry.get("why")
     if why is None:
-        why = f"planned for {' and '.join(devices) or 'any device'}"
-        if reason := entry.get("reason"):
-            why += f" ({reason})"
+        why = planned_for(devices, entry.get("reason"))
     return Stage(first=int(blocks[1]), last=int(blocks[2])), devices, _text(why)
 
 

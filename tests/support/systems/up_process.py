@@ -17,14 +17,15 @@ COMMAND = [sys.executable, "-m", "blockrelay_launcher"]
 
 
 class UpProcess:
-    """A running `up`; `url` is its gateway's. `data` is where it keeps what was accepted."""
+    """A running `up`; `url` is its gateway's, "" where it has none. `data` is where it keeps what was accepted. Waits
+    until it is ready."""
 
     def __init__(self, process: "subprocess.Popen[str]", data: Path | None) -> None:
         self.process, self.data = process, data
         assert process.stdout is not None
         line = process.stdout.readline()
-        assert line.startswith("ready http://127.0.0.1:"), f"not ready but {line!r}"
-        self.url = line.split()[1]
+        assert line == "ready\n" or line.startswith("ready http://127.0.0.1:"), f"not ready but {line!r}"
+        self.url = line.partition(" ")[2].partition(" ")[0].strip()
 
     def children(self) -> dict[int, str]:
         """pid -> command line of every process that it has started and that still runs."""
@@ -80,15 +81,22 @@ def running_up(model: Path, *options: str, data: Path | None = None) -> Iterator
 
     Ends properly behind a test that has not stopped it, and dies with one that failed.
     """
-    argv = [*COMMAND, "up", "--model", str(model), "--port", "0", *options]
+    with starting_up("--model", str(model), "--port", "0", *options, data=data) as process:
+        up = UpProcess(process, data)
+        yield up
+        if process.poll() is None:
+            assert up.stop() == 0
+
+
+@contextmanager
+def starting_up(*options: str, data: Path | None = None) -> "Iterator[subprocess.Popen[str]]":
+    """`blockrelay up`, not ready yet; dies behind a test that has not ended it."""
+    argv = [*COMMAND, "up", *options]
     if data is not None:
         argv += ["--data", str(data)]
     with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, env=os.environ.copy()) as process:
         try:
-            up = UpProcess(process, data)
-            yield up
-            if process.poll() is None:
-                assert up.stop() == 0
+            yield process
         finally:
             if process.poll() is None:
                 process.kill()

@@ -2,16 +2,18 @@
 
 import re
 import subprocess
+from pathlib import Path
 
 from typer.main import get_command
 
 from blockrelay import errors
 from blockrelay_gateway.http.errors import status_of
 from blockrelay_launcher.cli.main import app
+from blockrelay_launcher.up_options.topology import read_topology
 from tests.support.documents import COMMANDS, DOCUMENTS, anchors, blocks, outside_blocks
 from tests.support.project import ROOT
 
-LANGUAGES = (*COMMANDS, "text", "json")
+LANGUAGES = (*COMMANDS, "text", "json", "yaml")
 
 
 def test_the_readme_is_short() -> None:
@@ -92,3 +94,11 @@ def test_every_block_says_its_language() -> None:
         for block in blocks(page):
             assert block.language in LANGUAGES, f"{block}: one of {', '.join(LANGUAGES)}"
         assert page.read_text().count("\n```") == 2 * len(blocks(page)), page
+
+
+def test_a_topology_of_the_documents_is_one(tmp_path: Path) -> None:
+    found = [block for page in DOCUMENTS for block in blocks(page) if block.language == "yaml"]
+    for block in found:
+        (tmp_path / "topology.yaml").write_text(block.text)
+        assert len(read_topology(tmp_path / "topology.yaml").hosts) == 2, block
+    assert found

@@ -12,8 +12,10 @@ from typing import Any
 
 import pytest
 
+from blockrelay.block_folder.folder import open_block_folder
 from blockrelay.protocol.keys import Keys
 from blockrelay.redis import client as redis_link
+from blockrelay.redis.registry import read_plan
 from tests.support.gateway.scraping import assert_service_describes_itself
 from tests.support.models.tiny_model import BLOCKS, write_tiny_model
 from tests.support.redis.redis_server import RedisServer
@@ -88,3 +90,37 @@ def test_what_cannot_work_is_one_line_and_exit_code_2(model: Path, settings: dic
     done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=30, check=False)
     assert done.returncode == 2
     assert done.stderr.startswith(complaint) and done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "line"),
+    [
+        ({"strategy": "magic"}, "there is no strategy magic"),
+        ({"strategy": "auto", "plan": "/p"}, "BLOCKRELAY_PLAN and BLOCKRELAY_STRATEGY: give one of them"),
+        ({"strategy": "auto", "profile": "/nowhere/p"}, "/nowhere/p: No such file"),
+        ({"stages": BLOCKS + 1}, f"but the model has {BLOCKS} blocks"),
+    ],
+)
+def test_stages_that_cannot_be_are_one_line(model: Path, settings: dict[str, object], line: str) -> None:
+    argv, env = command(model=model, redis_url="unix:///none", port=0, **settings)
+    done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2 and done.stderr.count("\n") == 1 and line in done.stderr, done
+
+
+def test_a_strategy_of_its_settings_is_published(model: Path, own_redis: RedisServer, tmp_path: Path) -> None:
+    speed = {"bytes_per_second": 2e10, "operations_per_second": 2e11}
+    devices = [{"id": name, "class": "CPU", "host": name, **speed} for name in ("a", "b")]
+    (tmp_path / "devices.json").write_text(json.dumps({"devices": devices}))
+    argv, env = command(
+        model=model, redis_url=own_redis.url, port=0, cell="t", strategy="uniform", devices=tmp_path / "devices.json"
+    )
+    with subprocess.Popen(argv, env=env, stderr=subprocess.DEVNULL) as process, own_redis.client() as client:
+        try:
+            key = open_block_folder(model, blocks=[]).model_key
+            wait_until(lambda: read_plan(client, Keys("t"), key) is not None, "it has published a plan")
+            plan = read_plan(client, Keys("t"), key)
+            assert plan is not None and plan.devices == (("a",), ("b",))
+            process.terminate()
+            assert process.wait(10) == 0
+        finally:
+            process.kill()

@@ -24,8 +24,10 @@ from blockrelay_launcher.drill.command import DrillOptions, run_drill
 from blockrelay_launcher.drill.faults import parse_kinds, parse_roles
 from blockrelay_launcher.profile import run_profile
 from blockrelay_launcher.supervisor.embedded_redis import Fsync
-from blockrelay_launcher.supervisor.service_specs import UpOptions
 from blockrelay_launcher.supervisor.up import up
+from blockrelay_launcher.up_options.options import UpOptions
+from blockrelay_launcher.up_options.plan_choice import PlanChoice
+from blockrelay_launcher.up_options.topology import options_for, read_topology
 
 app = typer.Typer(
     name="blockrelay", add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False,
@@ -71,6 +73,20 @@ def start(
     plan: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Stages of this plan (blockrelay plan --json), not --stages.")
     ] = None,
+    strategy: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Stages of what this strategy plans (see: blockrelay plan).")
+    ] = None,
+    objective: Annotated[str | None, typer.Option(metavar="AIM", help="Of --strategy: latency or throughput.")] = None,
+    profile: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Of --strategy: what blockrelay profile wrote.")
+    ] = None,
+    devices: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Of --strategy: the devices; default: this machine.")
+    ] = None,
+    topology: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Hosts, their devices and what runs on each; --host says which this is."),
+    ] = None,
     replicas: Annotated[int, typer.Option(min=1, help="CPU workers per stage.")] = 1,
     gpu_workers: Annotated[int, typer.Option(min=0, help="Workers with --device gpu, besides those.")] = 0,
     gateways: Annotated[int, typer.Option(min=1, help="Gateways, on consecutive ports: clients go on at another.")] = 1,
@@ -78,7 +94,9 @@ def start(
     inject_fault: Annotated[
         int | None, typer.Option(min=0, metavar="N", help="Every GPU worker fails after N jobs (for tests and demos).")
     ] = None,
-    host: Annotated[str, typer.Option(help="Address the gateway listens on.")] = "127.0.0.1",
+    host: Annotated[
+        str | None, typer.Option(help="Address the gateway listens on [default: 127.0.0.1]; of --topology the host.")
+    ] = None,
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port of the first gateway; 0 picks a free one.")] = 8000,
     redis: Annotated[
         str | None,
@@ -129,15 +147,26 @@ def start(
     if payload_redis and not redis:
         raise UsageError("--payload-redis needs --redis: the embedded Redis brings its own")
     options = UpOptions(
-        model=model.absolute(), stages=stages, plan=plan and plan.absolute(), replicas=replicas,
+        model=model.absolute(),
+        plan=PlanChoice(
+            stages=stages, plan=plan and plan.absolute(), strategy=strategy, objective=objective, profile=profile,
+            devices=devices,
+        ),
+        replicas=replicas,
         gpu_workers=gpu_workers, gateways=gateways,
-        schedulers=schedulers, inject_fault=inject_fault, fsync=fsync, host=host, port=port,
+        schedulers=schedulers, inject_fault=inject_fault, fsync=fsync, host=host or "127.0.0.1", port=port,
         redis_url=redis and checked_url(redis),
         payload_redis_url=payload_redis and checked_url(payload_redis),
         data=data, threads=threads, speculation=speculation, prefix_cache=prefix_cache,
         page_store_bytes=page_store_bytes, api_keys=api_keys and api_keys.absolute(),
         cors_origins=cors_origins, allowed_hosts=allowed_hosts, verbose=verbose,
     )  # fmt: skip
+    if topology is not None:
+        given = {"--stages": stages > 1, "--plan": plan, "--strategy": strategy, "--replicas": replicas > 1,
+                 "--gpu-workers": gpu_workers, "--redis": redis, "--devices": devices}  # fmt: skip
+        if strays := [name for name, value in given.items() if value]:
+            raise UsageError(f"{strays[0]} and --topology: the file says what runs where")
+        options = options_for(read_topology(topology), host, options)
     raise typer.Exit(up(options))
 
 

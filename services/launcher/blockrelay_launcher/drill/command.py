@@ -27,7 +27,7 @@ from blockrelay_launcher.drill.upgrade import SALT, Upgrade
 from blockrelay_launcher.drill.users import put_in_force
 from blockrelay_launcher.drill.workload import Ask, References, make_asks
 from blockrelay_launcher.supervisor.embedded_redis import Fsync
-from blockrelay_launcher.supervisor.service_specs import names_of
+from blockrelay_launcher.up_options.options import names_of
 
 #: Different requests; each is sent many times, under other salts and beside others.
 ASKS = 60

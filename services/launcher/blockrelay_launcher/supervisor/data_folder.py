@@ -2,6 +2,7 @@
 
 DATA/lock        held while an `up` or its Redis runs here
 DATA/up.json     how to reach what runs here; gone after a clean end
+DATA/plan.json   the plan that schedulers are started with
 DATA/control/    the control Redis: everything that was accepted
 DATA/payload/    the payload Redis: nothing that matters
 DATA/settings/   NAME=VALUE lines for the service of that name, read whenever it starts; made by users

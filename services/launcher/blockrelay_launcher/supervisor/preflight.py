@@ -13,7 +13,8 @@ from blockrelay.protocol.keys import Keys
 from blockrelay.redis.client import check_redis, connect
 from blockrelay.settings import GatewaySettings, check_names
 from blockrelay_launcher.supervisor.data_folder import parse_setting
-from blockrelay_launcher.supervisor.service_specs import UpOptions, given_to_gateways, service_names
+from blockrelay_launcher.supervisor.service_specs import given_to_gateways
+from blockrelay_launcher.up_options.options import UpOptions, service_names
 
 
 def check_gateways(options: UpOptions, ports: Sequence[int]) -> None:

@@ -1,8 +1,15 @@
-"""Asks the gateway whether a token can be produced."""
+"""Asks the gateway whether a token can be produced; on a host without one, Redis whether its workers serve."""
 
 import http.client
 import json
+import socket
+from collections.abc import Collection
 from typing import Any
+
+from blockrelay.errors import RedisTrouble
+from blockrelay.protocol.keys import Keys
+from blockrelay.redis.client import connect
+from blockrelay.redis.registry import read_workers
 
 
 def why_not_ready(host: str, port: int) -> str:
@@ -25,3 +32,15 @@ def _reasons(body: bytes) -> str:
         return "; ".join(map(str, content["reasons"]))
     except (ValueError, KeyError, TypeError):
         return body[:200].decode("utf-8", "replace")
+
+
+def why_workers_wait(redis_url: str, cell: str, model: str, pids: Collection[int]) -> str:
+    """Empty when the workers of these processes of this host serve, else how many do not, or what Redis says."""
+    with connect(redis_url) as client:
+        try:
+            workers = read_workers(client, Keys(cell), model)
+        except RedisTrouble as error:
+            return str(error)
+    here = f"{socket.gethostname()}:"
+    waiting = set(pids) - {worker.pid for worker in workers if worker.ready and worker.id.startswith(here)}
+    return f"{len(waiting)} of {len(pids)} workers have no stage yet" if waiting else ""

@@ -10,66 +10,25 @@ from blockrelay.host.cpu import cores
 from blockrelay.host.memory import available_bytes
 from blockrelay.settings import GatewaySettings, WorkerSettings, environment_for
 from blockrelay_launcher.supervisor.child_process import Child
-from blockrelay_launcher.supervisor.embedded_redis import EmbeddedRedis, Fsync
+from blockrelay_launcher.supervisor.embedded_redis import EmbeddedRedis
 from blockrelay_launcher.supervisor.shared_page_folder import default_limit
+from blockrelay_launcher.up_options.options import UpOptions, WorkerSpec, names_of, worker_specs
 
 #: Share of the memory that is free at start which all workers together may fill with KV pages.
 KV_SHARE = 0.4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class UpOptions:
-    """The options of `blockrelay up`. `plan`: a file with `stages` stages, not equal parts, whose `devices` each stage
-    names. `port` 0 picks a free one; `threads` None shares the cores between the workers of one stage.
-
-    Several `gateways` listen on as many consecutive ports from `port` on. `redis_url` None starts an embedded control
-    and payload Redis; `fsync` is the control one's. `inject_fault`: every GPU worker fails after as many jobs. `data`
-    None keeps everything in a temporary folder that is removed at the end. `cors_origins` and `allowed_hosts` are the
-    gateways' settings of these names.
-    """
-
-    model: Path
-    stages: int = 1
-    plan: Path | None = None
-    devices: tuple[tuple[str, ...], ...] = ()
-    replicas: int = 1
-    gpu_workers: int = 0
-    gateways: int = 1
-    schedulers: int = 1
-    inject_fault: int | None = None
-    host: str = "127.0.0.1"
-    port: int = 8000
-    redis_url: str | None = None
-    payload_redis_url: str | None = None
-    fsync: Fsync = "always"
-    data: Path | None = None
-    threads: int | None = None
-    speculation: bool = True
-    prefix_cache: bool = True
-    page_store_bytes: int | None = None
-    api_keys: Path | None = None
-    cors_origins: str | None = None
-    allowed_hosts: str | None = None
-    verbose: bool = False
-
-    @property
-    def device_ids(self) -> list[str]:
-        """The device of each CPU worker, "" where no plan names one: `replicas` workers for each stage, or one for each
-        device that the stage names if these are more."""
-        named = self.devices or ((),) * self.stages
-        return [ids[n % len(ids)] if ids else "" for ids in named for n in range(max(self.replicas, len(ids)))]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """What the services of one `up` have in common: `ports` the gateways', `pages` the folder of shared KV pages,
-    `settings` the folder with those of single services."""
+    """What the services of one `up` have in common: `ports` the gateways', `plan` the file with the plan, `pages` the
+    folder of shared KV pages, `settings` the folder with those of single services."""
 
     options: UpOptions
     control_url: str
     payload_url: str | None
     logs: Path
     ports: tuple[int, ...]
+    plan: Path
     pages: Path | None = None
     settings: Path | None = None
 
@@ -101,32 +60,40 @@ def redis_server(name: str, server: EmbeddedRedis, logs: Path, lock: int) -> Chi
 
 
 def schedulers(layout: Layout) -> list[Child]:
-    options = layout.options
-    names = names_of("scheduler", options.schedulers)
-    planned: dict[str, object] = {"plan": options.plan} if options.plan else {"stages": options.stages}
-    return [layout.service(name, "blockrelay_scheduler", port=0, **planned) for name in names]
+    names = names_of("scheduler", layout.options.schedulers)
+    return [layout.service(name, "blockrelay_scheduler", port=0, plan=layout.plan, stages=None) for name in names]
 
 
 def workers(layout: Layout) -> list[Child]:
-    """Those on the CPU, and those for the GPU."""
-    options = layout.options
-    cpu, gpu = options.device_ids, options.gpu_workers
-    # The stages of one route take turns with one whole batch, measured faster than each on a share of the cores.
-    routes = options.replicas + -(-gpu // options.stages)
-    threads = options.threads or max(1, cores() // routes)
-    kv_bytes = WorkerSettings().kv_bytes or int(available_bytes() * KV_SHARE) // (len(cpu) + gpu)
-    common: dict[str, object] = {"port": 0, "threads": threads, "kv_bytes": kv_bytes}
+    """Each with its share of the cores and of the free memory."""
+    options, specs = layout.options, worker_specs(layout.options)
+    kv_bytes = WorkerSettings().kv_bytes or int(available_bytes() * KV_SHARE) // max(1, len(specs))
+    common: dict[str, object] = {"port": 0, "kv_bytes": kv_bytes}
     common.update(_page_settings(layout))
     if not options.speculation:
         common["speculation"] = "off"
-    children = [
-        layout.service(f"worker-{n}", "blockrelay_worker", device="cpu", device_id=device, **common)
-        for n, device in enumerate(cpu, 1)
-    ]
-    for n in range(1, gpu + 1):
-        fault = {"inject_fault": options.inject_fault}
-        children.append(layout.service(f"gpu-worker-{n}", "blockrelay_worker", device="gpu", **common, **fault))
+    threads = options.threads or _fair_threads(options, specs)
+    children: list[Child] = []
+    for spec in specs:
+        own: dict[str, object] = {"device": spec.device, "threads": spec.threads or threads}
+        if spec.device_id:
+            own["device_id"] = spec.device_id
+        if spec.device == "gpu":
+            own["inject_fault"] = options.inject_fault
+        if spec.speed < 1:
+            own["inject_speed"] = spec.speed
+        children.append(layout.service(spec.name, "blockrelay_worker", **common, **own))
     return children
+
+
+def _fair_threads(options: UpOptions, specs: Sequence[WorkerSpec]) -> int:
+    """The stages of one route take turns with one whole batch, measured faster than each on a share of the cores."""
+    if options.local is not None:
+        routes = len({spec.device_id for spec in specs})
+    else:
+        stages = len(options.planned.stages) if options.planned else options.plan.stages
+        routes = -(-len(specs) // stages)
+    return max(1, cores() // max(1, routes))
 
 
 def gateways(layout: Layout) -> list[Child]:
@@ -158,22 +125,6 @@ def url_host(host: str) -> str:
     """The same as it stands in a URL."""
     local = local_host(host)
     return f"[{local}]" if ":" in local else local
-
-
-def service_names(options: UpOptions) -> list[str]:
-    """Of all services, as `up` shows them and DATA/settings and DATA/logs name their files."""
-    cpu, gpu = len(options.device_ids), options.gpu_workers
-    return [
-        *names_of("scheduler", options.schedulers),
-        *(f"worker-{n}" for n in range(1, cpu + 1)),
-        *(f"gpu-worker-{n}" for n in range(1, gpu + 1)),
-        *names_of("gateway", options.gateways),
-    ]
-
-
-def names_of(role: str, count: int) -> list[str]:
-    """The names of `count` gateways or schedulers."""
-    return [role] if count == 1 else [f"{role}-{n}" for n in range(1, count + 1)]
 
 
 def _page_settings(layout: Layout) -> dict[str, object]:

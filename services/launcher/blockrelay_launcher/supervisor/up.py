@@ -14,7 +14,6 @@ from blockrelay.block_folder.folder import open_block_folder
 from blockrelay.errors import RedisTrouble, ServiceUnavailable, UsageError
 from blockrelay.exit_codes import UNUSABLE
 from blockrelay.observability import logs
-from blockrelay.planning.plan_file import read_plan_file
 from blockrelay.protocol.keys import Keys
 from blockrelay.redis import client as redis_link
 from blockrelay.settings import GatewaySettings, Settings, WorkerSettings, read_settings
@@ -25,11 +24,10 @@ from blockrelay_launcher.supervisor.death_reports import DeathReports
 from blockrelay_launcher.supervisor.embedded_redis import EmbeddedRedis, find_server_program, place, unplace
 from blockrelay_launcher.supervisor.ports import kept_ports
 from blockrelay_launcher.supervisor.preflight import check_gateways, check_settings, look_at_redis
-from blockrelay_launcher.supervisor.readiness import why_not_ready
+from blockrelay_launcher.supervisor.readiness import why_not_ready, why_workers_wait
 from blockrelay_launcher.supervisor.redis_checks import warnings_about
 from blockrelay_launcher.supervisor.service_specs import (
     Layout,
-    UpOptions,
     gateways,
     local_host,
     redis_server,
@@ -39,6 +37,7 @@ from blockrelay_launcher.supervisor.service_specs import (
 )
 from blockrelay_launcher.supervisor.shared_page_folder import open_page_folder
 from blockrelay_launcher.supervisor.signals import Alarm
+from blockrelay_launcher.up_options.options import UpOptions
 
 #: Before the first token can be produced, a child that ends this often is broken, not unlucky.
 MOST_EARLY_DEATHS = 3
@@ -62,25 +61,19 @@ def up(options: UpOptions) -> int:
     if settings.failpoint:
         logs.configure(settings.log_level, node_id="launcher")
     failpoints.arm("launcher", settings.failpoint)
-    blocks = open_block_folder(options.model, blocks=[]).model.blocks
-    if options.plan is not None:
-        planned = read_plan_file(options.plan, blocks)
-        stages = len(planned.stages)
-        if options.stages not in (1, stages):
-            raise UsageError(f"--stages is {options.stages}, and {options.plan} has {stages} stages: give one of them")
-        options = replace(options, stages=stages, devices=planned.devices)
-    if not 1 <= options.stages <= blocks:
-        raise UsageError(f"--stages is {options.stages}, but the model has {blocks} blocks: choose 1 to {blocks}")
+    model = open_block_folder(options.model, blocks=[])
+    if options.planned is None:
+        options = replace(options, planned=options.plan.read(options.model, model.model.blocks))
     with kept_ports(options.host, options.port, options.gateways) as ports:
         check_gateways(options, ports)
         if options.data is not None:
             check_settings(options.data / "settings", options)
         for line in look_at_redis(options, settings.cell):
             _say(line)
-        return _run(options, settings, ports)
+        return _run(options, settings, ports, model.model_key)
 
 
-def _run(options: UpOptions, settings: Settings, ports: tuple[int, ...]) -> int:
+def _run(options: UpOptions, settings: Settings, ports: tuple[int, ...], model_key: str) -> int:
     if is_open_to_others(options.host) and not (options.api_keys or GatewaySettings().api_keys):
         _say(f"warning: everybody who reaches {options.host} may use this gateway; --api-keys FILE demands a key")
     with (
@@ -88,7 +81,7 @@ def _run(options: UpOptions, settings: Settings, ports: tuple[int, ...]) -> int:
         open_data_folder(options.data) as folder,
         open_page_folder(data=folder.path) as pages,
     ):
-        return _Up(options, settings, folder, alarm, ports, pages).run()
+        return _Up(options, settings, folder, alarm, ports, pages, model_key).run()
 
 
 def _say(line: str) -> None:
@@ -105,12 +98,14 @@ class _Up:
     alarm: Alarm
     ports: tuple[int, ...]
     pages: Path | None
+    model_key: str
     embedded: list[EmbeddedRedis] = field(default_factory=list[EmbeddedRedis])
     redis: list[Child] = field(default_factory=list[Child])
     schedulers: list[Child] = field(default_factory=list[Child])
     workers: list[Child] = field(default_factory=list[Child])
     gateways: list[Child] = field(default_factory=list[Child])
     death_reports: DeathReports | None = None
+    control_url: str = ""
     ready: bool = False
     said_at: float = field(default_factory=time.monotonic)
     told: set[str] = field(default_factory=set[str])  # lines of logs that the error at the end says
@@ -166,23 +161,28 @@ class _Up:
             client.close()
 
     def _start_services(self, control: str, payload: str | None) -> None:
+        self.control_url = control
         self.death_reports = DeathReports(self.settings, control, _say)
         if self.embedded:
             self.death_reports.forget_everybody()
         self.death_reports.start()
+        plan = self.folder.path / "plan.json"
+        assert self.options.planned is not None
+        plan.write_text(self.options.planned.to_json())
         layout = Layout(
             options=self.options,
             control_url=control,
             payload_url=payload,
             logs=self.folder.logs,
             ports=self.ports,
+            plan=plan,
             pages=self.pages,
             settings=self.folder.path / "settings",
         )
         self.folder.announce(
             Running(
                 pid=os.getpid(),
-                url=self.urls[0],
+                url=self.urls[0] if self.urls else "",
                 urls=self.urls,
                 redis_url=control,
                 payload_redis_url=payload,
@@ -229,6 +229,8 @@ class _Up:
 
     def _look_ready(self) -> None:
         why = "; ".join(filter(None, (why_not_ready(local_host(self.options.host), port) for port in self.ports)))
+        if not self.ports:
+            why = why_workers_wait(self.control_url, self.settings.cell, self.model_key, [c.pid for c in self.workers])
         if not why:
             self.ready = True
             if self.options.redis_url:
@@ -236,7 +238,7 @@ class _Up:
                 for warning in warnings_about(self.options.redis_url, carries_rows=carries_rows):
                     _say(warning)
             with contextlib.suppress(BrokenPipeError):
-                sys.stdout.write(f"ready {' '.join(self.urls)}\n")
+                sys.stdout.write(f"{' '.join(['ready', *self.urls])}\n")
                 sys.stdout.flush()
         elif time.monotonic() - self.said_at > SAY_WHY_S:
             _say(f"not ready yet: {why}")

@@ -7,6 +7,8 @@ from typing import Literal, get_args
 from blockrelay.block_folder.analysis import ModelAnalysis
 from blockrelay.errors import UsageError
 from blockrelay.planning.devices import Device, Fleet
+from blockrelay.protocol.plan import Stage
+from blockrelay.protocol.planned_split import PlannedSplit, planned_for
 from blockrelay_scheduler.planning.cost_model import CostModel
 
 Objective = Literal["latency", "throughput"]
@@ -106,6 +108,14 @@ class Placement:
 
     parts: tuple[Part, ...]
     notes: Mapping[str, object] | None = None
+
+    def as_planned(self) -> PlannedSplit:
+        """The same for schedulers to publish."""
+        return PlannedSplit(
+            stages=tuple(Stage(first=part.first, last=part.last) for part in self.parts),
+            reasons=tuple(planned_for(part.devices, part.reason) for part in self.parts),
+            devices=tuple(part.devices for part in self.parts),
+        )
 
 
 Strategy = Callable[[Problem], Placement]

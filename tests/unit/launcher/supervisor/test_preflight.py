@@ -10,7 +10,7 @@ import pytest
 from blockrelay.errors import RedisUnavailable, UsageError
 from blockrelay.redis.client import connect
 from blockrelay_launcher.supervisor.preflight import check_gateways, check_settings, look_at_redis
-from blockrelay_launcher.supervisor.service_specs import UpOptions
+from blockrelay_launcher.up_options.options import UpOptions
 from tests.support.redis.redis_server import RedisServer
 
 MODEL = Path("model")

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from blockrelay_launcher.supervisor.service_specs import Layout, UpOptions, gateways
+from blockrelay_launcher.supervisor.service_specs import Layout, gateways
+from blockrelay_launcher.up_options.options import UpOptions
 
 
 def origins(tmp_path: Path, count: int, **options: str) -> list[set[str]]:
@@ -13,6 +14,7 @@ def origins(tmp_path: Path, count: int, **options: str) -> list[set[str]]:
         control_url="unix:///none",
         payload_url=None,
         logs=tmp_path,
+        plan=tmp_path / "plan.json",
         ports=tuple(range(8000, 8000 + count)),
     )
     return [set(child.env["BLOCKRELAY_CORS_ORIGINS"].split(",")) for child in gateways(layout)]

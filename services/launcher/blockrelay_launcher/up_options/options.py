@@ -1,0 +1,112 @@
+"""The options of `blockrelay up`, and the services that follow from them."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from blockrelay.protocol.plan import Device
+from blockrelay.protocol.planned_split import PlannedSplit
+from blockrelay_launcher.supervisor.embedded_redis import Fsync
+from blockrelay_launcher.up_options.plan_choice import ONE_STAGE, PlanChoice
+
+_PREFIX: Mapping[Device, str] = {"cpu": "worker", "gpu": "gpu-worker"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalDevice:
+    """A device of this host that plans name; `threads` None: a fair share of the cores."""
+
+    device: Device = "cpu"
+    threads: int | None = None
+    speed: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpOptions:
+    """The options of `blockrelay up`. `plan` says which plan it starts with, `planned` is that plan, once it was read.
+    `local` are the devices of this host by their ids; None: all that the plan names. `port` 0 picks a free one;
+    `threads` None shares the cores between the workers of one stage.
+
+    Several `gateways` listen on as many consecutive ports from `port` on. `redis_url` None starts an embedded control
+    and payload Redis; `fsync` is the control one's. `inject_fault`: every GPU worker fails after as many jobs. `data`
+    None keeps everything in a temporary folder that is removed at the end. `cors_origins` and `allowed_hosts` are the
+    gateways' settings of these names.
+    """
+
+    model: Path
+    plan: PlanChoice = ONE_STAGE
+    planned: PlannedSplit | None = None
+    local: Mapping[str, LocalDevice] | None = None
+    replicas: int = 1
+    gpu_workers: int = 0
+    gateways: int = 1
+    schedulers: int = 1
+    inject_fault: int | None = None
+    host: str = "127.0.0.1"
+    port: int = 8000
+    redis_url: str | None = None
+    payload_redis_url: str | None = None
+    fsync: Fsync = "always"
+    data: Path | None = None
+    threads: int | None = None
+    speculation: bool = True
+    prefix_cache: bool = True
+    page_store_bytes: int | None = None
+    api_keys: Path | None = None
+    cors_origins: str | None = None
+    allowed_hosts: str | None = None
+    verbose: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerSpec:
+    """A worker that `up` starts. `device_id` "": no plan names its device."""
+
+    name: str
+    device: Device = "cpu"
+    device_id: str = ""
+    threads: int | None = None
+    speed: float = 1.0
+
+
+def worker_specs(options: UpOptions) -> list[WorkerSpec]:
+    """For each stage `replicas` workers, or one for each device that it names if these are more, as far as those are
+    on this host; and the GPU workers beside them."""
+    named = options.planned.devices if options.planned else ((),) * options.plan.stages
+    ids = [
+        devices[n % len(devices)] if devices else ""
+        for devices in named
+        for n in range(max(options.replicas, len(devices)))
+    ]
+    specs: list[WorkerSpec] = []
+    for device_id in ids:
+        if options.local is not None and device_id not in options.local:
+            continue
+        own = options.local[device_id] if options.local is not None else LocalDevice()
+        number = sum(spec.device == own.device for spec in specs) + 1
+        specs.append(
+            WorkerSpec(
+                name=f"{_PREFIX[own.device]}-{number}",
+                device=own.device,
+                device_id=device_id,
+                threads=own.threads,
+                speed=own.speed,
+            )
+        )
+    there = sum(spec.device == "gpu" for spec in specs)
+    extra = [WorkerSpec(name=f"gpu-worker-{there + n}", device="gpu") for n in range(1, options.gpu_workers + 1)]
+    return [*specs, *extra]
+
+
+def service_names(options: UpOptions) -> list[str]:
+    """Of all services, as `up` shows them and DATA/settings and DATA/logs name their files."""
+    return [
+        *names_of("scheduler", options.schedulers),
+        *(spec.name for spec in worker_specs(options)),
+        *names_of("gateway", options.gateways),
+    ]
+
+
+def names_of(role: str, count: int) -> list[str]:
+    """The names of `count` gateways or schedulers."""
+    return [role] if count == 1 else [f"{role}-{n}" for n in range(1, count + 1)]

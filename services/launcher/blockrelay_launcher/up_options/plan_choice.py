@@ -1,0 +1,71 @@
+"""The plan that an `up` starts with: of a file, of a strategy, or equal parts."""
+
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from blockrelay.errors import UsageError
+from blockrelay.planning.plan_file import read_plan_file
+from blockrelay.protocol.planned_split import PlannedSplit, equal_parts, parse_planned
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanChoice:
+    """`stages` equal parts, or the plan in the file `plan`, or what `strategy` makes of the other fields, whose
+    meanings are those of `blockrelay plan`."""
+
+    stages: int = 1
+    plan: Path | None = None
+    strategy: str | None = None
+    objective: str | None = None
+    profile: Path | None = None
+    devices: Path | None = None
+    context: str | None = None
+    requests: int | None = None
+    boundaries: str | None = None
+    targets: str | None = None
+
+    def read(self, model: Path, blocks: int) -> PlannedSplit:
+        """The plan for a model of `blocks` blocks. UsageError, one line, where there is none, or two are asked for."""
+        if self.strategy is not None:
+            if self.plan is not None:
+                raise UsageError("--plan and --strategy: give one of them")
+            return self._of_strategy(model, blocks)
+        if strays := [name for name in ("objective", "profile", "devices") if getattr(self, name) is not None]:
+            raise UsageError(f"--{strays[0]} is for --strategy")
+        if self.plan is None:
+            return equal_parts(blocks, self.stages)
+        planned = read_plan_file(self.plan, blocks)
+        if self.stages not in (1, len(planned.stages)):
+            asked = f"--stages is {self.stages}, and {self.plan} has {len(planned.stages)} stages"
+            raise UsageError(f"{asked}: give one of them")
+        return planned
+
+    def _of_strategy(self, model: Path, blocks: int) -> PlannedSplit:
+        """Services do not import each other: the planner is asked as a command."""
+        argv = [sys.executable, "-P", "-m", "blockrelay_scheduler.plan_command", "--model", str(model), "--json"]
+        given = {
+            "strategy": self.strategy,
+            "objective": self.objective,
+            "profile": self.profile,
+            "devices": self.devices,
+            "context": self.context,
+            "requests": self.requests,
+            "boundaries": self.boundaries,
+            "targets": self.targets,
+            "parts": self.stages if self.stages > 1 else None,
+        }
+        argv += [f"--{name}={value}" for name, value in given.items() if value is not None]
+        done = subprocess.run(argv, capture_output=True, text=True, check=False)
+        if done.returncode:
+            said = done.stderr.strip().removeprefix("error: ") or f"exit code {done.returncode}"
+            raise UsageError(f"strategy {self.strategy}: {said}")
+        planned = parse_planned(done.stdout, f"strategy {self.strategy}")
+        if planned.blocks != blocks:
+            raise UsageError(f"strategy {self.strategy} plans {planned.blocks} blocks, but the model has {blocks}")
+        return planned
+
+
+#: The whole model as one stage.
+ONE_STAGE = PlanChoice()

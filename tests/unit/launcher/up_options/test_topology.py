@@ -1,0 +1,121 @@
+"""The file of `up --topology`: what each host starts, and what is wrong in which line."""
+
+from pathlib import Path
+
+import pytest
+
+from blockrelay.errors import UsageError
+from blockrelay.settings import BUNDLED_MODEL
+from blockrelay_launcher.up_options.options import UpOptions, service_names, worker_specs
+from blockrelay_launcher.up_options.topology import options_for, read_topology
+
+TWO_HOSTS = """\
+strategy: custom
+boundaries: 1-2,3-5,6-7
+targets: cpu:a,gpu0,cpu:a
+redis: redis://10.0.0.1:6379/0
+hosts:
+  a:
+    roles: [scheduler, gateway, worker]
+    listen: 0.0.0.0
+    port: 8080
+    devices:
+      - {id: "cpu:a", memory: 8GB, threads: 3, bytes_per_second: 20GB/s}
+  b:
+    model: models/b
+    devices:
+      - id: gpu0
+        class: GPU
+        memory: 24000000000
+        bytes_per_second: 900GB/s
+        operations_per_second: 80T/s
+links:
+  - {between: [a, b], seconds: 0.0002, seconds_per_byte: 1.0e-9}
+"""
+
+
+def written(folder: Path, text: str) -> Path:
+    path = folder / "topology.yaml"
+    path.write_text(text)
+    return path
+
+
+def options(path: Path, host: str | None, **more: object) -> UpOptions:
+    return options_for(read_topology(path), host, UpOptions(model=BUNDLED_MODEL, **more))  # pyright: ignore[reportArgumentType]
+
+
+def test_each_host_starts_its_own_part_of_one_plan(tmp_path: Path) -> None:
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models/b").symlink_to(BUNDLED_MODEL)
+    path = written(tmp_path, TWO_HOSTS)
+    a, b = options(path, "a"), options(path, "b")
+    assert a.planned == b.planned and a.planned is not None and a.planned.text == "1-2,3-5,6-7"
+    assert service_names(a) == ["scheduler", "worker-1", "worker-2", "gateway"]
+    assert [(w.device_id, w.device, w.threads) for w in worker_specs(a)] == [("cpu:a", "cpu", 3)] * 2
+    assert (a.host, a.port, a.redis_url, a.model) == ("0.0.0.0", 8080, "redis://10.0.0.1:6379/0", BUNDLED_MODEL)
+    assert service_names(b) == ["gpu-worker-1"] and worker_specs(b)[0].device_id == "gpu0"
+    assert (b.gateways, b.schedulers, b.model) == (0, 0, tmp_path / "models/b")
+
+
+def test_a_host_without_the_role_starts_no_worker(tmp_path: Path) -> None:
+    path = written(tmp_path, TWO_HOSTS.replace("[scheduler, gateway, worker]", "[gateway]"))
+    assert service_names(options(path, "a")) == ["gateway"]
+
+
+def test_one_host_alone_needs_no_name_and_no_redis(tmp_path: Path) -> None:
+    text = (
+        "hosts:\n  here:\n    roles: [scheduler, gateway, worker]\n    devices: [{id: cpu, bytes_per_second: 2e10}]\n"
+    )
+    alone = options(written(tmp_path, text), None, port=0)
+    assert alone.redis_url is None and alone.port == 0 and service_names(alone)[1] == "worker-1"
+
+
+@pytest.mark.parametrize(("host", "said"), [(None, "--host a or b"), ("c", "no host c: there is a, b")])
+def test_a_host_that_is_not_there_is_said(tmp_path: Path, host: str | None, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        options(written(tmp_path, TWO_HOSTS), host)
+
+
+def test_a_plan_for_a_device_that_no_host_has_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "plan.json").write_text('{"stages": [{"blocks": "1-7", "devices": ["gpu7"]}]}')
+    text = "plan: plan.json\n" + TWO_HOSTS.partition("targets: cpu:a,gpu0,cpu:a\n")[2]
+    with pytest.raises(UsageError, match="for device gpu7, which no host"):
+        options(written(tmp_path, text), "a")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        pytest.param("port: 8080", "port: 80800", "line 9: hosts.a.port: Input should be less", id="a value"),
+        pytest.param("listen:", "lisen:", "line 8: hosts.a.lisen: Extra inputs are not permitted", id="a name"),
+        pytest.param("class: GPU", "class: 'G P U'", "line 16: hosts.b.devices.0.class: String", id="deep inside"),
+        pytest.param("threads: 3", "threads: none", "line 11: hosts.a.devices.0.threads: Input", id="in one line"),
+        pytest.param("id: gpu0", "id: cpu:a", "line 15: device cpu:a is there twice, on a and b", id="a device twice"),
+        pytest.param("[a, b]", "[a, c]", "line 21: links.0.between: there is no host c", id="an unknown host"),
+        pytest.param("  b:\n", "  a:\n", "line 12: a is there twice", id="a host twice"),
+        pytest.param("80T/s", "80 much", "line 15: hosts.b.devices.0: operations_per_second: '80 much'", id="a unit"),
+        pytest.param("redis: redis://10.0.0.1:6379/0\n", "", "several hosts need a Redis", id="no Redis"),
+        pytest.param("strategy: custom", "strategy: custom\nplan: p", "line 2: plan and strategy", id="two plans"),
+        pytest.param("worker]", "worker", "line ", id="no YAML"),
+        pytest.param("[a, b]", "&x [a, *x]", "line 21: aliases", id="an alias"),
+        pytest.param("targets: cpu:a,gpu0,cpu:a", "targets: cpu:z", "there is no device cpu:z", id="a target"),
+        pytest.param("hosts:", "guests:", "line 1: hosts: Field required", id="nothing"),
+    ],
+)
+def test_what_is_wrong_is_one_line_that_names_its_place(tmp_path: Path, old: str, new: str, said: str) -> None:
+    assert old in TWO_HOSTS
+    path = written(tmp_path, TWO_HOSTS.replace(old, new, 1))
+    with pytest.raises(UsageError) as raised:
+        options(path, "a")
+    assert said in str(raised.value) and "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("content", ["", "7", "[]", "\x00", "a: [", "? {a: b}\n: c", "hosts: {a: {}}"])
+def test_a_file_that_is_no_topology_is_refused(tmp_path: Path, content: str) -> None:
+    with pytest.raises(UsageError, match=r"topology\.yaml"):
+        options(written(tmp_path, content), None)
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="nothing: No such file"):
+        read_topology(tmp_path / "nothing")
