@@ -28,6 +28,24 @@ def complete(url: str) -> list[int]:
     return answer.json()["choices"][0]["token_ids"]
 
 
+def test_requests_without_a_cache_run_beside_others_in_any_stages(model: Path, tmp_path: Path) -> None:
+    """They keep no KV from token to token; their tokens are those of the others."""
+    body = {"model": "tiny", "max_tokens": 40, "temperature": 1, "ignore_eos": True, "return_token_ids": True}
+
+    def tokens(url: str, seed: int, use_cache: bool) -> list[int]:
+        asked = {**body, "prompt": [1, 5 + seed, 9], "seed": seed, "use_cache": use_cache}
+        answer = httpx.post(f"{url}/v1/completions", json=asked, timeout=60)
+        assert answer.is_success, answer.text
+        return answer.json()["choices"][0]["token_ids"]
+
+    answers: list[list[list[int]]] = []
+    for stages in ("1", "3"):
+        with running_up(model, "--stages", stages, data=tmp_path / stages) as up, ThreadPoolExecutor(8) as pool:
+            both = [(seed, use_cache) for seed in range(4) for use_cache in (True, False)]
+            answers.append(list(pool.map(lambda one, url=up.url: tokens(url, *one), both)))
+    assert answers[0] == answers[1] and answers[0][::2] == answers[0][1::2]
+
+
 def planned(model: Path, path: Path, boundaries: str) -> Path:
     """A file of `blockrelay plan --json`."""
     argv = [*COMMAND, "plan", "--model", str(model), "--strategy", "custom", "--boundaries", boundaries, "--json"]

@@ -35,6 +35,7 @@ class SamplingParams:
     stop_token_ids  tokens that end the text besides the model's EOS ids
     ignore_eos      the model's EOS ids do not end the text
     logprobs        None = none; n = log probability of each new token and of the n most likely ones
+    use_cache       False: no KV is kept from one token to the next; each step computes all rows before it anew
 
     Raises BadRequest with `param` = the name of the field that is wrong.
     """
@@ -49,6 +50,7 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     logprobs: int | None = None
+    use_cache: bool = True
 
     def __post_init__(self) -> None:
         _integer("max_tokens", self.max_tokens, 0, 2**31 - 1)
@@ -65,8 +67,9 @@ class SamplingParams:
             raise BadRequest(f"stop_token_ids takes at most {MAX_STOP_TOKENS} ids", param="stop_token_ids")
         for token in self.stop_token_ids:
             _integer("stop_token_ids", token, 0, 2**31 - 1)
-        if type(self.ignore_eos) is not bool:
-            raise BadRequest(f"ignore_eos must be true or false, not {self.ignore_eos!r}", param="ignore_eos")
+        for name in ("ignore_eos", "use_cache"):
+            if type(value := getattr(self, name)) is not bool:
+                raise BadRequest(f"{name} must be true or false, not {value!r}", param=name)
         if self.logprobs is not None:
             check_logprobs(self.logprobs)
 

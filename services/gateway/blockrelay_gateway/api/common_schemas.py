@@ -35,6 +35,9 @@ class SamplingFields(Strict):
     )
     stop_token_ids: list[int] | None = Field(default=None, description="up to 64 tokens that end the text")
     ignore_eos: bool | None = Field(default=None, description="the model's own end tokens do not end the text")
+    use_cache: bool | None = Field(
+        default=None, description="false: keep no KV between tokens and compute every step anew (slow; same tokens)"
+    )
     stream: bool | None = Field(default=None, description="answer in events, piece by piece")
     return_token_ids: bool | None = Field(default=None, description="token ids of the prompt and of each piece too")
     background: bool | None = Field(default=None, description="answer at once; read the result from /v1/requests/{id}")

@@ -94,6 +94,7 @@ class RequestBuilder:
             stop=(fields.stop,) if isinstance(fields.stop, str) else tuple(fields.stop or ()),
             stop_token_ids=tuple(fields.stop_token_ids or ()),
             ignore_eos=bool(fields.ignore_eos),
+            use_cache=fields.use_cache is not False,
             logprobs=logprobs,
         )
         if params.stop and self.tokenizer is None:

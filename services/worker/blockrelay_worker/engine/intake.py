@@ -173,7 +173,7 @@ class Intake:
             seed=params.seed if params.seed is not None else derive_seed(request),
             context=self._model.max_position,
             quarantined_until=len(tokens) if quarantined else 0,
-            skip_prefix_cache=skip_prefix_cache,
+            skip_prefix_cache=skip_prefix_cache or not params.use_cache,
             deadline=deadline,
         )
         last = LastStageState(progress=progress, committed=len(committed)) if self._role.last_stage else None

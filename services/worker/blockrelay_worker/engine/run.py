@@ -208,6 +208,7 @@ class Run:
         self._tokens += tokens
         self.kv.advance_to(self.kv.computed + accepted)
         self.first.drafts = ()
+        self._keep_nothing()
         self._check()
 
     def receive(self, position: int, tokens: Sequence[int]) -> None:
@@ -227,10 +228,16 @@ class Run:
         self._tokens += tokens
         self.last.committed += len(tokens)
         self.kv.advance_to(len(self._tokens) - 1)
+        self._keep_nothing()
+
+    def _keep_nothing(self) -> None:
+        """Without a cache the next token needs all rows anew."""
+        if not self.params.use_cache:
+            self.kv.rewind(0)
 
     def guesses(self, limit: int) -> list[int]:
         """First stage: at most `limit` guesses at the tokens behind the last known one; none for tensor steps."""
-        if self.body.logits != "none":
+        if self.body.logits != "none" or not self.params.use_cache:
             return []
         assert self.first is not None
         if self.first.drafter is None:

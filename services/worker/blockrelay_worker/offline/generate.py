@@ -49,6 +49,9 @@ def main(
     seed: Annotated[int | None, typer.Option(help="[default: derived from the prompt]")] = None,
     stop: Annotated[list[str] | None, typer.Option(help="end the text before this string; may be repeated")] = None,
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="go on after the model's end token")] = False,
+    no_kv_cache: Annotated[
+        bool, typer.Option("--no-kv-cache", help="compute every step from the first token on; the text is the same")
+    ] = False,
     logprobs: Annotated[int | None, typer.Option(help="with --json: log probabilities of the n best tokens")] = None,
     threads: Annotated[int | None, typer.Option(min=1, help="[default: the cores of this machine]")] = None,
     stages: Annotated[int, typer.Option(min=1, help="cut the model into this many stages")] = 1,
@@ -68,6 +71,7 @@ def main(
         stop=tuple(stop or ()),
         ignore_eos=ignore_eos,
         logprobs=logprobs,
+        use_cache=not no_kv_cache,
     )
     if params.max_tokens == 0:
         raise BadRequest("max_tokens must be at least 1", param="max_tokens")

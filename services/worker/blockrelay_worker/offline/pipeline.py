@@ -112,17 +112,13 @@ def generate(
     )
     started = time.perf_counter()
     seconds: dict[str, float] = {}
-    logits: NDArray[np.float32] | None = None
     for token in known:
         assert advance(progress, token) is None, "the known tokens end the request"
     before = [*prompt, *known]
-    for first in range(0, len(before), CHUNK_ROWS):
-        chunk = before[first : first + CHUNK_ROWS]
-        logits = pipeline.run(chunk, first, wanted=first + len(chunk) == len(before), seconds=seconds)
+    logits = _rows(pipeline, before, 0, seconds)
     sampled: list[Sampled] = []
     first_token_s = 0.0
     while True:
-        assert logits is not None
         position = progress.length
         sampled.append(sample(logits, params, seed=seed, position=position))
         token = sampled[-1].token
@@ -131,7 +127,8 @@ def generate(
         on_token(token)
         if reason is not None:
             break
-        logits = pipeline.run([token], position, wanted=True, seconds=seconds)
+        before.append(token)
+        logits = _rows(pipeline, before, position if params.use_cache else 0, seconds)
     return Generated(
         sampled=tuple(sampled),
         finish_reason=reason,
@@ -139,3 +136,13 @@ def generate(
         total_s=time.perf_counter() - started,
         block_s=seconds,
     )
+
+
+def _rows(pipeline: Pipeline, tokens: Sequence[int], first: int, seconds: dict[str, float]) -> NDArray[np.float32]:
+    """Run the tokens from position `first` on, in chunks; the logits of the last one."""
+    logits: NDArray[np.float32] | None = None
+    for at in range(first, len(tokens), CHUNK_ROWS):
+        chunk = tokens[at : at + CHUNK_ROWS]
+        logits = pipeline.run(chunk, at, wanted=at + len(chunk) == len(tokens), seconds=seconds)
+    assert logits is not None
+    return logits

@@ -2,6 +2,8 @@
 
 from concurrent.futures import ThreadPoolExecutor
 
+import pytest
+
 from blockrelay.text.tokenizer import Tokenizer
 from tests.support.gateway.played import NUMERICS, PlayedWorker, RunningGateway, answering
 
@@ -25,6 +27,19 @@ def test_a_completion_is_the_text_of_the_committed_tokens(
     assert answer["system_fingerprint"] == NUMERICS
     assert answer["model"] == "tiny"
     assert answer["id"] == "cmpl-" + response.headers["x-request-id"].removeprefix("req-")
+
+
+@pytest.mark.parametrize(("asked", "kept"), [({}, True), ({"use_cache": True}, True), ({"use_cache": False}, False)])
+def test_a_request_may_do_without_a_cache(
+    gateway: RunningGateway, worker: PlayedWorker, asked: dict[str, bool], kept: bool
+) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(lambda: gateway.post("/v1/completions", prompt="Tom", **asked))
+        (claimed,) = worker.claim()
+        assert claimed.body.params["use_cache"] is kept
+        worker.say(claimed, [5], end="stop")
+        assert answer.result().status_code == 200
+    assert gateway.post("/v1/completions", prompt="Tom", use_cache="no").status_code == 400
 
 
 def test_a_large_prompt_is_tokenised_beside_the_event_loop_with_the_same_result(

@@ -132,6 +132,40 @@ def test_a_row_that_is_not_finite_fails_its_request_and_not_its_batch(
     assert {end.reason for end in good} == {"length"}
 
 
+class Counting(WrappingExecutor):
+    """Notes the first position and the number of rows of each segment."""
+
+    def __init__(self, executor: Executor) -> None:
+        super().__init__(executor)
+        self.seen: list[tuple[int, int]] = []
+
+    def run(self, batch: Batch) -> StageOutput:
+        self.seen += [(segment.first_position, segment.rows) for segment in batch.segments]
+        return super().run(batch)
+
+
+@pytest.mark.parametrize("use_cache", [True, False])
+def test_without_a_cache_each_step_computes_all_rows_and_the_tokens_are_the_same(
+    w8a8: BlockFolder, client: redis.Redis, keys: Keys, scripts: Scripts, use_cache: bool
+) -> None:
+    made: list[Counting] = []
+
+    def counting(executor: Executor) -> Executor:
+        made.append(Counting(executor))
+        return made[-1]
+
+    with engine_running(w8a8, client, keys, scripts, broken=counting) as (cell, _):
+        for name, keeps in (("req-1", use_cache), ("req-2", True)):
+            content = body([7, 8, 9], ignore_eos=True, temperature=1.0, seed=3, use_cache=keeps)
+            cell.accept(name, content=content)
+            wait_until(lambda of=name: end_of(cell, of), "it ends", timeout_s=20)
+        first, second = ([e.token for e in cell.log(name) if isinstance(e, TokenEntry)] for name in ("req-1", "req-2"))
+    assert first == second and len(first) == 8
+    anew = [(0, 3 + n) for n in range(8)]
+    assert (made[0].seen[:8] == anew) == (not use_cache)
+    assert made[0].seen[-1][0] > 0, "the other one kept its KV"
+
+
 def test_a_failing_gpu_gives_its_whole_batch_to_the_cpu_stream(
     w8a8: BlockFolder, client: redis.Redis, keys: Keys, scripts: Scripts
 ) -> None:

@@ -57,6 +57,12 @@ def test_stages_threads_and_repetition_do_not_show_in_a_sampled_text(w8a8: Block
     assert _json(w8a8, *options, "--seed", "99")["tokens"] != first["tokens"]
 
 
+def test_without_a_kv_cache_the_text_is_the_same(w8a8: BlockFolder) -> None:
+    options = ("--ids", "1,5,9", "--max-tokens", "10", "--temperature", "1", "--ignore-eos")
+    for stages in ("1", "2"):
+        assert _json(w8a8, *options, "--no-kv-cache", "--stages", stages)["tokens"] == _json(w8a8, *options)["tokens"]
+
+
 def test_a_stop_string_ends_the_text_before_it(w8a8: BlockFolder) -> None:
     text = _json(w8a8, "--prompt", "The dog", "--max-tokens", "20", "--ignore-eos")["text"]
     stop = text[5:8]
