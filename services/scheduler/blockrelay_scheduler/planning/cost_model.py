@@ -31,7 +31,11 @@ class CostModel:
     precisions: tuple[Precision, ...]
     profile: Profile | None = None
     measured_in: tuple[Precision, ...] | None = None
+    _classes: tuple[str, ...] = field(init=False)
     _seconds: dict[tuple[object, ...], list[float]] = field(default_factory=dict[tuple[object, ...], list[float]])
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_classes", self.profile.classes if self.profile else ())
 
     def check(self, fleet: Fleet) -> None:
         """UsageError for a device whose speed nobody knows, and a profile of other blocks."""
@@ -96,7 +100,7 @@ class CostModel:
         return step.seconds + rows * step.seconds_per_row if step else 0.0
 
     def _is_profiled(self, device: Device) -> bool:
-        return self.profile is not None and device.device_class in self.profile.classes
+        return device.device_class in self._classes
 
     def _block_seconds(self, device: Device, index: int, rows: float, context: float) -> float:
         block, precision = self.analysis.blocks[index - 1], self.precisions[index - 1]

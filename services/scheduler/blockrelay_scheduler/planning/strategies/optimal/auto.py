@@ -30,11 +30,14 @@ def auto(problem: Problem) -> Placement:
     space = Space.of(problem)
     best: tuple[float, tuple[Stage, ...]] | None = None
     tables, search = _searching(space, 1)
-    for stages in range(1, space.most_stages + 1):
+    # The best mostly has no cut at all, or many: once it is known, what cannot be better is soon seen.
+    for stages in (1, *range(space.most_stages, 1, -1)):
         if space.groups(stages) != tables.groups:
             tables, search = _searching(space, stages)
-        found = _best_of(search, tables, stages, below=best[0] if best else np.inf)
-        best = found or best
+        below = np.inf
+        if best is not None:
+            below = best[0] if stages > len(best[1]) else float(np.nextafter(best[0], np.inf))
+        best = _best_of(search, tables, stages, below=below) or best
     if best is None:
         raise NoPlan(_what_is_short(problem, space))
     return _placement(problem, space, best[1])

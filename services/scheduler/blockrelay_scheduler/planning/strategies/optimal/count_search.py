@@ -38,6 +38,7 @@ class CountSearch:
         self.space, self._tables = space, tables
         self._blocks = space.problem.blocks
         sizes = [len(devices) for devices in space.kinds]
+        self._order = np.arange(self._blocks + 1)
         self._used = np.array(list(product(*(range(size + 1) for size in sizes))), np.int64)
         strides = np.array([prod(size + 1 for size in sizes[at + 1 :]) for at in range(len(sizes))], np.int64)
         self._steps = [option.replicas * int(strides[option.kind]) for option in space.options]
@@ -52,17 +53,20 @@ class CountSearch:
 
     def is_possible(self, stages: int, most: float) -> bool:
         """Whether so many stages cover all blocks, none of them with more than `most` seconds for a group."""
-        allowed = [(table <= most).astype(np.float32) for table in self._tables.seconds]
-        reached = np.zeros((len(self._used), self._blocks + 1), np.float32)
-        reached[0, 0] = 1
+        allowed = [_first_allowed(table <= most) for table in self._tables.seconds]
+        reached = np.zeros((self._blocks + 1, len(self._used)), np.bool_)
+        reached[0, 0] = True
         for _ in range(stages):
-            after = np.zeros_like(reached)
-            for option, (origins, step) in enumerate(zip(self._from, self._steps, strict=True)):
-                alive = origins[reached[origins].any(axis=1)]
+            # How many of the blocks before i are reached: a difference says whether any between two is.
+            counts = np.zeros((self._blocks + 2, len(self._used)), np.int16)
+            np.cumsum(reached, axis=0, dtype=np.int16, out=counts[1:])
+            reached = np.zeros_like(reached)
+            for firsts, origins, step in zip(allowed, self._from, self._steps, strict=True):
+                alive = origins[counts[-1, origins] > 0]
                 if alive.size:
-                    after[alive + step] += reached[alive] @ allowed[option]
-            reached = np.minimum(after, 1)
-        return bool(reached[:, self._blocks].any())
+                    seen = counts[:, alive]
+                    reached[:, alive + step] |= seen[self._order] > seen[firsts]
+        return bool(reached[self._blocks].any())
 
     def quickest(self, stages: int, most: float) -> tuple[float, tuple[Stage, ...]] | None:
         """The way through so many stages with the least seconds in all, hops included, none of them with more than
@@ -78,39 +82,36 @@ class CountSearch:
         layers = self._layers.setdefault(start, [])
         while len(layers) < stages:
             layers.append(self._next_layer(layers[-1] if layers else None, start))
-        ends = layers[stages - 1][:, :, self._blocks]
+        ends = layers[stages - 1][self._blocks]
         if stages > 1:
-            ends = ends + self._tables.backs[:, start or 0]
+            ends = ends + self._tables.backs[:, start or 0, None]
         if not np.isfinite(ends).any():
             return None
-        used, kind = (int(at) for at in np.unravel_index(np.argmin(ends), ends.shape))
-        return float(ends[used, kind]), self._walk_back(layers[:stages], used, kind)
+        kind, used = (int(at) for at in np.unravel_index(np.argmin(ends), ends.shape))
+        return float(ends[kind, used]), self._walk_back(layers[:stages], used, kind)
 
     def _next_layer(self, before_it: F64 | None, start: int | None) -> F64:
-        """Seconds until one more stage is through: [combination, kind of the last, blocks covered]."""
-        layer = np.full((len(self._used), len(self.space.kinds), self._blocks + 1), np.inf)
+        """Seconds until one more stage is through: [blocks covered, kind of the last, combination]."""
+        layer = np.full((self._blocks + 1, len(self.space.kinds), len(self._used)), np.inf)
+        befores = [self._before(before_it, kind) for kind in range(len(self.space.kinds))]
         for at, option in enumerate(self.space.options):
             if before_it is None and start not in (None, option.kind):
                 continue
-            before = self._before(before_it, option.kind)
-            origins = self._from[at]
-            alive = origins[np.isfinite(before[origins]).any(axis=1)]
+            before, origins = befores[option.kind], self._from[at]
+            alive = origins[np.isfinite(before[:, origins]).any(axis=0)]
             if not alive.size:
                 continue
             sums, firsts = self._tables.sums[at], self._firsts[at]
             # A stage of blocks i+1 to j takes sums[j] - sums[i]: the best i of a range is that with the least rest.
-            rest = before[alive] - sums
+            ways = _least_of_ranges(before[:, alive] - sums[:, None], firsts) + sums[:, None]
             target = alive + self._steps[at]
-            for last in range(1, self._blocks + 1):
-                if firsts[last] < last:
-                    ways = rest[:, firsts[last] : last].min(axis=1) + sums[last]
-                    layer[target, option.kind, last] = np.minimum(layer[target, option.kind, last], ways)
+            layer[:, option.kind, target] = np.minimum(layer[:, option.kind, target], ways)
         return layer
 
     def _before(self, layer: F64 | None, kind: int) -> F64:
-        """Seconds until a stage of this kind may begin: [combination, blocks covered]."""
+        """Seconds until a stage of this kind may begin: [blocks covered, combination]."""
         if layer is None:
-            start = np.full((len(self._used), self._blocks + 1), np.inf)
+            start = np.full((self._blocks + 1, len(self._used)), np.inf)
             start[0, 0] = 0.0
             return start
         return (layer + self._tables.hops[None, :, kind, None]).min(axis=1)
@@ -121,11 +122,11 @@ class CountSearch:
         last = self._blocks
         for number in reversed(range(len(layers))):
             before_it = layers[number - 1] if number else None
-            found.append(self._step_back(before_it, used, kind, last, float(layers[number][used, kind, last])))
+            found.append(self._step_back(before_it, used, kind, last, float(layers[number][last, kind, used])))
             used -= self._steps[self.space.options.index(found[-1].option)]
             last = found[-1].first
             if before_it is not None:
-                kind = int(np.argmin(before_it[used, :, last] + self._tables.hops[:, found[-1].option.kind]))
+                kind = int(np.argmin(before_it[last, :, used] + self._tables.hops[:, found[-1].option.kind]))
         return tuple(reversed(found))
 
     def _step_back(self, before_it: F64 | None, used: int, kind: int, last: int, target: float) -> Stage:
@@ -134,10 +135,29 @@ class CountSearch:
             if option.kind != kind or origin < 0 or origin not in self._from[at] or first >= last:
                 continue
             sums = self._tables.sums[at]
-            rest = self._before(before_it, kind)[origin, first:last] - sums[first:last]
+            rest = self._before(before_it, kind)[first:last, origin] - sums[first:last]
             if float(rest.min() + sums[last]) == target:
                 return Stage(option, first + int(np.argmin(rest)), last)
         raise AssertionError("a sum that nobody gives")
+
+
+def _least_of_ranges(values: F64, firsts: NDArray[np.int64]) -> F64:
+    """Row j: the least of rows firsts[j] to j - 1 of `values`, in each column; inf where there is none.
+
+    From the least of 2, 4, 8... rows on end: two of these overlap to any range.
+    """
+    order = np.arange(len(values))
+    widths = order - firsts
+    found = np.full_like(values, np.inf)
+    doubled, width = values, 1
+    while True:
+        rows = np.flatnonzero((width <= widths) & (widths < 2 * width))
+        if rows.size:
+            found[rows] = np.minimum(doubled[firsts[rows]], doubled[rows - width])
+        if 2 * width > widths.max():
+            return found
+        doubled = np.minimum(doubled[:-width], doubled[width:])
+        width *= 2
 
 
 def _first_allowed(allowed: NDArray[np.bool_]) -> NDArray[np.int64]:

@@ -98,7 +98,7 @@ class Space:
             rows = max(1.0, self.requests / groups / option.replicas)
             sums = np.asarray(problem.costs.prefix_seconds(device, rows, context))
             table = sums[None, :] - sums[:, None]
-            table[~self._fits(option)] = np.inf
+            table[~self._fits[option]] = np.inf
             seconds.append(table)
             by_option.append(sums)
         hops, backs = self._hops(self.requests / groups), self._hops(0)
@@ -109,16 +109,19 @@ class Space:
         costs, fleet = self.problem.costs, self.problem.fleet
         return np.array([[costs.hop_seconds(fleet, a[0], b[-1], rows) for b in self.kinds] for a in self.kinds])
 
-    def _fits(self, option: Option) -> NDArray[np.bool_]:
-        """[i, j]: a stage of blocks i+1 to j is not empty and has room on one device of the option."""
-        problem, blocks = self.problem, self.problem.blocks
-        order = np.arange(blocks + 1)
-        fits = order[:, None] < order[None, :]
-        memory = self.kinds[option.kind][0].memory_bytes
-        if memory is not None:
-            needed = np.array([problem.bytes_of(1, last, option.replicas) for last in range(blocks + 1)])
-            fits &= needed[None, :] - needed[:, None] <= memory
-        return fits
+    @cached_property
+    def _fits(self) -> dict[Option, NDArray[np.bool_]]:
+        """[i, j] of each option: a stage of blocks i+1 to j is not empty and has room on one device of it."""
+        problem, order = self.problem, np.arange(self.problem.blocks + 1)
+        found: dict[Option, NDArray[np.bool_]] = {}
+        for option in self.options:
+            fits = order[:, None] < order[None, :]
+            memory = self.kinds[option.kind][0].memory_bytes
+            if memory is not None:
+                needed = np.array([problem.bytes_of(1, int(last), option.replicas) for last in order])
+                fits &= needed[None, :] - needed[:, None] <= memory
+            found[option] = fits
+        return found
 
 
 def _own_resources(problem: Problem) -> list[Device]:
