@@ -77,6 +77,16 @@ def test_an_upgrade_under_faults_fails_nobody_and_every_answer_is_that_of_its_fi
 
 
 @pytest.mark.faults
+def test_another_plan_in_the_middle_fails_nobody(tmp_path: Path) -> None:
+    files: list[str] = []
+    for name, blocks in (("uneven", "1-1,2-7"), ("other", "1-5,6-7")):
+        files.append(str(tmp_path / f"{name}.json"))
+        argv = [*COMMAND, "plan", "--strategy", "custom", "--boundaries", blocks, "--json"]
+        (tmp_path / f"{name}.json").write_bytes(subprocess.run(argv, capture_output=True, check=True).stdout)
+    found_by("--minutes", "0.5", "--plan", files[0], "--apply", files[1], "--seed", "12")
+
+
+@pytest.mark.faults
 def test_another_release_goes_on_with_the_data_of_one_and_fails_nobody() -> None:
     """Here it is the same one: tests/recovery/test_older_data.py has data of others."""
     found_by("--minutes", "0.4", "--upgrade-from", sys.executable, "--kill", "worker,gateway", "--faults", "kill")

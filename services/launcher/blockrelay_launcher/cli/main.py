@@ -260,6 +260,10 @@ def drill(
             help="The first half runs the release of this Python; then this release goes on with its data.",
         ),
     ] = None,
+    plan: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Begin with this plan (blockrelay plan --json), not --stages.")
+    ] = None,
+    apply: Annotated[Path | None, typer.Option(metavar="FILE", help="Apply this plan in the middle.")] = None,
     users: Annotated[
         Path | None,
         typer.Option(metavar="DIR", help="Services are the Redis users of DIR/control.acl and DIR/payload.acl."),
@@ -278,6 +282,7 @@ def drill(
         model=model.absolute(), seconds=60 * minutes, roles=parse_roles(kill), kinds=parse_kinds(faults), every_s=every,
         seed=seed, fsync=fsync, requests=requests, stages=stages, replicas=replicas, gateways=gateways,
         schedulers=schedulers, upgrade=upgrade, users=users, upgrade_from=upgrade_from,
+        plan=plan and plan.absolute(), apply=apply and apply.absolute(),
     )  # fmt: skip
     raise typer.Exit(run_drill(options, as_json=as_json))
 

@@ -17,10 +17,12 @@ from rich.console import Console
 
 from blockrelay.block_folder.folder import open_block_folder
 from blockrelay.errors import UsageError
+from blockrelay.planning.plan_file import read_plan_file
 from blockrelay_launcher.drill.clients import PATIENCE_S, Load
 from blockrelay_launcher.drill.faults import KINDS, Fault, Kind, Role, possible, strikes
 from blockrelay_launcher.drill.from_logs import own_ends, refusals, run_starts
 from blockrelay_launcher.drill.killer import Killer
+from blockrelay_launcher.drill.plan_change import PlanChange
 from blockrelay_launcher.drill.report import Report, judge, show
 from blockrelay_launcher.drill.system import DrilledSystem, check_release, drilled_system, lasting_ports
 from blockrelay_launcher.drill.upgrade import SALT, Upgrade
@@ -37,7 +39,8 @@ ASKS = 60
 class DrillOptions:
     """`requests` at once. `seed` None: a new one, which is told. `upgrade`: in the middle third all workers are
     replaced by such that compute other bits. `users`: folder of the ACL files that are in force. `upgrade_from`: the
-    Python of another release, which serves for the first half; then this one goes on with its data."""
+    Python of another release, which serves for the first half; then this one goes on with its data. `plan` is the plan
+    to start with, not `stages`; `apply` the one that is applied in the middle."""
 
     model: Path
     seconds: float
@@ -54,6 +57,8 @@ class DrillOptions:
     upgrade: bool = False
     users: Path | None = None
     upgrade_from: str | None = None
+    plan: Path | None = None
+    apply: Path | None = None
     asks: int = ASKS
 
     @property
@@ -69,13 +74,18 @@ def run_drill(options: DrillOptions, *, as_json: bool) -> int:
     Leaves nothing running; the logs stay when something is wrong. Raises UsageError and ServiceUnavailable.
     """
     folder = open_block_folder(options.model, blocks=[])
-    if options.stages > folder.model.blocks:
-        raise UsageError(f"--stages is {options.stages}, but the model has {folder.model.blocks} blocks")
+    blocks = folder.model.blocks
+    if options.stages > blocks:
+        raise UsageError(f"--stages is {options.stages}, but the model has {blocks} blocks")
+    for file in filter(None, (options.plan, options.apply)):
+        read_plan_file(file, blocks)
     if not folder.manifest.exact:
         raise UsageError(f"{options.model} is {folder.manifest.precision}, which promises no equal answers")
     if options.roles and options.kinds and not possible(options.kinds, options.roles):
         raise UsageError(f"--faults {','.join(options.kinds)} meets only redis, which --kill does not name")
     if options.upgrade_from is not None:
+        if options.plan or options.apply:
+            raise UsageError("--upgrade-from goes with neither --plan nor --apply: the other release may know none")
         if options.users is not None or options.upgrade:
             raise UsageError("--upgrade-from goes with neither --users nor --upgrade: releases differ in keys and bits")
         check_release(options.upgrade_from)
@@ -99,7 +109,8 @@ def run_drill(options: DrillOptions, *, as_json: bool) -> int:
 
 def _drilled(options: DrillOptions, seed: int, asks: Sequence[Ask], data: Path) -> Report:
     """The verdict on one drill whose system lives in the folder `data`."""
-    up = ["--stages", options.stages, "--replicas", options.replicas, "--gateways", options.gateways]
+    up = ["--plan", options.plan] if options.plan else ["--stages", options.stages]
+    up += ["--replicas", options.replicas, "--gateways", options.gateways]
     up += ["--schedulers", options.schedulers, "--fsync", options.fsync]
     if options.users is not None:
         gateways, schedulers = names_of("gateway", options.gateways), names_of("scheduler", options.schedulers)
@@ -148,7 +159,7 @@ class _Course:
         for part in parts:
             part.finish()
         self._seconds += time.monotonic() - started
-        self._troubles += [f"{name} was not upgraded" for part in parts for name in part.missed]
+        self._troubles += [trouble for part in parts for trouble in part.troubles]
         if last and not interrupts:
             self._settle(system, interrupts)
         if (code := system.process.poll()) is not None:
@@ -184,15 +195,17 @@ class _Course:
 
 def _faults(
     options: DrillOptions, system: DrilledSystem, seed: str, started: float, seconds: float
-) -> list[Killer | Upgrade]:
+) -> list[Killer | Upgrade | PlanChange]:
     """What will be done to the system."""
-    found: list[Killer | Upgrade] = []
+    found: list[Killer | Upgrade | PlanChange] = []
     if possible(options.kinds, options.roles):
         rng = Random(seed)
         found.append(Killer(system, strikes(rng, kinds=options.kinds, roles=options.roles, every_s=options.every_s)))
     if options.upgrade:
         third = seconds / 3
         found.append(Upgrade(system, options.workers, begin=started + third, end=started + 2 * third))
+    if options.apply is not None:
+        found.append(PlanChange(system, options.apply, at=started + seconds / 2))
     return found
 
 

@@ -51,8 +51,8 @@ class Killer:
             self._undo(float("inf"))
 
     @property
-    def missed(self) -> list[str]:
-        """Nobody: what could not be done was not owed."""
+    def troubles(self) -> list[str]:
+        """None: what could not be done was not owed."""
         return []
 
     def _run(self) -> None:

@@ -47,9 +47,9 @@ class Upgrade:
             self._thread.join()
 
     @property
-    def missed(self) -> list[str]:
-        """Workers that have not been replaced (yet)."""
-        return [worker for worker in self.workers if worker not in self._upgraded]
+    def troubles(self) -> list[str]:
+        """What did not happen: a sentence for each worker that was not replaced."""
+        return [f"{worker} was not upgraded" for worker in self.workers if worker not in self._upgraded]
 
     def _run(self) -> None:
         pause = (self.end - self.begin) / len(self.workers)
