@@ -42,7 +42,7 @@ class PlayedWorker:
     keys: Keys
     model: str
     names: tuple[str, ...] = ("w0", "w1")
-    positions: dict[str, int] = field(default_factory=dict[str, int])
+    positions: dict[str, int] = field(default_factory=dict[str, int])  # by run: tokens that it has said
 
     def register(self, *, stages: tuple[int, ...] = (0, 1), pages: int = 1000, plan: bool = True) -> "PlayedWorker":
         """Register the workers of these stages and, as the scheduler does, publish the plan that names them, in a cell
@@ -101,7 +101,7 @@ class PlayedWorker:
         meta: Mapping[str, Any] | None = None,
     ) -> None:
         """Commit the next tokens of a run."""
-        position = self.positions.get(claimed.request, len(claimed.tokens))
+        position = self.positions.get(claimed.run, len(claimed.tokens))
         item = Commit(
             request=claimed.request,
             run=claimed.run,
@@ -113,7 +113,7 @@ class PlayedWorker:
         )
         (answer,) = self.scripts.run(calls.commit([item]))
         assert answer.verdict == "OK", answer
-        self.positions[claimed.request] = position + len(tokens)
+        self.positions[claimed.run] = position + len(tokens)
 
     def finish_tensor(self, claimed: Claimed, logits: "np.ndarray[Any, np.dtype[np.float32]]") -> None:
         """What the last stage does with a tensor step: the result first, then the terminal commit."""

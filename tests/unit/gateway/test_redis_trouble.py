@@ -54,7 +54,7 @@ def test_a_stream_goes_on_over_a_restart_of_redis(
         wait_until(lambda: not own_gateway.gateway.tailer.connected, "the gateway noticed")
         own_redis.start()
         again = own_worker(after, folder)
-        again.positions = {claimed.request: 2}
+        again.positions = {claimed.run: 2}
         again.say(claimed, said[2:], end="stop")
         got += list(events)
     assert "".join(event.data["choices"][0]["text"] for event in got[:-1]) == TEXT
@@ -111,7 +111,6 @@ def test_a_request_that_redis_forgot_is_accepted_again_and_its_stream_goes_on(
         got, first, second = two_tokens_then_forgotten(worker, events, said)
         assert second.request == first.request
         assert second.body.params == first.body.params, "the seed above all"
-        worker.positions.clear()
         for token in said:
             worker.say(second, [token])
         worker.say(second, [2], end="stop")
@@ -128,7 +127,6 @@ def test_an_end_at_a_shorter_log_than_was_heard_is_heard(
     with gateway.http.stream("POST", "/v1/completions", json=BODY) as response:
         events = read_events(response)
         got, first, second = two_tokens_then_forgotten(worker, events, said)
-        worker.positions.clear()
         worker.say(second, said[:1])
         assert worker.scripts.run(calls.finish(first.request, "cancelled")) == "FINISHED"
         got += list(events)

@@ -81,7 +81,6 @@ def test_the_name_and_the_seed_outlive_the_retention(gateway: RunningGateway, wo
         first = post(gateway).json()
         begin_cell(worker.client, worker.keys)
         worker.register()
-        worker.positions.clear()
         again = post(gateway)
     assert "idempotent-replayed" not in again.headers
     assert (again.json()["id"], again.json()["choices"][0]["seed"]) == (first["id"], first["choices"][0]["seed"])
@@ -233,7 +232,6 @@ class TestSeveralPrompts:
             first = post(gateway, **SEVERAL)
             lost = sibling(first.headers["x-request-id"], 2)
             worker.client.delete(worker.keys.request(lost), worker.keys.log(lost))
-            worker.positions.clear()
             again = post(gateway, **SEVERAL)
         assert again.json() == first.json()
         assert "idempotent-replayed" not in again.headers, "some of it is new"
@@ -271,7 +269,6 @@ def test_a_request_whose_client_stayed_away_too_long_begins_anew(
     with streaming(gateway, after=last.id) as response:
         (again,) = worker.claim()
         assert (again.request, again.body.params, again.tokens) == (claimed.request, claimed.body.params, ())
-        worker.positions.clear()
         worker.say(again, said, end="stop")
         rest = list(read_events(response))
     assert [event.id for event in rest[:-1]] == [f"{claimed.request}:{at}" for at in range(3, len(said) + 2)]
