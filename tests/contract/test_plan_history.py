@@ -149,3 +149,11 @@ def test_an_entry_that_is_none_is_said_and_the_plan_stays(
     assert in_force(link).split == "1-4"
     link.client.xdel(link.keys.plan_history(MODEL), entry)  # pyright: ignore[reportArgumentType]
     assert one.publish([], trusted=True).split == "1-4"
+
+
+def test_a_user_whom_the_system_does_not_know_is_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown() -> str:
+        raise KeyError("uid not found")
+
+    monkeypatch.setattr("getpass.getuser", unknown)
+    assert plan_history.this_person().partition("@")[0].isdigit()

@@ -6,6 +6,7 @@ applied plan in force, and one that was given another plan changes it.
 """
 
 import getpass
+import os
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -79,8 +80,12 @@ def append(
 
 
 def this_person() -> str:
-    """USER@HOST of who runs this process."""
-    return f"{getpass.getuser()}@{socket.gethostname()}"
+    """USER@HOST of who runs this process; the number of a user whom the system does not know, as in containers."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):
+        user = str(os.getuid())
+    return f"{user}@{socket.gethostname()}"
 
 
 def _entry(found: bytes, fields: Mapping[bytes, bytes]) -> PlanEntry:
