@@ -80,8 +80,6 @@ def workers(layout: Layout) -> list[Child]:
             own["device_id"] = spec.device_id
         if spec.device == "gpu":
             own["inject_fault"] = options.inject_fault
-        if spec.speed < 1:
-            own["inject_speed"] = spec.speed
         children.append(layout.service(spec.name, "blockrelay_worker", **common, **own))
     return children
 

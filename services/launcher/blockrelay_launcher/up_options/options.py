@@ -18,7 +18,6 @@ class LocalDevice:
 
     device: Device = "cpu"
     threads: int | None = None
-    speed: float = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +65,6 @@ class WorkerSpec:
     device: Device = "cpu"
     device_id: str = ""
     threads: int | None = None
-    speed: float = 1.0
 
 
 def worker_specs(options: UpOptions) -> list[WorkerSpec]:
@@ -90,7 +88,6 @@ def worker_specs(options: UpOptions) -> list[WorkerSpec]:
                 device=own.device,
                 device_id=device_id,
                 threads=own.threads,
-                speed=own.speed,
             )
         )
     there = sum(spec.device == "gpu" for spec in specs)

@@ -15,8 +15,9 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from blockrelay.block_folder.folder import open_block_folder
+from blockrelay.bounded_file import read_bounded
 from blockrelay.errors import UsageError
-from blockrelay.planning.devices import Fleet, decode_fleet
+from blockrelay.planning.devices import decode_fleet
 from blockrelay.protocol.planned_split import PlannedSplit
 from blockrelay.quantities import parse_quantity
 from blockrelay_launcher.up_options.options import LocalDevice, UpOptions
@@ -92,12 +93,7 @@ class Topology(_Strict):
 
 def read_topology(path: Path) -> Topology:
     """UsageError, one line, names the file, the line and the field."""
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise UsageError(f"{path}: {error.strerror}") from None
-    if len(content) > _MAX_BYTES:
-        raise UsageError(f"{path}: larger than {_MAX_BYTES >> 20} MiB")
+    content = read_bounded(path, _MAX_BYTES)
     try:
         root = yaml.compose(content, Loader=yaml.SafeLoader)
         _check_nodes(root, path)
@@ -216,12 +212,7 @@ def _check(topology: Topology, root: yaml.Node, path: Path) -> None:
         raise UsageError(f"{path}: redis: several hosts need a Redis that all of them reach")
     if topology.plan and topology.strategy:
         raise UsageError(f"{path}, line {_line(root, ('plan',))}: plan and strategy: give one of them")
-    _fleet(topology, path)
-
-
-def _fleet(topology: Topology, path: Path) -> Fleet:
-    """What `plan --devices` makes of it. UsageError for devices or links that it does not take."""
-    return decode_fleet(json.dumps(topology.fleet).encode(), str(path))
+    decode_fleet(json.dumps(topology.fleet).encode(), str(path))  # as `plan --devices` reads it
 
 
 def _resolved(topology: Topology, folder: Path) -> Topology:
