@@ -22,6 +22,7 @@ from blockrelay_launcher.drill.clients import PATIENCE_S, Load
 from blockrelay_launcher.drill.faults import KINDS, Fault, Kind, Role, possible, strikes
 from blockrelay_launcher.drill.from_logs import own_ends, refusals, run_starts
 from blockrelay_launcher.drill.killer import Killer
+from blockrelay_launcher.drill.part import DrillPart
 from blockrelay_launcher.drill.plan_change import PlanChange
 from blockrelay_launcher.drill.report import Report, judge, show
 from blockrelay_launcher.drill.system import DrilledSystem, check_release, drilled_system, lasting_ports
@@ -193,11 +194,9 @@ class _Course:
         )
 
 
-def _faults(
-    options: DrillOptions, system: DrilledSystem, seed: str, started: float, seconds: float
-) -> list[Killer | Upgrade | PlanChange]:
+def _faults(options: DrillOptions, system: DrilledSystem, seed: str, started: float, seconds: float) -> list[DrillPart]:
     """What will be done to the system."""
-    found: list[Killer | Upgrade | PlanChange] = []
+    found: list[DrillPart] = []
     if possible(options.kinds, options.roles):
         rng = Random(seed)
         found.append(Killer(system, strikes(rng, kinds=options.kinds, roles=options.roles, every_s=options.every_s)))

@@ -3,7 +3,6 @@
 import contextlib
 import os
 import signal
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -12,6 +11,7 @@ from typing import Any, TypeVar
 from blockrelay.errors import RedisTrouble
 from blockrelay.redis.errors import CommandError
 from blockrelay_launcher.drill.faults import SERVERS, Fault, Strike, Target
+from blockrelay_launcher.drill.part import DrillPart
 from blockrelay_launcher.drill.system import DrilledSystem
 
 T = TypeVar("T")
@@ -20,7 +20,7 @@ RESTORE_S = 30.0
 
 
 @dataclass(slots=True)
-class Killer:
+class Killer(DrillPart):
     """Does what `plan` says from `start` to `finish`; `done` is what was done, in order.
 
     A strike for which there is nobody (all dead, or asleep already) is left out.
@@ -28,32 +28,18 @@ class Killer:
 
     system: DrilledSystem
     plan: Iterator[Strike]
-    done: list[Fault] = field(default_factory=list[Fault], init=False)
-    _over: threading.Event = field(default_factory=threading.Event, init=False)
     _asleep: dict[int, float] = field(default_factory=dict[int, float], init=False)
     #: Until when a Redis is full, and the limit that it gets back.
     _full: dict[Target, tuple[float, int]] = field(default_factory=dict[Target, tuple[float, int]], init=False)
-    _thread: threading.Thread | None = field(default=None, init=False)
-
-    def start(self) -> None:
-        self._thread = threading.Thread(target=self._run, name="killer", daemon=True)
-        self._thread.start()
 
     def finish(self) -> None:
         """No more faults; stopped processes continue, full servers get their room back."""
-        self._over.set()
-        if self._thread is not None:
-            self._thread.join()
+        DrillPart.finish(self)
         end = time.monotonic() + RESTORE_S
         self._undo(float("inf"))
         while self._full and time.monotonic() < end and self.system.process.poll() is None:
             time.sleep(0.1)
             self._undo(float("inf"))
-
-    @property
-    def troubles(self) -> list[str]:
-        """None: what could not be done was not owed."""
-        return []
 
     def _run(self) -> None:
         strike = next(self.plan)

@@ -3,7 +3,6 @@
 import contextlib
 import os
 import signal
-import threading
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -11,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from blockrelay_launcher.drill.faults import Fault
+from blockrelay_launcher.drill.part import DrillPart
 from blockrelay_launcher.drill.system import DrilledSystem
 
 #: New workers compute other bits (the setting `inject_numerics`), under a numerics id that ends in this.
@@ -19,7 +19,7 @@ LOOK_S = 0.1
 
 
 @dataclass(slots=True)
-class Upgrade:
+class Upgrade(DrillPart):
     """From `begin` to `end` (monotonic), evenly: the next of `workers` gets new settings and is told to drain.
 
     Its turn is over once a process with the new settings runs in its place, whatever killed it on the way. The last one
@@ -31,20 +31,7 @@ class Upgrade:
     workers: Sequence[str]
     begin: float
     end: float
-    done: list[Fault] = field(default_factory=list[Fault], init=False)
     _upgraded: list[str] = field(default_factory=list[str], init=False)
-    _over: threading.Event = field(default_factory=threading.Event, init=False)
-    _thread: threading.Thread | None = field(default=None, init=False)
-
-    def start(self) -> None:
-        self._thread = threading.Thread(target=self._run, name="upgrade", daemon=True)
-        self._thread.start()
-
-    def finish(self) -> None:
-        """Workers that have not had their turn keep the old settings."""
-        self._over.set()
-        if self._thread is not None:
-            self._thread.join()
 
     @property
     def troubles(self) -> list[str]:
