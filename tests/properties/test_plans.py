@@ -92,7 +92,7 @@ def problems(draw: st.DrawFn, *, links: bool = False) -> Problem:
         if links and draw(st.booleans())
     ]
     return problem(
-        devices, seconds, sizes=sizes, kv=draw(st.integers(0, 1)), context=draw(st.sampled_from([1, 2])),
+        devices, seconds, sizes=sizes, kv=draw(st.sampled_from([0, 2])), context=draw(st.sampled_from([1, 2])),
         requests=draw(st.integers(1, 8)), objective=draw(st.sampled_from(["latency", "throughput"])), hop=hop,
         links=between,
     )  # fmt: skip

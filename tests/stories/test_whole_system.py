@@ -118,8 +118,8 @@ def test_kill_9_of_each_worker_under_twenty_requests_changes_nothing(model: Path
         assert up.stop() == 0
 
 
-def test_4_bit_weights_pass_through_two_stages_and_share_pages_as_exactly(tmp_path: Path) -> None:
-    model = write_tiny_model(tmp_path, "w4a8")
+def test_blocks_of_8_and_of_4_bits_pass_through_two_stages_and_share_pages_as_exactly(tmp_path: Path) -> None:
+    model = write_tiny_model(tmp_path, "w4a8,block_2=w8a8,block_5=w8a8")
     jobs = make_jobs(12, seed=37, vocab=500, longest=100, tokens=30)
     with running_up(model, "--stages", "2") as up:
         expected = expected_answers(model, jobs)
@@ -127,7 +127,7 @@ def test_4_bit_weights_pass_through_two_stages_and_share_pages_as_exactly(tmp_pa
         assert run_jobs(up, jobs) == expected  # now their prompts are known
         with OpenAI(base_url=f"{up.url}/v1", api_key="none") as client:
             answer = client.completions.create(model="tiny", prompt=PROMPT)
-        assert answer.system_fingerprint is not None and answer.system_fingerprint.startswith("w4a8-")
+        assert answer.system_fingerprint is not None and answer.system_fingerprint.startswith("mixed-")
 
 
 def test_a_failing_gpu_shows_in_the_answer_and_changes_no_token(model: Path) -> None:

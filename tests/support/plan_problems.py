@@ -29,7 +29,7 @@ def _block(index: int, size: int, kv: int) -> BlockCost:
         bytes={"w8a8": size, "w4a8": size // 2, "fp32": 4 * size},
         flops_per_row=2 * size,
         attention_flops=0,
-        kv_bytes_per_token={"w8a8": kv, "w4a8": kv, "fp32": 2 * kv},
+        kv_values_per_token=kv // 2,
         hop_bytes_per_row=100,
     )
 

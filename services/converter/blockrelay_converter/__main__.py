@@ -1,27 +1,20 @@
-"""`python -m blockrelay_converter CHECKPOINT OUT --precision w8a8|w4a8|fp32 [--calibrate TEXT]`."""
+"""`python -m blockrelay_converter CHECKPOINT OUT [--precision P | --budget-perplexity B --text FILE]`."""
 
 import sys
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypedDict
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
 from blockrelay.command_app import run_app
-from blockrelay_converter.convert import convert
+from blockrelay.errors import UsageError
+from blockrelay_converter.convert import Report, convert
+from blockrelay_converter.mixing.budget import BASE, convert_within_budget, parse_budget, report_lines
 from blockrelay_converter.quantisation.calibration import REPORT_NAME, report_table
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
-
-
-class PrecisionChoice(StrEnum):
-    """How a block computes (see `blockrelay.block_folder.model.Precision`)."""
-
-    W8A8 = "w8a8"
-    W4A8 = "w4a8"
-    FP32 = "fp32"
 
 
 @app.command()
@@ -29,12 +22,21 @@ def main(
     checkpoint: Annotated[Path, typer.Argument(help="Hugging Face folder: config.json, safetensors, tokenizer.json")],
     out: Annotated[Path, typer.Argument(help="block folder to write")],
     precision: Annotated[
-        PrecisionChoice,
+        str | None,
         typer.Option(
             help="w8a8: 8-bit, exact on every CPU; w4a8: 4-bit weights, as exact, half the memory, faster for few "
-            "requests, a little less like the original; fp32: like the reference implementation"
+            "requests, a little less like the original; fp32: like the reference implementation; several: "
+            f"w8a8,block_33=fp32,block_1-4=w4a8 [default: {BASE}]"
         ),
-    ] = PrecisionChoice.W8A8,
+    ] = None,
+    budget_perplexity: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SHARE", help="find the smallest mix of w8a8 and w4a8 that costs at most this, such as 0.5%"
+        ),
+    ] = None,
+    text: Annotated[Path | None, typer.Option(help="UTF-8 file that the perplexity is measured on")] = None,
+    tokens: Annotated[int, typer.Option(min=2, help="so many tokens of it")] = 4096,
     name: Annotated[str | None, typer.Option(help="what clients call the model [default: the folder's name]")] = None,
     max_position: Annotated[int | None, typer.Option(min=1, help="shorten the context to this many tokens")] = None,
     force: Annotated[bool, typer.Option("--force", help="replace an existing block folder")] = False,
@@ -54,24 +56,46 @@ def main(
         progress.start()  # not earlier: a refusal is one line and nothing else
         progress.update(task, description=what, advance=done, total=total)
 
+    budget = None if budget_perplexity is None else parse_budget(budget_perplexity)
+    _check(budget, text, precision, known_answers)
+    shared: Shared = {
+        "report": report, "name": name, "max_position": max_position, "force": force, "calibration_text": calibrate
+    }  # fmt: skip
     try:
-        manifest = convert(
-            checkpoint,
-            out,
-            precision=precision.value,
-            report=report,
-            name=name,
-            max_position=max_position,
-            force=force,
-            answers=known_answers,
-            calibration_text=calibrate,
-        )
+        if budget is not None and text is not None:
+            manifest = convert_within_budget(checkpoint, out, budget=budget, text=text, tokens=tokens, **shared)
+        else:
+            manifest = convert(
+                checkpoint, out, precision=BASE if precision is None else precision, answers=known_answers, **shared
+            )
     finally:
         progress.stop()
-    if calibrate is not None:
+    if budget is not None:
+        typer.echo("\n".join(report_lines(out)))
+    elif calibrate is not None:
         _show_errors((out / REPORT_NAME).read_bytes())
     size = sum(file.bytes for file in manifest.files.values())
     typer.echo(f"{out}: {manifest.model.name}, {manifest.precision}, {manifest.model.blocks} blocks, {size} bytes")
+
+
+class Shared(TypedDict):
+    """What both ways to convert take."""
+
+    report: Report
+    name: str | None
+    max_position: int | None
+    force: bool
+    calibration_text: Path | None
+
+
+def _check(budget: float | None, text: Path | None, precision: str | None, known_answers: bool) -> None:
+    """UsageError for options that do not go together."""
+    if (budget is None) != (text is None):
+        raise UsageError("--budget-perplexity and --text FILE go together: the perplexity is measured on that text")
+    if budget is not None and precision is not None:
+        raise UsageError("--budget-perplexity chooses the precisions: leave out --precision")
+    if budget is not None and not known_answers:
+        raise UsageError("--budget-perplexity runs the blocks: it needs their known answers")
 
 
 def _show_errors(report: bytes) -> None:

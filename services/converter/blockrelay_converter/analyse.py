@@ -42,7 +42,7 @@ def read_analysis(folder: Path) -> ModelAnalysis:
     if (folder / MANIFEST_NAME).exists():
         return analyse(open_block_folder(folder, blocks=[]).model)
     source = read_source(folder)
-    BlockSource(Checkpoint(folder), source.model, "fp32", tied=source.config.tied)
+    BlockSource(Checkpoint(folder), source.model, ("fp32",) * source.model.blocks, tied=source.config.tied)
     return analyse(source.model)
 
 
@@ -58,10 +58,11 @@ def show(analysis: ModelAnalysis) -> None:
         alike = list(group)
         first, last = alike[0], alike[-1]
         name = str(first.index) if first is last else f"{first.index}-{last.index}"
-        table.add_row(name, *_cells(first.parameters, first.bytes, first.flops_per_row, first.kv_bytes_per_token))
+        table.add_row(name, *_cells(first.parameters, first.bytes, first.flops_per_row, first.kv_values_per_token))
     table.add_section()
     sums = analysis.totals()
-    cells = _cells(sums["parameters"], sums["bytes"], sums["flops_per_row"], sums["kv_bytes_per_token"])
+    values = sum(block.kv_values_per_token for block in analysis.blocks)
+    cells = _cells(sums["parameters"], sums["bytes"], sums["flops_per_row"], values)
     table.add_row("all", *cells)
     console = Console()
     console.print(table)
@@ -73,8 +74,8 @@ def show(analysis: ModelAnalysis) -> None:
     )
 
 
-def _cells(parameters: int, sizes: Mapping[Precision, int], operations: int, kv: Mapping[Precision, int]) -> list[str]:
-    by_kind = "/".join(str(size) for size in dict.fromkeys(kv.values()))
+def _cells(parameters: int, sizes: Mapping[Precision, int], operations: int, kv_values: int) -> list[str]:
+    by_kind = "/".join(str(size) for size in dict.fromkeys((2 * kv_values, 4 * kv_values)))
     return [
         format_quantity(parameters),
         *(format_quantity(size, "B") for size in sizes.values()),

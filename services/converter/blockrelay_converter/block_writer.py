@@ -5,7 +5,7 @@ private memory of a conversion is a handful of chunks, whatever the size of a la
 """
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,16 +28,19 @@ Progress = Callable[[int], None]
 class BlockSource:
     """Finds the checkpoint tensors of every block and has checked all of them before the first byte is written."""
 
-    def __init__(self, checkpoint: Checkpoint, model: ModelConfig, precision: Precision, *, tied: bool) -> None:
+    def __init__(
+        self, checkpoint: Checkpoint, model: ModelConfig, precisions: Sequence[Precision], *, tied: bool
+    ) -> None:
         """UsageError names a tensor that is missing or of the wrong shape, UnsupportedModel one we would ignore.
 
         UsageError, too, for a model whose widths the precision cannot hold.
         """
-        if (kind := ungroupable(model, precision)) is not None:
+        if (odd := ungroupable(model, precisions)) is not None:
+            precision, kind = odd
             inputs = model.linear_shape(kind)[0]
             raise UsageError(f"{precision} needs inputs in multiples of {GROUP}, and {kind} has {inputs}; use w8a8")
         self.model = model
-        self.precision: Precision = precision
+        self.precisions = tuple(precisions)
         self._parts: dict[tuple[int, str], list[SourceTensor]] = {}
         used: set[str] = set()
         for index in range(1, model.blocks + 1):
@@ -117,7 +120,7 @@ class BlockSource:
         return spec
 
     def _place(self, index: int) -> tuple[dict[str, TensorSpec], int]:
-        return place_tensors(block_tensors(self.model, self.precision, index))
+        return place_tensors(block_tensors(self.model, self.precisions[index - 1], index))
 
     def _quantise(
         self,

@@ -16,7 +16,8 @@ from blockrelay.block_folder.manifest import (
     Manifest,
     check_manifest,
 )
-from blockrelay.block_folder.model import Precision, is_exact
+from blockrelay.block_folder.model import is_exact, quantises_rows
+from blockrelay.block_folder.precisions import all_exact, parse_precisions
 from blockrelay.errors import UsageError
 from blockrelay.text.text_file import read_text_file
 from blockrelay.text.tokenizer import Tokenizer
@@ -44,7 +45,7 @@ def convert(
     checkpoint: Path,
     out: Path,
     *,
-    precision: Precision,
+    precision: str,
     report: Report,
     name: str | None = None,
     max_position: int | None = None,
@@ -54,17 +55,18 @@ def convert(
 ) -> Manifest:
     """Write the block folder `out` and return its manifest. `out` appears in one rename, complete.
 
-    `name` is what clients call the model (default: the checkpoint folder's name). Without `answers` the folder of an
-    exact precision carries no known answers, and workers refuse it. A `calibration_text` (not fp32, with a tokenizer)
-    decides what to fold (`folding`) and leaves its report in the folder. UsageError, UnsupportedModel and
-    ExecutionError leave nothing behind.
+    `precision` is as `parse_precisions` reads it. `name` is what clients call the model (default: the checkpoint
+    folder's name). Without `answers` blocks of exact precisions carry no known answers, and workers refuse them. A
+    `calibration_text` (with a tokenizer, and a block that is not fp32) decides what to fold (`folding`) and leaves its
+    report in the folder. UsageError, UnsupportedModel and ExecutionError leave nothing behind.
     """
     found = read_source(checkpoint, name=name, max_position=max_position)
     config, texts, model = found.config, found.texts, found.model
-    source = BlockSource(Checkpoint(checkpoint), model, precision, tied=config.tied)
-    answers = answers and is_exact(precision)
+    precisions = parse_precisions(precision, model.blocks)
+    source = BlockSource(Checkpoint(checkpoint), model, precisions, tied=config.tied)
+    answered = [index for index, each in enumerate(precisions, 1) if answers and is_exact(each)]
     look = _calibration(source, config, texts, calibration_text)
-    total = source.total_bytes() * (1 + (look is not None) + answers)
+    total = source.total_bytes() * (1 + (look is not None)) + sum(source.block_bytes(index) for index in answered)
     with staged_folder(out, force=force) as folder:
 
         def calibrated(index: int) -> None:
@@ -78,13 +80,13 @@ def convert(
         foldings = {} if calibration is None else calibration.foldings
         manifest = _write_files(folder, source, config, texts, foldings, lambda what, done: report(what, done, total))
         (folder / MANIFEST_NAME).write_bytes(manifest.encode())
-        if answers:
+        if answered:
             report("known answers", 0, total)
 
-            def answered(index: int) -> None:
+            def done(index: int) -> None:
                 report(f"known answer of block_{index}", source.block_bytes(index), total)
 
-            manifest = _with_answers(manifest, known_answers(folder, manifest, answered))
+            manifest = _with_answers(manifest, known_answers(folder, answered, done))
             (folder / MANIFEST_NAME).write_bytes(manifest.encode())
     return manifest
 
@@ -95,7 +97,7 @@ def _calibration(
     """What will calibrate (it is told whom to tell each block's index), after everything that can be refused."""
     if path is None:
         return None
-    if source.precision == "fp32":
+    if not any(quantises_rows(precision) for precision in source.precisions):
         raise UsageError("--calibrate is for --precision w8a8 and w4a8: fp32 rounds no activations")
     if texts.tokenizer is None:
         raise UsageError("--calibrate needs a tokenizer.json in the checkpoint, to read the text with")
@@ -112,7 +114,7 @@ def _write_files(
     foldings: Mapping[int, Folding],
     report: Callable[[str, int], None],
 ) -> Manifest:
-    model, precision = source.model, source.precision
+    model = source.model
     files: list[str] = [ROTARY_NAME]
     if texts.tokenizer is not None:
         (folder / TOKENIZER_NAME).write_bytes(texts.tokenizer)
@@ -123,7 +125,7 @@ def _write_files(
     write_rotary(folder / ROTARY_NAME, config.rotary, head_dim=model.head_dim, max_position=model.max_position)
     (folder / "graphs").mkdir()
     graph_files: dict[str, str] = {}
-    for kind, content in graphs(model, precision).items():
+    for kind, content in graphs(model, source.precisions).items():
         graph_files[kind] = f"graphs/{kind}.onnx"
         (folder / graph_files[kind]).write_bytes(content)
     (folder / "blocks").mkdir()
@@ -139,8 +141,8 @@ def _write_files(
     manifest = Manifest(
         model=model,
         generation=texts.generation,
-        precision=precision,
-        exact=is_exact(precision),
+        precisions=source.precisions,
+        exact=all_exact(source.precisions),
         graphs=graph_files,
         blocks=tuple(blocks),
         files={path: _file_spec(folder / path) for path in sorted(files)},
@@ -154,5 +156,5 @@ def _file_spec(path: Path) -> FileSpec:
 
 
 def _with_answers(manifest: Manifest, answers: dict[int, str]) -> Manifest:
-    blocks = tuple(replace(block, known_answer=answers[block.index]) for block in manifest.blocks)
+    blocks = tuple(replace(block, known_answer=answers.get(block.index)) for block in manifest.blocks)
     return replace(manifest, blocks=blocks)

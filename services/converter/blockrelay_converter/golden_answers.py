@@ -3,18 +3,21 @@
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from blockrelay.block_folder.manifest import Manifest
 from blockrelay.block_folder.strict_json import Fields
 from blockrelay.errors import ExecutionError
 
 _MODULE = "blockrelay_worker.execution.self_test"
 
 
-def known_answers(folder: Path, manifest: Manifest, done: Callable[[int], None] = lambda index: None) -> dict[int, str]:
+def known_answers(
+    folder: Path, blocks: Sequence[int], done: Callable[[int], None] = lambda index: None
+) -> dict[int, str]:
     """Block index -> SHA-256 (hex) of its output, computed from the folder's files alone.
+
+    `blocks` are those of exact precisions, in their order.
 
     `done` is told each index as it is known. ExecutionError carries the worker's last line if it fails.
     """
@@ -26,16 +29,16 @@ def known_answers(folder: Path, manifest: Manifest, done: Callable[[int], None] 
         assert worker.stdout is not None
         assert worker.stderr is not None
         try:
-            for block, line in zip(manifest.blocks, worker.stdout, strict=False):
+            for index, line in zip(blocks, worker.stdout, strict=False):
                 answer = Fields.parse(line, _MODULE, ExecutionError)
-                found[block.index] = answer.text(block.name)
+                found[index] = answer.text(f"block_{index}")
                 answer.done()
-                done(block.index)
+                done(index)
             errors = worker.stderr.read().decode(errors="replace").strip().splitlines()
         except BaseException:
             worker.kill()
             raise
-    if worker.returncode != 0 or len(found) != len(manifest.blocks):
-        why = errors[-1] if errors else f"{len(found)} of {len(manifest.blocks)}, exit code {worker.returncode}"
+    if worker.returncode != 0 or len(found) != len(blocks):
+        why = errors[-1] if errors else f"{len(found)} of {len(blocks)}, exit code {worker.returncode}"
         raise ExecutionError(f"the known answers could not be computed: {why}")
     return found

@@ -4,11 +4,14 @@
     w8a8  <kind>.u8u8  u uint8 [rows, K] x q uint8 [K, N]   -> y, q = weights + 128, for CPUs where u8 x s8 saturates
     w4a8  none: ONNX Runtime has no product that adds the groups in a fixed order
     fp32  <kind>       x float32 [rows, K] x w float32 [K, N] -> y float32 [rows, N]  MatMul
+                       (`<kind>.fp32` in a folder of several precisions)
 
 y = float(sum over k of (u - 128) * q) * scale[n]; the row's scale is applied by the kernel that reads y.
 `q` and `scale` (or `w`) are initializers whose external data does not exist: whoever makes the session supplies them
 (`SessionOptions.add_external_initializers`), straight from the mapped block file. Nothing else is left open.
 """
+
+from collections.abc import Sequence
 
 import numpy as np
 import onnx
@@ -21,7 +24,7 @@ _OPSET, _MICROSOFT_OPSET, _IR_VERSION = 21, 1, 10
 
 def graph(model: ModelConfig, precision: Precision, kind: str) -> bytes:
     """The ONNX model of a kind, a key of `graph_kinds`. The bytes depend on the shape and the kind alone."""
-    rows, columns = model.linear_shape(kind.removesuffix(".u8u8"))
+    rows, columns = model.linear_shape(kind.partition(".")[0])
     initializers: list[TensorProto]
     if precision == "fp32":
         node = helper.make_node("MatMul", ["x", "w"], ["y"])
@@ -48,9 +51,9 @@ def graph(model: ModelConfig, precision: Precision, kind: str) -> bytes:
     return made.SerializeToString(deterministic=True)
 
 
-def graphs(model: ModelConfig, precision: Precision) -> dict[str, bytes]:
+def graphs(model: ModelConfig, precisions: Sequence[Precision]) -> dict[str, bytes]:
     """Every graph of a block folder by kind."""
-    return {kind: graph(model, precision, kind) for kind in graph_kinds(precision)}
+    return {kind: graph(model, precision, kind) for kind, precision in graph_kinds(precisions).items()}
 
 
 def _supplied(name: str, dtype: int, shape: tuple[int, ...], item_bytes: int) -> TensorProto:

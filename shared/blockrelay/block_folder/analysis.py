@@ -9,7 +9,8 @@ from math import prod
 from typing import Any
 
 from blockrelay.block_folder.manifest import place_tensors
-from blockrelay.block_folder.model import PRECISIONS, ModelConfig, Precision, block_tensors, quantises_rows, ungroupable
+from blockrelay.block_folder.model import PRECISIONS, ModelConfig, Precision, block_linears, block_tensors, ungroupable
+from blockrelay.block_folder.precisions import kv_item_bytes
 
 #: Rows travel between stages as float32.
 HOP_ITEM_BYTES = 4
@@ -29,7 +30,8 @@ class BlockCost:
     """In products with weights, 2 for each of them. The head counts where a row's logits are wanted."""
     attention_flops: int
     """Of a row, for each token that it attends to."""
-    kv_bytes_per_token: Mapping[Precision, int]
+    kv_values_per_token: int
+    """Keys and values; `precisions.kv_item_bytes` says how many bytes each has."""
     hop_bytes_per_row: int
     """What a worker of the next block is sent; 0 behind the last block, where tokens come out."""
 
@@ -60,12 +62,16 @@ class ModelAnalysis:
             "bytes": self._summed([b.bytes for b in self.blocks]),
             "flops_per_row": sum(b.flops_per_row for b in self.blocks),
             "attention_flops_per_row_and_token": sum(b.attention_flops for b in self.blocks),
-            "kv_bytes_per_token": self._summed([b.kv_bytes_per_token for b in self.blocks]),
+            "kv_bytes_per_token": self._kv_bytes(sum(b.kv_values_per_token for b in self.blocks)),
             "hop_bytes_per_row": self.blocks[0].hop_bytes_per_row,
         }
 
     def _summed(self, by_precision: Sequence[Mapping[Precision, int]]) -> dict[str, int]:
         return {p: sum(each[p] for each in by_precision) for p in self.precisions}
+
+    def _kv_bytes(self, values: int) -> dict[str, int]:
+        """Where all blocks have one precision."""
+        return {p: values * kv_item_bytes([p]) for p in self.precisions}
 
     def to_json(self) -> dict[str, Any]:
         """What `blockrelay analyse --json` prints."""
@@ -78,7 +84,7 @@ class ModelAnalysis:
                     "bytes": dict(b.bytes),
                     "flops_per_row": b.flops_per_row,
                     "attention_flops_per_row_and_token": b.attention_flops,
-                    "kv_bytes_per_token": dict(b.kv_bytes_per_token),
+                    "kv_bytes_per_token": self._kv_bytes(b.kv_values_per_token),
                     "hop_bytes_per_row": b.hop_bytes_per_row,
                 }
                 for b in self.blocks
@@ -89,7 +95,7 @@ class ModelAnalysis:
 
 def analyse(model: ModelConfig) -> ModelAnalysis:
     """The costs of every block of a model of this shape."""
-    precisions: tuple[Precision, ...] = tuple(p for p in PRECISIONS if ungroupable(model, p) is None)
+    precisions: tuple[Precision, ...] = tuple(p for p in PRECISIONS if ungroupable(model, (p,) * model.blocks) is None)
     return ModelAnalysis(
         model=model.name,
         context=model.max_position,
@@ -99,15 +105,13 @@ def analyse(model: ModelConfig) -> ModelAnalysis:
 
 def _block(model: ModelConfig, index: int, precisions: tuple[Precision, ...]) -> BlockCost:
     is_head = index == model.blocks
-    linears = ("head",) if is_head else ("qkv", "o", "gate_up", "down")
-    kv_values = 0 if is_head else 2 * model.kv_heads * model.head_dim
     return BlockCost(
         index=index,
         layers=0 if is_head else 1,
         parameters=sum(prod(shape) for _, shape in block_tensors(model, "fp32", index).values()),
         bytes={p: place_tensors(block_tensors(model, p, index))[1] for p in precisions},
-        flops_per_row=sum(2 * prod(model.linear_shape(kind)) for kind in linears),
+        flops_per_row=sum(2 * prod(model.linear_shape(kind)) for kind in block_linears(index, model.blocks)),
         attention_flops=0 if is_head else 4 * model.heads * model.head_dim,  # two products, two operations each
-        kv_bytes_per_token={p: kv_values * (2 if quantises_rows(p) else 4) for p in precisions},
+        kv_values_per_token=0 if is_head else 2 * model.kv_heads * model.head_dim,
         hop_bytes_per_row=0 if is_head else HOP_ITEM_BYTES * model.hidden_size,
     )

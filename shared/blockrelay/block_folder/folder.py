@@ -22,7 +22,7 @@ from blockrelay.block_folder.manifest import (
     Manifest,
     decode_manifest,
 )
-from blockrelay.block_folder.model import ModelConfig
+from blockrelay.block_folder.model import ModelConfig, is_exact
 from blockrelay.errors import BlockFolderError
 
 #: Hex digits: 64 bits.
@@ -90,7 +90,8 @@ def open_block_folder(
 
     Every file must be there, be a plain file and have its size. The SHA-256 is computed for all files, except those of
     blocks not in `blocks` (None means all blocks): a worker passes the blocks of its stage, a gateway an empty list.
-    Unless `known_answers` is False (the converter before it has computed them), an exact folder must carry them.
+    Unless `known_answers` is False (the converter before it has computed them), blocks of exact precisions must carry
+    them.
     BlockFolderError says what is wrong and with which file.
     """
     root = Path(root)
@@ -105,7 +106,7 @@ def open_block_folder(
         raise BlockFolderError(f"{root / MANIFEST_NAME}: larger than {_MAX_MANIFEST_BYTES >> 20} MiB")
     manifest = decode_manifest(content)
     for block in manifest.blocks:
-        if known_answers and manifest.exact and block.known_answer is None:
+        if known_answers and is_exact(manifest.precision_of(block.index)) and block.known_answer is None:
             raise BlockFolderError(f"{root / MANIFEST_NAME}: {block.name} has no known answer; convert the model again")
     unread = {block.file for block in manifest.blocks if blocks is not None and block.index not in blocks}
     for path, spec in manifest.files.items():

@@ -24,17 +24,16 @@ from typing import cast
 from blockrelay.block_folder.model import (
     GROUP,
     ITEM_BYTES,
-    PRECISIONS,
     ModelConfig,
     Precision,
     TensorType,
     block_tensors,
     graph_kinds,
-    quantises_rows,
     ungroupable,
 )
+from blockrelay.block_folder.precisions import format_precisions, parse_precisions
 from blockrelay.block_folder.strict_json import Fields
-from blockrelay.errors import BlockFolderError
+from blockrelay.errors import BlockFolderError, UsageError
 
 FORMAT_VERSION = 1
 MANIFEST_NAME = "manifest.json"
@@ -98,7 +97,8 @@ class Manifest:
 
     model: ModelConfig
     generation: GenerationDefaults
-    precision: Precision
+    precisions: tuple[Precision, ...]
+    """Of block i at index i-1. manifest.json has them as one text, `precision`."""
     exact: bool
     """Bits do not depend on batch, chunking, threads, stages or machine (docs/quantisation.md)."""
     graphs: Mapping[str, str]
@@ -109,9 +109,13 @@ class Manifest:
     """Every file that is read, except the manifest: path relative to the folder, with slashes."""
 
     @property
-    def quantised_rows(self) -> bool:
-        """The linear layers take uint8 rows with a scale per row, and KV is float16; otherwise all is float32."""
-        return quantises_rows(self.precision)
+    def precision(self) -> str:
+        """What people are told: `w8a8`, or `w8a8,block_33=fp32`."""
+        return format_precisions(self.precisions)
+
+    def precision_of(self, index: int) -> Precision:
+        """Of block `index`, 1 to N."""
+        return self.precisions[index - 1]
 
     def block(self, index: int) -> BlockSpec:
         """Block `index`, 1 to N."""
@@ -126,7 +130,8 @@ class Manifest:
 
     def encode(self) -> bytes:
         """The bytes of manifest.json: the same for equal manifests."""
-        content = {"format": FORMAT_VERSION, **asdict(self)}
+        content = {"format": FORMAT_VERSION, "precision": self.precision, **asdict(self)}
+        del content["precisions"]
         return json.dumps(content, indent=1, sort_keys=True, allow_nan=False).encode() + b"\n"
 
     @property
@@ -151,16 +156,24 @@ def decode_manifest(content: bytes) -> Manifest:
     version = fields.integer("format")
     if version != FORMAT_VERSION:
         fields.fail(f"format {version} is not {FORMAT_VERSION}: convert the model again with this version")
-    precision = cast(Precision, fields.text("precision", one_of=PRECISIONS))
+    model = _decode_model(fields.nested("model"))
+    blocks = tuple(_decode_block(block) for block in fields.nested_list("blocks"))
+    precision = fields.text("precision")
+    try:
+        precisions = parse_precisions(precision, max(1, len(blocks)))  # not `model.blocks`, which is not checked yet
+    except UsageError as error:
+        fields.fail(str(error))
+    if precision != format_precisions(precisions):
+        fields.fail(f"precision {precision!r} is written {format_precisions(precisions)!r}")
     graphs = fields.nested("graphs")
     files = fields.nested("files")
     manifest = Manifest(
-        model=_decode_model(fields.nested("model")),
+        model=model,
         generation=_decode_generation(fields.nested("generation")),
-        precision=precision,
+        precisions=precisions,
         exact=fields.flag("exact"),
         graphs={kind: graphs.text(kind) for kind in graphs.names()},
-        blocks=tuple(_decode_block(block) for block in fields.nested_list("blocks")),
+        blocks=blocks,
         files={path: _decode_file(files.nested(path)) for path in files.names()},
     )
     fields.done()
@@ -179,26 +192,29 @@ def check_manifest(manifest: Manifest) -> None:
         fail(f"heads ({model.heads}) must be a multiple of kv_heads ({model.kv_heads})")
     if model.head_dim % 8:
         fail(f"head_dim ({model.head_dim}) must be a multiple of 8")
-    if (kind := ungroupable(model, manifest.precision)) is not None:
-        fail(f"{kind} has {model.linear_shape(kind)[0]} inputs: {manifest.precision} needs multiples of {GROUP}")
+    if len(manifest.blocks) != model.blocks:
+        fail(f"a model of {model.layers} layers has {model.blocks} blocks, not {len(manifest.blocks)}")
+    if len(manifest.precisions) != model.blocks:
+        fail(f"{len(manifest.precisions)} precisions for {model.blocks} blocks")
+    if (odd := ungroupable(model, manifest.precisions)) is not None:
+        precision, kind = odd
+        fail(f"{kind} has {model.linear_shape(kind)[0]} inputs: {precision} needs multiples of {GROUP}")
     if any(token >= model.vocab_size for token in model.eos_ids):
         fail(f"eos_ids {list(model.eos_ids)} are not all below vocab_size {model.vocab_size}")
     for path in manifest.files:
         if not is_inside(path):
             fail(f"file path {path!r} is not a plain relative path inside the folder")
-    if set(manifest.graphs) != set(graph_kinds(manifest.precision)):
-        fail(f"graphs must be {', '.join(graph_kinds(manifest.precision)) or 'none'}")
+    if set(manifest.graphs) != set(graph_kinds(manifest.precisions)):
+        fail(f"graphs must be {', '.join(graph_kinds(manifest.precisions)) or 'none'}")
     for path in [*manifest.graphs.values(), ROTARY_NAME, *(block.file for block in manifest.blocks)]:
         if path not in manifest.files:
             fail(f"{path} is used but not listed in files")
     if manifest.files[ROTARY_NAME].bytes != 4 * model.max_position * model.head_dim:
         fail(f"{ROTARY_NAME} must have {4 * model.max_position * model.head_dim} bytes")
-    if len(manifest.blocks) != model.blocks:
-        fail(f"a model of {model.layers} layers has {model.blocks} blocks, not {len(manifest.blocks)}")
     for index, block in enumerate(manifest.blocks, 1):
         if block.index != index:
             fail(f"blocks[{index - 1}] must be block_{index}")
-        expected = block_tensors(model, manifest.precision, index)
+        expected = block_tensors(model, manifest.precision_of(index), index)
         found = {name: (spec.dtype, spec.shape) for name, spec in block.tensors.items()}
         for name in sorted(expected.keys() | found.keys()):
             if expected.get(name) != found.get(name):

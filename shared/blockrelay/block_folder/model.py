@@ -1,6 +1,6 @@
 """The shape of a model, and which tensors its blocks have in each precision."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -77,20 +77,39 @@ def in_groups(precision: Precision) -> bool:
     return precision == "w4a8"
 
 
-def ungroupable(model: ModelConfig, precision: Precision) -> str | None:
-    """The first linear layer whose inputs cannot be cut into the groups that the precision asks for, or None."""
-    return next((kind for kind in LINEARS if in_groups(precision) and model.linear_shape(kind)[0] % GROUP), None)
+def block_linears(index: int, blocks: int) -> tuple[str, ...]:
+    """The linear layers of block `index` of `blocks`."""
+    return LINEARS[-1:] if index == blocks else LINEARS[:-1]
 
 
-def graph_kinds(precision: Precision) -> tuple[str, ...]:
-    """The keys of `Manifest.graphs`.
+def ungroupable(model: ModelConfig, precisions: Sequence[Precision]) -> tuple[Precision, str] | None:
+    """The first linear layer whose inputs cannot be cut into the groups that its block's precision asks for."""
+    for index, precision in enumerate(precisions, 1):
+        for kind in block_linears(index, model.blocks):
+            if in_groups(precision) and model.linear_shape(kind)[0] % GROUP:
+                return precision, kind
+    return None
+
+
+def graph_kinds(precisions: Sequence[Precision]) -> dict[str, Precision]:
+    """The keys of `Manifest.graphs` for blocks of these precisions, and which one each graph computes.
 
     w8a8 has two graphs per linear layer: `qkv` multiplies uint8 rows with int8 weights; `qkv.u8u8` takes the weights as
     uint8 (plus 128) and subtracts 128, for CPUs where the first one saturates. Layers in groups have no graph.
     """
-    if in_groups(precision):
-        return ()
-    return LINEARS if precision == "fp32" else (*LINEARS, *(f"{kind}.u8u8" for kind in LINEARS))
+    found: dict[str, Precision] = {}
+    for index, precision in enumerate(precisions, 1):
+        for kind in block_linears(index, len(precisions)):
+            if precision == "fp32":
+                found[float_graph(kind, precisions)] = precision
+            elif not in_groups(precision):
+                found[kind] = found[f"{kind}.u8u8"] = precision
+    return found
+
+
+def float_graph(kind: str, precisions: Sequence[Precision]) -> str:
+    """The key of the graph of a linear layer in fp32; beside other precisions it has a name of its own."""
+    return kind if len(set(precisions)) == 1 else f"{kind}.fp32"
 
 
 def block_tensors(

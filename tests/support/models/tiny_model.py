@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-from blockrelay.block_folder.model import Precision
 from blockrelay_converter.convert import convert
 from tests.support.models.checkpoints import write_checkpoint
 
@@ -14,7 +13,7 @@ def _report(what: str, done: int, total: int) -> None:
     """Nobody watches the progress of a test."""
 
 
-def write_tiny_model(root: Path, precision: Precision = "w8a8") -> Path:
+def write_tiny_model(root: Path, precision: str = "w8a8") -> Path:
     """The block folder `root/model`: 64 wide, context 512, with a tokenizer and a chat template."""
     write_checkpoint(root / "checkpoint", seed=3)
     convert(root / "checkpoint", root / "model", precision=precision, report=_report, name="tiny")

@@ -23,7 +23,7 @@ def test_a_model_of_33_blocks() -> None:
     assert totals["parameters"] == 8_030_261_248, "as its card says"
     assert totals["kv_bytes_per_token"] == {"w8a8": 131_072, "w4a8": 131_072, "fp32": 262_144}
     assert totals["hop_bytes_per_row"] == 16_384
-    assert found.blocks[-1].kv_bytes_per_token["w8a8"] == found.blocks[-1].hop_bytes_per_row == 0
+    assert found.blocks[-1].kv_values_per_token == found.blocks[-1].hop_bytes_per_row == 0
     assert found.blocks[0].parameters - found.blocks[1].parameters == 128256 * 4096, "block_1 has the embedding"
 
 
@@ -37,7 +37,7 @@ def test_operations_are_two_for_each_weight_of_a_product() -> None:
 
 def test_bytes_are_those_of_the_files() -> None:
     folder = open_block_folder(BUNDLED_MODEL, blocks=[])
-    precision = folder.manifest.precision
+    precision = folder.manifest.precision_of(1)
     for block in analyse(folder.model).blocks:
         assert block.bytes[precision] == folder.manifest.files[f"blocks/{block.name}.bin"].bytes
 

@@ -30,8 +30,8 @@ from blockrelay.block_folder.model import (
     TensorType,
     block_tensors,
     graph_kinds,
-    is_exact,
 )
+from blockrelay.block_folder.precisions import all_exact, parse_precisions
 from blockrelay.errors import BlockFolderError
 
 MODEL = ModelConfig(
@@ -58,20 +58,21 @@ MODEL = ModelConfig(
 GROUPED = replace(MODEL, hidden_size=64, intermediate_size=96)
 
 
-def make_manifest(model: ModelConfig = MODEL, precision: Precision = "w8a8") -> Manifest:
+def make_manifest(model: ModelConfig = MODEL, precision: str = "w8a8") -> Manifest:
+    precisions = parse_precisions(precision, model.blocks)
     blocks: list[BlockSpec] = []
     files = {ROTARY_NAME: FileSpec(sha256="00", bytes=4 * model.max_position * model.head_dim)}
     for index in range(1, model.blocks + 1):
-        tensors, size = place_tensors(block_tensors(model, precision, index))
+        tensors, size = place_tensors(block_tensors(model, precisions[index - 1], index))
         blocks.append(BlockSpec(index=index, file=f"blocks/{index}.bin", tensors=tensors, known_answer="ab"))
         files[blocks[-1].file] = FileSpec(sha256="11", bytes=size)
-    graphs = {kind: f"graphs/{kind}.onnx" for kind in graph_kinds(precision)}
+    graphs = {kind: f"graphs/{kind}.onnx" for kind in graph_kinds(precisions)}
     files |= {path: FileSpec(sha256=f"{kind}-hash", bytes=5) for kind, path in graphs.items()}
     return Manifest(
         model=model,
         generation=GenerationDefaults(temperature=0.6, top_p=0.9),
-        precision=precision,
-        exact=is_exact(precision),
+        precisions=precisions,
+        exact=all_exact(precisions),
         graphs=graphs,
         blocks=tuple(blocks),
         files=files,
@@ -158,7 +159,11 @@ def _drop(*path: str | int) -> Callable[[dict[str, Any]], None]:
     ("change", "message"),
     [
         (_set("format", to=2), "format 2 is not 1"),
-        (_set("precision", to="int3"), "precision must be one of w8a8, w4a8, fp32"),
+        (_set("precision", to="int3"), "precision 'int3': 'int3' is none of w8a8, w4a8, fp32"),
+        (_set("precision", to="w8a8,block_4=fp32"), "the model has block_1 to block_3"),
+        (_set("precision", to="w8a8,block_1=w8a8"), "precision 'w8a8,block_1=w8a8' is written 'w8a8'"),
+        (_set("precision", to="w8a8,block_3=fp32"), "graphs must be qkv"),
+        (_set("model", "layers", to=10**15), f"has {10**15 + 1} blocks, not 3"),
         (_set("surprise", to=1), "unknown field 'surprise'"),
         (_set("model", "surprise", to=1), "model: unknown field 'surprise'"),
         (_drop("model", "heads"), "model: field 'heads' is missing"),

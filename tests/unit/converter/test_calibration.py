@@ -120,7 +120,9 @@ def test_the_float_pass_of_the_converter_computes_what_the_executor_does(family:
     ids = np.array(Tokenizer.from_file(folder.tokenizer_path).encode(PROBE))
     cos, sin = folder.rotary()
     model = FloatModel(
-        BlockSource(Checkpoint(checkpoint), folder.model, "w8a8", tied=False), cos[: ids.size], sin[: ids.size]
+        BlockSource(Checkpoint(checkpoint), folder.model, ("w8a8",) * folder.model.blocks, tied=False),
+        cos[: ids.size],
+        sin[: ids.size],
     )
     x = model.embed(np.concatenate([ids, ids]))  # two sequences, which must not see each other
     for index in range(1, folder.model.layers + 1):

@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 
 from blockrelay.block_folder.folder import BlockFolder, open_block_folder
-from blockrelay.block_folder.model import Precision
 from blockrelay_converter.convert import convert
 from tests.support.models.checkpoints import write_checkpoint
 
@@ -14,7 +13,7 @@ def _report(what: str, done: int, total: int) -> None:
     """Nobody watches the progress of a test."""
 
 
-def _converted(root: Path, precision: Precision, *, tokenizer: bool = True) -> BlockFolder:
+def _converted(root: Path, precision: str, *, tokenizer: bool = True) -> BlockFolder:
     write_checkpoint(root / "checkpoint", seed=3, tokenizer=tokenizer)
     convert(root / "checkpoint", root / "folder", precision=precision, report=_report, name="tiny")
     return open_block_folder(root / "folder")
@@ -36,6 +35,18 @@ def w4a8(tmp_path_factory: pytest.TempPathFactory) -> BlockFolder:
 def fp32(tmp_path_factory: pytest.TempPathFactory) -> BlockFolder:
     """The same weights in float32."""
     return _converted(tmp_path_factory.mktemp("fp32"), "fp32")
+
+
+@pytest.fixture(scope="session")
+def mixed_exact(tmp_path_factory: pytest.TempPathFactory) -> BlockFolder:
+    """The same weights, blocks 2 and 3 in 4 bits."""
+    return _converted(tmp_path_factory.mktemp("mixed_exact"), "w8a8,block_2-3=w4a8")
+
+
+@pytest.fixture(scope="session")
+def mixed(tmp_path_factory: pytest.TempPathFactory) -> BlockFolder:
+    """The same weights, block 2 and the head in float32, block 4 in 4 bits: not exact."""
+    return _converted(tmp_path_factory.mktemp("mixed"), "w8a8,block_2=fp32,block_4=w4a8,block_5=fp32")
 
 
 @pytest.fixture(scope="session")

@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from blockrelay.block_folder.model import LINEARS
+from blockrelay.block_folder.model import LINEARS, Precision, quantises_rows
 from blockrelay.errors import UsageError
 from blockrelay.text.tokenizer import Tokenizer
 from blockrelay_converter.block_writer import BlockSource, rounded
@@ -94,8 +94,17 @@ def calibrate(
     found: dict[int, dict[str, Smoothed]] = {}
     for index in range(1, model.blocks + 1):
         linears: dict[str, Smoothed] = {}
+        precision = source.precisions[index - 1]
 
-        def watch(linear: str, inputs: F64, index: int = index, linears: dict[str, Smoothed] = linears) -> None:
+        def watch(
+            linear: str,
+            inputs: F64,
+            index: int = index,
+            linears: dict[str, Smoothed] = linears,
+            precision: Precision = precision,
+        ) -> None:
+            if not quantises_rows(precision):
+                return
             if not np.isfinite(inputs).all():
                 raise UsageError(f"block_{index}: the input of {linear} is not finite: the checkpoint is damaged")
             linears[linear] = smooth(
@@ -104,7 +113,7 @@ def calibrate(
                 _largest(source, index, linear),
                 channels_of(model, linear),
                 (weights for _, weights in source.chunks(index, linear)),
-                partial(rounded, source.precision),
+                partial(rounded, precision),
             )
 
         if index < model.blocks:

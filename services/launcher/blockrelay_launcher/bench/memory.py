@@ -10,6 +10,7 @@ from typing import Any
 
 from blockrelay.block_folder.folder import BlockFolder
 from blockrelay.block_folder.manifest import Manifest
+from blockrelay.block_folder.precisions import kv_item_bytes
 from blockrelay.protocol.constants import PAGE_TOKENS
 from blockrelay.redis.cell_address import CellAddress
 from blockrelay.settings import Settings
@@ -56,8 +57,8 @@ def page_bytes(manifest: Manifest, first: int, last: int) -> int:
     """Bytes of one KV page in all layers of a stage."""
     model = manifest.model
     layers = min(last, model.layers) - first + 1
-    item = 4 if manifest.precision == "fp32" else 2
-    return 2 * layers * model.kv_heads * model.head_dim * PAGE_TOKENS * item
+    values = 2 * layers * model.kv_heads * model.head_dim * PAGE_TOKENS
+    return values * kv_item_bytes(manifest.precisions)
 
 
 def parse_status(text: str) -> dict[str, int]:

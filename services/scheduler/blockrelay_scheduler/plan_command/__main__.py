@@ -8,7 +8,6 @@ from typing import Annotated
 
 import typer
 
-from blockrelay.block_folder.model import Precision
 from blockrelay.command_app import run_app
 from blockrelay.errors import UsageError
 from blockrelay.planning.devices import parse_described
@@ -37,7 +36,9 @@ Context = Annotated[
     str | None, typer.Option("--context", metavar="N", help="tokens of a request that must have room: 2048, 32k")
 ]
 Requests = Annotated[int, typer.Option("--requests", min=1, help="requests at once that must have room")]
-InPrecision = Annotated[Precision | None, typer.Option("--precision", help="as if the model had been converted to it")]
+InPrecision = Annotated[
+    str | None, typer.Option("--precision", help="as if the model had been converted to it (see: convert)")
+]
 Parts = Annotated[int | None, typer.Option("--parts", min=1, help="stages [default: one for each device]")]
 Boundaries = Annotated[
     str | None, typer.Option("--boundaries", metavar="A-B,C-D", help="of strategy custom: the blocks of each stage")

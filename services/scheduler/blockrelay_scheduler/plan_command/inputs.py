@@ -5,7 +5,8 @@ from pathlib import Path
 
 from blockrelay.block_folder.analysis import analyse
 from blockrelay.block_folder.folder import BlockFolder, open_block_folder
-from blockrelay.block_folder.model import Precision
+from blockrelay.block_folder.model import ungroupable
+from blockrelay.block_folder.precisions import parse_precisions
 from blockrelay.errors import UsageError
 from blockrelay.host.memory import total_bytes
 from blockrelay.planning.devices import Device, Fleet, decode_fleet
@@ -31,7 +32,8 @@ class PlanOptions:
     objective: Objective = "throughput"
     context: int | None = None
     requests: int = DEFAULT_REQUESTS
-    precision: Precision | None = None
+    precision: str | None = None
+    """As if the model had been converted to it; written as for `convert`."""
     wishes: Wishes = NO_WISHES
 
 
@@ -39,12 +41,11 @@ def read_problem(options: PlanOptions) -> Problem:
     """The problem that the options describe."""
     folder = open_block_folder(options.model, blocks=[])
     analysis = analyse(folder.model)
-    measured_in = (folder.manifest.precision,) * folder.model.blocks
-    precisions = measured_in
+    precisions = measured_in = folder.manifest.precisions
     if options.precision is not None:
-        if options.precision not in analysis.precisions:
-            raise UsageError(f"--precision: {analysis.model} cannot have {options.precision}")
-        precisions = (options.precision,) * folder.model.blocks
+        precisions = parse_precisions(options.precision, folder.model.blocks)
+        if (odd := ungroupable(folder.model, precisions)) is not None:
+            raise UsageError(f"--precision: {analysis.model} cannot have {odd[0]}")
     profile = read_profile(options.profile, folder) if options.profile else None
     fleet = decode_fleet(_content(options.devices), str(options.devices)) if options.devices else this_machine(profile)
     context = options.context or min(folder.model.max_position, DEFAULT_CONTEXT)

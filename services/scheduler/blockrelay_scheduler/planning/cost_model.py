@@ -6,12 +6,13 @@ measured in another precision is converted: the step of one row reads weights, s
 further rows add stays. Both are marked as estimates.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 
-from blockrelay.block_folder.analysis import BlockCost, ModelAnalysis
+from blockrelay.block_folder.analysis import ModelAnalysis
 from blockrelay.block_folder.model import Precision
+from blockrelay.block_folder.precisions import kv_item_bytes
 from blockrelay.errors import UsageError
 from blockrelay.planning.devices import Device, Fleet
 from blockrelay.planning.profile import BlockProfile, Hop, Profile
@@ -76,14 +77,13 @@ class CostModel:
 
     def weight_bytes(self, first: int, last: int) -> int:
         """Of blocks [first, last]."""
-        return sum(block.bytes[precision] for block, precision in self._between(first, last))
+        between = zip(self.analysis.blocks[first - 1 : last], self.precisions[first - 1 : last], strict=True)
+        return sum(block.bytes[precision] for block, precision in between)
 
     def kv_bytes_per_token(self, first: int, last: int) -> int:
         """Of blocks [first, last]."""
-        return sum(block.kv_bytes_per_token[precision] for block, precision in self._between(first, last))
-
-    def _between(self, first: int, last: int) -> Iterator[tuple[BlockCost, Precision]]:
-        return zip(self.analysis.blocks[first - 1 : last], self.precisions[first - 1 : last], strict=True)
+        blocks = self.analysis.blocks[first - 1 : last]
+        return sum(block.kv_values_per_token for block in blocks) * kv_item_bytes(self.precisions)
 
     def hop_seconds(self, fleet: Fleet, a: Device, b: Device, rows: float) -> float:
         """Of the rows of a step from `a` to `b`: the link between their hosts, or the payload Redis."""
@@ -117,7 +117,7 @@ class CostModel:
     def _roofline(self, device: Device, index: int, rows: float, context: float) -> float:
         block, precision = self.analysis.blocks[index - 1], self.precisions[index - 1]
         assert device.bytes_per_second is not None
-        moved = block.bytes[precision] + rows * context * block.kv_bytes_per_token[precision]
+        moved = block.bytes[precision] + rows * context * self.kv_bytes_per_token(index, index)
         operations = rows * (block.flops_per_row + context * block.attention_flops)
         computing = operations / device.operations_per_second if device.operations_per_second else 0.0
         return max(moved / device.bytes_per_second, computing) / device.speed

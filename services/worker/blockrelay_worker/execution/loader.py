@@ -1,5 +1,6 @@
 """Which executor runs a stage, by device, folder and precision."""
 
+from collections.abc import Collection
 from typing import Protocol
 
 from blockrelay.block_folder.folder import BlockFolder
@@ -16,8 +17,8 @@ class Executors(Protocol):
     """One implementation, on this machine."""
 
     @staticmethod
-    def serves(device: Device, precision: Precision) -> bool:
-        """Whether it runs models of this precision for workers of this device."""
+    def serves(device: Device, precisions: Collection[Precision]) -> bool:
+        """Whether it runs models with blocks of these precisions for workers of this device."""
         ...
 
     def numerics_id(self, manifest: Manifest) -> str:
@@ -43,8 +44,7 @@ IMPLEMENTATIONS = (CpuExecutors,)
 
 def executors_for(device: Device, folder: BlockFolder, *, threads: int) -> Executors:
     """What runs stages of this folder on this machine. Raises UsageError where nothing does."""
-    precision = folder.manifest.precision
     for implementation in IMPLEMENTATIONS:
-        if implementation.serves(device, precision):
+        if implementation.serves(device, folder.manifest.precisions):
             return implementation(threads)
-    raise UsageError(f"no executor runs {precision} models on a {device} worker")
+    raise UsageError(f"no executor runs {folder.manifest.precision} models on a {device} worker")

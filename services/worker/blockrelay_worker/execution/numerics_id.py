@@ -16,7 +16,7 @@ PAGE_LAYOUT = f"k[head,dim,{PAGE}] v[head,{PAGE},dim] v1"
 
 
 def numerics_id(manifest: Manifest) -> str:
-    """`<precision>-<16 hex digits>`: everything besides the weights that decides the bits of a token.
+    """`<precision>-<16 hex digits>`, or `mixed-` and these: everything besides the weights that decides a token's bits.
 
     Workers share a route, and pages are shared, only where it is equal; clients see it as `system_fingerprint`.
     """
@@ -32,4 +32,5 @@ def numerics_id(manifest: Manifest) -> str:
         "folder": manifest.numerics_inputs(),
     }
     digest = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
-    return f"{manifest.precision}-{digest[:16]}"
+    same = len(set(manifest.precisions)) == 1
+    return f"{manifest.precision if same else 'mixed'}-{digest[:16]}"

@@ -9,7 +9,7 @@ from blockrelay_worker.kernels.specification import PAGE
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PageLayout:
-    """Shape of the KV of one stage. `dtype` is float16 (`Manifest.quantised_rows`) or float32."""
+    """Shape of the KV of one stage. `dtype` is float16 or float32 (`precisions.kv_item_bytes`)."""
 
     layers: int
     kv_heads: int

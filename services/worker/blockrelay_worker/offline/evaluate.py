@@ -6,7 +6,8 @@ except at the beginning). perplexity = e to the mean of -ln p(token | tokens bef
 
 With `--json` one object is printed: model, precision, numerics_id, perplexity, nll (nats per token), bits_per_byte
 (null if the scored tokens stand for no bytes), tokens (scored), bytes (of their text), windows, context, stride,
-timings. Exit code 2 and one line on stderr for bad input, 1 for failures of ours or of the machine.
+timings; with `--against` also the same of the other folder (against) and the share by which this one's perplexity is
+above (cost). Exit code 2 and one line on stderr for bad input, 1 for failures of ours or of the machine.
 """
 
 import json
@@ -143,14 +144,14 @@ def main(
     ] = None,
     tokens: Annotated[int | None, typer.Option(min=2, help="use only this many tokens of the text")] = None,
     threads: Annotated[int | None, typer.Option(min=1, help="[default: the cores of this machine]")] = None,
+    against: Annotated[
+        Path | None, typer.Option(metavar="MODEL", help="another block folder: say what the first costs beside it")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="print one JSON object")] = False,
 ) -> None:
     """Measure the perplexity of a block folder's model on a text."""
-    started = time.perf_counter()
     content = read_text_file(text)
     folder = open_block_folder(model)
-    if folder.tokenizer_path is None:
-        raise UsageError(f"{model}: the model has no tokenizer, so it cannot read a text")
     limit = folder.model.max_position
     context = min(DEFAULT_CONTEXT, limit) if context is None else context
     stride = max(1, context // 2) if stride is None else stride
@@ -158,15 +159,46 @@ def main(
         raise UsageError(f"--context {context} is beyond the model's context of {limit}")
     if stride >= context:
         raise UsageError(f"--stride {stride} must be below the context of {context}: every token needs one before it")
+    reading = Reading(
+        file=text, text=content, tokens=tokens, context=context, stride=stride, threads=threads or cores()
+    )
+    other = None if against is None else open_block_folder(against)
+    if other is not None and (other.model.vocab_size, other.model.max_position) != (folder.model.vocab_size, limit):
+        raise UsageError(f"{against}: another vocabulary or context than {model}; their perplexities do not compare")
+    report = _evaluate(folder, reading)
+    if other is not None:
+        report["against"] = _evaluate(other, reading)
+        report["cost"] = report["perplexity"] / report["against"]["perplexity"] - 1
+    typer.echo(json.dumps(report) if as_json else _lines(report))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """A text and how it is read."""
+
+    file: Path
+    text: str
+    tokens: int | None
+    """At most so many of it."""
+    context: int
+    stride: int
+    threads: int
+
+
+def _evaluate(folder: BlockFolder, reading: Reading) -> dict[str, Any]:
+    """The report of one model."""
+    started = time.perf_counter()
+    if folder.tokenizer_path is None:
+        raise UsageError(f"{folder.root}: the model has no tokenizer, so it cannot read a text")
     tokenizer = Tokenizer.from_file(folder.tokenizer_path)
-    ids = tokenizer.encode(content)[:tokens]
+    ids = tokenizer.encode(reading.text)[: reading.tokens]
     if len(ids) < 2:
-        raise UsageError(f"{text}: {len(ids)} token(s) of text; at least 2 are needed to predict one")
-    scorer = Scorer(folder, threads=threads or cores(), context=min(context, len(ids)))
+        raise UsageError(f"{reading.file}: {len(ids)} token(s) of text; at least 2 are needed to predict one")
+    context, stride = reading.context, reading.stride
+    scorer = Scorer(folder, threads=reading.threads, context=min(context, len(ids)))
     loaded = time.perf_counter()
     result = score(scorer, ids, tokenizer, context=context, stride=stride, done=_show)
-    report = _report(folder, result, context, stride, load_s=loaded - started, total_s=time.perf_counter() - loaded)
-    typer.echo(json.dumps(report) if as_json else _lines(report))
+    return _report(folder, result, context, stride, load_s=loaded - started, total_s=time.perf_counter() - loaded)
 
 
 def _loss(logits: NDArray[np.float32], target: int) -> float:
@@ -202,12 +234,18 @@ def _report(
 
 def _lines(report: dict[str, Any]) -> str:
     bits = report["bits_per_byte"]
+    other = report.get("against")
     return (
         f"perplexity {report['perplexity']:.4f}  ({report['nll']:.4f} nats per token, "
         + ("" if bits is None else f"{bits:.4f} bits per byte, ")
         + f"{report['timings']['ms_per_token']:.2f} ms per token)\n"
         + f"{report['model']}, {report['precision']}: {report['tokens']} tokens, {report['bytes']} bytes, "
         + f"{report['windows']} windows of {report['context']} every {report['stride']}"
+        + (
+            ""
+            if other is None
+            else f"\ncosts {report['cost']:+.2%}: {other['model']}, {other['precision']}, has {other['perplexity']:.4f}"
+        )
     )
 
 

@@ -211,9 +211,9 @@ class TestAuto:
             place("auto", problem(devices, EVEN, sizes=sizes))
 
     def test_what_would_fit_is_said(self) -> None:
-        devices = [device("c", memory=20_000)]
-        tight = problem(devices, {"CPU": [{1: 1.0}] * 9}, kv=1, requests=4, context=1000)
-        with pytest.raises(NoPlan, match=r"a context of 34\d tokens would fit"):  # (20,000 - 9,000) / (8 * 4)
+        devices = [device("c", memory=31_000)]
+        tight = problem(devices, {"CPU": [{1: 1.0}] * 9}, kv=2, requests=4, context=1000)
+        with pytest.raises(NoPlan, match=r"a context of 34\d tokens would fit"):  # (31,000 - 9,000) / (2 * 8 * 4)
             place("auto", tight)
 
 

@@ -25,7 +25,7 @@ WRAPS: dict[str, Wrap] = {
 }
 
 
-@pytest.fixture(params=["w8a8", "w4a8", "fp32"])
+@pytest.fixture(params=["w8a8", "w4a8", "fp32", "mixed_exact", "mixed"])
 def folder(request: pytest.FixtureRequest) -> BlockFolder:
     return request.getfixturevalue(request.param)
 

@@ -95,6 +95,26 @@ def test_float32_has_no_known_answers_and_loads(fp32: BlockFolder) -> None:
     _load(fp32, 1, 5)
 
 
+def test_of_a_mixed_folder_the_blocks_that_are_exact_have_answers_and_give_them(mixed: BlockFolder) -> None:
+    answered = [block.known_answer is not None for block in mixed.manifest.blocks]
+    assert answered == [True, False, True, True, False]
+    assert not mixed.manifest.exact
+    _load(mixed, 1, 5)
+    with pytest.raises(KnownAnswerMismatch, match=r"block_4 of .* on this CPU"):
+        _load(_with_answer(mixed, 4, "0" * 64), 1, 5)
+
+
+def test_a_block_answers_the_same_whatever_precision_the_others_have(
+    w8a8: BlockFolder, w4a8: BlockFolder, mixed: BlockFolder, mixed_exact: BlockFolder
+) -> None:
+    def answers(folder: BlockFolder) -> list[str | None]:
+        return [block.known_answer for block in folder.manifest.blocks]
+
+    eight, four = answers(w8a8), answers(w4a8)
+    assert answers(mixed_exact) == [eight[0], four[1], four[2], eight[3], eight[4]]
+    assert answers(mixed) == [eight[0], None, eight[2], four[3], None]
+
+
 def test_the_command_prints_the_answers_that_the_folder_holds(exact: BlockFolder) -> None:
     command = [sys.executable, "-m", "blockrelay_worker.execution.self_test", str(exact.root)]
     done = subprocess.run(command, capture_output=True, check=True, text=True)
@@ -121,9 +141,12 @@ def test_the_fixed_input_reaches_every_quantisation_level(w8a8: BlockFolder) -> 
 
 
 def test_the_numerics_id_tells_precisions_and_graphs_apart(
-    w8a8: BlockFolder, w4a8: BlockFolder, fp32: BlockFolder
+    w8a8: BlockFolder, w4a8: BlockFolder, fp32: BlockFolder, mixed: BlockFolder, mixed_exact: BlockFolder
 ) -> None:
     assert numerics_id(w8a8.manifest).startswith("w8a8-")
+    assert numerics_id(mixed.manifest).startswith("mixed-")
+    assert numerics_id(mixed_exact.manifest).startswith("mixed-")
+    assert numerics_id(mixed.manifest) != numerics_id(mixed_exact.manifest)
     assert numerics_id(w4a8.manifest).startswith("w4a8-")
     assert numerics_id(fp32.manifest).startswith("fp32-")
     changed = dict(w8a8.manifest.files)

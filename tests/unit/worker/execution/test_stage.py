@@ -21,7 +21,7 @@ def _tokens(count: int, seed: int = 0) -> list[int]:
     return np.random.default_rng(seed).integers(3, 500, count).tolist()
 
 
-@pytest.fixture(scope="session", params=["w8a8", "w4a8"])
+@pytest.fixture(scope="session", params=["w8a8", "w4a8", "mixed_exact"])
 def exact(request: pytest.FixtureRequest) -> BlockFolder:
     """The model in each exact precision."""
     return request.getfixturevalue(request.param)
@@ -156,12 +156,12 @@ def test_a_segment_may_go_back_and_overwrite_what_was_there(exact: BlockFolder, 
 
 
 def test_float32_is_close_to_w8a8_and_to_itself_in_other_chunks(
-    fp32: BlockFolder, w8a8: BlockFolder, w4a8: BlockFolder
+    fp32: BlockFolder, w8a8: BlockFolder, w4a8: BlockFolder, mixed_exact: BlockFolder, mixed: BlockFolder
 ) -> None:
     tokens = _tokens(48)
     whole, single = Chain(fp32).solo(tokens, [48]), Chain(fp32, [2, 5]).solo(tokens)
     np.testing.assert_allclose(whole, single, rtol=0, atol=1e-4)
-    for folder, least in ((w8a8, 0.99), (w4a8, 0.95)):
+    for folder, least in ((w8a8, 0.99), (w4a8, 0.95), (mixed_exact, 0.95), (mixed, 0.95)):
         quantised = Chain(folder).solo(tokens, [48])
         assert np.corrcoef(whole.ravel(), quantised.ravel())[0, 1] > least
 

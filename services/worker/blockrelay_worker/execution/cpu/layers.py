@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blockrelay.block_folder.folder import BlockFolder
+from blockrelay.block_folder.model import quantises_rows
 from blockrelay_worker.execution.cpu.linears import Linear, NativeLinear, Variant, load_linear
 from blockrelay_worker.execution.cpu.slot_mapping import Rows
 from blockrelay_worker.execution.cpu.workspace import Workspace
@@ -26,7 +27,7 @@ class Layer:
         self._kernels = kernels
         self._model = model
         self._eps = model.rms_norm_eps
-        self._quantised = folder.manifest.quantised_rows
+        self._quantised = quantises_rows(folder.manifest.precision_of(index))
         self.embedding: NDArray[Any] | None = tensors.get("embedding")
         self._norm_attention = cast(F32, tensors["norm_attention"])
         self._norm_mlp = cast(F32, tensors["norm_mlp"])
@@ -34,7 +35,7 @@ class Layer:
         self._norm_q = cast(F32 | None, tensors.get("norm_q"))
         self._norm_k = cast(F32 | None, tensors.get("norm_k"))
         self.linears = {
-            kind: load_linear(folder, kind, tensors, variant=variant, threads=threads, kernels=kernels)
+            kind: load_linear(folder, index, kind, tensors, variant=variant, threads=threads, kernels=kernels)
             for kind in ("qkv", "o", "gate_up", "down")
         }
         #: `run` may be part of the kernels' programs.
@@ -137,9 +138,11 @@ class Head:
         self._kernels = kernels
         self._eps = folder.model.rms_norm_eps
         self._vocab = folder.model.vocab_size
-        self._quantised = folder.manifest.quantised_rows
+        self._quantised = quantises_rows(folder.manifest.precision_of(index))
         self._norm = cast(F32, tensors["norm_final"])
-        self.linears = {"head": load_linear(folder, "head", tensors, variant=variant, threads=threads, kernels=kernels)}
+        self.linears = {
+            "head": load_linear(folder, index, "head", tensors, variant=variant, threads=threads, kernels=kernels)
+        }
         self.recordable = _recordable(kernels, self.linears)
 
     def run_wanted(self, x: F32, wanted: NDArray[np.intp], space: Workspace, out: F32) -> None:

@@ -22,7 +22,7 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 
 from blockrelay.block_folder.folder import BlockFolder
-from blockrelay.block_folder.model import in_groups
+from blockrelay.block_folder.model import float_graph, in_groups
 from blockrelay.errors import BlockFolderError
 from blockrelay_worker.execution.cpu.exact_linears import ExactGroupLinear, ExactLinear
 from blockrelay_worker.kernels.interface import Kernels, Product
@@ -93,6 +93,7 @@ class NativeLinear:
 
 def load_linear(
     folder: BlockFolder,
+    index: int,
     kind: str,
     tensors: Mapping[str, NDArray[Any]],
     *,
@@ -100,13 +101,13 @@ def load_linear(
     threads: int,
     kernels: Kernels,
 ) -> OrtLinear | ExactLinear | ExactGroupLinear | NativeLinear:
-    """The product `kind` (qkv, o, gate_up, down, head) of the block with these tensors.
+    """The product `kind` (qkv, o, gate_up, down, head) of block `index`, which has these tensors.
 
     `variant` is ignored in fp32; `native` needs kernels that multiply.
 
     Raises BlockFolderError if ONNX Runtime refuses the folder's graph.
     """
-    precision = folder.manifest.precision
+    precision = folder.manifest.precision_of(index)
     if in_groups(precision):
         parts = (
             cast(NDArray[np.uint8], tensors[f"{kind}.q4"]),
@@ -116,7 +117,7 @@ def load_linear(
         by_definition = variant == "exact" or not kernels.group_multiplies
         return ExactGroupLinear(*parts) if by_definition else NativeLinear(kernels.group_product(*parts))
     if precision == "fp32":
-        name, weights = kind, {"w": tensors[f"{kind}.w"]}
+        name, weights = float_graph(kind, folder.manifest.precisions), {"w": tensors[f"{kind}.w"]}
     else:
         q = cast(NDArray[np.int8], tensors[f"{kind}.q"])
         scale = cast(NDArray[np.float32], tensors[f"{kind}.scale"])

@@ -1,10 +1,11 @@
 """How stages come onto a CPU: the fastest products that give the known answers there."""
 
 import logging
+from collections.abc import Collection
 
 from blockrelay.block_folder.folder import BlockFolder
 from blockrelay.block_folder.manifest import Manifest
-from blockrelay.block_folder.model import Precision
+from blockrelay.block_folder.model import Precision, is_exact
 from blockrelay.errors import KnownAnswerMismatch
 from blockrelay.host.cpu import cpu_name
 from blockrelay.protocol.plan import Device
@@ -26,7 +27,7 @@ class CpuExecutors:
         self._threads, self._kernels = threads, load_kernels(threads)
 
     @staticmethod
-    def serves(device: Device, precision: Precision) -> bool:
+    def serves(device: Device, precisions: Collection[Precision]) -> bool:
         """All there are; a worker that calls itself a GPU's computes here too."""
         return True
 
@@ -47,11 +48,12 @@ def load_stage(
 ) -> StageExecutor:
     """An executor whose every block has given its known answer on this machine, by the fastest variant that does.
 
-    The check needs two pages. Raises KnownAnswerMismatch naming the block and the CPU. Precisions that are not
-    exact have no known answers and are loaded as they are.
+    The check needs two pages. Raises KnownAnswerMismatch naming the block and the CPU. Blocks of precisions that are
+    not exact have no known answers and are loaded as they are.
     """
-    variants: list[Variant] = ["u8s8", "u8u8"] if folder.manifest.exact else ["u8s8"]
-    if kernels.multiplies and folder.manifest.exact:
+    exact = any(is_exact(precision) for precision in folder.manifest.precisions[first_block - 1 : last_block])
+    variants: list[Variant] = ["u8s8", "u8u8"] if exact else ["u8s8"]
+    if kernels.multiplies and exact:
         variants.insert(0, "native")
     wrong: str | None = None
     for variant in variants:

@@ -7,6 +7,7 @@ from functools import partial
 import numpy as np
 
 from blockrelay.block_folder.folder import BlockFolder
+from blockrelay.block_folder.precisions import kv_item_bytes
 from blockrelay.errors import BlockFolderError, BlockrelayError, ExecutionError
 from blockrelay.protocol.capabilities import Capabilities
 from blockrelay_worker.execution.batch import Batch, StageOutput
@@ -95,7 +96,7 @@ class StageExecutor:
             layers=min(last_block, model.layers) - first_block + 1,
             kv_heads=model.kv_heads,
             head_dim=model.head_dim,
-            dtype=np.float16 if folder.manifest.quantised_rows else np.float32,
+            dtype=np.float16 if kv_item_bytes(folder.manifest.precisions) == 2 else np.float32,
         )
 
     def export_pages(self, pages: Sequence[int]) -> list[PageContent]:

@@ -12,7 +12,8 @@ import typer
 
 from blockrelay.block_folder.analysis import BlockCost, analyse
 from blockrelay.block_folder.folder import BlockFolder, open_block_folder
-from blockrelay.block_folder.model import Precision
+from blockrelay.block_folder.manifest import Manifest
+from blockrelay.block_folder.precisions import kv_item_bytes
 from blockrelay.command_app import run_app
 from blockrelay.errors import UsageError
 from blockrelay.host.cpu import cores, cpu_name
@@ -86,14 +87,14 @@ def _profile(
         machine=f"{cpu_name()}, {threads} threads",
         measured=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         blocks={
-            cost.name: {"CPU": _block(cost, folder.manifest.precision, times, loading[cost.index])}
+            cost.name: {"CPU": _block(cost, folder.manifest, times, loading[cost.index])}
             for cost in analyse(folder.model).blocks
         },
         hop=hop,
     )
 
 
-def _block(cost: BlockCost, precision: Precision, times: Times, loading: float) -> BlockProfile:
+def _block(cost: BlockCost, manifest: Manifest, times: Times, loading: float) -> BlockProfile:
     """Of one block; a model whose context is shorter than the base one is measured at its own."""
     samples = {shape: one for (index, shape), one in times.items() if index == cost.index}
     base, *longer = sorted({shape.context for shape in samples})
@@ -105,8 +106,8 @@ def _block(cost: BlockCost, precision: Precision, times: Times, loading: float) 
             for context in longer
         },
         load_seconds=loading,
-        bytes=cost.bytes[precision],
-        kv_bytes_per_token=cost.kv_bytes_per_token[precision],
+        bytes=cost.bytes[manifest.precision_of(cost.index)],
+        kv_bytes_per_token=cost.kv_values_per_token * kv_item_bytes(manifest.precisions),
     )
 
 

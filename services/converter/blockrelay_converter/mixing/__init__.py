@@ -1,0 +1,1 @@
+"""Which blocks can have fewer bits: `convert --budget-perplexity`."""

@@ -1,0 +1,148 @@
+"""`convert --budget-perplexity`: the cheapest precisions that cost no more perplexity than that."""
+
+import json
+import math
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from blockrelay.block_folder.folder import BlockFolder, open_block_folder
+from blockrelay.block_folder.manifest import Manifest
+from blockrelay.block_folder.model import ModelConfig, Precision, ungroupable
+from blockrelay.block_folder.precisions import format_precisions
+from blockrelay.errors import UsageError
+from blockrelay.quantities import format_quantity
+from blockrelay.text.text_file import read_text_file
+from blockrelay_converter.checkpoint.source import read_source
+from blockrelay_converter.convert import Report, convert
+from blockrelay_converter.mixing.linked_folder import link_mix
+from blockrelay_converter.mixing.measured_perplexity import perplexity
+from blockrelay_converter.mixing.search import Found, Mix, cheapest
+from blockrelay_converter.staging import staged_folder
+
+REPORT_NAME = "precisions.json"
+#: What stays exact: the first is where the search begins, the second what blocks may become.
+BASE: Precision = "w8a8"
+CHEAPER: Precision = "w4a8"
+
+
+def parse_budget(text: str) -> float:
+    """`0.5%` as 0.005. UsageError for what is none, or negative."""
+    try:
+        percent = float(text.removesuffix("%"))
+    except ValueError:
+        percent = math.nan
+    if not (text.endswith("%") and math.isfinite(percent) and percent >= 0):
+        raise UsageError(f"--budget-perplexity {text!r}: write a share such as 0.5%")
+    return percent / 100
+
+
+def convert_within_budget(
+    checkpoint: Path,
+    out: Path,
+    *,
+    budget: float,
+    text: Path,
+    tokens: int,
+    report: Report,
+    name: str | None = None,
+    max_position: int | None = None,
+    force: bool = False,
+    calibration_text: Path | None = None,
+) -> Manifest:
+    """Write the smallest block folder `out` of exact blocks whose perplexity on the first `tokens` tokens of `text` is
+    at most (1 + `budget`) times that of the checkpoint in float32, and what was measured beside its manifest.
+
+    While it works, all of the checkpoint is there in float32 and in both precisions. The other arguments, and what is
+    left behind after an error, are as in `convert`. UsageError where BASE alone costs more than the budget.
+    """
+    read_text_file(text)  # what makes no sense is said before hours of work
+    model = read_source(checkpoint, name=name, max_position=max_position).model
+    base: Mix = (BASE,) * model.blocks
+    cheaper: Mix = tuple(CHEAPER if _can_have(model, index, CHEAPER) else BASE for index in range(1, model.blocks + 1))
+    with staged_folder(out, force=force) as folder:
+        parts = folder / "parts"
+
+        def part(precisions: Mix, text: Path | None) -> BlockFolder:
+            label = format_precisions(precisions)
+            convert(
+                checkpoint,
+                parts / label,
+                precision=label,
+                report=lambda what, done, total: report(f"{label}: {what}", done, 3 * total),
+                name=model.name,
+                max_position=max_position,
+                calibration_text=text,
+            )
+            return open_block_folder(parts / label, blocks=[])
+
+        original = part(("fp32",) * model.blocks, None)
+        exact = [part(base, calibration_text), part(cheaper, calibration_text)]
+        measured: dict[Mix, float] = {}
+
+        def measure(precisions: Mix) -> float:
+            if precisions not in measured:
+                report(f"perplexity of {format_precisions(precisions)}", 0, 0)
+                trial = parts / "trial"
+                trial.mkdir()
+                link_mix(exact, precisions, trial)
+                measured[precisions], _ = perplexity(trial, text, tokens)
+                shutil.rmtree(trial)
+            return measured[precisions]
+
+        report("perplexity of fp32", 0, 0)
+        reference, scored = perplexity(original.root, text, tokens)
+        saved = [_bytes(exact[0], index) - _bytes(exact[1], index) for index in range(1, model.blocks + 1)]
+        found = cheapest(base, cheaper, saved, limit=reference * (1 + budget), measure=measure)
+        if found is None:
+            cost = measured[base] / reference - 1
+            raise UsageError(
+                f"{BASE} alone costs {cost:.2%} of perplexity, more than {budget:.2%}: give a larger budget, or "
+                "--calibrate with another text"
+            )
+        manifest = link_mix(exact, found.precisions, folder)
+        content = _report(found, reference, budget, scored, saved)
+        (folder / REPORT_NAME).write_text(json.dumps(content, indent=1) + "\n")
+        shutil.rmtree(parts)
+    return manifest
+
+
+def report_lines(folder: Path) -> list[str]:
+    """The report beside a manifest, for people."""
+    content = json.loads((folder / REPORT_NAME).read_text())
+    lines = [
+        f"perplexity {content['perplexity']:.4f}, {content['cost']:.2%} above {content['reference']:.4f} in fp32 "
+        f"({content['tokens']} tokens); budget {content['budget']:.2%}"
+    ]
+    for block, cost in content["costs"].items():
+        lines.append(f"{block}: {CHEAPER} costs {cost['perplexity']:.2%}, saves {format_quantity(cost['bytes'], 'B')}")
+    return lines
+
+
+def _report(found: Found, reference: float, budget: float, tokens: int, saved: Sequence[int]) -> dict[str, Any]:
+    """precisions.json: shares are of the reference.
+
+    Not among the manifest's files: the last digit may differ between machines, and the model hash must not.
+    """
+    return {
+        "precision": format_precisions(found.precisions),
+        "budget": budget,
+        "tokens": tokens,
+        "reference": reference,
+        "perplexity": found.perplexity,
+        "cost": found.perplexity / reference - 1,
+        "costs": {
+            f"block_{index}": {"perplexity": cost / reference, "bytes": saved[index - 1]}
+            for index, cost in found.costs.items()
+        },
+    }
+
+
+def _can_have(model: ModelConfig, index: int, precision: Precision) -> bool:
+    """Whether block `index` may have it, whatever the others have."""
+    return ungroupable(model, [precision if each == index else BASE for each in range(1, model.blocks + 1)]) is None
+
+
+def _bytes(folder: BlockFolder, index: int) -> int:
+    return folder.manifest.files[folder.manifest.block(index).file].bytes

@@ -1,0 +1,47 @@
+"""A block folder made of the files of others, without a copy: they share what is the same."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from blockrelay.block_folder.folder import BlockFolder
+from blockrelay.block_folder.manifest import MANIFEST_NAME, FileSpec, Manifest, check_manifest
+from blockrelay.block_folder.model import Precision, graph_kinds
+from blockrelay.block_folder.precisions import all_exact
+
+
+def link_mix(parts: Sequence[BlockFolder], precisions: Sequence[Precision], out: Path) -> Manifest:
+    """Fill the empty folder `out` with hard links, each block from the first part that has it in its precision.
+
+    `parts` are conversions of one checkpoint, on the file system of `out`; each block is in one of them.
+    """
+    main = parts[0].manifest
+    own = {*main.graphs.values(), *(block.file for block in main.blocks)}
+    sources = {path: parts[0] for path in main.files if path not in own}
+    graphs: dict[str, str] = {}
+    for kind in graph_kinds(precisions):
+        part = next(part for part in parts if kind in part.manifest.graphs)
+        graphs[kind] = part.manifest.graphs[kind]
+        sources[graphs[kind]] = part
+    blocks = []
+    for index, precision in enumerate(precisions, 1):
+        part = next(part for part in parts if part.manifest.precision_of(index) == precision)
+        blocks.append(part.manifest.block(index))
+        sources[blocks[-1].file] = part
+    files: dict[str, FileSpec] = {}
+    for path, part in sorted(sources.items()):
+        (out / path).parent.mkdir(parents=True, exist_ok=True)
+        os.link(part.root / path, out / path)
+        files[path] = part.manifest.files[path]
+    manifest = replace(
+        main,
+        precisions=tuple(precisions),
+        exact=all_exact(precisions),
+        graphs=graphs,
+        blocks=tuple(blocks),
+        files=files,
+    )
+    check_manifest(manifest)
+    (out / MANIFEST_NAME).write_bytes(manifest.encode())
+    return manifest

@@ -1,0 +1,65 @@
+"""Which precision each block of a model has, and how people write that.
+
+    w8a8                                  every block
+    w8a8,block_33=fp32,block_1-4=w4a8     every block but these
+
+The precisions of a model are a tuple, that of block i at index i-1.
+"""
+
+import re
+from collections.abc import Sequence
+from itertools import groupby
+
+from blockrelay.block_folder.model import PRECISIONS, Precision, is_exact, quantises_rows
+from blockrelay.errors import UsageError
+
+_PART = re.compile(r"block_([1-9]\d{0,8})(?:-([1-9]\d{0,8}))?=(\w+)")
+
+
+def parse_precisions(text: str, blocks: int) -> tuple[Precision, ...]:
+    """The precisions of `blocks` blocks. UsageError names the part that makes no sense or takes a block twice."""
+    first, *parts = (part.strip() for part in text.split(","))
+    found: list[Precision] = [_precision(first, first)] * blocks
+    named: set[int] = set()
+    for part in parts:
+        match = _PART.fullmatch(part)
+        if match is None:
+            raise UsageError(f"precision {part!r}: write block_3=w4a8 or block_1-4=w4a8 behind the first one")
+        start, end = int(match[1]), int(match[2] or match[1])
+        if not start <= end <= blocks:
+            raise UsageError(f"precision {part!r}: the model has block_1 to block_{blocks}")
+        for index in range(start, end + 1):
+            if index in named:
+                raise UsageError(f"precision {part!r}: block_{index} is named twice")
+            named.add(index)
+            found[index - 1] = _precision(match[3], part)
+    return tuple(found)
+
+
+def _precision(name: str, part: str) -> Precision:
+    for precision in PRECISIONS:
+        if name == precision:
+            return precision
+    raise UsageError(f"precision {part!r}: {name!r} is none of {', '.join(PRECISIONS)}")
+
+
+def format_precisions(precisions: Sequence[Precision]) -> str:
+    """The one text that stands for these precisions: the most frequent one first, then the others as they come."""
+    common = max(PRECISIONS, key=precisions.count)  # of equally frequent ones the first of PRECISIONS
+    parts: list[str] = [common]
+    for precision, group in groupby(enumerate(precisions, 1), key=lambda pair: pair[1]):
+        indexes = [index for index, _ in group]
+        if precision != common:
+            blocks = f"{indexes[0]}-{indexes[-1]}" if len(indexes) > 1 else f"{indexes[0]}"
+            parts.append(f"block_{blocks}={precision}")
+    return ",".join(parts)
+
+
+def all_exact(precisions: Sequence[Precision]) -> bool:
+    """Whether a model of these is marked exact: one block that is not makes all bits behind it uncertain."""
+    return all(is_exact(precision) for precision in precisions)
+
+
+def kv_item_bytes(precisions: Sequence[Precision]) -> int:
+    """Bytes of each key and value: float16 in all blocks as soon as one of them quantises its rows, or float32."""
+    return 2 if any(quantises_rows(precision) for precision in precisions) else 4
