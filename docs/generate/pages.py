@@ -2,7 +2,17 @@
 
 from pathlib import Path
 
-from docs.generate import command_line, failure_points, http_api, metrics, modules, plan_examples, redis_keys, settings
+from docs.generate import (
+    command_line,
+    failure_points,
+    http_api,
+    metrics,
+    modules,
+    plan_examples,
+    redis_keys,
+    settings,
+    states,
+)
 
 FOLDER = Path(__file__).parents[1]
 #: What refreshes them all.
@@ -16,6 +26,7 @@ _PAGES = {
     "command-line.md": command_line.page,
     "http-api.md": http_api.page,
     "plan-examples.md": plan_examples.page,
+    "states.md": states.page,
 }
 
 

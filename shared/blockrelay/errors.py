@@ -23,6 +23,7 @@
     ├── ExecutionError             running a stage failed (`block` names where); HTTP 500
     │   ├── RowNotFinite           one request's row is NaN or infinite: that request fails, its batch does not
     │   └── NumericsChanged        no worker of its numerics id is left, and the request asked for `exact`
+    ├── IllegalTransition          a state machine was told what its state does not allow: a bug of ours, never caught
     └── ServiceUnavailable         a dependency (Redis, worker) is not there; HTTP 503
         └── RedisTrouble           Redis does not do what we ask, and no bug of ours is why: wait, or shed
             ├── RedisUnavailable   it is away, loads, is busy or fails over
@@ -163,6 +164,10 @@ class RowNotFinite(ExecutionError):
 
 class NumericsChanged(ExecutionError):
     """No worker of a request's numerics id is left, and it may not go on under another one."""
+
+
+class IllegalTransition(BlockrelayError):
+    """A state machine was told an event that its state does not allow."""
 
 
 class ServiceUnavailable(BlockrelayError):

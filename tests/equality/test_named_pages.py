@@ -31,6 +31,7 @@ from blockrelay_worker.transport.redis_links import Links, StepClock
 from tests.support.cell import MODEL, Cell, body
 from tests.support.models.tiny_model import write_tiny_model
 from tests.support.waiting import wait_until
+from tests.support.worker.machines import idle_machine
 from tests.support.worker.stage_role import stage_role
 
 ROOT = root_name(salt="", model_hash="m", numerics="n")
@@ -64,7 +65,17 @@ def engines_running(
             bounds: dict[str, Any] = {"max_rows": 48, "max_requests": 16, "step_target_s": 1.0, "dead_after_s": 600}
             role = stage_role(folder, worker, split=split, stage=stage, first=first, last=last, **bounds)
             own = replace(links, clock=StepClock())  # each is a process of its own elsewhere
-            engine = Engine(role, folder.model, None, executor, RunTable(executor.pool, cache), own, mailbox, metrics)
+            engine = Engine(
+                role,
+                folder.model,
+                None,
+                executor,
+                RunTable(executor.pool, cache),
+                own,
+                mailbox,
+                metrics,
+                idle_machine(),
+            )
             streams = [f(MODEL, "cpu") for f in (links.keys.reruns, links.keys.jobs)] if stage == 0 else []
             reader = Reader(links.control, links.keys.inbox(role.worker), streams, mailbox, links.stop, links.watch)
             for thread in (reader, threading.Thread(target=engine.run)):

@@ -24,7 +24,9 @@ from blockrelay_scheduler.inbox_sweeper import InboxSweeper
 from blockrelay_scheduler.link import Link
 from blockrelay_scheduler.liveness import Liveness
 from blockrelay_scheduler.plan_publisher import PlanPublisher
+from blockrelay_scheduler.planning.assignment import empty_stages
 from blockrelay_scheduler.rescuer import Rescuer
+from blockrelay_scheduler.states import SCHEDULER, SchedulerMachine
 from blockrelay_scheduler.upgrade import CellUpgrade
 
 #: Seconds between two looks at the unfinished requests and at what metrics tell.
@@ -55,9 +57,12 @@ class Scheduler:
     _began: bool = field(default=False, init=False)  # and ours were, once
     _away: str = field(default="Redis has not answered yet", init=False)
     _watch: RedisWatch = field(init=False)
+    _state: SchedulerMachine = field(init=False)
 
     def __post_init__(self) -> None:
         settings = self.settings
+        self._state = SchedulerMachine(SCHEDULER)
+        self.metrics.states.show(self._state)
         self._cell = CellSettings.of(settings)
         self._watch = RedisWatch(self.metrics.redis_errors)
         self.liveness = Liveness(self.link, self.metrics, self._cell.dead_after_ms)
@@ -77,6 +82,7 @@ class Scheduler:
         Raises UsageError when, at the start, a Redis says that it will never serve us like this.
         """
         wait_for_redis(self._look, self._trouble, give_up=stop.is_set, pause=stop.wait)
+        self._state.on("joined")
         if self.link.payload is not self.link.client:
             self._sweeper = InboxSweeper(self.link.payload, self.link.keys, self.metrics)
             self._sweeper.start()
@@ -101,6 +107,8 @@ class Scheduler:
 
     def _trouble(self, error: RedisTrouble) -> None:
         self._watch.failed("schedule", error)
+        if self._state.state != "error":
+            self._state.on("redis_trouble")
         self._away = str(error)
         self._last_tick = float("-inf")
 
@@ -131,6 +139,7 @@ class Scheduler:
     def tick(self) -> None:
         """One round. Raises RedisTrouble; the next round makes up for it."""
         started = time.monotonic()
+        self._state.on("round_begins")
         self.liveness.judge_contact(self._last_tick, self.settings.tick_s)
         self.liveness.declare_dead()  # first: whatever Redis stands still for before it would make beats look old
         self._upgrade.look()
@@ -142,6 +151,7 @@ class Scheduler:
             self._rescuer.rescue()
             set_gauges(self.link, self.metrics, self.model, workers, plan, self._migrate())
             self._last_look = time.monotonic()
+        self._state.on("workers_missing" if empty_stages(workers, plan) else "published")
         self._away = ""
         self._last_tick = started  # its start: a round in which Redis stood still must look long
 

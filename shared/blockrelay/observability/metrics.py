@@ -8,6 +8,7 @@ computed, re-runs included: do not add them up.
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from blockrelay.observability.histograms import Histograms
+from blockrelay.observability.states import States
 
 #: vLLM's buckets for time to first token, and finer ones for a step and a block. Seconds.
 TTFT_BUCKETS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160)
@@ -92,6 +93,7 @@ class SchedulerMetrics:
         self.workers = Gauge(
             "blockrelay_workers", "How many workers, by device and state", ["device", "state"], registry=registry
         )
+        self.states = States(registry)
         self.plan_epoch = Gauge("blockrelay_plan_epoch", "Which plan is in force", registry=registry)
         self.stage_workers = Gauge(
             "blockrelay_stage_workers",
@@ -121,6 +123,7 @@ class SchedulerMetrics:
 class WorkerMetrics:
     def __init__(self, registry: CollectorRegistry) -> None:
         self.registry = registry
+        self.states = States(registry)
         self.block_seconds = Histograms(
             "blockrelay_block_latency_seconds",
             "How long one block took for one batch",

@@ -117,11 +117,17 @@ def metric(s: Scheduler, name: str, **labels: str) -> float:
     return s.metrics.registry.get_sample_value(name, labels) or 0.0
 
 
+def state(s: Scheduler, name: str) -> bool:
+    return metric(s, "blockrelay_state", machine="scheduler", state=name) == 1
+
+
 def test_workers_get_stages_and_the_requests_of_a_dead_one_run_again(cell: Cell, redis_server: RedisServer) -> None:
     one = scheduler(redis_server.url)
     with running(one):
+        wait_until(lambda: state(one, "waiting"), "it waits for workers")
         register(cell, "a", registered=1)
         register(cell, "b", registered=2)
+        wait_until(lambda: (beat(cell, "a"), beat(cell, "b"), state(one, "idle"))[2], "none is missing")
         wait_until(
             lambda: (beat(cell, "a"), beat(cell, "b"), assignments(cell) == {"a": 0, "b": 1})[2], "both are placed"
         )
@@ -269,6 +275,7 @@ def test_redis_goes_away_and_comes_back_and_nobody_is_declared_dead_for_it(own_r
         own_redis.kill()
         killed = time.monotonic()
         wait_until(lambda: "Redis does not answer" in "".join(one.gaps()), "the scheduler says that Redis is away")
+        wait_until(lambda: state(one, "error"), "it is in the state for that")
         wait_until(lambda: time.monotonic() > killed + 1.1, "the beat on disk is older than dead_after_s")
         own_redis.start()
         wait_until(lambda: one.gaps() == [], "the scheduler is back")

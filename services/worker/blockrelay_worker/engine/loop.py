@@ -26,6 +26,7 @@ from blockrelay_worker.kv.store.store import Loaded
 from blockrelay_worker.scheduling.first_stage import FirstStageBatcher
 from blockrelay_worker.scheduling.later_stage import LaterStageBatcher
 from blockrelay_worker.scheduling.route_members import RouteMembers
+from blockrelay_worker.states import WorkerMachine
 from blockrelay_worker.transport.committer import Committer
 from blockrelay_worker.transport.events import Gone, Orphan, Restarted, Verdicts, Wake
 from blockrelay_worker.transport.redis_links import Links, Stopping
@@ -52,7 +53,10 @@ class Engine:
         links: Links,
         mailbox: Mailbox,
         metrics: WorkerMetrics,
+        state: WorkerMachine,
     ) -> None:
+        """`state` is the worker's, idle now; from here on the engine leads it."""
+        self._state = state
         self.role, self.table, self.links, self.mailbox, self.metrics = role, table, links, mailbox, metrics
         self._committer = Committer(links, mailbox, metrics)
         self._results = Results(links, self._committer)
@@ -79,6 +83,7 @@ class Engine:
             self._committer,
             self._results,
             metrics,
+            state,
         )
         self.pace = self._steps.pace
         self._claim_due = role.first_stage
@@ -103,6 +108,8 @@ class Engine:
                     self._handle(event)
                 if self.links.drain.asked:
                     self._claim_due = False
+                    if self._state.state != "draining":
+                        self._state.on("drain")
                     if self._departure.over(len(self.table)):
                         return "drained"
                 elif self._claim_due:
@@ -114,6 +121,8 @@ class Engine:
                 self.links.clock.end()
                 if moved:
                     self.metrics.busy_seconds.inc(time.monotonic() - started)
+                else:
+                    self._rest()
             return "stopped"
         except Stopping:
             return "stopped"
@@ -222,8 +231,18 @@ class Engine:
             for segment in refused:
                 self._endings.rerun(segment.request, segment.run, "missing_pages")
         if work:
+            if self._state.state in ("idle", "waiting"):
+                self._state.on("rows_ready")
             self._steps.run(work)
         return bool(work)
+
+    def _rest(self) -> None:
+        """Nothing was there to compute."""
+        state = self._state.state
+        if state in ("idle", "computing") and len(self.table):
+            self._state.on("rows_missing")
+        elif state in ("computing", "waiting") and not len(self.table):
+            self._state.on("runs_ended")
 
     def _tell_metrics(self) -> None:
         """What gauges say when somebody asks; setting them after every step would cost more than the step's loop."""

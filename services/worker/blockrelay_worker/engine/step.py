@@ -26,6 +26,7 @@ from blockrelay_worker.execution.executor import Executor
 from blockrelay_worker.scheduling.step_cost import StepCost, observed
 from blockrelay_worker.scheduling.throughput import PaceMeter
 from blockrelay_worker.scheduling.work import Work
+from blockrelay_worker.states import ENGINE, EngineMachine, WorkerMachine, failure_event
 from blockrelay_worker.transport.committer import Committer
 from blockrelay_worker.transport.stage_sender import Sender
 from blockrelay_worker.transport.tensor_results import Results
@@ -48,7 +49,10 @@ class Steps:
         committer: Committer,
         results: Results,
         metrics: WorkerMetrics,
+        worker_state: WorkerMachine,
     ) -> None:
+        self._worker_state, self._state = worker_state, EngineMachine(ENGINE)
+        metrics.states.show(self._state)
         self._role, self._executor, self._table, self._metrics = role, executor, table, metrics
         self._endings, self._quarantine = endings, quarantine
         self._sender, self._committer, self._results = sender, committer, results
@@ -71,6 +75,7 @@ class Steps:
 
     def _step(self, work: list[Work[Run]]) -> None:
         """Run the stage on `work` and pass the result on. A batch that fails on a CPU is tried again one by one."""
+        self._state.on("batch_ready")
         try:
             reach("worker.before_compute", (token for w in work for token in w.tokens))
             output = self._run_stage(work)
@@ -78,6 +83,7 @@ class Steps:
         except ExecutionError as error:
             self._on_failure(work, error)
             return
+        self._state.on("worker_done")
         bad = {work[i].run.request for i in output.not_finite}
         prompt_rows = 0
         for item in [w for w in work if not (w.drafts and w.run.request in bad)]:
@@ -110,6 +116,9 @@ class Steps:
     def _on_failure(self, work: list[Work[Run]], error: ExecutionError) -> None:
         names = [item.run.request for item in work]
         self._log.error("BLOCK_EXECUTION_FAILED", error=str(error), block=error.block, requests=names)
+        self._state.on(failure_event(error))
+        self._worker_state.on("failed")
+        again: list[Work[Run]] = []
         if self._role.device == "gpu":
             for item in work:
                 self._endings.rerun(
@@ -118,8 +127,11 @@ class Steps:
         elif len(work) == 1:
             self._endings.fail(work[0].run, str(error), "execution_error", error.block)
         else:
-            for item in work:
-                self._step([item])
+            again = work
+        self._state.on("rollback_done")
+        self._worker_state.on("recovered")
+        for item in again:
+            self._step([item])
 
     def _run_stage(self, work: list[Work[Run]]) -> StageOutput:
         segments = [Segment(rows=w.rows, first_position=w.position, pages=w.run.pages) for w in work]
@@ -132,10 +144,12 @@ class Steps:
         started = time.monotonic()
         if self._role.first_stage:
             tokens = np.array([token for w in work for token in w.tokens], np.int32)
-            output = self._executor.run(Batch(segments=segments, tokens=tokens, wanted=wanted))
+            batch = Batch(segments=segments, tokens=tokens, wanted=wanted)
         else:
             hidden = np.concatenate([w.hidden for w in work if w.hidden is not None])
-            output = self._executor.run(Batch(segments=segments, hidden=hidden, wanted=wanted))
+            batch = Batch(segments=segments, hidden=hidden, wanted=wanted)
+        self._state.on("dispatch_ok")
+        output = self._executor.run(batch)
         seconds = time.monotonic() - started
         decode_rows = sum(w.rows for w in work if w.decodes)
         self.cost = observed(self.cost, decode_rows=decode_rows, prompt_rows=at - decode_rows, seconds=seconds)

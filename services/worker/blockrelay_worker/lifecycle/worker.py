@@ -34,6 +34,7 @@ from blockrelay_worker.kv.store.factory import open_page_store
 from blockrelay_worker.kv.store.store import PageStore
 from blockrelay_worker.lifecycle.heartbeat import Beat
 from blockrelay_worker.lifecycle.registration import Assignment, LoadingBeat, Registration, rows_arrive
+from blockrelay_worker.states import WORKER, WorkerMachine
 from blockrelay_worker.transport.inbox_reader import Reader
 from blockrelay_worker.transport.redis_links import Drain, Links, Stopping
 
@@ -59,6 +60,8 @@ class Worker:
         self._metrics = WorkerMetrics(service_registry("worker"))
         self._links = Links.open(settings, self._metrics.redis_errors, stop, drain)
         self._ready = self.has_served = False
+        self._state = WorkerMachine(WORKER)
+        self._metrics.states.show(self._state)
         self._loaded: tuple[Assignment, Executor] | None = None
         self._status = StatusServer(settings.host, settings.port, self._metrics.registry, self._gaps)
 
@@ -107,9 +110,15 @@ class Worker:
             threads=settings.threads,
         )
         assignment = registration.wait_for_assignment()
-        with LoadingBeat(registration, self._links, settings.beat_s):
-            executor = self._load(assignment)
+        self._state.on("assigned")
+        try:
+            with LoadingBeat(registration, self._links, settings.beat_s):
+                executor = self._load(assignment)
+        except Exception:
+            self._state.on("failed")
+            raise
         if registration.forgotten():
+            self._state.on("forgotten")
             return  # what it has loaded stays for the next life
         executor = self._with_faults(assignment, executor)
         role = self._role(registration.worker, assignment, executor)
@@ -174,10 +183,12 @@ class Worker:
             self._links,
             mailbox,
             self._metrics,
+            self._state,
         )
         run_id = registration.announce(
             assignment, pages=executor.pool.pages, slots=role.max_requests, capabilities=role.capabilities
         )
+        self._state.on("loaded")
         self._ready = self.has_served = True
         workers = {"cpu": 0, "gpu": 0} | {role.device: 1}
         get().info(
@@ -219,6 +230,8 @@ class Worker:
             self._links.drain.possible = False
             self._ready = False
             over.set()
+        if self._state.state != "draining":
+            self._state.on("drain")
         get().info("NODE_DRAINING", worker=role.worker, reason=why)
         self._leave(registration, role)
         for thread in threads:
@@ -227,6 +240,7 @@ class Worker:
         if store is not None:
             store.flush(FLUSH_S)
             store.close()
+        self._state.on("gone")
 
     def _shares_pages(self, executor: Executor) -> bool:
         """Not where bits may differ, nor where pages hold nothing (a stage of the head alone)."""

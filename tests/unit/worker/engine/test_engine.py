@@ -32,6 +32,7 @@ from blockrelay_worker.transport.inbox_reader import Reader
 from blockrelay_worker.transport.redis_links import Links
 from tests.support.cell import MODEL, Cell, body
 from tests.support.waiting import wait_until
+from tests.support.worker.machines import idle_machine
 from tests.support.worker.stage_role import stage_role
 
 MARK = 499  # a prompt that begins with this token is the one that the broken executors stumble over
@@ -58,7 +59,7 @@ def engine_running(
     links = Links(client, client, keys, scripts, RedisWatch(metrics.redis_errors), stop)
     runs_on = "gpu" if device == "gpu" else "cpu"
     role = stage_role(folder, name, split=f"1-{last}", stage=0, first=1, last=last, device=runs_on, step_target_s=1.0)
-    engine = Engine(role, folder.model, None, executor, table, links, mailbox, metrics)
+    engine = Engine(role, folder.model, None, executor, table, links, mailbox, metrics, idle_machine())
     streams = [f(MODEL, c) for c in ("cpu", "gpu") for f in (keys.reruns, keys.jobs)]
     threads = [
         Reader(client, keys.inbox(name), streams, mailbox, stop, links.watch),
@@ -114,11 +115,25 @@ def ask(cell: Cell) -> tuple[EndEntry, list[EndEntry]]:
     return bad, list(ends.values())
 
 
+def changes(registry: CollectorRegistry, machine: str) -> dict[str, float]:
+    """How often each event happened to a state machine."""
+    found: dict[str, float] = {}
+    for family in registry.collect():
+        for sample in family.samples if family.name == "blockrelay_state_transitions" else ():
+            if sample.labels["machine"] == machine:
+                found[sample.labels["event"]] = found.get(sample.labels["event"], 0) + sample.value
+    return found
+
+
 def test_a_request_that_breaks_a_block_fails_alone_and_says_where(
     w8a8: BlockFolder, client: redis.Redis, keys: Keys, scripts: Scripts
 ) -> None:
-    with engine_running(w8a8, client, keys, scripts, broken=Stumbling) as (cell, _):
+    registry = CollectorRegistry()
+    with engine_running(w8a8, client, keys, scripts, broken=Stumbling, registry=registry) as (cell, _):
         bad, good = ask(cell)
+    engine = changes(registry, "engine")
+    assert engine["internal"] == engine["rollback_done"] >= 1
+    assert engine["batch_ready"] == engine["dispatch_ok"] == engine["worker_done"] + engine["internal"]
     assert bad.reason == "error" and bad.meta["failed_block"] == "block_3" and "out of memory" in bad.meta["error"]
     assert {end.reason for end in good} == {"length"}
 

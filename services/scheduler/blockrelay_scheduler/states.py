@@ -1,0 +1,27 @@
+"""The states of a scheduler, as a table."""
+
+from typing import Literal
+
+from blockrelay.state_machine import StateMachine, StateTable
+
+SchedulerState = Literal["registering", "idle", "scheduling", "waiting", "error"]
+SchedulerEvent = Literal["joined", "round_begins", "published", "workers_missing", "redis_trouble"]
+#: registering: looking for its Redis and cell. waiting: some stage of the plan has no worker. error: Redis is away.
+SCHEDULER: StateTable[SchedulerState, SchedulerEvent] = StateTable(
+    name="scheduler",
+    start="registering",
+    transitions={
+        ("registering", "joined"): "idle",
+        ("registering", "round_begins"): "scheduling",
+        ("registering", "redis_trouble"): "error",
+        ("error", "joined"): "idle",
+        ("error", "round_begins"): "scheduling",
+        ("idle", "round_begins"): "scheduling",
+        ("waiting", "round_begins"): "scheduling",
+        ("scheduling", "published"): "idle",
+        ("scheduling", "workers_missing"): "waiting",
+        ("scheduling", "redis_trouble"): "error",
+    },
+    frequent=frozenset({"round_begins", "published", "workers_missing"}),
+)
+SchedulerMachine = StateMachine[SchedulerState, SchedulerEvent]

@@ -1,0 +1,80 @@
+"""The states of a worker, and those of its engine within one step, as tables."""
+
+from typing import Literal
+
+from blockrelay.errors import ExecutionError
+from blockrelay.state_machine import StateMachine, StateTable
+
+WorkerState = Literal["registering", "loading", "idle", "computing", "waiting", "draining", "error"]
+WorkerEvent = Literal[
+    "assigned",
+    "forgotten",
+    "loaded",
+    "failed",
+    "recovered",
+    "rows_ready",
+    "rows_missing",
+    "runs_ended",
+    "drain",
+    "gone",
+]
+#: idle: no request is here. waiting: some are, and none has rows to compute. The worker itself: `lifecycle.worker`;
+#: what happens between `loaded` and the end: the loop of the engine.
+WORKER: StateTable[WorkerState, WorkerEvent] = StateTable(
+    name="worker",
+    start="registering",
+    transitions={
+        ("registering", "assigned"): "loading",
+        ("loading", "loaded"): "idle",
+        ("loading", "forgotten"): "registering",
+        ("loading", "failed"): "error",
+        ("idle", "rows_ready"): "computing",
+        ("idle", "rows_missing"): "waiting",
+        ("computing", "rows_missing"): "waiting",
+        ("computing", "runs_ended"): "idle",
+        ("computing", "failed"): "error",
+        ("waiting", "rows_ready"): "computing",
+        ("waiting", "runs_ended"): "idle",
+        ("error", "recovered"): "computing",
+        ("idle", "drain"): "draining",
+        ("computing", "drain"): "draining",
+        ("waiting", "drain"): "draining",
+        ("error", "drain"): "draining",
+        ("draining", "failed"): "draining",
+        ("draining", "recovered"): "draining",
+        ("draining", "gone"): "registering",
+    },
+    frequent=frozenset({"rows_ready", "rows_missing", "runs_ended"}),
+)
+WorkerMachine = StateMachine[WorkerState, WorkerEvent]
+
+EngineState = Literal["Idle", "Scheduling", "WaitingWorker", "Error"]
+EngineEvent = Literal["batch_ready", "dispatch_ok", "worker_done", "timeout", "oom", "internal", "rollback_done"]
+#: One batch. The worker that is waited for is the executor; after an error, rollback_done says that each request of
+#: the batch is queued again, ended, or about to be computed alone.
+ENGINE: StateTable[EngineState, EngineEvent] = StateTable(
+    name="engine",
+    start="Idle",
+    transitions={
+        ("Idle", "batch_ready"): "Scheduling",
+        ("Scheduling", "dispatch_ok"): "WaitingWorker",
+        ("WaitingWorker", "worker_done"): "Idle",
+        ("WaitingWorker", "timeout"): "Error",
+        ("WaitingWorker", "oom"): "Error",
+        ("WaitingWorker", "internal"): "Error",
+        ("Error", "rollback_done"): "Idle",
+    },
+    frequent=frozenset({"batch_ready", "dispatch_ok", "worker_done"}),
+)
+EngineMachine = StateMachine[EngineState, EngineEvent]
+
+
+def failure_event(error: ExecutionError) -> Literal["timeout", "oom", "internal"]:
+    """What kind of failure it was, by what caused it."""
+    match error.__cause__:
+        case MemoryError():
+            return "oom"
+        case TimeoutError():
+            return "timeout"
+        case _:
+            return "internal"
