@@ -5,6 +5,7 @@ changes many times a second is logged at level DEBUG. An event that the present 
 and raises IllegalTransition.
 """
 
+import logging
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -48,15 +49,20 @@ class StateMachine(Generic[State, Event]):
         self.state: State = table.start
         #: (from, event) -> how often.
         self.counts: Counter[tuple[State, Event]] = Counter()
+        self._transitions = table.transitions
         self._log = get()
+        debugs = self._log.is_enabled_for(logging.DEBUG)
+        self._told = frozenset(event for event in table.events if debugs or event not in table.frequent)
 
     def on(self, event: Event) -> None:
         """Change the state. IllegalTransition, and no change, if the table does not have it."""
         before = self.state
-        after = self.table.transitions.get((before, event))
+        change = before, event
+        after = self._transitions.get(change)
         if after is None:
             raise IllegalTransition(f"{self.table.name}: {event!r} cannot happen in state {before!r}; report this")
-        self.counts[before, event] += 1
+        self.counts[change] += 1
         self.state = after
-        tell = self._log.debug if event in self.table.frequent else self._log.info
-        tell("STATE_CHANGED", machine=self.table.name, before=before, event_name=event, after=after)
+        if event in self._told:
+            tell = self._log.debug if event in self.table.frequent else self._log.info
+            tell("STATE_CHANGED", machine=self.table.name, before=before, event_name=event, after=after)
