@@ -62,7 +62,7 @@ def engines_running(
             metrics, mailbox = WorkerMetrics(registries[stage]), Mailbox()
             cache = PrefixCache(executor.pool, model_hash="m", numerics="n", metrics=metrics)
             worker = cell.worker(f"w{stage}", stage=stage, split=split, pages=pages)
-            bounds: dict[str, Any] = {"max_rows": 48, "max_requests": 16, "step_target_s": 1.0, "dead_after_s": 600}
+            bounds: dict[str, Any] = {"max_rows": 48, "max_requests": 16, "step_target_s": 1.0}
             role = stage_role(folder, worker, split=split, stage=stage, first=first, last=last, **bounds)
             own = replace(links, clock=StepClock())  # each is a process of its own elsewhere
             engine = Engine(

@@ -28,6 +28,7 @@ from blockrelay_gateway.streaming.following.repair import Repair
 from blockrelay_gateway.streaming.following.resumption import Resumption
 from blockrelay_gateway.streaming.log_tailer import Tailer
 from blockrelay_gateway.streaming.records import Records
+from blockrelay_gateway.streaming.status_events import StatusEvents
 
 #: To each Redis, at most.
 CONNECTIONS = 32
@@ -76,7 +77,14 @@ def build(settings: GatewaySettings, folder: BlockFolder) -> Gateway:
         blocks=model.blocks,
         settings=settings,
     )
-    works = {"tailer": tailer.run, "repair": repair.watch, "admission": cell.watch, "results": results.watch}
+    status_events = StatusEvents(client, keys, watch)
+    works = {
+        "tailer": tailer.run,
+        "repair": repair.watch,
+        "admission": cell.watch,
+        "results": results.watch,
+        "status events": status_events.run,
+    }
     return Gateway(
         settings=settings,
         folder=folder,
@@ -99,6 +107,7 @@ def build(settings: GatewaySettings, folder: BlockFolder) -> Gateway:
         repair=repair,
         cell=cell,
         results=results,
+        status_events=status_events,
         admission=admission,
         body_timeout=BodyTimeout(settings.arrival_timeout_s),
         bodies=BodyBudget(max(settings.max_body_bytes, settings.max_bodies_bytes)),

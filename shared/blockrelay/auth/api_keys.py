@@ -26,7 +26,7 @@ from blockrelay.errors import UsageError
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
-_FIELDS = {"name", "sha256", "tokens_per_minute", "concurrency", "weight", "priority"}
+_FIELDS = {"name", "sha256", "tokens_per_minute", "concurrency", "weight", "priority", "operator"}
 PREFIX = "br-"
 #: Priorities a request may have; lower is earlier.
 PRIORITIES = range(-100, 101)
@@ -38,7 +38,8 @@ class Tenant:
 
     `tokens_per_minute` bounds prompt and max_tokens of accepted requests (up to a minute's worth at once),
     `concurrency` its accepted and unfinished requests; None: no bound of its own. `weight` is its share of the workers
-    while others wait too. `priority` is the earliest (lowest) one its requests may have.
+    while others wait too. `priority` is the earliest (lowest) one its requests may have. An `operator` sees
+    the ids of all requests in status events.
     """
 
     name: str
@@ -46,6 +47,7 @@ class Tenant:
     concurrency: int | None = None
     weight: float = 1.0
     priority: int = PRIORITIES[0]
+    operator: bool = False
 
     def __post_init__(self) -> None:
         if self.name and not _NAME.fullmatch(self.name):
@@ -59,6 +61,8 @@ class Tenant:
         if type(self.priority) is not int or self.priority not in PRIORITIES:
             bounds = f"{PRIORITIES[0]} to {PRIORITIES[-1]}"
             raise UsageError(f"priority of key {self.name!r} must be a whole number from {bounds}")
+        if type(self.operator) is not bool:
+            raise UsageError(f"operator of key {self.name!r} must be true or false, not {self.operator!r}")
 
 
 #: Every client where keys are off.
@@ -181,4 +185,5 @@ def _plain(key: StoredKey) -> dict[str, Any]:
         **{name: value for name, value in limits.items() if value is not None},
         "weight": t.weight,
         "priority": t.priority,
+        **({"operator": True} if t.operator else {}),
     }

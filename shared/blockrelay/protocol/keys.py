@@ -126,6 +126,11 @@ class Keys:
         return self._key("*")
 
     @property
+    def status_channel(self) -> str:
+        """Not a key: where status events are published."""
+        return self._key("status-events")
+
+    @property
     def workers(self) -> str:
         return self._key("workers")
 

@@ -5,13 +5,19 @@ A script runs with the rights of its caller, so a role may use what it uses itse
 
 import sys
 
-from blockrelay.protocol.keys import FAMILIES, SCRIPTS_OF, Family, Server
+from blockrelay.protocol.keys import FAMILIES, SCRIPTS_OF, Family, Keys, Server
 
 #: The cell of the files; people replace it by theirs.
 CELL = "c0"
 _ALL = "-@all +@read +@write +@connection +@transaction +eval +evalsha +time -@dangerous +info -@admin"
 #: A gateway only reads results on the payload Redis, and lets them go; everybody else writes.
 _COMMANDS = {("payload", "gateway"): "-@all +@read +@connection +getex -@dangerous +info"}
+#: Status events, on the control Redis.
+_CHANNEL = f"&{Keys(CELL).status_channel}"
+_CHANNELS = {
+    ("control", "gateway"): f" {_CHANNEL} +subscribe +unsubscribe",
+    ("control", "worker"): f" {_CHANNEL} +publish",
+}
 
 
 def _pattern(family: Family) -> str:
@@ -29,8 +35,9 @@ def rules(server: Server) -> list[str]:
     lines = ["user default off"]
     for role in SCRIPTS_OF:
         commands = _COMMANDS.get((server, role), _ALL)
+        channels = _CHANNELS.get((server, role), "")
         patterns = " ".join(_pattern(family) for family in families_of(role, server))
-        lines.append(f"user {role} on #{role.upper()}_SHA256 resetchannels {commands} {patterns}")
+        lines.append(f"user {role} on #{role.upper()}_SHA256 resetchannels {commands} {patterns}{channels}")
     return lines
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from blockrelay.auth.api_keys import ANYBODY
 from blockrelay.block_folder.folder import BlockFolder
 from blockrelay.protocol.messages import RequestBody
 from blockrelay.protocol.sampling_params import SamplingParams
@@ -54,6 +55,10 @@ def tell_repair(gateway: Gateway) -> None:
     gateway.tailer.returned.set()
 
 
+def tell_status_events(gateway: Gateway) -> None:
+    gateway.status_events.add(gateway.status_events.listener(ANYBODY))
+
+
 def tell_nothing(gateway: Gateway) -> None:
     """It does not wait for anything but Redis and, here for no time at all, its timer."""
 
@@ -65,6 +70,7 @@ EVENTS: dict[str, Callable[[Gateway], None]] = {
     "admission": tell_nothing,
     "results": tell_nothing,
     "readiness": tell_nothing,
+    "status events": tell_status_events,
 }
 
 

@@ -33,6 +33,7 @@ from blockrelay_gateway.streaming.following.resumption import Resumption
 from blockrelay_gateway.streaming.log_tailer import Tailer
 from blockrelay_gateway.streaming.readers import Readers
 from blockrelay_gateway.streaming.records import Records
+from blockrelay_gateway.streaming.status_events import StatusEvents
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +61,7 @@ class Gateway:
     repair: Repair
     cell: CellWatch
     results: Results
+    status_events: StatusEvents
     admission: Admission
     body_timeout: BodyTimeout
     bodies: BodyBudget
@@ -100,6 +102,7 @@ class Gateway:
     def close(self) -> None:
         """No reader and no body is waited for any more; requests go on."""
         self.followed.close()
+        self.status_events.close()
         self.body_timeout.close()
 
 

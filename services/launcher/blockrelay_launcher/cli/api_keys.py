@@ -41,10 +41,18 @@ def add(
     priority: Annotated[
         int, typer.Option(metavar="N", help="The earliest (lowest) priority its requests may have.")
     ] = PRIORITIES[0],
+    operator: Annotated[
+        bool, typer.Option("--operator", help="Sees the ids of all requests in status events.")
+    ] = False,
 ) -> None:
     """Make a key and print it, once: only its hash is stored."""
     tenant = Tenant(
-        name=name, tokens_per_minute=tokens_per_minute, concurrency=concurrency, weight=weight, priority=priority
+        name=name,
+        tokens_per_minute=tokens_per_minute,
+        concurrency=concurrency,
+        weight=weight,
+        priority=priority,
+        operator=operator,
     )
     typer.echo(add_key(_file(file), tenant))
 
@@ -52,10 +60,17 @@ def add(
 @app.command("list")
 def show(file: File = None) -> None:
     """Names and limits. Nobody can see a key again."""
-    table = Table("name", "tokens per minute", "concurrency", "weight", "priority from")
+    table = Table("name", "tokens per minute", "concurrency", "weight", "priority from", "operator")
     for key in read_keys(_file(file)):
         t = key.tenant
-        table.add_row(t.name, _plain(t.tokens_per_minute), _plain(t.concurrency), f"{t.weight:g}", str(t.priority))
+        table.add_row(
+            t.name,
+            _plain(t.tokens_per_minute),
+            _plain(t.concurrency),
+            f"{t.weight:g}",
+            str(t.priority),
+            "yes" if t.operator else "-",
+        )
     Console().print(table)
 
 

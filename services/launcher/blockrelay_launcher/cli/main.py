@@ -1,5 +1,6 @@
 """The `blockrelay` command. Exit codes: 0 done, 1 something failed, 2 asked for something impossible."""
 
+import contextlib
 import importlib.util
 import json
 import os
@@ -16,7 +17,7 @@ from blockrelay.exit_codes import FAILED, exit_code
 from blockrelay.redis.cell_address import checked_url, find_cell
 from blockrelay.settings import BUNDLED_MODEL, check_names
 from blockrelay_launcher.bench.command import BenchOptions, run_bench
-from blockrelay_launcher.cli import api_keys, dead_letters
+from blockrelay_launcher.cli import api_keys, dead_letters, status_events
 from blockrelay_launcher.cli import status as cell_status
 from blockrelay_launcher.cli.version import version_text
 from blockrelay_launcher.demo import run_demo
@@ -175,9 +176,17 @@ def show_status(
     redis: RedisUrl = None,
     data: Data = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of tables.")] = False,
+    follow: Annotated[
+        bool, typer.Option("--follow", help="Show what every stage does instead, as it happens (Ctrl-C ends).")
+    ] = False,
 ) -> None:
     """Show the plan, the workers and the queue."""
-    found = cell_status.read_status(find_cell(redis, data))
+    cell = find_cell(redis, data)
+    if follow:
+        with contextlib.suppress(KeyboardInterrupt):
+            status_events.follow(cell, typer.echo, as_json=as_json)
+        return
+    found = cell_status.read_status(cell)
     typer.echo(json.dumps(found, indent=1)) if as_json else cell_status.show(found)
 
 

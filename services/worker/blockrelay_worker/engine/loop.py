@@ -11,6 +11,7 @@ from blockrelay.errors import WireError
 from blockrelay.observability.logs import get
 from blockrelay.observability.metrics import WorkerMetrics
 from blockrelay.protocol.messages import Commit, CommitAnswer, Ended, Forward, NextJob
+from blockrelay.protocol.status_events import Shard
 from blockrelay.protocol.transitions import calls
 from blockrelay.text.tokenizer import Tokenizer
 from blockrelay_worker.engine.drain import Departure
@@ -31,6 +32,7 @@ from blockrelay_worker.transport.committer import Committer
 from blockrelay_worker.transport.events import Gone, Orphan, Restarted, Verdicts, Wake
 from blockrelay_worker.transport.redis_links import Links, Stopping
 from blockrelay_worker.transport.stage_sender import Sender
+from blockrelay_worker.transport.status_events import StatusEvents
 from blockrelay_worker.transport.tensor_results import Results
 from blockrelay_worker.transport.worker_records import read_fields
 
@@ -71,6 +73,7 @@ class Engine:
             whole_model=role.last_stage,
         )
         self._later = LaterStageBatcher(role.limits, self._intake)
+        self._status_events = StatusEvents(links)
         self._quarantine = Quarantine(links, role.worker)
         self._endings = Endings(role, links, table, metrics, self._room_came)
         self._steps = Steps(
@@ -82,6 +85,8 @@ class Engine:
             self._sender,
             self._committer,
             self._results,
+            self._status_events,
+            Shard.of_blocks(model.name, role.first, role.last, role.blocks),
             metrics,
             state,
         )
@@ -99,6 +104,7 @@ class Engine:
         """Loop until stopped, drained or gone; why. Afterwards every run is forgotten and nothing is in flight."""
         self._committer.start()
         self._results.start()
+        self._status_events.start()
         moved = False
         try:
             while not self.links.stop.is_set():
@@ -130,6 +136,7 @@ class Engine:
             self.links.clock.end()
             self._results.flush(1.0)
             self._results.close()
+            self._status_events.close()
             self._committer.flush(2.0)
             self._committer.close()
             self._later.clear()

@@ -5,6 +5,7 @@ What fails ends in RERUN or FINISH of the requests concerned, never of their nei
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +15,7 @@ from blockrelay.failpoints import reach
 from blockrelay.observability.logs import get
 from blockrelay.observability.metrics import WorkerMetrics
 from blockrelay.protocol.messages import Commit
+from blockrelay.protocol.status_events import Moment, NodeStatus, Shard
 from blockrelay_worker.engine.commit_builder import next_tokens, tensor_end
 from blockrelay_worker.engine.forward_builder import Part, forwards
 from blockrelay_worker.engine.quarantine import Quarantine, is_quarantined, separated
@@ -29,6 +31,7 @@ from blockrelay_worker.scheduling.work import Work
 from blockrelay_worker.states import ENGINE, EngineMachine, WorkerMachine, failure_event
 from blockrelay_worker.transport.committer import Committer
 from blockrelay_worker.transport.stage_sender import Sender
+from blockrelay_worker.transport.status_events import StatusEvents
 from blockrelay_worker.transport.tensor_results import Results
 
 #: How long a request in quarantine may take to commit what was computed for it.
@@ -48,9 +51,12 @@ class Steps:
         sender: Sender,
         committer: Committer,
         results: Results,
+        status_events: StatusEvents,
+        shard: Shard,
         metrics: WorkerMetrics,
         worker_state: WorkerMachine,
     ) -> None:
+        self._status_events, self._shard = status_events, shard
         self._worker_state, self._state = worker_state, EngineMachine(ENGINE)
         metrics.states.show(self._state)
         self._role, self._executor, self._table, self._metrics = role, executor, table, metrics
@@ -76,13 +82,18 @@ class Steps:
     def _step(self, work: list[Work[Run]]) -> None:
         """Run the stage on `work` and pass the result on. A batch that fails on a CPU is tried again one by one."""
         self._state.on("batch_ready")
+        began_ns = time.monotonic_ns()
+        if self._status_events.followed:
+            self._status_events.put([self._status(item, "start") for item in work])
         try:
             reach("worker.before_compute", (token for w in work for token in w.tokens))
             output = self._run_stage(work)
             reach("worker.after_compute")
         except ExecutionError as error:
+            self._tell_end(work, began_ns, None)
             self._on_failure(work, error)
             return
+        self._tell_end(work, began_ns, output)
         self._state.on("worker_done")
         bad = {work[i].run.request for i in output.not_finite}
         prompt_rows = 0
@@ -112,6 +123,34 @@ class Steps:
                 self._table.seal(item.run, None if self._role.last_stage else item.known_end)
         for item in [w for w in failed if w.drafts]:
             self._step([item.without_drafts()])  # a guess may be what overflowed, and nobody asked for it
+
+    def _tell_end(self, work: list[Work[Run]], began_ns: int, output: StageOutput | None) -> None:
+        """To followers; without an output the batch has failed."""
+        if not self._status_events.followed:
+            return
+        elapsed_ns = time.monotonic_ns() - began_ns
+        ended: list[NodeStatus] = []
+        for item in work:
+            size = 0
+            if output is not None and output.logits is not None:
+                size = len(wanted_rows(item)) * output.logits.shape[1]
+            elif output is not None and output.hidden is not None:
+                size = item.rows * output.hidden.shape[1]
+            ended.append(replace(self._status(item, "end"), elapsed_ns=elapsed_ns, result_size=size))
+        self._status_events.put(ended)
+
+    def _status(self, item: Work[Run], moment: Moment) -> NodeStatus:
+        run = item.run
+        return NodeStatus(
+            node=self._role.worker,
+            moment=moment,
+            prompt=self._role.first_stage and item.position < run.prompt_length,
+            shard=self._shard,
+            request=run.request,
+            position=item.position,
+            rows=item.rows,
+            prompt_tokens=run.prompt_length,
+        )
 
     def _on_failure(self, work: list[Work[Run]], error: ExecutionError) -> None:
         names = [item.run.request for item in work]

@@ -1,5 +1,7 @@
 """What operators and clients ask about the gateway itself: models, liveness, readiness, metrics."""
 
+from collections.abc import AsyncIterator
+from secrets import token_hex
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -12,8 +14,9 @@ from blockrelay.redis.protocol_check import read_gap_async
 from blockrelay.redis.registry import read_plan_async, read_workers_async
 from blockrelay_gateway.api import state
 from blockrelay_gateway.api.state import Gateway
-from blockrelay_gateway.http import openapi
+from blockrelay_gateway.http import authentication, openapi, sse
 from blockrelay_gateway.http.errors import JsonAnswer
+from blockrelay_gateway.streaming.status_events import Listener
 
 router = APIRouter(responses=openapi.ERRORS)
 
@@ -42,6 +45,18 @@ async def plan(request: Request) -> Response:
     if found is None:
         raise ServiceUnavailable("; ".join(missing_stages(found, workers)))
     return JsonAnswer({"object": "plan", "model": gateway.model_name, **_plan(found, workers)})
+
+
+@router.get("/v1/status/events", responses=openapi.EVENTS)
+async def status_events(request: Request) -> Response:
+    """What every stage does from now on: a `node_status` at the start and at the end of each step of each request.
+
+    Requests of others stand there without their id, unless the key is an operator's.
+    """
+    gateway = state.of(request)
+    listener = gateway.status_events.listener(authentication.of(request))
+    events = _status_events(listener, gateway.keep_alive_s)
+    return sse.EventStream(events, listener, request_id=f"status-{token_hex(12)}", headers={})
 
 
 @router.get("/livez")
@@ -79,6 +94,12 @@ async def gaps(gateway: Gateway) -> list[str]:
     except RedisTrouble as error:
         return [str(error)]
     return missing_stages(plan, workers)
+
+
+async def _status_events(listener: Listener, keep_alive_s: float) -> AsyncIterator[bytes]:
+    yield sse.RETRY + sse.KEEP_ALIVE
+    async for event in listener.events(keep_alive_s):
+        yield sse.KEEP_ALIVE if event is None else sse.event(event)
 
 
 def _plan(plan: Plan, workers: list[WorkerInfo]) -> dict[str, Any]:

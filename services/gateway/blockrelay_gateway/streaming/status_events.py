@@ -1,0 +1,152 @@
+"""Status events of all workers, for clients that follow them: one subscription while there is a listener.
+
+A listener sees the requests of its tenant; those of others stand without their id, unless it may see all.
+"""
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Iterable
+from typing import Any, cast
+
+import redis.asyncio
+
+from blockrelay.auth.api_keys import Tenant
+from blockrelay.errors import RedisTrouble, WireError
+from blockrelay.observability import logs
+from blockrelay.protocol.keys import Keys
+from blockrelay.protocol.status_events import decode_events
+from blockrelay.redis.client import backoff_s
+from blockrelay.redis.errors import RedisWatch
+from blockrelay.redis.subscription import subscribed_async
+
+#: Events that wait for a listener at most; what comes beyond is dropped, and it is told how many.
+KEPT = 2048
+#: Requests whose tenants are remembered.
+REMEMBERED = 10_000
+
+Event = dict[str, Any]
+
+
+class Listener:
+    """One client that follows, in a `with`. `events` ends when the gateway does."""
+
+    def __init__(self, source: "StatusEvents", tenant: Tenant) -> None:
+        self.tenant = tenant
+        self._source, self._dropped = source, 0
+        self._queue: asyncio.Queue[Event | None] = asyncio.Queue()
+
+    def __enter__(self) -> "Listener":
+        self._source.add(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._source.remove(self)
+
+    def put(self, event: Event | None) -> None:
+        """None: the end."""
+        if event is not None and self._queue.qsize() >= KEPT:
+            self._dropped += 1
+        else:
+            self._queue.put_nowait(event)
+
+    async def events(self, silence_s: float) -> AsyncIterator[Event | None]:
+        """None after every `silence_s` without one."""
+        while True:
+            if self._dropped:
+                dropped, self._dropped = self._dropped, 0
+                yield {"type": "dropped", "count": dropped}
+            try:
+                async with asyncio.timeout(silence_s):
+                    event = await self._queue.get()
+            except TimeoutError:
+                yield None
+                continue
+            if event is None:
+                return
+            yield event
+
+
+class StatusEvents:
+    """Those of one cell. `run` is background work of the gateway."""
+
+    def __init__(self, client: redis.asyncio.Redis, keys: Keys, watch: RedisWatch) -> None:
+        self._client, self._keys, self._watch = client, keys, watch
+        self._listeners: set[Listener] = set()
+        self._wanted = asyncio.Event()
+        self._tenants: OrderedDict[str, str | None] = OrderedDict()
+        self._closed = False
+
+    def listener(self, tenant: Tenant) -> Listener:
+        return Listener(self, tenant)
+
+    def add(self, listener: Listener) -> None:
+        self._listeners.add(listener)
+        self._wanted.set()
+        if self._closed:
+            listener.put(None)
+
+    def remove(self, listener: Listener) -> None:
+        self._listeners.discard(listener)
+
+    def close(self) -> None:
+        """End all listeners."""
+        self._closed = True
+        for listener in self._listeners:
+            listener.put(None)
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        attempt = 0
+        while True:
+            await self._wanted.wait()
+            try:
+                await self._listen()
+                attempt = 0
+            except RedisTrouble as error:
+                self._watch.failed("status events", error)
+                await asyncio.sleep(backoff_s(attempt))
+                attempt += 1
+
+    async def _listen(self) -> None:
+        """Deliver until there is no listener any more."""
+        messages = subscribed_async(self._client, self._keys.status_channel)
+        try:
+            async for message in messages:
+                self._watch.worked("status events")
+                if not self._listeners:
+                    self._wanted.clear()
+                    return
+                if message is not None:
+                    await self._deliver(message)
+        finally:
+            await cast(Any, messages).aclose()
+
+    async def _deliver(self, message: bytes) -> None:
+        try:
+            events = decode_events(message)
+        except WireError as error:
+            logs.get().error("STATUS_EVENTS_UNREADABLE", error=str(error))
+            return
+        if not all(_sees_all(listener.tenant) for listener in self._listeners):
+            await self._look_up({event["request_id"] for event in events})
+        for listener in list(self._listeners):
+            for event in events:
+                own = _sees_all(listener.tenant) or self._tenants.get(event["request_id"]) == listener.tenant.name
+                listener.put(event if own else {**event, "request_id": None})
+
+    async def _look_up(self, requests: Iterable[str]) -> None:
+        """Whose they are, as far as Redis knows; None for what it does not."""
+        unknown = [request for request in requests if request not in self._tenants]
+        if unknown:
+            ask = self._client.pipeline(transaction=False)
+            for request in unknown:
+                ask.hmget(self._keys.request(request), "model", "tenant")
+            for request, (model, tenant) in zip(unknown, await cast(Any, ask.execute()), strict=True):
+                self._tenants[request] = None if model is None else (tenant or b"").decode()
+        while len(self._tenants) > REMEMBERED:
+            self._tenants.popitem(last=False)
+
+
+def _sees_all(tenant: Tenant) -> bool:
+    """Everybody is an operator where keys are off."""
+    return tenant.operator or not tenant.name
