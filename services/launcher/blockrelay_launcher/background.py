@@ -12,13 +12,17 @@ from blockrelay_launcher.supervisor.child_process import die_with_parent
 
 
 @contextlib.contextmanager
-def running_up(model: Path, stages: int, *options: str) -> Iterator[str]:
-    """`blockrelay up` with these options as a process of its own; yields its URL."""
+def running_up(model: Path, stages: int, *options: str, apart: bool = False) -> Iterator[str]:
+    """`blockrelay up` with these options as a process of its own; yields its URL.
+
+    `apart`: Ctrl-C in the terminal reaches this process only, which ends the other one when it is ready to.
+    """
     argv = [sys.executable, "-P", "-m", "blockrelay_launcher", "up", "--model", str(model)]
     process = subprocess.Popen(
         [*argv, "--stages", str(stages), "--port", "0", *options],
         stdout=subprocess.PIPE,
         text=True,
+        start_new_session=apart,
         preexec_fn=die_with_parent(signal.SIGTERM),
     )
     with process:

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import httpx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -111,6 +112,16 @@ def test_a_refusal_for_good_is_raised_at_once(status: int) -> None:
 def test_its_patience_ends() -> None:
     with served() as server, pytest.raises(Refused):
         list(resuming_stream([server.url.replace("127.0.0.1", "127.0.0.2")], "/v1/completions", {}, patience_s=0.2))
+
+
+def test_it_says_which_request_a_gateway_has_accepted_and_uses_the_client_that_it_is_given() -> None:
+    accepted: list[str] = []
+    answer = sse(event(1), DONE).replace(b"\r\n\r\n", b"\r\nX-Request-Id: req-1\r\n\r\n", 1)
+    with served(http(503), answer) as server, httpx.Client(headers={"x-whose": "ours"}) as client:
+        path = "/v1/completions"
+        assert len(list(resuming_stream([server.url], path, {}, accepted=accepted.append, http=client))) == 1
+        assert not client.is_closed
+    assert accepted == ["req-1"] and [ask["x-whose"] for ask in server.asked] == ["ours"] * 2
 
 
 @given(st.lists(st.text(), max_size=5), st.integers(1, 9))

@@ -20,7 +20,7 @@ from blockrelay_launcher.bench.command import BenchOptions, run_bench
 from blockrelay_launcher.cli import api_keys, dead_letters, status_events
 from blockrelay_launcher.cli import status as cell_status
 from blockrelay_launcher.cli.version import version_text
-from blockrelay_launcher.demo import run_demo
+from blockrelay_launcher.demo.command import DemoOptions, run_demo
 from blockrelay_launcher.drill.command import DrillOptions, run_drill
 from blockrelay_launcher.drill.faults import parse_kinds, parse_roles
 from blockrelay_launcher.profile import run_profile
@@ -205,9 +205,24 @@ def demo(
     model: Model = BUNDLED_MODEL,
     stages: Annotated[int, typer.Option(min=1, help="How many stages the model is cut into.")] = 3,
     prompt: Annotated[str | None, typer.Option(help="Begin the story with this.")] = None,
+    interactive: Annotated[bool, typer.Option("--interactive", help="Chat: every line of stdin is a turn.")] = False,
+    batch: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Answer all prompts of FILE: one per line, as text or as JSON objects."),
+    ] = None,
+    concurrency: Annotated[
+        int | None, typer.Option(min=1, max=1024, help="Of --batch: prompts under way at once; default: 8.")
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Of --batch: one JSON object per prompt, and one with the figures.")
+    ] = False,
 ) -> None:
     """Start everything, stream one answer to the terminal, show what it took, and end everything."""
-    raise typer.Exit(run_demo(model.absolute(), stages=stages, prompt=prompt))
+    options = DemoOptions(
+        model=model.absolute(), stages=stages, prompt=prompt, interactive=interactive, batch=batch,
+        concurrency=concurrency, as_json=as_json,
+    )  # fmt: skip
+    raise typer.Exit(run_demo(options))
 
 
 @app.command("bench")

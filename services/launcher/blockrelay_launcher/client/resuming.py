@@ -4,11 +4,12 @@ A request is sent with an Idempotency-Key. When anything goes wrong, the same PO
 of the last event: it begins the request if nobody has accepted it, attaches to it otherwise, and sends what follows.
 """
 
+import contextlib
 import json
 import random
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,16 +43,20 @@ def resuming_stream(
     headers: Mapping[str, str] | None = None,
     patience_s: float = 300.0,
     retrying: Callable[[str], None] = lambda why: None,
-) -> Iterator[Event]:
+    accepted: Callable[[str], None] = lambda request: None,
+    http: httpx.Client | None = None,
+) -> Generator[Event, None, None]:
     """Every event of the answer, in order, once; the last one may hold "error": how the request ended.
 
-    `retrying` hears of every interruption. Raises Refused after `patience_s` seconds without an event, and at once when
-    a gateway says that trying again is of no use (400, 401, 422, ...).
+    `retrying` hears of every interruption; `accepted` hears the id of the request whenever a gateway begins to answer.
+    `http` is a client to use, else there is one for this call. Raises Refused after `patience_s` seconds without an
+    event, and at once when a gateway says that trying again is of no use (400, 401, 422, ...).
     """
     sent = {"Idempotency-Key": key or str(uuid.uuid4()), **(headers or {})}
     gateway = random.randrange(len(gateways))
     heard, failures, status, why = time.monotonic(), 0, 0, "no gateway answers"
-    with httpx.Client(timeout=httpx.Timeout(30.0, connect=2.0)) as http:
+    with contextlib.ExitStack() as held:
+        http = http or held.enter_context(httpx.Client(timeout=httpx.Timeout(30.0, connect=2.0)))
         while time.monotonic() - heard < patience_s:
             wait = 0.0 if failures == 0 else random.uniform(0.5, 1.0) * min(2.0, 0.05 * 2**failures)
             try:
@@ -63,6 +68,7 @@ def resuming_stream(
                             raise Refused(status, why)
                         wait = max(wait, float(answer.headers.get("retry-after", 0)))
                     else:
+                        accepted(answer.headers.get("x-request-id", ""))
                         why = "the stream was cut"
                         for event in read_events(answer.iter_bytes()):
                             if event is None:

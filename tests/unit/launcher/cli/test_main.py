@@ -1,5 +1,7 @@
 """The `blockrelay` command as people type it: what cannot work is one line and exit code 2."""
 
+import json
+import shutil
 import subprocess
 import sys
 from importlib.metadata import version
@@ -59,9 +61,21 @@ def here(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *a
     return ended.value.code, err
 
 
+def without_chat_template(model: Path, copy: Path) -> Path:
+    """A copy of a block folder as one that completes text and cannot chat."""
+    shutil.copytree(model, copy)
+    (copy / "chat_template.jinja").unlink()
+    manifest = json.loads((copy / "manifest.json").read_text())
+    del manifest["files"]["chat_template.jinja"]
+    (copy / "manifest.json").write_text(json.dumps(manifest))
+    return copy
+
+
 def test_what_cannot_work_is_one_line(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    (wrong := tmp_path / "wrong.jsonl").write_text('{"prompt": "fine"}\n{"prompt": \n')
+    silent = without_chat_template(model, tmp_path / "silent")
     for argv, words in [
         (["nonsense"], ["nonsense", "--help"]),
         (["up", "--stages", "0"], ["--stages", "greater than or equal to 1"]),
@@ -76,6 +90,14 @@ def test_what_cannot_work_is_one_line(
         (["status", "--data", tmp_path], ["no `up` runs on", "up.json"]),
         (["cancel", "req-1", "--redis", "redis://h", "--data", tmp_path], ["not both"]),
         (["demo", "--model", model, "--stages", "9"], [f"the model has {BLOCKS} blocks"]),
+        (["demo", "--batch", tmp_path / "none"], ["none: cannot be read"]),
+        (["demo", "--interactive", "--batch", tmp_path / "none"], ["--interactive", "--batch"]),
+        (["demo", "--interactive", "--prompt", "x"], ["--prompt is for one answer"]),
+        (["demo", "--batch", wrong], ["wrong.jsonl: line 2: not a JSON object"]),
+        (["demo", "--batch", wrong, "--concurrency", "0"], ["--concurrency", "greater than or equal to 1"]),
+        (["demo", "--json"], ["--json needs --batch"]),
+        (["demo", "--concurrency", "3"], ["--concurrency needs --batch"]),
+        (["demo", "--model", silent, "--interactive"], ["no chat_template.jinja"]),
     ]:
         code, err = here(capsys, monkeypatch, *argv)
         assert code == 2 and err.count("\n") == 1 and all(word in err for word in words), err

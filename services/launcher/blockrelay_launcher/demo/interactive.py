@@ -1,0 +1,146 @@
+"""`blockrelay demo --interactive`: lines of stdin are the turns of a chat, answers stream as they come."""
+
+import contextlib
+import importlib
+import io
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx
+from rich.console import Console
+
+from blockrelay.block_folder.manifest import Manifest
+from blockrelay.errors import ServiceUnavailable
+from blockrelay_launcher.background import running_up
+from blockrelay_launcher.client.resuming import Refused
+from blockrelay_launcher.demo.answer import (
+    Answer,
+    cancel,
+    error_fields,
+    http_client,
+    one_line,
+    request_body,
+    streamed,
+)
+from blockrelay_launcher.demo.conversation import (
+    COMMANDS,
+    Conversation,
+    Totals,
+    command_of,
+    is_beyond_the_context,
+    left_out,
+)
+from blockrelay_launcher.demo.interrupts import Interrupts
+from blockrelay_launcher.demo.result_table import result_table
+
+
+def run_interactive(model: Path, manifest: Manifest, *, stages: int) -> int:
+    """The exit code, 0: what goes wrong in a turn is said and the next one may go well."""
+    terminal = sys.stdin.isatty() and sys.stdout.isatty()
+    if terminal:
+        with contextlib.suppress(ImportError):
+            importlib.import_module("readline")  # input() then has a history, and keys to edit with
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(errors="replace")
+    with running_up(model, stages, apart=True) as url, http_client() as http:
+        _say(f"{manifest.model.name} is ready: every line is a turn; /help lists the commands, /quit ends.")
+        with Interrupts() as interrupts:
+            chat = _Chat(url, http, manifest, interrupts, terminal)
+            chat.run()
+    Console().print(result_table("what it took", chat.totals.rows()))
+    return 0
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
+@dataclass(slots=True)
+class _Chat:
+    url: str
+    http: httpx.Client
+    manifest: Manifest
+    interrupts: Interrupts
+    terminal: bool
+    conversation: Conversation = field(default_factory=Conversation, init=False)
+    totals: Totals = field(default_factory=Totals, init=False)
+
+    def run(self) -> None:
+        """Until the end of the input, /quit, or Ctrl-C where nothing is being answered."""
+        while (line := self._read()) is not None:
+            command = command_of(line)
+            if command == "/quit":
+                return
+            if command == "/new":
+                self.conversation.forget()
+                _say("(a new conversation)")
+            elif command == "/help":
+                _say("\n".join(f"{name:6} {meaning}" for name, meaning in COMMANDS.items()))
+            elif command is not None:
+                _say(f"({command} is no command: /help lists them)")
+            elif line.strip():
+                self._turn(line.strip())
+
+    def _read(self) -> str | None:
+        """The next line; None at the end of the input and at Ctrl-C."""
+        self.interrupts.forget()  # pressed as an answer ended
+        try:
+            with self.interrupts.allowed():
+                if self.terminal:
+                    return input("> ")
+                return sys.stdin.readline() or None
+        except (EOFError, KeyboardInterrupt):
+            if self.terminal:
+                _say("")
+            return None
+
+    def _turn(self, question: str) -> None:
+        """Asks with as many of the last turns as fit into the context."""
+        for forgotten in range(len(self.conversation.turns) + 1):
+            try:
+                return self._ask(question, forgotten)
+            except Refused as refused:
+                fewer = forgotten < len(self.conversation.turns)
+                if not (fewer and is_beyond_the_context(refused.status, error_fields(refused))):
+                    return self._fail(refused)
+            except (ServiceUnavailable, httpx.HTTPError) as error:
+                return self._fail(error)
+        return None
+
+    def _ask(self, question: str, forgotten: int) -> None:
+        """Streams the answer, or what comes of it until Ctrl-C."""
+        body = request_body(self.manifest, {"messages": self.conversation.messages(question, without=forgotten)})
+        answer, cancelled = Answer(time.monotonic()), False
+        try:
+            with self.interrupts.allowed(), contextlib.closing(streamed(self.http, self.url, body, answer)) as pieces:
+                for piece in pieces:
+                    sys.stdout.write(piece)
+                    sys.stdout.flush()
+        except KeyboardInterrupt:
+            cancelled = True
+            cancel(self.http, self.url, answer)
+        except (Refused, ServiceUnavailable, httpx.HTTPError):
+            if answer.text:
+                _say("")
+            raise
+        _say(" (cancelled)" if cancelled else "")
+        if forgotten:
+            _say(left_out(forgotten, self.manifest.model.max_position))
+        self.totals.cancelled += cancelled
+        self.totals.add(
+            tokens=answer.tokens,
+            first_s=answer.first and answer.first - answer.asked,
+            last_s=answer.last and answer.last - answer.asked,
+        )
+        if answer.text or not cancelled:
+            self.conversation.add(question, answer.text, without=forgotten)
+
+    def _fail(self, error: Exception) -> None:
+        """The turn is not part of the conversation."""
+        self.totals.turns += 1
+        self.totals.failed += 1
+        sys.stderr.write(f"error: {one_line(error)}\n")
+        sys.stderr.flush()
