@@ -151,6 +151,23 @@ def test_the_command_follows_without_a_gateway_and_ends_with_ctrl_c(two_stages: 
     assert "layers 0-2" in "".join(lines["plain"])
 
 
+def test_status_says_what_each_worker_has_spent_its_time_on(two_stages: UpProcess) -> None:
+    ask(two_stages, tokens=20)
+    command = [sys.executable, "-m", "blockrelay_launcher", "status", "--data", str(two_stages.data)]
+    found = json.loads(subprocess.run([*command, "--json"], capture_output=True, check=True, text=True).stdout)
+    (model,) = found["models"].values()
+    first, last = (worker["totals"] for worker in sorted(model["workers"], key=lambda worker: worker["stage"]))
+    for totals in (first, last):
+        assert totals["inferences"] >= 20
+        spent = ("inference_s", "token_generation_s", "state_transfer_s")
+        assert 0 < sum(totals[name] for name in spent) <= totals["total_s"]
+        assert 0 < totals["cache_management_s"] < totals["total_s"]
+    assert first["state_transfer_s"] > 0 == first["token_generation_s"] and first["prompt_tokens"] >= len(PROMPT)
+    assert last["token_generation_s"] > 0 == last["state_transfer_s"] and last["tokens"] >= 20
+    shown = subprocess.run(command, capture_output=True, check=True, text=True).stdout
+    assert "what workers spent their time on" in shown
+
+
 def test_followers_end_with_the_gateway(model: Path) -> None:
     began, ended = threading.Event(), threading.Event()
 

@@ -229,6 +229,25 @@ class WorkerMetrics:
             "How long requests were on this worker and none had rows to compute: bubbles",
             registry=registry,
         )
+        self.inference_seconds = Counter(
+            "blockrelay_inference_seconds", "How long blocks computed batches", registry=registry
+        )
+        self.inferences = Counter("blockrelay_inferences", "How many batches the stage computed", registry=registry)
+        self.token_generation_seconds = Counter(
+            "blockrelay_token_generation_seconds",
+            "How long logits were turned into tokens and these prepared for COMMIT",
+            registry=registry,
+        )
+        self.state_transfer_seconds = Counter(
+            "blockrelay_state_transfer_seconds",
+            "How long rows were packed for the next stage and sent",
+            registry=registry,
+        )
+        self.cache_management_seconds = Counter(
+            "blockrelay_cache_management_seconds",
+            "How long KV pages were looked for, given to requests, named and taken back",
+            registry=registry,
+        )
         self.forwarded = Counter(
             "blockrelay_forwarded_bytes", "How many bytes of rows went to the next stage", registry=registry
         )

@@ -187,6 +187,7 @@ def show_status(
             status_events.follow(cell, typer.echo, as_json=as_json)
         return
     found = cell_status.read_status(cell)
+    cell_status.add_totals(found)
     typer.echo(json.dumps(found, indent=1)) if as_json else cell_status.show(found)
 
 

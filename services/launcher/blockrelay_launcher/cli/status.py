@@ -1,6 +1,7 @@
 """`blockrelay status` and `blockrelay cancel`: what a cell does, read from its Redis."""
 
 import re
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from typing import Any, cast
 
@@ -15,7 +16,10 @@ from blockrelay.protocol.transitions import calls
 from blockrelay.redis import client as redis_link
 from blockrelay.redis import registry
 from blockrelay.redis.cell_address import CellAddress, connected
+from blockrelay_launcher.cli.worker_totals import SECONDS, read_totals
 
+#: Workers that are asked for their totals at a time.
+ASKED_AT_ONCE = 32
 _REQUEST_ID = re.compile(r"^(?:req|cmpl|chatcmpl)-([0-9a-f]{24})$")
 
 
@@ -26,7 +30,7 @@ def own_id(public: str) -> str:
 
 
 def read_status(cell: CellAddress) -> dict[str, Any]:
-    """What `status --json` shows: in_flight, dead_letters, and per model the plan, workers, queues and gaps."""
+    """What Redis says: in_flight, dead_letters, and per model the plan, workers, queues and gaps."""
     keys = cell.keys
     with connected(cell) as client:
         prefix = keys.plan("")
@@ -54,6 +58,14 @@ def _read_model(client: redis.Redis, keys: Keys, model: str) -> dict[str, Any]:
     }
 
 
+def add_totals(status: dict[str, Any]) -> None:
+    """Puts into each worker of `read_status` its `totals`, what it has spent its time on; None for a silent one."""
+    workers = [worker for model in status["models"].values() for worker in model["workers"]]
+    with ThreadPoolExecutor(ASKED_AT_ONCE) as pool:
+        for worker, totals in zip(workers, pool.map(read_totals, workers), strict=True):
+            worker["totals"] = totals
+
+
 def _state(worker: WorkerInfo, plan: Plan | None) -> str:
     """Its state, and of one that loads nothing yet why."""
     unplanned = worker.state == "loading" and not (plan and worker.id in plan.assignments)
@@ -61,7 +73,7 @@ def _state(worker: WorkerInfo, plan: Plan | None) -> str:
 
 
 def show(status: dict[str, Any], console: Console | None = None) -> None:
-    """Tables for people, from `read_status`."""
+    """Tables for people, from `read_status`, with what `add_totals` has added."""
     console = console or Console()
     if not status["models"]:
         console.print(f"cell {status['cell']}: no plan yet, no scheduler has run here")
@@ -79,11 +91,25 @@ def show(status: dict[str, Any], console: Console | None = None) -> None:
             beat = f"{w['silent_ms'] / 1000:.1f} s ago"
             table.add_row(w["id"], w["device"], stage, w["state"], str(w["running"]), pages, beat)
         console.print(table)
+        if any(w.get("totals") for w in found["workers"]):
+            console.print(_totals(found["workers"]))
         waiting = ", ".join(f"{name} {depth}" for name, depth in found["queue"].items() if depth) or "empty"
         console.print(f"queue: {waiting}")
         for gap in found["missing"]:
             console.print(f"not ready: {gap}")
     console.print(f"in flight: {status['in_flight']}, dead letters: {status['dead_letters']}")
+
+
+def _totals(workers: list[dict[str, Any]]) -> Table:
+    """Since each worker began. The total has what the four others do not: choosing rows, and keeping books."""
+    head = ("worker", "batches", "inference", "tokens", "transfer", "cache", "total", "prompt tokens", "tokens")
+    table = Table(*head, title="what workers spent their time on, in seconds")
+    for worker in workers:
+        if totals := worker.get("totals"):
+            seconds = [f"{totals[name]:.2f}" for name in SECONDS]
+            counts = [f"{totals[name]:.0f}" for name in ("prompt_tokens", "tokens")]
+            table.add_row(worker["id"], f"{totals['inferences']:.0f}", *seconds, *counts)
+    return table
 
 
 def cancel(cell: CellAddress, request: str) -> str:

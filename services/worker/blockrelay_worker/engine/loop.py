@@ -127,6 +127,8 @@ class Engine:
                 self.links.clock.end()
                 if moved:
                     self.metrics.busy_seconds.inc(time.monotonic() - started)
+                    self.metrics.cache_management_seconds.inc(self.table.cache_seconds)
+                    self.table.cache_seconds = 0.0
                 else:
                     self._rest()
             return "stopped"

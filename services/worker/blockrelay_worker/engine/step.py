@@ -107,11 +107,14 @@ class Steps:
             if self._role.first_stage:
                 prompt_rows += max(0, min(run.prompt_length, item.known_end) - item.position)
         self._metrics.prompt_tokens.inc(prompt_rows)
+        passing_on = time.perf_counter()
         if output.logits is not None:
             self._commit(_split(work, output.logits, [len(wanted_rows(w)) for w in work]), bad)
+            self._metrics.token_generation_seconds.inc(time.perf_counter() - passing_on)
         elif output.hidden is not None:
             parts = _split(work, output.hidden, [w.rows for w in work])
             self._forward([part for part in parts if part[0].run.request not in bad], output.seconds)
+            self._metrics.state_transfer_seconds.inc(time.perf_counter() - passing_on)
         failed = [w for w in work if w.run.request in bad]
         for item in [w for w in failed if not w.drafts]:
             where = f"block_{self._role.first} to block_{self._role.last}"
@@ -193,6 +196,8 @@ class Steps:
         decode_rows = sum(w.rows for w in work if w.decodes)
         self.cost = observed(self.cost, decode_rows=decode_rows, prompt_rows=at - decode_rows, seconds=seconds)
         self._stage_seconds.observe(seconds)
+        self._metrics.inference_seconds.inc(seconds)
+        self._metrics.inferences.inc()
         self._metrics.batch_rows.observe(at)
         self.pace.add(rows=at - decode_rows, tokens=sum(1 for w in work if w.samples))
         self._metrics.block_seconds.observe(output.seconds, self._role.device)

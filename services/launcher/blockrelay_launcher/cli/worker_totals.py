@@ -1,0 +1,40 @@
+"""What a worker has spent its time on since it began, read from its metrics."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import httpx
+from prometheus_client.parser import text_string_to_metric_families
+
+#: How long a worker may take to answer. Seconds.
+PATIENCE_S = 1.0
+#: What is shown -> the metric.
+TOTALS: Mapping[str, str] = {
+    "inferences": "blockrelay_inferences_total",
+    "inference_s": "blockrelay_inference_seconds_total",
+    "token_generation_s": "blockrelay_token_generation_seconds_total",
+    "state_transfer_s": "blockrelay_state_transfer_seconds_total",
+    "cache_management_s": "blockrelay_cache_management_seconds_total",
+    "total_s": "blockrelay_stage_busy_seconds_total",
+    "prompt_tokens": "blockrelay_prompt_tokens_total",
+    "tokens": "blockrelay_generation_tokens_total",
+}
+#: Those of them that are seconds, the total last.
+SECONDS = tuple(name for name in TOTALS if name.endswith("_s"))
+
+
+def read_totals(worker: Mapping[str, Any]) -> dict[str, float] | None:
+    """Of a worker of `status`; None for one that cannot be reached from here."""
+    try:
+        answer = httpx.get(f"http://{worker['host']}:{worker['port']}/metrics", timeout=PATIENCE_S)
+        return parse_totals(answer.text)
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError):
+        return None
+
+
+def parse_totals(text: str) -> dict[str, float]:
+    """Of a worker's metrics; 0 for what they do not say. ValueError for what is no Prometheus text."""
+    samples = {
+        sample.name: sample.value for family in text_string_to_metric_families(text) for sample in family.samples
+    }
+    return {name: samples.get(metric, 0.0) for name, metric in TOTALS.items()}
