@@ -114,6 +114,20 @@ def seen_prefix(records: Records) -> Found | None:
     return None
 
 
+def of_kv_cache(figure: str, prompt: int) -> Callable[[Records], Found | None]:
+    """A ratio of the KV cache on to off, or of later steps to early ones with it."""
+
+    def find(records: Records) -> Found | None:
+        for report in reports_of(records, "kv_cache"):
+            for entry in (one for one in report["kv_cache"] if one["prompt"] == prompt):
+                both = [entry[name] for name in (f"{figure}_on_ms", f"{figure}_off_ms") if name in entry]
+                times = f"{both[0]:.1f} and {both[1]:.1f} ms; " if both else ""
+                return Found(entry[figure], f"{times}2 stages, prompt of {prompt}")
+        return None
+
+    return find
+
+
 def own_memory(part: str) -> Callable[[Records], Found | None]:
     """RssAnon + RssShmem of the heaviest worker over its weights and its KV pages in use."""
 
@@ -205,6 +219,21 @@ TARGETS = (
         aim=0.05,
         at_most=True,
         find=seen_prefix,
+    ),
+    Target(name="KV cache vs none, 20 tokens", floor=1.8, aim=4.0, find=of_kv_cache("whole", 64)),
+    Target(name="the same, a step", floor=3.0, aim=6.0, find=of_kv_cache("step", 64)),
+    Target(
+        name="the same, first token of a session's second step",
+        floor=10.0,
+        aim=15.0,
+        find=of_kv_cache("second_step", 512),
+    ),
+    Target(
+        name="step of tokens 41 to 50 vs 11 to 20",
+        floor=1.05,
+        aim=1.0,
+        at_most=True,
+        find=of_kv_cache("growth", 64),
     ),
     Target(name="memory of a worker, llama1b", floor=1.3, aim=1.1, at_most=True, find=own_memory("memory")),
     Target(name="memory of a worker, llama8b", floor=1.3, aim=1.1, at_most=True, find=own_memory("llama8b")),

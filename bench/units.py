@@ -26,6 +26,7 @@ OUR_RUNS: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "position": {OURS: ("--requests 1 --prompt 100,2000 --new 32 --rounds 3 --no-in-process",)},
     "prefix": {OURS: ("--requests 1 --prompt 128 --new 2 --rounds 3 --prefix 1024 --no-in-process",)},
+    "kv_cache": {OURS: ("--requests 1 --prompt 64,512 --new 8 --rounds 5 --stages 2 --kv-cache --no-in-process",)},
     "memory": {OURS: ("--requests 16 --prompt 128 --new 64 --rounds 1 --memory --no-in-process",)},
     "llama8b": {OURS: ("--requests 1,4 --prompt 128 --new 32 --rounds 1 --memory --no-in-process",)},
 }

@@ -71,8 +71,14 @@ def every_part() -> list[Record]:
             OURS,
             reports=[report(prefix={"first_ttft_ms": 1000, "second_ttft_ms": 40, "ratio": 0.04})],
         ),
+        record("kv_cache", OURS, reports=[report(kv_cache=[kv_cache(64), kv_cache(512)])]),
         record("memory", OURS, reports=[report(memory={"ready_s": 3, "workers": [worker]})]),
     ]
+
+
+def kv_cache(prompt: int) -> dict[str, Any]:
+    times = {f"{what}_{side}_ms": 1.0 for what in ("whole", "step", "second_step") for side in ("on", "off")}
+    return {"prompt": prompt, "new": 20, "whole": 5.0, "step": 8.0, "second_step": prompt, "growth": 1.01, **times}
 
 
 def test_the_sides_of_a_part_take_turns() -> None:
@@ -150,6 +156,10 @@ def test_every_ratio_is_found() -> None:
         "the same, decode, 1 request": 0.6,
         "step at position 2000 vs 100": 1.1,
         "first token after a prefix of 1024 seen before vs not": 0.04,
+        "KV cache vs none, 20 tokens": 5.0,
+        "the same, a step": 8.0,
+        "the same, first token of a session's second step": 512.0,
+        "step of tokens 41 to 50 vs 11 to 20": 1.01,
         "memory of a worker, llama1b": 1.6,
     }
     assert all(target.find([]) is None for target in TARGETS)

@@ -22,6 +22,7 @@ from blockrelay.protocol.constants import PAGE_TOKENS
 from blockrelay.settings import WorkerSettings
 from blockrelay_launcher.background import running_up
 from blockrelay_launcher.bench.figures import Round, figures, random_prompts, ratio
+from blockrelay_launcher.bench.kv_cache import LONG_NEW, kv_cache_figures
 from blockrelay_launcher.bench.machine import describe_machine
 from blockrelay_launcher.bench.memory import Scales
 from blockrelay_launcher.bench.targets import GatewaySide, InProcessSide, check_gateway, in_process
@@ -49,6 +50,7 @@ class BenchOptions:
     in_process: bool = True
     speculation: bool = False
     prefix: int = 0
+    kv_cache: bool = False
     memory: bool = False
 
     def check(self, folder: BlockFolder) -> None:
@@ -67,6 +69,8 @@ class BenchOptions:
             raise UsageError(
                 f"--prefix {self.prefix} and {OWN_TOKENS + PREFIX_NEW} more tokens exceed the context of {context}"
             )
+        if self.kv_cache and max(self.prompts) + LONG_NEW > context:
+            raise UsageError(f"--kv-cache adds {LONG_NEW} tokens to --prompt, which is beyond the context of {context}")
         if not 1 <= self.stages <= folder.model.blocks:
             raise UsageError(f"--stages is {self.stages}, but the model has {folder.model.blocks} blocks")
         if self.url and (self.stages > 1 or self.threads or self.memory or self.speculation):
@@ -126,6 +130,13 @@ def _measure(options: BenchOptions, folder: BlockFolder) -> dict[str, Any]:
         _compare(report, gateway, direct, cases, options)
         if options.prefix:
             report["prefix"] = _shared_prefix(gateway, options, dice, folder.model.vocab_size)
+        if options.kv_cache:
+            report["kv_cache"] = [
+                kv_cache_figures(
+                    gateway, dice, vocab_size=folder.model.vocab_size, prompt=prompt, rounds=options.rounds
+                )
+                for prompt in options.prompts
+            ]
     return report
 
 
@@ -257,6 +268,12 @@ def show(report: dict[str, Any], console: Console | None = None) -> None:
         console.print(
             f"shared prefix of {prefix['tokens']} tokens: first token after {prefix['first_ttft_ms']:.0f} ms, "
             f"then after {prefix['second_ttft_ms']:.0f} ms ({prefix['ratio']:.3f} of it)"
+        )
+    for cache in report.get("kv_cache", ()):
+        console.print(
+            f"KV cache, prompt of {cache['prompt']}, {cache['new']} tokens: {cache['whole_on_ms']:.0f} ms, without it "
+            f"{cache['whole_off_ms']:.0f} ({cache['whole']:.2f}x), a step {cache['step']:.2f}x, the first token of a "
+            f"session's second step {cache['second_step']:.1f}x; steps 41 to 50 take {cache['growth']:.3f} of 11 to 20"
         )
     if memory := report.get("memory"):
         console.print(f"ready after {memory['ready_s']} s")

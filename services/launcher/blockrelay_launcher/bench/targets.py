@@ -40,18 +40,18 @@ class GatewaySide:
             "content-type: application/json\r\ncontent-length: "
         )
 
-    def round(self, prompts: Sequence[Sequence[int]], new: int) -> Round:
+    def round(self, prompts: Sequence[Sequence[int]], new: int, *, use_cache: bool = True) -> Round:
         """All prompts at once, each until it has `new` tokens. Raises ServiceUnavailable when one is not answered."""
-        bodies = [self._body(prompt, new) for prompt in prompts]
+        bodies = [self._body(prompt, new, use_cache=use_cache) for prompt in prompts]
         return self._runner.run(self._round(bodies, new))
 
     def close(self) -> None:
         self._runner.close()
 
-    def _body(self, prompt: Sequence[int], new: int) -> bytes:
+    def _body(self, prompt: Sequence[int], new: int, *, use_cache: bool) -> bytes:
         fields = {
             "model": self._model, "prompt": list(prompt), "max_tokens": new, "temperature": 0, "ignore_eos": True,
-            "stream": True, "return_token_ids": True,
+            "stream": True, "return_token_ids": True, **({} if use_cache else {"use_cache": False}),
         }  # fmt: skip
         return json.dumps(fields).encode()
 

@@ -247,6 +247,9 @@ def bench(
     prefix: Annotated[
         int, typer.Option(min=0, metavar="N", help="Also time two requests that share their first N tokens.")
     ] = 0,
+    kv_cache: Annotated[
+        bool, typer.Option("--kv-cache", help="Also time requests with the KV cache and without it.")
+    ] = False,
     memory: Annotated[bool, typer.Option("--memory", help="Also weigh the workers while they serve.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of tables.")] = False,
 ) -> None:
@@ -254,7 +257,7 @@ def bench(
     options = BenchOptions(
         model=model, url=url and url.rstrip("/"), requests=_numbers(requests, "--requests"),
         prompts=_numbers(prompt, "--prompt"), new=new, rounds=rounds, stages=stages, threads=threads,
-        in_process=in_process, speculation=speculation, prefix=prefix, memory=memory,
+        in_process=in_process, speculation=speculation, prefix=prefix, kv_cache=kv_cache, memory=memory,
     )  # fmt: skip
     raise typer.Exit(run_bench(options, as_json=as_json))
 

@@ -23,7 +23,19 @@ def bench(*argv: str | Path) -> "subprocess.CompletedProcess[str]":
 @pytest.mark.system
 def test_one_measurement_gives_one_json_object(capsys: pytest.CaptureFixture[str]) -> None:
     done = bench(
-        "--requests", "1,3", "--prompt", "20", "--new", "6", "--rounds", "1", "--prefix", "40", "--memory", "--json"
+        "--requests",
+        "1,3",
+        "--prompt",
+        "20",
+        "--new",
+        "6",
+        "--rounds",
+        "1",
+        "--prefix",
+        "40",
+        "--kv-cache",
+        "--memory",
+        "--json",
     )
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
@@ -35,6 +47,9 @@ def test_one_measurement_gives_one_json_object(capsys: pytest.CaptureFixture[str
             assert entry["decode_tok_s"] > 0 and entry["prefill_ms"] >= entry["ttft_ms_p50"] > 0
     assert [entry["requests"] for entry in report["ratio"]] == [1, 3]
     assert report["prefix"]["tokens"] == 40 and report["prefix"]["second_ttft_ms"] > 0
+    [cache] = report["kv_cache"]
+    assert (cache["prompt"], cache["new"]) == (20, 20)
+    assert all(value > 0 for value in cache.values())
     [worker] = report["memory"]["workers"]
     assert worker["rss_anon"] > 0 and worker["weights"] > 0 and worker["ratio"] > 0
     assert report["machine"]["cores"] >= 1 and not report["options"]["speculation"]
@@ -53,6 +68,7 @@ def test_one_measurement_gives_one_json_object(capsys: pytest.CaptureFixture[str
         (["--requests", "many"], "whole numbers"),
         (["--new", "1"], "at least 2"),
         (["--stages", "99"], "blocks"),
+        (["--kv-cache", "--prompt", "1000", "--new", "2"], "--kv-cache adds 50 tokens"),
     ],
 )
 def test_what_cannot_be_measured_is_one_line_and_exit_code_2(argv: list[str], words: str) -> None:
