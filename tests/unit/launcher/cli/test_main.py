@@ -139,3 +139,11 @@ def test_keys_are_made_listed_and_removed(
     assert command("remove", "ada")[0] == 0
     assert command("remove", "ada")[0] == 2
     assert "--file" in here(capsys, monkeypatch, "keys", "list")[1]
+
+
+@pytest.mark.parametrize("option", ["--stages=2", "--gateways=1", "--objective=latency", "--profile=p"])
+def test_what_a_topology_says_cannot_be_said_beside_it(option: str) -> None:
+    done = run("up", "--topology", "t.yaml", option)
+    name = option.partition("=")[0]
+    assert done.returncode == 2
+    assert done.stderr == f"blockrelay: {name} and --topology: the file says what runs where\n"

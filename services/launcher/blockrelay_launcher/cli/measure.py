@@ -1,0 +1,113 @@
+"""`blockrelay bench` and `blockrelay drill`: how fast a system is, and whether it keeps its promises."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from blockrelay.errors import UsageError
+from blockrelay.settings import BUNDLED_MODEL
+from blockrelay_launcher.bench.command import BenchOptions, run_bench
+from blockrelay_launcher.drill.command import DrillOptions, run_drill
+from blockrelay_launcher.drill.faults import parse_kinds, parse_roles
+from blockrelay_launcher.supervisor.embedded_redis import Fsync
+
+app = typer.Typer()
+Model = Annotated[Path, typer.Option("--model", help="Block folder to serve (see: blockrelay convert).")]
+
+
+@app.command("bench")
+def bench(
+    model: Model = BUNDLED_MODEL,
+    url: Annotated[
+        str | None, typer.Option(metavar="URL", help="Measure this gateway instead of starting an `up`.")
+    ] = None,
+    requests: Annotated[str, typer.Option(metavar="N,N", help="How many requests at once, one measurement each.")] = (
+        "1,4,16"
+    ),
+    prompt: Annotated[str, typer.Option(metavar="N,N", help="Prompt tokens, one measurement each.")] = "128",
+    new: Annotated[int, typer.Option(metavar="N", help="New tokens of each request.")] = 64,
+    rounds: Annotated[int, typer.Option(min=1, help="Measured rounds; the median counts.")] = 3,
+    stages: Annotated[int, typer.Option(min=1, help="How many stages the model is cut into.")] = 1,
+    threads: Annotated[int | None, typer.Option(min=1, help="Threads per worker; default: all cores.")] = None,
+    in_process: Annotated[
+        bool, typer.Option("--in-process/--no-in-process", help="Measure the executor alone beside the gateway.")
+    ] = True,
+    speculation: Annotated[bool, typer.Option("--speculation", help="Let workers guess tokens ahead.")] = False,
+    prefix: Annotated[
+        int, typer.Option(min=0, metavar="N", help="Also time two requests that share their first N tokens.")
+    ] = 0,
+    kv_cache: Annotated[
+        bool, typer.Option("--kv-cache", help="Also time requests with the KV cache and without it.")
+    ] = False,
+    memory: Annotated[bool, typer.Option("--memory", help="Also weigh the workers while they serve.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of tables.")] = False,
+) -> None:
+    """Measure the speed through the gateway and in process, on random prompts, and their ratio."""
+    options = BenchOptions(
+        model=model, url=url and url.rstrip("/"), requests=_numbers(requests, "--requests"),
+        prompts=_numbers(prompt, "--prompt"), new=new, rounds=rounds, stages=stages, threads=threads,
+        in_process=in_process, speculation=speculation, prefix=prefix, kv_cache=kv_cache, memory=memory,
+    )  # fmt: skip
+    raise typer.Exit(run_bench(options, as_json=as_json))
+
+
+@app.command("drill")
+def drill(
+    model: Model = BUNDLED_MODEL,
+    minutes: Annotated[float, typer.Option(min=0.05, help="How long the system is under load.")] = 10.0,
+    kill: Annotated[
+        str, typer.Option(metavar="ROLE,ROLE", help="What to hurt: worker, scheduler, gateway, redis; empty: nothing.")
+    ] = "worker,scheduler,gateway,redis",
+    faults: Annotated[
+        str,
+        typer.Option(
+            metavar="KIND,KIND",
+            help="How: kill; stop (for up to 8 s); full (a Redis without room, for up to 3 s); cut (its connections).",
+        ),
+    ] = "kill,stop,full,cut",
+    every: Annotated[float, typer.Option(min=0.1, metavar="S", help="Seconds between two faults, on average.")] = 2.0,
+    upgrade: Annotated[
+        bool,
+        typer.Option("--upgrade", help="In the middle third replace all workers by workers that compute other bits."),
+    ] = False,
+    upgrade_from: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PYTHON",
+            help="The first half runs the release of this Python; then this release goes on with its data.",
+        ),
+    ] = None,
+    plan: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Begin with this plan (blockrelay plan --json), not --stages.")
+    ] = None,
+    apply: Annotated[Path | None, typer.Option(metavar="FILE", help="Apply this plan in the middle.")] = None,
+    users: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Services are the Redis users of DIR/control.acl and DIR/payload.acl."),
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Of requests, victims and times; default: a new one.")] = None,
+    fsync: Annotated[Fsync, typer.Option(help="When the control Redis is on disk.")] = "always",
+    requests: Annotated[int, typer.Option(min=1, metavar="N", help="Requests at once.")] = 8,
+    stages: Annotated[int, typer.Option(min=1, help="How many stages the model is cut into.")] = 1,
+    replicas: Annotated[int, typer.Option(min=1, help="Workers per stage.")] = 2,
+    gateways: Annotated[int, typer.Option(min=1, help="Gateways; clients go on at another.")] = 2,
+    schedulers: Annotated[int, typer.Option(min=1, help="Schedulers.")] = 1,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of tables.")] = False,
+) -> None:
+    """Hurt a loaded system at random; every answer must be what it is alone."""
+    options = DrillOptions(
+        model=model.absolute(), seconds=60 * minutes, roles=parse_roles(kill), kinds=parse_kinds(faults), every_s=every,
+        seed=seed, fsync=fsync, requests=requests, stages=stages, replicas=replicas, gateways=gateways,
+        schedulers=schedulers, upgrade=upgrade, users=users, upgrade_from=upgrade_from,
+        plan=plan and plan.absolute(), apply=apply and apply.absolute(),
+    )  # fmt: skip
+    raise typer.Exit(run_drill(options, as_json=as_json))
+
+
+def _numbers(text: str, option: str) -> tuple[int, ...]:
+    """`1,4,16` as numbers. Raises UsageError."""
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise UsageError(f"{option} takes whole numbers with commas between them, not {text!r}") from None
