@@ -49,7 +49,8 @@ def test_one_measurement_gives_one_json_object(capsys: pytest.CaptureFixture[str
     assert report["prefix"]["tokens"] == 40 and report["prefix"]["second_ttft_ms"] > 0
     [cache] = report["kv_cache"]
     assert (cache["prompt"], cache["new"]) == (20, 20)
-    assert all(value > 0 for value in cache.values())
+    assert min(cache["whole_on_ms"], cache["whole_off_ms"], cache["second_step_on_ms"], cache["whole"]) > 0
+    assert all(value >= 0 for value in cache.values())  # tokens that come together have no time between them
     [worker] = report["memory"]["workers"]
     assert worker["rss_anon"] > 0 and worker["weights"] > 0 and worker["ratio"] > 0
     assert report["machine"]["cores"] >= 1 and not report["options"]["speculation"]
