@@ -149,16 +149,26 @@ def answered(proxy: RedisProxy, answer: str) -> Iterator[None]:
         proxy.heal()
 
 
-def noticed(up: UpProcess, answer: str, server: str) -> bool:
-    """Whether the services that must notice have said so."""
+def silent(up: UpProcess, answer: str, server: str) -> list[str]:
+    """The services that must notice and have not said so."""
     if answer == "NOSCRIPT":  # the next call brings the script along
-        return True
+        return []
     who = {"control": ["gateway", "scheduler", "worker"], "payload": ["worker"]}[server]
     if answer == "UNBLOCKED":  # the scheduler reads nothing that blocks
         who = [name for name in who if name != "scheduler"]
     assert up.data is not None
-    logs = list((up.data / "logs").glob("*.log"))
-    return all(any("REDIS_TROUBLE" in log.read_text() for log in logs if name in log.name) for name in who)
+    # A gateway that sees that memory is short before anybody asks refuses what comes, and asks for nothing either.
+    said = ("REDIS_TROUBLE", "REDIS_MEMORY_SHORT") if answer == "OOM" else ("REDIS_TROUBLE",)
+    logs = {log.name: log.read_text() for log in (up.data / "logs").glob("*.log")}
+    return [name for name in who if not any(word in text for log, text in logs.items() for word in said if name in log)]
+
+
+def wait_until_all_have_noticed(up: UpProcess, answer: str, server: str) -> None:
+    # A scheduler that gets no processor for seconds forgives silence and so asks for nothing.
+    try:
+        wait_until(lambda: not silent(up, answer, server), "the services say what is wrong", timeout_s=120)
+    except AssertionError as error:
+        raise AssertionError(f"{error}: {silent(up, answer, server)} did not") from None
 
 
 @pytest.mark.parametrize(("answer", "server"), cases_of_all())
@@ -192,8 +202,7 @@ def test_a_whole_system_that_is_answered_so_goes_on(
             killed = up.pid_of("blockrelay_worker")[0]
             os.kill(killed, signal.SIGKILL)
             followers += [Follower(urls, body, key=f"meanwhile-{i}") for i, body in enumerate(bodies)]
-            # A scheduler that gets no processor for seconds forgives silence and so asks for nothing.
-            wait_until(lambda: noticed(up, answer, server), "the services say what is wrong", timeout_s=120)
+            wait_until_all_have_noticed(up, answer, server)
             wait_until(lambda: len(up.pid_of("blockrelay_worker")) == 2, "the launcher starts another worker")
             assert up.process.poll() is None
         for follower, tokens in zip(followers, golden * 2, strict=True):

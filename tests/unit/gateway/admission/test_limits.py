@@ -1,6 +1,7 @@
 """Admission: what is refused because there is no room, and that a refusal leaves nothing."""
 
 import pytest
+from structlog.testing import capture_logs
 
 from blockrelay.settings import GatewaySettings
 from tests.support.gateway.played import PlayedWorker, RunningGateway, running_gateway
@@ -56,11 +57,16 @@ def test_nothing_is_accepted_while_the_queues_memory_is_nearly_used_up(
     used = int(worker.client.info("memory")["used_memory"])  # pyright: ignore
     worker.client.config_set("maxmemory", int(used * 1.2))
     try:
-        with running_gateway(settings) as gateway:
+        with capture_logs() as said, running_gateway(settings) as gateway:
             wait_until(lambda: gateway.post("/v1/completions", prompt="x", background=True).status_code == 503, "full")
             refused = gateway.post("/v1/completions", prompt="x")
             assert "memory" in refused.json()["error"]["message"]
             worker.client.config_set("maxmemory", 0)
             wait_until(lambda: gateway.post("/v1/completions", prompt="x", background=True).status_code == 202, "room")
+        events = [entry["event"] for entry in said]
+        assert [event for event in events if event.startswith("REDIS_MEMORY")] == [
+            "REDIS_MEMORY_SHORT",
+            "REDIS_MEMORY_ENOUGH",
+        ]
     finally:
         worker.client.config_set("maxmemory", 0)
