@@ -14,6 +14,9 @@ Keys are on the control Redis unless the table says "payload Redis".
 _TAIL = """
 The launcher, and people, have the rights of an administrator. The Redis users in `deploy/redis/` are made from the same
 table: `python -m blockrelay.redis.users control|payload`.
+
+Beside the keys there is one channel, `{cell}:status-events`, on the control Redis: workers publish there what stages
+do, while somebody follows (`blockrelay.protocol.status_events`).
 """
 
 
