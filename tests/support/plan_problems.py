@@ -27,6 +27,7 @@ def _block(index: int, size: int, kv: int) -> BlockCost:
         layers=1,
         parameters=size,
         bytes={"w8a8": size, "w4a8": size // 2, "fp32": 4 * size},
+        step_bytes={"w8a8": size, "w4a8": size // 2, "fp32": 4 * size},
         flops_per_row=2 * size,
         attention_flops=0,
         kv_values_per_token=kv // 2,

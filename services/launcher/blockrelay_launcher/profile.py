@@ -1,7 +1,9 @@
 """`blockrelay profile`: what blocks, hops and steps take on this machine, for planners.
 
 Blocks and hops are measured by a worker's own code in a process of its own, the hops over a payload Redis like that of
-`up`. What a step takes beside its blocks is the difference between a whole system of one stage and these blocks.
+`up`. What a step takes beside its blocks is the difference between a whole system of one stage and these blocks; what
+a hop takes beside the way of its bytes (two processes that wake up and read a message) is the difference between a
+system of two stages and that one.
 """
 
 import random
@@ -15,10 +17,11 @@ from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
+from blockrelay.block_folder.analysis import HOP_ITEM_BYTES
 from blockrelay.block_folder.folder import BlockFolder, open_block_folder
 from blockrelay.errors import RedisTrouble, ServiceUnavailable
 from blockrelay.host.cpu import cores
-from blockrelay.planning.profile import Profile, StepOverhead, decode_profile
+from blockrelay.planning.profile import Hop, StepOverhead, decode_profile
 from blockrelay.redis.client import connect
 from blockrelay_launcher.background import running_up
 from blockrelay_launcher.bench.figures import decode_rate, random_prompts
@@ -42,7 +45,15 @@ def run_profile(model: Path, out: Path, *, threads: int | None) -> int:
     if done.returncode:
         return done.returncode
     profile = decode_profile(out.read_bytes(), str(out))
-    profile = replace(profile, step=_overhead(folder, profile, threads))
+    one, two = (_step_seconds(folder, stages, threads) for stages in (1, 2))
+    new = _new_tokens(folder)
+    blocks = {r: sum(block["CPU"].at(r, PROMPT + new / 2) for block in profile.blocks.values()) for r in REQUESTS}
+    profile = replace(profile, step=fitted([(r, one[r] - blocks[r]) for r in REQUESTS]))
+    # Stages with cores of their own compute at once, on parts of the requests: of these only one alone tells.
+    alone = 2 * threads <= cores()
+    extra = [(r, two[r] - one[r]) for r in REQUESTS if r == 1 or not alone]
+    hop = fitted_hop(extra, profile.hop["redis"], row_bytes=HOP_ITEM_BYTES * folder.model.hidden_size)
+    profile = replace(profile, hop={**profile.hop, "redis": hop})
     out.write_text(profile.encode())
     return 0
 
@@ -75,24 +86,26 @@ def _wait_for(url: str, process: "subprocess.Popen[bytes]") -> None:
             return
 
 
-def _overhead(folder: BlockFolder, profile: Profile, threads: int) -> StepOverhead:
-    """From the steps of a whole system of one stage, at several numbers of requests."""
-    new = min(NEW, folder.model.max_position - PROMPT)
-    beside: list[tuple[int, float]] = []
+def _new_tokens(folder: BlockFolder) -> int:
+    return min(NEW, folder.model.max_position - PROMPT)
+
+
+def _step_seconds(folder: BlockFolder, stages: int, threads: int) -> dict[int, float]:
+    """What a step takes a whole system of so many stages, by the number of requests."""
+    found: dict[int, float] = {}
     dice = random.Random(time.time_ns())
-    with running_up(folder.root.absolute(), 1, "--threads", str(threads), "--no-speculation") as url:
+    with running_up(folder.root.absolute(), stages, "--threads", str(threads), "--no-speculation") as url:
         gateway = GatewaySide(url, folder.model.name)
         try:
             for requests in REQUESTS:
                 rates: list[float] = []
                 for _ in range(ROUNDS + 1):
                     prompts = random_prompts(dice, folder.model.vocab_size, requests, PROMPT)
-                    rates.append(decode_rate(gateway.round(prompts, new).tokens))
-                blocks = sum(block["CPU"].at(requests, PROMPT + new / 2) for block in profile.blocks.values())
-                beside.append((requests, requests / median(rates[1:]) - blocks))
+                    rates.append(decode_rate(gateway.round(prompts, _new_tokens(folder)).tokens))
+                found[requests] = requests / median(rates[1:])
         finally:
             gateway.close()
-    return fitted(beside)
+    return found
 
 
 def fitted(beside: Sequence[tuple[int, float]]) -> StepOverhead:
@@ -102,3 +115,18 @@ def fitted(beside: Sequence[tuple[int, float]]) -> StepOverhead:
     slope = sum((x - mean_x) * (y - mean_y) for x, y in beside) / sum((x - mean_x) ** 2 for x, _ in beside)
     slope = max(slope, 0.0)
     return StepOverhead(seconds=max(mean_y - slope * mean_x, 0.0), seconds_per_row=slope)
+
+
+def fitted_hop(extra: Sequence[tuple[int, float]], carried: Hop, *, row_bytes: int) -> Hop:
+    """A hop from what two stages take beyond one, as (requests, seconds): there is one with the rows, and one back.
+
+    `carried` is what the way of the bytes alone takes: the least that a hop can take.
+    """
+    if len(extra) == 1:
+        [(requests, seconds)] = extra
+        per_byte = carried.seconds_per_byte
+        there_and_back = seconds - requests * row_bytes * per_byte
+    else:
+        line = fitted(extra)
+        per_byte, there_and_back = max(line.seconds_per_row / row_bytes, carried.seconds_per_byte), line.seconds
+    return Hop(seconds=max(there_and_back / 2, carried.seconds), seconds_per_byte=per_byte)

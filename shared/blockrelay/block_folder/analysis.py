@@ -26,6 +26,8 @@ class BlockCost:
     parameters: int
     bytes: Mapping[Precision, int]
     """Of its file: what a worker maps for it."""
+    step_bytes: Mapping[Precision, int]
+    """What a step reads of them: all but the embedding, of which it looks up a row for each token."""
     flops_per_row: int
     """In products with weights, 2 for each of them. The head counts where a row's logits are wanted."""
     attention_flops: int
@@ -110,8 +112,14 @@ def _block(model: ModelConfig, index: int, precisions: tuple[Precision, ...]) ->
         layers=0 if is_head else 1,
         parameters=sum(prod(shape) for _, shape in block_tensors(model, "fp32", index).values()),
         bytes={p: place_tensors(block_tensors(model, p, index))[1] for p in precisions},
+        step_bytes={p: _step_bytes(model, p, index) for p in precisions},
         flops_per_row=sum(2 * prod(model.linear_shape(kind)) for kind in block_linears(index, model.blocks)),
         attention_flops=0 if is_head else 4 * model.heads * model.head_dim,  # two products, two operations each
         kv_values_per_token=0 if is_head else 2 * model.kv_heads * model.head_dim,
         hop_bytes_per_row=0 if is_head else HOP_ITEM_BYTES * model.hidden_size,
     )
+
+
+def _step_bytes(model: ModelConfig, precision: Precision, index: int) -> int:
+    tensors = block_tensors(model, precision, index)
+    return place_tensors({name: tensor for name, tensor in tensors.items() if name != "embedding"})[1]

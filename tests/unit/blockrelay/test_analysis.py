@@ -42,6 +42,12 @@ def test_bytes_are_those_of_the_files() -> None:
         assert block.bytes[precision] == folder.manifest.files[f"blocks/{block.name}.bin"].bytes
 
 
+def test_a_step_reads_everything_but_the_embedding() -> None:
+    first, second, *_ = analyse(LLAMA_8B).blocks
+    assert first.bytes["w8a8"] - first.step_bytes["w8a8"] == 2 * LLAMA_8B.vocab_size * LLAMA_8B.hidden_size
+    assert first.step_bytes == second.step_bytes == second.bytes
+
+
 def test_a_precision_that_the_widths_forbid_is_left_out() -> None:
     odd = replace(LLAMA_8B, intermediate_size=14338)
     assert analyse(odd).precisions == ("w8a8", "fp32")

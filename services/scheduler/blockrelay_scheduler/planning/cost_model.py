@@ -17,8 +17,8 @@ from blockrelay.errors import UsageError
 from blockrelay.planning.devices import Device, Fleet
 from blockrelay.planning.profile import BlockProfile, Hop, Profile
 
-#: Of rows over the payload Redis, where no profile says otherwise: what `blockrelay profile` found on 2 busy cores.
-DEFAULT_HOP = Hop(seconds=1.2e-4, seconds_per_byte=2.2e-9)
+#: Of rows over the payload Redis, where no profile says otherwise: what `blockrelay profile` found on 2 cores.
+DEFAULT_HOP = Hop(seconds=1.1e-3, seconds_per_byte=2.2e-9)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,13 +111,13 @@ class CostModel:
         seconds = times.at(rows, context)
         if measured_in != precision:
             one_row = times.at(1, context)
-            seconds += one_row * (block.bytes[precision] / block.bytes[measured_in] - 1)
+            seconds += one_row * (block.step_bytes[precision] / block.step_bytes[measured_in] - 1)
         return seconds / device.speed
 
     def _roofline(self, device: Device, index: int, rows: float, context: float) -> float:
         block, precision = self.analysis.blocks[index - 1], self.precisions[index - 1]
         assert device.bytes_per_second is not None
-        moved = block.bytes[precision] + rows * context * self.kv_bytes_per_token(index, index)
+        moved = block.step_bytes[precision] + rows * context * self.kv_bytes_per_token(index, index)
         operations = rows * (block.flops_per_row + context * block.attention_flops)
         computing = operations / device.operations_per_second if device.operations_per_second else 0.0
         return max(moved / device.bytes_per_second, computing) / device.speed
