@@ -7,7 +7,7 @@ computed, re-runs included: do not add them up.
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from blockrelay.observability.histograms import Histograms
+from blockrelay.observability.histograms import Histograms, ThreadCounter
 from blockrelay.observability.states import States
 
 #: vLLM's buckets for time to first token, and finer ones for a step and a block. Seconds.
@@ -229,21 +229,23 @@ class WorkerMetrics:
             "How long requests were on this worker and none had rows to compute: bubbles",
             registry=registry,
         )
-        self.inference_seconds = Counter(
+        self.inference_seconds = ThreadCounter(
             "blockrelay_inference_seconds", "How long blocks computed batches", registry=registry
         )
-        self.inferences = Counter("blockrelay_inferences", "How many batches the stage computed", registry=registry)
-        self.token_generation_seconds = Counter(
+        self.inferences = ThreadCounter(
+            "blockrelay_inferences", "How many batches the stage computed", registry=registry
+        )
+        self.token_generation_seconds = ThreadCounter(
             "blockrelay_token_generation_seconds",
             "How long logits were turned into tokens and these prepared for COMMIT",
             registry=registry,
         )
-        self.state_transfer_seconds = Counter(
+        self.state_transfer_seconds = ThreadCounter(
             "blockrelay_state_transfer_seconds",
             "How long rows were packed for the next stage and sent",
             registry=registry,
         )
-        self.cache_management_seconds = Counter(
+        self.cache_management_seconds = ThreadCounter(
             "blockrelay_cache_management_seconds",
             "How long KV pages were looked for, given to requests, named and taken back",
             registry=registry,
