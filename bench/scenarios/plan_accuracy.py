@@ -24,9 +24,9 @@ from typing import Any
 
 from blockrelay.block_folder.folder import open_block_folder
 from blockrelay.host.cpu import cores
+from blockrelay_launcher.background import running_redis
 from blockrelay_launcher.bench.figures import decode_rate, random_prompts
 from blockrelay_launcher.bench.targets import GatewaySide
-from blockrelay_launcher.supervisor.embedded_redis import EmbeddedRedis, find_server_program, place, unplace
 
 PROMPT, NEW, WARM_UP_NEW = 64, 64, 8
 #: The predicted context is half of the promised one: the middle of a measured answer.
@@ -140,8 +140,8 @@ def serving(setting: Setting, model: Path) -> Iterator[str]:
     """The setting as hosts of a topology, each with an `up` of its own on one Redis; the gateway's URL."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="br-plans-")))
-        control = stack.enter_context(redis_server(folder / "control", durable=True))
-        payload = stack.enter_context(redis_server(folder / "payload", durable=False))
+        control = stack.enter_context(running_redis(durable=True))
+        payload = stack.enter_context(running_redis(durable=False))
         hosts: dict[str, Any] = {}
         for device in sorted(set(setting.devices)):
             entry = hosts.setdefault(device[0], {"roles": ["worker"], "devices": []})
@@ -149,7 +149,7 @@ def serving(setting: Setting, model: Path) -> Iterator[str]:
         hosts["a"] |= {"roles": ["scheduler", "gateway", "worker"], "port": 0}
         topology = {
             "model": str(model), "strategy": "custom", "boundaries": setting.boundaries,
-            "targets": ",".join(setting.devices), "redis": control.url, "payload_redis": payload.url, "hosts": hosts,
+            "targets": ",".join(setting.devices), "redis": control, "payload_redis": payload, "hosts": hosts,
         }  # fmt: skip
         (folder / "topology.json").write_text(json.dumps(topology))
         processes = {
@@ -180,18 +180,6 @@ def host(folder: Path, name: str, environment: dict[str, str]) -> Iterator["subp
             finally:
                 process.send_signal(signal.SIGTERM)
                 process.wait(60)
-
-
-@contextmanager
-def redis_server(folder: Path, *, durable: bool) -> Iterator[EmbeddedRedis]:
-    server = place(find_server_program(), folder, durable=durable)
-    process = subprocess.Popen(server.command(), stdout=subprocess.DEVNULL)
-    try:
-        yield server
-    finally:
-        process.terminate()
-        process.wait(10)
-        unplace(server)
 
 
 def profiled(model: Path, threads: int, out: Path) -> Path:

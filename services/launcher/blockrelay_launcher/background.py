@@ -1,14 +1,21 @@
-"""An `up` in the background, for commands that need a whole system for a while."""
+"""An `up`, or a Redis alone, in the background, for commands that need one for a while."""
 
 import contextlib
 import signal
 import subprocess
 import sys
+import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from blockrelay.errors import ServiceUnavailable
+from blockrelay.errors import RedisTrouble, ServiceUnavailable
+from blockrelay.redis.client import connect
+from blockrelay_launcher.supervisor import embedded_redis
 from blockrelay_launcher.supervisor.child_process import die_with_parent
+
+#: Seconds that a Redis may take to start.
+PATIENCE_S = 10.0
 
 
 @contextlib.contextmanager
@@ -35,3 +42,31 @@ def running_up(model: Path, stages: int, *options: str, apart: bool = False) -> 
         finally:
             process.send_signal(signal.SIGTERM)
             process.wait()
+
+
+@contextlib.contextmanager
+def running_redis(*, durable: bool) -> Iterator[str]:
+    """A Redis like the control (`durable`) or the payload one of `up`, on a folder of its own; yields its URL."""
+    with tempfile.TemporaryDirectory(prefix="blockrelay-") as root:
+        server = embedded_redis.place(embedded_redis.find_server_program(), Path(root) / "redis", durable=durable)
+        with subprocess.Popen(server.command(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+            try:
+                _wait_for(server.url, process)
+                yield server.url
+            finally:
+                process.terminate()
+                process.wait()
+                embedded_redis.unplace(server)
+
+
+def _wait_for(url: str, process: "subprocess.Popen[bytes]") -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while True:
+        try:
+            connect(url).ping()
+        except RedisTrouble as error:
+            if process.poll() is not None or time.monotonic() > deadline:
+                raise ServiceUnavailable(f"a Redis of our own does not start: {error}") from error
+            time.sleep(0.05)
+        else:
+            return

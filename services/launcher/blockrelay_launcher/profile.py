@@ -9,37 +9,30 @@ system of two stages and that one.
 import random
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
 from blockrelay.block_folder.analysis import HOP_ITEM_BYTES
 from blockrelay.block_folder.folder import BlockFolder, open_block_folder
-from blockrelay.errors import RedisTrouble, ServiceUnavailable
 from blockrelay.host.cpu import cores
 from blockrelay.planning.profile import Hop, StepOverhead, decode_profile
-from blockrelay.redis.client import connect
-from blockrelay_launcher.background import running_up
+from blockrelay_launcher.background import running_redis, running_up
 from blockrelay_launcher.bench.figures import decode_rate, random_prompts
 from blockrelay_launcher.bench.targets import GatewaySide
-from blockrelay_launcher.supervisor import embedded_redis
 
 #: Requests at once, rounds and new tokens with which the step's overhead is measured.
 REQUESTS, ROUNDS, NEW = (1, 4, 16), 3, 64
 PROMPT = 96
-#: Seconds that a Redis may take to start.
-PATIENCE_S = 10.0
 
 
 def run_profile(model: Path, out: Path, *, threads: int | None) -> int:
     """Write the profile; the exit code. Raises BlockFolderError, ServiceUnavailable."""
     folder = open_block_folder(model, blocks=[])
     threads = threads or cores()
-    with _payload_redis() as url:
+    with running_redis(durable=False) as url:
         argv = [sys.executable, "-P", "-m", "blockrelay_worker.offline.profiling", "--model", str(model)]
         done = subprocess.run([*argv, "--out", str(out), "--threads", str(threads), "--redis", url], check=False)
     if done.returncode:
@@ -56,34 +49,6 @@ def run_profile(model: Path, out: Path, *, threads: int | None) -> int:
     profile = replace(profile, hop={**profile.hop, "redis": hop})
     out.write_text(profile.encode())
     return 0
-
-
-@contextmanager
-def _payload_redis() -> Iterator[str]:
-    """The URL of a Redis as workers send rows over it."""
-    with tempfile.TemporaryDirectory(prefix="blockrelay-") as root:
-        server = embedded_redis.place(embedded_redis.find_server_program(), Path(root) / "redis", durable=False)
-        with subprocess.Popen(server.command(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
-            try:
-                _wait_for(server.url, process)
-                yield server.url
-            finally:
-                process.terminate()
-                process.wait()
-                embedded_redis.unplace(server)
-
-
-def _wait_for(url: str, process: "subprocess.Popen[bytes]") -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while True:
-        try:
-            connect(url).ping()
-        except RedisTrouble as error:
-            if process.poll() is not None or time.monotonic() > deadline:
-                raise ServiceUnavailable(f"the Redis for measuring hops does not start: {error}") from error
-            time.sleep(0.05)
-        else:
-            return
 
 
 def _new_tokens(folder: BlockFolder) -> int:

@@ -80,15 +80,15 @@ class CellWatch:
         if most and used > YIELD_SHARE * most:
             used = await self._make_room(used, most)
         full = most and used > FULL_SHARE * most
-        self._say_full(f"Redis uses {used >> 20} of {most >> 20} MiB" if full else "", used, most)
+        self._set_full(f"Redis uses {used >> 20} of {most >> 20} MiB" if full else "", used, most)
         seconds, micros = cast(tuple[int, int], await cast(Any, self._client.time()))
         self.clock_ahead_ms = seconds * 1000 + micros // 1000 - int(time.time() * 1000)
         cell = await read_cell_settings_async(self._client, self._keys)
         if cell is not None and cell != self._cell:
             self._cell, self._followers.retention_s = cell, cell.retention_s
 
-    def _say_full(self, full: str, used: int, most: int) -> None:
-        """Once when it begins, and once when it is over: meanwhile new requests are refused, and nothing else tells."""
+    def _set_full(self, full: str, used: int, most: int) -> None:
+        """Says it when it begins and when it is over: meanwhile new requests are refused, and nothing else tells."""
         if full and not self.full:
             logs.get().warning("REDIS_MEMORY_SHORT", used=used, maxmemory=most)
         if self.full and not full:
