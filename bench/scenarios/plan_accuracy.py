@@ -183,9 +183,29 @@ def host(folder: Path, name: str, environment: dict[str, str]) -> Iterator["subp
 
 
 def profiled(model: Path, threads: int, out: Path) -> Path:
-    """A profile of the model with workers of so many threads."""
-    subprocess.run([BLOCKRELAY, "profile", "--model", model, "--threads", str(threads), "--out", out], check=True)
+    """A profile of the model with workers of so many threads.
+
+    Where that leaves cores for the other host, that one computes meanwhile: two real hosts would not share the memory
+    and the cores of one machine, these two do.
+    """
+    with ExitStack() as stack:
+        if threads < cores():
+            stack.enter_context(neighbour(model, threads))
+        subprocess.run([BLOCKRELAY, "profile", "--model", model, "--threads", str(threads), "--out", out], check=True)
     return out
+
+
+@contextmanager
+def neighbour(model: Path, threads: int) -> Iterator[None]:
+    """The model's steps without end, as host b makes them, in a process beside."""
+    argv = [sys.executable, "-m", "bench.neighbour", str(model), "--threads", str(threads), "--speed", str(HALF)]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE) as process:
+        try:
+            assert process.stdout is not None
+            process.stdout.readline()
+            yield
+        finally:
+            process.kill()
 
 
 def strategies(bench: Bench, requests: int) -> Iterator[tuple[str, Setting, float]]:

@@ -11,19 +11,20 @@ from typing import Any
 
 from blockrelay_scheduler.plan_command.__main__ import run
 
-#: Two machines that are described, so that the figures are the same wherever the page is written.
+#: Two machines that are described, so that the figures are the same wherever the page is written: slow ones, for which
+#: the bundled model is as heavy as a large one is for a computer of today.
 DEVICES: dict[str, Any] = {
     "devices": [
         {"id": "cpu:0", "class": "CPU", "host": "a", "memory_bytes": 16000000,
-         "bytes_per_second": 2e10, "operations_per_second": 2e11},
+         "bytes_per_second": 5e8, "operations_per_second": 1e10},
         {"id": "gpu0", "class": "GPU", "host": "b", "memory_bytes": 5000000,
-         "bytes_per_second": 6e10, "operations_per_second": 1e12},
+         "bytes_per_second": 3e9, "operations_per_second": 1e11},
     ],
     "links": [{"between": ["a", "b"], "seconds": 5e-05, "seconds_per_byte": 1e-09}],
 }  # fmt: skip
 PROMISE = ("--devices", "devices.json", "--context", "128", "--requests", "4")
 EXAMPLES: Sequence[tuple[str, str, Sequence[str]]] = (
-    ("auto for one request", "The GPU has room for most blocks, and the hop costs less than the CPU does.",
+    ("auto for one request", "The GPU has room for most blocks, and two hops cost less than the CPU does.",
      ("--objective", "latency")),
     ("auto for many", "The device that a step waits for is as quick as can be, both groups of requests counted.",
      ("--objective", "throughput")),
@@ -43,7 +44,8 @@ _HEAD = """\
 # Plan examples
 
 One of each strategy of [plans](plans.md), for the bundled model on two devices that are described, not profiled: a slow
-one with much memory and a fast one with little.
+one with much memory and a fast one with little. Both are so slow that this small model is as heavy for them as a large
+one is for a computer of today.
 
 ```sh
 cat > devices.json <<'END'

@@ -41,7 +41,7 @@ class Device:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
-    """What rows take between two hosts, either way: seconds of each message and of each byte in it."""
+    """What the network between two hosts adds to a hop, either way: seconds of each message and of each byte in it."""
 
     between: tuple[str, str]
     seconds: float

@@ -52,6 +52,18 @@ class BlockProfile:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ProductTimes:
+    """The matrix products of a layer, and those of the head, in one precision: seconds by rows. Never empty."""
+
+    layer: Mapping[int, float]
+    head: Mapping[int, float]
+
+    def at(self, rows: float, *, is_head: bool) -> float:
+        """Seconds with `rows` >= 1 rows, on straight lines as in `BlockProfile.at`."""
+        return max(_line(self.head if is_head else self.layer, rows), 0.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Hop:
     """What carries rows from a stage to the next: seconds of each message and of each byte in it."""
 
@@ -76,6 +88,8 @@ class Profile:
     machine: str = ""
     measured: str = ""
     blocks: Mapping[str, Mapping[str, BlockProfile]]
+    products: Mapping[str, Mapping[str, ProductTimes]] = field(default_factory=dict[str, Mapping[str, ProductTimes]])
+    """By class and precision: of made-up weights, for blocks in precisions that they were not measured in."""
     hop: Mapping[str, Hop] = field(default_factory=dict[str, Hop])
     step: StepOverhead = StepOverhead()
 
@@ -96,6 +110,13 @@ class Profile:
                 block: {name: _encoded(times) for name, times in classes.items()}
                 for block, classes in self.blocks.items()
             },
+            "products": {
+                name: {
+                    precision: {"layer": _numbered(times.layer), "head": _numbered(times.head)}
+                    for precision, times in precisions.items()
+                }
+                for name, precisions in self.products.items()
+            },
             "hop": {
                 name: {"seconds": hop.seconds, "seconds_per_byte": hop.seconds_per_byte}
                 for name, hop in self.hop.items()
@@ -114,12 +135,14 @@ def decode_profile(content: bytes, where: str) -> Profile:
         return Profile(blocks=_blocks(fields))
     hops = fields.nested("hop") if fields.has("hop") else Fields({}, where, UsageError)
     step = fields.nested("step") if fields.has("step") else None
+    products = fields.nested("products") if fields.has("products") else Fields({}, where, UsageError)
     profile = Profile(
         model=fields.text("model"),
         model_hash=fields.text("model_hash"),
         machine=fields.text("machine"),
         measured=fields.text("measured"),
         blocks=_blocks(fields.nested("blocks")),
+        products={name: _products(products.nested(name)) for name in products.names()},
         hop={name: _hop(hops.nested(name)) for name in hops.names()},
         step=StepOverhead(
             seconds=step.positive("seconds", zero=True), seconds_per_row=step.positive("seconds_per_row", zero=True)
@@ -175,6 +198,17 @@ def _number(fields: Fields, name: str) -> int:
     return int(name)
 
 
+def _products(fields: Fields) -> dict[str, ProductTimes]:
+    found: dict[str, ProductTimes] = {}
+    for precision in fields.names():
+        one = fields.nested(precision)
+        found[precision] = ProductTimes(layer=_by_number(one.nested("layer")), head=_by_number(one.nested("head")))
+        one.done()
+        if not found[precision].layer or not found[precision].head:
+            one.fail("nothing was measured")
+    return found
+
+
 def _hop(fields: Fields) -> Hop:
     hop = Hop(
         seconds=fields.positive("seconds", zero=True),
@@ -186,17 +220,18 @@ def _hop(fields: Fields) -> Hop:
 
 def _encoded(times: BlockProfile) -> dict[str, Any]:
     content: dict[str, Any] = {
-        "seconds": {str(rows): seconds for rows, seconds in times.seconds.items()},
-        "spread": {str(rows): spread for rows, spread in times.spread.items()},
-        "seconds_at_context": {
-            str(context): {str(rows): seconds for rows, seconds in by_rows.items()}
-            for context, by_rows in times.seconds_at_context.items()
-        },
+        "seconds": _numbered(times.seconds),
+        "spread": _numbered(times.spread),
+        "seconds_at_context": {str(context): _numbered(rows) for context, rows in times.seconds_at_context.items()},
     }
     numbers = (
         ("load_seconds", times.load_seconds), ("bytes", times.bytes), ("kv_bytes_per_token", times.kv_bytes_per_token)
     )  # fmt: skip
     return content | {name: value for name, value in numbers if value is not None}
+
+
+def _numbered(values: Mapping[int, float]) -> dict[str, float]:
+    return {str(number): value for number, value in values.items()}
 
 
 def _line(known: Mapping[int, float] | Mapping[float, float], at: float) -> float:

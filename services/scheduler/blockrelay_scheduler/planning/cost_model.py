@@ -2,8 +2,9 @@
 
 A class that the profile has is taken from there, divided by the device's speed. A described device follows the
 roofline: a step takes as long as reading weights and KV, or as its operations, whichever is longer. A profile that was
-measured in another precision is converted: the step of one row reads weights, so it changes as their bytes do; what
-further rows add stays. Both are marked as estimates.
+measured in another precision is converted: all but the matrix products stays, and the profile has those of made-up
+weights in each precision. Where it does not, the step of one row reads weights, so it changes as their bytes do, and
+what further rows add stays. All of these are marked as estimates.
 """
 
 from collections.abc import Sequence
@@ -86,9 +87,12 @@ class CostModel:
         return sum(block.kv_values_per_token for block in blocks) * kv_item_bytes(self.precisions)
 
     def hop_seconds(self, fleet: Fleet, a: Device, b: Device, rows: float) -> float:
-        """Of the rows of a step from `a` to `b`: the link between their hosts, or the payload Redis."""
-        link = fleet.link(a.host, b.host) or self._redis_hop
-        return link.seconds + rows * self.analysis.blocks[0].hop_bytes_per_row * link.seconds_per_byte
+        """Of the rows of a step from `a` to `b`: their way over the payload Redis, and what the link between the hosts
+        adds to it."""
+        hop, link = self._redis_hop, fleet.link(a.host, b.host)
+        per_byte = hop.seconds_per_byte + (link.seconds_per_byte if link else 0.0)
+        each = hop.seconds + (link.seconds if link else 0.0)
+        return each + rows * self.analysis.blocks[0].hop_bytes_per_row * per_byte
 
     @property
     def _redis_hop(self) -> Hop:
@@ -110,8 +114,13 @@ class CostModel:
         measured_in = self.measured_in[index - 1] if self.measured_in else precision
         seconds = times.at(rows, context)
         if measured_in != precision:
-            one_row = times.at(1, context)
-            seconds += one_row * (block.step_bytes[precision] / block.step_bytes[measured_in] - 1)
+            products = self.profile.products.get(device.device_class, {})
+            if {precision, measured_in} <= products.keys():
+                now, then = (products[p].at(rows, is_head=not block.layers) for p in (precision, measured_in))
+                seconds = max(seconds + now - then, now)
+            else:
+                one_row = times.at(1, context)
+                seconds += one_row * (block.step_bytes[precision] / block.step_bytes[measured_in] - 1)
         return seconds / device.speed
 
     def _roofline(self, device: Device, index: int, rows: float, context: float) -> float:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from blockrelay.errors import UsageError
-from blockrelay.planning.profile import BlockProfile, Hop, Profile, StepOverhead, decode_profile
+from blockrelay.planning.profile import BlockProfile, Hop, ProductTimes, Profile, StepOverhead, decode_profile
 
 FULL = Profile(
     model="storyteller",
@@ -26,6 +26,7 @@ FULL = Profile(
             "GPU": BlockProfile(seconds={1: 0.001}),
         }
     },
+    products={"CPU": {"w4a8": ProductTimes(layer={1: 0.001, 16: 0.003}, head={1: 0.002})}},
     hop={"shared_memory": Hop(seconds=0.00008, seconds_per_byte=2e-10)},
     step=StepOverhead(seconds=1e-4, seconds_per_row=1e-5),
 )
@@ -64,6 +65,8 @@ def changed(*path: str, to: object) -> bytes:
         (changed("blocks", "block_1", "CPU", "seconds", to={"0": 1}), "seconds: '0' must be a whole number above 0"),
         (changed("blocks", "block_1", "CPU", "seconds", to={"1": -1}), "seconds: 1 must be above 0, not -1"),
         (changed("blocks", "block_1", "CPU", "secnds", to={}), "CPU: unknown field 'secnds'"),
+        (changed("products", "CPU", "w4a8", "head", to={}), "products: CPU: w4a8: nothing was measured"),
+        (changed("products", "CPU", "w4a8", "tail", to={}), "w4a8: unknown field 'tail'"),
         (changed("hop", "redis", to={"seconds": 1}), "hop: redis: field 'seconds_per_byte' is missing"),
         (changed("modle", to="x"), "unknown field 'modle'"),
     ],

@@ -6,7 +6,7 @@ import pytest
 
 from blockrelay.errors import UsageError
 from blockrelay.planning.devices import Device, Fleet, Link
-from blockrelay.planning.profile import BlockProfile, Hop, Profile
+from blockrelay.planning.profile import BlockProfile, Hop, ProductTimes, Profile
 from blockrelay_scheduler.planning.cost_model import DEFAULT_HOP, CostModel
 from tests.support.plan_problems import analysis, device
 
@@ -45,10 +45,22 @@ def test_another_precision_changes_what_one_row_takes() -> None:
     assert converted.weight_bytes(1, 2) == 500 + 1000
 
 
-def test_hops_go_over_a_link_where_there_is_one() -> None:
+def test_or_what_its_products_take() -> None:
+    products = {
+        "w8a8": ProductTimes(layer={1: 0.8, 11: 2.0}, head={1: 0.1}),
+        "w4a8": ProductTimes(layer={1: 0.5, 11: 3.0}, head={1: 0.3}),
+    }
+    profiled = replace(PROFILE, products={"CPU": products})
+    converted = replace(costs(profiled), precisions=("w4a8", "w4a8"), measured_in=("w8a8", "w8a8"))
+    assert converted.seconds(device("c"), 1, 1, 1, 128) == pytest.approx(1 - 0.8 + 0.5)
+    assert converted.seconds(device("c"), 1, 1, 11, 128) == pytest.approx(3 - 2 + 3), "rows cost more in groups"
+    assert converted.is_estimated(device("c"))
+
+
+def test_a_link_adds_to_the_way_over_redis() -> None:
     a, b = device("c", host="a"), GPU
     linked = Fleet(devices=(a, b), links=(Link(between=("b", "a"), seconds=2.0, seconds_per_byte=0.1),))
-    assert costs().hop_seconds(linked, a, b, 3) == pytest.approx(2.0 + 3 * 100 * 0.1)
+    assert costs().hop_seconds(linked, a, b, 3) == pytest.approx(2.5 + 3 * 100 * 0.11)
     assert costs().hop_seconds(Fleet(devices=(a, b)), a, b, 3) == pytest.approx(0.5 + 3 * 100 * 0.01)
     assert costs(None).hop_seconds(Fleet(devices=(a, b)), a, b, 0) == DEFAULT_HOP.seconds
 

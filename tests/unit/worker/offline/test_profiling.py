@@ -10,7 +10,7 @@ from blockrelay.errors import UsageError
 from blockrelay.planning.profile import decode_profile
 from blockrelay_worker.execution.loader import executors_for
 from blockrelay_worker.offline.profiling import __main__ as profiling
-from blockrelay_worker.offline.profiling import block_times
+from blockrelay_worker.offline.profiling import block_times, product_times
 from blockrelay_worker.offline.profiling.block_times import ROWS, Samples, Shape, shapes, windows
 from blockrelay_worker.offline.profiling.hop_times import redis_hop, shared_memory_hop
 from tests.support.models.tiny_model import BLOCKS, write_tiny_model
@@ -23,7 +23,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_every_block_is_measured_in_every_shape(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(block_times, "ROUND_S", 0.0)
+    for module in (block_times, product_times):
+        monkeypatch.setattr(module, "ROUND_S", 0.0)
     out = tmp_path / "p.json"
     assert profiling.run(["--model", str(folder), "--out", str(out), "--threads", "1"]) == 0
     profile = decode_profile(out.read_bytes(), "p.json")
@@ -31,6 +32,9 @@ def test_every_block_is_measured_in_every_shape(folder: Path, tmp_path: Path, mo
     assert (profile.model, profile.model_hash) == ("tiny", opened.manifest.model_hash)
     assert set(profile.blocks) == {f"block_{n}" for n in range(1, BLOCKS + 1)}
     assert set(profile.hop) == {"shared_memory"}, "no Redis was named"
+    assert set(profile.products["CPU"]) <= {"w8a8", "w4a8"}
+    for times in profile.products["CPU"].values():
+        assert set(times.layer) == set(times.head) == set(ROWS)
     for cost in analyse(opened.model).blocks:
         block = profile.blocks[cost.name]["CPU"]
         assert set(block.seconds) == set(block.spread) == set(ROWS)

@@ -4,6 +4,7 @@ Writes `profiling_results.json` (`blockrelay.planning.profile`), which planners 
 """
 
 import sys
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
@@ -21,6 +22,7 @@ from blockrelay.host.memory import available_bytes
 from blockrelay.planning.profile import BlockProfile, Hop, Profile
 from blockrelay.settings import BUNDLED_MODEL
 from blockrelay_worker.execution.loader import executors_for
+from blockrelay_worker.kernels import load_kernels
 from blockrelay_worker.offline.profiling.block_times import (
     MEMORY_SHARE,
     NOISY,
@@ -31,6 +33,7 @@ from blockrelay_worker.offline.profiling.block_times import (
     windows,
 )
 from blockrelay_worker.offline.profiling.hop_times import redis_hop, shared_memory_hop
+from blockrelay_worker.offline.profiling.product_times import product_times
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
@@ -52,7 +55,8 @@ def main(
     hop = {"shared_memory": shared_memory_hop(folder.model.hidden_size)}
     if redis is not None:
         hop["redis"] = redis_hop(redis, folder.model.hidden_size)
-    profile = _profile(folder, blocks, loading, hop, threads or cores())
+    products = {"CPU": product_times(folder.model, load_kernels(threads or cores()))}
+    profile = replace(_profile(folder, blocks, loading, hop, threads or cores()), products=products)
     out.write_text(profile.encode())
     noisy = [name for name, block in profile.blocks.items() if max(block["CPU"].spread.values()) > NOISY]
     typer.echo(f"{out}: {folder.model.name}, {folder.manifest.precision}, {len(profile.blocks)} blocks on CPU")

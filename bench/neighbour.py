@@ -1,0 +1,39 @@
+"""Another host's work on this machine: `python -m bench.neighbour DIR --threads 1 --speed 0.5`.
+
+Steps of the whole model without end, at a share of the speed that the machine has. Says `ready` when it has begun.
+"""
+
+import argparse
+import random
+import sys
+from pathlib import Path
+
+from blockrelay.block_folder.folder import open_block_folder
+from blockrelay_launcher.bench.figures import random_prompts
+from blockrelay_worker.execution.fault_injection import SlowedExecutor
+from blockrelay_worker.execution.loader import executors_for
+from blockrelay_worker.execution.page_layout import pages_for
+from blockrelay_worker.offline.bench import run_round
+
+REQUESTS, PROMPT, NEW = 8, 64, 64
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", type=Path, help="block folder")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--speed", type=float, default=1.0, help="of that of this machine, up to 1")
+    chosen = parser.parse_args()
+    folder = open_block_folder(chosen.model)
+    executors = executors_for("cpu", folder, threads=chosen.threads)
+    own = executors.load(folder, 1, folder.model.blocks, pages=REQUESTS * pages_for(PROMPT + NEW))
+    executor = SlowedExecutor(own, speed=chosen.speed)
+    prompts = random_prompts(random.Random(7), folder.model.vocab_size, REQUESTS, PROMPT)
+    sys.stdout.write("ready\n")
+    sys.stdout.flush()
+    while True:
+        run_round(executor, prompts, NEW, max_rows=REQUESTS)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,105 @@
+"""Seconds of a block's matrix products in each exact precision, with made-up weights of the model's shapes.
+
+From these a planner knows what a block would take in a precision in which nobody converted it: all but its products
+stays as it is. Products of as many layers as the model has, or as leave no cache with the weights, run one after the
+other, then those of the head, as in a step.
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+
+import numpy as np
+
+from blockrelay.block_folder.model import (
+    GROUP,
+    PRECISIONS,
+    ModelConfig,
+    Precision,
+    block_linears,
+    in_groups,
+    is_exact,
+    ungroupable,
+)
+from blockrelay.planning.profile import ProductTimes
+from blockrelay_worker.kernels.interface import F32, U8, Kernels, Product
+from blockrelay_worker.offline.profiling.block_times import LEAST_RUNS, ROUND_S, ROUNDS, ROWS
+
+#: Weights that no cache holds.
+_UNCACHED_BYTES = 256 << 20
+#: Of made-up scales: small, so that nothing overflows, and no denormal number, which CPUs are slow with.
+_SCALE = 2.0**-6
+
+
+@dataclass(frozen=True, slots=True)
+class _Linears:
+    """The products of one block, each with rows and a result for as many rows as are measured."""
+
+    products: tuple[tuple[Product, U8, F32], ...]
+
+    def run(self, rows: int) -> float:
+        """Multiply so many rows; the seconds that it took."""
+        started = time.perf_counter()
+        for product, given, out in self.products:
+            product(given[:rows], out[:rows])
+        return time.perf_counter() - started
+
+
+def product_times(model: ModelConfig, kernels: Kernels) -> dict[Precision, ProductTimes]:
+    """Of every exact precision that the model may have and these kernels multiply in."""
+    return {p: _measured(model, p, kernels) for p in PRECISIONS if is_exact(p) and _is_possible(model, p, kernels)}
+
+
+def _is_possible(model: ModelConfig, precision: Precision, kernels: Kernels) -> bool:
+    multiplies = kernels.group_multiplies if in_groups(precision) else kernels.multiplies
+    return multiplies and ungroupable(model, (precision,) * model.blocks) is None
+
+
+def _measured(model: ModelConfig, precision: Precision, kernels: Kernels) -> ProductTimes:
+    layer_kinds, head_kinds = block_linears(1, model.blocks), block_linears(model.blocks, model.blocks)
+    size = sum(depth * width for depth, width in map(model.linear_shape, layer_kinds))
+    layers = [
+        _linears(model, layer_kinds, precision, kernels)
+        for _ in range(max(1, min(model.layers, -(-_UNCACHED_BYTES // size))))
+    ]
+    head = _linears(model, head_kinds, precision, kernels)
+    layer_samples: dict[int, list[float]] = {rows: [] for rows in ROWS}
+    head_samples: dict[int, list[float]] = {rows: [] for rows in ROWS}
+    for _ in range(ROUNDS):
+        for rows in ROWS:
+            _step(layers, head, rows)
+            until, runs = time.perf_counter() + ROUND_S, 0
+            while runs < LEAST_RUNS or time.perf_counter() < until:
+                in_layers, in_head = _step(layers, head, rows)
+                layer_samples[rows].append(in_layers / len(layers))
+                head_samples[rows].append(in_head)
+                runs += 1
+    return ProductTimes(
+        layer={rows: median(samples) for rows, samples in layer_samples.items()},
+        head={rows: median(samples) for rows, samples in head_samples.items()},
+    )
+
+
+def _step(layers: Sequence[_Linears], head: _Linears, rows: int) -> tuple[float, float]:
+    """Seconds of all layers, and of the head."""
+    return sum(layer.run(rows) for layer in layers), head.run(rows)
+
+
+def _linears(model: ModelConfig, kinds: Sequence[str], precision: Precision, kernels: Kernels) -> _Linears:
+    dice, products = np.random.default_rng(1), list[tuple[Product, U8, F32]]()
+    for kind in kinds:
+        depth, width = model.linear_shape(kind)
+        given = dice.integers(0, 256, (max(ROWS), depth), np.uint8)
+        products.append(
+            (_product(depth, width, precision, kernels, dice), given, np.empty((max(ROWS), width), np.float32))
+        )
+    return _Linears(tuple(products))
+
+
+def _product(depth: int, width: int, precision: Precision, kernels: Kernels, dice: np.random.Generator) -> Product:
+    scale = np.full(width, _SCALE, np.float32)
+    if in_groups(precision):
+        factors = np.full((depth // GROUP, width), _SCALE, np.float16)
+        return kernels.group_product(dice.integers(0, 256, (depth // 2, width), np.uint8), factors, scale)
+    return kernels.product(dice.integers(-127, 128, (depth, width), np.int8), scale)
