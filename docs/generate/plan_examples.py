@@ -18,16 +18,17 @@ DEVICES: dict[str, Any] = {
         {"id": "cpu:0", "class": "CPU", "host": "a", "memory_bytes": 16000000,
          "bytes_per_second": 5e8, "operations_per_second": 1e10},
         {"id": "gpu0", "class": "GPU", "host": "b", "memory_bytes": 5000000,
-         "bytes_per_second": 3e9, "operations_per_second": 1e11},
+         "bytes_per_second": 1e9, "operations_per_second": 2e10},
     ],
     "links": [{"between": ["a", "b"], "seconds": 5e-05, "seconds_per_byte": 1e-09}],
 }  # fmt: skip
-PROMISE = ("--devices", "devices.json", "--context", "128", "--requests", "4")
+DEVICES_OPTION = ("--devices", "devices.json")
+PROMISE = ("--context", "128", "--requests", "4")
 EXAMPLES: Sequence[tuple[str, str, Sequence[str]]] = (
     ("auto for one request", "The GPU has room for most blocks, and two hops cost less than the CPU does.",
      ("--objective", "latency")),
-    ("auto for many", "The device that a step waits for is as quick as can be, both groups of requests counted.",
-     ("--objective", "throughput")),
+    ("auto for many", "With 64 requests the GPU is what a step waits for: it gets a block less.",
+     ("--objective", "throughput", "--context", "8", "--requests", "64")),
     ("uniform", "Six layers in two parts; the head rides along with the second.",
      ("--strategy", "uniform", "--targets", "cpu:0,gpu0")),
     ("memory", "Both devices are filled to about the same share.",
@@ -39,6 +40,7 @@ EXAMPLES: Sequence[tuple[str, str, Sequence[str]]] = (
      ("--strategy", "custom", "--boundaries", "1-4,5-7", "--targets", "gpu0,cpu:0")),
     ("static-split", "Every k from 0 to 7 is tried.", ("--strategy", "static-split")),
     ("ring", "The device with the most memory begins.", ("--strategy", "ring")),
+    ("ring-speed", "The fastest device begins.", ("--strategy", "ring-speed")),
 )  # fmt: skip
 _HEAD = """\
 # Plan examples
@@ -62,8 +64,9 @@ def page() -> str:
     with TemporaryDirectory() as folder, _inside(Path(folder)):
         Path("devices.json").write_text(json.dumps(DEVICES))
         for title, sentence, options in EXAMPLES:
-            shown = " ".join(("blockrelay plan", *options, *PROMISE))
-            text += f"\n## {title}\n\n{sentence}\n\n```sh\n{shown}\n```\n\n```text\n{_printed(*options, *PROMISE)}```\n"
+            given = (*options, *DEVICES_OPTION, *(() if "--requests" in options else PROMISE))
+            shown = " ".join(("blockrelay plan", *given))
+            text += f"\n## {title}\n\n{sentence}\n\n```sh\n{shown}\n```\n\n```text\n{_printed(*given)}```\n"
     return text
 
 

@@ -1,4 +1,4 @@
-"""Bytes, rates and counts as people write and read them: `24GB`, `900GB/s`, `310 MB`. Powers of 1000."""
+"""Bytes, rates, counts and times as people write and read them: `24GB`, `900GB/s`, `310 MB`. Powers of 1000."""
 
 import re
 
@@ -25,3 +25,10 @@ def format_quantity(value: float, unit: str = "") -> str:
     scaled = value / _UNITS[letter]
     digits = f"{scaled:.3g}" if abs(scaled) < 999.5 else f"{scaled:.0f}"
     return f"{digits} {letter}{unit}".rstrip()
+
+
+def format_seconds(seconds: float) -> str:
+    """Three digits: `1.24 s`, `310 ms`, `40 µs`."""
+    if seconds and seconds < 0.9995e-3:
+        return f"{1e6 * seconds:.3g} µs"
+    return f"{1e3 * seconds:.3g} ms" if seconds < 0.9995 else format_quantity(seconds, "s")

@@ -40,15 +40,27 @@ def _devices_for(
     if not spans:
         yield []
         return
-    linked = {host for link in problem.fleet.links for host in link.between}
     most = 1 if problem.objective == "latency" else min(len(left), problem.promise.requests)
     for count in range(1, most + 1):
         for on in combinations(left, count):
-            if len({(d.device_class, d.memory_bytes, d.host if d.host in linked else "") for d in on}) > 1:
+            if len({(d.device_class, d.memory_bytes) for d in on}) > 1:
+                continue
+            if not all(_may_change_places(problem, a.host, b.host) for a, b in combinations(on, 2)):
                 continue
             rest = tuple(d for d in left if d not in on)
             for others in _devices_for(problem, spans[1:], rest):
                 yield [on, *others]
+
+
+def _may_change_places(problem: Problem, a: str, b: str) -> bool:
+    """No link would be another if these hosts, of a device each, had each other's names."""
+    names = {a: b, b: a}
+
+    def links(names: dict[str, str]) -> set[tuple[frozenset[str], float]]:
+        told = ((link.between, link.seconds) for link in problem.fleet.links if link.seconds)
+        return {(frozenset(names.get(host, host) for host in between), seconds) for between, seconds in told}
+
+    return links(names) == links({})
 
 
 def seconds_of(problem: Problem, placement: Placement) -> float:
@@ -87,7 +99,7 @@ def problems(draw: st.DrawFn, *, links: bool = False) -> Problem:
     }
     hop = Hop(seconds=draw(st.sampled_from([0.0, 0.1, 3.0])), seconds_per_byte=draw(st.sampled_from([0.0, 0.01])))
     between = [
-        Link(between=(a.host, b.host), seconds=draw(st.floats(0, 5)), seconds_per_byte=0.0)
+        Link(between=(a.host, b.host), seconds=draw(st.sampled_from([0.0, 0.2, 4.0])), seconds_per_byte=0.0)
         for a, b in combinations(devices, 2)
         if links and draw(st.booleans())
     ]

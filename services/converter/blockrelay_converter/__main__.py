@@ -109,7 +109,7 @@ def _show_errors(report: bytes) -> None:
 
 def run(arguments: list[str] | None = None) -> int:
     """The exit code (see `run_app`)."""
-    return run_app(app, arguments)
+    return run_app(app, arguments, name="blockrelay convert")
 
 
 if __name__ == "__main__":

@@ -86,7 +86,7 @@ def _cells(parameters: int, sizes: Mapping[Precision, int], operations: int, kv_
 
 def run(arguments: list[str] | None = None) -> int:
     """The exit code (see `run_app`)."""
-    return run_app(app, arguments)
+    return run_app(app, arguments, name="blockrelay analyse")
 
 
 if __name__ == "__main__":

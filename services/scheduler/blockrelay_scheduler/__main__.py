@@ -20,7 +20,7 @@ from blockrelay.settings import SchedulerSettings, read_settings
 from blockrelay_scheduler.loop import Link, Scheduler
 from blockrelay_scheduler.plan_command.inputs import PlanOptions, read_problem
 from blockrelay_scheduler.planning.problem import Wishes
-from blockrelay_scheduler.planning.strategies.registry import place
+from blockrelay_scheduler.planning.strategies.registry import goes_by, place
 
 
 def serve(settings: SchedulerSettings, stop: threading.Event) -> None:
@@ -68,7 +68,7 @@ def _planned_by_strategy(settings: SchedulerSettings, strategy: str) -> PlannedS
         profile=settings.profile,
         devices=settings.devices,
         objective=settings.objective,
-        wishes=Wishes(parts=settings.stages if settings.stages > 1 else None),
+        wishes=Wishes(parts=settings.stages if settings.stages > 1 and goes_by(strategy, "parts") else None),
     )
     return place(strategy, read_problem(options)).as_planned()
 

@@ -19,6 +19,11 @@ def cpu_facts() -> dict[str, str]:
     return {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in first.splitlines())}
 
 
+def machine_name(threads: int) -> str:
+    """What a profile with so many threads says of the machine that it was measured on."""
+    return f"{cpu_name()}, {threads} threads"
+
+
 def cpu_name() -> str:
     """For people."""
     return cpu_facts().get("model name") or platform.processor() or platform.machine()

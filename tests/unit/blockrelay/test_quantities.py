@@ -3,7 +3,7 @@
 import pytest
 
 from blockrelay.errors import UsageError
-from blockrelay.quantities import format_quantity, parse_quantity
+from blockrelay.quantities import format_quantity, format_seconds, parse_quantity
 
 
 @pytest.mark.parametrize(
@@ -37,3 +37,11 @@ def test_what_is_shown(value: float, text: str) -> None:
 
 def test_counts_have_no_unit() -> None:
     assert format_quantity(8_030_261_248) == "8.03 G"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0, "0 ms"), (4e-5, "40 µs"), (0.00124, "1.24 ms"), (0.3104, "310 ms"), (1.0, "1 s"), (61.23, "61.2 s")],
+)
+def test_times_are_shown_in_three_digits(seconds: float, text: str) -> None:
+    assert format_seconds(seconds) == text

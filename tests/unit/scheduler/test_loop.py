@@ -10,15 +10,17 @@ from contextlib import contextmanager
 import pytest
 import redis
 from prometheus_client import CollectorRegistry
+from structlog.testing import capture_logs
 
 from blockrelay.observability.metrics import SchedulerMetrics
 from blockrelay.protocol.keys import Keys
 from blockrelay.protocol.number import PROTOCOL
-from blockrelay.protocol.plan import Device, Plan
-from blockrelay.protocol.planned_split import equal_parts
+from blockrelay.protocol.plan import Device, Plan, Stage
+from blockrelay.protocol.planned_split import PlannedSplit, equal_parts
 from blockrelay.redis import client as redis_link
 from blockrelay.redis.cell_settings import read_cell_settings
 from blockrelay.redis.client import Scripts
+from blockrelay.redis.plan_history import append, read_history
 from blockrelay.redis.registry import read_plan
 from blockrelay.settings import SchedulerSettings
 from blockrelay_scheduler.link import Link
@@ -339,3 +341,30 @@ def test_schedulers_that_were_told_different_numbers_of_stages_settle_on_the_lat
     assert settled is not None and (settled.split, settled.epoch) == ("1-2,3-4", plan.epoch + 1)
     for each in (first, last, again):
         each.link.client.close()
+
+
+def stages_told(one: Scheduler) -> set[tuple[str, str]]:
+    """Of the metrics: number and blocks of each stage."""
+    samples = [sample for family in one.metrics.registry.collect() for sample in family.samples]
+    told = [sample.labels for sample in samples if sample.name == "blockrelay_stage_workers"]
+    return {(labels["stage"], labels["blocks"]) for labels in told}
+
+
+def test_a_plan_that_somebody_applies_is_told_by_log_and_metrics(cell: Cell, redis_server: RedisServer) -> None:
+    one = scheduler(redis_server.url)
+    with capture_logs() as said:
+        register(cell, "a", registered=1)
+        one.tick()
+        behind = read_history(cell.client, cell.keys, MODEL)[0].id
+        uneven = PlannedSplit(
+            stages=(Stage(first=1, last=3), Stage(first=4, last=4)), reasons=("", ""), devices=((), ())
+        )
+        assert append(cell.client, cell.keys, MODEL, uneven, origin="apply", who="ada@host", behind=behind)
+        one.tick()
+        wait_until(lambda: (one.tick(), stages_told(one))[1] == {("0", "1-3"), ("1", "4-4")}, "metrics tell of it too")
+    told = [(entry["event"], entry["split"], entry["source"]) for entry in said if entry["event"].startswith("PLAN_")]
+    assert [event for event, *plan in told if plan == ["1-3,4-4", "applied by ada@host"]][:2] == [
+        "PLAN_CHANGED",
+        "PLAN_IN_FORCE",
+    ]
+    one.link.client.close()

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from blockrelay.block_folder.folder import open_block_folder
+from blockrelay.host.cpu import machine_name
 from blockrelay.planning.profile import BlockProfile, Hop, Profile
 from blockrelay.settings import BUNDLED_MODEL
 from blockrelay_scheduler.plan_command.__main__ import run
@@ -22,7 +23,7 @@ def profile(tmp_path: Path) -> Path:
     path = tmp_path / "profile.json"
     path.write_text(
         Profile(
-            model=MANIFEST.model.name, model_hash=MANIFEST.model_hash, machine="m", measured="t",
+            model=MANIFEST.model.name, model_hash=MANIFEST.model_hash, machine=machine_name(1), measured="t",
             blocks={block.name: times for block in MANIFEST.blocks},
             hop={"redis": Hop(seconds=1e-4, seconds_per_byte=0)},
         ).encode()
@@ -80,6 +81,20 @@ def test_what_if_another_precision_and_context(capsys: pytest.CaptureFixture[str
     assert then["bytes"] < today["bytes"] and then["kv_bytes"] == today["kv_bytes"] // 2
 
 
+def test_what_if_a_host_is_removed(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    described = [
+        {"id": name, "class": "GPU", "host": name, "bytes_per_second": speed}
+        for name, speed in (("a", 1e9), ("b", 9e9))
+    ]
+    (tmp_path / "devices.json").write_text(json.dumps({"devices": described}))
+    both = ["what-if", "--devices", str(tmp_path / "devices.json"), "--objective", "latency", "--remove", "b"]
+    found = said(capsys, *both)
+    assert [found[title]["stages"][0]["device"] for title in ("today", "then")] == ["b", "a"]
+    assert run(both) == 0
+    shown = capsys.readouterr().out
+    assert shown.index("today:") < shown.index("then:") < shown.index("block_1 to block_7 on b:")
+
+
 def test_the_shown_tables_fit_a_terminal(capsys: pytest.CaptureFixture[str], profile: Path) -> None:
     assert run(["--profile", str(profile), "--strategy", "uniform"]) == 0
     assert max(map(len, capsys.readouterr().out.splitlines())) <= 80
@@ -96,17 +111,56 @@ def test_the_shown_tables_fit_a_terminal(capsys: pytest.CaptureFixture[str], pro
         (["--context", "many"], "--context takes a number of tokens"),
         (["--context", "64k"], "--context 65536 is beyond the model's context"),
         (["--memory-limit", "1"], "--memory-limit: '1' is not a quantity"),
-        (["--memory-limit", "1MB"], "above the limit of a part"),
+        (["--memory-limit", "1MB"], "the only device, cpu:0, has room for 1 MB"),
+        (["--strategy", "uniform", "--memory-limit", "1MB"], "above the limit of a part"),
+        (["--strategy", "custom", "--boundaries", "1-4,4-7"], "block_4 is in two parts"),
+        (["--strategy", "uniform", "--targets", "npu"], "there is no device npu"),
+        (["--boundaries", "1-3,4-7"], "strategy auto does not go by boundaries"),
+        (["--requests", "9999999", "--context", "1"], "requests of 1 token would fit"),
         (["--strategy", "uniform", "--parts", "8"], "8 parts of 7 blocks"),
         (["--profile", "/nowhere.json"], "/nowhere.json: No such file or directory"),
         (["--devices", "/nowhere.json"], "/nowhere.json: No such file or directory"),
         (["--model", "/nowhere"], "/nowhere: no such block folder"),
+        (["what-if", "--strategy", "custom", "--boundaries", "1-3"], "the plan of today: boundaries: block_4 is in no"),
+        (["what-if", "--add", "gpu:1MB:9GB/s", "--strategy", "uniform"], "the plan of then: block_4 to block_7 need"),
         (["what-if", "--remove", "there"], "there is no host there: there are localhost"),
         (["what-if", "--add", "gpu"], "--add takes CLASS:MEMORY:BYTES/s"),
     ],
 )
 def test_a_mistake_is_one_line(capsys: pytest.CaptureFixture[str], arguments: list[str], line: str) -> None:
     assert line in refused(capsys, *arguments)
+
+
+def test_a_profile_of_another_machine_is_refused_unless_the_devices_are_named(
+    capsys: pytest.CaptureFixture[str], profile: Path, tmp_path: Path
+) -> None:
+    profile.write_text(profile.read_text().replace(machine_name(1), "a mainframe, 64 threads"))
+    line = refused(capsys, "--profile", str(profile))
+    assert "measured on another machine (a mainframe, 64 threads) than this one" in line
+    devices = tmp_path / "devices.json"
+    devices.write_text('{"devices": [{"id": "main", "class": "CPU"}]}')
+    found = said(capsys, "--profile", str(profile), "--devices", str(devices))
+    assert (found["stages"][0]["device"], found["estimated"]) == ("main", [])
+
+
+def test_a_profile_with_holes_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    holes = {block.name: {"GPU" if at == 2 else "CPU": 0.001} for at, block in enumerate(MANIFEST.blocks)}
+    (tmp_path / "p.json").write_text(json.dumps(holes))
+    line = refused(capsys, "--profile", str(tmp_path / "p.json"))
+    assert "no class of devices was measured for every block (CPU lacks block_3, GPU lacks block_1)" in line
+
+
+def test_what_nobody_measured_is_said(capsys: pytest.CaptureFixture[str], profile: Path, tmp_path: Path) -> None:
+    found = said(capsys, "--profile", str(profile), "--strategy", "static-split")
+    assert found["assumed"] == [
+        "sampling and messages take no time",
+        "CPU: a step of many rows takes as long as one of 1 row, the only ones measured",
+        "GPU: a step of many rows takes as long as one of 1 row, the only ones measured",
+    ]
+    short = {block.name: {"CPU": 0.001, "GPU": 0.001} for block in MANIFEST.blocks}
+    (tmp_path / "p.json").write_text(json.dumps(short))
+    assert run(["--profile", str(tmp_path / "p.json"), "--strategy", "static-split"]) == 0
+    assert "assumed: hops take 1.1 ms and their bytes, as they did on 2 cores" in capsys.readouterr().out
 
 
 def test_a_profile_of_another_model_is_refused(capsys: pytest.CaptureFixture[str], profile: Path) -> None:

@@ -81,7 +81,11 @@ def start(
         Path | None, typer.Option(metavar="FILE", help="Stages of this plan (blockrelay plan --json), not --stages.")
     ] = None,
     strategy: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Stages of what this strategy plans (see: blockrelay plan).")
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Stages that this strategy plans; for its other options, blockrelay plan --json and --plan.",
+        ),
     ] = None,
     objective: Annotated[str | None, typer.Option(metavar="AIM", help="Of --strategy: latency or throughput.")] = None,
     profile: Annotated[
@@ -102,7 +106,8 @@ def start(
         int | None, typer.Option(min=0, metavar="N", help="Every GPU worker fails after N jobs (for tests and demos).")
     ] = None,
     host: Annotated[
-        str | None, typer.Option(help="Address the gateway listens on [default: 127.0.0.1]; of --topology the host.")
+        str | None,
+        typer.Option(help="Address of the gateway; default: 127.0.0.1. With --topology: the host that this is."),
     ] = None,
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port of the first gateway; 0 picks a free one.")] = 8000,
     redis: Annotated[

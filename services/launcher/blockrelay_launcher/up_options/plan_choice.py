@@ -25,6 +25,7 @@ class PlanChoice:
     requests: int | None = None
     boundaries: str | None = None
     targets: str | None = None
+    memory_limit: str | None = None
 
     def read(self, model: Path, blocks: int) -> PlannedSplit:
         """The plan for a model of `blocks` blocks. UsageError, one line, where there is none, or two are asked for."""
@@ -54,13 +55,14 @@ class PlanChoice:
             "requests": self.requests,
             "boundaries": self.boundaries,
             "targets": self.targets,
+            "memory-limit": self.memory_limit,
             "parts": self.stages if self.stages > 1 else None,
         }
         argv += [f"--{name}={value}" for name, value in given.items() if value is not None]
         done = subprocess.run(argv, capture_output=True, text=True, check=False)
         if done.returncode:
             said = done.stderr.strip().removeprefix("error: ") or f"exit code {done.returncode}"
-            raise UsageError(f"strategy {self.strategy}: {said}")
+            raise UsageError(said if said.startswith("strategy ") else f"strategy {self.strategy}: {said}")
         planned = parse_planned(done.stdout, f"strategy {self.strategy}")
         if planned.blocks != blocks:
             raise UsageError(f"strategy {self.strategy} plans {planned.blocks} blocks, but the model has {blocks}")

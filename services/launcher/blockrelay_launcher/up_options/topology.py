@@ -6,24 +6,20 @@ figures, so that they agree without talking; the schedulers' plan is the one in 
 
 import json
 import tempfile
-from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from blockrelay.block_folder.folder import open_block_folder
-from blockrelay.bounded_file import read_bounded
 from blockrelay.errors import UsageError
 from blockrelay.planning.devices import decode_fleet
 from blockrelay.protocol.planned_split import PlannedSplit
 from blockrelay.quantities import parse_quantity
 from blockrelay_launcher.up_options.options import LocalDevice, UpOptions
 from blockrelay_launcher.up_options.plan_choice import PlanChoice
-
-_MAX_BYTES = 1 << 20
+from blockrelay_launcher.up_options.yaml_file import YamlFile
 
 #: A number, or one with its unit.
 Quantity = Annotated[float, Field(gt=0)] | str
@@ -73,6 +69,8 @@ class Topology(_Strict):
     payload_redis: str | None = None
     plan: Path | None = None
     strategy: str | None = None
+    parts: int | None = Field(default=None, ge=1)
+    memory_limit: str | None = None
     objective: Literal["latency", "throughput"] | None = None
     profile: Path | None = None
     context: int | None = Field(default=None, ge=1)
@@ -81,6 +79,7 @@ class Topology(_Strict):
     targets: str | None = None
     hosts: dict[Name, HostEntry]
     links: tuple[LinkEntry, ...] = ()
+    _file: YamlFile | None = None
 
     @property
     def fleet(self) -> dict[str, Any]:
@@ -90,31 +89,24 @@ class Topology(_Strict):
             "links": [link.model_dump() for link in self.links],
         }
 
+    def set_file(self, file: YamlFile) -> None:
+        """Where it was read from: for `error`."""
+        self._file = file
+
+    def error(self, field: str, text: str) -> UsageError:
+        """Names the file, the line of the field, and the field."""
+        return self._file.error((field,), text) if self._file else UsageError(f"{field}: {text}")
+
 
 def read_topology(path: Path) -> Topology:
     """UsageError, one line, names the file, the line and the field."""
-    content = read_bounded(path, _MAX_BYTES)
+    file = YamlFile.read(path, "a topology is a mapping with hosts")
     try:
-        root = yaml.compose(content, Loader=yaml.SafeLoader)
-        _check_nodes(root, path)
-        data: Any = yaml.safe_load(content)
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f", line {mark.line + 1}" if mark else ""
-        said = getattr(error, "problem", None) or "not YAML"
-        raise UsageError(f"{path}{where}: {said}") from None
-    except (UnicodeError, RecursionError):
-        raise UsageError(f"{path}: not YAML") from None
-    if root is None or not isinstance(data, dict):
-        raise UsageError(f"{path}: a topology is a mapping with hosts")
-    try:
-        found = Topology.model_validate(data)
+        found = Topology.model_validate(file.data)
     except ValidationError as error:
-        first = error.errors()[0]
-        where = tuple(part for part in first["loc"] if part != "[key]")
-        field = ".".join(map(str, where)) or "the file"
-        raise UsageError(f"{path}, line {_line(root, where)}: {field}: {first['msg']}") from None
-    _check(found, root, path)
+        raise file.refusal(error) from None
+    found.set_file(file)
+    _check(found, file)
     return _resolved(found, path.absolute().parent)
 
 
@@ -159,12 +151,27 @@ def _plan(topology: Topology, model: Path) -> PlannedSplit:
             requests=topology.requests,
             boundaries=topology.boundaries,
             targets=topology.targets,
+            memory_limit=topology.memory_limit,
+            stages=topology.parts or 1,
         )
-        planned = choice.read(model, blocks)
+        try:
+            planned = choice.read(model, blocks)
+        except UsageError as error:
+            raise topology.error(_field_of(topology, str(error)), str(error)) from None
     known = {device.id for entry in topology.hosts.values() for device in entry.devices}
     if strays := [name for devices in planned.devices for name in devices if name not in known]:
-        raise UsageError(f"the plan is for device {strays[0]}, which no host of the topology has")
+        raise topology.error("plan", f"it is for device {strays[0]}, which no host of the topology has")
     return planned
+
+
+def _field_of(topology: Topology, said: str) -> str:
+    """Which field a message of the planner is about, as far as it tells."""
+    named = ("boundaries", "targets", "memory_limit", "context", "parts", "profile", "objective")
+    for field in named:
+        words = (f"{field}: ", f"--{field.replace('_', '-')} ", f"go by {field.replace('_', ' ')}:")
+        if getattr(topology, field) is not None and any(word in said for word in words):
+            return field
+    return next((field for field in ("plan", "strategy") if getattr(topology, field) is not None), "hosts")
 
 
 def _local(device: DeviceEntry) -> LocalDevice:
@@ -174,12 +181,14 @@ def _local(device: DeviceEntry) -> LocalDevice:
 
 def _described(device: DeviceEntry, host: str) -> dict[str, Any]:
     described: dict[str, Any] = {"id": device.id, "class": device.device_class, "host": host, "speed": device.speed}
-    quantities = (("memory_bytes", device.memory, "B"), ("bytes_per_second", device.bytes_per_second, "B/s"),
-                  ("operations_per_second", device.operations_per_second, "/s"))  # fmt: skip
-    for field, text, unit in quantities:
+    if device.memory is not None:
+        described["memory_bytes"] = int(_number(device.memory, "B", "memory"))
+    for field, text, unit in (
+        ("bytes_per_second", device.bytes_per_second, "B/s"),
+        ("operations_per_second", device.operations_per_second, "/s"),
+    ):
         if text is not None:
-            value = _number(text, unit, field)
-            described[field] = int(value) if unit == "B" else value
+            described[field] = _number(text, unit, field)
     return described
 
 
@@ -190,29 +199,27 @@ def _number(text: float | str, unit: str, field: str) -> float:
         return parse_quantity(str(text), unit, where=field)
 
 
-def _check(topology: Topology, root: yaml.Node, path: Path) -> None:
+def _check(topology: Topology, file: YamlFile) -> None:
     """What only the whole tells: devices are there once, links are between hosts, several hosts share a Redis."""
     seen: dict[str, str] = {}
     for host, entry in topology.hosts.items():
         for index, device in enumerate(entry.devices):
-            line = _line(root, ("hosts", host, "devices", index))
+            where = ("hosts", host, "devices", index)
             if device.id in seen:
-                both = f"{seen[device.id]} and {host}"
-                raise UsageError(f"{path}, line {line}: device {device.id} is there twice, on {both}")
+                raise file.error(where, f"device {device.id} is there twice, on {seen[device.id]} and {host}")
             seen[device.id] = host
             try:
                 _described(device, host)
             except UsageError as error:
-                raise UsageError(f"{path}, line {line}: hosts.{host}.devices.{index}: {error}") from None
+                raise file.error(where, str(error)) from None
     for index, link in enumerate(topology.links):
         if unknown := [host for host in link.between if host not in topology.hosts]:
-            line = _line(root, ("links", index, "between"))
-            raise UsageError(f"{path}, line {line}: links.{index}.between: there is no host {unknown[0]}")
+            raise file.error(("links", index, "between"), f"there is no host {unknown[0]}")
     if len(topology.hosts) > 1 and topology.redis is None:
-        raise UsageError(f"{path}: redis: several hosts need a Redis that all of them reach")
+        raise file.error(("hosts",), "several hosts need a Redis that all of them reach: give its redis:// as redis")
     if topology.plan and topology.strategy:
-        raise UsageError(f"{path}, line {_line(root, ('plan',))}: plan and strategy: give one of them")
-    decode_fleet(json.dumps(topology.fleet).encode(), str(path))  # as `plan --devices` reads it
+        raise file.error(("plan",), "plan and strategy: give one of them")
+    decode_fleet(json.dumps(topology.fleet).encode(), str(file.path))  # as `plan --devices` reads it
 
 
 def _resolved(topology: Topology, folder: Path) -> Topology:
@@ -225,49 +232,3 @@ def _resolved(topology: Topology, folder: Path) -> Topology:
     return topology.model_copy(
         update={"hosts": hosts, **{name: folder / path for name, path in named.items() if path is not None}}
     )
-
-
-def _check_nodes(root: yaml.Node | None, path: Path) -> None:
-    """No key twice (the last would count), no alias (a page of them is a terabyte)."""
-    seen: set[int] = set()
-    for node in _nodes(root):
-        if id(node) in seen:
-            raise UsageError(f"{path}, line {node.start_mark.line + 1}: aliases (*) are not taken here")
-        seen.add(id(node))
-        if isinstance(node, yaml.MappingNode):
-            keys: set[str] = set()
-            for key, _ in node.value:
-                if not isinstance(key, yaml.ScalarNode):
-                    raise UsageError(f"{path}, line {key.start_mark.line + 1}: a name is one word")
-                if key.value in keys:
-                    raise UsageError(f"{path}, line {key.start_mark.line + 1}: {key.value} is there twice")
-                keys.add(str(key.value))
-
-
-def _nodes(root: yaml.Node | None) -> Iterator[yaml.Node]:
-    waiting = [root] if root is not None else []
-    while waiting:
-        node = waiting.pop()
-        yield node
-        if isinstance(node, yaml.MappingNode):
-            waiting += [value for _, value in node.value]
-        elif isinstance(node, yaml.SequenceNode):
-            waiting += node.value
-
-
-def _line(root: yaml.Node, where: Sequence[str | int]) -> int:
-    """Of the innermost part of `where` that is there."""
-    node, line = root, root.start_mark.line
-    for part in where:
-        found: yaml.Node | None = None
-        if isinstance(node, yaml.MappingNode):
-            for key, value in node.value:
-                if key.value == str(part):
-                    line, found = key.start_mark.line, value
-        elif isinstance(node, yaml.SequenceNode) and isinstance(part, int) and part < len(node.value):
-            found = node.value[part]
-            line = found.start_mark.line
-        if found is None:
-            break
-        node = found
-    return line + 1

@@ -33,20 +33,30 @@ DevicesFile = Annotated[
 StrategyName = Annotated[str, typer.Option("--strategy", help=f"{', '.join(names())}")]
 Aim = Annotated[Objective, typer.Option("--objective", help="one request's speed, or that of many together")]
 Context = Annotated[
-    str | None, typer.Option("--context", metavar="N", help="tokens of a request that must have room: 2048, 32k")
+    str | None,
+    typer.Option(
+        "--context",
+        metavar="N",
+        help="tokens of a request that must have room: 32k [default: 2048, or what the model has]",
+    ),
 ]
 Requests = Annotated[int, typer.Option("--requests", min=1, help="requests at once that must have room")]
 InPrecision = Annotated[
     str | None, typer.Option("--precision", help="as if the model had been converted to it (see: convert)")
 ]
-Parts = Annotated[int | None, typer.Option("--parts", min=1, help="stages [default: one for each device]")]
+Parts = Annotated[int | None, typer.Option("--parts", min=1, help="stages [default: one for each target or device]")]
 Boundaries = Annotated[
     str | None, typer.Option("--boundaries", metavar="A-B,C-D", help="of strategy custom: the blocks of each stage")
 ]
 Targets = Annotated[
-    str | None, typer.Option("--targets", metavar="ID,ID", help="devices of the stages, in their order; then a CPU")
+    str | None,
+    typer.Option(
+        "--targets", metavar="ID,ID", help="devices of the stages, in their order, then a CPU; auto chooses from them"
+    ),
 ]
-MemoryLimit = Annotated[str | None, typer.Option("--memory-limit", metavar="BYTES", help="of one stage: 8GB")]
+MemoryLimit = Annotated[
+    str | None, typer.Option("--memory-limit", metavar="BYTES", help="that one stage may need at most: 8GB")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="one JSON object instead of tables")]
 
 
@@ -94,10 +104,20 @@ def what_if(
         typer.Option(metavar="DEVICE", help="one more device, such as gpu:24GB:900GB/s or gpu:24GB:900GB/s:80T/s"),
     ] = None,
     remove: Annotated[list[str] | None, typer.Option(metavar="HOST", help="without the devices of this host")] = None,
+    parts: Parts = None,
+    boundaries: Boundaries = None,
+    targets: Targets = None,
+    memory_limit: MemoryLimit = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show the plan of today beside that of a changed fleet, context or precision."""
-    options = PlanOptions(model=model, profile=profile, devices=devices, objective=objective, requests=requests)
+    """Show the plan of today beside that of other devices, another context or precision.
+
+    --add, --remove, --context and --precision change the second plan alone; all else is the same for both.
+    """
+    options = PlanOptions(
+        model=model, profile=profile, devices=devices, objective=objective, requests=requests,
+        wishes=_wishes(parts, boundaries, targets, memory_limit),
+    )  # fmt: skip
     today = read_problem(options)
     fleet = today.fleet
     for text in add or []:
@@ -105,11 +125,16 @@ def what_if(
     for host in remove or []:
         fleet = fleet.without_host(host)
     changed = read_problem(replace(options, context=_tokens(context), precision=precision))
-    reports = [_report(strategy, today), _report(strategy, replace(changed, fleet=fleet))]
+    reports: dict[str, PlanReport] = {}
+    for title, problem in (("today", today), ("then", replace(changed, fleet=fleet))):
+        try:
+            reports[title] = _report(strategy, problem)
+        except UsageError as error:
+            raise type(error)(f"the plan of {title}: {error}") from None
     if as_json:
-        typer.echo(json.dumps({"today": reports[0].to_json(), "then": reports[1].to_json()}, indent=1))
+        typer.echo(json.dumps({title: found.to_json() for title, found in reports.items()}, indent=1))
     else:
-        show_beside(*reports)
+        show_beside(reports)
 
 
 def _report(strategy: str, problem: Problem) -> PlanReport:
@@ -145,7 +170,7 @@ def _boundary(text: str) -> tuple[int, int]:
 
 def run(arguments: list[str] | None = None) -> int:
     """The exit code (see `run_app`)."""
-    return run_app(app, arguments)
+    return run_app(app, arguments, name="blockrelay plan")
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from blockrelay.block_folder.folder import BlockFolder, open_block_folder
 from blockrelay.block_folder.model import ungroupable
 from blockrelay.block_folder.precisions import parse_precisions
 from blockrelay.errors import UsageError
+from blockrelay.host.cpu import cores, machine_name
 from blockrelay.host.memory import total_bytes
 from blockrelay.planning.devices import Device, Fleet, decode_fleet
 from blockrelay.planning.profile import Profile, decode_profile
@@ -47,7 +48,10 @@ def read_problem(options: PlanOptions) -> Problem:
         if (odd := ungroupable(folder.model, precisions)) is not None:
             raise UsageError(f"--precision: {analysis.model} cannot have {odd[0]}")
     profile = read_profile(options.profile, folder) if options.profile else None
-    fleet = decode_fleet(_content(options.devices), str(options.devices)) if options.devices else this_machine(profile)
+    if options.devices:
+        fleet = decode_fleet(_content(options.devices), str(options.devices))
+    else:
+        fleet = this_machine(profile, str(options.profile))
     context = options.context or min(folder.model.max_position, DEFAULT_CONTEXT)
     if context > folder.model.max_position:
         raise UsageError(f"--context {context} is beyond the model's context of {folder.model.max_position}")
@@ -72,10 +76,11 @@ def read_profile(path: Path, folder: BlockFolder) -> Profile:
     return profile
 
 
-def this_machine(profile: Profile | None) -> Fleet:
-    """A device for each class of the profile; without one this machine's CPU, guessed."""
+def this_machine(profile: Profile | None, where: str) -> Fleet:
+    """A device for each class of the profile; without one this machine's CPU, guessed. UsageError for a profile of
+    another machine, and for one without a class of which it knows every block."""
     memory = int(total_bytes() * MEMORY_SHARE)
-    if profile is None or not profile.classes:
+    if profile is None:
         cpu = Device(
             id="cpu:0",
             device_class="CPU",
@@ -85,6 +90,16 @@ def this_machine(profile: Profile | None) -> Fleet:
             operations_per_second=GUESSED_OPERATIONS_PER_SECOND,
         )
         return Fleet(devices=(cpu,))
+    if profile.machine and profile.machine not in map(machine_name, range(1, cores() + 1)):
+        raise UsageError(
+            f"{where}: measured on another machine ({profile.machine}) than this one ({machine_name(cores())}); "
+            "profile it here, or say with --devices which machines the plan is for"
+        )
+    if not profile.classes:
+        known = sorted({name for classes in profile.blocks.values() for name in classes})
+        lacking = [next(block for block, classes in profile.blocks.items() if name not in classes) for name in known]
+        said = ", ".join(f"{name} lacks {block}" for name, block in zip(known, lacking, strict=True))
+        raise UsageError(f"{where}: no class of devices was measured for every block ({said})")
     return Fleet(
         devices=tuple(
             Device(

@@ -1,10 +1,13 @@
 """Plan reports as tables for people."""
 
+from collections.abc import Mapping
+
 from rich.console import Console
 from rich.table import Table
 
-from blockrelay.quantities import format_quantity
+from blockrelay.quantities import format_quantity, format_seconds
 from blockrelay_scheduler.planning.prediction import SIZES
+from blockrelay_scheduler.planning.problem import counted
 from blockrelay_scheduler.planning.report import PlanReport
 
 
@@ -16,27 +19,32 @@ def show(found: PlanReport) -> None:
     _print_notes(console, found)
 
 
-def show_beside(today: PlanReport, then: PlanReport) -> None:
-    """Two plans one below the other, and their speeds side by side."""
+def show_beside(reports: Mapping[str, PlanReport]) -> None:
+    """Plans by their titles: one below the other, their speeds side by side, and their reasons."""
     console = Console()
-    for title, found in (("today", today), ("then", then)):
+    for title, found in reports.items():
         table = _stages(found)
         table.title = f"{title}: {table.title}"
         console.print(table)
     table = _by_size("predicted")
-    for title, found in (("today", today), ("then", then)):
-        table.add_row(f"step {title}", *(_milliseconds(one.seconds) for one in found.predicted))
-        table.add_row(f"tokens/s {title}", *(f"{one.tokens_per_second:.4g}" for one in found.predicted))
+    for title, found in reports.items():
+        table.add_row(f"step {title}", *(format_seconds(one.seconds) for one in found.predicted))
+    for title, found in reports.items():
+        table.add_row(f"tokens/s {title}", *(_rate(one.tokens_per_second) for one in found.predicted))
     console.print(table)
-    _print_notes(console, then)
+    for title, found in reports.items():
+        console.print(f"{title}:")
+        _print_notes(console, found)
 
 
 def _stages(found: PlanReport) -> Table:
     """Where the blocks are and what they need."""
     promise = found.problem.promise
-    title = f"{found.strategy}, for {found.problem.objective}: {promise.requests} requests of {promise.context} tokens"
+    aim = f" for {found.problem.objective}" if found.strategy == "auto" else ""  # the others do not ask
+    asked = f"{counted(promise.requests, 'request')} of {counted(promise.context, 'token')}"
+    title = f"{found.strategy}{aim}: {asked}"
     table = Table("blocks", "devices", "class", title=title)
-    for head in ("weights", "KV pages", "of"):
+    for head in ("weights", "KV pages", "memory"):
         table.add_column(head, justify="right")
     for stage in found.stages:
         table.add_row(
@@ -51,13 +59,19 @@ def _stages(found: PlanReport) -> Table:
 
 
 def _times(found: PlanReport) -> Table:
-    """What a step takes: of each stage, and whole."""
+    """What a step takes: each stage and all hops for one group of its requests, and the whole."""
     table = _by_size("predicted")
-    for stage in found.stages:
-        table.add_row(f"blocks {stage.blocks}", *map(_milliseconds, stage.seconds.values()))
+    several = any(one.groups > 1 for one in found.predicted)
+    if several:
+        table.add_row("groups in flight", *(str(one.groups) for one in found.predicted))
+    for at, stage in enumerate(found.stages):
+        table.add_row(stage.blocks, *(format_seconds(one.part_seconds[at]) for one in found.predicted))
+    if len(found.stages) > 1:
+        table.add_row("hops", *(format_seconds(one.hop_seconds) for one in found.predicted))
+    table.add_row("sampling, messages", *(format_seconds(one.overhead_seconds) for one in found.predicted))
     table.add_section()
-    table.add_row("step", *(_milliseconds(one.seconds) for one in found.predicted))
-    table.add_row("tokens/s", *(f"{one.tokens_per_second:.4g}" for one in found.predicted))
+    table.add_row("step of all" if several else "step", *(format_seconds(one.seconds) for one in found.predicted))
+    table.add_row("tokens/s", *(_rate(one.tokens_per_second) for one in found.predicted))
     return table
 
 
@@ -75,7 +89,9 @@ def _print_notes(console: Console, found: PlanReport) -> None:
         console.print(f"- {summary}")
     if found.estimated:
         console.print(f"estimated, not profiled: {', '.join(found.estimated)}")
+    for assumed in found.assumed:
+        console.print(f"assumed: {assumed}")
 
 
-def _milliseconds(seconds: float) -> str:
-    return f"{1000 * seconds:.3g} ms"
+def _rate(per_second: float) -> str:
+    return f"{per_second:,.0f}" if per_second >= 100 else f"{per_second:.3g}"

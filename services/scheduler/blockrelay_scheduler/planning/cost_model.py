@@ -16,7 +16,8 @@ from blockrelay.block_folder.model import Precision
 from blockrelay.block_folder.precisions import kv_item_bytes
 from blockrelay.errors import UsageError
 from blockrelay.planning.devices import Device, Fleet
-from blockrelay.planning.profile import BlockProfile, Hop, Profile
+from blockrelay.planning.profile import BlockProfile, Hop, Profile, StepOverhead
+from blockrelay.quantities import format_seconds
 
 #: Of rows over the payload Redis, where no profile says otherwise: what `blockrelay profile` found on 2 cores.
 DEFAULT_HOP = Hop(seconds=1.1e-3, seconds_per_byte=2.2e-9)
@@ -59,6 +60,19 @@ class CostModel:
     def is_estimated(self, device: Device) -> bool:
         """Whether its times are not measured ones."""
         return not self._is_profiled(device) or (self.measured_in or self.precisions) != self.precisions
+
+    def assumptions(self, devices: Sequence[Device], *, hops: bool) -> list[str]:
+        """What figures for these devices rest on without anybody having measured it, in words."""
+        found: list[str] = []
+        if hops and not (self.profile and "redis" in self.profile.hop):
+            found.append(f"hops take {format_seconds(DEFAULT_HOP.seconds)} and their bytes, as they did on 2 cores")
+        if self.profile is None or self.profile.step == StepOverhead():
+            found.append("sampling and messages take no time")
+        for name in dict.fromkeys(device.device_class for device in devices if self._is_profiled(device)):
+            assert self.profile is not None
+            if any(len(classes[name].seconds) == 1 for classes in self.profile.blocks.values()):
+                found.append(f"{name}: a step of many rows takes as long as one of 1 row, the only ones measured")
+        return found
 
     def seconds(self, device: Device, first: int, last: int, rows: float, context: float) -> float:
         """Of a step of blocks [first, last] with `rows` rows that attend to `context` tokens each."""

@@ -25,12 +25,15 @@ SIZES = (1, 4, 16, 64)
 
 @dataclass(frozen=True, slots=True)
 class Predicted:
-    """Of a step with `requests` at once: seconds, those of each part, and on hops of one group's way."""
+    """Of a step with `requests` at once, in `groups`: seconds; those of each part and of all hops for one group; and
+    what the step takes beside them."""
 
     requests: int
+    groups: int
     seconds: float
     part_seconds: tuple[float, ...]
     hop_seconds: float
+    overhead_seconds: float
 
     @property
     def tokens_per_second(self) -> float:
@@ -57,8 +60,9 @@ def predict(problem: Problem, placement: Placement, requests: int, *, context: f
             busy[resource(device)] += groups * one
         seconds.append(max(each))
     hops = hop_seconds(problem, parts, requests / groups)
-    step = max(max(busy.values()), sum(seconds) + hops) + problem.costs.step_seconds(requests)
-    return Predicted(requests, step, tuple(seconds), hops)
+    overhead = problem.costs.step_seconds(requests)
+    step = max(max(busy.values()), sum(seconds) + hops) + overhead
+    return Predicted(requests, groups, step, tuple(seconds), hops, overhead)
 
 
 def hop_seconds(problem: Problem, parts: tuple[Part, ...], rows: float) -> float:

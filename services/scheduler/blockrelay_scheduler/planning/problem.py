@@ -23,8 +23,8 @@ class NoPlan(UsageError):
 class Wishes:
     """What a user asks of a strategy beyond its name. None: the strategy chooses.
 
-    `boundaries` are the first and last block of each part, `targets` the device of each, `memory_limit` bytes of one
-    part at most.
+    `boundaries` are the first and last block of each part; `targets` the device of each, or, for a strategy that
+    chooses them, those to choose from; `memory_limit` bytes of one part at most.
     """
 
     parts: int | None = None
@@ -68,11 +68,18 @@ class Problem:
         tokens = self.promise.context * -(-self.promise.requests // replicas)
         return tokens * self.costs.kv_bytes_per_token(first, last)
 
+    def room_of(self, device: Device) -> int | None:
+        """Bytes that a part on this device may have; None: as many as it needs."""
+        limits = [each for each in (device.memory_bytes, self.wishes.memory_limit) if each is not None]
+        return min(limits, default=None)
+
     def target_devices(self, parts: int) -> tuple[Device, ...]:
         """The device of each part: those that were wished for, else all in turn; where the wishes end, a CPU."""
         if self.wishes.targets is None:
             return tuple(self.fleet.devices[at % len(self.fleet.devices)] for at in range(parts))
-        named = [self.fleet.device(name) for name in self.wishes.targets[:parts]]
+        named = [self.fleet.device(name) for name in self.wishes.targets]
+        if len(named) > parts:
+            raise UsageError(f"{len(named)} devices for {counted(parts, 'part')}")
         cpu = next((d for d in self.fleet.devices if d.device_class == "CPU"), self.fleet.devices[0])
         return (*named, *[cpu] * (parts - len(named)))
 
@@ -119,6 +126,11 @@ class Placement:
 
 
 Strategy = Callable[[Problem], Placement]
+
+
+def counted(number: int, noun: str) -> str:
+    """`1 part`, `2 parts`."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def consecutive(problem: Problem, sizes: Sequence[int], reasons: Sequence[str]) -> Placement:

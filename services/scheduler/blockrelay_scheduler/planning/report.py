@@ -9,14 +9,13 @@ from blockrelay_scheduler.planning.problem import Part, Placement, Problem
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageReport:
-    """One part: its devices' class, bytes on each of them, and seconds of a step by the requests at once."""
+    """One part: its devices' class, and bytes on each of them."""
 
     part: Part
     device_class: str
     weight_bytes: int
     kv_bytes: int
     memory_bytes: int | None
-    seconds: dict[int, float]
 
     @property
     def blocks(self) -> str:
@@ -34,6 +33,8 @@ class PlanReport:
     predicted: tuple[Predicted, ...]
     estimated: tuple[str, ...]
     """Devices whose times nobody measured."""
+    assumed: tuple[str, ...]
+    """What else was not measured, and what is taken instead."""
 
     @property
     def reasons(self) -> list[str]:
@@ -61,13 +62,17 @@ class PlanReport:
                     "reason": stage.part.reason,
                     "bytes": stage.weight_bytes,
                     "kv_bytes": stage.kv_bytes,
-                    "predicted_seconds": {str(size): seconds for size, seconds in stage.seconds.items()},
+                    "predicted_seconds": {str(one.requests): one.part_seconds[at] for one in self.predicted},
                 }
-                for stage in self.stages
+                for at, stage in enumerate(self.stages)
             ],
+            "groups": {str(one.requests): one.groups for one in self.predicted},
+            "predicted_hop_seconds": {str(one.requests): one.hop_seconds for one in self.predicted},
+            "predicted_overhead_seconds": {str(one.requests): one.overhead_seconds for one in self.predicted},
             "predicted_step_seconds": {str(one.requests): one.seconds for one in self.predicted},
             "predicted_tokens_per_second": {str(one.requests): one.tokens_per_second for one in self.predicted},
             "estimated": list(self.estimated),
+            "assumed": list(self.assumed),
             "reasons": self.reasons,
             **(self.placement.notes or {}),
         }
@@ -75,30 +80,25 @@ class PlanReport:
 
 def report(strategy: str, problem: Problem, placement: Placement) -> PlanReport:
     """What there is to say of a placement."""
-    used = dict.fromkeys(name for part in placement.parts for name in part.devices)
+    names = dict.fromkeys(name for part in placement.parts for name in part.devices)
+    used = [problem.fleet.device(name) for name in names]
     return PlanReport(
         strategy=strategy,
         problem=problem,
         placement=placement,
         stages=tuple(_stage(problem, part) for part in placement.parts),
         predicted=tuple(predict(problem, placement, size) for size in SIZES),
-        estimated=tuple(name for name in used if problem.costs.is_estimated(problem.fleet.device(name))),
+        estimated=tuple(device.id for device in used if problem.costs.is_estimated(device)),
+        assumed=tuple(problem.costs.assumptions(used, hops=len(placement.parts) > 1)),
     )
 
 
 def _stage(problem: Problem, part: Part) -> StageReport:
     devices = [problem.fleet.device(name) for name in part.devices]
-    context = problem.promise.context / 2
-
-    def seconds(size: int) -> float:
-        rows = max(1.0, size / len(devices))
-        return max(problem.costs.seconds(device, part.first, part.last, rows, context) for device in devices)
-
     return StageReport(
         part=part,
         device_class=devices[0].device_class,
         weight_bytes=problem.costs.weight_bytes(part.first, part.last),
         kv_bytes=problem.kv_bytes(part.first, part.last, len(devices)),
         memory_bytes=devices[0].memory_bytes,
-        seconds={size: seconds(size) for size in SIZES},
     )

@@ -251,7 +251,7 @@ def _lines(report: dict[str, Any]) -> str:
 
 def run(arguments: list[str] | None = None) -> int:
     """The exit code (see `run_app`)."""
-    return run_app(app, arguments)
+    return run_app(app, arguments, name="blockrelay evaluate")
 
 
 if __name__ == "__main__":

@@ -184,7 +184,7 @@ def _report(
 
 def run(arguments: list[str] | None = None) -> int:
     """The exit code (see `run_app`)."""
-    return run_app(app, arguments)
+    return run_app(app, arguments, name="blockrelay generate")
 
 
 if __name__ == "__main__":

@@ -90,15 +90,24 @@ def test_a_plan_for_a_device_that_no_host_has_is_refused(tmp_path: Path) -> None
         pytest.param("listen:", "lisen:", "line 8: hosts.a.lisen: Extra inputs are not permitted", id="a name"),
         pytest.param("class: GPU", "class: 'G P U'", "line 16: hosts.b.devices.0.class: String", id="deep inside"),
         pytest.param("threads: 3", "threads: none", "line 11: hosts.a.devices.0.threads: Input", id="in one line"),
-        pytest.param("id: gpu0", "id: cpu:a", "line 15: device cpu:a is there twice, on a and b", id="a device twice"),
+        pytest.param(
+            "id: gpu0", "id: cpu:a", "line 15: hosts.b.devices.0: device cpu:a is there twice", id="a device twice"
+        ),
         pytest.param("[a, b]", "[a, c]", "line 21: links.0.between: there is no host c", id="an unknown host"),
         pytest.param("  b:\n", "  a:\n", "line 12: a is there twice", id="a host twice"),
         pytest.param("80T/s", "80 much", "line 15: hosts.b.devices.0: operations_per_second: '80 much'", id="a unit"),
         pytest.param("redis: redis://10.0.0.1:6379/0\n", "", "several hosts need a Redis", id="no Redis"),
-        pytest.param("strategy: custom", "strategy: custom\nplan: p", "line 2: plan and strategy", id="two plans"),
+        pytest.param(
+            "strategy: custom", "strategy: custom\nplan: p", "line 2: plan: plan and strategy", id="two plans"
+        ),
         pytest.param("worker]", "worker", "line ", id="no YAML"),
         pytest.param("[a, b]", "&x [a, *x]", "line 21: aliases", id="an alias"),
-        pytest.param("targets: cpu:a,gpu0,cpu:a", "targets: cpu:z", "there is no device cpu:z", id="a target"),
+        pytest.param("gpu0,cpu:a", "gpu0,cpu:z", "line 1: strategy: strategy custom: there is no", id="a target"),
+        pytest.param("3-5,6-7", "3-5,5-7", "line 2: boundaries: strategy custom: bound", id="an overlap"),
+        pytest.param("custom", "magic", "line 1: strategy: strategy magic: there is no strategy", id="a strategy"),
+        pytest.param("custom", "auto", "line 2: boundaries: strategy auto does not go by bound", id="a wish"),
+        pytest.param("memory: 8GB", "memory: -8", "line 11: hosts.a.devices.0.memory: Input", id="a number"),
+        pytest.param("memory: 8GB", "memory: 8 Hz", "hosts.a.devices.0: memory: '8 Hz'", id="memory's unit"),
         pytest.param("hosts:", "guests:", "line 1: hosts: Field required", id="nothing"),
     ],
 )

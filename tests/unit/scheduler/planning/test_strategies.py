@@ -107,6 +107,29 @@ def test_a_device_that_is_not_there_is_named() -> None:
         place("uniform", problem([device("c")], EVEN, wishes=Wishes(targets=("npu",))))
 
 
+def test_more_devices_than_parts_are_refused() -> None:
+    wishes = Wishes(parts=1, targets=("c", "g"))
+    with pytest.raises(UsageError, match="2 devices for 1 part"):
+        place("uniform", problem([device("c"), device("g", "GPU")], EVEN, wishes=wishes))
+
+
+@pytest.mark.parametrize(
+    ("name", "wishes", "said"),
+    [
+        ("auto", Wishes(boundaries=((1, 9),)), "strategy auto does not go by boundaries: custom would"),
+        ("auto", Wishes(parts=2), "strategy auto does not go by parts: uniform and memory and compute and mixed would"),
+        ("uniform", Wishes(boundaries=((1, 9),)), "strategy uniform does not go by boundaries"),
+        ("custom", Wishes(parts=2, boundaries=((1, 9),)), "strategy custom does not go by parts"),
+        ("static-split", Wishes(parts=2), "strategy static-split does not go by parts"),
+        ("static-split", Wishes(targets=("c",)), "static-split needs a GPU"),
+        ("ring", Wishes(targets=("npu",)), "there is no device npu"),
+    ],
+)
+def test_what_a_strategy_does_not_go_by_is_refused(name: str, wishes: Wishes, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        place(name, problem([device("c"), device("g", "GPU")], EVEN, wishes=wishes))
+
+
 def test_a_part_above_its_limit_is_refused_with_what_is_missing() -> None:
     wishes = Wishes(boundaries=((1, 5), (6, 9)), memory_limit=4500)
     with pytest.raises(NoPlan, match="block_1 to block_5 need 5 kB, 500 B above the limit of a part"):
@@ -127,7 +150,7 @@ class TestStaticSplit:
             "pipeline_time": 3.0,
             "cpu_time": 3.0,
             "gpu_time": 3.0,
-            "summary": "k = 3: 3 blocks on the CPU, 6 on the GPU, 3e+03 ms a stage",
+            "summary": "k = 3: 3 blocks on the CPU, 6 on the GPU; the slower takes 3 s",
         }
         assert (ends(found), on(found)) == ([3, 9], [("c",), ("g",)])
 
@@ -170,6 +193,21 @@ class TestRing:
         assert all(part.first <= part.last for part in found.parts)
         assert ends(found)[-1] == 4
 
+    def test_shares_may_be_those_of_speed(self) -> None:
+        devices = [device("a", speed=1.0), device("b", speed=4.0), device("c", speed=3.0)]
+        found = place("ring-speed", problem(devices, {"CPU": [{1: 1.0}] * 32}))
+        assert (ends(found), on(found)) == ([16, 28, 32], [("b",), ("c",), ("a",)])
+        assert found.parts[0].reason == "b has 50.0 % of all speed: [0, 0.5) of the model"
+
+    def test_fractions_are_rounded_to_five_digits(self) -> None:
+        # A third is 0.33333, so the first share ends at int(0.99999) = 0 and is left out.
+        devices = [device(name, memory=100) for name in ("a", "b", "c")]
+        found = place("ring", problem(devices, {"CPU": [{1: 1.0}] * 3}, sizes=[1] * 3))
+        assert [(part.last, part.devices, part.reason.partition(": ")[2]) for part in found.parts] == [
+            (1, ("b",), "[0.33333, 0.66666) of the model"),
+            (3, ("a",), "[0.66666, 0.99999) of the model"),
+        ]
+
     def test_memory_must_be_told(self) -> None:
         with pytest.raises(UsageError, match="ring needs the memory of every device, and that of a is not told"):
             place("ring", problem([device("a")], EVEN))
@@ -201,24 +239,58 @@ class TestAuto:
 
     def test_what_is_short_is_said(self) -> None:
         devices = [device("c", memory=2500), device("g", "GPU", memory=3000)]
-        with pytest.raises(NoPlan, match=r"the model needs 9 kB .* all devices together have 5.5 kB: 3.5 kB short"):
+        with pytest.raises(
+            NoPlan, match=r"the model needs 9 kB .* all 2 devices together have room for 5.5 kB: 3.5 kB short"
+        ):
             place("auto", problem(devices, EVEN))
 
     def test_a_block_that_fits_nowhere_is_named(self) -> None:
-        devices = [device("c", memory=2500), device("g", "GPU", memory=3000)]
+        devices = [device("c", memory=3500), device("g", "GPU", memory=3000)]
         sizes = [1000, 4000, 100, 100, 100, 100, 100, 100, 100]
-        with pytest.raises(NoPlan, match=r"block_2 needs 4 kB .* the largest device, g, has 3 kB: 1 kB short"):
+        with pytest.raises(
+            NoPlan,
+            match=r"block_2 alone needs 4 kB .* device, c, has room for 3.5 kB: 500 B short; the weights alone do",
+        ):
             place("auto", problem(devices, EVEN, sizes=sizes))
 
     def test_what_would_fit_is_said(self) -> None:
         devices = [device("c", memory=31_000)]
         tight = problem(devices, {"CPU": [{1: 1.0}] * 9}, kv=2, requests=4, context=1000)
-        with pytest.raises(NoPlan, match=r"a context of 34\d tokens would fit"):  # (31,000 - 9,000) / (2 * 8 * 4)
+        # (31,000 - 9,000) / (2 * 8 * 4), and (31,000 - 9,000) / (2 * 8 * 1000)
+        with pytest.raises(NoPlan, match=r"4 requests of 34\d tokens, or 1 request of 1000 tokens would fit"):
             place("auto", tight)
+
+    def test_fewer_requests_of_one_token_would_fit(self) -> None:
+        many = problem([device("c", memory=31_000)], {"CPU": [{1: 1.0}] * 9}, kv=2, requests=10_000, context=1)
+        with pytest.raises(NoPlan, match=r"have room|has room for 31 kB.*; 13\d\d requests of 1 token would fit"):
+            place("auto", many)
+
+    def test_a_stage_stays_where_it_is_because_the_next_device_is_full(self) -> None:
+        seconds = {"CPU": [{1: 10.0}] * 7, "GPU": [{1: 1.0}] * 7}
+        devices = [device("c", memory=10_000), device("g", "GPU", memory=5500)]
+        found = place("auto", problem(devices, seconds, objective="latency"))
+        assert [(part.last, part.reason) for part in found.parts] == [
+            (5, "5 kB of 5.5 kB; g is 500 B short of room for block_6"),
+            (7, "2 kB of 10 kB; g is 500 B short of room for block_6"),
+        ]
+
+    def test_or_because_a_block_more_would_take_longer(self) -> None:
+        devices = [device("g0", "GPU", memory=7000), device("g1", "GPU", memory=7000)]
+        found = place("auto", problem(devices, {"GPU": [{1: 1.0, 2: 2.0}] * 8}, requests=2))
+        assert [(part.last, part.reason) for part in found.parts] == [
+            (4, "4 kB of 7 kB; with block_5 too a step of 2 requests takes 10 s, now 8 s"),
+            (8, "4 kB of 7 kB; a step of 2 requests takes 8 s, and no plan has a shorter one"),
+        ]
+
+    def test_it_keeps_to_devices_and_a_limit_that_were_asked_for(self) -> None:
+        devices = [device("c"), device("g0", "GPU"), device("g1", "GPU")]
+        wishes = Wishes(targets=("c", "g1"), memory_limit=6000)
+        found = place("auto", problem(devices, EVEN, objective="latency", wishes=wishes))
+        assert sorted((part.devices, part.last - part.first + 1) for part in found.parts) == [(("c",), 3), (("g1",), 6)]
 
 
 def test_every_strategy_has_a_name() -> None:
-    ours = ["auto", "uniform", "memory", "compute", "mixed", "custom", "static-split", "ring"]
+    ours = ["auto", "uniform", "memory", "compute", "mixed", "custom", "static-split", "ring", "ring-speed"]
     assert names()[: len(ours)] == ours
     with pytest.raises(UsageError, match="there is no strategy best: there are auto, uniform"):
         place("best", problem([device("c")], EVEN))

@@ -1,6 +1,7 @@
 """`compute`: each part takes its device the same time, as far as blocks can be divided."""
 
-from blockrelay_scheduler.planning.problem import Placement, Problem, consecutive
+from blockrelay.quantities import format_seconds
+from blockrelay_scheduler.planning.problem import Placement, Problem, consecutive, counted
 from blockrelay_scheduler.planning.strategies.balanced import balanced_sizes
 
 
@@ -16,7 +17,7 @@ def compute(problem: Problem) -> Placement:
     reasons: list[str] = []
     first = 1
     for part, size in enumerate(sizes):
-        milliseconds = 1000 * load(first, first + size - 1, part)
-        reasons.append(f"{milliseconds:.3g} ms for a step of {rows} rows: the slowest part is as fast as can be")
+        taken = format_seconds(load(first, first + size - 1, part))
+        reasons.append(f"{taken} for a step of {counted(rows, 'row')}: the slowest part is as fast as can be")
         first += size
     return consecutive(problem, sizes, reasons)

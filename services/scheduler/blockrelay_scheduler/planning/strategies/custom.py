@@ -20,8 +20,6 @@ def custom(problem: Problem) -> Placement:
         expected = last + 1
     if expected <= problem.blocks:
         raise UsageError(f"boundaries: block_{expected} is in no part")
-    if wishes.targets and len(wishes.targets) > len(wishes.boundaries):
-        raise UsageError(f"{len(wishes.targets)} devices for {len(wishes.boundaries)} parts")
     devices = problem.target_devices(len(wishes.boundaries))
     return Placement(
         parts=tuple(

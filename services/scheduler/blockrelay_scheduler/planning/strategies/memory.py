@@ -19,6 +19,6 @@ def memory(problem: Problem) -> Placement:
     for size, device in zip(sizes, devices, strict=True):
         used = problem.bytes_of(first, first + size - 1)
         share = f", {100 * used / device.memory_bytes:.0f} % of {device.id}" if device.memory_bytes else ""
-        reasons.append(f"{format_quantity(used, 'B')} of weights and KV pages{share}: the fullest part is least full")
+        reasons.append(f"{format_quantity(used, 'B')} of weights and KV pages{share}: no other cut leaves more room")
         first += size
     return consecutive(problem, sizes, reasons)

@@ -1,6 +1,7 @@
 """`mixed`: memory and computing count half each."""
 
-from blockrelay_scheduler.planning.problem import Placement, Problem, consecutive
+from blockrelay.quantities import format_quantity, format_seconds
+from blockrelay_scheduler.planning.problem import Placement, Problem, consecutive, counted
 from blockrelay_scheduler.planning.strategies.balanced import balanced_sizes
 
 
@@ -21,6 +22,11 @@ def mixed(problem: Problem) -> Placement:
         return (filled / memory + problem.costs.seconds(devices[part], first, last, rows, context) / computing) / 2
 
     sizes = balanced_sizes(problem, load)
-    return consecutive(
-        problem, sizes, ["memory and computing count half each: the fullest part is least full"] * len(sizes)
-    )
+    reasons: list[str] = []
+    first = 1
+    for part, size in enumerate(sizes):
+        used = format_quantity(problem.bytes_of(first, first + size - 1), "B")
+        taken = format_seconds(problem.costs.seconds(devices[part], first, first + size - 1, rows, context))
+        reasons.append(f"{used} and {taken} for a step of {counted(rows, 'row')}, which count half each")
+        first += size
+    return consecutive(problem, sizes, reasons)

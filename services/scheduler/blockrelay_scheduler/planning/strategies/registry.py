@@ -7,17 +7,19 @@ A package of yours registers a function from a `Problem` to a `Placement` in its
 """
 
 from collections.abc import Mapping
+from dataclasses import fields, replace
 from importlib.metadata import entry_points
 
 from blockrelay.errors import UsageError
+from blockrelay.planning.devices import Fleet
 from blockrelay_scheduler.planning.memory_check import check_memory
-from blockrelay_scheduler.planning.problem import Placement, Problem, Strategy
+from blockrelay_scheduler.planning.problem import Placement, Problem, Strategy, Wishes
 from blockrelay_scheduler.planning.strategies.compute import compute
 from blockrelay_scheduler.planning.strategies.custom import custom
 from blockrelay_scheduler.planning.strategies.memory import memory
 from blockrelay_scheduler.planning.strategies.mixed import mixed
 from blockrelay_scheduler.planning.strategies.optimal.auto import auto
-from blockrelay_scheduler.planning.strategies.ring import ring
+from blockrelay_scheduler.planning.strategies.ring import ring, ring_speed
 from blockrelay_scheduler.planning.strategies.static_split import static_split
 from blockrelay_scheduler.planning.strategies.uniform import uniform
 
@@ -31,7 +33,22 @@ OURS: Mapping[str, Strategy] = {
     "custom": custom,
     "static-split": static_split,
     "ring": ring,
+    "ring-speed": ring_speed,
 }
+#: Which of the wishes each of ours goes by. Any other is refused: nobody shall think that it was heard.
+GOES_BY: Mapping[str, tuple[str, ...]] = {
+    "auto": ("targets", "memory_limit"),
+    "uniform": ("parts", "targets", "memory_limit"),
+    "memory": ("parts", "targets", "memory_limit"),
+    "compute": ("parts", "targets", "memory_limit"),
+    "mixed": ("parts", "targets", "memory_limit"),
+    "custom": ("boundaries", "targets", "memory_limit"),
+    "static-split": ("targets", "memory_limit"),
+    "ring": ("targets", "memory_limit"),
+    "ring-speed": ("targets", "memory_limit"),
+}
+#: They choose from the targets, where the others put their parts on them in turn.
+CHOOSES_DEVICES = ("auto", "static-split", "ring", "ring-speed")
 
 
 def names() -> list[str]:
@@ -51,10 +68,24 @@ def strategy(name: str) -> Strategy:
     raise UsageError(f"there is no strategy {name}: there are {', '.join(names())}")
 
 
+def goes_by(name: str, wish: str) -> bool:
+    """Whether a strategy goes by this field of `Wishes`; those of other packages get all of them."""
+    return name not in GOES_BY or wish in GOES_BY[name]
+
+
 def place(name: str, problem: Problem) -> Placement:
-    """What a strategy answers, checked. UsageError for an answer that is no plan of the model."""
+    """What a strategy answers, checked. UsageError for wishes that it does not go by, devices that are not there, and
+    an answer that is no plan of the model."""
+    chosen = strategy(name)
+    for wish in (field.name for field in fields(Wishes)):
+        if getattr(problem.wishes, wish) is not None and not goes_by(name, wish):
+            others = " and ".join(other for other in OURS if goes_by(other, wish))
+            raise UsageError(f"strategy {name} does not go by {wish.replace('_', ' ')}: {others} would")
     problem.costs.check(problem.fleet)
-    placement = strategy(name)(problem)
+    if problem.wishes.targets and name in CHOOSES_DEVICES:
+        wished = tuple(problem.fleet.device(target) for target in dict.fromkeys(problem.wishes.targets))
+        problem = replace(problem, fleet=Fleet(devices=wished, links=problem.fleet.links))
+    placement = chosen(problem)
     expected = 1
     for part in placement.parts:
         if part.first != expected or not part.first <= part.last <= problem.blocks or not part.devices:

@@ -4,11 +4,12 @@ from math import fsum
 
 from blockrelay.errors import UsageError
 from blockrelay.planning.devices import Device
-from blockrelay_scheduler.planning.problem import Part, Placement, Problem
+from blockrelay.quantities import format_seconds
+from blockrelay_scheduler.planning.problem import Part, Placement, Problem, counted
 
 
 def static_split(problem: Problem) -> Placement:
-    """The smallest k of those with the lowest `max(cpu_time, gpu_time)`, both of one row at the base context.
+    """The smallest k of those with the lowest `max(cpu_time, gpu_time)`, both of one row at half the promised context.
 
     Notes: `k`, `pipeline_time`, `cpu_time`, `gpu_time`, and `summary`, a sentence. UsageError unless there is a device
     of each class.
@@ -25,12 +26,13 @@ def static_split(problem: Problem) -> Placement:
     cpu_time, gpu_time = times(k)
     parts: list[Part] = []
     if k:
-        reason = f"{1000 * cpu_time:.3g} ms on {cpu.id} beside {1000 * gpu_time:.3g} ms on {gpu.id}"
+        reason = f"{format_seconds(cpu_time)} on {cpu.id} while {gpu.id} takes {format_seconds(gpu_time)}"
         parts.append(Part(first=1, last=k, devices=(cpu.id,), reason=reason))
     if k < problem.blocks:
-        reason = f"{1000 * gpu_time:.3g} ms on {gpu.id} beside {1000 * cpu_time:.3g} ms on {cpu.id}"
+        reason = f"{format_seconds(gpu_time)} on {gpu.id} while {cpu.id} takes {format_seconds(cpu_time)}"
         parts.append(Part(first=k + 1, last=problem.blocks, devices=(gpu.id,), reason=reason))
-    summary = f"k = {k}: {k} blocks on the CPU, {problem.blocks - k} on the GPU, {1000 * max(times(k)):.3g} ms a stage"
+    summary = f"k = {k}: {counted(k, 'block')} on the CPU, {problem.blocks - k} on the GPU; the slower takes "
+    summary += format_seconds(max(times(k)))
     notes = {
         "k": k, "pipeline_time": max(times(k)), "cpu_time": cpu_time, "gpu_time": gpu_time, "summary": summary,
     }  # fmt: skip

@@ -1,6 +1,6 @@
 """`uniform`: equal numbers of layers. The embedding rides along with the first part, the head with the last."""
 
-from blockrelay_scheduler.planning.problem import Placement, Problem, consecutive
+from blockrelay_scheduler.planning.problem import Placement, Problem, consecutive, counted
 
 
 def uniform(problem: Problem) -> Placement:
@@ -12,6 +12,5 @@ def uniform(problem: Problem) -> Placement:
         size, larger = divmod(layers, parts)
         sizes = [size + (at < larger) for at in range(parts)]
         sizes[-1] += 1
-    return consecutive(
-        problem, sizes, [f"{size} of {problem.blocks} blocks in {len(sizes)} equal parts" for size in sizes]
-    )
+    whole = f"of {problem.blocks} blocks, in {counted(len(sizes), 'part')} of as many layers each as can be"
+    return consecutive(problem, sizes, [f"{size} {whole}" for size in sizes])

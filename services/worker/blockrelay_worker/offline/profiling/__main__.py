@@ -17,7 +17,7 @@ from blockrelay.block_folder.manifest import Manifest
 from blockrelay.block_folder.precisions import kv_item_bytes
 from blockrelay.command_app import run_app
 from blockrelay.errors import UsageError
-from blockrelay.host.cpu import cores, cpu_name
+from blockrelay.host.cpu import cores, machine_name
 from blockrelay.host.memory import available_bytes
 from blockrelay.planning.profile import BlockProfile, Hop, Profile
 from blockrelay.settings import BUNDLED_MODEL
@@ -88,7 +88,7 @@ def _profile(
     return Profile(
         model=folder.model.name,
         model_hash=folder.manifest.model_hash,
-        machine=f"{cpu_name()}, {threads} threads",
+        machine=machine_name(threads),
         measured=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         blocks={
             cost.name: {"CPU": _block(cost, folder.manifest, times, loading[cost.index])}

@@ -9,18 +9,21 @@ For each number of stages, and so of groups, the slowest stage is bounded and th
 looked for; the best bound is found by halving, as a looser one only ever makes the way quicker.
 """
 
-from dataclasses import replace
+import time
 
 import numpy as np
 
-from blockrelay.quantities import format_quantity
 from blockrelay_scheduler.planning.problem import NoPlan, Part, Placement, Problem
 from blockrelay_scheduler.planning.strategies.optimal import count_search
 from blockrelay_scheduler.planning.strategies.optimal.count_search import CountSearch, Stage
 from blockrelay_scheduler.planning.strategies.optimal.path_search import PathSearch
+from blockrelay_scheduler.planning.strategies.optimal.reasons import explained
 from blockrelay_scheduler.planning.strategies.optimal.search_space import Space, Tables
+from blockrelay_scheduler.planning.strategies.optimal.shortage import what_is_short
 
 Search = CountSearch | PathSearch
+#: Seconds that may go until a plan is proved best.
+LIMIT_S = 30.0
 #: A bound on the slowest stage that leaves out only what does not fit.
 ANY = float(np.finfo(np.float64).max)
 
@@ -28,24 +31,25 @@ ANY = float(np.finfo(np.float64).max)
 def auto(problem: Problem) -> Placement:
     """The plan with the shortest step; of equal ones that with fewer stages. NoPlan when none fits."""
     space = Space.of(problem)
+    until = time.monotonic() + LIMIT_S
     best: tuple[float, tuple[Stage, ...]] | None = None
-    tables, search = _searching(space, 1)
+    tables, search = _searching(space, 1, until)
     # The best mostly has no cut at all, or many: once it is known, what cannot be better is soon seen.
     for stages in (1, *range(space.most_stages, 1, -1)):
         if space.groups(stages) != tables.groups:
-            tables, search = _searching(space, stages)
+            tables, search = _searching(space, stages, until)
         below = np.inf
         if best is not None:
             below = best[0] if stages > len(best[1]) else float(np.nextafter(best[0], np.inf))
         best = _best_of(search, tables, stages, below=below) or best
     if best is None:
-        raise NoPlan(_what_is_short(problem, space))
-    return _placement(problem, space, best[1])
+        raise NoPlan(what_is_short(problem, is_feasible))
+    return explained(problem, _placement(space, best[1]), space.requests)
 
 
-def _searching(space: Space, stages: int) -> tuple[Tables, Search]:
+def _searching(space: Space, stages: int, until: float) -> tuple[Tables, Search]:
     tables = space.tables(space.groups(stages))
-    return tables, CountSearch(space, tables) if count_search.fits(space) else PathSearch(space, tables)
+    return tables, CountSearch(space, tables) if count_search.fits(space) else PathSearch(space, tables, until)
 
 
 def _best_of(search: Search, tables: Tables, stages: int, *, below: float) -> tuple[float, tuple[Stage, ...]] | None:
@@ -85,64 +89,20 @@ def _slowest(tables: Tables, search: Search, way: tuple[Stage, ...]) -> float:
     return max(float(tables.seconds[search.space.options.index(s.option)][s.first, s.last]) for s in way)
 
 
-def _placement(problem: Problem, space: Space, way: tuple[Stage, ...]) -> Placement:
+def _placement(space: Space, way: tuple[Stage, ...]) -> Placement:
     left = [list(devices) for devices in space.kinds]
     parts: list[Part] = []
     for stage in way:
         pool = left[stage.option.kind]
         devices = tuple(pool.pop(0).id for _ in range(stage.option.replicas))
-        parts.append(
-            Part(first=stage.first + 1, last=stage.last, devices=devices, reason=_reason(problem, space, stage))
-        )
+        parts.append(Part(first=stage.first + 1, last=stage.last, devices=devices, reason=""))
     return Placement(parts=tuple(parts))
-
-
-def _reason(problem: Problem, space: Space, stage: Stage) -> str:
-    """Why this stage ends where it does, and is where it is."""
-    memory = space.kinds[stage.option.kind][0].memory_bytes
-    needed = format_quantity(problem.bytes_of(stage.first + 1, stage.last, stage.option.replicas), "B")
-    said = f"{needed} of its {format_quantity(memory, 'B')}" if memory is not None else needed
-    if stage.last == problem.blocks:
-        return f"{said}; of all plans this has the shortest step for {problem.objective}"
-    more = problem.bytes_of(stage.first + 1, stage.last + 1, stage.option.replicas)
-    if memory is not None and more > memory:
-        return f"{said}; block_{stage.last + 1} does not fit, {format_quantity(more - memory, 'B')} short"
-    return f"{said}; with block_{stage.last + 1} no step would be shorter"
 
 
 def is_feasible(problem: Problem) -> bool:
     """Whether any plan fits."""
     space = Space.of(problem)
-    return any(_searching(space, stages)[1].is_possible(stages, ANY) for stages in range(1, space.most_stages + 1))
-
-
-def _what_is_short(problem: Problem, space: Space) -> str:
-    """Of a problem without a plan: what is short, where, by how much, and what would fit."""
-    promise = problem.promise
-    largest = max(problem.fleet.devices, key=lambda device: device.memory_bytes or 0)
-    room = largest.memory_bytes or 0
-    most = max(range(1, problem.blocks + 1), key=lambda block: problem.bytes_of(block, block))
-    needed = problem.bytes_of(most, most)
-    asked = f"with KV pages for {promise.requests} requests of {promise.context} tokens"
-    if needed > room:
-        short = f"block_{most} needs {format_quantity(needed, 'B')} {asked}, and the largest device, {largest.id}, has "
-        short += f"{format_quantity(room, 'B')}: {format_quantity(needed - room, 'B')} short"
-    else:
-        needed = problem.bytes_of(1, problem.blocks)
-        room = sum(device.memory_bytes or 0 for devices in space.kinds for device in devices)
-        short = f"the model needs {format_quantity(needed, 'B')} {asked}, and all devices together have "
-        short += f"{format_quantity(room, 'B')}"
-        short += f": {format_quantity(needed - room, 'B')} short" if needed > room else ", but no split of it fits"
-    return f"no plan fits: {short}; {_what_would_fit(problem)}"
-
-
-def _what_would_fit(problem: Problem) -> str:
-    """The longest context that has a plan, to three digits."""
-    low, high = 0, problem.promise.context
-    while high - low > max(1, high // 1000):
-        middle = (low + high) // 2
-        promise = replace(problem.promise, context=middle)
-        low, high = (middle, high) if is_feasible(replace(problem, promise=promise)) else (low, middle)
-    if low:
-        return f"a context of {low} tokens would fit"
-    return "the weights alone do not fit: add a device, or convert the model to a smaller precision"
+    until = time.monotonic() + LIMIT_S
+    return any(
+        _searching(space, stages, until)[1].is_possible(stages, ANY) for stages in range(1, space.most_stages + 1)
+    )

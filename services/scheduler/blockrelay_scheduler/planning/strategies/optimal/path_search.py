@@ -10,6 +10,7 @@ Stages are arcs from block to block, and a plan is a path on which each kind giv
 HiGHS finds the least sum of seconds and hops, exactly.
 """
 
+import time
 from collections.abc import Mapping
 from itertools import pairwise, product
 
@@ -22,15 +23,14 @@ from blockrelay_scheduler.planning.strategies.optimal.search_space import Space,
 
 #: What a row of the program is about: a word, and block and kind.
 Row = tuple[str | int, ...]
-#: Seconds that one program may take.
-LIMIT_S = 30.0
 
 
 class PathSearch:
     """Of one space, for one number of groups. The same questions as `CountSearch`."""
 
-    def __init__(self, space: Space, tables: Tables) -> None:
-        self.space, self._tables = space, tables
+    def __init__(self, space: Space, tables: Tables, until: float) -> None:
+        """`until`: of the monotonic clock, when it is to give up."""
+        self.space, self._tables, self._until = space, tables, until
         self._blocks = space.problem.blocks
         self._known: dict[tuple[int, float], tuple[float, tuple[Stage, ...]] | None] = {}
 
@@ -40,7 +40,7 @@ class PathSearch:
 
     def quickest(self, stages: int, most: float) -> tuple[float, tuple[Stage, ...]] | None:
         """The way through so many stages with the least seconds in all, hops included, none of them with more than
-        `most`; None when there is none. UsageError when it takes longer than `LIMIT_S`."""
+        `most`; None when there is none. UsageError when that is not known in time."""
         if (stages, most) not in self._known:
             self._known[stages, most] = self._solve(stages, most)
         return self._known[stages, most]
@@ -59,7 +59,7 @@ class PathSearch:
         ]
         if not arcs:
             return None
-        chosen = self._program(arcs, start, stages).solve()
+        chosen = self._program(arcs, start, stages).solve(self._until)
         if chosen is None:
             return None
         way = tuple(sorted((arcs[at] for at in chosen if at < len(arcs)), key=lambda stage: stage.first))
@@ -127,8 +127,8 @@ class _Program:
             self._values.append(value)
         self._starts.append(len(self._indices))
 
-    def solve(self) -> list[int] | None:
-        """The columns that are 1, for the least cost; None when nothing is possible. UsageError after `LIMIT_S`."""
+    def solve(self, until: float) -> list[int] | None:
+        """The columns that are 1, for the least cost; None when nothing is possible. UsageError after `until`."""
         model = highspy.HighsModel()
         lp = model.lp_
         lp.num_col_, lp.num_row_ = len(self._costs), len(self._bounds)
@@ -145,7 +145,7 @@ class _Program:
         solver.silent()
         solver.setOptionValue("mip_rel_gap", 0.0)
         solver.setOptionValue("mip_abs_gap", 0.0)
-        solver.setOptionValue("time_limit", LIMIT_S)
+        solver.setOptionValue("time_limit", max(until - time.monotonic(), 0.0))
         solver.passModel(model)
         solver.run()
         status = solver.getModelStatus()
@@ -153,6 +153,7 @@ class _Program:
             return None
         if status != highspy.HighsModelStatus.kOptimal:
             raise UsageError(
-                f"no plan was proved best within {LIMIT_S:.0f} s: name fewer different devices, or a strategy"
+                "no plan was proved best in time: so many devices with links that differ are too much for auto; leave "
+                "out links, name fewer devices, or take another strategy"
             )
         return [at for at, value in enumerate(solver.getSolution().col_value) if value > 0.5]

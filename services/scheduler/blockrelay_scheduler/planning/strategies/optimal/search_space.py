@@ -4,14 +4,15 @@ Devices are of one kind when swapping them changes nothing: the same class, figu
 tells apart. Of the CPU devices of one host, which share its cores, the fastest counts.
 """
 
-from collections import defaultdict
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
-from blockrelay.planning.devices import Device
+from blockrelay.planning.devices import Device, Fleet
 from blockrelay_scheduler.planning.prediction import resource
 from blockrelay_scheduler.planning.problem import Problem
 
@@ -63,8 +64,10 @@ class Space:
     def of(cls, problem: Problem) -> "Space":
         """Every device that may be used, by kind."""
         kinds: dict[tuple[object, ...], list[Device]] = defaultdict(list)
-        for device in _own_resources(problem):
-            kinds[_kind(problem, device)].append(device)
+        devices = _own_resources(problem)
+        alike = _alike_hosts(problem.fleet, devices)
+        for device in devices:
+            kinds[_kind(problem, device, alike)].append(device)
         return cls(problem, tuple(tuple(devices) for devices in kinds.values()))
 
     @property
@@ -116,7 +119,7 @@ class Space:
         found: dict[Option, NDArray[np.bool_]] = {}
         for option in self.options:
             fits = order[:, None] < order[None, :]
-            memory = self.kinds[option.kind][0].memory_bytes
+            memory = problem.room_of(self.kinds[option.kind][0])
             if memory is not None:
                 needed = np.array([problem.bytes_of(1, int(last), option.replicas) for last in order])
                 fits &= needed[None, :] - needed[:, None] <= memory
@@ -138,9 +141,32 @@ def _seconds(problem: Problem, device: Device) -> float:
     return problem.costs.seconds(device, 1, problem.blocks, 1, problem.promise.context / 2)
 
 
-def _kind(problem: Problem, device: Device) -> tuple[object, ...]:
-    told = any(device.host in link.between for link in problem.fleet.links)
+def _kind(problem: Problem, device: Device, alike: Mapping[str, str]) -> tuple[object, ...]:
     return (
-        device.device_class, device.memory_bytes, device.speed, device.bytes_per_second, device.operations_per_second,
-        device.host if told else None,
+        device.device_class, problem.room_of(device), device.speed, device.bytes_per_second,
+        device.operations_per_second, alike[device.host],
     )  # fmt: skip
+
+
+def _alike_hosts(fleet: Fleet, devices: Sequence[Device]) -> dict[str, str]:
+    """For every host one that stands for all those with which it could change places, and no hop would change: hosts
+    of a single device with equal links to all others, or hosts without any link."""
+    linked = {host for link in fleet.links if link.seconds or link.seconds_per_byte for host in link.between}
+    count = Counter(device.host for device in devices)
+
+    def hop(a: str, b: str) -> tuple[float, float]:
+        link = fleet.link(a, b)
+        return (link.seconds, link.seconds_per_byte) if link else (0.0, 0.0)
+
+    def alike(a: str, b: str) -> bool:
+        if count[a] > 1 or count[b] > 1:
+            return False
+        return all(hop(a, other) == hop(b, other) for other in linked - {a, b})
+
+    found: dict[str, str] = {}
+    for host in count:
+        if host not in linked:
+            found[host] = ""
+        else:
+            found[host] = next((known for known in found if known in linked and alike(known, host)), host)
+    return found

@@ -1,0 +1,75 @@
+"""Why a stage of the best plan begins and ends where it does: what one block more or less would need or cost. Pure."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from blockrelay.quantities import format_quantity, format_seconds
+from blockrelay_scheduler.planning.prediction import predict
+from blockrelay_scheduler.planning.problem import Part, Placement, Problem, counted
+
+
+def explained(problem: Problem, placement: Placement, requests: int) -> Placement:
+    """The placement, which has the shortest step for so many requests, with a reason for each part."""
+    parts = placement.parts
+    return replace(
+        placement,
+        parts=tuple(
+            replace(part, reason=f"{_filled(problem, part)}; {_why(problem, parts, at, requests)}")
+            for at, part in enumerate(parts)
+        ),
+    )
+
+
+def _filled(problem: Problem, part: Part) -> str:
+    needed, room = _needed(problem, part), _room(problem, part)
+    return format_quantity(needed, "B") + (f" of {format_quantity(room, 'B')}" if room is not None else "")
+
+
+def _why(problem: Problem, parts: Sequence[Part], at: int, requests: int) -> str:
+    seconds = _seconds(problem, parts, requests)
+    step = f"a step of {counted(requests, 'request')}"
+    best = f"{step} takes {format_seconds(seconds)}, and no plan has a shorter one"
+    part = parts[at]
+    if len(parts) == 1:
+        return best
+    if at == len(parts) - 1:
+        before = parts[at - 1]
+        no_room = _no_room(problem, part, before.last) or _no_room(problem, before, part.first)
+        return no_room or best
+    behind = parts[at + 1]
+    if no_room := _no_room(problem, part, behind.first) or _no_room(problem, behind, part.last):
+        return no_room
+    moved = _seconds(problem, _with_one_more(parts, at), requests)
+    taken = f"with block_{behind.first} too {step} takes"
+    if moved <= seconds * 1.001:
+        return f"{taken} as long"
+    return f"{taken} {format_seconds(moved)}, now {format_seconds(seconds)}"
+
+
+def _no_room(problem: Problem, part: Part, block: int) -> str:
+    """What a part lacks for one more block next to it; empty where it lacks nothing."""
+    room = _room(problem, part)
+    more = _needed(problem, replace(part, first=min(part.first, block), last=max(part.last, block)))
+    if room is None or more <= room:
+        return ""
+    return f"{' and '.join(part.devices)} is {format_quantity(more - room, 'B')} short of room for block_{block}"
+
+
+def _with_one_more(parts: Sequence[Part], at: int) -> tuple[Part, ...]:
+    """Part `at` takes the first block of the one behind it, which goes when nothing is left of it."""
+    part, behind = parts[at], parts[at + 1]
+    left = (replace(behind, first=behind.first + 1),) if behind.first < behind.last else ()
+    return (*parts[:at], replace(part, last=part.last + 1), *left, *parts[at + 2 :])
+
+
+def _seconds(problem: Problem, parts: Sequence[Part], requests: int) -> float:
+    return predict(problem, Placement(parts=tuple(parts)), requests).seconds
+
+
+def _needed(problem: Problem, part: Part) -> int:
+    return problem.bytes_of(part.first, part.last, len(part.devices))
+
+
+def _room(problem: Problem, part: Part) -> int | None:
+    """On each of its devices, which are alike."""
+    return problem.room_of(problem.fleet.device(part.devices[0]))

@@ -1,0 +1,71 @@
+"""What to say where no plan fits: what is short, where, by how much, and what would fit. Pure."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from blockrelay.quantities import format_quantity
+from blockrelay_scheduler.planning.problem import Problem, Promise, counted
+
+#: Whether any plan of a problem fits.
+Fits = Callable[[Problem], bool]
+
+
+def what_is_short(problem: Problem, fits: Fits) -> str:
+    """Of a problem that has no plan."""
+    promise = problem.promise
+    rooms = {device.id: problem.room_of(device) or 0 for device in problem.fleet.devices}
+    largest = max(rooms, key=lambda name: rooms[name])
+    most = max(range(1, problem.blocks + 1), key=lambda block: problem.bytes_of(block, block))
+    asked = f"with KV pages for {_of(promise)}"
+    whole, room, one = problem.bytes_of(1, problem.blocks), sum(rooms.values()), problem.bytes_of(most, most)
+    if whole > room:
+        has = f"the only device, {largest}, has" if len(rooms) == 1 else f"all {len(rooms)} devices together have"
+        short = f"the model needs {_bytes(whole)} {asked}, and {has} room for {_bytes(room)}: "
+        short += f"{_bytes(whole - room)} short"
+    elif one > rooms[largest]:
+        short = f"block_{most} alone needs {_bytes(one)} {asked}, and the largest device, {largest}, has "
+        short += f"room for {_bytes(rooms[largest])}: {_bytes(one - rooms[largest])} short"
+    else:
+        short = f"the model needs {_bytes(whole)} {asked}, and {counted(len(rooms), 'device')} have room "
+        short += f"for {_bytes(room)}, but no split of it fits"
+    return f"no plan fits: {short}; {_what_would_fit(problem, fits)}"
+
+
+def _what_would_fit(problem: Problem, fits: Fits) -> str:
+    """The longest context for these requests, or the most requests of this context, or the longest of one request."""
+    promise = problem.promise
+    context = _most(promise.context, lambda n: fits(_promising(problem, context=n)))
+    requests = _most(promise.requests, lambda n: fits(_promising(problem, requests=n)))
+    if context or requests:
+        some = [_of(replace(promise, context=context))] if context else []
+        some += [_of(replace(promise, requests=requests))] if requests else []
+        return f"{', or '.join(some)} would fit"
+    alone = _most(promise.context, lambda n: fits(_promising(problem, requests=1, context=n)))
+    if alone:
+        return f"{_of(Promise(requests=1, context=alone))} would fit"
+    if fits(_promising(problem, context=0)):
+        return "there is room for the weights, and for no KV pages beside them: add a device"
+    return "the weights alone do not fit: add a device, or convert the model to a smaller precision"
+
+
+def _most(asked: int, is_possible: Callable[[int], bool]) -> int:
+    """The largest number below `asked` that is possible, to three digits; 0 where none is."""
+    low, high = 0, asked
+    while high - low > max(1, high // 1000):
+        middle = (low + high) // 2
+        low, high = (middle, high) if is_possible(middle) else (low, middle)
+    return low
+
+
+def _promising(problem: Problem, *, context: int | None = None, requests: int | None = None) -> Problem:
+    now = problem.promise
+    promise = Promise(context=now.context if context is None else context, requests=requests or now.requests)
+    return replace(problem, promise=promise)
+
+
+def _of(promise: Promise) -> str:
+    return f"{counted(promise.requests, 'request')} of {counted(promise.context, 'token')}"
+
+
+def _bytes(count: int) -> str:
+    return format_quantity(count, "B")
