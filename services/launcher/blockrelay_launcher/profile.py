@@ -38,15 +38,16 @@ def run_profile(model: Path, out: Path, *, threads: int | None) -> int:
     if done.returncode:
         return done.returncode
     profile = decode_profile(out.read_bytes(), str(out))
-    one, two = (_step_seconds(folder, stages, threads) for stages in (1, 2))
+    (one, spread), (two, spread_of_two) = (_step_seconds(folder, stages, threads) for stages in (1, 2))
     new = _new_tokens(folder)
     blocks = {r: sum(block["CPU"].at(r, PROMPT + new / 2) for block in profile.blocks.values()) for r in REQUESTS}
-    profile = replace(profile, step=fitted([(r, one[r] - blocks[r]) for r in REQUESTS]))
+    step = fitted([(r, one[r] - blocks[r]) for r in REQUESTS])
+    profile = replace(profile, step=replace(step, spread=spread))
     # Stages with cores of their own compute at once, on parts of the requests: of these only one alone tells.
     alone = 2 * threads <= cores()
     extra = [(r, two[r] - one[r]) for r in REQUESTS if r == 1 or not alone]
     hop = fitted_hop(extra, profile.hop["redis"], row_bytes=HOP_ITEM_BYTES * folder.model.hidden_size)
-    profile = replace(profile, hop={**profile.hop, "redis": hop})
+    profile = replace(profile, hop={**profile.hop, "redis": replace(hop, spread=spread_of_two)})
     out.write_text(profile.encode())
     return 0
 
@@ -55,9 +56,11 @@ def _new_tokens(folder: BlockFolder) -> int:
     return min(NEW, folder.model.max_position - PROMPT)
 
 
-def _step_seconds(folder: BlockFolder, stages: int, threads: int) -> dict[int, float]:
-    """What a step takes a whole system of so many stages, by the number of requests."""
+def _step_seconds(folder: BlockFolder, stages: int, threads: int) -> tuple[dict[int, float], float]:
+    """What a step takes a whole system of so many stages, by the number of requests, and the largest of their spreads:
+    how far the median round is from the median of all, as a share of it."""
     found: dict[int, float] = {}
+    spread = 0.0
     dice = random.Random(time.time_ns())
     with running_up(folder.root.absolute(), stages, "--threads", str(threads), "--no-speculation") as url:
         gateway = GatewaySide(url, folder.model.name)
@@ -68,9 +71,11 @@ def _step_seconds(folder: BlockFolder, stages: int, threads: int) -> dict[int, f
                     prompts = random_prompts(dice, folder.model.vocab_size, requests, PROMPT)
                     rates.append(decode_rate(gateway.round(prompts, _new_tokens(folder)).tokens))
                 found[requests] = requests / median(rates[1:])
+                typical = median(rates[1:])
+                spread = max(spread, median(abs(rate - typical) for rate in rates[1:]) / typical)
         finally:
             gateway.close()
-    return found
+    return found, spread
 
 
 def fitted(beside: Sequence[tuple[int, float]]) -> StepOverhead:

@@ -30,7 +30,9 @@ class BlockProfile:
     """Of the same: half the distance between the quartiles, as a share of the median."""
     seconds_at_context: Mapping[int, Mapping[int, float]] = field(default_factory=dict[int, Mapping[int, float]])
     """The same at longer contexts; what is missing was not measured."""
+    spread_at_context: Mapping[int, Mapping[int, float]] = field(default_factory=dict[int, Mapping[int, float]])
     load_seconds: float | None = None
+    load_spread: float | None = None
     bytes: int | None = None
     kv_bytes_per_token: int | None = None
 
@@ -57,6 +59,8 @@ class ProductTimes:
 
     layer: Mapping[int, float]
     head: Mapping[int, float]
+    spread: Mapping[int, float] = field(default_factory=dict[int, float])
+    """Of the layer's, as in `BlockProfile`."""
 
     def at(self, rows: float, *, is_head: bool) -> float:
         """Seconds with `rows` >= 1 rows, on straight lines as in `BlockProfile.at`."""
@@ -65,18 +69,22 @@ class ProductTimes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hop:
-    """What carries rows from a stage to the next: seconds of each message and of each byte in it."""
+    """What carries rows from a stage to the next: seconds of each message and of each byte in it; the spread is that of
+    a message with one row."""
 
     seconds: float
     seconds_per_byte: float
+    spread: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepOverhead:
-    """What a step takes beside its blocks (sampling, commits, streams): seconds, and seconds of each of its rows."""
+    """What a step takes beside its blocks (sampling, commits, streams): seconds, and seconds of each of its rows; the
+    spread is that of the whole step, where it was largest."""
 
     seconds: float = 0.0
     seconds_per_row: float = 0.0
+    spread: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,16 +120,24 @@ class Profile:
             },
             "products": {
                 name: {
-                    precision: {"layer": _numbered(times.layer), "head": _numbered(times.head)}
+                    precision: {
+                        "layer": _numbered(times.layer),
+                        "head": _numbered(times.head),
+                        "spread": _numbered(times.spread),
+                    }
                     for precision, times in precisions.items()
                 }
                 for name, precisions in self.products.items()
             },
             "hop": {
-                name: {"seconds": hop.seconds, "seconds_per_byte": hop.seconds_per_byte}
+                name: {"seconds": hop.seconds, "seconds_per_byte": hop.seconds_per_byte, **_known("spread", hop.spread)}
                 for name, hop in self.hop.items()
             },
-            "step": {"seconds": self.step.seconds, "seconds_per_row": self.step.seconds_per_row},
+            "step": {
+                "seconds": self.step.seconds,
+                "seconds_per_row": self.step.seconds_per_row,
+                **_known("spread", self.step.spread),
+            },
         }
         return json.dumps(content, indent=1, allow_nan=False) + "\n"
 
@@ -145,11 +161,15 @@ def decode_profile(content: bytes, where: str) -> Profile:
         products={name: _products(products.nested(name)) for name in products.names()},
         hop={name: _hop(hops.nested(name)) for name in hops.names()},
         step=StepOverhead(
-            seconds=step.positive("seconds", zero=True), seconds_per_row=step.positive("seconds_per_row", zero=True)
+            seconds=step.positive("seconds", zero=True),
+            seconds_per_row=step.positive("seconds_per_row", zero=True),
+            spread=_spread(step),
         )
         if step
         else StepOverhead(),
     )
+    if step:
+        step.done()
     fields.done()
     return profile
 
@@ -173,12 +193,13 @@ def _times(classes: Fields, name: str) -> BlockProfile:
             classes.fail(f"{name} must be seconds, above 0, or an object with them")
         return BlockProfile(seconds={1: float(value)})
     one = classes.inner(name, cast(object, value))
-    longer = one.nested("seconds_at_context") if one.has("seconds_at_context") else None
     times = BlockProfile(
         seconds=_by_number(one.nested("seconds")),
         spread=_by_number(one.nested("spread"), zero=True) if one.has("spread") else {},
-        seconds_at_context={_number(longer, c): _by_number(longer.nested(c)) for c in longer.names()} if longer else {},
+        seconds_at_context=_by_context(one, "seconds_at_context"),
+        spread_at_context=_by_context(one, "spread_at_context", zero=True),
         load_seconds=one.positive("load_seconds", zero=True) if one.has("load_seconds") else None,
+        load_spread=_spread(one, "load_spread"),
         bytes=one.integer("bytes") if one.has("bytes") else None,
         kv_bytes_per_token=one.integer("kv_bytes_per_token") if one.has("kv_bytes_per_token") else None,
     )
@@ -186,6 +207,17 @@ def _times(classes: Fields, name: str) -> BlockProfile:
     if not times.seconds:
         one.fail("seconds: nothing was measured")
     return times
+
+
+def _by_context(block: Fields, name: str, *, zero: bool = False) -> dict[int, dict[int, float]]:
+    contexts = block.nested(name) if block.has(name) else None
+    if contexts is None:
+        return {}
+    return {_number(contexts, one): _by_number(contexts.nested(one), zero=zero) for one in contexts.names()}
+
+
+def _spread(fields: Fields, name: str = "spread") -> float | None:
+    return fields.positive(name, zero=True) if fields.has(name) else None
 
 
 def _by_number(fields: Fields, *, zero: bool = False) -> dict[int, float]:
@@ -202,7 +234,11 @@ def _products(fields: Fields) -> dict[str, ProductTimes]:
     found: dict[str, ProductTimes] = {}
     for precision in fields.names():
         one = fields.nested(precision)
-        found[precision] = ProductTimes(layer=_by_number(one.nested("layer")), head=_by_number(one.nested("head")))
+        found[precision] = ProductTimes(
+            layer=_by_number(one.nested("layer")),
+            head=_by_number(one.nested("head")),
+            spread=_by_number(one.nested("spread"), zero=True) if one.has("spread") else {},
+        )
         one.done()
         if not found[precision].layer or not found[precision].head:
             one.fail("nothing was measured")
@@ -213,6 +249,7 @@ def _hop(fields: Fields) -> Hop:
     hop = Hop(
         seconds=fields.positive("seconds", zero=True),
         seconds_per_byte=fields.positive("seconds_per_byte", zero=True),
+        spread=_spread(fields),
     )
     fields.done()
     return hop
@@ -223,11 +260,17 @@ def _encoded(times: BlockProfile) -> dict[str, Any]:
         "seconds": _numbered(times.seconds),
         "spread": _numbered(times.spread),
         "seconds_at_context": {str(context): _numbered(rows) for context, rows in times.seconds_at_context.items()},
+        "spread_at_context": {str(context): _numbered(rows) for context, rows in times.spread_at_context.items()},
+        **_known("load_seconds", times.load_seconds),
+        **_known("load_spread", times.load_spread),
+        **_known("bytes", times.bytes),
+        **_known("kv_bytes_per_token", times.kv_bytes_per_token),
     }
-    numbers = (
-        ("load_seconds", times.load_seconds), ("bytes", times.bytes), ("kv_bytes_per_token", times.kv_bytes_per_token)
-    )  # fmt: skip
-    return content | {name: value for name, value in numbers if value is not None}
+    return content
+
+
+def _known(name: str, value: float | None) -> dict[str, float]:
+    return {} if value is None else {name: value}
 
 
 def _numbered(values: Mapping[int, float]) -> dict[str, float]:

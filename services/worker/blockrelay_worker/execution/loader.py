@@ -1,7 +1,7 @@
 """Which executor runs a stage, by device, folder and precision."""
 
 from collections.abc import Collection
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from blockrelay.block_folder.folder import BlockFolder
 from blockrelay.block_folder.manifest import Manifest
@@ -14,7 +14,9 @@ from blockrelay_worker.execution.page_layout import PageLayout
 
 
 class Executors(Protocol):
-    """One implementation, on this machine."""
+    """One implementation, on this machine, for the devices of one class."""
+
+    device: ClassVar[Device]
 
     @staticmethod
     def serves(device: Device, precisions: Collection[Precision]) -> bool:
@@ -48,3 +50,10 @@ def executors_for(device: Device, folder: BlockFolder, *, threads: int) -> Execu
         if implementation.serves(device, folder.manifest.precisions):
             return implementation(threads)
     raise UsageError(f"no executor runs {folder.manifest.precision} models on a {device} worker")
+
+
+def devices_here(folder: BlockFolder) -> tuple[Device, ...]:
+    """The classes of devices of this machine that run the folder by code of their own."""
+    return tuple(
+        dict.fromkeys(one.device for one in IMPLEMENTATIONS if one.serves(one.device, folder.manifest.precisions))
+    )

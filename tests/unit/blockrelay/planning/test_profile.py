@@ -19,16 +19,18 @@ FULL = Profile(
                 seconds={1: 0.0021, 16: 0.0043, 256: 0.051},
                 spread={1: 0.03, 16: 0.02, 256: 0.0},
                 seconds_at_context={2048: {1: 0.0029, 16: 0.0071}},
+                spread_at_context={2048: {1: 0.01, 16: 0.02}},
                 load_seconds=0.4,
+                load_spread=0.1,
                 bytes=41943040,
                 kv_bytes_per_token=4096,
             ),
             "GPU": BlockProfile(seconds={1: 0.001}),
         }
     },
-    products={"CPU": {"w4a8": ProductTimes(layer={1: 0.001, 16: 0.003}, head={1: 0.002})}},
-    hop={"shared_memory": Hop(seconds=0.00008, seconds_per_byte=2e-10)},
-    step=StepOverhead(seconds=1e-4, seconds_per_row=1e-5),
+    products={"CPU": {"w4a8": ProductTimes(layer={1: 0.001, 16: 0.003}, head={1: 0.002}, spread={1: 0.05})}},
+    hop={"shared_memory": Hop(seconds=0.00008, seconds_per_byte=2e-10, spread=0.07)},
+    step=StepOverhead(seconds=1e-4, seconds_per_row=1e-5, spread=0.02),
 )
 
 
@@ -68,6 +70,7 @@ def changed(*path: str, to: object) -> bytes:
         (changed("products", "CPU", "w4a8", "head", to={}), "products: CPU: w4a8: nothing was measured"),
         (changed("products", "CPU", "w4a8", "tail", to={}), "w4a8: unknown field 'tail'"),
         (changed("hop", "redis", to={"seconds": 1}), "hop: redis: field 'seconds_per_byte' is missing"),
+        (changed("step", "sprad", to=1), "step: unknown field 'sprad'"),
         (changed("modle", to="x"), "unknown field 'modle'"),
     ],
 )

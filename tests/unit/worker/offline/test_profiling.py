@@ -39,6 +39,7 @@ def test_every_block_is_measured_in_every_shape(folder: Path, tmp_path: Path, mo
         block = profile.blocks[cost.name]["CPU"]
         assert set(block.seconds) == set(block.spread) == set(ROWS)
         assert set(block.seconds_at_context) == {512}, "the model's own; 2,048 is beyond it"
+        assert set(block.spread_at_context[512]) == set(ROWS) and block.load_spread is not None
         assert all(seconds > 0 for seconds in block.seconds.values())
         assert (block.bytes, block.kv_bytes_per_token) == (cost.bytes["w8a8"], 2 * cost.kv_values_per_token)
         assert block.load_seconds is not None and block.load_seconds > 0

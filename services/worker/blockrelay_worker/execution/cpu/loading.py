@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Collection
+from typing import ClassVar
 
 from blockrelay.block_folder.folder import BlockFolder
 from blockrelay.block_folder.manifest import Manifest
@@ -22,6 +23,8 @@ _log = logging.getLogger(__name__)
 
 class CpuExecutors:
     """Makes executors that compute with `threads` threads: our kernels and, where they have none, ONNX Runtime's."""
+
+    device: ClassVar[Device] = "cpu"
 
     def __init__(self, threads: int) -> None:
         self._threads, self._kernels = threads, load_kernels(threads)

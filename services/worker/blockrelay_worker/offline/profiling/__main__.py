@@ -4,7 +4,7 @@ Writes `profiling_results.json` (`blockrelay.planning.profile`), which planners 
 """
 
 import sys
-from dataclasses import replace
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
@@ -19,15 +19,18 @@ from blockrelay.command_app import run_app
 from blockrelay.errors import UsageError
 from blockrelay.host.cpu import cores, machine_name
 from blockrelay.host.memory import available_bytes
-from blockrelay.planning.profile import BlockProfile, Hop, Profile
+from blockrelay.planning.profile import BlockProfile, Profile
+from blockrelay.protocol.plan import Device
 from blockrelay.settings import BUNDLED_MODEL
-from blockrelay_worker.execution.loader import executors_for
+from blockrelay_worker.execution.loader import devices_here, executors_for
 from blockrelay_worker.kernels import load_kernels
 from blockrelay_worker.offline.profiling.block_times import (
     MEMORY_SHARE,
     NOISY,
     ROUNDS,
+    Samples,
     Times,
+    load_times,
     measure,
     shapes,
     windows,
@@ -50,69 +53,77 @@ def main(
     """Measure every block of a model on every device that is here, and what a hop between stages takes."""
     if not out.parent.is_dir():
         raise UsageError(f"--out {out}: there is no folder {out.parent}")
-    folder = open_block_folder(model)
-    blocks, loading = _measure(folder, threads or cores())
+    folder, threads = open_block_folder(model), threads or cores()
+    measured = {device.upper(): _measure(folder, device, threads) for device in devices_here(folder)}
     hop = {"shared_memory": shared_memory_hop(folder.model.hidden_size)}
     if redis is not None:
         hop["redis"] = redis_hop(redis, folder.model.hidden_size)
-    products = {"CPU": product_times(folder.model, load_kernels(threads or cores()))}
-    profile = replace(_profile(folder, blocks, loading, hop, threads or cores()), products=products)
-    out.write_text(profile.encode())
-    noisy = [name for name, block in profile.blocks.items() if max(block["CPU"].spread.values()) > NOISY]
-    typer.echo(f"{out}: {folder.model.name}, {folder.manifest.precision}, {len(profile.blocks)} blocks on CPU")
-    if noisy:
-        typer.echo(f"noisy after all rounds, the machine was busy: {', '.join(noisy)}", err=True)
-
-
-def _measure(folder: BlockFolder, threads: int) -> tuple[Times, dict[int, float]]:
-    """Samples of all blocks, and the seconds that loading each took."""
-    executors = executors_for("cpu", folder, threads=threads)
-    wanted = shapes(folder)
-    cut = list(windows(folder, executors, wanted, int(available_bytes() * MEMORY_SHARE)))
-    times: Times = {}
-    loading: dict[int, float] = {}
-    rounds = sum(ROUNDS * sum(shape.pages <= window.pages for shape in wanted) for window in cut)
-    with typer.progressbar(length=rounds, label=folder.model.name, file=sys.stderr) as bar:
-        for window in cut:
-            found, seconds = measure(folder, executors, window, wanted, bar.update)
-            times |= found
-            files = [(block.index, folder.manifest.files[block.file].bytes) for block in folder.manifest.blocks]
-            sizes = {index: size for index, size in files if window.first <= index <= window.last}
-            loading |= {index: seconds * size / sum(sizes.values()) for index, size in sizes.items()}
-    return times, loading
-
-
-def _profile(
-    folder: BlockFolder, times: Times, loading: dict[int, float], hop: dict[str, Hop], threads: int
-) -> Profile:
-    return Profile(
+    profile = Profile(
         model=folder.model.name,
         model_hash=folder.manifest.model_hash,
         machine=machine_name(threads),
         measured=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         blocks={
-            cost.name: {"CPU": _block(cost, folder.manifest, times, loading[cost.index])}
+            cost.name: {name: _block(cost, folder.manifest, *found) for name, found in measured.items()}
             for cost in analyse(folder.model).blocks
         },
+        products={"CPU": product_times(folder.model, load_kernels(threads))},
         hop=hop,
     )
+    out.write_text(profile.encode())
+    what = f"{folder.model.name}, {folder.manifest.precision}, {len(profile.blocks)} blocks"
+    typer.echo(f"{out}: {what} on {' and '.join(measured)}")
+    noisy = [
+        f"{name} on {device}"
+        for name, classes in profile.blocks.items()
+        for device, block in classes.items()
+        if _largest_spread(block) > NOISY
+    ]
+    if noisy:
+        typer.echo(f"noisy after all rounds, the machine was busy: {', '.join(noisy)}", err=True)
 
 
-def _block(cost: BlockCost, manifest: Manifest, times: Times, loading: float) -> BlockProfile:
+def _measure(folder: BlockFolder, device: Device, threads: int) -> tuple[Times, dict[int, Samples]]:
+    """Samples of all blocks, and of loading each."""
+    executors = executors_for(device, folder, threads=threads)
+    wanted = shapes(folder)
+    cut = list(windows(folder, executors, wanted, int(available_bytes() * MEMORY_SHARE)))
+    times: Times = {}
+    rounds = sum(ROUNDS * sum(shape.pages <= window.pages for shape in wanted) for window in cut)
+    with typer.progressbar(length=rounds + folder.model.blocks, label=folder.model.name, file=sys.stderr) as bar:
+        for window in cut:
+            times |= measure(folder, executors, window, wanted, bar.update)
+        return times, load_times(folder, executors, bar.update)
+
+
+def _block(cost: BlockCost, manifest: Manifest, times: Times, loading: Mapping[int, Samples]) -> BlockProfile:
     """Of one block; a model whose context is shorter than the base one is measured at its own."""
     samples = {shape: one for (index, shape), one in times.items() if index == cost.index}
     base, *longer = sorted({shape.context for shape in samples})
+
+    def at(context: int) -> dict[int, Samples]:
+        return {shape.rows: one for shape, one in samples.items() if shape.context == context}
+
+    def medians(context: int) -> dict[int, float]:
+        return {rows: one.median for rows, one in at(context).items()}
+
+    def spreads(context: int) -> dict[int, float]:
+        return {rows: one.spread for rows, one in at(context).items()}
+
     return BlockProfile(
-        seconds={shape.rows: one.median for shape, one in samples.items() if shape.context == base},
-        spread={shape.rows: one.spread for shape, one in samples.items() if shape.context == base},
-        seconds_at_context={
-            context: {shape.rows: one.median for shape, one in samples.items() if shape.context == context}
-            for context in longer
-        },
-        load_seconds=loading,
+        seconds=medians(base),
+        spread=spreads(base),
+        seconds_at_context={context: medians(context) for context in longer},
+        spread_at_context={context: spreads(context) for context in longer},
+        load_seconds=loading[cost.index].median,
+        load_spread=loading[cost.index].spread,
         bytes=cost.bytes[manifest.precision_of(cost.index)],
         kv_bytes_per_token=cost.kv_values_per_token * kv_item_bytes(manifest.precisions),
     )
+
+
+def _largest_spread(block: BlockProfile) -> float:
+    return max(spread for by_rows in (block.spread, *block.spread_at_context.values()) for spread in by_rows.values())
 
 
 def run(arguments: list[str] | None = None) -> int:

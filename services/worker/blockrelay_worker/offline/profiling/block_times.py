@@ -25,6 +25,8 @@ LONG_CONTEXT = 2048
 LEAST_RUNS, ROUND_S = 5, 0.25
 #: Rounds over all shapes, so that a slow moment of the machine meets all of them; then noisy shapes have some more.
 ROUNDS, EXTRA_ROUNDS = 3, 4
+#: How often each block is loaded alone.
+LOADS = 3
 #: Half the distance of the quartiles, as a share of the median, from which a figure is noisy.
 NOISY = 0.05
 #: Of the memory that is free, what weights and KV pages of the measured blocks may take.
@@ -56,8 +58,13 @@ class Samples:
     @property
     def spread(self) -> float:
         """Half the distance between the quartiles, as a share of the median."""
-        low, _, high = quantiles(self.seconds, n=4)
-        return (high - low) / 2 / self.median
+        return spread_of(self.seconds)
+
+
+def spread_of(seconds: Sequence[float]) -> float:
+    """Half the distance between the quartiles, as a share of the median; of two samples at least."""
+    low, middle, high = quantiles(seconds, n=4)
+    return (high - low) / 2 / middle
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,14 +108,9 @@ def windows(folder: BlockFolder, executors: Executors, wanted: Sequence[Shape], 
 
 def measure(
     folder: BlockFolder, executors: Executors, window: Window, wanted: Sequence[Shape], progress: Callable[[int], None]
-) -> tuple[Times, float]:
-    """Times of the window's blocks in every shape that has room, and the seconds that loading took.
-
-    `progress` is told each measured round of a shape (1).
-    """
-    started = time.perf_counter()
+) -> Times:
+    """Times of the window's blocks in every shape that has room; `progress` hears of each measured round (1)."""
     executor = executors.load(folder, window.first, window.last, pages=window.pages)
-    loading = time.perf_counter() - started
     times: Times = {}
     try:
         fitting = [shape for shape in wanted if shape.pages <= window.pages]
@@ -122,7 +124,20 @@ def measure(
                     _round(executor, folder, window, shape, times)
     finally:
         executor.close()
-    return times, loading
+    return times
+
+
+def load_times(folder: BlockFolder, executors: Executors, progress: Callable[[int], None]) -> dict[int, Samples]:
+    """Seconds until each block alone can compute, checked by its known answer; its file may be in memory."""
+    found: dict[int, Samples] = {}
+    for index in range(1, folder.model.blocks + 1):
+        found[index] = Samples()
+        for _ in range(LOADS):
+            started = time.perf_counter()
+            executors.load(folder, index, index, pages=2).close()
+            found[index].seconds.append(time.perf_counter() - started)
+        progress(1)
+    return found
 
 
 def _round(executor: Executor, folder: BlockFolder, window: Window, shape: Shape, times: Times) -> None:

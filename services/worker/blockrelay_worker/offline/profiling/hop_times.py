@@ -15,6 +15,7 @@ import numpy as np
 from blockrelay.planning.profile import Hop
 from blockrelay.protocol.messages import Forward, ForwardSegment
 from blockrelay.redis.client import OneConnection, connect
+from blockrelay_worker.offline.profiling.block_times import spread_of
 
 ROWS = (1, 16, 64, 256)
 RUNS = 40
@@ -30,7 +31,7 @@ def redis_hop(url: str, hidden: int) -> Hop:
     try:
         client.ask("DEL", _THERE, _BACK)
         _there_and_back(client, hidden, 1)  # the other process is up
-        return _line([(rows * hidden * 4, _median(lambda n=rows: _there_and_back(client, hidden, n))) for rows in ROWS])
+        return _line([(n * hidden * 4, _samples(lambda n=n: _there_and_back(client, hidden, n))) for n in ROWS])
     finally:
         echo.kill()
         echo.join()
@@ -39,12 +40,12 @@ def redis_hop(url: str, hidden: int) -> Hop:
 
 def shared_memory_hop(hidden: int) -> Hop:
     """Written by one side and read by the other, without what it takes to wake it."""
-    times: list[tuple[int, float]] = []
+    times: list[tuple[int, list[float]]] = []
     for rows in ROWS:
         size = rows * hidden * 4
         content = np.random.default_rng(1).bytes(size)
         with mmap.mmap(-1, size) as shared:
-            times.append((size, _median(lambda s=shared, c=content: _write_and_read(s, c))))
+            times.append((size, _samples(lambda s=shared, c=content: _write_and_read(s, c))))
     return _line(times)
 
 
@@ -85,13 +86,14 @@ def _read(client: OneConnection, stream: bytes) -> dict[bytes, bytes]:
             return dict(zip(fields[::2], fields[1::2], strict=True))
 
 
-def _median(run: Callable[[], float]) -> float:
-    return median(run() for _ in range(RUNS))
+def _samples(run: Callable[[], float]) -> list[float]:
+    return [run() for _ in range(RUNS)]
 
 
-def _line(times: Sequence[tuple[int, float]]) -> Hop:
-    """Through sizes and seconds, by least squares; neither figure is below zero."""
-    sizes, seconds = np.array(times, np.float64).T
+def _line(times: Sequence[tuple[int, list[float]]]) -> Hop:
+    """Through sizes and medians of seconds, by least squares; neither figure is below zero."""
+    sizes, seconds = np.array([(size, median(samples)) for size, samples in times], np.float64).T
     slope, start = np.polyfit(sizes, seconds, 1)
     slope = max(float(slope), 0.0)
-    return Hop(seconds=max(float(start), float(seconds.min() - slope * sizes[0]), 0.0), seconds_per_byte=slope)
+    start = max(float(start), float(seconds.min() - slope * sizes[0]), 0.0)
+    return Hop(seconds=start, seconds_per_byte=slope, spread=spread_of(times[0][1]))

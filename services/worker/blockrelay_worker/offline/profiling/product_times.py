@@ -6,8 +6,9 @@ other, then those of the head, as in a step.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from statistics import median
 
 import numpy as np
@@ -24,7 +25,7 @@ from blockrelay.block_folder.model import (
 )
 from blockrelay.planning.profile import ProductTimes
 from blockrelay_worker.kernels.interface import F32, U8, Kernels, Product
-from blockrelay_worker.offline.profiling.block_times import LEAST_RUNS, ROUND_S, ROUNDS, ROWS
+from blockrelay_worker.offline.profiling.block_times import LEAST_RUNS, ROUND_S, ROUNDS, ROWS, spread_of
 
 #: Weights that no cache holds.
 _UNCACHED_BYTES = 256 << 20
@@ -38,15 +39,12 @@ class _Linears:
 
     products: tuple[tuple[Product, U8, F32], ...]
 
-    def run(self, rows: int) -> float:
-        """Multiply so many rows; the seconds that it took."""
-        started = time.perf_counter()
+    def multiply(self, rows: int) -> None:
         for product, given, out in self.products:
             product(given[:rows], out[:rows])
-        return time.perf_counter() - started
 
 
-def product_times(model: ModelConfig, kernels: Kernels) -> dict[Precision, ProductTimes]:
+def product_times(model: ModelConfig, kernels: Kernels) -> dict[str, ProductTimes]:
     """Of every exact precision that the model may have and these kernels multiply in."""
     return {p: _measured(model, p, kernels) for p in PRECISIONS if is_exact(p) and _is_possible(model, p, kernels)}
 
@@ -68,22 +66,40 @@ def _measured(model: ModelConfig, precision: Precision, kernels: Kernels) -> Pro
     head_samples: dict[int, list[float]] = {rows: [] for rows in ROWS}
     for _ in range(ROUNDS):
         for rows in ROWS:
-            _step(layers, head, rows)
+            step = _step([*layers, head], rows, kernels)
+            step()
             until, runs = time.perf_counter() + ROUND_S, 0
             while runs < LEAST_RUNS or time.perf_counter() < until:
-                in_layers, in_head = _step(layers, head, rows)
-                layer_samples[rows].append(in_layers / len(layers))
+                *in_layers, in_head = step()
+                layer_samples[rows].append(sum(in_layers) / len(layers))
                 head_samples[rows].append(in_head)
                 runs += 1
     return ProductTimes(
         layer={rows: median(samples) for rows, samples in layer_samples.items()},
         head={rows: median(samples) for rows, samples in head_samples.items()},
+        spread={rows: spread_of(samples) for rows, samples in layer_samples.items()},
     )
 
 
-def _step(layers: Sequence[_Linears], head: _Linears, rows: int) -> tuple[float, float]:
-    """Seconds of all layers, and of the head."""
-    return sum(layer.run(rows) for layer in layers), head.run(rows)
+def _step(blocks: Sequence[_Linears], rows: int, kernels: Kernels) -> Callable[[], list[float]]:
+    """Multiplies so many rows by all blocks, as a stage does; answers the seconds of each."""
+    parts = [partial(block.multiply, rows) for block in blocks]
+    if kernels.records:
+        program = kernels.record(parts)
+
+        def recorded() -> list[float]:
+            seconds: list[float] = []
+            program.run(seconds)
+            return seconds
+
+        return recorded
+    return lambda: [_seconds(part) for part in parts]
+
+
+def _seconds(part: Callable[[], None]) -> float:
+    started = time.perf_counter()
+    part()
+    return time.perf_counter() - started
 
 
 def _linears(model: ModelConfig, kinds: Sequence[str], precision: Precision, kernels: Kernels) -> _Linears:
