@@ -9,6 +9,7 @@ from typing import Any, cast
 
 from blockrelay.errors import RedisFull, RedisTrouble
 from blockrelay.failpoints import reach
+from blockrelay.observability import logs
 from blockrelay.observability.metrics import WorkerMetrics
 from blockrelay.protocol.messages import Commit, Forward, NextJob
 from blockrelay.redis.client import backoff_s
@@ -74,6 +75,9 @@ class Sender:
         self._metrics.forwarded.inc(len(fields["rows"]))
         if length >= FULL_INBOX:
             self._full.add(target)
+        if entry is None:
+            requests = [segment.request for segment in message.segments]
+            logs.get().warning("FORWARD_UNDELIVERED", worker=target, requests=requests, error="it has no inbox")
         return entry is not None
 
     def _add(self, inbox: str, fields: dict[str, bytes]) -> tuple[bytes | None, int]:

@@ -2,14 +2,16 @@
 
 import threading
 
+import numpy as np
 import pytest
 import redis
 from prometheus_client import CollectorRegistry
+from structlog.testing import capture_logs
 
 from blockrelay.block_folder.folder import BlockFolder
 from blockrelay.observability.metrics import WorkerMetrics
 from blockrelay.protocol.keys import Keys
-from blockrelay.protocol.messages import Commit, NextJob
+from blockrelay.protocol.messages import Commit, Forward, ForwardSegment, NextJob
 from blockrelay.redis.client import Scripts
 from blockrelay.redis.errors import RedisWatch
 from blockrelay_worker.engine.intake import Intake
@@ -50,3 +52,19 @@ def test_a_worker_that_is_gone_gets_no_inbox(
     client.delete(keys.inbox("a"))
     Sender(links, WorkerMetrics(CollectorRegistry())).announce([("a", COMMIT)])
     assert not client.exists(keys.inbox("a"))
+
+
+def test_rows_for_a_worker_that_is_not_there_are_refused_by_its_name(
+    client: redis.Redis, keys: Keys, links: Links
+) -> None:
+    segment = ForwardSegment(request="p", run="p", sequence=0, position=0, token_ids=(7,), ends_known=True)
+    message = Forward(sender="a", segments=(segment,), rows=np.zeros((1, 8), np.float32))
+    sender = Sender(links, WorkerMetrics(CollectorRegistry()))
+    with capture_logs() as said:
+        assert not sender.forward("nobody", message)
+        client.xadd(keys.inbox("b"), {"x": "y"})
+        assert sender.forward("b", message), "there is one"
+    assert [(entry["event"], entry["worker"], entry["requests"]) for entry in said] == [
+        ("FORWARD_UNDELIVERED", "nobody", ["p"])
+    ]
+    assert not client.exists(keys.inbox("nobody"))
