@@ -141,6 +141,11 @@ faults: install ## every service at every failure point
 bench-recovery: install ## how long streams stand still after an accident
 	$(BIN)/python -m bench.scenarios.recovery $(ARGS)
 
+# How long the planner takes, and whether plans are as fast as they say: ten minutes on an idle machine of two cores.
+bench-plans: install ## how quick the planner is, and how right its predictions
+	$(BIN)/python -m bench.scenarios.plan_time
+	$(BIN)/python -m bench.scenarios.plan_accuracy $(ARGS)
+
 # Ninety seconds under load while everything is killed at random; more with ARGS="--minutes 10 --fsync everysec".
 drill: install ## hurts a loaded system at random and compares every answer
 	$(BIN)/blockrelay drill --minutes 1.5 --stages 2 $(ARGS)

@@ -1,4 +1,4 @@
-"""Are plans as fast as they say? `python -m bench.scenarios.plan_accuracy --w8a8 DIR --w4a8 DIR`.
+"""Are plans as fast as they say? `python -m bench.scenarios.plan_accuracy` (`make bench-plans`).
 
 Profiles the w8a8 model on this machine, with all cores for a worker and with one, then writes down what the planner
 predicts for twelve settings, and only then runs them: 1 to 3 stages, even and uneven, w8a8 and w4a8 (never profiled),
@@ -22,6 +22,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from bench.compare import block_folder
 from blockrelay.block_folder.folder import open_block_folder
 from blockrelay.host.cpu import cores
 from blockrelay_launcher.background import running_redis
@@ -236,14 +237,13 @@ def show(rows: Sequence[dict[str, Any]]) -> None:
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--w8a8", type=Path, required=True, help="block folder")
-    parser.add_argument("--w4a8", type=Path, required=True, help="the same checkpoint in w4a8")
+    parser.add_argument("--shape", default="llama160m", help="of a checkpoint of random weights (bench/checkpoint.py)")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--out", type=Path, default=Path(".bench/plan_accuracy"), help="folder for what is written")
     chosen = parser.parse_args(arguments)
     out = chosen.out.absolute()
     out.mkdir(parents=True, exist_ok=True)
-    models = {"w8a8": chosen.w8a8.absolute(), "w4a8": chosen.w4a8.absolute()}
+    models = {precision: block_folder(chosen.shape, precision).absolute() for precision in ("w8a8", "w4a8")}
     profiles = {n: profiled(models["w8a8"], n, out / f"profile-{n}.json") for n in {1, cores()}}
     bench = Bench(models, out, profiles)
     blocks = open_block_folder(models["w8a8"], blocks=[]).model.blocks
