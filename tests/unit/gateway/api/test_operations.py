@@ -23,8 +23,8 @@ from tests.support.redis.redis_server import RedisServer
 from tests.support.waiting import wait_until
 
 
-def reasons(gateway: RunningGateway) -> list[str]:
-    response = gateway.http.get("/readyz")
+def reasons(gateway: RunningGateway, question: str = "") -> list[str]:
+    response = gateway.http.get("/readyz" + question)
     body = response.json()
     assert (response.status_code == 200) == (body["status"] == "ready") == (not body["reasons"])
     return body["reasons"]
@@ -38,12 +38,23 @@ def test_ready_means_that_a_token_can_be_produced(gateway: RunningGateway, worke
     assert reasons(gateway) == []
 
 
+def test_a_load_balancer_asks_whether_requests_are_accepted(gateway: RunningGateway, worker: PlayedWorker) -> None:
+    worker.scripts.run(calls.dead("w1", silent_s=0))
+    assert reasons(gateway, "?for=tokens") == reasons(gateway) != []
+    assert reasons(gateway, "?for=accepting") == []
+    accepted = gateway.post("/v1/completions", prompt="x", background=True)
+    assert accepted.status_code == 202, "it waits for a worker"
+    refused = gateway.http.get("/readyz?for=fun")
+    assert refused.status_code == 400 and "for" in refused.json()["error"]["message"]
+
+
 def test_without_a_plan_or_a_queue_the_reason_says_so(settings: GatewaySettings, tmp_path: Path) -> None:
     with running_gateway(settings) as gateway:
         assert "no plan yet" in reasons(gateway)[0]
     nowhere = settings.model_copy(update={"redis_url": f"unix://{tmp_path}/none.sock"})
     with running_gateway(nowhere) as gateway:
-        assert "Redis does not answer" in reasons(gateway)[0]
+        for question in ("", "?for=accepting"):
+            assert "Redis does not answer" in reasons(gateway, question)[0]
         assert gateway.http.get("/livez").status_code == 200
         refused = gateway.post("/v1/infer", session_id="s", step=1, input_tensors={"input_ids": [5]})
         assert refused.status_code == 503

@@ -2,9 +2,9 @@
 
 from collections.abc import AsyncIterator
 from secrets import token_hex
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Query, Request
 from fastapi.responses import PlainTextResponse, Response
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
@@ -69,9 +69,16 @@ async def livez(request: Request) -> Response:
 
 
 @router.get("/readyz")
-async def readyz(request: Request) -> Response:
-    """200 only when a token can be produced: Redis answers and every stage of the plan has a live worker."""
-    reasons = await gaps(state.of(request))
+async def readyz(
+    request: Request, question: Annotated[Literal["tokens", "accepting"], Query(alias="for")] = "tokens"
+) -> Response:
+    """200 only when a token can be produced: Redis answers and every stage of the plan has a live worker.
+
+    `?for=accepting` asks less, what a load balancer wants to know: that Redis answers and this gateway does not shut
+    down. Requests are accepted then and wait for workers, ended ones can be read.
+    """
+    gateway = state.of(request)
+    reasons = await gaps(gateway) if question == "tokens" else await obstacles(gateway)
     body = {"status": "not ready" if reasons else "ready", "reasons": reasons}
     return JsonAnswer(body, status_code=503 if reasons else 200)
 
@@ -82,13 +89,22 @@ async def metrics(request: Request) -> Response:
     return Response(generate_latest(state.of(request).metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
 
-async def gaps(gateway: Gateway) -> list[str]:
-    """Why no token can be produced, one sentence each; empty = ready."""
+async def obstacles(gateway: Gateway) -> list[str]:
+    """Why nothing can be accepted, one sentence each; empty = ready for that."""
     if gateway.followed.closing:
         return ["the gateway shuts down"]
     try:
-        if gap := await read_gap_async(gateway.client, gateway.keys):
-            return [gap]
+        gap = await read_gap_async(gateway.client, gateway.keys)
+    except RedisTrouble as error:
+        return [str(error)]
+    return [gap] if gap else []
+
+
+async def gaps(gateway: Gateway) -> list[str]:
+    """Why no token can be produced, one sentence each; empty = ready."""
+    if reasons := await obstacles(gateway):
+        return reasons
+    try:
         plan = await read_plan_async(gateway.client, gateway.keys, gateway.model_key)
         workers = await read_workers_async(gateway.client, gateway.keys, gateway.model_key)
     except RedisTrouble as error:
