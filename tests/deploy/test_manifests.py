@@ -1,0 +1,140 @@
+"""The overlays of deploy/k8s: valid in every version that we claim, in agreement with each other and with the code.
+
+Every mistake that people make in manifests, planted, is found; schemas alone find two of them.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.support.kubernetes.contracts import complaints, containers, kinds, pod_of
+from tests.support.kubernetes.rendering import OVERLAYS, Manifest, render, schema_complaints
+
+#: The three newest, and the oldest that we claim.
+VERSIONS = ("1.37", "1.36", "1.35", "1.30")
+EVERY = sorted(path.name for path in OVERLAYS.iterdir())
+
+
+def one(objects: list[Manifest], kind: str, name: str) -> Manifest:
+    (found,) = [each for each in kinds(objects, kind) if each["metadata"]["name"] == f"blockrelay-{name}"]
+    return found
+
+
+def gateway(objects: list[Manifest]) -> Manifest:
+    return containers(one(objects, "Deployment", "gateway"))[0]
+
+
+def misspelt(objects: list[Manifest]) -> None:
+    one(objects, "Deployment", "gateway")["spec"]["replica"] = 3
+
+
+def port_as_text(objects: list[Manifest]) -> None:
+    gateway(objects)["ports"][0]["containerPort"] = "8000"
+
+
+def long_port_name(objects: list[Manifest]) -> None:
+    gateway(objects)["ports"][0]["name"] = "hypertext-transfer"
+
+
+def other_labels(objects: list[Manifest]) -> None:
+    one(objects, "Deployment", "gateway")["spec"]["selector"]["matchLabels"]["app.kubernetes.io/component"] = "gate"
+
+
+def request_above_limit(objects: list[Manifest]) -> None:
+    containers(one(objects, "Deployment", "worker-cpu"))[0]["resources"]["requests"]["cpu"] = "3"
+
+
+def mount_without_volume(objects: list[Manifest]) -> None:
+    gateway(objects)["volumeMounts"].append({"name": "models", "mountPath": "/models"})
+
+
+def budget_with_both(objects: list[Manifest]) -> None:
+    one(objects, "PodDisruptionBudget", "gateway")["spec"]["minAvailable"] = 1
+
+
+def bad_name(objects: list[Manifest]) -> None:
+    one(objects, "Service", "gateway")["metadata"]["name"] = "Blockrelay_Gateway"
+
+
+def empty_image(objects: list[Manifest]) -> None:
+    gateway(objects)["image"] = ""
+
+
+def long_pre_stop(objects: list[Manifest]) -> None:
+    gateway(objects)["lifecycle"]["preStop"]["sleep"]["seconds"] = 30
+
+
+def shared_single_writer(objects: list[Manifest]) -> None:
+    claim = one(objects, "StatefulSet", "redis-control")["spec"]["volumeClaimTemplates"][0]
+    claim["spec"]["accessModes"].append("ReadWriteMany")
+
+
+def port_70000(objects: list[Manifest]) -> None:
+    gateway(objects)["ports"][0]["containerPort"] = 70000
+
+
+def quantity(objects: list[Manifest]) -> None:
+    gateway(objects)["resources"]["limits"]["memory"] = "1536Mib"
+
+
+def removed_version(objects: list[Manifest]) -> None:
+    one(objects, "PodDisruptionBudget", "gateway")["apiVersion"] = "policy/v1beta1"
+
+
+def privileged(objects: list[Manifest]) -> None:
+    gateway(objects)["securityContext"]["privileged"] = True
+
+
+def elsewhere(objects: list[Manifest]) -> None:
+    one(objects, "Service", "gateway")["metadata"]["namespace"] = "default"
+
+
+def unknown_setting(objects: list[Manifest]) -> None:
+    containers(one(objects, "Deployment", "worker-cpu"))[0]["env"].append({"name": "BLOCKRELAY_TREADS", "value": "2"})
+
+
+def service_links(objects: list[Manifest]) -> None:
+    del pod_of(one(objects, "Deployment", "gateway"))["enableServiceLinks"]
+
+
+def drain_without_time(objects: list[Manifest]) -> None:
+    pod_of(one(objects, "Deployment", "worker-cpu"))["terminationGracePeriodSeconds"] = 30
+
+
+def policy_for_nobody(objects: list[Manifest]) -> None:
+    one(objects, "NetworkPolicy", "redis")["spec"]["ingress"][0]["ports"][0]["port"] = "http"
+
+
+#: Those that the schema sees.
+SEEN_BY_SCHEMA = (misspelt, port_as_text)
+MISTAKES: tuple[Callable[[list[Manifest]], None], ...] = (
+    long_port_name, other_labels, request_above_limit, mount_without_volume, budget_with_both, bad_name, empty_image,
+    long_pre_stop, shared_single_writer, port_70000, quantity, removed_version, privileged, elsewhere, unknown_setting,
+    service_links, drain_without_time, policy_for_nobody,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("overlay", EVERY)
+def test_an_overlay_is_valid_in_every_version_that_we_claim(overlay: str, version: str, tmp_path: Path) -> None:
+    assert schema_complaints(render(overlay), version, tmp_path) == []
+
+
+@pytest.mark.parametrize("overlay", EVERY)
+def test_an_overlay_keeps_our_contracts(overlay: str) -> None:
+    assert complaints(render(overlay)) == []
+
+
+@pytest.mark.parametrize("mistake", SEEN_BY_SCHEMA)
+def test_the_schema_finds_what_it_can(mistake: Callable[[list[Manifest]], None], tmp_path: Path) -> None:
+    objects = render("demo")
+    mistake(objects)
+    assert schema_complaints(objects, VERSIONS[0], tmp_path)
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_the_contracts_find_the_rest(mistake: Callable[[list[Manifest]], None]) -> None:
+    objects = render("demo")
+    mistake(objects)
+    assert complaints(objects)
