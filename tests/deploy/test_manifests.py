@@ -3,11 +3,13 @@
 Every mistake that people make in manifests, planted, is found; schemas alone find two of them.
 """
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from blockrelay_scheduler.plan_command.__main__ import run as plan
 from tests.support.kubernetes.contracts import complaints, containers, kinds, pod_of
 from tests.support.kubernetes.rendering import OVERLAYS, Manifest, render, schema_complaints
 
@@ -124,6 +126,31 @@ def test_an_overlay_is_valid_in_every_version_that_we_claim(overlay: str, versio
 @pytest.mark.parametrize("overlay", EVERY)
 def test_an_overlay_keeps_our_contracts(overlay: str) -> None:
     assert complaints(render(overlay)) == []
+
+
+def overlay_with_a_plan(folder: Path, plan_file: str) -> Path:
+    """As docs/kubernetes.md has it."""
+    ours = os.path.relpath(OVERLAYS.parent, folder.resolve())
+    (folder / "kustomization.yaml").write_text(
+        "apiVersion: kustomize.config.k8s.io/v1beta1\nkind: Kustomization\nnamespace: blockrelay-demo\n"
+        f"resources: [{ours}/overlays/demo]\ncomponents: [{ours}/components/plan]\n"
+        f"configMapGenerator:\n  - {{ name: blockrelay-plan, files: [{plan_file}] }}\n"
+    )
+    return folder
+
+
+def test_a_plan_reaches_the_schedulers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert plan(["--strategy", "uniform", "--parts", "2", "--json"]) == 0
+    written = capsys.readouterr().out
+    (tmp_path / "plan.json").write_text(written)
+    objects = render(overlay_with_a_plan(tmp_path, "plan.json"))
+    assert complaints(objects) == [] == schema_complaints(objects, VERSIONS[0], tmp_path)
+    (shown,) = kinds(objects, "ConfigMap")
+    assert shown["data"] == {"plan.json": written}
+    (scheduler,) = containers(one(objects, "Deployment", "scheduler"))
+    assert scheduler["env"] == [{"name": "BLOCKRELAY_PLAN", "value": "/plan/plan.json"}]
+    shown["metadata"]["name"] = "another"
+    assert [said for said in complaints(objects) if "there is no ConfigMap blockrelay-plan" in said]
 
 
 @pytest.mark.parametrize("mistake", SEEN_BY_SCHEMA)

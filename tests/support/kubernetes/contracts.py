@@ -213,11 +213,15 @@ def imaged(objects: list[Manifest]) -> Iterator[str]:
 
 
 def mounted(objects: list[Manifest]) -> Iterator[str]:
-    """Mounts have volumes and volumes mounts; whoever writes on one alone says so alone."""
+    """Mounts have volumes and volumes mounts, and what volumes show is there; a single writer is single."""
+    shown = {one["metadata"]["name"] for one in kinds(objects, "ConfigMap")}
     for workload in kinds(objects, *WORKLOADS):
         claims = workload["spec"].get("volumeClaimTemplates", [])
         volumes = {one["name"] for one in pod_of(workload).get("volumes", [])}
         volumes |= {one["metadata"]["name"] for one in claims}
+        for volume in pod_of(workload).get("volumes", []):
+            if "configMap" in volume and volume["configMap"]["name"] not in shown:
+                yield f"{called(workload)}: there is no ConfigMap {volume['configMap']['name']}"
         mounts = {mount["name"] for container in containers(workload) for mount in container.get("volumeMounts", [])}
         yield from (f"{called(workload)}: there is no volume {name}" for name in sorted(mounts - volumes))
         yield from (f"{called(workload)}: nobody mounts volume {name}" for name in sorted(volumes - mounts))

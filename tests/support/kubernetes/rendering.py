@@ -16,17 +16,16 @@ Manifest = dict[str, Any]
 
 
 @cache
-def _rendered(overlay: str) -> str:
-    done = subprocess.run(
-        [os.environ["KUBECTL"], "kustomize", OVERLAYS / overlay], capture_output=True, text=True, check=False
-    )
+def _rendered(folder: Path) -> str:
+    done = subprocess.run([os.environ["KUBECTL"], "kustomize", folder], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
-def render(overlay: str) -> list[Manifest]:
-    """All objects of an overlay, the caller's own copies."""
-    return [found for found in yaml.safe_load_all(_rendered(overlay)) if found]
+def render(overlay: str | Path) -> list[Manifest]:
+    """All objects of an overlay, ours by name or any by its folder; the caller's own copies."""
+    folder = OVERLAYS / overlay  # an absolute folder stays what it is
+    return [found for found in yaml.safe_load_all(_rendered(folder)) if found]
 
 
 def schema_complaints(objects: Iterable[Manifest], version: str, folder: Path) -> list[str]:
