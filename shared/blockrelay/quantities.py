@@ -1,6 +1,7 @@
 """Bytes, rates, counts and times as people write and read them: `24GB`, `900GB/s`, `310 MB`. Powers of 1000."""
 
 import re
+from math import isfinite
 
 from blockrelay.errors import UsageError
 
@@ -15,7 +16,10 @@ def parse_quantity(text: str, unit: str, *, where: str) -> float:
     if found is None or (found[3] and not found[2]):
         raise UsageError(f"{where}: {text!r} is not a quantity such as 24G{unit}")
     letter = found[2].replace("K", "k")
-    return float(found[1]) * (1024 ** ("kMGTP".index(letter) + 1) if found[3] else _UNITS[letter])
+    value = float(found[1]) * (1024 ** ("kMGTP".index(letter) + 1) if found[3] else _UNITS[letter])
+    if not isfinite(value):
+        raise UsageError(f"{where}: {text[:20]}... is beyond all numbers")
+    return value
 
 
 def format_quantity(value: float, unit: str = "") -> str:

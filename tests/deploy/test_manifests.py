@@ -1,9 +1,10 @@
 """The overlays of deploy/k8s: valid in every version that we claim, in agreement with each other and with the code.
 
-Every mistake that people make in manifests, planted, is found; schemas alone find two of them.
+Mistakes that people make in manifests, planted, are found; schemas alone find two of them.
 """
 
 import os
+from base64 import b64encode
 from collections.abc import Callable
 from pathlib import Path
 
@@ -108,12 +109,49 @@ def policy_for_nobody(objects: list[Manifest]) -> None:
     one(objects, "NetworkPolicy", "redis")["spec"]["ingress"][0]["ports"][0]["port"] = "http"
 
 
+def no_policies(objects: list[Manifest]) -> None:
+    objects[:] = [each for each in objects if each["kind"] != "NetworkPolicy"]
+
+
+def no_way_to_names(objects: list[Manifest]) -> None:
+    del one(objects, "NetworkPolicy", "services")["spec"]["egress"][1]
+
+
+def misspelt_worker(objects: list[Manifest]) -> None:
+    one(objects, "NetworkPolicy", "services")["spec"]["podSelector"]["matchExpressions"][0]["values"][2] = "worker"
+
+
+def nobody_may_come(objects: list[Manifest]) -> None:
+    came = one(objects, "NetworkPolicy", "redis")["spec"]["ingress"][0]["from"][0]["podSelector"]
+    came["matchExpressions"][0]["values"] = ["gateway"]
+
+
+def misspelt_redis(objects: list[Manifest]) -> None:
+    secret = next(each for each in kinds(objects, "Secret") if "worker" in each["metadata"]["name"])
+    secret["data"]["BLOCKRELAY_REDIS_URL"] = b64encode(b"redis://blockrelay-redis:6379/0").decode()
+
+
+def nobody_may_go(objects: list[Manifest]) -> None:
+    one(objects, "PodDisruptionBudget", "gateway")["spec"]["maxUnavailable"] = 0
+
+
+def last_one_must_stay(objects: list[Manifest]) -> None:
+    budget = one(objects, "PodDisruptionBudget", "redis-control")["spec"]
+    del budget["maxUnavailable"]
+    budget["minAvailable"] = 1
+
+
+def volume_of_root(objects: list[Manifest]) -> None:
+    del pod_of(one(objects, "StatefulSet", "redis-control"))["securityContext"]["fsGroup"]
+
+
 #: Those that the schema sees.
 SEEN_BY_SCHEMA = (misspelt, port_as_text)
 MISTAKES: tuple[Callable[[list[Manifest]], None], ...] = (
     long_port_name, other_labels, request_above_limit, mount_without_volume, budget_with_both, bad_name, empty_image,
     long_pre_stop, shared_single_writer, port_70000, quantity, removed_version, privileged, elsewhere, unknown_setting,
-    service_links, drain_without_time, policy_for_nobody,
+    service_links, drain_without_time, policy_for_nobody, no_policies, no_way_to_names, misspelt_worker,
+    nobody_may_come, misspelt_redis, nobody_may_go, last_one_must_stay, volume_of_root,
 )  # fmt: skip
 
 

@@ -70,7 +70,7 @@ class ProductTimes:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hop:
     """What carries rows from a stage to the next: seconds of each message and of each byte in it; the spread is that of
-    a message with one row."""
+    a message with one row, or of the steps of the system that the hop was taken from."""
 
     seconds: float
     seconds_per_byte: float

@@ -4,6 +4,7 @@ Each rule takes all objects of an overlay and yields complaints, a sentence each
 """
 
 import re
+from base64 import b64decode
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from math import isnan, nan
 from typing import Any
@@ -117,6 +118,12 @@ def disrupted(objects: list[Manifest]) -> Iterator[str]:
     for one in kinds(objects, "PodDisruptionBudget"):
         if ("minAvailable" in one["spec"]) == ("maxUnavailable" in one["spec"]):
             yield f"{called(one)}: it has minAvailable and maxUnavailable, or neither"
+        for workload in kinds(objects, *WORKLOADS):
+            if _matches(one["spec"]["selector"], _labels(workload)):
+                least = one["spec"].get("minAvailable", 0)
+                spare = one["spec"].get("maxUnavailable", workload["spec"]["replicas"] - least)
+                if spare < 1:
+                    yield f"{called(one)}: no pod may go, and no node can be drained"
         if one["spec"].get("unhealthyPodEvictionPolicy") != "AlwaysAllow":
             yield f"{called(one)}: a pod that is ill keeps its node from being drained"
 
@@ -139,7 +146,8 @@ def ports(objects: list[Manifest]) -> Iterator[str]:
     for one in kinds(objects, "NetworkPolicy"):
         for rule in one["spec"].get("ingress", []):
             known = _ports_of(w for w in workloads if _matches(one["spec"]["podSelector"], _labels(w)))
-            yield from (f"{called(one)}: no pod has port {p['port']}" for p in rule["ports"] if p["port"] not in known)
+            asked = [port["port"] for port in rule.get("ports", [])]
+            yield from (f"{called(one)}: no pod has port {port}" for port in asked if port not in known)
         for rule in one["spec"].get("egress", []):
             yield from _egress(one, rule, workloads)
 
@@ -151,7 +159,7 @@ def _egress(policy: Manifest, rule: Manifest, workloads: list[Manifest]) -> Iter
         found = [w for w in workloads if _matches(to["podSelector"], _labels(w))]
         if not found:
             yield f"{called(policy)}: nobody is there to be spoken to"
-        for port in rule["ports"]:
+        for port in rule.get("ports", []):
             if port["port"] not in _ports_of(found):
                 yield f"{called(policy)}: no pod has port {port['port']}"
 
@@ -176,21 +184,83 @@ def probed(objects: list[Manifest]) -> Iterator[str]:
 
 def configured(objects: list[Manifest]) -> Iterator[str]:
     """Services get settings that they have, from Secrets that are there, and nothing that only looks like one."""
-    secrets = {one["metadata"]["name"]: one for one in kinds(objects, "Secret")}
+    both = kinds(objects, "Secret", "ConfigMap")
+    given = {(one["kind"][0].lower() + one["kind"][1:], one["metadata"]["name"]): one for one in both}
     for workload in kinds(objects, *WORKLOADS):
         if pod_of(workload).get("enableServiceLinks") is not False:
             yield f"{called(workload)}: names of Services become variables, and BLOCKRELAY_... of them are refused"
         for container in containers(workload):
             names = [one["name"] for one in container.get("env", [])]
             for source in container.get("envFrom", []):
-                secret = secrets.get(source["secretRef"]["name"])
-                if secret is None:
-                    yield f"{called(workload)}: there is no Secret {source['secretRef']['name']}"
+                ((kind, told),) = source.items()
+                found = given.get((kind.removesuffix("Ref"), told["name"]))
+                if found is None:
+                    yield f"{called(workload)}: there is no {kind.removesuffix('Ref')} {told['name']}"
                 else:
-                    names += [*secret.get("data", {}), *secret.get("stringData", {})]
+                    names += found.get("data", {})
             ours = IMAGES.get(_image(container)[0])
             known = {f"BLOCKRELAY_{field.upper()}" for field in ours[0].model_fields} if ours else set[str]()
             yield from (f"{called(workload)}: its service has no setting {name}" for name in names if name not in known)
+
+
+def reached(objects: list[Manifest]) -> Iterator[str]:
+    """Nobody reaches anybody but by a policy, by which services reach DNS and the Redis servers of their Secrets."""
+    policies, workloads = kinds(objects, "NetworkPolicy"), kinds(objects, *WORKLOADS)
+    for workload in workloads:
+        closed = {
+            way
+            for policy in policies
+            if _matches(policy["spec"]["podSelector"], _labels(workload))
+            for way in policy["spec"]["policyTypes"]
+        }
+        if closed != {"Ingress", "Egress"}:
+            yield f"{called(workload)}: no policy closes {' and '.join(sorted({'Ingress', 'Egress'} - closed))}"
+    for policy in policies:
+        rules = [rule for way in ("ingress", "egress") for rule in policy["spec"].get(way, [])]
+        peers = [peer for rule in rules for peer in (*rule.get("from", ()), *rule.get("to", ()))]
+        selectors = [policy["spec"]["podSelector"], *(peer.get("podSelector", {}) for peer in peers)]
+        expressions = [one for selector in selectors for one in selector.get("matchExpressions", [])]
+        for value in (value for expression in expressions for value in expression["values"]):
+            if value not in {_labels(workload).get("app.kubernetes.io/component") for workload in workloads}:
+                yield f"{called(policy)}: nothing of ours is called {value}"
+    for client in (one for one in workloads if _settings_of(one) is not None):
+        if not any("namespaceSelector" in to for to in _ways(policies, client, "egress", "to")):
+            yield f"{called(client)}: no way to DNS"
+        for url in _redis_urls(objects, client):
+            name = url.rpartition("@")[2].removeprefix("redis://").partition(":")[0]
+            services = [one for one in kinds(objects, "Service") if one["metadata"]["name"] == name]
+            servers = [
+                w for w in workloads for s in services if _matches({"matchLabels": s["spec"]["selector"]}, _labels(w))
+            ]
+            if not servers:
+                yield f"{called(client)}: nothing serves {name}"
+            for server in servers:
+                there = _ways(policies, client, "egress", "to")
+                back = _ways(policies, server, "ingress", "from")
+                for ways, peer in ((there, server), (back, client)):
+                    if not any(_matches(way["podSelector"], _labels(peer)) for way in ways if "podSelector" in way):
+                        yield f"{called(client)}: no policy lets it reach {called(server)}"
+
+
+def _ways(policies: list[Manifest], workload: Manifest, direction: str, peers: str) -> list[Manifest]:
+    return [
+        peer
+        for policy in policies
+        if _matches(policy["spec"]["podSelector"], _labels(workload))
+        for rule in policy["spec"].get(direction, [])
+        for peer in rule.get(peers, [])
+    ]
+
+
+def _redis_urls(objects: list[Manifest], workload: Manifest) -> list[str]:
+    secrets = {one["metadata"]["name"]: one for one in kinds(objects, "Secret")}
+    named = [source.get("secretRef", {}).get("name") for c in containers(workload) for source in c.get("envFrom", [])]
+    data = [secrets[name]["data"] for name in named if name in secrets]
+    return [b64decode(value).decode() for some in data for name, value in some.items() if name.endswith("REDIS_URL")]
+
+
+def _settings_of(workload: Manifest) -> type[Settings] | None:
+    return next((IMAGES[name][0] for c in containers(workload) if (name := _image(c)[0]) in IMAGES), None)
 
 
 def imaged(objects: list[Manifest]) -> Iterator[str]:
@@ -229,6 +299,8 @@ def mounted(objects: list[Manifest]) -> Iterator[str]:
             modes = claim["spec"]["accessModes"]
             if "ReadWriteOncePod" in modes and len(modes) > 1:
                 yield f"{called(workload)}: ReadWriteOncePod stands alone"
+            if "fsGroup" not in pod_of(workload).get("securityContext", {}):
+                yield f"{called(workload)}: without fsGroup its user cannot write on its volume"
 
 
 def confined(objects: list[Manifest]) -> Iterator[str]:
@@ -290,8 +362,8 @@ def ended(objects: list[Manifest]) -> Iterator[str]:
 
 
 RULES: tuple[Rule, ...] = (
-    of_today, named, in_one_namespace, selected, disrupted, ports, probed, configured, imaged, mounted, confined, sized,
-    ended,
+    of_today, named, in_one_namespace, selected, disrupted, ports, probed, configured, reached, imaged, mounted,
+    confined, sized, ended,
 )  # fmt: skip
 
 
@@ -315,8 +387,9 @@ def _ports_of(workloads: Iterable[Manifest]) -> set[object]:
 
 
 def _image(container: Manifest) -> tuple[str, str]:
-    name, _, tag = str(container.get("image", "")).partition(":")
-    return name, tag
+    """Its name, of the last two parts (a registry may stand before them), and its version."""
+    name, _, tag = str(container.get("image", "")).rpartition(":")
+    return "/".join(name.split("/")[-2:]), tag
 
 
 def _size(text: object) -> float:

@@ -108,6 +108,9 @@ def test_the_shown_tables_fit_a_terminal(capsys: pytest.CaptureFixture[str], pro
         (["--strategy", "best"], "there is no strategy best: there are auto"),
         (["--strategy", "custom", "--boundaries", "1-3,5-7"], "block_4 is in no part"),
         (["--strategy", "custom", "--boundaries", "1-"], "--boundaries takes blocks such as 1-3,4-9"),
+        (["--context", "²"], "--context takes a number of tokens"),
+        (["--strategy", "custom", "--boundaries", "²-3"], "--boundaries takes blocks"),
+        (["--memory-limit", f"{'9' * 400}GB"], "is beyond all numbers"),
         (["--context", "many"], "--context takes a number of tokens"),
         (["--context", "64k"], "--context 65536 is beyond the model's context"),
         (["--memory-limit", "1"], "--memory-limit: '1' is not a quantity"),
@@ -134,7 +137,10 @@ def test_a_mistake_is_one_line(capsys: pytest.CaptureFixture[str], arguments: li
 def test_a_profile_of_another_machine_is_refused_unless_the_devices_are_named(
     capsys: pytest.CaptureFixture[str], profile: Path, tmp_path: Path
 ) -> None:
-    profile.write_text(profile.read_text().replace(machine_name(1), "a mainframe, 64 threads"))
+    profile.write_text(profile.read_text().replace(machine_name(1), machine_name(64)))
+    shown = said(capsys, "--profile", str(profile))["profile"]
+    assert shown == f"{machine_name(64)} at t", "threads are no other machine, and are told"
+    profile.write_text(profile.read_text().replace(machine_name(64), "a mainframe, 64 threads"))
     line = refused(capsys, "--profile", str(profile))
     assert "measured on another machine (a mainframe, 64 threads) than this one" in line
     devices = tmp_path / "devices.json"

@@ -9,6 +9,11 @@ from blockrelay.errors import UsageError
 from blockrelay.planning.plan_file import read_plan_file
 from blockrelay.protocol.planned_split import PlannedSplit, equal_parts, parse_planned
 
+#: What only a strategy can be told.
+OF_A_STRATEGY = (
+    "objective", "profile", "devices", "context", "requests", "boundaries", "targets", "memory_limit", "parts",
+)  # fmt: skip
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanChoice:
@@ -26,6 +31,8 @@ class PlanChoice:
     boundaries: str | None = None
     targets: str | None = None
     memory_limit: str | None = None
+    parts: int | None = None
+    """Where `stages` is 1."""
 
     def read(self, model: Path, blocks: int) -> PlannedSplit:
         """The plan for a model of `blocks` blocks. UsageError, one line, where there is none, or two are asked for."""
@@ -33,8 +40,8 @@ class PlanChoice:
             if self.plan is not None:
                 raise UsageError("--plan and --strategy: give one of them")
             return self._of_strategy(model, blocks)
-        if strays := [name for name in ("objective", "profile", "devices") if getattr(self, name) is not None]:
-            raise UsageError(f"--{strays[0]} is for --strategy")
+        if strays := [name for name in OF_A_STRATEGY if getattr(self, name) is not None]:
+            raise UsageError(f"--{strays[0].replace('_', '-')} is for --strategy")
         if self.plan is None:
             return equal_parts(blocks, self.stages)
         planned = read_plan_file(self.plan, blocks)
@@ -56,7 +63,7 @@ class PlanChoice:
             "boundaries": self.boundaries,
             "targets": self.targets,
             "memory-limit": self.memory_limit,
-            "parts": self.stages if self.stages > 1 else None,
+            "parts": self.stages if self.stages > 1 else self.parts,
         }
         argv += [f"--{name}={value}" for name, value in given.items() if value is not None]
         done = subprocess.run(argv, capture_output=True, text=True, check=False)

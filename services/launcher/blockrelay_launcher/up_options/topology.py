@@ -7,6 +7,7 @@ figures, so that they agree without talking; the schedulers' plan is the one in 
 import json
 import tempfile
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -22,7 +23,7 @@ from blockrelay_launcher.up_options.plan_choice import PlanChoice
 from blockrelay_launcher.up_options.yaml_file import YamlFile
 
 #: A number, or one with its unit.
-Quantity = Annotated[float, Field(gt=0)] | str
+Quantity = Annotated[float, Field(gt=0, allow_inf_nan=False)] | str
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.:-]{1,64}$")]
 
 
@@ -37,7 +38,7 @@ class DeviceEntry(_Strict):
     id: Name
     device_class: Name = Field(alias="class", default="CPU")
     memory: Quantity | None = None
-    speed: float = Field(default=1.0, gt=0)
+    speed: float = Field(default=1.0, gt=0, allow_inf_nan=False)
     threads: int | None = Field(default=None, ge=1)
     bytes_per_second: Quantity | None = None
     operations_per_second: Quantity | None = None
@@ -57,8 +58,8 @@ class LinkEntry(_Strict):
     """What rows take between two hosts."""
 
     between: tuple[Name, Name]
-    seconds: float = Field(ge=0)
-    seconds_per_byte: float = Field(ge=0)
+    seconds: float = Field(ge=0, allow_inf_nan=False)
+    seconds_per_byte: float = Field(ge=0, allow_inf_nan=False)
 
 
 class Topology(_Strict):
@@ -152,7 +153,7 @@ def _plan(topology: Topology, model: Path) -> PlannedSplit:
             boundaries=topology.boundaries,
             targets=topology.targets,
             memory_limit=topology.memory_limit,
-            stages=topology.parts or 1,
+            parts=topology.parts,
         )
         try:
             planned = choice.read(model, blocks)
@@ -168,9 +169,13 @@ def _field_of(topology: Topology, said: str) -> str:
     """Which field a message of the planner is about, as far as it tells."""
     named = ("boundaries", "targets", "memory_limit", "context", "parts", "profile", "objective")
     for field in named:
-        words = (f"{field}: ", f"--{field.replace('_', '-')} ", f"go by {field.replace('_', ' ')}:")
-        if getattr(topology, field) is not None and any(word in said for word in words):
+        option = f"--{field.replace('_', '-')}"
+        words = (f"{field}: ", f"{option} ", f"{option}:", f"go by {field.replace('_', ' ')}:")
+        value = getattr(topology, field)
+        if value is not None and (any(word in said for word in words) or (field == "profile" and str(value) in said)):
             return field
+    if topology.targets is not None and "there is no device" in said:
+        return "targets"
     return next((field for field in ("plan", "strategy") if getattr(topology, field) is not None), "hosts")
 
 
@@ -194,9 +199,12 @@ def _described(device: DeviceEntry, host: str) -> dict[str, Any]:
 
 def _number(text: float | str, unit: str, field: str) -> float:
     try:
-        return float(text)  # 2e10 is a text in YAML
+        value = float(text)  # 2e10 is a text in YAML
     except ValueError:
-        return parse_quantity(str(text), unit, where=field)
+        value = parse_quantity(str(text), unit, where=field)
+    if not 0 < value < inf:
+        raise UsageError(f"{field}: {text} must be above 0")
+    return value
 
 
 def _check(topology: Topology, file: YamlFile) -> None:
@@ -219,7 +227,10 @@ def _check(topology: Topology, file: YamlFile) -> None:
         raise file.error(("hosts",), "several hosts need a Redis that all of them reach: give its redis:// as redis")
     if topology.plan and topology.strategy:
         raise file.error(("plan",), "plan and strategy: give one of them")
-    decode_fleet(json.dumps(topology.fleet).encode(), str(file.path))  # as `plan --devices` reads it
+    try:
+        decode_fleet(json.dumps(topology.fleet).encode(), "devices and links")  # as `plan --devices` reads it
+    except UsageError as error:
+        raise file.error(("links" if "links[" in str(error) else "hosts",), str(error)) from None
 
 
 def _resolved(topology: Topology, folder: Path) -> Topology:

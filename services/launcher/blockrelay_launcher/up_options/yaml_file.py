@@ -38,7 +38,7 @@ class YamlFile:
             where = f", line {mark.line + 1}" if mark else ""
             said = getattr(error, "problem", None) or "not YAML"
             raise UsageError(f"{path}{where}: {said}") from None
-        except (UnicodeError, RecursionError):
+        except (ValueError, AttributeError, RecursionError):  # a month 13, a tag that its value does not have
             raise UsageError(f"{path}: not YAML") from None
         if root is None or not isinstance(data, dict):
             raise UsageError(f"{path}: {what}")

@@ -146,7 +146,7 @@ def _tokens(text: str | None) -> int | None:
     if text is None:
         return None
     number = text.lower().removesuffix("k")
-    if not number.isdigit() or not 0 < int(number) < 1 << 24:
+    if not number.isascii() or not number.isdecimal() or not 0 < int(number) < 1 << 24:
         raise UsageError(f"--context takes a number of tokens such as 2048 or 32k, not {text!r}")
     return int(number) * (1024 if number != text else 1)
 
@@ -163,7 +163,8 @@ def _wishes(parts: int | None, boundaries: str | None, targets: str | None, limi
 
 def _boundary(text: str) -> tuple[int, int]:
     first, dash, last = text.partition("-")
-    if not first.isdigit() or not (last.isdigit() if dash else True) or len(text) > 20:
+    digits = (first, last) if dash else (first,)
+    if not text.isascii() or not all(map(str.isdecimal, digits)) or len(text) > 20:
         raise UsageError(f"--boundaries takes blocks such as 1-3,4-9, not {text!r}")
     return int(first), int(last or first)
 

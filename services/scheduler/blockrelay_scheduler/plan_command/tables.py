@@ -87,6 +87,8 @@ def _print_notes(console: Console, found: PlanReport) -> None:
         console.print(f"- {reason}")
     if summary := (found.placement.notes or {}).get("summary"):
         console.print(f"- {summary}")
+    if found.measured:
+        console.print(f"profile: {found.measured}")
     if found.estimated:
         console.print(f"estimated, not profiled: {', '.join(found.estimated)}")
     for assumed in found.assumed:

@@ -4,8 +4,8 @@ Who refuses it says what would fit: the longest context for which this placement
 """
 
 from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from blockrelay.quantities import format_quantity
 from blockrelay_scheduler.planning.problem import NoPlan, Part, Placement, Problem, Promise, counted
@@ -13,24 +13,38 @@ from blockrelay_scheduler.planning.problem import NoPlan, Part, Placement, Probl
 
 def check_memory(problem: Problem, placement: Placement) -> None:
     """NoPlan for a part above the limit that was wished for, or a device with more than its memory."""
-    used: dict[str, int] = defaultdict(int)
+    bounds = list(_bounds(problem, placement))
+    for bound in bounds:
+        needed = bound.bytes(problem)
+        if needed > bound.room:
+            said = f"{_needs(bound.parts)} {_bytes(needed)}{bound.where}: {_bytes(needed - bound.room)} {bound.how}"
+            raise NoPlan(f"{said}; {_what_would_fit(problem, bound, bounds)}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Bound:
+    """Parts that together have so much room; `where` and `how` are words of the refusal."""
+
+    parts: tuple[Part, ...]
+    room: int
+    where: str
+    how: str
+
+    def bytes(self, problem: Problem) -> int:
+        return sum(problem.bytes_of(part.first, part.last, len(part.devices)) for part in self.parts)
+
+
+def _bounds(problem: Problem, placement: Placement) -> Iterator[_Bound]:
+    if (limit := problem.wishes.memory_limit) is not None:
+        for part in placement.parts:
+            yield _Bound(parts=(part,), room=limit, where="", how="above the limit of a part")
     on: dict[str, list[Part]] = defaultdict(list)
-    limit = problem.wishes.memory_limit
     for part in placement.parts:
-        needed = problem.bytes_of(part.first, part.last, len(part.devices))
-        if limit is not None and needed > limit:
-            what = f"{_needs([part])} {_bytes(needed)}, {_bytes(needed - limit)} above the limit of a part"
-            raise NoPlan(f"{what}; {_what_would_fit(problem, [part], limit)}")
-        for device in part.devices:
-            used[device] += needed
-            on[device].append(part)
-    for name, needed in used.items():
-        memory = problem.fleet.device(name).memory_bytes
-        if memory is not None and needed > memory:
-            raise NoPlan(
-                f"{_needs(on[name])} {_bytes(needed)} on {name}, which has {_bytes(memory)}: {_bytes(needed - memory)} "
-                f"short; {_what_would_fit(problem, on[name], memory)}"
-            )
+        for name in part.devices:
+            on[name].append(part)
+    for name, parts in on.items():
+        if (memory := problem.fleet.device(name).memory_bytes) is not None:
+            yield _Bound(parts=tuple(parts), room=memory, where=f" on {name}, which has {_bytes(memory)}", how="short")
 
 
 def _needs(parts: Sequence[Part]) -> str:
@@ -39,16 +53,22 @@ def _needs(parts: Sequence[Part]) -> str:
     return f"{' and '.join(part.blocks for part in parts)} {'needs' if single else 'need'}"
 
 
-def _what_would_fit(problem: Problem, parts: Sequence[Part], room: int) -> str:
+def _what_would_fit(problem: Problem, short: _Bound, bounds: Sequence[_Bound]) -> str:
     promise = problem.promise
-    weights = sum(problem.costs.weight_bytes(part.first, part.last) for part in parts)
+    weights = sum(problem.costs.weight_bytes(part.first, part.last) for part in short.parts)
     said = f"{_bytes(weights)} are weights, the rest KV pages for {counted(promise.requests, 'request')} of "
     said += f"{counted(promise.context, 'token')}"
     for requests in (promise.requests, 1):
-        one = replace(problem, promise=Promise(context=1, requests=requests))
-        per_token = sum(one.kv_bytes(part.first, part.last, len(part.devices)) for part in parts)
-        if per_token and (context := (room - weights) // per_token) > 0:
-            return f"{said}; {counted(requests, 'request')} of {counted(context, 'token')} would fit"
+        nothing, one = (replace(problem, promise=Promise(context=c, requests=requests)) for c in (0, 1))
+        contexts = [promise.context]
+        for bound in bounds:
+            weights, with_a_token = bound.bytes(nothing), bound.bytes(one)
+            if with_a_token > weights:
+                contexts.append((bound.room - weights) // (with_a_token - weights))
+            elif weights > bound.room:
+                contexts.append(0)
+        if min(contexts) > 0:
+            return f"{said}; {counted(requests, 'request')} of {counted(min(contexts), 'token')} would fit"
     return f"{said}; choose other boundaries or devices, or convert the model to a smaller precision"
 
 

@@ -19,6 +19,10 @@ class NoPlan(UsageError):
     """No plan fits these devices; the message says what is short, where, by how much, and what would fit."""
 
 
+class OutOfTime(UsageError):
+    """Whether a plan is the best, or whether any fits, was not known soon enough."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wishes:
     """What a user asks of a strategy beyond its name. None: the strategy chooses.

@@ -41,6 +41,12 @@ class PlanReport:
         """One sentence for each part."""
         return [f"{p.blocks} on {' and '.join(p.devices)}: {p.reason}" for p in self.placement.parts]
 
+    @property
+    def measured(self) -> str | None:
+        """Where and when the profile was measured, as far as it says."""
+        profile = self.problem.costs.profile
+        return " at ".join(filter(None, (profile.machine, profile.measured))) or None if profile else None
+
     def to_json(self) -> dict[str, Any]:
         """What `blockrelay plan --json` prints."""
         return {
@@ -71,6 +77,7 @@ class PlanReport:
             "predicted_overhead_seconds": {str(one.requests): one.overhead_seconds for one in self.predicted},
             "predicted_step_seconds": {str(one.requests): one.seconds for one in self.predicted},
             "predicted_tokens_per_second": {str(one.requests): one.tokens_per_second for one in self.predicted},
+            "profile": self.measured,
             "estimated": list(self.estimated),
             "assumed": list(self.assumed),
             "reasons": self.reasons,

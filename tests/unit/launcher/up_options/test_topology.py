@@ -57,6 +57,12 @@ def test_each_host_starts_its_own_part_of_one_plan(tmp_path: Path) -> None:
     assert (b.gateways, b.schedulers, b.model) == (0, 0, tmp_path / "models/b")
 
 
+def test_one_part_is_a_wish_too(tmp_path: Path) -> None:
+    of_two = TWO_HOSTS.replace("custom\nboundaries: 1-2,3-5,6-7\ntargets: cpu:a,gpu0,cpu:a", "uniform\nparts: 1")
+    planned = options(written(tmp_path, of_two), "a").planned
+    assert planned is not None and planned.text == "1-7"
+
+
 def test_a_host_without_the_role_starts_no_worker(tmp_path: Path) -> None:
     path = written(tmp_path, TWO_HOSTS.replace("[scheduler, gateway, worker]", "[gateway]"))
     assert service_names(options(path, "a")) == ["gateway"]
@@ -79,6 +85,8 @@ def test_a_host_that_is_not_there_is_said(tmp_path: Path, host: str | None, said
 def test_a_plan_for_a_device_that_no_host_has_is_refused(tmp_path: Path) -> None:
     (tmp_path / "plan.json").write_text('{"stages": [{"blocks": "1-7", "devices": ["gpu7"]}]}')
     text = "plan: plan.json\n" + TWO_HOSTS.partition("targets: cpu:a,gpu0,cpu:a\n")[2]
+    with pytest.raises(UsageError, match=r"line 2: targets: --targets is for --strategy"):
+        options(written(tmp_path, text.replace("redis:", "targets: gpu0\nredis:", 1)), "a")
     with pytest.raises(UsageError, match="for device gpu7, which no host"):
         options(written(tmp_path, text), "a")
 
@@ -102,12 +110,19 @@ def test_a_plan_for_a_device_that_no_host_has_is_refused(tmp_path: Path) -> None
         ),
         pytest.param("worker]", "worker", "line ", id="no YAML"),
         pytest.param("[a, b]", "&x [a, *x]", "line 21: aliases", id="an alias"),
-        pytest.param("gpu0,cpu:a", "gpu0,cpu:z", "line 1: strategy: strategy custom: there is no", id="a target"),
+        pytest.param("gpu0,cpu:a", "gpu0,cpu:z", "line 3: targets: strategy custom: there is no", id="a target"),
         pytest.param("3-5,6-7", "3-5,5-7", "line 2: boundaries: strategy custom: bound", id="an overlap"),
         pytest.param("custom", "magic", "line 1: strategy: strategy magic: there is no strategy", id="a strategy"),
         pytest.param("custom", "auto", "line 2: boundaries: strategy auto does not go by bound", id="a wish"),
         pytest.param("memory: 8GB", "memory: -8", "line 11: hosts.a.devices.0.memory: Input", id="a number"),
         pytest.param("memory: 8GB", "memory: 8 Hz", "hosts.a.devices.0: memory: '8 Hz'", id="memory's unit"),
+        pytest.param("memory: 8GB", "memory: .inf", "hosts.a.devices.0.memory: ", id="too much"),
+        pytest.param("memory: 8GB", "memory: 1e400", "hosts.a.devices.0: memory: 1e400 must", id="too much as text"),
+        pytest.param("memory: 8GB", "memory: 0GB", "hosts.a.devices.0: memory: 0GB must be above 0", id="none"),
+        pytest.param("memory: 8GB", "speed: .nan", "hosts.a.devices.0.speed: ", id="no number"),
+        pytest.param("port: 8080", "port: 2024-13-45", "not YAML", id="no date"),
+        pytest.param("[a, b]", "[a, a]", "line 20: links: ", id="a link to itself"),
+        pytest.param("custom", "auto\nparts: 1", "line 2: parts: strategy auto does not go by parts", id="parts"),
         pytest.param("hosts:", "guests:", "line 1: hosts: Field required", id="nothing"),
     ],
 )

@@ -117,7 +117,7 @@ def test_more_devices_than_parts_are_refused() -> None:
     ("name", "wishes", "said"),
     [
         ("auto", Wishes(boundaries=((1, 9),)), "strategy auto does not go by boundaries: custom would"),
-        ("auto", Wishes(parts=2), "strategy auto does not go by parts: uniform and memory and compute and mixed would"),
+        ("auto", Wishes(parts=2), "strategy auto does not go by parts: uniform, memory, compute, mixed would"),
         ("uniform", Wishes(boundaries=((1, 9),)), "strategy uniform does not go by boundaries"),
         ("custom", Wishes(parts=2, boundaries=((1, 9),)), "strategy custom does not go by parts"),
         ("static-split", Wishes(parts=2), "strategy static-split does not go by parts"),
@@ -132,8 +132,18 @@ def test_what_a_strategy_does_not_go_by_is_refused(name: str, wishes: Wishes, sa
 
 def test_a_part_above_its_limit_is_refused_with_what_is_missing() -> None:
     wishes = Wishes(boundaries=((1, 5), (6, 9)), memory_limit=4500)
-    with pytest.raises(NoPlan, match="block_1 to block_5 need 5 kB, 500 B above the limit of a part"):
+    with pytest.raises(NoPlan, match="block_1 to block_5 need 5 kB: 500 B above the limit of a part"):
         place("custom", problem([device("c")], EVEN, wishes=wishes))
+
+
+def test_what_would_fit_has_room_on_every_device() -> None:
+    devices = [device("a", memory=20_000), device("b", memory=9000)]
+    wishes = Wishes(boundaries=((1, 4), (5, 9)), targets=("a", "b"))
+    tight = problem(devices, EVEN, kv=2, requests=4, context=1000, wishes=wishes)
+    # (20,000 - 4,000) / (2 * 4 * 4) = 500 on a, (9,000 - 5,000) / (2 * 4 * 4) = 125 on b: the head has no KV pages
+    with pytest.raises(NoPlan, match="4 requests of 125 tokens would fit"):
+        place("custom", tight)
+    place("custom", problem(devices, EVEN, kv=2, requests=4, context=125, wishes=wishes))
 
 
 def test_no_strategy_fills_a_device_beyond_its_memory() -> None:
@@ -236,6 +246,20 @@ class TestAuto:
     def test_cpus_of_one_host_are_one_resource(self) -> None:
         devices = [device("a", host="h"), device("b", host="h", speed=2.0)]
         assert on(place("auto", problem(devices, EVEN))) == [("b",)]
+
+    def test_of_cpus_that_share_cores_the_slower_one_serves_where_the_faster_has_no_room(self) -> None:
+        devices = [device("fast", host="h", speed=2.0, memory=1000), device("slow", host="h")]
+        assert on(place("auto", problem(devices, EVEN))) == [("slow",)]
+
+    def test_a_limit_is_named_as_one(self) -> None:
+        wished = problem([device("c")], EVEN, wishes=Wishes(memory_limit=5000))
+        said = r"no plan of auto fits with 5 kB at most for a device's one part: .* raise the limit, or add a device"
+        with pytest.raises(NoPlan, match=said):
+            place("auto", wished)
+
+    def test_only_the_targets_have_to_be_known(self) -> None:
+        devices = [device("c"), device("n", "NPU")]
+        assert on(place("auto", problem(devices, EVEN, wishes=Wishes(targets=("c",))))) == [("c",)]
 
     def test_what_is_short_is_said(self) -> None:
         devices = [device("c", memory=2500), device("g", "GPU", memory=3000)]

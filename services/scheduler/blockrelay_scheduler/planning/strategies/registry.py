@@ -6,7 +6,7 @@ A package of yours registers a function from a `Problem` to a `Placement` in its
     my-strategy = "my_package:my_strategy"
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from importlib.metadata import entry_points
 
@@ -47,8 +47,8 @@ GOES_BY: Mapping[str, tuple[str, ...]] = {
     "ring": ("targets", "memory_limit"),
     "ring-speed": ("targets", "memory_limit"),
 }
-#: They choose from the targets, where the others put their parts on them in turn.
-CHOOSES_DEVICES = ("auto", "static-split", "ring", "ring-speed")
+#: They put parts on the targets by their own rule, the others on one after the other.
+OWN_DEVICES = ("auto", "static-split", "ring", "ring-speed")
 
 
 def names() -> list[str]:
@@ -73,18 +73,23 @@ def goes_by(name: str, wish: str) -> bool:
     return name not in GOES_BY or wish in GOES_BY[name]
 
 
+def _only(fleet: Fleet, targets: Sequence[str]) -> Fleet:
+    devices = tuple(fleet.device(target) for target in dict.fromkeys(targets))
+    hosts = {device.host for device in devices}
+    return Fleet(devices=devices, links=tuple(link for link in fleet.links if hosts.issuperset(link.between)))
+
+
 def place(name: str, problem: Problem) -> Placement:
     """What a strategy answers, checked. UsageError for wishes that it does not go by, devices that are not there, and
     an answer that is no plan of the model."""
     chosen = strategy(name)
     for wish in (field.name for field in fields(Wishes)):
         if getattr(problem.wishes, wish) is not None and not goes_by(name, wish):
-            others = " and ".join(other for other in OURS if goes_by(other, wish))
+            others = ", ".join(other for other in OURS if goes_by(other, wish))
             raise UsageError(f"strategy {name} does not go by {wish.replace('_', ' ')}: {others} would")
+    if problem.wishes.targets and name in OWN_DEVICES:
+        problem = replace(problem, fleet=_only(problem.fleet, problem.wishes.targets))
     problem.costs.check(problem.fleet)
-    if problem.wishes.targets and name in CHOOSES_DEVICES:
-        wished = tuple(problem.fleet.device(target) for target in dict.fromkeys(problem.wishes.targets))
-        problem = replace(problem, fleet=Fleet(devices=wished, links=problem.fleet.links))
     placement = chosen(problem)
     expected = 1
     for part in placement.parts:

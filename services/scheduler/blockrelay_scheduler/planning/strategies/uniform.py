@@ -12,5 +12,5 @@ def uniform(problem: Problem) -> Placement:
         size, larger = divmod(layers, parts)
         sizes = [size + (at < larger) for at in range(parts)]
         sizes[-1] += 1
-    whole = f"of {problem.blocks} blocks, in {counted(len(sizes), 'part')} of as many layers each as can be"
-    return consecutive(problem, sizes, [f"{size} {whole}" for size in sizes])
+    cut = "layers are divided evenly" if len(sizes) > 1 else "one part"
+    return consecutive(problem, sizes, [f"{counted(size, 'block')} of {problem.blocks}: {cut}" for size in sizes])

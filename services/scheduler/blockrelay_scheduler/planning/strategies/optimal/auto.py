@@ -10,6 +10,7 @@ looked for; the best bound is found by halving, as a looser one only ever makes 
 """
 
 import time
+from functools import partial
 
 import numpy as np
 
@@ -30,8 +31,16 @@ ANY = float(np.finfo(np.float64).max)
 
 def auto(problem: Problem) -> Placement:
     """The plan with the shortest step; of equal ones that with fewer stages. NoPlan when none fits."""
-    space = Space.of(problem)
     until = time.monotonic() + LIMIT_S
+    # Of CPU devices that share cores the faster one is taken, if it has room.
+    fastest, roomiest = Space.of(problem), Space.of(problem, roomiest=True)
+    for space in (fastest, roomiest):
+        if (way := _best_way(space, until)) is not None:
+            return explained(problem, _placement(space, way), space.requests)
+    raise NoPlan(what_is_short(problem, roomiest, partial(is_feasible, until=until)))
+
+
+def _best_way(space: Space, until: float) -> tuple[Stage, ...] | None:
     best: tuple[float, tuple[Stage, ...]] | None = None
     tables, search = _searching(space, 1, until)
     # The best mostly has no cut at all, or many: once it is known, what cannot be better is soon seen.
@@ -42,9 +51,7 @@ def auto(problem: Problem) -> Placement:
         if best is not None:
             below = best[0] if stages > len(best[1]) else float(np.nextafter(best[0], np.inf))
         best = _best_of(search, tables, stages, below=below) or best
-    if best is None:
-        raise NoPlan(what_is_short(problem, is_feasible))
-    return explained(problem, _placement(space, best[1]), space.requests)
+    return best[1] if best else None
 
 
 def _searching(space: Space, stages: int, until: float) -> tuple[Tables, Search]:
@@ -99,10 +106,8 @@ def _placement(space: Space, way: tuple[Stage, ...]) -> Placement:
     return Placement(parts=tuple(parts))
 
 
-def is_feasible(problem: Problem) -> bool:
-    """Whether any plan fits."""
-    space = Space.of(problem)
-    until = time.monotonic() + LIMIT_S
-    return any(
-        _searching(space, stages, until)[1].is_possible(stages, ANY) for stages in range(1, space.most_stages + 1)
-    )
+def is_feasible(problem: Problem, *, until: float) -> bool:
+    """Whether any plan fits. OutOfTime when that is not known at `until`, of the monotonic clock."""
+    space = Space.of(problem, roomiest=True)
+    counts = range(1, space.most_stages + 1)
+    return any(_searching(space, stages, until)[1].is_possible(stages, ANY) for stages in counts)

@@ -17,7 +17,7 @@ from itertools import pairwise, product
 import highspy
 import numpy as np
 
-from blockrelay.errors import UsageError
+from blockrelay_scheduler.planning.problem import OutOfTime
 from blockrelay_scheduler.planning.strategies.optimal.count_search import Stage
 from blockrelay_scheduler.planning.strategies.optimal.search_space import Space, Tables
 
@@ -40,7 +40,7 @@ class PathSearch:
 
     def quickest(self, stages: int, most: float) -> tuple[float, tuple[Stage, ...]] | None:
         """The way through so many stages with the least seconds in all, hops included, none of them with more than
-        `most`; None when there is none. UsageError when that is not known in time."""
+        `most`; None when there is none. OutOfTime when that is not known soon enough."""
         if (stages, most) not in self._known:
             self._known[stages, most] = self._solve(stages, most)
         return self._known[stages, most]
@@ -128,7 +128,7 @@ class _Program:
         self._starts.append(len(self._indices))
 
     def solve(self, until: float) -> list[int] | None:
-        """The columns that are 1, for the least cost; None when nothing is possible. UsageError after `until`."""
+        """The columns that are 1, for the least cost; None when nothing is possible. OutOfTime after `until`."""
         model = highspy.HighsModel()
         lp = model.lp_
         lp.num_col_, lp.num_row_ = len(self._costs), len(self._bounds)
@@ -152,7 +152,7 @@ class _Program:
         if status == highspy.HighsModelStatus.kInfeasible:
             return None
         if status != highspy.HighsModelStatus.kOptimal:
-            raise UsageError(
+            raise OutOfTime(
                 "no plan was proved best in time: so many devices with links that differ are too much for auto; leave "
                 "out links, name fewer devices, or take another strategy"
             )

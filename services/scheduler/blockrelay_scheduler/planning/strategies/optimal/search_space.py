@@ -8,6 +8,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from math import inf
 
 import numpy as np
 from numpy.typing import NDArray
@@ -61,10 +62,10 @@ class Space:
     kinds: tuple[tuple[Device, ...], ...]
 
     @classmethod
-    def of(cls, problem: Problem) -> "Space":
-        """Every device that may be used, by kind."""
+    def of(cls, problem: Problem, *, roomiest: bool = False) -> "Space":
+        """Every device that may be used, by kind. Of those that share cores the fastest, or the one with most room."""
         kinds: dict[tuple[object, ...], list[Device]] = defaultdict(list)
-        devices = _own_resources(problem)
+        devices = _own_resources(problem, roomiest=roomiest)
         alike = _alike_hosts(problem.fleet, devices)
         for device in devices:
             kinds[_kind(problem, device, alike)].append(device)
@@ -127,12 +128,17 @@ class Space:
         return found
 
 
-def _own_resources(problem: Problem) -> list[Device]:
-    """The devices, of those that share cores only the fastest."""
+def _own_resources(problem: Problem, *, roomiest: bool) -> list[Device]:
+    """The devices, of those that share cores only one."""
+
+    def rank(device: Device) -> float:
+        room = problem.room_of(device)
+        return (-inf if room is None else -room) if roomiest else _seconds(problem, device)
+
     best: dict[tuple[str, str], Device] = {}
     for device in problem.fleet.devices:
         key = resource(device)
-        if key not in best or _seconds(problem, device) < _seconds(problem, best[key]):
+        if key not in best or rank(device) < rank(best[key]):
             best[key] = device
     return list(best.values())
 

@@ -4,16 +4,17 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from blockrelay.quantities import format_quantity
-from blockrelay_scheduler.planning.problem import Problem, Promise, counted
+from blockrelay_scheduler.planning.problem import OutOfTime, Problem, Promise, counted
+from blockrelay_scheduler.planning.strategies.optimal.search_space import Space
 
 #: Whether any plan of a problem fits.
 Fits = Callable[[Problem], bool]
 
 
-def what_is_short(problem: Problem, fits: Fits) -> str:
-    """Of a problem that has no plan."""
-    promise = problem.promise
-    rooms = {device.id: problem.room_of(device) or 0 for device in problem.fleet.devices}
+def what_is_short(problem: Problem, space: Space, fits: Fits) -> str:
+    """Of a problem that has no plan on the devices of `space`."""
+    promise, limit = problem.promise, problem.wishes.memory_limit
+    rooms = {device.id: problem.room_of(device) or 0 for devices in space.kinds for device in devices}
     largest = max(rooms, key=lambda name: rooms[name])
     most = max(range(1, problem.blocks + 1), key=lambda block: problem.bytes_of(block, block))
     asked = f"with KV pages for {_of(promise)}"
@@ -28,7 +29,12 @@ def what_is_short(problem: Problem, fits: Fits) -> str:
     else:
         short = f"the model needs {_bytes(whole)} {asked}, and {counted(len(rooms), 'device')} have room "
         short += f"for {_bytes(room)}, but no split of it fits"
-    return f"no plan fits: {short}; {_what_would_fit(problem, fits)}"
+    within = f" with {_bytes(limit)} at most for a device's one part" if limit is not None else ""
+    try:
+        would_fit = f"; {_what_would_fit(problem, fits)}"
+    except OutOfTime:
+        would_fit = ""
+    return f"no plan of auto fits{within}: {short}{would_fit}"
 
 
 def _what_would_fit(problem: Problem, fits: Fits) -> str:
@@ -44,8 +50,12 @@ def _what_would_fit(problem: Problem, fits: Fits) -> str:
     if alone:
         return f"{_of(Promise(requests=1, context=alone))} would fit"
     if fits(_promising(problem, context=0)):
-        return "there is room for the weights, and for no KV pages beside them: add a device"
-    return "the weights alone do not fit: add a device, or convert the model to a smaller precision"
+        return f"there is room for the weights, and for no KV pages beside them: {_more_room(problem)}"
+    return f"the weights alone do not fit: {_more_room(problem)}, or convert the model to a smaller precision"
+
+
+def _more_room(problem: Problem) -> str:
+    return "add a device" if problem.wishes.memory_limit is None else "raise the limit, or add a device"
 
 
 def _most(asked: int, is_possible: Callable[[int], bool]) -> int:
