@@ -36,3 +36,8 @@ def format_seconds(seconds: float) -> str:
     if seconds and seconds < 0.9995e-3:
         return f"{1e6 * seconds:.3g} µs"
     return f"{1e3 * seconds:.3g} ms" if seconds < 0.9995 else format_quantity(seconds, "s")
+
+
+def counted(number: int, noun: str) -> str:
+    """`1 part`, `2 parts`."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"

@@ -70,8 +70,8 @@ def _step_seconds(folder: BlockFolder, stages: int, threads: int) -> tuple[dict[
                 for _ in range(ROUNDS + 1):
                     prompts = random_prompts(dice, folder.model.vocab_size, requests, PROMPT)
                     rates.append(decode_rate(gateway.round(prompts, _new_tokens(folder)).tokens))
-                found[requests] = requests / median(rates[1:])
                 typical = median(rates[1:])
+                found[requests] = requests / typical
                 spread = max(spread, median(abs(rate - typical) for rate in rates[1:]) / typical)
         finally:
             gateway.close()

@@ -24,6 +24,11 @@ def machine_name(threads: int) -> str:
     return f"{cpu_name()}, {threads} threads"
 
 
+def is_here(machine: str) -> bool:
+    """Whether a `machine_name` is of a CPU like this one, with any number of threads."""
+    return machine.rpartition(", ")[0] == cpu_name()
+
+
 def cpu_name() -> str:
     """For people."""
     return cpu_facts().get("model name") or platform.processor() or platform.machine()

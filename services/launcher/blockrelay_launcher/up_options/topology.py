@@ -55,7 +55,7 @@ class HostEntry(_Strict):
 
 
 class LinkEntry(_Strict):
-    """What rows take between two hosts."""
+    """What the network between two hosts adds to a hop."""
 
     between: tuple[Name, Name]
     seconds: float = Field(ge=0, allow_inf_nan=False)

@@ -8,7 +8,7 @@ from blockrelay.block_folder.folder import BlockFolder, open_block_folder
 from blockrelay.block_folder.model import ungroupable
 from blockrelay.block_folder.precisions import parse_precisions
 from blockrelay.errors import UsageError
-from blockrelay.host.cpu import cpu_name
+from blockrelay.host.cpu import cpu_name, is_here
 from blockrelay.host.memory import total_bytes
 from blockrelay.planning.devices import Device, Fleet, decode_fleet
 from blockrelay.planning.profile import Profile, decode_profile
@@ -90,7 +90,7 @@ def this_machine(profile: Profile | None, where: str) -> Fleet:
             operations_per_second=GUESSED_OPERATIONS_PER_SECOND,
         )
         return Fleet(devices=(cpu,))
-    if profile.machine and profile.machine.rpartition(", ")[0] != cpu_name():  # behind the comma are threads
+    if profile.machine and not is_here(profile.machine):
         raise UsageError(
             f"{where}: measured on another machine ({profile.machine}) than this one ({cpu_name()}); "
             "profile it here, or say with --devices which machines the plan is for"

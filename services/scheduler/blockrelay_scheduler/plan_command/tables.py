@@ -5,9 +5,8 @@ from collections.abc import Mapping
 from rich.console import Console
 from rich.table import Table
 
-from blockrelay.quantities import format_quantity, format_seconds
+from blockrelay.quantities import counted, format_quantity, format_seconds
 from blockrelay_scheduler.planning.prediction import SIZES
-from blockrelay_scheduler.planning.problem import counted
 from blockrelay_scheduler.planning.report import PlanReport
 
 

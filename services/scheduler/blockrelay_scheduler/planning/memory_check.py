@@ -7,8 +7,8 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from blockrelay.quantities import format_quantity
-from blockrelay_scheduler.planning.problem import NoPlan, Part, Placement, Problem, Promise, counted
+from blockrelay.quantities import counted, format_quantity
+from blockrelay_scheduler.planning.problem import NoPlan, Part, Placement, Problem, Promise
 
 
 def check_memory(problem: Problem, placement: Placement) -> None:
@@ -62,10 +62,10 @@ def _what_would_fit(problem: Problem, short: _Bound, bounds: Sequence[_Bound]) -
         nothing, one = (replace(problem, promise=Promise(context=c, requests=requests)) for c in (0, 1))
         contexts = [promise.context]
         for bound in bounds:
-            weights, with_a_token = bound.bytes(nothing), bound.bytes(one)
-            if with_a_token > weights:
-                contexts.append((bound.room - weights) // (with_a_token - weights))
-            elif weights > bound.room:
+            empty, with_a_token = bound.bytes(nothing), bound.bytes(one)
+            if with_a_token > empty:
+                contexts.append((bound.room - empty) // (with_a_token - empty))
+            elif empty > bound.room:
                 contexts.append(0)
         if min(contexts) > 0:
             return f"{said}; {counted(requests, 'request')} of {counted(min(contexts), 'token')} would fit"

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from blockrelay.protocol.plan import Plan, Stage, WorkerInfo
 from blockrelay.protocol.planned_split import PlannedSplit
+from blockrelay.quantities import counted
 from blockrelay_scheduler.planning.assignment import assign
 
 
@@ -65,18 +66,13 @@ def _reason(index: int, stage: Stage, why: str, devices: Counter[str]) -> str:
     what = f"stage {index} is block_{stage.first} to block_{stage.last}, {why}"
     gpu, cpu = devices["gpu"], devices["cpu"]
     if gpu and cpu:
-        return (
-            f"{what}: {_count(gpu, 'GPU worker')} for it, {_count(cpu, 'CPU worker')} stand{'s' if cpu == 1 else ''} in"
-        )
+        stand_in = f"{counted(cpu, 'CPU worker')} stand{'s' if cpu == 1 else ''} in"
+        return f"{what}: {counted(gpu, 'GPU worker')} for it, {stand_in}"
     if gpu:
-        return f"{what}: {_count(gpu, 'GPU worker')} for it and no CPU worker to stand in"
+        return f"{what}: {counted(gpu, 'GPU worker')} for it and no CPU worker to stand in"
     if cpu:
-        return f"{what}: {_count(cpu, 'CPU worker')} for it"
+        return f"{what}: {counted(cpu, 'CPU worker')} for it"
     return f"{what}: no worker yet, requests wait"
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def _inputs_hash(workers: Sequence[WorkerInfo], planned: PlannedSplit, source: str, moved: Mapping[str, int]) -> str:

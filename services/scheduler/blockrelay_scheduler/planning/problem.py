@@ -9,6 +9,7 @@ from blockrelay.errors import UsageError
 from blockrelay.planning.devices import Device, Fleet
 from blockrelay.protocol.plan import Stage
 from blockrelay.protocol.planned_split import PlannedSplit, planned_for
+from blockrelay.quantities import counted
 from blockrelay_scheduler.planning.cost_model import CostModel
 
 Objective = Literal["latency", "throughput"]
@@ -130,11 +131,6 @@ class Placement:
 
 
 Strategy = Callable[[Problem], Placement]
-
-
-def counted(number: int, noun: str) -> str:
-    """`1 part`, `2 parts`."""
-    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def consecutive(problem: Problem, sizes: Sequence[int], reasons: Sequence[str]) -> Placement:

@@ -11,9 +11,10 @@ from blockrelay.planning.profile import decode_profile
 from blockrelay_worker.execution.loader import executors_for
 from blockrelay_worker.kernels import load_kernels
 from blockrelay_worker.offline.profiling import __main__ as profiling
-from blockrelay_worker.offline.profiling import block_times, product_times
-from blockrelay_worker.offline.profiling.block_times import ROWS, Samples, Shape, shapes, windows
+from blockrelay_worker.offline.profiling import samples
+from blockrelay_worker.offline.profiling.block_times import ROWS, Shape, shapes, windows
 from blockrelay_worker.offline.profiling.hop_times import redis_hop, shared_memory_hop
+from blockrelay_worker.offline.profiling.samples import Samples
 from tests.support.models.tiny_model import BLOCKS, write_tiny_model
 from tests.support.redis.redis_server import RedisServer
 
@@ -24,8 +25,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_every_block_is_measured_in_every_shape(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (block_times, product_times):
-        monkeypatch.setattr(module, "ROUND_S", 0.0)
+    monkeypatch.setattr(samples, "ROUND_S", 0.0)
     out = tmp_path / "p.json"
     assert profiling.run(["--model", str(folder), "--out", str(out), "--threads", "1"]) == 0
     profile = decode_profile(out.read_bytes(), "p.json")
@@ -72,8 +72,8 @@ def test_a_block_that_does_not_fit_is_named(folder: Path) -> None:
 
 
 def test_the_spread_is_half_the_distance_of_the_quartiles() -> None:
-    samples = Samples([1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0])
-    assert (samples.median, samples.spread) == (4.0, 0.5)
+    found = Samples([1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0])
+    assert (found.median, found.spread) == (4.0, 0.5)
 
 
 def test_a_file_that_cannot_be_written_is_refused_before_the_work(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,7 +1,7 @@
 """`compute`: each part takes its device the same time, as far as blocks can be divided."""
 
-from blockrelay.quantities import format_seconds
-from blockrelay_scheduler.planning.problem import Placement, Problem, consecutive, counted
+from blockrelay.quantities import counted, format_seconds
+from blockrelay_scheduler.planning.problem import Placement, Problem, consecutive
 from blockrelay_scheduler.planning.strategies.balanced import balanced_sizes
 
 

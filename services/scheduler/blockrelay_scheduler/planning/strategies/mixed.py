@@ -1,7 +1,7 @@
 """`mixed`: memory and computing count half each."""
 
-from blockrelay.quantities import format_quantity, format_seconds
-from blockrelay_scheduler.planning.problem import Placement, Problem, consecutive, counted
+from blockrelay.quantities import counted, format_quantity, format_seconds
+from blockrelay_scheduler.planning.problem import Placement, Problem, consecutive
 from blockrelay_scheduler.planning.strategies.balanced import balanced_sizes
 
 

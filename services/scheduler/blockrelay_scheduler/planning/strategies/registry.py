@@ -35,20 +35,11 @@ OURS: Mapping[str, Strategy] = {
     "ring": ring,
     "ring-speed": ring_speed,
 }
-#: Which of the wishes each of ours goes by. Any other is refused: nobody shall think that it was heard.
-GOES_BY: Mapping[str, tuple[str, ...]] = {
-    "auto": ("targets", "memory_limit"),
-    "uniform": ("parts", "targets", "memory_limit"),
-    "memory": ("parts", "targets", "memory_limit"),
-    "compute": ("parts", "targets", "memory_limit"),
-    "mixed": ("parts", "targets", "memory_limit"),
-    "custom": ("boundaries", "targets", "memory_limit"),
-    "static-split": ("targets", "memory_limit"),
-    "ring": ("targets", "memory_limit"),
-    "ring-speed": ("targets", "memory_limit"),
+#: Which of ours go by these wishes. Others refuse them: nobody shall think that they were heard. All go by the rest.
+ONLY_FOR: Mapping[str, tuple[str, ...]] = {
+    "parts": ("uniform", "memory", "compute", "mixed"),
+    "boundaries": ("custom",),
 }
-#: They put parts on the targets by their own rule, the others on one after the other.
-OWN_DEVICES = ("auto", "static-split", "ring", "ring-speed")
 
 
 def names() -> list[str]:
@@ -70,7 +61,7 @@ def strategy(name: str) -> Strategy:
 
 def goes_by(name: str, wish: str) -> bool:
     """Whether a strategy goes by this field of `Wishes`; those of other packages get all of them."""
-    return name not in GOES_BY or wish in GOES_BY[name]
+    return name not in OURS or name in ONLY_FOR.get(wish, OURS)
 
 
 def _only(fleet: Fleet, targets: Sequence[str]) -> Fleet:
@@ -85,9 +76,9 @@ def place(name: str, problem: Problem) -> Placement:
     chosen = strategy(name)
     for wish in (field.name for field in fields(Wishes)):
         if getattr(problem.wishes, wish) is not None and not goes_by(name, wish):
-            others = ", ".join(other for other in OURS if goes_by(other, wish))
-            raise UsageError(f"strategy {name} does not go by {wish.replace('_', ' ')}: {others} would")
-    if problem.wishes.targets and name in OWN_DEVICES:
+            raise UsageError(f"strategy {name} does not go by {wish}: {', '.join(ONLY_FOR[wish])} would")
+    # Who is told neither puts parts on the targets by a rule of its own, the others on one after the other.
+    if problem.wishes.targets and name in OURS and not any(goes_by(name, wish) for wish in ONLY_FOR):
         problem = replace(problem, fleet=_only(problem.fleet, problem.wishes.targets))
     problem.costs.check(problem.fleet)
     placement = chosen(problem)

@@ -4,8 +4,8 @@ from math import fsum
 
 from blockrelay.errors import UsageError
 from blockrelay.planning.devices import Device
-from blockrelay.quantities import format_seconds
-from blockrelay_scheduler.planning.problem import Part, Placement, Problem, counted
+from blockrelay.quantities import counted, format_seconds
+from blockrelay_scheduler.planning.problem import Part, Placement, Problem
 
 
 def static_split(problem: Problem) -> Placement:

@@ -1,6 +1,7 @@
 """`uniform`: equal numbers of layers. The embedding rides along with the first part, the head with the last."""
 
-from blockrelay_scheduler.planning.problem import Placement, Problem, consecutive, counted
+from blockrelay.quantities import counted
+from blockrelay_scheduler.planning.problem import Placement, Problem, consecutive
 
 
 def uniform(problem: Problem) -> Placement:

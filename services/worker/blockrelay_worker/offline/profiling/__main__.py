@@ -27,8 +27,6 @@ from blockrelay_worker.kernels import load_kernels
 from blockrelay_worker.offline.profiling.block_times import (
     MEMORY_SHARE,
     NOISY,
-    ROUNDS,
-    Samples,
     Times,
     load_times,
     measure,
@@ -37,6 +35,7 @@ from blockrelay_worker.offline.profiling.block_times import (
 )
 from blockrelay_worker.offline.profiling.hop_times import redis_hop, shared_memory_hop
 from blockrelay_worker.offline.profiling.product_times import product_times
+from blockrelay_worker.offline.profiling.samples import ROUNDS, Samples
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 

@@ -6,8 +6,7 @@ them, in memory and not in a cache. A model that does not fit runs in windows of
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from statistics import median, quantiles
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -18,13 +17,12 @@ from blockrelay_worker.execution.batch import Batch, Segment
 from blockrelay_worker.execution.executor import Executor
 from blockrelay_worker.execution.loader import Executors
 from blockrelay_worker.execution.page_layout import pages_for
+from blockrelay_worker.offline.profiling.samples import ROUNDS, Samples, runs_of_a_round
 
 ROWS = (1, 4, 16, 64, 256)
 LONG_CONTEXT = 2048
-#: Runs of a shape: at least, and in a round until so many seconds have gone.
-LEAST_RUNS, ROUND_S = 5, 0.25
-#: Rounds over all shapes, so that a slow moment of the machine meets all of them; then noisy shapes have some more.
-ROUNDS, EXTRA_ROUNDS = 3, 4
+#: Rounds that noisy shapes have beyond those of all.
+EXTRA_ROUNDS = 4
 #: How often each block is loaded alone.
 LOADS = 3
 #: Half the distance of the quartiles, as a share of the median, from which a figure is noisy.
@@ -43,28 +41,6 @@ class Shape:
     @property
     def pages(self) -> int:
         return self.rows * pages_for(self.context)
-
-
-@dataclass(slots=True)
-class Samples:
-    """What was measured of one block in one shape. Seconds."""
-
-    seconds: list[float] = field(default_factory=list[float])
-
-    @property
-    def median(self) -> float:
-        return median(self.seconds)
-
-    @property
-    def spread(self) -> float:
-        """Half the distance between the quartiles, as a share of the median."""
-        return spread_of(self.seconds)
-
-
-def spread_of(seconds: Sequence[float]) -> float:
-    """Half the distance between the quartiles, as a share of the median; of two samples at least."""
-    low, middle, high = quantiles(seconds, n=4)
-    return (high - low) / 2 / middle
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,17 +117,15 @@ def load_times(folder: BlockFolder, executors: Executors, progress: Callable[[in
 
 
 def _round(executor: Executor, folder: BlockFolder, window: Window, shape: Shape, times: Times) -> None:
-    """Run the shape for ROUND_S and LEAST_RUNS times at least, behind one run that is not counted."""
+    """Run the shape for a round, behind one run that is not counted."""
     each = pages_for(shape.context)
     pages = executor.pool.allocate(shape.pages)
     batch = _batch(executor, folder, shape, [pages[at : at + each] for at in range(0, len(pages), each)])
     executor.run(batch)
-    until, runs = time.perf_counter() + ROUND_S, 0
-    while runs < LEAST_RUNS or time.perf_counter() < until:
+    for _ in runs_of_a_round():
         for name, seconds in executor.run(batch).seconds.items():
             block = int(name.removeprefix("block_"))
             times.setdefault((block, shape), Samples()).seconds.append(seconds)
-        runs += 1
     executor.pool.free(pages)
 
 

@@ -8,14 +8,13 @@ import mmap
 import multiprocessing
 import time
 from collections.abc import Callable, Sequence
-from statistics import median
 
 import numpy as np
 
 from blockrelay.planning.profile import Hop
 from blockrelay.protocol.messages import Forward, ForwardSegment
 from blockrelay.redis.client import OneConnection, connect
-from blockrelay_worker.offline.profiling.block_times import spread_of
+from blockrelay_worker.offline.profiling.samples import Samples
 
 ROWS = (1, 16, 64, 256)
 RUNS = 40
@@ -40,7 +39,7 @@ def redis_hop(url: str, hidden: int) -> Hop:
 
 def shared_memory_hop(hidden: int) -> Hop:
     """Written by one side and read by the other, without what it takes to wake it."""
-    times: list[tuple[int, list[float]]] = []
+    times: list[tuple[int, Samples]] = []
     for rows in ROWS:
         size = rows * hidden * 4
         content = np.random.default_rng(1).bytes(size)
@@ -86,14 +85,14 @@ def _read(client: OneConnection, stream: bytes) -> dict[bytes, bytes]:
             return dict(zip(fields[::2], fields[1::2], strict=True))
 
 
-def _samples(run: Callable[[], float]) -> list[float]:
-    return [run() for _ in range(RUNS)]
+def _samples(run: Callable[[], float]) -> Samples:
+    return Samples([run() for _ in range(RUNS)])
 
 
-def _line(times: Sequence[tuple[int, list[float]]]) -> Hop:
+def _line(times: Sequence[tuple[int, Samples]]) -> Hop:
     """Through sizes and medians of seconds, by least squares; neither figure is below zero."""
-    sizes, seconds = np.array([(size, median(samples)) for size, samples in times], np.float64).T
+    sizes, seconds = np.array([(size, samples.median) for size, samples in times], np.float64).T
     slope, start = np.polyfit(sizes, seconds, 1)
     slope = max(float(slope), 0.0)
     start = max(float(start), float(seconds.min() - slope * sizes[0]), 0.0)
-    return Hop(seconds=start, seconds_per_byte=slope, spread=spread_of(times[0][1]))
+    return Hop(seconds=start, seconds_per_byte=slope, spread=times[0][1].spread)

@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from statistics import median
 
 import numpy as np
 
@@ -25,7 +24,8 @@ from blockrelay.block_folder.model import (
 )
 from blockrelay.planning.profile import ProductTimes
 from blockrelay_worker.kernels.interface import F32, U8, Kernels, Product
-from blockrelay_worker.offline.profiling.block_times import LEAST_RUNS, ROUND_S, ROUNDS, ROWS, spread_of
+from blockrelay_worker.offline.profiling.block_times import ROWS
+from blockrelay_worker.offline.profiling.samples import ROUNDS, Samples, runs_of_a_round
 
 #: Weights that no cache holds.
 _UNCACHED_BYTES = 256 << 20
@@ -62,22 +62,20 @@ def _measured(model: ModelConfig, precision: Precision, kernels: Kernels) -> Pro
         for _ in range(max(1, min(model.layers, -(-_UNCACHED_BYTES // size))))
     ]
     head = _linears(model, head_kinds, precision, kernels)
-    layer_samples: dict[int, list[float]] = {rows: [] for rows in ROWS}
-    head_samples: dict[int, list[float]] = {rows: [] for rows in ROWS}
+    of_a_layer = {rows: Samples() for rows in ROWS}
+    of_the_head = {rows: Samples() for rows in ROWS}
     for _ in range(ROUNDS):
         for rows in ROWS:
             step = _step([*layers, head], rows, kernels)
             step()
-            until, runs = time.perf_counter() + ROUND_S, 0
-            while runs < LEAST_RUNS or time.perf_counter() < until:
+            for _ in runs_of_a_round():
                 *in_layers, in_head = step()
-                layer_samples[rows].append(sum(in_layers) / len(layers))
-                head_samples[rows].append(in_head)
-                runs += 1
+                of_a_layer[rows].seconds.append(sum(in_layers) / len(layers))
+                of_the_head[rows].seconds.append(in_head)
     return ProductTimes(
-        layer={rows: median(samples) for rows, samples in layer_samples.items()},
-        head={rows: median(samples) for rows, samples in head_samples.items()},
-        spread={rows: spread_of(samples) for rows, samples in layer_samples.items()},
+        layer={rows: samples.median for rows, samples in of_a_layer.items()},
+        head={rows: samples.median for rows, samples in of_the_head.items()},
+        spread={rows: samples.spread for rows, samples in of_a_layer.items()},
     )
 
 

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from blockrelay.quantities import format_quantity, format_seconds
+from blockrelay.quantities import counted, format_quantity, format_seconds
 from blockrelay_scheduler.planning.prediction import predict
-from blockrelay_scheduler.planning.problem import Part, Placement, Problem, counted
+from blockrelay_scheduler.planning.problem import Part, Placement, Problem
 
 
 def explained(problem: Problem, placement: Placement, requests: int) -> Placement:

@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from dataclasses import replace
 
-from blockrelay.quantities import format_quantity
-from blockrelay_scheduler.planning.problem import OutOfTime, Problem, Promise, counted
+from blockrelay.quantities import counted, format_quantity
+from blockrelay_scheduler.planning.problem import OutOfTime, Problem, Promise
 from blockrelay_scheduler.planning.strategies.optimal.search_space import Space
 
 #: Whether any plan of a problem fits.
