@@ -50,7 +50,9 @@ def serving(urls: dict[str, int]) -> int:
 
     def has_it(url: str) -> bool:
         lines = httpx.get(f"{url}/metrics", timeout=2).text.splitlines()
-        return any(line.startswith("blockrelay_num_requests_running") and float(line.split()[-1]) > 0 for line in lines)
+        return any(
+            line.startswith("blockrelay_gateway_requests_running") and float(line.split()[-1]) > 0 for line in lines
+        )
 
     return next(pid for url, pid in urls.items() if has_it(url))
 

@@ -1,11 +1,13 @@
 """docs/metrics.md, from the instruments."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, cast
 
 from prometheus_client import CollectorRegistry
 
-from blockrelay.observability.metrics import GatewayMetrics, SchedulerMetrics, WorkerMetrics
+from blockrelay.observability.metrics.gateway import GatewayMetrics
+from blockrelay.observability.metrics.scheduler import SchedulerMetrics
+from blockrelay.observability.metrics.worker import WorkerMetrics
 from blockrelay.observability.registry import service_registry
 from docs.generate.tables import table
 
@@ -13,10 +15,24 @@ _HEAD = """\
 # Metrics
 
 Every service answers `GET /metrics` with Prometheus text. Names follow vLLM's where the meaning is the same, with our
-prefix. Units are in the names. Where gateway and worker share a name (tokens, running, waiting), the gateway counts
-what clients asked for and got, and the worker what it computed, re-runs included: do not add them up.
+prefix. Units are in the names. A counter has `_total` behind its name; a histogram has `_bucket`, `_sum` and `_count`.
 
-A counter has `_total` behind its name; a histogram has `_bucket`, `_sum` and `_count`.
+The name tells whose it is:
+
+- `blockrelay_worker_...`, `blockrelay_gateway_...`: of one process. A gateway counts what clients asked for and got, a
+  worker what it computed, re-runs included.
+- Any other counter or histogram means the same wherever it comes from: add up all processes.
+- Any other gauge speaks of the whole cell, and every process that tells it tells the same: take the maximum,
+  `max by (cell, model) (blockrelay_requests_in_flight)`. So do `blockrelay_accepted_total` and
+  `blockrelay_ended_total`, which Redis keeps: no process's end sets them back, and what was accepted has ended or is
+  in flight.
+
+Every series of ours has the labels `cell` and `model` (the name that clients use: give all services of a cell the same
+`BLOCKRELAY_MODEL_NAME`, or none). A counter's labels come from closed lists, below, and each of its series is there
+from the start.
+
+Workers of the release before 0.2 told theirs without `worker_` and without these two labels. Under those names they are
+told beside the new ones in this release, for the last time.
 """
 _GROUPS: dict[str, Callable[[CollectorRegistry], object]] = {
     "Gateway": GatewayMetrics,
@@ -27,17 +43,30 @@ _GROUPS: dict[str, Callable[[CollectorRegistry], object]] = {
 
 def page() -> str:
     """The whole page."""
-    registries = {"Every service": service_registry("any")}
+    registries = {"Every service": service_registry("any", cell="c0", model="any")}
     for title, group in _GROUPS.items():
         registries[title] = CollectorRegistry()
         group(registries[title])
-    return _HEAD + "".join(f"\n## {title}\n\n{_rows(registry)}" for title, registry in registries.items())
+    tables = "".join(f"\n## {title}\n\n{_rows(registry)}" for title, registry in registries.items())
+    return _HEAD + tables + f"\n## Values of labels\n\n{_values(registries.values())}"
 
 
 def _rows(registry: CollectorRegistry) -> str:
     collectors: Any = cast(Any, registry)._collector_to_names
     rows = sorted(_row(collector, family) for collector in collectors for family in collector.collect())
     return table(("metric", "type", "labels", "meaning"), rows)
+
+
+def _values(registries: Iterable[CollectorRegistry]) -> str:
+    """What stands in the series that are there from the start."""
+    found: dict[tuple[str, str], None] = {}
+    for family in (family for registry in registries for family in registry.collect()):
+        if not family.name.startswith("blockrelay_") or family.type == "info":
+            continue
+        for label in sorted({label for sample in family.samples for label in sample.labels} - {"le"}):
+            values = dict.fromkeys(sample.labels[label] for sample in family.samples)
+            found[label, ", ".join(f"`{value}`" for value in values)] = None
+    return table(("label", "values"), list(found))
 
 
 def _row(collector: Any, family: Any) -> tuple[str, str, str, str]:

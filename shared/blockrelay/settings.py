@@ -106,6 +106,12 @@ class SchedulerSettings(Settings):
     vacancy_s: float = Field(default=15.0, gt=0, description="an empty stage waits this long for a replacement")
     stalled_after_s: float = Field(default=30.0, gt=0, description="a running request without progress is run again")
     prompt_tokens_per_s: float = Field(default=100.0, gt=0, description="slowest prompt speed that is not a stall")
+    target_backlog_s: float = Field(
+        default=30.0, gt=0, description="workers_wanted: as many as do all that is unfinished within this (seconds)"
+    )
+    spare_workers: int = Field(
+        default=1, ge=0, description="workers_wanted: so many beyond one for each stage, against the death of one"
+    )
     numerics_wait_s: float = Field(
         default=30.0,
         ge=0,

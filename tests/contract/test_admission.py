@@ -8,9 +8,10 @@ import redis
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from blockrelay.protocol.capabilities import Pace
 from blockrelay.protocol.keys import Keys
 from blockrelay.protocol.transitions import calls
-from blockrelay.protocol.transitions.calls import Limits, Pace
+from blockrelay.protocol.transitions.calls import Limits
 from blockrelay.redis.cell_settings import CellSettings, publish_cell_settings
 from blockrelay.redis.client import Scripts
 from tests.support.cell import MODEL, Cell, begin_cell, body

@@ -4,12 +4,13 @@ import pytest
 import redis
 from prometheus_client import CollectorRegistry
 
-from blockrelay.observability.metrics import SchedulerMetrics
+from blockrelay.observability.metrics.scheduler import SchedulerMetrics
+from blockrelay.protocol.capabilities import Pace
 from blockrelay.protocol.keys import Keys
 from blockrelay.protocol.plan import missing_stages
 from blockrelay.protocol.planned_split import equal_parts
 from blockrelay.protocol.transitions import calls
-from blockrelay.protocol.transitions.calls import Limits, Pace
+from blockrelay.protocol.transitions.calls import Limits
 from blockrelay.redis.cell_address import CellAddress
 from blockrelay.redis.cell_settings import CellSettings, publish_cell_settings
 from blockrelay.redis.client import Scripts

@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry
 
 from blockrelay.auth.api_keys import ANYBODY, Tenant
 from blockrelay.errors import RedisRefused
-from blockrelay.observability.metrics import WorkerMetrics
+from blockrelay.observability.metrics.worker import WorkerMetrics
 from blockrelay.protocol.keys import Keys
 from blockrelay.protocol.status_events import NodeStatus, Shard, encode_events
 from blockrelay.redis.client import Scripts, connect_async

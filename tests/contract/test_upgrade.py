@@ -107,6 +107,8 @@ def test_the_keys_and_fields_are_ours_and_the_sums_right(link: Link) -> None:
             expected[new[b"state"] + b"_rows"] += int(new.get(b"rows_to_compute", 0))
             expected[b"pages"] += int(new[b"pages_needed"])
             tenants[new.get(b"tenant", b"")] += 1
+    (totals,) = _all(client, "totals")
+    assert client.hgetall(totals) == {b"accepted": b"%d" % sum(tenants.values())}, "older protocols kept no books"
     (sums,) = _all(client, "outstanding")
     assert {field: int(value) for field, value in client.hgetall(sums).items() if int(value)} == +expected  # pyright: ignore
     assert {name.rpartition(b":")[2]: client.scard(name) for name in _all(client, "tenant-requests")} == tenants

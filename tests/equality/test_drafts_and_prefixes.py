@@ -58,9 +58,9 @@ def up(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory)
         counted = worker_counters(process)
         assert process.pid_of("blockrelay_worker") == workers, "a worker fell over, and another answered"
         assert process.stop() == 0
-    accepted = counted["blockrelay_spec_decode_num_accepted_tokens_total"]
-    assert 0 < accepted < counted["blockrelay_spec_decode_num_draft_tokens_total"]
-    assert counted["blockrelay_prefix_cache_hits_total"] > 0
+    accepted = counted["blockrelay_worker_spec_decode_num_accepted_tokens_total"]
+    assert 0 < accepted < counted["blockrelay_worker_spec_decode_num_draft_tokens_total"]
+    assert counted["blockrelay_worker_prefix_cache_hits_total"] > 0
 
 
 def check(up: UpProcess, solo: Solo, prompt: list[int], variants: list[SamplingParams]) -> None:

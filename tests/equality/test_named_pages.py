@@ -12,7 +12,7 @@ import redis
 from prometheus_client import CollectorRegistry
 
 from blockrelay.block_folder.folder import BlockFolder, open_block_folder
-from blockrelay.observability.metrics import WorkerMetrics
+from blockrelay.observability.metrics.worker import WorkerMetrics
 from blockrelay.protocol.keys import Keys
 from blockrelay.protocol.messages import EndEntry, TokenEntry
 from blockrelay.redis.client import Scripts
@@ -135,7 +135,7 @@ def test_every_named_page_holds_what_a_solo_run_computes(
         assert executor.pool.cached_pages == len(seen) > 0, "a name that stands for no request's tokens"
 
     def counted(name: str) -> float:
-        return sum(registry.get_sample_value(f"blockrelay_{name}_total") or 0 for registry in registries)
+        return sum(registry.get_sample_value(f"blockrelay_worker_{name}_total") or 0 for registry in registries)
 
     assert counted("prefix_cache_hits") > 0
     assert 0 < counted("spec_decode_num_accepted_tokens") < counted("spec_decode_num_draft_tokens")

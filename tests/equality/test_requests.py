@@ -90,7 +90,7 @@ def test_two_hundred_random_requests_are_answered_as_alone(
     assert_equal(asks, answers, expected)
     assert_it_was_no_solo_run(shape, counted)
     if shape.kv_bytes and shape.stages == shape.replicas == 1:
-        assert counted["blockrelay_num_preemptions_total"] > 0, "runs give way"
+        assert counted["blockrelay_worker_num_preemptions_total"] > 0, "runs give way"
 
 
 def workload(count: int, *, seed: int) -> list[Asked]:
@@ -134,17 +134,19 @@ def answers_of(
 
 def assert_it_was_no_solo_run(shape: Shape, counted: "Counter[str]") -> None:
     """What could have gone wrong has happened."""
-    batches = counted["blockrelay_iteration_tokens_count"]
-    assert counted["blockrelay_iteration_tokens_sum"] > 2 * batches, "batches mix requests"
-    assert counted["blockrelay_prefix_cache_hits_total"] > 0, "pages are found"
-    accepted, drafted = (counted[f"blockrelay_spec_decode_num_{name}_tokens_total"] for name in ("accepted", "draft"))
+    batches = counted["blockrelay_worker_iteration_tokens_count"]
+    assert counted["blockrelay_worker_iteration_tokens_sum"] > 2 * batches, "batches mix requests"
+    assert counted["blockrelay_worker_prefix_cache_hits_total"] > 0, "pages are found"
+    accepted, drafted = (
+        counted[f"blockrelay_worker_spec_decode_num_{name}_tokens_total"] for name in ("accepted", "draft")
+    )
     assert 0 < accepted < drafted, "guesses are right and wrong"
     if shape.kv_bytes:
-        assert counted["blockrelay_prefix_cache_evictions_total"] > 0, "pages are given up"
+        assert counted["blockrelay_worker_prefix_cache_evictions_total"] > 0, "pages are given up"
     if shape.tiers:
         for tier in ("shm", "redis"):
-            assert counted[f'blockrelay_page_store_hits_total{{tier="{tier}"}}'] > 0, f"pages come from {tier}"
-        assert counted["blockrelay_page_store_trouble_total"] > 0, "broken pages are seen"
+            assert counted[f'blockrelay_worker_page_store_hits_total{{tier="{tier}"}}'] > 0, f"pages come from {tier}"
+        assert counted["blockrelay_worker_page_store_trouble_total"] > 0, "broken pages are seen"
 
 
 def assert_equal(asks: list[Asked], answers: list[Answer], expected: list[Answer]) -> None:

@@ -214,6 +214,8 @@ class ScriptMachine(RuleBasedStateMachine):
                 record["committed"]
             ), "I6"
         assert self.cell.outstanding() == +expected, "I6"
+        accepted, ended = self.cell.totals()
+        assert accepted - ended == len(unfinished), "the books: what was accepted has ended or has not"
         for tenant, requests in tenants.items():
             assert self.cell.requests_of_tenant(tenant) == requests, "I6"
         assert self.cell.due() <= set(self.cell.queued()), "I3"

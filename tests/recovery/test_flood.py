@@ -16,6 +16,7 @@ from blockrelay.protocol.keys import Keys
 from blockrelay.redis.client import connect
 from blockrelay.up_file import read_running
 from tests.support.models.tiny_model import write_tiny_model
+from tests.support.scraping import sampled
 from tests.support.systems.up_process import UpProcess, running_up
 from tests.support.waiting import wait_until
 
@@ -101,10 +102,7 @@ def test_readers_that_do_not_read_hold_little_memory(model: Path, tmp_path: Path
                 sleeper.sendall(head + content)
 
             def ended() -> float:
-                lines = httpx.get(f"{up.url}/metrics").text.splitlines()
-                return sum(
-                    float(line.split()[-1]) for line in lines if line.startswith("blockrelay_request_success_total")
-                )
+                return sampled(httpx.get(f"{up.url}/metrics").text, "blockrelay_request_success_total")
 
             wait_until(lambda: ended() >= 100, "all requests have ended", timeout_s=90)
             assert httpx.post(f"{up.url}/v1/completions", json={"prompt": [5], "max_tokens": 2}).status_code == 200

@@ -15,14 +15,14 @@ from blockrelay.protocol.messages import RequestBody
 from blockrelay.protocol.sampling_params import SamplingParams
 from blockrelay.protocol.transitions import calls
 from tests.support.cell import read_timeline
-from tests.support.gateway.scraping import assert_service_describes_itself
+from tests.support.scraping import assert_service_describes_itself
 from tests.support.systems.system import Job, StartSystem, System, golden_tokens, scrape
 from tests.support.waiting import wait_until
 
 PROMPT = tuple(int(t) for t in np.random.default_rng(3).integers(3, 500, 200))  # twelve full pages and eight tokens
 GREEDY = SamplingParams(max_tokens=24, temperature=0.0, ignore_eos=True)
-COMPUTED = "blockrelay_prompt_tokens_total"
-HITS = "blockrelay_prefix_cache_hits_total"
+COMPUTED = "blockrelay_worker_prompt_tokens_total"
+HITS = "blockrelay_worker_prefix_cache_hits_total"
 
 
 @pytest.fixture

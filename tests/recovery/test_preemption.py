@@ -16,7 +16,7 @@ def test_more_requests_than_pages_all_finish_with_their_own_tokens(start_system:
         system.accept(job)
     system.wait_all(jobs)
     assert system.results(jobs) == golden_tokens(system.block_folder, jobs)
-    assert system.metric("blockrelay_num_preemptions_total") > 0
+    assert system.metric("blockrelay_worker_num_preemptions_total") > 0
     assert system.metric("blockrelay_reruns_total") == 0, "nobody was queued again"
     assert_nothing_is_held(system)
 
@@ -28,7 +28,7 @@ def test_without_a_prefix_cache_the_preempted_compute_everything_again(start_sys
         system.accept(job)
     system.wait_all(jobs)
     assert system.results(jobs) == golden_tokens(system.block_folder, jobs)
-    assert system.metric("blockrelay_num_preemptions_total") > 0
+    assert system.metric("blockrelay_worker_num_preemptions_total") > 0
 
 
 def test_a_request_that_needs_the_whole_pool_runs_and_a_larger_one_is_refused(start_system: StartSystem) -> None:

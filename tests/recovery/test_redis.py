@@ -99,7 +99,7 @@ def test_everything_that_finished_requests_leave_has_a_time_to_live(start_system
     lasting = {keys.workers, keys.running, keys.settings, keys.protocol, keys.plan(system.model_key)}
     for worker in system.infos():
         lasting |= {keys.worker(worker.id), keys.inbox(worker.id), keys.worker_requests(worker.id)}
-    lasting |= {keys.outstanding(system.model_key), keys.plan_history(system.model_key)}
+    lasting |= {keys.outstanding(system.model_key), keys.totals(system.model_key), keys.plan_history(system.model_key)}
     for route_class in ("cpu", "gpu"):
         lasting |= {f(system.model_key, route_class) for f in (keys.jobs, keys.shares, keys.reruns)}
     for raw in system.client.keys("*"):  # pyright: ignore

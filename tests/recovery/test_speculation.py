@@ -71,8 +71,8 @@ def test_tokens_are_the_same_with_and_without_guesses(
             entries = read_log(system.client, system.keys, job.request)  # pyright: ignore
             told = [TokenLogprobs.decode(e.logprobs) for e in entries if isinstance(e, TokenEntry)]
             assert told == [TokenLogprobs(s.logprob or 0.0, s.top) for s in golden[job.request].sampled]
-    accepted = system.metric("blockrelay_spec_decode_num_accepted_tokens_total")
-    drafted = system.metric("blockrelay_spec_decode_num_draft_tokens_total")
+    accepted = system.metric("blockrelay_worker_spec_decode_num_accepted_tokens_total")
+    drafted = system.metric("blockrelay_worker_spec_decode_num_draft_tokens_total")
     assert 100 < accepted <= drafted if speculation == "on" else drafted == 0
     assert_nothing_is_held(system)
 

@@ -17,6 +17,7 @@ from openai import OpenAI
 from blockrelay.block_folder.folder import open_block_folder
 from blockrelay.text.tokenizer import Tokenizer
 from tests.support.models.tiny_model import write_tiny_model
+from tests.support.scraping import sampled
 from tests.support.systems.system import Job, golden_tokens, make_jobs
 from tests.support.systems.up_process import UpProcess, running_up
 from tests.support.waiting import wait_until
@@ -103,8 +104,7 @@ def test_fifty_requests_at_once_each_equal_their_solo_runs(up: UpProcess, model:
 
 
 def _tokens_relayed(up: UpProcess) -> float:
-    lines = httpx.get(f"{up.url}/metrics").text.splitlines()
-    return next(float(line.split()[1]) for line in lines if line.startswith("blockrelay_generation_tokens_total"))
+    return sampled(httpx.get(f"{up.url}/metrics").text, "blockrelay_generation_tokens_total")
 
 
 @pytest.mark.parametrize("stage", [0, 1, 2])

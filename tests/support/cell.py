@@ -1,7 +1,7 @@
 """A cell at the level of the protocol: real Redis, real scripts, workers that are played by the test."""
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import redis
@@ -144,6 +144,11 @@ class Cell:
 
     def due(self) -> set[str]:
         return {m.decode() for m in self.client.zrange(self.keys.due(MODEL, "cpu"), 0, -1)}  # pyright: ignore
+
+    def totals(self) -> tuple[int, int]:
+        """How many requests were ever accepted, and how many have ended."""
+        raw = cast("dict[bytes, bytes]", self.client.hgetall(self.keys.totals(MODEL)))
+        return int(raw.pop(b"accepted", 0)), sum(map(int, raw.values()))
 
     def outstanding(self) -> dict[str, int]:
         """What `outstanding:<model>` has, without zeros."""

@@ -74,7 +74,7 @@ async def _say_when_ready(gateway: Gateway) -> None:
     """One log line, when a token can be produced for the first time."""
     while True:
         try:
-            if not await ops_routes.gaps(gateway):
+            if not await gateway.readiness.gaps():
                 workers = await read_workers_async(gateway.client, gateway.keys, gateway.model_key)
                 break
         except RedisTrouble:

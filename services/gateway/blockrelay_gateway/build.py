@@ -3,7 +3,7 @@
 from secrets import token_hex
 
 from blockrelay.block_folder.folder import BlockFolder
-from blockrelay.observability.metrics import GatewayMetrics
+from blockrelay.observability.metrics.gateway import GatewayMetrics
 from blockrelay.observability.registry import service_registry
 from blockrelay.protocol.keys import Keys
 from blockrelay.redis.client import AsyncScripts, connect_async
@@ -15,6 +15,7 @@ from blockrelay_gateway.admission.cell_watch import CellWatch
 from blockrelay_gateway.admission.tensor_results import Results
 from blockrelay_gateway.api.openai.chat_template import ChatTemplate
 from blockrelay_gateway.api.openai.requests import OpenAIRequests
+from blockrelay_gateway.api.operations.readiness import Readiness
 from blockrelay_gateway.api.request_builder import RequestBuilder
 from blockrelay_gateway.api.state import Gateway
 from blockrelay_gateway.http.background import Background
@@ -47,7 +48,7 @@ def build(settings: GatewaySettings, folder: BlockFolder) -> Gateway:
         tokenizer=tokenizer,
         default_max_tokens=settings.default_max_tokens,
     )
-    metrics = GatewayMetrics(service_registry("gateway"))
+    metrics = GatewayMetrics(service_registry("gateway", cell=settings.cell, model=builder.name), blocks=model.blocks)
     watch = RedisWatch(metrics.redis_errors)
     name, keys = token_hex(8), Keys(settings.cell)
     client = connect_async(settings.redis_url, connections=CONNECTIONS)
@@ -106,6 +107,7 @@ def build(settings: GatewaySettings, folder: BlockFolder) -> Gateway:
         resumption=resumption,
         repair=repair,
         cell=cell,
+        readiness=Readiness(client, keys, metrics, model=key, closing=lambda: followed.closing),
         results=results,
         status_events=status_events,
         admission=admission,

@@ -9,7 +9,7 @@ from blockrelay.block_folder.folder import open_block_folder
 from blockrelay.errors import BlockrelayError, UsageError
 from blockrelay.exit_codes import end_with_any_thread, exit_code
 from blockrelay.observability import logs
-from blockrelay.observability.metrics import SchedulerMetrics
+from blockrelay.observability.metrics.scheduler import SchedulerMetrics
 from blockrelay.observability.registry import service_registry
 from blockrelay.observability.status_server import StatusServer
 from blockrelay.planning.plan_file import read_plan_file
@@ -32,7 +32,9 @@ def serve(settings: SchedulerSettings, stop: threading.Event) -> None:
     client = connect(settings.redis_url)
     payload = connect(settings.payload_redis_url) if settings.payload_redis_url else client
     link = Link(client, payload, keys, Scripts(client, keys))
-    metrics = SchedulerMetrics(service_registry("scheduler"))
+    metrics = SchedulerMetrics(
+        service_registry("scheduler", cell=settings.cell, model=settings.model_name or folder.model.name)
+    )
     scheduler = Scheduler(settings=settings, link=link, metrics=metrics, model=folder.model_key, planned=planned)
     try:
         status = StatusServer(settings.host, settings.port, metrics.registry, scheduler.gaps)

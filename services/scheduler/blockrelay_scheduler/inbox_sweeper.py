@@ -7,7 +7,7 @@ import redis
 
 from blockrelay.errors import RedisTrouble
 from blockrelay.observability import logs
-from blockrelay.observability.metrics import SchedulerMetrics
+from blockrelay.observability.metrics.scheduler import SchedulerMetrics
 from blockrelay.protocol.keys import Keys
 from blockrelay.redis.client import backoff_s
 

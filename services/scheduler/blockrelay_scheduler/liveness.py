@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from blockrelay.observability import logs
-from blockrelay.observability.metrics import SchedulerMetrics
+from blockrelay.observability.metrics.scheduler import SchedulerMetrics
 from blockrelay.protocol.transitions import calls
 from blockrelay_scheduler.link import Link
 from blockrelay_scheduler.recovery import dead_workers

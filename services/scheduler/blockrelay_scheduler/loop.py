@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from blockrelay.errors import RedisRefused, RedisTrouble
 from blockrelay.observability import logs
-from blockrelay.observability.metrics import SchedulerMetrics
+from blockrelay.observability.metrics.scheduler import SchedulerMetrics
 from blockrelay.protocol.plan import WorkerInfo
 from blockrelay.protocol.planned_split import PlannedSplit
 from blockrelay.protocol.transitions import calls
@@ -19,7 +19,7 @@ from blockrelay.redis.cell_settings import CellSettings, publish_cell_settings, 
 from blockrelay.redis.client import backoff_s, check_redis, wait_for_redis
 from blockrelay.redis.errors import RedisWatch
 from blockrelay.settings import SchedulerSettings
-from blockrelay_scheduler.gauges import set_gauges
+from blockrelay_scheduler.cell_metrics.gauges import set_gauges
 from blockrelay_scheduler.inbox_sweeper import InboxSweeper
 from blockrelay_scheduler.link import Link
 from blockrelay_scheduler.liveness import Liveness
@@ -149,7 +149,7 @@ class Scheduler:
         self._sweep(workers)
         if time.monotonic() - max(self._last_look, self.liveness.settled_from) >= LOOK_S:
             self._rescuer.rescue()
-            set_gauges(self.link, self.metrics, self.model, workers, plan, self._migrate())
+            set_gauges(self.link, self.metrics, self.settings, self.model, workers, plan, self._migrate())
             self._last_look = time.monotonic()
         self._state.on("workers_missing" if empty_stages(workers, plan) else "published")
         self._away = ""

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from blockrelay.observability import logs
-from blockrelay.observability.metrics import SchedulerMetrics
+from blockrelay.observability.metrics.scheduler import SchedulerMetrics
 from blockrelay.protocol.messages import RequestBody
 from blockrelay.protocol.transitions import calls
 from blockrelay.settings import SchedulerSettings

@@ -5,7 +5,7 @@ tenth of what a worker does between two steps.
 """
 
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -33,6 +33,12 @@ class Histograms(Collector):
         self._name, self._text, self._labels, self._bounds = name, text, labels, tuple(buckets)
         self._series: dict[str, dict[str, _Series]] = {}
         registry.register(self)
+
+    def expect(self, labels: Iterable[str], second: str) -> None:
+        """Make the series for these values of the first label, without a value yet."""
+        series = self._series.setdefault(second, {})
+        for label in labels:
+            series.setdefault(label, _Series([0] * (len(self._bounds) + 1)))
 
     def observe(self, values: Mapping[str, float], second: str) -> None:
         """One value for each label value."""

@@ -1,23 +1,71 @@
-"""The metrics registry of a service, with what every service reports besides the instruments of its `metrics` group."""
+"""The metrics registry of a service, with what every service reports besides the instruments of its group."""
 
-from prometheus_client import CollectorRegistry, GCCollector, Info, PlatformCollector, ProcessCollector
+from collections.abc import Iterable
+
+from prometheus_client import CollectorRegistry, GCCollector, Info, Metric, PlatformCollector, ProcessCollector
 from prometheus_client.metrics import disable_created_metrics
 
 from blockrelay import __version__
 from blockrelay.protocol.number import PROTOCOL
 
+_OURS, _WORKERS = "blockrelay_", "blockrelay_worker_"
+#: What release 0.1.0 called the instruments of a worker: as now, without `worker_`. They are told under both names in
+#: the release after it, and under the new one alone in the next.
+_RENAMED_SINCE_0_1 = frozenset(
+    _WORKERS + name
+    for name in (
+        "block_latency_seconds", "block_load_seconds", "cache_management_seconds", "commits", "fallbacks",
+        "forwarded_bytes", "generation_tokens", "inference_seconds", "inferences", "iteration_tokens",
+        "kv_cache_usage_perc", "kv_pages_cached", "kv_pages_total", "kv_pages_used", "num_preemptions",
+        "num_requests_running", "num_requests_waiting", "page_store_bytes", "page_store_dropped", "page_store_hits",
+        "page_store_misses", "page_store_trouble", "prefix_cache_evictions", "prefix_cache_hits",
+        "prefix_cache_queries", "prompt_tokens", "request_queue_time_seconds", "spec_decode_num_accepted_tokens",
+        "spec_decode_num_draft_tokens", "stage_busy_seconds", "stage_idle_seconds", "stage_latency_seconds",
+        "state_transfer_seconds", "token_generation_seconds",
+    )
+)  # fmt: skip
 
-def service_registry(service: str) -> CollectorRegistry:
+
+class ServiceRegistry(CollectorRegistry):
+    """A registry whose series of ours all carry the same labels, `labels`, beside their own.
+
+    What a worker called otherwise before is told under its old name too, without these labels, as it was.
+    """
+
+    def __init__(self, labels: dict[str, str]) -> None:
+        super().__init__()
+        self._labels = labels
+
+    def collect(self) -> Iterable[Metric]:
+        """All metrics, freshly read."""
+        for family in super().collect():
+            if not family.name.startswith(_OURS):
+                yield family
+                continue
+            if family.name in _RENAMED_SINCE_0_1:
+                yield _under_its_old_name(family)
+            family.samples = [sample._replace(labels={**self._labels, **sample.labels}) for sample in family.samples]
+            yield family
+
+
+def _under_its_old_name(family: Metric) -> Metric:
+    old = Metric(family.name.replace(_WORKERS, _OURS, 1), f"Old name of {family.name}", family.type)
+    old.samples = [sample._replace(name=sample.name.replace(_WORKERS, _OURS, 1)) for sample in family.samples]
+    return old
+
+
+def service_registry(service: str, *, cell: str, model: str, numerics: str = "") -> CollectorRegistry:
     """A registry with `process_*` (memory, CPU seconds, open files, start), `python_*` and `blockrelay_build_info`.
 
-    Switches the `_created` series off for the whole process: they double the number of series and say little more than
-    `process_start_time_seconds`.
+    `model` is its name, as clients call it; `numerics` the id of a worker. Switches the `_created` series off for the
+    whole process: they double the number of series and say little more than `process_start_time_seconds`.
     """
     disable_created_metrics()
-    registry = CollectorRegistry()
+    registry = ServiceRegistry({"cell": cell, "model": model})
     ProcessCollector(registry=registry)
     PlatformCollector(registry=registry)
     GCCollector(registry=registry)
     build = Info("blockrelay_build", "The release of this service and the protocol that it speaks", registry=registry)
-    build.info({"service": service, "version": __version__, "protocol": str(PROTOCOL)})
+    facts = {"service": service, "version": __version__, "protocol": str(PROTOCOL)}
+    build.info({**facts, "numerics": numerics} if numerics else facts)
     return registry

@@ -1,7 +1,9 @@
-"""What an executor can do, as its worker registers it and others read it."""
+"""What an executor can do and how fast it is, as its worker says it and others read it."""
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from typing import Any
 
 from blockrelay.errors import WireError
 from blockrelay.protocol.encoding import checks
@@ -49,3 +51,40 @@ class Capabilities:
                 )
         except WireError:
             return None
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How fast a worker says it is.
+
+    `row_s` for a prompt row; `steps`: seconds between two tokens of a request by the number of requests at once, not
+    empty; `recent_concurrency`: the most at once of late, which a newcomer must expect beside it.
+    """
+
+    row_s: float
+    steps: Mapping[int, float]
+    recent_concurrency: int = 1
+
+    @property
+    def token_s(self) -> float:
+        """Seconds for a token, with as many requests at once as it was ever measured with."""
+        most = max(self.steps)
+        return self.steps[most] / most
+
+    def to_script(self) -> dict[str, Any]:
+        """As BEAT reads it, in microseconds."""
+        steps = " ".join(f"{batch}:{max(1, int(seconds * 1e6))}" for batch, seconds in sorted(self.steps.items()))
+        return {
+            "row_us": max(1, int(self.row_s * 1e6)),
+            "step_us": steps,
+            "recent_concurrency": self.recent_concurrency,
+        }
+
+    @classmethod
+    def from_redis(cls, fields: Mapping[bytes, bytes]) -> "Pace | None":
+        """From a worker's record; None while it has not measured itself."""
+        if b"row_us" not in fields:
+            return None
+        pairs = (pair.split(b":") for pair in fields[b"step_us"].split())
+        steps = {int(batch): int(us) / 1e6 for batch, us in pairs}
+        return cls(int(fields[b"row_us"]) / 1e6, steps, int(fields[b"recent_concurrency"]))

@@ -54,7 +54,7 @@ FAMILIES = (
     Family("log", "<id>", "stream, the token log; entry id = position", f"ACCEPT {_ENDS} FORGET UPGRADE", "gateway worker", "15 s after the end (a long one: as the record)"),
     Family("packing", "", "stream, a log while it is packed", f"{_ENDS} UPGRADE", "", "at once"),
     Family("ended", "<kind>", "list of ended requests, oldest first; kinds: `first` and `last` to be forgotten", f"{_ENDS} FORGET", "scheduler", "member: FORGET, or behind its retention"),
-    Family("running", "", "zset id -> ms of last progress; every request not finished", f"ACCEPT {_ENDS} scheduler", "", "member: at the end"),
+    Family("running", "", "zset id -> ms of last progress; every request not finished", f"ACCEPT {_ENDS} scheduler", "gateway", "member: at the end"),
     Family("queue", "<model>:<class>", "zset of first runs, id -> rank", f"ACCEPT {_ENDS}", "scheduler", "member: CLAIM, FINISH"),
     Family("due", "<model>:<class>", "zset of those with a deadline, id -> ms by which it should be claimed", f"ACCEPT {_ENDS}", "", "member: CLAIM, FINISH"),
     Family("shares", "<model>:<class>", "zset of ranks: the virtual time of each priority, where each tenant's next first run stands", f"ACCEPT {_ENDS}", "", "when the queue was empty"),
@@ -63,7 +63,8 @@ FAMILIES = (
     Family("pinned", "<model>:<class>:<numerics>", "the same of those with tokens, for workers of the id that computed these", f"{_ENDS} BEAT MIGRATE", "worker", "entry: CLAIM, FINISH, MIGRATE"),
     Family("numerics", "<model>", "hash, class:numerics id that re-runs wait for -> ms without a worker for them, when that was seen, and what pools hold", "CLAIM COMMIT RERUN DEAD BEAT MIGRATE", "", "member: MIGRATE"),
     Family("delayed", "", "zset id -> ms from which the job of its re-run may be queued", f"{_ENDS} BEAT", "", "member: CLAIM, BEAT, FINISH"),
-    Family("outstanding", "<model>", "hash: rows, tokens and pages that unfinished requests still cost", f"ACCEPT {_ENDS} UPGRADE", "", "never"),
+    Family("outstanding", "<model>", "hash: rows, tokens and pages that unfinished requests still cost", f"ACCEPT {_ENDS} UPGRADE", "scheduler", "never"),
+    Family("totals", "<model>", "hash: how many requests were ever accepted, and ended by reason", f"ACCEPT {_ENDS} UPGRADE", "scheduler", "never"),
     Family("tenant-requests", "<tenant>", "set of its unfinished requests", f"ACCEPT {_ENDS} UPGRADE", "", "member: at the end"),
     Family("bucket", "<tenant>", "hash: tokens left of its minute, and when", f"ACCEPT {_ENDS}", "", "120 s after the last use"),
     Family("workers", "", "zset worker -> ms of last beat", "BEAT DEAD worker", "ACCEPT CLAIM MIGRATE gateway scheduler", "member: DEAD"),
@@ -90,7 +91,7 @@ FAMILIES = (
     Family("of", "<tenant>", "what `tenant-requests` was called", "UPGRADE", "", "UPGRADE"),
     Family("on", "<worker>", "what `worker-requests` was called", "UPGRADE", "", "UPGRADE"),
     Family("trying", "<worker>", "what `quarantine` was called", "UPGRADE", "", "UPGRADE"),
-    Family("dead-letters", "", "stream of requests that killed their workers or could not be computed", "COMMIT DEAD FINISH RERUN UPGRADE", "", "trimmed to 200"),
+    Family("dead-letters", "", "stream of requests that killed their workers or could not be computed", "COMMIT DEAD FINISH RERUN UPGRADE", "scheduler", "trimmed to 200"),
 )  # fmt: skip
 
 BY_NAME = {family.name: family for family in FAMILIES}
@@ -207,6 +208,9 @@ class Keys:
 
     def outstanding(self, model: str) -> str:
         return self._key("outstanding", model)
+
+    def totals(self, model: str) -> str:
+        return self._key("totals", model)
 
     def tenant_requests(self, tenant: str) -> str:
         return self._key("tenant-requests", tenant)

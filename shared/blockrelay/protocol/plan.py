@@ -4,12 +4,13 @@ How a plan is decided: `blockrelay_scheduler.planning`.
 """
 
 import json
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
 
 from blockrelay.errors import UsageError
-from blockrelay.protocol.capabilities import Capabilities
+from blockrelay.protocol.capabilities import Capabilities, Pace
 from blockrelay.protocol.constants import DEAD_AFTER_MS
 
 Device = Literal["cpu", "gpu"]
@@ -92,9 +93,10 @@ WORKER_STATES: tuple[WorkerState, ...] = get_args(WorkerState)
 class WorkerInfo:
     """One worker as `worker:<id>` tells it. `stage` None: registered, blocks not loaded yet.
 
-    `pages` KV pages of its pool; `reserved` pages promised to runs; `running` requests on it;
-    `silent_ms` since its last beat; `dead_after_ms` of the cell. `capabilities` once its blocks are loaded; older
-    workers tell none. `device_id` is the name under which plans know its device; "": none does.
+    `pages` KV pages of its pool, `pages_used` of them in use; `reserved` pages promised to runs; `running` requests on
+    it; `silent_ms` since its last beat; `dead_after_ms` of the cell. `capabilities` once its blocks are loaded; older
+    workers tell none. `pace` of a first stage, once it has measured itself. `device_id` is the name under which plans
+    know its device; "": none does.
     """
 
     id: str
@@ -112,6 +114,7 @@ class WorkerInfo:
     last: int = 0
     epoch: int = 0
     pages: int = 0
+    pages_used: int = 0
     reserved: int = 0
     draining: bool = False
     ready: bool = False
@@ -119,6 +122,7 @@ class WorkerInfo:
     silent_ms: int = 0
     dead_after_ms: int = DEAD_AFTER_MS
     capabilities: Capabilities | None = None
+    pace: Pace | None = None
 
     @property
     def is_alive(self) -> bool:
@@ -162,6 +166,7 @@ class WorkerInfo:
             last=integer(b"last_block"),
             epoch=integer(b"epoch"),
             pages=integer(b"pages"),
+            pages_used=integer(b"pages_used"),
             reserved=integer(b"pages_reserved"),
             draining=b"draining" in f,
             ready=ready,
@@ -169,6 +174,7 @@ class WorkerInfo:
             silent_ms=silent_ms,
             dead_after_ms=dead_after_ms,
             capabilities=Capabilities.from_json(f.get(b"capabilities")),
+            pace=Pace.from_redis(f),
         )
 
 
@@ -186,3 +192,29 @@ def missing_stages(plan: Plan | None, workers: list[WorkerInfo]) -> list[str]:
         if not serving:
             gaps.append(f"stage {index} (block_{stage.first} to block_{stage.last}) has no live worker")
     return gaps
+
+
+@dataclass(frozen=True, slots=True)
+class CellLoad:
+    """What the unfinished requests of a cell do: so many are on workers, so many wait for one.
+
+    `kv_usage`: share of the KV pages in use, in the stage that has least left; 0 without workers.
+    """
+
+    running: int
+    waiting: int
+    kv_usage: float
+
+
+def cell_load(workers: Sequence[WorkerInfo], unfinished: int) -> CellLoad:
+    """`unfinished` requests there are. Each that runs is on one worker of the first stage."""
+    running = min(unfinished, sum(worker.running for worker in workers if worker.stage == 0))
+    used: Counter[tuple[str, int]] = Counter()
+    pages: Counter[tuple[str, int]] = Counter()
+    for worker in workers:
+        if worker.stage is not None and worker.ready:
+            used[worker.split, worker.stage] += worker.pages_used
+            pages[worker.split, worker.stage] += worker.pages
+    return CellLoad(
+        running, unfinished - running, max((used[at] / pages[at] for at in pages if pages[at]), default=0.0)
+    )

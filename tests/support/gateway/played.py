@@ -168,7 +168,8 @@ class RunningGateway:
         return self.http.post(path, content=json.dumps(body))  # ASCII: httpx cannot send half a surrogate pair
 
     def metric(self, name: str, **labels: str) -> float:
-        return self.gateway.metrics.registry.get_sample_value(name, labels) or 0.0
+        everywhere = {"cell": self.gateway.keys.cell, "model": self.gateway.model_name}
+        return self.gateway.metrics.registry.get_sample_value(name, everywhere | labels) or 0.0
 
 
 @contextmanager

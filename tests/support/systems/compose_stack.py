@@ -11,6 +11,7 @@ from typing import Any
 
 import httpx
 
+from tests.support.scraping import sampled
 from tests.support.waiting import wait_until
 
 ROOT = Path(__file__).parents[3]
@@ -111,8 +112,7 @@ class ComposeStack:
 
     def running_requests(self) -> float:
         """As the gateway counts them."""
-        lines = httpx.get(f"{self.url}/metrics", timeout=5).text.splitlines()
-        return sum(float(line.split()[1]) for line in lines if line.startswith("blockrelay_num_requests_running "))
+        return sampled(httpx.get(f"{self.url}/metrics", timeout=5).text, "blockrelay_gateway_requests_running")
 
 
 def leftovers() -> list[str]:

@@ -107,7 +107,7 @@ def _tensor(http: httpx.Client, asked: Asked) -> Answer:
 
 
 def worker_counters(up: UpProcess) -> "Counter[str]":
-    """Every sample of the live workers by name (labels in braces, as they are printed), added up."""
+    """Every sample of the live workers by name (labels in braces but for `cell` and `model`), added up."""
     assert up.data is not None
     running = read_running(up.data)
     client = redis_link.connect(running.redis_url)
@@ -123,7 +123,11 @@ def worker_counters(up: UpProcess) -> "Counter[str]":
         text = httpx.get(f"http://127.0.0.1:{worker.port}/metrics").text
         for family in text_string_to_metric_families(text):
             for sample in family.samples:
-                labels = ",".join(f'{name}="{value}"' for name, value in sorted(sample.labels.items()))
+                labels = ",".join(
+                    f'{name}="{value}"'
+                    for name, value in sorted(sample.labels.items())
+                    if name not in ("cell", "model")
+                )
                 total[f"{sample.name}{{{labels}}}" if labels else sample.name] += sample.value  # pyright: ignore
                 if labels:
                     total[sample.name] += sample.value  # pyright: ignore

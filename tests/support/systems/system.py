@@ -28,6 +28,7 @@ from blockrelay_launcher.supervisor.ports import kept_ports
 from blockrelay_worker.offline.pipeline import Pipeline, generate
 from tests.support.cell import read_log
 from tests.support.redis.redis_server import RedisServer
+from tests.support.scraping import sampled
 from tests.support.waiting import wait_until
 
 
@@ -169,12 +170,8 @@ class System:
         return next(w.pid for w in self.infos() if w.stage == stage and w.ready and w.silent_ms < 3000)
 
     def metric(self, name: str) -> float:
-        """The sum over all live workers of a metric without labels."""
-        total = 0.0
-        for worker in self.infos():
-            lines = scrape(worker).splitlines()
-            total += sum(float(line.split()[-1]) for line in lines if line.split(" ")[0] == name)
-        return total
+        """The sum over all live workers of a metric."""
+        return sum(sampled(scrape(worker), name) for worker in self.infos())
 
     def refused_commits(self, pid: int) -> bool:
         """Whether COMMIT has told this process that a run of it is no longer the current one.
@@ -182,7 +179,7 @@ class System:
         False too while the process is between two lives in the registry.
         """
         for worker in [w for w in self.infos() if w.pid == pid]:
-            return 'blockrelay_commits_total{verdict="LOST"}' in scrape(worker)
+            return sampled(scrape(worker), "blockrelay_worker_commits_total", verdict="LOST") > 0
         return False
 
     def accept(self, job: Job, **more: object) -> None:

@@ -2,7 +2,7 @@
 
 from prometheus_client import CollectorRegistry
 
-from blockrelay.observability.metrics import SchedulerMetrics
+from blockrelay.observability.metrics.scheduler import SchedulerMetrics
 from blockrelay.protocol.keys import Keys
 from blockrelay_scheduler.inbox_sweeper import InboxSweeper
 from tests.support.redis.redis_server import RedisServer

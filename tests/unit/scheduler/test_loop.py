@@ -12,11 +12,13 @@ import redis
 from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 
-from blockrelay.observability.metrics import SchedulerMetrics
+from blockrelay.observability.metrics.scheduler import SchedulerMetrics
+from blockrelay.protocol.capabilities import Pace
 from blockrelay.protocol.keys import Keys
 from blockrelay.protocol.number import PROTOCOL
 from blockrelay.protocol.plan import Device, Plan, Stage
 from blockrelay.protocol.planned_split import PlannedSplit, equal_parts
+from blockrelay.protocol.transitions import calls
 from blockrelay.redis import client as redis_link
 from blockrelay.redis.cell_settings import read_cell_settings
 from blockrelay.redis.client import Scripts
@@ -149,6 +151,29 @@ def test_workers_get_stages_and_the_requests_of_a_dead_one_run_again(cell: Cell,
     assert metric(one, "blockrelay_worker_deaths_total") == 1
     assert metric(one, "blockrelay_reruns_total", reason="death") == 1
     assert metric(one, "blockrelay_requests_in_flight") == 1
+
+
+def test_the_scheduler_tells_the_books_and_what_is_called_for(cell: Cell, redis_server: RedisServer) -> None:
+    one = scheduler(redis_server.url, stages=1, dead_after_s=60, target_backlog_s=1)
+    cell.worker("a", split="1-4")
+    cell.scripts.run(calls.beat("a", Pace(row_s=0.1, steps={1: 0.2})))
+    for request in ("req-1", "req-2", "req-3"):
+        cell.accept(request)
+    cell.scripts.run(calls.finish("req-3", "cancelled"))
+    with running(one):
+        wait_until(lambda: metric(one, "blockrelay_accepted_total") == 3, "the books are told")
+        assert metric(one, "blockrelay_ended_total", reason="cancelled") == 1
+        assert metric(one, "blockrelay_requests_in_flight") == 2, "what was accepted has ended, or is in flight"
+        wait_until(lambda: metric(one, "blockrelay_oldest_waiting_seconds") > 1, "nobody moves")
+        work = cell.outstanding()
+        seconds = 0.1 * work["queued_rows"] + 0.2 * work["queued_tokens"]
+        assert metric(one, "blockrelay_backlog_seconds") == pytest.approx(seconds)
+        assert metric(one, "blockrelay_workers_wanted", device="cpu") == 2, "no more than requests"
+        for request in ("req-1", "req-2"):
+            cell.scripts.run(calls.finish(request, "expired"))
+        wait_until(lambda: metric(one, "blockrelay_workers_wanted", device="cpu") == 0, "nothing is left to do")
+    assert metric(one, "blockrelay_oldest_waiting_seconds") == metric(one, "blockrelay_backlog_seconds") == 0
+    assert metric(one, "blockrelay_dead_letters") == 0
 
 
 def test_two_schedulers_agree_and_count_every_death_once(cell: Cell, redis_server: RedisServer) -> None:

@@ -16,9 +16,9 @@ from blockrelay.block_folder.folder import open_block_folder
 from blockrelay.protocol.keys import Keys
 from blockrelay.redis import client as redis_link
 from blockrelay.redis.registry import read_plan
-from tests.support.gateway.scraping import assert_service_describes_itself
 from tests.support.models.tiny_model import BLOCKS, write_tiny_model
 from tests.support.redis.redis_server import RedisServer
+from tests.support.scraping import assert_service_describes_itself
 from tests.support.waiting import wait_until
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from blockrelay.auth.api_keys import Tenant
 from blockrelay.errors import NotFound, RedisFull, RedisRefused, RedisTrouble, RedisUnavailable, ServiceUnavailable
 from blockrelay.observability import logs
-from blockrelay.observability.metrics import GatewayMetrics
+from blockrelay.observability.metrics.gateway import GatewayMetrics
 from blockrelay.protocol.constants import PAGE_TOKENS
 from blockrelay.protocol.transitions.calls import NO_LIMITS, Accepted, Limits
 from blockrelay.redis.client import AsyncScripts, backoff_s

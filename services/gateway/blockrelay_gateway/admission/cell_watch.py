@@ -8,7 +8,7 @@ import redis.asyncio
 
 from blockrelay.errors import RedisTrouble
 from blockrelay.observability import logs
-from blockrelay.observability.metrics import GatewayMetrics
+from blockrelay.observability.metrics.gateway import GatewayMetrics
 from blockrelay.protocol.keys import Keys
 from blockrelay.protocol.transitions import calls
 from blockrelay.redis.cell_settings import CellSettings, read_cell_settings_async

@@ -10,7 +10,7 @@ from starlette.requests import HTTPConnection
 
 from blockrelay.auth.api_keys import Tenant
 from blockrelay.block_folder.folder import BlockFolder
-from blockrelay.observability.metrics import GatewayMetrics
+from blockrelay.observability.metrics.gateway import GatewayMetrics
 from blockrelay.protocol.keys import Keys
 from blockrelay.redis.client import AsyncScripts
 from blockrelay.redis.errors import RedisWatch
@@ -21,6 +21,7 @@ from blockrelay_gateway.admission.cell_watch import CellWatch
 from blockrelay_gateway.admission.idempotency import Identity, identify
 from blockrelay_gateway.admission.tensor_results import Results
 from blockrelay_gateway.api.openai.requests import OpenAIRequests
+from blockrelay_gateway.api.operations.readiness import Readiness
 from blockrelay_gateway.api.request_builder import RequestBuilder
 from blockrelay_gateway.http.background import Background
 from blockrelay_gateway.http.body_budget import BodyBudget, BodyTimeout
@@ -60,6 +61,7 @@ class Gateway:
     resumption: Resumption
     repair: Repair
     cell: CellWatch
+    readiness: Readiness
     results: Results
     status_events: StatusEvents
     admission: Admission

@@ -16,7 +16,7 @@ import redis.asyncio
 from blockrelay.errors import RedisTrouble, WireError
 from blockrelay.failpoints import reach
 from blockrelay.observability import logs
-from blockrelay.observability.metrics import GatewayMetrics
+from blockrelay.observability.metrics.gateway import GatewayMetrics
 from blockrelay.protocol.keys import Keys
 from blockrelay.protocol.messages import EndEntry, LogEntry, decode_log_entry
 from blockrelay.redis.client import BLOCK_MS, AsyncOneConnection, backoff_s

@@ -18,7 +18,7 @@ from blockrelay.up_file import read_running
 from blockrelay_launcher.cli.status import read_status
 
 SAMPLE_EVERY_S = 0.25
-_PAGES_USED = re.compile(r"^blockrelay_kv_pages_used (\S+)$", re.M)
+_PAGES_USED = re.compile(r"^blockrelay_worker_kv_pages_used\{.*\} (\S+)$", re.M)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

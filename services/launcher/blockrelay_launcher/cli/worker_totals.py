@@ -10,14 +10,14 @@ from prometheus_client.parser import text_string_to_metric_families
 PATIENCE_S = 1.0
 #: What is shown -> the metric.
 TOTALS: Mapping[str, str] = {
-    "inferences": "blockrelay_inferences_total",
-    "inference_s": "blockrelay_inference_seconds_total",
-    "token_generation_s": "blockrelay_token_generation_seconds_total",
-    "state_transfer_s": "blockrelay_state_transfer_seconds_total",
-    "cache_management_s": "blockrelay_cache_management_seconds_total",
-    "total_s": "blockrelay_stage_busy_seconds_total",
-    "prompt_tokens": "blockrelay_prompt_tokens_total",
-    "tokens": "blockrelay_generation_tokens_total",
+    "inferences": "blockrelay_worker_inferences_total",
+    "inference_s": "blockrelay_worker_inference_seconds_total",
+    "token_generation_s": "blockrelay_worker_token_generation_seconds_total",
+    "state_transfer_s": "blockrelay_worker_state_transfer_seconds_total",
+    "cache_management_s": "blockrelay_worker_cache_management_seconds_total",
+    "total_s": "blockrelay_worker_stage_busy_seconds_total",
+    "prompt_tokens": "blockrelay_worker_prompt_tokens_total",
+    "tokens": "blockrelay_worker_generation_tokens_total",
 }
 #: Those of them that are seconds, the total last.
 SECONDS = tuple(name for name in TOTALS if name.endswith("_s"))

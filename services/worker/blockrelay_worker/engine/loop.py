@@ -9,7 +9,7 @@ from functools import partial
 from blockrelay.block_folder.model import ModelConfig
 from blockrelay.errors import WireError
 from blockrelay.observability.logs import get
-from blockrelay.observability.metrics import WorkerMetrics
+from blockrelay.observability.metrics.worker import WorkerMetrics
 from blockrelay.protocol.messages import Commit, CommitAnswer, Ended, Forward, NextJob
 from blockrelay.protocol.status_events import Shard
 from blockrelay.protocol.transitions import calls

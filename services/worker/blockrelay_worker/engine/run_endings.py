@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from blockrelay.observability.logs import get
-from blockrelay.observability.metrics import WorkerMetrics
+from blockrelay.observability.metrics.worker import WorkerMetrics
 from blockrelay.protocol.messages import RerunReason
 from blockrelay.protocol.transitions import calls
 from blockrelay_worker.engine.run import Run

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from blockrelay.errors import ExecutionError
 from blockrelay.failpoints import reach
 from blockrelay.observability.logs import get
-from blockrelay.observability.metrics import WorkerMetrics
+from blockrelay.observability.metrics.worker import WorkerMetrics
 from blockrelay.protocol.messages import Commit
 from blockrelay.protocol.status_events import Moment, NodeStatus, Shard
 from blockrelay_worker.engine.commit_builder import next_tokens, tensor_end

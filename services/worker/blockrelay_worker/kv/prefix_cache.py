@@ -6,7 +6,7 @@ Only in precisions marked exact: there a page's bits are a function of what its 
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from blockrelay.observability.metrics import WorkerMetrics
+from blockrelay.observability.metrics.worker import WorkerMetrics
 from blockrelay_worker.execution.page_pool import PagePool
 from blockrelay_worker.kernels.specification import PAGE
 from blockrelay_worker.kv.page_names import extend_names, root_name

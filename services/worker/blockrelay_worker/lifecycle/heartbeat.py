@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from blockrelay.errors import RedisTrouble
 from blockrelay.exit_codes import BROKEN
 from blockrelay.observability.logs import get
+from blockrelay.protocol.capabilities import Pace
 from blockrelay.protocol.messages import Ended
 from blockrelay.protocol.transitions import calls
 from blockrelay.redis.client import server_run_id
@@ -41,7 +42,7 @@ class Beat(threading.Thread):
 
     `run_id` is the control Redis that the worker registered with: another one means a restart since then.
 
-    `pace` is what this worker says of its speed, None before it knows.
+    `pace` is what this worker says of its speed, None before it knows; `pages_used` counts its KV pages in use.
 
     A step of the engine longer than `session_timeout_s` (told by `step_age`) ends the process: a stuck worker must
     not look alive.
@@ -59,7 +60,8 @@ class Beat(threading.Thread):
         stage: int,
         view: Callable[[], dict[str, str]],
         step_age: Callable[[], float],
-        pace: Callable[[], calls.Pace | None],
+        pace: Callable[[], Pace | None],
+        pages_used: Callable[[], int],
         every_s: float,
         session_timeout_s: float,
         stop: threading.Event,
@@ -67,7 +69,7 @@ class Beat(threading.Thread):
         super().__init__(name="beat", daemon=True)
         self._links, self._mailbox = links, mailbox
         self._worker, self._model, self._split, self._stage = worker, model, split, stage
-        self._view, self._step_age, self._pace = view, step_age, pace
+        self._view, self._step_age, self._pace, self._pages_used = view, step_age, pace, pages_used
         self._every_s, self._session_timeout_s, self._stopped = every_s, session_timeout_s, stop
         self._strange: frozenset[tuple[str, str]] = frozenset()
         self._run_id = run_id
@@ -106,7 +108,7 @@ class Beat(threading.Thread):
         if not self._rows_arrive():
             return "the payload inbox is gone"
         before = self._view()
-        there = self._links.scripts.run(calls.beat(self._worker, self._pace()))
+        there = self._links.scripts.run(calls.beat(self._worker, self._pace(), pages_used=self._pages_used()))
         if there is None:
             return "declared dead"
         found = compare(before, self._view(), there)

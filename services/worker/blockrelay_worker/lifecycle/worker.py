@@ -9,7 +9,7 @@ from blockrelay.block_folder.folder import BlockFolder, open_block_folder
 from blockrelay.errors import RedisTrouble
 from blockrelay.host.memory import available_bytes
 from blockrelay.observability.logs import get
-from blockrelay.observability.metrics import WorkerMetrics
+from blockrelay.observability.metrics.worker import WorkerMetrics
 from blockrelay.observability.registry import service_registry
 from blockrelay.observability.status_server import StatusServer
 from blockrelay.protocol.transitions import calls
@@ -57,7 +57,10 @@ class Worker:
         self._model = self._folder.model_key
         self._executors: Executors = executors_for(settings.device, self._folder, threads=settings.threads)
         self._numerics = salted_id(self._executors.numerics_id(self._folder.manifest), settings.inject_numerics)
-        self._metrics = WorkerMetrics(service_registry("worker"))
+        name = settings.model_name or self._folder.model.name
+        self._metrics = WorkerMetrics(
+            service_registry("worker", cell=settings.cell, model=name, numerics=self._numerics)
+        )
         self._links = Links.open(settings, self._metrics.redis_errors, stop, drain)
         self._ready = self.has_served = False
         self._state = WorkerMachine(WORKER)
@@ -173,6 +176,7 @@ class Worker:
         store = self._page_store(role, executor)
         table = RunTable(executor.pool, self._cache(role, executor, store, mailbox))
         self._metrics.kv_pages_total.set(executor.pool.pages)
+        self._metrics.expect_stage(role.stage, role.device, role.first, role.last)
         path = self._folder.tokenizer_path
         engine = Engine(
             role,
@@ -214,6 +218,7 @@ class Worker:
                 view=lambda: table.view,
                 step_age=engine.step_age,
                 pace=lambda: engine.pace.told(time.monotonic()) if role.first_stage else None,
+                pages_used=lambda: table.pool.used_pages,
                 every_s=self._settings.beat_s,
                 session_timeout_s=self._settings.session_timeout_s,
                 stop=over,

@@ -8,7 +8,7 @@ what was known is corrected by the rest.
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from blockrelay.protocol.transitions.calls import Pace
+from blockrelay.protocol.capabilities import Pace
 from blockrelay_worker.scheduling.smoothing import smoothed
 
 #: Requests at once whose times between tokens are kept apart, as upper ends.

@@ -4,7 +4,7 @@ import threading
 from collections import Counter
 from queue import Empty, SimpleQueue
 
-from blockrelay.observability.metrics import WorkerMetrics
+from blockrelay.observability.metrics.worker import WorkerMetrics
 from blockrelay.protocol.messages import Commit
 from blockrelay.protocol.transitions.calls import commit
 from blockrelay_worker.transport.events import EventSink, Verdicts

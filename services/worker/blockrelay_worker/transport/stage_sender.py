@@ -10,7 +10,7 @@ from typing import Any, cast
 from blockrelay.errors import RedisFull, RedisTrouble
 from blockrelay.failpoints import reach
 from blockrelay.observability import logs
-from blockrelay.observability.metrics import WorkerMetrics
+from blockrelay.observability.metrics.worker import WorkerMetrics
 from blockrelay.protocol.messages import Commit, Forward, NextJob
 from blockrelay.redis.client import backoff_s
 from blockrelay_worker.transport.redis_links import Links

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from secrets import token_hex
 from typing import Any, Generic, Literal, TypeVar, cast
 
+from blockrelay.protocol.capabilities import Pace
 from blockrelay.protocol.encoding import codec
 from blockrelay.protocol.messages import Claimed, Commit, CommitAnswer, EndReason, RequestBody, RerunReason
 
@@ -87,19 +88,6 @@ class Limits:
 
 #: For what was accepted once.
 NO_LIMITS = Limits()
-
-
-@dataclass(frozen=True, slots=True)
-class Pace:
-    """How fast a worker says it is.
-
-    `row_s` for a prompt row; `steps`: seconds between two tokens of a request by the number of requests at once, not
-    empty; `recent_concurrency`: the most at once of late, which a newcomer must expect beside it.
-    """
-
-    row_s: float
-    steps: Mapping[int, float]
-    recent_concurrency: int = 1
 
 
 def _text(value: Any) -> str:
@@ -227,8 +215,9 @@ def dead(
     return Call("dead", arguments, lambda a: (bool(a[0]), int(a[1])))
 
 
-def beat(worker: str, pace: Pace | None = None) -> Call[dict[str, str] | None]:
-    """`pace` None: the worker has not measured itself yet.
+def beat(worker: str, pace: Pace | None = None, *, pages_used: int | None = None) -> Call[dict[str, str] | None]:
+    """`pace` None: the worker has not measured itself yet. `pages_used` of its KV pages, None: as it
+    said before.
 
     Answer: None when the worker was declared dead, else request -> run of everything that is on it.
     """
@@ -237,13 +226,10 @@ def beat(worker: str, pace: Pace | None = None) -> Call[dict[str, str] | None]:
         return None if answer is None else {_text(a[0]): _text(a[1]) for a in answer}
 
     arguments: dict[str, Any] = {"worker": worker}
+    if pages_used is not None:
+        arguments["pages_used"] = pages_used
     if pace:
-        steps = " ".join(f"{batch}:{max(1, int(seconds * 1e6))}" for batch, seconds in sorted(pace.steps.items()))
-        arguments["pace"] = {
-            "row_us": max(1, int(pace.row_s * 1e6)),
-            "step_us": steps,
-            "recent_concurrency": pace.recent_concurrency,
-        }
+        arguments["pace"] = pace.to_script()
     return Call("beat", arguments, parse)
 
 

@@ -8,8 +8,8 @@ import httpx
 import pytest
 
 from blockrelay.auth.api_keys import Tenant, add_key
+from blockrelay.protocol.capabilities import Pace
 from blockrelay.protocol.transitions import calls
-from blockrelay.protocol.transitions.calls import Pace
 from blockrelay.settings import GatewaySettings
 from blockrelay_gateway.http.retry_after import LATEST_S, SPREAD, retry_after_s
 from tests.support.gateway.played import PlayedWorker, RunningGateway

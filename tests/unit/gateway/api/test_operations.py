@@ -16,10 +16,10 @@ from blockrelay.block_folder.folder import BlockFolder
 from blockrelay.protocol.number import PROTOCOL
 from blockrelay.protocol.transitions import calls
 from blockrelay.settings import GatewaySettings, environment_for
-from blockrelay_gateway.api.operations import routes as ops_routes
+from blockrelay_gateway.api.operations.readiness import Readiness
 from tests.support.gateway.played import PlayedWorker, RunningGateway, answering, running_gateway
-from tests.support.gateway.scraping import assert_service_describes_itself
 from tests.support.redis.redis_server import RedisServer
+from tests.support.scraping import assert_service_describes_itself, sampled
 from tests.support.waiting import wait_until
 
 
@@ -79,6 +79,31 @@ def test_the_plan_says_who_runs_which_block_and_why(gateway: RunningGateway, wor
     assert found["missing"] == ["stage 1 (block_2 to block_2) has no live worker"]
 
 
+def test_the_gauges_of_the_cell_are_there_for_balancers(gateway: RunningGateway, worker: PlayedWorker) -> None:
+    def told(name: str, **labels: str) -> float:
+        return sampled(gateway.http.get("/metrics").text, f"blockrelay_{name}", model="tiny", **labels)
+
+    for stage, used in enumerate((30, 60)):
+        worker.scripts.run(calls.beat(worker.names[stage], pages_used=used))
+    for _ in range(3):
+        assert gateway.post("/v1/completions", prompt=[1, 2], background=True).status_code == 202
+    worker.claim(1)
+    pages = int(worker.client.hget(worker.keys.worker(worker.names[1]), "pages"))  # pyright: ignore
+    wait_until(lambda: told("num_requests_running") == 1, "the one that was claimed")
+    assert told("num_requests_waiting") == 2 and told("kv_cache_usage_perc") == 60 / pages
+    assert told("ready", question="tokens") == told("ready", question="accepting") == 1
+    worker.scripts.run(calls.dead("w1", silent_s=0))
+    wait_until(lambda: told("ready", question="tokens") == 0, "a stage has nobody")
+    assert told("ready", question="accepting") == 1
+
+
+def test_a_scrape_does_not_wait_for_a_redis_that_is_away(settings: GatewaySettings, tmp_path: Path) -> None:
+    nowhere = settings.model_copy(update={"redis_url": f"unix://{tmp_path}/none.sock"})
+    with running_gateway(nowhere) as gateway:
+        text = gateway.http.get("/metrics").text
+    assert sampled(text, "blockrelay_ready") == 0 and 'blockrelay_ready{cell="t"' in text
+
+
 def test_without_a_plan_there_is_none_to_show(settings: GatewaySettings) -> None:
     with running_gateway(settings) as gateway:
         answer = gateway.http.get("/v1/plan")
@@ -96,15 +121,15 @@ def test_the_one_model_is_listed_with_its_context(gateway: RunningGateway, folde
 def test_every_instrument_of_the_gateway_is_observed(gateway: RunningGateway, worker: PlayedWorker) -> None:
     event = {"block_id": "block_2", "from": "GPU", "to": "CPU", "reason": "gpu_error", "success": True}
     response = gateway.post("/v1/completions", prompt=[1, 2, 3], background=True)
-    assert gateway.metric("blockrelay_num_requests_waiting") == 1
+    assert gateway.metric("blockrelay_gateway_requests_waiting") == 1
     (claimed,) = worker.claim()
     worker.scripts.run(calls.rerun(claimed.request, claimed.run, "gpu_error", block="block_2"))
     (claimed,) = worker.claim()
     worker.say(claimed, [5])
-    wait_until(lambda: gateway.metric("blockrelay_num_requests_running") == 1, "token 1 is there")
-    assert gateway.metric("blockrelay_num_requests_waiting") == 0
+    wait_until(lambda: gateway.metric("blockrelay_gateway_requests_running") == 1, "token 1 is there")
+    assert gateway.metric("blockrelay_gateway_requests_waiting") == 0
     worker.say(claimed, [6], end="length")
-    wait_until(lambda: gateway.metric("blockrelay_num_requests_running") == 0, "the request has ended")
+    wait_until(lambda: gateway.metric("blockrelay_gateway_requests_running") == 0, "the request has ended")
     labels = {"block": "block_2", "from": "GPU", "to": "CPU", "reason": "gpu_error"}
     assert gateway.metric("blockrelay_request_fallbacks_total", **labels) == 1
     assert gateway.metric("blockrelay_request_success_total", finished_reason="length") == 1
@@ -201,7 +226,7 @@ def test_the_api_describes_itself_and_loads_nothing_from_elsewhere(gateway: Runn
 def test_a_bug_of_ours_is_an_error_in_the_usual_shape(
     gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(ops_routes, "gaps", lambda _: 1 // 0)
+    monkeypatch.setattr(Readiness, "gaps", lambda _: 1 // 0)
     response = gateway.http.get("/readyz")
     assert response.status_code == 500
     assert "internal error" in response.json()["error"]["message"]

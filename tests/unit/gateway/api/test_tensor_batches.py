@@ -161,7 +161,7 @@ def test_a_step_between_whose_rows_redis_goes_leaves_nothing_and_runs_when_sent_
         assert run(gateway, worker, pool, body, 2) == [[7], [8]]
         assert [tokens_of(worker, f"chat#{row}") for row in (0, 1)] == [[5, 7], [6, 8]]
         wait_until(lambda: not len(gateway.gateway.followed), "the gateway follows nothing")
-        assert gateway.metric("blockrelay_num_requests_waiting") == 0
+        assert gateway.metric("blockrelay_gateway_requests_waiting") == 0
 
 
 def test_a_wrong_step_and_another_number_of_rows_leave_everything_as_it_is(

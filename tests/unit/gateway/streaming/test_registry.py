@@ -11,7 +11,7 @@ import redis.asyncio
 from prometheus_client import CollectorRegistry
 
 from blockrelay.errors import RedisUnavailable
-from blockrelay.observability.metrics import GatewayMetrics
+from blockrelay.observability.metrics.gateway import GatewayMetrics
 from blockrelay.protocol.keys import Keys
 from blockrelay.protocol.messages import RequestBody
 from blockrelay.protocol.number import PROTOCOL

@@ -200,7 +200,7 @@ def test_a_client_that_goes_away_has_its_request_cancelled_after_the_grace_perio
     wait_until(lambda: len(gateway.gateway.followed) == 0, "the gateway has heard of it, and nothing is left")
     assert gateway.metric("blockrelay_disconnected_clients_total") == 1
     assert gateway.metric("blockrelay_request_success_total", finished_reason="cancelled") == 1
-    assert gateway.metric("blockrelay_num_requests_running") == 0
+    assert gateway.metric("blockrelay_gateway_requests_running") == 0
 
 
 def test_a_client_that_waits_without_streaming_may_go_away_too(gateway: RunningGateway, worker: PlayedWorker) -> None:

@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry
 
 from blockrelay.block_folder.folder import BlockFolder
 from blockrelay.errors import ExecutionError
-from blockrelay.observability.metrics import WorkerMetrics
+from blockrelay.observability.metrics.worker import WorkerMetrics
 from blockrelay.protocol.keys import Keys
 from blockrelay.protocol.messages import EndEntry, TokenEntry
 from blockrelay.protocol.plan import Device
@@ -223,8 +223,8 @@ def test_prompt_rows_and_sampled_tokens_are_counted_apart(
     with engine_running(w8a8, client, keys, scripts, broken=lambda e: e, registry=registry) as (cell, _):
         cell.accept("req-1", content=body([7, 8, 9], ignore_eos=True))
         wait_until(lambda: end_of(cell, "req-1"), "it ends")
-    assert registry.get_sample_value("blockrelay_prompt_tokens_total") == 3
-    assert registry.get_sample_value("blockrelay_generation_tokens_total") == 8
+    assert registry.get_sample_value("blockrelay_worker_prompt_tokens_total") == 3
+    assert registry.get_sample_value("blockrelay_worker_generation_tokens_total") == 8
 
 
 def test_the_answer_says_how_long_each_block_took(

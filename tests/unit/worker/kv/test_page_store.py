@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from prometheus_client import CollectorRegistry
 
-from blockrelay.observability.metrics import WorkerMetrics
+from blockrelay.observability.metrics.worker import WorkerMetrics
 from blockrelay_worker.engine.run import Run
 from blockrelay_worker.engine.run_table import RunTable
 from blockrelay_worker.execution.cpu.page_memory import PageMemory
@@ -80,7 +80,7 @@ class Worker:
         ]
 
     def value(self, name: str, **labels: str) -> float:
-        return self.registry.get_sample_value(f"blockrelay_{name}_total", labels) or 0
+        return self.registry.get_sample_value(f"blockrelay_worker_{name}_total", labels) or 0
 
 
 @contextmanager

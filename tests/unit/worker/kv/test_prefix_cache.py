@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from prometheus_client import CollectorRegistry
 
-from blockrelay.observability.metrics import WorkerMetrics
+from blockrelay.observability.metrics.worker import WorkerMetrics
 from blockrelay_worker.engine.run import Run
 from blockrelay_worker.engine.run_table import RunTable
 from blockrelay_worker.execution.page_layout import PageLayout
@@ -48,7 +48,7 @@ class Desk:
         self.table.seal(run)
 
     def value(self, name: str) -> float | None:
-        return self.registry.get_sample_value(f"blockrelay_prefix_cache_{name}_total")
+        return self.registry.get_sample_value(f"blockrelay_worker_prefix_cache_{name}_total")
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ import threading
 import redis
 from prometheus_client import CollectorRegistry
 
-from blockrelay.observability.metrics import WorkerMetrics
+from blockrelay.observability.metrics.worker import WorkerMetrics
 from blockrelay.protocol.keys import Keys
 from blockrelay.protocol.messages import Ended
 from blockrelay.protocol.transitions import calls
@@ -58,6 +58,7 @@ class Beating:
             view=lambda: self.view,
             step_age=lambda: 0.0,
             pace=lambda: None,
+            pages_used=lambda: 3,
             every_s=0.02,
             session_timeout_s=30,
             stop=self.stop,

@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 
 from blockrelay.block_folder.folder import BlockFolder
-from blockrelay.observability.metrics import WorkerMetrics
+from blockrelay.observability.metrics.worker import WorkerMetrics
 from blockrelay.protocol.keys import Keys
 from blockrelay.protocol.messages import Commit, Forward, ForwardSegment, NextJob
 from blockrelay.redis.client import Scripts

@@ -2,15 +2,15 @@
 
 from collections.abc import AsyncIterator
 from secrets import token_hex
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import PlainTextResponse, Response
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
-from blockrelay.errors import NotFound, RedisTrouble, ServiceUnavailable
+from blockrelay.errors import NotFound, ServiceUnavailable
+from blockrelay.observability.metrics.gateway import Question
 from blockrelay.protocol.plan import Plan, WorkerInfo, missing_stages, parse_split
-from blockrelay.redis.protocol_check import read_gap_async
 from blockrelay.redis.registry import read_plan_async, read_workers_async
 from blockrelay_gateway.api import state
 from blockrelay_gateway.api.state import Gateway
@@ -69,16 +69,14 @@ async def livez(request: Request) -> Response:
 
 
 @router.get("/readyz")
-async def readyz(
-    request: Request, question: Annotated[Literal["tokens", "accepting"], Query(alias="for")] = "tokens"
-) -> Response:
+async def readyz(request: Request, question: Annotated[Question, Query(alias="for")] = "tokens") -> Response:
     """200 only when a token can be produced: Redis answers and every stage of the plan has a live worker.
 
     `?for=accepting` asks less, what a load balancer wants to know: that Redis answers and this gateway does not shut
     down. Requests are accepted then and wait for workers, ended ones can be read.
     """
     gateway = state.of(request)
-    reasons = await gaps(gateway) if question == "tokens" else await obstacles(gateway)
+    reasons = await (gateway.readiness.gaps() if question == "tokens" else gateway.readiness.obstacles())
     body = {"status": "not ready" if reasons else "ready", "reasons": reasons}
     return JsonAnswer(body, status_code=503 if reasons else 200)
 
@@ -86,30 +84,9 @@ async def readyz(
 @router.get("/metrics", response_class=PlainTextResponse)
 async def metrics(request: Request) -> Response:
     """Prometheus text."""
-    return Response(generate_latest(state.of(request).metrics.registry), media_type=CONTENT_TYPE_LATEST)
-
-
-async def obstacles(gateway: Gateway) -> list[str]:
-    """Why nothing can be accepted, one sentence each; empty = ready for that."""
-    if gateway.followed.closing:
-        return ["the gateway shuts down"]
-    try:
-        gap = await read_gap_async(gateway.client, gateway.keys)
-    except RedisTrouble as error:
-        return [str(error)]
-    return [gap] if gap else []
-
-
-async def gaps(gateway: Gateway) -> list[str]:
-    """Why no token can be produced, one sentence each; empty = ready."""
-    if reasons := await obstacles(gateway):
-        return reasons
-    try:
-        plan = await read_plan_async(gateway.client, gateway.keys, gateway.model_key)
-        workers = await read_workers_async(gateway.client, gateway.keys, gateway.model_key)
-    except RedisTrouble as error:
-        return [str(error)]
-    return missing_stages(plan, workers)
+    gateway = state.of(request)
+    await gateway.readiness.tell_metrics()
+    return Response(generate_latest(gateway.metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
 
 async def _status_events(listener: Listener, keep_alive_s: float) -> AsyncIterator[bytes]:

@@ -3,7 +3,7 @@
 from typing import Any
 
 from blockrelay.observability import logs
-from blockrelay.observability.metrics import GatewayMetrics
+from blockrelay.observability.metrics.gateway import GatewayMetrics
 from blockrelay.protocol.messages import EndEntry, LogEntry, TokenEntry
 from blockrelay_gateway.streaming.following.followed_request import FollowedRequest
 
@@ -16,20 +16,20 @@ class Accounting:
 
     def started(self) -> None:
         """One more is followed."""
-        self._metrics.waiting.inc()
+        self._metrics.followed_waiting.inc()
 
     def dropped(self, followed: FollowedRequest) -> None:
         """It is no longer followed, and has perhaps not ended."""
         if followed.end is None:
-            (self._metrics.running if followed.tokens else self._metrics.waiting).dec()
+            (self._metrics.followed_running if followed.tokens else self._metrics.followed_waiting).dec()
 
     def heard(self, followed: FollowedRequest, entry: LogEntry, now: float) -> None:
         """`entry` is the next of its log."""
         metrics, owned = self._metrics, followed.owned
         if isinstance(entry, TokenEntry):
             if not followed.entries:
-                metrics.waiting.dec()
-                metrics.running.inc()
+                metrics.followed_waiting.dec()
+                metrics.followed_running.inc()
                 if owned:
                     metrics.time_to_first_token.observe(now - followed.started)
             elif owned:
@@ -37,7 +37,7 @@ class Accounting:
             if owned:
                 metrics.generation_tokens.inc()
         else:
-            (metrics.running if followed.entries else metrics.waiting).dec()
+            (metrics.followed_running if followed.entries else metrics.followed_waiting).dec()
             if owned:
                 self._ended(followed, entry, now)
 

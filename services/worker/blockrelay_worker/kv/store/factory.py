@@ -1,13 +1,14 @@
 """The page store that the settings ask for."""
 
 from functools import partial
+from typing import get_args
 
 import redis
 
 from blockrelay.block_folder.folder import MODEL_KEY_DIGITS
 from blockrelay.block_folder.manifest import Manifest
 from blockrelay.errors import UsageError
-from blockrelay.observability.metrics import WorkerMetrics
+from blockrelay.observability.metrics.worker import WorkerMetrics
 from blockrelay.protocol.keys import Keys
 from blockrelay.settings import WorkerSettings
 from blockrelay_worker.execution.executor import PageOwner
@@ -64,4 +65,6 @@ def open_page_store(
                 trouble=partial(count, RedisTier.label),
             )
         )
+    for tier in tiers:
+        metrics.expect_tier(tier.label, get_args(Trouble))
     return PageStore(owner, tiers, first_block=first_block, metrics=metrics) if tiers else None

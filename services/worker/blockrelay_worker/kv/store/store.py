@@ -12,7 +12,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from blockrelay.failpoints import reach
-from blockrelay.observability.metrics import WorkerMetrics
+from blockrelay.observability.metrics.worker import WorkerMetrics
 from blockrelay_worker.execution.executor import PageOwner
 from blockrelay_worker.kv.store.record import PageShape, decode_record, encode_record
 from blockrelay_worker.kv.store.tier import StoredPage, Tier

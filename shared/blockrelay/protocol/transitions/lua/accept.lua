@@ -138,6 +138,7 @@ end
 local r = {id = id, model = model, class = class, state = 'queued', rows_to_compute = prompt_tokens,
   max_tokens = max_tokens, committed = 0}
 redis.call('HINCRBY', P .. 'outstanding:' .. model, 'pages', pages_needed)
+redis.call('HINCRBY', P .. 'totals:' .. model, 'accepted', 1)
 account(r, 1)
 queue_up(r, priority, weight, tenant, prompt_tokens + max_tokens, due)
 return {'OK', string.format('%d', NOW)}

@@ -69,7 +69,10 @@ local function drop(name) return redis.call('DEL', name) == 1 end
 -- run ends as any that nobody goes on with: with the death of its worker, or because it is stalled.
 local function rename_request(name, names)
   if not rename_fields(name, names) then return false end
-  if redis.call('HGET', name, 'state') == 'running' then redis.call('HSET', name, 'run', '') end
+  local found = redis.call('HMGET', name, 'state', 'model')
+  if found[1] == 'running' then redis.call('HSET', name, 'run', '') end
+  -- Older protocols kept no books: those that have not ended count as accepted now.
+  if found[1] ~= 'done' then redis.call('HINCRBY', P .. 'totals:' .. found[2], 'accepted', 1) end
   return true
 end
 local RENAMES = {

@@ -13,7 +13,7 @@ local function judged_fallbacks(r, reason)
   return cjson.encode(list)
 end
 
--- Keeps I2, I5.
+-- Keeps I2, I5, and the books: what was accepted has ended or is in `running`.
 -- Terminal entry, absorbing; what nobody needs any more goes. `meta` is a JSON object (error, execution times) or ''.
 local function finish(r, reason, meta)
   local record = P .. 'request:' .. r.id
@@ -21,6 +21,7 @@ local function finish(r, reason, meta)
   unqueue(r)
   account(r, -1)
   redis.call('HINCRBY', P .. 'outstanding:' .. r.model, 'pages', 0 - r.pages_needed)  -- `-0` is not a number to Redis
+  redis.call('HINCRBY', P .. 'totals:' .. r.model, 'ended:' .. reason, 1)
   redis.call('SREM', P .. 'tenant-requests:' .. r.tenant, r.id)
   if r.job == 'queue' then  -- its tenant has not had its share of it
     local cost, share = string.match(r.share, '^(%d+) (.+)$')

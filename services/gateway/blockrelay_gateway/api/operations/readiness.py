@@ -1,0 +1,86 @@
+"""Whether requests are accepted here and whether a token can be produced, and what metrics say of the cell."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Any, cast
+
+import redis.asyncio
+
+from blockrelay.errors import RedisTrouble
+from blockrelay.observability.metrics.gateway import GatewayMetrics
+from blockrelay.protocol.keys import Keys
+from blockrelay.protocol.plan import Plan, WorkerInfo, cell_load, missing_stages
+from blockrelay.redis.protocol_check import read_gap_async
+from blockrelay.redis.registry import read_plan_async, read_workers_async
+
+#: Gauges that were read so lately are told again: a scrape reads the whole registry of workers.
+FRESH_S = 1.0
+#: A scrape does not wait longer for Redis.
+PATIENCE_S = 2.0
+
+
+class Readiness:
+    """`model` is its key in Redis; `closing` says whether this gateway shuts down."""
+
+    def __init__(
+        self,
+        client: redis.asyncio.Redis,
+        keys: Keys,
+        metrics: GatewayMetrics,
+        *,
+        model: str,
+        closing: Callable[[], bool],
+    ) -> None:
+        self._client, self._keys, self._metrics = client, keys, metrics
+        self._model, self._closing = model, closing
+        self._told = float("-inf")
+
+    async def obstacles(self) -> list[str]:
+        """Why nothing can be accepted, one sentence each; empty = ready for that."""
+        if self._closing():
+            return ["the gateway shuts down"]
+        try:
+            gap = await read_gap_async(self._client, self._keys)
+        except RedisTrouble as error:
+            return [str(error)]
+        return [gap] if gap else []
+
+    async def gaps(self) -> list[str]:
+        """Why no token can be produced, one sentence each; empty = ready."""
+        if reasons := await self.obstacles():
+            return reasons
+        try:
+            return missing_stages(*await self._cell())
+        except RedisTrouble as error:
+            return [str(error)]
+
+    async def tell_metrics(self) -> None:
+        """Set the gauges of the cell. What cannot be read now keeps its value, but for those that say "ready"."""
+        if time.monotonic() - self._told < FRESH_S:
+            return
+        self._told = time.monotonic()
+        accepting = tokens = False
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                accepting = not await self.obstacles()
+                if accepting:
+                    plan, workers = await self._cell()
+                    tokens = not missing_stages(plan, workers)
+                    unfinished = cast(int, await cast(Any, self._client.zcard(self._keys.running)))
+                    self._tell(workers, unfinished)
+        except (RedisTrouble, TimeoutError):
+            self._metrics.redis_errors.inc()
+            accepting = False
+        self._metrics.ready.labels("accepting").set(accepting)
+        self._metrics.ready.labels("tokens").set(tokens)
+
+    async def _cell(self) -> tuple[Plan | None, list[WorkerInfo]]:
+        plan = await read_plan_async(self._client, self._keys, self._model)
+        return plan, await read_workers_async(self._client, self._keys, self._model)
+
+    def _tell(self, workers: list[WorkerInfo], unfinished: int) -> None:
+        load = cell_load(workers, unfinished)
+        self._metrics.running.set(load.running)
+        self._metrics.waiting.set(load.waiting)
+        self._metrics.kv_cache_usage.set(load.kv_usage)

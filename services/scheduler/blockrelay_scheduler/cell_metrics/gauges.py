@@ -1,0 +1,94 @@
+"""What the scheduler's metrics say of a whole model: workers, queues, requests that wait, the books."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+from blockrelay.observability.metrics.scheduler import SchedulerMetrics
+from blockrelay.protocol.plan import WORKER_STATES, Plan, WorkerInfo, parse_split
+from blockrelay.protocol.transitions import calls
+from blockrelay.settings import SchedulerSettings
+from blockrelay_scheduler.cell_metrics.autoscaling import Outstanding, demand, workers_wanted
+from blockrelay_scheduler.link import Link
+
+#: Streams of jobs, and the route classes of each.
+_STREAMS = [(name, route_class) for name in ("jobs", "reruns") for route_class in ("cpu", "gpu")]
+
+
+def set_gauges(
+    link: Link,
+    metrics: SchedulerMetrics,
+    settings: SchedulerSettings,
+    model: str,
+    workers: Sequence[WorkerInfo],
+    plan: Plan,
+    awaited: Sequence[calls.Awaited],
+) -> None:
+    """Set all gauges; `awaited` are requests that wait for a numerics id. Raises RedisTrouble."""
+    _tell_workers(metrics, workers, plan)
+    client, keys = link.client, link.keys
+    ask = client.pipeline(transaction=False)
+    # The books in one piece: an ACCEPT between them would look like a loss.
+    books = client.pipeline(transaction=True)
+    books.hgetall(keys.totals(model))
+    books.zcard(keys.running)
+    for name, route_class in _STREAMS:
+        if name == "jobs":
+            ask.zcard(keys.queue(model, route_class))
+        else:
+            ask.xlen(keys.reruns(model, route_class))
+    ask.llen(keys.ended("first"))
+    ask.llen(keys.ended("last"))
+    ask.xlen(keys.dead_letters)
+    ask.zrange(keys.running, 0, 0, withscores=True)
+    ask.time()
+    ask.hgetall(keys.outstanding(model))
+    totals, in_flight = cast(Any, books.execute())
+    *depths, first, last, letters, oldest, (seconds, micros), outstanding = cast(Any, ask.execute())
+    _tell_totals(metrics, totals)
+    metrics.in_flight.set(in_flight)
+    metrics.ended.set(first + last)
+    metrics.dead_letters.set(letters)
+    now_ms = seconds * 1000 + micros // 1000
+    metrics.oldest_waiting.set(max(0, now_ms - oldest[0][1]) / 1000 if oldest else 0)
+    for (name, route_class), depth in zip(_STREAMS, depths, strict=True):
+        pinned = sum(a.waiting for a in awaited if name == "reruns" and a.route_class == route_class)
+        metrics.queue_depth.labels(f"{name}:{route_class}").set(depth + pinned)
+    metrics.without_numerics.set(sum(a.waiting for a in awaited if a.absent_s is not None))
+    _tell_demand(metrics, settings, in_flight, Outstanding.from_redis(outstanding), workers, plan)
+
+
+def _tell_workers(metrics: SchedulerMetrics, workers: Sequence[WorkerInfo], plan: Plan) -> None:
+    states = Counter((worker.device, worker.state) for worker in workers)
+    for device in ("cpu", "gpu"):
+        for state in WORKER_STATES:
+            metrics.workers.labels(device, state).set(states[device, state])
+    metrics.plan_epoch.set(plan.epoch)
+    metrics.stage_workers.clear()  # those of another split
+    for index, stage in enumerate(parse_split(plan.split)):
+        serving = [w for w in workers if w.state == "ready" and (w.split, w.stage) == (plan.split, index)]
+        for device in ("cpu", "gpu"):
+            count = sum(worker.device == device for worker in serving)
+            metrics.stage_workers.labels(str(index), f"{stage.first}-{stage.last}", device).set(count)
+
+
+def _tell_totals(metrics: SchedulerMetrics, totals: Mapping[bytes, bytes]) -> None:
+    counts = {name.decode(): int(count) for name, count in totals.items()}
+    ended = {name.removeprefix("ended:"): count for name, count in counts.items() if name.startswith("ended:")}
+    metrics.totals.set(counts.get("accepted", 0), ended)
+
+
+def _tell_demand(
+    metrics: SchedulerMetrics,
+    settings: SchedulerSettings,
+    unfinished: int,
+    outstanding: Outstanding,
+    workers: Sequence[WorkerInfo],
+    plan: Plan,
+) -> None:
+    asked = demand(unfinished, outstanding, workers, plan)
+    routes = sum(w.is_alive and w.ready and w.stage == 0 and not w.draining for w in workers)
+    metrics.backlog.set((asked.route_s or 0.0) / max(1, routes))
+    wanted = workers_wanted(asked, plan, target_s=settings.target_backlog_s, spare=settings.spare_workers)
+    for device, count in wanted.items():
+        metrics.workers_wanted.labels(device).set(count)

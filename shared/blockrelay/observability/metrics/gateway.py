@@ -1,0 +1,112 @@
+"""What a gateway tells: its requests, its answers, and the gauges of its cell that inference gateways read."""
+
+from typing import Literal, get_args
+
+from prometheus_client import CollectorRegistry, Gauge, Histogram
+
+from blockrelay.observability.metrics.instruments import (
+    STEP_BUCKETS,
+    TTFT_BUCKETS,
+    counter,
+    expect_blocks,
+    fallbacks,
+    redis_errors,
+)
+from blockrelay.protocol.messages import EndReason
+
+#: What may refuse a new request, of the client and of ours.
+CLIENT_LIMITS = ("tokens_per_minute", "concurrency")
+CELL_LIMITS = ("in_flight", "kv_pages", "wait", "deadline", "redis_memory", "connections", "bodies")
+#: `result_bytes` is a limit of both.
+LIMITS = (*CLIENT_LIMITS, "result_bytes", *CELL_LIMITS)
+#: HTTP statuses of refused new requests (`blockrelay_gateway.http.errors`).
+STATUSES = ("400", "401", "403", "404", "408", "409", "413", "421", "422", "429", "499", "500", "503", "504")
+#: What `/readyz` can be asked.
+Question = Literal["tokens", "accepting"]
+
+
+class GatewayMetrics:
+    def __init__(self, registry: CollectorRegistry, *, blocks: int = 0) -> None:
+        """`blocks`: of the model."""
+        self.registry = registry
+        self.requests = counter(
+            "blockrelay_request_success",
+            "How many requests ended, by reason",
+            registry,
+            finished_reason=get_args(EndReason),
+        )
+        self.rejections = counter(
+            "blockrelay_admission_rejections",
+            "How many requests were refused, by HTTP status",
+            registry,
+            status=STATUSES,
+        )
+        self.limited = counter(
+            "blockrelay_admission_limited",
+            f"How many of them were refused by a limit: {', '.join(CLIENT_LIMITS)} (of the client), "
+            f"{', '.join(CELL_LIMITS)} (ours), result_bytes (both)",
+            registry,
+            limit=LIMITS,
+        )
+        self.prompt_tokens = counter("blockrelay_prompt_tokens", "How many prompt tokens were accepted", registry)
+        self.generation_tokens = counter("blockrelay_generation_tokens", "How many tokens were relayed", registry)
+        self.time_to_first_token = Histogram(
+            "blockrelay_time_to_first_token_seconds",
+            "How long from ACCEPT to token 1",
+            buckets=TTFT_BUCKETS,
+            registry=registry,
+        )
+        self.inter_token_latency = Histogram(
+            "blockrelay_inter_token_latency_seconds",
+            "How long between two tokens",
+            buckets=STEP_BUCKETS,
+            registry=registry,
+        )
+        self.e2e_latency = Histogram(
+            "blockrelay_e2e_request_latency_seconds",
+            "How long from ACCEPT to the end",
+            buckets=TTFT_BUCKETS,
+            registry=registry,
+        )
+        self.disconnected = counter("blockrelay_disconnected_clients", "How many clients went away early", registry)
+        self.fallbacks = fallbacks(
+            "blockrelay_request_fallbacks",
+            "How many fallbacks ended requests report (workers count blockrelay_worker_fallbacks as they happen)",
+            registry,
+        )
+        expect_blocks(self.fallbacks, 1, blocks)
+        self.forgotten = counter(
+            "blockrelay_ended_requests_forgotten",
+            "How many ended requests were forgotten before their retention was over, because memory was short",
+            registry,
+        )
+        self.followed_running = Gauge(
+            "blockrelay_gateway_requests_running",
+            "How many requests this gateway follows that have a token",
+            registry=registry,
+        )
+        self.followed_waiting = Gauge(
+            "blockrelay_gateway_requests_waiting",
+            "How many requests this gateway follows without a token",
+            registry=registry,
+        )
+        self.running = Gauge(
+            "blockrelay_num_requests_running", "How many requests of the cell are on workers", registry=registry
+        )
+        self.waiting = Gauge(
+            "blockrelay_num_requests_waiting", "How many requests of the cell wait for a worker", registry=registry
+        )
+        self.kv_cache_usage = Gauge(
+            "blockrelay_kv_cache_usage_perc",
+            "Share of KV pages in use (0 to 1), in the stage of the cell that has least left",
+            registry=registry,
+        )
+        self.ready = Gauge(
+            "blockrelay_ready",
+            "Whether `/readyz` would say yes (1) or not (0), by what it is asked",
+            ["question"],
+            registry=registry,
+        )
+        for question in get_args(Question):
+            self.ready.labels(question)
+        self.redis_errors = redis_errors(registry)

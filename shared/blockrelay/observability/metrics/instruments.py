@@ -1,0 +1,51 @@
+"""What groups of instruments are made of: buckets, and counters whose series are there from the start."""
+
+from collections.abc import Sequence
+from itertools import product
+from typing import get_args
+
+from prometheus_client import CollectorRegistry, Counter
+
+from blockrelay.protocol.messages import RerunReason
+
+#: vLLM's buckets for time to first token, and finer ones for a step and a block. Seconds.
+TTFT_BUCKETS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160)
+STEP_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1, 2.5, 5, 10)
+BLOCK_BUCKETS = (0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1)
+ROW_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+#: Where a block may move from and to in mid-request, and why.
+FALLBACK = {"from": ("GPU",), "to": ("CPU",), "reason": ("gpu_error",)}
+
+
+def counter(name: str, text: str, registry: CollectorRegistry, **values: Sequence[str]) -> Counter:
+    """A counter with a label for each of `values`, and a series for each combination of them, at 0."""
+    made = Counter(name, text, list(values), registry=registry)
+    for combination in product(*values.values()) if values else ():
+        made.labels(*combination)
+    return made
+
+
+def fallbacks(name: str, text: str, registry: CollectorRegistry) -> Counter:
+    """A counter of fallbacks, by block, device classes and reason. `expect_blocks` makes its series."""
+    return Counter(name, text, ["block", *FALLBACK], registry=registry)
+
+
+def expect_blocks(counts: Counter, first: int, last: int) -> None:
+    """Make the series of a counter of fallbacks for the blocks `first` to `last`."""
+    for block, *others in product(range(first, last + 1), *FALLBACK.values()):
+        counts.labels(f"block_{block}", *others)
+
+
+def reruns(registry: CollectorRegistry) -> Counter:
+    """Each service counts those that it queued, so that their sum is right."""
+    return counter(
+        "blockrelay_reruns",
+        "How many runs were ended and queued again, by reason",
+        registry,
+        reason=get_args(RerunReason),
+    )
+
+
+def redis_errors(registry: CollectorRegistry) -> Counter:
+    """Of this process."""
+    return counter("blockrelay_redis_errors", "How often Redis could not be reached", registry)
