@@ -7,6 +7,7 @@ from prometheus_client import CollectorRegistry
 
 from blockrelay.observability.metrics.gateway import GatewayMetrics
 from blockrelay.observability.metrics.scheduler import SchedulerMetrics
+from blockrelay.observability.metrics.tenants import TenantMetrics
 from blockrelay.observability.metrics.worker import WorkerMetrics
 from blockrelay.observability.registry import service_registry
 from docs.generate.tables import table
@@ -31,11 +32,15 @@ Every series of ours has the labels `cell` and `model` (the name that clients us
 `BLOCKRELAY_MODEL_NAME`, or none). A counter's labels come from closed lists, below, and each of its series is there
 from the start.
 
+`GET /metrics/tenants` of a gateway tells, with an API key, what that key used, with an operator's key what each used. A
+Prometheus that is to see it needs an operator's key (`authorization` of its scrape configuration).
+
 Workers of the release before 0.2 told theirs without `worker_` and without these two labels. Under those names they are
 told beside the new ones in this release, for the last time.
 """
 _GROUPS: dict[str, Callable[[CollectorRegistry], object]] = {
     "Gateway": GatewayMetrics,
+    "Gateway, by API key": TenantMetrics,
     "Scheduler": SchedulerMetrics,
     "Worker": WorkerMetrics,
 }

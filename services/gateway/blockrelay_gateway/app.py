@@ -38,6 +38,7 @@ def create_app(settings: GatewaySettings) -> FastAPI:
     """
     ring, rules = KeyRing(settings.api_keys), Rules.of(settings)
     gateway = build(settings, open_block_folder(settings.model, blocks=()))
+    gateway.tenants.expect(ring.names)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:

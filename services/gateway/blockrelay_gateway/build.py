@@ -4,7 +4,8 @@ from secrets import token_hex
 
 from blockrelay.block_folder.folder import BlockFolder
 from blockrelay.observability.metrics.gateway import GatewayMetrics
-from blockrelay.observability.registry import service_registry
+from blockrelay.observability.metrics.tenants import TenantMetrics
+from blockrelay.observability.registry import ServiceRegistry, service_registry
 from blockrelay.protocol.keys import Keys
 from blockrelay.redis.client import AsyncScripts, connect_async
 from blockrelay.redis.errors import RedisWatch
@@ -49,6 +50,7 @@ def build(settings: GatewaySettings, folder: BlockFolder) -> Gateway:
         default_max_tokens=settings.default_max_tokens,
     )
     metrics = GatewayMetrics(service_registry("gateway", cell=settings.cell, model=builder.name), blocks=model.blocks)
+    tenants = TenantMetrics(ServiceRegistry({"cell": settings.cell, "model": builder.name}))
     watch = RedisWatch(metrics.redis_errors)
     name, keys = token_hex(8), Keys(settings.cell)
     client = connect_async(settings.redis_url, connections=CONNECTIONS)
@@ -59,7 +61,7 @@ def build(settings: GatewaySettings, folder: BlockFolder) -> Gateway:
     records = Records(client, keys, key)
     followers = Followers(client, keys, scripts, name)
     abandonment = Abandonment(followers, scripts, watch, gateway=name, grace_s=settings.grace_s)
-    followed = FollowedRequests(tailer, Accounting(metrics), abandonment)
+    followed = FollowedRequests(tailer, Accounting(metrics, tenants), abandonment)
     resumption = Resumption(client, keys, records, followers, followed, model=key)
     repair = Repair(client, keys, scripts, tailer, records, followers, followed, watch, gateway=name)
 
@@ -72,6 +74,7 @@ def build(settings: GatewaySettings, folder: BlockFolder) -> Gateway:
         cell,
         results,
         metrics,
+        tenants,
         watch,
         gateway=name,
         model=key,
@@ -95,6 +98,7 @@ def build(settings: GatewaySettings, folder: BlockFolder) -> Gateway:
         builder=builder,
         openai=OpenAIRequests(builder, template),
         metrics=metrics,
+        tenants=tenants,
         watch=watch,
         responder=ErrorResponder(metrics.rejections, metrics.limited),
         keys=keys,

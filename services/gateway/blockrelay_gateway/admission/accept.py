@@ -10,9 +10,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from blockrelay.auth.api_keys import Tenant
-from blockrelay.errors import NotFound, RedisFull, RedisRefused, RedisTrouble, RedisUnavailable, ServiceUnavailable
+from blockrelay.errors import (
+    LimitExceeded,
+    NotFound,
+    RedisFull,
+    RedisRefused,
+    RedisTrouble,
+    RedisUnavailable,
+    ServiceUnavailable,
+)
 from blockrelay.observability import logs
 from blockrelay.observability.metrics.gateway import GatewayMetrics
+from blockrelay.observability.metrics.tenants import TenantMetrics
 from blockrelay.protocol.constants import PAGE_TOKENS
 from blockrelay.protocol.transitions.calls import NO_LIMITS, Accepted, Limits
 from blockrelay.redis.client import AsyncScripts, backoff_s
@@ -71,6 +80,7 @@ class Admission:
         cell: CellWatch,
         results: Results,
         metrics: GatewayMetrics,
+        tenants: TenantMetrics,
         watch: RedisWatch,
         *,
         gateway: str,
@@ -80,7 +90,7 @@ class Admission:
     ) -> None:
         """`blocks`: of the model, for the log."""
         self._scripts, self._streaming, self._cell, self._results = scripts, streaming, cell, results
-        self._metrics, self._watch = metrics, watch
+        self._metrics, self._tenants, self._watch = metrics, tenants, watch
         self._gateway, self._model, self._blocks, self._settings = gateway, model, blocks, settings
 
     async def submit(self, requests: Sequence[AdmissionRequest], tenant: Tenant, *, together: bool = False) -> Readers:
@@ -107,6 +117,8 @@ class Admission:
                     limits = await self._limits(request, tenant, requests[index + 1 :] if together else ())
                     answer = await self._accept(one, limits, self._settings.max_in_flight)
                 if error := refusal(answer, request, tenant, page_tokens=PAGE_TOKENS):
+                    if isinstance(error, LimitExceeded) and error.scope == "client":
+                        self._tenants.limited(tenant.name, error.limit)
                     raise error
                 one.answer = answer
                 await self._apply(one, answered(answer.status))
@@ -231,6 +243,7 @@ class Admission:
     def _announce(self, request: AdmissionRequest, followed: FollowedRequest) -> None:
         body = request.body
         self._metrics.prompt_tokens.inc(body.prompt.size - body.prior)
+        self._tenants.accepted(followed.tenant, body.prompt.size - body.prior)
         log = logs.get().bind(request_id=request.request, traceparent=body.traceparent or None)
         if body.session:
             log = log.bind(session_id=body.session, step=body.step)

@@ -11,6 +11,7 @@ from starlette.requests import HTTPConnection
 from blockrelay.auth.api_keys import Tenant
 from blockrelay.block_folder.folder import BlockFolder
 from blockrelay.observability.metrics.gateway import GatewayMetrics
+from blockrelay.observability.metrics.tenants import TenantMetrics
 from blockrelay.protocol.keys import Keys
 from blockrelay.redis.client import AsyncScripts
 from blockrelay.redis.errors import RedisWatch
@@ -49,6 +50,7 @@ class Gateway:
     builder: RequestBuilder
     openai: OpenAIRequests
     metrics: GatewayMetrics
+    tenants: TenantMetrics
     watch: RedisWatch
     responder: ErrorResponder
     keys: Keys

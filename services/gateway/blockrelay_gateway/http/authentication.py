@@ -30,6 +30,11 @@ class KeyRing:
         self._stamp = path and _stamp(path)
         self._keys: tuple[StoredKey, ...] = read_keys(path) if path else ()
 
+    @property
+    def names(self) -> list[str]:
+        """Of all tenants there are; the nameless one where keys are off."""
+        return [key.tenant.name for key in self._keys] if self._path else [ANYBODY.name]
+
     def tenant(self, header: str | None) -> Tenant:
         """The sender of this Authorization header. Raises Unauthorized."""
         if self._path is None:

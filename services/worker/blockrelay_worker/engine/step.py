@@ -86,7 +86,6 @@ class Steps:
         if self._status_events.followed:
             self._status_events.put([self._status(item, "start") for item in work])
         try:
-            reach("worker.before_compute", (token for w in work for token in w.tokens))
             output = self._run_stage(work)
             reach("worker.after_compute")
         except ExecutionError as error:
@@ -191,6 +190,7 @@ class Steps:
             hidden = np.concatenate([w.hidden for w in work if w.hidden is not None])
             batch = Batch(segments=segments, hidden=hidden, wanted=wanted)
         self._state.on("dispatch_ok")
+        reach("worker.before_compute", (token for w in work for token in w.tokens))
         output = self._executor.run(batch)
         seconds = time.monotonic() - started
         decode_rows = sum(w.rows for w in work if w.decodes)

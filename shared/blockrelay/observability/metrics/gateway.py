@@ -17,8 +17,9 @@ from blockrelay.protocol.messages import EndReason
 #: What may refuse a new request, of the client and of ours.
 CLIENT_LIMITS = ("tokens_per_minute", "concurrency")
 CELL_LIMITS = ("in_flight", "kv_pages", "wait", "deadline", "redis_memory", "connections", "bodies")
-#: `result_bytes` is a limit of both.
-LIMITS = (*CLIENT_LIMITS, "result_bytes", *CELL_LIMITS)
+#: A limit of both.
+SHARED_LIMIT = "result_bytes"
+LIMITS = (*CLIENT_LIMITS, SHARED_LIMIT, *CELL_LIMITS)
 #: HTTP statuses of refused new requests (`blockrelay_gateway.http.errors`).
 STATUSES = ("400", "401", "403", "404", "408", "409", "413", "421", "422", "429", "499", "500", "503", "504")
 #: What `/readyz` can be asked.
@@ -44,7 +45,7 @@ class GatewayMetrics:
         self.limited = counter(
             "blockrelay_admission_limited",
             f"How many of them were refused by a limit: {', '.join(CLIENT_LIMITS)} (of the client), "
-            f"{', '.join(CELL_LIMITS)} (ours), result_bytes (both)",
+            f"{', '.join(CELL_LIMITS)} (ours), {SHARED_LIMIT} (both)",
             registry,
             limit=LIMITS,
         )

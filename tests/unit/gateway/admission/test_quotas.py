@@ -13,6 +13,8 @@ from blockrelay.protocol.transitions import calls
 from blockrelay.settings import GatewaySettings
 from blockrelay_gateway.http.retry_after import LATEST_S, SPREAD, retry_after_s
 from tests.support.gateway.played import PlayedWorker, RunningGateway
+from tests.support.scraping import sampled
+from tests.support.waiting import wait_until
 
 
 @pytest.fixture
@@ -27,6 +29,7 @@ def keys_of(file: Path) -> dict[str, str]:
         Tenant(name="narrow", concurrency=1),
         Tenant(name="later", priority=5),
         Tenant(name="free"),
+        Tenant(name="chief", operator=True),
     ]
     return {tenant.name: add_key(file, tenant) for tenant in tenants}
 
@@ -48,6 +51,31 @@ def ask(gateway: RunningGateway, keys_of: dict[str, str]):
 
 def refused_by(gateway: RunningGateway, limit: str) -> float:
     return gateway.metric("blockrelay_admission_limited_total", limit=limit)
+
+
+def test_what_each_key_used_is_told_to_that_key_and_to_operators(
+    gateway: RunningGateway, worker: PlayedWorker, ask: Any, keys_of: dict[str, str]
+) -> None:
+    def told(reader: str) -> str:
+        headers = {"authorization": f"Bearer {keys_of[reader]}"}
+        return gateway.http.get("/metrics/tenants", headers=headers).text
+
+    assert [ask("frugal").status_code for _ in range(3)] == [202, 202, 429]
+    assert ask("free", background=True).status_code == 202
+    claimed = worker.claim(3)[0]
+    worker.say(claimed, [5, 6], end="length")
+    everything = lambda: told("chief")  # noqa: E731
+    wait_until(lambda: sampled(everything(), "blockrelay_tenant_generation_tokens_total") == 2, "two tokens")
+    of = {"tenant": "frugal", "cell": "t", "model": "tiny"}
+    assert sampled(everything(), "blockrelay_tenant_accepted_requests_total", **of) == 2
+    assert sampled(everything(), "blockrelay_tenant_prompt_tokens_total", **of) == 20
+    assert sampled(everything(), "blockrelay_tenant_limited_total", limit="tokens_per_minute", **of) == 1
+    assert sampled(everything(), "blockrelay_tenant_generation_tokens_total", **of) == 2
+    assert sampled(everything(), "blockrelay_tenant_time_to_first_token_seconds_count", **of) == 1
+    assert 'tenant="narrow"' in everything(), "its series begin before its first request"
+    assert told("free") and "frugal" not in told("free")
+    assert gateway.http.get("/metrics/tenants").status_code == 401
+    assert "tenant" not in gateway.http.get("/metrics").text, "which needs no key"
 
 
 def test_tokens_per_minute(gateway: RunningGateway, worker: PlayedWorker, ask: Any) -> None:

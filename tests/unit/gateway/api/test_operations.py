@@ -44,6 +44,8 @@ def test_a_load_balancer_asks_whether_requests_are_accepted(gateway: RunningGate
     assert reasons(gateway, "?for=accepting") == []
     accepted = gateway.post("/v1/completions", prompt="x", background=True)
     assert accepted.status_code == 202, "it waits for a worker"
+    told = gateway.http.get("/metrics/tenants").text
+    assert sampled(told, "blockrelay_tenant_accepted_requests_total", tenant="ANYBODY") == 1, "without keys"
     refused = gateway.http.get("/readyz?for=fun")
     assert refused.status_code == 400 and "for" in refused.json()["error"]["message"]
 

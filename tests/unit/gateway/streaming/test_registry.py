@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry
 
 from blockrelay.errors import RedisUnavailable
 from blockrelay.observability.metrics.gateway import GatewayMetrics
+from blockrelay.observability.metrics.tenants import TenantMetrics
 from blockrelay.protocol.keys import Keys
 from blockrelay.protocol.messages import RequestBody
 from blockrelay.protocol.number import PROTOCOL
@@ -48,7 +49,7 @@ def parts_on(client: redis.asyncio.Redis) -> Parts:
     watch, scripts = RedisWatch(metrics.redis_errors), AsyncScripts(client, keys)
     tailer, followers = Tailer(client, keys, "g", metrics, watch), Followers(client, keys, scripts, "g")
     abandonment = Abandonment(followers, scripts, watch, gateway="g", grace_s=1)
-    registry = FollowedRequests(tailer, Accounting(metrics), abandonment)
+    registry = FollowedRequests(tailer, Accounting(metrics, TenantMetrics(CollectorRegistry())), abandonment)
     records = Records(client, keys, "m")
     return Parts(registry, Repair(client, keys, scripts, tailer, records, followers, registry, watch, gateway="g"))
 

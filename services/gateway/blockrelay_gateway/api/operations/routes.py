@@ -10,6 +10,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from blockrelay.errors import NotFound, ServiceUnavailable
 from blockrelay.observability.metrics.gateway import Question
+from blockrelay.observability.metrics.tenants import OneTenant
 from blockrelay.protocol.plan import Plan, WorkerInfo, missing_stages, parse_split
 from blockrelay.redis.registry import read_plan_async, read_workers_async
 from blockrelay_gateway.api import state
@@ -87,6 +88,15 @@ async def metrics(request: Request) -> Response:
     gateway = state.of(request)
     await gateway.readiness.tell_metrics()
     return Response(generate_latest(gateway.metrics.registry), media_type=CONTENT_TYPE_LATEST)
+
+
+@router.get("/metrics/tenants", response_class=PlainTextResponse)
+async def tenant_metrics(request: Request) -> Response:
+    """Prometheus text, by API key: of the one that asks, of all where it is an operator's or keys are off."""
+    gateway, tenant = state.of(request), authentication.of(request)
+    sees_all = tenant.operator or not tenant.name
+    told = gateway.tenants.registry if sees_all else OneTenant(gateway.tenants.registry, tenant.name)
+    return Response(generate_latest(told), media_type=CONTENT_TYPE_LATEST)
 
 
 async def _status_events(listener: Listener, keep_alive_s: float) -> AsyncIterator[bytes]:

@@ -4,6 +4,7 @@ from typing import Any
 
 from blockrelay.observability import logs
 from blockrelay.observability.metrics.gateway import GatewayMetrics
+from blockrelay.observability.metrics.tenants import TenantMetrics
 from blockrelay.protocol.messages import EndEntry, LogEntry, TokenEntry
 from blockrelay_gateway.streaming.following.followed_request import FollowedRequest
 
@@ -11,8 +12,8 @@ from blockrelay_gateway.streaming.following.followed_request import FollowedRequ
 class Accounting:
     """Called at each step of a followed request; `followed` is as it was before the step."""
 
-    def __init__(self, metrics: GatewayMetrics) -> None:
-        self._metrics = metrics
+    def __init__(self, metrics: GatewayMetrics, tenants: TenantMetrics) -> None:
+        self._metrics, self._tenants = metrics, tenants
 
     def started(self) -> None:
         """One more is followed."""
@@ -32,10 +33,12 @@ class Accounting:
                 metrics.followed_running.inc()
                 if owned:
                     metrics.time_to_first_token.observe(now - followed.started)
+                    self._tenants.first_token(followed.tenant, now - followed.started)
             elif owned:
                 metrics.inter_token_latency.observe(now - followed.heard)
             if owned:
                 metrics.generation_tokens.inc()
+                self._tenants.tokens(followed.tenant)
         else:
             (metrics.followed_running if followed.entries else metrics.followed_waiting).dec()
             if owned:
