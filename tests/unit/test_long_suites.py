@@ -12,7 +12,19 @@ import pytest
 from tests.support.project import ROOT
 
 #: Targets that decide nothing about a commit, or run what others run.
-NO_SUITES = {"help", "demo", "up", "clean", "install", "test-all", "flaky", "coverage", "docs-pages", "lock"}
+NO_SUITES = {
+    "help",
+    "demo",
+    "up",
+    "clean",
+    "install",
+    "test-all",
+    "flaky",
+    "coverage",
+    "docs-pages",
+    "dashboards",
+    "lock",
+}
 FIGURES = {"bench", "bench-recovery", "overload", "turns"}
 
 

@@ -240,7 +240,7 @@ def _variables(env: dict[str, str]) -> dict[str, str]:
     return {f"BLOCKRELAY_{name.upper()}": value for name, value in env.items()}
 
 
-#: `start_system(stages=2, replicas=1, worker={...}, model=folder)`, see tests/recovery/conftest.py.
+#: `start_system(stages=2, replicas=1, worker={...}, model=folder)`, see tests/support/systems/fixtures.py.
 StartSystem = Callable[..., System]
 #: Requests and their tokens in an undisturbed run.
 Golden = tuple[list[Job], dict[str, list[int]]]

@@ -103,7 +103,8 @@ def test_the_books_are_not_told_before_somebody_has_looked() -> None:
     registry = CollectorRegistry()
     totals = Totals(registry)
     assert registry.get_sample_value("blockrelay_accepted_total") is None
-    totals.set(7, {"stop": 4})
+    totals.set(7, {"stop": 4}, 3)
     assert registry.get_sample_value("blockrelay_accepted_total") == 7
+    assert registry.get_sample_value("blockrelay_requests_in_flight") == 3
     assert registry.get_sample_value("blockrelay_ended_total", {"reason": "stop"}) == 4
     assert registry.get_sample_value("blockrelay_ended_total", {"reason": "error"}) == 0

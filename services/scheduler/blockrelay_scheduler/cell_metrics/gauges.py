@@ -45,8 +45,7 @@ def set_gauges(
     ask.hgetall(keys.outstanding(model))
     totals, in_flight = cast(Any, books.execute())
     *depths, first, last, letters, oldest, (seconds, micros), outstanding = cast(Any, ask.execute())
-    _tell_totals(metrics, totals)
-    metrics.in_flight.set(in_flight)
+    _tell_totals(metrics, totals, in_flight)
     metrics.ended.set(first + last)
     metrics.dead_letters.set(letters)
     now_ms = seconds * 1000 + micros // 1000
@@ -72,10 +71,10 @@ def _tell_workers(metrics: SchedulerMetrics, workers: Sequence[WorkerInfo], plan
             metrics.stage_workers.labels(str(index), f"{stage.first}-{stage.last}", device).set(count)
 
 
-def _tell_totals(metrics: SchedulerMetrics, totals: Mapping[bytes, bytes]) -> None:
+def _tell_totals(metrics: SchedulerMetrics, totals: Mapping[bytes, bytes], in_flight: int) -> None:
     counts = {name.decode(): int(count) for name, count in totals.items()}
     ended = {name.removeprefix("ended:"): count for name, count in counts.items() if name.startswith("ended:")}
-    metrics.totals.set(counts.get("accepted", 0), ended)
+    metrics.totals.set(counts.get("accepted", 0), ended, in_flight)
 
 
 def _tell_demand(

@@ -24,9 +24,6 @@ class SchedulerMetrics:
         self.deaths = counter("blockrelay_worker_deaths", "How many workers were declared dead", registry)
         self.reruns = reruns(registry)
         self.totals = Totals(registry)
-        self.in_flight = Gauge(
-            "blockrelay_requests_in_flight", "How many requests are accepted and unfinished", registry=registry
-        )
         self.ended = Gauge(
             "blockrelay_ended_requests", "How many requests have ended and can still be read", registry=registry
         )

@@ -1,0 +1,111 @@
+"""Data to Grafana's JSON, by Grafana's own typed builders."""
+
+import json
+
+from grafana_foundation_sdk.builders import common, dashboard, prometheus, stat, timeseries
+from grafana_foundation_sdk.cog.encoder import JSONEncoder
+from grafana_foundation_sdk.models.common import (
+    BigValueColorMode,
+    BigValueGraphMode,
+    LegendDisplayMode,
+    LegendPlacement,
+    VisibilityMode,
+)
+from grafana_foundation_sdk.models.dashboard import DashboardLinkType, DataSourceRef, VariableRefresh
+
+from deploy.dashboards.panel import Dashboard, Panel, Query
+
+#: Of 24 columns and any number of rows.
+_WIDTH, _HEIGHT, _STAT_WIDTH, _STAT_HEIGHT = 12, 8, 6, 4
+_SOURCE = DataSourceRef(type_val="prometheus", uid="${datasource}")
+
+
+def to_json(one: Dashboard) -> str:
+    """The file of a dashboard, as it is committed and provisioned."""
+    made = (
+        dashboard.Dashboard(one.title)
+        .uid(f"blockrelay-{one.name}")
+        .tags(["blockrelay"])
+        .readonly()
+        .time("now-1h", "now")
+        .refresh("10s")
+        .with_variable(dashboard.DatasourceVariable("datasource").label("Prometheus").type("prometheus"))
+        .with_variable(_variable("cell"))
+        .with_variable(_variable("model"))
+        .link(
+            dashboard.DashboardLink("Blockrelay")
+            .type(DashboardLinkType.DASHBOARDS)
+            .tags(["blockrelay"])
+            .as_dropdown(True)
+        )
+    )
+    for heading, panels in one.rows:
+        made.with_row(dashboard.Row(heading))
+        for panel in panels:
+            made.with_panel(_stat(panel) if panel.stat else _graph(panel))
+    return json.dumps(made.build(), cls=JSONEncoder, indent=2, sort_keys=True) + "\n"
+
+
+def _variable(label: str) -> dashboard.QueryVariable:
+    """All values of a label. "All" leaves out series without it: those under names of the release before."""
+    return (
+        dashboard.QueryVariable(label)
+        .datasource(_SOURCE)
+        .query(f"label_values(blockrelay_build_info, {label})")
+        .refresh(VariableRefresh.ON_TIME_RANGE_CHANGED)
+        .include_all(True)
+        .all_value(".+")
+        .multi(True)
+    )
+
+
+def _target(number: int, query: Query) -> prometheus.Dataquery:
+    return (
+        prometheus.Dataquery()
+        .ref_id(chr(ord("A") + number))
+        .expr(query.expr)
+        .legend_format(query.legend or "__auto")
+        .range()
+    )
+
+
+def _graph(panel: Panel) -> timeseries.Panel:
+    made = (
+        timeseries.Panel()
+        .title(panel.title)
+        .description(panel.meaning)
+        .datasource(_SOURCE)
+        .unit(panel.unit)
+        .span(_WIDTH)
+        .height(_HEIGHT)
+        .min(0)
+        .fill_opacity(10)
+        .show_points(VisibilityMode.NEVER)
+        .legend(
+            common.VizLegendOptions()
+            .display_mode(LegendDisplayMode.LIST)
+            .placement(LegendPlacement.BOTTOM)
+            .show_legend(True)
+        )
+    )
+    for number, query in enumerate(panel.queries):
+        made.with_target(_target(number, query))
+    return made
+
+
+def _stat(panel: Panel) -> stat.Panel:
+    made = (
+        stat.Panel()
+        .title(panel.title)
+        .description(panel.meaning)
+        .datasource(_SOURCE)
+        .unit(panel.unit)
+        .span(_STAT_WIDTH)
+        .height(_STAT_HEIGHT)
+        .reduce_options(common.ReduceDataOptions().calcs(["lastNotNull"]))
+        .graph_mode(BigValueGraphMode.AREA)
+        .color_mode(BigValueColorMode.VALUE)
+    )
+    for number, query in enumerate(panel.queries):
+        made.with_target(_target(number, query))
+    return made

@@ -1,0 +1,107 @@
+"""Where does the time of a token go? By block, stage and device: latency, bubbles, hand-overs from GPU to CPU."""
+
+from deploy.dashboards.panel import Dashboard, Panel, Query, increase, mean, of_cell, quantile, rate
+
+_SECONDS = "blockrelay_worker_{}_seconds_total"
+
+PIPELINE = Dashboard(
+    name="pipeline",
+    title="Blockrelay / Pipeline",
+    rows=(
+        (
+            "Stages",
+            (
+                Panel(
+                    title="Latency of a stage, p95",
+                    meaning="How long a stage takes for one batch, by stage and device.",
+                    queries=[
+                        Query(
+                            quantile(0.95, "blockrelay_worker_stage_latency_seconds", "stage, device"),
+                            "stage {{stage}} {{device}}",
+                        )
+                    ],
+                    cause="load",
+                    unit="s",
+                ),
+                Panel(
+                    title="Workers of each stage",
+                    meaning="Ready ones, by the stage's blocks and their device. A stage without one stops everything.",
+                    queries=[
+                        Query(
+                            of_cell("blockrelay_stage_workers", "stage, blocks, device"),
+                            "{{stage}}: {{blocks}} {{device}}",
+                        )
+                    ],
+                    cause="kill",
+                ),
+                Panel(
+                    title="Bubbles",
+                    meaning="Share of the time in which requests were on a worker and none had rows to compute.",
+                    queries=[
+                        Query(
+                            f"{rate(_SECONDS.format('stage_idle'), 'instance')} / ("
+                            f"{rate(_SECONDS.format('stage_idle'), 'instance')} + "
+                            f"{rate(_SECONDS.format('stage_busy'), 'instance')})",
+                            "{{instance}}",
+                        )
+                    ],
+                    cause="load",
+                    unit="percentunit",
+                ),
+                Panel(
+                    title="What workers spend their time on",
+                    meaning="Seconds per second, all workers together.",
+                    queries=[
+                        Query(rate(_SECONDS.format("inference")), "blocks"),
+                        Query(rate(_SECONDS.format("token_generation")), "choosing tokens"),
+                        Query(rate(_SECONDS.format("state_transfer")), "sending rows"),
+                        Query(rate(_SECONDS.format("cache_management")), "KV pages"),
+                    ],
+                    cause="load",
+                    unit="percentunit",
+                ),
+                Panel(
+                    title="Rows in a batch",
+                    meaning="Mean. Few rows: the machine works for few requests at a time.",
+                    queries=[Query(mean("blockrelay_worker_iteration_tokens"))],
+                    cause="load",
+                ),
+                Panel(
+                    title="Rows sent to the next stage",
+                    meaning="Bytes per second.",
+                    queries=[Query(rate("blockrelay_worker_forwarded_bytes_total"))],
+                    cause="load",
+                    unit="bytes",
+                ),
+                Panel(
+                    title="Plan",
+                    meaning="The number of the plan in force. It changes with workers that come and go, and by hand.",
+                    queries=[Query(of_cell("blockrelay_plan_epoch"))],
+                    cause="kill",
+                ),
+            ),
+        ),
+        (
+            "Blocks",
+            (
+                Panel(
+                    title="Latency of a block, mean",
+                    meaning="How long one block takes for one batch. One that stands out is the one to look at.",
+                    queries=[
+                        Query(mean("blockrelay_worker_block_latency_seconds", "block, device"), "{{block}} {{device}}")
+                    ],
+                    cause="load",
+                    unit="s",
+                ),
+                Panel(
+                    title="From GPU to CPU",
+                    meaning="Blocks that moved in mid-request, by block and reason.",
+                    queries=[
+                        Query(increase("blockrelay_worker_fallbacks_total", "block, reason"), "{{block}}: {{reason}}")
+                    ],
+                    cause="gpu",
+                ),
+            ),
+        ),
+    ),
+)

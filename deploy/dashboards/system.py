@@ -1,0 +1,150 @@
+"""Is it well? Whether requests are accepted and answered, who waits, who serves."""
+
+from deploy.dashboards.panel import (
+    SELECTED,
+    Dashboard,
+    Panel,
+    Query,
+    increase,
+    of_cell,
+    of_cell_rate,
+    of_processes,
+    rate,
+)
+
+SYSTEM = Dashboard(
+    name="system",
+    title="Blockrelay / System",
+    rows=(
+        (
+            "Now",
+            (
+                Panel(
+                    title="Accepts requests",
+                    meaning="1: Redis answers and a gateway takes requests. They wait if no worker is there.",
+                    queries=[Query(of_cell("blockrelay_ready", where='question="accepting"'))],
+                    cause="redis",
+                    stat=True,
+                ),
+                Panel(
+                    title="Produces tokens",
+                    meaning="1: every stage of the plan has a live worker.",
+                    queries=[Query(of_cell("blockrelay_ready", where='question="tokens"'))],
+                    cause="kill",
+                    stat=True,
+                ),
+                Panel(
+                    title="Longest without progress",
+                    meaning="For how long the request that has stood still longest has made no progress.",
+                    queries=[Query(of_cell("blockrelay_oldest_waiting_seconds"))],
+                    cause="kill",
+                    unit="s",
+                    stat=True,
+                ),
+                Panel(
+                    title="Books: accepted, neither ended nor in flight",
+                    meaning="0, always. Redis keeps the books, so no process's end sets them back.",
+                    queries=[
+                        Query(
+                            f"max by (cell) (blockrelay_accepted_total{{{SELECTED}}}"
+                            f" - on (cell, instance) sum by (cell, instance) (blockrelay_ended_total{{{SELECTED}}})"
+                            f" - on (cell, instance) blockrelay_requests_in_flight{{{SELECTED}}})",
+                            "{{cell}}",
+                        )
+                    ],
+                    cause="never",
+                    stat=True,
+                ),
+            ),
+        ),
+        (
+            "Requests and tokens",
+            (
+                Panel(
+                    title="Requests accepted and ended",
+                    meaning="Per second. Ended ones by reason.",
+                    queries=[
+                        Query(of_cell_rate("blockrelay_accepted_total"), "accepted"),
+                        Query(of_cell_rate("blockrelay_ended_total", "reason"), "{{reason}}"),
+                    ],
+                    cause="load",
+                    unit="reqps",
+                ),
+                Panel(
+                    title="Tokens",
+                    meaning="Per second: what clients got, and what prompts they sent.",
+                    queries=[
+                        Query(rate("blockrelay_generation_tokens_total"), "generated"),
+                        Query(rate("blockrelay_prompt_tokens_total"), "prompts"),
+                    ],
+                    cause="load",
+                    unit="cps",
+                ),
+                Panel(
+                    title="In flight",
+                    meaning="Unfinished requests: on workers, and waiting for one.",
+                    queries=[
+                        Query(of_cell("blockrelay_num_requests_running"), "running"),
+                        Query(of_cell("blockrelay_num_requests_waiting"), "waiting"),
+                    ],
+                    cause="load",
+                ),
+                Panel(
+                    title="Refused",
+                    meaning="New requests that were refused, by HTTP status.",
+                    queries=[Query(increase("blockrelay_admission_rejections_total", "status"), "{{status}}")],
+                    cause="overload",
+                ),
+            ),
+        ),
+        (
+            "Workers and Redis",
+            (
+                Panel(
+                    title="Workers",
+                    meaning="By device and state. `silent`: it will be declared dead.",
+                    queries=[Query(of_cell("blockrelay_workers", "device, state"), "{{device}} {{state}}")],
+                    cause="kill",
+                ),
+                Panel(
+                    title="Workers wanted",
+                    meaning="What the unfinished requests call for, and the workers that there are.",
+                    queries=[
+                        Query(of_cell("blockrelay_workers_wanted", "device"), "{{device}} wanted"),
+                        Query(of_cell("blockrelay_workers", "device", where='state="ready"'), "{{device}} ready"),
+                    ],
+                    cause="load",
+                ),
+                Panel(
+                    title="Backlog",
+                    meaning="How long the workers that there are need for all unfinished requests.",
+                    queries=[Query(of_cell("blockrelay_backlog_seconds"))],
+                    cause="load",
+                    unit="s",
+                ),
+                Panel(
+                    title="Trouble with Redis",
+                    meaning="How often it could not be reached, by service.",
+                    queries=[Query(increase("blockrelay_redis_errors_total", "job"), "{{job}}")],
+                    cause="redis",
+                ),
+                Panel(
+                    title="Memory of processes",
+                    meaning="Resident bytes of all processes of a service.",
+                    queries=[Query('sum by (job) (process_resident_memory_bytes{job=~"blockrelay.*"})', "{{job}}")],
+                    cause="load",
+                    unit="bytes",
+                ),
+                Panel(
+                    title="Streams that a gateway follows",
+                    meaning="With a token already, and without one.",
+                    queries=[
+                        Query(of_processes("blockrelay_gateway_requests_running"), "running"),
+                        Query(of_processes("blockrelay_gateway_requests_waiting"), "waiting"),
+                    ],
+                    cause="load",
+                ),
+            ),
+        ),
+    ),
+)
