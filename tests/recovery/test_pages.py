@@ -75,7 +75,7 @@ def test_the_worker_after_a_kill_9_does_not_compute_the_prompt_again(
     start_system: StartSystem, shared_folder: Path, stages: int, tier: str
 ) -> None:
     settings = {"page_store_folder": str(shared_folder)} if tier == "shm" else {"page_store_redis_bytes": "10000000"}
-    system = start_system(stages=stages, worker=settings)
+    system = start_system(stages=stages, worker={**settings, "inject_speed": "0.1"})  # it is still in the middle then
     payload = system.payload.client()
 
     def stored() -> int:

@@ -30,5 +30,9 @@ def assert_service_describes_itself(text: str, service: str) -> None:
 
 def _is_old(name: str, service: str) -> bool:
     """Whether a worker tells it for those who read the release before."""
-    shared = ("blockrelay_build_", "blockrelay_state", "blockrelay_reruns_", "blockrelay_redis_errors_")
-    return service == "worker" and not name.startswith(("blockrelay_worker_", *shared))
+    shared = ("build_info", "state", "state_transitions_total", "reruns_total", "redis_errors_total")
+    return (
+        service == "worker"
+        and not name.startswith("blockrelay_worker_")
+        and name.removeprefix("blockrelay_") not in shared
+    )

@@ -174,6 +174,7 @@ def test_everything_a_gateway_leaves_in_redis_goes_away_by_itself(
         b"plan",
         b"jobs",
         b"outstanding",
+        b"totals",
         b"shares",
     }  # all of bounded size
     left: list[bytes] = [
