@@ -1,4 +1,16 @@
-"""Queries of dashboards and alerts, with what Grafana fills in."""
+"""Queries of dashboards and alerts: with what Grafana fills in, and taken apart."""
+
+from collections.abc import Iterator
+from typing import Any, cast
+
+import promql_parser
+from prometheus_client import CollectorRegistry
+
+from blockrelay.observability.metrics.gateway import GatewayMetrics
+from blockrelay.observability.metrics.scheduler import SchedulerMetrics
+from blockrelay.observability.metrics.tenants import TenantMetrics
+from blockrelay.observability.metrics.worker import WorkerMetrics
+from blockrelay.observability.registry import service_registry
 
 #: Over how much of the past a rate is taken where a test asks.
 RATE_INTERVAL = "15s"
@@ -7,3 +19,43 @@ RATE_INTERVAL = "15s"
 def filled_in(expr: str, interval: str = RATE_INTERVAL) -> str:
     """`expr` for all cells and models."""
     return expr.replace("$__rate_interval", interval).replace("$cell", ".+").replace("$model", ".+")
+
+
+def registered() -> dict[str, set[str]]:
+    """Every name that a query may have -> the labels of its series."""
+    registry = service_registry("any", cell="c0", model="m")
+    collectors: list[Any] = []
+    for group in (GatewayMetrics, SchedulerMetrics, TenantMetrics, WorkerMetrics):
+        own = CollectorRegistry()
+        group(own)
+        collectors += cast(Any, own)._collector_to_names
+    collectors += cast(Any, registry)._collector_to_names
+    found: dict[str, set[str]] = {}
+    for collector in collectors:
+        for family in collector.collect():
+            labels = {*(getattr(collector, "_labelnames", ()) or getattr(family, "_labelnames", ()))}
+            labels |= {label for sample in family.samples for label in sample.labels}
+            for suffix in ("", "_total", "_info", "_bucket", "_sum", "_count"):
+                found[family.name + suffix] = labels | {"cell", "model", "job", "instance", "le"}
+    return found
+
+
+def selectors(node: Any) -> Iterator[Any]:
+    """Every vector selector below a node of the syntax tree."""
+    if isinstance(node, promql_parser.VectorSelector):
+        yield node
+    for name in ("vector_selector", "expr", "lhs", "rhs", "vs"):
+        if (below := getattr(node, name, None)) is not None:
+            yield from selectors(below)
+    for below in getattr(node, "args", None) or ():
+        yield from selectors(below)
+
+
+def grouped_by(node: Any) -> Iterator[str]:
+    modifier = getattr(node, "modifier", None)
+    yield from getattr(modifier, "labels", None) or ()
+    for name in ("expr", "lhs", "rhs"):
+        if (below := getattr(node, name, None)) is not None:
+            yield from grouped_by(below)
+    for below in getattr(node, "args", None) or ():
+        yield from grouped_by(below)

@@ -4,67 +4,17 @@ What the queries answer on a running system: tests/observability.
 """
 
 import json
-from collections.abc import Iterator
-from typing import Any, cast
 
 import promql_parser
 import pytest
-from prometheus_client import CollectorRegistry
 
-from blockrelay.observability.metrics.gateway import GatewayMetrics
-from blockrelay.observability.metrics.scheduler import SchedulerMetrics
-from blockrelay.observability.metrics.tenants import TenantMetrics
-from blockrelay.observability.metrics.worker import WorkerMetrics
-from blockrelay.observability.registry import service_registry
 from deploy.dashboards.__main__ import DASHBOARDS, FOLDER
 from deploy.dashboards.build import to_json
 from deploy.dashboards.panel import Dashboard, Panel
-from tests.support.promql import filled_in
+from tests.support.promql import filled_in, grouped_by, registered, selectors
 
 PANELS = [(board, panel) for board in DASHBOARDS for panel in board.panels]
 NAMES = [f"{board.name}: {panel.title}" for board, panel in PANELS]
-
-
-def registered() -> dict[str, set[str]]:
-    """Every name that a query may have -> the labels of its series."""
-    registry = service_registry("any", cell="c0", model="m")
-    for group in (GatewayMetrics, SchedulerMetrics, TenantMetrics, WorkerMetrics):
-        group(CollectorRegistry())
-    collectors: list[Any] = []
-    for group in (GatewayMetrics, SchedulerMetrics, TenantMetrics, WorkerMetrics):
-        own = CollectorRegistry()
-        group(own)
-        collectors += cast(Any, own)._collector_to_names
-    collectors += cast(Any, registry)._collector_to_names
-    found: dict[str, set[str]] = {}
-    for collector in collectors:
-        for family in collector.collect():
-            labels = {*(getattr(collector, "_labelnames", ()) or getattr(family, "_labelnames", ()))}
-            labels |= {label for sample in family.samples for label in sample.labels}
-            for suffix in ("", "_total", "_info", "_bucket", "_sum", "_count"):
-                found[family.name + suffix] = labels | {"cell", "model", "job", "instance", "le"}
-    return found
-
-
-def selectors(node: Any) -> Iterator[Any]:
-    """Every vector selector below a node of the syntax tree."""
-    if isinstance(node, promql_parser.VectorSelector):
-        yield node
-    for name in ("vector_selector", "expr", "lhs", "rhs", "vs"):
-        if (below := getattr(node, name, None)) is not None:
-            yield from selectors(below)
-    for below in getattr(node, "args", None) or ():
-        yield from selectors(below)
-
-
-def grouped_by(node: Any) -> Iterator[str]:
-    modifier = getattr(node, "modifier", None)
-    yield from getattr(modifier, "labels", None) or ()
-    for name in ("expr", "lhs", "rhs"):
-        if (below := getattr(node, name, None)) is not None:
-            yield from grouped_by(below)
-    for below in getattr(node, "args", None) or ():
-        yield from grouped_by(below)
 
 
 @pytest.mark.parametrize("board", DASHBOARDS, ids=lambda board: board.name)

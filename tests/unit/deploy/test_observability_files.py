@@ -45,7 +45,7 @@ def test_both_redis_servers_are_asked_through_the_exporter() -> None:
 
 
 def test_what_is_mounted_is_there_and_is_where_it_is_looked_for() -> None:
-    for service in ("prometheus", "grafana"):
+    for service in ("prometheus", "alertmanager", "grafana"):
         for inside, outside in mounts(service).items():
             if outside.startswith("."):
                 assert (ROOT / outside).is_dir(), f"{service}: {inside}"
@@ -56,6 +56,13 @@ def test_what_is_mounted_is_there_and_is_where_it_is_looked_for() -> None:
     assert mounts("grafana")["/etc/grafana/provisioning"] == "./deploy/grafana/provisioning"
 
 
+def test_prometheus_has_the_alerts_and_tells_alertmanager() -> None:
+    assert [(ROOT / "deploy" / "prometheus" / name).exists() for name in PROMETHEUS["rule_files"]] == [True]
+    (manager,) = PROMETHEUS["alerting"]["alertmanagers"]
+    (targets,) = manager["static_configs"]
+    assert targets["targets"] == ["alertmanager:9093"] and "alertmanager" in COMPOSE["services"]
+
+
 def test_the_source_of_data_is_the_prometheus_beside_it() -> None:
     (source,) = yaml.safe_load((PROVISIONING / "datasources" / "prometheus.yaml").read_text())["datasources"]
     assert source["url"] == "http://prometheus:9090" and source["type"] == "prometheus" and source["isDefault"]
@@ -64,7 +71,7 @@ def test_the_source_of_data_is_the_prometheus_beside_it() -> None:
 
 def test_observability_is_asked_for_and_reaches_no_other_address_than_this_machine() -> None:
     watching = {name: s for name, s in COMPOSE["services"].items() if "observability" in s.get("profiles", ())}
-    assert watching.keys() == {"prometheus", "redis-exporter", "grafana"}
+    assert watching.keys() == {"prometheus", "alertmanager", "redis-exporter", "grafana"}
     for service in watching.values():
         assert all(port.startswith("127.0.0.1:") for port in service.get("ports", ()))
         assert service["read_only"] and service["cap_drop"] == ["ALL"]

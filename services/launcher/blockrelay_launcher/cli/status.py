@@ -16,6 +16,7 @@ from blockrelay.protocol.transitions import calls
 from blockrelay.redis import client as redis_link
 from blockrelay.redis import registry
 from blockrelay.redis.cell_address import CellAddress, connected
+from blockrelay_launcher.cli.trouble import read_trouble, sentences
 from blockrelay_launcher.cli.worker_totals import SECONDS, read_totals
 
 #: Workers that are asked for their totals at a time.
@@ -30,22 +31,24 @@ def own_id(public: str) -> str:
 
 
 def read_status(cell: CellAddress) -> dict[str, Any]:
-    """What Redis says: in_flight, dead_letters, and per model the plan, workers, queues and gaps."""
+    """What Redis says: in_flight, dead_letters, trouble (`read_trouble`), and per model the plan, workers, queues and
+    gaps."""
     keys = cell.keys
     with connected(cell) as client:
         prefix = keys.plan("")
         models = sorted(cast(bytes, k).decode()[len(prefix) :] for k in client.scan_iter(f"{prefix}*", count=1000))
+        workers = {model: registry.read_workers(client, keys, model) for model in models}
         return {
             "cell": cell.settings.cell,
             "in_flight": client.zcard(keys.running),
             "dead_letters": client.xlen(keys.dead_letters),
-            "models": {model: _read_model(client, keys, model) for model in models},
+            "trouble": read_trouble(client, keys, workers),
+            "models": {model: _read_model(client, keys, model, workers[model]) for model in models},
         }
 
 
-def _read_model(client: redis.Redis, keys: Keys, model: str) -> dict[str, Any]:
+def _read_model(client: redis.Redis, keys: Keys, model: str, workers: list[WorkerInfo]) -> dict[str, Any]:
     plan = registry.read_plan(client, keys, model)
-    workers = registry.read_workers(client, keys, model)
     return {
         "plan": plan and asdict(plan),
         "workers": [{**asdict(w), "state": _state(w, plan)} for w in workers],
@@ -87,7 +90,7 @@ def show(status: dict[str, Any], console: Console | None = None) -> None:
         table = Table("worker", "device", "stage", "state", "requests", "pages", "last beat", title="workers")
         for w in found["workers"]:
             stage = "-" if w["stage"] is None else str(w["stage"])
-            pages = f"{w['reserved']}/{w['pages']}"
+            pages = f"{w['pages_used']}/{w['pages']}"
             beat = f"{w['silent_ms'] / 1000:.1f} s ago"
             table.add_row(w["id"], w["device"], stage, w["state"], str(w["running"]), pages, beat)
         console.print(table)
@@ -97,6 +100,8 @@ def show(status: dict[str, Any], console: Console | None = None) -> None:
         console.print(f"queue: {waiting}")
         for gap in found["missing"]:
             console.print(f"not ready: {gap}")
+    for line in sentences(status["trouble"]):
+        console.print(line, soft_wrap=True)
     console.print(f"in flight: {status['in_flight']}, dead letters: {status['dead_letters']}")
 
 

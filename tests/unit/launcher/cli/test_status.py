@@ -60,6 +60,33 @@ def test_status_shows_plan_workers_and_queue(cell: Cell, address: CellAddress) -
         assert part in text
 
 
+def test_status_says_what_somebody_should_look_at(cell: Cell, address: CellAddress) -> None:
+    cell.scripts.run(calls.publish_plan(MODEL, replaces_epoch=0, inputs="i", route_class="cpu", plan=PLAN.to_json()))
+    cell.worker("a", split="1-4", numerics="old")
+    cell.accept("req-1")
+    cell.accept("req-2")
+    assert "no progress" not in shown(address) and "books" not in shown(address)
+    cell.client.zadd(cell.keys.running, {"req-2": read_clock(cell) - 70_000})
+    assert "no progress for 70" in shown(address) and "req-2, waits for a worker" in shown(address)
+    (run,) = [run for run in cell.claim("a", 2) if run.request == "req-2"]
+    cell.client.zadd(cell.keys.running, {"req-2": read_clock(cell) - 70_000})
+    assert "req-2, on a" in shown(address)
+    assert cell.commit(run, 0, [5]).verdict == "OK"
+    cell.scripts.run(calls.dead("a", silent_s=0))
+    assert "waiting for a worker of numerics id old, of which none is left: 1 request" in shown(address)
+    cell.client.hincrby(cell.keys.totals(MODEL), "accepted", 3)
+    assert "the books do not balance by 3: 5 accepted, ended none, 2 in flight" in shown(address)
+    used = read_status(address)["trouble"]["memory"]["used"]
+    cell.client.config_set("maxmemory", int(used / 0.9))
+    assert "MiB: ended requests are forgotten early" in shown(address)
+    cell.client.config_set("maxmemory", 0)
+
+
+def read_clock(cell: Cell) -> int:
+    seconds, micros = cell.client.time()  # pyright: ignore[reportGeneralTypeIssues]
+    return int(seconds) * 1000 + int(micros) // 1000
+
+
 def test_cancel_ends_a_request_by_any_of_its_names(cell: Cell, address: CellAddress) -> None:
     for number, prefix in enumerate(("req", "cmpl", "chatcmpl")):
         digits = f"{number:024x}"

@@ -1,0 +1,92 @@
+"""What in a cell somebody should look at: who stands still, who waits for whom, books that do not balance, memory.
+
+`read_trouble` reads, `sentences` says it; runbooks begin with these lines.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+import redis
+
+from blockrelay.protocol.keys import Keys
+from blockrelay.protocol.plan import WorkerInfo
+from blockrelay.quantities import counted, format_seconds
+
+#: Seconds without progress from which on a request is told: a prompt or a queue takes less.
+STILL_S = 5.0
+#: Share of Redis' memory from which on it is told: gateways forget ended requests from here on.
+FULL_SHARE = 0.5
+
+
+def read_trouble(client: redis.Redis, keys: Keys, workers: Mapping[str, Sequence[WorkerInfo]]) -> dict[str, Any]:
+    """As data: `oldest` (request, seconds, state, workers) or None, `books` and `numerics` (requests that wait for an
+    id) by model, `memory` (used, limit; bytes, 0: no limit). `workers` by model."""
+    memory = client.info("memory")
+    return {
+        "oldest": _oldest(client, keys),
+        "books": {model: _books(client, keys, model) for model in workers},
+        "numerics": {model: _waiting_for_numerics(client, keys, model, there) for model, there in workers.items()},
+        "memory": {"used": int(memory["used_memory"]), "limit": int(memory["maxmemory"])},
+    }
+
+
+def sentences(trouble: Mapping[str, Any]) -> list[str]:
+    """One line each; none when all is well."""
+    lines: list[str] = []
+    if (oldest := trouble["oldest"]) and oldest["seconds"] >= STILL_S:
+        where = f"on {', '.join(oldest['workers'])}" if oldest["workers"] else "waits for a worker"
+        lines.append(f"no progress for {format_seconds(oldest['seconds'])}: {oldest['request']}, {where}")
+    for books in trouble["books"].values():
+        if missing := books["accepted"] - sum(books["ended"].values()) - books["in_flight"]:
+            ended = ", ".join(f"{reason} {count}" for reason, count in sorted(books["ended"].items())) or "none"
+            lines.append(
+                f"the books do not balance by {missing}: {books['accepted']} accepted, "
+                f"ended {ended}, {books['in_flight']} in flight"
+            )
+    for waiting in trouble["numerics"].values():
+        lines += [
+            f"waiting for a worker of numerics id {numerics}, of which none is left: {counted(count, 'request')}"
+            for numerics, count in waiting.items()
+        ]
+    used, limit = trouble["memory"]["used"], trouble["memory"]["limit"]
+    if limit and used >= FULL_SHARE * limit:
+        lines.append(f"Redis uses {used >> 20} of {limit >> 20} MiB: ended requests are forgotten early")
+    return lines
+
+
+def _oldest(client: redis.Redis, keys: Keys) -> dict[str, Any] | None:
+    ask = client.pipeline(transaction=False)
+    ask.zrange(keys.running, 0, 0, withscores=True)
+    ask.time()
+    found, (seconds, micros) = cast(Any, ask.execute())
+    if not found:
+        return None
+    request, moved_ms = found[0][0].decode(), found[0][1]
+    state, route = cast(Any, client.hmget(keys.request(request), "state", "route"))
+    return {
+        "request": request,
+        "seconds": max(0.0, seconds + micros / 1e6 - moved_ms / 1000),
+        "state": (state or b"").decode(),
+        "workers": [name for name in (route or b"").decode().split(",") if name],
+    }
+
+
+def _books(client: redis.Redis, keys: Keys, model: str) -> dict[str, Any]:
+    ask = client.pipeline(transaction=True)  # of one moment
+    ask.hgetall(keys.totals(model))
+    ask.zcard(keys.running)
+    totals, in_flight = cast(Any, ask.execute())
+    counts = {name.decode(): int(count) for name, count in totals.items()}
+    accepted = counts.pop("accepted", 0)
+    ended = {name.removeprefix("ended:"): count for name, count in counts.items()}
+    return {"accepted": accepted, "ended": ended, "in_flight": in_flight}
+
+
+def _waiting_for_numerics(client: redis.Redis, keys: Keys, model: str, workers: Sequence[WorkerInfo]) -> dict[str, int]:
+    there = {worker.numerics for worker in workers if worker.is_alive and worker.ready}
+    found: dict[str, int] = {}
+    for name in client.scan_iter(keys.pinned(model, "*", "*"), count=1000):
+        numerics = cast(bytes, name).decode().rpartition(":")[2]
+        if (count := client.xlen(name)) and numerics not in there:
+            found[numerics] = found.get(numerics, 0) + count
+    return found
