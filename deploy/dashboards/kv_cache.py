@@ -27,7 +27,7 @@ KV_CACHE = Dashboard(
                     title="Preemptions",
                     meaning="Runs that gave their KV pages to older ones and are computed again: memory is short.",
                     queries=[Query(increase("blockrelay_worker_num_preemptions_total"))],
-                    cause="overload",
+                    cause="crowd",
                 ),
             ),
         ),
@@ -56,7 +56,7 @@ KV_CACHE = Dashboard(
                     title="KV pages that gave way",
                     meaning="Cached pages of the pool that made room for others.",
                     queries=[Query(increase("blockrelay_worker_prefix_cache_evictions_total"))],
-                    cause="overload",
+                    cause="crowd",
                 ),
             ),
         ),
@@ -86,7 +86,7 @@ KV_CACHE = Dashboard(
                     queries=[
                         Query(increase("blockrelay_worker_page_store_trouble_total", "tier, kind"), "{{tier}} {{kind}}")
                     ],
-                    cause="redis",
+                    cause="tiers",
                 ),
             ),
         ),

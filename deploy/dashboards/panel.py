@@ -6,13 +6,15 @@ from typing import Literal
 
 #: Units as Grafana calls them.
 Unit = Literal["short", "s", "bytes", "percentunit", "reqps", "ops", "cps", "none"]
-#: What changes a panel's value: `load` many requests, `kill` -9 of the workers of a stage, `overload` more than the
-#: limits allow, `redis` its Redis goes away, `gpu` a GPU that fails, `tenants` requests with API keys, `prefixes`
-#: prompts that begin alike, `poison` a request that ends its workers, `numerics` no worker of a numerics id is left,
-#: `memory` Redis is full; `never` is a promise.
+#: What changes a panel's value (done by tests/support/systems/causes.py): `load` many requests, `overload` more than
+#: the limits allow, `crowd` more than KV pages hold, `prefixes` prompts that begin alike, `tenants` requests with API
+#: keys, `kill` -9 of the workers of a stage, `gpu` a GPU that fails, `poison` a request that cannot be computed,
+#: `numerics` no worker of a numerics id is left, `redis` both Redis go away, `tiers` a tier of the page store goes,
+#: `memory` Redis is full, `books` a request that nobody knows.
 Cause = Literal[
-    "load", "kill", "overload", "redis", "gpu", "tenants", "prefixes", "poison", "numerics", "memory", "never"
-]
+    "load", "overload", "crowd", "prefixes", "tenants", "kill", "gpu", "poison", "numerics", "redis", "tiers", "memory",
+    "books",
+]  # fmt: skip
 #: The variables that every dashboard has: series of what was renamed, which have no `model`, are not meant.
 SELECTED = 'cell=~"$cell", model=~"$model"'
 

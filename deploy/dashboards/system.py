@@ -52,7 +52,7 @@ SYSTEM = Dashboard(
                             "{{cell}}",
                         )
                     ],
-                    cause="never",
+                    cause="books",
                     stat=True,
                 ),
             ),

@@ -15,6 +15,7 @@ from blockrelay.block_folder.folder import BlockFolder, open_block_folder
 from blockrelay.observability.metrics.worker import WorkerMetrics
 from blockrelay.protocol.keys import Keys
 from blockrelay.protocol.messages import EndEntry, TokenEntry
+from blockrelay.redis.cell_settings import CellSettings, publish_cell_settings
 from blockrelay.redis.client import Scripts
 from blockrelay.redis.errors import RedisWatch
 from blockrelay_worker.engine.loop import Engine
@@ -52,6 +53,8 @@ def engines_running(
 ) -> Iterator[tuple[Cell, list[StageExecutor]]]:
     """One worker per stage, in threads of this process, and a cell to talk to them."""
     cell = Cell(links.control, links.keys, links.scripts)
+    # Nobody beats for these workers: they live however long it takes.
+    publish_cell_settings(links.control, links.keys, CellSettings(dead_after_ms=600_000))
     starts = [1, *(end + 1 for end in ends[:-1])]
     split = ",".join(f"{first}-{last}" for first, last in zip(starts, ends, strict=True))
     executors: list[StageExecutor] = []

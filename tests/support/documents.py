@@ -7,7 +7,7 @@ from pathlib import Path
 from tests.support.project import ROOT
 
 #: Documents that people read from the beginning; others (deploy/redis/README.md) belong to their folder.
-DOCUMENTS = (*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md")))
+DOCUMENTS = (*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md")))
 #: The languages of blocks that somebody may paste and run.
 COMMANDS = ("sh", "bash", "python")
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.M | re.S)

@@ -30,17 +30,25 @@ class Prometheus:
 
     def add(self, job: str, *addresses: str) -> None:
         """Scrape these (`host:port`) too, as targets of `job`; returns when they have been scraped."""
-        all_of_it = self._jobs.setdefault(job, set())
-        all_of_it.update(addresses)
-        file = self.targets / f"{job}.json"
-        file.with_suffix(".new").write_text(json.dumps([{"targets": sorted(all_of_it)}]))
-        file.with_suffix(".new").replace(file)
+        self._jobs.setdefault(job, set()).update(addresses)
+        self._write(job)
 
         def scraped() -> bool:
             up = self.values(f'up{{job="{job}"}} == 1', time.time() - 3)
             return set(addresses) <= {dict(series)["instance"] for series in up}
 
         wait_until(scraped, f"the targets of {job} are scraped")
+
+    def forget_those_that_are_down(self, job: str) -> None:
+        """Targets that are not there any more, as a discovery of them would find."""
+        down = self.values(f'up{{job="{job}"}} == 0', time.time() - 3)
+        self._jobs[job] -= {dict(series)["instance"] for series in down}
+        self._write(job)
+
+    def _write(self, job: str) -> None:
+        file = self.targets / f"{job}.json"
+        file.with_suffix(".new").write_text(json.dumps([{"targets": sorted(self._jobs[job])}]))
+        file.with_suffix(".new").replace(file)
 
     def values(self, expr: str, since: float) -> Series:
         """What a query has given from `since` (Unix seconds) to now, by series; nothing for what is NaN or infinite."""

@@ -1,0 +1,276 @@
+"""Causes of trouble, done to real systems beside a real Prometheus.
+
+Each is a context manager: the trouble is there inside, and mended behind. Panels and alerts are asked meanwhile.
+"""
+
+import re
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from blockrelay.auth.api_keys import Tenant, add_key
+from blockrelay_launcher.supervisor.ports import kept_ports
+from tests.support.prometheus import Prometheus, running_prometheus
+from tests.support.systems.system import StartSystem, System, make_jobs
+from tests.support.waiting import wait_until
+
+#: A token that the poisonous request has and no other.
+POISON = 77
+#: Of the tiny model.
+PAGE_BYTES = 2 * 4 * 2 * 16 * 16 * 2
+STORE = {"page_store_redis_bytes": str(64 << 20)}
+
+
+@dataclass
+class Watched:
+    """A system of two stages with a gateway, Prometheus beside it, and an API key of each kind.
+
+    `start` starts other systems, of the same cell name. `here` is the system where a cause is: what commands look at.
+    """
+
+    system: System
+    prometheus: Prometheus
+    url: str
+    operator: str
+    tenant: str
+    start: StartSystem
+    here: System
+
+    def ask(self, prompt: list[int], *, tokens: int = 40, key: str = "", **more: Any) -> httpx.Response:
+        body = {"prompt": prompt, "max_tokens": tokens, "ignore_eos": True, **more}
+        headers = {"authorization": f"Bearer {key or self.operator}"}
+        return httpx.post(f"{self.url}/v1/completions", json=body, headers=headers, timeout=120)
+
+    def ask_many(self, count: int, **how: Any) -> list[int]:
+        """Statuses of so many different requests at once."""
+        jobs = make_jobs(count, seed=count, vocab=POISON, longest=40)
+        with ThreadPoolExecutor(count) as pool:
+            return list(pool.map(lambda job: self.ask(list(job.prompt), **how).status_code, jobs))
+
+    def watch(self, system: System, *, scheduler: bool = True) -> None:
+        """Scrape the workers of a system, and its scheduler."""
+        live = [worker for worker in system.infos() if worker.state == "ready"]
+        self.prometheus.add("blockrelay-worker", *(f"127.0.0.1:{worker.port}" for worker in live))
+        if scheduler:
+            self.prometheus.add("blockrelay-scheduler", f"127.0.0.1:{port_of_scheduler(system)}")
+
+    def seen(self, expr: str) -> bool:
+        """Whether Prometheus has it now."""
+        return bool(self.prometheus.values(expr, time.time() - 3))
+
+    @contextmanager
+    def another(self, **how: Any) -> Iterator[System]:
+        """Another system, watched, where the commands look meanwhile. It ends with the test."""
+        self.here = self.start(stages=1, **how)
+        self.watch(self.here)
+        try:
+            yield self.here
+        finally:
+            self.here = self.system
+
+
+@contextmanager
+def watched_system(start: StartSystem, folder: Path, **prometheus: object) -> Iterator[Watched]:
+    """`prometheus`: more of its configuration."""
+    operator = add_key(keys := folder / "keys.json", Tenant(name="chief", operator=True))
+    tenant = add_key(keys, Tenant(name="ada", tokens_per_minute=200))
+    system = start(stages=2, replicas=2, worker=STORE)
+    url, _ = system.start_gateway(api_keys=str(keys), max_in_flight="24", grace_s="0.2")
+    (folder / "operator-key").write_text(operator)
+    secret = {"authorization": {"credentials_file": str(folder / "operator-key")}}
+    jobs: dict[str, dict[str, Any]] = {
+        "blockrelay-gateway": {},
+        "blockrelay-scheduler": {},
+        "blockrelay-worker": {},
+        "blockrelay-tenants": {"metrics_path": "/metrics/tenants", **secret},
+    }
+    with ExitStack() as stack:
+        (port,) = stack.enter_context(kept_ports("127.0.0.1", 0, 1))
+        beside = stack.enter_context(running_prometheus(folder / "prometheus", port, jobs, **prometheus))
+        found = Watched(system, beside, url, operator, tenant, start, system)
+        found.watch(system)
+        for job in ("blockrelay-gateway", "blockrelay-tenants"):
+            beside.add(job, url.removeprefix("http://"))
+        yield found
+
+
+def port_of_scheduler(system: System) -> int:
+    ready = re.search(r'"NODE_READY".*"port": (\d+)', (system.folder / "scheduler.log").read_text())
+    assert ready is not None
+    return int(ready[1])
+
+
+@contextmanager
+def load(on: Watched) -> Iterator[None]:
+    """Long enough that workers have measured themselves, and schedulers and Prometheus have looked."""
+    for count in (10, 11, 12):
+        assert on.ask_many(count, tokens=300) == [200] * count
+    yield
+
+
+@contextmanager
+def prefixes(on: Watched) -> Iterator[None]:
+    """A long beginning that all share, and that says the same again and again."""
+    beginning = [5, 6, 7, 8, 9, 10, 11, 12] * 12
+    for index in range(6):
+        assert on.ask([*beginning, 20 + index], tokens=60, temperature=0).status_code == 200
+    yield
+
+
+@contextmanager
+def tenants(on: Watched) -> Iterator[None]:
+    """One of them beyond its limit."""
+    statuses = [on.ask([index + 3] * 10, tokens=40, key=on.tenant).status_code for index in range(8)]
+    assert set(statuses) == {200, 429}
+    yield
+
+
+@contextmanager
+def overload(on: Watched) -> Iterator[None]:
+    """More requests than may be in flight, and a client that leaves."""
+    assert set(on.ask_many(60, tokens=300)) == {200, 503}
+    headers = {"authorization": f"Bearer {on.operator}"}
+    body = {"prompt": [5], "max_tokens": 300, "ignore_eos": True, "stream": True}
+    with httpx.stream("POST", f"{on.url}/v1/completions", json=body, headers=headers) as leaving:
+        next(leaving.iter_lines())
+    yield
+
+
+@contextmanager
+def crowd(on: Watched) -> Iterator[None]:
+    """A worker of the whole model with far too few KV pages."""
+    with on.another(worker={"kv_bytes": str(12 * PAGE_BYTES), "inject_speed": "0.3"}) as narrow:
+        jobs = make_jobs(20, seed=21, vocab=500, longest=60, tokens=70)
+        for job in jobs:
+            narrow.accept(job)
+        yield
+        narrow.wait_all(jobs)
+
+
+@contextmanager
+def kill(on: Watched) -> Iterator[None]:
+    """-9 for all workers of a stage, in the middle of requests; new ones behind."""
+    with ThreadPoolExecutor(1) as pool:
+        answers = pool.submit(on.ask_many, 8, tokens=300)
+        wait_until(lambda: on.system.client.zcard(on.system.keys.running) == 8, "they run")
+        dying = {worker.pid for worker in on.system.infos() if worker.stage == 1}
+        for process in on.system.workers:
+            if process.pid in dying:
+                process.kill()
+                process.wait()
+        yield
+        for _ in dying:
+            on.system.start_worker(**STORE)
+        on.system.wait_ready(4)
+        assert answers.result() == [200] * 8
+    on.watch(on.system, scheduler=False)
+
+
+@contextmanager
+def gpu(on: Watched) -> Iterator[None]:
+    """The GPUs' workers fail in the middle of requests, which go on on CPUs."""
+    for _ in range(2):
+        on.system.start_worker(device="gpu", inject_fault="3")
+    wait_until(lambda: len([w for w in on.system.infos() if w.device == "gpu" and w.ready]) == 2, "GPUs have stages")
+    on.watch(on.system, scheduler=False)
+    assert on.ask_many(6, tokens=100) == [200] * 6
+    yield
+
+
+@contextmanager
+def poison(on: Watched) -> Iterator[None]:
+    """A request that no worker can compute."""
+    with on.another(worker={"failpoint": f"worker.before_compute:raise#{POISON}"}) as failing:
+        (job,) = make_jobs(1, seed=3, vocab=POISON)
+        failing.accept(replace(job, prompt=(5, POISON)))
+        wait_until(lambda: failing.client.xlen(failing.keys.dead_letters), "it is a dead letter")
+        yield
+        failing.client.delete(failing.keys.dead_letters)
+
+
+@contextmanager
+def numerics(on: Watched) -> Iterator[None]:
+    """The worker of a numerics id dies with requests on it; who is left has another."""
+    patience = {"BLOCKRELAY_NUMERICS_WAIT_S": "8"}
+    with on.another(worker={"inject_numerics": "b"}, scheduler_env=patience) as system:
+        jobs = make_jobs(4, seed=5, vocab=500, tokens=300)
+        for job in jobs:
+            system.accept(job)
+        wait_until(lambda: system.tokens_so_far(jobs) > 20, "they have tokens")
+        (old,) = system.workers
+        old.kill()
+        old.wait()
+        system.start_worker()
+        yield
+        system.wait_all(jobs)
+
+
+@contextmanager
+def memory(on: Watched) -> Iterator[None]:
+    """Redis is allowed little more than it holds."""
+    client = on.system.client
+    used = int(client.info("memory")["used_memory"])  # pyright: ignore[reportGeneralTypeIssues]
+    client.config_set("maxmemory", int(used / 0.6))
+    try:
+        yield
+    finally:
+        client.config_set("maxmemory", 0)
+
+
+@contextmanager
+def books(on: Watched) -> Iterator[None]:
+    """Somebody has accepted what nobody knows."""
+    totals = on.system.keys.totals(on.system.model_key)
+    on.system.client.hincrby(totals, "accepted", 3)
+    yield
+    on.system.client.hincrby(totals, "accepted", -3)
+
+
+@contextmanager
+def tiers(on: Watched) -> Iterator[None]:
+    """A worker of the whole model goes on without its payload Redis, whose pages it looks for."""
+    with on.another(worker=STORE) as alone:
+        alone.payload.kill()
+        (job,) = make_jobs(1, seed=6, vocab=POISON)
+        job = replace(job, prompt=tuple(range(3, 70)))
+        alone.accept(job)
+        alone.wait_all([job])
+        yield
+
+
+@contextmanager
+def redis(on: Watched) -> Iterator[None]:
+    """Both servers are killed, and come back."""
+    for server in (on.system.control, on.system.payload):
+        server.kill()
+    try:
+        yield
+    finally:
+        for server in (on.system.control, on.system.payload):
+            server.start()
+    on.system.wait_ready(4)
+    assert on.ask([5, 6, 7] * 20, tokens=4).status_code == 200
+
+
+#: By the names that panels have for them.
+CAUSES: dict[str, Callable[[Watched], AbstractContextManager[None]]] = {
+    "load": load,
+    "prefixes": prefixes,
+    "tenants": tenants,
+    "overload": overload,
+    "crowd": crowd,
+    "kill": kill,
+    "gpu": gpu,
+    "poison": poison,
+    "numerics": numerics,
+    "memory": memory,
+    "books": books,
+    "tiers": tiers,
+    "redis": redis,
+}
