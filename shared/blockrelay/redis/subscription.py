@@ -6,6 +6,8 @@ from typing import Any, cast
 import redis
 import redis.asyncio
 
+from blockrelay.errors import RedisUnavailable
+from blockrelay.redis.connections import is_outdated
 from blockrelay.redis.errors import translated
 
 #: How often a subscriber hears that nothing came, so that it may look at something else. Seconds.
@@ -23,6 +25,7 @@ async def subscribed_async(client: redis.asyncio.Redis, channel: str) -> AsyncIt
         while True:
             with translated(client.connection_pool):
                 found = await subscription.get_message(timeout=SILENCE_S)
+            _must_hold(subscription)
             yield None if found is None else found["data"]
     finally:
         await subscription.aclose()
@@ -38,6 +41,13 @@ def subscribed(client: redis.Redis, channel: str) -> Iterator[bytes | None]:
         while True:
             with translated(client.connection_pool):
                 found = subscription.get_message(timeout=SILENCE_S)
+            _must_hold(subscription)
             yield None if found is None else found["data"]
     finally:
         subscription.close()
+
+
+def _must_hold(subscription: Any) -> None:
+    """A server that is not the Redis of its address any more says nothing: other connections have found out."""
+    if is_outdated(subscription.connection):
+        raise RedisUnavailable("Redis does not answer: what we are subscribed to may be another server by now")

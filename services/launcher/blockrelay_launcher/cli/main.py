@@ -14,7 +14,8 @@ from typer.exceptions import TyperException
 
 from blockrelay.errors import BlockrelayError, UsageError
 from blockrelay.exit_codes import FAILED, exit_code
-from blockrelay.redis.cell_address import checked_url, find_cell
+from blockrelay.redis.cell_address import find_cell
+from blockrelay.redis.connections import checked_url
 from blockrelay.settings import BUNDLED_MODEL, check_names
 from blockrelay_launcher.cli import api_keys, dead_letters, measure, status_events
 from blockrelay_launcher.cli import status as cell_status
