@@ -22,7 +22,7 @@ from blockrelay.failpoints import reach_script
 from blockrelay.protocol.keys import Keys, declared
 from blockrelay.protocol.transitions.calls import Call
 from blockrelay.protocol.transitions.source import NAMES, source
-from blockrelay.redis.connections import is_outdated, make_async_pool, make_pool
+from blockrelay.redis.connections import make_async_pool, make_pool, renew, renew_async
 from blockrelay.redis.discovery import NOT_FOUND
 from blockrelay.redis.errors import CommandError, ours, translated
 from blockrelay.redis.protocol_check import check_protocol
@@ -103,8 +103,9 @@ class OneConnection:
             if self._connection is None:
                 self._connection = self._pool.get_connection()
             connection = self._connection
-            if is_outdated(connection) or (time.monotonic() - self._answered > LOOK_AFTER_S and _has_news(connection)):
-                connection.disconnect()  # nothing was asked, so news are that the server has closed it
+            renew(connection)
+            if time.monotonic() - self._answered > LOOK_AFTER_S and _has_news(connection):
+                connection.disconnect()  # nothing was asked, so the server has closed it
             # A script is given two dozen keys: redis-py packs them one by one, in a fifth of the time of the command.
             connection.send_packed_command([hiredis.pack_command(cast(Any, words))])
             answer = connection.read_response()
@@ -168,8 +169,7 @@ class AsyncOneConnection:
         with translated(self._pool):
             if self._connection is None:
                 self._connection = cast(redis.asyncio.Connection, await self._pool.get_connection())
-            if is_outdated(self._connection):
-                await self._connection.disconnect(nowait=True)
+            await renew_async(self._connection)
             await self._connection.send_command(*words)
             return await self._connection.read_response()
 

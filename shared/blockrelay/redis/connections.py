@@ -64,9 +64,14 @@ class LookedUpConnection(redis.Connection):
         self.lookup, self.generation = lookup, -1
         super().__init__(**options)
 
-    def connect(self) -> None:
-        if self.is_connected and not self.lookup.holds(self.generation):
+    def renew(self) -> None:
+        """Before the next command: close it, unless it is known to be connected to the right server. It connects when
+        something is sent."""
+        if self.is_connected and not self.lookup.confirms(self.generation):
             self.disconnect()
+
+    def connect(self) -> None:
+        self.renew()
         super().connect()
 
     def connect_check_health(self, check_health: bool = True, retry_socket_connect: bool = True) -> None:
@@ -112,9 +117,12 @@ class AsyncLookedUpConnection(Interruptible, redis.asyncio.Connection):
         self.lookup, self.generation = lookup, -1
         super().__init__(**options)
 
-    async def connect(self) -> None:
-        if self.is_connected and not self.lookup.holds(self.generation):
+    async def renew(self) -> None:
+        if self.is_connected and not await self.lookup.confirms(self.generation):
             await self.disconnect(nowait=True)
+
+    async def connect(self) -> None:
+        await self.renew()
         await super().connect()
 
     async def connect_check_health(self, check_health: bool = True, retry_socket_connect: bool = True) -> None:
@@ -169,10 +177,17 @@ def _must_be_master(connection: _LookedUp, answer: Any) -> None:
         raise Unreachable(f"{connection.host}:{connection.port} is no master ({role}): there is a failover")
 
 
-def is_outdated(connection: object) -> bool:
-    """Whether a connection that is kept must be closed before its next use: what it is connected to may not be the
-    Redis of its address any more. It finds out where that is when it connects again."""
-    return isinstance(connection, _LookedUp) and not connection.lookup.holds(connection.generation)
+def renew(connection: redis.Connection) -> None:
+    """Before the next command on a connection that was not just taken from its pool: close it if its server may not be
+    the Redis of its address any more. It finds out where that is when it connects again."""
+    if isinstance(connection, LookedUpConnection):
+        connection.renew()
+
+
+async def renew_async(connection: redis.asyncio.Connection) -> None:
+    """As `renew`."""
+    if isinstance(connection, AsyncLookedUpConnection):
+        await connection.renew()
 
 
 def make_pool(url: str, cell: str | None, options: Mapping[str, Any]) -> redis.ConnectionPool:

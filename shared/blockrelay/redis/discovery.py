@@ -1,11 +1,16 @@
 """Finding the Redis of an address that is looked up, and what all connections of a pool know about where it is.
 
-What was found holds until a connection meets an error that casts doubt on it. What to ask whom, and what follows from
-the answers, is decided by generators that touch no network (`Sentinels`, `Slots`); a lookup of each kind asks.
+What was found holds until a connection meets an error that casts doubt on it. That is enough in a cluster, whose nodes
+refuse what is not theirs. A master that its Sentinels have replaced while it was well does not know it for ten seconds,
+and what is written there is thrown away: so a Sentinel is asked again every second in which a connection is used.
+
+What to ask whom, and what follows from the answers, is decided by what touches no network (`Sentinels`, `Slots`); a
+lookup for threads and one for tasks ask.
 """
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -19,6 +24,8 @@ from blockrelay.redis.errors import CommandError, translated
 
 #: Seconds that one of those who are asked has to answer: a host that is gone must not hold up a failover.
 ANSWER_S = 1.0
+#: Seconds between two questions whether the master is still the same, and after one that nobody answered.
+CHECK_S, CHECK_LATER_S = 1.0, 5.0
 #: `RedisTrouble.code` of an address under which nothing will ever be found, as far as those who are asked know.
 NOT_FOUND = "ADDRESS"
 #: Yields whom to ask, is sent what they answer (or RedisTrouble), returns where the Redis is. Raises RedisTrouble.
@@ -32,6 +39,14 @@ class Places(Protocol):
 
     def search(self) -> Search: ...
 
+    def witness(self) -> Node | None:
+        """Whom to ask now and then whether the Redis is where it was; None: it says so itself."""
+        ...
+
+    def contradicts(self, answer: Any, place: Node) -> bool:
+        """Whether it may not be at `place` any more, by what the witness has answered."""
+        ...
+
 
 class Sentinels:
     """The master of one name. More than half of the Sentinels are asked, and the newest configuration counts: one that
@@ -40,7 +55,7 @@ class Sentinels:
     question = "SENTINEL MASTERS"
 
     def __init__(self, seeds: Sequence[Node], name: str) -> None:
-        self._seeds, self._name = list(seeds), name
+        self._seeds, self._name, self._epoch = list(seeds), name, 0
 
     def search(self) -> Search:
         told: list[Mapping[str, Mapping[str, Any]]] = []
@@ -56,7 +71,35 @@ class Sentinels:
                 break
         if not told:
             raise nobody_told("no Sentinel answers", failed)
-        return named_master(self._name, told)
+        place = named_master(self._name, told)
+        self._epoch = max(masters[self._name]["config-epoch"] for masters in told if self._name in masters)
+        return place
+
+    def witness(self) -> Node | None:
+        self._seeds.append(self._seeds.pop(0))  # each in its turn: one may be cut off
+        return self._seeds[-1]
+
+    def contradicts(self, answer: Any, place: Node) -> bool:
+        state = answer.get(self._name)
+        if state is None or state["config-epoch"] < self._epoch:
+            return False  # it knows less than we do
+        if _place(state) == place:
+            return not _is_well(state) or _is_replaced(state)
+        return not _is_replaced(state)  # it may be ours that replaces that one
+
+
+def _place(state: Mapping[str, Any]) -> Node:
+    return Node(state["ip"], state["port"])
+
+
+def _is_well(state: Mapping[str, Any]) -> bool:
+    return bool(state["is_master"] and not state["is_sdown"] and not state["is_odown"])
+
+
+def _is_replaced(state: Mapping[str, Any]) -> bool:
+    """Whether this Sentinel leads a failover from the master that it names. It goes on naming it when the others know
+    the new one already."""
+    return "failover_in_progress" in state["flags"]
 
 
 def named_master(name: str, told: Sequence[Mapping[str, Mapping[str, Any]]]) -> Node:
@@ -71,12 +114,12 @@ def named_master(name: str, told: Sequence[Mapping[str, Mapping[str, Any]]]) -> 
         raise RedisRefused(f"Redis refuses: the Sentinels know no master {name!r}", code=NOT_FOUND)
     newest = max(state["config-epoch"] for state in states)
     states = [state for state in states if state["config-epoch"] == newest]
-    if any("failover_in_progress" in state["flags"] for state in states):
-        raise RedisUnavailable(f"Redis does not answer: the Sentinels replace the master of {name!r}")
-    for state in states:
-        if state["is_master"] and not state["is_sdown"] and not state["is_odown"]:
-            return Node(state["ip"], state["port"])
-    raise RedisUnavailable(f"Redis does not answer: to the Sentinels the master of {name!r} is down")
+    replaced = {_place(state) for state in filter(_is_replaced, states)}
+    for state in filter(_is_well, states):
+        if _place(state) not in replaced:
+            return _place(state)
+    why = "is being replaced" if replaced else "is down"
+    raise RedisUnavailable(f"Redis does not answer: the Sentinels say that the master of {name!r} {why}")
 
 
 class Slots:
@@ -107,6 +150,12 @@ class Slots:
         if answered:
             raise RedisUnavailable(f"Redis does not answer: no node of the cluster owns slot {self._slot}")
         raise nobody_told("no node of the cluster answers", failed)
+
+    def witness(self) -> Node | None:
+        return None
+
+    def contradicts(self, answer: Any, place: Node) -> bool:
+        return False
 
     def _learn(self, masters: set[Node]) -> None:
         """Masters are asked too, for as long as they are some: the seeds may all be gone one day."""
@@ -157,6 +206,7 @@ class _Known:
         self._place: Node | None = None
         self._former: Node | None = None
         self._searches, self._failure = 0, RedisUnavailable("")
+        self._check_at = float("-inf")
 
     def holds(self, generation: int) -> bool:
         """Whether a connection of this generation may be used for another command."""
@@ -183,11 +233,27 @@ class _Known:
         self._failure = RedisUnavailable("")
         self.generation += self._former not in (place, None)
         self._former = self._place = place
+        self._check_at = time.monotonic() + CHECK_S
         return place, self.generation
 
     def _failed(self, error: RedisTrouble) -> None:
         self._searches += 1
         self._failure = error
+
+    def _due(self) -> Node | None:
+        """The witness, when the last word is too old."""
+        now = time.monotonic()
+        if self._place is None or now < self._check_at:
+            return None
+        self._check_at = now + CHECK_S
+        return self._places.witness()
+
+    def _heard(self, generation: int, answer: Any) -> None:
+        """Of the witness."""
+        if isinstance(answer, RedisTrouble):
+            self._check_at = time.monotonic() + CHECK_LATER_S
+        elif self._place is not None and self._places.contradicts(answer, self._place):
+            self.doubt(generation, demoted=False)
 
 
 class Lookup(_Known):
@@ -202,6 +268,12 @@ class Lookup(_Known):
         searches = self._searches
         with self._lock:
             return self._settled(searches) or self._search()
+
+    def confirms(self, generation: int) -> bool:
+        """As `holds`, and asks a witness when it is time to."""
+        if (witness := self._due()) is not None:
+            self._heard(generation, self._ask(witness))
+        return self.holds(generation)
 
     def _search(self) -> tuple[Node, int]:
         search = self._places.search()
@@ -243,6 +315,12 @@ class AsyncLookup(_Known):
         searches = self._searches
         async with self._lock:
             return self._settled(searches) or await self._search()
+
+    async def confirms(self, generation: int) -> bool:
+        """As `Lookup.confirms`."""
+        if (witness := self._due()) is not None:
+            self._heard(generation, await self._ask(witness))
+        return self.holds(generation)
 
     async def _search(self) -> tuple[Node, int]:
         search = self._places.search()

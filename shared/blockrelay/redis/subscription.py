@@ -7,7 +7,7 @@ import redis
 import redis.asyncio
 
 from blockrelay.errors import RedisUnavailable
-from blockrelay.redis.connections import is_outdated
+from blockrelay.redis.connections import renew, renew_async
 from blockrelay.redis.errors import translated
 
 #: How often a subscriber hears that nothing came, so that it may look at something else. Seconds.
@@ -25,7 +25,8 @@ async def subscribed_async(client: redis.asyncio.Redis, channel: str) -> AsyncIt
         while True:
             with translated(client.connection_pool):
                 found = await subscription.get_message(timeout=SILENCE_S)
-            _must_hold(subscription)
+            await renew_async(subscription.connection)
+            _must_be_connected(subscription)
             yield None if found is None else found["data"]
     finally:
         await subscription.aclose()
@@ -41,13 +42,14 @@ def subscribed(client: redis.Redis, channel: str) -> Iterator[bytes | None]:
         while True:
             with translated(client.connection_pool):
                 found = subscription.get_message(timeout=SILENCE_S)
-            _must_hold(subscription)
+            renew(subscription.connection)
+            _must_be_connected(subscription)
             yield None if found is None else found["data"]
     finally:
         subscription.close()
 
 
-def _must_hold(subscription: Any) -> None:
-    """A server that is not the Redis of its address any more says nothing: other connections have found out."""
-    if is_outdated(subscription.connection):
-        raise RedisUnavailable("Redis does not answer: what we are subscribed to may be another server by now")
+def _must_be_connected(subscription: Any) -> None:
+    """Who lost a subscription because its server is not the Redis of its address any more has missed messages."""
+    if not subscription.connection.is_connected:
+        raise RedisUnavailable("Redis does not answer: what we were subscribed to may be another server by now")

@@ -1,0 +1,415 @@
+"""Real servers that fail over: a master with replicas and Sentinels, and a cluster; plain, or with TLS and users.
+
+Everybody listens on a port of 127.0.0.1 that is kept for as long as the arrangement is.
+"""
+
+import hashlib
+import signal
+import subprocess
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+import redis
+import trustme
+from redis.crc import key_slot
+
+from blockrelay.errors import RedisTrouble, UsageError
+from blockrelay.protocol.keys import Keys
+from blockrelay.redis import client as redis_link
+from blockrelay.redis.errors import CommandError
+from blockrelay.redis.users import rules
+from blockrelay_launcher.supervisor.ports import kept_ports
+from tests.support.redis.redis_server import find_binary
+from tests.support.waiting import wait_until
+
+HOST, NAME, CELL = "127.0.0.1", "blockrelay", "c0"
+#: The cell of the users of deploy/redis.
+KEYS = Keys(CELL)
+BUS = 10_000  # a cluster's nodes talk on a second port, so much higher
+SLOTS = 16_384
+ROLES = ("gateway", "scheduler", "worker")
+
+
+@dataclass(frozen=True)
+class Security:
+    """TLS for everybody, the users of deploy/redis and `admin` on the servers, `reader` and `peer` on the Sentinels."""
+
+    folder: Path
+
+    @classmethod
+    def make(cls, folder: Path) -> "Security":
+        authority = trustme.CA()
+        authority.cert_pem.write_to_path(str(folder / "ca.pem"))
+        authority.issue_cert(HOST).private_key_and_cert_chain_pem.write_to_path(str(folder / "server.pem"))
+        users = "\n".join(rules("control"))
+        for role in ROLES:
+            users = users.replace(f"{role.upper()}_SHA256", hashlib.sha256(_password(role).encode()).hexdigest())
+        admin = f"user admin on >{_password('admin')} ~* &* +@all"
+        (folder / "users.acl").write_text(f"{users}\n{admin}\n")
+        peer = f"user peer on >{_password('peer')} &* +@all"
+        reader = f"user reader on >{_password('reader')} -@all +sentinel|masters"
+        (folder / "sentinels.acl").write_text(f"user default off\n{reader}\n{peer}\n")
+        return cls(folder)
+
+    @property
+    def tls(self) -> dict[str, str]:
+        certificates = {f"tls-{kind}-file": str(self.folder / "server.pem") for kind in ("cert", "key")}
+        ca = {"tls-ca-cert-file": str(self.folder / "ca.pem"), "tls-auth-clients": "no", "tls-replication": "yes"}
+        return certificates | ca
+
+    @property
+    def parameters(self) -> str:
+        return f"ssl_ca_certs={self.folder / 'ca.pem'}"
+
+
+def _password(user: str) -> str:
+    return f"password-of-{user}"
+
+
+@dataclass
+class Process:
+    """A server or a Sentinel."""
+
+    folder: Path
+    port: int
+    options: dict[str, str]
+    security: Security | None = None
+    sentinel: bool = False
+    process: "subprocess.Popen[bytes] | None" = None
+
+    def start(self) -> None:
+        """Returns when it answers."""
+        self.folder.mkdir(exist_ok=True)
+        where = {"port": str(self.port)}
+        if self.security:
+            where = {"port": "0", "tls-port": str(self.port), **self.security.tls}
+        common = {"bind": HOST, "dir": str(self.folder), "logfile": str(self.folder / "log")}
+        lines = [f"{name} {value}" for name, value in {**common, **where, **self.options}.items()]
+        config = self.folder / "config"
+        if not (self.sentinel and config.exists()):  # a Sentinel keeps there what it knows
+            config.write_text("\n".join(lines) + "\n")
+        arguments = [find_binary(), str(config), *(["--sentinel"] if self.sentinel else [])]
+        self.process = subprocess.Popen(arguments)
+        wait_until(self.answers, f"{self.folder.name} answers")
+
+    @property
+    def url(self) -> str:
+        """For administrators."""
+        if self.security is None:
+            return f"redis://{HOST}:{self.port}/0"
+        user = "peer" if self.sentinel else "admin"
+        return f"rediss://{user}:{_password(user)}@{HOST}:{self.port}/0?{self.security.parameters}"
+
+    def ask(self, *words: str | int) -> Any:
+        with redis_link.connect(self.url) as client:
+            return client.execute_command(*words)
+
+    def answers(self) -> bool:
+        with suppress(RedisTrouble):
+            return bool(self.ask("PING"))
+        return False
+
+    @property
+    def runs(self) -> bool:
+        return self.process is not None and self.process.poll() is None
+
+    def role(self) -> str:
+        return self.ask("ROLE")[0].decode()
+
+    def signal(self, number: signal.Signals) -> None:
+        assert self.process is not None
+        self.process.send_signal(number)
+
+    def kill(self) -> None:
+        """kill -9, as a crash would."""
+        if self.runs:
+            assert self.process is not None
+            self.signal(signal.SIGKILL)
+            self.process.wait()
+
+
+@dataclass
+class Arrangement(ABC):
+    """Six servers, or three and as many Sentinels. `lost` are servers that were killed and not started again."""
+
+    folder: Path
+    security: Security | None
+    servers: list[Process] = field(default_factory=list[Process])
+
+    @property
+    @abstractmethod
+    def seeds(self) -> list[Process]:
+        """Who is asked for the master."""
+
+    @abstractmethod
+    def address(self, seeds: str, *, user: str, parameters: str) -> str: ...
+
+    @abstractmethod
+    def master(self) -> Process:
+        """Of the cell, as those who decide see it. Raises RedisTrouble, or StopIteration while there is none."""
+
+    @abstractmethod
+    def ask_for_failover(self, old: Process) -> None: ...
+
+    @abstractmethod
+    def is_whole(self) -> bool:
+        """Whether everybody knows everybody, and every master has replicas that follow it."""
+
+    def url(self, role: str = "gateway", *, seeds: Sequence[int] | None = None) -> str:
+        """For a service."""
+        listed = self.seeds if seeds is None else [_Port(port) for port in seeds]
+        hosts = ",".join(f"{HOST}:{seed.port}" for seed in listed)
+        if self.security is None:
+            return self.address(hosts, user="", parameters="")
+        return self.address(hosts, user=f"{role}:{_password(role)}@", parameters=self.security.parameters)
+
+    def client(self, role: str = "gateway") -> redis.Redis:
+        return redis_link.connect(self.url(role), cell=CELL)
+
+    def fail_over(self) -> tuple[Process, Process]:
+        """Planned; the old and the new master."""
+        old = self.master()
+        self.ask_for_failover(old)
+        return old, self.wait_for_another(old)
+
+    def kill_master(self) -> tuple[Process, Process]:
+        """The old and the new master."""
+        old = self.master()
+        old.kill()
+        return old, self.wait_for_another(old)
+
+    def wait_for_another(self, old: Process) -> Process:
+        def replaced() -> bool:
+            with suppress(RedisTrouble, StopIteration):
+                return (new := self.master()) is not old and new.role() == "master"
+            return False
+
+        wait_until(replaced, f"{old.folder.name} is replaced", timeout_s=60)
+        return self.master()
+
+    def mend(self) -> None:
+        """Start what was killed, and wait until the next failover can be."""
+        for process in self.servers:
+            if not process.runs:
+                process.start()
+
+        def whole() -> bool:
+            with suppress(RedisTrouble, StopIteration):
+                return self.is_whole()
+            return False
+
+        wait_until(whole, "the arrangement is whole", timeout_s=90, poll_s=0.1)
+
+    def processes(self) -> list[Process]:
+        return self.servers
+
+    def stop(self) -> None:
+        for process in self.processes():
+            if process.runs:
+                process.signal(signal.SIGCONT)
+                process.kill()
+
+    def _server(self, port: int) -> Process:
+        return next(server for server in self.servers if server.port == port)
+
+    def _server_options(self) -> dict[str, str]:
+        options = {"save": '""', "appendonly": "yes", "appendfsync": "always", "maxmemory-policy": "noeviction"}
+        options |= {"repl-diskless-sync": "yes", "repl-diskless-sync-delay": "0", "repl-ping-replica-period": "1"}
+        if self.security:
+            options |= {"aclfile": str(self.security.folder / "users.acl")}
+            options |= {"masteruser": "admin", "masterauth": _password("admin")}
+        return options
+
+
+@dataclass(frozen=True)
+class _Port:
+    port: int
+
+
+def _follows(server: Process) -> bool:
+    found = server.ask("INFO", "replication")
+    return found["role"] == "slave" and found["master_link_status"] == "up"
+
+
+@dataclass
+class WithSentinels(Arrangement):
+    """One master, two replicas, three Sentinels, two of which must agree."""
+
+    sentinels: list[Process] = field(default_factory=list[Process])
+
+    def start(self, ports: Sequence[int]) -> None:
+        for number, port in enumerate(ports[:3]):
+            options = self._server_options() | ({"replicaof": f"{HOST} {ports[0]}"} if number else {})
+            self.servers.append(Process(self.folder / f"server-{number}", port, options, self.security))
+            self.servers[-1].start()
+        wait_until(lambda: all(_follows(server) for server in self.servers[1:]), "the replicas follow")
+        for number, port in enumerate(ports[3:]):
+            folder = self.folder / f"sentinel-{number}"
+            self.sentinels.append(Process(folder, port, self._sentinel_options(ports[0]), self.security, sentinel=True))
+            self.sentinels[-1].start()
+        self.mend()
+
+    def _sentinel_options(self, master: int) -> dict[str, str]:
+        options = {
+            "sentinel monitor": f"{NAME} {HOST} {master} 2",
+            "sentinel down-after-milliseconds": f"{NAME} 1000",
+            "sentinel failover-timeout": f"{NAME} 6000",
+        }
+        if self.security:
+            options = {"aclfile": str(self.security.folder / "sentinels.acl"), **options}
+            options |= {"sentinel auth-user": f"{NAME} admin", "sentinel auth-pass": f"{NAME} {_password('admin')}"}
+            options |= {"sentinel sentinel-user": "peer", "sentinel sentinel-pass": _password("peer")}
+        return options
+
+    @property
+    def seeds(self) -> list[Process]:
+        return self.sentinels
+
+    def processes(self) -> list[Process]:
+        return [*self.sentinels, *self.servers]
+
+    def address(self, seeds: str, *, user: str, parameters: str, name: str = NAME) -> str:
+        if not user:
+            return f"redis+sentinel://{seeds}/{name}"
+        more = f"sentinel_username=reader&sentinel_password={_password('reader')}"
+        return f"rediss+sentinel://{user}{seeds}/{name}/0?{parameters}&{more}"
+
+    def _views(self) -> list[dict[str, Any]]:
+        return [sentinel.ask("SENTINEL MASTERS")[NAME] for sentinel in self.sentinels]
+
+    def master(self) -> Process:
+        """More than half of the Sentinels must name it."""
+        ports = [view["port"] for view in self._views()]
+        return self._server(next(port for port in ports if 2 * ports.count(port) > len(ports)))
+
+    def ask_for_failover(self, old: Process) -> None:
+        def accepted() -> bool:
+            with suppress(CommandError):  # one is just over
+                return bool(self.sentinels[0].ask("SENTINEL FAILOVER", NAME))
+            return False
+
+        wait_until(accepted, "a failover begins", timeout_s=60)
+
+    def is_whole(self) -> bool:
+        views = self._views()
+        known = all(v["num-slaves"] == 2 and v["num-other-sentinels"] == 2 and v["flags"] == "master" for v in views)
+        named = {view["port"] for view in views}
+        master = self.master()
+        return (
+            known
+            and named == {master.port}
+            and master.role() == "master"
+            and all(_follows(server) for server in self.servers if server is not master)
+        )
+
+
+@dataclass
+class Cluster(Arrangement):
+    """Three masters, each with a replica."""
+
+    def start(self, ports: Sequence[int]) -> None:
+        options = self._server_options() | {"cluster-enabled": "yes", "cluster-node-timeout": "2000"}
+        if self.security:
+            options |= {"tls-cluster": "yes"}
+        for number, port in enumerate(ports):
+            self.servers.append(Process(self.folder / f"node-{number}", port, options, self.security))
+            self.servers[-1].start()
+        masters, replicas = self.servers[:3], self.servers[3:]
+        for number, master in enumerate(masters):
+            slots = range(SLOTS * number // 3, SLOTS * (number + 1) // 3)
+            master.ask("CLUSTER ADDSLOTS", *slots)
+            master.ask("CLUSTER SET-CONFIG-EPOCH", number + 1)
+        for node in self.servers[1:]:
+            self.servers[0].ask("CLUSTER MEET", HOST, node.port)
+        for master, replica in zip(masters, replicas, strict=True):
+            name = master.ask("CLUSTER MYID").decode()
+
+            def replicates(replica: Process = replica, name: str = name) -> bool:
+                with suppress(CommandError):  # it does not know the master yet
+                    return bool(replica.ask("CLUSTER REPLICATE", name))
+                return False
+
+            wait_until(replicates, f"{replica.folder.name} knows its master")
+        self.mend()
+
+    @property
+    def seeds(self) -> list[Process]:
+        return self.servers
+
+    def address(self, seeds: str, *, user: str, parameters: str) -> str:
+        return f"rediss+cluster://{user}{seeds}/0?{parameters}" if user else f"redis+cluster://{seeds}/0"
+
+    def _owners(self, asked: Process) -> dict[int, Process]:
+        """First slot -> master, and that of the cell under -1, as one node sees it."""
+        mine = key_slot(KEYS.workers.encode())
+        found: dict[int, Process] = {}
+        for first, last, master, *_ in asked.ask("CLUSTER SLOTS"):
+            found[first] = self._server(master[1])
+            if first <= mine <= last:
+                found[-1] = found[first]
+        return found
+
+    def master(self) -> Process:
+        """All that run must name it."""
+        named = [self._owners(server)[-1] for server in self.servers if server.runs]
+        return next(one for one in named if all(other is one for other in named))
+
+    def others(self) -> list[Process]:
+        """Masters that do not have the cell."""
+        owners = self._owners(self.servers[0])
+        return [node for slot, node in owners.items() if slot >= 0 and node is not owners[-1]]
+
+    def ask_for_failover(self, old: Process) -> None:
+        name = old.ask("CLUSTER MYID").decode()
+        replicas = cast("dict[str, dict[str, str]]", old.ask("CLUSTER REPLICAS", name))
+        (address,) = replicas
+        self._server(int(address.rpartition(":")[2])).ask("CLUSTER FAILOVER")
+
+    def is_whole(self) -> bool:
+        views = [server.ask("CLUSTER INFO") for server in self.servers]
+        if not all(view["cluster_state"] == "ok" and view["cluster_known_nodes"] == "6" for view in views):
+            return False
+        owners = [self._owners(server) for server in self.servers]
+        masters = set(map(id, owners[0].values()))
+        return (
+            all(one == owners[0] for one in owners)
+            and len(masters) == 3
+            and all(_follows(server) for server in self.servers if id(server) not in masters)
+        )
+
+
+@contextmanager
+def _kept(count: int, *, buses: bool) -> Iterator[list[int]]:
+    with ExitStack() as stack:
+        found: list[int] = []
+        while len(found) < count:
+            (port,) = stack.enter_context(kept_ports(HOST, 0, 1))
+            if buses:
+                try:
+                    stack.enter_context(kept_ports(HOST, port + BUS, 1))
+                except UsageError:
+                    continue
+            found.append(port)
+        yield found
+
+
+@contextmanager
+def arranged(kind: type[WithSentinels] | type[Cluster], folder: Path, *, secured: bool) -> Iterator[Arrangement]:
+    """Everything started, everybody known to everybody."""
+    folder.mkdir(exist_ok=True)
+    found = kind(folder, Security.make(folder) if secured else None)
+    with _kept(6, buses=kind is Cluster) as ports:
+        try:
+            found.start(ports)
+            yield found
+        except BaseException:
+            for log in sorted(folder.glob("*/log")):
+                sys.stderr.write(f"--- {log.parent.name}\n{log.read_text()[-3000:]}\n")
+            raise
+        finally:
+            found.stop()
