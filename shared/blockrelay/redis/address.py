@@ -135,7 +135,7 @@ def _node(text: str, port: int) -> Node:
 
 
 def _name_and_database(kind: Literal["sentinel", "cluster"], path: str) -> tuple[str, str]:
-    segments = path.strip("/").split("/")
+    segments = path.removeprefix("/").removesuffix("/").split("/")
     if kind == "cluster":
         if len(segments) > 1:
             raise _Unusable("behind its hosts comes /0")

@@ -22,7 +22,7 @@ from blockrelay.failpoints import reach_script
 from blockrelay.protocol.keys import Keys, declared
 from blockrelay.protocol.transitions.calls import Call
 from blockrelay.protocol.transitions.source import NAMES, source
-from blockrelay.redis.connections import make_async_pool, make_pool, renew, renew_async
+from blockrelay.redis.connections import make_async_pool, make_pool, must_hold, must_hold_async
 from blockrelay.redis.discovery import NOT_FOUND
 from blockrelay.redis.errors import CommandError, ours, translated
 from blockrelay.redis.protocol_check import check_protocol
@@ -103,7 +103,7 @@ class OneConnection:
             if self._connection is None:
                 self._connection = self._pool.get_connection()
             connection = self._connection
-            renew(connection)
+            must_hold(connection)
             if time.monotonic() - self._answered > LOOK_AFTER_S and _has_news(connection):
                 connection.disconnect()  # nothing was asked, so the server has closed it
             # A script is given two dozen keys: redis-py packs them one by one, in a fifth of the time of the command.
@@ -169,7 +169,7 @@ class AsyncOneConnection:
         with translated(self._pool):
             if self._connection is None:
                 self._connection = cast(redis.asyncio.Connection, await self._pool.get_connection())
-            await renew_async(self._connection)
+            await must_hold_async(self._connection)
             await self._connection.send_command(*words)
             return await self._connection.read_response()
 

@@ -19,7 +19,7 @@ from redis.backoff import NoBackoff
 from redis.connection import SSLConnection
 from redis.retry import Retry
 
-from blockrelay.errors import UsageError
+from blockrelay.errors import RedisUnavailable, UsageError
 from blockrelay.redis.address import parse_address, unusable
 from blockrelay.redis.discovery import AsyncLookup, Lookup
 from blockrelay.redis.errors import RedisError, TimedOut, Unreachable, casts_doubt
@@ -177,17 +177,25 @@ def _must_be_master(connection: _LookedUp, answer: Any) -> None:
         raise Unreachable(f"{connection.host}:{connection.port} is no master ({role}): there is a failover")
 
 
-def renew(connection: redis.Connection) -> None:
-    """Before the next command on a connection that was not just taken from its pool: close it if its server may not be
-    the Redis of its address any more. It finds out where that is when it connects again."""
-    if isinstance(connection, LookedUpConnection):
+def must_hold(connection: redis.Connection) -> None:
+    """Before the next use of a connection that is kept. If its server may not be the Redis of its address any more, it
+    is closed, to connect anew when something is sent, and RedisUnavailable is raised: who keeps one has to hear of that
+    (a log may be shorter there, messages were missed)."""
+    if isinstance(connection, LookedUpConnection) and connection.is_connected:
         connection.renew()
+        _must_be_connected(connection)
 
 
-async def renew_async(connection: redis.asyncio.Connection) -> None:
-    """As `renew`."""
-    if isinstance(connection, AsyncLookedUpConnection):
+async def must_hold_async(connection: redis.asyncio.Connection) -> None:
+    """As `must_hold`."""
+    if isinstance(connection, AsyncLookedUpConnection) and connection.is_connected:
         await connection.renew()
+        _must_be_connected(connection)
+
+
+def _must_be_connected(connection: _LookedUp) -> None:
+    if not connection.is_connected:
+        raise RedisUnavailable("Redis does not answer: it may be another server by now")
 
 
 def make_pool(url: str, cell: str | None, options: Mapping[str, Any]) -> redis.ConnectionPool:

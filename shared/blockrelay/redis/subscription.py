@@ -6,8 +6,7 @@ from typing import Any, cast
 import redis
 import redis.asyncio
 
-from blockrelay.errors import RedisUnavailable
-from blockrelay.redis.connections import renew, renew_async
+from blockrelay.redis.connections import must_hold, must_hold_async
 from blockrelay.redis.errors import translated
 
 #: How often a subscriber hears that nothing came, so that it may look at something else. Seconds.
@@ -25,8 +24,7 @@ async def subscribed_async(client: redis.asyncio.Redis, channel: str) -> AsyncIt
         while True:
             with translated(client.connection_pool):
                 found = await subscription.get_message(timeout=SILENCE_S)
-            await renew_async(subscription.connection)
-            _must_be_connected(subscription)
+            await must_hold_async(subscription.connection)
             yield None if found is None else found["data"]
     finally:
         await subscription.aclose()
@@ -42,14 +40,7 @@ def subscribed(client: redis.Redis, channel: str) -> Iterator[bytes | None]:
         while True:
             with translated(client.connection_pool):
                 found = subscription.get_message(timeout=SILENCE_S)
-            renew(subscription.connection)
-            _must_be_connected(subscription)
+            must_hold(subscription.connection)
             yield None if found is None else found["data"]
     finally:
         subscription.close()
-
-
-def _must_be_connected(subscription: Any) -> None:
-    """Who lost a subscription because its server is not the Redis of its address any more has missed messages."""
-    if not subscription.connection.is_connected:
-        raise RedisUnavailable("Redis does not answer: what we were subscribed to may be another server by now")

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import redis
 import trustme
@@ -91,7 +91,7 @@ class Process:
         common = {"bind": HOST, "dir": str(self.folder), "logfile": str(self.folder / "log")}
         lines = [f"{name} {value}" for name, value in {**common, **where, **self.options}.items()]
         config = self.folder / "config"
-        if not (self.sentinel and config.exists()):  # a Sentinel keeps there what it knows
+        if not config.exists():  # Sentinels write into it what they know, and into those of servers whom to follow
             config.write_text("\n".join(lines) + "\n")
         arguments = [find_binary(), str(config), *(["--sentinel"] if self.sentinel else [])]
         self.process = subprocess.Popen(arguments)
@@ -135,10 +135,11 @@ class Process:
 
 @dataclass
 class Arrangement(ABC):
-    """Six servers, or three and as many Sentinels. `lost` are servers that were killed and not started again."""
+    """Six servers, or three and as many Sentinels."""
 
     folder: Path
     security: Security | None
+    cell: str
     servers: list[Process] = field(default_factory=list[Process])
 
     @property
@@ -156,6 +157,10 @@ class Arrangement(ABC):
     @abstractmethod
     def ask_for_failover(self, old: Process) -> None: ...
 
+    def hurry(self) -> bool:
+        """What they would do by themselves some time. False."""
+        return False
+
     @abstractmethod
     def is_whole(self) -> bool:
         """Whether everybody knows everybody, and every master has replicas that follow it."""
@@ -169,7 +174,7 @@ class Arrangement(ABC):
         return self.address(hosts, user=f"{role}:{_password(role)}@", parameters=self.security.parameters)
 
     def client(self, role: str = "gateway") -> redis.Redis:
-        return redis_link.connect(self.url(role), cell=CELL)
+        return redis_link.connect(self.url(role), cell=self.cell)
 
     def fail_over(self) -> tuple[Process, Process]:
         """Planned; the old and the new master."""
@@ -200,7 +205,7 @@ class Arrangement(ABC):
 
         def whole() -> bool:
             with suppress(RedisTrouble, StopIteration):
-                return self.is_whole()
+                return self.is_whole() or self.hurry()
             return False
 
         wait_until(whole, "the arrangement is whole", timeout_s=90, poll_s=0.1)
@@ -295,6 +300,14 @@ class WithSentinels(Arrangement):
 
         wait_until(accepted, "a failover begins", timeout_s=60)
 
+    def hurry(self) -> bool:
+        """Sentinels let a replaced master go on for ten seconds."""
+        master = self.master()
+        for server in self.servers:
+            if server is not master and server.role() == "master":
+                server.ask("REPLICAOF", HOST, master.port)
+        return False
+
     def is_whole(self) -> bool:
         views = self._views()
         known = all(v["num-slaves"] == 2 and v["num-other-sentinels"] == 2 and v["flags"] == "master" for v in views)
@@ -346,7 +359,7 @@ class Cluster(Arrangement):
 
     def _owners(self, asked: Process) -> dict[int, Process]:
         """First slot -> master, and that of the cell under -1, as one node sees it."""
-        mine = key_slot(KEYS.workers.encode())
+        mine = key_slot(Keys(self.cell).workers.encode())
         found: dict[int, Process] = {}
         for first, last, master, *_ in asked.ask("CLUSTER SLOTS"):
             found[first] = self._server(master[1])
@@ -356,8 +369,8 @@ class Cluster(Arrangement):
 
     def master(self) -> Process:
         """All that run must name it."""
-        named = [self._owners(server)[-1] for server in self.servers if server.runs]
-        return next(one for one in named if all(other is one for other in named))
+        named = [self._owners(server).get(-1) for server in self.servers if server.runs]
+        return next(one for one in named if one and all(other is one for other in named))
 
     def others(self) -> list[Process]:
         """Masters that do not have the cell."""
@@ -365,21 +378,23 @@ class Cluster(Arrangement):
         return [node for slot, node in owners.items() if slot >= 0 and node is not owners[-1]]
 
     def ask_for_failover(self, old: Process) -> None:
-        name = old.ask("CLUSTER MYID").decode()
-        replicas = cast("dict[str, dict[str, str]]", old.ask("CLUSTER REPLICAS", name))
-        (address,) = replicas
-        self._server(int(address.rpartition(":")[2])).ask("CLUSTER FAILOVER")
+        (replica,) = [port for master, port in self._pairs(old).values() if master == old.port]
+        self._server(replica).ask("CLUSTER FAILOVER")
+
+    def _pairs(self, asked: Process) -> dict[int, list[int]]:
+        """First slot -> ports of its master and its replicas, as one node sees it."""
+        return {first: [node[1] for node in nodes] for first, _, *nodes in asked.ask("CLUSTER SLOTS")}
 
     def is_whole(self) -> bool:
         views = [server.ask("CLUSTER INFO") for server in self.servers]
         if not all(view["cluster_state"] == "ok" and view["cluster_known_nodes"] == "6" for view in views):
             return False
-        owners = [self._owners(server) for server in self.servers]
-        masters = set(map(id, owners[0].values()))
+        seen = [self._pairs(server) for server in self.servers]  # whoever is not known as a replica gets no vote
+        pairs = list(seen[0].values())
         return (
-            all(one == owners[0] for one in owners)
-            and len(masters) == 3
-            and all(_follows(server) for server in self.servers if id(server) not in masters)
+            all(one == seen[0] for one in seen)
+            and len({port for pair in pairs for port in pair}) == 6
+            and all(len(pair) == 2 and _follows(self._server(pair[1])) for pair in pairs)
         )
 
 
@@ -399,10 +414,12 @@ def _kept(count: int, *, buses: bool) -> Iterator[list[int]]:
 
 
 @contextmanager
-def arranged(kind: type[WithSentinels] | type[Cluster], folder: Path, *, secured: bool) -> Iterator[Arrangement]:
-    """Everything started, everybody known to everybody."""
+def arranged(
+    kind: type[WithSentinels] | type[Cluster], folder: Path, *, secured: bool = False, cell: str = CELL
+) -> Iterator[Arrangement]:
+    """Everything started, everybody known to everybody. In a cluster `master` is that of `cell`."""
     folder.mkdir(exist_ok=True)
-    found = kind(folder, Security.make(folder) if secured else None)
+    found = kind(folder, Security.make(folder) if secured else None, cell)
     with _kept(6, buses=kind is Cluster) as ports:
         try:
             found.start(ports)
