@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -141,6 +141,7 @@ class Arrangement(ABC):
     security: Security | None
     cell: str
     servers: list[Process] = field(default_factory=list[Process])
+    disturbed: bool = False
 
     @property
     @abstractmethod
@@ -157,9 +158,9 @@ class Arrangement(ABC):
     @abstractmethod
     def ask_for_failover(self, old: Process) -> None: ...
 
-    def hurry(self) -> bool:
-        """What they would do by themselves some time. False."""
-        return False
+    @abstractmethod
+    def hurry(self) -> None:
+        """What they would do by themselves some time."""
 
     @abstractmethod
     def is_whole(self) -> bool:
@@ -179,22 +180,27 @@ class Arrangement(ABC):
     def fail_over(self) -> tuple[Process, Process]:
         """Planned; the old and the new master."""
         old = self.master()
-        self.ask_for_failover(old)
-        return old, self.wait_for_another(old)
+        self.disturbed = True
+        for _ in range(5):  # it gives up after seconds in which the machine was busy
+            self.ask_for_failover(old)
+            with suppress(AssertionError):
+                return old, self.wait_for_another(old, timeout_s=12)
+        raise AssertionError(f"{old.folder.name} was asked in vain to be replaced")
 
     def kill_master(self) -> tuple[Process, Process]:
         """The old and the new master."""
         old = self.master()
+        self.disturbed = True
         old.kill()
         return old, self.wait_for_another(old)
 
-    def wait_for_another(self, old: Process) -> Process:
+    def wait_for_another(self, old: Process, *, timeout_s: float = 60.0) -> Process:
         def replaced() -> bool:
             with suppress(RedisTrouble, StopIteration):
                 return (new := self.master()) is not old and new.role() == "master"
             return False
 
-        wait_until(replaced, f"{old.folder.name} is replaced", timeout_s=60)
+        wait_until(replaced, f"{old.folder.name} is replaced", timeout_s=timeout_s)
         return self.master()
 
     def mend(self) -> None:
@@ -202,13 +208,18 @@ class Arrangement(ABC):
         for process in self.servers:
             if not process.runs:
                 process.start()
+        if self.disturbed:
+            self.hurry()
+            self.disturbed = False
+        self.wait_until(self.is_whole, "the arrangement is whole")
 
-        def whole() -> bool:
+    def wait_until(self, condition: Callable[[], bool], what: str) -> None:
+        def holds() -> bool:
             with suppress(RedisTrouble, StopIteration):
-                return self.is_whole() or self.hurry()
+                return condition()
             return False
 
-        wait_until(whole, "the arrangement is whole", timeout_s=90, poll_s=0.1)
+        wait_until(holds, what, timeout_s=90, poll_s=0.1)
 
     def processes(self) -> list[Process]:
         return self.servers
@@ -293,20 +304,23 @@ class WithSentinels(Arrangement):
         return self._server(next(port for port in ports if 2 * ports.count(port) > len(ports)))
 
     def ask_for_failover(self, old: Process) -> None:
-        def accepted() -> bool:
-            with suppress(CommandError):  # one is just over
-                return bool(self.sentinels[0].ask("SENTINEL FAILOVER", NAME))
-            return False
+        with suppress(CommandError):  # one is under way
+            self.sentinels[0].ask("SENTINEL FAILOVER", NAME)
 
-        wait_until(accepted, "a failover begins", timeout_s=60)
+    def hurry(self) -> None:
+        """Sentinels let a replaced master go on for ten seconds, and look at replicas every ten."""
 
-    def hurry(self) -> bool:
-        """Sentinels let a replaced master go on for ten seconds."""
-        master = self.master()
-        for server in self.servers:
-            if server is not master and server.role() == "master":
-                server.ask("REPLICAOF", HOST, master.port)
-        return False
+        def follow() -> bool:
+            master = self.master()
+            for server in self.servers:
+                if server is not master and server.role() == "master":
+                    server.ask("REPLICAOF", HOST, master.port)
+            return all(_follows(server) for server in self.servers if server is not master)
+
+        self.wait_until(follow, "the others follow")
+        self.wait_until(lambda: not any("failover" in view["flags"] for view in self._views()), "nobody is replaced")
+        for sentinel in self.sentinels:
+            sentinel.ask("SENTINEL RESET", NAME)
 
     def is_whole(self) -> bool:
         views = self._views()
@@ -354,6 +368,9 @@ class Cluster(Arrangement):
     def seeds(self) -> list[Process]:
         return self.servers
 
+    def hurry(self) -> None:
+        """They are quick enough."""
+
     def address(self, seeds: str, *, user: str, parameters: str) -> str:
         return f"rediss+cluster://{user}{seeds}/0?{parameters}" if user else f"redis+cluster://{seeds}/0"
 
@@ -379,7 +396,8 @@ class Cluster(Arrangement):
 
     def ask_for_failover(self, old: Process) -> None:
         (replica,) = [port for master, port in self._pairs(old).values() if master == old.port]
-        self._server(replica).ask("CLUSTER FAILOVER")
+        with suppress(CommandError):  # one is under way
+            self._server(replica).ask("CLUSTER FAILOVER")
 
     def _pairs(self, asked: Process) -> dict[int, list[int]]:
         """First slot -> ports of its master and its replicas, as one node sees it."""

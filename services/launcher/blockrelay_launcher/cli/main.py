@@ -39,7 +39,12 @@ app.add_typer(dead_letters.app)
 app.add_typer(measure.app)
 
 RedisUrl = Annotated[
-    str | None, typer.Option("--redis", metavar="URL", help="Control Redis: redis://HOST:PORT/DB or unix://PATH.")
+    str | None,
+    typer.Option(
+        "--redis",
+        metavar="URL",
+        help="Control Redis: redis://HOST:PORT/DB, unix://PATH, or redis+sentinel://, redis+cluster://.",
+    ),
 ]
 Data = Annotated[Path | None, typer.Option("--data", metavar="DIR", help="Data folder of a running `blockrelay up`.")]
 
