@@ -15,8 +15,9 @@ from blockrelay.errors import RedisRefused, RedisTrouble, RedisUnavailable, Usag
 from blockrelay.redis import client as redis_link
 from blockrelay.redis.client import AsyncOneConnection, OneConnection, check_redis, server_run_id
 from blockrelay.redis.subscription import subscribed, subscribed_async
-from tests.support.redis.failover import CELL, HOST, KEYS, Arrangement, Cluster, Process, WithSentinels, arranged
+from tests.support.redis.failover import CELL, KEYS, Arrangement, Cluster, WithSentinels, arranged
 from tests.support.redis.redis_server import find_binary, has_tls
+from tests.support.redis.server_process import HOST, Process
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.system

@@ -3,9 +3,7 @@
 Everybody listens on a port of 127.0.0.1 that is kept for as long as the arrangement is.
 """
 
-import hashlib
 import signal
-import subprocess
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
@@ -15,122 +13,21 @@ from pathlib import Path
 from typing import Any
 
 import redis
-import trustme
 from redis.crc import key_slot
 
 from blockrelay.errors import RedisTrouble, UsageError
 from blockrelay.protocol.keys import Keys
 from blockrelay.redis import client as redis_link
 from blockrelay.redis.errors import CommandError
-from blockrelay.redis.users import rules
 from blockrelay_launcher.supervisor.ports import kept_ports
-from tests.support.redis.redis_server import find_binary
+from tests.support.redis.server_process import HOST, Process, Security, password_of
 from tests.support.waiting import wait_until
 
-HOST, NAME, CELL = "127.0.0.1", "blockrelay", "c0"
+NAME, CELL = "blockrelay", "c0"
 #: The cell of the users of deploy/redis.
 KEYS = Keys(CELL)
 BUS = 10_000  # a cluster's nodes talk on a second port, so much higher
 SLOTS = 16_384
-ROLES = ("gateway", "scheduler", "worker")
-
-
-@dataclass(frozen=True)
-class Security:
-    """TLS for everybody, the users of deploy/redis and `admin` on the servers, `reader` and `peer` on the Sentinels."""
-
-    folder: Path
-
-    @classmethod
-    def make(cls, folder: Path) -> "Security":
-        authority = trustme.CA()
-        authority.cert_pem.write_to_path(str(folder / "ca.pem"))
-        authority.issue_cert(HOST).private_key_and_cert_chain_pem.write_to_path(str(folder / "server.pem"))
-        users = "\n".join(rules("control"))
-        for role in ROLES:
-            users = users.replace(f"{role.upper()}_SHA256", hashlib.sha256(_password(role).encode()).hexdigest())
-        admin = f"user admin on >{_password('admin')} ~* &* +@all"
-        (folder / "users.acl").write_text(f"{users}\n{admin}\n")
-        peer = f"user peer on >{_password('peer')} &* +@all"
-        reader = f"user reader on >{_password('reader')} -@all +sentinel|masters"
-        (folder / "sentinels.acl").write_text(f"user default off\n{reader}\n{peer}\n")
-        return cls(folder)
-
-    @property
-    def tls(self) -> dict[str, str]:
-        certificates = {f"tls-{kind}-file": str(self.folder / "server.pem") for kind in ("cert", "key")}
-        ca = {"tls-ca-cert-file": str(self.folder / "ca.pem"), "tls-auth-clients": "no", "tls-replication": "yes"}
-        return certificates | ca
-
-    @property
-    def parameters(self) -> str:
-        return f"ssl_ca_certs={self.folder / 'ca.pem'}"
-
-
-def _password(user: str) -> str:
-    return f"password-of-{user}"
-
-
-@dataclass
-class Process:
-    """A server or a Sentinel."""
-
-    folder: Path
-    port: int
-    options: dict[str, str]
-    security: Security | None = None
-    sentinel: bool = False
-    process: "subprocess.Popen[bytes] | None" = None
-
-    def start(self) -> None:
-        """Returns when it answers."""
-        self.folder.mkdir(exist_ok=True)
-        where = {"port": str(self.port)}
-        if self.security:
-            where = {"port": "0", "tls-port": str(self.port), **self.security.tls}
-        common = {"bind": HOST, "dir": str(self.folder), "logfile": str(self.folder / "log")}
-        lines = [f"{name} {value}" for name, value in {**common, **where, **self.options}.items()]
-        config = self.folder / "config"
-        if not config.exists():  # Sentinels write into it what they know, and into those of servers whom to follow
-            config.write_text("\n".join(lines) + "\n")
-        arguments = [find_binary(), str(config), *(["--sentinel"] if self.sentinel else [])]
-        self.process = subprocess.Popen(arguments)
-        wait_until(self.answers, f"{self.folder.name} answers")
-
-    @property
-    def url(self) -> str:
-        """For administrators."""
-        if self.security is None:
-            return f"redis://{HOST}:{self.port}/0"
-        user = "peer" if self.sentinel else "admin"
-        return f"rediss://{user}:{_password(user)}@{HOST}:{self.port}/0?{self.security.parameters}"
-
-    def ask(self, *words: str | int) -> Any:
-        with redis_link.connect(self.url) as client:
-            return client.execute_command(*words)
-
-    def answers(self) -> bool:
-        with suppress(RedisTrouble):
-            return bool(self.ask("PING"))
-        return False
-
-    @property
-    def runs(self) -> bool:
-        return self.process is not None and self.process.poll() is None
-
-    def role(self) -> str:
-        return self.ask("ROLE")[0].decode()
-
-    def signal(self, number: signal.Signals) -> None:
-        assert self.process is not None
-        self.process.send_signal(number)
-
-    def kill(self) -> None:
-        """kill -9, as a crash would."""
-        if self.runs:
-            assert self.process is not None
-            self.signal(signal.SIGKILL)
-            self.process.wait()
 
 
 @dataclass
@@ -172,7 +69,7 @@ class Arrangement(ABC):
         hosts = ",".join(f"{HOST}:{seed.port}" for seed in listed)
         if self.security is None:
             return self.address(hosts, user="", parameters="")
-        return self.address(hosts, user=f"{role}:{_password(role)}@", parameters=self.security.parameters)
+        return self.address(hosts, user=f"{role}:{password_of(role)}@", parameters=self.security.parameters)
 
     def client(self, role: str = "gateway") -> redis.Redis:
         return redis_link.connect(self.url(role), cell=self.cell)
@@ -238,7 +135,7 @@ class Arrangement(ABC):
         options |= {"repl-diskless-sync": "yes", "repl-diskless-sync-delay": "0", "repl-ping-replica-period": "1"}
         if self.security:
             options |= {"aclfile": str(self.security.folder / "users.acl")}
-            options |= {"masteruser": "admin", "masterauth": _password("admin")}
+            options |= {"masteruser": "admin", "masterauth": password_of("admin")}
         return options
 
 
@@ -278,8 +175,8 @@ class WithSentinels(Arrangement):
         }
         if self.security:
             options = {"aclfile": str(self.security.folder / "sentinels.acl"), **options}
-            options |= {"sentinel auth-user": f"{NAME} admin", "sentinel auth-pass": f"{NAME} {_password('admin')}"}
-            options |= {"sentinel sentinel-user": "peer", "sentinel sentinel-pass": _password("peer")}
+            options |= {"sentinel auth-user": f"{NAME} admin", "sentinel auth-pass": f"{NAME} {password_of('admin')}"}
+            options |= {"sentinel sentinel-user": "peer", "sentinel sentinel-pass": password_of("peer")}
         return options
 
     @property
@@ -292,7 +189,7 @@ class WithSentinels(Arrangement):
     def address(self, seeds: str, *, user: str, parameters: str, name: str = NAME) -> str:
         if not user:
             return f"redis+sentinel://{seeds}/{name}"
-        more = f"sentinel_username=reader&sentinel_password={_password('reader')}"
+        more = f"sentinel_username=reader&sentinel_password={password_of('reader')}"
         return f"rediss+sentinel://{user}{seeds}/{name}/0?{parameters}&{more}"
 
     def _views(self) -> list[dict[str, Any]]:
