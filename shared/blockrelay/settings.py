@@ -35,7 +35,10 @@ class Settings(BaseSettings):
 
     model: Path = Field(default=BUNDLED_MODEL, description="block folder")
     model_name: str | None = Field(default=None, description="name clients use; default: the manifest's")
-    redis_url: str = Field(default="redis://127.0.0.1:6379/0", description="control Redis (AOF, fsync always)")
+    redis_url: str = Field(
+        default="redis://127.0.0.1:6379/0",
+        description="control Redis (AOF, fsync always); its Sentinels or cluster too (docs/operations.md)",
+    )
     payload_redis_url: str | None = Field(default=None, description="Redis for rows; default: the control Redis")
     cell: str = Field(default="c0", pattern=r"^[a-z0-9-]{1,32}$", description="name of the partition")
     node_id: str | None = Field(default=None, description="node_id of log lines; default: role, host and pid")

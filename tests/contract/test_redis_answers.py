@@ -180,6 +180,8 @@ def test_the_oldest_server_says_it_in_other_words(monkeypatch: pytest.MonkeyPatc
         ("WRONGPASS invalid username-password pair or user is disabled.", RedisRefused, "WRONGPASS"),
         ("DENIED Redis is running in protected mode", RedisRefused, "DENIED"),
         ("OOM command not allowed", RedisFull, "OOM"),
+        ("MOVED 10282 127.0.0.1:7001", RedisRefused, "MOVED"),
+        ("ASK 10282 127.0.0.1:7001", RedisRefused, "ASK"),
     ],
 )
 def test_words_of_servers_that_no_test_can_start(text: str, kind: type[RedisTrouble], code: str) -> None:
@@ -187,6 +189,16 @@ def test_words_of_servers_that_no_test_can_start(text: str, kind: type[RedisTrou
 
     error = redis_errors.trouble(cast(Any, BaseParser).parse_error(text))
     assert error is not None and type(error) is kind and error.code == code and text.split(" ", 1)[1] in str(error)
+
+
+@pytest.mark.parametrize("code", ["MOVED", "ASK"])
+def test_keys_that_are_elsewhere_are_looked_for_if_the_address_says_where(code: str) -> None:
+    from redis._parsers.base import BaseParser
+
+    error = cast(Any, BaseParser).parse_error(f"{code} 10282 127.0.0.1:7001")
+    assert "redis+cluster://" in str(redis_errors.trouble(error))
+    found = redis_errors.trouble(error, looked_up=True)
+    assert isinstance(found, RedisUnavailable) and found.code == code and "redis+cluster://" not in str(found)
 
 
 # --- the first look of a service ---

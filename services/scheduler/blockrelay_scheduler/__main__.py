@@ -29,8 +29,8 @@ def serve(settings: SchedulerSettings, stop: threading.Event) -> None:
     blocks = folder.model.blocks
     planned = planned_by(settings, blocks)
     keys = Keys(settings.cell)
-    client = connect(settings.redis_url)
-    payload = connect(settings.payload_redis_url) if settings.payload_redis_url else client
+    client = connect(settings.redis_url, cell=settings.cell)
+    payload = connect(settings.payload_redis_url, cell=settings.cell) if settings.payload_redis_url else client
     link = Link(client, payload, keys, Scripts(client, keys))
     metrics = SchedulerMetrics(
         service_registry("scheduler", cell=settings.cell, model=settings.model_name or folder.model.name)

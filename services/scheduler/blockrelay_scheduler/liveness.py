@@ -1,7 +1,8 @@
 """Which workers are dead: silent for too long, at a time at which silence means something.
 
-While Redis was away, stood still or had its clock set anew, nobody's beats got through or could be compared. From then
-on every worker gets a whole `dead_after_s` to beat before the silence of any counts again.
+While Redis was away, stood still, had its clock set anew or was replaced by another, whom the last beats have perhaps
+not reached, nobody's beats got through or could be compared. From then on every worker gets a whole `dead_after_s` to
+beat before the silence of any counts again.
 """
 
 import time
@@ -29,6 +30,7 @@ class Liveness:
     trusted_from: float = field(default=float("inf"), init=False)
     settled_from: float = field(default=float("-inf"), init=False)
     dead: set[str] = field(default_factory=set[str], init=False)
+    _server: str = field(default="", init=False)  # its run id
     _clock_ahead_ms: float = field(default=0.0, init=False)  # Redis' clock minus our monotonic one
 
     @property
@@ -54,8 +56,12 @@ class Liveness:
         head.time()
         # Changes nothing, and fails where Redis takes no beats: then the silence of workers means nothing.
         head.zadd(self.link.keys.workers, {"": 0}, xx=True)
+        head.info("server")
         asked = time.monotonic()
-        beats, now, _ = cast(Any, head.execute())
+        beats, now, _, server = cast(Any, head.execute())
+        if self._is_another(server["run_id"]):
+            self._distrust()
+            return
         if time.monotonic() - asked > self._dead_after_s / 2:
             self._distrust()  # Redis stood still: the beats of that time are still on their way
             return
@@ -75,6 +81,11 @@ class Liveness:
 
     def _distrust(self) -> None:
         self.trusted_from = time.monotonic() + self._dead_after_s
+
+    def _is_another(self, run_id: str) -> bool:
+        """Whether this is another server process than at the last look: a restart, or a failover."""
+        before, self._server = self._server, run_id
+        return before not in ("", run_id)
 
     def _clock_stepped(self, now_ms: int) -> bool:
         """Whether Redis' clock, which dates the beats, was set anew since the last look."""

@@ -10,6 +10,7 @@ import redis
 from blockrelay.errors import RedisTrouble, RedisUnavailable, ServiceUnavailable, UsageError
 from blockrelay.protocol.keys import Keys
 from blockrelay.redis import client as redis_link
+from blockrelay.redis.connections import checked_url
 from blockrelay.redis.protocol_check import check_protocol
 from blockrelay.settings import Settings
 from blockrelay.up_file import read_running
@@ -27,15 +28,6 @@ class CellAddress:
         return Keys(self.settings.cell)
 
 
-def checked_url(url: str) -> str:
-    """`url`, or UsageError when it names no Redis."""
-    try:
-        redis.ConnectionPool.from_url(url)
-    except ValueError as error:
-        raise UsageError(f"{url!r} is not the URL of a Redis: {error}") from error
-    return url
-
-
 def find_cell(url: str | None, data: Path | None) -> CellAddress:
     """The cell at `url`, of the `up` on `data`, or that of the settings. UsageError for both, or nothing running."""
     if url and data:
@@ -51,7 +43,7 @@ def find_cell(url: str | None, data: Path | None) -> CellAddress:
 def connected(cell: CellAddress) -> Iterator[redis.Redis]:
     """A client of the cell's Redis; ServiceUnavailable when it does not do what we ask, UsageError when the cell speaks
     another protocol."""
-    client = redis_link.connect(cell.redis_url)
+    client = redis_link.connect(cell.redis_url, cell=cell.settings.cell)
     try:
         check_protocol(client, cell.keys, join=False)
         yield client

@@ -7,8 +7,6 @@ Every client made here, its pipelines and the connections below raise RedisTroub
 (`blockrelay.redis.errors`).
 """
 
-import asyncio
-import builtins
 import time
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
@@ -18,16 +16,14 @@ import redis
 import redis.asyncio
 import redis.asyncio.client
 import redis.client
-from redis.asyncio.retry import Retry as AsyncRetry
-from redis.backoff import NoBackoff
-from redis.exceptions import TimeoutError  # noqa: TID251
-from redis.retry import Retry
 
 from blockrelay.errors import RedisRefused, RedisTrouble, RedisUnavailable, UsageError
 from blockrelay.failpoints import reach_script
 from blockrelay.protocol.keys import Keys, declared
 from blockrelay.protocol.transitions.calls import Call
 from blockrelay.protocol.transitions.source import NAMES, source
+from blockrelay.redis.connections import make_async_pool, make_pool, must_hold, must_hold_async
+from blockrelay.redis.discovery import NOT_FOUND
 from blockrelay.redis.errors import CommandError, ours, translated
 from blockrelay.redis.protocol_check import check_protocol
 
@@ -46,7 +42,7 @@ _OPTIONS: dict[str, Any] = {
 class _Pipeline(redis.client.Pipeline):
     def execute(self, raise_on_error: bool = True) -> list[Any]:
         with translated(self.connection_pool):
-            return [ours(answer) for answer in super().execute(raise_on_error)]
+            return [ours(answer, self.connection_pool) for answer in super().execute(raise_on_error)]
 
 
 class _Client(redis.Redis):
@@ -61,7 +57,7 @@ class _Client(redis.Redis):
 class _AsyncPipeline(redis.asyncio.client.Pipeline):
     async def execute(self, raise_on_error: bool = True) -> list[Any]:
         with translated(self.connection_pool):
-            return [ours(answer) for answer in await super().execute(raise_on_error)]
+            return [ours(answer, self.connection_pool) for answer in await super().execute(raise_on_error)]
 
 
 class _AsyncClient(redis.asyncio.Redis):
@@ -73,41 +69,16 @@ class _AsyncClient(redis.asyncio.Redis):
         return _AsyncPipeline(self.connection_pool, self.response_callbacks, transaction, shard_hint)
 
 
-def connect(url: str, *, answer_s: float | None = None) -> redis.Redis:
-    """A synchronous client without retries. Connects lazily. `answer_s`: how long an answer may take;
-    None: somewhat longer than a blocking read."""
+def connect(url: str, *, cell: str | None = None, answer_s: float | None = None) -> redis.Redis:
+    """A synchronous client without retries. Connects lazily. `cell`: which one it is for; a cluster has its keys on one
+    node. `answer_s`: how long an answer may take; None: somewhat longer than a blocking read. Raises UsageError."""
     limits = {} if answer_s is None else {"socket_timeout": answer_s, "socket_connect_timeout": answer_s}
-    return _Client.from_url(url, retry=Retry(NoBackoff(), 0), **{**_OPTIONS, **limits})
+    return _Client.from_pool(make_pool(url, cell, {**_OPTIONS, **limits}))
 
 
-def connect_async(url: str, *, connections: int = 32) -> redis.asyncio.Redis:
-    """An asyncio client without retries. Connects lazily; a task that finds all `connections` in use waits for one."""
-    pool = redis.asyncio.BlockingConnectionPool.from_url(
-        url, max_connections=connections, retry=AsyncRetry(NoBackoff(), 0), **_OPTIONS
-    )
-    kind = cast(Any, pool.connection_class)  # TCP, TLS or unix socket: the URL says
-    pool.connection_class = type(kind.__name__, (_Interruptible, kind), {})
-    return _AsyncClient.from_pool(pool)
-
-
-class _Interruptible:
-    """A connection on which a task that sends can be cancelled at any moment.
-
-    redis-py bounds a write with `asyncio.wait_for`, which on Python 3.11 swallows a cancellation that arrives while the
-    write completes. A cancelled task would never end.
-    """
-
-    socket_timeout: float | None
-
-    async def send_packed_command(self, command: Any, check_health: bool = True) -> None:
-        patience, self.socket_timeout = self.socket_timeout, None  # the parent then waits without a limit of its own
-        try:
-            async with asyncio.timeout(patience):
-                await cast(Any, super()).send_packed_command(command, check_health)
-        except builtins.TimeoutError:
-            raise TimeoutError("Timeout writing to socket") from None
-        finally:
-            self.socket_timeout = patience
+def connect_async(url: str, *, cell: str | None = None, connections: int = 32) -> redis.asyncio.Redis:
+    """As `connect`, for asyncio; a task that finds all `connections` in use waits for one."""
+    return _AsyncClient.from_pool(make_async_pool(url, cell, _OPTIONS, connections=connections))
 
 
 #: A connection that has answered so lately is not looked at before it is used.
@@ -132,6 +103,7 @@ class OneConnection:
             if self._connection is None:
                 self._connection = self._pool.get_connection()
             connection = self._connection
+            must_hold(connection)
             if time.monotonic() - self._answered > LOOK_AFTER_S and _has_news(connection):
                 connection.disconnect()  # nothing was asked, so the server has closed it
             # A script is given two dozen keys: redis-py packs them one by one, in a fifth of the time of the command.
@@ -197,6 +169,7 @@ class AsyncOneConnection:
         with translated(self._pool):
             if self._connection is None:
                 self._connection = cast(redis.asyncio.Connection, await self._pool.get_connection())
+            await must_hold_async(self._connection)
             await self._connection.send_command(*words)
             return await self._connection.read_response()
 
@@ -229,7 +202,7 @@ def backoff_s(attempt: int) -> float:
 
 
 #: Answers by which Redis says, at the start, that it will never serve this user, or that it is not a Redis.
-_NEVER = ("NOAUTH", "WRONGPASS", "NOPERM", "DENIED", "INVALID", "DB")
+_NEVER = ("NOAUTH", "WRONGPASS", "NOPERM", "DENIED", "INVALID", "DB", NOT_FOUND)
 
 
 def check_redis(client: redis.Redis, name: str, *, cell: Keys | None = None) -> None:
@@ -247,6 +220,8 @@ def check_redis(client: redis.Redis, name: str, *, cell: Keys | None = None) -> 
     except RedisTrouble as error:
         if error.code not in _NEVER:
             raise
+        if error.code == NOT_FOUND:
+            raise UsageError(f"the {name} is not found: {error}") from error
         if isinstance(error, RedisRefused):
             raise UsageError(f"the {name} does not let us in: {error}") from error
         raise UsageError(f"the {name} is not a Redis: {error}") from error

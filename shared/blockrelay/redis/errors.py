@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Generator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Literal
 
 from prometheus_client import Counter
 from redis.asyncio.connection import SSLConnection as AsyncSSLConnection
@@ -41,6 +41,12 @@ _BY_CODE: dict[str, type[RedisTrouble]] = {
         ("MISCONF", "NOPERM", "NOAUTH", "WRONGPASS", "DENIED", "MOVED", "ASK", "DB", "PROTOCOL"), RedisRefused
     ),
 }
+#: The keys are elsewhere. Under a looked-up address that passes, under one server's it stays.
+_ELSEWHERE = ("MOVED", "ASK")
+#: The server is a replica now, or not the owner of our keys.
+_DEMOTED = ("READONLY", "MOVED", "MASTERDOWN", "UNBLOCKED")
+#: No answer (""), or one that a server gives in the course of a failover.
+_DOUBTFUL = ("", "ASK", "CLUSTERDOWN", "TRYAGAIN", "NOREPLICAS", "LOADING")
 _SAYS: dict[type[RedisTrouble], str] = {
     RedisUnavailable: "Redis does not answer",
     RedisFull: "Redis is full",
@@ -61,12 +67,14 @@ _NO_CODE = {
 SAY_EVERY_S = 10.0
 #: The server does not take this command as it is; waiting does not help.
 CommandError = ResponseError
+#: For what redis-py cannot see and yet is to be treated as its own errors.
+Unreachable, TimedOut = ConnectionError, TimeoutError
 #: Of a transaction: somebody else has changed a key that it watches; nothing was done.
 Overtaken = WatchError
 
 
-def trouble(error: Exception) -> RedisTrouble | None:
-    """`error`, raised by redis-py, as trouble of ours; None for a bug."""
+def trouble(error: Exception, *, looked_up: bool = False) -> RedisTrouble | None:
+    """`error`, raised by redis-py, as trouble of ours; None for a bug. `looked_up`: so is the server's address."""
     text = _PIPELINE.sub("", str(error), count=1)
     if isinstance(error, AuthenticationError | AuthorizationError):
         kind, code = RedisRefused, getattr(error, "status_code", None) or "WRONGPASS"
@@ -79,6 +87,11 @@ def trouble(error: Exception) -> RedisTrouble | None:
     else:
         return None
     said = text if not code or text.startswith(code) else f"{code} {text}"
+    if code in _ELSEWHERE:
+        if looked_up:
+            kind = RedisUnavailable
+        else:
+            said += " (a node of a Redis Cluster is addressed as redis+cluster://HOST:PORT/0)"
     return kind(f"{_SAYS[kind]}: {said}", code=code)
 
 
@@ -93,9 +106,21 @@ def _code(error: Exception, text: str) -> str:
     return told if told and told != "ERR" else text.partition(" ")[0]
 
 
-def ours(answer: Any) -> Any:
-    """One answer of a pipeline that raises nothing: an error that is trouble as RedisTrouble, all else as it is."""
-    return trouble(answer) or answer if isinstance(answer, RedisError) else answer
+def casts_doubt(error: Exception) -> Literal["demoted", "doubtful", ""]:
+    """What an error of redis-py says about the place of a looked-up server: that it is not there any more, perhaps not,
+    or nothing."""
+    found = trouble(error)
+    if found is None:
+        return ""
+    return "demoted" if found.code in _DEMOTED else "doubtful" if found.code in _DOUBTFUL else ""
+
+
+def ours(answer: Any, pool: Any = None) -> Any:
+    """One answer of a pipeline that raises nothing: an error that is trouble as RedisTrouble, all else as it is. `pool`
+    as in `translated`."""
+    if not isinstance(answer, RedisError):
+        return answer
+    return trouble(answer, looked_up=_is_looked_up(pool)) or answer
 
 
 @contextmanager
@@ -104,11 +129,15 @@ def translated(pool: Any = None) -> Generator[None]:
     try:
         yield
     except (RedisError, OSError) as error:
-        if (told := trouble(error)) is None:
+        if (told := trouble(error, looked_up=_is_looked_up(pool))) is None:
             raise
         if not told.code and pool is not None and _is_tls(pool) and not _not_reached(error):
             told = type(told)(f"{told} (over TLS, rediss://: a Redis without TLS does not answer that)")
         raise told from error
+
+
+def _is_looked_up(pool: Any) -> bool:
+    return pool is not None and "lookup" in pool.connection_kwargs
 
 
 def _is_tls(pool: Any) -> bool:

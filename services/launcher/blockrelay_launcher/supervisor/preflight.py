@@ -53,7 +53,7 @@ def look_at_redis(options: UpOptions, cell: str) -> list[str]:
     ):
         if url is None:
             continue
-        with connect(url) as client:
+        with connect(url, cell=cell) as client:
             try:
                 check_redis(client, name, cell=keys)
             except RedisTrouble as error:

@@ -36,7 +36,7 @@ def _reasons(body: bytes) -> str:
 
 def why_workers_wait(redis_url: str, cell: str, model: str, pids: Collection[int]) -> str:
     """Empty when the workers of these processes of this host serve, else how many do not, or what Redis says."""
-    with connect(redis_url) as client:
+    with connect(redis_url, cell=cell) as client:
         try:
             workers = read_workers(client, Keys(cell), model)
         except RedisTrouble as error:

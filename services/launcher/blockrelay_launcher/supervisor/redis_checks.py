@@ -45,9 +45,9 @@ def _setting(client: redis.Redis, name: str) -> str | None:
         return None
 
 
-def warnings_about(url: str, *, carries_rows: bool = False) -> list[str]:
+def warnings_about(url: str, cell: str, *, carries_rows: bool = False) -> list[str]:
     """The weaknesses of the control Redis at `url`; none while it does not answer."""
-    client = redis_link.connect(url)
+    client = redis_link.connect(url, cell=cell)
     try:
         return [
             f"warning: the Redis of --redis weakens a promise: {line}"

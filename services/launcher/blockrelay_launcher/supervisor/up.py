@@ -235,7 +235,7 @@ class _Up:
             self.ready = True
             if self.options.redis_url:
                 carries_rows = self.options.payload_redis_url is None
-                for warning in warnings_about(self.options.redis_url, carries_rows=carries_rows):
+                for warning in warnings_about(self.options.redis_url, self.settings.cell, carries_rows=carries_rows):
                     _say(warning)
             with contextlib.suppress(BrokenPipeError):
                 sys.stdout.write(f"{' '.join(['ready', *self.urls])}\n")

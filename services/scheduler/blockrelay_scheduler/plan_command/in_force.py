@@ -28,7 +28,12 @@ from blockrelay_scheduler.planning.plan_change import PlanChange, change
 PATIENCE_S, POLL_S = 15.0, 0.1
 
 RedisUrl = Annotated[
-    str | None, typer.Option("--redis", metavar="URL", help="control Redis: redis://HOST:PORT/DB or unix://PATH")
+    str | None,
+    typer.Option(
+        "--redis",
+        metavar="URL",
+        help="control Redis: redis://HOST:PORT/DB, unix://PATH, or redis+sentinel://, redis+cluster://",
+    ),
 ]
 Data = Annotated[Path | None, typer.Option("--data", metavar="DIR", help="data folder of a running `blockrelay up`")]
 ModelKey = Annotated[

@@ -11,8 +11,9 @@ from blockrelay.errors import ServiceUnavailable, UsageError
 from blockrelay.protocol.keys import Keys
 from blockrelay.protocol.plan import Plan
 from blockrelay.protocol.transitions import calls
-from blockrelay.redis.cell_address import CellAddress, checked_url, find_cell
+from blockrelay.redis.cell_address import CellAddress, find_cell
 from blockrelay.redis.client import Scripts
+from blockrelay.redis.connections import checked_url
 from blockrelay.settings import Settings
 from blockrelay_launcher.cli.status import cancel, read_status, show
 from tests.support.cell import MODEL, Cell

@@ -18,21 +18,21 @@ def own_client(own_redis: RedisServer) -> Iterator[redis.Redis]:
 
 def test_a_redis_as_ours_has_no_weakness(own_redis: RedisServer, own_client: redis.Redis) -> None:
     assert weaknesses(own_client) == []
-    assert warnings_about(own_redis.url) == []
+    assert warnings_about(own_redis.url, "t") == []
 
 
 def test_each_broken_promise_is_one_warning(own_redis: RedisServer, own_client: redis.Redis) -> None:
     own_client.config_set("appendfsync", "everysec")
     own_client.config_set("maxmemory", "100mb")
     own_client.config_set("maxmemory-policy", "allkeys-lru")
-    fsync, eviction = warnings_about(own_redis.url)
+    fsync, eviction = warnings_about(own_redis.url, "t")
     assert "appendfsync is everysec" in fsync and "maxmemory-policy is allkeys-lru" in eviction
     own_client.config_set("appendonly", "no")
-    assert "appendonly yes" in warnings_about(own_redis.url)[0]
+    assert "appendonly yes" in warnings_about(own_redis.url, "t")[0]
 
 
 def test_rows_through_the_append_only_file_are_a_warning(own_redis: RedisServer, own_client: redis.Redis) -> None:
-    (line,) = warnings_about(own_redis.url, carries_rows=True)
+    (line,) = warnings_about(own_redis.url, "t", carries_rows=True)
     assert "--payload-redis" in line
     own_client.config_set("appendonly", "no")
     (line,) = weaknesses(own_client, carries_rows=True)
@@ -46,4 +46,4 @@ def test_a_redis_that_hides_its_settings_is_believed(own_redis: RedisServer, own
 
 def test_a_redis_that_is_away_is_nobodys_weakness(own_redis: RedisServer) -> None:
     own_redis.kill()
-    assert warnings_about(own_redis.url) == []
+    assert warnings_about(own_redis.url, "t") == []

@@ -53,15 +53,19 @@ class Repair:
 
     async def watch(self) -> None:
         """Until cancelled: end what is past its deadline, send ACCEPT again for records that Redis lost."""
+        returned = False
         while True:
             with suppress(TimeoutError):
                 async with asyncio.timeout(CHECK_EVERY_S):
                     await self._tailer.returned.wait()
-            returned = self._tailer.returned.is_set()  # perhaps another Redis process, whose log may have lost its tail
+            returned |= (
+                self._tailer.returned.is_set()
+            )  # perhaps another Redis process, whose log may have lost its tail
             self._tailer.returned.clear()
             try:
                 await self.check(time.monotonic() - (0.0 if returned else SILENT_S))
                 self._watch.worked("check requests")
+                returned = False
             except RedisTrouble as error:  # the next round tries again
                 self._watch.failed("check requests", error)
 

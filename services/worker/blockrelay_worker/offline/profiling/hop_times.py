@@ -18,7 +18,8 @@ from blockrelay_worker.offline.profiling.samples import Samples
 
 ROWS = (1, 16, 64, 256)
 RUNS = 40
-_THERE, _BACK = b"profile:there", b"profile:back"
+#: Of a cell that nobody has.
+_CELL, _THERE, _BACK = "profile", b"{profile}:there", b"{profile}:back"
 
 
 def redis_hop(url: str, hidden: int) -> Hop:
@@ -26,7 +27,7 @@ def redis_hop(url: str, hidden: int) -> Hop:
     context = multiprocessing.get_context("spawn")
     echo = context.Process(target=_echo, args=(url,), daemon=True)
     echo.start()
-    client = OneConnection(connect(url))
+    client = OneConnection(connect(url, cell=_CELL))
     try:
         client.ask("DEL", _THERE, _BACK)
         _there_and_back(client, hidden, 1)  # the other process is up
@@ -68,7 +69,7 @@ def _there_and_back(client: OneConnection, hidden: int, rows: int) -> float:
 
 def _echo(url: str) -> None:
     """Send back what comes."""
-    client = OneConnection(connect(url))
+    client = OneConnection(connect(url, cell=_CELL))
     while True:
         fields = _read(client, _THERE)
         message = Forward.decode(fields).encode()

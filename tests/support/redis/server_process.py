@@ -1,0 +1,118 @@
+"""One server or Sentinel of an arrangement that fails over, plain, or with TLS and users."""
+
+import hashlib
+import signal
+import subprocess
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import trustme
+
+from blockrelay.errors import RedisTrouble
+from blockrelay.redis import client as redis_link
+from blockrelay.redis.users import rules
+from tests.support.redis.redis_server import find_binary
+from tests.support.waiting import wait_until
+
+HOST = "127.0.0.1"
+ROLES = ("gateway", "scheduler", "worker")
+
+
+@dataclass(frozen=True)
+class Security:
+    """TLS for everybody, the users of deploy/redis and `admin` on the servers, `reader` and `peer` on the Sentinels."""
+
+    folder: Path
+
+    @classmethod
+    def make(cls, folder: Path) -> "Security":
+        authority = trustme.CA()
+        authority.cert_pem.write_to_path(str(folder / "ca.pem"))
+        authority.issue_cert(HOST).private_key_and_cert_chain_pem.write_to_path(str(folder / "server.pem"))
+        users = "\n".join(rules("control"))
+        for role in ROLES:
+            users = users.replace(f"{role.upper()}_SHA256", hashlib.sha256(password_of(role).encode()).hexdigest())
+        admin = f"user admin on >{password_of('admin')} ~* &* +@all"
+        (folder / "users.acl").write_text(f"{users}\n{admin}\n")
+        peer = f"user peer on >{password_of('peer')} &* +@all"
+        reader = f"user reader on >{password_of('reader')} -@all +sentinel|masters"
+        (folder / "sentinels.acl").write_text(f"user default off\n{reader}\n{peer}\n")
+        return cls(folder)
+
+    @property
+    def tls(self) -> dict[str, str]:
+        certificates = {f"tls-{kind}-file": str(self.folder / "server.pem") for kind in ("cert", "key")}
+        ca = {"tls-ca-cert-file": str(self.folder / "ca.pem"), "tls-auth-clients": "no", "tls-replication": "yes"}
+        return certificates | ca
+
+    @property
+    def parameters(self) -> str:
+        return f"ssl_ca_certs={self.folder / 'ca.pem'}"
+
+
+def password_of(user: str) -> str:
+    return f"password-of-{user}"
+
+
+@dataclass
+class Process:
+    """A server or a Sentinel."""
+
+    folder: Path
+    port: int
+    options: dict[str, str]
+    security: Security | None = None
+    sentinel: bool = False
+    process: "subprocess.Popen[bytes] | None" = None
+
+    def start(self) -> None:
+        """Returns when it answers."""
+        self.folder.mkdir(exist_ok=True)
+        where = {"port": str(self.port)}
+        if self.security:
+            where = {"port": "0", "tls-port": str(self.port), **self.security.tls}
+        common = {"bind": HOST, "dir": str(self.folder), "logfile": str(self.folder / "log")}
+        lines = [f"{name} {value}" for name, value in {**common, **where, **self.options}.items()]
+        config = self.folder / "config"
+        if not config.exists():  # Sentinels write into it what they know, and into those of servers whom to follow
+            config.write_text("\n".join(lines) + "\n")
+        arguments = [find_binary(), str(config), *(["--sentinel"] if self.sentinel else [])]
+        self.process = subprocess.Popen(arguments)
+        wait_until(self.answers, f"{self.folder.name} answers")
+
+    @property
+    def url(self) -> str:
+        """For administrators."""
+        if self.security is None:
+            return f"redis://{HOST}:{self.port}/0"
+        user = "peer" if self.sentinel else "admin"
+        return f"rediss://{user}:{password_of(user)}@{HOST}:{self.port}/0?{self.security.parameters}"
+
+    def ask(self, *words: str | int) -> Any:
+        with redis_link.connect(self.url) as client:
+            return client.execute_command(*words)
+
+    def answers(self) -> bool:
+        with suppress(RedisTrouble):
+            return bool(self.ask("PING"))
+        return False
+
+    @property
+    def runs(self) -> bool:
+        return self.process is not None and self.process.poll() is None
+
+    def role(self) -> str:
+        return self.ask("ROLE")[0].decode()
+
+    def signal(self, number: signal.Signals) -> None:
+        assert self.process is not None
+        self.process.send_signal(number)
+
+    def kill(self) -> None:
+        """kill -9, as a crash would."""
+        if self.runs:
+            assert self.process is not None
+            self.signal(signal.SIGKILL)
+            self.process.wait()
