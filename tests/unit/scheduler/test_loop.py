@@ -28,7 +28,7 @@ from blockrelay.settings import SchedulerSettings
 from blockrelay_scheduler.link import Link
 from blockrelay_scheduler.loop import Scheduler
 from blockrelay_scheduler.rescuer import LOOK_LIMIT
-from tests.support.cell import MODEL, Cell
+from tests.support.cell import MODEL, Cell, begin_cell
 from tests.support.redis.redis_server import RedisServer
 from tests.support.waiting import wait_until
 from tests.support.worker.registering import enter
@@ -317,6 +317,7 @@ def test_redis_goes_away_and_comes_back_and_nobody_is_declared_dead_for_it(own_r
 def test_another_server_may_not_have_the_last_beats(own_redis: RedisServer) -> None:
     """A failover that took no longer than a blink: nothing but the server's identity tells."""
     client, keys = own_redis.client(), Keys("t")
+    begin_cell(client, keys)
     cell = Cell(client, keys, Scripts(client, keys))
     one = scheduler(own_redis.url, dead_after_s=1.0)
     liveness = one.liveness
