@@ -10,13 +10,15 @@ from typing import Any
 
 import trustme
 
-from blockrelay.errors import RedisTrouble
+from blockrelay.errors import RedisTrouble, RedisUnavailable
 from blockrelay.redis import client as redis_link
 from blockrelay.redis.users import rules
 from tests.support.redis.redis_server import find_binary
 from tests.support.waiting import wait_until
 
 HOST = "127.0.0.1"
+#: How often a server is asked that has no time to answer.
+TRIES = 5
 ROLES = ("gateway", "scheduler", "worker")
 
 
@@ -91,8 +93,15 @@ class Process:
         return f"rediss://{user}:{password_of(user)}@{HOST}:{self.port}/0?{self.security.parameters}"
 
     def ask(self, *words: str | int) -> Any:
-        with redis_link.connect(self.url) as client:
-            return client.execute_command(*words)
+        """Patiently where it is there and has no time: a machine may be busy."""
+        for tries_left in reversed(range(TRIES)):
+            try:
+                with redis_link.connect(self.url) as client:
+                    return client.execute_command(*words)
+            except RedisUnavailable as error:
+                if not tries_left or "imeout" not in str(error):
+                    raise
+        raise AssertionError("unreachable")
 
     def answers(self) -> bool:
         with suppress(RedisTrouble):

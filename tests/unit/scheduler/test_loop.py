@@ -28,7 +28,7 @@ from blockrelay.settings import SchedulerSettings
 from blockrelay_scheduler.link import Link
 from blockrelay_scheduler.loop import Scheduler
 from blockrelay_scheduler.rescuer import LOOK_LIMIT
-from tests.support.cell import MODEL, Cell, begin_cell
+from tests.support.cell import MODEL, Cell
 from tests.support.redis.redis_server import RedisServer
 from tests.support.waiting import wait_until
 from tests.support.worker.registering import enter
@@ -312,32 +312,6 @@ def test_redis_goes_away_and_comes_back_and_nobody_is_declared_dead_for_it(own_r
     assert metric(one, "blockrelay_worker_deaths_total") == 0
     assert metric(one, "blockrelay_redis_errors_total") >= 1
     client.close()
-
-
-def test_another_server_may_not_have_the_last_beats(own_redis: RedisServer) -> None:
-    """A failover that took no longer than a blink: nothing but the server's identity tells."""
-    client, keys = own_redis.client(), Keys("t")
-    begin_cell(client, keys)
-    cell = Cell(client, keys, Scripts(client, keys))
-    one = scheduler(own_redis.url, dead_after_s=1.0)
-    liveness = one.liveness
-
-    def look() -> float:
-        """How many workers were declared dead so far, after a look at a time at which silence means something."""
-        liveness.trusted_from = float("-inf")
-        liveness.declare_dead()
-        return metric(one, "blockrelay_worker_deaths_total")
-
-    cell.worker("a", stage=0)
-    beat(cell, "a")
-    assert look() == 0
-    own_redis.kill()
-    own_redis.start()
-    client.zadd(keys.workers, {"a": cell.now_ms() - 5000})
-    assert look() == 0 and not liveness.trusted, "it has a whole second to beat"
-    assert look() == 1, "and is dead if it does not"
-    client.close()
-    one.link.client.close()
 
 
 def test_a_cell_that_falls_behind_while_a_worker_dies_is_upgraded(cell: Cell, redis_server: RedisServer) -> None:
