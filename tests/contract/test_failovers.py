@@ -20,7 +20,7 @@ from tests.support.redis.redis_server import find_binary, has_tls
 from tests.support.redis.server_process import HOST, Process
 from tests.support.waiting import wait_until
 
-pytestmark = pytest.mark.system
+pytestmark = pytest.mark.failovers
 needs_tls = pytest.mark.skipif(
     not has_tls(find_binary()), reason=f"{find_binary()} has no TLS, NOT TESTED: install redis-server"
 )

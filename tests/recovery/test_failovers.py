@@ -114,6 +114,7 @@ FAILOVERS: dict[str, Callable[[Arrangement], object]] = {
 }
 
 
+@pytest.mark.failovers
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("failover", FAILOVERS)
 @pytest.mark.parametrize("kind", [WithSentinels, Cluster], ids=["sentinels", "cluster"])

@@ -13,6 +13,7 @@ SUITES = {
     "sanitizer": "builds the kernels with AddressSanitizer and UBSan (make sanitize)",
     "fuzz": "needs schemathesis (make fuzz)",
     "deploy": "renders deploy/k8s; needs kubectl and kubernetes-validate (make check-deploy)",
+    "failovers": "Redis behind Sentinels and in clusters, whose masters are replaced and killed (make failovers)",
     "observability": "needs Debian's prometheus and prometheus-alertmanager (make observability)",
     "docker": "needs a container engine (make test-compose)",
 }

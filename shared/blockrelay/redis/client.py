@@ -81,6 +81,8 @@ def connect_async(url: str, *, cell: str | None = None, connections: int = 32) -
     return _AsyncClient.from_pool(make_async_pool(url, cell, _OPTIONS, connections=connections))
 
 
+#: How long replicas may take to have what was written. Seconds.
+REPLICAS_S = 1.0
 #: A connection that has answered so lately is not looked at before it is used.
 LOOK_AFTER_S = 0.01
 
@@ -181,19 +183,38 @@ class AsyncScripts:
         self._client = client
         self._heads = {script: _named_keys(keys, script) for script in NAMES}
 
-    async def run(self, call: Call[T]) -> T:
-        """As `Scripts.run`."""
+    async def run(self, call: Call[T], *, replicas: int = 0) -> T:
+        """As `Scripts.run`. With `replicas`, it returns when so many replicas have what the script wrote.
+
+        When they have not within REPLICAS_S, RedisUnavailable is raised, and the script has run, as it may have after a
+        lost connection. Redis counts what its own connection wrote: the script must write something whenever its answer
+        is a promise.
+        """
         code = source(call.script)
         tail: list[Any] = [*self._heads[call.script], call.packed()]
         reach_script("before", call.script)
         try:
-            answer = await cast(Any, self._client.evalsha(code.sha, *tail))
+            answer = await self._ask(replicas, "EVALSHA", code.sha, *tail)
         except RedisUnavailable as error:
             if error.code != "NOSCRIPT":
                 raise
-            answer = await cast(Any, self._client.eval(code.text, *tail))
+            answer = await self._ask(replicas, "EVAL", code.text, *tail)
         reach_script("after", call.script)
         return call.parse(answer)
+
+    async def _ask(self, replicas: int, *words: Any) -> Any:
+        if not replicas:
+            return await cast(Any, self._client.execute_command(*words))
+        both = self._client.pipeline(transaction=False)  # over one connection
+        both.execute_command(*words)
+        both.execute_command("WAIT", replicas, int(1000 * REPLICAS_S))
+        answer, copies = await both.execute(raise_on_error=False)
+        for failed in (answer, copies):
+            if isinstance(failed, Exception):
+                raise failed
+        if copies < replicas:
+            raise RedisUnavailable(f"Redis does not answer: {copies} of {replicas} replicas have what was written")
+        return answer
 
 
 def backoff_s(attempt: int) -> float:

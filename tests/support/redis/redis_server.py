@@ -35,17 +35,24 @@ class RedisServer:
     """`url` is stable over restarts. `durable=False` gives a payload Redis: nothing on disk."""
 
     def __init__(
-        self, folder: Path, *, durable: bool = True, fsync: str = "always", env: dict[str, str] | None = None
+        self,
+        folder: Path,
+        *,
+        durable: bool = True,
+        fsync: str = "always",
+        env: dict[str, str] | None = None,
+        port: int = 0,
     ) -> None:
+        """`port`: where it listens too, as replicas need; 0: only at its socket."""
         folder.mkdir(parents=True, exist_ok=True)
-        self.folder, self.durable, self.fsync, self.env = folder, durable, fsync, env
+        self.folder, self.durable, self.fsync, self.env, self.port = folder, durable, fsync, env, port
         self.socket = folder / "redis.sock"
         self.url = f"unix://{self.socket}"
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> "RedisServer":
         persistence = ["--appendonly", "yes", "--appendfsync", self.fsync] if self.durable else ["--appendonly", "no"]
-        options = ["--port", "0", "--unixsocket", str(self.socket), "--dir", str(self.folder), "--save", ""]
+        options = ["--port", str(self.port), "--unixsocket", str(self.socket), "--dir", str(self.folder), "--save", ""]
         options += ["--maxmemory-policy", "noeviction", "--logfile", str(self.folder / "redis.log"), *persistence]
         self.process = subprocess.Popen([find_binary(), *options], env={**os.environ, **(self.env or {})})
         client = self.client()

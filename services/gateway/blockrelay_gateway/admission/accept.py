@@ -225,11 +225,12 @@ class Admission:
         return self._cell.retention_s if request.body.background else 0
 
     async def _accept(self, one: _Submitted, limits: Limits, max_in_flight: int) -> Accepted:
-        call = one.followed.acceptance.call(max_in_flight=max_in_flight, limits=limits)
+        replicas = self._settings.accept_replicas
+        call = one.followed.acceptance.call(max_in_flight=max_in_flight, limits=limits, confirm=replicas > 0)
         give_up, attempt = time.monotonic() + RETRY_FOR_S, 0
         while True:
             try:
-                return await self._scripts.run(call)
+                return await self._scripts.run(call, replicas=replicas)
             except RedisFull as error:
                 self._watch.met(error)
                 raise memory_used_up("the queue's memory is used up") from error

@@ -111,6 +111,7 @@ def accept(
     limits: Limits = NO_LIMITS,
     reader: str = "",
     result_bytes: int = 0,
+    confirm: bool = False,
 ) -> Call[Accepted]:
     """`deadline_ms` is absolute Unix time in milliseconds, 0 for none. `max_in_flight` of the whole cell.
 
@@ -119,6 +120,7 @@ def accept(
     A lower `priority` is claimed earlier; within one, tenants share the workers by `weight`.
     `reader`: the gateway that reads the request if it exists already; it then counts as one of its followers.
     `result_bytes`: what its tensor result will take of the payload Redis; 0 for tokens.
+    `confirm`: write something even for a request that is there already, so that WAIT behind it speaks of that one too.
     """
     arguments: dict[str, Any] = {
         "request": request,
@@ -136,6 +138,7 @@ def accept(
         "exact": body.exact,
         "reader": reader,
         "result_bytes": result_bytes,
+        "confirm": confirm,
         "limits": {"in_flight": max_in_flight, **asdict(limits)},
     }
     if session:

@@ -29,8 +29,10 @@ class Acceptance:
     reader: str = ""
     result_bytes: int = 0
 
-    def call(self, *, max_in_flight: int = NO_MOST, limits: Limits = NO_LIMITS) -> Call[Accepted]:
-        """The call; the same request, seed and deadline each time, so the same tokens."""
+    def call(
+        self, *, max_in_flight: int = NO_MOST, limits: Limits = NO_LIMITS, confirm: bool = False
+    ) -> Call[Accepted]:
+        """The call; the same request, seed and deadline each time, so the same tokens. `confirm`: WAIT follows."""
         return calls.accept(
             self.request,
             self.body,
@@ -47,4 +49,5 @@ class Acceptance:
             result_bytes=self.result_bytes,
             max_in_flight=max_in_flight,
             limits=limits,
+            confirm=confirm,
         )

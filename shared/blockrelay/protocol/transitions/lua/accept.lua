@@ -6,7 +6,7 @@
 -- Arguments: request, model, pages_needed, deadline_ms (0: none), body, prompt_tokens, max_tokens,
 --   fingerprint ('' without a key), retention_s (0: the cell's), tenant, its weight, priority,
 --   exact (never under another numerics id), reader (gateway that will read a request that exists; '': none does),
---   result_bytes (0: none), limits (blockrelay.protocol.transitions.calls.Limits and `in_flight`; 0 stands for no limit but
+--   result_bytes (0: none), confirm (write even where the request is there already: WAIT follows), limits (blockrelay.protocol.transitions.calls.Limits and `in_flight`; 0 stands for no limit but
 --   of `in_flight`), session (calls.SessionStep) or nothing
 -- Answers: OK ms | EXISTS state | OTHER | TOO_LARGE pages | STEP expected-step | REPEAT request-id, or a limit and ms after
 --   which to ask again: TOKENS left | CONCURRENT requests | BUSY in-flight | PAGES promised | WAIT ms | LATE ms (until its end) |
@@ -15,6 +15,10 @@ local id, model, pages_needed, deadline_ms = ARGS.request, ARGS.model, ARGS.page
 local prompt_tokens, max_tokens = ARGS.prompt_tokens, ARGS.max_tokens
 local tenant, weight, priority, limits = ARGS.tenant, ARGS.weight, ARGS.priority, ARGS.limits
 local per_minute, others, result = limits.tokens_per_minute, limits.others, ARGS.result_bytes
+-- What is written twice is the same: replicas that have the second have the first, which another connection wrote.
+local function confirm()
+  if ARGS.confirm then redis.call('HINCRBY', P .. 'totals:' .. model, 'accepted', 0) end
+end
 local known = redis.call('HMGET', P .. 'request:' .. id, 'state', 'fingerprint', 'abandoned')
 if known[1] and not known[3] then
   if (known[2] or '') ~= ARGS.fingerprint then return {'OTHER'} end
@@ -22,6 +26,7 @@ if known[1] and not known[3] then
     redis.call('HSET', P .. 'followers:' .. id, ARGS.reader, '')  -- here: no FINISH for want of a reader may come between
     redis.call('EXPIRE', P .. 'followers:' .. id, retention())
   end
+  confirm()
   return {'EXISTS', known[1]}
 end
 
@@ -35,7 +40,10 @@ if asked then
     local previous = redis.call('HGET', session, 'request')
     local ended = redis.call('HGET', P .. 'request:' .. previous, 'end')
     local there = redis.call('EXISTS', P .. 'request:' .. previous) == 1
-    if there and (not ended or ended == 'tensor') then return {'REPEAT', previous} end
+    if there and (not ended or ended == 'tensor') then
+      confirm()
+      return {'REPEAT', previous}
+    end
   elseif asked.step == step + 1 and length == asked.length then
     append = true
   else
