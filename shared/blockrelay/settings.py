@@ -49,6 +49,10 @@ class Settings(BaseSettings):
     log_prompts: bool = Field(default=False, description="write prompts and texts into the log (never by default)")
     failpoint: str = Field(default="", description="die, sleep, fail or wait at a named point (docs/failpoints.md)")
 
+    def served_name(self, own: str) -> str:
+        """What clients and metrics call the model whose manifest calls it `own`."""
+        return self.model_name or own
+
     @field_validator("failpoint")
     @classmethod
     def _is_failpoint(cls, value: str) -> str:

@@ -43,7 +43,7 @@ def build(settings: GatewaySettings, folder: BlockFolder) -> Gateway:
     source = folder.chat_template()
     template = ChatTemplate(source, bos_token=model.bos_token, eos_token=model.eos_token) if source else None
     builder = RequestBuilder(
-        name=settings.model_name or model.name,
+        name=settings.served_name(model.name),
         model=model,
         generation=folder.manifest.generation,
         tokenizer=tokenizer,

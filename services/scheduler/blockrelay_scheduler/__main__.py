@@ -33,7 +33,7 @@ def serve(settings: SchedulerSettings, stop: threading.Event) -> None:
     payload = connect(settings.payload_redis_url, cell=settings.cell) if settings.payload_redis_url else client
     link = Link(client, payload, keys, Scripts(client, keys))
     metrics = SchedulerMetrics(
-        service_registry("scheduler", cell=settings.cell, model=settings.model_name or folder.model.name)
+        service_registry("scheduler", cell=settings.cell, model=settings.served_name(folder.model.name))
     )
     scheduler = Scheduler(settings=settings, link=link, metrics=metrics, model=folder.model_key, planned=planned)
     try:

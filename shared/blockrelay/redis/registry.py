@@ -1,6 +1,8 @@
-"""Reading the worker registry: one definition of "who is there", sync and async."""
+"""Reading what a cell tells of itself: one definition of "who is there", sync and async, the plan, and the books."""
 
 import time
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, cast
 
 import redis
@@ -73,6 +75,38 @@ def read_plan(client: redis.Redis, keys: Keys, model: str) -> Plan | None:
 async def read_plan_async(client: redis.asyncio.Redis, keys: Keys, model: str) -> Plan | None:
     """As `read_plan`."""
     return Plan.from_redis(await cast(Any, client.hgetall(keys.plan(model))))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Books:
+    """How many requests the cell has accepted and ended (by reason) since it began, and has in flight."""
+
+    accepted: int
+    ended: Mapping[str, int]
+    in_flight: int
+
+
+def read_books(client: redis.Redis, keys: Keys, model: str) -> Books:
+    """All of one moment: an ACCEPT between them would look like a loss."""
+    ask = client.pipeline(transaction=True)
+    ask.hgetall(keys.totals(model))
+    ask.zcard(keys.running)
+    totals, in_flight = cast(Any, ask.execute())
+    counts = {name.decode(): int(count) for name, count in totals.items()}
+    ended = {name.removeprefix("ended:"): count for name, count in counts.items() if name.startswith("ended:")}
+    return Books(accepted=counts.get("accepted", 0), ended=ended, in_flight=in_flight)
+
+
+def read_oldest(client: redis.Redis, keys: Keys) -> tuple[str, float] | None:
+    """The unfinished request that has stood still longest, and for how many seconds; None when there is none."""
+    ask = client.pipeline(transaction=False)
+    ask.zrange(keys.running, 0, 0, withscores=True)
+    ask.time()
+    found, (seconds, micros) = cast(Any, ask.execute())
+    if not found:
+        return None
+    request, moved_ms = found[0]
+    return request.decode(), max(0.0, seconds + micros / 1e6 - moved_ms / 1000)
 
 
 def server_ms() -> int:

@@ -4,6 +4,7 @@
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any, cast
 
 import redis
@@ -11,6 +12,7 @@ import redis
 from blockrelay.protocol.keys import Keys
 from blockrelay.protocol.plan import WorkerInfo
 from blockrelay.quantities import counted, format_seconds
+from blockrelay.redis.registry import read_books, read_oldest
 
 #: Seconds without progress from which on a request is told: a prompt or a queue takes less.
 STILL_S = 5.0
@@ -24,7 +26,7 @@ def read_trouble(client: redis.Redis, keys: Keys, workers: Mapping[str, Sequence
     memory = client.info("memory")
     return {
         "oldest": _oldest(client, keys),
-        "books": {model: _books(client, keys, model) for model in workers},
+        "books": {model: asdict(read_books(client, keys, model)) for model in workers},
         "numerics": {model: _waiting_for_numerics(client, keys, model, there) for model, there in workers.items()},
         "memory": {"used": int(memory["used_memory"]), "limit": int(memory["maxmemory"])},
     }
@@ -55,31 +57,17 @@ def sentences(trouble: Mapping[str, Any]) -> list[str]:
 
 
 def _oldest(client: redis.Redis, keys: Keys) -> dict[str, Any] | None:
-    ask = client.pipeline(transaction=False)
-    ask.zrange(keys.running, 0, 0, withscores=True)
-    ask.time()
-    found, (seconds, micros) = cast(Any, ask.execute())
-    if not found:
+    found = read_oldest(client, keys)
+    if found is None:
         return None
-    request, moved_ms = found[0][0].decode(), found[0][1]
+    request, seconds_still = found
     state, route = cast(Any, client.hmget(keys.request(request), "state", "route"))
     return {
         "request": request,
-        "seconds": max(0.0, seconds + micros / 1e6 - moved_ms / 1000),
+        "seconds": seconds_still,
         "state": (state or b"").decode(),
         "workers": [name for name in (route or b"").decode().split(",") if name],
     }
-
-
-def _books(client: redis.Redis, keys: Keys, model: str) -> dict[str, Any]:
-    ask = client.pipeline(transaction=True)  # of one moment
-    ask.hgetall(keys.totals(model))
-    ask.zcard(keys.running)
-    totals, in_flight = cast(Any, ask.execute())
-    counts = {name.decode(): int(count) for name, count in totals.items()}
-    accepted = counts.pop("accepted", 0)
-    ended = {name.removeprefix("ended:"): count for name, count in counts.items()}
-    return {"accepted": accepted, "ended": ended, "in_flight": in_flight}
 
 
 def _waiting_for_numerics(client: redis.Redis, keys: Keys, model: str, workers: Sequence[WorkerInfo]) -> dict[str, int]:

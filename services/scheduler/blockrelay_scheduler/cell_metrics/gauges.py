@@ -1,12 +1,13 @@
 """What the scheduler's metrics say of a whole model: workers, queues, requests that wait, the books."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, cast
 
 from blockrelay.observability.metrics.scheduler import SchedulerMetrics
 from blockrelay.protocol.plan import WORKER_STATES, Plan, WorkerInfo, parse_split
 from blockrelay.protocol.transitions import calls
+from blockrelay.redis.registry import read_books, read_oldest
 from blockrelay.settings import SchedulerSettings
 from blockrelay_scheduler.cell_metrics.autoscaling import Outstanding, demand, workers_wanted
 from blockrelay_scheduler.link import Link
@@ -28,10 +29,6 @@ def set_gauges(
     _tell_workers(metrics, workers, plan)
     client, keys = link.client, link.keys
     ask = client.pipeline(transaction=False)
-    # The books in one piece: an ACCEPT between them would look like a loss.
-    books = client.pipeline(transaction=True)
-    books.hgetall(keys.totals(model))
-    books.zcard(keys.running)
     for name, route_class in _STREAMS:
         if name == "jobs":
             ask.zcard(keys.queue(model, route_class))
@@ -40,21 +37,18 @@ def set_gauges(
     ask.llen(keys.ended("first"))
     ask.llen(keys.ended("last"))
     ask.xlen(keys.dead_letters)
-    ask.zrange(keys.running, 0, 0, withscores=True)
-    ask.time()
     ask.hgetall(keys.outstanding(model))
-    totals, in_flight = cast(Any, books.execute())
-    *depths, first, last, letters, oldest, (seconds, micros), outstanding = cast(Any, ask.execute())
-    _tell_totals(metrics, totals, in_flight)
+    books, oldest = read_books(client, keys, model), read_oldest(client, keys)
+    *depths, first, last, letters, outstanding = cast(Any, ask.execute())
+    metrics.totals.set(books.accepted, books.ended, books.in_flight)
     metrics.ended.set(first + last)
     metrics.dead_letters.set(letters)
-    now_ms = seconds * 1000 + micros // 1000
-    metrics.oldest_waiting.set(max(0, now_ms - oldest[0][1]) / 1000 if oldest else 0)
+    metrics.oldest_waiting.set(oldest[1] if oldest else 0)
     for (name, route_class), depth in zip(_STREAMS, depths, strict=True):
         pinned = sum(a.waiting for a in awaited if name == "reruns" and a.route_class == route_class)
         metrics.queue_depth.labels(f"{name}:{route_class}").set(depth + pinned)
     metrics.without_numerics.set(sum(a.waiting for a in awaited if a.absent_s is not None))
-    _tell_demand(metrics, settings, in_flight, Outstanding.from_redis(outstanding), workers, plan)
+    _tell_demand(metrics, settings, books.in_flight, Outstanding.from_redis(outstanding), workers, plan)
 
 
 def _tell_workers(metrics: SchedulerMetrics, workers: Sequence[WorkerInfo], plan: Plan) -> None:
@@ -69,12 +63,6 @@ def _tell_workers(metrics: SchedulerMetrics, workers: Sequence[WorkerInfo], plan
         for device in ("cpu", "gpu"):
             count = sum(worker.device == device for worker in serving)
             metrics.stage_workers.labels(str(index), f"{stage.first}-{stage.last}", device).set(count)
-
-
-def _tell_totals(metrics: SchedulerMetrics, totals: Mapping[bytes, bytes], in_flight: int) -> None:
-    counts = {name.decode(): int(count) for name, count in totals.items()}
-    ended = {name.removeprefix("ended:"): count for name, count in counts.items() if name.startswith("ended:")}
-    metrics.totals.set(counts.get("accepted", 0), ended, in_flight)
 
 
 def _tell_demand(

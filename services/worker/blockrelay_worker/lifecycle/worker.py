@@ -57,7 +57,7 @@ class Worker:
         self._model = self._folder.model_key
         self._executors: Executors = executors_for(settings.device, self._folder, threads=settings.threads)
         self._numerics = salted_id(self._executors.numerics_id(self._folder.manifest), settings.inject_numerics)
-        name = settings.model_name or self._folder.model.name
+        name = settings.served_name(self._folder.model.name)
         self._metrics = WorkerMetrics(
             service_registry("worker", cell=settings.cell, model=name, numerics=self._numerics)
         )

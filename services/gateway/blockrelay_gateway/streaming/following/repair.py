@@ -58,9 +58,8 @@ class Repair:
             with suppress(TimeoutError):
                 async with asyncio.timeout(CHECK_EVERY_S):
                     await self._tailer.returned.wait()
-            returned |= (
-                self._tailer.returned.is_set()
-            )  # perhaps another Redis process, whose log may have lost its tail
+            # Perhaps another Redis process, whose log may have lost its tail.
+            returned |= self._tailer.returned.is_set()
             self._tailer.returned.clear()
             try:
                 await self.check(time.monotonic() - (0.0 if returned else SILENT_S))
