@@ -3,13 +3,15 @@
 from secrets import token_hex
 
 from blockrelay.block_folder.folder import BlockFolder
+from blockrelay.errors import UsageError
+from blockrelay.observability import logs
 from blockrelay.observability.metrics.gateway import GatewayMetrics
 from blockrelay.observability.metrics.tenants import TenantMetrics
 from blockrelay.observability.registry import ServiceRegistry, service_registry
 from blockrelay.protocol.keys import Keys
 from blockrelay.redis.client import AsyncScripts, connect_async
 from blockrelay.redis.errors import RedisWatch
-from blockrelay.settings import GatewaySettings
+from blockrelay.settings import GatewaySettings, traces_wanted
 from blockrelay.text.tokenizer import Tokenizer
 from blockrelay_gateway.admission.accept import Admission, Streaming
 from blockrelay_gateway.admission.cell_watch import CellWatch
@@ -31,13 +33,15 @@ from blockrelay_gateway.streaming.following.resumption import Resumption
 from blockrelay_gateway.streaming.log_tailer import Tailer
 from blockrelay_gateway.streaming.records import Records
 from blockrelay_gateway.streaming.status_events import StatusEvents
+from blockrelay_gateway.tracing.ended_requests import EndedRequests, Traces
 
 #: To each Redis, at most.
 CONNECTIONS = 32
 
 
 def build(settings: GatewaySettings, folder: BlockFolder) -> Gateway:
-    """All parts, connected to nothing yet. Raises BlockFolderError for an unusable tokenizer or template."""
+    """All parts, connected to nothing yet. Raises BlockFolderError for an unusable tokenizer or template,
+    UsageError where traces are wanted and cannot be sent."""
     model, key = folder.model, folder.model_key
     tokenizer = Tokenizer.from_file(folder.tokenizer_path) if folder.tokenizer_path else None
     source = folder.chat_template()
@@ -63,7 +67,12 @@ def build(settings: GatewaySettings, folder: BlockFolder) -> Gateway:
     records = Records(client, keys, key)
     followers = Followers(client, keys, scripts, name)
     abandonment = Abandonment(followers, scripts, watch, gateway=name, grace_s=settings.grace_s)
-    followed = FollowedRequests(tailer, Accounting(metrics, tenants), abandonment)
+    traces = _traces(settings)
+    ended = (
+        EndedRequests(traces, client, keys, records, watch, model=builder.name, cell=settings.cell) if traces else None
+    )
+    accounting = Accounting(metrics, tenants, ended.ended if ended else None)
+    followed = FollowedRequests(tailer, accounting, abandonment)
     resumption = Resumption(client, keys, records, followers, followed, model=key)
     repair = Repair(client, keys, scripts, tailer, records, followers, followed, watch, gateway=name)
 
@@ -91,6 +100,8 @@ def build(settings: GatewaySettings, folder: BlockFolder) -> Gateway:
         "results": results.watch,
         "status events": status_events.run,
     }
+    if ended is not None:
+        works["traces"] = ended.run
     return Gateway(
         settings=settings,
         folder=folder,
@@ -121,3 +132,15 @@ def build(settings: GatewaySettings, folder: BlockFolder) -> Gateway:
         bodies=BodyBudget(max(settings.max_body_bytes, settings.max_bodies_bytes)),
         background=Background(works),
     )
+
+
+def _traces(settings: GatewaySettings) -> Traces | None:
+    """Where spans go, or None where nobody wants them. The SDK is an extra, and takes 12 MiB."""
+    if not traces_wanted():
+        return None
+    try:
+        from blockrelay_gateway.tracing.otlp import OtlpTraces
+    except ModuleNotFoundError as error:
+        what = "what sends traces is not installed: pip install 'blockrelay[otel]'"
+        raise UsageError(f"OTEL_EXPORTER_OTLP_ENDPOINT is set, and {what}") from error
+    return OtlpTraces(node=settings.node_id or logs.node_name("gateway"))

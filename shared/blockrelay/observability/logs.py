@@ -1,4 +1,5 @@
-"""One JSON object a line on stderr: timestamp, level, event_type, node_id, request_id, session_id, step, data.
+"""One JSON object a line on stderr: timestamp, level, event_type, node_id, request_id, session_id, step, traceparent,
+trace_id (of a request whose client sent a traceparent), data.
 
 `log.info("NODE_READY", blocks=9)` puts `blocks` under `data`; `request_id`, `session_id` and `step` stay on top.
 Prompts and texts are never logged unless `log_prompts` is set: callers pass counts, not contents.
@@ -15,6 +16,8 @@ from typing import Any, TextIO, cast
 import structlog
 from structlog.typing import FilteringBoundLogger
 
+from blockrelay.observability.traceparent import trace_and_parent
+
 _TOP = ("node_id", "request_id", "session_id", "step", "traceparent")
 
 
@@ -28,6 +31,8 @@ def _shape(_: Any, __: str, event: MutableMapping[str, Any]) -> MutableMapping[s
         value = event.pop(name, None)
         if value is not None:
             shaped[name] = value
+    if "traceparent" in shaped:
+        shaped["trace_id"], _ = trace_and_parent(shaped["traceparent"])
     shaped["data"] = dict(event)
     return shaped
 

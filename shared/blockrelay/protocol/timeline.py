@@ -22,7 +22,7 @@ def timeline(record: Mapping[bytes, bytes]) -> list[dict[str, Any]]:
     notes = [_read(*found) for found in _NOTE.findall(record.get(b"notes", b"").decode())]
     noted = {event["event"] for event in notes}
     # What is in no note any more came before all that is.
-    if b"claimed_ms" in record and "claimed" not in noted:
+    if b"claimed_ms" in record and not (notes and notes[0]["event"] == "claimed"):
         events.append(_event("claimed", int(record[b"claimed_ms"])))
     if b"first_token_ms" in record and "first_token" not in noted:
         events.append(_event("first_token", int(record[b"first_token_ms"])))

@@ -39,7 +39,8 @@ def test_neither_one_millisecond_nor_a_clock_that_was_put_back_changes_the_order
 
 def test_a_first_token_whose_note_was_pushed_out_came_before_all_that_is_left() -> None:
     record = {b"accepted_ms": b"5", b"claimed_ms": b"6", b"first_token_ms": b"8", b"notes": b"9rdeath@1;9ccpu;"}
-    assert [e["event"] for e in timeline(record)] == ["accepted", "queued", "first_token", "rerun", "claimed"]
+    names = ["accepted", "queued", "claimed", "first_token", "rerun", "claimed"]
+    assert [e["event"] for e in timeline(record)] == names
 
 
 def test_a_request_that_waits_has_only_begun() -> None:

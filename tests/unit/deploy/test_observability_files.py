@@ -69,9 +69,18 @@ def test_the_source_of_data_is_the_prometheus_beside_it() -> None:
     assert source["jsonData"]["timeInterval"] == PROMETHEUS["global"]["scrape_interval"]
 
 
+def test_traces_are_looked_at_where_they_are_sent() -> None:
+    (source,) = yaml.safe_load((PROVISIONING / "datasources" / "jaeger.yaml").read_text())["datasources"]
+    assert (source["type"], source["url"]) == ("jaeger", "http://jaeger:16686")
+    told = COMPOSE["services"]["gateway"]["environment"]
+    assert told["OTEL_EXPORTER_OTLP_ENDPOINT"] == "${OTEL_EXPORTER_OTLP_ENDPOINT:-}", "no traces unless asked for"
+    command = re.search(r"^# Traces: +OTEL_EXPORTER_OTLP_ENDPOINT=(\S+)", (ROOT / "compose.yaml").read_text(), re.M)
+    assert command is not None and command[1] == "http://jaeger:4318"
+
+
 def test_observability_is_asked_for_and_reaches_no_other_address_than_this_machine() -> None:
     watching = {name: s for name, s in COMPOSE["services"].items() if "observability" in s.get("profiles", ())}
-    assert watching.keys() == {"prometheus", "alertmanager", "redis-exporter", "grafana"}
+    assert watching.keys() == {"prometheus", "alertmanager", "redis-exporter", "grafana", "jaeger"}
     for service in watching.values():
         assert all(port.startswith("127.0.0.1:") for port in service.get("ports", ()))
         assert service["read_only"] and service["cap_drop"] == ["ALL"]

@@ -3,7 +3,6 @@
 Each API says how it spells the fields that may be wrong; everything else about them is the same.
 """
 
-import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,12 +20,6 @@ from blockrelay_gateway.api.common_schemas import SamplingFields
 
 MAX_SALT = 256
 MAX_TIMEOUT_S = 7 * 24 * 3600.0
-_TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
-
-
-def clean_traceparent(header: str | None) -> str:
-    """A W3C traceparent header, or "" when it is absent or malformed (the specification says: ignore it)."""
-    return header if header and _TRACEPARENT.fullmatch(header) else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,6 +9,7 @@ from pydantic import ValidationError
 from blockrelay.block_folder.folder import BlockFolder
 from blockrelay.block_folder.manifest import GenerationDefaults
 from blockrelay.errors import BadRequest, NotFound
+from blockrelay.observability.traceparent import clean_traceparent
 from blockrelay.protocol.sampling_params import derive_seed
 from blockrelay.text.tokenizer import Tokenizer
 from blockrelay_gateway.admission.admission_request import AdmissionRequest
@@ -18,7 +19,7 @@ from blockrelay_gateway.api.infer.schemas import InferRequest
 from blockrelay_gateway.api.openai.chat_template import ChatTemplate
 from blockrelay_gateway.api.openai.requests import OpenAIRequests
 from blockrelay_gateway.api.openai.schemas import ChatRequest, CompletionRequest
-from blockrelay_gateway.api.request_builder import RequestBuilder, clean_traceparent
+from blockrelay_gateway.api.request_builder import RequestBuilder
 from blockrelay_gateway.http.errors import from_validation
 
 
@@ -310,6 +311,9 @@ def test_null_means_the_default_for_every_field(requests: OpenAIRequests) -> Non
     [
         ("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", True),
         ("00-xyz-b7ad6b7169203331-01", False),
+        (f"00-{'0' * 32}-b7ad6b7169203331-01", False),
+        (f"00-0af7651916cd43dd8448eb211c80319c-{'0' * 16}-01", False),
+        ("ff-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", False),
         ("", False),
         (None, False),
         ("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01\r\nx: y", False),

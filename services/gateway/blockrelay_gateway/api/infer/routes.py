@@ -4,13 +4,13 @@ from fastapi import APIRouter, Request, WebSocket
 from fastapi.responses import Response, StreamingResponse
 
 from blockrelay.errors import BadRequest
+from blockrelay.observability.traceparent import clean_traceparent
 from blockrelay_gateway.admission.idempotency import HEADER
 from blockrelay_gateway.api import state
 from blockrelay_gateway.api.infer import handlers
 from blockrelay_gateway.api.infer.responses import InferFormat, TensorAnswer
 from blockrelay_gateway.api.infer.schemas import InferRequest
 from blockrelay_gateway.api.infer.websocket import converse
-from blockrelay_gateway.api.request_builder import clean_traceparent
 from blockrelay_gateway.http import authentication, openapi, sse
 from blockrelay_gateway.http.errors import JsonAnswer, status_of
 from blockrelay_gateway.http.offload import body_size, by_size

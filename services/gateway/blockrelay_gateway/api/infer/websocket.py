@@ -10,12 +10,12 @@ from fastapi import WebSocket, WebSocketDisconnect
 from pydantic import ValidationError
 
 from blockrelay.errors import BadRequest, BlockrelayError, LimitExceeded, RedisTrouble
+from blockrelay.observability.traceparent import clean_traceparent
 from blockrelay_gateway.admission.admission_request import AdmissionRequest
 from blockrelay_gateway.api.infer import handlers
 from blockrelay_gateway.api.infer.responses import TensorAnswer
 from blockrelay_gateway.api.infer.schemas import InferRequest
 from blockrelay_gateway.api.infer.tensor_steps import TensorStep
-from blockrelay_gateway.api.request_builder import clean_traceparent
 from blockrelay_gateway.api.state import Gateway
 from blockrelay_gateway.http import authentication
 from blockrelay_gateway.http.body_budget import BodyBudget, BodyShare

@@ -3,12 +3,12 @@
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
+from blockrelay.observability.traceparent import clean_traceparent
 from blockrelay_gateway.admission.admission_request import AdmissionRequest
 from blockrelay_gateway.admission.idempotency import HEADER, Identity
 from blockrelay_gateway.api import state
 from blockrelay_gateway.api.openai.responses import Kind, Options, format_of
 from blockrelay_gateway.api.openai.schemas import ChatRequest, CompletionRequest
-from blockrelay_gateway.api.request_builder import clean_traceparent
 from blockrelay_gateway.api.state import Gateway
 from blockrelay_gateway.http import authentication, openapi, sse
 from blockrelay_gateway.http.errors import JsonAnswer, error_body, status_of

@@ -1,0 +1,114 @@
+"""Requests whose end this gateway has heard: their records are read, and their spans handed over."""
+
+import asyncio
+from typing import Any, Protocol, cast
+
+import redis.asyncio
+
+from blockrelay.errors import BlockrelayError, RedisTrouble
+from blockrelay.observability import logs
+from blockrelay.protocol.ended import decode_log, whole_record
+from blockrelay.protocol.keys import Keys
+from blockrelay.protocol.messages import EndEntry
+from blockrelay.redis.client import backoff_s
+from blockrelay.redis.errors import RedisWatch
+from blockrelay_gateway.streaming.following.followed_request import FollowedRequest
+from blockrelay_gateway.streaming.following.repair import GATEWAY_TTL_S
+from blockrelay_gateway.streaming.records import Records
+from blockrelay_gateway.tracing.spans import Span, TraceIdentity, request_spans
+
+#: Requests whose records are still to be read, at most: Redis may be away.
+MOST_WAITING = 10_000
+
+
+class Traces(Protocol):
+    """Where spans go."""
+
+    def samples(self, identity: TraceIdentity, name: str) -> bool:
+        """Whether the spans of this trace are wanted."""
+        ...
+
+    def send(self, identity: TraceIdentity, spans: list[Span]) -> None:
+        """All spans of one request. Does not wait."""
+        ...
+
+    async def close(self) -> None:
+        """Nothing more will come."""
+        ...
+
+
+class EndedRequests:
+    """A request is told of by the gateway that accepted it; by another one that hears its end when that one is gone."""
+
+    def __init__(
+        self,
+        traces: Traces,
+        client: redis.asyncio.Redis,
+        keys: Keys,
+        records: Records,
+        watch: RedisWatch,
+        *,
+        model: str,
+        cell: str,
+    ) -> None:
+        self._traces, self._client, self._keys, self._records = traces, client, keys, records
+        self._watch, self._model, self._cell = watch, model, cell
+        self._waiting: asyncio.Queue[tuple[FollowedRequest, TraceIdentity]] = asyncio.Queue(MOST_WAITING)
+
+    def ended(self, followed: FollowedRequest) -> None:
+        """Its end was heard. Does not wait."""
+        identity = TraceIdentity.of(followed.id, followed.body.traceparent)
+        if not self._traces.samples(identity, self._model):
+            return
+        if followed.owned:
+            self._add(followed, identity)
+        else:  # as long as it takes to see whether the gateway that accepted it lives
+            asyncio.get_running_loop().call_later(GATEWAY_TTL_S, self._add, followed, identity)
+
+    async def run(self) -> None:
+        """Until cancelled; then what has been heard is told of, and sent."""
+        try:
+            while True:
+                await self._tell(*await self._waiting.get())
+        finally:
+            try:
+                async with asyncio.timeout(1.0):
+                    while not self._waiting.empty():
+                        await self._tell(*self._waiting.get_nowait())
+            except TimeoutError:
+                logs.get().warning("TRACES_LOST", requests=self._waiting.qsize() + 1)
+            await self._traces.close()
+
+    def _add(self, followed: FollowedRequest, identity: TraceIdentity) -> None:
+        try:
+            self._waiting.put_nowait((followed, identity))
+        except asyncio.QueueFull:
+            logs.get().warning("TRACES_LOST", request_id=followed.id, reason="too many wait for Redis", requests=1)
+
+    async def _tell(self, followed: FollowedRequest, identity: TraceIdentity) -> None:
+        attempt = 0
+        while True:
+            try:
+                spans = await self._spans(followed)
+                self._watch.worked("read records for traces")
+                break
+            except RedisTrouble as error:
+                self._watch.failed("read records for traces", error)
+                await asyncio.sleep(backoff_s(attempt))
+                attempt += 1
+            except BlockrelayError as error:  # the record is gone, or is none: its trace, and nothing else, is lost
+                logs.get().warning("TRACES_LOST", request_id=followed.id, reason=str(error), requests=1)
+                return
+        if spans:
+            self._traces.send(identity, spans)
+
+    async def _spans(self, followed: FollowedRequest) -> list[Span]:
+        """None where the gateway that accepted the request lives, and tells of it."""
+        owner = followed.body.gateway
+        if not followed.owned and owner and await cast(Any, self._client.exists(self._keys.gateway(owner))):
+            return []
+        record, log = await self._records.read(followed.id, whole=False)
+        entries = decode_log(log)
+        if not record or not entries or not isinstance(entries[-1], EndEntry):
+            return []  # forgotten meanwhile, by FORGET or by a Redis that came back without it
+        return request_spans(followed.id, whole_record(record, log), entries[-1], model=self._model, cell=self._cell)

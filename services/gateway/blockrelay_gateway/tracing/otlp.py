@@ -1,0 +1,96 @@
+"""Spans to a trace server, as OTLP over HTTP: OpenTelemetry's SDK samples, batches, sends and retries.
+
+Its own variables say where to and how many (docs/tracing.md). Imported only where they name an endpoint.
+"""
+
+import asyncio
+import threading
+from collections.abc import Sequence
+
+from opentelemetry import trace
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.resources import (
+    SERVICE_INSTANCE_ID,
+    SERVICE_NAME,
+    SERVICE_VERSION,
+    OTELResourceDetector,
+    Resource,
+)
+from opentelemetry.sdk.trace import Event, ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+from blockrelay import __version__
+from blockrelay_gateway.tracing.spans import SCHEMA_URL, Span, TraceIdentity
+
+#: A gateway that ends waits so long for the last spans to be sent.
+FLUSH_S = 2.0
+_SCOPE = InstrumentationScope("blockrelay", __version__, SCHEMA_URL)
+_NANOSECONDS = 1_000_000
+
+
+class OtlpTraces:
+    """Sends from a thread of its own. What does not fit into its queue, or is refused, is lost and logged."""
+
+    def __init__(self, *, node: str) -> None:
+        """`node`: which gateway this is. `OTEL_SERVICE_NAME` and `OTEL_RESOURCE_ATTRIBUTES` win over these."""
+        told = {SERVICE_NAME: "blockrelay-gateway", SERVICE_INSTANCE_ID: node, SERVICE_VERSION: __version__}
+        self._resource = Resource.create(told).merge(OTELResourceDetector().detect())
+        self._sampler = TracerProvider(resource=self._resource, shutdown_on_exit=False).sampler
+        self._exporter = OTLPSpanExporter()
+        self._sending = BatchSpanProcessor(self._exporter)
+
+    def samples(self, identity: TraceIdentity, name: str) -> bool:
+        """Whether the trace is wanted: `OTEL_TRACES_SAMPLER`, by default all but those whose client does not sample."""
+        parent = TraceContextTextMapPropagator().extract({"traceparent": identity.traceparent})
+        asked = self._sampler.should_sample(parent, int(identity.trace_id, 16), name, trace.SpanKind.SERVER)
+        return asked.decision.is_sampled()
+
+    def send(self, identity: TraceIdentity, spans: Sequence[Span]) -> None:
+        """Hand over all spans of a request; does not wait."""
+        for span in spans:
+            self._sending.on_end(self._readable(identity, span))
+
+    async def close(self) -> None:
+        """Send what is left, for at most FLUSH_S: a trace server that does not answer must not hold up the end."""
+        loop, done = asyncio.get_running_loop(), asyncio.Event()
+
+        def flush() -> None:
+            self._sending.shutdown()
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(done.set)
+
+        threading.Thread(target=flush, name="traces-flush", daemon=True).start()
+        try:
+            async with asyncio.timeout(FLUSH_S):
+                await done.wait()
+        except TimeoutError:
+            self._exporter.shutdown()
+
+    def _readable(self, identity: TraceIdentity, span: Span) -> ReadableSpan:
+        failed = trace.Status(trace.StatusCode.ERROR, span.error)
+        parent = identity.parent_id if span.server else span.parent_id
+        return ReadableSpan(
+            name=span.name,
+            context=_context(identity, span.span_id),
+            parent=_context(identity, parent, remote=span.server) if parent else None,
+            resource=self._resource,
+            attributes={**span.attributes, **({"error.type": span.error} if span.error else {})},
+            events=[Event(event.name, event.attributes, event.at_ms * _NANOSECONDS) for event in span.events],
+            links=[trace.Link(_context(identity, span.after))] if span.after else (),
+            kind=trace.SpanKind.SERVER if span.server else trace.SpanKind.INTERNAL,
+            status=failed if span.error else trace.Status(),
+            start_time=span.start_ms * _NANOSECONDS,
+            end_time=span.end_ms * _NANOSECONDS,
+            instrumentation_scope=_SCOPE,
+        )
+
+
+def _context(identity: TraceIdentity, span_id: str, *, remote: bool = False) -> trace.SpanContext:
+    return trace.SpanContext(
+        int(identity.trace_id, 16),
+        int(span_id, 16),
+        is_remote=remote,
+        trace_flags=trace.TraceFlags(trace.TraceFlags.SAMPLED),
+    )
