@@ -62,7 +62,7 @@ def test_a_short_drill_over_all_roles_loses_nothing() -> None:
 @pytest.mark.faults
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_short_drill_of_one_kind_loses_nothing(kind: str) -> None:
-    found = found_by("--minutes", "0.2", "--faults", kind)
+    found = found_by("--minutes", "0.3", "--faults", kind)
     assert set(found["faults"]) == {kind} and sum(found["faults"][kind].values()) >= 6
 
 
