@@ -62,7 +62,7 @@ def forget_gateways(client: redis.Redis) -> None:
 
 
 def everything(client: redis.Redis) -> dict[bytes, Any]:
-    """The content of every key, without the order of what has none."""
+    """The content of every key, without the order of what has none, and however the server keeps it."""
     found: dict[bytes, Any] = {}
     for name in cast("list[bytes]", client.keys("*")):
         kind = client.type(name)
@@ -72,6 +72,8 @@ def everything(client: redis.Redis) -> dict[bytes, Any]:
             found[name] = client.smembers(name)
         elif kind == b"stream":
             found[name] = client.xrange(name)
+        elif kind == b"zset":
+            found[name] = client.zrange(name, 0, -1, withscores=True)
         else:
             found[name] = client.dump(name)
     return found
