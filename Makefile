@@ -19,7 +19,7 @@ PEER_PIP ?=
 EXAMPLES ?= 300
 PIP := pip install --quiet --disable-pip-version-check
 
-.PHONY: help install demo up check test test-system test-all coverage flaky model parity sanitize equality fuzz faults drill audit test-compose failovers valkey check-deploy observability dashboards docs docs-pages lock bench bench-recovery overload clean
+.PHONY: help install demo up check test test-system test-all coverage flaky model parity sanitize equality fuzz faults drill audit test-compose failovers valkey check-deploy observability dashboards dashboard-pictures docs docs-pages lock bench bench-recovery overload clean
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -90,6 +90,13 @@ observability: install ## dashboards against a real Prometheus; needs Debian's p
 # Grafana's dashboards from deploy/dashboards; what is committed must be what they say.
 dashboards: install ## deploy/grafana/dashboards, made anew
 	$(BIN)/python -m deploy.dashboards
+
+# A run of `observability` as pictures: docs/dashboards/*.png.
+dashboard-pictures: install ## pictures of every panel from a real run; needs Debian's prometheus packages
+	$(BIN)/$(PIP) '.[pictures]'
+	mkdir -p build
+	$(BIN)/pytest --quiet -m observability tests/observability/test_panels.py --panels-to build/panels.json
+	$(BIN)/python -m deploy.dashboards.pictures build/panels.json
 
 $(DEPLOY_VENV)/.installed: Makefile
 	@test -x $(DEPLOY_VENV)/bin/python || $(PYTHON) -m venv $(DEPLOY_VENV)

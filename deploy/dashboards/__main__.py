@@ -7,11 +7,12 @@ from deploy.dashboards.kv_cache import KV_CACHE
 from deploy.dashboards.panel import Dashboard
 from deploy.dashboards.pipeline import PIPELINE
 from deploy.dashboards.recovery import RECOVERY
+from deploy.dashboards.redis import REDIS
 from deploy.dashboards.requests import REQUESTS
 from deploy.dashboards.system import SYSTEM
 from deploy.dashboards.tenants import TENANTS
 
-DASHBOARDS: tuple[Dashboard, ...] = (SYSTEM, PIPELINE, REQUESTS, KV_CACHE, RECOVERY, TENANTS)
+DASHBOARDS: tuple[Dashboard, ...] = (SYSTEM, PIPELINE, REQUESTS, KV_CACHE, RECOVERY, TENANTS, REDIS)
 FOLDER = Path(__file__).resolve().parents[1] / "grafana" / "dashboards"
 
 

@@ -6,15 +6,26 @@ from typing import Literal
 
 #: Units as Grafana calls them.
 Unit = Literal["short", "s", "bytes", "percentunit", "reqps", "ops", "cps", "none"]
-#: What changes a panel's value (done by tests/support/systems/causes.py): `load` many requests, `overload` more than
-#: the limits allow, `crowd` more than KV pages hold, `prefixes` prompts that begin alike, `tenants` requests with API
-#: keys, `kill` -9 of the workers of a stage, `gpu` a GPU that fails, `poison` a request that cannot be computed,
-#: `numerics` no worker of a numerics id is left, `redis` both Redis go away, `tiers` a tier of the page store goes,
-#: `memory` Redis is full, `books` a request that nobody knows.
 Cause = Literal[
     "load", "overload", "crowd", "prefixes", "tenants", "kill", "gpu", "poison", "numerics", "redis", "tiers", "memory",
     "books",
 ]  # fmt: skip
+#: What changes a panel's value (done by tests/support/systems/causes.py), in words.
+CAUSES: dict[Cause, str] = {
+    "load": "many requests",
+    "prefixes": "prompts that begin alike",
+    "tenants": "requests with an API key, beyond its limit",
+    "overload": "more requests than may be in flight, and a client that leaves",
+    "crowd": "more requests than KV pages hold",
+    "kill": "`kill -9` of all workers of a stage",
+    "gpu": "a GPU that fails",
+    "poison": "a request that cannot be computed",
+    "numerics": "no worker of a numerics id is left",
+    "memory": "Redis is full",
+    "books": "requests in the books that nobody knows",
+    "tiers": "a tier of the page store goes away",
+    "redis": "both Redis go away",
+}
 #: The variables that every dashboard has: series of what was renamed, which have no `model`, are not meant.
 SELECTED = 'cell=~"$cell", model=~"$model"'
 

@@ -4,6 +4,7 @@ from pathlib import Path
 
 from docs.generate import (
     command_line,
+    dashboards,
     failure_points,
     http_api,
     metrics,
@@ -19,6 +20,7 @@ FOLDER = Path(__file__).parents[1]
 COMMAND = "make docs-pages"
 
 _PAGES = {
+    "dashboards.md": dashboards.page,
     "settings.md": settings.page,
     "metrics.md": metrics.page,
     "redis-keys.md": redis_keys.page,

@@ -2,14 +2,18 @@
 and one that meets what the panel is for.
 """
 
+import json
+import re
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from deploy.dashboards.__main__ import DASHBOARDS
-from deploy.dashboards.panel import Panel
+from deploy.dashboards.panel import CAUSES as NAMED
+from deploy.dashboards.panel import Panel, Query
 from tests.support.prometheus import Series
 from tests.support.promql import filled_in
 from tests.support.systems.causes import CAUSES, Watched, watched_system
@@ -36,7 +40,35 @@ def differ(quiet: list[Series], now: list[Series]) -> bool:
     return False
 
 
-def test_every_panel_shows_what_it_is_for(start_system: StartSystem, tmp_path: Path) -> None:
+def legend(query: Query, labels: dict[str, str]) -> str:
+    """As Grafana writes it below a graph."""
+    return re.sub(r"\{\{(\w+)\}\}", lambda label: labels.get(label[1], ""), query.legend)
+
+
+def keep(on: Watched, file: Path, began: float, happened: list[tuple[str, float, float]]) -> None:
+    """What deploy/dashboards/pictures.py draws."""
+    told: dict[str, dict[str, list[Any]]] = {}
+    for board in DASHBOARDS:
+        for panel in board.panels:
+            told.setdefault(board.name, {})[panel.title] = [
+                [legend(query, dict(labels)), points]
+                for query in panel.queries
+                for labels, points in on.prometheus.points(filled_in(query.expr), began).items()
+            ]
+    text = json.dumps({"began": began, "causes": happened, "panels": told})
+    for server, name in ((on.system.control, "redis:6379"), (on.system.payload, "redis-payload:6379")):
+        text = text.replace(server.url, name)
+    file.write_text(text)
+
+
+def test_causes_have_names_that_readers_understand() -> None:
+    assert list(CAUSES) == list(NAMED)
+
+
+def test_every_panel_shows_what_it_is_for(
+    start_system: StartSystem, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    happened: list[tuple[str, float, float]] = []
     panels = {(board.name, panel.title): panel for board in DASHBOARDS for panel in board.panels}
     assert {panel.cause for panel in panels.values()} <= CAUSES.keys()
     with watched_system(start_system, tmp_path) as watched:
@@ -58,5 +90,8 @@ def test_every_panel_shows_what_it_is_for(start_system: StartSystem, tmp_path: P
                     wait_until(all_differ, f"its panels show {cause}", poll_s=0.2)
                 except AssertionError as error:
                     raise AssertionError(f"{cause} is not shown by {sorted(waiting)}") from error
+            happened.append((cause, started, time.time()))
         for (board, title), panel in panels.items():
             assert all(shown(watched, panel, began)), f"{board}: {title} has a query without a value"
+        if file := request.config.getoption("--panels-to"):
+            keep(watched, Path(file), began, happened)

@@ -1,6 +1,8 @@
 """A real Prometheus that scrapes what a test tells it to, every second."""
 
 import json
+import math
+import os
 import shutil
 import subprocess
 import time
@@ -13,11 +15,13 @@ from typing import Any
 import httpx
 import yaml
 
+from tests.support.project import ROOT
 from tests.support.waiting import wait_until
 
 SCRAPE_S = 1
+Labels = tuple[tuple[str, str], ...]
 #: Labels of a series, and its finite values.
-Series = dict[tuple[tuple[str, str], ...], list[float]]
+Series = dict[Labels, list[float]]
 
 
 @dataclass
@@ -52,13 +56,17 @@ class Prometheus:
 
     def values(self, expr: str, since: float) -> Series:
         """What a query has given from `since` (Unix seconds) to now, by series; nothing for what is NaN or infinite."""
+        return {series: [value for _, value in points] for series, points in self.points(expr, since).items()}
+
+    def points(self, expr: str, since: float) -> dict[Labels, list[tuple[float, float]]]:
+        """As `values`, each with its time."""
         asked = {"query": expr, "start": since, "end": time.time(), "step": SCRAPE_S}
         answer = httpx.get(f"{self.url}/api/v1/query_range", params=asked, timeout=10).json()
         assert answer["status"] == "success", answer
-        found: Series = {}
+        found: dict[Labels, list[tuple[float, float]]] = {}
         for series in answer["data"]["result"]:
-            numbers = [float(value) for _, value in series["values"]]
-            finite = [number for number in numbers if number == number and abs(number) != float("inf")]
+            numbers = [(float(at), float(value)) for at, value in series["values"]]
+            finite = [(at, number) for at, number in numbers if math.isfinite(number)]
             if finite:
                 found[tuple(sorted(series["metric"].items()))] = finite
         return found
@@ -100,6 +108,28 @@ def running_prometheus(
     finally:
         process.kill()
         process.wait()
+
+
+@contextmanager
+def running_exporter(port: int) -> Iterator[None]:
+    """The Redis exporter, which asks the servers that a scrape names."""
+    command = [binary("prometheus-redis-exporter"), "-web.listen-address", f"127.0.0.1:{port}"]
+    quiet = subprocess.DEVNULL
+    process = subprocess.Popen(command, env={**os.environ, "REDIS_ADDR": ""}, stdout=quiet, stderr=quiet)
+    try:
+        yield
+    finally:
+        process.kill()
+        process.wait()
+
+
+def through_exporter(port: int) -> dict[str, Any]:
+    """What the job `redis` of deploy/prometheus/prometheus.yml says, for an exporter at this port."""
+    committed = yaml.safe_load((ROOT / "deploy" / "prometheus" / "prometheus.yml").read_text())
+    (job,) = [job for job in committed["scrape_configs"] if job["job_name"] == "redis"]
+    *relabelled, address = job["relabel_configs"]
+    exporter = {**address, "replacement": f"127.0.0.1:{port}"}
+    return {"metrics_path": job["metrics_path"], "relabel_configs": [*relabelled, exporter]}
 
 
 def binary(name: str) -> str:

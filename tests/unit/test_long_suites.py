@@ -23,6 +23,7 @@ NO_SUITES = {
     "coverage",
     "docs-pages",
     "dashboards",
+    "dashboard-pictures",
     "lock",
 }
 FIGURES = {"bench", "bench-recovery", "overload", "turns"}

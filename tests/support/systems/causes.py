@@ -16,7 +16,7 @@ import httpx
 
 from blockrelay.auth.api_keys import Tenant, add_key
 from blockrelay_launcher.supervisor.ports import kept_ports
-from tests.support.prometheus import Prometheus, running_prometheus
+from tests.support.prometheus import Prometheus, running_exporter, running_prometheus, through_exporter
 from tests.support.systems.system import StartSystem, System, make_jobs
 from tests.support.waiting import wait_until
 
@@ -91,12 +91,15 @@ def watched_system(start: StartSystem, folder: Path, **prometheus: object) -> It
         "blockrelay-tenants": {"metrics_path": "/metrics/tenants", **secret},
     }
     with ExitStack() as stack:
-        (port,) = stack.enter_context(kept_ports("127.0.0.1", 0, 1))
+        (port, exporter) = stack.enter_context(kept_ports("127.0.0.1", 0, 2))
+        stack.enter_context(running_exporter(exporter))
+        jobs["redis"] = through_exporter(exporter)
         beside = stack.enter_context(running_prometheus(folder / "prometheus", port, jobs, **prometheus))
         found = Watched(system, beside, url, operator, tenant, start, system)
         found.watch(system)
         for job in ("blockrelay-gateway", "blockrelay-tenants"):
             beside.add(job, url.removeprefix("http://"))
+        beside.add("redis", system.control.url, system.payload.url)
         yield found
 
 

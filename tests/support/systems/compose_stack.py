@@ -6,6 +6,7 @@ import shutil
 import socket
 import subprocess
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ from tests.support.waiting import wait_until
 ROOT = Path(__file__).parents[3]
 PROJECT = "blockrelay-test"
 LABEL = f"label=com.docker.compose.project={PROJECT}"
+#: Services whose ports are published.
+PORTS = ("gateway", "prometheus", "alertmanager", "grafana", "jaeger")
 READY = "from urllib.request import urlopen; urlopen('http://127.0.0.1:9102/readyz', timeout=2)"
 
 
@@ -45,16 +48,26 @@ def mountable_copy(model: Path, folder: Path) -> Path:
 
 
 class ComposeStack:
-    """The services of compose.yaml, built and started. `model` None: the one in the images; else a mounted folder."""
+    """The services of compose.yaml, built and started. `model` None: the one in the images; else a mounted folder.
+    `more`: files that add to compose.yaml. With the profile `observability` traces are sent too."""
 
-    def __init__(self, model: Path | None) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-        self.url = f"http://127.0.0.1:{port}"
-        self._env = {**os.environ, "GATEWAY_PORT": str(port), "MODEL_DIR": str(model or "")}
-        files = ["-f", "compose.yaml", *(["-f", "deploy/compose/model.yaml"] if model else [])]
-        self._command = [*compose_command(), "--project-name", PROJECT, *files]
+    def __init__(self, model: Path | None, *more: Path, profile: str = "") -> None:
+        with ExitStack() as stack:
+            probes = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in PORTS]
+            self._ports = {name: probe.getsockname()[1] for name, probe in zip(PORTS, probes, strict=True)}
+        self.url = self.address("gateway")
+        published = {f"{name.upper()}_PORT": str(port) for name, port in self._ports.items()}
+        self._env = {**os.environ, **published, "MODEL_DIR": str(model or "")}
+        if profile:
+            self._env["OTEL_EXPORTER_OTLP_ENDPOINT"] = "http://jaeger:4318"
+        files = ["compose.yaml", *(["deploy/compose/model.yaml"] if model else []), *map(str, more)]
+        named = [option for file in files for option in ("-f", file)]
+        self._command = [*compose_command(), "--project-name", PROJECT, *named]
+        self._command += ["--profile", profile] if profile else []
+
+    def address(self, service: str) -> str:
+        """Where a service with a published port answers."""
+        return f"http://127.0.0.1:{self._ports[service]}"
 
     def compose(self, *arguments: str) -> str:
         return run(*self._command, *arguments, env=self._env)
@@ -62,9 +75,9 @@ class ComposeStack:
     def build(self) -> None:
         self.compose("build")
 
-    def up(self) -> None:
-        """Ready: a token can be produced. What stands still is started again."""
-        self.compose("up", "--detach")
+    def up(self, *services: str) -> None:
+        """Ready: a token can be produced. What stands still is started again. `services`: only these."""
+        self.compose("up", "--detach", *services)
         try:
             wait_until(self.is_ready, "/readyz of the gateway says yes", timeout_s=120, poll_s=0.1)
         except AssertionError as error:

@@ -1,0 +1,67 @@
+"""`python -m deploy.dashboards.pictures RECORDED`: docs/dashboards/*.png, every panel as a real run has filled it.
+
+RECORDED is what tests/observability has kept (`--panels-to`): answers of a real Prometheus while one cause after the
+other happened to a real system. Needs matplotlib (`make dashboard-pictures`).
+"""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import matplotlib  # pyright: ignore[reportMissingImports]
+from matplotlib import pyplot  # pyright: ignore[reportMissingImports]
+from matplotlib.ticker import EngFormatter, PercentFormatter  # pyright: ignore[reportMissingImports]
+
+from deploy.dashboards.__main__ import DASHBOARDS
+from deploy.dashboards.panel import Dashboard, Panel
+
+FOLDER = Path(__file__).resolve().parents[2] / "docs" / "dashboards"
+_COLUMNS = 2
+_MOST_NAMED = 6  # series of a panel whose names fit below it
+
+
+def main(recorded: Path) -> None:
+    """All dashboards."""
+    run = json.loads(recorded.read_text())
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    matplotlib.use("Agg")
+    for board in DASHBOARDS:
+        _draw(board, run, FOLDER / f"{board.name}.png")
+
+
+def _draw(board: Dashboard, run: dict[str, Any], path: Path) -> None:
+    rows = -(-len(board.panels) // _COLUMNS)
+    figure, axes = pyplot.subplots(rows, _COLUMNS, figsize=(13, 2.9 * rows), squeeze=False, layout="constrained")
+    for index, drawn in enumerate(axes.flat):
+        if index < len(board.panels):
+            panel = board.panels[index]
+            _draw_panel(drawn, panel, run["panels"][board.name][panel.title], run)
+        else:
+            drawn.set_axis_off()
+    figure.savefig(path, dpi=70, metadata={"Software": None})
+    pyplot.close(figure)
+
+
+def _draw_panel(drawn: Any, panel: Panel, series: list[list[Any]], run: dict[str, Any]) -> None:
+    for legend, points in series:
+        named = {"label": legend} if legend and len(series) <= _MOST_NAMED else {}
+        drawn.plot([at - run["began"] for at, _ in points], [value for _, value in points], linewidth=1.2, **named)
+    for cause, start, end in run["causes"]:
+        here, colour, alpha = (cause, "#d97706", 0.25) if cause == panel.cause else ("", "#9aa5b1", 0.1)
+        drawn.axvspan(start - run["began"], end - run["began"], color=colour, alpha=alpha)
+        drawn.text(start - run["began"], 0.98, here, transform=drawn.get_xaxis_transform(), fontsize=8, va="top")
+    drawn.set_title(panel.title, fontsize=10, loc="left")
+    drawn.set_ylim(bottom=0)
+    drawn.tick_params(labelsize=7)
+    drawn.grid(alpha=0.3)
+    if panel.unit == "percentunit":
+        drawn.yaxis.set_major_formatter(PercentFormatter(1.0))
+    else:
+        drawn.yaxis.set_major_formatter(EngFormatter({"s": "s", "bytes": "B"}.get(panel.unit, ""), sep=""))
+    if drawn.get_legend_handles_labels()[0]:
+        drawn.legend(fontsize=6, loc="upper left", framealpha=0.6)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

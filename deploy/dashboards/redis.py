@@ -1,0 +1,70 @@
+"""The Redis servers, as their exporter sees them: one core and one disk that the whole cell shares."""
+
+from deploy.dashboards.panel import Dashboard, Panel, Query
+
+
+def _each(metric: str) -> str:
+    return f"sum by (instance) ({metric})"
+
+
+def _each_rate(metric: str) -> str:
+    return f"sum by (instance) (rate({metric}[$__rate_interval]))"
+
+
+REDIS = Dashboard(
+    name="redis",
+    title="Blockrelay / Redis",
+    rows=(
+        (
+            "Both servers",
+            (
+                Panel(
+                    title="Answers",
+                    meaning="1: the exporter reaches the server. While the control Redis is away nothing is accepted.",
+                    queries=[Query(_each("redis_up"), "{{instance}}")],
+                    cause="redis",
+                ),
+                Panel(
+                    title="Time in commands",
+                    meaning="Seconds per second. Commands run one after the other: at 100 % the cell is at its end.",
+                    queries=[Query(_each_rate("redis_commands_duration_seconds_total"), "{{instance}}")],
+                    cause="load",
+                    unit="percentunit",
+                ),
+                Panel(
+                    title="Commands",
+                    meaning="Per second; a script counts once, and what it calls too.",
+                    queries=[Query(_each_rate("redis_commands_processed_total"), "{{instance}}")],
+                    cause="load",
+                    unit="ops",
+                ),
+                Panel(
+                    title="Memory",
+                    meaning="What is used, and how much may be. A full control Redis refuses new requests.",
+                    queries=[
+                        Query(_each("redis_memory_used_bytes"), "{{instance}}"),
+                        Query(_each("redis_memory_max_bytes"), "{{instance}}, at most"),
+                    ],
+                    cause="memory",
+                    unit="bytes",
+                ),
+                Panel(
+                    title="Append-only file",
+                    meaning="Its size. It is rewritten when it has doubled; only the control Redis has one.",
+                    queries=[Query(_each("redis_aof_current_size_bytes"), "{{instance}}")],
+                    cause="load",
+                    unit="bytes",
+                ),
+                Panel(
+                    title="Clients",
+                    meaning="Connections, and how many of them wait for something to come.",
+                    queries=[
+                        Query(_each("redis_connected_clients"), "{{instance}}"),
+                        Query(_each("redis_blocked_clients"), "{{instance}}, waiting"),
+                    ],
+                    cause="kill",
+                ),
+            ),
+        ),
+    ),
+)
