@@ -23,6 +23,7 @@ NO_SUITES = {
     "coverage",
     "docs-pages",
     "dashboards",
+    "manifests",
     "lock",
 }
 FIGURES = {"bench", "bench-recovery", "overload", "turns"}
