@@ -3,7 +3,6 @@
 They are made in a copy of deploy/, since the overlay for production takes secrets that are made beside it.
 """
 
-import os
 import shutil
 import subprocess
 import sys
@@ -11,7 +10,7 @@ from pathlib import Path
 
 import yaml
 
-from tests.support.documents import Block, blocks
+from tests.support.kubernetes.documented import command_of, run
 from tests.support.project import ROOT
 
 #: Ours.
@@ -46,20 +45,6 @@ ON_DEMO: dict[str, dict[str, object]] = {
 VARIANTS = (*OVERLAYS, *ON_DEMO)
 #: Its commands make what the overlay for production takes.
 SECRETS = "make-secrets"
-
-
-def command_of(page: str, word: str) -> Block:
-    """The one block of a page of docs/ in which `word` stands."""
-    (found,) = [block for block in blocks(ROOT / "docs" / page) if block.language == "sh" and word in block.text]
-    return found
-
-
-def run(block: Block, folder: Path) -> str:
-    """What its commands print in `folder`; none may fail."""
-    env = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
-    done = subprocess.run(["sh", "-euc", block.text], cwd=folder, env=env, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, f"{block}\n{done.stdout}{done.stderr}"
-    return done.stdout
 
 
 def prepare(folder: Path) -> dict[str, Path]:
