@@ -24,8 +24,9 @@ CALLS = [
 #: Namespace of a command -> whose objects it means.
 SPACES = {"blockrelay": "production", "blockrelay-demo": "demo"}
 #: Pods that are made by hand.
-PODS = {path.stem: path for path in ROOT.glob("deploy/k8s/redis-volume.yaml")}
-PODS |= {path.stem: path for path in ROOT.glob("deploy/k8s/components/*/loader.yaml")}
+PODS = {
+    path.stem: path for path in (ROOT / "deploy" / "k8s").rglob("*.yaml") if path.stem in ("redis-volume", "loader")
+}
 #: Kinds as they are written on a command line.
 KINDS = {
     "deployment": "Deployment",

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from tests.support.kubernetes.contracts.objects import containers, kinds
+from tests.support.kubernetes.contracts.objects import containers, kinds, pod_of
 from tests.support.kubernetes.contracts.rules import complaints
 from tests.support.kubernetes.custom_resources import custom_complaints
 from tests.support.kubernetes.rendering import Manifest, is_custom, schema_complaints
@@ -61,6 +61,15 @@ def test_the_model_reaches_every_service(render: Render) -> None:
             (container,) = containers(service)
             assert {"name": "BLOCKRELAY_MODEL", "value": "/model"} in container["env"]
             assert {"name": "model", "mountPath": "/model", "readOnly": True} in container["volumeMounts"]
+
+
+def test_overlays_say_what_the_heads_of_components_leave_to_them(render: Render) -> None:
+    for one in kinds(render("with-a-model-image"), "Deployment"):
+        volumes = [volume for volume in pod_of(one)["volumes"] if "image" in volume]
+        assert [volume["image"]["reference"] for volume in volumes] in ([], ["registry.example/model@sha256:..."])
+    objects = render("with-gateway-api")
+    assert kinds(objects, "Gateway")[0]["spec"]["gatewayClassName"] == "your-class"
+    assert kinds(objects, "HTTPRoute")[0]["spec"]["hostnames"] == ["models.example"]
 
 
 def test_two_cells_share_no_namespace(render: Render) -> None:

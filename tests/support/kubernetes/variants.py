@@ -13,18 +13,23 @@ import yaml
 from tests.support.kubernetes.documented import command_of, run
 from tests.support.project import ROOT
 
+
+def example_of(component: str) -> dict[str, object]:
+    """What the head of a component says that an overlay has to have."""
+    text = (ROOT / "deploy" / "k8s" / "components" / component / "kustomization.yaml").read_text()
+    lines = [line.removeprefix("#   ") for line in text.splitlines() if line.startswith("#   ")]
+    return yaml.safe_load("\n".join(lines))
+
+
 #: Ours.
 OVERLAYS = tuple(sorted(path.name for path in (ROOT / "deploy" / "k8s" / "overlays").iterdir()))
 #: Overlays on `demo` -> what they add.
 ON_DEMO: dict[str, dict[str, object]] = {
-    "with-a-plan": {
-        "components": ["../../components/plan"],
-        "configMapGenerator": [{"name": "blockrelay-plan", "files": ["plan.json"]}],
-    },
+    "with-a-plan": example_of("plan"),
     "with-hpa": {"components": ["../../components/hpa", "../../components/prometheus-operator"]},
-    "with-a-model-image": {"components": ["../../components/model-image"]},
+    "with-a-model-image": example_of("model-image"),
     "with-a-model-volume": {"components": ["../../components/model-pvc"]},
-    "with-gateway-api": {"components": ["../../components/gateway-api"]},
+    "with-gateway-api": example_of("gateway-api"),
     "with-valkey": {
         "components": ["../../components/valkey"],
         "secretGenerator": [
