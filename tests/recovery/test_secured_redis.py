@@ -19,13 +19,13 @@ import trustme
 from blockrelay.errors import RedisRefused, RedisTrouble
 from blockrelay.protocol.keys import Keys
 from blockrelay.redis import client as redis_link
+from blockrelay.redis.users import ROLES
 from blockrelay_launcher.supervisor.embedded_redis import find_server_program
 from blockrelay_launcher.supervisor.ports import kept_ports
 from tests.support.redis.redis_server import has_tls
 from tests.support.waiting import wait_until
 
 FOLDER = Path(__file__).parents[2] / "deploy" / "redis"
-ROLES = ("gateway", "scheduler", "worker")
 KEYS = Keys("c0")
 
 
@@ -211,3 +211,7 @@ def test_nobody_comes_in_without_a_password(secured: Secured) -> None:
     anonymous = url.replace("worker:wrong@", "")
     with redis_link.connect(anonymous) as client, pytest.raises(RedisRefused):
         client.ping()
+    with redis_link.connect(url.replace("worker:wrong", "probe:any")) as client:
+        assert client.ping()
+        with pytest.raises(RedisRefused):
+            client.get(KEYS.running)

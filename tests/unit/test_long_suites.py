@@ -24,6 +24,7 @@ NO_SUITES = {
     "docs-pages",
     "dashboards",
     "dashboard-pictures",
+    "manifests",
     "lock",
 }
 FIGURES = {"bench", "bench-recovery", "overload", "turns"}

@@ -1,6 +1,8 @@
 """The Redis users of deploy/redis, made from the table of keys: `python -m blockrelay.redis.users control|payload`.
 
-A script runs with the rights of its caller, so a role may use what it uses itself and what its scripts use.
+A script runs with the rights of its caller, so a role may use what it uses itself and what its scripts use. Beside the
+services there are `keda`, an autoscaler that may count the unfinished requests, and `probe`, who needs no password and
+may ask whether the server answers.
 """
 
 import sys
@@ -20,6 +22,10 @@ _CHANNELS = {
     ("control", "gateway"): f" {_CHANNEL} +subscribe +unsubscribe",
     ("control", "worker"): f" {_CHANNEL} +publish",
 }
+#: What KEDA's `redis` trigger sends: a script with TYPE and the length of that type. EVAL asks for the right to write.
+_KEDA = f"-@all +ping +hello +eval +type +zcard +llen ~{Keys(CELL).running}"
+#: Users with a password: ROLE_SHA256 of the files stands for its digest.
+ROLES = (*SCRIPTS_OF, "keda")
 
 
 def _pattern(family: Family) -> str:
@@ -34,12 +40,14 @@ def families_of(role: str, server: Server) -> list[Family]:
 
 def rules(server: Server) -> list[str]:
     """The lines of the ACL file; ROLE_SHA256 stands for the digest of the role's password."""
-    lines = ["user default off"]
+    lines = ["user default off", "user probe on nopass resetchannels -@all +ping"]
     for role in SCRIPTS_OF:
         commands = _COMMANDS.get((server, role), _ALL)
         channels = _CHANNELS.get((server, role), "")
         patterns = " ".join(_pattern(family) for family in families_of(role, server))
         lines.append(f"user {role} on #{role.upper()}_SHA256 resetchannels {commands} {patterns}{channels}")
+    if server == "control":
+        lines.append(f"user keda on #KEDA_SHA256 resetchannels {_KEDA}")
     return lines
 
 

@@ -12,14 +12,13 @@ import trustme
 
 from blockrelay.errors import RedisTrouble, RedisUnavailable
 from blockrelay.redis import client as redis_link
-from blockrelay.redis.users import rules
+from blockrelay.redis.users import ROLES, rules
 from tests.support.redis.redis_server import find_binary
 from tests.support.waiting import wait_until
 
 HOST = "127.0.0.1"
 #: How often a server is asked that has no time to answer.
 TRIES = 5
-ROLES = ("gateway", "scheduler", "worker")
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from blockrelay.errors import UsageError
+from blockrelay.redis.users import ROLES
 from blockrelay_launcher.supervisor.embedded_redis import MAX_SOCKET_PATH, USERS_FILE
 
 SERVERS = ("control", "payload")
-ROLES = ("gateway", "scheduler", "worker")
 #: A user who may enter the folder of an embedded Redis administers it: the launcher, and the drill.
 ADMINISTRATOR = "user default on nopass ~* &* +@all"
 

@@ -1,0 +1,138 @@
+"""The steps of docs/procedures that need no cluster, run: secrets change, and a copy of Redis is restored."""
+
+import os
+import shutil
+import stat
+import subprocess
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from blockrelay.auth.api_keys import read_keys
+from blockrelay.protocol.keys import Keys
+from blockrelay.redis.client import Scripts
+from tests.support.cell import Cell, begin_cell
+from tests.support.kubernetes.documented import run, runnable
+from tests.support.redis.redis_server import RedisServer
+
+
+@pytest.fixture
+def top(overlays: dict[str, Path], tmp_path: Path) -> Path:
+    """A folder with a copy of deploy/, with the secrets of the overlay production."""
+    shutil.copytree(overlays["production"].parents[3] / "deploy", tmp_path / "deploy")
+    return tmp_path
+
+
+def test_a_release_is_replaced_by_its_tag(top: Path) -> None:
+    (block,) = runnable("procedures/upgrade.md")
+    run(block, top)
+    text = (top / "deploy/k8s/overlays/production/kustomization.yaml").read_text()
+    assert text.count("newTag: 0.2.1 }\n") == text.count("newTag") == 3
+
+
+def test_secrets_are_rotated_step_by_step(top: Path) -> None:
+    secrets = top / "deploy/k8s/overlays/production/secrets"
+    learn, take, forget, certificate, *authority, keys = runnable("procedures/rotate-secrets.md")
+    old = (secrets / "passwords" / "gateway").read_text().strip()
+
+    def in_use() -> str:
+        return (secrets / "gateway.env").read_text().partition("gateway:")[2].partition("@")[0]
+
+    def digests() -> int:
+        return (secrets / "control.acl").read_text().count(" #")
+
+    known = digests()
+    run(learn, top)
+    assert in_use() == old and digests() == known + 1
+    run(take, top)
+    assert in_use() != old and digests() == known + 1
+    run(forget, top)
+    assert in_use() != old and digests() == known
+
+    def believed(certificate: Path) -> bool:
+        asked = ["openssl", "verify", "-CAfile", secrets / "ca.crt", certificate]
+        return subprocess.run(asked, capture_output=True, check=False).returncode == 0
+
+    first = top / "first.crt"
+    shutil.copy(secrets / "tls.crt", first)
+    run(certificate, top)
+    assert (secrets / "tls.crt").read_text() != first.read_text() and believed(secrets / "tls.crt")
+    both, servers, new_alone = authority
+    run(both, top)
+    assert believed(first) and believed(secrets / "tls.crt"), "the servers still have the certificate of before"
+    run(servers, top)
+    assert believed(first) and believed(secrets / "tls.crt")
+    run(new_alone, top)
+    assert not believed(first) and believed(secrets / "tls.crt")
+
+    run(keys, top)
+    assert [key.tenant.name for key in read_keys(secrets / "api-keys.json")] == ["somebody-2"]
+
+
+@pytest.fixture
+def pod(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], None]:
+    """`pod(folder)`: from now on `kubectl exec` runs its command here, and /data is that folder."""
+
+    def inside(folder: Path) -> None:
+        stand_in = tmp_path / "bin" / "kubectl"
+        stand_in.parent.mkdir(exist_ok=True)
+        stand_in.write_text(
+            '#!/bin/bash\nwhile [ "$1" != -- ]; do shift; done; shift\n'
+            f'exec "${{@//\\/data/{str(folder).replace("/", chr(92) + "/")}}}"\n'
+        )
+        stand_in.chmod(stand_in.stat().st_mode | stat.S_IXUSR)
+        monkeypatch.setenv("PATH", f"{stand_in.parent}:{os.environ['PATH']}")
+
+    return inside
+
+
+@pytest.mark.skipif(shutil.which("redis-check-aof") is None, reason="install redis-server")
+def test_a_copy_that_was_made_under_load_is_restored(
+    own_redis: RedisServer, pod: Callable[[Path], None], tmp_path: Path
+) -> None:
+    if not (own_redis.folder / "appendonlydir").exists():
+        pytest.skip("this server keeps one file: the pages are for Redis 7 and newer")
+    client, keys = own_redis.client(), Keys("c0")
+    begin_cell(client, keys)
+    cell = Cell(client, keys, Scripts(client, keys))
+    before = [f"req-before-{index}" for index in range(200)]
+    for name in before:
+        cell.accept(name, limit=100_000)
+    stop = threading.Event()
+
+    def load() -> None:
+        with own_redis.client() as other:
+            busy = Cell(other, keys, Scripts(other, keys))
+            for index in range(100_000):
+                if stop.is_set():
+                    return
+                busy.accept(f"req-meanwhile-{index}", limit=1_000_000)
+                if index % 100 == 50:
+                    other.bgrewriteaof()
+
+    thread = threading.Thread(target=load)
+    thread.start()
+    try:
+        pod(own_redis.folder)
+        (copy,) = runnable("procedures/back-up-redis.md")
+        assert "appendonlydir/appendonly.aof.manifest" in run(copy, tmp_path)
+    finally:
+        stop.set()
+        thread.join()
+    client.close()
+
+    other = RedisServer(tmp_path / "r")
+    (other.folder / "appendonlydir").mkdir()
+    (other.folder / "appendonlydir" / "appendonly.aof.9.incr.aof").write_text("what was broken")
+    pod(other.folder)
+    (restore,) = runnable("procedures/restore-redis.md")
+    run(restore, tmp_path)
+    other.start()
+    try:
+        with other.client() as restored:
+            found = {member.decode() for member in restored.zrange(keys.running, 0, -1)}  # pyright: ignore
+        assert {*before} <= found
+    finally:
+        other.stop()

@@ -1,0 +1,151 @@
+"""Real Redis servers started as the overlay `production` starts them, reached as its Secrets say."""
+
+import shutil
+import subprocess
+from base64 import b64decode
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit, urlunsplit
+
+import pytest
+import redis
+
+from blockrelay.errors import RedisRefused, RedisTrouble
+from blockrelay.protocol.keys import Keys
+from blockrelay.redis import client as redis_link
+from blockrelay_launcher.supervisor.ports import kept_ports
+from tests.support.kubernetes.contracts.network import redis_urls
+from tests.support.kubernetes.contracts.objects import containers, kinds, pod_of
+from tests.support.kubernetes.rendering import Manifest, render
+from tests.support.redis.keda import unfinished
+from tests.support.redis.redis_server import find_binary, has_tls
+from tests.support.waiting import wait_until
+
+PROGRAM = find_binary()
+needs_tls = pytest.mark.skipif(
+    not has_tls(PROGRAM) or shutil.which("redis-cli") is None, reason=f"{PROGRAM} has no TLS: install redis-server"
+)
+KEYS = Keys("c0")
+
+
+@dataclass
+class Servers:
+    """`ports` by the name of the Service."""
+
+    objects: list[Manifest]
+    folder: Path
+    ports: dict[str, int]
+
+    def moved(self, workload: Manifest, text: str) -> str:
+        """Paths of its container are below our folder."""
+        for mount in containers(workload)[0]["volumeMounts"]:
+            text = text.replace(mount["mountPath"], str(self.folder / workload["metadata"]["name"] / mount["name"]))
+        return text
+
+    def mount(self, workload: Manifest) -> None:
+        """What its volumes show, as files."""
+        secrets = {one["metadata"]["name"]: one["data"] for one in kinds(self.objects, "Secret")}
+        place = self.folder / workload["metadata"]["name"]
+        (place / "data").mkdir(parents=True)
+        for volume in (one for one in pod_of(workload)["volumes"] if "secret" in one):
+            (place / volume["name"]).mkdir()
+            shown = {item["key"] for item in volume["secret"].get("items", [])}
+            for name, value in secrets[volume["secret"]["secretName"]].items():
+                if not shown or name in shown:
+                    (place / volume["name"] / name).write_bytes(b64decode(value))
+
+    def start(self, workload: Manifest) -> subprocess.Popen[bytes]:
+        self.mount(workload)
+        arguments = [self.moved(workload, text) for text in containers(workload)[0]["args"]]
+        arguments[arguments.index("--tls-port") + 1] = str(self.ports[workload["metadata"]["name"]])
+        return subprocess.Popen([PROGRAM, *arguments[1:], "--bind", "127.0.0.1"], stdout=subprocess.DEVNULL)
+
+    def ready(self, workload: Manifest) -> bool:
+        """What its readiness probe says."""
+        shell, flag, text = containers(workload)[0]["readinessProbe"]["exec"]["command"]
+        here = f"redis-cli -p {self.ports[workload['metadata']['name']]} "
+        command = self.moved(workload, text).replace("redis-cli ", here)
+        return subprocess.run([shell, flag, command], capture_output=True, check=False).returncode == 0
+
+    def client(self, url: str) -> redis.Redis:
+        """To the server of the address, which listens here, and whose certificate has the names of its Service."""
+        parts = urlsplit(url)
+        user = parts.netloc.rpartition("@")[0]
+        path = self.folder / "blockrelay-redis-control" / "tls" / "ca.crt"
+        place = f"{user}@127.0.0.1:{self.ports[parts.hostname or '']}"
+        return redis_link.connect(
+            urlunsplit(parts._replace(netloc=place, query=f"ssl_ca_certs={path}&ssl_check_hostname=false"))
+        )
+
+
+@pytest.fixture(scope="module")
+def servers(overlays: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
+    objects = render(overlays["production"])
+    names = ("blockrelay-redis-control", "blockrelay-redis-payload")
+    workloads = [one for one in kinds(objects, "StatefulSet", "Deployment") if one["metadata"]["name"] in names]
+    started: list[subprocess.Popen[bytes]] = []
+    with kept_ports("127.0.0.1", 0, 2) as ports:
+        both = Servers(objects, tmp_path_factory.mktemp("redis"), dict(zip(names, ports, strict=True)))
+        try:
+            started += [both.start(one) for one in workloads]
+            for one in workloads:
+                wait_until(lambda one=one: both.ready(one), f"the probe of {one['metadata']['name']} says so")
+            yield both
+        finally:
+            for process in started:
+                process.kill()
+                process.wait()
+
+
+@pytest.fixture
+def processes_may_stay() -> bool:
+    """The servers are the module's, which ends them."""
+    return True
+
+
+@needs_tls
+@pytest.mark.parametrize("role", ["gateway", "scheduler", "worker-cpu"])
+def test_every_role_comes_in_by_the_addresses_of_its_secret(servers: Servers, role: str) -> None:
+    (workload,) = [
+        one for one in kinds(servers.objects, "Deployment") if one["metadata"]["name"] == f"blockrelay-{role}"
+    ]
+    urls = redis_urls(servers.objects, workload)
+    assert len(urls) == 2
+    for url in urls:
+        with servers.client(url) as client:
+            assert client.ping()
+        password = urlsplit(url).password or ""
+        with servers.client(url.replace(password, "wrong")) as client, pytest.raises(RedisRefused):
+            client.ping()
+
+
+@needs_tls
+def test_the_autoscaler_counts_by_its_secret_and_does_nothing_else(servers: Servers) -> None:
+    (secret,) = [one for one in kinds(servers.objects, "Secret") if one["metadata"]["name"] == "blockrelay-redis-keda"]
+    told = {name: b64decode(value).decode() for name, value in secret["data"].items()}
+    host = told["address"].partition(".")[0]
+    with servers.client(f"rediss://{told['username']}:{told['password']}@{host}:6379/0") as client:
+        assert unfinished(client, KEYS) == 0
+        with pytest.raises(RedisRefused):
+            client.get(KEYS.running)
+
+
+@needs_tls
+def test_nobody_comes_in_without_tls(servers: Servers) -> None:
+    for port in servers.ports.values():
+        with redis_link.connect(f"redis://probe:any@127.0.0.1:{port}/0") as client, pytest.raises(RedisTrouble):
+            client.ping()
+
+
+@needs_tls
+def test_the_certificate_has_the_names_that_services_and_keda_use(servers: Servers, overlays: dict[str, Path]) -> None:
+    secrets = overlays["production"] / "secrets"
+    asked = ["openssl", "verify", "-CAfile", secrets / "ca.crt"]
+    for name in ("blockrelay-redis-control", "blockrelay-redis-payload", "blockrelay-redis-control.blockrelay.svc"):
+        done = subprocess.run([*asked, "-verify_hostname", name, secrets / "tls.crt"], capture_output=True, check=False)
+        assert done.returncode == 0, done
+    done = subprocess.run(
+        [*asked, "-verify_hostname", "redis.example", secrets / "tls.crt"], capture_output=True, check=False
+    )
+    assert done.returncode != 0

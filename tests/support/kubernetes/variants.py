@@ -1,0 +1,78 @@
+"""The overlays that deploy/k8s has, and such as people make of its components: what the rules are asked of.
+
+They are made in a copy of deploy/, since the overlay for production takes secrets that are made beside it.
+"""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import yaml
+
+from tests.support.kubernetes.documented import command_of, run
+from tests.support.project import ROOT
+
+
+def example_of(component: str) -> dict[str, object]:
+    """What the head of a component says that an overlay has to have."""
+    text = (ROOT / "deploy" / "k8s" / "components" / component / "kustomization.yaml").read_text()
+    lines = [line.removeprefix("#   ") for line in text.splitlines() if line.startswith("#   ")]
+    return yaml.safe_load("\n".join(lines))
+
+
+#: Ours.
+OVERLAYS = tuple(sorted(path.name for path in (ROOT / "deploy" / "k8s" / "overlays").iterdir()))
+#: Overlays on `demo` -> what they add.
+ON_DEMO: dict[str, dict[str, object]] = {
+    "with-a-plan": example_of("plan"),
+    "with-hpa": {"components": ["../../components/hpa", "../../components/prometheus-operator"]},
+    "with-a-model-image": example_of("model-image"),
+    "with-a-model-volume": {"components": ["../../components/model-pvc"]},
+    "with-gateway-api": example_of("gateway-api"),
+    "with-valkey": {
+        "components": ["../../components/valkey"],
+        "secretGenerator": [
+            {
+                "name": f"blockrelay-redis-{role}",
+                "behavior": "replace",
+                "literals": [
+                    f"BLOCKRELAY_REDIS_URL=redis+sentinel://{role}:password@valkey-sentinel-0.valkey-sentinel-hl,"
+                    "valkey-sentinel-1.valkey-sentinel-hl,valkey-sentinel-2.valkey-sentinel-hl/blockrelay/0"
+                    "?sentinel_username=sentinel&sentinel_password=password",
+                    "BLOCKRELAY_PAYLOAD_REDIS_URL=redis://blockrelay-redis-payload:6379/0",
+                ],
+            }
+            for role in ("gateway", "scheduler", "worker")
+        ],
+    },
+}
+VARIANTS = (*OVERLAYS, *ON_DEMO)
+#: Its commands make what the overlay for production takes.
+SECRETS = "make-secrets"
+
+
+def prepare(folder: Path) -> dict[str, Path]:
+    """Variant -> its overlay in a copy of deploy/ in `folder`, whose secrets the documented commands have made."""
+    left_out = shutil.ignore_patterns("secrets", "__pycache__")
+    shutil.copytree(ROOT / "deploy", folder / "deploy", ignore=left_out)
+    run(command_of("kubernetes.md", SECRETS), folder)
+    overlays = folder / "deploy" / "k8s" / "overlays"
+    for name, more in ON_DEMO.items():
+        (overlays / name).mkdir()
+        head = {"apiVersion": "kustomize.config.k8s.io/v1beta1", "kind": "Kustomization"}
+        lines = head | {"namespace": "blockrelay-demo", "resources": ["../demo"], **more}
+        (overlays / name / "kustomization.yaml").write_text(yaml.safe_dump(lines))
+    command = [
+        sys.executable,
+        "-m",
+        "blockrelay_scheduler.plan_command",
+        "--strategy",
+        "uniform",
+        "--parts",
+        "2",
+        "--json",
+    ]
+    written = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    (overlays / "with-a-plan" / "plan.json").write_text(written)
+    return {name: overlays / name for name in VARIANTS}

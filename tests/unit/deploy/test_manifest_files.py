@@ -1,0 +1,108 @@
+"""What deploy/k8s has besides what kustomize renders: files that are made, values for charts, secrets that are made."""
+
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import promql_parser
+import pytest
+import yaml
+
+from blockrelay.protocol.keys import SCRIPTS_OF
+from blockrelay.redis.users import rules
+from deploy.manifests import FILES
+from tests.support.project import ROOT
+from tests.support.promql import registered, selectors
+
+K8S = ROOT / "deploy" / "k8s"
+
+
+def read(path: Path) -> Any:
+    return yaml.safe_load(path.read_text())
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+def test_what_is_committed_is_what_the_sources_say(path: Path) -> None:
+    assert path.read_text() == FILES[path](), "make manifests writes it anew"
+
+
+def test_every_dashboard_becomes_a_config_map() -> None:
+    generated = read(ROOT / "deploy" / "grafana" / "kustomization.yaml")["configMapGenerator"]
+    files = [file for one in generated for file in one["files"]]
+    assert sorted(files) == sorted(f"dashboards/{path.name}" for path in (ROOT / "deploy/grafana/dashboards").iterdir())
+
+
+def test_the_adapter_serves_what_the_autoscaler_asks_for() -> None:
+    (rule,) = read(K8S / "charts" / "prometheus-adapter.yaml")["rules"]["external"]
+    autoscaler = read(K8S / "components" / "hpa" / "autoscaler.yaml")
+    wanted = autoscaler["spec"]["metrics"][0]["external"]["metric"]
+    (series,) = selectors(promql_parser.parse(rule["seriesQuery"]))
+    asked = {matcher.name for matcher in series.matchers.matchers}
+    assert series.name == wanted["name"] and asked <= registered()[wanted["name"]] | {"namespace"}
+    labels = ",".join(f'{name}="{value}"' for name, value in wanted["selector"]["matchLabels"].items())
+    query = rule["metricsQuery"].replace("<<.Series>>", series.name).replace("<<.LabelMatchers>>", labels)
+    assert promql_parser.parse(query.replace("<<.GroupBy>>", "namespace"))
+
+
+def test_valkey_keeps_what_the_control_redis_keeps() -> None:
+    """The chart's configuration says what the arguments of the base say, and has the users of deploy/redis."""
+    values = read(K8S / "charts" / "valkey.yaml")
+    told = {f"--{name}": value.strip('"') for name, value in map(str.split, values["extraConfig"].splitlines())}
+    (control,) = [
+        o for o in yaml.safe_load_all((K8S / "base/redis-control.yaml").read_text()) if o["kind"] == "StatefulSet"
+    ]
+    arguments: list[str] = control["spec"]["template"]["spec"]["containers"][0]["args"]
+    options = dict(zip(arguments[1::2], arguments[2::2], strict=True))
+    del options["--dir"]  # the chart's own
+    assert told == options
+    users = read(K8S / "charts" / "valkey-users.yaml")["auth"]["aclUsers"]
+    assert users.keys() == {*SCRIPTS_OF, "keda"}
+    lines = [line for line in rules("control") if line.split()[1] in users]
+    assert lines == [f"user {name} on #{name.upper()}_SHA256 {one['permissions']}" for name, one in users.items()]
+    assert values["sentinel"]["masterSet"] == "blockrelay" and values["replica"]["replicas"] == 3
+
+
+@pytest.fixture
+def secrets(tmp_path: Path) -> Path:
+    make(tmp_path / "secrets")
+    return tmp_path / "secrets"
+
+
+def make(folder: Path, *more: str) -> None:
+    subprocess.run([K8S / "make-secrets", folder, *more], check=True, capture_output=True)
+
+
+def test_secrets_that_are_there_stay(secrets: Path) -> None:
+    before = {path: path.read_bytes() for path in secrets.rglob("*") if path.is_file()}
+    make(secrets)
+    assert {path: path.read_bytes() for path in secrets.rglob("*") if path.is_file()} == before
+
+
+def test_nobody_else_may_read_them(secrets: Path) -> None:
+    assert not [path for path in (secrets, *secrets.rglob("*")) if path.stat().st_mode & 0o077]
+
+
+def test_a_second_password_works_beside_the_first_until_that_is_taken_away(secrets: Path) -> None:
+    """And which one comes first changes nothing of what Redis reads."""
+    before, control = (secrets / "gateway.env").read_text(), (secrets / "control.acl").read_text()
+    file = secrets / "passwords" / "gateway"
+    old = file.read_text().strip()
+    file.write_text(f"{old}\nanother\n")
+    make(secrets)
+    both = (secrets / "control.acl").read_text()
+    assert (secrets / "gateway.env").read_text() == before, "the first is still the one that gateways use"
+    assert both != control and both.count(" #") == control.count(" #") + 1
+    file.write_text(f"another\n{old}\n")
+    make(secrets)
+    assert (secrets / "control.acl").read_text() == both
+    assert (secrets / "gateway.env").read_text() == before.replace(f"gateway:{old}@", "gateway:another@")
+    file.write_text("another\n")
+    make(secrets)
+    assert (secrets / "control.acl").read_text() not in (both, control)
+
+
+def test_a_cell_and_a_namespace_of_another_name(tmp_path: Path) -> None:
+    make(tmp_path / "s", "models", "c7")
+    acl = (tmp_path / "s" / "control.acl").read_text()
+    assert "~{c7}:running" in acl and "{c0}" not in acl and "_SHA256" not in acl
+    assert "address=blockrelay-redis-control.models.svc:6379\n" in (tmp_path / "s" / "keda.env").read_text()
