@@ -19,7 +19,7 @@ PEER_PIP ?=
 EXAMPLES ?= 300
 PIP := pip install --quiet --disable-pip-version-check
 
-.PHONY: help install demo up check test test-system test-all coverage flaky model parity sanitize equality fuzz faults drill audit test-compose failovers check-deploy observability dashboards docs docs-pages lock bench bench-recovery overload clean
+.PHONY: help install demo up check test test-system test-all coverage flaky model parity sanitize equality fuzz faults drill audit test-compose failovers drill-failovers check-deploy observability dashboards docs docs-pages lock bench bench-recovery overload clean
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -77,6 +77,10 @@ check-deploy: install $(DEPLOY_VENV)/.installed ## the Kubernetes manifests; nee
 # Sentinels and clusters whose masters are replaced, and killed; over TLS too where the redis-server has it.
 failovers: install ## Redis behind Sentinels and in clusters, whose masters go
 	$(BIN)/pytest --quiet -m failovers tests/contract tests/recovery $(ARGS)
+
+# Behind Sentinels and in a cluster, with BLOCKRELAY_ACCEPT_REPLICAS and without; ARGS="--redis sentinel --wait 1 --minutes 1".
+drill-failovers: install ## the drill on a Redis that fails over, again and again
+	$(BIN)/python -m tests.support.failover_drill $(ARGS)
 
 # Real Prometheus and Alertmanager beside real systems: every panel of every dashboard shows what it is for.
 observability: install ## dashboards against a real Prometheus; needs Debian's prometheus packages
