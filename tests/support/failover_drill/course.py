@@ -29,7 +29,7 @@ KINDS: dict[str, type[WithSentinels] | type[Cluster]] = {"sentinel": WithSentine
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
     """`report` is that of `blockrelay drill`. `gone`, `begun_again` and `taken_back` say what a failover took back,
-    which is wrong where answers waited for `replicas`; `longest_pause_s` is between two events of one stream."""
+    which is wrong where answers waited for `replicas`; `longest_pause_s` is that of `longest_pause`."""
 
     redis: str
     replicas: int
@@ -130,8 +130,8 @@ def run(redis: str, replicas: int, *, seconds: float, seed: int, requests: int, 
 
 
 def longest_pause(seen: Sequence[Seen]) -> float:
-    """Seconds between two events of one stream."""
-    streams = [one.events for one in seen if one.kind in ("stream", "cancelled")]
+    """Seconds that the client of a stream waited for its next event, the first one included."""
+    streams = [[one.started, *one.events] for one in seen if one.kind in ("stream", "cancelled")]
     return max((b - a for events in streams for a, b in pairwise(events)), default=0.0)
 
 

@@ -2,17 +2,18 @@
 
 import json
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any
-
-import httpx
 
 from blockrelay_launcher.client.resuming import Refused
 from blockrelay_launcher.drill.clients import Load, Seen
 
 #: A gateway that follows a forgotten request accepts it again sooner than this. Seconds.
 GONE_S = 30.0
+#: What a step is told that was under way when its session fell back behind the one before: it is no next step any more.
+GONE = "the request's record is gone"
 
 
 class Gone(Exception):
@@ -22,7 +23,7 @@ class Gone(Exception):
 @dataclass(slots=True)
 class FailoverLoad(Load):
     """Half of the background requests have no key. `gone`: those that were accepted and then forgotten for good, which
-    are not among those `seen`; `begun_again`: sessions that did not have a step any more which they had answered;
+    are not among those `seen`; `begun_again`: sessions that did not have a step any more which they had accepted;
     `cancelled`: requests whose DELETE was answered so."""
 
     gone: list[str] = field(default_factory=list[str], init=False)
@@ -43,11 +44,18 @@ class FailoverLoad(Load):
                 raise
             return "forgotten"
 
-    def _delete(self, seen: Seen, rng: Random) -> httpx.Response:
-        answer = Load._delete(self, seen, rng)
-        if answer.json().get("status") == "cancelled":
-            self.cancelled.append(seen.request)
-        return answer
+    def _delete(self, seen: Seen, rng: Random) -> None:
+        """What nobody knows any more cannot be cancelled: its stream goes on, and brings it back with its key."""
+        began = time.monotonic()
+
+        def missing() -> None:
+            if time.monotonic() - began > GONE_S:
+                raise Gone
+
+        with suppress(Gone):
+            answer = self._ask("DELETE", f"/v1/requests/{seen.request}", rng, missing=missing)
+            if answer.json().get("status") == "cancelled":
+                self.cancelled.append(seen.request)
 
     def _background(self, seen: Seen, body: dict[str, Any], key: str, rng: Random) -> None:
         if rng.random() < 0.5:
@@ -78,7 +86,7 @@ class FailoverLoad(Load):
                 Load._session(self, seen, key, rng)
                 return
             except Refused as error:
-                if error.status != 409:
+                if error.status != 409 and GONE not in str(error):
                     raise
                 self.begun_again.append(f"{key}: {error}")
                 key = f"drill-{rng.getrandbits(96):024x}"

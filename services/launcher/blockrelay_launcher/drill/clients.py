@@ -170,8 +170,8 @@ class Load:
                 self._delete(seen, rng)
         seen.ended = time.monotonic()
 
-    def _delete(self, seen: Seen, rng: Random) -> httpx.Response:
-        return self._ask("DELETE", f"/v1/requests/{seen.request}", rng, missing=lambda: None)
+    def _delete(self, seen: Seen, rng: Random) -> None:
+        self._ask("DELETE", f"/v1/requests/{seen.request}", rng, missing=lambda: None)
 
     def _background(self, seen: Seen, body: dict[str, Any], key: str, rng: Random) -> None:
         """Sent, and looked after from time to time, at any gateway."""

@@ -126,18 +126,31 @@ def test_a_cancellation_that_was_answered_must_stay(
     assert not load.no_longer_cancelled()
 
 
-def test_a_session_that_forgot_a_step_begins_again_and_is_counted(gateway: Played, load: FailoverLoad) -> None:
+def test_what_is_forgotten_cannot_be_cancelled_and_its_stream_goes_on(
+    gateway: Played, load: FailoverLoad, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(failover_load, "GONE_S", 0.0)
+    gateway.answers = {"DELETE /v1/requests": [(404, {})]}
+    load._delete(Seen(ask=0, kind="cancelled", started=0.0, request=f"req-{NAME}"), Random(1))  # pyright: ignore[reportPrivateUsage]
+    assert not load.cancelled
+
+
+@pytest.mark.parametrize("refused", [(409, {"error": "step"}), (500, {"error": "the request's record is gone"})])
+def test_a_session_that_forgot_a_step_begins_again_and_is_counted(
+    gateway: Played, load: FailoverLoad, refused: tuple[int, dict[str, Any]]
+) -> None:
     logits = {"_tensor_": True, "data": [[1.0]], "dtype": "float32", "shape": [1, 1]}
     answer = {"outputs": {"logits": logits}, "system_fingerprint": "n"}
-    gateway.answers = {"POST /v1/infer": [(409, {"error": "step"}), (200, answer)]}
+    gateway.answers = {"POST /v1/infer": [refused, (200, answer)]}
     seen = seen_of(load, "session")
     load._session(seen, "key", Random(1))  # pyright: ignore[reportPrivateUsage]
     assert len(load.begun_again) == 1 and len(seen.digests) == 1 and seen.ended is not None
     assert load.begun_again[0] in verdict(load, replicas=1, taken_back=[]).wrong
 
 
-def test_the_longest_pause_is_between_two_events_of_a_stream() -> None:
+def test_the_longest_pause_is_what_a_stream_waited_for_an_event() -> None:
     streams = [[1.0, 1.5, 4.0], [1.0, 8.0]]
     seen = [Seen(ask=0, kind="stream", started=0.0, events=events) for events in streams]
     background = Seen(ask=0, kind="background", started=0.0, events=[1.0, 99.0])
     assert longest_pause([*seen, background]) == 7.0
+    assert longest_pause([*seen, Seen(ask=0, kind="stream", started=-8.0, events=[1.0])]) == 9.0
