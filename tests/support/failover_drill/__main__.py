@@ -1,6 +1,6 @@
 """Masters of a control Redis go under load, and every answer is compared; exit status 1 when something is wrong.
 
-Without `--redis` and `--wait` all four, one after the other.
+Without `--redis` and `--wait` both with 1 and 0, one after the other.
 """
 
 import argparse
@@ -16,7 +16,7 @@ from tests.support.failover_drill.course import KINDS, run
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.support.failover_drill", description=__doc__)
     parser.add_argument("--redis", choices=list(KINDS), help="three servers and three Sentinels, or a cluster of six")
-    parser.add_argument("--wait", choices=["0", "1"], help="BLOCKRELAY_ACCEPT_REPLICAS of the gateways")
+    parser.add_argument("--wait", choices=["0", "1", "2"], help="BLOCKRELAY_ACCEPT_REPLICAS; a cluster's have one each")
     parser.add_argument("--minutes", type=float, default=3.0, help="of each; default: 3")
     parser.add_argument("--requests", type=int, default=8, help="at once; default: 8")
     parser.add_argument("--seed", type=int, help="of requests and times; default: a new one")

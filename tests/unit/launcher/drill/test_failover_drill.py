@@ -82,12 +82,22 @@ def seen_of(load: FailoverLoad, kind: Kind) -> Seen:
     return load.seen[-1]
 
 
-def verdict(load: FailoverLoad, *, replicas: int, taken_back: list[str]) -> Verdict:
+def verdict(load: FailoverLoad, *, replicas: int, taken_back: list[str], unasked: int = 0) -> Verdict:
     report = judge(load.seen, lambda *_: None, [], seconds=1.0)
     return Verdict(
-        redis="sentinel", replicas=replicas, report=report, killed=1, planned=0, in_vain=0, slowest_failover_s=1.0,
-        longest_pause_s=1.0, gone=load.gone, begun_again=load.begun_again, taken_back=taken_back,
-    )  # fmt: skip
+        redis="sentinel",
+        replicas=replicas,
+        report=report,
+        killed=1,
+        planned=0,
+        in_vain=0,
+        unasked=unasked,
+        slowest_failover_s=1.0,
+        longest_pause_s=1.0,
+        gone=load.gone,
+        begun_again=load.begun_again,
+        taken_back=taken_back,
+    )
 
 
 def test_a_request_without_a_key_that_nobody_knows_any_more_is_gone(
@@ -99,6 +109,8 @@ def test_a_request_without_a_key_that_nobody_knows_any_more_is_gone(
     assert load.gone == [f"req-{NAME}"] and not load.seen
     assert verdict(load, replicas=1, taken_back=[]).wrong == load.gone
     assert not verdict(load, replicas=0, taken_back=[]).wrong, "as the column everysec says"
+    assert not verdict(load, replicas=1, taken_back=[], unasked=1).wrong, "the other replica has confirmed it"
+    assert verdict(load, replicas=2, taken_back=[], unasked=1).wrong == load.gone
 
 
 def test_one_that_is_unknown_for_a_while_is_not(gateway: Played, load: FailoverLoad) -> None:
