@@ -19,7 +19,7 @@ PEER_PIP ?=
 EXAMPLES ?= 300
 PIP := pip install --quiet --disable-pip-version-check
 
-.PHONY: help install demo up check test test-system test-all coverage flaky model parity sanitize equality fuzz faults drill audit test-compose failovers valkey check-deploy observability dashboards dashboard-pictures manifests docs docs-pages lock bench bench-recovery overload clean
+.PHONY: help install demo up check test test-system test-all coverage flaky model parity sanitize equality fuzz faults drill audit test-compose failovers drill-failovers valkey check-deploy observability dashboards dashboard-pictures manifests docs docs-pages lock bench bench-recovery overload clean
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -83,6 +83,10 @@ failovers: install ## Redis behind Sentinels and in clusters, whose masters go
 valkey: install ## tests of Redis on Valkey 8; needs it, or Debian's package
 	PATH="$$(.ci/valkey):$$PATH" $(BIN)/pytest --quiet --numprocesses auto --dist loadfile --timeout 300 \
 		-m 'quick or system' $(if $(ARGS),$(ARGS),tests/contract tests/recovery)
+
+# Behind Sentinels and in a cluster, with BLOCKRELAY_ACCEPT_REPLICAS and without; ARGS="--redis sentinel --wait 1 --minutes 1".
+drill-failovers: install ## the drill on a Redis that fails over, again and again
+	$(BIN)/python -m tests.support.failover_drill $(ARGS)
 
 # Real Prometheus and Alertmanager beside real systems: every panel of every dashboard shows what it is for.
 observability: install ## dashboards against a real Prometheus; needs Debian's prometheus packages

@@ -88,7 +88,7 @@ class GatewaySettings(Settings):
         default=0,
         ge=0,
         le=16,
-        description="replicas of the control Redis that must have a request before it is accepted",
+        description="replicas of the control Redis that must have it before a request is accepted, or cancelled",
     )
     max_wait_s: float = Field(
         default=300.0, ge=0, description="refuse what would wait longer for its first token; 0: never"

@@ -6,7 +6,7 @@ from tests.protocol_model.data import LIVES, Bounds, Process, Redis, State
 
 
 def canonical(b: Bounds, state: State) -> State:
-    if state.saved is not None and not state.budget.restart:
+    if state.saved is not None and not (state.budget.restart or state.budget.failover):
         state = state._replace(saved=None)
     slots = _order(b, state)
     worker = _workers(state, slots)

@@ -24,6 +24,8 @@ _PIPELINE = Bounds()
 _NARROW = Bounds(workers=1)
 _KEYED = Bounds(stages=1, workers=1, clients=1, gateways=2)
 _SESSION = Bounds(stages=1, workers=1, clients=1, gateways=1, steps=2, requests=4, prompt=1, tokens=0)
+_CONFIRMED = replace(_KEYED, replicas=True)
+_ACCEPTED = replace(_CONFIRMED, gateways=1, clients_return=False, background=True)
 _POISON = Bounds(
     stages=1,
     workers=1,
@@ -104,6 +106,19 @@ CONFIGURATIONS = (
         "tensor steps, repeated and lost",
         _one_each(_SESSION, Budget(gateway_kill=1, lost_reply=1), Budget(restart=1), Budget(forget=1, lost_reply=1)),
         _one_each(replace(_SESSION, steps=3, requests=5), Budget(restart=1, gateway_kill=1)),
+    ),
+    Configuration(
+        "failovers",
+        "a replica goes on without a tail, and what clients were told when the replicas had it",
+        _one_each(_ACCEPTED, Budget(failover=1, gateway_kill=1), Budget(failover=1, cancel=2))
+        + _one_each(_CONFIRMED, Budget(failover=1, lost_reply=1))
+        + _one_each(replace(_SESSION, replicas=True), Budget(failover=1, lost_reply=1, gateway_kill=1))
+        + _one_each(_NARROW, Budget(failover=1)),
+        _one_each(_ACCEPTED, Budget(failover=2, gateway_kill=1, kill=1))
+        + _one_each(_CONFIRMED, Budget(failover=2, gateway_kill=1), Budget(failover=1, cancel=2, gateway_kill=1))
+        + _one_each(replace(_CONFIRMED, clients=2), Budget(failover=1, gateway_kill=1))
+        + _one_each(replace(_SESSION, requests=5, replicas=True), Budget(failover=2, lost_reply=1))
+        + _one_each(_NARROW, Budget(failover=1, kill=1)),
     ),
     Configuration(
         "poison",

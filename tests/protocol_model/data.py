@@ -39,6 +39,10 @@ class Record(NamedTuple):
         """The numerics id of whoever computed the last tokens."""
         return self.numerics[-1][0] if self.numerics else 0
 
+    def id_of(self, position: int) -> int:
+        """The numerics id of whoever computed the token at a position."""
+        return [name for name, start in self.numerics if start <= position][-1]
+
 
 class NextJob(NamedTuple):
     """Last stage or COMMIT -> inbox of the first worker."""
@@ -168,6 +172,7 @@ class Budget(NamedTuple):
     retire: int = 0  # a worker ends for good, as in an upgrade
     pause: int = 0
     restart: int = 0
+    failover: int = 0  # a replica goes on as the master, without what it does not have
     wipe: int = 0  # the payload Redis loses all
     duplicate: int = 0
     lost_reply: int = 0
@@ -181,30 +186,41 @@ class Budget(NamedTuple):
 
 
 class Flight(NamedTuple):
-    """A gateway's knowledge of a request: log entries `heard`, how it `ended`, and the outputs of a tensor `step`."""
+    """A gateway's knowledge of a request: log entries `heard`, how it `ended`, and the outputs of a tensor `step`.
+
+    `ended` is "gone" when it cannot be followed any more, and "refused" when its client was told that it is not
+    accepted: the gateway will take it back. `by` (no part of the system): numerics ids of those who computed `heard`.
+    """
 
     request: int
     step: int = 0
     heard: tuple[int, ...] = ()
+    by: tuple[int, ...] = ()
     ended: str = ""
     result: tuple[int, ...] = ()
 
 
 class Client(NamedTuple):
-    """What it has `seen`, on which gateway it reads (-1: none), and of a session the `step` that it wants answered."""
+    """What it has `seen`, on which gateway it reads (-1: none), and of a session the `step` that it wants answered.
+
+    `posted`: it was told that its request is accepted. `by`: as of a flight.
+    """
 
     request: int = 0
     step: int = 1
     seen: tuple[int, ...] = ()
+    by: tuple[int, ...] = ()
     ended: str = ""
     gateway: int = -1
     posted: bool = False
 
 
 class State(NamedTuple):
-    """`saved`: what Redis will find on its disk after the next crash; None: everything. `rows`: the payload inboxes.
+    """`saved`: what Redis will find on its disk after the next crash, or the replica has that becomes the master; None:
+    everything. `rows`: the payload inboxes.
 
-    `passed` (no part of the system): per tenant, first runs of others claimed since one of its own waits.
+    No part of the system: `passed`, per tenant, first runs of others claimed since one of its own waits; `cancelled`,
+    requests whose cancellation was answered.
     """
 
     redis: Redis
@@ -217,6 +233,7 @@ class State(NamedTuple):
     flights: tuple[tuple[Flight, ...], ...] = ()
     clients: tuple[Client, ...] = ()
     passed: tuple[int, ...] = ()
+    cancelled: tuple[int, ...] = ()
 
     def payload(self, worker: int) -> tuple[Segment | NextJob, ...] | None:
         for known, messages in self.rows:
@@ -281,6 +298,10 @@ class Rules:
     freed_ask_again: bool = True
     routes_are_whole: bool = True
     small_pools_serve_nobody: bool = True
+    accept_waits: bool = True
+    accept_writes_again: bool = True
+    cancel_waits: bool = True
+    cancel_writes_again: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -308,6 +329,8 @@ class Bounds:
     clients: int = 0
     steps: int = 0  # of the session, when it is one
     clients_return: bool = True  # when they are cut off
+    background: bool = False  # clients want to know that their request is accepted, and no more
+    replicas: bool = False  # whoever is told something waits until the replicas have it (BLOCKRELAY_ACCEPT_REPLICAS)
     ends_when_done: bool = True  # nothing is looked at behind the last end
     either_worker: bool = True  # CLAIM's choice among equally loaded workers is open; else it is the first
     faults: Budget = field(default_factory=Budget)

@@ -2,7 +2,7 @@
 
 A client sends the same POST with its key until it has heard the end; the id of its request derives from the key. A
 session's client sends step after step, and the step that a refusal names. All that a gateway knows of a request is a
-flight: the entries of the log that it has heard.
+flight: the entries of the log that it has heard. What replicas do not have yet is told to nobody (`may_tell`).
 """
 
 from tests.protocol_model import scripts
@@ -18,7 +18,9 @@ def steps(b: Bounds, state: State) -> Steps:
             yield from _client(b, state, number, client)
     for gateway, flights in enumerate(state.flights):
         for flight in flights:
-            if not flight.ended:
+            if flight.ended == "refused":
+                yield from _takes_back(b, state, gateway, flight)
+            elif not flight.ended:
                 yield from _follows(b, state, gateway, flight)
                 yield from _gives_up(b, state, gateway, flight)
         if state.budget.gateway_kill and flights:
@@ -26,6 +28,14 @@ def steps(b: Bounds, state: State) -> Steps:
             clients = tuple(c._replace(gateway=-1) if c.gateway == gateway else c for c in state.clients)
             killed = _with_flights(state, gateway, ())._replace(clients=clients, budget=spent)
             yield f"kill -9 gateway {gateway}", killed, True
+
+
+def may_tell(b: Bounds, state: State, *, waits: bool, wrote: bool) -> bool:
+    """Whether WAIT behind a script has answered that the replicas have it: it speaks of what its own connection wrote.
+
+    Else the client is told that the service is not available, though the script has run.
+    """
+    return not (b.replicas and waits and wrote) or state.saved is None
 
 
 def _with_client(state: State, number: int, client: Client) -> State:
@@ -79,7 +89,14 @@ def _client(b: Bounds, state: State, number: int, client: Client) -> Steps:
                 continue
             redis, (answer, _) = scripts.accept(b, state.redis, request, pages_needed=b.pages_needed(0))
             name = f"client {number} posts to gateway {gateway}: {request} {answer}"
+            wrote = answer == "OK" or b.rules.accept_writes_again
+            if not may_tell(b, state, waits=b.rules.accept_waits, wrote=wrote):
+                # It is the key's, and perhaps another client's too: it is not taken back.
+                yield f"{name}, and the replicas do not have it", state._replace(redis=redis), False
+                continue
             posted = client._replace(request=request, gateway=gateway, posted=True)
+            if b.background:
+                posted = posted._replace(gateway=-1, ended="accepted")
             after = _attached(_with_client(state._replace(redis=redis), number, posted), gateway, request)
             yield name, after, False
             if state.budget.lost_reply:  # the gateway's answer is cut off: the client knows nothing
@@ -97,7 +114,7 @@ def _client(b: Bounds, state: State, number: int, client: Client) -> Steps:
         return
     at = len(client.seen)
     if len(flight.heard) > at:
-        seen = client._replace(seen=(*client.seen, flight.heard[at]))
+        seen = client._replace(seen=(*client.seen, flight.heard[at]), by=flight.by[: at + 1])
         yield f"client {number} gets event {at + 1}", _with_client(state, number, seen), False
     elif flight.ended:
         done = client._replace(ended=flight.ended, gateway=-1)
@@ -123,6 +140,17 @@ def _gives_up(b: Bounds, state: State, gateway: int, flight: Flight) -> Steps:
         yield f"gateway {gateway}: nobody reads request {flight.request}", state._replace(redis=redis), False
 
 
+def _takes_back(b: Bounds, state: State, gateway: int, flight: Flight) -> Steps:
+    """Of a request that was refused because the replicas did not have it, what Redis has."""
+    flights = tuple(f for f in state.flights[gateway] if f.request != flight.request)
+    read = any(f.request == flight.request for others in state.flights for f in others if f.ended != "refused")
+    redis = state.redis
+    if not read:
+        redis, _ = scripts.finish(b, redis, flight.request, "cancelled", abandoned=True)
+    after = _with_flights(state._replace(redis=redis), gateway, flights)
+    yield f"gateway {gateway} takes {flight.request} back", after, False
+
+
 def _follows(b: Bounds, state: State, gateway: int, flight: Flight) -> Steps:
     record = state.redis.requests[flight.request]
     name = f"gateway {gateway}, request {flight.request}"
@@ -146,7 +174,8 @@ def _follows(b: Bounds, state: State, gateway: int, flight: Flight) -> Steps:
         return
     at = len(flight.heard)
     if len(record.log) > at:
-        heard = flight._replace(heard=(*flight.heard, record.log[at]))
+        by = (*flight.by, record.id_of(at)) if b.ids else ()
+        heard = flight._replace(heard=(*flight.heard, record.log[at]), by=by)
         yield f"{name} hears token {at + 1}", _put(state, gateway, heard), False
     elif len(record.log) < at and not b.rules.gateway_waits_behind:
         again = flight._replace(heard=(*flight.heard, *record.log))
@@ -193,8 +222,16 @@ def _session(b: Bounds, state: State, number: int, client: Client) -> Steps:
                 continue
             followed = detail if answer == "REPEAT" else request
             after = state._replace(redis=redis)
+            wrote = answer == "OK" or b.rules.accept_writes_again
+            if not may_tell(b, state, waits=b.rules.accept_waits, wrote=wrote):
+                if state.budget.lost_reply:  # every attempt is another request
+                    spent = state.budget._replace(lost_reply=state.budget.lost_reply - 1)
+                    if answer == "OK":
+                        after = _put(after, gateway, Flight(request, step=step, ended="refused"))
+                    yield f"{name}, and the replicas do not have it", after._replace(budget=spent), True
+                continue
             known = _flight(after, gateway, followed)
-            if known is None or known.ended == "gone":
+            if known is None or known.ended in ("gone", "refused"):
                 after = _put(after, gateway, Flight(followed, step=step))
             posted = client._replace(request=followed, gateway=gateway)
             yield name, _with_client(after, number, posted), False

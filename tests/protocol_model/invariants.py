@@ -38,7 +38,9 @@ def broken(b: Bounds, state: State) -> str | None:
         record = redis.requests[request]
         if record is not None and len(record.log) > length:
             return f"I12: {request} got tokens behind its deadline: {record.log}"
-    return _reservations(redis) or _letters(b, redis) or _clients(b, state) or _fairness(b, state)
+    return (
+        _reservations(redis) or _letters(b, redis) or _clients(b, state) or _promises(b, state) or _fairness(b, state)
+    )
 
 
 def _reservations(redis: Redis) -> str | None:
@@ -76,14 +78,36 @@ def _clients(b: Bounds, state: State) -> str | None:
             return f"I8: client {number} has seen {client.seen}"
         if client.ended == "length" and len(client.seen) != b.tokens:
             return f"I8: client {number} was told the end after {client.seen}"
-        if client.ended not in ("", "length") and not b.faults.deadline and not b.faults.cancel:
+        if client.ended not in ("", "length", "accepted") and not b.faults.deadline and not b.faults.cancel:
             return f"I8: client {number} was told {client.ended}, which nobody wanted"
+        record = state.redis.requests[client.request]
+        if record is not None and any(record.id_of(at) != own for at, own in enumerate(client.by[: len(record.log)])):
+            return f"I8: client {number} has tokens of {client.by}, the log of {record.numerics}"
     known = [r for r, record in enumerate(state.redis.requests) if record is not None]
     if state.clients and not b.sessions and len(known) > 1:
         return f"I9: one key has become the requests {known}"
     session = state.redis.session
     if session is not None and session.tokens != tuple(range(1, session.step + 1)):
         return f"I10: a session at step {session.step} holds {session.tokens}"
+    return None
+
+
+def _promises(b: Bounds, state: State) -> str | None:
+    """What was told when the replicas had it."""
+    if not b.replicas:
+        return None
+    session = state.redis.session
+    for number, client in enumerate(state.clients):
+        if b.sessions:
+            held = session.step if session is not None else 0
+            if client.step - 1 > held:
+                return f"I14: client {number} has the answer of step {client.step - 1}, and its session {held} steps"
+        elif client.posted and state.redis.requests[client.request] is None and not b.faults.forget:
+            return f"I14: client {number} was told that {client.request} is accepted, and there is no record"
+    for request in state.cancelled:
+        record = state.redis.requests[request]
+        if record is not None and record.ends != ("cancelled",):
+            return f"I14: {request} was cancelled and is {record.state} {record.ends}"
     return None
 
 

@@ -55,6 +55,9 @@ class Protocol:
         b = self._bounds
         if b.sessions:
             return all(client.step > b.steps for client in state.clients)
+        if b.background:
+            accepted = [state.redis.requests[client.request] for client in state.clients if client.ended]
+            return len(accepted) == b.clients and all(r is not None and r.state == "done" for r in accepted)
         if b.clients:
             return all(client.ended for client in state.clients)
         return all(

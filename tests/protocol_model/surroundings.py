@@ -2,6 +2,7 @@
 
 from tests.protocol_model import scripts
 from tests.protocol_model.data import LIVES, Bounds, Process, State
+from tests.protocol_model.gateway import may_tell
 from tests.protocol_model.worker.table import Steps, beating, overdue
 
 
@@ -45,11 +46,23 @@ def _decisions(b: Bounds, state: State) -> Steps:
         if record is None:
             continue
         if state.budget.cancel:
-            redis, answer = scripts.finish(b, state.redis, request, "cancelled")
-            yield f"cancel {request}: {answer}", _spend(state._replace(redis=redis), "cancel"), True
+            yield from _cancels(b, state, request)
         if state.budget.deadline and request not in overdue(state):
             late = state._replace(overdue=(*state.overdue, (request, len(record.log))))
             yield f"the deadline of {request} passes", _spend(late, "deadline"), True
+
+
+def _cancels(b: Bounds, state: State, request: int) -> Steps:
+    redis, answer = scripts.finish(b, state.redis, request, "cancelled")
+    after, name = _spend(state._replace(redis=redis), "cancel"), f"cancel {request}: {answer}"
+    wrote = answer == "FINISHED" or b.rules.cancel_writes_again
+    record = redis.requests[request]
+    assert record is not None
+    if not may_tell(b, state, waits=b.rules.cancel_waits, wrote=wrote):
+        name += ", and the replicas do not have it"
+    elif record.ends == ("cancelled",) and not record.abandoned and request not in state.cancelled:
+        after = after._replace(cancelled=(*state.cancelled, request))
+    yield name, after, True
 
 
 def _processes_fail(state: State) -> Steps:
@@ -66,14 +79,19 @@ def _processes_fail(state: State) -> Steps:
 
 
 def _redis_fails(b: Bounds, state: State) -> Steps:
-    """Redis dies and comes back without what it wrote behind some moment: any moment, or none. It runs out of room."""
+    """Redis dies and comes back without what it wrote behind some moment: any moment, or none. A replica takes its
+    place without what it was not sent. It runs out of room."""
     if state.budget.restart:
         if state.saved is None:
             yield "from here on nothing reaches the disk of Redis", state._replace(saved=state.redis), True
         else:
-            processes = tuple(p if p.up in ("dead", "gone") else p._replace(fresh=not p.noted) for p in state.processes)
-            back = state._replace(redis=state.saved, saved=None, processes=processes)
-            yield "kill -9 Redis; it comes back as it was then", _spend(back, "restart"), True
+            yield "kill -9 Redis; it comes back as it was then", _spend(_another_redis(state), "restart"), True
+    if state.budget.failover:
+        if state.saved is None:
+            yield "the replicas fall behind", state._replace(saved=state.redis), True
+        else:
+            yield "the replicas catch up", state._replace(saved=None), False
+            yield "a failover: a replica goes on as it is", _spend(_another_redis(state), "failover"), True
     if state.budget.forget:
         for request in range(len(state.redis.requests)):
             redis, gone = scripts.forget(b, state.redis, request)
@@ -81,6 +99,12 @@ def _redis_fails(b: Bounds, state: State) -> Steps:
                 yield f"{request} is forgotten", _spend(state._replace(redis=redis), "forget"), True
     if state.budget.wipe:
         yield "the payload Redis loses everything", _spend(state._replace(rows=()), "wipe"), True
+
+
+def _another_redis(state: State) -> State:
+    assert state.saved is not None
+    processes = tuple(p if p.up in ("dead", "gone") else p._replace(fresh=not p.noted) for p in state.processes)
+    return state._replace(redis=state.saved, saved=None, processes=processes)
 
 
 def _calls_go_wrong(b: Bounds, state: State) -> Steps:

@@ -28,10 +28,12 @@ class _Connection:
 
 @dataclass(frozen=True, slots=True)
 class _Loss:
-    """The next reply to a command that contains `needle` ends after `size` bytes, and so does its connection."""
+    """The next reply to a command that contains `needle` ends after `size` bytes, and so does its connection. What is
+    sent from `rest` on does not reach the server."""
 
     needle: bytes
     size: int
+    rest: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +88,12 @@ class RedisProxy:
     def lose_reply(self, needle: bytes, *, after_bytes: int = 0) -> None:
         """Once: a command that contains `needle` runs, and its reply is cut off with its connection."""
         self._losses.append(_Loss(needle, after_bytes))
+
+    def cut_between(self, command: bytes) -> None:
+        """Once: what is sent in front of a `command` with four letters, in one piece with it, runs; the command does
+        not, and the connection is cut before anything is answered."""
+        head = b"$4\r\n" + command + b"\r\n"
+        self._losses.append(_Loss(head, 0, rest=head))
 
     def cut_at(self, needle: bytes, *, runs: bool) -> None:
         """As `cut`, from the next command that contains `needle` on; whether it still runs, its reply is lost."""
@@ -176,6 +184,8 @@ class RedisProxy:
             if loss.needle in data:
                 self._losses.remove(loss)
                 connection.left = loss.size
+                if loss.rest:
+                    return data[: data.rindex(b"*", 0, data.index(loss.rest))]
                 break
         return data
 

@@ -54,6 +54,10 @@ NOTICED = {
     "freed_ask_again": ("upgrade", "I13"),
     "routes_are_whole": ("upgrade", "hangs"),
     "small_pools_serve_nobody": ("upgrade", "hangs"),
+    "accept_waits": ("failovers", "I14"),
+    "accept_writes_again": ("failovers", "I14"),
+    "cancel_waits": ("failovers", "I14"),
+    "cancel_writes_again": ("failovers", "I14"),
 }
 
 

@@ -167,8 +167,11 @@ class Load:
             seen.take(event.id, event.data)
             self._look()
             if len(seen.events) == enough:
-                self._ask("DELETE", f"/v1/requests/{seen.request}", rng, missing=lambda: None)
+                self._delete(seen, rng)
         seen.ended = time.monotonic()
+
+    def _delete(self, seen: Seen, rng: Random) -> None:
+        self._ask("DELETE", f"/v1/requests/{seen.request}", rng, missing=lambda: None)
 
     def _background(self, seen: Seen, body: dict[str, Any], key: str, rng: Random) -> None:
         """Sent, and looked after from time to time, at any gateway."""
@@ -178,10 +181,14 @@ class Load:
             seen.request = "req-" + json.loads(answer.content)["id"].partition("-")[2]
 
         send()
+        self._look_after(seen, rng, missing=send)
+
+    def _look_after(self, seen: Seen, rng: Random, missing: Callable[[], None]) -> None:
+        """Ask for a request until it has ended; `missing` as in `_ask`."""
         while True:
             self._now.wait(POLL_S)
             self._look()
-            answer = self._ask("GET", f"/v1/requests/{seen.request}", rng, missing=send)
+            answer = self._ask("GET", f"/v1/requests/{seen.request}", rng, missing=missing)
             found = answer.json()
             seen.events.append(time.monotonic())
             if found["status"] not in ("queued", "running"):

@@ -194,11 +194,18 @@ def rerun(request: str, run: str, reason: RerunReason, *, block: str = "") -> Ca
 
 
 def finish(
-    request: str, reason: EndReason, *, meta: dict[str, Any] | None = None, run: str = "", abandoned: bool = False
+    request: str,
+    reason: EndReason,
+    *,
+    meta: dict[str, Any] | None = None,
+    run: str = "",
+    abandoned: bool = False,
+    confirm: bool = False,
 ) -> Call[Literal["FINISHED", "DONE", "UNKNOWN", "LOST", "READ"]]:
     """With `run`, only while that run is current.
 
-    `abandoned`: only while no gateway follows it, and ACCEPT of the same id may begin it anew.
+    `abandoned`: only while no gateway follows it, and ACCEPT of the same id may begin it anew. `confirm`: write
+    something even for a request that has ended, so that WAIT behind it speaks of that end too.
     """
     arguments = {
         "request": request,
@@ -206,6 +213,7 @@ def finish(
         "meta": json.dumps(meta) if meta else "",
         "run": run or None,
         "abandoned": abandoned,
+        "confirm": confirm,
     }
     return Call("finish", arguments, lambda a: cast(Any, _text(a)))
 

@@ -2,7 +2,9 @@
 
 import signal
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import cast
 
 import pytest
 import redis
@@ -43,6 +45,11 @@ class Pair:
         """Whether the replica has the request that a client calls so."""
         with self.replica.client() as client:
             return bool(client.exists(Keys("t").request(answered.replace("cmpl-", "req-"))))
+
+    def state(self, answered: str) -> object:
+        """Of that request, as the replica has it."""
+        with self.replica.client() as client:
+            return client.hget(Keys("t").request(answered.replace("cmpl-", "req-")), "state")
 
 
 @pytest.fixture
@@ -118,6 +125,98 @@ def test_a_second_attempt_does_not_take_the_word_of_its_own_connection(
     wait_until(accepted, "the replica is back")
 
 
+def test_a_cancellation_that_is_answered_is_on_the_replica(guarded: RunningGateway, pair: Pair) -> None:
+    for _ in range(20):
+        request = guarded.post("/v1/completions", **BODY).json()["id"]
+        answer = guarded.http.delete(f"/v1/requests/{request}")
+        assert answer.status_code == 200 and answer.json()["status"] == "cancelled"
+        assert pair.state(request) == b"done"
+
+
+def test_without_the_replica_a_cancellation_is_not_answered_however_often_it_is_asked_for(
+    guarded: RunningGateway, pair: Pair, hasty: None
+) -> None:
+    """It has ended on the master from the first on: a DELETE that finds it so writes too, and waits for that."""
+    request = guarded.post("/v1/completions", **BODY).json()["id"]
+    pair.freeze()
+    try:
+        for _ in range(2):
+            refused = guarded.http.delete(f"/v1/requests/{request}")
+            assert refused.status_code == 503 and refused.headers["retry-after"]
+        with pair.master.client() as client:
+            assert client.hget(Keys("t").request(request.replace("cmpl-", "req-")), "state") == b"done"
+    finally:
+        pair.thaw()
+
+    def cancelled() -> bool:
+        answer = guarded.http.delete(f"/v1/requests/{request}")
+        assert answer.status_code == 503 or pair.state(request) == b"done"
+        return answer.status_code == 200
+
+    wait_until(cancelled, "the replica is back")
+
+
+@pytest.mark.parametrize("headers", [{}, {"Idempotency-Key": "k"}], ids=["without a key", "with a key"])
+def test_a_connection_that_is_cut_before_it_has_waited_accepts_once_and_waits(
+    guarded: RunningGateway, pair: Pair, headers: dict[str, str]
+) -> None:
+    """ACCEPT has run, WAIT has not. The gateway tries again by itself, and what it finds was written by another."""
+    model = guarded.gateway.model_key
+    assert guarded.post("/v1/completions", **BODY).status_code == 202, "Redis knows the script"
+    with pair.master.client() as client, ThreadPoolExecutor() as pool:
+        pair.freeze()
+        try:
+            pair.proxy.cut_between(b"WAIT")
+            asked = pool.submit(guarded.http.post, "/v1/completions", json=BODY, headers=headers)
+            wait_until(lambda: waits(client), "the second attempt waits")
+            assert pair.proxy.lost_replies == 1 and cell_books(client, model)[b"accepted"] == b"2"
+            assert not asked.done()
+        finally:
+            pair.thaw()
+        answer = asked.result(30)
+        assert answer.status_code == 202 and pair.has(answer.json()["id"])
+        with pair.replica.client() as replica:
+            for server in (client, replica):
+                assert server.zcard(Keys("t").running) == 2 and cell_books(server, model)[b"accepted"] == b"2"
+
+
+def waits(client: redis.Redis) -> bool:
+    """Whether somebody waits for the replicas."""
+    return any(one["cmd"] == "wait" and "b" in one["flags"] for one in client.client_list())  # pyright: ignore
+
+
+def test_a_cancellation_that_is_cut_before_it_has_waited_is_asked_for_again(
+    guarded: RunningGateway, pair: Pair
+) -> None:
+    request = guarded.post("/v1/completions", **BODY).json()["id"]
+    pair.proxy.cut_between(b"WAIT")
+    assert guarded.http.delete(f"/v1/requests/{request}").status_code == 503 and pair.proxy.lost_replies == 1
+    assert guarded.http.delete(f"/v1/requests/{request}").status_code == 200 and pair.state(request) == b"done"
+    with pair.replica.client() as replica:
+        books = cell_books(replica, guarded.gateway.model_key)
+        assert (books[b"accepted"], books[b"ended:cancelled"]) == (b"1", b"1")
+
+
+async def test_a_connection_that_finds_an_end_writes_too(pair: Pair) -> None:
+    keys = Keys("t")
+    call = calls.finish("req-1", "cancelled", confirm=True)
+    with pair.master.client() as client:
+        Scripts(client, keys).run(calls.accept("req-1", body(), model=MODEL, pages_needed=1, max_in_flight=9))
+        pair.freeze()
+        try:
+            assert Scripts(client, keys).run(call) == "FINISHED"
+            before = client.info("replication")["master_repl_offset"]  # pyright: ignore
+            books = cell_books(client)
+            other = redis_link.connect_async(pair.master.url, connections=1)
+            with pytest.raises(RedisUnavailable, match="0 of 1 replicas have"):
+                await AsyncScripts(other, keys).run(call, replicas=1)
+            await other.aclose()
+            assert client.info("replication")["master_repl_offset"] > before, "it has written"  # pyright: ignore
+            assert cell_books(client) == books, "and changed nothing"
+        finally:
+            pair.thaw()
+
+
 async def test_a_connection_that_finds_the_record_writes_too(pair: Pair) -> None:
     """WAIT promises nothing of what other connections wrote (Redis 7.0 counts it all the same)."""
     keys = Keys("t")
@@ -133,13 +232,13 @@ async def test_a_connection_that_finds_the_record_writes_too(pair: Pair) -> None
         await other.aclose()
         with pair.master.client() as client:
             assert client.info("replication")["master_repl_offset"] > before, "it has written"  # pyright: ignore
-            assert cell_totals(client, keys) == b"1", "and changed nothing"
+            assert cell_books(client)[b"accepted"] == b"1", "and changed nothing"
     finally:
         pair.thaw()
 
 
-def cell_totals(client: redis.Redis, keys: Keys) -> object:
-    return client.hget(keys.totals(MODEL), "accepted")
+def cell_books(client: redis.Redis, model: str = MODEL) -> dict[bytes, bytes]:
+    return cast(dict[bytes, bytes], client.hgetall(Keys("t").totals(model)))
 
 
 def test_one_replica_is_not_two(settings: GatewaySettings, pair: Pair, hasty: None) -> None:

@@ -52,14 +52,18 @@ async def show(request_id: RequestId, request: Request) -> Response:
 @router.delete("/v1/requests/{request_id}")
 @router.post("/v1/requests/{request_id}/cancel")
 async def cancel(request_id: RequestId, request: Request) -> Response:
-    """End the request now, unless it has ended; of several prompts, all. The answer is that of GET."""
+    """End the request now, unless it has ended; of several prompts, all. The answer is that of GET.
+
+    With BLOCKRELAY_ACCEPT_REPLICAS it is 503 while too few replicas of Redis have that end; ask again then.
+    """
     gateway, tenant = state.of(request), authentication.of(request).name
+    replicas, meta = gateway.settings.accept_replicas, {"error": "by request of a client"}
     name, _ = parse_id(request_id)
     record, log = await gateway.records.read(name, whole=False)
     gateway.records.check(request_id, (record.get(b"model"), record.get(b"tenant")), tenant)
     for index in range(body_of(record, log).choices):
-        call = calls.finish(sibling(name, index), "cancelled", meta={"error": "by request of a client"})
-        await gateway.scripts.run(call)
+        call = calls.finish(sibling(name, index), "cancelled", meta=meta, confirm=replicas > 0)
+        await gateway.scripts.run(call, replicas=replicas)
     return JsonAnswer(await _view(gateway, request_id, tenant))
 
 

@@ -1,7 +1,7 @@
 -- ACCEPT: check limits, write the record, queue the first job. Idempotent by request id: a known id is never refused.
 -- With an Idempotency-Key the id derives from the key, so that another body may come under a known id: the fingerprint of
 -- the body that made the record decides. A request that ended because nobody read it ('abandoned') counts as forgotten.
--- Keeps I2, I9 (one key is one request), I10 (steps follow each other).
+-- Keeps I2, I9 (one key is one request), I10 (steps follow each other), I14 (with WAIT behind it).
 -- needs: requests/record, queue/outstanding, requests/timeline, requests/tensor_results, queue/fair_queue, workers/fleet, queue/wait_forecast
 -- Arguments: request, model, pages_needed, deadline_ms (0: none), body, prompt_tokens, max_tokens,
 --   fingerprint ('' without a key), retention_s (0: the cell's), tenant, its weight, priority,
@@ -15,10 +15,6 @@ local id, model, pages_needed, deadline_ms = ARGS.request, ARGS.model, ARGS.page
 local prompt_tokens, max_tokens = ARGS.prompt_tokens, ARGS.max_tokens
 local tenant, weight, priority, limits = ARGS.tenant, ARGS.weight, ARGS.priority, ARGS.limits
 local per_minute, others, result = limits.tokens_per_minute, limits.others, ARGS.result_bytes
--- What is written twice is the same: replicas that have the second have the first, which another connection wrote.
-local function confirm()
-  if ARGS.confirm then redis.call('HINCRBY', P .. 'totals:' .. model, 'accepted', 0) end
-end
 local known = redis.call('HMGET', P .. 'request:' .. id, 'state', 'fingerprint', 'abandoned')
 if known[1] and not known[3] then
   if (known[2] or '') ~= ARGS.fingerprint then return {'OTHER'} end
@@ -26,7 +22,7 @@ if known[1] and not known[3] then
     redis.call('HSET', P .. 'followers:' .. id, ARGS.reader, '')  -- here: no FINISH for want of a reader may come between
     redis.call('EXPIRE', P .. 'followers:' .. id, retention())
   end
-  confirm()
+  if ARGS.confirm then write_for_wait(model) end
   return {'EXISTS', known[1]}
 end
 
@@ -41,7 +37,7 @@ if asked then
     local ended = redis.call('HGET', P .. 'request:' .. previous, 'end')
     local there = redis.call('EXISTS', P .. 'request:' .. previous) == 1
     if there and (not ended or ended == 'tensor') then
-      confirm()
+      if ARGS.confirm then write_for_wait(model) end
       return {'REPEAT', previous}
     end
   elseif asked.step == step + 1 and length == asked.length then

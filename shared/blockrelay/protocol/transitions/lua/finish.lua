@@ -1,12 +1,16 @@
 -- FINISH: end a request by decision (cancelled, expired, error). Terminal is absorbing.
--- Keeps I5.
+-- Keeps I5, I14 (with WAIT behind it).
 -- needs: requests/record, requests/finish, requests/dead_letters
 -- Arguments: request, reason, meta, run (or nothing; only while that run is current), abandoned (ACCEPT of the same id
---   may begin it anew, since nobody has read the end; nothing happens while a gateway that lives says that it has readers)
+--   may begin it anew, since nobody has read the end; nothing happens while a gateway that lives says that it has readers),
+--   confirm (write even where it has ended already: WAIT follows)
 -- Answer: FINISHED | DONE (it had ended before) | UNKNOWN | LOST (another run) | READ (not abandoned)
 local r = read_record(ARGS.request)
 if not r then return 'UNKNOWN' end
-if r.state == 'done' then return 'DONE' end
+if r.state == 'done' then
+  if ARGS.confirm then write_for_wait(r.model) end
+  return 'DONE'
+end
 if ARGS.run and r.run ~= ARGS.run then return 'LOST' end
 if ARGS.abandoned then
   for _, gateway in ipairs(redis.call('HKEYS', P .. 'followers:' .. r.id)) do

@@ -30,6 +30,12 @@ local function all_fields()
   return every_field
 end
 
+-- Of a script that found done what it should do, with WAIT behind it, which speaks of what its own connection wrote:
+-- replicas that have this have what was there before.
+local function write_for_wait(model)
+  redis.call('HINCRBY', P .. 'totals:' .. model, 'accepted', 0)
+end
+
 -- The record of a request as a table, or nil: all of it, or `fields`, the first of which every record has. Numbers are
 -- converted. Only a whole one may be ended or queued again.
 local function read_record(id, fields)

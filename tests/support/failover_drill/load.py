@@ -1,0 +1,94 @@
+"""Clients of the drill that count what a failover took back of what they were told."""
+
+import json
+import time
+from contextlib import suppress
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any
+
+from blockrelay_launcher.client.resuming import Refused
+from blockrelay_launcher.drill.clients import Load, Seen
+
+#: A gateway that follows a forgotten request accepts it again sooner than this. Seconds.
+GONE_S = 30.0
+#: What a step is told that was under way when its session fell back behind the one before: it is no next step any more.
+GONE = "the request's record is gone"
+
+
+class Gone(Exception):
+    """Nobody knows a request any more that was accepted without a key."""
+
+
+@dataclass(slots=True)
+class FailoverLoad(Load):
+    """Half of the background requests have no key. `gone`: those that were accepted and then forgotten for good, which
+    are not among those `seen`; `begun_again`: sessions that did not have a step any more which they had accepted;
+    `cancelled`: requests whose DELETE was answered so."""
+
+    gone: list[str] = field(default_factory=list[str], init=False)
+    begun_again: list[str] = field(default_factory=list[str], init=False)
+    cancelled: list[str] = field(default_factory=list[str], init=False)
+
+    def no_longer_cancelled(self) -> list[str]:
+        """Of those, when nothing is under way any more."""
+        rng = Random(0)
+        states = {name: self._state(name, rng) for name in self.cancelled}
+        return [f"{name} was cancelled and is {state}" for name, state in states.items() if state != "cancelled"]
+
+    def _state(self, request: str, rng: Random) -> str:
+        try:
+            return self._ask("GET", f"/v1/requests/{request}", rng).json()["status"]
+        except Refused as error:
+            if error.status != 404:
+                raise
+            return "forgotten"
+
+    def _delete(self, seen: Seen, rng: Random) -> None:
+        """What nobody knows any more cannot be cancelled: its stream goes on, and brings it back with its key."""
+        began = time.monotonic()
+
+        def missing() -> None:
+            if time.monotonic() - began > GONE_S:
+                raise Gone
+
+        with suppress(Gone):
+            answer = self._ask("DELETE", f"/v1/requests/{seen.request}", rng, missing=missing)
+            if answer.json().get("status") == "cancelled":
+                self.cancelled.append(seen.request)
+
+    def _background(self, seen: Seen, body: dict[str, Any], key: str, rng: Random) -> None:
+        if rng.random() < 0.5:
+            Load._background(self, seen, body, key, rng)
+            return
+        answer = self._ask("POST", "/v1/completions", rng, {**body, "background": True})
+        seen.request = "req-" + json.loads(answer.content)["id"].partition("-")[2]
+        asked = 0
+        unknown_since = time.monotonic()
+
+        def missing() -> None:
+            nonlocal asked, unknown_since
+            if len(seen.events) != asked:  # it was known in between
+                asked, unknown_since = len(seen.events), time.monotonic()
+            if time.monotonic() - unknown_since > GONE_S:
+                raise Gone
+
+        try:
+            self._look_after(seen, rng, missing)
+        except Gone:
+            with self._lock:
+                self.gone.append(seen.request)
+                self.seen[:] = [one for one in self.seen if one is not seen]
+
+    def _session(self, seen: Seen, key: str, rng: Random) -> None:
+        while True:
+            try:
+                Load._session(self, seen, key, rng)
+                return
+            except Refused as error:
+                if error.status != 409 and GONE not in str(error):
+                    raise
+                self.begun_again.append(f"{key}: {error}")
+                key = f"drill-{rng.getrandbits(96):024x}"
+                seen.digests.clear()
+                seen.fingerprints.clear()
