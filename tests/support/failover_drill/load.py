@@ -12,8 +12,6 @@ from blockrelay_launcher.drill.clients import Load, Seen
 
 #: A gateway that follows a forgotten request accepts it again sooner than this. Seconds.
 GONE_S = 30.0
-#: What a step is told that was under way when its session fell back behind the one before: it is no next step any more.
-GONE = "the request's record is gone"
 
 
 class Gone(Exception):
@@ -86,7 +84,7 @@ class FailoverLoad(Load):
                 Load._session(self, seen, key, rng)
                 return
             except Refused as error:
-                if error.status != 409 and GONE not in str(error):
+                if error.status != 409:
                     raise
                 self.begun_again.append(f"{key}: {error}")
                 key = f"drill-{rng.getrandbits(96):024x}"

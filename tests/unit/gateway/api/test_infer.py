@@ -19,6 +19,7 @@ from blockrelay.protocol.tensors import decode_tensor
 from blockrelay.settings import GatewaySettings
 from blockrelay.text.tokenizer import Tokenizer
 from blockrelay_gateway.api.infer import handlers
+from blockrelay_gateway.streaming.following import repair
 from tests.support.gateway.played import NUMERICS, PlayedWorker, RunningGateway, answering, running_gateway
 from tests.support.gateway.sse_client import read_events
 from tests.support.waiting import wait_until
@@ -114,6 +115,24 @@ def test_a_session_goes_on_where_its_last_step_ended(
     positions = gateway.post("/v1/infer", **tensor_body([1], step=3, start=4))
     assert positions.status_code == 400
     assert positions.json()["error"]["param"] == "input_tensors.position_ids"
+
+
+def test_a_step_under_way_whose_session_falls_back_behind_it_is_a_conflict(
+    gateway: RunningGateway, worker: PlayedWorker, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when Redis comes back without its tail: the step under way, and the step before it, are gone."""
+    monkeypatch.setattr(repair, "SILENT_S", 0.1)
+    known: Any = {name: worker.client.dump(name) for name in worker.client.scan_iter("*")}
+    run_step(gateway, worker, pool, tensor_body([5, 6, 7]))
+    waiting = ask(gateway, pool, tensor_body([8], step=2, start=3))
+    worker.claim()
+    worker.client.flushdb()
+    for name, content in known.items():
+        worker.client.restore(name, 60_000, content)
+    answer = waiting.result()
+    assert answer.status_code == 409, answer.text
+    assert "expects step 1, not 2" in answer.json()["message"]
+    assert answer.json()["error"]["param"] == "step"
 
 
 def test_a_session_of_an_older_release_waits_for_a_scheduler(

@@ -111,9 +111,13 @@ class Repair:
         logs.get().warning("REQUEST_LOST", request_id=followed.id, tokens=followed.tokens)
         answer = await self._scripts.run(followed.acceptance.call())
         followed.checked = time.monotonic()
-        if answer.status not in ("OK", "EXISTS"):
-            gone = {"error": "the request's record is gone", "code": "gone"}
-            self._followed.hear_end(followed, EndEntry(followed.tokens + 1, "error", gone, (), ""))
+        if answer.status in ("OK", "EXISTS"):
+            return
+        lost = {"error": "the request's record is gone", "code": "gone"}
+        if answer.status == "STEP":  # Redis has lost the step before, too
+            body = followed.body
+            lost = {"error": f"session {body.session!r} expects step {answer.detail}, not {body.step}", "code": "step"}
+        self._followed.hear_end(followed, EndEntry(followed.tokens + 1, "error", lost, (), ""))
 
     async def _hear_an_early_end(self, followed: FollowedRequest) -> None:
         """An end at a position that we have heard (Redis lost tokens) or in a log that is gone: nobody else brings it.
