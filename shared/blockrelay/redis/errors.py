@@ -58,9 +58,11 @@ _PIPELINE = re.compile(r".* of pipeline caused error: (?:\([\"'])?", re.DOTALL)
 #: Redis 6.2 hides the error of a command in a script behind where it happened.
 _IN_SCRIPT = re.compile(r"@user_script: ?\d+: -?([A-Z]+) ")
 _ABORTED = re.compile(r"Transaction discarded because of: ([A-Z]+) ")
-#: Redis gives these no code. The second: a command of more than ten words before AUTH.
+#: Redis gives these no code. The first is that of 7.0, the second of Valkey and of Redis from 7.2 on; the third: a
+#: command of more than ten words before AUTH.
 _NO_CODE = {
     "The user executing the script can't ": "NOPERM",
+    "ACL failure in script: ": "NOPERM",
     "Protocol error: unauthenticated ": "NOAUTH",
     "DB index is out of range": "DB",
 }
