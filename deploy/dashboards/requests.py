@@ -46,7 +46,7 @@ REQUESTS = Dashboard(
                     title="Jobs that wait",
                     meaning="First runs (jobs) and re-runs, by route class.",
                     queries=[Query(of_cell("blockrelay_queue_depth", "stream"), "{{stream}}")],
-                    cause="kill",
+                    cause="numerics",
                 ),
                 Panel(
                     title="Requests ended",

@@ -17,12 +17,9 @@ from blockrelay.redis.client import AsyncOneConnection, OneConnection, check_red
 from blockrelay.redis.subscription import subscribed, subscribed_async
 from tests.support.redis.failover import CELL, KEYS, Arrangement, Cluster, WithSentinels, arranged
 from tests.support.redis.redis_server import find_binary, has_tls
-from tests.support.redis.server_process import HOST, Process
+from tests.support.redis.server_process import HOST, LEFT_BY_SSL, Process
 from tests.support.waiting import wait_until
 
-#: CPython (3.11.7, ssl.py `_create`) leaves a socket to the garbage collector whose peer had gone before the handshake
-#: began: it has no address of that peer any more. One of ours that nobody closes has.
-LEFT_BY_SSL = r"unclosed <ssl\.SSLSocket fd=\d+, family=\d+, type=\d+, proto=\d+, laddr=\('127\.0\.0\.1', \d+\)>"
 pytestmark = [pytest.mark.failovers, pytest.mark.filterwarnings(f"ignore:{LEFT_BY_SSL}:ResourceWarning")]
 needs_tls = pytest.mark.skipif(
     not has_tls(find_binary()), reason=f"{find_binary()} has no TLS, NOT TESTED: install redis-server"
