@@ -162,11 +162,19 @@ def kill(on: Watched) -> Iterator[None]:
     with ThreadPoolExecutor(1) as pool:
         answers = pool.submit(on.ask_many, 8, tokens=300)
         wait_until(lambda: on.system.client.zcard(on.system.keys.running) == 8, "they run")
-        dying = {worker.pid for worker in on.system.infos() if worker.stage == 1}
-        for process in on.system.workers:
-            if process.pid in dying:
-                process.kill()
-                process.wait()
+        dying = set[int]()
+
+        def vacant() -> bool:
+            """Whoever registers anew, after a Redis that was away, may take the stage behind our back."""
+            stages = {worker.pid: worker.stage for worker in on.system.infos()}
+            for process in on.system.workers:
+                if process.poll() is None and stages.get(process.pid) == 1:
+                    process.kill()
+                    process.wait()
+                    dying.add(process.pid)
+            return all(stages.get(process.pid) == 0 for process in on.system.workers if process.poll() is None)
+
+        wait_until(vacant, "nobody is left of the last stage")
         yield
         for _ in dying:
             on.system.start_worker(**STORE)
