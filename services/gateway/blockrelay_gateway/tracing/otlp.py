@@ -70,11 +70,10 @@ class OtlpTraces:
 
     def _readable(self, identity: TraceIdentity, span: Span) -> ReadableSpan:
         failed = trace.Status(trace.StatusCode.ERROR, span.error)
-        parent = identity.parent_id if span.server else span.parent_id
         return ReadableSpan(
             name=span.name,
             context=_context(identity, span.span_id),
-            parent=_context(identity, parent, remote=span.server) if parent else None,
+            parent=_context(identity, span.parent_id, remote=span.server) if span.parent_id else None,
             resource=self._resource,
             attributes={**span.attributes, **({"error.type": span.error} if span.error else {})},
             events=[Event(event.name, event.attributes, event.at_ms * _NANOSECONDS) for event in span.events],
