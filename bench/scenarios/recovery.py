@@ -32,6 +32,7 @@ import httpx
 
 from blockrelay.block_folder.folder import open_block_folder
 from blockrelay.errors import RedisTrouble
+from blockrelay.protocol.encoding.request_ids import own_id
 from blockrelay.protocol.keys import Keys
 from blockrelay.redis.client import connect
 from blockrelay.redis.registry import read_workers
@@ -81,7 +82,7 @@ class Stream:
         if "error" in chunk:
             self.trouble = str(chunk["error"])
             return
-        self.request = "req-" + str(chunk["id"]).rpartition("-")[2]
+        self.request = own_id(str(chunk["id"]))
         for choice in chunk["choices"]:
             self.came += [now] * len(choice.get("token_ids") or [])
         if usage := chunk.get("usage"):

@@ -84,6 +84,9 @@ class GatewaySettings(Settings):
         default=3600, ge=1, le=MAX_RETENTION_S, description="retention_s of requests with an Idempotency-Key"
     )
     max_in_flight: int = Field(default=1024, ge=1, description="accepted and unfinished requests of the whole cell")
+    cells: Path | None = Field(
+        default=None, description="file of cells, where there are several (docs/cells.md); default: the one above"
+    )
     accept_replicas: int = Field(
         default=0,
         ge=0,

@@ -11,6 +11,7 @@ import httpx
 import pytest
 import yaml
 
+from blockrelay.protocol.encoding.request_ids import own_id
 from tests.support.models.tiny_model import write_tiny_model
 from tests.support.project import ROOT
 from tests.support.systems.compose_stack import ComposeStack, leftovers, mountable_copy, run
@@ -139,7 +140,7 @@ def test_jaeger_has_the_trace_of_a_request(stack: ComposeStack) -> None:
     if not is_here("jaeger"):
         pytest.skip("NOT TESTED: Jaeger's image cannot be had here")
     body = {"prompt": [1, 5, 9], "max_tokens": 3}
-    request = httpx.post(f"{stack.url}/v1/completions", json=body, timeout=60).json()["id"].replace("cmpl-", "req-")
+    request = own_id(httpx.post(f"{stack.url}/v1/completions", json=body, timeout=60).json()["id"])
     jaeger = stack.address("jaeger")
 
     def traced() -> bool:

@@ -131,6 +131,9 @@ def _prepared(cell: Cell) -> dict[str, Callable[[Scripts], object]]:
         "finish": lambda scripts: scripts.run(calls.finish(failed.request, "error", meta=broken, run=failed.run)),
         "dead": lambda scripts: scripts.run(calls.dead("a", silent_s=0, reason="death")),
         "forget": lambda scripts: scripts.run(calls.forget(8)),
+        "move": lambda scripts: scripts.run(
+            calls.move(calls.Binding("k", 2), retention_s=9, request="req-none", sessions=["none"])
+        ),
         "beat": lambda scripts: scripts.run(calls.beat("a")),
         "migrate": lambda scripts: scripts.run(calls.migrate(MODEL, patience_s=0)),
         "upgrade": lambda scripts: scripts.run(calls.upgrade_begin(ENCODED)),

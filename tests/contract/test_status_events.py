@@ -13,6 +13,7 @@ from prometheus_client import CollectorRegistry
 from blockrelay.auth.api_keys import ANYBODY, Tenant
 from blockrelay.errors import RedisRefused
 from blockrelay.observability.metrics.worker import WorkerMetrics
+from blockrelay.protocol.encoding.request_ids import public_id
 from blockrelay.protocol.keys import Keys
 from blockrelay.protocol.status_events import NodeStatus, Shard, encode_events
 from blockrelay.redis.client import Scripts, connect_async
@@ -68,6 +69,11 @@ async def until(worker: StatusEvents, followed: bool) -> None:
     await asyncio.to_thread(wait_until, lambda: worker.followed == followed, f"followed is {followed}")
 
 
+def public(request: str) -> str:
+    """What clients call it."""
+    return public_id(request, KEYS.cell)
+
+
 async def take(listener: hub.Listener, count: int) -> list[dict[str, Any]]:
     """The next `count` events."""
     found: list[dict[str, Any]] = []
@@ -89,37 +95,37 @@ def test_the_head_alone_stands_at_the_last_layer() -> None:
 async def test_a_worker_publishes_while_somebody_listens(worker: StatusEvents, own_redis: RedisServer) -> None:
     async with gateway(own_redis.url) as events:
         assert not worker.followed
-        with events.listener(ANYBODY) as listener:
+        with hub.Listener([events], ANYBODY) as listener:
             await until(worker, followed=True)
             worker.put([status(f"req-{i}") for i in range(1000)])
             heard = await take(listener, 1000)
-        assert [event["request_id"] for event in heard] == [f"req-{i}" for i in range(1000)]
-        assert heard[0] == status("req-0").to_json()
+        assert [event["request_id"] for event in heard] == [public(f"req-{i}") for i in range(1000)]
+        assert heard[0] == {**status("req-0").to_json(), "request_id": public("req-0")}
         await until(worker, followed=False)
 
 
 async def test_events_come_again_behind_a_redis_that_was_away(worker: StatusEvents, own_redis: RedisServer) -> None:
     async with gateway(own_redis.url) as events:
-        with events.listener(ANYBODY) as listener:
+        with hub.Listener([events], ANYBODY) as listener:
             await until(worker, followed=True)
             own_redis.kill()
             await until(worker, followed=False)
             own_redis.start()
             await until(worker, followed=True)
             worker.put([status("req-1")])
-            assert (await take(listener, 1))[0]["request_id"] == "req-1"
+            assert (await take(listener, 1))[0]["request_id"] == public("req-1")
 
 
 async def test_a_message_that_cannot_be_read_is_passed_over(own_redis: RedisServer) -> None:
     client = own_redis.client()
     async with gateway(own_redis.url) as events:
-        with events.listener(ANYBODY) as listener:
+        with hub.Listener([events], ANYBODY) as listener:
             good = encode_events([status("req-1")])
             bad = (b"\xff", b"7", b"[7]", b"[{}]", b'[{"request_id": 7}]')
             await asyncio.to_thread(wait_until, lambda: client.publish(KEYS.status_channel, b"[]"), "it listens")
             for message in (*bad, good):
                 client.publish(KEYS.status_channel, message)
-            assert [event["request_id"] for event in await take(listener, 1)] == ["req-1"]
+            assert [event["request_id"] for event in await take(listener, 1)] == [public("req-1")]
     client.close()
 
 
@@ -127,7 +133,7 @@ async def test_a_slow_listener_is_told_how_much_it_missed(monkeypatch: pytest.Mo
     monkeypatch.setattr(hub, "KEPT", 2)
     client = connect_async("redis://localhost:1")
     events = hub.StatusEvents(client, KEYS, watch())
-    with events.listener(ANYBODY) as listener:
+    with hub.Listener([events], ANYBODY) as listener:
         for i in range(5):
             listener.put(status(f"req-{i}").to_json())
         first, second = await take(listener, 2)
@@ -144,11 +150,13 @@ async def test_whose_request_it_is_comes_from_its_record(worker: StatusEvents, o
         client.expire(KEYS.request(name), 60)
     async with gateway(own_redis.url) as events:
         ada, chief = Tenant(name="ada"), Tenant(name="chief", operator=True)
-        with events.listener(ada) as of_ada, events.listener(chief) as of_chief:
+        with hub.Listener([events], ada) as of_ada, hub.Listener([events], chief) as of_chief:
             await until(worker, followed=True)
             worker.put([status("req-1"), status("req-2"), status("req-unknown")])
-            assert [event["request_id"] for event in await take(of_ada, 3)] == ["req-1", None, None]
-            assert [event["request_id"] for event in await take(of_chief, 3)] == ["req-1", "req-2", "req-unknown"]
+            assert [event["request_id"] for event in await take(of_ada, 3)] == [public("req-1"), None, None]
+            assert [event["request_id"] for event in await take(of_chief, 3)] == [
+                public(name) for name in ("req-1", "req-2", "req-unknown")
+            ]
     client.close()
 
 

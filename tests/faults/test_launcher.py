@@ -13,6 +13,7 @@ import httpx
 import pytest
 
 from blockrelay.failpoints import FAILURES, POINTS
+from blockrelay.protocol.encoding.request_ids import own_id
 from blockrelay.protocol.keys import Keys
 from blockrelay.protocol.messages import EndEntry, TokenEntry
 from blockrelay.redis.client import connect
@@ -57,7 +58,7 @@ def abandoned(model: Path) -> Iterator[tuple[Path, str, list[int]]]:
             accepted = httpx.post(f"{up.url}/v1/completions", json={**body, "background": True}, timeout=60).json()
             up.stop(signal.SIGKILL)
             wait_until(lambda: not any(command_line(pid) for pid in children), "all children have ended")
-        yield data, accepted["id"].replace("cmpl-", "req-"), undisturbed["choices"][0]["token_ids"]
+        yield data, own_id(accepted["id"]), undisturbed["choices"][0]["token_ids"]
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -6,6 +6,7 @@ from typing import Any, cast
 
 import httpx
 
+from blockrelay.protocol.encoding.request_ids import own_id
 from blockrelay.protocol.sampling_params import SamplingParams
 from blockrelay_launcher.client.resuming import resuming_stream
 from tests.support.gateway.sse_client import read_events
@@ -92,7 +93,8 @@ def test_a_request_lost_by_redis_is_accepted_again_by_whoever_follows_it(start_s
     url, first = system.start_gateway()
     system.workers[0].send_signal(signal.SIGSTOP)  # so that it is still waiting when it is lost
     params = SamplingParams(max_tokens=TOKENS, temperature=0.8, ignore_eos=True)
-    name = httpx.post(url + PATH, json={**BODY, "background": True, "timeout": 600}, timeout=60).headers["x-request-id"]
+    answer = httpx.post(url + PATH, json={**BODY, "background": True, "timeout": 600}, timeout=60)
+    name = own_id(answer.headers["x-request-id"])
     record = system.keys.request(name)
     before = cast(dict[bytes, bytes], system.client.hgetall(record))
     second, _ = system.start_gateway()

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from blockrelay.protocol.encoding.request_ids import own_id
 from blockrelay_launcher.client.resuming import resuming_stream
 from tests.support.systems.system import StartSystem, System
 from tests.support.trace_receiver import TraceReceiver, attributes, trace_receiver
@@ -49,7 +50,7 @@ def test_a_killed_worker_and_then_a_killed_gateway_are_no_hole_in_the_trace(
         urls, died = [dying], False
         for event in resuming_stream(urls, PATH, BODY, key="k", headers=headers):
             if not died and event.data["choices"][0]["token_ids"]:
-                died, request = True, event.id.partition(":")[0]
+                died, request = True, own_id(event.id.partition(":")[0])
                 kill_who_runs(system, request)
         wait_until(lambda: receiver.named("text_completion"), "the gateway that accepted it has told")
         record: Any = system.client.hgetall(system.keys.request(request))

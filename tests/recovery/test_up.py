@@ -14,6 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
+from blockrelay.protocol.encoding.request_ids import own_id
 from blockrelay.protocol.keys import Keys
 from blockrelay.protocol.messages import EndEntry, TokenEntry
 from blockrelay.redis.client import connect
@@ -118,7 +119,7 @@ def test_killed_with_9_it_leaves_no_orphan_and_the_next_one_goes_on_with_what_wa
         running = read_running(data)
         client, keys = connect(running.redis_url), Keys(running.cell)
         wait_until(lambda: not client.zcard(keys.running), "the accepted request is finished")
-        *tokens, end = read_log(client, keys, accepted["id"].replace("cmpl-", "req-"))
+        *tokens, end = read_log(client, keys, own_id(accepted["id"]))
         assert [t.token for t in tokens if isinstance(t, TokenEntry)] == undisturbed
         assert isinstance(end, EndEntry) and end.reason == "length"
         client.close()

@@ -27,6 +27,7 @@ from blockrelay.redis.client import check_redis, connect
 from blockrelay.settings import GatewaySettings, read_settings
 from blockrelay_gateway.api.state import Gateway
 from blockrelay_gateway.app import create_app
+from blockrelay_gateway.cells.cell_list import cells_of
 from blockrelay_gateway.http.server import server_config
 
 
@@ -50,7 +51,7 @@ class GatewayServer(uvicorn.Server):
             await asyncio.gather(watching, return_exceptions=True)
 
     async def _end_when_broken(self) -> None:
-        await self._gateway.background.broken.wait()
+        await self._gateway.broken.wait()
         self._gateway.close()
         self.should_exit = True
 
@@ -94,13 +95,14 @@ def main() -> int:
 
 
 def look_at_redis(settings: GatewaySettings) -> None:
-    """Join the cell. Raises UsageError when a Redis will never serve us like this; one that does not answer now, or a
+    """Join all cells. Raises UsageError when a Redis will never serve us like this; one that does not answer now, or a
     cell that has to be upgraded, is waited for later."""
-    with connect(settings.redis_url, cell=settings.cell) as control, contextlib.suppress(RedisTrouble):
-        check_redis(control, "control Redis", cell=Keys(settings.cell))
-    if settings.payload_redis_url:
-        with connect(settings.payload_redis_url, cell=settings.cell) as payload, contextlib.suppress(RedisTrouble):
-            check_redis(payload, "payload Redis")
+    for name, place in cells_of(settings).places.items():
+        with connect(place.redis_url, cell=name) as control, contextlib.suppress(RedisTrouble):
+            check_redis(control, "control Redis", cell=Keys(name))
+        if place.payload_redis_url:
+            with connect(place.payload_redis_url, cell=name) as payload, contextlib.suppress(RedisTrouble):
+                check_redis(payload, "payload Redis")
 
 
 def allow_files(wanted: int) -> None:
@@ -134,7 +136,7 @@ def _serve(app: FastAPI, settings: GatewaySettings, listener: socket.socket) -> 
     gc.freeze()  # the modules stay: a look at all of them would hold up every stream
     server = GatewayServer(server_config(app, settings, app.state.gateway.bodies), app.state.gateway)
     server.run(sockets=[listener])
-    if app.state.gateway.background.broken.is_set():
+    if app.state.gateway.broken.is_set():
         return BROKEN
     return 0 if server.started else 1
 

@@ -19,6 +19,7 @@ from blockrelay_gateway.api.operations import routes as ops_routes
 from blockrelay_gateway.api.requests import routes as request_routes
 from blockrelay_gateway.api.state import Gateway
 from blockrelay_gateway.build import build
+from blockrelay_gateway.cells.cell import Cell
 from blockrelay_gateway.http import errors as http_errors
 from blockrelay_gateway.http.authentication import Authentication, KeyRing
 from blockrelay_gateway.http.body_limit import BodyLimit
@@ -37,8 +38,7 @@ def create_app(settings: GatewaySettings) -> FastAPI:
     origins or names cannot.
     """
     ring, rules = KeyRing(settings.api_keys), Rules.of(settings)
-    gateway = build(settings, open_block_folder(settings.model, blocks=()))
-    gateway.tenants.expect(ring.names)
+    gateway = build(settings, open_block_folder(settings.model, blocks=()), tenants=ring.names)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -53,7 +53,7 @@ def create_app(settings: GatewaySettings) -> FastAPI:
     # No /docs: its page loads scripts from other hosts. /openapi.json is there.
     app = FastAPI(title="Blockrelay", lifespan=lifespan, docs_url=None, redoc_url=None)
     app.state.gateway = gateway
-    http_errors.install(app, gateway.responder, gateway.watch)
+    http_errors.install(app, gateway.responder, gateway.cells.home.watch)
     app.add_middleware(
         BodyLimit,
         max_bytes=settings.max_body_bytes,
@@ -72,18 +72,25 @@ def create_app(settings: GatewaySettings) -> FastAPI:
 
 
 async def _say_when_ready(gateway: Gateway) -> None:
-    """One log line, when a token can be produced for the first time."""
+    """One log line for each cell, when a token can be produced there for the first time."""
+    async with asyncio.TaskGroup() as tasks:
+        for cell in gateway.cells:
+            tasks.create_task(_say_when_one_is(cell, gateway))
+
+
+async def _say_when_one_is(cell: Cell, gateway: Gateway) -> None:
     while True:
         try:
-            if not await gateway.readiness.gaps():
-                workers = await read_workers_async(gateway.client, gateway.keys, gateway.model_key)
+            if not await cell.readiness.gaps():
+                workers = await read_workers_async(cell.client, cell.keys, gateway.served.key)
                 break
         except RedisTrouble:
-            gateway.metrics.redis_errors.inc()  # the next look tells
+            cell.metrics.redis_errors.inc()  # the next look tells
         await asyncio.sleep(READY_POLL_S)
     devices = Counter(worker.device for worker in workers if worker.ready)
     logs.get().info(
         "NODE_READY",
+        cell=cell.name,
         model=gateway.model_name,
         model_hash=gateway.folder.manifest.model_hash,
         workers={"cpu": devices["cpu"], "gpu": devices["gpu"]},

@@ -48,6 +48,24 @@ class ServiceRegistry(CollectorRegistry):
             yield family
 
 
+class Together(CollectorRegistry):
+    """What several registries tell, each family once: a gateway has one for each of its cells."""
+
+    def __init__(self, of: Iterable[CollectorRegistry]) -> None:
+        super().__init__()
+        self._of = list(of)
+
+    def collect(self) -> Iterable[Metric]:
+        """All metrics, freshly read."""
+        families: dict[str, Metric] = {}
+        for registry in self._of:
+            for family in registry.collect():
+                families.setdefault(family.name, family)
+                if families[family.name] is not family:
+                    families[family.name].samples.extend(family.samples)
+        return families.values()
+
+
 def _under_its_old_name(family: Metric) -> Metric:
     old = Metric(family.name.replace(_WORKERS, _OURS, 1), f"Old name of {family.name}", family.type)
     old.samples = [sample._replace(name=sample.name.replace(_WORKERS, _OURS, 1)) for sample in family.samples]

@@ -13,7 +13,7 @@ from typing import Literal
 Server = Literal["control", "payload"]
 #: Who calls which script. The launcher and people use the rights of an administrator.
 SCRIPTS_OF = {
-    "gateway": ("ACCEPT", "FINISH", "FORGET"),
+    "gateway": ("ACCEPT", "FINISH", "FORGET", "MOVE"),
     "scheduler": ("DEAD", "FINISH", "MIGRATE", "PLAN", "RERUN", "UPGRADE"),
     "worker": ("BEAT", "CLAIM", "COMMIT", "DEAD", "FINISH", "RERUN"),
 }
@@ -50,7 +50,7 @@ class Family:
 
 
 FAMILIES = (
-    Family("request", "<id>", "hash, the record; of an ended request with its short log", f"ACCEPT {_ENDS} MIGRATE FORGET UPGRADE", "BEAT gateway scheduler worker", "retention after the end, FORGET"),
+    Family("request", "<id>", "hash, the record; of an ended request with its short log", f"ACCEPT {_ENDS} MIGRATE FORGET UPGRADE", "BEAT MOVE gateway scheduler worker", "retention after the end, FORGET"),
     Family("log", "<id>", "stream, the token log; entry id = position", f"ACCEPT {_ENDS} FORGET UPGRADE", "gateway worker", "15 s after the end (a long one: as the record)"),
     Family("packing", "", "stream, a log while it is packed", f"{_ENDS} UPGRADE", "", "at once"),
     Family("ended", "<kind>", "list of ended requests, oldest first; kinds: `first` and `last` to be forgotten", f"{_ENDS} FORGET", "scheduler", "member: FORGET, or behind its retention"),
@@ -73,12 +73,13 @@ FAMILIES = (
     Family("quarantine", "<worker>", "string, the request that the worker tries alone", f"{_ENDS} worker UPGRADE", "", "after the try, DEAD"),
     Family("inbox", "<worker>", "stream of next jobs and ends", f"{_ENDS} worker", "BEAT MIGRATE gateway scheduler", "DEAD"),
     Family("inbox", "<worker>", "stream of forwarded rows and early next jobs", "worker", "scheduler", "DEAD", "payload"),
-    Family("protocol", "", "string, number of the protocol that all services of the cell speak", "UPGRADE gateway scheduler worker", f"ACCEPT BEAT {_ENDS} FORGET MIGRATE PLAN", "never"),
+    Family("protocol", "", "string, number of the protocol that all services of the cell speak", "UPGRADE gateway scheduler worker", f"ACCEPT BEAT {_ENDS} FORGET MIGRATE MOVE PLAN", "never"),
     Family("settings", "", "hash: retention_s and dead_after_ms, which hold for all services of the cell", "scheduler", f"ACCEPT {_ENDS} MIGRATE FORGET gateway worker", "never"),
     Family("fleet", "<model>", "hash, what ACCEPT and CLAIM last made of the registry", "ACCEPT CLAIM DEAD worker UPGRADE", "", "after 1 s, and when a worker comes or goes"),
     Family("plan", "<model>", "hash: epoch, inputs, class, plan", "PLAN", "ACCEPT gateway scheduler worker", "never"),
     Family("plan-history", "<model>", "stream: plan, origin, who; the newest is brought into force", "scheduler", "", "trimmed to 100"),
-    Family("session", "<id>", "hash: step, fingerprint, request, tokens", "ACCEPT UPGRADE", "gateway", "retention after the last step"),
+    Family("session", "<id>", "hash: step, fingerprint, request, tokens", "ACCEPT UPGRADE", "MOVE gateway", "retention after the last step"),
+    Family("moved", "<name>", "string, version of the list of cells by which a key or a session belongs elsewhere", "ACCEPT MOVE", "", "retention of requests with a key, and a day"),
     Family("result", "<id>", "string, tensor outputs", "worker", "gateway", "60 s after it was stored, 5 s after it was read", "payload"),
     Family("results", "", "zset id -> ms until which its result may be there; +inf: it has not ended", f"ACCEPT {_ENDS} gateway", "", "member: ACCEPT, behind its time"),
     Family("result-bytes", "", "hash id -> bytes and tenant of a member of `results`; their sums, of a tenant and of all", f"ACCEPT {_ENDS}", "", "member: with that of `results`"),
@@ -189,6 +190,9 @@ class Keys:
 
     def wake(self, gateway: str) -> str:
         return self._key("wake", gateway)
+
+    def moved(self, name: str) -> str:
+        return self._key("moved", name)
 
     def session(self, session_id: str) -> str:
         return self._key("session", session_id)

@@ -157,10 +157,12 @@ def _not_reached(error: BaseException | None) -> bool:
 
 class RedisWatch:
     """Which work of this process waits for Redis, told by log lines: one when the first begins to wait, one every 10 s,
-    one when nobody waits any more. Thread-safe. `errors` counts what it hears of."""
+    one when nobody waits any more. Thread-safe. `errors` counts what it hears of; lines name the `cell`, if one is
+    given: a gateway may have several."""
 
-    def __init__(self, errors: Counter) -> None:
+    def __init__(self, errors: Counter, *, cell: str = "") -> None:
         self._errors, self._lock = errors, threading.Lock()
+        self._named = {"cell": cell} if cell else {}
         self._waiting: dict[str, RedisTrouble] = {}
         self._since = self._said_at = float("-inf")
 
@@ -179,7 +181,11 @@ class RedisWatch:
             if now - self._said_at >= SAY_EVERY_S:
                 self._said_at = now
                 logs.get().warning(
-                    "REDIS_TROUBLE", error=str(error), work=sorted(self._waiting), seconds=round(now - self._since, 1)
+                    "REDIS_TROUBLE",
+                    error=str(error),
+                    work=sorted(self._waiting),
+                    seconds=round(now - self._since, 1),
+                    **self._named,
                 )
 
     def met(self, error: RedisTrouble) -> None:
@@ -189,7 +195,8 @@ class RedisWatch:
             now = time.monotonic()
             if now - self._said_at >= SAY_EVERY_S:
                 self._said_at = now
-                logs.get().warning("REDIS_TROUBLE", error=str(error), work=sorted(self._waiting), seconds=0.0)
+                work = sorted(self._waiting)
+                logs.get().warning("REDIS_TROUBLE", error=str(error), work=work, seconds=0.0, **self._named)
 
     def worked(self, work: str) -> None:
         """`work` does not wait, or no longer."""
@@ -197,7 +204,7 @@ class RedisWatch:
             return
         with self._lock:
             if self._waiting.pop(work, None) and not self._waiting:
-                logs.get().info("REDIS_BACK", seconds=round(time.monotonic() - self._since, 1))
+                logs.get().info("REDIS_BACK", seconds=round(time.monotonic() - self._since, 1), **self._named)
 
     @property
     def trouble(self) -> str:

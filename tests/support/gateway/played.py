@@ -14,6 +14,7 @@ import redis
 import uvicorn
 from fastapi import FastAPI
 
+from blockrelay.protocol.encoding.request_ids import public_id
 from blockrelay.protocol.keys import Keys
 from blockrelay.protocol.messages import Claimed, Commit, EndReason, TokenLogprobs
 from blockrelay.protocol.plan import Plan
@@ -25,6 +26,7 @@ from blockrelay.settings import GatewaySettings
 from blockrelay_gateway.__main__ import look_at_redis
 from blockrelay_gateway.api.state import Gateway
 from blockrelay_gateway.app import create_app
+from blockrelay_gateway.cells.cell import Cell
 from blockrelay_gateway.http.server import server_config
 from tests.support.waiting import wait_until
 from tests.support.worker.registering import announce
@@ -121,15 +123,20 @@ class PlayedWorker:
         times = {"block_1": 0.25, "block_2": 0.5}
         self.say(claimed, [], end="tensor", meta={"execution_times": times, "route": list(self.names)})
 
+    def public(self, claimed: Claimed) -> str:
+        """What clients call its request."""
+        return public_id(claimed.request, self.keys.cell)
+
     def record(self, request: str) -> dict[bytes, bytes]:
         return self.client.hgetall(self.keys.request(request))  # pyright: ignore[reportReturnType]
 
 
 @contextmanager
 def answering(
-    worker: PlayedWorker, reply: Callable[[Claimed], tuple[list[int], str]], *, each: bool = True
+    worker: PlayedWorker, reply: Callable[[Claimed], tuple[list[int], str] | None], *, each: bool = True
 ) -> Iterator[None]:
-    """In the background, answer every request with `reply`'s tokens and end: one commit for `each`, or for all."""
+    """In the background, answer every request with `reply`'s tokens and end: one commit for `each`, or for all. None:
+    `reply` has answered it."""
     stop = threading.Event()
     problems: list[BaseException] = []
 
@@ -138,7 +145,9 @@ def answering(
             while not stop.is_set():
                 worker.beat()
                 for claimed in worker.scripts.run(calls.claim(worker.names[0], 8, free_pages=1000)):
-                    tokens, end = reply(claimed)
+                    if (answer := reply(claimed)) is None:
+                        continue
+                    tokens, end = answer
                     for token in tokens[:-1] if each else ():
                         worker.say(claimed, [token])
                     worker.say(claimed, tokens[-1:] if each else tokens, end=end)
@@ -168,8 +177,13 @@ class RunningGateway:
         return self.http.post(path, content=json.dumps(body))  # ASCII: httpx cannot send half a surrogate pair
 
     def metric(self, name: str, **labels: str) -> float:
-        everywhere = {"cell": self.gateway.keys.cell, "model": self.gateway.model_name}
-        return self.gateway.metrics.registry.get_sample_value(name, everywhere | labels) or 0.0
+        everywhere = {"cell": self.cell.name, "model": self.gateway.model_name}
+        return self.cell.metrics.registry.get_sample_value(name, everywhere | labels) or 0.0
+
+    @property
+    def cell(self) -> Cell:
+        """The gateway's own."""
+        return self.gateway.cells.home
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 They are made in a copy of deploy/, since the overlay for production takes secrets that are made beside it.
 """
 
+import re
 import shutil
 import subprocess
 import sys
@@ -30,6 +31,7 @@ ON_DEMO: dict[str, dict[str, object]] = {
     "with-a-model-image": example_of("model-image"),
     "with-a-model-volume": {"components": ["../../components/model-pvc"]},
     "with-gateway-api": example_of("gateway-api"),
+    "with-other-cells": example_of("cells"),
     "with-valkey": {
         "components": ["../../components/valkey"],
         "secretGenerator": [
@@ -47,9 +49,18 @@ ON_DEMO: dict[str, dict[str, object]] = {
         ],
     },
 }
+#: The first JSON of docs/cells.md.
+_CELLS = re.compile(r"```json\n(.*?)```", re.DOTALL)
 VARIANTS = (*OVERLAYS, *ON_DEMO)
 #: Its commands make what the overlay for production takes.
 SECRETS = "make-secrets"
+
+
+def file_of_cells() -> str:
+    """The one that docs/cells.md shows."""
+    found = _CELLS.search((ROOT / "docs" / "cells.md").read_text())
+    assert found is not None
+    return found[1]
 
 
 def prepare(folder: Path) -> dict[str, Path]:
@@ -75,4 +86,5 @@ def prepare(folder: Path) -> dict[str, Path]:
     ]
     written = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     (overlays / "with-a-plan" / "plan.json").write_text(written)
+    (overlays / "with-other-cells" / "cells.json").write_text(file_of_cells())
     return {name: overlays / name for name in VARIANTS}

@@ -32,6 +32,7 @@ def start_system(tiny_model: Path) -> Iterator[StartSystem]:
             model: Path = tiny_model,
             fsync: str = "always",
             redis_env: dict[str, str] | None = None,
+            cell: str = "t",
         ) -> System:
             folder = Path(
                 stack.enter_context(tempfile.TemporaryDirectory(prefix="br-sys-", ignore_cleanup_errors=True))
@@ -41,7 +42,7 @@ def start_system(tiny_model: Path) -> Iterator[StartSystem]:
             stack.callback(payload.stop)
             stack.callback(control.stop)
             stack.callback(control.assert_nothing_is_ownerless)
-            system = System(folder=folder, model=model, control=control, payload=payload, stages=stages)
+            system = System(folder=folder, model=model, control=control, payload=payload, stages=stages, cell=cell)
             system.scheduler_env = scheduler_env or {}
             stack.callback(system.stop)
             if scheduler:

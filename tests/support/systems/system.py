@@ -91,13 +91,14 @@ class System:
     control: RedisServer
     payload: RedisServer
     stages: int = 1
+    cell: str = "t"
     scheduler_env: dict[str, str] = field(default_factory=dict[str, str])
     workers: list[subprocess.Popen[bytes]] = field(default_factory=list[subprocess.Popen[bytes]])
     gateways: list[subprocess.Popen[bytes]] = field(default_factory=list[subprocess.Popen[bytes]])
     schedulers: list[subprocess.Popen[bytes]] = field(default_factory=list[subprocess.Popen[bytes]])
 
     def __post_init__(self) -> None:
-        self.keys = Keys("t")
+        self.keys = Keys(self.cell)
         self.client: redis.Redis = self.control.client()
         self.scripts = Scripts(self.client, self.keys)
         self.block_folder = open_block_folder(self.model)
@@ -108,7 +109,7 @@ class System:
             "BLOCKRELAY_MODEL": str(self.model),
             "BLOCKRELAY_REDIS_URL": self.control.url,
             "BLOCKRELAY_PAYLOAD_REDIS_URL": self.payload.url,
-            "BLOCKRELAY_CELL": "t",
+            "BLOCKRELAY_CELL": self.cell,
             "BLOCKRELAY_PORT": "0",
             "BLOCKRELAY_DRAIN_S": "0",
         }

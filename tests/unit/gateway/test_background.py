@@ -18,9 +18,11 @@ from blockrelay_gateway import app
 from blockrelay_gateway.admission import cell_watch, tensor_results
 from blockrelay_gateway.api.state import Gateway
 from blockrelay_gateway.build import build
+from blockrelay_gateway.cells import cells
 from blockrelay_gateway.streaming.following import repair
 from blockrelay_gateway.streaming.following.acceptance import Acceptance
 from blockrelay_gateway.streaming.following.followed_request import FollowedRequest
+from blockrelay_gateway.streaming.status_events import Listener
 
 #: Rounds of the event loop between the event and the end: more than any of the works needs from one wait to the next.
 ROUNDS = range(40)
@@ -35,10 +37,11 @@ async def idle(
     monkeypatch.setattr(tensor_results, "POLL_S", 0)
     monkeypatch.setattr(app, "READY_POLL_S", 0)
     monkeypatch.setattr(repair, "CHECK_EVERY_S", 60)
-    gateway = build(settings.model_copy(update={"grace_s": 0}), folder)
+    monkeypatch.setattr(cells, "LOOK_S", 0)
+    gateway = build(settings.model_copy(update={"grace_s": 0}), folder, tenants=[ANYBODY.name])
     yield gateway
-    await gateway.client.aclose()
-    await gateway.payload.aclose()
+    await gateway.cells.home.client.aclose()
+    await gateway.cells.home.payload.aclose()
 
 
 def followed() -> FollowedRequest:
@@ -48,15 +51,16 @@ def followed() -> FollowedRequest:
 
 
 def tell_tailer(gateway: Gateway) -> None:
-    gateway.tailer.follow("req-1", lambda _: None)
+    gateway.cells.home.tailer.follow("req-1", lambda _: None)
 
 
 def tell_repair(gateway: Gateway) -> None:
-    gateway.tailer.returned.set()
+    gateway.cells.home.tailer.returned.set()
 
 
 def tell_status_events(gateway: Gateway) -> None:
-    gateway.status_events.add(gateway.status_events.listener(ANYBODY))
+    source = gateway.cells.home.status_events
+    source.add(Listener([source], ANYBODY))
 
 
 def tell_nothing(gateway: Gateway) -> None:
@@ -71,13 +75,14 @@ EVENTS: dict[str, Callable[[Gateway], None]] = {
     "results": tell_nothing,
     "readiness": tell_nothing,
     "status events": tell_status_events,
+    "cells": tell_nothing,
 }
 
 
 def works(gateway: Gateway) -> dict[str, Callable[[], Coroutine[Any, Any, None]]]:
     """What runs as long as the gateway does, and what only until it is ready."""
     readiness = partial(app._say_when_ready, gateway)  # pyright: ignore[reportPrivateUsage]
-    return {**gateway.background.works, "readiness": readiness}
+    return {**gateway.cells.home.background.works, "readiness": readiness, "cells": gateway.cells.watch}
 
 
 async def ends(work: Callable[[], Coroutine[Any, Any, None]], event: Callable[[], None], rounds: int) -> bool:
@@ -114,11 +119,12 @@ async def test_background_work_ends_at_any_moment_after_an_event(idle: Gateway, 
 
 async def test_the_end_of_a_grace_period_ends_at_any_moment(idle: Gateway) -> None:
     deaf: list[int] = []
+    of_cell = idle.cells.home.followed
     for rounds in ROUNDS:
         left = followed()
-        idle.followed.start(left)
-        idle.followed.attach(left)
-        idle.followed.detach(left)
+        of_cell.start(left)
+        of_cell.attach(left)
+        of_cell.detach(left)
         named: list[asyncio.Task[Any]] = []
         while not named:
             await asyncio.sleep(0)
@@ -127,5 +133,5 @@ async def test_the_end_of_a_grace_period_ends_at_any_moment(idle: Gateway) -> No
             await asyncio.sleep(0)
         if not named[0].done() and not await _ends_when_cancelled(named[0]):
             deaf.append(rounds)
-        idle.followed.drop(left)
+        of_cell.drop(left)
     assert deaf == []

@@ -51,7 +51,7 @@ def test_a_stream_goes_on_over_a_restart_of_redis(
         events = read_events(response)
         got = [next(events), next(events)]
         own_redis.kill()
-        wait_until(lambda: not own_gateway.gateway.tailer.connected, "the gateway noticed")
+        wait_until(lambda: not own_gateway.cell.tailer.connected, "the gateway noticed")
         own_redis.start()
         again = own_worker(after, folder)
         again.positions = {claimed.run: 2}
@@ -115,7 +115,7 @@ def test_a_request_that_redis_forgot_is_accepted_again_and_its_stream_goes_on(
             worker.say(second, [token])
         worker.say(second, [2], end="stop")
         got += list(events)
-    assert [event.id for event in got[:-1]] == [f"{first.request}:{at}" for at in range(1, len(said) + 3)]
+    assert [event.id for event in got[:-1]] == [f"{worker.public(first)}:{at}" for at in range(1, len(said) + 3)]
     assert "".join(event.data["choices"][0]["text"] for event in got[:-1]) == TEXT
 
 
@@ -130,7 +130,7 @@ def test_an_end_at_a_shorter_log_than_was_heard_is_heard(
         worker.say(second, said[:1])
         assert worker.scripts.run(calls.finish(first.request, "cancelled")) == "FINISHED"
         got += list(events)
-    assert [event.id for event in got[:-1]] == [f"{first.request}:{at}" for at in (1, 2, 3)]
+    assert [event.id for event in got[:-1]] == [f"{worker.public(first)}:{at}" for at in (1, 2, 3)]
     assert "cancelled" in got[2].data["error"]["message"]
     path = f"/v1/requests/{first.request}/events"
     with gateway.http.stream("GET", path, headers={"Last-Event-ID": f"{first.request}:2"}) as response:

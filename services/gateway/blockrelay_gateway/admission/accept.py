@@ -23,7 +23,7 @@ from blockrelay.observability import logs
 from blockrelay.observability.metrics.gateway import GatewayMetrics
 from blockrelay.observability.metrics.tenants import TenantMetrics
 from blockrelay.protocol.constants import PAGE_TOKENS
-from blockrelay.protocol.transitions.calls import NO_LIMITS, Accepted, Limits
+from blockrelay.protocol.transitions.calls import NO_LIMITS, Accepted, Binding, Limits
 from blockrelay.redis.client import AsyncScripts, backoff_s
 from blockrelay.redis.errors import RedisWatch
 from blockrelay.settings import GatewaySettings
@@ -93,12 +93,20 @@ class Admission:
         self._metrics, self._tenants, self._watch = metrics, tenants, watch
         self._gateway, self._model, self._blocks, self._settings = gateway, model, blocks, settings
 
-    async def submit(self, requests: Sequence[AdmissionRequest], tenant: Tenant, *, together: bool = False) -> Readers:
+    async def submit(
+        self,
+        requests: Sequence[AdmissionRequest],
+        tenant: Tenant,
+        *,
+        together: bool = False,
+        binding: Binding | None = None,
+    ) -> Readers:
         """Accept all requests of a tenant, or find those that a key names or that ran as the same session step before;
         with a reader attached to each.
 
         `together`: rows of one step. The first that is new passes the limits for all, and its session's
         compare-and-set keeps other steps out, so that nothing but Redis refuses those behind it.
+        `binding`: why they go to this cell, if they may not go to another.
         Raises LimitExceeded, BadRequest, ServiceUnavailable, KeyReused, or Conflict when the session is at another
         step; then nothing new of it is queued any more.
         """
@@ -107,7 +115,7 @@ class Admission:
         submitted: list[_Submitted] = []
         try:
             for index, request in enumerate(requests):
-                one = self._prepare(request, tenant, pages or pages_of(request, PAGE_TOKENS))
+                one = self._prepare(request, tenant, pages or pages_of(request, PAGE_TOKENS), binding)
                 first = not any(other.state is State.ACCEPTED for other in submitted)
                 submitted.append(one)
                 await self._apply(one, Event.SUBMIT)
@@ -195,7 +203,7 @@ class Admission:
         except RedisTrouble as error:  # once Redis answers
             self._watch.met(error)
 
-    def _prepare(self, request: AdmissionRequest, tenant: Tenant, pages: int) -> _Submitted:
+    def _prepare(self, request: AdmissionRequest, tenant: Tenant, pages: int, binding: Binding | None) -> _Submitted:
         """Raises BadRequest for a priority that the key may not have."""
         timeout_s = self._settings.request_timeout_s if request.timeout_s is None else request.timeout_s
         deadline_ms = 0 if timeout_s is None else int((time.time() + timeout_s) * 1000)
@@ -214,8 +222,11 @@ class Admission:
             priority=priority_of(own, tenant),
             reader=self._gateway if own.fingerprint else "",
             result_bytes=own.result_bytes,
+            binding=binding,
         )
-        followed = FollowedRequest(acceptance, own.params, created=int(time.time()), deadline_ms=deadline_ms)
+        followed = FollowedRequest(
+            acceptance, own.params, created=int(time.time()), deadline_ms=deadline_ms, cell=self._cell.name
+        )
         return _Submitted(request, tenant, followed, State.NEW_KEYED if request.fingerprint else State.NEW)
 
     def _retention_s(self, request: AdmissionRequest) -> int:
@@ -243,6 +254,7 @@ class Admission:
 
     def _announce(self, request: AdmissionRequest, followed: FollowedRequest) -> None:
         body = request.body
+        self._cell.unfinished += 1
         self._metrics.prompt_tokens.inc(body.prompt.size - body.prior)
         self._tenants.accepted(followed.tenant, body.prompt.size - body.prior)
         log = logs.get().bind(request_id=request.request, traceparent=body.traceparent or None)

@@ -15,7 +15,6 @@ from blockrelay.redis.cell_settings import CellSettings, read_cell_settings_asyn
 from blockrelay.redis.client import AsyncScripts
 from blockrelay.redis.errors import RedisWatch
 from blockrelay.redis.protocol_check import read_gap_async
-from blockrelay.settings import GatewaySettings
 from blockrelay_gateway.admission.redis_memory import read_memory
 from blockrelay_gateway.streaming.following.followers import Followers
 
@@ -35,18 +34,23 @@ class CellWatch:
     def __init__(
         self,
         client: redis.asyncio.Redis,
+        keys: Keys,
         scripts: AsyncScripts,
         followers: Followers,
         metrics: GatewayMetrics,
         watch: RedisWatch,
-        settings: GatewaySettings,
     ) -> None:
-        self._client, self._scripts, self._followers = client, scripts, followers
-        self._metrics, self._watch, self._settings = metrics, watch, settings
-        self._cell, self._keys = CellSettings(), Keys(settings.cell)
+        self._client, self._keys, self._scripts, self._followers = client, keys, scripts, followers
+        self._metrics, self._watch, self._cell = metrics, watch, CellSettings()
         self._looked = float("-inf")
         self.full = self.protocol_gap = ""
         self.clock_ahead_ms = 0  # of Redis, whose clock decides about deadlines
+        #: Requests of the cell that have not ended, at the last look, and those that this gateway accepted since then.
+        self.unfinished = 0
+
+    @property
+    def name(self) -> str:
+        return self._keys.cell
 
     @property
     def retention_s(self) -> int:
@@ -83,6 +87,7 @@ class CellWatch:
         self._set_full(f"Redis uses {used >> 20} of {most >> 20} MiB" if full else "", used, most)
         seconds, micros = cast(tuple[int, int], await cast(Any, self._client.time()))
         self.clock_ahead_ms = seconds * 1000 + micros // 1000 - int(time.time() * 1000)
+        self.unfinished = await cast(Any, self._client.zcard(self._keys.running))
         cell = await read_cell_settings_async(self._client, self._keys)
         if cell is not None and cell != self._cell:
             self._cell, self._followers.retention_s = cell, cell.retention_s

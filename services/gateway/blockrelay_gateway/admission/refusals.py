@@ -4,7 +4,7 @@
 """
 
 from blockrelay.auth.api_keys import Tenant
-from blockrelay.errors import BadRequest, BlockrelayError, Conflict, KeyReused, LimitExceeded
+from blockrelay.errors import BadRequest, BlockrelayError, Conflict, KeyReused, LimitExceeded, ServiceUnavailable
 from blockrelay.protocol.transitions.calls import Accepted
 from blockrelay_gateway.admission.admission_request import AdmissionRequest
 from blockrelay_gateway.admission.idempotency import HEADER
@@ -54,6 +54,9 @@ def refusal(answer: Accepted, request: AdmissionRequest, tenant: Tenant, *, page
             return cell("deadline", said)
         case "OTHER":
             return KeyReused(f"this {HEADER} came with another body before: a new request needs a new key")
+        case "MOVED":
+            said = f"the request belongs to another cell by version {answer.detail} of the list of cells"
+            return ServiceUnavailable(f"{said}, which this gateway has not read yet; try again")
         case "TOO_LARGE":
             pages = pages_of(request, page_tokens)
             return BadRequest(

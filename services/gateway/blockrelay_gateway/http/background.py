@@ -14,10 +14,9 @@ Work = Callable[[], Coroutine[Any, Any, None]]
 class Background:
     """`works` by name; `broken` is set when one has failed."""
 
-    def __init__(self, works: Mapping[str, Work]) -> None:
-        self.works = dict(works)
+    def __init__(self, works: Mapping[str, Work], broken: asyncio.Event) -> None:
+        self.works, self.broken = dict(works), broken
         self._tasks: list[asyncio.Task[None]] = []
-        self.broken = asyncio.Event()
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:

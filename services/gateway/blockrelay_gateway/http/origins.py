@@ -16,7 +16,7 @@ from blockrelay_gateway.http.authentication import PROBES
 from blockrelay_gateway.http.errors import ErrorResponder
 
 #: Seconds that a browser need not ask again; answer headers that a page may read.
-PREFLIGHT_S, EXPOSED = 600, b"x-request-id, retry-after, idempotent-replayed"
+PREFLIGHT_S, EXPOSED = 600, b"x-request-id, retry-after, idempotent-replayed, blockrelay-instead-of"
 
 
 class Origins:

@@ -32,11 +32,9 @@ class EventStream(StreamingResponse):
         self,
         events: AsyncIterator[bytes],
         held: AbstractContextManager[object],
-        *,
-        request_id: str,
         headers: Mapping[str, str],
     ) -> None:
-        ours = {"cache-control": "no-cache", "x-accel-buffering": "no", "x-request-id": request_id}
+        ours = {"cache-control": "no-cache", "x-accel-buffering": "no"}
         super().__init__(events, media_type="text/event-stream", headers={**ours, **headers})
         self._held = held
 

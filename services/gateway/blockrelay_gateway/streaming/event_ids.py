@@ -8,9 +8,10 @@ import re
 from collections.abc import Sequence
 
 from blockrelay.errors import BadRequest
+from blockrelay.protocol.encoding.request_ids import PUBLIC_ID, parse_id
 
 HEADER = "Last-Event-ID"
-_ID = re.compile(r"(?:(req-[0-9a-f]{24}):)?([0-9]{1,9}(?:\.[0-9]{1,9})*)")
+_ID = re.compile(rf"(?:({PUBLIC_ID.pattern}):)?(?P<positions>[0-9]{{1,9}}(?:\.[0-9]{{1,9}})*)")
 
 
 def event_id(request: str, positions: Sequence[int]) -> str:
@@ -19,16 +20,16 @@ def event_id(request: str, positions: Sequence[int]) -> str:
 
 
 def parse_event_id(text: str, request: str, *, param: str) -> tuple[int, ...]:
-    """The positions of an id, with or without the request's name before them.
+    """The positions of an id, with or without the request's name before them; `request` is its cell's name for it.
 
     Raises BadRequest for anything that is not an id and for one of another request.
     """
     found = _ID.fullmatch(text)
     if not found:
         raise BadRequest(f"{param} is not an event id: send that of an event, or a position", param=param)
-    if found[1] not in (None, request):
+    if found[1] is not None and (named := parse_id(found[1])) is not None and named.request != request:
         raise BadRequest(f"{param} is an event of another request ({found[1]}, not {request})", param=param)
-    return tuple(int(position) for position in found[2].split("."))
+    return tuple(int(position) for position in found["positions"].split("."))
 
 
 def check_choices(positions: Sequence[int] | None, choices: int, *, param: str) -> None:

@@ -50,7 +50,7 @@ class Tailer:
         self._tails: dict[bytes, _Tail] = {}
         self._news = asyncio.Event()
         self._in_read = False
-        self.connected = False
+        self.connected = self.away = False  # before the first read neither is known
         #: Set whenever a connection that was lost is there again. The waiting task clears it.
         self.returned = asyncio.Event()
 
@@ -77,13 +77,13 @@ class Tailer:
                 await self._read()
                 self._watch.worked("read logs")
                 if not self.connected:
-                    self.connected = True
+                    self.connected, self.away = True, False
                     self.returned.set()
                     logs.get().info("REDIS_CONNECTED", followed=len(self._tails))
                 attempt = 0
             except RedisTrouble as error:
                 self._watch.failed("read logs", error)
-                self.connected = False
+                self.connected, self.away = False, True
                 self._wake_id = "0-0"  # its clock may have gone back; an extra round is harmless
                 await asyncio.sleep(backoff_s(attempt))
                 attempt += 1

@@ -19,8 +19,9 @@ class Readers:
     def __init__(
         self, registry: FollowedRequests, requests: Sequence[FollowedRequest], *, replayed: bool = False
     ) -> None:
-        """`replayed`: an Idempotency-Key led to requests that were accepted before."""
+        """`replayed`: an Idempotency-Key led to requests that were accepted before. `notes`: more headers."""
         self._registry, self.requests, self.replayed = registry, tuple(requests), replayed
+        self.notes: dict[str, str] = {}
         self._event: asyncio.Event | None = asyncio.Event()
         for followed in self.requests:
             registry.attach(followed)
@@ -28,8 +29,9 @@ class Readers:
 
     @property
     def headers(self) -> dict[str, str]:
-        """What an answer that was not asked for the first time says, as Stripe's do."""
-        return {"idempotent-replayed": "true"} if self.replayed else {}
+        """Of the answer: its request, and, as Stripe's do, whether it was not asked for the first time."""
+        replayed = {"idempotent-replayed": "true"} if self.replayed else {}
+        return {"x-request-id": self.requests[0].public_id(), **replayed, **self.notes}
 
     def __enter__(self) -> "Readers":
         return self
@@ -71,9 +73,8 @@ class Readers:
                 if all(followed.end is not None for followed in self.requests):
                     return
                 if self._registry.closing:
-                    raise ServiceUnavailable(
-                        f"this gateway shuts down; the request goes on, read it at /v1/requests/{self.requests[0].id}"
-                    )
+                    where = f"/v1/requests/{self.requests[0].public_id()}"
+                    raise ServiceUnavailable(f"this gateway shuts down; the request goes on, read it at {where}")
                 if alarm is not None and quiet_s is not None and loop.time() >= alarm.when():
                     quiet = loop.time() >= heard + quiet_s
                     heard = loop.time() if quiet else heard

@@ -43,7 +43,7 @@ class ResponseFormat(Protocol):
 
 
 class Source(Protocol):
-    """Where answers come from: a gateway."""
+    """Where answers come from: a cell."""
 
     @property
     def keep_alive_s(self) -> float:
@@ -58,9 +58,9 @@ class Source(Protocol):
         ...
 
 
-async def collect(gateway: Source, readers: Readers) -> list[Answer]:
+async def collect(source: Source, readers: Readers) -> list[Answer]:
     """Wait for the end of every request. Raises ServiceUnavailable when the gateway shuts down first."""
-    relays = [gateway.relay(followed) for followed in readers.requests]
+    relays = [source.relay(followed) for followed in readers.requests]
     answers = [Answer() for _ in readers.requests]
     async for batch in readers.batches():
         for index, entry in batch:
@@ -69,20 +69,20 @@ async def collect(gateway: Source, readers: Readers) -> list[Answer]:
 
 
 async def stream(
-    gateway: Source, readers: Readers, form: ResponseFormat, *, after: Sequence[int] | None = None
+    source: Source, readers: Readers, form: ResponseFormat, *, after: Sequence[int] | None = None
 ) -> AsyncIterator[bytes]:
     """The events of an answer, or those behind the positions `after` (`event_ids`), one for each request.
 
     A bad end is an event of its own, never a silent close.
     """
     requests = readers.requests
-    relays = [gateway.relay(followed) for followed in requests]
-    request, seen = requests[0].id, list(after or (0,) * len(requests))
+    relays = [source.relay(followed) for followed in requests]
+    request, seen = requests[0].public_id(), list(after or (0,) * len(requests))
     yield sse.RETRY
     if after is None and (opening := form.opening(requests[0])):
         yield sse.event(opening, event_id(request, seen))
     try:
-        async for batch in readers.batches(quiet_s=gateway.keep_alive_s):
+        async for batch in readers.batches(quiet_s=source.keep_alive_s):
             if not batch:
                 yield sse.KEEP_ALIVE
                 continue
@@ -94,7 +94,7 @@ async def stream(
                 if error is not None:
                     body = form.problem(error, requests[index])
                 else:
-                    fingerprint = requests[index].numerics or await gateway.records.numerics(requests[index])
+                    fingerprint = requests[index].numerics or await source.records.numerics(requests[index])
                     body = form.chunk(index, delta, requests[index], fingerprint)
                 # A bad end is told even where the client has seen more: Redis may have lost that before the end.
                 if delta.position > seen[index] or error is not None:

@@ -5,7 +5,7 @@ A listener sees the requests of its tenant; those of others stand without their 
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Sequence
 from typing import Any, cast
 
 import redis.asyncio
@@ -13,6 +13,7 @@ import redis.asyncio
 from blockrelay.auth.api_keys import Tenant
 from blockrelay.errors import RedisTrouble, WireError
 from blockrelay.observability import logs
+from blockrelay.protocol.encoding.request_ids import public_id
 from blockrelay.protocol.keys import Keys
 from blockrelay.protocol.status_events import decode_events
 from blockrelay.redis.client import backoff_s
@@ -30,17 +31,19 @@ Event = dict[str, Any]
 class Listener:
     """One client that follows, in a `with`. `events` ends when the gateway does."""
 
-    def __init__(self, source: "StatusEvents", tenant: Tenant) -> None:
+    def __init__(self, sources: Sequence["StatusEvents"], tenant: Tenant) -> None:
         self.tenant = tenant
-        self._source, self._dropped = source, 0
+        self._sources, self._dropped = sources, 0
         self._queue: asyncio.Queue[Event | None] = asyncio.Queue()
 
     def __enter__(self) -> "Listener":
-        self._source.add(self)
+        for source in self._sources:
+            source.add(self)
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._source.remove(self)
+        for source in self._sources:
+            source.remove(self)
 
     def put(self, event: Event | None) -> None:
         """None: the end."""
@@ -75,9 +78,6 @@ class StatusEvents:
         self._wanted = asyncio.Event()
         self._tenants: OrderedDict[str, str | None] = OrderedDict()
         self._closed = False
-
-    def listener(self, tenant: Tenant) -> Listener:
-        return Listener(self, tenant)
 
     def add(self, listener: Listener) -> None:
         self._listeners.add(listener)
@@ -132,7 +132,8 @@ class StatusEvents:
         for listener in list(self._listeners):
             for event in events:
                 own = _sees_all(listener.tenant) or self._tenants.get(event["request_id"]) == listener.tenant.name
-                listener.put(event if own else {**event, "request_id": None})
+                name = public_id(event["request_id"], self._keys.cell) if own else None
+                listener.put({**event, "request_id": name})
 
     async def _look_up(self, requests: Iterable[str]) -> None:
         """Whose they are, as far as Redis knows; None for what it does not."""

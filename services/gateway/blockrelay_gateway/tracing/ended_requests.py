@@ -66,7 +66,7 @@ class EndedRequests:
             asyncio.get_running_loop().call_later(GATEWAY_TTL_S, self._add, followed, identity)
 
     async def run(self) -> None:
-        """Until cancelled; then what has been heard is told of, and sent."""
+        """Until cancelled; then what has been heard is told of."""
         try:
             while True:
                 await self._tell(*await self._waiting.get())
@@ -77,7 +77,6 @@ class EndedRequests:
                         await self._tell(*self._waiting.get_nowait())
             except TimeoutError:
                 logs.get().warning("TRACES_LOST", requests=self._waiting.qsize() + 1)
-            await self._traces.close()
 
     def _add(self, followed: FollowedRequest, identity: TraceIdentity) -> None:
         try:

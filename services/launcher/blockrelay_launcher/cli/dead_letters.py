@@ -16,10 +16,10 @@ from rich.table import Column, Table
 
 from blockrelay.block_folder.folder import open_block_folder
 from blockrelay.errors import UsageError, WireError
+from blockrelay.protocol.encoding.request_ids import own_id
 from blockrelay.protocol.keys import Keys
 from blockrelay.protocol.messages import RequestBody
 from blockrelay.redis.cell_address import CellAddress, connected, find_cell
-from blockrelay_launcher.cli.status import own_id
 
 app = typer.Typer(
     name="dead-letters", no_args_is_help=True, help="Requests that could not be computed: list, show, replay, remove."

@@ -1,6 +1,5 @@
 """`blockrelay status` and `blockrelay cancel`: what a cell does, read from its Redis."""
 
-import re
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from typing import Any, cast
@@ -10,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from blockrelay.errors import UsageError
+from blockrelay.protocol.encoding.request_ids import own_id
 from blockrelay.protocol.keys import Keys
 from blockrelay.protocol.plan import Plan, WorkerInfo, missing_stages, parse_split
 from blockrelay.protocol.transitions import calls
@@ -21,13 +21,6 @@ from blockrelay_launcher.cli.worker_totals import SECONDS, read_totals
 
 #: Workers that are asked for their totals at a time.
 ASKED_AT_ONCE = 32
-_REQUEST_ID = re.compile(r"^(?:req|cmpl|chatcmpl)-([0-9a-f]{24})$")
-
-
-def own_id(public: str) -> str:
-    """The id of a request as the cell knows it, for one as a client knows it."""
-    found = _REQUEST_ID.match(public)
-    return f"req-{found.group(1)}" if found else public
 
 
 def read_status(cell: CellAddress) -> dict[str, Any]:

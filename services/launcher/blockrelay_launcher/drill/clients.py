@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import httpx
 
+from blockrelay.protocol.encoding.request_ids import own_id
 from blockrelay.protocol.tensors import decode_tensor
 from blockrelay_launcher.client import resuming
 from blockrelay_launcher.client.resuming import TRY_AGAIN, Refused
@@ -58,7 +59,7 @@ class Seen:
         """One event of the stream."""
         request, _, position = event_id.rpartition(":")
         self.events.append(time.monotonic())
-        self.request = request or self.request
+        self.request = own_id(request) or self.request
         if int(position) <= self.position:
             self.repeated += 1
             return
@@ -178,7 +179,7 @@ class Load:
 
         def send() -> None:
             answer = self._ask("POST", "/v1/completions", rng, {**body, "background": True}, {"Idempotency-Key": key})
-            seen.request = "req-" + json.loads(answer.content)["id"].partition("-")[2]
+            seen.request = own_id(json.loads(answer.content)["id"])
 
         send()
         self._look_after(seen, rng, missing=send)

@@ -45,19 +45,29 @@ class SessionStep:
 
 
 @dataclass(frozen=True, slots=True)
+class Binding:
+    """Why a request goes to the cell that it goes to, and to no other: the name of its key or session, and the version
+    of the list of cells that says so."""
+
+    name: str
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
 class Accepted:
     """Answer of ACCEPT.
 
     `detail`: Unix ms of Redis' clock (OK), state (EXISTS), pages (TOO_LARGE), expected step (STEP), request id
-    (REPEAT). OTHER: the id is taken by another body. A limit of the tenant: tokens left in its bucket (TOKENS), its
+    (REPEAT), version of the list of cells by which the request belongs elsewhere (MOVED). OTHER: the id is taken by
+    another body. A limit of the tenant: tokens left in its bucket (TOKENS), its
     requests under way (CONCURRENT), bytes promised to its results (TENANT_RESULTS). One of ours: the same of all
     (RESULTS), requests under way (BUSY), pages promised (PAGES), ms until its first token would be there (WAIT) or
     until its end, which is too late (LATE). With a limit, `retry_ms` says when to ask again.
     """
 
     status: Literal[
-        "OK", "EXISTS", "OTHER", "TOO_LARGE", "STEP", "REPEAT", "TOKENS", "CONCURRENT", "BUSY", "PAGES", "WAIT", "LATE",
-        "RESULTS", "TENANT_RESULTS",
+        "OK", "EXISTS", "OTHER", "MOVED", "TOO_LARGE", "STEP", "REPEAT", "TOKENS", "CONCURRENT", "BUSY", "PAGES",
+        "WAIT", "LATE", "RESULTS", "TENANT_RESULTS",
     ]  # fmt: skip
     detail: str
     retry_ms: int = 0
@@ -112,6 +122,7 @@ def accept(
     reader: str = "",
     result_bytes: int = 0,
     confirm: bool = False,
+    binding: Binding | None = None,
 ) -> Call[Accepted]:
     """`deadline_ms` is absolute Unix time in milliseconds, 0 for none. `max_in_flight` of the whole cell.
 
@@ -121,6 +132,7 @@ def accept(
     `reader`: the gateway that reads the request if it exists already; it then counts as one of its followers.
     `result_bytes`: what its tensor result will take of the payload Redis; 0 for tokens.
     `confirm`: write something even for a request that is there already, so that WAIT behind it speaks of that one too.
+    `binding`: of a request with a key or a session, where there are several cells.
     """
     arguments: dict[str, Any] = {
         "request": request,
@@ -143,6 +155,8 @@ def accept(
     }
     if session:
         arguments["session"] = asdict(session)
+    if binding:
+        arguments["binding"] = asdict(binding)
 
     def parse(answer: Any) -> Accepted:
         detail = _text(answer[1]) if len(answer) > 1 else ""
@@ -300,6 +314,13 @@ def upgrade_finish() -> Call[bool]:
 
 def _is_one(answer: Any) -> bool:
     return int(answer) == 1
+
+
+def move(binding: Binding, *, retention_s: int, request: str = "", sessions: Sequence[str] = ()) -> Call[bool]:
+    """What `binding` names belongs to another cell from now on, for `retention_s`, unless it is here: a `request` or
+    one of the `sessions`. Answer: whether it is."""
+    arguments = {**asdict(binding), "retention_s": retention_s, "request": request, "sessions": list(sessions)}
+    return Call("move", arguments, lambda answer: _text(answer) == "HERE")
 
 
 def forget(max_requests: int) -> Call[tuple[int, int]]:

@@ -10,7 +10,7 @@ from importlib import resources
 from blockrelay.protocol.constants import LUA
 from blockrelay.protocol.number import PROTOCOL
 
-NAMES = ("accept", "claim", "commit", "rerun", "finish", "dead", "beat", "plan", "migrate", "forget", "upgrade")
+NAMES = ("accept", "claim", "commit", "rerun", "finish", "dead", "beat", "plan", "migrate", "forget", "move", "upgrade")
 #: The parts that every script needs; the second keeps it from a cell of another protocol.
 CELL, FENCE = "cell", "fence"
 #: It changes what the protocol of the cell is.

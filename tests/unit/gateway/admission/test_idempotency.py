@@ -14,6 +14,7 @@ import openai
 import pytest
 from websockets.sync.client import connect
 
+from blockrelay.protocol.encoding.request_ids import own_id
 from blockrelay.protocol.messages import Claimed
 from blockrelay.protocol.sampling_params import derive_seed
 from blockrelay.settings import GatewaySettings
@@ -89,7 +90,7 @@ def test_the_name_and_the_seed_outlive_the_retention(gateway: RunningGateway, wo
 def test_it_is_kept_for_a_time_of_its_own(settings: GatewaySettings, worker: PlayedWorker) -> None:
     kept = settings.model_copy(update={"keyed_retention_s": 7777})
     with running_gateway(kept) as gateway, answering(worker, lambda _: ([5], "stop")):
-        name = post(gateway).headers["x-request-id"]
+        name = own_id(post(gateway).headers["x-request-id"])
     assert 7700 < worker.client.ttl(worker.keys.request(name)) <= 7777  # pyright: ignore
 
 
@@ -171,7 +172,7 @@ def test_a_place_beyond_the_log_waits_for_it(gateway: RunningGateway, worker: Pl
         (claimed,) = worker.claim()
         worker.say(claimed, said, end="stop")
         events = list(read_events(response))
-    assert [event.id for event in events[:-1]] == [f"{claimed.request}:{at}" for at in range(5, len(said) + 2)]
+    assert [event.id for event in events[:-1]] == [f"{worker.public(claimed)}:{at}" for at in range(5, len(said) + 2)]
 
 
 def test_a_refusal_is_not_remembered(settings: GatewaySettings, worker: PlayedWorker) -> None:
@@ -191,7 +192,7 @@ def test_what_is_accepted_is_answered_however_full_the_system_is(
     with running_gateway(settings.model_copy(update={"max_in_flight": 1})) as gateway:
         assert post(gateway, **BODY, background=True).status_code == 202
         assert post(gateway, **BODY, background=True).headers["idempotent-replayed"] == "true"
-        monkeypatch.setattr(gateway.gateway.cell, "full", "of other things")
+        monkeypatch.setattr(gateway.cell.state, "full", "of other things")
         assert gateway.post("/v1/completions", prompt="x").status_code == 503
         assert post(gateway, **BODY, background=True).status_code == 202
 
@@ -222,7 +223,9 @@ class TestSeveralPrompts:
                     assert in_any_order(rest) == in_any_order(whole[at + 1 :])
                     assert rest[-1].data == "DONE" and rest[0].id in (None, *(event.id for event in whole))
             shown = other.http.get(f"/v1/requests/{name}").json()
-        assert shown["choices"] == [sibling(shown["request_id"], index) for index in range(3)]
+        assert [own_id(one) for one in shown["choices"]] == [
+            sibling(own_id(shown["request_id"]), index) for index in range(3)
+        ]
         assert queued(worker) == 0
 
     def test_those_that_a_dying_gateway_did_not_reach_are_accepted_by_the_retry(
@@ -230,7 +233,7 @@ class TestSeveralPrompts:
     ) -> None:
         with answering(worker, repeat(1)):
             first = post(gateway, **SEVERAL)
-            lost = sibling(first.headers["x-request-id"], 2)
+            lost = sibling(own_id(first.headers["x-request-id"]), 2)
             worker.client.delete(worker.keys.request(lost), worker.keys.log(lost))
             again = post(gateway, **SEVERAL)
         assert again.json() == first.json()
@@ -246,7 +249,7 @@ class TestSeveralPrompts:
 
     def test_delete_ends_all(self, gateway: RunningGateway, worker: PlayedWorker) -> None:
         with streaming(gateway, **SEVERAL) as response:
-            name = response.headers["x-request-id"]
+            name = own_id(response.headers["x-request-id"])
             assert gateway.http.delete(f"/v1/requests/{name}").json()["status"] == "cancelled"
             events = list(read_events(response))
         assert [event.data["error"]["code"] for event in events[:-1]] == ["cancelled"] * 3
@@ -271,7 +274,7 @@ def test_a_request_whose_client_stayed_away_too_long_begins_anew(
         assert (again.request, again.body.params, again.tokens) == (claimed.request, claimed.body.params, ())
         worker.say(again, said, end="stop")
         rest = list(read_events(response))
-    assert [event.id for event in rest[:-1]] == [f"{claimed.request}:{at}" for at in range(3, len(said) + 2)]
+    assert [event.id for event in rest[:-1]] == [f"{worker.public(claimed)}:{at}" for at in range(3, len(said) + 2)]
 
 
 def test_what_a_client_cancelled_stays_cancelled(gateway: RunningGateway, worker: PlayedWorker) -> None:
@@ -300,7 +303,7 @@ def test_readers_of_two_gateways_hold_one_request_together(
 
 def test_a_gateway_that_is_gone_holds_nothing(gateway: RunningGateway, worker: PlayedWorker, said: list[int]) -> None:
     with streaming(gateway) as response:
-        name = response.headers["x-request-id"]
+        name = own_id(response.headers["x-request-id"])
         (claimed,) = worker.claim()
         worker.client.hset(worker.keys.followers(name), "gone", "")
         worker.client.expire(worker.keys.followers(name), 60)

@@ -35,7 +35,7 @@ def test_of_several_prompts_all_are_accepted_or_none(gateway: RunningGateway, wo
     refused = gateway.post("/v1/completions", prompt=["a", "b"])
     assert refused.status_code == 503
     assert worker.client.zcard(worker.keys.running) == 1
-    assert len(gateway.gateway.followed) == 1
+    assert len(gateway.cell.followed) == 1
     assert gateway.metric("blockrelay_gateway_requests_waiting") == 1
     background(gateway)
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import redis
 
+from blockrelay.protocol.encoding.request_ids import own_id
 from blockrelay.protocol.keys import Keys
 from blockrelay.protocol.messages import Commit, RequestBody
 from blockrelay.protocol.transitions import calls
@@ -67,7 +68,7 @@ def past(number: int) -> str:
 def test_the_past_does_not_refuse_the_present(settings: GatewaySettings, own_redis: RedisServer, keys: Keys) -> None:
     settings = settings.model_copy(update={"redis_url": own_redis.url})
     with redis_link.connect(own_redis.url) as client, running_gateway(settings) as gateway:
-        model = gateway.gateway.model_key
+        model = gateway.gateway.served.key
         worker = PlayedWorker(client=client, scripts=Scripts(client, keys), keys=keys, model=model)
         worker.register()
         with answering(worker, lambda claimed: (FIVE, "length")):
@@ -84,7 +85,7 @@ def test_the_past_does_not_refuse_the_present(settings: GatewaySettings, own_red
             wait_until(
                 lambda: "memory is nearly used up" in gateway.post("/v1/completions", **BODY).text, "it is refused"
             )
-            name = first.json()["id"].replace("cmpl-", "req-")
+            name = own_id(first.json()["id"])
             assert not client.exists(keys.request(name)), "what has ended goes before anybody is refused"
             assert gateway.metric("blockrelay_ended_requests_forgotten_total") >= 3
             client.delete("ballast")
@@ -106,7 +107,7 @@ def test_a_stream_of_requests_goes_through_little_memory(
     """
     settings = settings.model_copy(update={"redis_url": own_redis.url})
     with redis_link.connect(own_redis.url) as client, running_gateway(settings) as gateway:
-        scripts, model = Scripts(client, keys), gateway.gateway.model_key
+        scripts, model = Scripts(client, keys), gateway.gateway.served.key
         worker = PlayedWorker(client=client, scripts=scripts, keys=keys, model=model).register()
         client.config_set("appendfsync", "no")  # thousands of commands, and no disk is asked about
         # Redis 6.2 writes to a block of 10 MiB while it rewrites its file: half of the room here, and OOM.

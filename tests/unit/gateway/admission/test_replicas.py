@@ -10,6 +10,7 @@ import pytest
 import redis
 
 from blockrelay.errors import RedisUnavailable
+from blockrelay.protocol.encoding.request_ids import own_id
 from blockrelay.protocol.keys import Keys
 from blockrelay.protocol.transitions import calls
 from blockrelay.redis import client as redis_link
@@ -44,12 +45,12 @@ class Pair:
     def has(self, answered: str) -> bool:
         """Whether the replica has the request that a client calls so."""
         with self.replica.client() as client:
-            return bool(client.exists(Keys("t").request(answered.replace("cmpl-", "req-"))))
+            return bool(client.exists(Keys("t").request(own_id(answered))))
 
     def state(self, answered: str) -> object:
         """Of that request, as the replica has it."""
         with self.replica.client() as client:
-            return client.hget(Keys("t").request(answered.replace("cmpl-", "req-")), "state")
+            return client.hget(Keys("t").request(own_id(answered)), "state")
 
 
 @pytest.fixture
@@ -134,24 +135,23 @@ def test_a_cancellation_that_is_answered_is_on_the_replica(guarded: RunningGatew
 
 
 def test_without_the_replica_a_cancellation_is_not_answered_however_often_it_is_asked_for(
-    guarded: RunningGateway, pair: Pair, request: pytest.FixtureRequest
+    guarded: RunningGateway, pair: Pair, hasty: None
 ) -> None:
     """It has ended on the master from the first on: a DELETE that finds it so writes too, and waits for that."""
-    name = guarded.post("/v1/completions", **BODY).json()["id"]
-    request.getfixturevalue("hasty")  # not before: the first one is to be accepted, however slow the replica is
+    request = guarded.post("/v1/completions", **BODY).json()["id"]
     pair.freeze()
     try:
         for _ in range(2):
-            refused = guarded.http.delete(f"/v1/requests/{name}")
+            refused = guarded.http.delete(f"/v1/requests/{request}")
             assert refused.status_code == 503 and refused.headers["retry-after"]
         with pair.master.client() as client:
-            assert client.hget(Keys("t").request(name.replace("cmpl-", "req-")), "state") == b"done"
+            assert client.hget(Keys("t").request(own_id(request)), "state") == b"done"
     finally:
         pair.thaw()
 
     def cancelled() -> bool:
-        answer = guarded.http.delete(f"/v1/requests/{name}")
-        assert answer.status_code == 503 or pair.state(name) == b"done"
+        answer = guarded.http.delete(f"/v1/requests/{request}")
+        assert answer.status_code == 503 or pair.state(request) == b"done"
         return answer.status_code == 200
 
     wait_until(cancelled, "the replica is back")
@@ -162,7 +162,7 @@ def test_a_connection_that_is_cut_before_it_has_waited_accepts_once_and_waits(
     guarded: RunningGateway, pair: Pair, headers: dict[str, str]
 ) -> None:
     """ACCEPT has run, WAIT has not. The gateway tries again by itself, and what it finds was written by another."""
-    model = guarded.gateway.model_key
+    model = guarded.gateway.served.key
     assert guarded.post("/v1/completions", **BODY).status_code == 202, "Redis knows the script"
     with pair.master.client() as client, ThreadPoolExecutor() as pool:
         pair.freeze()
@@ -194,7 +194,7 @@ def test_a_cancellation_that_is_cut_before_it_has_waited_is_asked_for_again(
     assert guarded.http.delete(f"/v1/requests/{request}").status_code == 503 and pair.proxy.lost_replies == 1
     assert guarded.http.delete(f"/v1/requests/{request}").status_code == 200 and pair.state(request) == b"done"
     with pair.replica.client() as replica:
-        books = cell_books(replica, guarded.gateway.model_key)
+        books = cell_books(replica, guarded.gateway.served.key)
         assert (books[b"accepted"], books[b"ended:cancelled"]) == (b"1", b"1")
 
 

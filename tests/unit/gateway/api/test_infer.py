@@ -13,6 +13,7 @@ import pytest
 from websockets.exceptions import ConnectionClosedError
 from websockets.sync.client import ClientConnection, connect
 
+from blockrelay.protocol.encoding.request_ids import public_id
 from blockrelay.protocol.messages import Claimed
 from blockrelay.protocol.number import PROTOCOL
 from blockrelay.protocol.tensors import decode_tensor
@@ -230,7 +231,7 @@ def test_the_text_form_may_run_in_the_background(gateway: RunningGateway, worker
     response = gateway.post("/v1/infer", prompt="Anna", background=True)
     assert response.status_code == 202
     (claimed,) = worker.claim()
-    assert response.json()["request_id"] == claimed.request == response.headers["x-request-id"]
+    assert response.json()["request_id"] == public_id(claimed.request, "t") == response.headers["x-request-id"]
     worker.say(claimed, [5], end="stop")
     shown = gateway.http.get(f"/v1/requests/{claimed.request}").json()
     assert (shown["status"], shown["token_ids"]) == ("completed", [5])

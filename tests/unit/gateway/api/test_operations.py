@@ -13,10 +13,11 @@ import pytest
 import structlog
 
 from blockrelay.block_folder.folder import BlockFolder
+from blockrelay.protocol.encoding.request_ids import own_id
 from blockrelay.protocol.number import PROTOCOL
 from blockrelay.protocol.transitions import calls
 from blockrelay.settings import GatewaySettings, environment_for
-from blockrelay_gateway.api.operations.readiness import Readiness
+from blockrelay_gateway.cells.readiness import Readiness
 from tests.support.gateway.played import PlayedWorker, RunningGateway, answering, running_gateway
 from tests.support.redis.redis_server import RedisServer
 from tests.support.scraping import assert_service_describes_itself, sampled
@@ -170,7 +171,7 @@ def test_the_log_tells_the_life_of_a_request_and_never_its_words(
         running_gateway(settings) as gateway,
         answering(worker, lambda _: ([5], "stop")),
     ):
-        name = gateway.post("/v1/completions", prompt="a secret").headers["x-request-id"]
+        name = own_id(gateway.post("/v1/completions", prompt="a secret").headers["x-request-id"])
     ours = [line for line in lines if line.get("request_id") == name]
     assert [line["event"] for line in ours] == ["PIPELINE_EXECUTION_START", "PIPELINE_EXECUTION_COMPLETE"]
     assert ours[0]["total_blocks"] == 2 and ours[1]["time"] > 0

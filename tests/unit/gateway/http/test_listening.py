@@ -47,7 +47,7 @@ async def test_a_signal_touches_nothing_in_the_middle_of_other_work(settings: Ga
     serving = asyncio.create_task(server.serve([listener]))
     await asyncio.to_thread(wait_until, lambda: server.started, "the gateway listens")
     signal.raise_signal(signal.SIGTERM)
-    assert not app.state.gateway.followed.closing, "the handler itself has closed it"
+    assert not app.state.gateway.cells.home.followed.closing, "the handler itself has closed it"
     await asyncio.sleep(0)
-    assert app.state.gateway.followed.closing
+    assert app.state.gateway.cells.home.followed.closing
     await serving

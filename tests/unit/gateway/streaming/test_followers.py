@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from blockrelay.protocol.encoding.request_ids import own_id
 from blockrelay.settings import GatewaySettings
 from blockrelay_gateway.admission import accept as admission
 from tests.support.gateway.played import PlayedWorker, RunningGateway, running_gateway
@@ -21,7 +22,7 @@ def other(settings: GatewaySettings) -> Iterator[RunningGateway]:
 
 
 def assert_followed_by_nobody(worker: PlayedWorker, other: RunningGateway) -> None:
-    assert len(other.gateway.followed) == 0
+    assert len(other.cell.followed) == 0
     assert list(worker.client.scan_iter("{t}:followers:*")) == []  # pyright: ignore
 
 
@@ -31,7 +32,7 @@ def test_a_position_that_cannot_be_leaves_no_follower(
 ) -> None:
     body = {"prompt": "x", "stream": True}
     with gateway.http.stream("POST", "/v1/completions", content=json.dumps(body)) as response:
-        name = response.headers["x-request-id"]
+        name = own_id(response.headers["x-request-id"])
         refused = other.http.get(f"/v1/requests/{name}/events", params={"starting_after": position})
         assert refused.status_code == 400 and refused.json()["error"]["param"] == "starting_after"
         assert_followed_by_nobody(worker, other)
@@ -43,8 +44,8 @@ def test_a_choice_that_was_forgotten_leaves_no_follower_of_the_others(
 ) -> None:
     body = {"prompt": ["x", "y"], "stream": True}
     with gateway.http.stream("POST", "/v1/completions", content=json.dumps(body)) as response:
-        name = response.headers["x-request-id"]
-        second = gateway.http.get(f"/v1/requests/{name}").json()["choices"][1]
+        name = own_id(response.headers["x-request-id"])
+        second = own_id(gateway.http.get(f"/v1/requests/{name}").json()["choices"][1])
         worker.client.delete(worker.keys.request(second))
         assert other.http.get(f"/v1/requests/{name}/events").status_code == 404
         assert_followed_by_nobody(worker, other)
@@ -67,7 +68,7 @@ def test_a_reader_whose_gateway_lost_redis_as_it_registered_holds_nothing(
     ):
         wait_until(lambda: other.http.get("/readyz").status_code == 200, "the other gateway is ready")
         with gateway.http.stream("POST", "/v1/completions", content=body, headers=key) as response:
-            name = response.headers["x-request-id"]
+            name = own_id(response.headers["x-request-id"])
             proxy.cut_at(needle, runs=True)
             if needle == b"EVALSHA":
                 refused = other.http.post("/v1/completions", content=body, headers=key)
@@ -94,7 +95,7 @@ def test_a_reader_that_comes_back_to_its_gateway_is_one(
         with gateway.http.stream(
             "POST", "/v1/completions", content=json.dumps({"prompt": "x", "stream": True})
         ) as first:
-            name = first.headers["x-request-id"]
+            name = own_id(first.headers["x-request-id"])
             proxy.lose_reply(b":followers:")
             path = f"/v1/requests/{name}/events"
             assert other.http.get(path).status_code == 503

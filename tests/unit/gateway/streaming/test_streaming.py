@@ -7,6 +7,7 @@ import openai
 import pytest
 import structlog
 
+from blockrelay.protocol.encoding.request_ids import own_id
 from blockrelay.protocol.messages import TokenLogprobs
 from blockrelay.settings import GatewaySettings
 from blockrelay.text.tokenizer import Tokenizer
@@ -70,7 +71,7 @@ def test_openais_client_reads_streams_through_silence_and_keep_alives(
         for at, chunk in enumerate(chunks):
             pieces.append(chunk.choices[0].delta.content or "")
             if at < 2:
-                heard = gateway.gateway.followed
+                heard = gateway.cell.followed
                 assert len(heard) == 1
                 worker.say(claimed, said[at : at + 1])
                 if at == 1:  # a silence longer than the keep-alive interval
@@ -181,7 +182,9 @@ def test_a_stream_that_broke_goes_on_behind_the_last_event_it_had(
             wait_until(lambda: any(line["event"] == "READER_ELSEWHERE" for line in lines), "the first lets go")
             worker.say(claimed, said[4:], end="length")
             second += list(events)
-        assert [event.id for event in second[:-1]] == [f"{claimed.request}:{at}" for at in range(4, len(said) + 2)]
+        assert [event.id for event in second[:-1]] == [
+            f"{worker.public(claimed)}:{at}" for at in range(4, len(said) + 2)
+        ]
         assert text_of(first + second[:-1]) == TEXT
         again = other.http.get(f"/v1/requests/{name}/events", params={"starting_after": len(said)}).text
         assert '"finish_reason":"length"' in again
@@ -194,10 +197,10 @@ def test_a_client_that_goes_away_has_its_request_cancelled_after_the_grace_perio
     with gateway.http.stream("POST", "/v1/completions", json={"prompt": "x", "stream": True}) as response:
         (claimed,) = worker.claim()
         worker.say(claimed, said[:1])
-        assert next(read_events(response)).id == f"{claimed.request}:1"
+        assert next(read_events(response)).id == f"{worker.public(claimed)}:1"
     wait_until(lambda: worker.record(claimed.request)[b"state"] == b"done", "the request is cancelled")
     assert worker.record(claimed.request)[b"end"] == b"cancelled"
-    wait_until(lambda: len(gateway.gateway.followed) == 0, "the gateway has heard of it, and nothing is left")
+    wait_until(lambda: len(gateway.cell.followed) == 0, "the gateway has heard of it, and nothing is left")
     assert gateway.metric("blockrelay_disconnected_clients_total") == 1
     assert gateway.metric("blockrelay_request_success_total", finished_reason="cancelled") == 1
     assert gateway.metric("blockrelay_gateway_requests_running") == 0
@@ -245,7 +248,7 @@ def test_a_background_request_needs_nobody(gateway: RunningGateway, worker: Play
     assert done["usage"]["completion_tokens"] == len(said)
     assert done["seed"] == 3
     assert done["system_fingerprint"] == NUMERICS
-    assert done["request_id"] == claimed.request
+    assert own_id(done["request_id"]) == claimed.request
     with gateway.http.stream("GET", f"/v1/requests/{name}/events", params={"include_usage": True}) as stream_of:
         assert text_of(list(read_events(stream_of))) == TEXT
     assert gateway.metric("blockrelay_disconnected_clients_total") == 0
@@ -335,11 +338,11 @@ def test_a_gateway_that_shuts_down_tells_its_readers_and_leaves_the_request_alon
         (claimed,) = worker.claim()
         worker.say(claimed, said[:1])
         events = read_events(response)
-        assert next(events).id == f"{claimed.request}:1"
-        gateway.gateway.followed.close()
+        assert next(events).id == f"{worker.public(claimed)}:1"
+        gateway.cell.followed.close()
         error, done = list(events)
     assert "shuts down" in error.data["error"]["message"]
-    assert claimed.request in error.data["error"]["message"]
+    assert worker.public(claimed) in error.data["error"]["message"]
     assert done.data == "DONE"
     assert worker.record(claimed.request)[b"state"] == b"running"
 

@@ -9,6 +9,7 @@ from contextlib import closing
 import pytest
 
 from blockrelay.errors import UsageError
+from blockrelay.protocol.encoding.request_ids import own_id
 from blockrelay.settings import GatewaySettings, traces_wanted
 from blockrelay_gateway.tracing import ended_requests
 from tests.support.gateway.played import PlayedWorker, RunningGateway, running_gateway
@@ -35,7 +36,7 @@ def ask(gateway: RunningGateway, worker: PlayedWorker, *, sampled: str | None = 
     claimed = worker.claim()[0]
     worker.say(claimed, [7])
     worker.say(claimed, [8], end="length", meta={"route": ["w0", "w1"], "cached_tokens": 0})
-    return answer.json()["request_id"]
+    return own_id(answer.json()["request_id"])
 
 
 def read_events_of(gateway: RunningGateway, request: str) -> None:
@@ -86,7 +87,7 @@ def test_what_was_heard_is_sent_before_a_gateway_ends(
     monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "600000")
     with running_gateway(settings) as gateway:
         request = ask(gateway, worker)
-        wait_until(lambda: request not in gateway.gateway.followed, "the gateway has heard the end")
+        wait_until(lambda: request not in gateway.cell.followed, "the gateway has heard the end")
         assert not receiver.spans
     assert len(receiver.named("text_completion")) == 1
 

@@ -28,6 +28,8 @@ from blockrelay_gateway.api.infer.tensor_steps import (
     row_session,
 )
 from blockrelay_gateway.api.state import Gateway
+from blockrelay_gateway.cells.cell import Cell
+from blockrelay_gateway.cells.submission import Place
 from blockrelay_gateway.http.offload import by_size
 from blockrelay_gateway.streaming.deltas import failure
 from blockrelay_gateway.streaming.readers import Readers
@@ -46,6 +48,16 @@ class Finished:
     body: dict[str, Any]
     error: BlockrelayError | None = None
     logits: NDArray[np.float16] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AcceptedStep:
+    """A tensor step that was accepted in `cell`: what each of its rows is, and their readers."""
+
+    cell: Cell
+    steps: list[TensorStep]
+    rows: list[AdmissionRequest]
+    readers: Readers
 
 
 def is_tensor_form(request: InferRequest) -> bool:
@@ -69,9 +81,9 @@ async def text_request(gateway: Gateway, request: InferRequest, who: Identity, t
     return await by_size(len(request.prompt or ()), requests.text_request, gateway.builder, request, trace, who)
 
 
-async def finish_text(gateway: Gateway, readers: Readers) -> Finished:
+async def finish_text(cell: Cell, readers: Readers) -> Finished:
     """The answer to the text form once it has ended."""
-    answers, form = await collect(gateway, readers), InferFormat()
+    answers, form = await collect(cell, readers), InferFormat()
     ((end,), (followed,)) = [answer.end for answer in answers], readers.requests
     assert end is not None
     if error := failure(end):
@@ -79,15 +91,15 @@ async def finish_text(gateway: Gateway, readers: Readers) -> Finished:
     return Finished(form.whole(answers, readers.requests))
 
 
-async def background(gateway: Gateway, readers: Readers) -> dict[str, Any]:
+async def background(cell: Cell, readers: Readers) -> dict[str, Any]:
     """The answer to a background request."""
-    return InferFormat().background(readers.requests[0], await gateway.status(readers))
+    return InferFormat().background(readers.requests[0], await cell.status(readers))
 
 
-async def text_objects(gateway: Gateway, readers: Readers) -> AsyncIterator[dict[str, Any]]:
+async def text_objects(cell: Cell, readers: Readers) -> AsyncIterator[dict[str, Any]]:
     """The text form as a stream of objects (the WebSocket's way)."""
     (followed,) = readers.requests
-    form, relay = InferFormat(), gateway.relay(followed)
+    form, relay = InferFormat(), cell.relay(followed)
     if opening := form.opening(followed):
         yield opening
     async for batch in readers.batches():
@@ -101,31 +113,26 @@ async def text_objects(gateway: Gateway, readers: Readers) -> AsyncIterator[dict
 
 async def submit_tensors(
     gateway: Gateway, request: InferRequest, who: Identity, trace: str, tenant: Tenant, *, size: int
-) -> tuple[list[TensorStep], list[AdmissionRequest], Readers]:
+) -> AcceptedStep:
     """Accept a tensor step, a request for each of its rows, or find those that it repeats. `size`: of the body, bytes.
 
     `finish_tensors` closes the readers.
     """
-    steps, rows = await _rows(gateway, request, who, trace, tenant, size)
-    return steps, rows, await gateway.admission.submit(rows, tenant, together=True)
+    place, steps, rows = await _rows(gateway, request, who, trace, tenant, size)
+    cell, readers = await gateway.submission.submit(rows, tenant, together=True, place=place)
+    return AcceptedStep(cell, steps, rows, readers)
 
 
-async def finish_tensors(
-    gateway: Gateway,
-    session_id: str | None,
-    tenant: Tenant,
-    steps: Sequence[TensorStep],
-    rows: Sequence[AdmissionRequest],
-    readers: Readers,
-) -> Finished:
+async def finish_tensors(accepted: AcceptedStep, session_id: str | None, tenant: Tenant) -> Finished:
     """The answer to a tensor step once all its rows have ended."""
+    cell, steps, rows, readers = accepted.cell, accepted.steps, accepted.rows, accepted.readers
     started = min(followed.started for followed in readers.requests)
-    ended = await _ended(gateway, readers)
+    ended = await _ended(cell, readers)
     lost = [row for row, (end, raw) in enumerate(ended) if raw is None and failure(end) is None]
     if lost:  # their results are gone: compute them once more, outside the session
         renamed = [requests.renamed(rows[row]) for row in lost]
-        again = await gateway.admission.submit(renamed, tenant, together=True)
-        for row, found in zip(lost, await _ended(gateway, again), strict=True):
+        again = await cell.admission.submit(renamed, tenant, together=True)
+        for row, found in zip(lost, await _ended(cell, again), strict=True):
             ended[row] = found
     values: list[NDArray[np.float32]] = []
     for (end, raw), step, asked in zip(ended, steps, rows, strict=True):
@@ -133,7 +140,7 @@ async def finish_tensors(
         if error is None:
             try:
                 wanted = step.new if asked.body.logits == "all" else 1
-                values.append(await by_size(len(raw or b""), _logits, raw, wanted, gateway))
+                values.append(await by_size(len(raw or b""), _logits, raw, wanted, cell))
             except (ExecutionError, WireError) as problem:
                 error = problem
         if error is not None:
@@ -151,12 +158,12 @@ async def finish_tensors(
     return Finished(body, logits=logits)
 
 
-def _logits(raw: bytes | None, rows: int, gateway: Gateway) -> NDArray[np.float32]:
+def _logits(raw: bytes | None, rows: int, cell: Cell) -> NDArray[np.float32]:
     """The last `rows` of a stored result, float32 [rows, vocab]. Raises ExecutionError or WireError."""
     if raw is None:
         raise ExecutionError("the result was not stored; try again")
     logits = decode_result(raw)
-    if logits.shape[0] < rows or logits.shape[1] != gateway.folder.model.vocab_size:
+    if logits.shape[0] < rows or logits.shape[1] != cell.served.folder.model.vocab_size:
         raise ExecutionError(f"the result has shape {list(logits.shape)}, expected {rows} rows")
     return logits[-rows:]
 
@@ -178,15 +185,19 @@ def _side_by_side(values: Sequence[NDArray[np.float32]], steps: Sequence[TensorS
 
 async def _rows(
     gateway: Gateway, request: InferRequest, who: Identity, trace: str, tenant: Tenant, size: int
-) -> tuple[list[TensorStep], list[AdmissionRequest]]:
+) -> tuple[Place | None, list[TensorStep], list[AdmissionRequest]]:
+    """Where they have to go, if anywhere, and what they are."""
     model = gateway.folder.model
     gateway.builder.check_model(request.model)
     number = check_names(request.session_id, request.step)
     tensors, context = request.input_tensors or {}, model.max_position
     inputs = await by_size(size, read_inputs, tensors, context=context, vocab_size=model.vocab_size)
-    sessions = [Session()] * inputs.rows
-    if request.session_id is not None:
-        sessions = await _sessions(gateway, tenant, request.session_id, inputs.rows, number)
+    sessions, place = [Session()] * inputs.rows, None
+    if (session := request.session_id) is not None:
+        names = [row_session(session, 0, inputs.rows), *other_shapes(session, inputs.rows)]
+        names = [scoped_session(tenant.name, name) for name in names]
+        place = await gateway.submission.of_session(tenant, session, names, begins=number == 1)
+        sessions = await _sessions(place.cell, tenant, session, inputs.rows, number)
     logits = request.logits or "last"
     steps = read_steps(inputs, sessions, session_id=request.session_id, step=number, logits=logits)
     new = sum(step.new for step in steps)
@@ -197,17 +208,17 @@ async def _rows(
         requests.tensor_request(gateway.builder, request, step, name, logits=logits, trace=trace)
         for step, name in zip(steps, who.names(inputs.rows), strict=True)
     ]
-    return steps, rows
+    return place, steps, rows
 
 
-async def _sessions(gateway: Gateway, tenant: Tenant, session_id: str, rows: int, step: int) -> list[Session]:
+async def _sessions(cell: Cell, tenant: Tenant, session_id: str, rows: int, step: int) -> list[Session]:
     """The sessions of all rows, of one moment. Raises BadRequest for a session that has another number of rows, and
     ServiceUnavailable for one of an older protocol."""
 
     def key(name: str) -> str:
-        return gateway.keys.session(scoped_session(tenant.name, name))
+        return cell.keys.session(scoped_session(tenant.name, name))
 
-    together = gateway.client.pipeline(transaction=True)
+    together = cell.client.pipeline(transaction=True)
     for row in range(rows):
         together.hgetall(key(row_session(session_id, row, rows)))
     together.exists(*map(key, other_shapes(session_id, rows)))
@@ -223,16 +234,16 @@ async def _sessions(gateway: Gateway, tenant: Tenant, session_id: str, rows: int
     return sessions
 
 
-async def _ended(gateway: Gateway, readers: Readers) -> list[tuple[EndEntry, bytes | None]]:
+async def _ended(cell: Cell, readers: Readers) -> list[tuple[EndEntry, bytes | None]]:
     """The terminal entry of every request and its stored result. Closes `readers`."""
     with readers:
         ended: list[tuple[EndEntry, bytes | None]] = []
-        for answer, followed in zip(await collect(gateway, readers), readers.requests, strict=True):
+        for answer, followed in zip(await collect(cell, readers), readers.requests, strict=True):
             assert answer.end is not None
             raw = None
             if answer.end.reason == "tensor":
-                raw = await gateway.results.fetch(
-                    followed.id, now_ms=gateway.cell.now_ms, give_up=lambda: gateway.followed.closing
+                raw = await cell.results.fetch(
+                    followed.id, now_ms=cell.state.now_ms, give_up=lambda: cell.followed.closing
                 )
             ended.append((answer.end, raw))
         return ended

@@ -92,7 +92,7 @@ def text_success(answer: Answer, followed: FollowedRequest, *, seconds: float, *
     return {
         "status": "success",
         "message": "Pipeline completed successfully",
-        "request_id": followed.id,
+        "request_id": followed.public_id(),
         "outputs": {"text": answer.text, "token_ids": answer.token_ids},
         "finish_reason": finish_reason(answer.end),
         "usage": usage([followed]),
@@ -128,8 +128,9 @@ class InferFormat:
         self._answers: dict[int, Answer] = {}
 
     def opening(self, followed: FollowedRequest) -> dict[str, Any] | None:
-        events = f"/v1/requests/{followed.id}/events?starting_after="  # and a position: how to go on after a cut
-        return {"status": "accepted", "request_id": followed.id, "seed": followed.params.seed, "resume": events}
+        name = followed.public_id()
+        events = f"/v1/requests/{name}/events?starting_after="  # and a position: how to go on after a cut
+        return {"status": "accepted", "request_id": name, "seed": followed.params.seed, "resume": events}
 
     def chunk(self, index: int, delta: Delta, followed: FollowedRequest, fingerprint: str) -> dict[str, Any]:
         answer = self._answers.setdefault(index, Answer())
@@ -138,7 +139,7 @@ class InferFormat:
             return self.whole([answer], [followed])
         return {
             "status": "token",
-            "request_id": followed.id,
+            "request_id": followed.public_id(),
             "position": delta.position,
             "outputs": {"text": delta.text, "token_ids": [delta.token]},
         }
@@ -157,4 +158,4 @@ class InferFormat:
         return text_success(answer, followed, seconds=seconds, **execution(answer.end))
 
     def background(self, followed: FollowedRequest, status: str) -> dict[str, Any]:
-        return {"status": status, "request_id": followed.id, "seed": followed.params.seed}
+        return {"status": status, "request_id": followed.public_id(), "seed": followed.params.seed}

@@ -36,23 +36,21 @@ async def infer_once(body: InferRequest, request: Request) -> Response:
     who = await by_size(body_size(request), gateway.identify, keys, body, tenant, "infer")
     if handlers.is_tensor_form(body):
         size = body_size(request)
-        steps, rows, readers = await handlers.submit_tensors(gateway, body, who, trace, tenant, size=size)
+        accepted = await handlers.submit_tensors(gateway, body, who, trace, tenant, size=size)
+        readers = accepted.readers
         with readers:  # also of a client that left before anything was read
-            finish = handlers.finish_tensors(gateway, body.session_id, tenant, steps, rows, readers)
+            finish = handlers.finish_tensors(accepted, body.session_id, tenant)
             done = await sse.unless_gone(request, finish)
         return _answer(done, readers.headers)
     asked = await handlers.text_request(gateway, body, who, trace)
-    name = asked.request
-    after = starting_after(request.headers.get(LAST_EVENT_ID), [name], streamed=bool(body.stream))
-    readers = await gateway.admission.submit([asked], tenant)
+    after = starting_after(request.headers.get(LAST_EVENT_ID), [asked.request], streamed=bool(body.stream))
+    cell, readers = await gateway.submission.submit([asked], tenant)
     if body.stream:
-        events = stream(gateway, readers, InferFormat(), after=after)
-        return sse.EventStream(events, readers, request_id=name, headers=readers.headers)
-    headers = {"x-request-id": name, **readers.headers}
+        return sse.EventStream(stream(cell, readers, InferFormat(), after=after), readers, readers.headers)
     with readers:
         if body.background:
-            return JsonAnswer(await handlers.background(gateway, readers), status_code=202, headers=headers)
-        return _answer(await sse.unless_gone(request, handlers.finish_text(gateway, readers)), headers)
+            return JsonAnswer(await handlers.background(cell, readers), status_code=202, headers=readers.headers)
+        return _answer(await sse.unless_gone(request, handlers.finish_text(cell, readers)), readers.headers)
 
 
 def _answer(done: handlers.Finished | None, headers: dict[str, str]) -> Response:

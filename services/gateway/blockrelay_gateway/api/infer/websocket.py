@@ -11,12 +11,11 @@ from pydantic import ValidationError
 
 from blockrelay.errors import BadRequest, BlockrelayError, LimitExceeded, RedisTrouble
 from blockrelay.observability.traceparent import clean_traceparent
-from blockrelay_gateway.admission.admission_request import AdmissionRequest
 from blockrelay_gateway.api.infer import handlers
 from blockrelay_gateway.api.infer.responses import TensorAnswer
 from blockrelay_gateway.api.infer.schemas import InferRequest
-from blockrelay_gateway.api.infer.tensor_steps import TensorStep
 from blockrelay_gateway.api.state import Gateway
+from blockrelay_gateway.cells.cell import Cell
 from blockrelay_gateway.http import authentication
 from blockrelay_gateway.http.body_budget import BodyBudget, BodyShare
 from blockrelay_gateway.http.errors import from_validation, infer_error, to_json
@@ -115,7 +114,7 @@ class Conversation:
             await finish
         except BlockrelayError as error:
             if isinstance(error, RedisTrouble):
-                self._gateway.watch.met(error)
+                self._gateway.cells.home.watch.met(error)
             await self._refuse(error, letter)
         finally:
             letter.close()
@@ -126,24 +125,17 @@ class Conversation:
         keys = [] if request.idempotency_key is None else [request.idempotency_key]
         who = self._gateway.identify(keys, request, self._tenant, "infer")
         if handlers.is_tensor_form(request):
-            steps, rows, readers = await handlers.submit_tensors(
+            accepted = await handlers.submit_tensors(
                 self._gateway, request, who, self._trace, self._tenant, size=letter.size
             )
-            return self._tensors(name, request.session_id, steps, rows, readers)
+            return self._tensors(name, request.session_id, accepted)
         asked = await handlers.text_request(self._gateway, request, who, self._trace)
-        readers = await self._gateway.admission.submit([asked], self._tenant)
-        return self._text(name, readers, background=bool(request.background), streamed=bool(request.stream))
+        cell, readers = await self._gateway.submission.submit([asked], self._tenant)
+        return self._text(name, cell, readers, background=bool(request.background), streamed=bool(request.stream))
 
-    async def _tensors(
-        self,
-        name: str | int | None,
-        session: str | None,
-        steps: list[TensorStep],
-        rows: list[AdmissionRequest],
-        readers: Readers,
-    ) -> None:
-        with readers:
-            done = await handlers.finish_tensors(self._gateway, session, self._tenant, steps, rows, readers)
+    async def _tensors(self, name: str | int | None, session: str | None, accepted: handlers.AcceptedStep) -> None:
+        with accepted.readers:
+            done = await handlers.finish_tensors(accepted, session, self._tenant)
             if done.logits is None:
                 await self._send(done.body, name)
             else:
@@ -151,15 +143,17 @@ class Conversation:
                 async with self._sending:
                     await self._socket.send({"type": "websocket.send", PIECES: pieces})
 
-    async def _text(self, name: str | int | None, readers: Readers, *, background: bool, streamed: bool) -> None:
+    async def _text(
+        self, name: str | int | None, cell: Cell, readers: Readers, *, background: bool, streamed: bool
+    ) -> None:
         with readers:
             if background:
-                await self._send(await handlers.background(self._gateway, readers), name)
+                await self._send(await handlers.background(cell, readers), name)
             elif streamed:
-                async for body in handlers.text_objects(self._gateway, readers):
+                async for body in handlers.text_objects(cell, readers):
                     await self._send(body, name)
             else:
-                await self._send((await handlers.finish_text(self._gateway, readers)).body, name)
+                await self._send((await handlers.finish_text(cell, readers)).body, name)
 
     async def _refuse(self, error: BlockrelayError, letter: Letter) -> None:
         self._gateway.responder.count("/v1/infer/ws", error)

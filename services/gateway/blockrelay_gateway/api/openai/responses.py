@@ -3,11 +3,12 @@
 Extensions, all optional to read: `seed`, `token_ids`, `prompt_token_ids` in a choice; `fallback_events` beside `usage`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from blockrelay.errors import BlockrelayError
+from blockrelay.protocol.encoding.request_ids import Prefix
 from blockrelay.protocol.messages import TokenLogprobs
 from blockrelay.text.tokenizer import Tokenizer
 from blockrelay_gateway.http.errors import error_body
@@ -16,6 +17,7 @@ from blockrelay_gateway.streaming.following.followed_request import FollowedRequ
 from blockrelay_gateway.streaming.responses import ResponseFormat
 
 Kind = Literal["completion", "chat"]
+_PREFIXES: Mapping[Kind, Prefix] = {"completion": "cmpl", "chat": "chatcmpl"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,11 +26,6 @@ class Options:
 
     include_usage: bool = False
     return_token_ids: bool = False
-
-
-def public_id(request: str, kind: Kind) -> str:
-    """The id that OpenAI's clients see: their prefix, our hex digits."""
-    return f"{'cmpl' if kind == 'completion' else 'chatcmpl'}-{request.removeprefix('req-')}"
 
 
 def usage(requests: Sequence[FollowedRequest]) -> dict[str, Any]:
@@ -60,7 +57,7 @@ class _Base:
     def _head(self, followed: FollowedRequest, fingerprint: str, *, chunk: bool) -> dict[str, Any]:
         name = "text_completion" if self._kind == "completion" else "chat.completion"
         return {
-            "id": public_id(followed.body.group or followed.id, self._kind),
+            "id": followed.public_id(_PREFIXES[self._kind]),
             "object": f"{name}.chunk" if chunk and self._kind == "chat" else name,
             "created": followed.created,
             "model": self._model,

@@ -53,21 +53,19 @@ async def _answer(
         include_usage=bool(body.stream_options and body.stream_options.include_usage),
         return_token_ids=bool(body.return_token_ids),
     )
-    form = format_of(kind, gateway.model_name, gateway.tokenizer, options)
+    form = format_of(kind, gateway.model_name, gateway.served.tokenizer, options)
     after = starting_after(
         request.headers.get(LAST_EVENT_ID), [one.request for one in asked], streamed=bool(body.stream)
     )
-    readers = await gateway.admission.submit(asked, authentication.of(request))
-    name = asked[0].request
+    cell, readers = await gateway.submission.submit(asked, authentication.of(request))
+    headers = readers.headers
     if body.stream:
-        events = stream(gateway, readers, form, after=after)
-        return sse.EventStream(events, readers, request_id=name, headers=readers.headers)
-    headers = {"x-request-id": name, **readers.headers}
+        return sse.EventStream(stream(cell, readers, form, after=after), readers, headers)
     with readers:
         if body.background:
-            accepted = form.background(readers.requests[0], await gateway.status(readers))
+            accepted = form.background(readers.requests[0], await cell.status(readers))
             return JsonAnswer(accepted, status_code=202, headers=headers)
-        collected = await sse.unless_gone(request, collect(gateway, readers))
+        collected = await sse.unless_gone(request, collect(cell, readers))
     if collected is None:
         return Response(status_code=499)
     for answer in collected:

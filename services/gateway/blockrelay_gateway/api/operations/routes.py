@@ -1,5 +1,6 @@
 """What operators and clients ask about the gateway itself: models, liveness, readiness, metrics."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from secrets import token_hex
 from typing import Annotated, Any
@@ -11,6 +12,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from blockrelay.errors import NotFound, ServiceUnavailable
 from blockrelay.observability.metrics.gateway import Question
 from blockrelay.observability.metrics.tenants import OneTenant
+from blockrelay.observability.registry import Together
 from blockrelay.protocol.plan import Plan, WorkerInfo, missing_stages, parse_split
 from blockrelay.redis.registry import read_plan_async, read_workers_async
 from blockrelay_gateway.api import state
@@ -20,6 +22,7 @@ from blockrelay_gateway.http.errors import JsonAnswer
 from blockrelay_gateway.streaming.status_events import Listener
 
 router = APIRouter(responses=openapi.ERRORS)
+CellName = Annotated[str | None, Query(description="of several cells; default: the gateway's own")]
 
 
 @router.get("/v1/models")
@@ -38,11 +41,12 @@ async def model(name: str, request: Request) -> Response:
 
 
 @router.get("/v1/plan")
-async def plan(request: Request) -> Response:
+async def plan(request: Request, cell: CellName = None) -> Response:
     """Which device runs which block, `{"block_1": "CPU", ...}`, in which stages, and why."""
     gateway = state.of(request)
-    found = await read_plan_async(gateway.client, gateway.keys, gateway.model_key)
-    workers = await read_workers_async(gateway.client, gateway.keys, gateway.model_key)
+    at = gateway.cells.home if cell is None else gateway.cells.named(cell)
+    found = await read_plan_async(at.client, at.keys, gateway.served.key)
+    workers = await read_workers_async(at.client, at.keys, gateway.served.key)
     if found is None:
         raise ServiceUnavailable("; ".join(missing_stages(found, workers)))
     return JsonAnswer({"object": "plan", "model": gateway.model_name, **_plan(found, workers)})
@@ -55,15 +59,15 @@ async def status_events(request: Request) -> Response:
     Requests of others stand there without their id, unless the key is an operator's.
     """
     gateway = state.of(request)
-    listener = gateway.status_events.listener(authentication.of(request))
+    listener = Listener([cell.status_events for cell in gateway.cells], authentication.of(request))
     events = _status_events(listener, gateway.keep_alive_s)
-    return sse.EventStream(events, listener, request_id=f"status-{token_hex(12)}", headers={})
+    return sse.EventStream(events, listener, {"x-request-id": f"status-{token_hex(12)}"})
 
 
 @router.get("/livez")
 async def livez(request: Request) -> Response:
     """503 only when a restart of this process would help; says nothing about anything it needs."""
-    stopped = state.of(request).background.stopped()
+    stopped = state.of(request).cells.stopped()
     return JsonAnswer(
         {"status": "failed" if stopped else "ok", "stopped": stopped}, status_code=503 if stopped else 200
     )
@@ -74,20 +78,21 @@ async def readyz(request: Request, question: Annotated[Question, Query(alias="fo
     """200 only when a token can be produced: Redis answers and every stage of the plan has a live worker.
 
     `?for=accepting` asks less, what a load balancer wants to know: that Redis answers and this gateway does not shut
-    down. Requests are accepted then and wait for workers, ended ones can be read.
+    down. Requests are accepted then and wait for workers, ended ones can be read. Of several cells one is enough.
     """
-    gateway = state.of(request)
-    reasons = await (gateway.readiness.gaps() if question == "tokens" else gateway.readiness.obstacles())
-    body = {"status": "not ready" if reasons else "ready", "reasons": reasons}
-    return JsonAnswer(body, status_code=503 if reasons else 200)
+    ready, reasons = await state.of(request).cells.readiness(question)
+    return JsonAnswer(
+        {"status": "ready" if ready else "not ready", "reasons": reasons}, status_code=200 if ready else 503
+    )
 
 
 @router.get("/metrics", response_class=PlainTextResponse)
 async def metrics(request: Request) -> Response:
     """Prometheus text."""
-    gateway = state.of(request)
-    await gateway.readiness.tell_metrics()
-    return Response(generate_latest(gateway.metrics.registry), media_type=CONTENT_TYPE_LATEST)
+    cells = state.of(request).cells
+    await asyncio.gather(*(cell.readiness.tell_metrics() for cell in cells))
+    told = Together(cell.metrics.registry for cell in cells)
+    return Response(generate_latest(told), media_type=CONTENT_TYPE_LATEST)
 
 
 @router.get("/metrics/tenants", response_class=PlainTextResponse)
@@ -95,7 +100,8 @@ async def tenant_metrics(request: Request) -> Response:
     """Prometheus text, by API key: of the one that asks, of all where it is an operator's or keys are off."""
     gateway, tenant = state.of(request), authentication.of(request)
     sees_all = tenant.operator or not tenant.name
-    told = gateway.tenants.registry if sees_all else OneTenant(gateway.tenants.registry, tenant.name)
+    of_all = Together(cell.tenants.registry for cell in gateway.cells)
+    told = of_all if sees_all else OneTenant(of_all, tenant.name)
     return Response(generate_latest(told), media_type=CONTENT_TYPE_LATEST)
 
 

@@ -1,10 +1,9 @@
-"""GET and DELETE /v1/requests/{id}: any request of the cell, whichever gateway accepted it.
+"""GET and DELETE /v1/requests/{id}: any request of any of our cells, whichever gateway accepted it.
 
 The id may be the request's own (`req-…`) or the one OpenAI's clients got (`cmpl-…`, `chatcmpl-…`); for events, its
 prefix decides the format.
 """
 
-import re
 from contextlib import ExitStack
 from typing import Annotated, Any
 
@@ -12,6 +11,7 @@ from fastapi import APIRouter, Header, Path, Query, Request
 from fastapi.responses import Response
 
 from blockrelay.errors import NotFound
+from blockrelay.protocol.encoding.request_ids import RequestId, parse_id, public_id
 from blockrelay.protocol.ended import body_of, decode_log, whole_record
 from blockrelay.protocol.messages import RequestBody
 from blockrelay.protocol.sampling_params import SamplingParams
@@ -22,6 +22,7 @@ from blockrelay_gateway.api import state
 from blockrelay_gateway.api.infer.responses import InferFormat
 from blockrelay_gateway.api.openai.responses import Options, format_of
 from blockrelay_gateway.api.state import Gateway
+from blockrelay_gateway.cells.cell import Cell
 from blockrelay_gateway.http import authentication, openapi, sse
 from blockrelay_gateway.http.errors import JsonAnswer, error_body
 from blockrelay_gateway.streaming.deltas import Answer, Relay, failure, finish_reason, status_of_record
@@ -31,45 +32,45 @@ from blockrelay_gateway.streaming.readers import Readers
 from blockrelay_gateway.streaming.responses import ResponseFormat, stream
 
 router = APIRouter(responses=openapi.ERRORS)
-RequestId = Annotated[str, Path(description="`id` of an answer (cmpl-…, chatcmpl-…), or X-Request-Id (req-…)")]
-_PUBLIC_ID = re.compile(r"(req|cmpl|chatcmpl)-([0-9a-f]{24})")
+PathId = Annotated[str, Path(description="`id` of an answer (cmpl-…, chatcmpl-…), or X-Request-Id (req-…)")]
 
 
-def parse_id(request_id: str) -> tuple[str, str]:
-    """The request's own id and the prefix the client used. Raises NotFound for anything that cannot be an id."""
-    found = _PUBLIC_ID.fullmatch(request_id)
-    if not found:
-        raise NotFound(f"{request_id!r} is not a request id", param="id")
-    return f"req-{found[2]}", found[1]
+def find(gateway: Gateway, text: str) -> tuple[RequestId, Cell]:
+    """The request that a client names, and its cell. Raises NotFound for what cannot be an id, and for a cell that is
+    not ours."""
+    found = parse_id(text)
+    if found is None:
+        raise NotFound(f"{text!r} is not a request id", param="id")
+    return found, gateway.cells.of_id(found)
 
 
 @router.get("/v1/requests/{request_id}")
-async def show(request_id: RequestId, request: Request) -> Response:
+async def show(request_id: PathId, request: Request) -> Response:
     """State, text so far, usage and what happened when."""
     return JsonAnswer(await _view(state.of(request), request_id, authentication.of(request).name))
 
 
 @router.delete("/v1/requests/{request_id}")
 @router.post("/v1/requests/{request_id}/cancel")
-async def cancel(request_id: RequestId, request: Request) -> Response:
+async def cancel(request_id: PathId, request: Request) -> Response:
     """End the request now, unless it has ended; of several prompts, all. The answer is that of GET.
 
     With BLOCKRELAY_ACCEPT_REPLICAS it is 503 while too few replicas of Redis have that end; ask again then.
     """
     gateway, tenant = state.of(request), authentication.of(request).name
     replicas, meta = gateway.settings.accept_replicas, {"error": "by request of a client"}
-    name, _ = parse_id(request_id)
-    record, log = await gateway.records.read(name, whole=False)
-    gateway.records.check(request_id, (record.get(b"model"), record.get(b"tenant")), tenant)
+    (name, _, _), cell = find(gateway, request_id)
+    record, log = await cell.records.read(name, whole=False)
+    cell.records.check(request_id, (record.get(b"model"), record.get(b"tenant")), tenant)
     for index in range(body_of(record, log).choices):
         call = calls.finish(sibling(name, index), "cancelled", meta=meta, confirm=replicas > 0)
-        await gateway.scripts.run(call, replicas=replicas)
+        await cell.scripts.run(call, replicas=replicas)
     return JsonAnswer(await _view(gateway, request_id, tenant))
 
 
 @router.get("/v1/requests/{request_id}/events", responses=openapi.EVENTS)
 async def events(
-    request_id: RequestId,
+    request_id: PathId,
     request: Request,
     starting_after: Annotated[str | None, Query(description="position, or event id")] = None,
     include_usage: Annotated[bool, Query(description="as in `stream_options`")] = False,
@@ -78,58 +79,57 @@ async def events(
 ) -> Response:
     """The stream of the request, or what of it is behind an event: the rest of an interrupted stream."""
     gateway = state.of(request)
-    name, prefix = parse_id(request_id)
+    (name, _, prefix), cell = find(gateway, request_id)
     form: ResponseFormat
     if prefix == "req":
         form = InferFormat()
     else:
         options = Options(include_usage=include_usage, return_token_ids=return_token_ids)
         kind = "completion" if prefix == "cmpl" else "chat"
-        form = format_of(kind, gateway.model_name, gateway.tokenizer, options)
+        form = format_of(kind, gateway.model_name, gateway.served.tokenizer, options)
     tenant = authentication.of(request).name
     # A browser that comes back sends the header beside the URL with which it began.
     param, text = ("starting_after", starting_after) if last_event_id is None else (HEADER, last_event_id)
     after = None if text is None else parse_event_id(text, name, param=param)
-    readers = await _follow(gateway, name, tenant, after, param=param)
-    stream_of = stream(gateway, readers, form, after=after)
-    return sse.EventStream(stream_of, readers, request_id=name, headers=readers.headers)
+    readers = await _follow(cell, name, tenant, after, param=param)
+    return sse.EventStream(stream(cell, readers, form, after=after), readers, readers.headers)
 
 
-async def _follow(gateway: Gateway, name: str, tenant: str, after: tuple[int, ...] | None, *, param: str) -> Readers:
+async def _follow(cell: Cell, name: str, tenant: str, after: tuple[int, ...] | None, *, param: str) -> Readers:
     """A reader of all choices of a request. All is looked at before any is followed.
 
     Raises NotFound, or BadRequest for positions that are not one for each choice; then this gateway follows nothing.
     """
-    choices = (await _look(gateway, name, tenant)).choices
+    choices = (await _look(cell, name, tenant)).choices
     check_choices(after, choices, param=param)
     names = [sibling(name, index) for index in range(choices)]
     for other in names[1:]:
-        await _look(gateway, other, tenant)
+        await _look(cell, other, tenant)
     requests: list[FollowedRequest] = []
     with ExitStack() as held:  # each has a reader at once, so that it is left again when a later one fails
         for one in names:
-            requests.append(await gateway.resumption.resume(one, tenant))
-            held.enter_context(Readers(gateway.followed, requests[-1:]))
-        return Readers(gateway.followed, requests)
+            requests.append(await cell.resumption.resume(one, tenant))
+            held.enter_context(Readers(cell.followed, requests[-1:]))
+        return Readers(cell.followed, requests)
 
 
-async def _look(gateway: Gateway, name: str, tenant: str) -> RequestBody:
+async def _look(cell: Cell, name: str, tenant: str) -> RequestBody:
     """The body of a request, which is not followed for that. Raises NotFound."""
-    if followed := gateway.followed.known(name):
-        gateway.records.check_followed(name, followed, tenant)
+    if followed := cell.followed.known(name):
+        cell.records.check_followed(name, followed, tenant)
         return followed.body
-    record, log = await gateway.records.read(name, whole=False)
-    gateway.records.check(name, (record.get(b"model"), record.get(b"tenant")), tenant)
+    record, log = await cell.records.read(name, whole=False)
+    cell.records.check(name, (record.get(b"model"), record.get(b"tenant")), tenant)
     return body_of(record, log)
 
 
 async def _view(gateway: Gateway, request_id: str, tenant: str) -> dict[str, Any]:
-    name, _ = parse_id(request_id)
-    record, log = await gateway.records.read(name)
-    gateway.records.check(request_id, (record.get(b"model"), record.get(b"tenant")), tenant)
+    (name, _, _), cell = find(gateway, request_id)
+    record, log = await cell.records.read(name)
+    cell.records.check(request_id, (record.get(b"model"), record.get(b"tenant")), tenant)
     body = body_of(record, log)
     params = SamplingParams.from_dict(body.params)
-    relay, answer = Relay(gateway.tokenizer, params, gateway.folder.model.eos_ids), Answer()
+    relay, answer = Relay(gateway.served.tokenizer, params, gateway.folder.model.eos_ids), Answer()
     for entry in decode_log(log):
         answer.add(relay.push(entry))
     end = answer.end
@@ -138,8 +138,8 @@ async def _view(gateway: Gateway, request_id: str, tenant: str) -> dict[str, Any
     return {
         "id": request_id,
         "object": "request",
-        "request_id": name,
-        "choices": [sibling(name, index) for index in range(body.choices)],
+        "request_id": public_id(name, cell.name),
+        "choices": [public_id(sibling(name, index), cell.name) for index in range(body.choices)],
         "status": status_of_record(record[b"state"].decode(), end.reason if end else ""),
         "created": int(record[b"accepted_ms"]) // 1000,
         "model": gateway.model_name,

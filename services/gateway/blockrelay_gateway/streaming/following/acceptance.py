@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from blockrelay.protocol.messages import RequestBody
 from blockrelay.protocol.transitions import calls
-from blockrelay.protocol.transitions.calls import NO_LIMITS, Accepted, Call, Limits, SessionStep
+from blockrelay.protocol.transitions.calls import NO_LIMITS, Accepted, Binding, Call, Limits, SessionStep
 
 #: A request that was accepted once is never refused.
 NO_MOST = 2**31
@@ -28,6 +28,7 @@ class Acceptance:
     priority: int = 0
     reader: str = ""
     result_bytes: int = 0
+    binding: Binding | None = None
 
     def call(
         self, *, max_in_flight: int = NO_MOST, limits: Limits = NO_LIMITS, confirm: bool = False
@@ -47,6 +48,7 @@ class Acceptance:
             priority=self.priority,
             reader=self.reader,
             result_bytes=self.result_bytes,
+            binding=self.binding,
             max_in_flight=max_in_flight,
             limits=limits,
             confirm=confirm,

@@ -8,6 +8,7 @@ import asyncio
 import time
 from dataclasses import dataclass, field
 
+from blockrelay.protocol.encoding.request_ids import Prefix, public_id
 from blockrelay.protocol.messages import EndEntry, LogEntry, RequestBody
 from blockrelay.protocol.sampling_params import SamplingParams
 from blockrelay_gateway.streaming.following.acceptance import Acceptance
@@ -21,6 +22,7 @@ class FollowedRequest:
     acceptance: Acceptance
     params: SamplingParams
     created: int
+    cell: str = ""
     owned: bool = True  # accepted by this gateway, which counts it
     deadline_ms: int = 0
     started: float = field(default_factory=time.monotonic)
@@ -38,6 +40,11 @@ class FollowedRequest:
     @property
     def id(self) -> str:
         return self.acceptance.request
+
+    def public_id(self, prefix: Prefix = "req") -> str:
+        """What clients call it; of several prompts, all together where the prefix is not our own."""
+        own = self.id if prefix == "req" else self.body.group or self.id
+        return public_id(own, self.cell, prefix)
 
     @property
     def body(self) -> RequestBody:

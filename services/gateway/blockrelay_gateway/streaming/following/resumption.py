@@ -68,6 +68,7 @@ class Resumption:
             acceptance=acceptance,
             params=SamplingParams.from_dict(body.params),
             created=int(record[b"accepted_ms"]) // 1000,
+            cell=self._keys.cell,
             owned=False,
             numerics=record.get(b"numerics", b"").decode(),
         )

@@ -7,8 +7,8 @@
 --   fingerprint ('' without a key), retention_s (0: the cell's), tenant, its weight, priority,
 --   exact (never under another numerics id), reader (gateway that will read a request that exists; '': none does),
 --   result_bytes (0: none), confirm (write even where the request is there already: WAIT follows), limits (blockrelay.protocol.transitions.calls.Limits and `in_flight`; 0 stands for no limit but
---   of `in_flight`), session (calls.SessionStep) or nothing
--- Answers: OK ms | EXISTS state | OTHER | TOO_LARGE pages | STEP expected-step | REPEAT request-id, or a limit and ms after
+--   of `in_flight`), session (calls.SessionStep) or nothing, binding (calls.Binding) or nothing
+-- Answers: OK ms | EXISTS state | OTHER | MOVED version (of the list of cells by which it is elsewhere) | TOO_LARGE pages | STEP expected-step | REPEAT request-id, or a limit and ms after
 --   which to ask again: TOKENS left | CONCURRENT requests | BUSY in-flight | PAGES promised | WAIT ms | LATE ms (until its end) |
 --   RESULTS bytes promised | TENANT_RESULTS bytes promised
 local id, model, pages_needed, deadline_ms = ARGS.request, ARGS.model, ARGS.pages_needed, ARGS.deadline_ms
@@ -25,6 +25,11 @@ if known[1] and not known[3] then
   if ARGS.confirm then write_for_wait(model) end
   return {'EXISTS', known[1]}
 end
+
+-- What has a name and is not here may be in another cell, by a newer list than the caller's.
+local bound = ARGS.binding or {name = ARGS.fingerprint ~= '' and id or '', version = 0}
+local moved = bound.name ~= '' and redis.call('GET', P .. 'moved:' .. bound.name)
+if moved and tonumber(moved) > bound.version then return {'MOVED', moved} end
 
 local session, append
 local asked = ARGS.session
@@ -114,6 +119,7 @@ elseif deadline_ms > 0 then
 end
 
 if known[1] then redis.call('DEL', P .. 'request:' .. id, P .. 'log:' .. id) end
+if moved then redis.call('DEL', P .. 'moved:' .. bound.name) end
 redis.call('HSET', P .. 'request:' .. id, 'v', PROTOCOL, 'state', 'queued', 'model', model, 'class', class,
   'pages_needed', pages_needed, 'prompt_tokens', prompt_tokens, 'max_tokens', max_tokens, 'rows_to_compute', prompt_tokens,
   'deadline_ms', deadline_ms, 'body', ARGS.body, 'committed', 0, 'run', '', 'route', '', 'accepted_ms', NOW,

@@ -1,0 +1,119 @@
+"""Puts one cell of a gateway together from its parts, connected to nothing yet."""
+
+import asyncio
+from collections.abc import Sequence
+from secrets import token_hex
+
+from prometheus_client import CollectorRegistry
+
+from blockrelay.observability.metrics.gateway import GatewayMetrics
+from blockrelay.observability.metrics.tenants import TenantMetrics
+from blockrelay.observability.registry import ServiceRegistry
+from blockrelay.protocol.keys import Keys
+from blockrelay.redis.client import AsyncScripts, connect_async
+from blockrelay.redis.errors import RedisWatch
+from blockrelay.settings import GatewaySettings
+from blockrelay_gateway.admission.accept import Admission, Streaming
+from blockrelay_gateway.admission.cell_watch import CellWatch
+from blockrelay_gateway.admission.tensor_results import Results
+from blockrelay_gateway.cells.cell import Cell, ServedModel
+from blockrelay_gateway.cells.cell_list import CellPlace
+from blockrelay_gateway.cells.readiness import Readiness
+from blockrelay_gateway.http.background import Background
+from blockrelay_gateway.streaming.following.abandonment import Abandonment
+from blockrelay_gateway.streaming.following.accounting import Accounting
+from blockrelay_gateway.streaming.following.followers import Followers
+from blockrelay_gateway.streaming.following.registry import FollowedRequests
+from blockrelay_gateway.streaming.following.repair import Repair
+from blockrelay_gateway.streaming.following.resumption import Resumption
+from blockrelay_gateway.streaming.log_tailer import Tailer
+from blockrelay_gateway.streaming.records import Records
+from blockrelay_gateway.streaming.status_events import StatusEvents
+from blockrelay_gateway.tracing.ended_requests import EndedRequests, Traces
+
+#: To each Redis, at most.
+CONNECTIONS = 32
+
+
+def build_cell(
+    place: CellPlace,
+    served: ServedModel,
+    settings: GatewaySettings,
+    *,
+    broken: asyncio.Event,
+    names: Sequence[str] = (),
+    registry: CollectorRegistry | None = None,
+    traces: Traces | None = None,
+) -> Cell:
+    """`registry`: of the metrics, if the process has one for them; `traces`: where spans go; `broken` is set when
+    background work has failed; `names` of the tenants that there are."""
+    key, blocks = served.key, served.folder.model.blocks
+    labels = {"cell": place.name, "model": served.name}
+    metrics = GatewayMetrics(registry or ServiceRegistry(labels), blocks=blocks)
+    tenants = TenantMetrics(ServiceRegistry(labels))
+    tenants.expect(names)
+    watch = RedisWatch(metrics.redis_errors, cell=place.name)
+    name, keys = token_hex(8), Keys(place.name)
+    client, payload = (
+        connect_async(url, cell=place.name, connections=CONNECTIONS)
+        for url in (place.redis_url, place.payload_redis_url or place.redis_url)
+    )
+    scripts = AsyncScripts(client, keys)
+
+    tailer = Tailer(client, keys, name, metrics, watch)
+    records = Records(client, keys, key)
+    followers = Followers(client, keys, scripts, name)
+    abandonment = Abandonment(followers, scripts, watch, gateway=name, grace_s=settings.grace_s)
+    ended = EndedRequests(traces, client, keys, records, watch, model=served.name, cell=place.name) if traces else None
+    accounting = Accounting(metrics, tenants, ended.ended if ended else None)
+    followed = FollowedRequests(tailer, accounting, abandonment)
+    resumption = Resumption(client, keys, records, followers, followed, model=key)
+    repair = Repair(client, keys, scripts, tailer, records, followers, followed, watch, gateway=name)
+
+    state = CellWatch(client, keys, scripts, followers, metrics, watch)
+    of_its_own = place.payload_redis_url not in (None, place.redis_url)
+    results = Results(client, payload, keys, watch, of_its_own=of_its_own)
+    admission = Admission(
+        scripts,
+        Streaming(followed=followed, followers=followers, records=records, resumption=resumption),
+        state,
+        results,
+        metrics,
+        tenants,
+        watch,
+        gateway=name,
+        model=key,
+        blocks=blocks,
+        settings=settings,
+    )
+    status_events = StatusEvents(client, keys, watch)
+    works = {
+        "tailer": tailer.run,
+        "repair": repair.watch,
+        "admission": state.watch,
+        "results": results.watch,
+        "status events": status_events.run,
+    }
+    if ended is not None:
+        works["traces"] = ended.run
+    return Cell(
+        served=served,
+        keys=keys,
+        client=client,
+        payload=payload,
+        scripts=scripts,
+        metrics=metrics,
+        tenants=tenants,
+        watch=watch,
+        tailer=tailer,
+        records=records,
+        followed=followed,
+        resumption=resumption,
+        state=state,
+        readiness=Readiness(client, keys, metrics, model=key, closing=lambda: followed.closing),
+        results=results,
+        status_events=status_events,
+        admission=admission,
+        background=Background(works, broken),
+        keep_alive_s=settings.keep_alive_s,
+    )

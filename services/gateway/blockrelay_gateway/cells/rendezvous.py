@@ -1,0 +1,21 @@
+"""Weighted rendezvous hashing: every gateway ranks the cells of a list alike, and a list that changes moves little.
+
+Each cell draws u in (0, 1) from a hash of its name and what is asked for; the highest -weight / ln(u) comes first, so
+that a cell is first for its share of the weights. One more cell takes 1/n from the others and moves nothing between
+them. Source: Schindelhauer and Schomaker, "Weighted Distributed Hash Tables", SPAA 2005 (the logarithmic method).
+"""
+
+import hashlib
+import math
+from collections.abc import Mapping
+
+
+def ranked(name: str, weights: Mapping[str, int]) -> list[str]:
+    """The cells with a weight, the one for `name` first, then those that stand in for it. Pure."""
+    open_cells = [cell for cell, weight in weights.items() if weight > 0]
+    return sorted(open_cells, key=lambda cell: (_score(cell, weights[cell], name), cell), reverse=True)
+
+
+def _score(cell: str, weight: int, name: str) -> float:
+    drawn = int.from_bytes(hashlib.blake2b(f"{cell}\0{name}".encode(), digest_size=6).digest(), "big")
+    return -weight / math.log((drawn + 0.5) / 2**48)

@@ -1,0 +1,129 @@
+"""New requests of a gateway with several cells: each is accepted in the cell where it belongs.
+
+What came under a key, or in a session, is where the list in force said when it began. So where lists disagree, the
+cells of earlier lists are asked first, by MOVE: it finds what is there, or writes down that the name goes elsewhere by
+a newer list, after which a gateway that has not seen that list yet is refused there. That keeps one key one request
+(I9) whenever each gateway reads the file, and whatever its clock says. A cell that is away may have it: 503, never a
+second run.
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+from blockrelay.auth.api_keys import Tenant
+from blockrelay.errors import LimitExceeded, ServiceUnavailable
+from blockrelay.observability import logs
+from blockrelay.protocol.transitions import calls
+from blockrelay.protocol.transitions.calls import Binding
+from blockrelay_gateway.admission.admission_request import AdmissionRequest
+from blockrelay_gateway.cells.cell import Cell
+from blockrelay_gateway.cells.cell_list import LONGEST_REQUEST_S
+from blockrelay_gateway.cells.cells import Cells, weights_now
+from blockrelay_gateway.cells.placement import offers, prefix_name, session_name
+from blockrelay_gateway.cells.rendezvous import ranked
+from blockrelay_gateway.streaming.readers import Readers
+
+#: Cells that a request which may go anywhere is offered to, at most.
+OFFERS = 3
+#: On an answer of another cell than the one where the request belongs: the name of that.
+INSTEAD_OF = "blockrelay-instead-of"
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The cell of a request, and what binds it to that one; None where nothing does."""
+
+    cell: Cell
+    binding: Binding | None = None
+
+
+class Submission:
+    """`retention_s`: of requests with a key. `replicas` that must have a name that has moved."""
+
+    def __init__(self, cells: Cells, *, retention_s: int, replicas: int) -> None:
+        self._cells, self._retention_s, self._replicas = cells, retention_s, replicas
+
+    async def submit(
+        self, asked: Sequence[AdmissionRequest], tenant: Tenant, *, together: bool = False, place: Place | None = None
+    ) -> tuple[Cell, Readers]:
+        """`Admission.submit` in the cell where the requests belong; without a key or a session, in another one where
+        that is away or has no room. `place`: where they have to go."""
+        if place is None and not self._cells.several:
+            place = Place(self._cells.home)
+        if place is None and asked[0].fingerprint:
+            place = await self._place(asked[0].request, request=asked[0].request)
+        if place is not None:
+            cell = place.cell
+            return cell, await cell.admission.submit(asked, tenant, together=together, binding=place.binding)
+        return await self._anywhere(asked, tenant, together=together)
+
+    async def of_session(self, tenant: Tenant, session: str, rows: Sequence[str], *, begins: bool) -> Place:
+        """Where a session is, or is to begin. `rows`: the names in Redis that it may have, one of which it has.
+
+        Raises ServiceUnavailable where that cannot be said now.
+        """
+        if not self._cells.several:
+            return Place(self._cells.home)
+        name = session_name(tenant, session)
+        if begins:
+            return await self._place(name, sessions=rows)
+        # Sessions are kept for as long as they are used: any cell may have one that began under a list of long ago.
+        current, *likely = self._winners(name)
+        binding = self._binding(name)
+        for cell in dict.fromkeys((current, *likely, *self._cells)):
+            self._check_there(cell)
+            if await cast(Any, cell.client.exists(*(cell.keys.session(row) for row in rows))):
+                return Place(cell, binding)
+        return Place(current, binding)  # which says that it expects another step
+
+    async def _anywhere(
+        self, asked: Sequence[AdmissionRequest], tenant: Tenant, *, together: bool
+    ) -> tuple[Cell, Readers]:
+        away = {cell.name for cell in self._cells if not cell.reachable}
+        loads = {cell.name: cell.state.unfinished for cell in self._cells}
+        belongs, order = offers(prefix_name(asked[0], tenant), weights_now(self._cells.file), loads, away)
+        *others, last = order[:OFFERS]
+        for name in others:
+            cell = self._cells.named(name)
+            try:
+                return cell, self._noted(await cell.admission.submit(asked, tenant, together=together), cell, belongs)
+            except (LimitExceeded, ServiceUnavailable) as error:
+                if isinstance(error, LimitExceeded) and error.scope == "client":
+                    raise
+                logs.get().info("CELL_PASSED_OVER", cell=name, request_id=asked[0].request, error=str(error))
+        cell = self._cells.named(last)
+        return cell, self._noted(await cell.admission.submit(asked, tenant, together=together), cell, belongs)
+
+    def _noted(self, readers: Readers, cell: Cell, belongs: str) -> Readers:
+        if cell.name != belongs:
+            readers.notes[INSTEAD_OF] = belongs
+        return readers
+
+    async def _place(self, name: str, *, request: str = "", sessions: Sequence[str] = ()) -> Place:
+        """Where something with a name is, or begins. Raises ServiceUnavailable where that cannot be said now."""
+        current, *former = self._winners(name)
+        binding, kept_s = self._binding(name), self._retention_s + LONGEST_REQUEST_S
+        for cell in former:
+            self._check_there(cell)
+            call = calls.move(binding, retention_s=kept_s, request=request, sessions=sessions)
+            if await cell.scripts.run(call, replicas=self._replicas):
+                return Place(cell, binding)
+        self._check_there(current)
+        return Place(current, binding)
+
+    def _winners(self, name: str) -> list[Cell]:
+        """The cell for a name by the list in force, then those by earlier ones, the newest first, each once."""
+        found, now = self._cells.file, time.time()
+        lists = (weights_now(found), *(one.weights for one in found.former(now, self._retention_s)))
+        names = dict.fromkeys(ranked(name, weights)[0] for weights in lists)
+        return [cell for one in names if (cell := self._cells.get(one)) is not None]
+
+    def _binding(self, name: str) -> Binding:
+        return Binding(name, self._cells.file.in_force(time.time()).version)
+
+    def _check_there(self, cell: Cell) -> None:
+        """Raise ServiceUnavailable at once where waiting for a cell would only take a client's time."""
+        if not cell.reachable:
+            raise ServiceUnavailable(f"cell {cell.name}, to which this request belongs, is away; try again later")
