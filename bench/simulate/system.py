@@ -1,0 +1,90 @@
+"""A whole system under a load, and what its clients see of it."""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import count
+
+from bench.simulate.cell import Cell, Route
+from bench.simulate.clock import Clock, Host, Process
+from bench.simulate.costs import Costs
+from bench.simulate.load import Asked, Load
+from blockrelay_gateway.cells.placement import offers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setup:
+    """`workers` of a cell serve all blocks each, or `stages` of them together. On one host all processes share its
+    cores; else each has what it needs, and a gateway for each cell."""
+
+    cells: int = 1
+    workers: int = 1
+    stages: int = 1
+    groups: int = 1
+    one_host: bool = True
+
+    def __post_init__(self) -> None:
+        assert self.workers % self.stages == 0, "each route has a worker for every stage"
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """Of the requests and tokens behind the warm-up. `busy`: share of the time in which a process computed (Redis: or
+    waited for its disk), the busiest of each kind."""
+
+    tokens_per_second: float
+    first_token_s: Sequence[float] = field(repr=False)
+    between_tokens_s: Sequence[float] = field(repr=False)
+    busy: dict[str, float]
+
+
+def simulate(setup: Setup, load: Load, costs: Costs, *, seconds: float, warm_up: float = 0.0, seed: int = 0) -> Seen:
+    """`seconds` of it behind a warm-up."""
+    clock, chance, names = Clock(), random.Random(seed), count()
+    shared = Host(clock, costs.speeds)
+    until = warm_up + seconds
+    every: list[Asked] = []
+
+    def host() -> Host:
+        return shared if setup.one_host else Host(clock, (1.0,))
+
+    def heard(asked: Asked) -> None:
+        if load.clients and len(asked.tokens) == asked.new:
+            clock.at(asked.tokens[-1], send)
+
+    gateways = [Process(host()) for _ in range(1 if setup.one_host else setup.cells)]
+    cells: dict[str, Cell] = {}
+    workers: list[Process] = []
+    for index in range(setup.cells):
+        cell = Cell(clock, costs, redis=host(), gateway=gateways[index % len(gateways)], heard=heard)
+        for _ in range(setup.workers // setup.stages):
+            stages = [Process(host()) for _ in range(setup.stages)]
+            workers += stages
+            cell.routes.append(Route(cell, stages, setup.groups))
+        cells[f"c{next(names)}"] = cell
+    weights = dict.fromkeys(cells, 1)
+
+    def send() -> None:
+        asked = Asked(load.prompt.draw(chance), load.new.draw(chance), clock.now)
+        every.append(asked)
+        loads = {name: cell.unfinished for name, cell in cells.items()}
+        cells[offers(None, weights, loads, (), chance=chance).order[0]].send(asked)
+
+    for _ in range(load.clients):
+        clock.after(chance.uniform(0, 0.01), send)
+    for moment in load.arrivals(chance, until):
+        clock.at(moment, send)
+    clock.run(until)
+
+    ended = [asked for asked in every if asked.sent >= warm_up and len(asked.tokens) == asked.new]
+    tokens = sum(warm_up <= moment < until for asked in every for moment in asked.tokens)
+    return Seen(
+        tokens / seconds,
+        sorted(asked.first_token_s for asked in ended),
+        sorted(asked.between_tokens_s for asked in ended if asked.new > 1),
+        {
+            "worker": max(one.work_s for one in workers) / until,
+            "control Redis": max(cell.redis.busy_s for cell in cells.values()) / until,
+            "gateway": max(one.work_s for one in gateways) / until,
+        },
+    )
