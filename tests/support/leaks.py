@@ -4,7 +4,7 @@ Each pytest process has a temporary folder of its own, so that what other people
 """
 
 import os
-import sys
+import subprocess
 import tempfile
 import threading
 import time
@@ -28,15 +28,25 @@ MEMBERS = {"queue": "zset", "due": "zset", "delayed": "zset", "tenant-requests":
 
 
 class Spawned:
-    """The processes that were there before a test, and whether it has started any: a look at all costs milliseconds."""
+    """The processes that were there before a test, and whether it has started any: a look at all costs milliseconds.
+
+    No audit hook: with one, two threads that begin under a trace function (coverage) can meet in `sys.settrace`, which
+    refuses the second ("Cannot install a trace function while another trace function is being installed").
+    """
 
     def __init__(self) -> None:
         self._any, self._before = False, frozenset[int]()
-        sys.addaudithook(self._hear)
+        start = subprocess.Popen.__init__
 
-    def _hear(self, event: str, _: object) -> None:
-        if event in ("subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn"):
-            self._any = True
+        def heard(popen: subprocess.Popen[Any], *arguments: Any, **options: Any) -> None:
+            self._hear()
+            start(popen, *arguments, **options)
+
+        setattr(subprocess.Popen, "__init__", heard)  # noqa: B010  # a method cannot be assigned
+        os.register_at_fork(before=self._hear)
+
+    def _hear(self) -> None:
+        self._any = True
 
     def begin(self) -> None:
         """What runs now may stay: fixtures of the module and the session have started it."""

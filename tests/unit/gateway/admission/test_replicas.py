@@ -135,23 +135,24 @@ def test_a_cancellation_that_is_answered_is_on_the_replica(guarded: RunningGatew
 
 
 def test_without_the_replica_a_cancellation_is_not_answered_however_often_it_is_asked_for(
-    guarded: RunningGateway, pair: Pair, hasty: None
+    guarded: RunningGateway, pair: Pair, request: pytest.FixtureRequest
 ) -> None:
     """It has ended on the master from the first on: a DELETE that finds it so writes too, and waits for that."""
-    request = guarded.post("/v1/completions", **BODY).json()["id"]
+    name = guarded.post("/v1/completions", **BODY).json()["id"]
+    request.getfixturevalue("hasty")  # not before: the first one is to be accepted, however slow the replica is
     pair.freeze()
     try:
         for _ in range(2):
-            refused = guarded.http.delete(f"/v1/requests/{request}")
+            refused = guarded.http.delete(f"/v1/requests/{name}")
             assert refused.status_code == 503 and refused.headers["retry-after"]
         with pair.master.client() as client:
-            assert client.hget(Keys("t").request(own_id(request)), "state") == b"done"
+            assert client.hget(Keys("t").request(own_id(name)), "state") == b"done"
     finally:
         pair.thaw()
 
     def cancelled() -> bool:
-        answer = guarded.http.delete(f"/v1/requests/{request}")
-        assert answer.status_code == 503 or pair.state(request) == b"done"
+        answer = guarded.http.delete(f"/v1/requests/{name}")
+        assert answer.status_code == 503 or pair.state(name) == b"done"
         return answer.status_code == 200
 
     wait_until(cancelled, "the replica is back")
