@@ -44,7 +44,6 @@ class Host:
         self._looked = 0.0
         self._due: list[tuple[float, int, Then]] = []
         self._round = 0
-        self.busy_s = 0.0  # in which anything computed
 
     def compute(self, seconds: float, then: Then) -> None:
         """One process computes what takes it `seconds` alone, and then goes on with `then`."""
@@ -57,7 +56,6 @@ class Host:
         passed = self._clock.now - self._looked
         if self._due:
             self._served += passed * self._rate()
-            self.busy_s += passed
         self._looked = self._clock.now
 
     def _rate(self) -> float:

@@ -1,11 +1,6 @@
-"""What things cost: measured seconds and bytes, the only facts that the simulator has of a machine. Data."""
+"""What things cost: measured seconds, the only facts that the simulator has of a machine. Data."""
 
-import json
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
-from typing import Any
-
-from blockrelay.planning.profile import Profile
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,8 +28,6 @@ class Costs:
     Gateway: `gateway_request` from the socket to ACCEPT and back, `gateway_token` for each token of a stream.
     Worker, beside its blocks: `step` for a batch and `row` for each row of it. `hop` is what a message between two
     workers takes on its way, `hop_row` more for each row. `wire` is one way between two processes of a host.
-    Bytes: `kv_token` of all blocks; `record` of a request in the control Redis, `log_token`,
-    and `stream_token` to a client.
     """
 
     blocks: StepCosts
@@ -51,31 +44,5 @@ class Costs:
     hop: float
     hop_row: float
     wire: float
-    kv_token: int
-    record: int
-    log_token: int
-    stream_token: int
     #: What k processes of one host get done together, as `clock.Host` has it.
     speeds: tuple[float, ...] = (1.0,)
-    measured: dict[str, Any] = field(default_factory=dict[str, Any])
-
-    def write(self, path: Path) -> None:
-        path.write_text(json.dumps(asdict(self), indent=1))
-
-    @classmethod
-    def read(cls, path: Path) -> "Costs":
-        content: dict[str, Any] = json.loads(path.read_text())
-        content["blocks"], content["speeds"] = StepCosts(**content["blocks"]), tuple(content["speeds"])
-        return cls(**content)
-
-
-def of_profile(profile: Profile, device: str = "CPU") -> StepCosts:
-    """The straight line through a profile of all blocks: one row, sixteen, and sixteen that attend to more."""
-
-    def model(rows: int, context: float) -> float:
-        return sum(classes[device].at(rows, context) for classes in profile.blocks.values())
-
-    row = (model(16, 128) - model(1, 128)) / 15
-    attended = max(0.0, (model(16, 1024) - model(16, 128)) / (16 * (1024 - 128)))
-    alone = model(1, 128) - row
-    return StepCosts(alone=alone, decode_row=row - 128 * attended, prompt_row=row - 128 * attended, attended=attended)

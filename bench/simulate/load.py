@@ -17,10 +17,6 @@ class Lengths:
         """Always so many."""
         return cls(tokens, tokens)
 
-    @property
-    def mean(self) -> float:
-        return (self.least + self.most) / 2
-
     def draw(self, chance: random.Random) -> int:
         return chance.randint(self.least, self.most)
 

@@ -3,7 +3,6 @@
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import count
 
 from bench.simulate.cell import Cell, Route
 from bench.simulate.clock import Clock, Host, Process
@@ -40,7 +39,7 @@ class Seen:
 
 def simulate(setup: Setup, load: Load, costs: Costs, *, seconds: float, warm_up: float = 0.0, seed: int = 0) -> Seen:
     """`seconds` of it behind a warm-up."""
-    clock, chance, names = Clock(), random.Random(seed), count()
+    clock, chance = Clock(), random.Random(seed)
     shared = Host(clock, costs.speeds)
     until = warm_up + seconds
     every: list[Asked] = []
@@ -61,7 +60,7 @@ def simulate(setup: Setup, load: Load, costs: Costs, *, seconds: float, warm_up:
             stages = [Process(host()) for _ in range(setup.stages)]
             workers += stages
             cell.routes.append(Route(cell, stages, setup.groups))
-        cells[f"c{next(names)}"] = cell
+        cells[f"c{index}"] = cell
     weights = dict.fromkeys(cells, 1)
 
     def send() -> None:

@@ -1,5 +1,6 @@
-"""Files that people name: read whole, up to a size."""
+"""Files that people name: read whole, up to a size, and again when they change."""
 
+import os
 from pathlib import Path
 
 from blockrelay.errors import UsageError
@@ -14,3 +15,12 @@ def read_bounded(path: Path, most: int) -> bytes:
     if len(content) > most:
         raise UsageError(f"{path}: larger than {most >> 20} MiB")
     return content
+
+
+def file_stamp(path: Path) -> tuple[int, int, int] | None:
+    """Changes whenever the file does; None while there is none."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size, found.st_ino

@@ -18,6 +18,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
 from blockrelay import failpoints
 from blockrelay.errors import UsageError
 from blockrelay.protocol.constants import DEAD_AFTER_MS, RETENTION_S
+from blockrelay.protocol.encoding.request_ids import CELL
 from blockrelay.protocol.plan import Device
 
 BUNDLED_MODEL = Path(__file__).parent / "models" / "storyteller"
@@ -40,7 +41,7 @@ class Settings(BaseSettings):
         description="control Redis (AOF, fsync always); its Sentinels or cluster too (docs/operations.md)",
     )
     payload_redis_url: str | None = Field(default=None, description="Redis for rows; default: the control Redis")
-    cell: str = Field(default="c0", pattern=r"^[a-z0-9-]{1,32}$", description="name of the partition")
+    cell: str = Field(default="c0", pattern=rf"^{CELL}$", description="name of the partition")
     node_id: str | None = Field(default=None, description="node_id of log lines; default: role, host and pid")
     host: str = Field(default="127.0.0.1", description="address the service listens on")
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field(

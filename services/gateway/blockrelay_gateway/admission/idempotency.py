@@ -15,10 +15,10 @@ from secrets import token_hex
 from pydantic import BaseModel
 
 from blockrelay.errors import BadRequest
+from blockrelay.protocol.encoding.request_ids import DIGITS
 
 HEADER = "Idempotency-Key"
 MAX_KEY = 255
-_DIGITS = 24  # 96 bits, in hex
 #: How an answer is to be delivered, not what it says: a retry may ask for it in another form.
 _DELIVERY = {"stream", "stream_options", "return_token_ids", "id", "idempotency_key", "model"}
 
@@ -59,12 +59,12 @@ def sibling(base: str, index: int) -> str:
     """The request id of prompt `index` of the body whose first prompt is `base`."""
     if index == 0:
         return base
-    return f"req-{hashlib.sha256(f'{base}/{index}'.encode()).hexdigest()[:_DIGITS]}"
+    return f"req-{hashlib.sha256(f'{base}/{index}'.encode()).hexdigest()[:DIGITS]}"
 
 
 def random_identity() -> Identity:
     """That of a body without a key."""
-    return Identity(f"req-{token_hex(_DIGITS // 2)}")
+    return Identity(f"req-{token_hex(DIGITS // 2)}")
 
 
 def identify(
@@ -82,7 +82,7 @@ def identify(
     if not 1 <= len(key) <= MAX_KEY or not key.isascii() or not key.isprintable():
         raise BadRequest(f"{HEADER} must be 1 to {MAX_KEY} printable ASCII characters", param=HEADER)
     named = b"\0".join(part.encode() for part in ("request", tenant, key))
-    name = hmac.new(secret.encode(), named, hashlib.sha256).hexdigest()[:_DIGITS]
+    name = hmac.new(secret.encode(), named, hashlib.sha256).hexdigest()[:DIGITS]
     content = body.model_dump(exclude_none=True, exclude=_DELIVERY)
     said = json.dumps([route, model, content], sort_keys=True, separators=(",", ":"))
     return Identity(f"req-{name}", hashlib.sha256(said.encode()).hexdigest())

@@ -1,12 +1,12 @@
 """All cells of a gateway, by the file of cells, which is read again whenever it changes."""
 
 import asyncio
-import os
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
+from blockrelay.bounded_file import file_stamp
 from blockrelay.errors import NotFound, UsageError
 from blockrelay.observability import logs
 from blockrelay.observability.metrics.gateway import Question
@@ -35,7 +35,7 @@ class Cells:
         work of any cell has failed."""
         self.file, self.home, self.broken = found, home, broken
         self._make, self._path = make, path
-        self._stamp = path and _stamp(path)
+        self._stamp = path and file_stamp(path)
         others = {name: make(place) for name, place in found.places.items() if name != home.name}
         self._cells = {home.name: home, **others}
         self._running: dict[str, AsyncExitStack] = {}
@@ -100,7 +100,7 @@ class Cells:
     async def look(self) -> None:
         """Read the file again if it has changed. One that cannot be used, or does not know our own cell, is logged, and
         what we have stays in force. The address of a cell is taken when it comes, and not again."""
-        if self._path is None or (stamp := _stamp(self._path)) == self._stamp:
+        if self._path is None or (stamp := file_stamp(self._path)) == self._stamp:
             return
         self._stamp = stamp
         try:
@@ -144,12 +144,3 @@ def weights_now(found: CellFile) -> dict[str, int]:
         if there := {name: weight for name, weight in one.weights.items() if weight and name in found.places}:
             return there
     raise AssertionError("the newest list names cells that are there")
-
-
-def _stamp(path: Path) -> tuple[int, int, int] | None:
-    """Changes whenever the file does; None while there is none."""
-    try:
-        found = os.stat(path)
-    except OSError:
-        return None
-    return found.st_mtime_ns, found.st_size, found.st_ino

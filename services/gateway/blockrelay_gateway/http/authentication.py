@@ -4,13 +4,13 @@ Without a file of keys everybody is the tenant without a name. With one, every p
 Neither keys nor their hashes are ever logged, nor put into an answer.
 """
 
-import os
 from pathlib import Path
 
 from fastapi import Request, WebSocket
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from blockrelay.auth.api_keys import ANYBODY, StoredKey, Tenant, find, read_keys
+from blockrelay.bounded_file import file_stamp
 from blockrelay.errors import Unauthorized, UsageError
 from blockrelay.observability import logs
 from blockrelay_gateway.http.errors import ErrorResponder
@@ -27,7 +27,7 @@ class KeyRing:
     def __init__(self, path: Path | None) -> None:
         """None: keys are off. Raises UsageError for a file that cannot be used."""
         self._path = path
-        self._stamp = path and _stamp(path)
+        self._stamp = path and file_stamp(path)
         self._keys: tuple[StoredKey, ...] = read_keys(path) if path else ()
 
     @property
@@ -48,7 +48,7 @@ class KeyRing:
         raise Unauthorized("the API key is not known here")
 
     def _reload(self, path: Path) -> None:
-        stamp = _stamp(path)
+        stamp = file_stamp(path)
         if stamp == self._stamp:
             return
         self._stamp = stamp
@@ -88,12 +88,3 @@ def of(connection: Request | WebSocket) -> Tenant:
 def _authorization(scope: Scope) -> str | None:
     values = [value for name, value in scope["headers"] if name == b"authorization"]
     return values[0].decode("latin-1") if len(values) == 1 else None
-
-
-def _stamp(path: Path) -> tuple[int, int, int] | None:
-    """Changes whenever the file does; None while there is none."""
-    try:
-        found = os.stat(path)
-    except OSError:
-        return None
-    return found.st_mtime_ns, found.st_size, found.st_ino

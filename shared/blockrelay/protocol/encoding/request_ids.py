@@ -12,7 +12,7 @@ Prefix = Literal["req", "cmpl", "chatcmpl"]
 #: Hex digits of a request's name: 96 bits.
 DIGITS = 24
 _OWN = "req-"
-#: As `Settings.cell` has it.
+#: The name of a cell.
 CELL = r"[a-z0-9-]{1,32}"
 PUBLIC_ID = re.compile(rf"(req|cmpl|chatcmpl)-(?:({CELL})-)?([0-9a-f]{{{DIGITS}}})")
 
