@@ -134,6 +134,9 @@ class SchedulerSettings(Settings):
         ge=0,
         description="a request whose numerics id has had no worker for this long continues under another",
     )
+    raise_protocol: bool = Field(
+        default=True, description="raise the cell's protocol number when every service speaks a higher one; no way back"
+    )
 
 
 class WorkerSettings(Settings):

@@ -11,7 +11,7 @@ from blockrelay.errors import RedisRefused
 from blockrelay.protocol import keys as key_table
 from blockrelay.protocol.keys import FAMILIES, SCRIPTS_OF, Keys, declared
 from blockrelay.protocol.messages import Commit
-from blockrelay.protocol.number import ENCODED
+from blockrelay.protocol.number import PROTOCOL
 from blockrelay.protocol.transitions import calls, source
 from blockrelay.redis.client import Scripts
 from blockrelay.redis.users import families_of, rules
@@ -136,7 +136,7 @@ def _prepared(cell: Cell) -> dict[str, Callable[[Scripts], object]]:
         ),
         "beat": lambda scripts: scripts.run(calls.beat("a")),
         "migrate": lambda scripts: scripts.run(calls.migrate(MODEL, patience_s=0)),
-        "upgrade": lambda scripts: scripts.run(calls.upgrade_begin(ENCODED)),
+        "upgrade": lambda scripts: scripts.run(calls.upgrade_begin(b"%d" % PROTOCOL)),
         "plan": lambda scripts: scripts.run(
             calls.publish_plan(MODEL, replaces_epoch=0, inputs="i", route_class="cpu", plan="{}")
         ),

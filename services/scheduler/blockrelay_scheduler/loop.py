@@ -74,7 +74,7 @@ class Scheduler:
             name=settings.node_id or logs.node_name("scheduler"),
         )
         self._rescuer = Rescuer(self.link, self.metrics, settings)
-        self._upgrade = CellUpgrade(self.link, self.model)
+        self._upgrade = CellUpgrade(self.link, self.model, raises=settings.raise_protocol)
 
     def run(self, stop: threading.Event) -> None:
         """Tick until `stop`. Trouble with Redis: say so, wait with backoff, go on.

@@ -1,4 +1,4 @@
-"""Which protocol a cell speaks, and whether that is ours."""
+"""Which protocol a cell speaks, and whether this release speaks it too."""
 
 import re
 from contextlib import suppress
@@ -11,7 +11,7 @@ import redis.asyncio
 from blockrelay import __version__
 from blockrelay.errors import RedisFull, RedisRefused, UsageError
 from blockrelay.protocol.keys import Keys
-from blockrelay.protocol.number import ENCODED, PROTOCOL
+from blockrelay.protocol.number import NUMBERS, PROTOCOL, is_spoken, number_of
 
 _SPOKEN = re.compile(rb"([1-9]\d{0,8})(?:>([1-9]\d{0,8}))?")
 
@@ -25,13 +25,15 @@ class Spoken:
 
     @property
     def is_ours(self) -> bool:
-        return (self.number, self.target) == (PROTOCOL, None)
+        return self.target is None and is_spoken(self.number)
 
     @property
     def is_older(self) -> bool:
-        """Whether a scheduler of this release can bring the cell to our protocol, or is doing it (from ours too, when
-        something of an older one has come behind an upgrade)."""
-        return not self.is_ours and self.number <= PROTOCOL and self.target in (None, PROTOCOL)
+        """Whether a scheduler of this release can bring the cell to a protocol of ours, or is doing it (from one of
+        ours too, when something of an older one has come behind an upgrade)."""
+        if self.target is None:
+            return self.number <= PROTOCOL and not self.is_ours
+        return self.number <= self.target and is_spoken(self.target)
 
     @property
     def gap(self) -> str:
@@ -39,8 +41,8 @@ class Spoken:
         if self.is_ours:
             return ""
         if self.is_older:
-            return f"the cell speaks {self}: it waits for a scheduler of this release, which upgrades it to {PROTOCOL}"
-        return f"the cell speaks {self}, and this service speaks {PROTOCOL}: it must be of the cell's release"
+            return f"the cell speaks {self}: it waits for a scheduler of this release, which upgrades it"
+        return f"the cell speaks {self}, and this service speaks {NUMBERS}: it must be of the cell's release"
 
     def __str__(self) -> str:
         return f"protocol {self.number}" + (f" and is being upgraded to {self.target}" if self.target else "")
@@ -63,7 +65,7 @@ def read_spoken(client: redis.Redis, keys: Keys) -> Spoken | None:
     found = client.get(keys.protocol)
     if found is not None:
         return parse_spoken(found, keys)
-    return Spoken(1) if has_older_keys(client, keys) or any(older_services(client, keys)) else None
+    return Spoken(1) if has_older_keys(client, keys) or any(services_below(client, keys, PROTOCOL)) else None
 
 
 async def read_gap_async(client: redis.asyncio.Redis, keys: Keys) -> str:
@@ -83,17 +85,29 @@ def has_older_keys(client: redis.Redis, keys: Keys) -> bool:
     return any(True for _ in client.scan_iter(keys.load("*"), count=1000))
 
 
-def older_services(client: redis.Redis, keys: Keys) -> tuple[list[str], list[str]]:
-    """Registered workers and living gateways of another protocol than ours: worker ids, names of gateways."""
-    names = [name.decode() for name in cast("list[bytes]", client.zrange(keys.workers, 0, -1))]
-    workers = [name for name in names if client.hget(keys.worker(name), "v") != ENCODED]
+def services_below(client: redis.Redis, keys: Keys, number: int) -> tuple[list[str], list[str]]:
+    """Registered workers and living gateways that do not speak `number` yet: worker ids, names of gateways."""
+    workers = [name.decode() for name in cast("list[bytes]", client.zrange(keys.workers, 0, -1))]
     found = [name.decode() for name in client.scan_iter(keys.gateway("*"), count=1000)]
-    gateways = [name.rpartition(":")[2] for name in found if client.get(name) not in (ENCODED, None)]
-    return workers, gateways
+    ask = client.pipeline(transaction=False)
+    for name in workers:
+        ask.hmget(keys.worker(name), "protocol", "v")
+    for name in found:
+        ask.get(name)
+    answers = ask.execute()
+    told, gateways = answers[: len(workers)], answers[len(workers) :]
+    return (
+        [name for name, (speaks, v) in zip(workers, told, strict=True) if number_of(speaks or v) < number],
+        [
+            name.rpartition(":")[2]
+            for name, speaks in zip(found, gateways, strict=True)
+            if speaks is not None and number_of(speaks) < number
+        ],
+    )
 
 
 def check_protocol(client: redis.Redis, keys: Keys, *, join: bool) -> None:
-    """Raise unless the cell speaks our protocol, or none yet; with `join` it speaks ours from then on.
+    """Raise unless the cell speaks a protocol of ours, or none yet; with `join` it speaks our highest from then on.
 
     Raises:
         RedisRefused: with `join`, and the cell speaks an older one: a scheduler of this release is to be waited for.
@@ -106,7 +120,7 @@ def check_protocol(client: redis.Redis, keys: Keys, *, join: bool) -> None:
         spoken = read_spoken(client, keys)
     if spoken is None or spoken.is_ours:
         return
-    says = f"the cell {keys.cell!r} speaks {spoken}, and Blockrelay {__version__} speaks {PROTOCOL}"
+    says = f"the cell {keys.cell!r} speaks {spoken}, and Blockrelay {__version__} speaks {NUMBERS}"
     if not spoken.is_older:
         raise UsageError(f"{says}: run the release of its other services, or use another cell (BLOCKRELAY_CELL)")
     if join:

@@ -9,7 +9,7 @@ import redis
 import redis.asyncio
 
 from blockrelay.protocol.keys import Keys
-from blockrelay.protocol.number import ENCODED
+from blockrelay.protocol.number import is_spoken, number_of
 from blockrelay.protocol.plan import Plan, WorkerInfo
 from blockrelay.redis.cell_settings import CellSettings
 
@@ -32,7 +32,7 @@ def _infos(head: tuple[Any, Any, Any], answers: list[Any], model: str) -> list[W
     infos: list[WorkerInfo] = []
     for i, (worker, beat_ms) in enumerate(beats):
         fields, inbox, running = answers[3 * i : 3 * i + 3]
-        if fields.get(b"v") == ENCODED and fields.get(b"model", b"").decode() == model:
+        if is_spoken(number_of(fields.get(b"v"))) and fields.get(b"model", b"").decode() == model:
             infos.append(
                 WorkerInfo.from_redis(
                     worker.decode(),
@@ -47,7 +47,7 @@ def _infos(head: tuple[Any, Any, Any], answers: list[Any], model: str) -> list[W
 
 
 def read_workers(client: redis.Redis, keys: Keys, model: str) -> list[WorkerInfo]:
-    """Registered workers of `model` and of our protocol, oldest first (ready or not, alive or not). Times are the
+    """Registered workers of `model`, oldest first (ready or not, alive or not). Times are the
     server's clock."""
     ask = client.pipeline(transaction=False)
     _head(ask, keys)

@@ -45,6 +45,10 @@ class Job:
         return RequestBody(prompt=np.array(self.prompt, np.int32), params=self.params.to_dict())
 
 
+#: Starts a service of this release.
+OURS = (sys.executable, "-m")
+
+
 def make_jobs(count: int, *, seed: int, vocab: int, longest: int = 60, tokens: int = 24) -> list[Job]:
     """Mixed lengths; every second one sampled, the others greedy."""
     rng = np.random.default_rng(seed)
@@ -84,7 +88,7 @@ def scrape(worker: WorkerInfo) -> str:
 
 @dataclass
 class System:
-    """`worker_env` goes to every worker; processes write their logs into `folder`."""
+    """Processes write their logs into `folder`. `command` starts a service, whose module comes behind it."""
 
     folder: Path
     model: Path
@@ -96,6 +100,7 @@ class System:
     workers: list[subprocess.Popen[bytes]] = field(default_factory=list[subprocess.Popen[bytes]])
     gateways: list[subprocess.Popen[bytes]] = field(default_factory=list[subprocess.Popen[bytes]])
     schedulers: list[subprocess.Popen[bytes]] = field(default_factory=list[subprocess.Popen[bytes]])
+    command: tuple[str, ...] = OURS
 
     def __post_init__(self) -> None:
         self.keys = Keys(self.cell)
@@ -115,7 +120,7 @@ class System:
         }
         with (self.folder / f"{name}.log").open("ab") as log:
             return subprocess.Popen(
-                [sys.executable, "-m", module], env={**os.environ, **common, **env}, stdout=log, stderr=log
+                [*self.command, module], env={**os.environ, **common, **env}, stdout=log, stderr=log
             )
 
     def start_scheduler(self, **env: str) -> subprocess.Popen[bytes]:

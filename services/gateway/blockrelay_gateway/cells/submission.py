@@ -72,10 +72,12 @@ class Submission:
         # Sessions are kept for as long as they are used: any cell may have one that began under a list of long ago.
         current, *likely = self._winners(name)
         binding = self._binding(name)
-        for cell in dict.fromkeys((current, *likely, *self._cells)):
-            self._check_there(cell)
+        asked = dict.fromkeys((current, *likely, *self._cells))
+        for cell in filter(lambda one: one.reachable, asked):
             if await cast(Any, cell.client.exists(*(cell.keys.session(row) for row in rows))):
                 return Place(cell, binding)
+        for cell in asked:  # one that is away may have it
+            self._check_there(cell)
         return Place(current, binding)  # which says that it expects another step
 
     async def _anywhere(

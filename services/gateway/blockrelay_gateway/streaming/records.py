@@ -9,7 +9,7 @@ import redis.asyncio
 from blockrelay.errors import NotFound, RedisTrouble, ServiceUnavailable
 from blockrelay.protocol.ended import Log, whole_log
 from blockrelay.protocol.keys import Keys
-from blockrelay.protocol.number import PROTOCOL
+from blockrelay.protocol.number import NUMBERS, is_spoken, number_of
 from blockrelay_gateway.streaming.following.followed_request import FollowedRequest
 
 
@@ -18,9 +18,9 @@ def check_number(record: Mapping[bytes, bytes], what: str) -> None:
 
     One that is not there is empty and passes.
     """
-    if record and (number := int(record.get(b"v", 1))) != PROTOCOL:
+    if record and not is_spoken(number := number_of(record.get(b"v"))):
         raise ServiceUnavailable(
-            f"{what} is of protocol {number} of the cell, and this gateway speaks {PROTOCOL}; try again later: a "
+            f"{what} is of protocol {number} of the cell, and this gateway speaks {NUMBERS}; try again later: a "
             "scheduler upgrades what is older"
         )
 

@@ -5,13 +5,13 @@ import subprocess
 import sys
 
 from blockrelay import __version__
-from blockrelay.protocol.number import PROTOCOL
+from blockrelay.protocol.number import NUMBERS
 from blockrelay.settings import BUNDLED_MODEL
 
 
 def version_text() -> str:
     """Three lines. The numerics id is that of the bundled model on this machine; each block folder has its own."""
-    return f"blockrelay {__version__}\nprotocol {PROTOCOL}\nnumerics {_bundled_numerics()}"
+    return f"blockrelay {__version__}\nprotocol {NUMBERS}\nnumerics {_bundled_numerics()}"
 
 
 def _bundled_numerics() -> str:

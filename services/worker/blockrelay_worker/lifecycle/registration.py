@@ -14,7 +14,7 @@ from blockrelay.host.cpu import cores
 from blockrelay.observability.logs import get
 from blockrelay.protocol.capabilities import Capabilities
 from blockrelay.protocol.constants import MAX_WORKERS
-from blockrelay.protocol.number import PROTOCOL
+from blockrelay.protocol.number import LOWEST_PROTOCOL, PROTOCOL
 from blockrelay.protocol.plan import Device, Plan, Stage, parse_split
 from blockrelay.redis.client import backoff_s, server_run_id
 from blockrelay.redis.registry import read_plan, server_ms
@@ -63,7 +63,9 @@ class Registration:
         self.worker = _new_id()
         self._links, self._model = links, model
         self._fields: Mapping[Any, Any] = {
-            "v": PROTOCOL,
+            #: Services of the release before read it as we do, and have to know it for theirs.
+            "v": LOWEST_PROTOCOL,
+            "protocol": PROTOCOL,
             "model": model,
             "device": device,
             "device_id": device_id,

@@ -8,7 +8,7 @@ from functools import cache
 from importlib import resources
 
 from blockrelay.protocol.constants import LUA
-from blockrelay.protocol.number import PROTOCOL
+from blockrelay.protocol.number import CELLS_PROTOCOL, LOWEST_PROTOCOL, PROTOCOL
 
 NAMES = ("accept", "claim", "commit", "rerun", "finish", "dead", "beat", "plan", "migrate", "forget", "move", "upgrade")
 #: The parts that every script needs; the second keeps it from a cell of another protocol.
@@ -89,7 +89,9 @@ def _made_when_called(name: str) -> str:
 @cache
 def source(name: str) -> Source:
     """Everything that script `name` needs, and its SHA-1 for EVALSHA."""
-    numbers = {"PROTOCOL": PROTOCOL, **LUA}
+    numbers = {"PROTOCOL": PROTOCOL, "LOWEST_PROTOCOL": LOWEST_PROTOCOL, **LUA}
+    if name == "move":
+        numbers["CELLS_PROTOCOL"] = CELLS_PROTOCOL
     text = "".join(f"local {constant} = {value}\n" for constant, value in numbers.items())
     text += "".join(map(part_text, _always_needed(name))) + _made_when_called(name) + script_text(name)
     return Source(text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())

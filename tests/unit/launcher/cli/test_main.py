@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from blockrelay.block_folder.folder import open_block_folder
-from blockrelay.protocol.number import PROTOCOL
+from blockrelay.protocol.number import NUMBERS
 from blockrelay.settings import BUNDLED_MODEL
 from blockrelay_launcher.cli.main import main
 from blockrelay_worker.execution.numerics_id import numerics_id
@@ -30,7 +30,7 @@ def run(*argv: str | Path) -> "subprocess.CompletedProcess[str]":
 def test_version_and_help() -> None:
     release, protocol, numerics = run("--version").stdout.splitlines()
     assert release == f"blockrelay {version('blockrelay')}"
-    assert protocol == f"protocol {PROTOCOL}"
+    assert protocol == f"protocol {NUMBERS}"
     bundled = open_block_folder(BUNDLED_MODEL, blocks=[]).manifest
     assert numerics == f"numerics {numerics_id(bundled)} (bundled model)"
     shown = run("--help")

@@ -120,7 +120,7 @@ end
 
 if known[1] then redis.call('DEL', P .. 'request:' .. id, P .. 'log:' .. id) end
 if moved then redis.call('DEL', P .. 'moved:' .. bound.name) end
-redis.call('HSET', P .. 'request:' .. id, 'v', PROTOCOL, 'state', 'queued', 'model', model, 'class', class,
+redis.call('HSET', P .. 'request:' .. id, 'v', SPOKEN, 'state', 'queued', 'model', model, 'class', class,
   'pages_needed', pages_needed, 'prompt_tokens', prompt_tokens, 'max_tokens', max_tokens, 'rows_to_compute', prompt_tokens,
   'deadline_ms', deadline_ms, 'body', ARGS.body, 'committed', 0, 'run', '', 'route', '', 'accepted_ms', NOW,
   'progress_ms', NOW, 'tenant', tenant)
@@ -138,7 +138,7 @@ if per_minute > 0 then
   redis.call('EXPIRE', bucket, 120)
 end
 if session then
-  redis.call('HSET', session, 'v', PROTOCOL, 'step', asked.step, 'fingerprint', asked.fingerprint, 'request', id)
+  redis.call('HSET', session, 'v', SPOKEN, 'step', asked.step, 'fingerprint', asked.fingerprint, 'request', id)
   if append then
     local tokens = (redis.call('HGET', session, 'tokens') or '') .. asked.tokens
     redis.call('HSET', session, 'tokens', tokens, 'length', string.len(tokens) / 4)

@@ -30,10 +30,10 @@ end
 
 -- Give one queued request to me, or pass it over. False: it has to wait, and everything behind it.
 local function give(r)
-  if r.v < PROTOCOL then return true end  -- a scheduler changes it in a moment
+  if r.v < LOWEST_PROTOCOL then return true end  -- a scheduler changes it in a moment
   if r.v > PROTOCOL then
     finish(r, 'error', cjson.encode({error = 'the request was accepted under protocol ' .. r.v .. ' of the cell, and its '
-      .. 'workers speak ' .. PROTOCOL, code = 'protocol'}))
+      .. 'workers speak ' .. LOWEST_PROTOCOL .. ' to ' .. PROTOCOL, code = 'protocol'}))
     return true
   end
   if r.deadline_ms > 0 and NOW > r.deadline_ms then

@@ -4,5 +4,5 @@
 local key = P .. 'plan:' .. ARGS.model
 local epoch = tonumber(redis.call('HGET', key, 'epoch') or '0')
 if epoch ~= ARGS.replaces or redis.call('HGET', key, 'inputs') == ARGS.inputs then return epoch end
-redis.call('HSET', key, 'v', PROTOCOL, 'epoch', epoch + 1, 'inputs', ARGS.inputs, 'class', ARGS.class, 'plan', ARGS.plan)
+redis.call('HSET', key, 'v', SPOKEN, 'epoch', epoch + 1, 'inputs', ARGS.inputs, 'class', ARGS.class, 'plan', ARGS.plan)
 return epoch + 1

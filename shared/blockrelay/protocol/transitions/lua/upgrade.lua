@@ -1,9 +1,12 @@
--- UPGRADE: bring the keys and records of an older protocol to ours, a few keys at a time. While it lasts the number of the cell
--- is `<older>><ours>`, so that no service of either joins; each key is changed whole or not at all, and a second time it
--- is left as it is, so that whoever dies here is followed by a scheduler that begins again.
+-- UPGRADE: bring the keys and records of an older protocol to one of ours, a few keys at a time. While it lasts the number of
+-- the cell is `<older>><target>`, so that no service of either joins; each key is changed whole or not at all, and a second
+-- time it is left as it is, so that whoever dies here is followed by a scheduler that begins again. From the lowest number
+-- that we speak on nothing has to be changed: the number alone is raised.
 -- Protocol 1 and 2 call fields and keys otherwise; in protocol 1 the number and some fields are missing, which read as 0.
--- Arguments: from ('' for protocol 1, which has no number) to begin; names (of keys) to change; finish (true) to end.
--- Answer: 1 when it began or ended, or how many keys were changed; -1 when the cell is not being brought to our protocol
+-- Arguments: from ('' for protocol 1, which has no number) and target to begin, from and raise (the higher number) to raise;
+--   names (of keys) to change; finish (true) to end.
+-- Answer: 1 when it began, ended or was raised, or how many keys were changed; -1 when the cell is not being brought to a
+--   protocol of ours, or speaks another number than `from`
 local FIELDS = {
   request = {n = 'committed', need = 'pages_needed', held = 'pages_reserved', keep = 'retention_s', prompt = 'prompt_tokens',
     most = 'max_tokens', rows = 'rows_to_compute', deadline = 'deadline_ms', deaths_n = 'deaths_at',
@@ -16,13 +19,14 @@ local FIELDS = {
   log = {t = 'token', p = 'logprobs'},
   letter = {r = 'request', n = 'committed', why = 'reason'},
 }
-local MARK = '>' .. PROTOCOL
+local spoken = redis.call('GET', P .. 'protocol') or ''
+local target = tonumber(string.match(spoken, '^%d+>(%d+)$') or '0')
 
 -- The version goes up with the names: a record that has ours is left alone.
 local function rename_fields(name, names)
   local pairs_of, old = redis.call('HGETALL', name), {}
-  if not pairs_of[1] or tonumber(redis.call('HGET', name, 'v') or '1') >= PROTOCOL then return false end
-  local new = {'v', PROTOCOL}
+  if not pairs_of[1] or tonumber(redis.call('HGET', name, 'v') or '1') >= LOWEST_PROTOCOL then return false end
+  local new = {'v', target}
   for i = 1, #pairs_of, 2 do
     local renamed = names[pairs_of[i]]
     if renamed then
@@ -94,15 +98,19 @@ local function change(name)
   return rename and rename[1](name, rename[2])
 end
 
-local spoken = redis.call('GET', P .. 'protocol') or ''
-if ARGS.from and spoken == ARGS.from then
-  redis.call('SET', P .. 'protocol', (ARGS.from == '' and '1' or ARGS.from) .. MARK)
+if ARGS.raise then
+  if spoken ~= ARGS.from then return -1 end
+  redis.call('SET', P .. 'protocol', ARGS.raise)
   return 1
 end
-if string.sub(spoken, -string.len(MARK)) ~= MARK then return -1 end
+if ARGS.from and spoken == ARGS.from then
+  redis.call('SET', P .. 'protocol', (ARGS.from == '' and '1' or ARGS.from) .. '>' .. ARGS.target)
+  return 1
+end
+if target < LOWEST_PROTOCOL or target > PROTOCOL then return -1 end
 if ARGS.from then return 1 end
 if ARGS.finish then
-  redis.call('SET', P .. 'protocol', PROTOCOL)
+  redis.call('SET', P .. 'protocol', target)
   return 1
 end
 local changed = 0
