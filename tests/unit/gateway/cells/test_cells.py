@@ -285,3 +285,20 @@ def test_new_work_goes_on_while_a_cell_is_away_and_what_belongs_there_waits(
         assert ready.status_code == 200 and ready.json()["reasons"][0].startswith("c1: Redis does not answer")
         assert sampled(gateway.http.get("/metrics").text, "blockrelay_ready", cell="c1", question="accepting") == 0
     there["c1"].close()
+
+
+def test_a_session_is_found_while_another_cell_is_away(
+    several: GatewaySettings, apart: CellFile, own_redis: RedisServer, folder: BlockFolder, client: redis.Redis
+) -> None:
+    """Even where that one comes first by the list in force; what is in none that answers may be there."""
+    worker = worker_of("c0", client, folder)
+    apart.put(c0=1, c1=0)
+    with running_gateway(several) as gateway, tensors_answered({"c0": worker}):
+        assert step(gateway, "old", 1, 5, 6).status_code == 200
+        apart.put(c0=0, c1=1)
+        knows(gateway, 2)
+        own_redis.kill()
+        wait_until(lambda: not gateway.gateway.cells.named("c1").reachable, "the gateway has noticed")
+        assert step(gateway, "old", 2, 7).status_code == 200
+        elsewhere = step(gateway, "nowhere", 3, 7)
+        assert elsewhere.status_code == 503 and "cell c1" in elsewhere.json()["message"]
