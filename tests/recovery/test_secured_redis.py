@@ -163,6 +163,8 @@ def test_a_whole_system_works_with_a_user_for_each_role(secured: Secured) -> Non
     secured.processes["worker-0"].send_signal(signal.SIGKILL)
     secured.processes["worker-0"].wait()
     assert ask(base) == first
+    traced = httpx.post(f"{base}/v1/completions", json={"prompt": "x", "max_tokens": 20, "trace": True}).json()
+    assert httpx.get(f"{base}/v1/requests/{traced['id']}/trace").status_code == 200
     cancelled = httpx.post(f"{base}/v1/completions", json={"prompt": "x", "max_tokens": 400, "background": True}).json()
     assert httpx.delete(f"{base}/v1/requests/{cancelled['id']}").status_code == 200
     with secured.client("control", "worker") as client:

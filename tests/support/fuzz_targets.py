@@ -15,6 +15,7 @@ import numpy as np
 from blockrelay.block_folder.manifest import MANIFEST_NAME, decode_manifest
 from blockrelay.errors import BadRequest, BlockFolderError, WireError
 from blockrelay.protocol.encoding import codec
+from blockrelay.protocol.encoding.stage_span import StageSpan
 from blockrelay.protocol.messages import (
     Ended,
     Forward,
@@ -58,6 +59,10 @@ def _forward(data: bytes) -> object:
     return Forward.decode(dict(zip((b"head", b"rows"), split(data, 2), strict=False)))
 
 
+def _stage_span(data: bytes) -> object:
+    return StageSpan.decode({b"span": data})
+
+
 def _log_entry(data: bytes) -> object:
     entry_id, *fields = split(data, 9) or [b""]
     return decode_log_entry(entry_id, dict(zip(fields[::2], fields[1::2], strict=False)))
@@ -79,6 +84,10 @@ _half = np.arange(SHAPE.half_bytes // 2, dtype=np.float16)
 _segment = ForwardSegment(request="req-1", run="ab", sequence=0, position=4, token_ids=(7, 9), ends_known=True)
 _rows = Forward(sender="w", segments=(_segment,), rows=np.ones((2, 3), np.float32), block_seconds={"block_1": 0.5})
 _body = RequestBody(prompt=np.array([1, 2], np.int32), params={"max_tokens": 3, "stop": ["x"]}, session="s", step=1)
+_step = StageSpan(
+    run=1, worker="host:1:ab", stage=0, first=1, last=4, number=7, kind="decode", position=9, rows=1, batch_rows=3,
+    ready_us=1_800_000_000_000_000, waited_us=20, computed_us=900,
+)  # fmt: skip
 _FALLBACKS = b'[{"block_id": "block_1", "from": "GPU", "to": "CPU", "reason": "gpu_error", "success": true}]'
 _tensors = (np.arange(6).reshape(2, 3), np.ones(2, np.bool_), np.ones((1, 2), np.float16))
 
@@ -102,6 +111,7 @@ TARGETS: dict[str, Target] = {
             ),
         ),
     ),
+    "stage span": Target(_stage_span, (WireError,), tuple(_step.encode().values())),
     "log probabilities": Target(
         lambda data: TokenLogprobs.decode(data.decode("latin-1")),
         (WireError,),

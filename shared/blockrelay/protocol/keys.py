@@ -83,6 +83,7 @@ FAMILIES = (
     Family("result", "<id>", "string, tensor outputs", "worker", "gateway", "60 s after it was stored, 5 s after it was read", "payload"),
     Family("results", "", "zset id -> ms until which its result may be there; +inf: it has not ended", f"ACCEPT {_ENDS} gateway", "", "member: ACCEPT, behind its time"),
     Family("result-bytes", "", "hash id -> bytes and tenant of a member of `results`; their sums, of a tenant and of all", f"ACCEPT {_ENDS}", "", "member: with that of `results`"),
+    Family("trace", "<id>", "stream, what stages did for a request that asked for a trace; the newest 4096 steps", "worker", "gateway", "900 s after its last entry", "payload"),
     Family("page", "<name>", "hash, block -> KV page", "worker", "", "unused for the page store's time, or pushed out", "payload"),
     Family("pages", "<model>", "zset page -> ms of last use", "worker", "", "member: with its page", "payload"),
     Family("wake", "<gateway>", "stream, interrupts a gateway's blocking read", "gateway", "", "60 s after the last use"),
@@ -175,6 +176,9 @@ class Keys:
     @property
     def result_bytes(self) -> str:
         return self._key("result-bytes")
+
+    def trace(self, request_id: str) -> str:
+        return self._key("trace", request_id)
 
     def page(self, name: str) -> str:
         return self._key("page", name)

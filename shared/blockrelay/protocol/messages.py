@@ -13,18 +13,17 @@ scheduler → all                Plan (blockrelay.protocol.plan)
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeVar, cast, get_args
+from typing import Any, Literal, TypeVar, get_args
 
 import numpy as np
-import numpy.typing as npt
 
 from blockrelay.errors import BadRequest, WireError
 from blockrelay.protocol.encoding import codec
-from blockrelay.protocol.encoding.checks import MAX_TOKEN, count, entries, flag, items, reading, text, tokens
+from blockrelay.protocol.encoding.checks import count, entries, flag, items, reading, text, tokens
 from blockrelay.protocol.encoding.end_meta import decode_end_meta
+from blockrelay.protocol.encoding.prompt import TokenIds, pack_prompt, unpack_prompt
 from blockrelay.protocol.sampling_params import SamplingParams
 
-TokenIds = npt.NDArray[np.int32]
 Verdict = Literal["OK", "LOST", "DIVERGED", "GAP", "EXPIRED"]
 RerunReason = Literal["death", "drain", "gpu_error", "missing_pages", "no_inbox", "restart", "forgotten", "stalled"]
 EndReason = Literal["stop", "length", "tensor", "cancelled", "expired", "error"]
@@ -42,7 +41,8 @@ class RequestBody:
     generates nothing; `prior` is then how many leading tokens belong to earlier steps. A `background` request lives on
     when nobody follows it. Only requests of equal `salt` share KV pages. Each of several prompts of a client's body
     is a request; all name the first as `group`, and that one says how many `choices` there are. `gateway` accepted it.
-    An `exact` one never goes on under another numerics id than that of its first token.
+    An `exact` one never goes on under another numerics id than that of its first token. Stages tell their steps for one
+    that is `traced`.
     """
 
     prompt: TokenIds
@@ -58,14 +58,14 @@ class RequestBody:
     choices: int = 1
     gateway: str = ""
     exact: bool = False
+    traced: bool = False
 
     def encode(self) -> bytes:
         """Small: it is kept as long as what came of it. What is as usual is left out."""
-        width = max(1, (int(self.prompt.max()).bit_length() + 7) // 8)
-        octets = np.ascontiguousarray(self.prompt, "<u4").view(np.uint8).reshape(-1, 4)
+        octets, width = pack_prompt(self.prompt)
         usual = SamplingParams().to_dict()
         message: dict[str, Any] = {
-            "prompt": octets[:, :width].tobytes(),
+            "prompt": octets,
             "width": width,
             "params": {name: value for name, value in self.params.items() if value != usual.get(name)},
             "logits": self.logits if self.logits != "none" else "",
@@ -79,6 +79,7 @@ class RequestBody:
             "choices": self.choices if self.choices != 1 else 0,
             "gateway": self.gateway,
             "exact": self.exact,
+            "traced": self.traced,
         }
         return codec.pack({name: value for name, value in message.items() if value or name == "params"})
 
@@ -86,7 +87,7 @@ class RequestBody:
     def decode(cls, data: bytes) -> "RequestBody":
         with reading("a request body"):
             m = codec.unpack(data)
-            prompt = _prompt(m["prompt"], m.get("width"))
+            prompt = unpack_prompt(m["prompt"], m.get("width"))
             try:
                 params = SamplingParams.from_dict(entries(m["params"])).to_dict()
             except BadRequest as error:
@@ -105,12 +106,14 @@ class RequestBody:
                 choices=count(m.get("choices", 1), most=MAX_CHOICES) or 1,
                 gateway=text(m.get("gateway", "")),
                 exact=flag(m.get("exact", False)),
+                traced=flag(m.get("traced", False)),
             )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claimed:
-    """CLAIM → worker 0. A request that now is on this worker, with everything it needs to start or go on.
+    """CLAIM → worker 0. A request that now is on this worker, with everything it needs to start or go on. `reruns`: how
+    many runs of it there were.
 
     `body` raises WireError when `packed` is not a RequestBody: that request alone is to blame.
     """
@@ -125,6 +128,7 @@ class Claimed:
     packed: bytes
     tokens: tuple[int, ...]  # committed so far
     left_s: float | None = None  # until its deadline
+    reruns: int = 0
 
     @property
     def body(self) -> RequestBody:
@@ -153,6 +157,7 @@ class Forward:
     rows: codec.FloatRows
     block_seconds: dict[str, float] = field(default_factory=dict[str, float])
     gpu_blocks: tuple[str, ...] = ()  # of the blocks these rows came through
+    received_ns: int = field(default=0, compare=False)  # by whom decodes it, on its monotonic clock; not on the wire
 
     def encode(self) -> dict[str, bytes]:
         head = {
@@ -168,7 +173,7 @@ class Forward:
         return {"head": codec.pack(head), "rows": np.ascontiguousarray(self.rows, dtype="<f4").tobytes()}
 
     @classmethod
-    def decode(cls, fields: Mapping[bytes, bytes]) -> "Forward":
+    def decode(cls, fields: Mapping[bytes, bytes], received_ns: int = 0) -> "Forward":
         with reading("forwarded rows"):
             head = codec.unpack(fields[b"head"])
             segments = tuple(_segment(items(s)) for s in items(head["segments"]))
@@ -180,6 +185,7 @@ class Forward:
                 rows=rows,
                 block_seconds={name: float(value) for name, value in entries(head["times"]).items()},
                 gpu_blocks=tuple(text(name) for name in items(head["gpu"])),
+                received_ns=received_ns,
             )
 
 
@@ -227,15 +233,17 @@ class NextJob:
     run: str
     position: int  # log length before `tokens`
     tokens: tuple[int, ...]
+    received_ns: int = field(default=0, compare=False)  # as in `Forward`
 
     def encode(self) -> bytes:
         return codec.pack_list([self.request, self.run, self.position, list(self.tokens)])
 
     @classmethod
-    def decode(cls, data: bytes) -> "NextJob":
+    def decode(cls, data: bytes, received_ns: int = 0) -> "NextJob":
         with reading("a next job"):
             request, run, position, known = codec.unpack_list(data)
-            return cls(request=text(request), run=text(run), position=count(position), tokens=tokens(known))
+            names = {"request": text(request), "run": text(run)}
+            return cls(**names, position=count(position), tokens=tokens(known), received_ns=received_ns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -362,22 +370,6 @@ def _end(position: int, fields: Mapping[bytes, bytes]) -> EndEntry:
             fallbacks=tuple(map(FallbackEvent.decode, items(json.loads(fallbacks)))) if fallbacks else (),
             numerics=fields.get(b"numerics", b"").decode(),
         )
-
-
-def _prompt(octets: object, width: object) -> TokenIds:
-    """Token ids from `width` little-endian bytes each, or from an array, as they were sent before."""
-    if isinstance(octets, np.ndarray) and octets.dtype == np.int32 and octets.ndim == 1 and octets.size:
-        return cast(TokenIds, octets)
-    if type(octets) is not bytes or type(width) is not int or not 1 <= width <= 4:
-        raise WireError("a request body needs a prompt of token ids")
-    if not octets or len(octets) % width:
-        raise WireError(f"{len(octets)} bytes are not a prompt of token ids of {width} bytes")
-    wide = np.zeros((len(octets) // width, 4), np.uint8)
-    wide[:, :width] = np.frombuffer(octets, np.uint8).reshape(-1, width)
-    ids = wide.reshape(-1).view("<u4")
-    if int(ids.max()) > MAX_TOKEN:
-        raise WireError("a request body has a token id that is none")
-    return ids.astype(np.int32)
 
 
 def _one_of(value: object, allowed: tuple[L, ...]) -> L:

@@ -19,8 +19,8 @@ from blockrelay.protocol.encoding.request_ids import DIGITS
 
 HEADER = "Idempotency-Key"
 MAX_KEY = 255
-#: How an answer is to be delivered, not what it says: a retry may ask for it in another form.
-_DELIVERY = {"stream", "stream_options", "return_token_ids", "id", "idempotency_key", "model"}
+#: How an answer is to be delivered or watched, not what it says: a retry may ask for it in another form.
+_DELIVERY = {"stream", "stream_options", "return_token_ids", "id", "idempotency_key", "model", "trace"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -64,7 +64,9 @@ def build_cell(
     records = Records(client, keys, key)
     followers = Followers(client, keys, scripts, name)
     abandonment = Abandonment(followers, scripts, watch, gateway=name, grace_s=settings.grace_s)
-    ended = EndedRequests(traces, client, keys, records, watch, model=served.name, cell=place.name) if traces else None
+    ended = None
+    if traces is not None:
+        ended = EndedRequests(traces, client, payload, keys, records, watch, model=served.name, cell=place.name)
     accounting = Accounting(metrics, tenants, ended.ended if ended else None)
     followed = FollowedRequests(tailer, accounting, abandonment)
     resumption = Resumption(client, keys, records, followers, followed, model=key)

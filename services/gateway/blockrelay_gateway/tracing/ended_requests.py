@@ -1,6 +1,7 @@
 """Requests whose end this gateway has heard: their records are read, and their spans handed over."""
 
 import asyncio
+from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
 import redis.asyncio
@@ -16,9 +17,13 @@ from blockrelay_gateway.streaming.following.followed_request import FollowedRequ
 from blockrelay_gateway.streaming.following.repair import GATEWAY_TTL_S
 from blockrelay_gateway.streaming.records import Records
 from blockrelay_gateway.tracing.spans import Span, TraceIdentity, request_spans
+from blockrelay_gateway.tracing.stages import stages_of
+from blockrelay_gateway.tracing.stored_steps import SETTLE_S, stored_steps
 
 #: Requests whose records are still to be read, at most: Redis may be away.
 MOST_WAITING = 10_000
+#: Spans from which on a thread hands them over: each takes some 20 us.
+MANY = 100
 
 
 class Traces(Protocol):
@@ -37,6 +42,15 @@ class Traces(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class _Ended:
+    """`due`: not to be read before (the event loop's clock)."""
+
+    followed: FollowedRequest
+    identity: TraceIdentity
+    due: float
+
+
 class EndedRequests:
     """A request is told of by the gateway that accepted it; by another one that hears its end when that one is gone."""
 
@@ -44,6 +58,7 @@ class EndedRequests:
         self,
         traces: Traces,
         client: redis.asyncio.Redis,
+        payload: redis.asyncio.Redis,
         keys: Keys,
         records: Records,
         watch: RedisWatch,
@@ -51,9 +66,10 @@ class EndedRequests:
         model: str,
         cell: str,
     ) -> None:
-        self._traces, self._client, self._keys, self._records = traces, client, keys, records
+        self._traces, self._client, self._payload = traces, client, payload
+        self._keys, self._records = keys, records
         self._watch, self._model, self._cell = watch, model, cell
-        self._waiting: asyncio.Queue[tuple[FollowedRequest, TraceIdentity]] = asyncio.Queue(MOST_WAITING)
+        self._waiting: asyncio.Queue[_Ended] = asyncio.Queue(MOST_WAITING)
 
     def ended(self, followed: FollowedRequest) -> None:
         """Its end was heard. Does not wait."""
@@ -67,20 +83,28 @@ class EndedRequests:
 
     async def run(self) -> None:
         """Until cancelled; then what has been heard is told of."""
+        ended, loop = None, asyncio.get_running_loop()
         try:
             while True:
-                await self._tell(*await self._waiting.get())
+                ended = await self._waiting.get()
+                await asyncio.sleep(ended.due - loop.time())
+                await self._tell(ended.followed, ended.identity)
+                ended = None
         finally:
             try:
                 async with asyncio.timeout(1.0):
+                    if ended is not None:
+                        await self._tell(ended.followed, ended.identity)
                     while not self._waiting.empty():
-                        await self._tell(*self._waiting.get_nowait())
+                        ended = self._waiting.get_nowait()
+                        await self._tell(ended.followed, ended.identity)
             except TimeoutError:
                 logs.get().warning("TRACES_LOST", requests=self._waiting.qsize() + 1)
 
     def _add(self, followed: FollowedRequest, identity: TraceIdentity) -> None:
+        due = asyncio.get_running_loop().time() + (SETTLE_S if followed.body.traced else 0.0)
         try:
-            self._waiting.put_nowait((followed, identity))
+            self._waiting.put_nowait(_Ended(followed, identity, due))
         except asyncio.QueueFull:
             logs.get().warning("TRACES_LOST", request_id=followed.id, reason="too many wait for Redis", requests=1)
 
@@ -98,7 +122,9 @@ class EndedRequests:
             except BlockrelayError as error:  # the record is gone, or is none: its trace, and nothing else, is lost
                 logs.get().warning("TRACES_LOST", request_id=followed.id, reason=str(error), requests=1)
                 return
-        if spans:
+        if len(spans) > MANY:
+            await asyncio.to_thread(self._traces.send, identity, spans)
+        elif spans:
             self._traces.send(identity, spans)
 
     async def _spans(self, followed: FollowedRequest) -> list[Span]:
@@ -110,4 +136,14 @@ class EndedRequests:
         entries = decode_log(log)
         if not record or not entries or not isinstance(entries[-1], EndEntry):
             return []  # forgotten meanwhile, by FORGET or by a Redis that came back without it
-        return request_spans(followed.id, whole_record(record, log), entries[-1], model=self._model, cell=self._cell)
+        spans = request_spans(followed.id, whole_record(record, log), entries[-1], model=self._model, cell=self._cell)
+        return [*spans, *await self._stages(followed, spans, record)] if followed.body.traced else spans
+
+    async def _stages(self, followed: FollowedRequest, spans: list[Span], record: dict[bytes, bytes]) -> list[Span]:
+        """Without a payload Redis the request is told without them."""
+        try:
+            steps = await stored_steps(self._payload, self._keys, followed.id)
+        except RedisTrouble as error:
+            self._watch.met(error)
+            return []
+        return stages_of(followed.id, spans, steps, record).spans

@@ -4,11 +4,13 @@ Its own variables say where to and how many (docs/tracing.md). Imported only whe
 """
 
 import asyncio
+import os
 import threading
 from collections.abc import Sequence
 
 from opentelemetry import trace
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.environment_variables import OTEL_BSP_MAX_QUEUE_SIZE
 from opentelemetry.sdk.resources import (
     SERVICE_INSTANCE_ID,
     SERVICE_NAME,
@@ -22,12 +24,15 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from blockrelay import __version__
+from blockrelay.protocol.constants import TRACE_STEPS
 from blockrelay_gateway.tracing.spans import SCHEMA_URL, Span, TraceIdentity
 
 #: A gateway that ends waits so long for the last spans to be sent.
 FLUSH_S = 2.0
+#: Spans that wait to be sent at most, where no variable says: some requests with as many stages as are kept.
+QUEUED = 4 * TRACE_STEPS
 _SCOPE = InstrumentationScope("blockrelay", __version__, SCHEMA_URL)
-_NANOSECONDS = 1_000_000
+_NANOSECONDS = 1000
 
 
 class OtlpTraces:
@@ -39,7 +44,8 @@ class OtlpTraces:
         self._resource = Resource.create(told).merge(OTELResourceDetector().detect())
         self._sampler = TracerProvider(resource=self._resource, shutdown_on_exit=False).sampler
         self._exporter = OTLPSpanExporter()
-        self._sending = BatchSpanProcessor(self._exporter)
+        limit = None if OTEL_BSP_MAX_QUEUE_SIZE in os.environ else QUEUED
+        self._sending = BatchSpanProcessor(self._exporter, max_queue_size=limit)
 
     def samples(self, identity: TraceIdentity, name: str) -> bool:
         """Whether the trace is wanted: `OTEL_TRACES_SAMPLER`, by default all but those whose client does not sample."""
@@ -76,12 +82,12 @@ class OtlpTraces:
             parent=_context(identity, span.parent_id, remote=span.server) if span.parent_id else None,
             resource=self._resource,
             attributes={**span.attributes, **({"error.type": span.error} if span.error else {})},
-            events=[Event(event.name, event.attributes, event.at_ms * _NANOSECONDS) for event in span.events],
+            events=[Event(event.name, event.attributes, event.at_us * _NANOSECONDS) for event in span.events],
             links=[trace.Link(_context(identity, span.after))] if span.after else (),
             kind=trace.SpanKind.SERVER if span.server else trace.SpanKind.INTERNAL,
             status=failed if span.error else trace.Status(),
-            start_time=span.start_ms * _NANOSECONDS,
-            end_time=span.end_ms * _NANOSECONDS,
+            start_time=span.start_us * _NANOSECONDS,
+            end_time=span.end_us * _NANOSECONDS,
             instrumentation_scope=_SCOPE,
         )
 

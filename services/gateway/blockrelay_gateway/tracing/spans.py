@@ -1,7 +1,7 @@
-"""The spans of a request that has ended, as a function of its record: whoever derives them gets the same ones.
+"""The spans of a request, as a function of its record: whoever derives them when it has ended gets the same ones.
 
 The record outlives every process, so a trace shows the run of a worker that was killed, which could never have told of
-it. Times are those of the timeline (`blockrelay.protocol.timeline`): Redis' clock, in milliseconds.
+it. Times are of Redis' clock: those of the timeline (`blockrelay.protocol.timeline`) are whole milliseconds.
 """
 
 import hashlib
@@ -46,20 +46,20 @@ class SpanEvent:
     """Something that happened at one moment of a span."""
 
     name: str
-    at_ms: int
+    at_us: int
     attributes: dict[str, Value]
 
 
 @dataclass(slots=True, kw_only=True)
 class Span:
-    """`span_id` and `parent_id` have 16 hex digits; `error` is the `error.type` of a span that failed, or ""; `after`
-    is the span_id of the run whose failure made this one necessary, or ""."""
+    """Times are Unix microseconds. `span_id` and `parent_id` have 16 hex digits; `error` is the `error.type` of a span
+    that failed, or ""; `after` is the span_id of the run whose failure made this one necessary, or ""."""
 
     name: str
     span_id: str
     parent_id: str
-    start_ms: int
-    end_ms: int
+    start_us: int
+    end_us: int
     server: bool = False
     attributes: dict[str, Value] = field(default_factory=dict[str, Value])
     events: list[SpanEvent] = field(default_factory=list[SpanEvent])
@@ -67,32 +67,37 @@ class Span:
     after: str = ""
 
 
-def request_spans(request: str, record: Mapping[bytes, bytes], end: EndEntry, *, model: str, cell: str) -> list[Span]:
+def request_spans(
+    request: str, record: Mapping[bytes, bytes], end: EndEntry | None, *, model: str, cell: str, now_ms: int = 0
+) -> list[Span]:
     """The span of the request first, then `queue` and `run` in turns, a run's `prefill` and `decode` behind it.
 
-    `record`: a whole one of a request that has ended (`blockrelay.protocol.ended`); `end`: the last entry of its log.
-    Prompts and texts are in none of them. Raises WireError for a body that cannot be read.
+    `record`: a whole one (`blockrelay.protocol.ended`); `end`: the last entry of its log, None while it has not ended:
+    then what is open ends at `now_ms`. Prompts and texts are in none of them. Raises WireError for a body that cannot
+    be read.
     """
     body = RequestBody.decode(record[b"body"])
     identity = TraceIdentity.of(request, body.traceparent)
     events = timeline(record)
-    attempts = _Attempts(request, events[0]["at_ms"])
+    if end is None:
+        events.append({"event": "end", "at_ms": now_ms})
+    attempts = _Attempts(request, 1000 * events[0]["at_ms"])
     for event in events:
         attempts.next(event)
-    failed = end.reason if end.reason in _FAILED else ""
+    error = "" if end is None or end.reason not in _FAILED else str(end.meta.get("code") or end.reason)
     whole = Span(
         name=f"{_operation(body)} {model}",
         span_id=attempts.root,
         parent_id=identity.parent_id,
-        start_ms=events[0]["at_ms"],
-        end_ms=attempts.now,
+        start_us=1000 * events[0]["at_ms"],
+        end_us=attempts.now,
         server=True,
         attributes=_attributes(request, body, record, end, model=model, cell=cell)
         | {"blockrelay.runs": attempts.runs}
         | attempts.first_token(),
-        error=str(end.meta.get("code") or failed) if failed else "",
+        error=error,
     )
-    if attempts.last_run is not None:
+    if attempts.last_run is not None and end is not None:
         attempts.last_run.attributes |= _of_last_run(end)
     return [whole, *attempts.spans]
 
@@ -101,10 +106,10 @@ class _Attempts:
     """Reads a timeline event by event. The oldest notes of a long one may be missing, and clocks may be put back: a
     span begins at the latest time seen so far."""
 
-    def __init__(self, request: str, accepted_ms: int) -> None:
-        self._request, self.root = request, _span_id(request, "request")
+    def __init__(self, request: str, accepted_us: int) -> None:
+        self._request, self.root = request, span_id(request, "request")
         self.spans: list[Span] = []
-        self.now = self._accepted = accepted_ms
+        self.now = self._accepted = accepted_us
         self.runs = self._waits = 0
         self.last_run: Span | None = None
         self._waiting: Span | None = None
@@ -116,11 +121,11 @@ class _Attempts:
         """The seconds that it took, in the words of the conventions."""
         if self._first_token is None:
             return {}
-        return {"gen_ai.response.time_to_first_chunk": (self._first_token - self._accepted) / 1000}
+        return {"gen_ai.response.time_to_first_chunk": (self._first_token - self._accepted) / 1e6}
 
     def next(self, event: Mapping[str, Any]) -> None:
         """The next event of the timeline."""
-        self.now = max(self.now, event["at_ms"])
+        self.now = max(self.now, 1000 * event["at_ms"])
         match event["event"]:
             case "queued":
                 self._wait()
@@ -141,15 +146,15 @@ class _Attempts:
             case name:
                 if self._run is not None and name != "accepted":
                     told = {f"blockrelay.{key}": value for key, value in event.items() if key not in ("event", "at_ms")}
-                    self._run.events.append(SpanEvent(name=name, at_ms=self.now, attributes=told))
+                    self._run.events.append(SpanEvent(name=name, at_us=self.now, attributes=told))
 
     def _open(self, name: str, number: int, parent: str) -> Span:
         made = Span(
             name=name,
-            span_id=_span_id(self._request, name, number),
+            span_id=span_id(self._request, name, number),
             parent_id=parent,
-            start_ms=self.now,
-            end_ms=self.now,
+            start_us=self.now,
+            end_us=self.now,
         )
         self.spans.append(made)
         return made
@@ -161,7 +166,7 @@ class _Attempts:
 
     def _close_wait(self) -> None:
         if self._waiting is not None:
-            self._waiting.end_ms = self.now
+            self._waiting.end_us = self.now
             self._waiting = None
 
     def _begin_run(self, route_class: str) -> None:
@@ -177,7 +182,7 @@ class _Attempts:
 
     def _close_step(self) -> None:
         if self._step is not None:
-            self._step.end_ms = self.now
+            self._step.end_us = self.now
             self._step = None
 
     def _close_run(self, reason: str = "") -> Span | None:
@@ -185,7 +190,7 @@ class _Attempts:
         run, self._run = self._run, None
         self._close_step()
         if run is not None:
-            run.end_ms = self.now
+            run.end_us = self.now
             if reason:
                 run.attributes["blockrelay.rerun.reason"] = reason
             run.error = "" if reason == _PLANNED else reason
@@ -193,7 +198,7 @@ class _Attempts:
 
 
 def _attributes(
-    request: str, body: RequestBody, record: Mapping[bytes, bytes], end: EndEntry, *, model: str, cell: str
+    request: str, body: RequestBody, record: Mapping[bytes, bytes], end: EndEntry | None, *, model: str, cell: str
 ) -> dict[str, Value]:
     """Of the whole request."""
     said: dict[str, Value] = {
@@ -202,7 +207,6 @@ def _attributes(
         "gen_ai.request.model": model,
         "gen_ai.response.model": model,
         "gen_ai.response.id": request,
-        "gen_ai.response.finish_reasons": [end.reason],
         "gen_ai.usage.input_tokens": int(body.prompt.size),
         "gen_ai.usage.output_tokens": int(record[b"committed"]),
         "blockrelay.cell": cell,
@@ -215,6 +219,9 @@ def _attributes(
         said |= {"gen_ai.conversation.id": body.session, "blockrelay.step": body.step}
     if record.get(b"tenant"):
         said["blockrelay.tenant"] = record[b"tenant"].decode()
+    if end is None:
+        return said
+    said["gen_ai.response.finish_reasons"] = [end.reason]
     if end.numerics:
         said["blockrelay.numerics_id"] = end.numerics
     if "cached_tokens" in end.meta:
@@ -232,7 +239,8 @@ def _operation(body: RequestBody) -> str:
     return "text_completion" if body.logits == "none" else "tensor_step"
 
 
-def _span_id(request: str, name: str, number: int = 0) -> str:
+def span_id(request: str, name: str, number: int = 0) -> str:
+    """The same for everybody who names the same span."""
     return _digits(f"{request}/{name}/{number}", 16)
 
 

@@ -18,6 +18,7 @@ from blockrelay_worker.kernels.specification import PAGE
 from blockrelay_worker.sampling.stop_conditions import Progress, advance
 from blockrelay_worker.scheduling.later_stage import Refusal
 from blockrelay_worker.transport.redis_links import Links
+from blockrelay_worker.transport.stage_spans import RunTrace
 
 
 class Intake:
@@ -45,6 +46,7 @@ class Intake:
             quarantined=job.quarantined,
             skip_prefix_cache=job.skip_prefix_cache,
             deadline=None if job.left_s is None else time.monotonic() + job.left_s,
+            reruns=job.reruns,
         )
         self._table.add(run)
         self._table.adopt(run)
@@ -68,7 +70,10 @@ class Intake:
         committed = len(run.tokens) - run.prompt_length
         if message.position > committed:
             return False
-        run.learn(message.tokens[committed - message.position :])
+        fresh = message.tokens[committed - message.position :]
+        if run.trace is not None and fresh:
+            run.trace.ready_ns = message.received_ns
+        run.learn(fresh)
         return True
 
     def segment(self, segment: ForwardSegment, message: Forward) -> Run | Refusal:
@@ -96,6 +101,8 @@ class Intake:
         run.receive(segment.position, segment.token_ids)
         run.later.expected += 1
         run.later.block_seconds, run.later.gpu_blocks = message.block_seconds, message.gpu_blocks
+        if run.trace is not None:
+            run.trace.ready_ns = message.received_ns
         return run
 
     def _is_current(self, segment: ForwardSegment) -> bool:
@@ -113,11 +120,11 @@ class Intake:
 
         def read() -> Any:
             pipeline = self._links.control.pipeline(transaction=True)
-            pipeline.hmget(keys.request(request), "run", "route", "body", "quarantined")
+            pipeline.hmget(keys.request(request), "run", "route", "body", "quarantined", "reruns")
             pipeline.xrange(keys.log(request))
             return pipeline.execute()
 
-        (current, route, body, solo), log = self._links.retry_until_reachable(read, "read request")
+        (current, route, body, solo, reruns), log = self._links.retry_until_reachable(read, "read request")
         if current is None or current.decode() != segment.run:
             return None
         try:
@@ -130,7 +137,13 @@ class Intake:
             return None
         committed = tuple(e.token for e in entries if isinstance(e, TokenEntry))
         run = self._new_run(
-            request, segment.run, tuple(route.decode().split(",")), decoded, committed, quarantined=solo == b"1"
+            request,
+            segment.run,
+            tuple(route.decode().split(",")),
+            decoded,
+            committed,
+            quarantined=solo == b"1",
+            reruns=int(reruns or 0),
         )
         self._table.add(run)
         # The first stage found pages for what lies before its first row; here they must be known too.
@@ -150,6 +163,7 @@ class Intake:
         quarantined: bool,
         skip_prefix_cache: bool = False,
         deadline: float | None = None,
+        reruns: int = 0,
     ) -> Run:
         params = SamplingParams.from_dict(body.params)
         progress = None
@@ -177,4 +191,5 @@ class Intake:
             deadline=deadline,
         )
         last = LastStageState(progress=progress, committed=len(committed)) if self._role.last_stage else None
-        return Run(identity, tokens, first=self._role.first_stage, last=last)
+        trace = RunTrace(run=reruns + 1, ready_ns=time.monotonic_ns()) if body.traced else None
+        return Run(identity, tokens, first=self._role.first_stage, last=last, trace=trace)

@@ -32,6 +32,7 @@ from blockrelay_worker.transport.committer import Committer
 from blockrelay_worker.transport.events import Gone, Orphan, Restarted, Verdicts, Wake
 from blockrelay_worker.transport.redis_links import Links, Stopping
 from blockrelay_worker.transport.stage_sender import Sender
+from blockrelay_worker.transport.stage_spans import StageSpans
 from blockrelay_worker.transport.status_events import StatusEvents
 from blockrelay_worker.transport.tensor_results import Results
 from blockrelay_worker.transport.worker_records import read_fields
@@ -74,6 +75,7 @@ class Engine:
         )
         self._later = LaterStageBatcher(role.limits, self._intake)
         self._status_events = StatusEvents(links)
+        self._stage_spans = StageSpans(links, worker=role.worker, stage=role.stage, first=role.first, last=role.last)
         self._quarantine = Quarantine(links, role.worker)
         self._endings = Endings(role, links, table, metrics, self._room_came)
         self._steps = Steps(
@@ -86,6 +88,7 @@ class Engine:
             self._committer,
             self._results,
             self._status_events,
+            self._stage_spans,
             Shard.of_blocks(model.name, role.first, role.last, role.blocks),
             metrics,
             state,
@@ -105,6 +108,7 @@ class Engine:
         self._committer.start()
         self._results.start()
         self._status_events.start()
+        self._stage_spans.start()
         moved = False
         try:
             while not self.links.stop.is_set():
@@ -139,6 +143,7 @@ class Engine:
             self._results.flush(1.0)
             self._results.close()
             self._status_events.close()
+            self._stage_spans.close()
             self._committer.flush(2.0)
             self._committer.close()
             self._later.clear()

@@ -11,6 +11,7 @@ from blockrelay.protocol.sampling_params import SamplingParams
 from blockrelay_worker.kv.state import KvState
 from blockrelay_worker.sampling.prompt_lookup import Drafter, right_drafts
 from blockrelay_worker.sampling.stop_conditions import Progress
+from blockrelay_worker.transport.stage_spans import RunTrace
 
 #: Batches of a run whose seconds are added up at a time.
 SUMMED_TOGETHER = 64
@@ -87,19 +88,27 @@ class Run:
 
     `tokens` are all that are known, prompt first; they are written here alone. 0 <= computed <= len(tokens). In the
     first stage rows are missing while computed < len(tokens); later stages learn the tokens with the rows. A run has
-    either a `first` or a `later` state, and a `last` one where the stage is the last.
+    either a `first` or a `later` state, a `last` one where the stage is the last, and a `trace` if its request asked.
     """
 
-    __slots__ = ("_tokens", "ended", "first", "identity", "kv", "last", "last_step", "later", "request", "sent")
+    __slots__ = (
+        "_tokens", "ended", "first", "identity", "kv", "last", "last_step", "later", "request", "sent", "trace",
+    )  # fmt: skip
 
     def __init__(
-        self, identity: RunIdentity, tokens: Sequence[int], *, first: bool, last: LastStageState | None = None
+        self,
+        identity: RunIdentity,
+        tokens: Sequence[int],
+        *,
+        first: bool,
+        last: LastStageState | None = None,
+        trace: RunTrace | None = None,
     ) -> None:
         self.identity, self.request = identity, identity.request
         self.kv = KvState()
         self.first = FirstStageState() if first else None
         self.later = None if first else LaterStageState()
-        self.last = last
+        self.last, self.trace = last, trace
         self.ended = False  # the last token is chosen; only its COMMIT is outstanding
         self.last_step = 0  # the step that last computed rows of it
         self.sent = 0  # forward messages of this run to the next stage

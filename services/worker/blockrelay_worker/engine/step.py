@@ -31,6 +31,7 @@ from blockrelay_worker.scheduling.work import Work
 from blockrelay_worker.states import ENGINE, EngineMachine, WorkerMachine, failure_event
 from blockrelay_worker.transport.committer import Committer
 from blockrelay_worker.transport.stage_sender import Sender
+from blockrelay_worker.transport.stage_spans import StageSpans
 from blockrelay_worker.transport.status_events import StatusEvents
 from blockrelay_worker.transport.tensor_results import Results
 
@@ -52,11 +53,12 @@ class Steps:
         committer: Committer,
         results: Results,
         status_events: StatusEvents,
+        stage_spans: StageSpans,
         shard: Shard,
         metrics: WorkerMetrics,
         worker_state: WorkerMachine,
     ) -> None:
-        self._status_events, self._shard = status_events, shard
+        self._status_events, self._stage_spans, self._shard = status_events, stage_spans, shard
         self._worker_state, self._state = worker_state, EngineMachine(ENGINE)
         metrics.states.show(self._state)
         self._role, self._executor, self._table, self._metrics = role, executor, table, metrics
@@ -127,7 +129,9 @@ class Steps:
             self._step([item.without_drafts()])  # a guess may be what overflowed, and nobody asked for it
 
     def _tell_end(self, work: list[Work[Run]], began_ns: int, output: StageOutput | None) -> None:
-        """To followers; without an output the batch has failed."""
+        """To traces and followers; without an output the batch has failed."""
+        if traced := [item for item in work if item.run.trace is not None]:
+            self._trace(traced, sum(item.rows for item in work), began_ns)
         if not self._status_events.followed:
             return
         elapsed_ns = time.monotonic_ns() - began_ns
@@ -140,6 +144,21 @@ class Steps:
                 size = item.rows * output.hidden.shape[1]
             ended.append(replace(self._status(item, "end"), elapsed_ns=elapsed_ns, result_size=size))
         self._status_events.put(ended)
+
+    def _trace(self, traced: list[Work[Run]], batch_rows: int, began_ns: int) -> None:
+        ended_ns = time.monotonic_ns()
+        for item in traced:
+            assert item.run.trace is not None
+            self._stage_spans.tell(
+                item.run.request,
+                item.run.trace,
+                "decode" if item.decodes else "prefill",
+                position=item.position,
+                rows=item.rows,
+                batch_rows=batch_rows,
+                began_ns=began_ns,
+                ended_ns=ended_ns,
+            )
 
     def _status(self, item: Work[Run], moment: Moment) -> NodeStatus:
         run = item.run
@@ -233,6 +252,8 @@ class Steps:
                 self._count(run, item.drafts, len(commit.tokens))
                 generated += len(commit.tokens)
                 commits.append(commit)
+                if run.trace is not None:
+                    run.trace.ready()  # of the whole model: the next step may begin
                 if not commit.end and len(run.route) > 1:
                     announced.append((run.route[0], commit))
         if announced:

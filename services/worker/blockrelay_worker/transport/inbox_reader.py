@@ -1,6 +1,7 @@
 """A thread that reads one inbox, and job streams as a wake-up, into events."""
 
 import threading
+import time
 from collections.abc import Mapping
 from typing import Any, cast
 
@@ -62,8 +63,9 @@ class Reader(threading.Thread):
         if name != self._inbox:
             self._mailbox.put(Wake())
             return
+        received_ns = time.monotonic_ns()
         for _, fields in entries:
-            if event := decode_entry(fields):
+            if event := decode_entry(fields, received_ns):
                 self._mailbox.put(event)
         self._untrimmed = True
 
@@ -78,15 +80,16 @@ class Reader(threading.Thread):
         self._untrimmed = False
 
 
-def decode_entry(fields: Mapping[bytes, bytes]) -> TransportEvent | None:
-    """The event in an inbox entry; None for the entry that created the inbox, and for one that is not readable."""
+def decode_entry(fields: Mapping[bytes, bytes], received_ns: int = 0) -> TransportEvent | None:
+    """The event in an inbox entry; None for the entry that created the inbox, and for one that is not readable.
+    `received_ns`: on the monotonic clock."""
     try:
         if b"next_job" in fields:
-            return NextJob.decode(fields[b"next_job"])
+            return NextJob.decode(fields[b"next_job"], received_ns)
         if b"ended" in fields:
             return Ended.decode(fields[b"ended"])
         if b"head" in fields:
-            return Forward.decode(fields)
+            return Forward.decode(fields, received_ns)
     except WireError as error:
         get().error("INBOX_ENTRY_REFUSED", error=str(error))
     return None

@@ -186,6 +186,7 @@ def claim(worker: str, most: int, *, free_pages: int) -> Call[list[Claimed]]:
                 packed=a[7],
                 tokens=tuple(int(t) for t in a[8]),
                 left_s=int(a[9]) / 1000 if int(a[9]) >= 0 else None,
+                reruns=int(a[10]),
             )
             for a in answer
         ]

@@ -5,11 +5,13 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import closing
+from pathlib import Path
 
 import pytest
 
 from blockrelay.errors import UsageError
 from blockrelay.protocol.encoding.request_ids import own_id
+from blockrelay.protocol.encoding.stage_span import StageSpan
 from blockrelay.settings import GatewaySettings, traces_wanted
 from blockrelay_gateway.tracing import ended_requests
 from tests.support.gateway.played import PlayedWorker, RunningGateway, running_gateway
@@ -27,16 +29,33 @@ def receiver(monkeypatch: pytest.MonkeyPatch) -> Iterator[TraceReceiver]:
         yield receiver
 
 
-def ask(gateway: RunningGateway, worker: PlayedWorker, *, sampled: str | None = None) -> str:
-    """A background request that is answered; its id. `sampled`: what its client's traceparent says of that."""
+def ask(gateway: RunningGateway, worker: PlayedWorker, *, sampled: str | None = None, steps: int | None = None) -> str:
+    """A background request that is answered; its id. `sampled`: what its client's traceparent says of that. `steps`: it
+    is traced, and stages tell so many."""
     headers = {} if sampled is None else {"traceparent": f"00-{TRACE}-{PARENT}-{sampled}"}
     body = {"prompt": "Anna had a secret", "max_tokens": 2, "background": True, "model": "tiny"}
+    body["trace"] = steps is not None
     answer = gateway.http.post("/v1/infer", json=body, headers=headers)
     assert answer.status_code == 202, answer.text
     claimed = worker.claim()[0]
     worker.say(claimed, [7])
+    tell(worker, claimed.request, steps or 0)
     worker.say(claimed, [8], end="length", meta={"route": ["w0", "w1"], "cached_tokens": 0})
     return own_id(answer.json()["request_id"])
+
+
+def tell(worker: PlayedWorker, request: str, steps: int) -> None:
+    """What stages would write, one step each 10 us."""
+    began_us, name = 1000 * int(worker.record(request)[b"claimed_ms"]), worker.keys.trace(request)
+    together = worker.client.pipeline(transaction=False)
+    for number in range(steps):
+        step = StageSpan(
+            run=1, worker="w0", stage=0, first=1, last=1, number=number, kind="decode", position=number, rows=1,
+            batch_rows=1, ready_us=began_us + 10 * number, waited_us=2, computed_us=5,
+        )  # fmt: skip
+        together.xadd(name, step.encode())  # pyright: ignore[reportArgumentType]
+    together.expire(name, 60)
+    together.execute()
 
 
 def read_events_of(gateway: RunningGateway, request: str) -> None:
@@ -90,6 +109,42 @@ def test_what_was_heard_is_sent_before_a_gateway_ends(
         wait_until(lambda: request not in gateway.cell.followed, "the gateway has heard the end")
         assert not receiver.spans
     assert len(receiver.named("text_completion")) == 1
+
+
+def test_stages_are_told_below_their_run_however_many(
+    receiver: TraceReceiver, settings: GatewaySettings, worker: PlayedWorker
+) -> None:
+    with running_gateway(settings) as gateway:
+        ask(gateway, worker, steps=3000)
+        wait_until(lambda: len(receiver.named("stage")) == 3000, "all have come", timeout_s=30)
+    (run,), (whole,) = receiver.named("run"), receiver.named("text_completion")
+    assert {stage.parent_span_id for stage in receiver.named("stage")} == {run.span_id}
+    assert {stage.trace_id for stage in receiver.named("stage")} == {run.trace_id}
+    assert attributes(whole)["blockrelay.stage_steps"] == 3000
+    first, *_ = receiver.named("stage")
+    assert first.end_time_unix_nano - first.start_time_unix_nano == 5000
+    assert attributes(first)["blockrelay.waited_seconds"] == 2e-6
+
+
+def test_a_gateway_that_ends_tells_what_has_just_been_traced(
+    receiver: TraceReceiver, settings: GatewaySettings, worker: PlayedWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ended_requests, "SETTLE_S", 3600)
+    with running_gateway(settings) as gateway:
+        request = ask(gateway, worker, steps=2)
+        wait_until(lambda: request not in gateway.cell.followed, "the gateway has heard the end")
+    assert (len(receiver.named("text_completion")), len(receiver.named("stage"))) == (1, 2)
+
+
+def test_without_a_payload_redis_a_request_is_told_without_its_stages(
+    receiver: TraceReceiver, settings: GatewaySettings, worker: PlayedWorker, tmp_path: Path
+) -> None:
+    away = settings.model_copy(update={"payload_redis_url": f"unix://{tmp_path}/nobody"})
+    with running_gateway(away) as gateway:
+        request = ask(gateway, worker, steps=2)
+        wait_until(lambda: receiver.named("run"), "the gateway has told")
+        assert gateway.http.get(f"/v1/requests/{request}/trace").status_code == 503
+    assert not receiver.named("stage")
 
 
 def test_a_trace_server_that_never_answers_holds_up_neither_requests_nor_the_end(

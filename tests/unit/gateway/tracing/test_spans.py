@@ -38,7 +38,7 @@ def spans_of(
 
 
 def lengths(spans: list[Span]) -> list[tuple[str, int, int]]:
-    return [(span.name, span.start_ms, span.end_ms) for span in spans]
+    return [(span.name, span.start_us // 1000, span.end_us // 1000) for span in spans]
 
 
 def test_a_request_waits_is_computed_and_ends() -> None:
@@ -86,7 +86,7 @@ def test_a_run_that_died_is_shown_and_the_next_one_says_whose_place_it_takes() -
     ]  # fmt: skip
     died, again = parts[1], parts[5]
     assert (died.error, died.attributes["blockrelay.rerun.reason"]) == ("death", "death")
-    assert [(event.name, event.at_ms) for event in died.events] == [("fallback", 1400)]
+    assert [(event.name, event.at_us) for event in died.events] == [("fallback", 1_400_000)]
     assert died.events[0].attributes == {"blockrelay.block_id": "block_1"}
     assert [event.name for event in again.events] == ["numerics_changed"]
     assert parts[4].after == again.after == died.span_id
@@ -140,10 +140,10 @@ def test_whatever_a_record_says_spans_nest_and_follow_each_other(noted: list[tup
     by_id = {span.span_id: span for span in spans}
     assert len(by_id) == len(spans)
     for span in spans:
-        assert span.start_ms <= span.end_ms
+        assert span.start_us <= span.end_us
         if span.parent_id:
             parent = by_id[span.parent_id]
-            assert parent.start_ms <= span.start_ms <= span.end_ms <= parent.end_ms
+            assert parent.start_us <= span.start_us <= span.end_us <= parent.end_us
         assert not span.after or by_id[span.after].name == "run"
     direct = [span for span in spans if span.parent_id == spans[0].span_id]
-    assert all(first.end_ms <= second.start_ms for first, second in pairwise(direct))
+    assert all(first.end_us <= second.start_us for first, second in pairwise(direct))

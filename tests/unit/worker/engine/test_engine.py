@@ -5,6 +5,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +16,7 @@ from prometheus_client import CollectorRegistry
 from blockrelay.block_folder.folder import BlockFolder
 from blockrelay.errors import ExecutionError
 from blockrelay.observability.metrics.worker import WorkerMetrics
+from blockrelay.protocol.encoding.stage_span import StageSpan
 from blockrelay.protocol.keys import Keys
 from blockrelay.protocol.messages import EndEntry, TokenEntry
 from blockrelay.protocol.plan import Device
@@ -123,6 +126,22 @@ def changes(registry: CollectorRegistry, machine: str) -> dict[str, float]:
             if sample.labels["machine"] == machine:
                 found[sample.labels["event"]] = found.get(sample.labels["event"], 0) + sample.value
     return found
+
+
+def test_a_worker_of_the_whole_model_tells_its_steps_for_traced_requests_alone(
+    w8a8: BlockFolder, client: redis.Redis, keys: Keys, scripts: Scripts
+) -> None:
+    params = {"ignore_eos": True, "temperature": 0.0, "use_cache": False}  # without guesses
+    with engine_running(w8a8, client, keys, scripts, broken=lambda executor: executor) as (cell, _):
+        cell.accept("req-plain", content=body([7, 8, 9], **params))
+        cell.accept("req-asked", content=replace(body([7, 8, 9], **params), traced=True))
+        wait_until(lambda: end_of(cell, "req-plain") and end_of(cell, "req-asked"), "both end", timeout_s=20)
+    assert not client.exists(keys.trace("req-plain"))
+    entries: Any = client.xrange(keys.trace("req-asked"))
+    steps = [StageSpan.decode(fields) for _, fields in entries]
+    assert [step.number for step in steps] == list(range(8)), "one for each token"
+    assert [step.rows for step in steps] == list(range(3, 11)) and {step.run for step in steps} == {1}
+    assert all(before.ended_us <= after.ready_us for before, after in pairwise(steps)), "sampled in between"
 
 
 def test_a_request_that_breaks_a_block_fails_alone_and_says_where(

@@ -15,6 +15,7 @@ from blockrelay.protocol.tensors import decode_result, to_float16
 from blockrelay_gateway.admission.admission_request import AdmissionRequest
 from blockrelay_gateway.admission.idempotency import Identity
 from blockrelay_gateway.admission.namespaces import scoped_session
+from blockrelay_gateway.api.client_trace import ClientTrace
 from blockrelay_gateway.api.infer import requests
 from blockrelay_gateway.api.infer.responses import InferFormat, execution, pipeline_error, tensor_success
 from blockrelay_gateway.api.infer.schemas import TENSOR_FIELDS, TENSOR_ONLY_FIELDS, InferRequest
@@ -76,7 +77,7 @@ def is_tensor_form(request: InferRequest) -> bool:
     return True
 
 
-async def text_request(gateway: Gateway, request: InferRequest, who: Identity, trace: str) -> AdmissionRequest:
+async def text_request(gateway: Gateway, request: InferRequest, who: Identity, trace: ClientTrace) -> AdmissionRequest:
     """The text form, checked. Raises BadRequest."""
     return await by_size(len(request.prompt or ()), requests.text_request, gateway.builder, request, trace, who)
 
@@ -112,7 +113,7 @@ async def text_objects(cell: Cell, readers: Readers) -> AsyncIterator[dict[str, 
 
 
 async def submit_tensors(
-    gateway: Gateway, request: InferRequest, who: Identity, trace: str, tenant: Tenant, *, size: int
+    gateway: Gateway, request: InferRequest, who: Identity, trace: ClientTrace, tenant: Tenant, *, size: int
 ) -> AcceptedStep:
     """Accept a tensor step, a request for each of its rows, or find those that it repeats. `size`: of the body, bytes.
 
@@ -184,7 +185,7 @@ def _side_by_side(values: Sequence[NDArray[np.float32]], steps: Sequence[TensorS
 
 
 async def _rows(
-    gateway: Gateway, request: InferRequest, who: Identity, trace: str, tenant: Tenant, size: int
+    gateway: Gateway, request: InferRequest, who: Identity, trace: ClientTrace, tenant: Tenant, size: int
 ) -> tuple[Place | None, list[TensorStep], list[AdmissionRequest]]:
     """Where they have to go, if anywhere, and what they are."""
     model = gateway.folder.model

@@ -4,9 +4,9 @@ from fastapi import APIRouter, Request, WebSocket
 from fastapi.responses import Response, StreamingResponse
 
 from blockrelay.errors import BadRequest
-from blockrelay.observability.traceparent import clean_traceparent
 from blockrelay_gateway.admission.idempotency import HEADER
 from blockrelay_gateway.api import state
+from blockrelay_gateway.api.client_trace import client_trace
 from blockrelay_gateway.api.infer import handlers
 from blockrelay_gateway.api.infer.responses import InferFormat, TensorAnswer
 from blockrelay_gateway.api.infer.schemas import InferRequest
@@ -26,7 +26,7 @@ async def infer_once(body: InferRequest, request: Request) -> Response:
     """The tensor form or the text form."""
     gateway = state.of(request)
     request.state.session_id = body.session_id  # errors name it
-    trace = clean_traceparent(request.headers.get("traceparent"))
+    trace = client_trace(request.headers)
     if body.id is not None:
         raise BadRequest("id is for messages on the WebSocket", param="id")
     if body.idempotency_key is not None:

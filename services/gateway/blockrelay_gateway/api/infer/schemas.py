@@ -41,6 +41,7 @@ TENSOR_FIELDS = frozenset(
         "timeout",
         "cache_salt",
         "exact",
+        "trace",
     }
 )
 #: Fields of InferRequest that the text form does not know.

@@ -10,7 +10,7 @@ from fastapi import WebSocket, WebSocketDisconnect
 from pydantic import ValidationError
 
 from blockrelay.errors import BadRequest, BlockrelayError, LimitExceeded, RedisTrouble
-from blockrelay.observability.traceparent import clean_traceparent
+from blockrelay_gateway.api.client_trace import client_trace
 from blockrelay_gateway.api.infer import handlers
 from blockrelay_gateway.api.infer.responses import TensorAnswer
 from blockrelay_gateway.api.infer.schemas import InferRequest
@@ -102,7 +102,6 @@ class Conversation:
         self._gateway, self._socket = gateway, socket
         self._sending = asyncio.Lock()
         self._tenant = authentication.of(socket)
-        self._trace = clean_traceparent(socket.headers.get("traceparent"))
         self.room = asyncio.Semaphore(SOCKET_REQUESTS)
         self.bodies = gateway.bodies
 
@@ -123,13 +122,11 @@ class Conversation:
         """Have the request accepted; what is left to do does not need the message any more."""
         request, name = letter.read(), letter.name
         keys = [] if request.idempotency_key is None else [request.idempotency_key]
-        who = self._gateway.identify(keys, request, self._tenant, "infer")
+        who, trace = self._gateway.identify(keys, request, self._tenant, "infer"), client_trace(self._socket.headers)
         if handlers.is_tensor_form(request):
-            accepted = await handlers.submit_tensors(
-                self._gateway, request, who, self._trace, self._tenant, size=letter.size
-            )
+            accepted = await handlers.submit_tensors(self._gateway, request, who, trace, self._tenant, size=letter.size)
             return self._tensors(name, request.session_id, accepted)
-        asked = await handlers.text_request(self._gateway, request, who, self._trace)
+        asked = await handlers.text_request(self._gateway, request, who, trace)
         cell, readers = await self._gateway.submission.submit([asked], self._tenant)
         return self._text(name, cell, readers, background=bool(request.background), streamed=bool(request.stream))
 

@@ -10,6 +10,7 @@ from blockrelay.errors import BadRequest
 from blockrelay.protocol.messages import MAX_CHOICES
 from blockrelay_gateway.admission.admission_request import AdmissionRequest
 from blockrelay_gateway.admission.idempotency import Identity, random_identity
+from blockrelay_gateway.api.client_trace import NO_TRACE, ClientTrace
 from blockrelay_gateway.api.openai.chat_template import ChatTemplate
 from blockrelay_gateway.api.openai.schemas import ChatMessage, ChatRequest, CompletionRequest
 from blockrelay_gateway.api.request_builder import FieldNames, RequestBuilder
@@ -23,7 +24,7 @@ class OpenAIRequests:
     template: ChatTemplate | None
 
     def completion(
-        self, request: CompletionRequest, trace: str = "", who: Identity | None = None
+        self, request: CompletionRequest, trace: ClientTrace = NO_TRACE, who: Identity | None = None
     ) -> list[AdmissionRequest]:
         """One for each prompt."""
         self.builder.check_model(request.model)
@@ -40,7 +41,9 @@ class OpenAIRequests:
             for name, prompt in zip(names, prompts, strict=True)
         ]
 
-    def chat(self, request: ChatRequest, trace: str = "", who: Identity | None = None) -> AdmissionRequest:
+    def chat(
+        self, request: ChatRequest, trace: ClientTrace = NO_TRACE, who: Identity | None = None
+    ) -> AdmissionRequest:
         """That of the next message."""
         self.builder.check_model(request.model)
         request.check_neutral()

@@ -3,10 +3,10 @@
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from blockrelay.observability.traceparent import clean_traceparent
 from blockrelay_gateway.admission.admission_request import AdmissionRequest
 from blockrelay_gateway.admission.idempotency import HEADER, Identity
 from blockrelay_gateway.api import state
+from blockrelay_gateway.api.client_trace import client_trace
 from blockrelay_gateway.api.openai.responses import Kind, Options, format_of
 from blockrelay_gateway.api.openai.schemas import ChatRequest, CompletionRequest
 from blockrelay_gateway.api.state import Gateway
@@ -25,7 +25,7 @@ router = APIRouter(responses=openapi.WORK)
 async def completions(body: CompletionRequest, request: Request) -> Response:
     """Continue one or more prompts."""
     gateway = state.of(request)
-    trace = clean_traceparent(request.headers.get("traceparent"))
+    trace = client_trace(request.headers)
     who = await _identity(gateway, request, body, "completion")
     asked = await by_size(body_size(request), gateway.openai.completion, body, trace, who)
     return await _answer(gateway, request, body, asked, "completion")
@@ -35,7 +35,7 @@ async def completions(body: CompletionRequest, request: Request) -> Response:
 async def chat_completions(body: ChatRequest, request: Request) -> Response:
     """Write the assistant's next message."""
     gateway = state.of(request)
-    trace = clean_traceparent(request.headers.get("traceparent"))
+    trace = client_trace(request.headers)
     who = await _identity(gateway, request, body, "chat")
     asked = await by_size(body_size(request), gateway.openai.chat, body, trace, who)
     return await _answer(gateway, request, body, [asked], "chat")

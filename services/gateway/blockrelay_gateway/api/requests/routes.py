@@ -4,6 +4,7 @@ The id may be the request's own (`req-…`) or the one OpenAI's clients got (`cm
 prefix decides the format.
 """
 
+import asyncio
 from contextlib import ExitStack
 from typing import Annotated, Any
 
@@ -13,7 +14,7 @@ from fastapi.responses import Response
 from blockrelay.errors import NotFound
 from blockrelay.protocol.encoding.request_ids import RequestId, parse_id, public_id
 from blockrelay.protocol.ended import body_of, decode_log, whole_record
-from blockrelay.protocol.messages import RequestBody
+from blockrelay.protocol.messages import EndEntry, RequestBody
 from blockrelay.protocol.sampling_params import SamplingParams
 from blockrelay.protocol.timeline import timeline, waits_for
 from blockrelay.protocol.transitions import calls
@@ -30,6 +31,10 @@ from blockrelay_gateway.streaming.event_ids import HEADER, check_choices, parse_
 from blockrelay_gateway.streaming.following.followed_request import FollowedRequest
 from blockrelay_gateway.streaming.readers import Readers
 from blockrelay_gateway.streaming.responses import ResponseFormat, stream
+from blockrelay_gateway.tracing.perfetto import trace_events
+from blockrelay_gateway.tracing.spans import request_spans
+from blockrelay_gateway.tracing.stages import stages_of
+from blockrelay_gateway.tracing.stored_steps import SETTLE_S, stored_steps
 
 router = APIRouter(responses=openapi.ERRORS)
 PathId = Annotated[str, Path(description="`id` of an answer (cmpl-…, chatcmpl-…), or X-Request-Id (req-…)")]
@@ -48,6 +53,33 @@ def find(gateway: Gateway, text: str) -> tuple[RequestId, Cell]:
 async def show(request_id: PathId, request: Request) -> Response:
     """State, text so far, usage and what happened when."""
     return JsonAnswer(await _view(state.of(request), request_id, authentication.of(request).name))
+
+
+@router.get("/v1/requests/{request_id}/trace")
+async def trace(request_id: PathId, request: Request) -> Response:
+    """Where the time of a request went that was sent with `trace: true`, also while it runs: in the trace event format,
+    which ui.perfetto.dev and chrome://tracing open. 404 too where its stages have told nothing, or it is gone."""
+    gateway, tenant = state.of(request), authentication.of(request).name
+    (name, _, _), cell = find(gateway, request_id)
+    record, log = await cell.records.read(name, whole=False)
+    cell.records.check(request_id, (record.get(b"model"), record.get(b"tenant")), tenant)
+    if not body_of(record, log).traced:
+        raise NotFound(f"request {request_id} was not sent with trace: true", param="id")
+    entries, now_ms = decode_log(log), cell.state.now_ms()
+    end = entries[-1] if entries and isinstance(entries[-1], EndEntry) else None
+    if end is not None:
+        ended_s = (now_ms - int(record[b"progress_ms"])) / 1000
+        await asyncio.sleep(min(SETTLE_S, SETTLE_S - ended_s))
+    steps = await stored_steps(cell.payload, cell.keys, name)
+
+    def events() -> dict[str, Any]:
+        known = whole_record(record, log)
+        spans = request_spans(name, known, end, model=cell.served.name, cell=cell.name, now_ms=now_ms)
+        if end is not None and not steps and any(span.name == "run" for span in spans):
+            raise NotFound(f"what stages told of request {request_id} is gone, or never was written", param="id")
+        return trace_events(public_id(name, cell.name), spans, stages_of(name, spans, steps, record))
+
+    return JsonAnswer(await asyncio.to_thread(events))
 
 
 @router.delete("/v1/requests/{request_id}")

@@ -8,7 +8,7 @@
 -- needs: requests/record, requests/timeline, requests/finish, queue/fair_queue, workers/fleet, workers/serving, workers/routes
 -- Arguments: worker, free_pages (its own, one stage), runs (random nonces: of so many jobs at most)
 -- Answer: a list of {id, run, route, class, milliseconds since ACCEPT, quarantined, skip_prefix_cache, body,
---   {committed tokens}, milliseconds until its deadline (-1: none)}; empty when there is nothing to do,
+--   {committed tokens}, milliseconds until its deadline (-1: none), runs before this one}; empty when there is nothing to do,
 -- or while some stage has no live worker with room.
 local runs, free_now = ARGS.runs, ARGS.free_pages
 local max_requests, chance = #runs, runs[1]
@@ -92,10 +92,10 @@ local function give(r)
   redis.call('ZADD', P .. 'running', 'XX', NOW, r.id)
   local tokens = {}
   for _, t in ipairs(redis.call('XRANGE', P .. 'log:' .. r.id, '-', '+')) do tokens[#tokens + 1] = tonumber(t[2][2]) end
-  answer[#answer + 1] = {r.id, run, table.concat(ids, ','), r.class,
-    NOW - tonumber(redis.call('HGET', P .. 'request:' .. r.id, 'accepted_ms')),
-    quarantined and 1 or 0, r.missing_pages >= 2 and 1 or 0,
-    redis.call('HGET', P .. 'request:' .. r.id, 'body'), tokens, r.deadline_ms > 0 and r.deadline_ms - NOW or -1}
+  local known = redis.call('HMGET', P .. 'request:' .. r.id, 'accepted_ms', 'body', 'reruns')
+  answer[#answer + 1] = {r.id, run, table.concat(ids, ','), r.class, NOW - tonumber(known[1]),
+    quarantined and 1 or 0, r.missing_pages >= 2 and 1 or 0, known[2], tokens,
+    r.deadline_ms > 0 and r.deadline_ms - NOW or -1, tonumber(known[3] or '0')}
   return true
 end
 

@@ -1,0 +1,144 @@
+"""Steps of traced runs on their way to the payload Redis: what cannot be written is lost, and nobody waits for it."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from prometheus_client import Counter
+from structlog.testing import capture_logs
+
+from blockrelay.protocol.encoding.stage_span import StageSpan
+from blockrelay.protocol.keys import Keys
+from blockrelay.redis.client import Scripts, connect
+from blockrelay.redis.errors import RedisWatch
+from blockrelay_worker.transport import stage_spans
+from blockrelay_worker.transport.redis_links import Links
+from blockrelay_worker.transport.stage_spans import RunTrace, StageSpans
+from tests.support.redis.redis_server import RedisServer
+from tests.support.waiting import wait_until
+
+Tell = Callable[..., RunTrace]
+
+
+@pytest.fixture
+def payload(tmp_path: Path) -> Iterator[RedisServer]:
+    """A payload Redis of its own."""
+    server = RedisServer(tmp_path, durable=False).start()
+    yield server
+    server.stop()
+
+
+@contextmanager
+def telling(client: redis.Redis, keys: Keys, scripts: Scripts, payload: str) -> Iterator[Tell]:
+    """`tell(steps, request="q")` of a fresh run; all that can be written is written at the end."""
+    watch = RedisWatch(Counter("errors", "", registry=None))
+    links = Links(client, connect(payload, cell=keys.cell), keys, scripts, watch, threading.Event())
+    spans = StageSpans(links, worker="w", stage=1, first=3, last=4)
+    spans.start()
+
+    def tell(steps: int, request: str = "q") -> RunTrace:
+        trace = RunTrace(run=2, ready_ns=time.monotonic_ns())
+        for number in range(steps):
+            began = time.monotonic_ns()
+            spans.tell(
+                request, trace, "decode", position=number, rows=1, batch_rows=3, began_ns=began, ended_ns=began + 5000
+            )
+        return trace
+
+    try:
+        yield tell
+    finally:
+        spans.close()
+        assert not spans.is_alive()
+        links.payload.close()
+
+
+def steps_in(client: redis.Redis, keys: Keys, request: str = "q") -> list[StageSpan]:
+    entries: Any = client.xrange(keys.trace(request))
+    return [StageSpan.decode(fields) for _, fields in entries]
+
+
+def test_steps_are_written_in_order_on_the_clock_of_the_control_redis(
+    client: redis.Redis, keys: Keys, scripts: Scripts, payload: RedisServer
+) -> None:
+    def now_us() -> int:
+        seconds, micros = client.time()  # pyright: ignore
+        return int(seconds) * 1_000_000 + int(micros)  # pyright: ignore
+
+    before = now_us()
+    with telling(client, keys, scripts, payload.url) as tell:
+        tell(5)
+        tell(1, "another")
+    after = now_us()
+    with payload.client() as other:
+        steps = steps_in(other, keys)
+        assert [step.number for step in steps] == [step.position for step in steps] == list(range(5))
+        first = steps[0]
+        assert (first.run, first.worker, first.stage, first.blocks, first.kind) == (2, "w", 1, "3-4", "decode")
+        assert (first.rows, first.batch_rows, first.computed_us) == (1, 3, 5)
+        took_us = after - before  # no error of the comparison is longer than that
+        assert all(before - took_us <= step.ready_us <= step.ended_us <= after + took_us for step in steps)
+        assert len(steps_in(other, keys, "another")) == 1
+        assert 0 < other.ttl(keys.trace("q")) <= 900  # pyright: ignore
+
+
+def test_a_step_waits_since_the_one_before_unless_its_rows_came_later() -> None:
+    trace = RunTrace(run=1, ready_ns=1_000_000)
+    spans = StageSpans(None, worker="w", stage=0, first=1, last=2)  # pyright: ignore[reportArgumentType]
+    for began, ready in ((3_000_000, None), (9_000_000, None), (20_000_000, 16_000_000), (29_000_000, 30_000_000)):
+        trace.ready_ns = ready or trace.ready_ns
+        spans.tell("q", trace, "decode", position=0, rows=1, batch_rows=1, began_ns=began, ended_ns=began + 2_000_000)
+    told = [spans._queue.get_nowait() for _ in range(4)]  # pyright: ignore[reportPrivateUsage]
+    assert [(step.waited_us, step.computed_us) for _, step in filter(None, told)] == [
+        (2000, 2000), (4000, 2000), (4000, 2000), (0, 2000)
+    ]  # fmt: skip
+
+
+def test_of_very_many_steps_the_newest_stay(
+    client: redis.Redis, keys: Keys, scripts: Scripts, payload: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stage_spans, "TRACE_STEPS", 10)
+    with telling(client, keys, scripts, payload.url) as tell:
+        assert tell(25).steps == 25
+    with payload.client() as other:
+        assert [step.number for step in steps_in(other, keys)] == list(range(15, 25))
+
+
+@pytest.mark.parametrize("trouble", ["away", "full", "another type"])
+def test_what_cannot_be_written_is_lost_with_one_line(
+    client: redis.Redis, keys: Keys, scripts: Scripts, payload: RedisServer, trouble: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(stage_spans, "PAUSE_S", 0.0)
+    with payload.client() as other:
+        if trouble == "full":
+            other.config_set("maxmemory", int(other.info("memory")["used_memory"] * 1.5))  # pyright: ignore
+        elif trouble == "another type":
+            other.set(keys.trace("q"), "x", ex=60)
+        else:
+            payload.stop()
+    writes, tried = StageSpans._write, list[int]()  # pyright: ignore[reportPrivateUsage]
+    monkeypatch.setattr(StageSpans, "_write", lambda self, batch: tried.append(writes(self, batch) or len(batch)))  # pyright: ignore
+    with capture_logs() as logs, telling(client, keys, scripts, payload.url) as tell:
+        for times in (1, 2, 3):
+            tell(1)
+            wait_until(partial(lambda times: len(tried) == times, times), "it was tried")
+    assert [line["event"] for line in logs] == ["STAGE_SPANS_LOST"]
+
+
+def test_while_the_payload_redis_is_left_alone_nothing_is_written(
+    client: redis.Redis, keys: Keys, scripts: Scripts, payload: RedisServer
+) -> None:
+    with payload.client() as other:
+        other.config_set("maxmemory", int(other.info("memory")["used_memory"] * 1.5))  # pyright: ignore
+        with capture_logs() as logs, telling(client, keys, scripts, payload.url) as tell:
+            tell(1)
+            wait_until(lambda: len(logs) == 1, "it has seen that the server is half full")
+            tell(1, "later")
+        assert len(steps_in(other, keys)) == 1 and not steps_in(other, keys, "later")
