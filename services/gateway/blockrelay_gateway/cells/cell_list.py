@@ -29,6 +29,8 @@ MAX_BYTES = 1 << 20
 #: How long a request may take, at most, before its retention begins. A list is looked into for that and the retention
 #: of requests with a key, from the moment on at which the next one came.
 LONGEST_REQUEST_S = 24 * 3600
+#: Of a version, and of a weight: both are counted with.
+LARGEST = 1_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +130,9 @@ def _list(fields: Fields) -> CellList:
     found = fields.nested("weights")
     weights = {name: found.integer(name) for name in found.names()}
     fields.done()
+    for name, value in (("version", version), *weights.items()):
+        if value > LARGEST:
+            fields.fail(f"{name}: at most {LARGEST}, not {value if value < LARGEST**2 else 'so much'}")
     if not any(weights.values()):
         fields.fail("weights: a cell must have a weight above 0")
     return CellList(version, moment.timestamp(), MappingProxyType(weights))

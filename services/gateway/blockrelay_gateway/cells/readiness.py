@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any, cast
 
 import redis.asyncio
@@ -16,7 +16,7 @@ from blockrelay.redis.registry import read_plan_async, read_workers_async
 
 #: Gauges that were read so lately are told again: a scrape reads the whole registry of workers.
 FRESH_S = 1.0
-#: A scrape does not wait longer for Redis.
+#: Neither a scrape nor a probe waits longer for Redis: another cell may be well.
 PATIENCE_S = 2.0
 
 
@@ -40,20 +40,27 @@ class Readiness:
         """Why nothing can be accepted, one sentence each; empty = ready for that."""
         if self._closing():
             return ["the gateway shuts down"]
-        try:
-            gap = await read_gap_async(self._client, self._keys)
-        except RedisTrouble as error:
-            return [str(error)]
-        return [gap] if gap else []
+        return await self._asked(self._obstacles())
 
     async def gaps(self) -> list[str]:
         """Why no token can be produced, one sentence each; empty = ready."""
-        if reasons := await self.obstacles():
-            return reasons
+        return await self.obstacles() or await self._asked(self._missing())
+
+    async def _asked(self, reasons: Awaitable[list[str]]) -> list[str]:
         try:
-            return missing_stages(*await self._cell())
+            async with asyncio.timeout(PATIENCE_S):
+                return await reasons
         except RedisTrouble as error:
             return [str(error)]
+        except TimeoutError:
+            return [f"Redis does not answer: nothing came within {PATIENCE_S:.0f} s"]
+
+    async def _obstacles(self) -> list[str]:
+        gap = await read_gap_async(self._client, self._keys)
+        return [gap] if gap else []
+
+    async def _missing(self) -> list[str]:
+        return missing_stages(*await self._cell())
 
     async def tell_metrics(self) -> None:
         """Set the gauges of the cell. What cannot be read now keeps its value, but for those that say "ready"."""

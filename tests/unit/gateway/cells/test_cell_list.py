@@ -73,6 +73,8 @@ def test_an_earlier_list_counts_for_as_long_as_something_of_its_time_is_kept(fil
         (("lists", 1, "since"), "2026-11-23T12:00:00", "needs a time zone"),
         (("lists", 1, "weights"), {"c0": 0}, "a cell must have a weight above 0"),
         (("lists", 1, "weights"), {"c0": -1}, "integer of at least 0"),
+        (("lists", 1, "weights"), {"c0": 10**310}, "c0: at most 1000000000"),
+        (("lists", 2, "version"), 10**20, "version: at most 1000000000"),
         (("lists", 2, "weights"), {"c7": 1}, "'c7', which is not among the cells"),
     ],
 )

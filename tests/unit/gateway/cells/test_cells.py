@@ -1,6 +1,7 @@
 """Several cells behind one gateway: two names in one Redis, with a played worker in each."""
 
 import base64
+import signal
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -72,6 +73,17 @@ def tensors_answered(workers: Mapping[str, PlayedWorker]) -> Iterator[None]:
         for worker in workers.values():
             both.enter_context(answering(worker, answered_by(worker)))
         yield
+
+
+@contextmanager
+def stopped(server: RedisServer) -> Iterator[None]:
+    """It stands still, and goes on."""
+    assert server.process is not None
+    server.process.send_signal(signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        server.process.send_signal(signal.SIGCONT)
 
 
 def cell_of(answer: httpx.Response) -> str:
@@ -302,3 +314,15 @@ def test_a_session_is_found_while_another_cell_is_away(
         assert step(gateway, "old", 2, 7).status_code == 200
         elsewhere = step(gateway, "nowhere", 3, 7)
         assert elsewhere.status_code == 503 and "cell c1" in elsewhere.json()["message"]
+
+
+def test_a_cell_that_stands_still_keeps_no_probe_waiting(
+    several: GatewaySettings, apart: CellFile, own_redis: RedisServer, workers: dict[str, PlayedWorker]
+) -> None:
+    """Else a balancer takes every gateway out, and the other cells with it."""
+    apart.put(c0=1, c1=1)
+    with running_gateway(several) as gateway, stopped(own_redis):
+        for path in ("/readyz", "/readyz?for=accepting"):
+            ready = gateway.http.get(path, timeout=4)
+            assert ready.status_code == 200
+            assert [reason for reason in ready.json()["reasons"] if reason.startswith("c1: Redis does not answer")]
