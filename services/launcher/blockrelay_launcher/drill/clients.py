@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import httpx
 
+from blockrelay.protocol.encoding.request_ids import own_id
 from blockrelay.protocol.tensors import decode_tensor
 from blockrelay_launcher.client import resuming
 from blockrelay_launcher.client.resuming import TRY_AGAIN, Refused
@@ -29,9 +30,9 @@ POLL_S = 0.25
 class Seen:
     """What one client saw of one request. Times are monotonic.
 
-    `request` as the gateway calls it; `events` when each event came; `cuts` when the connection was lost; `repeated`
-    events that came twice; `ended` when the last event came, None for a request that nobody saw the end of.
-    `fingerprints`: who computed it, as the last event said; of a session one for each step.
+    `events` when each event came; `cuts` when the connection was lost; `repeated` events that came twice; `ended` when
+    the last event came, None for a request that nobody saw the end of. `fingerprints`: who computed it, as the last
+    event said; of a session one for each step.
     """
 
     ask: int
@@ -58,7 +59,7 @@ class Seen:
         """One event of the stream."""
         request, _, position = event_id.rpartition(":")
         self.events.append(time.monotonic())
-        self.request = request or self.request
+        self.request = own_id(request) or self.request
         if int(position) <= self.position:
             self.repeated += 1
             return
@@ -178,7 +179,7 @@ class Load:
 
         def send() -> None:
             answer = self._ask("POST", "/v1/completions", rng, {**body, "background": True}, {"Idempotency-Key": key})
-            seen.request = json.loads(answer.content)["id"]
+            seen.request = own_id(json.loads(answer.content)["id"])
 
         send()
         self._look_after(seen, rng, missing=send)
