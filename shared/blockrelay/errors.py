@@ -177,8 +177,11 @@ class ServiceUnavailable(BlockrelayError):
 class RedisTrouble(ServiceUnavailable):
     """Redis does not do what we ask, and no bug of ours is why. Only clients of `blockrelay.redis.client` raise it.
 
-    `code` is the first word of Redis' answer (`OOM`, `NOPERM`); empty when there was no answer.
+    `code` is the first word of Redis' answer (`OOM`, `NOPERM`); empty when there was no answer. `cell`: whose Redis it
+    is, if the client was told.
     """
+
+    cell: str | None = None
 
     def __init__(self, message: str, *, code: str = "") -> None:
         super().__init__(message)

@@ -92,6 +92,10 @@ class KeyInCells:
         if state.kills:
             fresh = replace(gateway, attempt=None, answered=None)
             yield "is killed", replace(state, kills=state.kills - 1), fresh, True
+        own = self._winners[attempt.version - 1]
+        if attempt.ahead and state.began[own]:
+            found = replace(gateway, attempt=None, answered=own)
+            yield f"finds it in cell {own}, for another one is away", state, found, False
         if attempt.ahead:
             cell, *ahead = attempt.ahead
             if state.began[cell]:
@@ -101,8 +105,7 @@ class KeyInCells:
                 on = replace(gateway, attempt=replace(attempt, ahead=tuple(ahead)))
                 yield f"moves it from cell {cell}", replace(state, moved=_put(state.moved, cell, moved)), on, False
             return
-        cell = self._winners[attempt.version - 1]
-        answered = replace(gateway, attempt=None, answered=cell)
+        cell, answered = own, replace(gateway, attempt=None, answered=own)
         known = attempt.version if self._rules.knows_its_version else 0
         if state.began[cell]:
             yield f"finds it in cell {cell}", state, answered, False

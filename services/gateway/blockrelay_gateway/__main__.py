@@ -19,6 +19,7 @@ from fastapi import FastAPI
 
 from blockrelay import failpoints
 from blockrelay.auth.api_keys import is_open_to_others
+from blockrelay.cell_list import cells_of
 from blockrelay.errors import BlockrelayError, RedisTrouble, UsageError
 from blockrelay.exit_codes import BROKEN, UNUSABLE, exit_code
 from blockrelay.observability import logs
@@ -27,7 +28,6 @@ from blockrelay.redis.client import check_redis, connect
 from blockrelay.settings import GatewaySettings, read_settings
 from blockrelay_gateway.api.state import Gateway
 from blockrelay_gateway.app import create_app
-from blockrelay_gateway.cells.cell_list import cells_of
 from blockrelay_gateway.http.server import server_config
 
 

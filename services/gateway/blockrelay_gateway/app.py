@@ -53,7 +53,7 @@ def create_app(settings: GatewaySettings) -> FastAPI:
     # No /docs: its page loads scripts from other hosts. /openapi.json is there.
     app = FastAPI(title="Blockrelay", lifespan=lifespan, docs_url=None, redoc_url=None)
     app.state.gateway = gateway
-    http_errors.install(app, gateway.responder, gateway.cells.home.watch)
+    http_errors.install(app, gateway.responder, gateway.cells.met)
     app.add_middleware(
         BodyLimit,
         max_bytes=settings.max_body_bytes,

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from blockrelay.block_folder.folder import BlockFolder
+from blockrelay.cell_list import cells_of
 from blockrelay.errors import UsageError
 from blockrelay.observability import logs
 from blockrelay.observability.registry import service_registry
@@ -16,7 +17,6 @@ from blockrelay_gateway.api.request_builder import RequestBuilder
 from blockrelay_gateway.api.state import Gateway
 from blockrelay_gateway.cells.build import build_cell
 from blockrelay_gateway.cells.cell import ServedModel
-from blockrelay_gateway.cells.cell_list import cells_of
 from blockrelay_gateway.cells.cells import Cells
 from blockrelay_gateway.cells.submission import Submission
 from blockrelay_gateway.http.body_budget import BodyBudget, BodyTimeout
@@ -70,6 +70,7 @@ def _cells(settings: GatewaySettings, served: ServedModel, traces: Traces | None
         make,
         make(found.places[home], registry=service_registry("gateway", cell=home, model=served.name)),
         path=settings.cells,
+        retention_s=settings.keyed_retention_s,
         broken=broken,
     )
 

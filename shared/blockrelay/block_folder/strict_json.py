@@ -26,7 +26,7 @@ class Fields:
     def parse(cls, content: bytes, where: str, error: type[BlockrelayError]) -> "Fields":
         """The object in `content` (UTF-8 JSON)."""
         try:
-            value = json.loads(content)
+            value = json.loads(content, object_pairs_hook=_unequal)
         except (ValueError, RecursionError) as problem:
             raise error(f"{where}: not JSON: {problem}") from None
         return cls(value, where, error)
@@ -139,3 +139,12 @@ class Fields:
         if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
             self.fail(f"{name} must be an integer of at least {minimum}")
         return value
+
+
+def _unequal(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object; ValueError where a name comes twice, of which `json` would take the last."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"{next(name for name in names if names.count(name) > 1)!r} comes twice in one object")
+    return found

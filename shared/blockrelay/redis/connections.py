@@ -216,9 +216,13 @@ def make_pool(url: str, cell: str | None, options: Mapping[str, Any]) -> redis.C
     return pool
 
 
-def make_async_pool(
-    url: str, cell: str | None, options: Mapping[str, Any], *, connections: int
-) -> redis.asyncio.BlockingConnectionPool:
+class AsyncPool(redis.asyncio.BlockingConnectionPool):
+    """`cell`: which one it is for."""
+
+    cell: str | None = None
+
+
+def make_async_pool(url: str, cell: str | None, options: Mapping[str, Any], *, connections: int) -> AsyncPool:
     """As `make_pool`, for tasks; who finds all `connections` in use waits for one."""
     address = parse_address(url)
     options = {**options, "retry": AsyncRetry(NoBackoff(), 0)}
@@ -226,7 +230,8 @@ def make_async_pool(
     if address is not None:
         options["lookup"] = AsyncLookup(address, cell, options, interruptible)
     try:
-        pool = redis.asyncio.BlockingConnectionPool.from_url(server, max_connections=connections, **options)
+        pool = AsyncPool.from_url(server, max_connections=connections, **options)
+        pool.cell = cell
         if address is None:
             pool.connection_class = interruptible(pool.connection_class)
         else:

@@ -135,6 +135,7 @@ def translated(pool: Any = None) -> Generator[None]:
             raise
         if not told.code and pool is not None and _is_tls(pool) and not _not_reached(error):
             told = type(told)(f"{told} (over TLS, rediss://: a Redis without TLS does not answer that)")
+        told.cell = getattr(pool, "cell", None)
         raise told from error
 
 

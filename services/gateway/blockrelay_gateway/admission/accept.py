@@ -254,7 +254,7 @@ class Admission:
 
     def _announce(self, request: AdmissionRequest, followed: FollowedRequest) -> None:
         body = request.body
-        self._cell.unfinished += 1
+        self._cell.accepted()
         self._metrics.prompt_tokens.inc(body.prompt.size - body.prior)
         self._tenants.accepted(followed.tenant, body.prompt.size - body.prior)
         log = logs.get().bind(request_id=request.request, traceparent=body.traceparent or None)

@@ -16,6 +16,7 @@ from blockrelay.redis.client import AsyncScripts
 from blockrelay.redis.errors import RedisWatch
 from blockrelay.redis.protocol_check import read_gap_async
 from blockrelay_gateway.admission.redis_memory import read_memory
+from blockrelay_gateway.streaming.following.followed_request import FollowedRequest
 from blockrelay_gateway.streaming.following.followers import Followers
 
 #: Share of Redis' maxmemory above which nothing new is accepted: COMMIT must always fit.
@@ -45,7 +46,7 @@ class CellWatch:
         self._looked = float("-inf")
         self.full = self.protocol_gap = ""
         self.clock_ahead_ms = 0  # of Redis, whose clock decides about deadlines
-        #: Requests of the cell that have not ended, at the last look, and those that this gateway accepted since then.
+        #: Requests of the cell that have not ended, at the last look, with what this gateway has heard of since then.
         self.unfinished = 0
 
     @property
@@ -60,6 +61,14 @@ class CellWatch:
     def now_ms(self) -> int:
         """Redis' clock."""
         return int(time.time() * 1000) + self.clock_ahead_ms
+
+    def accepted(self) -> None:
+        """One more is under way."""
+        self.unfinished += 1
+
+    def ended(self, followed: FollowedRequest) -> None:
+        """One less, of those that this gateway has counted."""
+        self.unfinished = max(0, self.unfinished - followed.owned)
 
     async def watch(self) -> None:
         """Until cancelled."""

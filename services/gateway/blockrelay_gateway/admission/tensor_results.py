@@ -50,6 +50,12 @@ class Results:
         self._most: int | None = None  # bytes of all results; None: nobody has looked
         self.full = ""
 
+    @property
+    def doubt(self) -> str:
+        """What may be wrong where workers have stored a result and it is not there."""
+        known = "this gateway knows none but the control Redis: workers may have been given another one"
+        return "" if self._of_its_own else f" ({known})"
+
     async def watch(self) -> None:
         """Until cancelled: keep an eye on the payload Redis' memory."""
         while True:

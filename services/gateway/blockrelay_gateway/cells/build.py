@@ -6,6 +6,7 @@ from secrets import token_hex
 
 from prometheus_client import CollectorRegistry
 
+from blockrelay.cell_list import CellPlace
 from blockrelay.observability.metrics.gateway import GatewayMetrics
 from blockrelay.observability.metrics.tenants import TenantMetrics
 from blockrelay.observability.registry import ServiceRegistry
@@ -17,7 +18,6 @@ from blockrelay_gateway.admission.accept import Admission, Streaming
 from blockrelay_gateway.admission.cell_watch import CellWatch
 from blockrelay_gateway.admission.tensor_results import Results
 from blockrelay_gateway.cells.cell import Cell, ServedModel
-from blockrelay_gateway.cells.cell_list import CellPlace
 from blockrelay_gateway.cells.readiness import Readiness
 from blockrelay_gateway.http.background import Background
 from blockrelay_gateway.streaming.following.abandonment import Abandonment
@@ -67,12 +67,13 @@ def build_cell(
     ended = None
     if traces is not None:
         ended = EndedRequests(traces, client, payload, keys, records, watch, model=served.name, cell=place.name)
-    accounting = Accounting(metrics, tenants, ended.ended if ended else None)
+    state = CellWatch(client, keys, scripts, followers, metrics, watch)
+    accounting = Accounting(metrics, tenants, [state.ended, *([ended.ended] if ended else [])])
     followed = FollowedRequests(tailer, accounting, abandonment)
     resumption = Resumption(client, keys, records, followers, followed, model=key)
     repair = Repair(client, keys, scripts, tailer, records, followers, followed, watch, gateway=name)
 
-    state = CellWatch(client, keys, scripts, followers, metrics, watch)
+    readiness = Readiness(client, keys, metrics, model=key, closing=lambda: followed.closing)
     of_its_own = place.payload_redis_url not in (None, place.redis_url)
     results = Results(client, payload, keys, watch, of_its_own=of_its_own)
     admission = Admission(
@@ -96,6 +97,8 @@ def build_cell(
         "results": results.watch,
         "status events": status_events.run,
     }
+    if settings.cells:
+        works["readiness"] = readiness.watch
     if ended is not None:
         works["traces"] = ended.run
     return Cell(
@@ -112,7 +115,7 @@ def build_cell(
         followed=followed,
         resumption=resumption,
         state=state,
-        readiness=Readiness(client, keys, metrics, model=key, closing=lambda: followed.closing),
+        readiness=readiness,
         results=results,
         status_events=status_events,
         admission=admission,

@@ -4,15 +4,16 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from blockrelay.bounded_file import file_stamp
-from blockrelay.errors import NotFound, UsageError
+from blockrelay.cell_list import CellFile, CellPlace, check_successor, read_cells
+from blockrelay.errors import NotFound, RedisTrouble, UsageError
 from blockrelay.observability import logs
 from blockrelay.observability.metrics.gateway import Question
 from blockrelay.protocol.encoding.request_ids import RequestId
 from blockrelay_gateway.cells.cell import Cell
-from blockrelay_gateway.cells.cell_list import CellFile, CellPlace, read_cells
 
 #: How often the file is looked at.
 LOOK_S = 1.0
@@ -29,13 +30,16 @@ class Cells:
         home: Cell,
         *,
         path: Path | None,
+        retention_s: float,
         broken: asyncio.Event,
     ) -> None:
-        """`make` a cell, but for `home`; `path` of the file that `found` was read from; `broken` is set when background
-        work of any cell has failed."""
+        """`make` a cell, but for `home`; `path` of the file that `found` was read from; `retention_s` of requests with
+        a key; `broken` is set when background work of any cell has failed."""
         self.file, self.home, self.broken = found, home, broken
-        self._make, self._path = make, path
+        self._make, self._path, self._retention_s = make, path, retention_s
         self._stamp = path and file_stamp(path)
+        self._places = dict(found.places)  # by which the cells were made
+        self._moved: list[str] = []
         others = {name: make(place) for name, place in found.places.items() if name != home.name}
         self._cells = {home.name: home, **others}
         self._running: dict[str, AsyncExitStack] = {}
@@ -62,6 +66,10 @@ class Cells:
         """The cell of a request. Raises NotFound."""
         return self.named(asked.cell) if asked.cell else self.home
 
+    def met(self, error: RedisTrouble) -> None:
+        """Trouble that a client is told of: it is counted and logged as that of its cell."""
+        (self._cells.get(error.cell or "") or self.home).watch.met(error)
+
     def stopped(self) -> list[str]:
         """The names of background work that has ended although the gateway runs."""
         return [f"{cell.name}: {work}" if self.several else work for cell in self for work in cell.background.stopped()]
@@ -81,6 +89,8 @@ class Cells:
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Background work of all cells from start to end, and the file is watched."""
+        if self._path:
+            self._say(closed=[])
         watching = asyncio.create_task(self.watch(), name="cells") if self._path else None
         try:
             for cell in self:
@@ -98,34 +108,44 @@ class Cells:
             cell.close()
 
     async def look(self) -> None:
-        """Read the file again if it has changed. One that cannot be used, or does not know our own cell, is logged, and
-        what we have stays in force. The address of a cell is taken when it comes, and not again."""
+        """Read the file again if it has changed. One that cannot be used, or not behind the one before, is logged, and
+        what we have stays in force. Our own cell stays until we end, and an address is not taken again."""
         if self._path is None or (stamp := file_stamp(self._path)) == self._stamp:
             return
         self._stamp = stamp
         try:
             found = read_cells(self._path)
-            if self.home.name not in found.places:
-                raise UsageError(
-                    f"{self._path}: it has no cell {self.home.name!r}, which this gateway counts as its own"
-                )
+            check_successor(self.file, found, self._path, now=time.time(), retention_s=self._retention_s)
         except UsageError as error:
             logs.get().error("CELLS_UNREADABLE", error=str(error))
             return
-        moved = [n for n, place in found.places.items() if n in self._cells and place != self.file.places[n]]
+        own = self.home.name
+        if own not in found.places:
+            found = replace(found, places={own: self._places[own], **found.places})
+            logs.get().warning("CELL_KEPT", cell=own, advice="it is our own until we are started as one of another")
         come = [self._make(place) for name, place in found.places.items() if name not in self._cells]
         gone = [cell for cell in self if cell.name not in found.places]
         for cell in come:
             await self._start(cell)
         self._cells = {cell.name: cell for cell in (*self, *come) if cell not in gone}
+        self._places = {name: self._places.get(name, place) for name, place in found.places.items()}
         self.file = found
         for cell in gone:
             await self._running.pop(cell.name).aclose()
-        logs.get().info(
-            "CELLS_READ", version=found.lists[-1].version, cells=list(self._cells), closed=[cell.name for cell in gone]
-        )
-        if moved:
+        self._say(closed=[cell.name for cell in gone])
+
+    @property
+    def version(self) -> int:
+        """Of the list in force; 0 without a file."""
+        return self.file.in_force(time.time()).version
+
+    def _say(self, *, closed: list[str]) -> None:
+        lists = {"version": self.version, "newest": self.file.lists[-1].version}
+        logs.get().info("CELLS_READ", **lists, home=self.home.name, cells=list(self._cells), closed=closed)
+        moved = [name for name, place in self.file.places.items() if place != self._places[name]]
+        if moved and moved != self._moved:
             logs.get().warning("CELLS_MOVED", cells=moved, advice="addresses are read at start: restart the gateways")
+        self._moved = moved
 
     async def _start(self, cell: Cell) -> None:
         running = self._running[cell.name] = AsyncExitStack()
@@ -136,11 +156,3 @@ class Cells:
         while True:
             await asyncio.sleep(LOOK_S)
             await self.look()
-
-
-def weights_now(found: CellFile) -> dict[str, int]:
-    """Of the cells that new requests go to now."""
-    for one in (found.in_force(time.time()), found.lists[-1]):
-        if there := {name: weight for name, weight in one.weights.items() if weight and name in found.places}:
-            return there
-    raise AssertionError("the newest list names cells that are there")

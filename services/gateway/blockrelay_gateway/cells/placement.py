@@ -28,7 +28,7 @@ BOUND = 1.25
 
 class Offers(NamedTuple):
     """The cells that a request is offered to, in `order`, and the one where it `belongs`: the first of these, unless
-    that is away or has more than its share."""
+    that is away, has no workers, or has more than its share."""
 
     belongs: str
     order: list[str]
@@ -53,21 +53,27 @@ def offers(
     weights: Mapping[str, int],
     loads: Mapping[str, int],
     away: Collection[str],
+    idle: Collection[str] = (),
     *,
     chance: random.Random | None = None,
 ) -> Offers:
     """For a request that may go anywhere. `prefix` as `prefix_name` says it, `loads` the requests under way of each
-    cell, `away` the cells that do not answer: they come last, for they may be back. `chance` draws."""
+    cell, `away` the cells that do not answer: they come last, for they may be back; before them the `idle`, which
+    accept requests and have no workers for them now. `chance` draws."""
 
     def filled(cell: str) -> float:
         """Requests for each of its weight, with this one."""
         return (loads.get(cell, 0) + 1) / weights[cell]
 
+    def hindered(cell: str) -> int:
+        return 2 if cell in away else int(cell in idle)
+
     order = ranked(prefix or f"{(chance or random).getrandbits(64):x}", weights)
     if prefix is None:
         order[:2] = sorted(order[:2], key=filled)
-        return Offers(order[0], sorted(order, key=lambda cell: cell in away))
-    there = [cell for cell in order if cell not in away]
+        return Offers(order[0], sorted(order, key=hindered))
+    least = min(map(hindered, order))
+    there = [cell for cell in order if hindered(cell) == least]
     mean = (sum(loads.get(cell, 0) for cell in there) + 1) / (sum(weights[cell] for cell in there) or 1)
     full = {cell for cell in there if filled(cell) > max(BOUND * mean, 1 / weights[cell])}
-    return Offers(order[0], sorted(order, key=lambda cell: (cell in away, cell in full)))
+    return Offers(order[0], sorted(order, key=lambda cell: (hindered(cell), cell in full)))

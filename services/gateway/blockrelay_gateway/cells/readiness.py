@@ -14,14 +14,15 @@ from blockrelay.protocol.plan import Plan, WorkerInfo, cell_load, missing_stages
 from blockrelay.redis.protocol_check import read_gap_async
 from blockrelay.redis.registry import read_plan_async, read_workers_async
 
-#: Gauges that were read so lately are told again: a scrape reads the whole registry of workers.
+#: What was read so lately holds: a look reads the whole registry of workers.
 FRESH_S = 1.0
 #: Neither a scrape nor a probe waits longer for Redis: another cell may be well.
 PATIENCE_S = 2.0
 
 
 class Readiness:
-    """`model` is its key in Redis; `closing` says whether this gateway shuts down."""
+    """`model` is its key in Redis; `closing` says whether this gateway shuts down. `serves`: whether a token could be
+    produced when `watch` last looked."""
 
     def __init__(
         self,
@@ -35,6 +36,7 @@ class Readiness:
         self._client, self._keys, self._metrics = client, keys, metrics
         self._model, self._closing = model, closing
         self._told = float("-inf")
+        self.serves = True
 
     async def obstacles(self) -> list[str]:
         """Why nothing can be accepted, one sentence each; empty = ready for that."""
@@ -45,6 +47,12 @@ class Readiness:
     async def gaps(self) -> list[str]:
         """Why no token can be produced, one sentence each; empty = ready."""
         return await self.obstacles() or await self._asked(self._missing())
+
+    async def watch(self) -> None:
+        """Until cancelled."""
+        while True:
+            self.serves = not await self.gaps()
+            await asyncio.sleep(FRESH_S)
 
     async def _asked(self, reasons: Awaitable[list[str]]) -> list[str]:
         try:

@@ -9,18 +9,18 @@ second run.
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from blockrelay.auth.api_keys import Tenant
+from blockrelay.cell_list import LONGEST_REQUEST_S
 from blockrelay.errors import LimitExceeded, ServiceUnavailable
 from blockrelay.observability import logs
 from blockrelay.protocol.transitions import calls
 from blockrelay.protocol.transitions.calls import Binding
 from blockrelay_gateway.admission.admission_request import AdmissionRequest
 from blockrelay_gateway.cells.cell import Cell
-from blockrelay_gateway.cells.cell_list import LONGEST_REQUEST_S
-from blockrelay_gateway.cells.cells import Cells, weights_now
+from blockrelay_gateway.cells.cells import Cells
 from blockrelay_gateway.cells.placement import offers, prefix_name, session_name
 from blockrelay_gateway.cells.rendezvous import ranked
 from blockrelay_gateway.streaming.readers import Readers
@@ -49,7 +49,7 @@ class Submission:
         self, asked: Sequence[AdmissionRequest], tenant: Tenant, *, together: bool = False, place: Place | None = None
     ) -> tuple[Cell, Readers]:
         """`Admission.submit` in the cell where the requests belong; without a key or a session, in another one where
-        that is away or has no room. `place`: where they have to go."""
+        that is away, or has no workers or no room. `place`: where they have to go."""
         if place is None and not self._cells.several:
             place = Place(self._cells.home)
         if place is None and asked[0].fingerprint:
@@ -74,7 +74,7 @@ class Submission:
         binding = self._binding(name)
         asked = dict.fromkeys((current, *likely, *self._cells))
         for cell in filter(lambda one: one.reachable, asked):
-            if await cast(Any, cell.client.exists(*(cell.keys.session(row) for row in rows))):
+            if await _has_session(cell, rows):
                 return Place(cell, binding)
         for cell in asked:  # one that is away may have it
             self._check_there(cell)
@@ -84,8 +84,9 @@ class Submission:
         self, asked: Sequence[AdmissionRequest], tenant: Tenant, *, together: bool
     ) -> tuple[Cell, Readers]:
         away = {cell.name for cell in self._cells if not cell.reachable}
+        idle = {cell.name for cell in self._cells if not cell.readiness.serves}
         loads = {cell.name: cell.state.unfinished for cell in self._cells}
-        belongs, order = offers(prefix_name(asked[0], tenant), weights_now(self._cells.file), loads, away)
+        belongs, order = offers(prefix_name(asked[0], tenant), self._cells.file.weights(time.time()), loads, away, idle)
         *others, last = order[:OFFERS]
         for name in others:
             cell = self._cells.named(name)
@@ -108,6 +109,10 @@ class Submission:
         current, *former = self._winners(name)
         binding, kept_s = self._binding(name), self._retention_s + LONGEST_REQUEST_S
         for cell in former:
+            if not cell.reachable and current.reachable and await _has(current, request, sessions):
+                # It has begun there and so nowhere else. Should it be abandoned right now and begin elsewhere, the mark
+                # of that, of whatever version, refuses it.
+                return Place(current, replace(binding, version=0))
             self._check_there(cell)
             call = calls.move(binding, retention_s=kept_s, request=request, sessions=sessions)
             if await cell.scripts.run(call, replicas=self._replicas):
@@ -118,14 +123,29 @@ class Submission:
     def _winners(self, name: str) -> list[Cell]:
         """The cell for a name by the list in force, then those by earlier ones, the newest first, each once."""
         found, now = self._cells.file, time.time()
-        lists = (weights_now(found), *(one.weights for one in found.former(now, self._retention_s)))
+        lists = (found.weights(now), *(one.weights for one in found.former(now, self._retention_s)))
         names = dict.fromkeys(ranked(name, weights)[0] for weights in lists)
         return [cell for one in names if (cell := self._cells.get(one)) is not None]
 
     def _binding(self, name: str) -> Binding:
-        return Binding(name, self._cells.file.in_force(time.time()).version)
+        return Binding(name, self._cells.version)
 
     def _check_there(self, cell: Cell) -> None:
         """Raise ServiceUnavailable at once where waiting for a cell would only take a client's time."""
         if not cell.reachable:
             raise ServiceUnavailable(f"cell {cell.name}, to which this request belongs, is away; try again later")
+
+
+async def _has(cell: Cell, request: str, sessions: Sequence[str]) -> bool:
+    """Whether the cell has what MOVE would find there: the request, unless it was abandoned, or one of the sessions.
+
+    Raises RedisTrouble.
+    """
+    if not request:
+        return await _has_session(cell, sessions)
+    state, abandoned = await cast(Any, cell.client.hmget(cell.keys.request(request), "state", "abandoned"))
+    return state is not None and abandoned is None
+
+
+async def _has_session(cell: Cell, sessions: Sequence[str]) -> bool:
+    return bool(await cast(Any, cell.client.exists(*map(cell.keys.session, sessions))))

@@ -1,7 +1,7 @@
 """Exceptions to HTTP: status and OpenAI's error shape. The one place where a service error becomes an answer."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -33,7 +33,6 @@ from blockrelay.errors import (
     UnknownHost,
 )
 from blockrelay.observability import logs
-from blockrelay.redis.errors import RedisWatch
 
 #: Kind of error, then status, type and code of the answer; the first row that fits counts.
 _BY_TYPE: tuple[tuple[type[BlockrelayError], int, str, str | None], ...] = (
@@ -169,8 +168,8 @@ class ErrorResponder:
         logs.get().info("REQUEST_REJECTED", path=path, status=status, param=param)
 
 
-def install(app: FastAPI, responder: ErrorResponder, watch: RedisWatch) -> None:
-    """Give `app` its error handlers."""
+def install(app: FastAPI, responder: ErrorResponder, met: Callable[[RedisTrouble], None]) -> None:
+    """Give `app` its error handlers. `met` hears of trouble that a client is told of."""
 
     async def ours(request: Request, error: Exception) -> Response:
         assert isinstance(error, BlockrelayError)
@@ -198,7 +197,7 @@ def install(app: FastAPI, responder: ErrorResponder, watch: RedisWatch) -> None:
 
     async def queue(request: Request, error: Exception) -> Response:
         assert isinstance(error, RedisTrouble)
-        watch.met(error)
+        met(error)
         return responder.answer(request.scope, error)
 
     async def bug(request: Request, error: Exception) -> Response:

@@ -79,7 +79,7 @@ class Tailer:
                 if not self.connected:
                     self.connected, self.away = True, False
                     self.returned.set()
-                    logs.get().info("REDIS_CONNECTED", followed=len(self._tails))
+                    logs.get().info("REDIS_CONNECTED", cell=self._keys.cell, followed=len(self._tails))
                 attempt = 0
             except RedisTrouble as error:
                 self._watch.failed("read logs", error)

@@ -17,7 +17,7 @@ from blockrelay.exit_codes import FAILED, exit_code
 from blockrelay.redis.cell_address import find_cell
 from blockrelay.redis.connections import checked_url
 from blockrelay.settings import BUNDLED_MODEL, check_names
-from blockrelay_launcher.cli import api_keys, dead_letters, measure, status_events
+from blockrelay_launcher.cli import api_keys, cells, dead_letters, measure, status_events
 from blockrelay_launcher.cli import status as cell_status
 from blockrelay_launcher.cli.measure import Model
 from blockrelay_launcher.cli.version import version_text
@@ -206,6 +206,19 @@ def show_status(
     found = cell_status.read_status(cell)
     cell_status.add_totals(found)
     typer.echo(json.dumps(found, indent=1)) if as_json else cell_status.show(found)
+
+
+@app.command("cells")
+def show_cells(
+    file: Annotated[
+        Path | None, typer.Argument(metavar="[FILE]", help="The file of cells; default: BLOCKRELAY_CELLS.")
+    ] = None,
+    before: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The file that gateways have: check that FILE may replace it.")
+    ] = None,
+) -> None:
+    """Check a file of cells; show which list is in force and what each cell does."""
+    cells.show(cells.read(file, before))
 
 
 @app.command("cancel")

@@ -110,4 +110,9 @@ class GatewayMetrics:
         )
         for question in get_args(Question):
             self.ready.labels(question)
+        self.cell_list_version = Gauge(
+            "blockrelay_cell_list_version",
+            "Version of the list of cells that is in force at this gateway, 0 without one",
+            registry=registry,
+        )
         self.redis_errors = redis_errors(registry)

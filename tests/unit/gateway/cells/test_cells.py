@@ -326,3 +326,102 @@ def test_a_cell_that_stands_still_keeps_no_probe_waiting(
             ready = gateway.http.get(path, timeout=4)
             assert ready.status_code == 200
             assert [reason for reason in ready.json()["reasons"] if reason.startswith("c1: Redis does not answer")]
+
+
+def test_what_has_begun_in_a_cell_that_answers_is_answered_while_a_former_one_is_away(
+    several: GatewaySettings, apart: CellFile, own_redis: RedisServer, folder: BlockFolder, client: redis.Redis
+) -> None:
+    worker = worker_of("c0", client, folder)
+    apart.put(c0=0, c1=1).put(c0=1, c1=0)
+    with running_gateway(several) as gateway, all_answer({"c0": worker}), tensors_answered({}):
+        first = post(gateway, "k")
+        given_up = post(gateway, "given up").headers["x-request-id"]
+        own_redis.kill()
+        wait_until(lambda: not gateway.gateway.cells.named("c1").reachable, "the gateway has noticed")
+        again = post(gateway, "k")
+        assert again.json() == first.json() and again.headers["idempotent-replayed"] == "true"
+        new = post(gateway, "new")
+        assert new.status_code == 503 and "cell c1" in new.json()["error"]["message"]
+        client.hset(worker.keys.request(own_id(given_up)), "abandoned", "1")
+        assert post(gateway, "given up").status_code == 503, "it may have begun anew in c1"
+
+
+def test_requests_that_nothing_binds_go_where_workers_are(
+    several: GatewaySettings, file: CellFile, client: redis.Redis, folder: BlockFolder
+) -> None:
+    file.put(c0=1, c1=1)
+    worker = worker_of("c0", client, folder)
+    prompts = [[5 + i] * PREFIX_TOKENS for i in range(12)]
+    with running_gateway(several) as gateway, all_answer({"c0": worker}):
+        cells = gateway.gateway.cells
+        wait_until(lambda: [cell.readiness.serves for cell in cells] == [True, False], "it has looked")
+        answers = [post(gateway, prompt=prompt) for prompt in [*prompts, *["Anna"] * 12]]
+        assert {cell_of(answer) for answer in answers} == {"c0"}
+        assert {answer.headers.get("blockrelay-instead-of") for answer in answers} == {None, "c1"}
+
+
+def test_prompts_that_begin_alike_stay_in_one_cell_while_it_has_little_to_do(
+    several: GatewaySettings, file: CellFile, workers: dict[str, PlayedWorker]
+) -> None:
+    """What has ended counts no more, long before the cell is asked again how much is under way."""
+    file.put(c0=1, c1=1)
+    with running_gateway(several) as gateway, all_answer(workers):
+        answers = [post(gateway, prompt=[5] * PREFIX_TOKENS) for _ in range(12)]
+        assert len({cell_of(answer) for answer in answers}) == 1
+
+
+def test_a_file_that_would_make_one_key_two_requests_is_refused(
+    several: GatewaySettings, file: CellFile, workers: dict[str, PlayedWorker], capsys: pytest.CaptureFixture[str]
+) -> None:
+    older = file.put(c0=1, c1=0).path.read_text()
+    with running_gateway(several) as gateway, all_answer(workers):
+        file.put(c0=0, c1=1)
+        knows(gateway, 2)
+        file.path.write_text(older)
+        said = read_until(capsys, "CELLS_UNREADABLE")
+        assert "lists: version 2 is missing" in said
+        assert cell_of(post(gateway)) == "c1"
+
+
+def read_until(capsys: pytest.CaptureFixture[str], event: str) -> str:
+    said = ""
+
+    def there() -> bool:
+        nonlocal said
+        said += capsys.readouterr().out
+        return event in said
+
+    wait_until(there, f"a line {event}")
+    return said
+
+
+def test_our_own_cell_stays_when_it_is_taken_out_and_an_address_is_no_news_twice(
+    several: GatewaySettings, file: CellFile, workers: dict[str, PlayedWorker], capsys: pytest.CaptureFixture[str]
+) -> None:
+    file.put(c0=1, c1=0)
+    with running_gateway(several) as gateway, all_answer(workers):
+        name = post(gateway).headers["x-request-id"]
+        file.put(cells=("c1",), c1=1)
+        assert "cell=c0" in read_until(capsys, "CELL_KEPT")
+        knows(gateway, 2)
+        assert cell_of(post(gateway)) == "c1"
+        assert gateway.http.get(f"/v1/requests/{name}").status_code == 200
+        original, file.urls["c1"] = file.urls["c1"], "redis://elsewhere:6379/0"
+        file.put(c0=0, c1=1)
+        assert "cells=['c1']" in read_until(capsys, "CELLS_MOVED")
+        file.urls["c1"] = original
+        file.put(c0=0, c1=1)
+        knows(gateway, 4)
+        assert "CELLS_MOVED" not in capsys.readouterr().out
+
+
+def test_trouble_is_that_of_the_cell_that_has_it(
+    several: GatewaySettings, apart: CellFile, own_redis: RedisServer, workers: dict[str, PlayedWorker]
+) -> None:
+    apart.put(c0=1, c1=1)
+    with running_gateway(several) as gateway:
+        own_redis.kill()
+        assert gateway.http.get("/v1/requests/req-c1-" + "0" * 24).status_code == 503
+        text = gateway.http.get("/metrics").text
+    assert sampled(text, "blockrelay_redis_errors_total", cell="c1") > 0
+    assert sampled(text, "blockrelay_redis_errors_total", cell="c0") == 0

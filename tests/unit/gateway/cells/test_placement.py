@@ -2,6 +2,7 @@
 
 import random
 from collections import Counter
+from itertools import permutations
 
 import numpy as np
 import pytest
@@ -62,6 +63,13 @@ def test_cells_that_are_away_come_last(prefix: str | None) -> None:
         for _ in range(20):
             assert offers(prefix, EVEN, {}, {away}).order[-1] == away
     assert sorted(offers(prefix, EVEN, {}, set(EVEN)).order) == sorted(EVEN), "all: each may be back"
+
+
+@pytest.mark.parametrize("prefix", ["prefix", None])
+def test_cells_without_workers_come_before_those_that_are_away(prefix: str | None) -> None:
+    for away, idle in permutations(EVEN, 2):
+        assert offers(prefix, EVEN, {}, {away}, {idle}).order[1:] == [idle, away]
+    assert offers("prefix", EVEN, {}, (), set(EVEN)).order == ranked("prefix", EVEN), "all: each may get some"
 
 
 def test_short_prompts_go_to_the_lesser_loaded_of_two_that_are_drawn() -> None:

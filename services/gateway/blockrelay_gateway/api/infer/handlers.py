@@ -162,7 +162,9 @@ async def finish_tensors(accepted: AcceptedStep, session_id: str | None, tenant:
 def _logits(raw: bytes | None, rows: int, cell: Cell) -> NDArray[np.float32]:
     """The last `rows` of a stored result, float32 [rows, vocab]. Raises ExecutionError or WireError."""
     if raw is None:
-        raise ExecutionError("the result was not stored; try again")
+        raise ExecutionError(
+            f"the result is not on the payload Redis of cell {cell.name}{cell.results.doubt}; try again"
+        )
     logits = decode_result(raw)
     if logits.shape[0] < rows or logits.shape[1] != cell.served.folder.model.vocab_size:
         raise ExecutionError(f"the result has shape {list(logits.shape)}, expected {rows} rows")

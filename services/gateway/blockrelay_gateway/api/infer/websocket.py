@@ -113,7 +113,7 @@ class Conversation:
             await finish
         except BlockrelayError as error:
             if isinstance(error, RedisTrouble):
-                self._gateway.cells.home.watch.met(error)
+                self._gateway.cells.met(error)
             await self._refuse(error, letter)
         finally:
             letter.close()

@@ -91,6 +91,8 @@ async def metrics(request: Request) -> Response:
     """Prometheus text."""
     cells = state.of(request).cells
     await asyncio.gather(*(cell.readiness.tell_metrics() for cell in cells))
+    for cell in cells:
+        cell.metrics.cell_list_version.set(cells.version)
     told = Together(cell.metrics.registry for cell in cells)
     return Response(generate_latest(told), media_type=CONTENT_TYPE_LATEST)
 

@@ -1,6 +1,6 @@
 """What metrics and the log say of followed requests. Requests of another gateway are that one's to count."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from blockrelay.observability import logs
@@ -14,10 +14,10 @@ class Accounting:
     """Called at each step of a followed request; `followed` is as it was before the step."""
 
     def __init__(
-        self, metrics: GatewayMetrics, tenants: TenantMetrics, trace: Callable[[FollowedRequest], None] | None = None
+        self, metrics: GatewayMetrics, tenants: TenantMetrics, ended: Sequence[Callable[[FollowedRequest], None]] = ()
     ) -> None:
-        """`trace` is told each end, of any gateway's requests."""
-        self._metrics, self._tenants, self._trace = metrics, tenants, trace
+        """`ended` are told each end, of any gateway's requests."""
+        self._metrics, self._tenants, self._told = metrics, tenants, ended
 
     def started(self) -> None:
         """One more is followed."""
@@ -47,8 +47,8 @@ class Accounting:
             (metrics.followed_running if followed.entries else metrics.followed_waiting).dec()
             if owned:
                 self._ended(followed, entry, now)
-            if self._trace is not None:
-                self._trace(followed)
+            for tell in self._told:
+                tell(followed)
 
     def disconnected(self, followed: FollowedRequest) -> None:
         """Its last reader has left before its end."""

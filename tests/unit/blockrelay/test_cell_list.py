@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from blockrelay.cell_list import LONGEST_REQUEST_S, CellPlace, check_successor, read_cells
 from blockrelay.errors import UsageError
-from blockrelay_gateway.cells.cell_list import LONGEST_REQUEST_S, CellPlace, read_cells
 from tests.support.kubernetes.variants import file_of_cells
 
 NOON = 1_795_435_200.0  # 2026-11-23T12:00:00Z
@@ -108,3 +108,46 @@ def test_the_documented_file_is_one(tmp_path: Path) -> None:
     file.write_text(file_of_cells())
     found = read_cells(file)
     assert (list(found.places), [one.version for one in found.lists]) == (["c0", "c1"], [1, 2])
+
+
+@pytest.mark.parametrize(
+    ("lists", "complaint"),
+    [
+        ([GOOD["lists"][0]], "version 2 is missing"),
+        (GOOD["lists"][1:], "version 1 is missing"),
+        ([*GOOD["lists"][:1], {**GOOD["lists"][1], "weights": {"c0": 2, "c1": 2}}], "version 2 is not what it was"),
+        ([{**GOOD["lists"][0], "since": "2026-11-02T00:00:00Z"}, GOOD["lists"][1]], "version 1 is not what it was"),
+        ([*GOOD["lists"][:2], {**GOOD["lists"][2], "version": 3}], None),
+        ([*GOOD["lists"][:2], {"version": 5, "since": "2026-11-23T12:00:00Z", "weights": {"c1": 1}}], None),
+        (GOOD["lists"][:2], None),
+    ],
+)
+def test_what_keys_may_go_by_stays_as_it_was(tmp_path: Path, lists: list[Any], complaint: str | None) -> None:
+    """A list whose time has not come may be changed or taken out."""
+    files = [tmp_path / "before.json", tmp_path / "after.json"]
+    for file, content in zip(files, (GOOD, {**GOOD, "lists": lists}), strict=True):
+        file.write_text(json.dumps(content))
+    before, after = map(read_cells, files)
+    if complaint is None:
+        check_successor(before, after, files[1], now=NOON + 60, retention_s=3600)
+        return
+    with pytest.raises(UsageError) as raised:
+        check_successor(before, after, files[1], now=NOON + 60, retention_s=3600)
+    assert str(raised.value).startswith(f"{files[1]}: lists: {complaint}")
+
+
+def test_a_date_of_long_ago_ends_no_list_that_is_in_force(tmp_path: Path) -> None:
+    files = [tmp_path / "before.json", tmp_path / "after.json"]
+    first = GOOD["lists"][0]
+    for file, lists in zip(files, ([first], [first, {**first, "version": 2, "weights": {"c1": 1}}]), strict=True):
+        file.write_text(json.dumps({**GOOD, "lists": lists}))
+    before, after = map(read_cells, files)
+    with pytest.raises(UsageError, match="version 1 would be over at once: the date of the list behind it"):
+        check_successor(before, after, files[1], now=NOON, retention_s=3600)
+
+
+def test_a_cell_that_comes_twice_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "cells.json"
+    file.write_text(json.dumps(GOOD).replace('"c1": {"redis', '"c0": {"redis'))
+    with pytest.raises(UsageError, match="'c0' comes twice in one object"):
+        read_cells(file)

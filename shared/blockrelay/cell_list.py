@@ -66,12 +66,22 @@ class CellFile:
         """The newest list of which `now` (Unix seconds) is not before; the first one before all of them."""
         return next((one for one in reversed(self.lists) if one.since <= now), self.lists[0])
 
+    def weights(self, now: float) -> dict[str, int]:
+        """Of the cells that new requests go to."""
+        for one in (self.in_force(now), self.lists[-1]):
+            if there := {name: weight for name, weight in one.weights.items() if weight and name in self.places}:
+                return there
+        raise AssertionError("the newest list names cells that are there")
+
+    def over_at(self, retention_s: float) -> dict[int, float]:
+        """By version, when nothing is kept any more that a list may have said the place of; none for the newest."""
+        return {one.version: after.since + retention_s + LONGEST_REQUEST_S for one, after in pairwise(self.lists)}
+
     def former(self, now: float, retention_s: float) -> list[CellList]:
-        """Those before it that may have said where something is that is kept for `retention_s`, newest first."""
-        since = {one.version: after.since for one, after in pairwise(self.lists)}
-        current = self.in_force(now).version
-        kept = now - retention_s - LONGEST_REQUEST_S
-        return [one for one in reversed(self.lists) if one.version < current and since[one.version] > kept]
+        """Those before the one in force that may have said where something is that is kept for `retention_s`, newest
+        first."""
+        over, current = self.over_at(retention_s), self.in_force(now).version
+        return [one for one in reversed(self.lists) if one.version < current and over[one.version] > now]
 
 
 def cells_of(settings: GatewaySettings) -> CellFile:
@@ -100,6 +110,23 @@ def read_cells(path: Path) -> CellFile:
         if weight and name not in places:
             fields.fail(f"lists: version {lists[-1].version} sends requests to {name!r}, which is not among the cells")
     return CellFile(MappingProxyType(places), lists)
+
+
+def check_successor(before: CellFile, after: CellFile, where: Path, *, now: float, retention_s: float) -> None:
+    """Raise UsageError, one line, if `after` cannot take the place of `before`: keys and sessions may still go by a
+    list that it has not, or has otherwise, or takes to be over. One key would be two requests. `where` it was read."""
+    lists = {one.version: one for one in after.lists}
+    looked_into = {one.version for one in (after.in_force(now), *after.former(now, retention_s))}
+    for one in (before.in_force(now), *before.former(now, retention_s)):
+        if one.version not in lists:
+            problem = "is missing: keys and sessions still go by it"
+        elif lists[one.version] != one:
+            problem = "is not what it was: leave it, and add a list with a higher version"
+        elif one.version not in looked_into:
+            problem = "would be over at once: the date of the list behind it lies too far back"
+        else:
+            continue
+        raise UsageError(f"{where}: lists: version {one.version} {problem}")
 
 
 def _place(cells: Fields, name: str) -> CellPlace:
