@@ -3,9 +3,13 @@
 import signal
 from collections.abc import Sequence
 
+import pytest
+
 from blockrelay.block_folder.folder import BlockFolder
 from blockrelay.protocol.messages import EndEntry
 from blockrelay.protocol.sampling_params import derive_seed
+from blockrelay_launcher.drill.from_logs import run_starts
+from blockrelay_launcher.drill.report import prompt_rows
 from blockrelay_worker.offline.pipeline import Pipeline, generate
 from tests.support.systems.system import Golden, Job, StartSystem, System, assert_nothing_is_held, make_jobs, start_all
 from tests.support.waiting import wait_until
@@ -137,6 +141,32 @@ def test_a_drain_finishes_what_ends_in_time_and_takes_nothing_new(start_system: 
     assert not system.client.exists(system.keys.worker(name))
     system.start_worker()
     system.wait_all(late)
+    assert_nothing_is_held(system)
+
+
+@pytest.mark.parametrize("drain_s", ["120", "0"])
+def test_what_is_computed_twice_when_all_workers_are_replaced(
+    start_system: StartSystem, long_jobs: Golden, drain_s: str
+) -> None:
+    """At most one row in a hundred where a drain may take longer than the longest request."""
+    jobs, golden = long_jobs
+    system = start_system(replicas=2, worker={"drain_s": drain_s})
+    for old, some in zip(list(system.workers), (jobs[:10], jobs[10:]), strict=True):
+        system.start_worker(drain_s=drain_s)
+        system.wait_ready(3)
+        start_all(system, some)
+        busy = [w.pid for w in system.infos()]
+        old.terminate()
+        assert old.wait(120) == 0 and old.pid in busy
+    system.wait_all(jobs)
+    assert system.results(jobs) == golden
+    rows = prompt_rows(run_starts(system.folder))
+    share = rows.redone / (rows.needed + sum(map(len, golden.values())))
+    print(f"drain of {drain_s} s: {100 * share:.1f} % of the rows were computed twice, {rows.reruns} runs began again")  # noqa: T201
+    if drain_s == "0":
+        assert share > 0.01 and rows.reruns > 0, "else nothing is seen of a drain"
+    else:
+        assert share <= 0.01
     assert_nothing_is_held(system)
 
 

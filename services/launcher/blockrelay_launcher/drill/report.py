@@ -4,7 +4,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from rich.console import Console
 from rich.table import Table
@@ -131,14 +131,7 @@ def judge(
         else:
             count["completed"] += 1
             by.update(re.sub(r"@\d+", "", fingerprint) for fingerprint in one.fingerprints)
-    started = Counter[str]()
-    for run in runs:
-        rows = run["prompt_tokens"] + run["committed"] - run["found"]
-        started[run["request_id"]] += 1
-        if started[run["request_id"]] > 1:
-            count["rows_redone"] += rows - 1
-        else:
-            count["rows_needed"] += rows
+    computed = prompt_rows(runs)
     return Report(
         seconds=round(seconds, 1),
         accepted=count["accepted"],
@@ -153,13 +146,36 @@ def judge(
         faults=dict(Counter(map(_blow, faults))),
         recovery_s=_recoveries(seen, faults),
         answers=dict(by),
-        runs=started.total(),
-        reruns=started.total() - len(started),
-        rows_needed=count["rows_needed"] + count["tokens"],
-        rows_redone=count["rows_redone"],
+        runs=computed.runs,
+        reruns=computed.reruns,
+        rows_needed=computed.needed + count["tokens"],
+        rows_redone=computed.redone,
         troubles=troubles,
         wrong=[*wrong, *troubles],
     )
+
+
+class PromptRows(NamedTuple):
+    """`runs` of all requests, those behind the first of each (`reruns`), and the rows with which runs began: `needed`
+    by first ones, `redone` by others, to come to where the one before was."""
+
+    runs: int
+    reruns: int
+    needed: int
+    redone: int
+
+
+def prompt_rows(runs: Iterable[Mapping[str, Any]]) -> PromptRows:
+    """`runs`: the data of every RUN_START in the workers' logs, in order."""
+    started, needed, redone = Counter[str](), 0, 0
+    for run in runs:
+        rows = run["prompt_tokens"] + run["committed"] - run["found"]
+        started[run["request_id"]] += 1
+        if started[run["request_id"]] > 1:
+            redone += rows - 1
+        else:
+            needed += rows
+    return PromptRows(started.total(), started.total() - len(started), needed, redone)
 
 
 def _blow(fault: Fault) -> Blow:
