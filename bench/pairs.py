@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -41,10 +41,11 @@ Size = tuple[int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class How:
-    """What both sides run: `blockrelay up` with this model and these options."""
+    """What both sides run: `blockrelay up` with this model and these options; `variables` has this side alone."""
 
     model: Path
     options: tuple[str, ...]
+    variables: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,13 +134,16 @@ class Side:
 
 
 @contextmanager
-def running(tree: Path, how: How) -> Iterator[Side]:
+def running(tree: Path, how: How, variables: Mapping[str, str]) -> Iterator[Side]:
     """`blockrelay up` of that tree with a folder of its own, ready. Raises RuntimeError when it does not get ready."""
     with tempfile.TemporaryDirectory(prefix="br-pairs-") as folder:
         data, log = Path(folder) / "data", Path(folder) / "log"
         command = [tree / ".venv/bin/blockrelay", "up", "--model", how.model, "--port", "0", "--data", data]
         with log.open("wb") as output:
-            process = subprocess.Popen([*command, *how.options], stdout=output, stderr=output, cwd=tree)
+            environment = {**os.environ, **variables}
+            process = subprocess.Popen(
+                [*command, *how.options], stdout=output, stderr=output, cwd=tree, env=environment
+            )
         try:
             deadline = time.monotonic() + 300
             while not (url := _ready(data)):
@@ -168,7 +172,7 @@ def measure(trees: Sequence[Path], sizes: Sequence[Size], first: int, rounds: in
     with ExitStack() as stack:
         sides: dict[int, Side] = {}
         for at in (first, 1 - first):
-            sides[at] = stack.enter_context(running(trees[at], how))
+            sides[at] = stack.enter_context(running(trees[at], how, {} if at else how.variables))
         measured: list[tuple[Turn, Turn]] = []
         for size in sizes:
             turns: tuple[list[Turn], list[Turn]] = ([], [])
@@ -205,7 +209,10 @@ def _told_to_end(number: int, _frame: object) -> None:
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("other", type=Path, help="another checkout with its environment")
+    parser.add_argument("other", type=Path, help="another checkout with its environment, or . for this one")
+    parser.add_argument(
+        "--env", action="append", default=[], metavar="NAME=VALUE", help="a variable of this side alone; again for more"
+    )
     parser.add_argument(
         "--model", type=Path, default=ROOT / "shared/blockrelay/models/storyteller", help="block folder"
     )
@@ -219,7 +226,7 @@ def main(arguments: list[str] | None = None) -> int:
     if chosen.pairs < 2 or not (chosen.other / ".venv/bin/blockrelay").exists():
         parser.error("--pairs must be 2 or more" if chosen.pairs < 2 else f"{chosen.other} has no .venv/bin/blockrelay")
     sizes = [(int(n), chosen.prompt, chosen.new) for n in chosen.requests.split(",")]
-    how = How(chosen.model.resolve(), ("--stages", chosen.stages))
+    how = How(chosen.model.resolve(), ("--stages", chosen.stages), dict(one.split("=", 1) for one in chosen.env))
     signal.signal(signal.SIGTERM, _told_to_end)
     trees = (ROOT, chosen.other.resolve())
     pairs = [measure(trees, sizes, number % 2, chosen.rounds, how) for number in range(chosen.pairs)]
