@@ -11,6 +11,7 @@ from pathlib import Path
 
 from blockrelay.errors import RedisTrouble
 from blockrelay.redis.client import connect
+from blockrelay_launcher.supervisor.shared_page_folder import open_page_folder
 from tests.support.leaks import ownerless_keys, settled
 
 COMMAND = [sys.executable, "-m", "blockrelay_launcher"]
@@ -100,3 +101,6 @@ def starting_up(*options: str, data: Path | None = None) -> "Iterator[subprocess
         finally:
             if process.poll() is None:
                 process.kill()
+                process.wait()
+                with open_page_folder():  # removes that of the dead, which would be one more failure and hide the first
+                    pass

@@ -14,11 +14,16 @@ from blockrelay.cell_list import CellList
 from blockrelay.errors import UsageError
 from blockrelay.protocol.keys import Keys
 from blockrelay.redis.client import Scripts
-from blockrelay_launcher.cli import cells
+from blockrelay_launcher.cli.cells import CellsState, lists, read, show
 from blockrelay_launcher.cli.main import app
 from tests.support.cell import Cell
 from tests.support.redis.redis_server import RedisServer
 from tests.support.systems.cell_file import CellFile
+
+
+@pytest.fixture
+def cells() -> list[Keys]:
+    return [Keys("c0")]
 
 
 @pytest.fixture
@@ -29,7 +34,7 @@ def file(tmp_path: Path, redis_server: RedisServer) -> CellFile:
 
 def shown(file: CellFile) -> str:
     out = io.StringIO()
-    cells.show(cells.read(file.path), Console(file=out, width=400))
+    show(read(file.path), Console(file=out, width=400))
     return out.getvalue()
 
 
@@ -49,12 +54,11 @@ def test_it_shows_what_cells_do_and_which_list_is_in_force(file: CellFile, clien
 
 def test_lists_that_come_and_that_are_over(file: CellFile) -> None:
     file.put(c0=1).put(c0=2).put(c0=3)
-    state = cells.read(file.path)
-    lists = state.file.lists
+    state = read(file.path)
     at = time.time()
     later = {1: at - 1e7, 2: at - 1e6, 3: at + 1e6}
-    dated = [CellList(one.version, later[one.version], one.weights) for one in lists]
-    said = cells.lists(cells.CellsState(CellListFile(state.file.places, tuple(dated)), state.cells, at, 3600))
+    dated = [CellList(one.version, later[one.version], one.weights) for one in state.file.lists]
+    said = lists(CellsState(CellListFile(state.file.places, tuple(dated)), state.cells, at, 3600))
     assert [line[: len("list 3 comes")] for line in said] == ["list 3 comes", "list 2 is in", "list 1 is ov"]
 
 
@@ -62,9 +66,9 @@ def test_a_file_that_may_not_replace_another_is_told(file: CellFile, tmp_path: P
     before = tmp_path / "before.json"
     before.write_text(file.put(c0=1).path.read_text())
     file.put(c0=1, c1=1)
-    cells.read(file.path, before)
+    read(file.path, before)
     with pytest.raises(UsageError, match=r"before\.json: lists: version 2 is missing"):
-        cells.read(before, file.path)
+        read(before, file.path)
 
 
 def test_the_command_needs_a_file(file: CellFile) -> None:
