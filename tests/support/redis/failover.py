@@ -31,11 +31,14 @@ KEYS = Keys(CELL)
 TILT_MS = 3000
 BUS = 10_000  # a cluster's nodes talk on a second port, so much higher
 SLOTS = 16_384
+#: For so long those who decide do not hear of a master before they take it for dead.
+DOWN_MS = 1000
 
 
 @dataclass
 class Arrangement(ABC):
-    """Six servers, or three and as many Sentinels."""
+    """Six servers, or three and as many Sentinels. Several cells may be on it: `cell` is the one whose master is meant,
+    until somebody sets another."""
 
     folder: Path
     security: Security | None
@@ -183,7 +186,7 @@ class WithSentinels(Arrangement):
     def _sentinel_options(self, master: int) -> dict[str, str]:
         options = {
             "sentinel monitor": f"{NAME} {HOST} {master} 2",
-            "sentinel down-after-milliseconds": f"{NAME} 1000",
+            "sentinel down-after-milliseconds": f"{NAME} {DOWN_MS}",
             "sentinel failover-timeout": f"{NAME} 6000",
         }
         if self.security:
@@ -252,7 +255,8 @@ class Cluster(Arrangement):
     """Three masters, each with a replica."""
 
     def start(self, ports: Sequence[int]) -> None:
-        options = self._server_options() | {"cluster-enabled": "yes", "cluster-node-timeout": "2000"}
+        options = self._server_options() | {"cluster-enabled": "yes", "cluster-node-timeout": str(DOWN_MS)}
+        options |= {"cluster-require-full-coverage": "no"}  # a master that is gone does not stop the others' cells
         if self.security:
             options |= {"tls-cluster": "yes"}
         for number, port in enumerate(ports):
