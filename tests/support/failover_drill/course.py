@@ -163,8 +163,8 @@ def _start(stack: ExitStack, redis: str, servers: Arrangement, replicas: int, da
         (data / cell).mkdir()
         environment = {**settings, "BLOCKRELAY_CELL": cell}
         systems.append(stack.enter_context(drilled_system(BUNDLED_MODEL, data / cell, up, environment=environment)))
-    lacking = [f"{url}/readyz" for system in systems for url in system.urls]  # 200 while one cell can serve
-    wait_until(lambda: not any(httpx.get(url).json()["reasons"] for url in lacking), "all cells serve", timeout_s=60)
+    probes = [f"{url}/readyz" for system in systems for url in system.urls]  # 200 while one cell can serve
+    wait_until(lambda: not any(httpx.get(url).json()["reasons"] for url in probes), "all cells serve", timeout_s=60)
     return systems
 
 

@@ -65,7 +65,8 @@ class Failovers(DrillPart):
         self.planned += 1
 
     def _kill(self) -> None:
-        _cut_off(self.servers.master())
+        old = self.servers.agreed_master()
+        _cut_off(old)
         self._over.wait(self.rng.uniform(*CUT_S))
         if self.killed % 2:
             self._kill_a_gateway()
@@ -73,7 +74,7 @@ class Failovers(DrillPart):
         self.done.append(Fault(at=began, kind="kill", target="redis-control"))
         self.killed += 1
         try:
-            self.servers.kill_master()
+            self.servers.kill(old)
             self.took.append(time.monotonic() - began)
         except AssertionError:
             self.in_vain += 1

@@ -181,8 +181,7 @@ def drilled_system(
     """`up` with these options, ready; ended (and with it everything it started) in every case.
 
     `python` has the release that is run; `port` is that of the first gateway (0: free ones); `environment` is added to
-    that of this process. Raises ServiceUnavailable
-    when it does not become ready.
+    that of this process. Raises ServiceUnavailable when it does not become ready.
     """
     argv = [python, "-P", "-m", "blockrelay_launcher", "up", "--model", str(model), "--data", str(data)]
     with (data / "up.log").open("ab") as log:
