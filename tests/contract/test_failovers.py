@@ -308,9 +308,10 @@ def test_what_no_waiting_mends_is_told_at_the_start(servers: Arrangement, tmp_pa
             with redis_link.connect(bad, cell=CELL) as client, pytest.raises(UsageError, match=why) as caught:
                 check_redis(client, "control Redis", cell=KEYS)
             assert "password-of" not in str(caught.value)
-    ask = "sentinel" if isinstance(servers, Cluster) else "cluster"
     other = (
-        url.replace("cluster", ask).replace("/0", "/m") if ask == "sentinel" else url.replace("sentinel:", "cluster:")
+        url.replace("+cluster:", "+sentinel:").replace("/0", "/m")
+        if isinstance(servers, Cluster)
+        else url.replace("sentinel:", "cluster:")
     )
     other = other.replace("/blockrelay", "")
     with pytest.raises(UsageError), redis_link.connect(re.sub(r"&sentinel_\w+=[^&]*", "", other), cell=CELL) as client:

@@ -1,42 +1,48 @@
-"""One drill: `blockrelay up` at servers that fail over, under the load of `blockrelay drill`, and the verdict."""
+"""One drill: an `up` for each cell at servers that fail over, the load of `blockrelay drill`, and the verdict."""
 
-import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from random import Random
 
+import httpx
+
 from blockrelay.block_folder.folder import open_block_folder
+from blockrelay.protocol.encoding.request_ids import parse_id
 from blockrelay.settings import BUNDLED_MODEL
 from blockrelay_launcher.drill.clients import PATIENCE_S, Seen
 from blockrelay_launcher.drill.from_logs import own_ends, refusals, run_starts
 from blockrelay_launcher.drill.report import Report, judge
 from blockrelay_launcher.drill.system import DrilledSystem, drilled_system
 from blockrelay_launcher.drill.workload import References, make_asks
-from blockrelay_launcher.up_options.options import names_of
 from tests.support.failover_drill.failovers import Failovers
 from tests.support.failover_drill.load import FailoverLoad
-from tests.support.redis.failover import Cluster, WithSentinels, arranged
+from tests.support.redis.failover import Arrangement, Cluster, WithSentinels, arranged
 from tests.support.redis.redis_server import RedisServer
+from tests.support.systems.cell_file import CellFile
 from tests.support.waiting import wait_until
 
-GATEWAYS, WORKERS = 2, 2
+GATEWAYS, WORKERS = 2, 2  # in all; of each cell
 KINDS: dict[str, type[WithSentinels] | type[Cluster]] = {"sentinel": WithSentinels, "cluster": Cluster}
+#: Who shares the servers. In a cluster each has a master of its own, and every gateway serves both.
+CELLS = {"sentinel": ("c0",), "cluster": ("c0", "c1")}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
     """`report` is that of `blockrelay drill`. `gone`, `begun_again` and `taken_back` say what a failover took back,
-    which is wrong where answers waited for `replicas`; `longest_pause_s` is that of `longest_pause`. `unasked`: masters
-    that lived and were replaced, because a Sentinel had no time. Of two replicas the other one goes on to confirm what
-    those write, so that one confirmation promises nothing then."""
+    which is wrong where answers waited for `replicas`; `longest_pause_s` is that of `longest_pause`. `by_cell`: how
+    many requests it had, without sessions. `unasked`: masters that lived and were replaced, because those who decide
+    had no time. Behind Sentinels the other one of two replicas goes on to confirm what such a master writes, so that
+    one confirmation promises nothing then."""
 
     redis: str
     replicas: int
     report: Report
+    by_cell: Mapping[str, int]
     killed: int
     planned: int
     in_vain: int
@@ -50,7 +56,7 @@ class Verdict:
     @property
     def wrong(self) -> list[str]:
         """One line for each."""
-        promised = self.replicas > (1 if self.unasked else 0)
+        promised = self.replicas > (1 if self.unasked and self.redis == "sentinel" else 0)
         return [*self.report.wrong, *([*self.gone, *self.begun_again, *self.taken_back] if promised else [])]
 
     @property
@@ -66,6 +72,7 @@ class Verdict:
             "in vain": self.in_vain,
             "unasked": self.unasked,
             "accepted": report.accepted + len(self.gone),
+            **{f"of {cell}": count for cell, count in self.by_cell.items()},
             "completed": report.completed,
             "lost": report.lost,
             "different": report.mismatched,
@@ -79,62 +86,112 @@ class Verdict:
 
 
 def run(redis: str, replicas: int, *, seconds: float, seed: int, requests: int, data: Path) -> Verdict:
-    """`replicas` is BLOCKRELAY_ACCEPT_REPLICAS; logs stay in `data`. Raises ServiceUnavailable when the system does not
+    """`replicas` is BLOCKRELAY_ACCEPT_REPLICAS; logs stay in `data`. Raises ServiceUnavailable when a system does not
     become ready."""
     with ExitStack() as stack:
         servers = stack.enter_context(arranged(KINDS[redis], data / "redis"))
-        payload = servers.url()
-        if redis == "sentinel":
-            rows = RedisServer(data / "rows", durable=False).start()
-            stack.callback(rows.stop)
-            payload = rows.url
-        _set_replicas(data, replicas)
-        up = ["--gateways", str(GATEWAYS), "--replicas", str(WORKERS), "--schedulers", "1"]
-        up += ["--redis", servers.url(), "--payload-redis", payload]
-        system = stack.enter_context(drilled_system(BUNDLED_MODEL, data, up))
+        systems = _start(stack, redis, servers, replicas, data)
         asks = make_asks(30, rng=Random(seed), folder=open_block_folder(BUNDLED_MODEL, blocks=[]))
-        own = system.numerics_id()
+        own = systems[0].numerics_id()
         references = References(model=BUNDLED_MODEL, asks=asks, ids={own: ""})
         references.prepare((number, own) for number in range(len(asks)))
-        load = FailoverLoad(urls=system.urls, asks=asks, clients=requests, rng=Random(f"{seed} load"))
-        failovers = Failovers(system, servers, Random(f"{seed} failovers"))
+        urls = [url for system in systems for url in system.urls]
+        load = FailoverLoad(urls=urls, asks=asks, clients=requests, rng=Random(f"{seed} load"))
+        failovers = Failovers(systems, servers, CELLS[redis], Random(f"{seed} failovers"))
         started = time.monotonic()
         load.start()
         failovers.start()
         try:
-            with suppress(subprocess.TimeoutExpired):  # it goes on for so long, unless it ends by itself
-                system.process.wait(seconds)
+            with suppress(AssertionError):  # it goes on for so long, unless one ends by itself
+                wait_until(lambda: bool(_ended(systems)), "an `up` has ended", timeout_s=seconds, poll_s=0.1)
         finally:
             failovers.finish()
             load.finish()
-        taken_back, troubles = _settle(system, load)
+        taken_back, troubles = _settle(systems, load)
         troubles += failovers.troubles
         load.join()
         references.prepare((one.ask, fingerprint) for one in load.seen for fingerprint in one.fingerprints)
-        by_sentinels = [log.read_text().count("+selected-slave") for log in data.glob("redis/sentinel-*/log")]
-        unasked = max(0, sum(by_sentinels) - failovers.killed)
+        said = "".join((system.data / "up.log").read_text() for system in systems)
+        troubles += own_ends(said, failovers.done)
+        troubles += [line for system in systems for line in refusals(system.logs)]
+        by_cell = _by_cell(load.seen, CELLS[redis])
+        troubles += [f"no request went to {cell}" for cell, count in by_cell.items() if not count]
         report = judge(
             load.seen,
             references.answer,
             failovers.done,
             seconds=time.monotonic() - started,
-            runs=run_starts(system.logs),
-            troubles=[*troubles, *own_ends((data / "up.log").read_text(), failovers.done), *refusals(system.logs)],
+            runs=[run for system in systems for run in run_starts(system.logs)],
+            troubles=troubles,
         )
         return Verdict(
             redis=redis,
             replicas=replicas,
             report=report,
+            by_cell=by_cell,
             killed=failovers.killed,
             planned=failovers.planned,
             in_vain=failovers.in_vain,
-            unasked=unasked,
+            unasked=max(0, _elected(data) - failovers.killed - failovers.planned),
             slowest_failover_s=max(failovers.took, default=0.0),
             longest_pause_s=longest_pause(load.seen),
             gone=[f"{name} was accepted and is gone" for name in load.gone],
             begun_again=load.begun_again,
             taken_back=taken_back,
         )
+
+
+def _start(stack: ExitStack, redis: str, servers: Arrangement, replicas: int, data: Path) -> Sequence[DrilledSystem]:
+    """A system for each cell, all ready."""
+    cells = CELLS[redis]
+    payload = servers.url()
+    if redis == "sentinel":
+        rows = RedisServer(data / "rows", durable=False).start()
+        stack.callback(rows.stop)
+        payload = rows.url
+    settings = {"BLOCKRELAY_ACCEPT_REPLICAS": str(replicas)}
+    if len(cells) > 1:
+        _check_masters(servers, cells)
+        file = CellFile(data / "cells.json", dict.fromkeys(cells, servers.url())).put(
+            cells=cells, **dict.fromkeys(cells, 1)
+        )
+        settings["BLOCKRELAY_CELLS"] = str(file.path)
+    up = ["--gateways", str(GATEWAYS // len(cells)), "--replicas", str(WORKERS), "--schedulers", "1"]
+    up += ["--redis", servers.url(), "--payload-redis", payload]
+    systems: list[DrilledSystem] = []
+    for cell in cells:
+        (data / cell).mkdir()
+        environment = {**settings, "BLOCKRELAY_CELL": cell}
+        systems.append(stack.enter_context(drilled_system(BUNDLED_MODEL, data / cell, up, environment=environment)))
+    probes = [f"{url}/readyz" for system in systems for url in system.urls]  # 200 while one cell can serve
+    wait_until(lambda: not any(httpx.get(url).json()["reasons"] for url in probes), "all cells serve", timeout_s=60)
+    return systems
+
+
+def _check_masters(servers: Arrangement, cells: Sequence[str]) -> None:
+    masters: set[int] = set()
+    for cell in cells:
+        servers.cell = cell
+        masters.add(servers.master().port)
+    assert len(masters) == len(cells), f"of {cells} two are on one master"
+
+
+def _elected(data: Path) -> int:
+    """How many masters replaced another one, as those say who did it, or became it."""
+    logs = {"sentinel": "+selected-slave", "node": "Failover election won"}
+    found = {log: said for kind, said in logs.items() for log in data.glob(f"redis/{kind}-*/log")}
+    return sum(log.read_text().count(said) for log, said in found.items())
+
+
+def _by_cell(seen: Sequence[Seen], cells: Sequence[str]) -> dict[str, int]:
+    """How many accepted requests were in each. Sessions have names of their own."""
+    names = [found.cell for one in seen if (found := parse_id(one.request))]
+    return {cell: names.count(cell) for cell in cells}
+
+
+def _ended(systems: Sequence[DrilledSystem]) -> list[str]:
+    codes = {system.data.name: system.process.poll() for system in systems}
+    return [f"the `up` of {cell} ended with code {code}" for cell, code in codes.items() if code is not None]
 
 
 def longest_pause(seen: Sequence[Seen]) -> float:
@@ -144,23 +201,13 @@ def longest_pause(seen: Sequence[Seen]) -> float:
     return max((b - a for events in streams for a, b in pairwise(events)), default=0.0)
 
 
-def _set_replicas(data: Path, replicas: int) -> None:
-    (data / "settings").mkdir(mode=0o700)
-    for gateway in names_of("gateway", GATEWAYS):
-        settings = data / "settings" / gateway
-        settings.touch(mode=0o600)
-        settings.write_text(f"BLOCKRELAY_ACCEPT_REPLICAS={replicas}\n")
-
-
-def _settle(system: DrilledSystem, load: FailoverLoad) -> tuple[list[str], list[str]]:
-    """Wait for what is under way. Cancellations that were taken back, and what is wrong with the system."""
+def _settle(systems: Sequence[DrilledSystem], load: FailoverLoad) -> tuple[list[str], list[str]]:
+    """Wait for what is under way. Cancellations that were taken back, and what is wrong with the systems."""
     try:
         wait_until(lambda: load.idle, "nothing is under way", timeout_s=PATIENCE_S, poll_s=0.1)
         taken_back = load.no_longer_cancelled()
-        troubles = system.left_behind()
+        troubles = [line for system in systems for line in system.left_behind()]
     except AssertionError as error:
         taken_back, troubles = [], [str(error)]
     load.abandon()
-    if (code := system.process.poll()) is not None:
-        troubles.append(f"`up` ended with code {code}")
-    return taken_back, troubles
+    return taken_back, [*troubles, *_ended(systems)]

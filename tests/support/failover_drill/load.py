@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
-from blockrelay.protocol.encoding.request_ids import own_id
 from blockrelay_launcher.client.resuming import Refused
 from blockrelay_launcher.drill.clients import Load, Seen
 
@@ -61,7 +60,7 @@ class FailoverLoad(Load):
             Load._background(self, seen, body, key, rng)
             return
         answer = self._ask("POST", "/v1/completions", rng, {**body, "background": True})
-        seen.request = own_id(json.loads(answer.content)["id"])
+        seen.request = json.loads(answer.content)["id"]
         asked = 0
         unknown_since = time.monotonic()
 

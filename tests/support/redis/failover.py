@@ -31,11 +31,14 @@ KEYS = Keys(CELL)
 TILT_MS = 3000
 BUS = 10_000  # a cluster's nodes talk on a second port, so much higher
 SLOTS = 16_384
+#: For so long those who decide do not hear of a master before they take it for dead.
+DOWN_MS = 1000
 
 
 @dataclass
 class Arrangement(ABC):
-    """Six servers, or three and as many Sentinels."""
+    """Six servers, or three and as many Sentinels. Several cells may be on it: `cell` is the one whose master is meant,
+    until somebody sets another."""
 
     folder: Path
     security: Security | None
@@ -79,7 +82,7 @@ class Arrangement(ABC):
 
     def fail_over(self) -> tuple[Process, Process]:
         """Planned; the old and the new master."""
-        old = self.master()
+        old = self.agreed_master()
         self.disturbed = True
         for _ in range(5):  # it gives up after seconds in which the machine was busy
             self.ask_for_failover(old)
@@ -89,19 +92,34 @@ class Arrangement(ABC):
 
     def kill_master(self) -> tuple[Process, Process]:
         """The old and the new master."""
-        old = self.master()
+        old = self.agreed_master()
+        return old, self.kill(old)
+
+    def kill(self, old: Process) -> Process:
+        """Of the master; the new one."""
         self.disturbed = True
         old.kill()
-        return old, self.wait_for_another(old)
+        return self.wait_for_another(old)
+
+    def agreed_master(self) -> Process:
+        """Where the machine is busy, one may just be replaced that nobody asked to be."""
+        return self._master_that(lambda found: True, "they agree on a master")
 
     def wait_for_another(self, old: Process, *, timeout_s: float = 60.0) -> Process:
-        def replaced() -> bool:
-            with suppress(RedisTrouble, StopIteration):
-                return (new := self.master()) is not old and new.role() == "master"
-            return False
+        def replaces(found: Process) -> bool:
+            return found is not old and found.role() == "master"
 
-        wait_until(replaced, f"{old.folder.name} is replaced", timeout_s=timeout_s)
-        return self.master()
+        return self._master_that(replaces, f"{old.folder.name} is replaced", timeout_s=timeout_s)
+
+    def _master_that(self, fits: Callable[[Process], bool], what: str, *, timeout_s: float = 60.0) -> Process:
+        seen: list[Process] = []
+
+        def found() -> bool:
+            seen.append(self.master())
+            return fits(seen[-1])
+
+        self.wait_until(found, what, timeout_s=timeout_s)
+        return seen[-1]
 
     def mend(self) -> None:
         """Start what was killed, and wait until the next failover can be."""
@@ -183,7 +201,7 @@ class WithSentinels(Arrangement):
     def _sentinel_options(self, master: int) -> dict[str, str]:
         options = {
             "sentinel monitor": f"{NAME} {HOST} {master} 2",
-            "sentinel down-after-milliseconds": f"{NAME} 1000",
+            "sentinel down-after-milliseconds": f"{NAME} {DOWN_MS}",
             "sentinel failover-timeout": f"{NAME} 6000",
         }
         if self.security:
@@ -252,7 +270,10 @@ class Cluster(Arrangement):
     """Three masters, each with a replica."""
 
     def start(self, ports: Sequence[int]) -> None:
-        options = self._server_options() | {"cluster-enabled": "yes", "cluster-node-timeout": "2000"}
+        options = self._server_options() | {"cluster-enabled": "yes", "cluster-node-timeout": str(DOWN_MS)}
+        options |= {"cluster-require-full-coverage": "no"}  # a master that is gone does not stop the others' cells
+        # A replica would never be elected once those who elect had no time for eleven seconds.
+        options |= {"cluster-replica-validity-factor": "0"}
         if self.security:
             options |= {"tls-cluster": "yes"}
         for number, port in enumerate(ports):
@@ -307,9 +328,10 @@ class Cluster(Arrangement):
         return [node for slot, node in owners.items() if slot >= 0 and node is not owners[-1]]
 
     def ask_for_failover(self, old: Process) -> None:
-        (replica,) = [port for master, port in self._pairs(old).values() if master == old.port]
-        with suppress(CommandError):  # one is under way
-            self._server(replica).ask("CLUSTER FAILOVER")
+        found = [replicas for master, *replicas in self._pairs(old).values() if master == old.port]
+        for replica in found[0] if found else ():  # none while a failover that nobody asked for is under way
+            with suppress(CommandError):
+                self._server(replica).ask("CLUSTER FAILOVER")
 
     def _pairs(self, asked: Process) -> dict[int, list[int]]:
         """First slot -> ports of its master and its replicas, as one node sees it."""

@@ -42,8 +42,9 @@ from blockrelay_gateway.streaming.following.resumption import Resumption
 from blockrelay_gateway.streaming.readers import Readers
 from blockrelay_gateway.streaming.records import Records
 
-#: ACCEPT is idempotent by request id, so a lost connection is no reason to give up at once.
-RETRY_FOR_S = 3.0
+#: ACCEPT is idempotent by request id, so a lost connection is no reason to give up at once. Longer than most failovers:
+#: whoever gets 503 comes back a second later at the earliest.
+RETRY_FOR_S = 5.0
 
 
 @dataclass(slots=True)

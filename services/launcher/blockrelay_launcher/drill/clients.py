@@ -11,7 +11,6 @@ from typing import Any, Literal
 
 import httpx
 
-from blockrelay.protocol.encoding.request_ids import own_id
 from blockrelay.protocol.tensors import decode_tensor
 from blockrelay_launcher.client import resuming
 from blockrelay_launcher.client.resuming import TRY_AGAIN, Refused
@@ -30,9 +29,9 @@ POLL_S = 0.25
 class Seen:
     """What one client saw of one request. Times are monotonic.
 
-    `events` when each event came; `cuts` when the connection was lost; `repeated` events that came twice; `ended` when
-    the last event came, None for a request that nobody saw the end of. `fingerprints`: who computed it, as the last
-    event said; of a session one for each step.
+    `request` as the gateway calls it; `events` when each event came; `cuts` when the connection was lost; `repeated`
+    events that came twice; `ended` when the last event came, None for a request that nobody saw the end of.
+    `fingerprints`: who computed it, as the last event said; of a session one for each step.
     """
 
     ask: int
@@ -59,7 +58,7 @@ class Seen:
         """One event of the stream."""
         request, _, position = event_id.rpartition(":")
         self.events.append(time.monotonic())
-        self.request = own_id(request) or self.request
+        self.request = request or self.request
         if int(position) <= self.position:
             self.repeated += 1
             return
@@ -179,7 +178,7 @@ class Load:
 
         def send() -> None:
             answer = self._ask("POST", "/v1/completions", rng, {**body, "background": True}, {"Idempotency-Key": key})
-            seen.request = own_id(json.loads(answer.content)["id"])
+            seen.request = json.loads(answer.content)["id"]
 
         send()
         self._look_after(seen, rng, missing=send)

@@ -10,6 +10,8 @@ from typing import Any
 from blockrelay_launcher.drill.faults import Fault
 
 _ENDED = re.compile(r"(\S+) (?:was killed by signal (\d+)|ended with code (\d+)); starting it again")
+#: No right; keys of several slots in one command; in a script.
+_REFUSALS = ("NOPERM", "CROSSSLOT", "non local key")
 _HUNG = re.compile(r"(\S+) did not end by itself and was killed")
 
 
@@ -51,6 +53,10 @@ def own_ends(said: str, faults: Sequence[Fault]) -> list[str]:
 
 
 def refusals(logs: Path) -> list[str]:
-    """How often Redis refused a command to the user of a service, by log file."""
-    counts = {path.name: path.read_text(errors="replace").count("NOPERM") for path in sorted(logs.glob("*.log*"))}
-    return [f"{name}: NOPERM {count} times" for name, count in counts.items() if count]
+    """How often Redis refused what is never right, by log file: a command to the user of a service, or one whose keys
+    are in several slots of a cluster."""
+    found: list[str] = []
+    for path in sorted(logs.glob("*.log*")):
+        text = path.read_text(errors="replace")
+        found += [f"{path.name}: {said} {count} times" for said in _REFUSALS if (count := text.count(said))]
+    return found

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from rich.console import Console
 from rich.table import Table
 
+from blockrelay.protocol.encoding.request_ids import own_id
 from blockrelay_launcher.drill.clients import Seen
 from blockrelay_launcher.drill.faults import Fault
 from blockrelay_launcher.drill.workload import Answer
@@ -199,7 +200,7 @@ def _concerns(fault: Fault, one: Seen, later: float) -> bool:
     """Whether the fault is felt by a stream whose next event came at `later`."""
     if fault.target == "gateway":
         return any(fault.at < cut < later for cut in one.cuts)
-    return fault.requests is None or one.request in fault.requests
+    return fault.requests is None or own_id(one.request) in fault.requests
 
 
 def show(report: Report, console: Console) -> None:

@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -170,12 +170,18 @@ def _environment(pid: int) -> dict[str, str]:
 
 @contextlib.contextmanager
 def drilled_system(
-    model: Path, data: Path, options: Sequence[str], *, python: str = sys.executable, port: int = 0
+    model: Path,
+    data: Path,
+    options: Sequence[str],
+    *,
+    python: str = sys.executable,
+    port: int = 0,
+    environment: Mapping[str, str] | None = None,
 ) -> Iterator[DrilledSystem]:
     """`up` with these options, ready; ended (and with it everything it started) in every case.
 
-    `python` has the release that is run; `port` is that of the first gateway (0: free ones). Raises ServiceUnavailable
-    when it does not become ready.
+    `python` has the release that is run; `port` is that of the first gateway (0: free ones); `environment` is added to
+    that of this process. Raises ServiceUnavailable when it does not become ready.
     """
     argv = [python, "-P", "-m", "blockrelay_launcher", "up", "--model", str(model), "--data", str(data)]
     with (data / "up.log").open("ab") as log:
@@ -184,6 +190,7 @@ def drilled_system(
             stdout=subprocess.PIPE,
             stderr=log,
             text=True,
+            env={**os.environ, **(environment or {})},
             start_new_session=True,  # Ctrl-C reaches the drill alone
             preexec_fn=die_with_parent(signal.SIGTERM),
         )

@@ -15,8 +15,8 @@ from blockrelay.redis.client import Scripts, backoff_s, connect
 from blockrelay.redis.errors import SAY_EVERY_S
 from blockrelay.settings import Settings
 
-#: Of reaching Redis at the start, a few seconds in all.
-ATTEMPTS = 10
+#: How long Redis is tried at the start. Seconds.
+TRY_FOR_S = 5.0
 #: How long `close` waits for a report that is under way. Seconds.
 CLOSE_S = 1.0
 
@@ -44,18 +44,21 @@ class DeathReports(threading.Thread):
         Where Redis takes no writes, their silence will tell the scheduler. Raises ServiceUnavailable when Redis, which
         has just answered, does not any more.
         """
-        for attempt in range(ATTEMPTS):
+        give_up, attempt = time.monotonic() + TRY_FOR_S, 0
+        while True:
             try:
                 for worker in self._registered():
                     self._report(worker, "forgotten")
                 return
-            except RedisUnavailable:
+            except RedisUnavailable as error:
+                if time.monotonic() > give_up:
+                    raise ServiceUnavailable("the control Redis answered at first and does not any more") from error
                 time.sleep(backoff_s(attempt))
+                attempt += 1
             except RedisTrouble as error:
                 if error.code != "PROTOCOL":  # else the scheduler upgrades the cell first, and then sees who is silent
                     self._say(f"the workers of the run before cannot be forgotten yet: {error}")
                 return
-        raise ServiceUnavailable("the control Redis answered at first and does not answer any more")
 
     def add(self, pid: int) -> None:
         """Process `pid` of this host has ended. Returns at once."""

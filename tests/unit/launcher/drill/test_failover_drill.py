@@ -88,6 +88,7 @@ def verdict(load: FailoverLoad, *, replicas: int, taken_back: list[str], unasked
         redis="sentinel",
         replicas=replicas,
         report=report,
+        by_cell={"c0": report.accepted},
         killed=1,
         planned=0,
         in_vain=0,
@@ -106,7 +107,7 @@ def test_a_request_without_a_key_that_nobody_knows_any_more_is_gone(
     monkeypatch.setattr(failover_load, "GONE_S", 0.0)
     gateway.answers = {"POST /v1/completions": [(202, {"id": f"cmpl-{NAME}"})], "GET /v1/requests": [(404, {})]}
     load._background(seen_of(load, "background"), {}, "key", Keyless(1))  # pyright: ignore[reportPrivateUsage]
-    assert load.gone == [f"req-{NAME}"] and not load.seen
+    assert load.gone == [f"cmpl-{NAME}"] and not load.seen
     assert verdict(load, replicas=1, taken_back=[]).wrong == load.gone
     assert not verdict(load, replicas=0, taken_back=[]).wrong, "as the column everysec says"
     assert not verdict(load, replicas=1, taken_back=[], unasked=1).wrong, "the other replica has confirmed it"

@@ -166,7 +166,11 @@ class TestOwnEnds:
         assert own_ends(f"{line}\n{line}\n", [self.KILL]) == [line]
 
 
-def test_what_redis_refused_to_a_user_is_counted_by_log(tmp_path: Path) -> None:
+def test_what_redis_refused_to_a_user_or_across_slots_is_counted_by_log(tmp_path: Path) -> None:
     (tmp_path / "gateway-1.log").write_text("redis.exceptions: NOPERM no right to run 'flushall'\n")
     (tmp_path / "gateway-2.log").write_text("nothing\n")
-    assert refusals(tmp_path) == ["gateway-1.log: NOPERM 1 times"]
+    across = "CROSSSLOT Keys in request don't hash to the same slot"
+    (tmp_path / "worker-1.log").write_text(f"{across}\n{across}\n")
+    (tmp_path / "scheduler.log").write_text("Script attempted to access a non local key in a cluster node\n")
+    found = ["gateway-1.log: NOPERM 1 times", "scheduler.log: non local key 1 times", "worker-1.log: CROSSSLOT 2 times"]
+    assert refusals(tmp_path) == found
