@@ -14,6 +14,9 @@ from blockrelay_worker.scheduling.step_cost import StepCost, prompt_rows_beside
 
 #: As the settings of a worker have them: BLOCKRELAY_MAX_ROWS, _MAX_REQUESTS, _STEP_TARGET_S; and jobs of one CLAIM.
 MAX_ROWS, MAX_REQUESTS, STEP_TARGET_S, MOST_JOBS = 512, 64, 0.5, 16
+#: A gateway handles what has come in turns: connection, head and body of a request wait for those of others; what is
+#: left of its work comes behind ACCEPT. Turns before and behind.
+TURNS = (4, 4)
 #: Prompt rows by which a worker learns what one costs.
 SOME_ROWS = 64
 
@@ -92,9 +95,13 @@ class Route:
         self._given: list[Run] = []  # whose tokens are not in a commit yet
 
     def wake(self) -> None:
-        """There may be jobs."""
-        self._claim_due = True
-        self._look()
+        """There may be jobs: a thread beside hears of it first."""
+
+        def told() -> None:
+            self._claim_due = True
+            self._look()
+
+        self._stages[0].beside.do(self._cell.costs.notice, told)
 
     def _look(self) -> None:
         """The engine's loop: claim what waits, and compute what there is."""
@@ -151,34 +158,41 @@ class Route:
         """A step, and the message that it ends with."""
         costs, last = self._cell.costs, stage + 1 == len(self._stages)
         work = batch.work
-        message = 0.0
+        message, commands = 0.0, 0.0
         if not last:
-            message = costs.hop + costs.hop_row * batch.size
-        elif stage and work.tokens:
-            message = costs.hop + costs.hop_job * work.tokens
+            message = costs.hop + costs.hop_row * batch.size + costs.hop_part * len(batch.rows)
+            commands = 2
+        elif work.tokens:
+            message, commands = costs.hop + costs.hop_job * work.tokens, work.tokens
         self._stages[stage].busy = True
         seconds = self._step_s(work, len(batch.rows), stage) + message / 2
-        self._stages[stage].engine.do(seconds, lambda: self._computed(stage, batch, message / 2))
 
-    def _computed(self, stage: int, batch: Batch, received: float) -> None:
+        def computed() -> None:
+            if len(self._stages) == 1:
+                self._computed(stage, batch)
+                return
+            there = (lambda: self._back(batch)) if last else (lambda: self._comes(stage + 1, batch))
+            self._send(0 if last else stage + 1, commands * costs.call, message / 2, there)
+            self._cell.payload.do(0.0, lambda: self._cell.clock.after(costs.wire, lambda: self._computed(stage, batch)))
+
+        self._stages[stage].engine.do(seconds, computed)
+
+    def _computed(self, stage: int, batch: Batch) -> None:
+        """The thread is free for its next step."""
         self._stages[stage].busy = False
-        if stage + 1 < len(self._stages):
-            self._deliver(stage + 1, received, lambda: self._comes(stage + 1, batch))
-        else:
+        if stage + 1 == len(self._stages):
             self._commit([run for run, rows in batch.rows.items() if run.gives(rows)])  # beside the next step
-            if stage:
-                self._deliver(0, received, lambda: self._back(batch))
-            else:
-                self._back(batch)
-        if stage:
+        if len(self._stages) == 1:
+            self._back(batch)
+        elif stage:
             self._next(stage)
         else:
             self._look()
 
-    def _deliver(self, stage: int, seconds: float, then: Callable[[], None]) -> None:
+    def _send(self, stage: int, payload_s: float, received_s: float, then: Callable[[], None]) -> None:
         """A message for a stage: by the payload Redis to its reader, and from there to the thread that computes."""
-        beside, wire = self._stages[stage].beside, self._cell.costs.wire
-        self._cell.clock.after(2 * wire, lambda: beside.do(seconds, then))
+        beside, clock, wire = self._stages[stage].beside, self._cell.clock, self._cell.costs.wire
+        self._cell.payload.do(payload_s, lambda: clock.after(2 * wire, lambda: beside.do(received_s, then)))
 
     def _comes(self, stage: int, batch: Batch) -> None:
         self._stages[stage].arrived.append(batch)
@@ -222,7 +236,7 @@ class Route:
                 self._look()
             self._commit(())
 
-        seconds = costs.submit + len(runs) * costs.submit_token + len(ended) * costs.submit_job
+        seconds = costs.submit + len(runs) * costs.submit_token
         last.beside.do(seconds, lambda: cell.redis.call(commits, committed))
 
     def _ending(self, runs: Sequence[Run]) -> list[Run]:
@@ -247,6 +261,7 @@ class Cell:
     ) -> None:
         self.clock, self.costs, self.gateway = clock, costs, gateway
         self.redis = ControlRedis(clock, redis, costs)
+        self.payload = Process(redis)
         self.logs = LogReader(self.redis, gateway, costs, self._sent)
         self.queue: deque[Asked] = deque()
         self.routes: list[Route] = []
@@ -263,6 +278,7 @@ class Cell:
             return costs.accept, True
 
         def accepted() -> None:
+            self._turns(TURNS[1], lambda: None)
             for route in self.routes:
                 route.wake()
 
@@ -271,9 +287,15 @@ class Cell:
             self.logs.follow()
 
         def sent() -> None:
-            self.clock.after(costs.wire, lambda: self.gateway.do(costs.gateway_request, follow))
+            self.clock.after(costs.wire, lambda: self._turns(TURNS[0], follow))
 
         self._clients.do(costs.client_request, sent)
+
+    def _turns(self, count: int, then: Callable[[], None]) -> None:
+        """So many turns of the gateway for a request, each behind what has come meanwhile."""
+        self.gateway.do(
+            self.costs.gateway_request / sum(TURNS), then if count == 1 else lambda: self._turns(count - 1, then)
+        )
 
     def _sent(self, tokens: Sequence[Asked]) -> None:
         """The gateway has written events to its sockets."""

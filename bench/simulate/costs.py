@@ -44,7 +44,11 @@ class Stage:
         """The head computes no rows but those that give tokens."""
         layers = self.layers
         attention = work.attended * layers.attended + work.attended_prompt * layers.attended_prompt
-        return layers.seconds(work.rows) + attention + (self.head.seconds(work.tokens) if self.head and work.tokens else 0.0)
+        return (
+            layers.seconds(work.rows)
+            + attention
+            + (self.head.seconds(work.tokens) if self.head and work.tokens else 0.0)
+        )
 
 
 def _summed(blocks: Sequence[BlockCosts]) -> BlockCosts:
@@ -66,10 +70,13 @@ class Costs:
     `fsync` those of waiting for the disk, once for all that is there when it begins.
     Gateway: `gateway_request` from the socket to the end of its stream, `gateway_read` for an answer of Redis,
     `gateway_read_stream` for each log that it asked about, `gateway_token` for each token.
-    Worker: its `blocks`, of which the last is the head, and beside them `step` for a batch, `part` for each request in it and `job` for each request in all; in
-    its other threads `submit` for a commit, `submit_token` for each token in it and `submit_job` for each request.
-    A message between two stages: `hop`, and `hop_row` for each row, half at each end; `hop_job` for each token that the
-    first stage is told. The clients, where they are on the same host: `client_request`, `client_token`.
+    Worker: its `blocks`, of which the last is the head, and beside them `step` for a batch, `part` for each request in
+    it and `job` for each request in all; in its other threads `submit` for a commit, `submit_token` for each token in
+    it, and `notice` for each request that is accepted: every first worker hears of it.
+    A message between two stages: `hop`, and `hop_row` for each row, `hop_part` for each request with rows in it, or
+    `hop_job` for each token that the first stage is told; half at each end, and the sender waits until the payload
+    Redis has it, which takes a `call` for each command. The clients, where they are on the same host: `client_request`,
+    `client_token`.
     `wire` are seconds in which nobody computes: from one process to another that sleeps.
     """
 
@@ -95,9 +102,10 @@ class Costs:
     job: float = 0.0
     submit: float = 0.0
     submit_token: float = 0.0
-    submit_job: float = 0.0
+    notice: float = 0.0
     hop: float = 0.0
     hop_row: float = 0.0
+    hop_part: float = 0.0
     hop_job: float = 0.0
     client_request: float = 0.0
     client_token: float = 0.0
@@ -122,8 +130,10 @@ class Costs:
     def decode(cls, fields: Mapping[str, Any]) -> "Costs":
         """Of what `encode` gave, behind JSON."""
 
-        blocks = tuple(
-            BlockCosts(**{**block, "rows": {int(rows): seconds for rows, seconds in block["rows"].items()}})
-            for block in fields["blocks"]
-        )
-        return cls(**{**fields, "blocks": blocks, "speeds": tuple(fields["speeds"])})
+        def block(of: dict[str, Any]) -> BlockCosts:
+            rows = {int(rows): seconds for rows, seconds in of["rows"].items()}
+            return BlockCosts(rows=rows, attended=of["attended"], attended_prompt=of["attended_prompt"])
+
+        blocks = tuple(block(of) for of in fields["blocks"])
+        read: dict[str, Any] = {**fields, "blocks": blocks, "speeds": tuple(fields["speeds"])}
+        return cls(**read)

@@ -3,21 +3,21 @@
 from dataclasses import asdict, dataclass
 from math import ceil, floor
 
-from bench.simulate.cell import MAX_REQUESTS
 from bench.simulate.costs import Costs
 
-#: Of a core, or of the memory that Redis may fill before FORGET begins, what is planned for: the rest is for bursts.
+#: Of a core, of a worker's second, or of the memory that Redis may fill, what is planned for: the rest is for bursts.
 SHARE = 0.7
-#: A control Redis writes to its disk, and a gateway reads its logs, so often where there is always something to do: what
+#: Where there is always something to do, a control Redis writes to its disk and a gateway reads its logs so often; what
 #: comes meanwhile waits for the next time. Seconds.
 ROUND_S = 0.020
+_ROUNDING = 1e-9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Footprint:
-    """Measured bytes. In the control Redis: of a request under way, and of one that has ended, for `retention_s`; on its
-    wires for each token, and for each log that a read asks about. Of a gateway's memory for a stream, and on the wire
-    to the client for a token."""
+    """Measured bytes. In the control Redis: of a request under way, and of one that has ended, for `retention_s`. On
+    its wires: for each token, and for each log that a read asks about. Of a gateway's memory for a stream, and on the
+    wire to the client for a token."""
 
     redis_request: float
     redis_ended: float
@@ -45,12 +45,14 @@ class Target:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """A worker: what it reads from memory and computes in a second, and its memory in bytes."""
+    """A worker: what it reads from memory and computes in a second, its memory in bytes, and the requests that it is
+    set to run at once."""
 
     name: str
     bytes_per_s: float
     operations_per_s: float
     memory: float
+    slots: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,26 +74,30 @@ class Workers:
     count: int
 
 
+def _whole(streams: float) -> int:
+    return floor(streams + _ROUNDING)
+
+
 def workers(target: Target, model: Model, machine: Machine) -> Workers:
-    """As many streams to a worker as have their tokens in time. A step reads all weights and the KV pages of all its
-    streams, and computes a token for each and their share of prompts."""
+    """As many streams to a worker as have their tokens in time, with SHARE of its speed. A step reads all weights and
+    the KV pages of all its streams, and computes a token for each and their share of prompts."""
     context = target.prompt + target.new / 2
     rows = 1 + target.prompt / target.new  # of each token that is given
-
-    def step_s(streams: float) -> float:
-        reads = (model.weight_bytes + streams * context * model.kv_bytes) / machine.bytes_per_s
-        return max(reads, 2 * model.parameters * rows * streams / machine.operations_per_s)
-
-    per_token = 1 / target.tokens_per_s
+    per_token = SHARE / target.tokens_per_s
     bounds = {
         "memory": (machine.memory - model.weight_bytes) / (model.kv_bytes * (target.prompt + target.new)),
         "reading": (per_token * machine.bytes_per_s - model.weight_bytes) / (context * model.kv_bytes),
         "computing": per_token * machine.operations_per_s / (2 * model.parameters * rows),
-        "slots": float(MAX_REQUESTS),
+        "slots": float(machine.slots),
     }
     bound = min(bounds, key=lambda name: bounds[name])
-    streams = max(1, floor(bounds[bound]))
-    return Workers(streams=streams, step_s=step_s(streams), bound=bound, count=ceil(target.streams / streams))
+    streams = _whole(bounds[bound])
+    if streams < 1:
+        raise ValueError(f"{machine.name} is too slow or too small for one stream: {bound}")
+    reading_s = (model.weight_bytes + streams * context * model.kv_bytes) / machine.bytes_per_s
+    computing_s = 2 * model.parameters * rows * streams / machine.operations_per_s
+    count = ceil(target.streams / streams)
+    return Workers(streams=streams, step_s=max(reading_s, computing_s), bound=bound, count=count)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,87 +117,91 @@ class CellUse:
 
     @property
     def largest(self) -> str:
-        """What most of the thread is for."""
-        return max(("tokens", "commits", "requests", "reads", "syncs"), key=lambda name: asdict(self)[name])
-
-
-def cell_use(
-    costs: Costs, size: Footprint, target: Target, some: Workers, *, streams: float, memory: float, gateways: int
-) -> CellUse:
-    """Of a cell with so many streams, whose Redis may fill so much memory; `gateways` read from it."""
-    starts = streams * target.requests_per_s
-    calls = 4 * costs.call + costs.accept + costs.claim + costs.claim_job + costs.wake + costs.commit_end
-    kept = size.redis_request + target.requests_per_s * size.retention_s * size.redis_ended
-    return CellUse(
-        tokens=streams * target.tokens_per_s * costs.commit_token,
-        commits=streams / some.streams / some.step_s * (costs.call + costs.commit),
-        requests=starts * calls,
-        reads=(gateways * (costs.call + costs.read) + streams * costs.read_stream) / ROUND_S,
-        syncs=(costs.sync + costs.fsync) / ROUND_S,
-        memory=streams * kept / memory,
-    )
+        """What fills it first: memory, or what most of the thread is for."""
+        shares = {name: share for name, share in asdict(self).items() if name != "memory"}
+        return "memory" if self.memory > self.thread else max(shares, key=lambda name: shares[name])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sized:
-    """What it takes. `cell_bound` is what keeps a cell from more streams; bytes are those of a second, or of memory."""
+    """What it takes. Of a cell and of a gateway (one thread) its streams, and what keeps it from more.
+    `gateway_cells`: those that a gateway could read if it had no streams. Bytes in all, and of a second."""
 
     workers: Workers
     cells: int
     cell_streams: int
     cell_use: CellUse
-    cell_bound: str
     gateways: int
+    gateway_streams: int
     gateway_bound: str
-    gateway_memory: float
-    redis_memory: float
+    gateway_cells: int
+    gateway_bytes: float
+    redis_bytes: float
     client_bytes_per_s: float
     redis_bytes_per_s: float
-    first: str
 
 
-def size(
-    costs: Costs, size: Footprint, target: Target, model: Model, machine: Machine, *, redis_memory: float
-) -> Sized:
-    """All of it; `redis_memory` is what one control Redis may fill. Each gateway serves one cell's streams, as a
-    deployment would arrange it where a gateway is full before a cell is."""
-    some = workers(target, model, machine)
-    tokens = target.tokens_per_s
-    per_stream = {
-        "tokens": tokens * costs.gateway_token,
+def kept_bytes(footprint: Footprint, target: Target) -> float:
+    """Of a control Redis for each stream: its request, and those before it that are retained."""
+    return footprint.redis_request + target.requests_per_s * footprint.retention_s * footprint.redis_ended
+
+
+def gateway_use(costs: Costs, target: Target) -> dict[str, float]:
+    """Shares of a gateway's thread for each stream, by what for; it reads every ROUND_S."""
+    return {
+        "tokens": target.tokens_per_s * costs.gateway_token,
         "requests": target.requests_per_s * costs.gateway_request,
         "reads": costs.gateway_read_stream / ROUND_S,
     }
-    own = (SHARE - costs.gateway_read / ROUND_S) / sum(per_stream.values())
-    gateway_streams = max(1, floor(own))
 
-    def use(streams: float) -> CellUse:
+
+def cell_use(
+    costs: Costs, footprint: Footprint, target: Target, some: Workers, *, streams: int, gateways: int, memory: float
+) -> CellUse:
+    """Of a cell with so many streams that so many gateways read, and whose Redis may fill so many bytes. Workers commit
+    as often as the streams have tokens."""
+    starts = streams * target.requests_per_s
+    request = costs.accept + costs.claim + costs.claim_job + costs.wake + costs.commit_end + 4 * costs.call
+    return CellUse(
+        tokens=streams * target.tokens_per_s * costs.commit_token,
+        commits=streams / some.streams * target.tokens_per_s * (costs.call + costs.commit),
+        requests=starts * request,
+        reads=(gateways * (costs.call + costs.read) + streams * costs.read_stream) / ROUND_S,
+        syncs=(costs.sync + costs.fsync) / ROUND_S,
+        memory=streams * kept_bytes(footprint, target) / memory,
+    )
+
+
+def size(
+    costs: Costs, footprint: Footprint, target: Target, model: Model, machine: Machine, *, redis_memory: float
+) -> Sized:
+    """All of it, each filled to SHARE. The streams of a gateway are those of one cell, as two lists of cells would have
+    it; a gateway that reads several cells pays `gateway_read` for each."""
+    some = workers(target, model, machine)
+    shares = gateway_use(costs, target)
+    gateway_streams = max(1, _whole((SHARE - costs.gateway_read / ROUND_S) / sum(shares.values())))
+
+    def use(streams: int) -> CellUse:
         gateways = ceil(streams / gateway_streams)
-        return cell_use(costs, size, target, some, streams=streams, memory=redis_memory, gateways=gateways)
+        return cell_use(costs, footprint, target, some, streams=streams, gateways=gateways, memory=redis_memory)
 
-    low, high = 0, target.streams
+    low, high = 1, target.streams
     while low < high:  # the most that fit
         middle = (low + high + 1) // 2
-        fits = max(use(middle).thread, use(middle).memory) <= SHARE
+        fits = max(use(middle).thread, use(middle).memory) <= SHARE + _ROUNDING
         low, high = (middle, high) if fits else (low, middle - 1)
-    streams = max(1, low)
-    cells = ceil(target.streams / streams)
-    there = use(streams)
-    rate = target.streams * tokens
-    kept = size.redis_request + target.requests_per_s * size.retention_s * size.redis_ended
-    # What has to be multiplied at the fewest streams is what is exhausted first.
-    first = min([("a worker", some.streams), ("a gateway", gateway_streams), ("a cell", streams)], key=lambda one: one[1])
+    rate = target.streams * target.tokens_per_s
     return Sized(
         workers=some,
-        cells=cells,
-        cell_streams=streams,
-        cell_use=there,
-        cell_bound="memory" if there.memory > there.thread else there.largest,
+        cells=ceil(target.streams / low),
+        cell_streams=low,
+        cell_use=use(low),
         gateways=ceil(target.streams / gateway_streams),
-        gateway_bound=max(per_stream, key=lambda name: per_stream[name]),
-        gateway_memory=target.streams * size.gateway_stream,
-        redis_memory=target.streams * kept,
-        client_bytes_per_s=rate * size.client_token,
-        redis_bytes_per_s=rate * size.redis_token + target.streams / ROUND_S * size.redis_read_stream,
-        first=first[0],
+        gateway_streams=gateway_streams,
+        gateway_bound=max(shares, key=lambda name: shares[name]),
+        gateway_cells=_whole(SHARE * ROUND_S / max(costs.gateway_read, 1e-9)),
+        gateway_bytes=target.streams * footprint.gateway_stream,
+        redis_bytes=target.streams * kept_bytes(footprint, target),
+        client_bytes_per_s=rate * footprint.client_token,
+        redis_bytes_per_s=rate * footprint.redis_token + target.streams / ROUND_S * footprint.redis_read_stream,
     )

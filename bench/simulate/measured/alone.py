@@ -13,11 +13,14 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import numpy as np
+
 from bench.simulate.measured.driving import wire_bytes
 from blockrelay.protocol.keys import Keys
-from blockrelay.protocol.messages import NextJob
+from blockrelay.protocol.messages import Forward, ForwardSegment, NextJob
 from blockrelay.redis.client import AsyncOneConnection, connect, connect_async
 from blockrelay_launcher.background import running_redis
+
 
 def sync_cost(folder: Path | None = None, times: int = 200) -> tuple[float, float]:
     """Seconds of CPU and of waiting for a few hundred bytes more of a file to be on disk; medians."""
@@ -57,10 +60,10 @@ def _echo(theirs: socket.socket, times: int) -> None:
 
 
 def speeds(most: int, seconds: float = 1.0) -> tuple[float, ...]:
-    """What 1 to `most` busy processes, one for each core, get done together, by the work that each does in a second of its own CPU: who
-    else is on the host does not count, but the cores that are two threads of one do."""
+    """What 1 to `most` busy processes, one for each core, get done together, by the work that each does in a second of
+    its own CPU: who else is on the host does not count, but cores that are two threads of one do."""
     pace = [_pace(count, seconds) for count in range(1, most + 1)]
-    return tuple(count * rate / pace[0] for count, rate in enumerate(pace, 1))
+    return tuple(count * min(1.0, rate / pace[0]) for count, rate in enumerate(pace, 1))
 
 
 def _pace(count: int, seconds: float) -> float:
@@ -149,6 +152,21 @@ def job_cost(many: int = 16, times: int = 50) -> float:
             return spent
 
         return max(0.0, _median(lambda: tell(many), times) - _median(lambda: tell(1), times)) / (many - 1)
+
+
+def part_cost(hidden: int, many: int = 16, times: int = 50) -> float:
+    """Seconds for each request more that has a row in one message, at both ends, beside its row."""
+
+    def pack(count: int) -> float:
+        began = time.perf_counter()
+        about: dict[str, Any] = {"run": "0" * 16, "position": 64, "token_ids": (1,), "ends_known": True}
+        segments = [ForwardSegment(request=f"req-{n:024d}", sequence=n, **about) for n in range(count)]
+        fields = Forward(sender="worker", segments=tuple(segments), rows=rows[:count]).encode()
+        Forward.decode({name.encode(): value for name, value in fields.items()})
+        return time.perf_counter() - began
+
+    rows = np.zeros((many, hidden), np.float32)
+    return max(0.0, _median(lambda: pack(many), times) - _median(lambda: pack(1), times)) / (many - 1)
 
 
 def _median(run: Callable[[], float], times: int) -> float:

@@ -1,16 +1,18 @@
 """What a real system does under a load, how often, and what it costs."""
 
 import asyncio
+import os
 import random
 import time
-from collections import Counter
+from collections import defaultdict
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import redis
 
-from bench.simulate.measured.driving import Driver, System, wire_bytes
 from bench.simulate.load import Figures, Lengths, Load, figures
+from bench.simulate.measured.driving import Driver, System, wire_bytes
 from blockrelay.protocol.keys import Keys
 from blockrelay.protocol.transitions.source import NAMES, source
 from blockrelay.redis import registry
@@ -46,6 +48,8 @@ class Counted:
     cpu: dict[str, float]
     client_bytes: float
     redis_bytes: float
+    #: Cores that somebody else had meanwhile, other guests of the machine included: a figure beside many means little.
+    others: float
 
 
 def measured(system: System, load: Load, seconds: float, vocabulary: int, *, scripts: bool = False) -> Counted:
@@ -60,13 +64,15 @@ def measured(system: System, load: Load, seconds: float, vocabulary: int, *, scr
         system.redis.slowlog_reset()
     driver = Driver(url=system.url, load=load, vocabulary=vocabulary, chance=chance, asked=[])
     before, began = _look(system), time.monotonic()
+    busy = _host_busy_s()
     before_cpu = {**system.cpu_s(), "client": time.process_time()}
     until = began + seconds + (0.0 if scripts else WARM_UP_S)
     asyncio.run(driver.run(until))
     after_cpu, took = {**system.cpu_s(), "client": time.process_time()}, time.monotonic() - began
+    ours = sum(after_cpu.values()) - sum(before_cpu.values())
     now = _look(system)
     spent = {name: now[name] - before.get(name, 0.0) for name in now}
-    calls, script_s = _scripts(system.redis) if scripts else (Counter[str](), Counter[str]())
+    calls, script_s = _scripts(system.redis) if scripts else ({}, {})
     system.redis.config_set("slowlog-log-slower-than", -1)
     if scripts:  # COMMIT is by far the most often: what the others leave of all
         others = [name for name in calls if name != "commit"]
@@ -88,6 +94,7 @@ def measured(system: System, load: Load, seconds: float, vocabulary: int, *, scr
         cpu={kind: seconds - before_cpu[kind] for kind, seconds in after_cpu.items()},
         client_bytes=driver.received_bytes,
         redis_bytes=spent["bytes"],
+        others=max(0.0, (_host_busy_s() - busy - ours) / took),
     )
 
 
@@ -118,6 +125,12 @@ def footprint(system: System, vocabulary: int, many: int = 192) -> tuple[float, 
     return (full - empty) / many, (_used(system) - empty) / many, (heavy - light) / many
 
 
+def _host_busy_s() -> float:
+    """Seconds of all cores that were not idle."""
+    user, nice, system, _, _, irq, soft, steal, *_ = map(int, Path("/proc/stat").read_text().split("\n")[0].split()[1:])
+    return (user + nice + system + irq + soft + steal) / os.sysconf("SC_CLK_TCK")
+
+
 def _used(system: System) -> int:
     memory: dict[str, Any] = system.redis.info("memory")
     return int(memory["used_memory"])
@@ -136,10 +149,10 @@ def _look(system: System) -> dict[str, float]:
     return found | {"steps": sum(total["inferences"] for total in totals if total)}
 
 
-def _scripts(control: "redis.Redis") -> tuple[Counter[str], Counter[str]]:
+def _scripts(control: "redis.Redis") -> tuple[dict[str, int], dict[str, float]]:
     """How often each script ran since the slow log was emptied, and its seconds."""
     names = {source(name).sha.encode(): name for name in NAMES}
-    calls, seconds = Counter[str](), Counter[str]()
+    calls, seconds = defaultdict[str, int](int), defaultdict[str, float](float)
     entries: list[dict[str, Any]] = control.slowlog_get(-1)
     for entry in entries:
         words = entry["command"].split(b" ", 2)

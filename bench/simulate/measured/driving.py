@@ -39,7 +39,7 @@ class System:
     redis: "redis.Redis"
 
     def cpu_s(self) -> dict[str, float]:
-        """Seconds that each kind has computed. Of workers, `engine` is the thread that computes, `beside` the others."""
+        """Seconds that each kind has computed. Of workers, `engine` is what computes, `beside` their other threads."""
         spent: dict[str, float] = defaultdict(float)
         for kind, pids in self.pids.items():
             for pid in pids:
@@ -73,7 +73,9 @@ def running(model: Path, *, stages: int = 1, replicas: int = 1) -> Iterator[Syst
                 if not line.startswith("ready "):
                     raise RuntimeError(f"up is not ready: {line!r}")
                 control = redis.Redis(unix_socket_path=f"{folder}/control/redis.sock")
-                yield System(line.split()[1], open_block_folder(model, blocks=[]).model_key, _children(process.pid), control)
+                yield System(
+                    line.split()[1], open_block_folder(model, blocks=[]).model_key, _children(process.pid), control
+                )
             finally:
                 process.send_signal(signal.SIGTERM)
                 process.wait(60)
@@ -128,7 +130,9 @@ class Driver:
         body = json.dumps({**fields, "return_token_ids": True}).encode()
         head = f"POST /v1/completions HTTP/1.1\r\nhost: {parts.netloc}\r\nconnection: close\r\n"
         answer = _Answer(asked, self)
-        transport, _ = await asyncio.get_running_loop().create_connection(lambda: answer, parts.hostname, parts.port)
+        transport, _ = await asyncio.get_running_loop().create_connection(
+            lambda: answer, parts.hostname or "", parts.port or 80
+        )
         transport.write(f"{head}content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body)
         try:
             await answer.ended

@@ -24,6 +24,7 @@ class Alone:
     speeds: tuple[float, ...]
     read_stream: float
     gateway_read_stream: float
+    hop_part: float
     hop_job: float
     idle: Mapping[str, float]
 
@@ -76,7 +77,7 @@ def fitted(counted: Sequence[Counted], alone: Alone) -> Costs:
         [(one.steps, one.tokens, one.requests) for one in counted],
         [max(1e-6, cpu(one, "engine") - one.steps * _block_s(one, whole)) for one in counted],
     )
-    submit, submit_token, submit_job = least(
+    submit, submit_token, notice = least(
         list(zip(commits, tokens, requests, strict=True)), [cpu(one, "beside") for one in counted]
     )
     client_request, client_token = least(
@@ -108,9 +109,10 @@ def fitted(counted: Sequence[Counted], alone: Alone) -> Costs:
         job=job,
         submit=submit,
         submit_token=submit_token,
-        submit_job=submit_job,
+        notice=notice,
         hop=max(0.0, alone.hop.seconds - 2 * alone.wire),
         hop_row=hop_row,
+        hop_part=alone.hop_part,
         hop_job=alone.hop_job,
         client_request=client_request,
         client_token=client_token,
