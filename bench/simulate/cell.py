@@ -8,15 +8,17 @@ from bench.simulate.clock import Clock, Host, Process
 from bench.simulate.control_redis import ControlRedis, LogReader
 from bench.simulate.costs import Costs, Work
 from bench.simulate.load import Asked
+from blockrelay.settings import WorkerSettings
 from blockrelay_worker.scheduling.batch_policy import Candidate, choose_rows
 from blockrelay_worker.scheduling.micro_batches import decode_share
 from blockrelay_worker.scheduling.step_cost import StepCost, prompt_rows_beside
 
-#: As the settings of a worker have them: BLOCKRELAY_MAX_ROWS, _MAX_REQUESTS, _STEP_TARGET_S; and jobs of one CLAIM.
-MAX_ROWS, MAX_REQUESTS, STEP_TARGET_S, MOST_JOBS = 512, 64, 0.5, 16
-#: A gateway handles what has come in turns: connection, head and body of a request wait for those of others; what is
-#: left of its work comes behind ACCEPT. Turns before and behind.
-TURNS = (4, 4)
+_SETTINGS = WorkerSettings.model_fields
+MAX_ROWS: int = _SETTINGS["max_rows"].default
+MAX_REQUESTS: int = _SETTINGS["max_requests"].default
+STEP_TARGET_S: float = _SETTINGS["step_target_s"].default
+#: Of one CLAIM, as `engine/loop.py` has it.
+MOST_JOBS = 16
 #: Prompt rows by which a worker learns what one costs.
 SOME_ROWS = 64
 
@@ -269,7 +271,7 @@ class Cell:
         self._clients, self._heard = clients, heard
 
     def send(self, asked: Asked) -> None:
-        """A client sends it to a gateway."""
+        """A client sends it to a gateway, which does half of its work before ACCEPT and half behind it."""
         self.unfinished += 1
         costs = self.costs
 
@@ -278,7 +280,7 @@ class Cell:
             return costs.accept, True
 
         def accepted() -> None:
-            self._turns(TURNS[1], lambda: None)
+            self.gateway.do(costs.gateway_request / 2, lambda: None)
             for route in self.routes:
                 route.wake()
 
@@ -287,15 +289,9 @@ class Cell:
             self.logs.follow()
 
         def sent() -> None:
-            self.clock.after(costs.wire, lambda: self._turns(TURNS[0], follow))
+            self.clock.after(costs.wire, lambda: self.gateway.do(costs.gateway_request / 2, follow))
 
         self._clients.do(costs.client_request, sent)
-
-    def _turns(self, count: int, then: Callable[[], None]) -> None:
-        """So many turns of the gateway for a request, each behind what has come meanwhile."""
-        self.gateway.do(
-            self.costs.gateway_request / sum(TURNS), then if count == 1 else lambda: self._turns(count - 1, then)
-        )
 
     def _sent(self, tokens: Sequence[Asked]) -> None:
         """The gateway has written events to its sockets."""

@@ -9,11 +9,10 @@ from bench.simulate.costs import BlockCosts, Costs
 from bench.simulate.load import Lengths, Load
 from bench.simulate.system import Setup, simulate
 
+
 def steps(alone: float, row: float = 0.0, *, head: float = 0.0) -> tuple[BlockCosts, ...]:
     """A layer and a head that have their shares of so long, and of so much more for each row."""
-    return tuple(
-        BlockCosts(rows={rows: share * (alone + rows * row) for rows in (1, 2)}) for share in (1 - head, head)
-    )
+    return tuple(BlockCosts(rows={rows: share * (alone + rows * row) for rows in (1, 2)}) for share in (1 - head, head))
 
 
 NOTHING = Costs(blocks=steps(0.010), speeds=(1.0, 2.0, 3.0, 4.0))
@@ -84,7 +83,9 @@ class TestOneWorker:
     def test_but_a_redis_that_takes_longer_than_steps_holds_them_up_at_the_end(self) -> None:
         costs = replace(NOTHING, fsync=0.050)
         seen = simulate(APART, closed(1, new=10), costs, seconds=20)
-        assert seen.figures.first_token_s == pytest.approx(0.210, abs=0.005), "ACCEPT, a wake, CLAIM, COMMIT: each synced"
+        assert seen.figures.first_token_s == pytest.approx(0.210, abs=0.005), (
+            "ACCEPT, a wake, CLAIM, COMMIT: each synced"
+        )
 
     def test_a_prompt_is_computed_before_its_first_token(self) -> None:
         costs = replace(NOTHING, blocks=steps(0.0, 0.001))
