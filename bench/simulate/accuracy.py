@@ -170,11 +170,12 @@ def main(arguments: list[str] | None = None) -> int:
     for one in six:
         found = run(one, model, chosen.seconds)
         print(row(one.name, Figures(**written["predicted"][one.name]), found), flush=True)
-        written["measured"][one.name] = asdict(found.figures) | {"others": found.others}
+        written["measured"][one.name] = asdict(found)
         chosen.out.write_text(json.dumps(written, indent=1))
     for figure in FIGURES:
         errors = [
-            abs(written["predicted"][n][figure] / written["measured"][n][figure] - 1) for n in written["measured"]
+            abs(written["predicted"][n][figure] / found["figures"][figure] - 1)
+            for n, found in written["measured"].items()
         ]
         print(f"{figure}: errors up to {max(errors):.1%}; {sum(e <= 0.1 for e in errors)} of {len(errors)} within 10 %")
     return 0

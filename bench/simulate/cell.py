@@ -132,7 +132,7 @@ class Route:
             self._claim_due |= len(jobs) == most
             self._look()
 
-        cell.redis.call(claims, lambda: self._stages[0].engine.do(len(jobs) * cell.costs.job, taken))
+        cell.redis.call(claims, lambda: self._stages[0].engine.do(cell.costs.ask, taken))
 
     def _chosen(self) -> Batch:
         self._steps += 1

@@ -71,8 +71,8 @@ class Costs:
     Gateway: `gateway_request` from the socket to the end of its stream, `gateway_read` for an answer of Redis,
     `gateway_read_stream` for each log that it asked about, `gateway_token` for each token.
     Worker: its `blocks`, of which the last is the head, and beside them `step` for a batch, `part` for each request in
-    it and `job` for each request in all; in its other threads `submit` for a commit, `submit_token` for each token in
-    it, and `notice` for each request that is accepted: every first worker hears of it.
+    it and `ask` for each CLAIM, whether it brings jobs or none; in its other threads `submit` for a commit,
+    `submit_token` for each token in it, and `notice` for each request that is accepted: every first worker hears of it.
     A message between two stages: `hop`, and `hop_row` for each row, `hop_part` for each request with rows in it, or
     `hop_job` for each token that the first stage is told; half at each end, and the sender waits until the payload
     Redis has it, which takes a `call` for each command. The clients, where they are on the same host: `client_request`,
@@ -99,7 +99,7 @@ class Costs:
     gateway_token: float = 0.0
     step: float = 0.0
     part: float = 0.0
-    job: float = 0.0
+    ask: float = 0.0
     submit: float = 0.0
     submit_token: float = 0.0
     notice: float = 0.0

@@ -159,7 +159,7 @@ def accuracy(data: Mapping[str, Any]) -> str:
     for name, measured in data["measured"].items():
         said, cells = Figures(**data["predicted"][name]), [name]
         for figure, scale in (("tokens_per_second", 1), ("first_token_s", 1000), ("between_tokens_s", 1000)):
-            says, finds = getattr(said, figure) * scale, measured[figure] * scale
+            says, finds = getattr(said, figure) * scale, measured["figures"][figure] * scale
             cells.append(f"{says:,.1f} / {finds:,.1f} ({100 * (says / finds - 1):+.0f} %)")
         rows.append([*cells, f"{measured['others']:.2f}"])
     heads = ["predicted / measured (error)", "tokens/s", "first token, ms", "between tokens, ms", "cores of others"]

@@ -73,8 +73,8 @@ def fitted(counted: Sequence[Counted], alone: Alone) -> Costs:
         [cpu(one, "gateway") - one.reads * one.clients * alone.gateway_read_stream for one in counted],
     )
     whole = Costs(blocks=alone.blocks).stages(1)[0]
-    step, part, job = least(
-        [(one.steps, one.tokens, one.requests) for one in counted],
+    step, part, ask = least(
+        [(one.steps, one.tokens, one.scripts["claim"]) for one in counted],
         [max(1e-6, cpu(one, "engine") - one.steps * _block_s(one, whole)) for one in counted],
     )
     submit, submit_token, notice = least(
@@ -106,7 +106,7 @@ def fitted(counted: Sequence[Counted], alone: Alone) -> Costs:
         gateway_token=token,
         step=step,
         part=part,
-        job=job,
+        ask=ask,
         submit=submit,
         submit_token=submit_token,
         notice=notice,
