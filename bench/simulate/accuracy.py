@@ -17,17 +17,16 @@ from typing import Any
 from bench.compare import block_folder
 from bench.simulate.costs import Costs
 from bench.simulate.load import Figures, Lengths, Load
-from bench.simulate.measured.alone import job_cost, part_cost, read_stream_cost, speeds, sync_cost, wire_cost
+from bench.simulate.measured.alone import read_stream_cost, speeds, sync_cost, wire_cost
 from bench.simulate.measured.blocks import block_costs
 from bench.simulate.measured.counting import Counted, footprint, measured
 from bench.simulate.measured.driving import System, running
 from bench.simulate.measured.fitting import Alone, fitted
+from bench.simulate.measured.hops import hop_costs
 from bench.simulate.sizing import Footprint
 from bench.simulate.system import Setup, simulate
 from blockrelay.block_folder.folder import open_block_folder
 from blockrelay.host.cpu import cores
-from blockrelay_launcher.background import running_redis
-from blockrelay_worker.offline.profiling.hop_times import redis_hop
 from blockrelay_worker.scheduling.micro_batches import Seat, groups_of
 
 PROMPT, NEW, LONG_PROMPT = 32, 64, 256
@@ -72,8 +71,6 @@ def taken(model: Path, seconds: float) -> tuple[Costs, Footprint, list[Counted]]
     folder = open_block_folder(model)
     shape, blocks = folder.model, block_costs(folder)
     reads, (sync, fsync) = read_stream_cost(), sync_cost()
-    with running_redis(durable=False) as url:
-        hop = redis_hop(url, shape.hidden_size)
     counted: list[Counted] = []
     with running(model) as system:
         idle = _idle(system)
@@ -85,16 +82,13 @@ def taken(model: Path, seconds: float) -> tuple[Costs, Footprint, list[Counted]]
         under_way, ended, stream = footprint(system, shape.vocab_size)
     alone = Alone(
         blocks=blocks,
-        hop=hop,
-        hidden=shape.hidden_size,
+        hop=hop_costs(shape.hidden_size),
         sync=sync,
         fsync=fsync,
         wire=wire_cost(),
         speeds=speeds(cores()),
         read_stream=reads.redis,
         gateway_read_stream=reads.gateway,
-        hop_part=part_cost(shape.hidden_size),
-        hop_job=job_cost(),
         idle=idle,
     )
     last = counted[-1]

@@ -78,12 +78,22 @@ class Batch:
 
 @dataclass(slots=True)
 class Worker:
-    """A process: the thread that computes, the others (commits, messages), and batches that wait for it."""
+    """A process, and batches that wait for it. Its threads (one computes; others commit and read messages) take turns
+    at the `interpreter`; the `kernels` of a block are beside it."""
 
-    engine: Process
-    beside: Process
+    kernels: Process
+    interpreter: Process
     arrived: deque[Batch] = field(default_factory=deque[Batch])
     busy: bool = False
+
+    def compute(self, seconds: float, blocks: int, then: Callable[[], None]) -> None:
+        """So many blocks, in equal parts; behind each it wants the interpreter back."""
+        part = seconds / blocks
+
+        def done() -> None:
+            self.interpreter.do(0.0, then if blocks == 1 else lambda: self.compute(seconds - part, blocks - 1, then))
+
+        self.kernels.do(part, done)
 
 
 class Route:
@@ -103,7 +113,7 @@ class Route:
             self._claim_due = True
             self._look()
 
-        self._stages[0].beside.do(self._cell.costs.notice, told)
+        self._stages[0].interpreter.do(self._cell.costs.notice, told)
 
     def _look(self) -> None:
         """The engine's loop: claim what waits, and compute what there is."""
@@ -132,7 +142,7 @@ class Route:
             self._claim_due |= len(jobs) == most
             self._look()
 
-        cell.redis.call(claims, lambda: self._stages[0].engine.do(cell.costs.ask, taken))
+        cell.redis.call(claims, lambda: self._stages[0].interpreter.do(cell.costs.ask, taken))
 
     def _chosen(self) -> Batch:
         self._steps += 1
@@ -166,8 +176,8 @@ class Route:
             commands = 2
         elif work.tokens:
             message, commands = costs.hop + costs.hop_job * work.tokens, work.tokens
-        self._stages[stage].busy = True
-        seconds = self._step_s(work, len(batch.rows), stage) + message / 2
+        worker, blocks = self._stages[stage], self._blocks[stage]
+        worker.busy = True
 
         def computed() -> None:
             if len(self._stages) == 1:
@@ -177,24 +187,28 @@ class Route:
             self._send(0 if last else stage + 1, commands * costs.call, message / 2, there)
             self._cell.payload.do(0.0, lambda: self._cell.clock.after(costs.wire, lambda: self._computed(stage, batch)))
 
-        self._stages[stage].engine.do(seconds, computed)
+        def begins() -> None:
+            worker.compute(blocks.seconds(work), blocks.count, lambda: worker.interpreter.do(message / 2, computed))
+
+        worker.interpreter.do(costs.step + costs.part * len(batch.rows), begins)
 
     def _computed(self, stage: int, batch: Batch) -> None:
-        """The thread is free for its next step."""
+        """The thread is free for its next step. It has the interpreter: what it commits is handed over behind that."""
         self._stages[stage].busy = False
-        if stage + 1 == len(self._stages):
-            self._commit([run for run, rows in batch.rows.items() if run.gives(rows)])  # beside the next step
+        gave = [run for run, rows in batch.rows.items() if run.gives(rows)]
         if len(self._stages) == 1:
             self._back(batch)
         elif stage:
             self._next(stage)
         else:
             self._look()
+        if stage + 1 == len(self._stages):
+            self._commit(gave)
 
     def _send(self, stage: int, payload_s: float, received_s: float, then: Callable[[], None]) -> None:
         """A message for a stage: by the payload Redis to its reader, and from there to the thread that computes."""
-        beside, clock, wire = self._stages[stage].beside, self._cell.clock, self._cell.costs.wire
-        self._cell.payload.do(payload_s, lambda: clock.after(2 * wire, lambda: beside.do(received_s, then)))
+        interpreter, clock, wire = self._stages[stage].interpreter, self._cell.clock, self._cell.costs.wire
+        self._cell.payload.do(payload_s, lambda: clock.after(2 * wire, lambda: interpreter.do(received_s, then)))
 
     def _comes(self, stage: int, batch: Batch) -> None:
         self._stages[stage].arrived.append(batch)
@@ -230,7 +244,7 @@ class Route:
             self._committing = False
             cell.logs.look()
             if last is not self._stages[0]:  # COMMIT has sent the same jobs again
-                self._stages[0].beside.do((costs.hop + costs.hop_job * len(runs)) / 2, lambda: None)
+                self._stages[0].interpreter.do((costs.hop + costs.hop_job * len(runs)) / 2, lambda: None)
             for run in ended:
                 self._runs.remove(run)
             if ended:
@@ -239,7 +253,7 @@ class Route:
             self._commit(())
 
         seconds = costs.submit + len(runs) * costs.submit_token
-        last.beside.do(seconds, lambda: cell.redis.call(commits, committed))
+        last.interpreter.do(seconds, lambda: cell.redis.call(commits, committed))
 
     def _ending(self, runs: Sequence[Run]) -> list[Run]:
         """Those whose last token is among these: each is there once for every token."""

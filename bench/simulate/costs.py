@@ -35,8 +35,9 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """Blocks that are computed one after the other, as one: layers, and the head if it is among them."""
+    """So many blocks that are computed one after the other, as one: layers, and the head if it is among them."""
 
+    count: int
     layers: BlockCosts
     head: BlockCosts | None
 
@@ -118,7 +119,11 @@ class Costs:
         parts = equal_parts(len(self.blocks), count).stages
         head, layers = self.blocks[-1], self.blocks[:-1]
         return [
-            Stage(_summed(layers[part.first - 1 : part.last]), head if part.last == len(self.blocks) else None)
+            Stage(
+                part.last - part.first + 1,
+                _summed(layers[part.first - 1 : part.last]),
+                head if part.last == len(self.blocks) else None,
+            )
             for part in parts
         ]
 

@@ -55,13 +55,13 @@ def simulate(setup: Setup, load: Load, costs: Costs, *, seconds: float, warm_up:
     gateways = [Process(host()) for _ in range(1 if setup.one_host else setup.cells)]
     clients = Process(host())
     cells: dict[str, Cell] = {}
-    engines: list[Process] = []
+    workers: list[Worker] = []
     for index in range(setup.cells):
         gateway = gateways[index % len(gateways)]
         cell = Cell(clock, costs, redis=host(), gateway=gateway, clients=clients, heard=heard)
         for _ in range(setup.workers // setup.stages):
             stages = [worker() for _ in range(setup.stages)]
-            engines += [one.engine for one in stages]
+            workers += stages
             cell.routes.append(Route(cell, stages, setup.groups))
         cells[f"c{index}"] = cell
     weights = dict.fromkeys(cells, 1)
@@ -73,7 +73,7 @@ def simulate(setup: Setup, load: Load, costs: Costs, *, seconds: float, warm_up:
         cells[offers(None, weights, loads, (), chance=chance).order[0]].send(asked)
 
     for _ in range(load.clients):
-        clock.after(chance.uniform(0, 0.01), send)
+        clock.at(0.0, send)
     for moment in load.arrivals(chance, until):
         clock.at(moment, send)
     clock.run(until)
@@ -81,7 +81,7 @@ def simulate(setup: Setup, load: Load, costs: Costs, *, seconds: float, warm_up:
     return Seen(
         figures(every, warm_up, until),
         {
-            "worker": max(one.work_s for one in engines) / until,
+            "worker": max(one.kernels.work_s for one in workers) / until,
             "control Redis": max(cell.redis.busy_s for cell in cells.values()) / until,
             "gateway": max(one.work_s for one in gateways) / until,
         },

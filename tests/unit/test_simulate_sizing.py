@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from bench.simulate.costs import BlockCosts, Costs
-from bench.simulate.measured.fitting import least
+from bench.simulate.measured.least_squares import least
 from bench.simulate.million import written
 from bench.simulate.sizing import SHARE, Footprint, Machine, Model, Sized, Target, size, workers
 

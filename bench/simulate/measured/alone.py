@@ -6,18 +6,13 @@ import os
 import socket
 import tempfile
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from statistics import median
-from typing import Any
-
-import numpy as np
 
 from bench.simulate.measured.driving import wire_bytes
 from blockrelay.protocol.keys import Keys
-from blockrelay.protocol.messages import Forward, ForwardSegment, NextJob
 from blockrelay.redis.client import AsyncOneConnection, connect, connect_async
 from blockrelay_launcher.background import running_redis
 
@@ -129,45 +124,3 @@ async def _reads(count: int, times: int) -> tuple[float, float, float]:
 
 def _redis_cpu(pid: int) -> float:
     return int(Path(f"/proc/{pid}/task/{pid}/schedstat").read_text().split()[0]) / 1e9
-
-
-def job_cost(many: int = 16, times: int = 50) -> float:
-    """Seconds for each token more of which a first stage is told in one message, at both ends."""
-    job = NextJob(request=f"req-{0:024d}", run="0" * 16, position=64, tokens=(1,))
-
-    with running_redis(durable=False) as url:
-        client = connect(url)
-
-        def tell(count: int) -> float:
-            began = time.perf_counter()
-            pipeline = client.pipeline(transaction=False)
-            for _ in range(count):
-                pipeline.xadd("inbox", {"next_job": job.encode()})
-            pipeline.execute()
-            found: Any = client.xread({"inbox": "0-0"}, count=64)
-            for _, fields in found[0][1]:
-                NextJob.decode(fields[b"next_job"])
-            spent = time.perf_counter() - began
-            client.delete("inbox")
-            return spent
-
-        return max(0.0, _median(lambda: tell(many), times) - _median(lambda: tell(1), times)) / (many - 1)
-
-
-def part_cost(hidden: int, many: int = 16, times: int = 50) -> float:
-    """Seconds for each request more that has a row in one message, at both ends, beside its row."""
-
-    def pack(count: int) -> float:
-        began = time.perf_counter()
-        about: dict[str, Any] = {"run": "0" * 16, "position": 64, "token_ids": (1,), "ends_known": True}
-        segments = [ForwardSegment(request=f"req-{n:024d}", sequence=n, **about) for n in range(count)]
-        fields = Forward(sender="worker", segments=tuple(segments), rows=rows[:count]).encode()
-        Forward.decode({name.encode(): value for name, value in fields.items()})
-        return time.perf_counter() - began
-
-    rows = np.zeros((many, hidden), np.float32)
-    return max(0.0, _median(lambda: pack(many), times) - _median(lambda: pack(1), times)) / (many - 1)
-
-
-def _median(run: Callable[[], float], times: int) -> float:
-    return median(run() for _ in range(times))

@@ -3,12 +3,10 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import NDArray
-
 from bench.simulate.costs import BlockCosts, Costs, Stage, Work
 from bench.simulate.measured.counting import Counted
-from blockrelay.planning.profile import Hop
+from bench.simulate.measured.hops import HopCosts
+from bench.simulate.measured.least_squares import least
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,31 +14,14 @@ class Alone:
     """What was measured without a system. `idle`: seconds of CPU per second of a system without requests, by kind."""
 
     blocks: tuple[BlockCosts, ...]
-    hop: Hop
-    hidden: int
+    hop: HopCosts
     sync: float
     fsync: float
     wire: float
     speeds: tuple[float, ...]
     read_stream: float
     gateway_read_stream: float
-    hop_part: float
-    hop_job: float
     idle: Mapping[str, float]
-
-
-def least(rows: Sequence[Sequence[float]], seconds: Sequence[float]) -> list[float]:
-    """x >= 0 with rows x ~ seconds, each line by its share: least squares, what would be negative left out."""
-    matrix: NDArray[np.float64] = np.array(rows, np.float64)
-    wanted: NDArray[np.float64] = np.array(seconds, np.float64)
-    scale = np.maximum(np.abs(wanted), 1e-9)[:, None]
-    kept = list(range(matrix.shape[1]))
-    while kept:
-        found, *_ = np.linalg.lstsq(matrix[:, kept] / scale, wanted / scale[:, 0], rcond=None)
-        if found.min() >= 0:
-            return [float(found[kept.index(i)]) if i in kept else 0.0 for i in range(matrix.shape[1])]
-        kept.pop(int(np.argmin(found * matrix[:, kept].mean(axis=0))))
-    return [0.0] * matrix.shape[1]
 
 
 def fitted(counted: Sequence[Counted], alone: Alone) -> Costs:
@@ -85,7 +66,6 @@ def fitted(counted: Sequence[Counted], alone: Alone) -> Costs:
     )
     reads = sum(one.reads for one in counted)
     followed = sum(one.reads * one.clients for one in counted)
-    hop_row = alone.hop.seconds_per_byte * 4 * alone.hidden
     return Costs(
         blocks=alone.blocks,
         call=sum(left) / sum(commands),
@@ -110,10 +90,10 @@ def fitted(counted: Sequence[Counted], alone: Alone) -> Costs:
         submit=submit,
         submit_token=submit_token,
         notice=notice,
-        hop=max(0.0, alone.hop.seconds - 2 * alone.wire),
-        hop_row=hop_row,
-        hop_part=alone.hop_part,
-        hop_job=alone.hop_job,
+        hop=alone.hop.message,
+        hop_row=alone.hop.row,
+        hop_part=alone.hop.part,
+        hop_job=alone.hop.job,
         client_request=client_request,
         client_token=client_token,
         wire=alone.wire,
