@@ -1,12 +1,13 @@
 """Sizes on paper, and the costs that are fitted, against what can be said by hand."""
 
+import json
 from dataclasses import replace
 
 import pytest
 
 from bench.simulate.costs import BlockCosts, Costs
 from bench.simulate.measured.least_squares import least
-from bench.simulate.million import written
+from bench.simulate.million import DATA, PAGE, parts, written
 from bench.simulate.sizing import SHARE, Footprint, Machine, Model, Sized, Target, size, workers
 
 TARGET = Target(streams=1000, tokens_per_s=10, prompt=100, new=100)
@@ -89,3 +90,8 @@ def test_only_what_is_between_the_marks_of_the_page_changes() -> None:
     once = written(page, {"one": "1", "two": "2"})
     assert once == "a\n<!-- generated: one -->\n\n1\n\n<!-- end -->\nb\n<!-- generated: two -->\n\n2\n\n<!-- end -->\n"
     assert written(once, {"one": "1", "two": "2"}) == once
+
+
+def test_the_page_is_what_its_data_say() -> None:
+    page = PAGE.read_text()
+    assert written(page, parts(json.loads(DATA.read_text()))) == page, "python -m bench.simulate.million writes it anew"
