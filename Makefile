@@ -19,7 +19,7 @@ PEER_PIP ?=
 EXAMPLES ?= 300
 PIP := pip install --quiet --disable-pip-version-check
 
-.PHONY: help install demo up check test test-system test-all coverage flaky model parity sanitize equality fuzz faults drill audit test-compose failovers drill-failovers valkey check-deploy observability dashboards dashboard-pictures manifests docs docs-pages lock bench bench-recovery overload clean
+.PHONY: help install demo up check test test-system test-all coverage flaky model parity sanitize equality fuzz faults drill audit test-compose failovers drill-failovers valkey check-deploy observability dashboards dashboard-pictures manifests docs docs-pages lock bench bench-recovery bench-plans bench-simulator overload clean
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -193,6 +193,11 @@ bench-plans: install ## how quick the planner is, and how right its predictions
 # Ninety seconds under load while everything is killed at random; more with ARGS="--minutes 10 --fsync everysec".
 drill: install ## hurts a loaded system at random and compares every answer
 	$(BIN)/blockrelay drill --minutes 1.5 --stages 2 $(ARGS)
+
+# Predictions of six systems, written before they are measured: eight minutes on an idle machine of two cores. They become
+# the tables of docs/one-million-streams.md with `.venv/bin/python -m bench.simulate.million --costs .bench/simulate.json`.
+bench-simulator: install ## how right the simulator of whole systems is
+	$(BIN)/python -m bench.simulate.accuracy $(ARGS)
 
 # Beside other servers, which install themselves into .bench; writes docs/benchmarks.md. ARGS="--help" shows how to take
 # parts. PEER_PIP goes to the installation of peers, for example an index of CPU-only builds of torch.

@@ -1,48 +1,26 @@
-"""One cell: its control Redis, its gateways' share of work, and routes of workers that batch as the engine does."""
+"""One cell: its queue, and routes of workers that claim, batch and commit as the engine does."""
 
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from bench.simulate.clock import Clock, Host, Process, Then
-from bench.simulate.costs import Costs
+from bench.simulate.clock import Clock, Host, Process
+from bench.simulate.control_redis import ControlRedis, LogReader
+from bench.simulate.costs import Costs, Work
 from bench.simulate.load import Asked
+from blockrelay.settings import WorkerSettings
 from blockrelay_worker.scheduling.batch_policy import Candidate, choose_rows
 from blockrelay_worker.scheduling.micro_batches import decode_share
 from blockrelay_worker.scheduling.step_cost import StepCost, prompt_rows_beside
 
-#: As the settings of a worker have them: BLOCKRELAY_MAX_ROWS, _MAX_REQUESTS, _STEP_TARGET_S.
-MAX_ROWS, MAX_REQUESTS, STEP_TARGET_S = 512, 64, 0.5
-
-
-class ControlRedis:
-    """One thread: what is there when it looks is done together, then the disk syncs once, then all are answered."""
-
-    def __init__(self, clock: Clock, host: Host, fsync_s: float) -> None:
-        self._clock, self._host, self._fsync_s = clock, host, fsync_s
-        self._waiting: list[tuple[float, Then]] = []
-        self._busy = False
-        self.busy_s = 0.0
-
-    def call(self, seconds: float, then: Then) -> None:
-        """A script that writes, and takes so long; `then` when it is on disk and answered."""
-        self._waiting.append((seconds, then))
-        self._look()
-
-    def _look(self) -> None:
-        if self._busy or not self._waiting:
-            return
-        self._busy, began = True, self._clock.now
-        now, self._waiting = self._waiting, []
-
-        def synced() -> None:
-            self.busy_s += self._clock.now - began
-            self._busy = False
-            for _, then in now:
-                then()
-            self._look()
-
-        self._host.compute(sum(seconds for seconds, _ in now), lambda: self._clock.after(self._fsync_s, synced))
+_SETTINGS = WorkerSettings.model_fields
+MAX_ROWS: int = _SETTINGS["max_rows"].default
+MAX_REQUESTS: int = _SETTINGS["max_requests"].default
+STEP_TARGET_S: float = _SETTINGS["step_target_s"].default
+#: Of one CLAIM, as `engine/loop.py` has it.
+MOST_JOBS = 16
+#: Prompt rows by which a worker learns what one costs.
+SOME_ROWS = 64
 
 
 @dataclass(slots=True, eq=False)
@@ -59,7 +37,7 @@ class Run:
     @property
     def missing(self) -> int:
         """Rows that are known and not computed."""
-        return max(1, self.asked.prompt - self.computed)
+        return 0 if self.given == self.asked.new else max(1, self.asked.prompt - self.computed)
 
     @property
     def decodes(self) -> bool:
@@ -89,143 +67,256 @@ class Batch:
     def size(self) -> int:
         return sum(self.rows.values())
 
-    def seconds(self, costs: Costs, part: float) -> float:
-        """Of a stage with this part of the blocks."""
-        decoding = sum(run.decodes for run in self.rows)
-        attended = sum(rows * (run.computed + run.given + rows / 2) for run, rows in self.rows.items())
-        blocks = costs.blocks.seconds(decoding, self.size - decoding, attended)
-        return part * blocks + costs.step + costs.row * self.size
+    @property
+    def work(self) -> Work:
+        attended = {True: 0.0, False: 0.0}
+        for run, rows in self.rows.items():
+            attended[run.decodes] += rows * (run.computed + run.given + rows / 2)
+        tokens = sum(run.gives(rows) for run, rows in self.rows.items())
+        return Work(self.size, tokens, attended[True], attended[False])
+
+
+@dataclass(slots=True)
+class Worker:
+    """A process, and batches that wait for it. Its threads (one computes; others commit and read messages) take turns
+    at the `interpreter`; the `kernels` of a block are beside it."""
+
+    kernels: Process
+    interpreter: Process
+    arrived: deque[Batch] = field(default_factory=deque[Batch])
+    busy: bool = False
+
+    def compute(self, seconds: float, blocks: int, then: Callable[[], None]) -> None:
+        """So many blocks, in equal parts; behind each it wants the interpreter back."""
+        part = seconds / blocks
+
+        def done() -> None:
+            self.interpreter.do(0.0, then if blocks == 1 else lambda: self.compute(seconds - part, blocks - 1, then))
+
+        self.kernels.do(part, done)
 
 
 class Route:
     """Workers that serve all blocks: one, or one for each stage. The first decides. `groups` batches circulate."""
 
-    def __init__(self, cell: "Cell", stages: Sequence[Process], groups: int) -> None:
+    def __init__(self, cell: "Cell", stages: Sequence[Worker], groups: int) -> None:
         self._cell, self._stages, self._groups = cell, stages, groups
+        self._blocks = cell.costs.stages(len(stages))
         self._runs: list[Run] = []
-        self._arrived: list[deque[Batch]] = [deque() for _ in stages]
-        self._busy = [False] * len(stages)
-        self._steps, self._claiming, self._committing = 0, False, False
-        self._given: list[Asked] = []  # whose tokens are not in a commit yet
+        self._steps, self._claim_due, self._committing = 0, True, False
+        self._given: list[Run] = []  # whose tokens are not in a commit yet
 
-    def look(self) -> None:
-        """Claim what waits, and compute what there is."""
-        cell, room = self._cell, MAX_REQUESTS - len(self._runs)
-        if not self._claiming and room and cell.queue:
-            self._claiming = True
-            jobs = [cell.queue.popleft() for _ in range(min(room, len(cell.queue)))]
+    def wake(self) -> None:
+        """There may be jobs: a thread beside hears of it first."""
 
-            def claimed() -> None:
-                self._claiming = False
-                self._runs += [Run(asked) for asked in jobs]
-                self.look()
+        def told() -> None:
+            self._claim_due = True
+            self._look()
 
-            cell.redis.call(cell.costs.claim + len(jobs) * cell.costs.claim_job, claimed)
-        if not self._busy[0] and (batch := self._chosen()).rows:
+        self._stages[0].interpreter.do(self._cell.costs.notice, told)
+
+    def _look(self) -> None:
+        """The engine's loop: claim what waits, and compute what there is."""
+        if self._stages[0].busy:
+            return
+        if self._claim_due and (room := MAX_REQUESTS - len(self._runs)) > 0:
+            self._claim(min(room, MOST_JOBS))
+            return
+        if (batch := self._chosen()).rows:
             for run in batch.rows:
                 run.flight = run.last_step = batch.number
             self._compute(0, batch)
 
+    def _claim(self, most: int) -> None:
+        """The engine waits for the answer."""
+        self._claim_due, self._stages[0].busy = False, True
+        cell, jobs = self._cell, list[Asked]()
+
+        def claims() -> tuple[float, bool]:
+            jobs.extend(cell.queue.popleft() for _ in range(min(most, len(cell.queue))))
+            return cell.costs.claim + len(jobs) * cell.costs.claim_job, bool(jobs)
+
+        def taken() -> None:
+            self._stages[0].busy = False
+            self._runs += [Run(asked) for asked in jobs]
+            self._claim_due |= len(jobs) == most
+            self._look()
+
+        cell.redis.call(claims, lambda: self._stages[0].interpreter.do(cell.costs.ask, taken))
+
     def _chosen(self) -> Batch:
         self._steps += 1
-        ready = {str(index): run for index, run in enumerate(self._runs) if run.flight is None}
-        decoding = [run for run in self._runs if run.decodes]
-        share = decode_share([run.flight for run in decoding], self._groups) if len(self._stages) > 1 else None
+        ready = {str(index): run for index, run in enumerate(self._runs) if run.flight is None and run.missing}
+        decoding = [run for run in self._runs if run.decodes and run.missing]
+        several = len(self._stages) > 1
+        share = decode_share([run.flight for run in decoding], self._groups) if several else None
+        most = MAX_ROWS if self._groups == 1 else MAX_ROWS // (2 * self._groups)
         beside = None
-        if decoding and len(decoding) < len(self._runs):
-            costs = self._cell.costs
-            decode_s = costs.blocks.seconds(len(decoding), 0, 0.0) + costs.step + costs.row * len(decoding)
-            known = StepCost(decode_s=decode_s, prompt_row_s=costs.blocks.prompt_row + costs.row or None)
-            beside = prompt_rows_beside(known, STEP_TARGET_S, MAX_ROWS)
+        if decoding and any(run.missing > 1 for run in ready.values()):
+            count = len(decoding)
+            decode_s, some_s = self._step_s(Work(count, count), count), self._step_s(Work(SOME_ROWS, 1), 1)
+            known = StepCost(decode_s=decode_s, prompt_row_s=some_s / SOME_ROWS)
+            beside = prompt_rows_beside(known, STEP_TARGET_S / len(self._stages), most)
         candidates = [Candidate(name, run.missing, last_step=run.last_step) for name, run in ready.items()]
-        chosen = choose_rows(candidates, MAX_ROWS, max_decoding=share, prompt_rows=beside)
+        chosen = choose_rows(candidates, most, max_decoding=share, prompt_rows=beside)
         return Batch(self._steps, {ready[name]: rows for name, rows in chosen})
 
+    def _step_s(self, work: Work, parts: int, stage: int = 0) -> float:
+        """Of rows of so many requests."""
+        costs = self._cell.costs
+        return self._blocks[stage].seconds(work) + costs.step + costs.part * parts
+
     def _compute(self, stage: int, batch: Batch) -> None:
-        self._busy[stage] = True
-        seconds = batch.seconds(self._cell.costs, 1 / len(self._stages))
-        self._stages[stage].do(seconds, lambda: self._computed(stage, batch))
+        """A step, and the message that it ends with."""
+        costs, last = self._cell.costs, stage + 1 == len(self._stages)
+        work = batch.work
+        message, commands = 0.0, 0.0
+        if not last:
+            message = costs.hop + costs.hop_row * batch.size + costs.hop_part * len(batch.rows)
+            commands = 2
+        elif work.tokens:
+            message, commands = costs.hop + costs.hop_job * work.tokens, work.tokens
+        worker, blocks = self._stages[stage], self._blocks[stage]
+        worker.busy = True
+
+        def computed() -> None:
+            if len(self._stages) == 1:
+                self._computed(stage, batch)
+                return
+            there = (lambda: self._back(batch)) if last else (lambda: self._comes(stage + 1, batch))
+            self._send(0 if last else stage + 1, commands * costs.call, message / 2, there)
+            self._cell.payload.do(0.0, lambda: self._cell.clock.after(costs.wire, lambda: self._computed(stage, batch)))
+
+        def begins() -> None:
+            worker.compute(blocks.seconds(work), blocks.count, lambda: worker.interpreter.do(message / 2, computed))
+
+        worker.interpreter.do(costs.step + costs.part * len(batch.rows), begins)
 
     def _computed(self, stage: int, batch: Batch) -> None:
-        self._busy[stage] = False
-        clock, costs = self._cell.clock, self._cell.costs
-        if stage + 1 < len(self._stages):
-            clock.after(costs.hop + costs.hop_row * batch.size, lambda: self._comes(stage + 1, batch))
-        else:
-            self._commit(batch)  # beside the next step
-            if stage:
-                clock.after(costs.hop, lambda: self._back(batch))
-            else:
-                self._back(batch)
-        if stage:
+        """The thread is free for its next step. It has the interpreter: what it commits is handed over behind that."""
+        self._stages[stage].busy = False
+        gave = [run for run, rows in batch.rows.items() if run.gives(rows)]
+        if len(self._stages) == 1:
+            self._back(batch)
+        elif stage:
             self._next(stage)
         else:
-            self.look()
+            self._look()
+        if stage + 1 == len(self._stages):
+            self._commit(gave)
+
+    def _send(self, stage: int, payload_s: float, received_s: float, then: Callable[[], None]) -> None:
+        """A message for a stage: by the payload Redis to its reader, and from there to the thread that computes."""
+        interpreter, clock, wire = self._stages[stage].interpreter, self._cell.clock, self._cell.costs.wire
+        self._cell.payload.do(payload_s, lambda: clock.after(2 * wire, lambda: interpreter.do(received_s, then)))
 
     def _comes(self, stage: int, batch: Batch) -> None:
-        self._arrived[stage].append(batch)
+        self._stages[stage].arrived.append(batch)
         self._next(stage)
 
     def _next(self, stage: int) -> None:
-        if not self._busy[stage] and self._arrived[stage]:
-            self._compute(stage, self._arrived[stage].popleft())
+        worker = self._stages[stage]
+        if not worker.busy and worker.arrived:
+            self._compute(stage, worker.arrived.popleft())
 
     def _back(self, batch: Batch) -> None:
         """The first stage hears what the batch gave."""
         for run, rows in batch.rows.items():
             run.flight = None
             run.advance(rows)
-            if run.given == run.asked.new:
-                self._runs.remove(run)
-        self.look()
+        self._look()
 
-    def _commit(self, batch: Batch) -> None:
-        """At most one call is in flight; the next one carries everything since."""
-        self._given += [run.asked for run, rows in batch.rows.items() if run.gives(rows)]
+    def _commit(self, given: Sequence[Run]) -> None:
+        """At most one call is in flight; the next one carries everything since. A run that has ended leaves with it."""
+        self._given += given
         if self._committing or not self._given:
             return
-        tokens, self._given, self._committing = self._given, [], True
+        runs, self._given, self._committing = self._given, [], True
+        cell, costs, last = self._cell, self._cell.costs, self._stages[-1]
+        ended = self._ending(runs)
+        tokens = [run.asked for run in runs]
+
+        def commits() -> tuple[float, bool]:
+            cell.logs.written(tokens)
+            return costs.commit + len(runs) * costs.commit_token + len(ended) * costs.commit_end, True
 
         def committed() -> None:
             self._committing = False
-            self._cell.relay(tokens)
-            self._commit(Batch(0))
+            cell.logs.look()
+            if last is not self._stages[0]:  # COMMIT has sent the same jobs again
+                self._stages[0].interpreter.do((costs.hop + costs.hop_job * len(runs)) / 2, lambda: None)
+            for run in ended:
+                self._runs.remove(run)
+            if ended:
+                self._claim_due = True
+                self._look()
+            self._commit(())
 
-        costs = self._cell.costs
-        self._cell.redis.call(costs.commit + len(tokens) * costs.commit_token, committed)
+        seconds = costs.submit + len(runs) * costs.submit_token
+        last.interpreter.do(seconds, lambda: cell.redis.call(commits, committed))
+
+    def _ending(self, runs: Sequence[Run]) -> list[Run]:
+        """Those whose last token is among these: each is there once for every token."""
+        for run in runs:
+            run.asked.committed += 1
+        return [run for run in dict.fromkeys(runs) if run.asked.committed == run.asked.new]
 
 
 class Cell:
     """`heard` is called with a request whenever a token of it has reached its client."""
 
     def __init__(
-        self, clock: Clock, costs: Costs, *, redis: Host, gateway: Process, heard: Callable[[Asked], None]
+        self,
+        clock: Clock,
+        costs: Costs,
+        *,
+        redis: Host,
+        gateway: Process,
+        clients: Process,
+        heard: Callable[[Asked], None],
     ) -> None:
         self.clock, self.costs, self.gateway = clock, costs, gateway
-        self.redis = ControlRedis(clock, redis, costs.fsync)
+        self.redis = ControlRedis(clock, redis, costs)
+        self.payload = Process(redis)
+        self.logs = LogReader(self.redis, gateway, costs, self._sent)
         self.queue: deque[Asked] = deque()
         self.routes: list[Route] = []
         self.unfinished = 0
-        self._heard = heard
+        self._clients, self._heard = clients, heard
 
     def send(self, asked: Asked) -> None:
-        """A client sends it to a gateway."""
+        """A client sends it to a gateway, which does half of its work before ACCEPT and half behind it."""
         self.unfinished += 1
+        costs = self.costs
+
+        def accepts() -> tuple[float, bool]:
+            self.queue.append(asked)
+            return costs.accept, True
 
         def accepted() -> None:
-            self.queue.append(asked)
+            self.gateway.do(costs.gateway_request / 2, lambda: None)
             for route in self.routes:
-                route.look()
+                route.wake()
 
-        self.gateway.do(self.costs.gateway_request, lambda: self.redis.call(self.costs.accept, accepted))
-
-    def relay(self, tokens: Sequence[Asked]) -> None:
-        """A commit is in the logs: the gateway reads it, and sends an event for each token."""
+        def follow() -> None:
+            self.redis.call(accepts, accepted)
+            self.logs.follow()
 
         def sent() -> None:
+            self.clock.after(costs.wire, lambda: self.gateway.do(costs.gateway_request / 2, follow))
+
+        self._clients.do(costs.client_request, sent)
+
+    def _sent(self, tokens: Sequence[Asked]) -> None:
+        """The gateway has written events to its sockets."""
+
+        def came() -> None:
             for asked in tokens:
-                asked.tokens.append(self.clock.now + self.costs.wire)
-                self.unfinished -= len(asked.tokens) == asked.new
+                asked.tokens.append(self.clock.now)
+                if len(asked.tokens) == asked.new:
+                    self.unfinished -= 1
+                    self.logs.followed -= 1
                 self._heard(asked)
 
-        self.gateway.do(len(tokens) * self.costs.gateway_token, sent)
+        seconds = len(tokens) * self.costs.client_token
+        self.clock.after(self.costs.wire, lambda: self._clients.do(seconds, came))

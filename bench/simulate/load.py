@@ -1,8 +1,9 @@
-"""What clients ask for: when requests come, and how long they are. Data, and draws from it."""
+"""What clients ask for, when requests come and how long they are; and what they saw of it. Data, and draws from it."""
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from statistics import median
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,14 +42,16 @@ class Load:
             yield now
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Asked:
-    """One request. Seconds of the simulation: when it was `sent`, and when each of its `tokens` reached its client."""
+    """One request. Seconds of one clock: when it was `sent`, and when each of its `tokens` reached its client."""
 
     prompt: int
     new: int
     sent: float
     tokens: list[float] = field(default_factory=list[float])
+    #: Tokens that the simulated cell has committed, or is about to.
+    committed: int = 0
 
     @property
     def first_token_s(self) -> float:
@@ -58,3 +61,23 @@ class Asked:
     def between_tokens_s(self) -> float:
         """The mean; 0 for a request of one token."""
         return (self.tokens[-1] - self.tokens[0]) / max(1, len(self.tokens) - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """Tokens per second of a time, and of the requests that began and ended in it the median times in seconds."""
+
+    tokens_per_second: float
+    first_token_s: float
+    between_tokens_s: float
+
+
+def figures(every: Sequence[Asked], begin: float, end: float) -> Figures:
+    """Of what came from `begin` to `end`."""
+    ended = [one for one in every if one.sent >= begin and len(one.tokens) == one.new and one.tokens[-1] < end]
+    tokens = sum(begin <= moment < end for one in every for moment in one.tokens)
+    return Figures(
+        tokens / (end - begin),
+        median([one.first_token_s for one in ended] or [0.0]),
+        median([one.between_tokens_s for one in ended if one.new > 1] or [0.0]),
+    )

@@ -1,13 +1,12 @@
 """A whole system under a load, and what its clients see of it."""
 
 import random
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from bench.simulate.cell import Cell, Route
+from bench.simulate.cell import Cell, Route, Worker
 from bench.simulate.clock import Clock, Host, Process
 from bench.simulate.costs import Costs
-from bench.simulate.load import Asked, Load
+from bench.simulate.load import Asked, Figures, Load, figures
 from blockrelay_gateway.cells.placement import offers
 
 
@@ -28,12 +27,10 @@ class Setup:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """Of the requests and tokens behind the warm-up. `busy`: share of the time in which a process computed (Redis: or
-    waited for its disk), the busiest of each kind."""
+    """What clients saw behind the warm-up. `busy`: share of the time in which a process computed (Redis: or waited for
+    its disk), the busiest of each kind."""
 
-    tokens_per_second: float
-    first_token_s: Sequence[float] = field(repr=False)
-    between_tokens_s: Sequence[float] = field(repr=False)
+    figures: Figures
     busy: dict[str, float]
 
 
@@ -51,13 +48,19 @@ def simulate(setup: Setup, load: Load, costs: Costs, *, seconds: float, warm_up:
         if load.clients and len(asked.tokens) == asked.new:
             clock.at(asked.tokens[-1], send)
 
+    def worker() -> Worker:
+        own = shared if setup.one_host else Host(clock, (1.0, 2.0))
+        return Worker(Process(own), Process(own))
+
     gateways = [Process(host()) for _ in range(1 if setup.one_host else setup.cells)]
+    clients = Process(host())
     cells: dict[str, Cell] = {}
-    workers: list[Process] = []
+    workers: list[Worker] = []
     for index in range(setup.cells):
-        cell = Cell(clock, costs, redis=host(), gateway=gateways[index % len(gateways)], heard=heard)
+        gateway = gateways[index % len(gateways)]
+        cell = Cell(clock, costs, redis=host(), gateway=gateway, clients=clients, heard=heard)
         for _ in range(setup.workers // setup.stages):
-            stages = [Process(host()) for _ in range(setup.stages)]
+            stages = [worker() for _ in range(setup.stages)]
             workers += stages
             cell.routes.append(Route(cell, stages, setup.groups))
         cells[f"c{index}"] = cell
@@ -70,19 +73,15 @@ def simulate(setup: Setup, load: Load, costs: Costs, *, seconds: float, warm_up:
         cells[offers(None, weights, loads, (), chance=chance).order[0]].send(asked)
 
     for _ in range(load.clients):
-        clock.after(chance.uniform(0, 0.01), send)
+        clock.at(0.0, send)
     for moment in load.arrivals(chance, until):
         clock.at(moment, send)
     clock.run(until)
 
-    ended = [asked for asked in every if asked.sent >= warm_up and len(asked.tokens) == asked.new]
-    tokens = sum(warm_up <= moment < until for asked in every for moment in asked.tokens)
     return Seen(
-        tokens / seconds,
-        sorted(asked.first_token_s for asked in ended),
-        sorted(asked.between_tokens_s for asked in ended if asked.new > 1),
+        figures(every, warm_up, until),
         {
-            "worker": max(one.work_s for one in workers) / until,
+            "worker": max(one.kernels.work_s for one in workers) / until,
             "control Redis": max(cell.redis.busy_s for cell in cells.values()) / until,
             "gateway": max(one.work_s for one in gateways) / until,
         },

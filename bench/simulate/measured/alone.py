@@ -1,0 +1,126 @@
+"""Single costs of this host, each taken alone."""
+
+import asyncio
+import multiprocessing
+import os
+import socket
+import tempfile
+import time
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from statistics import median
+
+from bench.simulate.measured.driving import wire_bytes
+from blockrelay.protocol.keys import Keys
+from blockrelay.redis.client import AsyncOneConnection, connect, connect_async
+from blockrelay_launcher.background import running_redis
+
+
+def sync_cost(folder: Path | None = None, times: int = 200) -> tuple[float, float]:
+    """Seconds of CPU and of waiting for a few hundred bytes more of a file to be on disk; medians."""
+    with tempfile.TemporaryFile(dir=folder) as file:
+        found: list[tuple[float, float]] = []
+        for _ in range(times):
+            cpu, wall = time.thread_time(), time.perf_counter()
+            os.write(file.fileno(), bytes(400))
+            os.fdatasync(file.fileno())
+            spent = time.thread_time() - cpu
+            found.append((spent, time.perf_counter() - wall - spent))
+    return median(cpu for cpu, _ in found), max(0.0, median(wait for _, wait in found))
+
+
+def wire_cost(times: int = 400) -> float:
+    """Seconds from one process to another that sleeps, beside what they compute; the median."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        other = multiprocessing.get_context("fork").Process(target=_echo, args=(theirs, times), daemon=True)
+        other.start()
+        found: list[float] = []
+        for _ in range(times):
+            time.sleep(0.001)
+            cpu, wall = time.thread_time(), time.perf_counter()
+            ours.send(b"x")
+            ours.recv(1)
+            computed = 2 * (time.thread_time() - cpu)  # the other does the same
+            found.append((time.perf_counter() - wall - computed) / 2)
+        other.join()
+    return max(0.0, median(found))
+
+
+def _echo(theirs: socket.socket, times: int) -> None:
+    for _ in range(times):
+        theirs.recv(1)
+        theirs.send(b"x")
+
+
+def speeds(most: int, seconds: float = 1.0) -> tuple[float, ...]:
+    """What 1 to `most` busy processes, one for each core, get done together, by the work that each does in a second of
+    its own CPU: who else is on the host does not count, but cores that are two threads of one do."""
+    pace = [_pace(count, seconds) for count in range(1, most + 1)]
+    return tuple(count * min(1.0, rate / pace[0]) for count, rate in enumerate(pace, 1))
+
+
+def _pace(count: int, seconds: float) -> float:
+    context = multiprocessing.get_context("fork")
+    pipes = [context.Pipe(duplex=False) for _ in range(count)]
+    spinning = [context.Process(target=_spin, args=(write, seconds), daemon=True) for _, write in pipes]
+    for process in spinning:
+        process.start()
+    rates = [read.recv() for read, _ in pipes]
+    for process in spinning:
+        process.join()
+    return sum(rates) / count
+
+
+def _spin(write: "Connection[float, float]", seconds: float) -> None:
+    done, cpu, until = 0, time.process_time(), time.monotonic() + seconds
+    while time.monotonic() < until:
+        sum(range(1000))
+        done += 1
+    write.send(done / (time.process_time() - cpu))
+
+
+@dataclass(frozen=True, slots=True)
+class ReadCosts:
+    """Seconds of CPU, and bytes on the wire, for each log more that one read asks about."""
+
+    redis: float
+    gateway: float
+    wire_bytes: float
+
+
+def read_stream_cost(many: int = 512, times: int = 200) -> ReadCosts:
+    """From reads that block on one log and on `many`, each ended by an entry."""
+    few, lots = (asyncio.run(_reads(count, times)) for count in (1, many))
+    each = (many - 1) * times
+    redis_s, gateway_s, wire_bytes = (max(0.0, more - less) / each for more, less in zip(lots, few, strict=True))
+    return ReadCosts(redis_s, gateway_s, wire_bytes)
+
+
+async def _reads(count: int, times: int) -> tuple[float, float, float]:
+    with running_redis(durable=False) as url:
+        control, client = connect(url), connect_async(url)
+        pid = int(control.info("server")["process_id"])  # pyright: ignore[reportUnknownArgumentType, reportIndexIssue]
+        reading = AsyncOneConnection(client)
+        names = [Keys("c0").log(f"req-{number:024d}").encode() for number in range(count)]
+        before, bytes_before, cpu = _redis_cpu(pid), wire_bytes(control), 0.0
+        for number in range(1, times + 1):
+            began = time.process_time()
+            positions = (f"{number - 1}-0" for _ in names)
+            task = asyncio.ensure_future(
+                reading.ask("XREAD", "COUNT", 256, "BLOCK", 1000, "STREAMS", *names, *positions)
+            )
+            await asyncio.sleep(0)
+            cpu += time.process_time() - began
+            control.xadd(names[0], {"token": 1}, id=f"{number}-0")
+            began = time.process_time()
+            await task
+            cpu += time.process_time() - began
+        spent, came = _redis_cpu(pid) - before, wire_bytes(control) - bytes_before
+        await client.aclose()
+        return spent, cpu, came
+
+
+def _redis_cpu(pid: int) -> float:
+    return int(Path(f"/proc/{pid}/task/{pid}/schedstat").read_text().split()[0]) / 1e9

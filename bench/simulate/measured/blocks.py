@@ -1,0 +1,86 @@
+"""What the blocks of a model cost on this host, in seconds of CPU: steps of decode rows and of prompts, one thread.
+
+`blockrelay profile` measures rows of requests of their own in wall time; here rows of prompts count too, which share
+their keys, and a neighbour on the host does not.
+"""
+
+import time
+from collections.abc import Mapping, Sequence
+from statistics import median
+
+import numpy as np
+
+from bench.simulate.costs import BlockCosts
+from blockrelay.block_folder.folder import BlockFolder
+from blockrelay_worker.execution.batch import Batch, Segment
+from blockrelay_worker.execution.executor import Executor
+from blockrelay_worker.execution.loader import executors_for
+from blockrelay_worker.execution.page_layout import pages_for
+
+#: Requests that decode, with so many tokens behind each; rows of one prompt.
+DECODING, PROMPTS, CONTEXT = (1, 2, 4, 8, 16, 32), (64, 256), 64
+#: With so many tokens behind them, which tells what attention costs.
+LONGER, ATTENDING, ATTENDING_PROMPT = 512, 16, 64
+ROUNDS, RUNS = 15, 4
+
+_Seconds = Mapping[int, float]
+_Name = tuple[str, int]
+_Part = tuple[int, int]
+
+
+def block_costs(folder: BlockFolder) -> tuple[BlockCosts, ...]:
+    """Of each block, in their order; the last is the head."""
+    most = max(DECODING) * pages_for(CONTEXT + 1) + ATTENDING * pages_for(LONGER + 1) + pages_for(LONGER + 256)
+    executor = executors_for("cpu", folder, threads=1).load(folder, 1, folder.model.blocks, pages=most)
+    asked = {("decoding", rows): [(1, CONTEXT)] * rows for rows in DECODING}
+    asked |= {("prompt", rows): [(rows, 0)] for rows in PROMPTS}
+    asked |= {
+        ("longer", ATTENDING): [(1, LONGER)] * ATTENDING,
+        ("behind", ATTENDING_PROMPT): [(ATTENDING_PROMPT, LONGER)],
+    }
+    try:
+        timed = _timed(executor, folder, asked)
+    finally:
+        executor.close()
+    decoding = {rows: timed["decoding", rows] for rows in DECODING}
+    prompts = {rows: timed["prompt", rows] for rows in PROMPTS}
+    further, behind = timed["longer", ATTENDING], timed["behind", ATTENDING_PROMPT]
+    found: list[BlockCosts] = []
+    for block in range(1, folder.model.blocks + 1):
+        if block == folder.model.blocks:  # a row for each token: prompts have one
+            found.append(BlockCosts(rows={rows: seconds[block] for rows, seconds in decoding.items()}))
+            continue
+        decoded = (further[block] - decoding[ATTENDING][block]) / (ATTENDING * (LONGER - CONTEXT))
+        prompt = (behind[block] - prompts[ATTENDING_PROMPT][block]) / (ATTENDING_PROMPT * LONGER)
+        decoded, prompt = max(0.0, decoded), max(0.0, prompt)
+        rows = {rows: seconds[block] - rows * CONTEXT * decoded for rows, seconds in decoding.items()}
+        rows |= {rows: seconds[block] - rows * rows / 2 * prompt for rows, seconds in prompts.items()}
+        found.append(BlockCosts(rows=rows, attended=decoded, attended_prompt=prompt))
+    return tuple(found)
+
+
+def _timed(executor: Executor, folder: BlockFolder, asked: Mapping[_Name, Sequence[_Part]]) -> dict[_Name, _Seconds]:
+    """Seconds of CPU by block, of steps of (rows, tokens behind them) parts; medians of rounds in which each has its
+    turn, so that a time in which the host is slow is one of all of them."""
+    found: dict[_Name, list[_Seconds]] = {name: [] for name in asked}
+    for _ in range(ROUNDS):
+        for name, parts in asked.items():
+            found[name].append(_step(executor, folder, parts))
+    return {name: {block: median(one[block] for one in each) for block in each[0]} for name, each in found.items()}
+
+
+def _step(executor: Executor, folder: BlockFolder, parts: Sequence[_Part]) -> _Seconds:
+    chance = np.random.default_rng(1)
+    taken = [executor.pool.allocate(pages_for(behind + rows)) for rows, behind in parts]
+    segments = [Segment(rows=r, first_position=b, pages=pages) for (r, b), pages in zip(parts, taken, strict=True)]
+    tokens = chance.integers(0, folder.model.vocab_size, sum(rows for rows, _ in parts), dtype=np.int32)
+    ends = np.cumsum([rows for rows, _ in parts]) - 1
+    batch = Batch(segments=segments, tokens=tokens, wanted=[int(end) for end in ends])
+    executor.run(batch)  # the first has cold caches
+    began = time.thread_time()
+    shares = [executor.run(batch).seconds for _ in range(RUNS)]
+    spent = (time.thread_time() - began) / RUNS
+    for pages in taken:
+        executor.pool.free(pages)
+    together = sum(sum(one.values()) for one in shares)
+    return {int(name.removeprefix("block_")): spent * sum(one[name] for one in shares) / together for name in shares[0]}

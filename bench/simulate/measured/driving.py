@@ -1,0 +1,168 @@
+"""A real system under a load of `load.py`, and what its clients see of it."""
+
+import asyncio
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import redis
+
+from bench.simulate.load import Asked, Load
+from blockrelay.block_folder.folder import open_block_folder
+from blockrelay_launcher.supervisor.child_process import die_with_parent
+
+_TOKENS = re.compile(rb'"token_ids":\[(\d[^\]]*)\]')
+#: Seconds that requests under way may take to end.
+PATIENCE_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class System:
+    """A running `up`: its model by hash, its processes by what they are, and its control Redis."""
+
+    url: str
+    model: str
+    pids: dict[str, list[int]]
+    redis: "redis.Redis"
+
+    def cpu_s(self) -> dict[str, float]:
+        """Seconds that each kind has computed. Of workers, `engine` is what computes, `beside` their other threads."""
+        spent: dict[str, float] = defaultdict(float)
+        for kind, pids in self.pids.items():
+            for pid in pids:
+                for thread in Path(f"/proc/{pid}/task").iterdir():
+                    seconds = int((thread / "schedstat").read_text().split()[0]) / 1e9
+                    part = "engine" if thread.name == str(pid) else "beside"
+                    spent[part if kind == "worker" else kind] += seconds
+        return dict(spent)
+
+    def resident_bytes(self, kind: str) -> int:
+        pages = [int(Path(f"/proc/{pid}/statm").read_text().split()[1]) for pid in self.pids[kind]]
+        return sum(pages) * os.sysconf("SC_PAGE_SIZE")
+
+
+@contextmanager
+def running(model: Path, *, stages: int = 1, replicas: int = 1) -> Iterator[System]:
+    """`blockrelay up` with workers of one thread each, ready."""
+    with tempfile.TemporaryDirectory(prefix="br-simulate-") as folder:
+        argv = [sys.executable, "-P", "-m", "blockrelay_launcher", "up", "--model", str(model), "--port", "0"]
+        argv += ["--threads", "1", "--no-speculation", "--stages", str(stages), "--replicas", str(replicas)]
+        with subprocess.Popen(
+            [*argv, "--data", folder],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            preexec_fn=die_with_parent(signal.SIGTERM),
+        ) as process:
+            try:
+                assert process.stdout is not None
+                line = process.stdout.readline()
+                if not line.startswith("ready "):
+                    raise RuntimeError(f"up is not ready: {line!r}")
+                control = redis.Redis(unix_socket_path=f"{folder}/control/redis.sock")
+                yield System(
+                    line.split()[1], open_block_folder(model, blocks=[]).model_key, _children(process.pid), control
+                )
+            finally:
+                process.send_signal(signal.SIGTERM)
+                process.wait(60)
+
+
+def _children(parent: int) -> dict[str, list[int]]:
+    kinds = {
+        "blockrelay_worker": "worker", "blockrelay_gateway": "gateway", "blockrelay_scheduler": "scheduler",
+        "/control/redis.sock": "control Redis", "/payload/redis.sock": "payload Redis",
+    }  # fmt: skip
+    found: dict[str, list[int]] = defaultdict(list)
+    for pid in map(int, Path(f"/proc/{parent}/task/{parent}/children").read_text().split()):
+        command = Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
+        for word, kind in kinds.items():
+            if word in command:
+                found[kind].append(pid)
+    return dict(found)
+
+
+@dataclass(slots=True, kw_only=True)
+class Driver:
+    """Sends a load to a gateway; `asked` is all that it has sent, with times of `time.monotonic`."""
+
+    url: str
+    load: Load
+    vocabulary: int
+    chance: random.Random
+    asked: list[Asked]
+    received_bytes: int = 0
+
+    async def run(self, until: float) -> None:
+        """Requests begin up to `until`; back when all are answered."""
+        async with asyncio.timeout(until - time.monotonic() + PATIENCE_S), asyncio.TaskGroup() as tasks:
+            for _ in range(self.load.clients):
+                tasks.create_task(self._client(until))
+            began = time.monotonic()
+            for moment in self.load.arrivals(self.chance, until - began):
+                await asyncio.sleep(began + moment - time.monotonic())
+                tasks.create_task(self._ask())
+
+    async def _client(self, until: float) -> None:
+        await self._ask()
+        while time.monotonic() < until:
+            await self._ask()
+
+    async def _ask(self) -> None:
+        parts = urlsplit(self.url)
+        asked = Asked(self.load.prompt.draw(self.chance), self.load.new.draw(self.chance), time.monotonic())
+        self.asked.append(asked)
+        prompt = self.chance.choices(range(3, self.vocabulary), k=asked.prompt)
+        fields = {"prompt": prompt, "max_tokens": asked.new, "temperature": 0, "ignore_eos": True, "stream": True}
+        body = json.dumps({**fields, "return_token_ids": True}).encode()
+        head = f"POST /v1/completions HTTP/1.1\r\nhost: {parts.netloc}\r\nconnection: close\r\n"
+        answer = _Answer(asked, self)
+        transport, _ = await asyncio.get_running_loop().create_connection(
+            lambda: answer, parts.hostname or "", parts.port or 80
+        )
+        transport.write(f"{head}content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body)
+        try:
+            await answer.ended
+        finally:
+            transport.abort()
+        if len(asked.tokens) != asked.new:
+            raise RuntimeError(f"an answer ended after {len(asked.tokens)} of {asked.new} tokens: {answer.rest!r}")
+
+
+class _Answer(asyncio.Protocol):
+    """One streamed answer, in as few instructions as we can: it shares the cores with what it measures."""
+
+    def __init__(self, asked: Asked, driver: Driver) -> None:
+        self._asked, self._driver = asked, driver
+        self.ended = asyncio.get_running_loop().create_future()
+        self.rest = b""
+
+    def data_received(self, data: bytes) -> None:
+        now = time.monotonic()
+        self._driver.received_bytes += len(data)
+        events, _, self.rest = (self.rest + data).rpartition(b"\n\n")
+        for found in _TOKENS.finditer(events):
+            self._asked.tokens.extend([now] * (1 + found.group(1).count(b",")))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if not self.ended.done():
+            self.ended.set_result(None)
+
+
+def wire_bytes(control: "redis.Redis") -> float:
+    """That have come to a Redis and gone from it."""
+    stats: dict[str, Any] = control.info("stats")  # pyright: ignore[reportAssignmentType]
+    return stats["total_net_input_bytes"] + stats["total_net_output_bytes"]

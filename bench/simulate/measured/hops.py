@@ -1,0 +1,93 @@
+"""What messages between two stages cost the processes at both ends: the worker's own sender and reader, timed."""
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from prometheus_client import CollectorRegistry
+
+from bench.simulate.measured.least_squares import least
+from blockrelay.observability.metrics.worker import WorkerMetrics
+from blockrelay.protocol.keys import Keys
+from blockrelay.protocol.messages import Commit, Forward, ForwardSegment
+from blockrelay.redis.client import Scripts, connect
+from blockrelay.redis.errors import RedisWatch
+from blockrelay_launcher.background import running_redis
+from blockrelay_worker.engine.mailbox import Mailbox
+from blockrelay_worker.transport.inbox_reader import Reader
+from blockrelay_worker.transport.redis_links import Links
+from blockrelay_worker.transport.stage_sender import Sender
+
+#: (rows, requests) of messages forwards, and tokens of those back.
+FORWARDS, BACK, TIMES = ((1, 1), (4, 4), (16, 16), (64, 1), (256, 1)), (1, 4, 16), 200
+_KEYS, _OTHER = Keys("c0"), "other"
+
+
+@dataclass(frozen=True, slots=True)
+class HopCosts:
+    """Seconds of CPU of both ends together: of a message, and for each row, request with rows, and token back."""
+
+    message: float
+    row: float
+    part: float
+    job: float
+
+
+def hop_costs(hidden: int) -> HopCosts:
+    with running_redis(durable=False) as url:
+        control, payload = connect(url), connect(url)
+        watch = RedisWatch(WorkerMetrics(CollectorRegistry()).redis_errors)
+        stop = threading.Event()
+        links = Links(control, payload, _KEYS, Scripts(control, _KEYS), watch, stop)
+        inbox = _KEYS.inbox(_OTHER)
+        payload.xadd(inbox, {"opened": ""})
+        mailbox = Mailbox()
+        reader = Reader(connect(url), inbox, [], mailbox, stop, watch)
+        reader.start()
+        sender = Sender(links, WorkerMetrics(CollectorRegistry()))
+        did: list[tuple[float, ...]] = []
+        seconds: list[float] = []
+
+        def timed(send: Callable[[], object], events: int) -> float:
+            began = time.thread_time() + _cpu_s(reader)
+            for _ in range(TIMES):
+                send()
+                missing = events
+                while missing:
+                    missing -= len(mailbox.take(1.0))
+            return (time.thread_time() + _cpu_s(reader) - began) / TIMES
+
+        for rows, parts in FORWARDS:
+            message = _forward(rows, parts, hidden)
+            seconds.append(timed(lambda message=message: sender.forward(_OTHER, message), 1))
+            did.append((1, rows, parts, 0))
+        for tokens in BACK:
+            commits = [_commit(number) for number in range(tokens)]
+            seconds.append(timed(lambda commits=commits: sender.announce(commits), tokens))
+            did.append((1, 0, 0, tokens))
+        stop.set()
+        payload.xadd(inbox, {"ends": ""})
+        reader.join()
+    return HopCosts(*least(did, seconds))
+
+
+def _cpu_s(thread: threading.Thread) -> float:
+    return int(Path(f"/proc/self/task/{thread.native_id}/schedstat").read_text().split()[0]) / 1e9
+
+
+def _forward(rows: int, parts: int, hidden: int) -> Forward:
+    tokens = (1,) * (rows // parts)
+    segments = [
+        ForwardSegment(
+            request=f"req-{number:024d}", run="0" * 16, sequence=number, position=64, token_ids=tokens, ends_known=True
+        )
+        for number in range(parts)
+    ]
+    return Forward(sender="worker", segments=tuple(segments), rows=np.zeros((rows, hidden), np.float32))
+
+
+def _commit(number: int) -> tuple[str, Commit]:
+    return _OTHER, Commit(request=f"req-{number:024d}", run="0" * 16, position=64, tokens=(1,))
