@@ -88,6 +88,44 @@ def stage_graph(model: ModelConfig, first_block: int, last_block: int, *, dtype:
     return graph.serialized(f"block_{first_block} to block_{last_block}")
 
 
+#: The axes of a pool by page (page, slot, head, number) in the order that a page on a CPU has them, and back.
+_PAGE_ORDER = {"keys": [0, 2, 3, 1], "values": [0, 2, 1, 3]}
+_POOL_ORDER = {"keys": [0, 3, 1, 2], "values": [0, 2, 1, 3]}
+
+
+def export_graph(model: ModelConfig, layers: Sequence[int], *, dtype: FloatType, page: FloatType) -> bytes:
+    """Pools and `pages` int64 [p] -> `.../keys_page` [p, kv_heads, head_dim, 16] and `.../values_page` [p, kv_heads,
+    16, head_dim] of the type `page`: what a CPU has of the same pages."""
+    graph = _Graph(dtype)
+    graph.input("pages", TensorProto.INT64, ["p"])
+    by_page = graph.integers(-1, PAGE, model.kv_heads, model.head_dim)
+    for block in layers:
+        for half, order in _PAGE_ORDER.items():
+            pool = f"block_{block}/{half}"
+            graph.input(pool, graph.type, ["slots of the pool", model.kv_heads, model.head_dim])
+            found = graph.node(
+                "Gather", [graph.node("Reshape", [pool, by_page], f"{pool}_by_page"), "pages"], f"{pool}_found"
+            )
+            found = graph.node("Transpose", [found], f"{pool}_turned", perm=order)
+            graph.result(f"{pool}_page", found, ["p", model.kv_heads, "d", "t"], _TYPES[page])
+    return graph.serialized("export")
+
+
+def import_graph(model: ModelConfig, layers: Sequence[int], *, dtype: FloatType, page: FloatType) -> bytes:
+    """The way back: pools, `slots` int64 [p * 16, 1] and what an export gave -> the pools."""
+    graph = _Graph(dtype)
+    graph.input("slots", TensorProto.INT64, ["p16", 1])
+    for block in layers:
+        for half, order in _POOL_ORDER.items():
+            pool = f"block_{block}/{half}"
+            graph.input(f"{pool}_page", _TYPES[page], ["p", model.kv_heads, "d", "t"])
+            rows = graph.cast(f"{pool}_page", graph.type, f"{pool}_wide")
+            rows = graph.node("Transpose", [rows], f"{pool}_turned", perm=order)
+            rows = graph.node("Reshape", [rows, graph.integers(-1, model.kv_heads, model.head_dim)], f"{pool}_rows")
+            graph.stored(pool, [model.kv_heads, model.head_dim], rows)
+    return graph.serialized("import")
+
+
 def _describe_batch(graph: "_Graph", model: ModelConfig) -> None:
     """The inputs that say where rows are, and what all layers make of them."""
     for name, shape in (
@@ -206,10 +244,10 @@ class _Graph:
     def input(self, name: str, kind: int, shape: Sequence[int | str]) -> None:
         self._inputs.append(helper.make_tensor_value_info(name, kind, list(shape)))
 
-    def result(self, name: str, value: str, shape: Sequence[int | str]) -> None:
-        """An output, float32."""
-        self._nodes.append(helper.make_node("Cast", [value], [name], name=name, to=TensorProto.FLOAT))
-        self._outputs.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, list(shape)))
+    def result(self, name: str, value: str, shape: Sequence[int | str], kind: int = TensorProto.FLOAT) -> None:
+        """An output of the type `kind`."""
+        self.cast(value, kind, name)
+        self._outputs.append(helper.make_tensor_value_info(name, kind, list(shape)))
 
     def stored(self, pool: str, heads: Sequence[int], rows: str) -> str:
         """A pool with the rows at their slots: an output that takes the place of the input."""

@@ -36,6 +36,11 @@ class Provider(ABC):
         """Zeros on the device, in memory that lives as long as the value, even when the session has gone."""
         ...
 
+    @property
+    def identity(self) -> tuple[str, ...]:
+        """What decides how it computes: part of the numerics id."""
+        return (self.ort_name, ort.__version__)
+
     def session(self, graph: bytes) -> ort.InferenceSession:
         """A session that has every node of the graph on the device. Raises what ONNX Runtime raises where one cannot be
         there."""
@@ -93,6 +98,12 @@ class WebGpuProvider(Provider):
             ort.register_execution_provider_library("webgpu", plugin.get_library_path())
             cls._registered = True
         return [device for device in ort.get_ep_devices() if device.ep_name == plugin.get_ep_name()]
+
+    @property
+    def identity(self) -> tuple[str, ...]:
+        device = self._device
+        told = {**device.ep_metadata, **device.device.metadata}
+        return (*super().identity, *(f"{name}={value}" for name, value in sorted(told.items())))
 
     def add_to(self, options: ort.SessionOptions) -> Sequence[str]:
         options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")

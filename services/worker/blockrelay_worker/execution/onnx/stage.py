@@ -1,8 +1,9 @@
 """Runs one stage, consecutive blocks of a model, on the device of an execution provider."""
 
+import threading
 import time
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,9 +12,12 @@ from blockrelay.block_folder.folder import BlockFolder
 from blockrelay.errors import BlockFolderError, ExecutionError
 from blockrelay.protocol.capabilities import Capabilities
 from blockrelay_worker.execution.batch import Batch, StageOutput
+from blockrelay_worker.execution.cpu.slot_mapping import check_segments
 from blockrelay_worker.execution.cpu.stage import StageExecutor
+from blockrelay_worker.execution.executor import PageContent
 from blockrelay_worker.execution.onnx.batches import plain_inputs
-from blockrelay_worker.execution.onnx.graphs import FloatType, stage_graph
+from blockrelay_worker.execution.onnx.failures import judged
+from blockrelay_worker.execution.onnx.graphs import FloatType, export_graph, import_graph, stage_graph
 from blockrelay_worker.execution.onnx.providers import Provider
 from blockrelay_worker.execution.onnx.weights import block_weights
 from blockrelay_worker.execution.page_pool import PagePool
@@ -57,6 +61,7 @@ class OnnxStage:
             numerics_id=numerics_id,
             kv_tokens=pages * PAGE,
         )
+        self._provider, self._dtype = provider, dtype
         session = provider.session(stage_graph(model, first_block, last_block, dtype=dtype))
         self._session, self._binding = session, session.io_binding()
         self._held: dict[str, Any] = {}
@@ -72,6 +77,8 @@ class OnnxStage:
             for block in layers
             for name in ("keys", "values")
         }
+        self._page_sessions: dict[str, tuple[Any, Any]] = {}
+        self._lock = threading.Lock()
         for name, value in self._held.items():
             self._binding.bind_ortvalue_input(name, value)
         for name, value in self._pools.items():
@@ -87,9 +94,64 @@ class OnnxStage:
         """It has the last block."""
         return self.last_block == self.folder.model.blocks
 
+    def export_pages(self, pages: Sequence[int]) -> list[PageContent]:
+        """Copies, of the layout's type."""
+        if not pages:
+            return []
+        if not self._pools:
+            return [[] for _ in pages]
+        session, binding = self._page_session("export")
+        binding.bind_cpu_input("pages", np.asarray(pages, np.int64))
+        for name in self._pools:
+            binding.bind_output(f"{name}_page", "cpu")
+        with self._lock:
+            session.run_with_iobinding(binding)
+        found = [value.numpy() for value in binding.get_outputs()]
+        return [
+            [(keys[at], values[at]) for keys, values in zip(found[::2], found[1::2], strict=True)]
+            for at in range(len(pages))
+        ]
+
+    def import_pages(self, pages: Sequence[int], contents: Sequence[PageContent]) -> None:
+        if not pages or not self._pools:
+            return
+        session, binding = self._page_session("import")
+        slots = np.asarray(pages, np.int64)[:, None] * PAGE + np.arange(PAGE)
+        binding.bind_cpu_input("slots", slots.reshape(-1, 1))
+        for index, (name, value) in enumerate(self._pools.items()):
+            layer, half = divmod(index, 2)
+            binding.bind_cpu_input(f"{name}_page", np.stack([content[layer][half] for content in contents]))
+            binding.bind_ortvalue_output(f"{name}_out", value)
+        with self._lock:
+            session.run_with_iobinding(binding)
+
+    def _page_session(self, way: Literal["export", "import"]) -> tuple[Any, Any]:
+        """A session that moves pages, and a binding with the pools."""
+        if way not in self._page_sessions:
+            make = export_graph if way == "export" else import_graph
+            layers = range(self.first_block, self.first_block + self.layout.layers)
+            page: FloatType = "float16" if self.layout.dtype is np.float16 else "float32"
+            graph = make(self.folder.model, layers, dtype=self._dtype, page=page)
+            session = self._provider.session(graph)
+            binding = session.io_binding()
+            for name, value in self._pools.items():
+                binding.bind_ortvalue_input(name, value)
+            self._page_sessions[way] = session, binding
+        return self._page_sessions[way]
+
+    def close(self) -> None:
+        """Drop sessions and memory of the device. The executor is useless afterwards."""
+        self._page_sessions.clear()
+        self._held.clear()
+        self._pools.clear()
+        del self._binding, self._session
+
     def run(self, batch: Batch) -> StageOutput:
         """See `Executor.run`."""
         started = time.perf_counter()
+        check_segments(
+            batch.segments, limit=self.folder.model.max_position, pages=self.pool.pages if self._pools else 0
+        )
         inputs: dict[str, NDArray[Any]] = plain_inputs(batch.segments) if self._pools else {}
         if self.takes_tokens:
             assert batch.tokens is not None
@@ -109,12 +171,12 @@ class OnnxStage:
         output = "logits" if self.gives_logits else "hidden_out"
         binding.bind_output(output, "cpu")
         try:
-            self._session.run_with_iobinding(binding)
+            with self._lock:
+                self._session.run_with_iobinding(binding)
             result = binding.get_outputs()[-1].numpy()
         except Exception as error:  # ONNX Runtime's own exception types have no public common base
-            raise ExecutionError(
-                f"block_{self.first_block} failed: {error}", block=f"block_{self.first_block}"
-            ) from error
+            block = judged(str(error)).block or f"block_{self.first_block}"
+            raise ExecutionError(f"{block} failed: {error}", block=block) from error
         finally:
             binding.clear_binding_outputs()
         seconds = time.perf_counter() - started
@@ -122,5 +184,17 @@ class OnnxStage:
         return StageOutput(
             hidden=None if self.gives_logits else result,
             logits=result[: len(batch.wanted)] if self.gives_logits else None,
+            not_finite=_not_finite(result, batch, wanted=self.gives_logits),
             seconds={f"block_{block}": share for block in range(self.first_block, self.last_block + 1)},
         )
+
+
+def _not_finite(rows: NDArray[np.float32], batch: Batch, *, wanted: bool) -> tuple[int, ...]:
+    """Indexes of the segments with a row that is not finite, of these: the batch's, or the `wanted` ones."""
+    bad = np.flatnonzero(~np.isfinite(rows).all(axis=1))
+    if not bad.size:
+        return ()
+    if wanted:
+        bad = np.asarray(batch.wanted)[bad[bad < len(batch.wanted)]]
+    ends = np.cumsum([segment.rows for segment in batch.segments])
+    return tuple(sorted({int(np.searchsorted(ends, row, side="right")) for row in bad}))
