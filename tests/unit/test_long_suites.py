@@ -27,7 +27,7 @@ NO_SUITES = {
     "manifests",
     "lock",
 }
-FIGURES = {"bench", "bench-recovery", "overload", "turns"}
+FIGURES = {"bench", "bench-plans", "bench-recovery", "bench-simulator", "overload", "turns"}
 
 
 def load() -> ModuleType:
