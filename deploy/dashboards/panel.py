@@ -96,6 +96,11 @@ def of_cell_rate(metric: str, by: str = "") -> str:
     return f"max{_by(by)} (rate({metric}{_selected('')}[$__rate_interval]))"
 
 
+def of_cell_increase(metric: str, by: str = "") -> str:
+    """How many in the interval between two points of the graph, of a counter that Redis keeps."""
+    return f"max{_by(by)} (increase({metric}{_selected('')}[$__rate_interval]))"
+
+
 def quantile(share: float, metric: str, by: str = "") -> str:
     """Of a histogram, over all processes."""
     labels = f"{by}, le" if by else "le"

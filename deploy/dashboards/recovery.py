@@ -1,6 +1,6 @@
 """What went wrong, and was mended: deaths, re-runs, stalls, dead letters, hand-overs between releases."""
 
-from deploy.dashboards.panel import Dashboard, Panel, Query, increase, of_cell, of_processes
+from deploy.dashboards.panel import Dashboard, Panel, Query, increase, of_cell, of_cell_increase, of_processes
 
 RECOVERY = Dashboard(
     name="recovery",
@@ -12,13 +12,13 @@ RECOVERY = Dashboard(
                 Panel(
                     title="Re-runs",
                     meaning="Runs that were ended and queued again, by reason. The answers are the same.",
-                    queries=[Query(increase("blockrelay_reruns_total", "reason"), "{{reason}}")],
+                    queries=[Query(of_cell_increase("blockrelay_reruns_total", "reason"), "{{reason}}")],
                     cause="kill",
                 ),
                 Panel(
                     title="Workers that died",
-                    meaning="Declared dead because they were silent.",
-                    queries=[Query(increase("blockrelay_worker_deaths_total"))],
+                    meaning="Declared dead: silent, or seen to end by the `blockrelay up` that had started them.",
+                    queries=[Query(of_cell_increase("blockrelay_worker_deaths_total"))],
                     cause="kill",
                 ),
                 Panel(

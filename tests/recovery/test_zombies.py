@@ -90,7 +90,7 @@ def test_a_step_that_is_longer_than_the_lease_is_no_death(start_system: StartSys
     system.wait_all(jobs)
     assert system.results(jobs) == golden
     assert "FAILPOINT" in (system.folder / "worker-0.log").read_text()
-    assert {w.id for w in system.infos()} == ids and system.metric("blockrelay_reruns_total") == 0
+    assert {w.id for w in system.infos()} == ids and system.reruns() == {}
 
 
 @pytest.mark.faults

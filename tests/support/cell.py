@@ -148,7 +148,8 @@ class Cell:
     def totals(self) -> tuple[int, int]:
         """How many requests were ever accepted, and how many have ended."""
         raw = cast("dict[bytes, bytes]", self.client.hgetall(self.keys.totals(MODEL)))
-        return int(raw.pop(b"accepted", 0)), sum(map(int, raw.values()))
+        ended = sum(int(count) for name, count in raw.items() if name.startswith(b"ended:"))
+        return int(raw.get(b"accepted", 0)), ended
 
     def outstanding(self) -> dict[str, int]:
         """What `outstanding:<model>` has, without zeros."""

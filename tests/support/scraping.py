@@ -30,7 +30,7 @@ def assert_service_describes_itself(text: str, service: str) -> None:
 
 def _is_old(name: str, service: str) -> bool:
     """Whether a worker tells it for those who read the release before."""
-    shared = ("build_info", "state", "state_transitions_total", "reruns_total", "redis_errors_total")
+    shared = ("build_info", "state", "state_transitions_total", "redis_errors_total")
     return (
         service == "worker"
         and not name.startswith("blockrelay_worker_")

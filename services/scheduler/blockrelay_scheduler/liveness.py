@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from blockrelay.observability import logs
-from blockrelay.observability.metrics.scheduler import SchedulerMetrics
 from blockrelay.protocol.transitions import calls
 from blockrelay_scheduler.link import Link
 from blockrelay_scheduler.recovery import dead_workers
@@ -25,7 +24,6 @@ class Liveness:
     """
 
     link: Link
-    metrics: SchedulerMetrics
     dead_after_ms: int
     trusted_from: float = field(default=float("inf"), init=False)
     settled_from: float = field(default=float("-inf"), init=False)
@@ -75,8 +73,6 @@ class Liveness:
             died, reruns = self.link.scripts.run(calls.dead(worker, silent_s=self._dead_after_s))
             if died:
                 self.dead.add(worker)
-                self.metrics.deaths.inc()
-                self.metrics.reruns.labels("death").inc(reruns)
                 logs.get().warning("WORKER_DEAD", worker=worker, silent_ms=silent_ms[worker], reruns=reruns)
 
     def _distrust(self) -> None:

@@ -65,7 +65,7 @@ class Scheduler:
         self.metrics.states.show(self._state)
         self._cell = CellSettings.of(settings)
         self._watch = RedisWatch(self.metrics.redis_errors)
-        self.liveness = Liveness(self.link, self.metrics, self._cell.dead_after_ms)
+        self.liveness = Liveness(self.link, self._cell.dead_after_ms)
         self._publisher = PlanPublisher(
             self.link,
             self.model,
@@ -73,7 +73,7 @@ class Scheduler:
             vacancy_s=settings.vacancy_s,
             name=settings.node_id or logs.node_name("scheduler"),
         )
-        self._rescuer = Rescuer(self.link, self.metrics, settings)
+        self._rescuer = Rescuer(self.link, settings)
         self._upgrade = CellUpgrade(self.link, self.model, raises=settings.raise_protocol)
 
     def run(self, stop: threading.Event) -> None:

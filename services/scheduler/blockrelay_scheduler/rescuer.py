@@ -4,7 +4,6 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from blockrelay.observability import logs
-from blockrelay.observability.metrics.scheduler import SchedulerMetrics
 from blockrelay.protocol.messages import RequestBody
 from blockrelay.protocol.transitions import calls
 from blockrelay.settings import SchedulerSettings
@@ -20,7 +19,6 @@ class Rescuer:
     """Walks through the unfinished requests of the cell, some at each look."""
 
     link: Link
-    metrics: SchedulerMetrics
     settings: SchedulerSettings
     _cursor: int = field(default=0, init=False)
 
@@ -37,7 +35,6 @@ class Rescuer:
                 if self.link.scripts.run(calls.finish(rescue.request, "expired")) == "FINISHED":
                     log.info("REQUEST_EXPIRED")
             elif self.link.scripts.run(calls.rerun(rescue.request, rescue.run, "stalled")):
-                self.metrics.reruns.labels("stalled").inc()
                 log.warning("REQUEST_STALLED", run=rescue.run)
 
     def _unfinished(self) -> list[UnfinishedRequest]:

@@ -64,7 +64,7 @@ FAMILIES = (
     Family("numerics", "<model>", "hash, class:numerics id that re-runs wait for -> ms without a worker for them, when that was seen, and what pools hold", "CLAIM COMMIT RERUN DEAD BEAT MIGRATE", "", "member: MIGRATE"),
     Family("delayed", "", "zset id -> ms from which the job of its re-run may be queued", f"{_ENDS} BEAT", "", "member: CLAIM, BEAT, FINISH"),
     Family("outstanding", "<model>", "hash: rows, tokens and pages that unfinished requests still cost", f"ACCEPT {_ENDS} UPGRADE", "scheduler", "never"),
-    Family("totals", "<model>", "hash: how many requests were ever accepted, and ended by reason", f"ACCEPT {_ENDS} UPGRADE", "scheduler", "never"),
+    Family("totals", "<model>", "hash: how many requests were ever accepted, and ended by reason; workers that died, runs queued again by reason", f"ACCEPT {_ENDS} UPGRADE", "scheduler", "never"),
     Family("tenant-requests", "<tenant>", "set of its unfinished requests", f"ACCEPT {_ENDS} UPGRADE", "", "member: at the end"),
     Family("bucket", "<tenant>", "hash: tokens left of its minute, and when", f"ACCEPT {_ENDS}", "", "120 s after the last use"),
     Family("workers", "", "zset worker -> ms of last beat", "BEAT DEAD worker", "ACCEPT CLAIM MIGRATE gateway scheduler", "member: DEAD"),

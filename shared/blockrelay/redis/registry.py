@@ -79,11 +79,14 @@ async def read_plan_async(client: redis.asyncio.Redis, keys: Keys, model: str) -
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Books:
-    """How many requests the cell has accepted and ended (by reason) since it began, and has in flight."""
+    """How many requests the cell has accepted and ended (by reason) since it began, and has in flight; how many workers
+    died, and how many runs were ended and queued again (by reason)."""
 
     accepted: int
     ended: Mapping[str, int]
     in_flight: int
+    deaths: int
+    reruns: Mapping[str, int]
 
 
 def read_books(client: redis.Redis, keys: Keys, model: str) -> Books:
@@ -93,8 +96,17 @@ def read_books(client: redis.Redis, keys: Keys, model: str) -> Books:
     ask.zcard(keys.running)
     totals, in_flight = cast(Any, ask.execute())
     counts = {name.decode(): int(count) for name, count in totals.items()}
-    ended = {name.removeprefix("ended:"): count for name, count in counts.items() if name.startswith("ended:")}
-    return Books(accepted=counts.get("accepted", 0), ended=ended, in_flight=in_flight)
+
+    def by_reason(kind: str) -> dict[str, int]:
+        return {name.removeprefix(kind): count for name, count in counts.items() if name.startswith(kind)}
+
+    return Books(
+        accepted=counts.get("accepted", 0),
+        ended=by_reason("ended:"),
+        in_flight=in_flight,
+        deaths=counts.get("deaths", 0),
+        reruns=by_reason("reruns:"),
+    )
 
 
 def read_oldest(client: redis.Redis, keys: Keys) -> tuple[str, float] | None:

@@ -6,7 +6,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -22,7 +22,7 @@ from blockrelay.protocol.plan import WorkerInfo, missing_stages
 from blockrelay.protocol.sampling_params import SamplingParams, derive_seed
 from blockrelay.protocol.transitions import calls
 from blockrelay.redis.client import Scripts
-from blockrelay.redis.registry import read_plan, read_workers
+from blockrelay.redis.registry import read_books, read_plan, read_workers
 from blockrelay.text.tokenizer import Tokenizer
 from blockrelay_launcher.supervisor.ports import kept_ports
 from blockrelay_worker.offline.pipeline import Pipeline, generate
@@ -178,6 +178,10 @@ class System:
     def metric(self, name: str) -> float:
         """The sum over all live workers of a metric."""
         return sum(sampled(scrape(worker), name) for worker in self.infos())
+
+    def reruns(self) -> Mapping[str, int]:
+        """How many runs were ever ended and queued again, by reason; without those that none had."""
+        return read_books(self.client, self.keys, self.model_key).reruns
 
     def refused_commits(self, pid: int) -> bool:
         """Whether COMMIT has told this process that a run of it is no longer the current one.

@@ -35,7 +35,6 @@ def test_a_name_tells_whose_it_is() -> None:
     assert names["gateway"] & names["worker"] == {"blockrelay_redis_errors"}
     assert names["scheduler"] & names["worker"] == {
         "blockrelay_redis_errors",
-        "blockrelay_reruns",
         "blockrelay_state",
         "blockrelay_state_transitions",
     }
@@ -103,8 +102,11 @@ def test_the_books_are_not_told_before_somebody_has_looked() -> None:
     registry = CollectorRegistry()
     totals = Totals(registry)
     assert registry.get_sample_value("blockrelay_accepted_total") is None
-    totals.set(7, {"stop": 4}, 3)
+    totals.set(7, {"stop": 4}, 3, deaths=2, reruns={"death": 1})
     assert registry.get_sample_value("blockrelay_accepted_total") == 7
     assert registry.get_sample_value("blockrelay_requests_in_flight") == 3
     assert registry.get_sample_value("blockrelay_ended_total", {"reason": "stop"}) == 4
     assert registry.get_sample_value("blockrelay_ended_total", {"reason": "error"}) == 0
+    assert registry.get_sample_value("blockrelay_worker_deaths_total") == 2
+    assert registry.get_sample_value("blockrelay_reruns_total", {"reason": "death"}) == 1
+    assert registry.get_sample_value("blockrelay_reruns_total", {"reason": "drain"}) == 0

@@ -1,13 +1,11 @@
 """When silence means that a worker is dead, look by look; with a running loop around it: test_loop.py."""
 
-from prometheus_client import CollectorRegistry
-
-from blockrelay.observability.metrics.scheduler import SchedulerMetrics
 from blockrelay.protocol.keys import Keys
 from blockrelay.redis.client import Scripts
+from blockrelay.redis.registry import read_books
 from blockrelay_scheduler.link import Link
 from blockrelay_scheduler.liveness import Liveness
-from tests.support.cell import Cell, begin_cell
+from tests.support.cell import MODEL, Cell, begin_cell
 from tests.support.redis.redis_server import RedisServer
 
 
@@ -15,14 +13,14 @@ def test_another_server_may_not_have_the_last_beats(own_redis: RedisServer) -> N
     """A failover that took no longer than a blink: nothing but the server's identity tells."""
     client, keys = own_redis.client(), Keys("t")
     begin_cell(client, keys)
-    cell, metrics = Cell(client, keys, Scripts(client, keys)), SchedulerMetrics(CollectorRegistry())
-    liveness = Liveness(Link(client, client, keys, cell.scripts), metrics, dead_after_ms=1000)
+    cell = Cell(client, keys, Scripts(client, keys))
+    liveness = Liveness(Link(client, client, keys, cell.scripts), dead_after_ms=1000)
 
-    def look() -> float | None:
+    def look() -> int:
         """How many workers were declared dead so far, after a look at a time at which silence means something."""
         liveness.trusted_from = float("-inf")
         liveness.declare_dead()
-        return metrics.registry.get_sample_value("blockrelay_worker_deaths_total")
+        return read_books(client, keys, MODEL).deaths
 
     cell.worker("a", stage=0)
     assert look() == 0

@@ -34,7 +34,8 @@ def trace_events(request: str, spans: Sequence[Span], stages: Stages) -> dict[st
     if stages.tiles:
         events.append(_named("thread", _REQUEST, _TILES, "where it was"))
     for tile in stages.tiles:
-        events.append(_slice(_REQUEST, _TILES, tile.doing.replace("_", " "), tile.start_us, tile.end_us, {}))
+        who: dict[str, Value] = {"workers": ", ".join(tile.workers)}
+        events.append(_slice(_REQUEST, _TILES, tile.doing, tile.start_us, tile.end_us, who))
     tracks = {worker: tid for tid, worker in enumerate(sorted({_worker(span) for span in stages.spans}), 1)}
     for (stage, worker, blocks), tid in tracks.items():
         events.append(_named("thread", _WORKERS, tid, f"stage {stage}, blocks {blocks}: {worker}"))

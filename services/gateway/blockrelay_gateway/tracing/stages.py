@@ -1,10 +1,11 @@
 """What stages told of a request (`StageSpan`), as spans below its runs; and where the time of a run went. Pure.
 
-At each moment of a run some stage computes rows of the request, or rows of it wait in some stage, or they are passed
-on: claimed, sampled, sent to the next stage, committed. So the three tile the run, whatever ran beside each other.
+At each moment of a run some stage computes rows of the request, or rows of it wait in some stage, or it is between two
+steps, which say what is done there. So these tile the run, whatever ran beside each other.
 """
 
-from collections import defaultdict
+from bisect import bisect_left, bisect_right
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -13,16 +14,19 @@ from typing import Literal, get_args
 from blockrelay.protocol.encoding.stage_span import StageSpan
 from blockrelay_gateway.tracing.spans import Span, span_id
 
-Doing = Literal["computing", "waiting", "passing_on"]
+#: `claiming`: a worker has it and nothing to compute yet. `sending`: to the next stage. `sampling`: until the first one
+#: knows the token. `committing`: behind the last step. `silent`: behind the last step that a failed run told.
+Doing = Literal["computing", "waiting", "claiming", "sending", "sampling", "committing", "silent"]
 
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """What became of a request in a part of its run. Unix microseconds."""
+    """What became of a request in a part of its run, and with whom. Unix microseconds."""
 
     doing: Doing
     start_us: int
     end_us: int
+    workers: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,22 +62,70 @@ def stages_of(request: str, spans: Sequence[Span], steps: Iterable[StageSpan], r
 
 def tiles(run: Span, steps: Iterable[StageSpan]) -> list[Tile]:
     """What became of the request from the beginning of `run` to its end, without a gap; `steps` of that run."""
-    changes: dict[int, list[int]] = {run.start_us: [0, 0], run.end_us: [0, 0]}
-    for step in steps:
-        for at, computing, waiting in ((step.ready_us, 0, 1), (step.began_us, 1, -1), (step.ended_us, -1, 0)):
-            change = changes.setdefault(min(max(at, run.start_us), run.end_us), [0, 0])
-            change[0] += computing
-            change[1] += waiting
+    told = [_Told(step, *(min(max(at, run.start_us), run.end_us) for at in _times(step))) for step in steps]
+    changes: dict[int, list[tuple[Counter[str], str, int]]] = {run.start_us: [], run.end_us: []}
+    computing, waiting = Counter[str](), Counter[str]()
+    for one in told:
+        changes.setdefault(one.ready_us, []).append((waiting, one.step.worker, 1))
+        changes.setdefault(one.began_us, []).extend([(waiting, one.step.worker, -1), (computing, one.step.worker, 1)])
+        changes.setdefault(one.ended_us, []).append((computing, one.step.worker, -1))
+    between = _Between(run, told)
     found: list[Tile] = []
-    computing = waiting = 0
     for start, end in pairwise(sorted(changes)):
-        computing += changes[start][0]
-        waiting += changes[start][1]
-        doing: Doing = "computing" if computing else "waiting" if waiting else "passing_on"
-        if found and found[-1].doing == doing:
+        for counts, worker, change in changes[start]:
+            counts[worker] += change
+        doing, workers = between.at(start, end)
+        if there := _present(computing):
+            doing, workers = "computing", there
+        elif there := _present(waiting):
+            doing, workers = "waiting", there
+        if found and (found[-1].doing, found[-1].workers) == (doing, workers):
             start = found.pop().start_us
-        found.append(Tile(doing, start, end))
+        found.append(Tile(doing, start, end, workers))
     return found
+
+
+def _times(step: StageSpan) -> tuple[int, int, int]:
+    return step.ready_us, step.began_us, step.ended_us
+
+
+def _present(counts: Counter[str]) -> tuple[str, ...]:
+    return tuple(sorted(worker for worker, count in counts.items() if count > 0))
+
+
+@dataclass(frozen=True, slots=True)
+class _Told:
+    """A step, its times within its run."""
+
+    step: StageSpan
+    ready_us: int
+    began_us: int
+    ended_us: int
+
+
+class _Between:
+    """What is done while no stage has rows of the request: it follows from the step before, and from the next one."""
+
+    def __init__(self, run: Span, told: Sequence[_Told]) -> None:
+        self._by_end = sorted(told, key=lambda one: one.ended_us)
+        self._by_ready = sorted(told, key=lambda one: one.ready_us)
+        self._ends = [one.ended_us for one in self._by_end]
+        self._readies = [one.ready_us for one in self._by_ready]
+        self._last_stage = max((one.step.stage for one in told), default=0)
+        self._failed = "blockrelay.rerun.reason" in run.attributes
+
+    def at(self, start: int, end: int) -> tuple[Doing, tuple[str, ...]]:
+        """From `start` to `end`, where nothing is computed and nothing waits; and whose work it is."""
+        before, after = bisect_right(self._ends, start), bisect_left(self._readies, end)
+        coming = self._by_ready[after].step if after < len(self._readies) else None
+        if not before:
+            return "claiming", (coming.worker,) if coming else ()
+        last = self._by_end[before - 1].step
+        if coming:
+            return ("sending", (coming.worker,)) if coming.stage > last.stage else ("sampling", (last.worker,))
+        if self._failed:
+            return "silent", (last.worker,)
+        return ("committing" if last.stage == self._last_stage else "sending"), (last.worker,)
 
 
 def missing(steps: Iterable[StageSpan]) -> int:

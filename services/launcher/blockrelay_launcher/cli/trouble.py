@@ -3,8 +3,10 @@
 `read_trouble` reads, `sentences` says it; runbooks begin with these lines.
 """
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from statistics import median
 from typing import Any, cast
 
 import redis
@@ -16,19 +18,23 @@ from blockrelay.redis.registry import read_books, read_oldest
 
 #: Seconds without progress from which on a request is told: a prompt or a queue takes less.
 STILL_S = 5.0
+#: Seconds for an answer of Redis from which on it is told, and how often it is asked: each commit waits for several.
+SLOW_S, ASKED = 0.005, 9
 #: Share of Redis' memory from which on it is told: gateways forget ended requests from here on.
 FULL_SHARE = 0.5
 
 
 def read_trouble(client: redis.Redis, keys: Keys, workers: Mapping[str, Sequence[WorkerInfo]]) -> dict[str, Any]:
     """As data: `oldest` (request, seconds, state, workers) or None, `books` and `numerics` (requests that wait for an
-    id) by model, `memory` (used, limit; bytes, 0: no limit). `workers` by model."""
+    id) by model, `memory` (used, limit; bytes, 0: no limit), `answer_s` (the median of some commands, from here to the
+    control Redis and back). `workers` by model."""
     memory = client.info("memory")
     return {
         "oldest": _oldest(client, keys),
         "books": {model: asdict(read_books(client, keys, model)) for model in workers},
         "numerics": {model: _waiting_for_numerics(client, keys, model, there) for model, there in workers.items()},
         "memory": {"used": int(memory["used_memory"]), "limit": int(memory["maxmemory"])},
+        "answer_s": median(_answer_s(client) for _ in range(ASKED)),
     }
 
 
@@ -53,7 +59,18 @@ def sentences(trouble: Mapping[str, Any]) -> list[str]:
     used, limit = trouble["memory"]["used"], trouble["memory"]["limit"]
     if limit and used >= FULL_SHARE * limit:
         lines.append(f"Redis uses {used >> 20} of {limit >> 20} MiB: ended requests are forgotten early")
+    if trouble["answer_s"] >= SLOW_S:
+        lines.append(
+            f"the control Redis takes {1000 * trouble['answer_s']:.0f} ms to answer, which each token waits for: "
+            "see docs/slow-requests.md"
+        )
     return lines
+
+
+def _answer_s(client: redis.Redis) -> float:
+    asked = time.monotonic()
+    client.ping()
+    return time.monotonic() - asked
 
 
 def _oldest(client: redis.Redis, keys: Keys) -> dict[str, Any] | None:

@@ -40,7 +40,7 @@ def set_gauges(
     ask.hgetall(keys.outstanding(model))
     books, oldest = read_books(client, keys, model), read_oldest(client, keys)
     *depths, first, last, letters, outstanding = cast(Any, ask.execute())
-    metrics.totals.set(books.accepted, books.ended, books.in_flight)
+    metrics.totals.set(books.accepted, books.ended, books.in_flight, deaths=books.deaths, reruns=books.reruns)
     metrics.ended.set(first + last)
     metrics.dead_letters.set(letters)
     metrics.oldest_waiting.set(oldest[1] if oldest else 0)

@@ -2,11 +2,8 @@
 
 from collections.abc import Sequence
 from itertools import product
-from typing import get_args
 
 from prometheus_client import CollectorRegistry, Counter
-
-from blockrelay.protocol.messages import RerunReason
 
 #: vLLM's buckets for time to first token, and finer ones for a step and a block. Seconds.
 TTFT_BUCKETS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160)
@@ -34,16 +31,6 @@ def expect_blocks(counts: Counter, first: int, last: int) -> None:
     """Make the series of a counter of fallbacks for the blocks `first` to `last`."""
     for block, *others in product(range(first, last + 1), *FALLBACK.values()):
         counts.labels(f"block_{block}", *others)
-
-
-def reruns(registry: CollectorRegistry) -> Counter:
-    """Each service counts those that it queued, so that their sum is right."""
-    return counter(
-        "blockrelay_reruns",
-        "How many runs were ended and queued again, by reason",
-        registry,
-        reason=get_args(RerunReason),
-    )
 
 
 def redis_errors(registry: CollectorRegistry) -> Counter:

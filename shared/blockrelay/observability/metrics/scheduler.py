@@ -2,7 +2,7 @@
 
 from prometheus_client import CollectorRegistry, Gauge
 
-from blockrelay.observability.metrics.instruments import counter, redis_errors, reruns
+from blockrelay.observability.metrics.instruments import redis_errors
 from blockrelay.observability.metrics.totals import Totals
 from blockrelay.observability.states import States
 
@@ -21,8 +21,6 @@ class SchedulerMetrics:
             ["stage", "blocks", "device"],
             registry=registry,
         )
-        self.deaths = counter("blockrelay_worker_deaths", "How many workers were declared dead", registry)
-        self.reruns = reruns(registry)
         self.totals = Totals(registry)
         self.ended = Gauge(
             "blockrelay_ended_requests", "How many requests have ended and can still be read", registry=registry

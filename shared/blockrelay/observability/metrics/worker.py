@@ -15,7 +15,6 @@ from blockrelay.observability.metrics.instruments import (
     expect_blocks,
     fallbacks,
     redis_errors,
-    reruns,
 )
 from blockrelay.observability.states import States
 from blockrelay.protocol.messages import Verdict
@@ -51,7 +50,6 @@ class WorkerMetrics:
         self.commits = counter(
             "blockrelay_worker_commits", "How many commits, by verdict", registry, verdict=get_args(Verdict)
         )
-        self.reruns = reruns(registry)
         self.fallbacks = fallbacks(
             "blockrelay_worker_fallbacks", "How many blocks moved to another device in mid-request", registry
         )

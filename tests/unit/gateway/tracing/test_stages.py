@@ -2,7 +2,7 @@
 
 import json
 from itertools import pairwise
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 from hypothesis import given
@@ -12,7 +12,7 @@ from blockrelay.protocol.encoding.stage_span import Kind, StageSpan
 from blockrelay.protocol.messages import EndEntry, RequestBody
 from blockrelay_gateway.tracing.perfetto import trace_events
 from blockrelay_gateway.tracing.spans import Span, request_spans
-from blockrelay_gateway.tracing.stages import missing, stages_of, tiles
+from blockrelay_gateway.tracing.stages import Doing, missing, stages_of, tiles
 
 #: Two runs: a worker died.
 NOTES = "1100ccpu;1300t;1500rdeath@3;1550ccpu;"
@@ -83,12 +83,32 @@ def test_a_run_says_where_its_time_went() -> None:
     spans = spans_of(record)
     stages = stages_of("req-1", spans, STEPS, record)
     first, second = [span for span in spans if span.name == "run"]
-    spent = {doing: first.attributes[f"blockrelay.{doing}_seconds"] for doing in ("computing", "waiting", "passing_on")}
-    assert spent == {"computing": 0.18, "waiting": 0.014, "passing_on": 0.206}
+    spent = {doing: first.attributes[f"blockrelay.{doing}_seconds"] for doing in get_args(Doing)}
+    assert spent == {
+        "computing": 0.18,
+        "waiting": 0.014,
+        "claiming": 0.001,
+        "sending": 0.005,
+        "sampling": 0.06,
+        "committing": 0.0,
+        "silent": 0.14,
+    }
+    assert [(tile.doing, tile.start_us, tile.workers) for tile in stages.tiles] == [
+        ("claiming", 1_100_000, ("a",)),
+        ("waiting", 1_101_000, ("a",)),
+        ("computing", 1_110_000, ("a",)),
+        ("sending", 1_200_000, ("b",)),
+        ("waiting", 1_205_000, ("b",)),
+        ("computing", 1_210_000, ("b",)),
+        ("sampling", 1_250_000, ("b",)),
+        ("computing", 1_310_000, ("a",)),
+        ("silent", 1_360_000, ("a",)),
+        ("claiming", 1_550_000, ("c",)),
+        ("waiting", 1_560_000, ("c",)),
+        ("computing", 1_600_000, ("c",)),
+        ("committing", 1_900_000, ("c",)),
+    ]
     assert second.attributes["blockrelay.computing_seconds"] == 0.3
-    assert [(tile.doing, tile.start_us) for tile in stages.tiles[:4]] == [
-        ("passing_on", 1_100_000), ("waiting", 1_101_000), ("computing", 1_110_000), ("passing_on", 1_200_000)
-    ]  # fmt: skip
 
 
 TIMES = st.floats(900, 2100)
@@ -101,13 +121,17 @@ def test_tiles_leave_no_gap_whatever_stages_say(said: list[tuple[float, float, f
     found = tiles(run, steps)
     assert (found[0].start_us, found[-1].end_us) == (run.start_us, run.end_us)
     for before, after in pairwise(found):
-        assert before.end_us == after.start_us and before.doing != after.doing
+        assert before.end_us == after.start_us
+        assert (before.doing, before.workers) != (after.doing, after.workers)
     assert all(tile.start_us < tile.end_us for tile in found)
     for tile in found:
         middle = (tile.start_us + tile.end_us) / 2
         computing = any(one.began_us < middle < one.ended_us for one in steps)
         waiting = any(one.ready_us < middle < one.began_us for one in steps)
-        assert tile.doing == ("computing" if computing else "waiting" if waiting else "passing_on")
+        if computing or waiting:
+            assert (tile.doing, tile.workers) == ("computing" if computing else "waiting", ("a",))
+        else:
+            assert tile.doing in ("claiming", "sampling", "committing")
 
 
 def test_steps_that_were_lost_are_counted() -> None:

@@ -16,6 +16,7 @@ from blockrelay.redis.client import Scripts
 from blockrelay.redis.connections import checked_url
 from blockrelay.settings import Settings
 from blockrelay_launcher.cli.status import cancel, read_status, show
+from blockrelay_launcher.cli.trouble import sentences
 from tests.support.cell import MODEL, Cell
 from tests.support.redis.redis_server import RedisServer
 
@@ -81,6 +82,10 @@ def test_status_says_what_somebody_should_look_at(cell: Cell, address: CellAddre
     cell.client.config_set("maxmemory", int(used / 0.9))
     assert "MiB: ended requests are forgotten early" in shown(address)
     cell.client.config_set("maxmemory", 0)
+    trouble = read_status(address)["trouble"]
+    assert 0 < trouble["answer_s"] < 60
+    assert "to answer" not in "".join(sentences({**trouble, "answer_s": 0.0003}))
+    assert "takes 12 ms to answer" in sentences({**trouble, "answer_s": 0.0123})[-1]
 
 
 def read_clock(cell: Cell) -> int:

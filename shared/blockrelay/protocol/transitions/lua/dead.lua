@@ -22,5 +22,8 @@ for _, id in ipairs(on) do
 end
 redis.call('DEL', P .. 'worker-requests:' .. w, P .. 'inbox:' .. w, P .. 'worker:' .. w, P .. 'quarantine:' .. w)
 redis.call('ZREM', P .. 'workers', w)
-if v[3] then redis.call('DEL', P .. 'fleet:' .. v[3]) end
+if v[3] then
+  redis.call('DEL', P .. 'fleet:' .. v[3])
+  if ARGS.reason == 'death' then redis.call('HINCRBY', P .. 'totals:' .. v[3], 'deaths', 1) end
+end
 return {1, count}

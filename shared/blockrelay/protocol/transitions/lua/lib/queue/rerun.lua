@@ -45,6 +45,7 @@ local function rerun(r, reason, block, tried)
   end
   redis.call('HSET', P .. 'request:' .. r.id, unpack(set))
   redis.call('HINCRBY', P .. 'request:' .. r.id, 'reruns', 1)
+  redis.call('HINCRBY', P .. 'totals:' .. r.model, 'reruns:' .. reason, 1)
   local waits = pinned(r) and not block
   timeline_event(r.id, 'r' .. reason .. '@' .. r.committed .. (waits and '=' .. id_of(r.numerics) or ''))
   if block then timeline_event(r.id, 'f' .. block) end
