@@ -85,15 +85,21 @@ class Worker:
     interpreter: Process
     arrived: deque[Batch] = field(default_factory=deque[Batch])
     busy: bool = False
+    computing: bool = False
+    #: Other workers of the host with the same blocks.
+    neighbours: list["Worker"] = field(default_factory=list["Worker"])
 
-    def compute(self, seconds: float, blocks: int, then: Callable[[], None]) -> None:
-        """So many blocks, in equal parts; behind each it wants the interpreter back."""
-        part = seconds / blocks
+    def compute(self, part: float, blocks: int, beside: float, then: Callable[[], None]) -> None:
+        """So many blocks of `part` seconds; behind each it wants the interpreter back. While a neighbour computes the
+        same blocks, each takes `beside` times as long."""
 
         def done() -> None:
-            self.interpreter.do(0.0, then if blocks == 1 else lambda: self.compute(seconds - part, blocks - 1, then))
+            self.computing = False
+            self.interpreter.do(0.0, then if blocks == 1 else lambda: self.compute(part, blocks - 1, beside, then))
 
-        self.kernels.do(part, done)
+        slowed = any(one.computing for one in self.neighbours)
+        self.computing = True
+        self.kernels.do(part * (beside if slowed else 1.0), done)
 
 
 class Route:
@@ -188,7 +194,8 @@ class Route:
             self._cell.payload.do(0.0, lambda: self._cell.clock.after(costs.wire, lambda: self._computed(stage, batch)))
 
         def begins() -> None:
-            worker.compute(blocks.seconds(work), blocks.count, lambda: worker.interpreter.do(message / 2, computed))
+            part, then = blocks.seconds(work) / blocks.count, lambda: worker.interpreter.do(message / 2, computed)
+            worker.compute(part, blocks.count, costs.beside(work.rows), then)
 
         worker.interpreter.do(costs.step + costs.part * len(batch.rows), begins)
 

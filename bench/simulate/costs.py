@@ -1,7 +1,7 @@
 """What things cost: measured seconds, the only facts that the simulator has of a machine. Data."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from blockrelay.planning.profile import BASE_CONTEXT, BlockProfile
@@ -113,6 +113,12 @@ class Costs:
     wire: float = 0.0
     #: What k processes of one host get done together, as `clock.Host` has it.
     speeds: tuple[float, ...] = (1.0,)
+    #: By decode rows, how much longer blocks take while another worker of the host computes the same ones.
+    neighbour: Mapping[int, float] = field(default_factory=dict[int, float])
+
+    def beside(self, rows: float) -> float:
+        """As `neighbour`, on straight lines between what is there."""
+        return BlockProfile(seconds=self.neighbour).at(rows, BASE_CONTEXT) if self.neighbour else 1.0
 
     def stages(self, count: int) -> list[Stage]:
         """The blocks, cut as `blockrelay up --stages` cuts them."""
@@ -140,5 +146,6 @@ class Costs:
             return BlockCosts(rows=rows, attended=of["attended"], attended_prompt=of["attended_prompt"])
 
         blocks = tuple(block(of) for of in fields["blocks"])
-        read: dict[str, Any] = {**fields, "blocks": blocks, "speeds": tuple(fields["speeds"])}
+        neighbour = {int(rows): ratio for rows, ratio in fields["neighbour"].items()}
+        read: dict[str, Any] = {**fields, "blocks": blocks, "speeds": tuple(fields["speeds"]), "neighbour": neighbour}
         return cls(**read)

@@ -19,14 +19,16 @@ class Alone:
     fsync: float
     wire: float
     speeds: tuple[float, ...]
+    neighbour: Mapping[int, float]
     read_stream: float
     gateway_read_stream: float
     idle: Mapping[str, float]
 
 
-def fitted(counted: Sequence[Counted], alone: Alone) -> Costs:
-    """Of one worker under several loads of clients. Each kind of process is fitted by itself: its seconds of CPU, less
-    those of an idle system, over what it did."""
+def fitted(counted: Sequence[Counted], staged: Counted, alone: Alone) -> Costs:
+    """Of one worker under several loads of clients: each kind of process is fitted by itself, its seconds of CPU, less
+    those of an idle system, over what it did. And of two stages with one client (`staged`): there engines sleep between
+    messages, and what that costs is more than what a message costs in a loop."""
 
     def cpu(one: Counted, kind: str) -> float:
         return one.cpu[kind] - alone.idle.get(kind, 0.0) * one.seconds
@@ -66,6 +68,9 @@ def fitted(counted: Sequence[Counted], alone: Alone) -> Costs:
     )
     reads = sum(one.reads for one in counted)
     followed = sum(one.reads * one.clients for one in counted)
+    blocks_s = sum(stage.seconds(_mean_step(staged, 2)) for stage in Costs(blocks=alone.blocks).stages(2)) / 2
+    each = cpu(staged, "engine") / staged.steps - blocks_s - step - part
+    message = max(alone.hop.message, 2 * (each - ask * staged.scripts["claim"] / staged.steps))
     return Costs(
         blocks=alone.blocks,
         call=sum(left) / sum(commands),
@@ -90,7 +95,7 @@ def fitted(counted: Sequence[Counted], alone: Alone) -> Costs:
         submit=submit,
         submit_token=submit_token,
         notice=notice,
-        hop=alone.hop.message,
+        hop=message,
         hop_row=alone.hop.row,
         hop_part=alone.hop.part,
         hop_job=alone.hop.job,
@@ -98,12 +103,18 @@ def fitted(counted: Sequence[Counted], alone: Alone) -> Costs:
         client_token=client_token,
         wire=alone.wire,
         speeds=alone.speeds,
+        neighbour=alone.neighbour,
     )
 
 
 def _block_s(one: Counted, whole: Stage) -> float:
     """Of the mean step."""
-    decoded, prompt = one.tokens - one.requests, one.prompt_rows / one.requests
+    return whole.seconds(_mean_step(one))
+
+
+def _mean_step(one: Counted, stages: int = 1) -> Work:
+    """What a batch has, where each passes so many stages."""
+    decoded, prompt, batches = one.tokens - one.requests, one.prompt_rows / one.requests, one.steps / stages
     attended = decoded * (prompt + one.tokens / one.requests / 2)
     work = (decoded + one.prompt_rows, one.tokens, attended, one.prompt_rows * prompt / 2)
-    return whole.seconds(Work(*(each / one.steps for each in work)))
+    return Work(*(each / batches for each in work))
