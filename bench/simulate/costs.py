@@ -17,6 +17,11 @@ class BlockCosts:
     attended: float = 0.0
     attended_prompt: float = 0.0
 
+    def times(self, factor: float) -> "BlockCosts":
+        """All of it so many times."""
+        rows = {rows: factor * seconds for rows, seconds in self.rows.items()}
+        return BlockCosts(rows=rows, attended=factor * self.attended, attended_prompt=factor * self.attended_prompt)
+
     def seconds(self, rows: float) -> float:
         """Without attention."""
         return BlockProfile(seconds=self.rows).at(rows, BASE_CONTEXT)
@@ -71,8 +76,8 @@ class Costs:
     `fsync` those of waiting for the disk, once for all that is there when it begins.
     Gateway: `gateway_request` from the socket to the end of its stream, `gateway_read` for an answer of Redis,
     `gateway_read_stream` for each log that it asked about, `gateway_token` for each token.
-    Worker: its `blocks`, of which the last is the head, and beside them `step` for a batch, `part` for each request in
-    it and `ask` for each CLAIM, whether it brings jobs or none; in its other threads `submit` for a commit,
+    Worker: its `blocks`, of which the last is the head, and beside them `part` for each request in a batch, `ask` for
+    each CLAIM, whether it brings jobs or none, and `ask_job` for each job; in its other threads `submit` for a commit,
     `submit_token` for each token in it, and `notice` for each request that is accepted: every first worker hears of it.
     A message between two stages: `hop`, and `hop_row` for each row, `hop_part` for each request with rows in it, or
     `hop_job` for each token that the first stage is told; half at each end, and the sender waits until the payload
@@ -98,9 +103,9 @@ class Costs:
     gateway_read: float = 0.0
     gateway_read_stream: float = 0.0
     gateway_token: float = 0.0
-    step: float = 0.0
     part: float = 0.0
     ask: float = 0.0
+    ask_job: float = 0.0
     submit: float = 0.0
     submit_token: float = 0.0
     notice: float = 0.0

@@ -65,8 +65,8 @@ def simulate(setup: Setup, load: Load, costs: Costs, *, seconds: float, warm_up:
             cell.routes.append(Route(cell, stages, setup.groups))
         cells[f"c{index}"] = cell
     if setup.one_host:
-        for index, one in enumerate(workers):
-            one.neighbours += [other for other in workers[index % setup.stages :: setup.stages] if other is not one]
+        for one in workers:
+            one.neighbours += [other for other in workers if other is not one]
     weights = dict.fromkeys(cells, 1)
 
     def send() -> None:
