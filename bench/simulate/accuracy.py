@@ -1,8 +1,8 @@
 """Does the simulator tell the truth? `python -m bench.simulate.accuracy --out FILE` (`make bench-simulator`).
 
-Costs are taken from one worker of a real system with 1 client and with 16. What the simulator makes of them for six
-other systems and loads is written down, and only then these are run. Everything is on this host, each worker has one
-thread, Redis writes to the disk before every answer. Figures are never asserted.
+Costs are taken from two real systems: one worker with 1 client and with 16, and two stages with 1 client. What the
+simulator makes of them for six other systems and loads is written down, and only then these are run. Everything is on
+this host, each worker has one thread, Redis writes to the disk before every answer. Figures are never asserted.
 """
 
 import argparse
@@ -18,7 +18,7 @@ from bench.compare import block_folder
 from bench.simulate.costs import Costs
 from bench.simulate.load import Figures, Lengths, Load
 from bench.simulate.measured.alone import read_stream_cost, speeds, sync_cost, wire_cost
-from bench.simulate.measured.blocks import block_costs
+from bench.simulate.measured.blocks import block_costs, neighbour_ratios
 from bench.simulate.measured.counting import Counted, footprint, measured
 from bench.simulate.measured.driving import System, running
 from bench.simulate.measured.fitting import Alone, fitted
@@ -29,9 +29,10 @@ from blockrelay.block_folder.folder import open_block_folder
 from blockrelay.host.cpu import cores
 from blockrelay_worker.scheduling.micro_batches import Seat, groups_of
 
-PROMPT, NEW, LONG_PROMPT = 32, 64, 256
-#: Answers of the two configurations that costs are taken from: a request's part tells from a token's.
-SHORT, LONG = 4, 96
+#: Drawn: requests of one length that begin together end together, for ever, and what is seen is how they began.
+PROMPT, NEW, LONG_PROMPT = Lengths(16, 48), Lengths(32, 96), Lengths(192, 320)
+#: Answers of the loads that costs are taken from: a request's part tells from a token's.
+SHORT, LONG = Lengths(2, 6), Lengths(64, 128)
 #: Of the capacity, where requests come at random.
 BUSY = 0.6
 SIMULATED_S, SIMULATED_WARM_UP_S, IDLE_S = 20.0, 3.0, 2.0
@@ -47,27 +48,32 @@ class Configuration:
     load: Load
 
 
-def closed(clients: int, prompt: int = PROMPT, new: int = NEW) -> Load:
-    return Load(prompt=Lengths.of(prompt), new=Lengths.of(new), clients=clients)
+def closed(clients: int, prompt: Lengths = PROMPT, new: Lengths = NEW) -> Load:
+    return Load(prompt=prompt, new=new, clients=clients)
+
+
+def staged() -> Setup:
+    """Two stages on this host."""
+    return Setup(workers=2, stages=2, groups=groups_of([Seat("here", cores(), 1)] * 2))
 
 
 def configurations(capacity: float) -> list[Configuration]:
     """The six, where one worker gives `capacity` tokens a second."""
     one = Setup()
-    random = Load(prompt=Lengths(16, 64), new=Lengths(32, 96), per_second=BUSY * capacity / NEW)
-    seats = [Seat("here", cores(), 1)] * 2
+    random = Load(prompt=PROMPT, new=NEW, per_second=BUSY * capacity / NEW.mean)
     return [
         Configuration("4 clients", one, closed(4)),
         Configuration("32 clients", one, closed(32)),
-        Configuration("8 clients, prompts of 256", one, closed(8, LONG_PROMPT)),
+        Configuration("8 clients, long prompts", one, closed(8, LONG_PROMPT)),
         Configuration("random arrivals, 60 %", one, random),
         Configuration("2 workers, 16 clients", Setup(workers=2), closed(16)),
-        Configuration("2 stages, 8 clients", Setup(workers=2, stages=2, groups=groups_of(seats)), closed(8)),
+        Configuration("2 stages, 8 clients", staged(), closed(8)),
     ]
 
 
 def taken(model: Path, seconds: float) -> tuple[Costs, Footprint, list[Counted]]:
-    """Costs and sizes, from one worker with 1 client and with 16, and what is measured alone."""
+    """Costs and sizes, from one worker with 1 client and with 16, from two stages with 1, and what is measured
+    alone."""
     folder = open_block_folder(model)
     shape, blocks = folder.model, block_costs(folder)
     reads, (sync, fsync) = read_stream_cost(), sync_cost()
@@ -78,6 +84,8 @@ def taken(model: Path, seconds: float) -> tuple[Costs, Footprint, list[Counted]]
             for new in (SHORT, LONG):
                 load = closed(clients, new=new)
                 counted.append(measured(system, load, seconds / 2, shape.vocab_size, scripts=True))
+    with running(model, stages=2) as system:
+        counted.append(measured(system, closed(1, new=LONG), seconds / 2, shape.vocab_size, scripts=True))
     with running(model) as system:
         under_way, ended, stream = footprint(system, shape.vocab_size)
     alone = Alone(
@@ -87,11 +95,12 @@ def taken(model: Path, seconds: float) -> tuple[Costs, Footprint, list[Counted]]
         fsync=fsync,
         wire=wire_cost(),
         speeds=speeds(cores()),
+        neighbour=neighbour_ratios(model) if cores() > 1 else {},
         read_stream=reads.redis,
         gateway_read_stream=reads.gateway,
         idle=idle,
     )
-    last = counted[-1]
+    last = counted[-2]
     size = Footprint(
         redis_request=under_way,
         redis_ended=ended,
@@ -100,7 +109,7 @@ def taken(model: Path, seconds: float) -> tuple[Costs, Footprint, list[Counted]]
         gateway_stream=stream,
         client_token=last.client_bytes / last.tokens,
     )
-    return fitted(counted, alone), size, counted
+    return fitted(counted[:-1], counted[-1], alone), size, counted
 
 
 def _idle(system: System) -> Mapping[str, float]:
@@ -147,6 +156,7 @@ def main(arguments: list[str] | None = None) -> int:
     known = [
         Configuration(f"{c} clients (known)", Setup(), closed(c, new=new)) for c in (1, 16) for new in (SHORT, LONG)
     ]
+    known.append(Configuration("2 stages, 1 client (known)", staged(), closed(1, new=LONG)))
     six = configurations(capacity)
     written: dict[str, Any] = {
         "costs": costs.encode(),

@@ -85,15 +85,21 @@ class Worker:
     interpreter: Process
     arrived: deque[Batch] = field(default_factory=deque[Batch])
     busy: bool = False
+    computing: bool = False
+    #: Other workers of the host.
+    neighbours: list["Worker"] = field(default_factory=list["Worker"])
 
-    def compute(self, seconds: float, blocks: int, then: Callable[[], None]) -> None:
-        """So many blocks, in equal parts; behind each it wants the interpreter back."""
-        part = seconds / blocks
+    def compute(self, part: float, blocks: int, beside: float, then: Callable[[], None]) -> None:
+        """So many blocks of `part` seconds; behind each it wants the interpreter back. While a neighbour computes too,
+        each takes `beside` times as long."""
 
         def done() -> None:
-            self.interpreter.do(0.0, then if blocks == 1 else lambda: self.compute(seconds - part, blocks - 1, then))
+            self.computing = False
+            self.interpreter.do(0.0, then if blocks == 1 else lambda: self.compute(part, blocks - 1, beside, then))
 
-        self.kernels.do(part, done)
+        slowed = any(one.computing for one in self.neighbours)
+        self.computing = True
+        self.kernels.do(part * (beside if slowed else 1.0), done)
 
 
 class Route:
@@ -142,7 +148,10 @@ class Route:
             self._claim_due |= len(jobs) == most
             self._look()
 
-        cell.redis.call(claims, lambda: self._stages[0].interpreter.do(cell.costs.ask, taken))
+        def answered() -> None:
+            self._stages[0].interpreter.do(cell.costs.ask + len(jobs) * cell.costs.ask_job, taken)
+
+        cell.redis.call(claims, answered)
 
     def _chosen(self) -> Batch:
         self._steps += 1
@@ -164,7 +173,7 @@ class Route:
     def _step_s(self, work: Work, parts: int, stage: int = 0) -> float:
         """Of rows of so many requests."""
         costs = self._cell.costs
-        return self._blocks[stage].seconds(work) + costs.step + costs.part * parts
+        return self._blocks[stage].seconds(work) + costs.part * parts
 
     def _compute(self, stage: int, batch: Batch) -> None:
         """A step, and the message that it ends with."""
@@ -174,7 +183,7 @@ class Route:
         if not last:
             message = costs.hop + costs.hop_row * batch.size + costs.hop_part * len(batch.rows)
             commands = 2
-        elif work.tokens:
+        elif work.tokens and stage:
             message, commands = costs.hop + costs.hop_job * work.tokens, work.tokens
         worker, blocks = self._stages[stage], self._blocks[stage]
         worker.busy = True
@@ -188,9 +197,10 @@ class Route:
             self._cell.payload.do(0.0, lambda: self._cell.clock.after(costs.wire, lambda: self._computed(stage, batch)))
 
         def begins() -> None:
-            worker.compute(blocks.seconds(work), blocks.count, lambda: worker.interpreter.do(message / 2, computed))
+            part, then = blocks.seconds(work) / blocks.count, lambda: worker.interpreter.do(message / 2, computed)
+            worker.compute(part, blocks.count, costs.beside(work.rows), then)
 
-        worker.interpreter.do(costs.step + costs.part * len(batch.rows), begins)
+        worker.interpreter.do(costs.part * len(batch.rows), begins)
 
     def _computed(self, stage: int, batch: Batch) -> None:
         """The thread is free for its next step. It has the interpreter: what it commits is handed over behind that."""

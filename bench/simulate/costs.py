@@ -1,7 +1,7 @@
 """What things cost: measured seconds, the only facts that the simulator has of a machine. Data."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from blockrelay.planning.profile import BASE_CONTEXT, BlockProfile
@@ -16,6 +16,11 @@ class BlockCosts:
     rows: Mapping[int, float]
     attended: float = 0.0
     attended_prompt: float = 0.0
+
+    def times(self, factor: float) -> "BlockCosts":
+        """All of it so many times."""
+        rows = {rows: factor * seconds for rows, seconds in self.rows.items()}
+        return BlockCosts(rows=rows, attended=factor * self.attended, attended_prompt=factor * self.attended_prompt)
 
     def seconds(self, rows: float) -> float:
         """Without attention."""
@@ -71,8 +76,8 @@ class Costs:
     `fsync` those of waiting for the disk, once for all that is there when it begins.
     Gateway: `gateway_request` from the socket to the end of its stream, `gateway_read` for an answer of Redis,
     `gateway_read_stream` for each log that it asked about, `gateway_token` for each token.
-    Worker: its `blocks`, of which the last is the head, and beside them `step` for a batch, `part` for each request in
-    it and `ask` for each CLAIM, whether it brings jobs or none; in its other threads `submit` for a commit,
+    Worker: its `blocks`, of which the last is the head, and beside them `part` for each request in a batch, `ask` for
+    each CLAIM, whether it brings jobs or none, and `ask_job` for each job; in its other threads `submit` for a commit,
     `submit_token` for each token in it, and `notice` for each request that is accepted: every first worker hears of it.
     A message between two stages: `hop`, and `hop_row` for each row, `hop_part` for each request with rows in it, or
     `hop_job` for each token that the first stage is told; half at each end, and the sender waits until the payload
@@ -98,9 +103,9 @@ class Costs:
     gateway_read: float = 0.0
     gateway_read_stream: float = 0.0
     gateway_token: float = 0.0
-    step: float = 0.0
     part: float = 0.0
     ask: float = 0.0
+    ask_job: float = 0.0
     submit: float = 0.0
     submit_token: float = 0.0
     notice: float = 0.0
@@ -113,6 +118,12 @@ class Costs:
     wire: float = 0.0
     #: What k processes of one host get done together, as `clock.Host` has it.
     speeds: tuple[float, ...] = (1.0,)
+    #: By decode rows, how much longer blocks take while another worker of the host computes the same ones.
+    neighbour: Mapping[int, float] = field(default_factory=dict[int, float])
+
+    def beside(self, rows: float) -> float:
+        """As `neighbour`, on straight lines between what is there."""
+        return BlockProfile(seconds=self.neighbour).at(rows, BASE_CONTEXT) if self.neighbour else 1.0
 
     def stages(self, count: int) -> list[Stage]:
         """The blocks, cut as `blockrelay up --stages` cuts them."""
@@ -140,5 +151,6 @@ class Costs:
             return BlockCosts(rows=rows, attended=of["attended"], attended_prompt=of["attended_prompt"])
 
         blocks = tuple(block(of) for of in fields["blocks"])
-        read: dict[str, Any] = {**fields, "blocks": blocks, "speeds": tuple(fields["speeds"])}
+        neighbour = {int(rows): ratio for rows, ratio in fields["neighbour"].items()}
+        read: dict[str, Any] = {**fields, "blocks": blocks, "speeds": tuple(fields["speeds"]), "neighbour": neighbour}
         return cls(**read)

@@ -3,7 +3,7 @@
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from statistics import median
+from statistics import fmean
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +17,10 @@ class Lengths:
     def of(cls, tokens: int) -> "Lengths":
         """Always so many."""
         return cls(tokens, tokens)
+
+    @property
+    def mean(self) -> float:
+        return (self.least + self.most) / 2
 
     def draw(self, chance: random.Random) -> int:
         return chance.randint(self.least, self.most)
@@ -65,7 +69,7 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Tokens per second of a time, and of the requests that began and ended in it the median times in seconds."""
+    """Tokens per second of a time, and of the requests that began and ended in it the mean times in seconds."""
 
     tokens_per_second: float
     first_token_s: float
@@ -78,6 +82,6 @@ def figures(every: Sequence[Asked], begin: float, end: float) -> Figures:
     tokens = sum(begin <= moment < end for one in every for moment in one.tokens)
     return Figures(
         tokens / (end - begin),
-        median([one.first_token_s for one in ended] or [0.0]),
-        median([one.between_tokens_s for one in ended if one.new > 1] or [0.0]),
+        fmean([one.first_token_s for one in ended] or [0.0]),
+        fmean([one.between_tokens_s for one in ended if one.new > 1] or [0.0]),
     )

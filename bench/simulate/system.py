@@ -64,6 +64,9 @@ def simulate(setup: Setup, load: Load, costs: Costs, *, seconds: float, warm_up:
             workers += stages
             cell.routes.append(Route(cell, stages, setup.groups))
         cells[f"c{index}"] = cell
+    if setup.one_host:
+        for one in workers:
+            one.neighbours += [other for other in workers if other is not one]
     weights = dict.fromkeys(cells, 1)
 
     def send() -> None:

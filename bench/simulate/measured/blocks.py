@@ -4,14 +4,19 @@
 their keys, and a neighbour on the host does not.
 """
 
+import multiprocessing
 import time
 from collections.abc import Mapping, Sequence
-from statistics import median
+from multiprocessing.connection import Connection
+from multiprocessing.context import SpawnContext
+from multiprocessing.synchronize import Barrier
+from pathlib import Path
+from statistics import fmean, median
 
 import numpy as np
 
 from bench.simulate.costs import BlockCosts
-from blockrelay.block_folder.folder import BlockFolder
+from blockrelay.block_folder.folder import BlockFolder, open_block_folder
 from blockrelay_worker.execution.batch import Batch, Segment
 from blockrelay_worker.execution.executor import Executor
 from blockrelay_worker.execution.loader import executors_for
@@ -22,6 +27,8 @@ DECODING, PROMPTS, CONTEXT = (1, 2, 4, 8, 16, 32), (64, 256), 64
 #: With so many tokens behind them, which tells what attention costs.
 LONGER, ATTENDING, ATTENDING_PROMPT = 512, 16, 64
 ROUNDS, RUNS = 15, 4
+#: Rows beside a neighbour, and how long each is watched.
+NEIGHBOURS, NEIGHBOUR_S = (1, 4, 8, 16, 32), 1.0
 
 _Seconds = Mapping[int, float]
 _Name = tuple[str, int]
@@ -57,6 +64,46 @@ def block_costs(folder: BlockFolder) -> tuple[BlockCosts, ...]:
         rows |= {rows: seconds[block] - rows * rows / 2 * prompt for rows, seconds in prompts.items()}
         found.append(BlockCosts(rows=rows, attended=decoded, attended_prompt=prompt))
     return tuple(found)
+
+
+def neighbour_ratios(model: Path) -> dict[int, float]:
+    """By decode rows, how much longer a step takes while another process computes the same: the memory is shared."""
+    context = multiprocessing.get_context("spawn")
+    ratios: dict[int, float] = {}
+    for rows in NEIGHBOURS:
+        alone, beside = (_paces(context, model, rows, count) for count in (1, 2))
+        ratios[rows] = max(1.0, fmean(beside) / alone[0])
+    return ratios
+
+
+def _paces(context: SpawnContext, model: Path, rows: int, count: int) -> list[float]:
+    """Seconds of CPU of a step in each of so many processes that compute at once."""
+    ready, pipes = context.Barrier(count), [context.Pipe(duplex=False) for _ in range(count)]
+    processes = [context.Process(target=_pace, args=(model, rows, ready, write), daemon=True) for _, write in pipes]
+    for process in processes:
+        process.start()
+    found = [read.recv() for read, _ in pipes]
+    for process in processes:
+        process.join()
+    return found
+
+
+def _pace(model: Path, rows: int, ready: Barrier, write: "Connection[float, float]") -> None:
+    folder = open_block_folder(model)
+    pages = rows * pages_for(CONTEXT + 1)
+    executor = executors_for("cpu", folder, threads=1).load(folder, 1, folder.model.blocks, pages=pages)
+    segments = [
+        Segment(rows=1, first_position=CONTEXT, pages=executor.pool.allocate(pages_for(CONTEXT + 1)))
+        for _ in range(rows)
+    ]
+    batch = Batch(segments=segments, tokens=np.arange(rows, dtype=np.int32), wanted=range(rows))
+    executor.run(batch)
+    ready.wait()
+    steps, cpu, until = 0, time.thread_time(), time.monotonic() + NEIGHBOUR_S
+    while time.monotonic() < until:
+        executor.run(batch)
+        steps += 1
+    write.send((time.thread_time() - cpu) / steps)
 
 
 def _timed(executor: Executor, folder: BlockFolder, asked: Mapping[_Name, Sequence[_Part]]) -> dict[_Name, _Seconds]:

@@ -19,14 +19,16 @@ class Alone:
     fsync: float
     wire: float
     speeds: tuple[float, ...]
+    neighbour: Mapping[int, float]
     read_stream: float
     gateway_read_stream: float
     idle: Mapping[str, float]
 
 
-def fitted(counted: Sequence[Counted], alone: Alone) -> Costs:
-    """Of one worker under several loads of clients. Each kind of process is fitted by itself: its seconds of CPU, less
-    those of an idle system, over what it did."""
+def fitted(counted: Sequence[Counted], staged: Counted, alone: Alone) -> Costs:
+    """Of one worker under several loads of clients: each kind of process is fitted by itself, its seconds of CPU, less
+    those of an idle system, over what it did. And of two stages with one client (`staged`): there engines sleep between
+    messages, and what that costs is more than what a message costs in a loop."""
 
     def cpu(one: Counted, kind: str) -> float:
         return one.cpu[kind] - alone.idle.get(kind, 0.0) * one.seconds
@@ -53,11 +55,13 @@ def fitted(counted: Sequence[Counted], alone: Alone) -> Costs:
         [(one.requests, one.reads, one.tokens) for one in counted],
         [cpu(one, "gateway") - one.reads * one.clients * alone.gateway_read_stream for one in counted],
     )
-    whole = Costs(blocks=alone.blocks).stages(1)[0]
-    step, part, ask = least(
-        [(one.steps, one.tokens, one.scripts["claim"]) for one in counted],
-        [max(1e-6, cpu(one, "engine") - one.steps * _block_s(one, whole)) for one in counted],
+    # Blocks in a system take a share more or less than alone: other code has been in the caches, and clocks drift.
+    whole = Costs(blocks=alone.blocks).stages(1)
+    pace, part, ask, ask_job = least(
+        [(_blocks_s(one, whole), one.tokens, one.scripts["claim"], one.requests) for one in counted],
+        [cpu(one, "engine") for one in counted],
     )
+    blocks = tuple(block.times(pace) for block in alone.blocks)
     submit, submit_token, notice = least(
         list(zip(commits, tokens, requests, strict=True)), [cpu(one, "beside") for one in counted]
     )
@@ -66,8 +70,11 @@ def fitted(counted: Sequence[Counted], alone: Alone) -> Costs:
     )
     reads = sum(one.reads for one in counted)
     followed = sum(one.reads * one.clients for one in counted)
+    asked = ask * staged.scripts["claim"] + ask_job * staged.requests
+    each = (cpu(staged, "engine") - _blocks_s(staged, Costs(blocks=blocks).stages(2)) - asked) / staged.steps - part
+    message = max(alone.hop.message, each)
     return Costs(
-        blocks=alone.blocks,
+        blocks=blocks,
         call=sum(left) / sum(commands),
         accept=sum(script_s["accept"]) / sum(calls("accept")),
         claim=claim,
@@ -84,13 +91,13 @@ def fitted(counted: Sequence[Counted], alone: Alone) -> Costs:
         gateway_read=read,
         gateway_read_stream=alone.gateway_read_stream,
         gateway_token=token,
-        step=step,
         part=part,
         ask=ask,
+        ask_job=ask_job,
         submit=submit,
         submit_token=submit_token,
         notice=notice,
-        hop=alone.hop.message,
+        hop=message,
         hop_row=alone.hop.row,
         hop_part=alone.hop.part,
         hop_job=alone.hop.job,
@@ -98,12 +105,22 @@ def fitted(counted: Sequence[Counted], alone: Alone) -> Costs:
         client_token=client_token,
         wire=alone.wire,
         speeds=alone.speeds,
+        neighbour=alone.neighbour,
     )
 
 
-def _block_s(one: Counted, whole: Stage) -> float:
-    """Of the mean step."""
-    decoded, prompt = one.tokens - one.requests, one.prompt_rows / one.requests
-    attended = decoded * (prompt + one.tokens / one.requests / 2)
-    work = (decoded + one.prompt_rows, one.tokens, attended, one.prompt_rows * prompt / 2)
-    return whole.seconds(Work(*(each / one.steps for each in work)))
+def _blocks_s(one: Counted, stages: Sequence[Stage]) -> float:
+    """Seconds in blocks, where each batch passes these stages: of batches with rows of prompts, one for each request if
+    there are as many, and of those that decode alone. Batches of both kinds carry as many that decode: a block's cost
+    bends with its rows, so the mean of all batches would say too little."""
+    batches = one.steps / len(stages)
+    prompts = min(one.requests, batches)
+    behind, prompt = one.tokens / one.requests / 2, one.prompt_rows / one.requests
+    decode = (one.tokens - one.requests) / batches
+    rows, firsts = one.prompt_rows / prompts, one.requests / prompts
+    with_prompts = Work(decode + rows, decode + firsts, decode * (prompt + behind), rows * prompt / 2)
+    if decode < 1:  # not every batch decodes: one client's prompts are alone
+        decode = (one.tokens - one.requests) / max(1.0, batches - prompts)
+        with_prompts = Work(rows, firsts, 0.0, rows * prompt / 2)
+    alone = Work(decode, decode, decode * (prompt + behind))
+    return sum(prompts * stage.seconds(with_prompts) + (batches - prompts) * stage.seconds(alone) for stage in stages)
