@@ -18,6 +18,7 @@ def test_more_requests_than_pages_all_finish_with_their_own_tokens(start_system:
     assert system.results(jobs) == golden_tokens(system.block_folder, jobs)
     assert system.metric("blockrelay_worker_num_preemptions_total") > 0
     assert system.reruns() == {}, "nobody was queued again"
+    assert system.metric("blockrelay_worker_commit_seconds_count") > 0
     assert_nothing_is_held(system)
 
 

@@ -1,6 +1,7 @@
 """COMMIT behind the step: at most one call in flight; the next one carries everything since."""
 
 import threading
+import time
 from collections import Counter
 from queue import Empty, SimpleQueue
 
@@ -62,11 +63,12 @@ class Committer(threading.Thread):
             return items
 
     def _commit(self, batch: list[Commit]) -> None:
-        call = commit(batch)
+        call, began = commit(batch), time.monotonic()
         try:
             answers = self._links.retry_until_reachable(lambda: self._scripts.run(call), "commit")
         except Stopping:
             return
+        self._metrics.commit_seconds.observe(time.monotonic() - began)
         for verdict, count in Counter(answer.verdict for answer in answers).items():
             self._metrics.commits.labels(verdict).inc(count)
         self._mailbox.put(Verdicts(tuple(zip(batch, answers, strict=True))))

@@ -38,6 +38,12 @@ class WorkerMetrics:
             buckets=STEP_BUCKETS,
             registry=registry,
         )
+        self.commit_seconds = Histogram(
+            "blockrelay_worker_commit_seconds",
+            "How long COMMIT took until the control Redis answered; one call has what came meanwhile",
+            buckets=STEP_BUCKETS,
+            registry=registry,
+        )
         self.batch_rows = Histogram(
             "blockrelay_worker_iteration_tokens", "How many rows a batch had", buckets=ROW_BUCKETS, registry=registry
         )
