@@ -152,9 +152,10 @@ $(FUZZ_VENV)/.installed: pyproject.toml
 
 # The pages of docs/ as a site in site/, strictly: a link that leads nowhere fails, and so does a page that would load
 # anything from another host. mkdocs reads mkdocs.yml too.
-docs: install $(DOCS_VENV)/.installed ## the documents as a site, in site/
+docs: install $(DOCS_VENV)/.installed ## the documents as a site, in site/; their commands run
 	$(DOCS_VENV)/bin/zensical build --strict --clean
 	$(BIN)/python -m docs.generate.foreign_loads site
+	$(BIN)/pytest --quiet tests/stories/test_documents.py
 
 $(DOCS_VENV)/.installed: Makefile
 	@test -x $(DOCS_VENV)/bin/python || $(PYTHON) -m venv $(DOCS_VENV)
