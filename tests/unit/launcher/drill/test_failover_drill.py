@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from blockrelay.protocol.sampling_params import SamplingParams
-from blockrelay_launcher.drill.clients import Kind, Seen
+from blockrelay_launcher.drill.clients import Kind, Load, Seen
 from blockrelay_launcher.drill.report import judge
 from blockrelay_launcher.drill.workload import Ask
 from tests.support.failover_drill import load as failover_load
@@ -146,6 +146,16 @@ def test_what_is_forgotten_cannot_be_cancelled_and_its_stream_goes_on(
     gateway.answers = {"DELETE /v1/requests": [(404, {})]}
     load._delete(Seen(ask=0, kind="cancelled", started=0.0, request=f"req-{NAME}"), Random(1))  # pyright: ignore[reportPrivateUsage]
     assert not load.cancelled
+
+
+@pytest.mark.parametrize("answers", [[(404, {})], [(503, {}), (200, {"status": "cancelled"})]])
+def test_so_it_is_where_nothing_fails_over_but_room_is_short(
+    gateway: Played, load: FailoverLoad, answers: list[tuple[int, dict[str, Any]]]
+) -> None:
+    gateway.answers = {"DELETE /v1/requests": answers}
+    seen = Seen(ask=0, kind="cancelled", started=0.0, request=f"req-{NAME}")
+    Load._delete(load, seen, Random(1))  # pyright: ignore[reportPrivateUsage]
+    assert gateway.asked == ["DELETE /v1/requests"] * (1 if answers[0][0] == 404 else 2)
 
 
 def test_a_session_that_forgot_a_step_begins_again_and_is_counted(gateway: Played, load: FailoverLoad) -> None:
