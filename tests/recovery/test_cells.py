@@ -83,6 +83,11 @@ def test_a_key_is_one_request_while_the_list_changes(cells: Cells) -> None:
             for key in keys:
                 asked[key].append(pool.submit(cells.ask, key, cells.gateways))
             asked[keys[0]][-1].result()
+        # All of these may have come before anybody had read another list; the next ones cannot.
+        cells.wait_for_list()
+        later = [f"later-{i}" for i in range(10)]
+        asked |= {key: [pool.submit(cells.ask, key, cells.gateways) for _ in range(2)] for key in later}
+        keys += later
         answers = {key: {(name, *tokens) for name, tokens in (one.result() for one in asked[key])} for key in keys}
     assert all(len(found) == 1 for found in answers.values()), "one key is one request, in one cell"
     assert cells.accepted() == len(keys)
