@@ -123,6 +123,7 @@ class WorkerInfo:
     dead_after_ms: int = DEAD_AFTER_MS
     capabilities: Capabilities | None = None
     pace: Pace | None = None
+    varies: bool = False
 
     @property
     def is_alive(self) -> bool:

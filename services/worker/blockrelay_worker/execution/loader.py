@@ -17,6 +17,8 @@ class Executors(Protocol):
     """One implementation, on this machine, for the devices of one class."""
 
     device: ClassVar[Device]
+    #: Its devices do not compute the same bits twice: what it gives can go on elsewhere, but nobody can compute it again.
+    varies: ClassVar[bool]
 
     @staticmethod
     def serves(device: Device, precisions: Collection[Precision]) -> bool:

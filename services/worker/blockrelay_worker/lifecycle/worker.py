@@ -111,6 +111,7 @@ class Worker:
             host=settings.host,
             port=self._status.port,
             threads=settings.threads,
+            varies=self._executors.varies,
         )
         assignment = registration.wait_for_assignment()
         self._state.on("assigned")

@@ -25,6 +25,7 @@ class CpuExecutors:
     """Makes executors that compute with `threads` threads: our kernels and, where they have none, ONNX Runtime's."""
 
     device: ClassVar[Device] = "cpu"
+    varies: ClassVar[bool] = False
 
     def __init__(self, threads: int) -> None:
         self._threads, self._kernels = threads, load_kernels(threads)
