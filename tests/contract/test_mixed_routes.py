@@ -33,7 +33,11 @@ def cpu(cell: Cell, name: str, stage: int, *, numerics: str = "c") -> str:
 @pytest.fixture
 def sandwich(cell: Cell) -> Cell:
     """GPU, CPU, GPU, and a CPU that could take the place of each GPU."""
-    gpu(cell, "g0", 0), cpu(cell, "c1", 1), gpu(cell, "g2", 2), cpu(cell, "c0", 0), cpu(cell, "c2", 2)
+    gpu(cell, "g0", 0)
+    cpu(cell, "c1", 1)
+    gpu(cell, "g2", 2)
+    cpu(cell, "c0", 0)
+    cpu(cell, "c2", 2)
     return cell
 
 
@@ -50,25 +54,33 @@ class TestARoute:
         assert sandwich.record()["numerics"] == "g/c"
 
     def test_may_begin_with_a_cpu(self, cell: Cell) -> None:
-        cpu(cell, "c0", 0), gpu(cell, "g1", 1), cpu(cell, "c2", 2)
+        cpu(cell, "c0", 0)
+        gpu(cell, "g1", 1)
+        cpu(cell, "c2", 2)
         cell.accept()
         (run,) = cell.claim("c0")
         assert run.route == ("c0", "g1", "c2") and run.varies and cell.record()["numerics"] == "c/g"
 
     def test_names_gpus_of_two_kinds(self, cell: Cell) -> None:
-        gpu(cell, "g0", 0), gpu(cell, "h1", 1, numerics="h"), gpu(cell, "g2", 2)
+        gpu(cell, "g0", 0)
+        gpu(cell, "h1", 1, numerics="h")
+        gpu(cell, "g2", 2)
         cell.accept()
         (run,) = cell.claim("g0")
         assert run.varies and cell.record()["numerics"] == "g/h"
 
     def test_of_cpus_alone_is_called_as_before(self, cell: Cell) -> None:
-        cpu(cell, "c0", 0), cpu(cell, "c1", 1), cpu(cell, "c2", 2)
+        cpu(cell, "c0", 0)
+        cpu(cell, "c1", 1)
+        cpu(cell, "c2", 2)
         cell.accept()
         (run,) = cell.claim("c0")
         assert not run.varies and cell.record()["numerics"] == "c"
 
     def test_never_has_cpus_of_two_numerics_ids(self, cell: Cell) -> None:
-        gpu(cell, "g0", 0), cpu(cell, "c1", 1), cpu(cell, "d2", 2, numerics="d")
+        gpu(cell, "g0", 0)
+        cpu(cell, "c1", 1)
+        cpu(cell, "d2", 2, numerics="d")
         cell.accept()
         assert cell.claim("g0") == []
         cpu(cell, "d1", 1, numerics="d")
@@ -126,7 +138,9 @@ class TestAFailure:
         assert again.route == ("n0", "m1", "n2")
 
     def test_comes_back_to_a_gpu_where_no_cpu_has_the_stage(self, cell: Cell) -> None:
-        gpu(cell, "g0", 0), cpu(cell, "c1", 1), gpu(cell, "g2", 2)
+        gpu(cell, "g0", 0)
+        cpu(cell, "c1", 1)
+        gpu(cell, "g2", 2)
         cell.accept()
         (run,) = cell.claim("g0")
         cell.rerun(run, "gpu_error", block="block_5", stage=2)
@@ -178,7 +192,9 @@ class TestExact:
         assert [run.request for run in sandwich.claim("g0")] == ["req-2"]
 
     def test_is_refused_where_every_route_has_one(self, cell: Cell) -> None:
-        gpu(cell, "g0", 0), cpu(cell, "c1", 1), cpu(cell, "c2", 2)
+        gpu(cell, "g0", 0)
+        cpu(cell, "c1", 1)
+        cpu(cell, "c2", 2)
         assert cell.accept(content=exact()).status == "NOT_EXACT"
         assert cell.accept("req-2").status == "OK"
 

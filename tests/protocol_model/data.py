@@ -330,7 +330,9 @@ class Bounds:
     tenants: tuple[int, ...] = ()  # whose each request is; else all of one
     ids: tuple[int, ...] = ()  # numerics id of each slot, ascending within a stage; else all have one
     varying: frozenset[int] = frozenset()  # of these, ids of devices that do not compute the same bits twice
-    exact: frozenset[int] = frozenset()  # requests that end rather than go on under another id, or under one that varies
+    exact: frozenset[int] = (
+        frozenset()
+    )  # requests that end rather than go on under another id, or under one that varies
     announce: bool = False  # the last stage tells the first its tokens before COMMIT does
     delays: bool = False  # from the second re-run at one length on, a request waits
     poison: frozenset[int] = frozenset()  # requests that kill the worker that computes them

@@ -23,7 +23,8 @@ class RunIdentity:
 
     `context` tokens are all that the model can hold. Rows before position `quarantined_until` are computed alone (a
     request that may have killed workers). With `skip_prefix_cache` the run takes no page that it has not computed
-    itself; a `private` one gives none to others either: its pages are not what their tokens alone decide. `deadline` on the monotonic clock; the first stage's to keep.
+    itself; a `private` one gives none to others either: its pages are not what their tokens alone decide. `deadline` on
+    the monotonic clock; the first stage's to keep.
     """
 
     request: str

@@ -17,7 +17,7 @@ class Executors(Protocol):
     """One implementation, on this machine, for the devices of one class."""
 
     device: ClassVar[Device]
-    #: Its devices do not compute the same bits twice: what it gives can go on elsewhere, but nobody can compute it again.
+    #: Its devices do not compute the same bits twice: what they gave can go on elsewhere, and nobody computes it again.
     varies: ClassVar[bool]
 
     @staticmethod

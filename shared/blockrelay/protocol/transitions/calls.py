@@ -60,15 +60,15 @@ class Accepted:
 
     `detail`: Unix ms of Redis' clock (OK), state (EXISTS), pages (TOO_LARGE), expected step (STEP), request id
     (REPEAT), version of the list of cells by which the request belongs elsewhere (MOVED). OTHER: the id is taken by
-    another body. NOT_EXACT: it is `exact`, and every route has a device that varies. A limit of the tenant: tokens left in its bucket (TOKENS), its
-    requests under way (CONCURRENT), bytes promised to its results (TENANT_RESULTS). One of ours: the same of all
-    (RESULTS), requests under way (BUSY), pages promised (PAGES), ms until its first token would be there (WAIT) or
-    until its end, which is too late (LATE). With a limit, `retry_ms` says when to ask again.
+    another body. NOT_EXACT: it is `exact`, and every route has a device that varies. A limit of the tenant: tokens left
+    in its bucket (TOKENS), its requests under way (CONCURRENT), bytes promised to its results (TENANT_RESULTS). One of
+    ours: the same of all (RESULTS), requests under way (BUSY), pages promised (PAGES), ms until its first token would
+    be there (WAIT) or until its end, which is too late (LATE). With a limit, `retry_ms` says when to ask again.
     """
 
     status: Literal[
-        "OK", "EXISTS", "OTHER", "MOVED", "TOO_LARGE", "NOT_EXACT", "STEP", "REPEAT", "TOKENS", "CONCURRENT", "BUSY", "PAGES",
-        "WAIT", "LATE", "RESULTS", "TENANT_RESULTS",
+        "OK", "EXISTS", "OTHER", "MOVED", "TOO_LARGE", "NOT_EXACT", "STEP", "REPEAT", "TOKENS", "CONCURRENT", "BUSY",
+        "PAGES", "WAIT", "LATE", "RESULTS", "TENANT_RESULTS",
     ]  # fmt: skip
     detail: str
     retry_ms: int = 0
