@@ -9,10 +9,13 @@ from numpy.typing import NDArray
 from blockrelay.block_folder.folder import BlockFolder
 from blockrelay.errors import ExecutionError
 from blockrelay_worker.execution.batch import Batch, Segment
+from blockrelay_worker.execution.cpu.loading import CpuExecutors
 from blockrelay_worker.execution.executor import Executor
 from blockrelay_worker.execution.fault_injection import FailingExecutor, SaltedExecutor, SlowedExecutor, salted_id
-from blockrelay_worker.execution.loader import IMPLEMENTATIONS, executors_for
+from blockrelay_worker.execution.loader import Executors, executors_for
 from blockrelay_worker.execution.numerics_id import numerics_id
+from blockrelay_worker.execution.onnx.loading import OnnxExecutors
+from blockrelay_worker.execution.onnx.providers import open_provider
 
 PAGES = 8
 PROMPT = list(range(5, 45))
@@ -30,13 +33,17 @@ def folder(request: pytest.FixtureRequest) -> BlockFolder:
     return request.getfixturevalue(request.param)
 
 
-@pytest.fixture(
-    params=[(kind, wrap) for kind in IMPLEMENTATIONS for wrap in WRAPS], ids=lambda p: f"{p[0].__name__}-{p[1]}"
-)
+KINDS: dict[str, Callable[[], Executors]] = {
+    "cpu": lambda: CpuExecutors(1),
+    "onnx": lambda: OnnxExecutors(open_provider("cpu")),
+}
+
+
+@pytest.fixture(params=[(kind, wrap) for kind in KINDS for wrap in WRAPS], ids="-".join)
 def load(request: pytest.FixtureRequest, folder: BlockFolder) -> Callable[[int, int], Executor]:
     """Loads blocks first to last."""
-    implementation, wrap = request.param
-    executors = implementation(1)
+    kind, wrap = request.param
+    executors = KINDS[kind]()
     return lambda first, last: WRAPS[wrap](executors.load(folder, first, last, pages=PAGES), folder)
 
 
