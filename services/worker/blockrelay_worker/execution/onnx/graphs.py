@@ -14,7 +14,10 @@ position, [slots, kv_heads, head_dim]; a session binds the outputs `.../keys_out
               seen float [P * 16]    0, 1, 2, ...: the positions in `table`
               take int64 [n]         rows whose logits are wanted (a stage with the last block)
               cos, sin               [max_position, head_dim / 2], and the weights by block (`weight_shapes`)
-    outputs   hidden float32 [R, H], or logits float32 [n, vocab]; the pools
+    outputs   hidden float32 [R, H], or logits float32 [n, vocab] and sums float32 [R]: of each row in front of the
+              head, for whoever asks whether all are finite; the pools
+
+What lies in `table` behind a sequence's last row is somebody else's, and perhaps not finite: it is read as zeros.
 
 Nodes are called after their block (`block_3/o`), so that an error of ONNX Runtime names it.
 """
@@ -28,6 +31,8 @@ from onnx import NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 from blockrelay.block_folder.model import ModelConfig
 from blockrelay_worker.kernels.specification import PAGE
 
+#: Changes with anything in the graphs that can change a bit.
+GRAPHS_VERSION = "plain 1"
 #: What DirectML's newest package still reads.
 OPSET, MICROSOFT_OPSET, IR_VERSION = 21, 1, 10
 MICROSOFT = "com.microsoft"
@@ -80,6 +85,7 @@ def stage_graph(model: ModelConfig, first_block: int, last_block: int, *, dtype:
     if last_block == model.blocks:
         graph.input("take", TensorProto.INT64, ["n"])
         place = f"block_{last_block}/"
+        graph.result("sums", graph.node("ReduceSum", [x, graph.integers(-1)], f"{place}sums", keepdims=0), ["R"])
         x = _norm(graph, model, graph.node("Gather", [x, "take"], f"{place}taken"), f"{place}norm_final")
         x = graph.node("MatMul", [x, f"{place}head"], f"{place}product")
         graph.result("logits", x, ["n", model.vocab_size])
@@ -146,6 +152,9 @@ def _describe_batch(graph: "_Graph", model: ModelConfig) -> None:
     visible = graph.node("LessOrEqual", ["seen", reach], "visible")
     bias = [graph.number(0.0), graph.number(_UNSEEN[graph.dtype])]
     graph.node("Where", [visible, *bias], "mask")
+    last = graph.node("ReduceMax", ["reach", graph.integers(1)], "last", keepdims=1)
+    within = graph.node("LessOrEqual", ["seen", last], "within")
+    graph.node("Unsqueeze", [within, graph.integers(2, 3)], "own")
 
 
 def _layer(graph: "_Graph", model: ModelConfig, block: int, x: str) -> str:
@@ -218,11 +227,15 @@ def _rotated(graph: "_Graph", x: str, dim: int) -> str:
 
 
 def _of_sequences(graph: "_Graph", model: ModelConfig, pool: str) -> str:
-    """What a pool holds of the pages in `table`, for each query head: [B, heads, P * 16, head_dim]."""
+    """What a pool holds of the sequences, for each query head: [B, heads, P * 16, head_dim], zeros behind the last row.
+
+    Zeros, because a share of 0 times what is not finite is no 0.
+    """
     kv_heads, dim, group = model.kv_heads, model.head_dim, model.heads // model.kv_heads
     pages = graph.node("Reshape", [pool, graph.integers(-1, PAGE, kv_heads, dim)], f"{pool}_pages")
     found = graph.node("Gather", [pages, "table"], f"{pool}_found")
     found = graph.node("Reshape", [found, graph.shape_of_sequences(kv_heads, dim)], f"{pool}_sequences")
+    found = graph.node("Where", ["own", found, graph.number(0.0)], f"{pool}_own")
     if group > 1:
         found = graph.node("Unsqueeze", [found, graph.integers(3)], f"{pool}_alone")
         found = graph.node("Tile", [found, graph.integers(1, 1, 1, group, 1)], f"{pool}_repeated")

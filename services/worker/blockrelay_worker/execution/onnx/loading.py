@@ -1,6 +1,7 @@
 """How stages come onto the device of an execution provider."""
 
 import hashlib
+import json
 from collections.abc import Collection
 from typing import ClassVar
 
@@ -8,11 +9,11 @@ from blockrelay.block_folder.folder import BlockFolder
 from blockrelay.block_folder.manifest import Manifest
 from blockrelay.block_folder.model import Precision
 from blockrelay.protocol.plan import Device
-from blockrelay_worker.execution.cpu.stage import StageExecutor
-from blockrelay_worker.execution.onnx.graphs import FloatType
+from blockrelay_worker.execution.numerics_id import PAGE_LAYOUT, SAMPLER_VERSION
+from blockrelay_worker.execution.onnx.graphs import GRAPHS_VERSION, FloatType
 from blockrelay_worker.execution.onnx.providers import Provider
 from blockrelay_worker.execution.onnx.stage import OnnxStage
-from blockrelay_worker.execution.page_layout import PageLayout
+from blockrelay_worker.execution.page_layout import PageLayout, layout_of
 
 
 class OnnxExecutors:
@@ -30,11 +31,22 @@ class OnnxExecutors:
         return device == "gpu"
 
     def numerics_id(self, manifest: Manifest) -> str:
-        told = (manifest.model_hash, *self._provider.identity, self._dtype)
-        return hashlib.sha256("\0".join(told).encode()).hexdigest()[:16]
+        """`<precision>-<provider>-<16 hex digits>`, or `mixed-`: a CPU executor's has no provider's name."""
+        parts = {
+            "precision": manifest.precision,
+            "graphs": GRAPHS_VERSION,
+            "sampler": SAMPLER_VERSION,
+            "pages": PAGE_LAYOUT,
+            "provider": self._provider.identity,
+            "type": self._dtype,
+            "folder": manifest.numerics_inputs(),
+        }
+        digest = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+        same = len(set(manifest.precisions)) == 1
+        return f"{manifest.precision if same else 'mixed'}-{self._provider.name}-{digest[:16]}"
 
     def layout(self, folder: BlockFolder, first_block: int, last_block: int) -> PageLayout:
-        return StageExecutor.layout_of(folder, first_block, last_block)
+        return layout_of(folder, first_block, last_block)
 
     def load(self, folder: BlockFolder, first_block: int, last_block: int, *, pages: int) -> OnnxStage:
         return OnnxStage(

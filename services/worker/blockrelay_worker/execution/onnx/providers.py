@@ -48,8 +48,7 @@ class Provider(ABC):
         options.log_severity_level = _LOG_SEVERITY
         options.intra_op_num_threads = options.inter_op_num_threads = 1
         names = self.add_to(options)
-        providers = {"providers": list(names)} if names else {}
-        made = ort.InferenceSession(graph, options, enable_fallback=0, **providers)
+        made = ort.InferenceSession(graph, options, providers=list(names) or None, enable_fallback=0)
         found = made.get_providers()
         if found[0] != self.ort_name:
             raise UsageError(f"ONNX Runtime gave {found[0]} where {self.ort_name} was asked for")

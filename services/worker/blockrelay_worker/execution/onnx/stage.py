@@ -11,15 +11,14 @@ from numpy.typing import NDArray
 from blockrelay.block_folder.folder import BlockFolder
 from blockrelay.errors import BlockFolderError, ExecutionError
 from blockrelay.protocol.capabilities import Capabilities
-from blockrelay_worker.execution.batch import Batch, StageOutput
-from blockrelay_worker.execution.cpu.slot_mapping import check_segments
-from blockrelay_worker.execution.cpu.stage import StageExecutor
+from blockrelay_worker.execution.batch import Batch, StageOutput, check_segments, hidden_of, tokens_of
 from blockrelay_worker.execution.executor import PageContent
 from blockrelay_worker.execution.onnx.batches import plain_inputs
 from blockrelay_worker.execution.onnx.failures import judged
 from blockrelay_worker.execution.onnx.graphs import FloatType, export_graph, import_graph, stage_graph
 from blockrelay_worker.execution.onnx.providers import Provider
 from blockrelay_worker.execution.onnx.weights import block_weights
+from blockrelay_worker.execution.page_layout import layout_of
 from blockrelay_worker.execution.page_pool import PagePool
 from blockrelay_worker.kernels.specification import PAGE
 
@@ -49,7 +48,7 @@ class OnnxStage:
         if not 1 <= first_block <= last_block <= model.blocks:
             raise BlockFolderError(f"there are no blocks {first_block} to {last_block}: the model has {model.blocks}")
         self.folder, self.first_block, self.last_block = folder, first_block, last_block
-        self.layout = StageExecutor.layout_of(folder, first_block, last_block)
+        self.layout = layout_of(folder, first_block, last_block)
         self.pool = PagePool(self.layout, pages)
         self.details: Mapping[str, str] = {"provider": provider.ort_name, "dtype": dtype}
         self.capabilities = Capabilities(
@@ -61,7 +60,8 @@ class OnnxStage:
             numerics_id=numerics_id,
             kv_tokens=pages * PAGE,
         )
-        self._provider, self._dtype = provider, dtype
+        self._provider = provider
+        self._dtype: FloatType = dtype
         session = provider.session(stage_graph(model, first_block, last_block, dtype=dtype))
         self._session, self._binding = session, session.io_binding()
         self._held: dict[str, Any] = {}
@@ -96,17 +96,17 @@ class OnnxStage:
 
     def export_pages(self, pages: Sequence[int]) -> list[PageContent]:
         """Copies, of the layout's type."""
-        if not pages:
-            return []
-        if not self._pools:
+        if not pages or not self._pools:
             return [[] for _ in pages]
-        session, binding = self._page_session("export")
-        binding.bind_cpu_input("pages", np.asarray(pages, np.int64))
-        for name in self._pools:
-            binding.bind_output(f"{name}_page", "cpu")
+        wanted = np.asarray(pages, np.int64)
         with self._lock:
+            session, binding = self._page_session("export")
+            binding.bind_cpu_input("pages", wanted)
+            for name in self._pools:
+                binding.bind_output(f"{name}_page", "cpu")
             session.run_with_iobinding(binding)
-        found = [value.numpy() for value in binding.get_outputs()]
+            found = [value.numpy() for value in binding.get_outputs()]
+            binding.clear_binding_outputs()
         return [
             [(keys[at], values[at]) for keys, values in zip(found[::2], found[1::2], strict=True)]
             for at in range(len(pages))
@@ -115,14 +115,18 @@ class OnnxStage:
     def import_pages(self, pages: Sequence[int], contents: Sequence[PageContent]) -> None:
         if not pages or not self._pools:
             return
-        session, binding = self._page_session("import")
-        slots = np.asarray(pages, np.int64)[:, None] * PAGE + np.arange(PAGE)
-        binding.bind_cpu_input("slots", slots.reshape(-1, 1))
-        for index, (name, value) in enumerate(self._pools.items()):
-            layer, half = divmod(index, 2)
-            binding.bind_cpu_input(f"{name}_page", np.stack([content[layer][half] for content in contents]))
-            binding.bind_ortvalue_output(f"{name}_out", value)
+        slots = (np.asarray(pages, np.int64)[:, None] * PAGE + np.arange(PAGE)).reshape(-1, 1)
+        halves = [
+            np.stack([content[layer][half] for content in contents])
+            for layer in range(self.layout.layers)
+            for half in range(2)
+        ]
         with self._lock:
+            session, binding = self._page_session("import")
+            binding.bind_cpu_input("slots", slots)
+            for half, (name, value) in zip(halves, self._pools.items(), strict=True):
+                binding.bind_cpu_input(f"{name}_page", half)
+                binding.bind_ortvalue_output(f"{name}_out", value)
             session.run_with_iobinding(binding)
 
     def _page_session(self, way: Literal["export", "import"]) -> tuple[Any, Any]:
@@ -149,52 +153,54 @@ class OnnxStage:
     def run(self, batch: Batch) -> StageOutput:
         """See `Executor.run`."""
         started = time.perf_counter()
-        check_segments(
-            batch.segments, limit=self.folder.model.max_position, pages=self.pool.pages if self._pools else 0
-        )
+        model = self.folder.model
+        count = check_segments(batch.segments, limit=model.max_position, pages=self.pool.pages if self._pools else 0)
         inputs: dict[str, NDArray[Any]] = plain_inputs(batch.segments) if self._pools else {}
         if self.takes_tokens:
-            assert batch.tokens is not None
-            inputs["tokens"] = batch.tokens
+            inputs["tokens"] = tokens_of(batch, count, model)
         else:
-            assert batch.hidden is not None
-            inputs["hidden"] = batch.hidden
-        if self.gives_logits:
-            inputs["take"] = np.asarray(batch.wanted, np.int64)
-            if not inputs["take"].size:  # nobody asks; the keys and values count
-                inputs["take"] = np.zeros(1, np.int64)
+            inputs["hidden"] = hidden_of(batch, count, model)
+        if self.gives_logits:  # if nobody asks for any, the keys and values count
+            inputs["take"] = np.asarray(batch.wanted if len(batch.wanted) else [0], np.int64)
+        try:
+            with self._lock:
+                found = self._computed(inputs)
+        except Exception as error:  # ONNX Runtime's own exception types have no public common base
+            block = judged(str(error)).block or f"block_{self.first_block}"
+            raise ExecutionError(f"{block} failed: {error}", block=block) from error
+        seconds = time.perf_counter() - started
+        share = seconds / (self.last_block - self.first_block + 1)
+        rows = found["sums"][:, None] if self.gives_logits else found["hidden_out"]
+        bad = np.logical_not(np.isfinite(rows).all(axis=1, keepdims=True))[:, 0]
+        logits = found["logits"][: len(batch.wanted)] if self.gives_logits else None
+        if logits is not None:
+            bad[np.asarray(batch.wanted, np.intp)[~np.isfinite(logits).all(axis=1)]] = True
+        return StageOutput(
+            hidden=None if self.gives_logits else found["hidden_out"],
+            logits=logits,
+            not_finite=_segments_of(np.flatnonzero(bad), batch),
+            seconds={f"block_{block}": share for block in range(self.first_block, self.last_block + 1)},
+        )
+
+    def _computed(self, inputs: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[np.float32]]:
+        """Outputs of the stage by name, in memory of the host; the pools are written in place."""
         binding = self._binding
         for name, array in inputs.items():
             binding.bind_cpu_input(name, array)
         for name, value in self._pools.items():
             binding.bind_ortvalue_output(f"{name}_out", value)
-        output = "logits" if self.gives_logits else "hidden_out"
-        binding.bind_output(output, "cpu")
+        outputs = ("sums", "logits") if self.gives_logits else ("hidden_out",)
+        for name in outputs:
+            binding.bind_output(name, "cpu")
         try:
-            with self._lock:
-                self._session.run_with_iobinding(binding)
-            result = binding.get_outputs()[-1].numpy()
-        except Exception as error:  # ONNX Runtime's own exception types have no public common base
-            block = judged(str(error)).block or f"block_{self.first_block}"
-            raise ExecutionError(f"{block} failed: {error}", block=block) from error
+            self._session.run_with_iobinding(binding)
+            found = binding.get_outputs()[-len(outputs) :]
+            return {name: value.numpy() for name, value in zip(outputs, found, strict=True)}
         finally:
             binding.clear_binding_outputs()
-        seconds = time.perf_counter() - started
-        share = seconds / (self.last_block - self.first_block + 1)
-        return StageOutput(
-            hidden=None if self.gives_logits else result,
-            logits=result[: len(batch.wanted)] if self.gives_logits else None,
-            not_finite=_not_finite(result, batch, wanted=self.gives_logits),
-            seconds={f"block_{block}": share for block in range(self.first_block, self.last_block + 1)},
-        )
 
 
-def _not_finite(rows: NDArray[np.float32], batch: Batch, *, wanted: bool) -> tuple[int, ...]:
-    """Indexes of the segments with a row that is not finite, of these: the batch's, or the `wanted` ones."""
-    bad = np.flatnonzero(~np.isfinite(rows).all(axis=1))
-    if not bad.size:
-        return ()
-    if wanted:
-        bad = np.asarray(batch.wanted)[bad[bad < len(batch.wanted)]]
+def _segments_of(rows: NDArray[np.intp], batch: Batch) -> tuple[int, ...]:
+    """Indexes of the segments that have these rows of the batch."""
     ends = np.cumsum([segment.rows for segment in batch.segments])
-    return tuple(sorted({int(np.searchsorted(ends, row, side="right")) for row in bad}))
+    return tuple(sorted({int(np.searchsorted(ends, row, side="right")) for row in rows}))

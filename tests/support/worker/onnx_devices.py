@@ -1,0 +1,3 @@
+"""Devices to test the ONNX executor on: ONNX Runtime's own CPU kernels."""
+
+DEVICES = ["cpu"]
