@@ -37,19 +37,28 @@ def folder(request: pytest.FixtureRequest) -> BlockFolder:
     return request.getfixturevalue(request.param)
 
 
+#: By the device that stages are loaded to.
 KINDS: dict[str, Callable[[], Executors]] = {
-    "cpu": lambda: CpuExecutors(1),
+    "kernels": lambda: CpuExecutors(1),
     "onnx": lambda: OnnxExecutors(open_provider("cpu")),
+    "webgpu": lambda: OnnxExecutors(open_provider("webgpu:0")),
 }
+SOFTWARE_GPU = {"webgpu": pytest.mark.software_gpu}
 
 
-@pytest.fixture(params=KINDS)
+@pytest.fixture(params=[pytest.param(kind, marks=SOFTWARE_GPU.get(kind, ())) for kind in KINDS])
 def kind(request: pytest.FixtureRequest) -> str:
     """What runs the stages."""
     return request.param
 
 
-@pytest.fixture(params=[(kind, wrap) for kind in KINDS for wrap in WRAPS], ids="-".join)
+@pytest.fixture(
+    params=[
+        pytest.param((kind, wrap), marks=SOFTWARE_GPU.get(kind, ()), id=f"{kind}-{wrap}")
+        for kind in KINDS
+        for wrap in (WRAPS if kind not in SOFTWARE_GPU else ["plain"])  # slow, and wrapped it is no other
+    ]
+)
 def load(request: pytest.FixtureRequest, folder: BlockFolder) -> Callable[[int, int], Executor]:
     """Loads blocks first to last."""
     kind, wrap = request.param

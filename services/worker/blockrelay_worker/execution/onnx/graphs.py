@@ -99,9 +99,9 @@ _PAGE_ORDER = {"keys": [0, 2, 3, 1], "values": [0, 2, 1, 3]}
 _POOL_ORDER = {"keys": [0, 3, 1, 2], "values": [0, 2, 1, 3]}
 
 
-def export_graph(model: ModelConfig, layers: Sequence[int], *, dtype: FloatType, page: FloatType) -> bytes:
+def export_graph(model: ModelConfig, layers: Sequence[int], *, dtype: FloatType) -> bytes:
     """Pools and `pages` int64 [p] -> `.../keys_page` [p, kv_heads, head_dim, 16] and `.../values_page` [p, kv_heads,
-    16, head_dim] of the type `page`: what a CPU has of the same pages."""
+    16, head_dim]: what a CPU has of the same pages, in the pools' type (not every device knows both)."""
     graph = _Graph(dtype)
     graph.input("pages", TensorProto.INT64, ["p"])
     by_page = graph.integers(-1, PAGE, model.kv_heads, model.head_dim)
@@ -113,20 +113,19 @@ def export_graph(model: ModelConfig, layers: Sequence[int], *, dtype: FloatType,
                 "Gather", [graph.node("Reshape", [pool, by_page], f"{pool}_by_page"), "pages"], f"{pool}_found"
             )
             found = graph.node("Transpose", [found], f"{pool}_turned", perm=order)
-            graph.result(f"{pool}_page", found, ["p", model.kv_heads, "d", "t"], _TYPES[page])
+            graph.result(f"{pool}_page", found, ["p", model.kv_heads, "d", "t"], graph.type)
     return graph.serialized("export")
 
 
-def import_graph(model: ModelConfig, layers: Sequence[int], *, dtype: FloatType, page: FloatType) -> bytes:
+def import_graph(model: ModelConfig, layers: Sequence[int], *, dtype: FloatType) -> bytes:
     """The way back: pools, `slots` int64 [p * 16, 1] and what an export gave -> the pools."""
     graph = _Graph(dtype)
     graph.input("slots", TensorProto.INT64, ["p16", 1])
     for block in layers:
         for half, order in _POOL_ORDER.items():
             pool = f"block_{block}/{half}"
-            graph.input(f"{pool}_page", _TYPES[page], ["p", model.kv_heads, "d", "t"])
-            rows = graph.cast(f"{pool}_page", graph.type, f"{pool}_wide")
-            rows = graph.node("Transpose", [rows], f"{pool}_turned", perm=order)
+            graph.input(f"{pool}_page", graph.type, ["p", model.kv_heads, "d", "t"])
+            rows = graph.node("Transpose", [f"{pool}_page"], f"{pool}_turned", perm=order)
             rows = graph.node("Reshape", [rows, graph.integers(-1, model.kv_heads, model.head_dim)], f"{pool}_rows")
             graph.stored(pool, [model.kv_heads, model.head_dim], rows)
     return graph.serialized("import")

@@ -100,9 +100,10 @@ class WebGpuProvider(Provider):
 
     @property
     def identity(self) -> tuple[str, ...]:
-        device = self._device
-        told = {**device.ep_metadata, **device.device.metadata}
-        return (*super().identity, *(f"{name}={value}" for name, value in sorted(told.items())))
+        """The driver is not in it: ONNX Runtime does not tell."""
+        device, hardware = self._device, self._device.device
+        version = device.ep_metadata.get("version", "")
+        return (*super().identity, version, f"{hardware.type} {hardware.vendor_id:x}:{hardware.device_id:x}")
 
     def add_to(self, options: ort.SessionOptions) -> Sequence[str]:
         options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")

@@ -105,7 +105,8 @@ class OnnxStage:
             for name in self._pools:
                 binding.bind_output(f"{name}_page", "cpu")
             session.run_with_iobinding(binding)
-            found = [value.numpy() for value in binding.get_outputs()]
+            with np.errstate(over="ignore"):  # beyond float16 is infinite, as in a CPU's pages
+                found = [value.numpy().astype(self.layout.dtype, copy=False) for value in binding.get_outputs()]
             binding.clear_binding_outputs()
         return [
             [(keys[at], values[at]) for keys, values in zip(found[::2], found[1::2], strict=True)]
@@ -117,7 +118,7 @@ class OnnxStage:
             return
         slots = (np.asarray(pages, np.int64)[:, None] * PAGE + np.arange(PAGE)).reshape(-1, 1)
         halves = [
-            np.stack([content[layer][half] for content in contents])
+            np.stack([content[layer][half] for content in contents]).astype(self._dtype, copy=False)
             for layer in range(self.layout.layers)
             for half in range(2)
         ]
@@ -134,9 +135,7 @@ class OnnxStage:
         if way not in self._page_sessions:
             make = export_graph if way == "export" else import_graph
             layers = range(self.first_block, self.first_block + self.layout.layers)
-            page: FloatType = "float16" if self.layout.dtype is np.float16 else "float32"
-            graph = make(self.folder.model, layers, dtype=self._dtype, page=page)
-            session = self._provider.session(graph)
+            session = self._provider.session(make(self.folder.model, layers, dtype=self._dtype))
             binding = session.io_binding()
             for name, value in self._pools.items():
                 binding.bind_ortvalue_input(name, value)
