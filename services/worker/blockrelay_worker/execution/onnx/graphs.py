@@ -131,6 +131,15 @@ def import_graph(model: ModelConfig, layers: Sequence[int], *, dtype: FloatType)
     return graph.serialized("import")
 
 
+def sum_graph(dtype: FloatType) -> bytes:
+    """`a` [n] and `b` [n] -> `c`, what they add up to: the least that a device can be asked."""
+    graph = _Graph(dtype)
+    for name in ("a", "b"):
+        graph.input(name, graph.type, ["n"])
+    graph.result("c", graph.node("Add", ["a", "b"], "sum"), ["n"], graph.type)
+    return graph.serialized("sum")
+
+
 def _describe_batch(graph: "_Graph", model: ModelConfig) -> None:
     """The inputs that say where rows are, and what all layers make of them."""
     for name, shape in (

@@ -14,9 +14,10 @@ import onnxruntime as ort
 from numpy.typing import DTypeLike, NDArray
 
 from blockrelay.errors import UsageError
+from blockrelay_worker.execution.onnx.installation import check_one_onnxruntime
 
-#: Errors and worse: everything else is told by exceptions.
-_LOG_SEVERITY = 3
+#: What ONNX Runtime writes to stderr: errors and worse (everything else is told by exceptions), or nothing.
+_ERRORS, _NOTHING = 3, 4
 
 
 class Provider(ABC):
@@ -41,11 +42,11 @@ class Provider(ABC):
         """What decides how it computes: part of the numerics id."""
         return (self.ort_name, ort.__version__)
 
-    def session(self, graph: bytes) -> ort.InferenceSession:
+    def session(self, graph: bytes, *, quiet: bool = False) -> ort.InferenceSession:
         """A session that has every node of the graph on the device. Raises what ONNX Runtime raises where one cannot be
-        there."""
+        there. `quiet`: it may fail."""
         options = ort.SessionOptions()
-        options.log_severity_level = _LOG_SEVERITY
+        options.log_severity_level = _NOTHING if quiet else _ERRORS
         options.intra_op_num_threads = options.inter_op_num_threads = 1
         names = self.add_to(options)
         made = ort.InferenceSession(graph, options, providers=list(names) or None, enable_fallback=0)
@@ -94,6 +95,7 @@ class WebGpuProvider(Provider):
         except ModuleNotFoundError:
             raise UsageError("webgpu needs the plug-in: pip install 'blockrelay[webgpu]'") from None
         if not cls._registered:
+            ort.set_default_logger_severity(_ERRORS)
             ort.register_execution_provider_library("webgpu", plugin.get_library_path())
             cls._registered = True
         return [device for device in ort.get_ep_devices() if device.ep_name == plugin.get_ep_name()]
@@ -117,7 +119,8 @@ class WebGpuProvider(Provider):
 
 
 def open_provider(device: str) -> Provider:
-    """The provider of a device such as `webgpu:0`. Raises UsageError."""
+    """The provider of a device such as `webgpu:0`. Raises UsageError, for two ONNX Runtimes in one environment too."""
+    check_one_onnxruntime()
     name, _, index = device.partition(":")
     if name == "cpu":
         return CpuProvider()
