@@ -280,6 +280,12 @@ def convert(arguments: Arguments = None) -> None:
     _become("blockrelay_converter", arguments)
 
 
+@app.command("devices", context_settings=_PASSED_ON, add_help_option=False)
+def devices(arguments: Arguments = None) -> None:
+    """Show this machine's devices, what each can do, and why one cannot be used."""
+    _become("blockrelay_worker.offline.devices", arguments)
+
+
 @app.command("profile")
 def profile(
     model: Model = BUNDLED_MODEL,
