@@ -141,6 +141,7 @@ class SchedulerSettings(Settings):
 
 class WorkerSettings(Settings):
     device: Device = Field(default="cpu", description="device class; gpu workers come first")
+    gpu: str = Field(default="", description="compute on this GPU, such as webgpu:0 (`blockrelay devices` has them)")
     device_id: str = Field(
         default="",
         pattern="^[A-Za-z0-9_.:-]{0,64}$",

@@ -46,8 +46,17 @@ class Executors(Protocol):
 IMPLEMENTATIONS = (CpuExecutors,)
 
 
-def executors_for(device: Device, folder: BlockFolder, *, threads: int) -> Executors:
-    """What runs stages of this folder on this machine. Raises UsageError where nothing does."""
+def executors_for(device: Device, folder: BlockFolder, *, threads: int, gpu: str = "") -> Executors:
+    """What runs stages of this folder on this machine: on the device `gpu`, such as webgpu:0, if one is named.
+
+    Raises UsageError where nothing does.
+    """
+    if gpu:
+        # Needs packages that a CPU worker does without.
+        from blockrelay_worker.execution.onnx.loading import OnnxExecutors
+        from blockrelay_worker.execution.onnx.providers import open_provider
+
+        return OnnxExecutors(open_provider(gpu))
     for implementation in IMPLEMENTATIONS:
         if implementation.serves(device, folder.manifest.precisions):
             return implementation(threads)

@@ -20,6 +20,7 @@ class OnnxExecutors:
     """Makes executors that compute on one device, with floats of one type."""
 
     device: ClassVar[Device] = "gpu"
+    varies: ClassVar[bool] = True
 
     def __init__(self, provider: Provider, dtype: FloatType = "float32") -> None:
         self._provider = provider
