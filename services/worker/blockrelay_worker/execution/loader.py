@@ -36,8 +36,9 @@ class Executors(Protocol):
     def load(self, folder: BlockFolder, first_block: int, last_block: int, *, pages: int) -> Executor:
         """An executor of these blocks (numbered from 1, both included) with room for `pages` KV pages, or a few more.
 
-        Every block has given its known answer on this machine, if it has one. Raises KnownAnswerMismatch naming the
-        block, and BlockFolderError for blocks that the folder does not have or that cannot be loaded.
+        Every block has given its known answer on this machine, if it has one; on a device that is not a CPU the stage
+        has come close to a reference. Raises KnownAnswerMismatch naming the block, or the device and what it gets
+        wrong; BlockFolderError for blocks that the folder does not have or that cannot be loaded.
         """
         ...
 

@@ -1,5 +1,6 @@
 """What holds for whatever runs a stage, and for what stands in front of it to inject faults."""
 
+import functools
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -37,11 +38,16 @@ def folder(request: pytest.FixtureRequest) -> BlockFolder:
     return request.getfixturevalue(request.param)
 
 
+@functools.cache  # the answers that it compares a device with are made once
+def webgpu() -> OnnxExecutors:
+    return OnnxExecutors(open_provider("webgpu:0"))
+
+
 #: By the device that stages are loaded to.
 KINDS: dict[str, Callable[[], Executors]] = {
     "kernels": lambda: CpuExecutors(1),
     "onnx": lambda: OnnxExecutors(open_provider("cpu")),
-    "webgpu": lambda: OnnxExecutors(open_provider("webgpu:0")),
+    "webgpu": webgpu,
 }
 SOFTWARE_GPU = {"webgpu": pytest.mark.software_gpu}
 

@@ -25,6 +25,8 @@ class Provider(ABC):
 
     name: ClassVar[str]
     """As people write it: the part of `webgpu:0` before the colon."""
+    device: str
+    """As people write it, `webgpu:0` for example."""
     ort_name: ClassVar[str]
 
     @abstractmethod
@@ -66,6 +68,7 @@ class CpuProvider(Provider):
     """ONNX Runtime's own CPU kernels: a reference, and for tests. Never the class gpu of a worker that serves."""
 
     name, ort_name = "cpu", "CPUExecutionProvider"
+    device = "cpu"
 
     def add_to(self, options: ort.SessionOptions) -> Sequence[str]:
         return [self.ort_name]
@@ -85,7 +88,7 @@ class WebGpuProvider(Provider):
         found = self.devices()
         if index >= len(found):
             raise UsageError(f"there is no device webgpu:{index} here, only {len(found)} of them")
-        self._device = found[index]
+        self.device, self._device = f"webgpu:{index}", found[index]
 
     @classmethod
     def devices(cls) -> list[Any]:
