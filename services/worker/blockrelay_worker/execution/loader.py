@@ -17,8 +17,6 @@ class Executors(Protocol):
     """One implementation, on this machine, for the devices of one class."""
 
     device: ClassVar[Device]
-    #: Its devices do not compute the same bits twice: what they gave can go on elsewhere, and nobody computes it again.
-    varies: ClassVar[bool]
 
     @staticmethod
     def serves(device: Device, precisions: Collection[Precision]) -> bool:
@@ -36,9 +34,8 @@ class Executors(Protocol):
     def load(self, folder: BlockFolder, first_block: int, last_block: int, *, pages: int) -> Executor:
         """An executor of these blocks (numbered from 1, both included) with room for `pages` KV pages, or a few more.
 
-        Every block has given its known answer on this machine, if it has one; on a device that is not a CPU the stage
-        has come close to a reference. Raises KnownAnswerMismatch naming the block, or the device and what it gets
-        wrong; BlockFolderError for blocks that the folder does not have or that cannot be loaded.
+        Every block has given its known answer on this machine, if it has one. Raises KnownAnswerMismatch naming the
+        block, and BlockFolderError for blocks that the folder does not have or that cannot be loaded.
         """
         ...
 
@@ -47,17 +44,8 @@ class Executors(Protocol):
 IMPLEMENTATIONS = (CpuExecutors,)
 
 
-def executors_for(device: Device, folder: BlockFolder, *, threads: int, gpu: str = "") -> Executors:
-    """What runs stages of this folder on this machine: on the device `gpu`, such as webgpu:0, if one is named.
-
-    Raises UsageError where nothing does.
-    """
-    if gpu:
-        # Needs packages that a CPU worker does without.
-        from blockrelay_worker.execution.onnx.loading import OnnxExecutors
-        from blockrelay_worker.execution.onnx.providers import open_provider
-
-        return OnnxExecutors(open_provider(gpu))
+def executors_for(device: Device, folder: BlockFolder, *, threads: int) -> Executors:
+    """What runs stages of this folder on this machine. Raises UsageError where nothing does."""
     for implementation in IMPLEMENTATIONS:
         if implementation.serves(device, folder.manifest.precisions):
             return implementation(threads)

@@ -55,9 +55,7 @@ class Worker:
         self._settings, self._stop = settings, stop
         self._folder: BlockFolder = open_block_folder(settings.model, blocks=[])
         self._model = self._folder.model_key
-        self._executors: Executors = executors_for(
-            settings.device, self._folder, threads=settings.threads, gpu=settings.gpu
-        )
+        self._executors: Executors = executors_for(settings.device, self._folder, threads=settings.threads)
         self._numerics = salted_id(self._executors.numerics_id(self._folder.manifest), settings.inject_numerics)
         name = settings.served_name(self._folder.model.name)
         self._metrics = WorkerMetrics(
@@ -113,7 +111,6 @@ class Worker:
             host=settings.host,
             port=self._status.port,
             threads=settings.threads,
-            varies=self._executors.varies,
         )
         assignment = registration.wait_for_assignment()
         self._state.on("assigned")

@@ -205,7 +205,6 @@ def test_a_failing_gpu_gives_its_whole_batch_to_the_cpu_stream(
 ) -> None:
     scripts.run(calls.publish_plan(MODEL, replaces_epoch=0, inputs="i", route_class="gpu", plan="{}"))
     with engine_running(w8a8, client, keys, scripts, broken=Stumbling, device="gpu") as (cell, table):
-        cell.worker("idle CPU", split=f"1-{w8a8.model.blocks}")
         cell.accept("req-bad", content=body([MARK, 8, 9]))
         wait_until(lambda: cell.queued("reruns", "cpu") == ["req-bad"], "it waits for a CPU")
         wait_until(lambda: len(table) == 0, "the GPU forgot it")
