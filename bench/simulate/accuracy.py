@@ -17,7 +17,7 @@ from typing import Any
 from bench.compare import block_folder
 from bench.simulate.costs import Costs
 from bench.simulate.load import Figures, Lengths, Load
-from bench.simulate.measured.alone import read_stream_cost, speeds, sync_cost, wire_cost
+from bench.simulate.measured.alone import disk_waits, read_stream_cost, speeds, sync_cost, wire_cost
 from bench.simulate.measured.blocks import block_costs, neighbour_ratios
 from bench.simulate.measured.counting import Counted, footprint, measured
 from bench.simulate.measured.driving import System, running
@@ -76,7 +76,7 @@ def taken(model: Path, seconds: float) -> tuple[Costs, Footprint, list[Counted]]
     alone."""
     folder = open_block_folder(model)
     shape, blocks = folder.model, block_costs(folder)
-    reads, (sync, fsync) = read_stream_cost(), sync_cost()
+    reads, (sync, _) = read_stream_cost(), sync_cost()
     counted: list[Counted] = []
     with running(model) as system:
         idle = _idle(system)
@@ -92,7 +92,7 @@ def taken(model: Path, seconds: float) -> tuple[Costs, Footprint, list[Counted]]
         blocks=blocks,
         hop=hop_costs(shape.hidden_size),
         sync=sync,
-        fsync=fsync,
+        fsync=disk_waits(cores()),
         wire=wire_cost(),
         speeds=speeds(cores()),
         neighbour=neighbour_ratios(model) if cores() > 1 else {},

@@ -45,6 +45,11 @@ class Host:
         self._due: list[tuple[float, int, Then]] = []
         self._round = 0
 
+    @property
+    def computing(self) -> int:
+        """Processes that compute at this moment."""
+        return len(self._due)
+
     def compute(self, seconds: float, then: Then) -> None:
         """One process computes what takes it `seconds` alone, and then goes on with `then`."""
         self._advance()

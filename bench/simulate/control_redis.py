@@ -45,7 +45,10 @@ class ControlRedis:
                 self._clock.after(self._costs.wire, then)
             self._look()
 
-        self._host.compute(seconds, lambda: self._clock.after(written * self._costs.fsync, synced))
+        def waits() -> None:
+            self._clock.after(written * self._costs.disk_wait(self._host.computing), synced)
+
+        self._host.compute(seconds, waits)
 
 
 class LogReader:

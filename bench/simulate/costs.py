@@ -72,8 +72,9 @@ class Costs:
 
     Control Redis: `call` for any command (socket, reply, append-only file), and beside it `accept`; `claim` and
     `claim_job` for each job; `commit`, `commit_token` for each token in it and `commit_end` for each request that ends;
-    `wake` of a blocked read; `read` of logs, `read_stream` for each that is asked about. `sync` are seconds of CPU and
-    `fsync` those of waiting for the disk, once for all that is there when it begins.
+    `wake` of a blocked read; `read` of logs, `read_stream` for each that is asked about. `sync` are seconds of CPU,
+    once for all that is there when it begins, and `fsync[k]` those of waiting for the disk while k processes of the
+    host compute: whoever waits for a disk also waits for a core that hears of its end.
     Gateway: `gateway_request` from the socket to the end of its stream, `gateway_read` for an answer of Redis,
     `gateway_read_stream` for each log that it asked about, `gateway_token` for each token.
     Worker: its `blocks`, of which the last is the head, and beside them `part` for each request in a batch, `ask` for
@@ -98,7 +99,7 @@ class Costs:
     read: float = 0.0
     read_stream: float = 0.0
     sync: float = 0.0
-    fsync: float = 0.0
+    fsync: tuple[float, ...] = (0.0,)
     gateway_request: float = 0.0
     gateway_read: float = 0.0
     gateway_read_stream: float = 0.0
@@ -124,6 +125,10 @@ class Costs:
     def beside(self, rows: float) -> float:
         """As `neighbour`, on straight lines between what is there."""
         return BlockProfile(seconds=self.neighbour).at(rows, BASE_CONTEXT) if self.neighbour else 1.0
+
+    def disk_wait(self, computing: int) -> float:
+        """Seconds until the disk has it, while so many processes of the host compute."""
+        return self.fsync[min(computing, len(self.fsync) - 1)]
 
     def stages(self, count: int) -> list[Stage]:
         """The blocks, cut as `blockrelay up --stages` cuts them."""
@@ -152,5 +157,5 @@ class Costs:
 
         blocks = tuple(block(of) for of in fields["blocks"])
         neighbour = {int(rows): ratio for rows, ratio in fields["neighbour"].items()}
-        read: dict[str, Any] = {**fields, "blocks": blocks, "speeds": tuple(fields["speeds"]), "neighbour": neighbour}
-        return cls(**read)
+        read: dict[str, Any] = {**fields, "blocks": blocks, "neighbour": neighbour}
+        return cls(**read | {name: tuple(fields[name]) for name in ("speeds", "fsync")})

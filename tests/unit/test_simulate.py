@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from bench.simulate.clock import Clock, Host, Process
+from bench.simulate.control_redis import ControlRedis
 from bench.simulate.costs import BlockCosts, Costs
 from bench.simulate.load import Lengths, Load
 from bench.simulate.system import Setup, simulate
@@ -77,15 +78,26 @@ class TestOneWorker:
         assert rate(APART, closed(10), costs) == pytest.approx(10 / 0.020, rel=0.02)
 
     def test_commits_are_beside_the_next_step(self) -> None:
-        costs = replace(NOTHING, commit=0.002, fsync=0.005)
+        costs = replace(NOTHING, commit=0.002, fsync=(0.005,))
         assert rate(APART, closed(1, new=1000), costs) == pytest.approx(100, rel=0.01)
 
     def test_but_a_redis_that_takes_longer_than_steps_holds_them_up_at_the_end(self) -> None:
-        costs = replace(NOTHING, fsync=0.050)
+        costs = replace(NOTHING, fsync=(0.050,))
         seen = simulate(APART, closed(1, new=10), costs, seconds=20)
         assert seen.figures.first_token_s == pytest.approx(0.210, abs=0.005), (
             "ACCEPT, a wake, CLAIM, COMMIT: each synced"
         )
+
+    @pytest.mark.parametrize(("computing", "wait_s"), [(0, 0.001), (1, 0.030), (3, 0.030)])
+    def test_whose_disk_takes_longer_beside_processes_that_compute(self, computing: int, wait_s: float) -> None:
+        clock, found = Clock(), list[float]()
+        host = Host(clock, NOTHING.speeds)
+        for _ in range(computing):
+            host.compute(1.0, lambda: None)
+        redis = ControlRedis(clock, host, replace(NOTHING, fsync=(0.001, 0.030)))
+        redis.call(lambda: (0.0, True), lambda: found.append(clock.now))
+        clock.run(1)
+        assert found == pytest.approx([wait_s])
 
     def test_a_prompt_is_computed_before_its_first_token(self) -> None:
         costs = replace(NOTHING, blocks=steps(0.0, 0.001))

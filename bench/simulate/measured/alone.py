@@ -16,18 +16,45 @@ from blockrelay.protocol.keys import Keys
 from blockrelay.redis.client import AsyncOneConnection, connect, connect_async
 from blockrelay_launcher.background import running_redis
 
+#: What Redis appends for a commit of some ten tokens, and seconds between two syncs of a busy one.
+SYNCED_BYTES, BETWEEN_SYNCS_S = 4000, 0.002
 
-def sync_cost(folder: Path | None = None, times: int = 200) -> tuple[float, float]:
-    """Seconds of CPU and of waiting for a few hundred bytes more of a file to be on disk; medians."""
+
+def sync_cost(folder: Path | None = None, times: int = 400) -> tuple[float, float]:
+    """Seconds of CPU and of waiting until a file that has grown is on disk. Means: a few waits are long, and all who
+    wait for Redis share them."""
+    cpu_s = wait_s = 0.0
     with tempfile.TemporaryFile(dir=folder) as file:
-        found: list[tuple[float, float]] = []
         for _ in range(times):
+            time.sleep(BETWEEN_SYNCS_S)
             cpu, wall = time.thread_time(), time.perf_counter()
-            os.write(file.fileno(), bytes(400))
+            os.write(file.fileno(), bytes(SYNCED_BYTES))
             os.fdatasync(file.fileno())
             spent = time.thread_time() - cpu
-            found.append((spent, time.perf_counter() - wall - spent))
-    return median(cpu for cpu, _ in found), max(0.0, median(wait for _, wait in found))
+            cpu_s, wait_s = cpu_s + spent, wait_s + time.perf_counter() - wall - spent
+    return cpu_s / times, max(0.0, wait_s / times)
+
+
+def disk_waits(most: int, folder: Path | None = None) -> tuple[float, ...]:
+    """Waiting as `sync_cost` has it, beside none to `most` processes that compute all the time."""
+    context = multiprocessing.get_context("fork")
+    found: list[float] = []
+    for count in range(most + 1):
+        spinning = [context.Process(target=_spin_for_ever, daemon=True) for _ in range(count)]
+        for process in spinning:
+            process.start()
+        try:
+            found.append(sync_cost(folder)[1])
+        finally:
+            for process in spinning:
+                process.kill()
+                process.join()
+    return tuple(found)
+
+
+def _spin_for_ever() -> None:
+    while True:
+        sum(range(1000))
 
 
 def wire_cost(times: int = 400) -> float:

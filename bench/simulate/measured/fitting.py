@@ -16,7 +16,7 @@ class Alone:
     blocks: tuple[BlockCosts, ...]
     hop: HopCosts
     sync: float
-    fsync: float
+    fsync: tuple[float, ...]
     wire: float
     speeds: tuple[float, ...]
     neighbour: Mapping[int, float]
