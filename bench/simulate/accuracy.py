@@ -17,7 +17,7 @@ from typing import Any
 from bench.compare import block_folder
 from bench.simulate.costs import Costs
 from bench.simulate.load import Figures, Lengths, Load
-from bench.simulate.measured.alone import disk_waits, read_stream_cost, speeds, sync_cost, wire_cost
+from bench.simulate.measured.alone import beside, read_stream_cost, speeds, sync_cost, wake_wait
 from bench.simulate.measured.blocks import block_costs, neighbour_ratios
 from bench.simulate.measured.counting import Counted, footprint, measured
 from bench.simulate.measured.driving import System, running
@@ -92,8 +92,8 @@ def taken(model: Path, seconds: float) -> tuple[Costs, Footprint, list[Counted]]
         blocks=blocks,
         hop=hop_costs(shape.hidden_size),
         sync=sync,
-        fsync=disk_waits(cores()),
-        wire=wire_cost(),
+        fsync=beside(cores(), lambda: sync_cost()[1]),
+        wire=beside(cores(), wake_wait),
         speeds=speeds(cores()),
         neighbour=neighbour_ratios(model) if cores() > 1 else {},
         read_stream=reads.redis,

@@ -194,7 +194,11 @@ class Route:
                 return
             there = (lambda: self._back(batch)) if last else (lambda: self._comes(stage + 1, batch))
             self._send(0 if last else stage + 1, commands * costs.call, message / 2, there)
-            self._cell.payload.do(0.0, lambda: self._cell.clock.after(costs.wire, lambda: self._computed(stage, batch)))
+
+            def sent() -> None:
+                worker.interpreter.wake(costs.wire, lambda: self._computed(stage, batch))
+
+            self._cell.payload.do(0.0, sent)
 
         def begins() -> None:
             part, then = blocks.seconds(work) / blocks.count, lambda: worker.interpreter.do(message / 2, computed)
@@ -217,8 +221,12 @@ class Route:
 
     def _send(self, stage: int, payload_s: float, received_s: float, then: Callable[[], None]) -> None:
         """A message for a stage: by the payload Redis to its reader, and from there to the thread that computes."""
-        interpreter, clock, wire = self._stages[stage].interpreter, self._cell.clock, self._cell.costs.wire
-        self._cell.payload.do(payload_s, lambda: clock.after(2 * wire, lambda: interpreter.do(received_s, then)))
+        interpreter, wire = self._stages[stage].interpreter, self._cell.costs.wire
+
+        def read() -> None:
+            interpreter.wake(wire, lambda: interpreter.do(received_s, then))
+
+        self._cell.payload.do(payload_s, lambda: interpreter.wake(wire, read))
 
     def _comes(self, stage: int, batch: Batch) -> None:
         self._stages[stage].arrived.append(batch)
@@ -313,7 +321,7 @@ class Cell:
             self.logs.follow()
 
         def sent() -> None:
-            self.clock.after(costs.wire, lambda: self.gateway.do(costs.gateway_request / 2, follow))
+            self.gateway.wake(costs.wire, lambda: self.gateway.do(costs.gateway_request / 2, follow))
 
         self._clients.do(costs.client_request, sent)
 
@@ -329,4 +337,4 @@ class Cell:
                 self._heard(asked)
 
         seconds = len(tokens) * self.costs.client_token
-        self.clock.after(self.costs.wire, lambda: self._clients.do(seconds, came))
+        self._clients.wake(self.costs.wire, lambda: self._clients.do(seconds, came))

@@ -45,10 +45,9 @@ class Host:
         self._due: list[tuple[float, int, Then]] = []
         self._round = 0
 
-    @property
-    def computing(self) -> int:
-        """Processes that compute at this moment."""
-        return len(self._due)
+    def wake(self, waits: Sequence[float], then: Then) -> None:
+        """A process that sleeps has a core behind waits[k] seconds, where k of the host compute at this moment."""
+        self._clock.after(waits[min(len(self._due), len(waits) - 1)], then)
 
     def compute(self, seconds: float, then: Then) -> None:
         """One process computes what takes it `seconds` alone, and then goes on with `then`."""
@@ -90,6 +89,10 @@ class Process:
         self._waiting: list[tuple[float, Then]] = []
         self._busy = False
         self.work_s = 0.0
+
+    def wake(self, waits: Sequence[float], then: Then) -> None:
+        """As `Host.wake`."""
+        self._host.wake(waits, then)
 
     def do(self, seconds: float, then: Then) -> None:
         """`then` happens behind all that it has to do already, and this."""

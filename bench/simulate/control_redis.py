@@ -27,7 +27,7 @@ class ControlRedis:
             self._waiting.append((command, then))
             self._look()
 
-        self._clock.after(self._costs.wire, comes)
+        self._host.wake(self._costs.wire, comes)
 
     def _look(self) -> None:
         if self._busy or not self._waiting:
@@ -42,11 +42,14 @@ class ControlRedis:
             self.busy_s += self._clock.now - began
             self._busy = False
             for _, then in now:
-                self._clock.after(self._costs.wire, then)
+                self._host.wake(self._costs.wire, then)
             self._look()
 
         def waits() -> None:
-            self._clock.after(written * self._costs.disk_wait(self._host.computing), synced)
+            if written:
+                self._host.wake(self._costs.fsync, synced)
+            else:
+                synced()
 
         self._host.compute(seconds, waits)
 

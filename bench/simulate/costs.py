@@ -84,7 +84,7 @@ class Costs:
     `hop_job` for each token that the first stage is told; half at each end, and the sender waits until the payload
     Redis has it, which takes a `call` for each command. The clients, where they are on the same host: `client_request`,
     `client_token`.
-    `wire` are seconds in which nobody computes: from one process to another that sleeps.
+    `wire[k]` are seconds from one process to another that sleeps, while k processes of its host compute.
     """
 
     blocks: tuple[BlockCosts, ...]
@@ -116,7 +116,7 @@ class Costs:
     hop_job: float = 0.0
     client_request: float = 0.0
     client_token: float = 0.0
-    wire: float = 0.0
+    wire: tuple[float, ...] = (0.0,)
     #: What k processes of one host get done together, as `clock.Host` has it.
     speeds: tuple[float, ...] = (1.0,)
     #: By decode rows, how much longer blocks take while another worker of the host computes the same ones.
@@ -125,10 +125,6 @@ class Costs:
     def beside(self, rows: float) -> float:
         """As `neighbour`, on straight lines between what is there."""
         return BlockProfile(seconds=self.neighbour).at(rows, BASE_CONTEXT) if self.neighbour else 1.0
-
-    def disk_wait(self, computing: int) -> float:
-        """Seconds until the disk has it, while so many processes of the host compute."""
-        return self.fsync[min(computing, len(self.fsync) - 1)]
 
     def stages(self, count: int) -> list[Stage]:
         """The blocks, cut as `blockrelay up --stages` cuts them."""
@@ -158,4 +154,4 @@ class Costs:
         blocks = tuple(block(of) for of in fields["blocks"])
         neighbour = {int(rows): ratio for rows, ratio in fields["neighbour"].items()}
         read: dict[str, Any] = {**fields, "blocks": blocks, "neighbour": neighbour}
-        return cls(**read | {name: tuple(fields[name]) for name in ("speeds", "fsync")})
+        return cls(**read | {name: tuple(fields[name]) for name in ("speeds", "fsync", "wire")})

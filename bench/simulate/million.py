@@ -135,7 +135,7 @@ def costs_table(costs: Costs, footprint: Footprint) -> str:
         "Redis: one request more (ACCEPT, CLAIM, its end)": 4 * costs.call + costs.accept + costs.claim
         + costs.claim_job + costs.wake + costs.commit_end,
         "Redis: a log that a read asks about": costs.read_stream,
-        "its disk: a sync": costs.sync + costs.disk_wait(0),
+        "its disk: a sync": costs.sync + costs.fsync[0],
         "gateway: a request": costs.gateway_request,
         "gateway: a token": costs.gateway_token,
         "gateway: an answer of Redis": costs.gateway_read,

@@ -167,7 +167,7 @@ def cell_use(
         commits=streams / some.streams * target.tokens_per_s * (costs.call + costs.commit),
         requests=starts * request,
         reads=(gateways * (costs.call + costs.read) + streams * costs.read_stream) / ROUND_S,
-        syncs=(costs.sync + costs.disk_wait(0)) / ROUND_S,
+        syncs=(costs.sync + costs.fsync[0]) / ROUND_S,
         memory=streams * kept_bytes(footprint, target) / memory,
     )
 

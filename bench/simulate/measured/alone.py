@@ -4,18 +4,22 @@ import asyncio
 import multiprocessing
 import os
 import socket
+import struct
 import tempfile
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
-from statistics import median
 
 from bench.simulate.measured.driving import wire_bytes
 from blockrelay.protocol.keys import Keys
 from blockrelay.redis.client import AsyncOneConnection, connect, connect_async
 from blockrelay_launcher.background import running_redis
 
+#: Seconds between two messages to a process that sleeps, and the moment that it answers with.
+BETWEEN_WAKES_S, _MOMENT = 0.002, struct.Struct("d")
 #: What Redis appends for a commit of some ten tokens, and seconds between two syncs of a busy one.
 SYNCED_BYTES, BETWEEN_SYNCS_S = 4000, 0.002
 
@@ -35,20 +39,27 @@ def sync_cost(folder: Path | None = None, times: int = 400) -> tuple[float, floa
     return cpu_s / times, max(0.0, wait_s / times)
 
 
-def disk_waits(most: int, folder: Path | None = None) -> tuple[float, ...]:
-    """Waiting as `sync_cost` has it, beside none to `most` processes that compute all the time."""
+@contextmanager
+def _computing(count: int) -> Iterator[None]:
+    """So many processes compute all the time."""
     context = multiprocessing.get_context("fork")
+    spinning = [context.Process(target=_spin_for_ever, daemon=True) for _ in range(count)]
+    for process in spinning:
+        process.start()
+    try:
+        yield
+    finally:
+        for process in spinning:
+            process.kill()
+            process.join()
+
+
+def beside(most: int, wait_s: Callable[[], float]) -> tuple[float, ...]:
+    """What `wait_s` finds beside none to `most` processes that compute all the time."""
     found: list[float] = []
     for count in range(most + 1):
-        spinning = [context.Process(target=_spin_for_ever, daemon=True) for _ in range(count)]
-        for process in spinning:
-            process.start()
-        try:
-            found.append(sync_cost(folder)[1])
-        finally:
-            for process in spinning:
-                process.kill()
-                process.join()
+        with _computing(count):
+            found.append(wait_s())
     return tuple(found)
 
 
@@ -57,28 +68,28 @@ def _spin_for_ever() -> None:
         sum(range(1000))
 
 
-def wire_cost(times: int = 400) -> float:
-    """Seconds from one process to another that sleeps, beside what they compute; the median."""
+def wake_wait(times: int = 400) -> float:
+    """Seconds from one process to another that sleeps, beside what the first computes to send; the mean."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        other = multiprocessing.get_context("fork").Process(target=_echo, args=(theirs, times), daemon=True)
+        other = multiprocessing.get_context("fork").Process(target=_tell_when, args=(theirs, times), daemon=True)
         other.start()
-        found: list[float] = []
+        waited_s = 0.0
         for _ in range(times):
-            time.sleep(0.001)
-            cpu, wall = time.thread_time(), time.perf_counter()
+            time.sleep(BETWEEN_WAKES_S)
+            cpu, sent = time.thread_time(), time.monotonic()
             ours.send(b"x")
-            ours.recv(1)
-            computed = 2 * (time.thread_time() - cpu)  # the other does the same
-            found.append((time.perf_counter() - wall - computed) / 2)
+            cpu_s = time.thread_time() - cpu
+            (received,) = _MOMENT.unpack(ours.recv(_MOMENT.size))
+            waited_s += max(0.0, received - sent - cpu_s)
         other.join()
-    return max(0.0, median(found))
+    return waited_s / times
 
 
-def _echo(theirs: socket.socket, times: int) -> None:
+def _tell_when(theirs: socket.socket, times: int) -> None:
     for _ in range(times):
         theirs.recv(1)
-        theirs.send(b"x")
+        theirs.send(_MOMENT.pack(time.monotonic()))
 
 
 def speeds(most: int, seconds: float = 1.0) -> tuple[float, ...]:

@@ -17,7 +17,7 @@ class Alone:
     hop: HopCosts
     sync: float
     fsync: tuple[float, ...]
-    wire: float
+    wire: tuple[float, ...]
     speeds: tuple[float, ...]
     neighbour: Mapping[int, float]
     read_stream: float
