@@ -76,7 +76,7 @@ def taken(model: Path, seconds: float) -> tuple[Costs, Footprint, list[Counted]]
     alone."""
     folder = open_block_folder(model)
     shape, blocks = folder.model, block_costs(folder)
-    reads, (sync, _) = read_stream_cost(), sync_cost()
+    reads, syncs = read_stream_cost(), beside(cores(), sync_cost)
     counted: list[Counted] = []
     with running(model) as system:
         idle = _idle(system)
@@ -91,8 +91,8 @@ def taken(model: Path, seconds: float) -> tuple[Costs, Footprint, list[Counted]]
     alone = Alone(
         blocks=blocks,
         hop=hop_costs(shape.hidden_size),
-        sync=sync,
-        fsync=beside(cores(), lambda: sync_cost()[1]),
+        sync=syncs[0][0],
+        fsync=tuple(wait for _, wait in syncs),
         wire=beside(cores(), wake_wait),
         speeds=speeds(cores()),
         neighbour=neighbour_ratios(model) if cores() > 1 else {},

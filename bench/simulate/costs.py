@@ -74,7 +74,7 @@ class Costs:
     `claim_job` for each job; `commit`, `commit_token` for each token in it and `commit_end` for each request that ends;
     `wake` of a blocked read; `read` of logs, `read_stream` for each that is asked about. `sync` are seconds of CPU,
     once for all that is there when it begins, and `fsync[k]` those of waiting for the disk while k processes of the
-    host compute: whoever waits for a disk also waits for a core that hears of its end.
+    host compute.
     Gateway: `gateway_request` from the socket to the end of its stream, `gateway_read` for an answer of Redis,
     `gateway_read_stream` for each log that it asked about, `gateway_token` for each token.
     Worker: its `blocks`, of which the last is the head, and beside them `part` for each request in a batch, `ask` for

@@ -12,12 +12,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import TypeVar
 
 from bench.simulate.measured.driving import wire_bytes
 from blockrelay.protocol.keys import Keys
 from blockrelay.redis.client import AsyncOneConnection, connect, connect_async
 from blockrelay_launcher.background import running_redis
 
+Found = TypeVar("Found")
 #: Seconds between two messages to a process that sleeps, and the moment that it answers with.
 BETWEEN_WAKES_S, _MOMENT = 0.002, struct.Struct("d")
 #: What Redis appends for a commit of some ten tokens, and seconds between two syncs of a busy one.
@@ -54,12 +56,12 @@ def _computing(count: int) -> Iterator[None]:
             process.join()
 
 
-def beside(most: int, wait_s: Callable[[], float]) -> tuple[float, ...]:
-    """What `wait_s` finds beside none to `most` processes that compute all the time."""
-    found: list[float] = []
+def beside(most: int, measure: Callable[[], Found]) -> tuple[Found, ...]:
+    """What `measure` finds beside none to `most` processes that compute all the time."""
+    found: list[Found] = []
     for count in range(most + 1):
         with _computing(count):
-            found.append(wait_s())
+            found.append(measure())
     return tuple(found)
 
 
