@@ -115,6 +115,15 @@ def test_a_reader_goes_on_behind_any_position(cell: Cell, count: int) -> None:
     assert read_behind(cell, count + 1) == []
 
 
+def test_its_first_entry_says_the_numerics_id(cell: Cell) -> None:
+    cell.accept(REQUEST)
+    (run,) = cell.claim("w")
+    cell.commit(run, 0, [7, 8], end="stop")
+    first, second, end = cell.log(REQUEST)
+    assert isinstance(end, EndEntry) and end.numerics
+    assert (first, second) == (TokenEntry(1, 7, numerics=end.numerics), TokenEntry(2, 8))
+
+
 def test_a_reader_that_waits_gets_the_end(cell: Cell, redis_server: RedisServer) -> None:
     """Its log is replaced while it blocks on it."""
     cell.accept(REQUEST)

@@ -5,7 +5,7 @@ import redis
 
 from blockrelay.errors import RedisRefused, UsageError
 from blockrelay.protocol.keys import Keys
-from blockrelay.protocol.messages import EndEntry
+from blockrelay.protocol.messages import EndEntry, TokenEntry
 from blockrelay.protocol.number import CELLS_PROTOCOL, LOWEST_PROTOCOL, NUMBERS, PROTOCOL
 from blockrelay.protocol.transitions import calls
 from blockrelay.redis import client as redis_link
@@ -115,7 +115,9 @@ def test_in_a_cell_of_the_number_before_we_do_what_that_says(client: redis.Redis
     lower.worker("w", split="1-4")
     lower.accept("req-1")
     (run,) = lower.claim("w")
-    lower.commit(run, 0, [5], end="stop")
+    lower.commit(run, 0, [5])
+    assert lower.log() == [TokenEntry(1, 5)], "services of that number take what else it says for log probabilities"
+    lower.commit(run, 1, [], end="stop")
     assert client.hget(keys.request("req-1"), "v") == client.get(keys.protocol) == b"%d" % LOWEST_PROTOCOL
     binding = calls.Binding("name", 2)
     assert LOWEST_PROTOCOL < CELLS_PROTOCOL

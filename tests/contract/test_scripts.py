@@ -28,7 +28,7 @@ def test_a_request_goes_from_accept_to_its_terminal_entry(cell: Cell) -> None:
     )
     assert cell.commit(run, 1, [8], end="stop") == CommitAnswer("OK", 2)
     *tokens, end = cell.log()
-    assert tokens == [TokenEntry(1, 7), TokenEntry(2, 8)]
+    assert tokens == [TokenEntry(1, 7, numerics="n1"), TokenEntry(2, 8)]
     assert isinstance(end, EndEntry) and end.reason == "stop" and end.position == 3 and end.numerics == "n1"
     assert cell.record()["state"] == "done" and cell.reserved(first) == cell.reserved(last) == 0
     assert len(cell.inbox(first)) == 1, "a finished request has no next job"
@@ -221,7 +221,7 @@ class TestCommit:
 
     def test_twice_is_once(self, cell: Cell, run: calls.Claimed) -> None:
         assert cell.commit(run, 0, [7, 8]) == cell.commit(run, 0, [7, 8]) == CommitAnswer("OK", 2)
-        assert cell.log() == [TokenEntry(1, 7), TokenEntry(2, 8)]
+        assert cell.log() == [TokenEntry(1, 7, numerics="n1"), TokenEntry(2, 8)]
         assert len(cell.inbox("a")) == 1
 
     def test_a_foreign_run_is_lost(self, cell: Cell, run: calls.Claimed) -> None:
@@ -234,7 +234,7 @@ class TestCommit:
     def test_another_token_at_a_known_position_diverges_and_the_log_wins(self, cell: Cell, run: calls.Claimed) -> None:
         cell.commit(run, 0, [7])
         assert cell.commit(run, 0, [9]).verdict == "DIVERGED"
-        assert cell.log() == [TokenEntry(1, 7)]
+        assert cell.log() == [TokenEntry(1, 7, numerics="n1")]
 
     def test_a_hole_is_a_gap(self, cell: Cell, run: calls.Claimed) -> None:
         assert cell.commit(run, 2, [7]) == CommitAnswer("GAP", 0)
@@ -254,7 +254,7 @@ class TestCommit:
             calls.Commit(request="req-2", run=second.run, position=0, tokens=(1,), logprobs=('{"l":1}',)),
         ]
         assert [a.verdict for a in cell.scripts.run(calls.commit(items))] == ["LOST", "LOST", "OK"]
-        assert cell.log("req-2") == [TokenEntry(1, 1, '{"l":1}')]
+        assert cell.log("req-2") == [TokenEntry(1, 1, '{"l":1}', "n1")]
 
     def test_terminal_is_absorbing(self, cell: Cell, run: calls.Claimed) -> None:
         cell.commit(run, 0, [7], end="length")

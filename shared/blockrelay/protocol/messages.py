@@ -280,11 +280,13 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class TokenEntry:
-    """One committed token. `logprobs` is an encoded TokenLogprobs or ""."""
+    """One committed token. `logprobs` is an encoded TokenLogprobs or "". `numerics` is the id of the run that computed
+    it, in the first entry of a log; "" in all others."""
 
     position: int
     token: int
     logprobs: str = ""
+    numerics: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -341,8 +343,8 @@ def decode_log_entry(entry_id: bytes | str, fields: Mapping[bytes, bytes], *, af
     with reading("a log entry"):
         position = count(int((entry_id.decode() if isinstance(entry_id, bytes) else entry_id).partition("-")[0]))
         if b"token" in fields:
-            logprobs = fields.get(b"logprobs", b"").decode()
-            found: list[LogEntry] = [TokenEntry(position, count(int(fields[b"token"])), logprobs)]
+            logprobs, numerics = (fields.get(name, b"").decode() for name in (b"logprobs", b"numerics"))
+            found: list[LogEntry] = [TokenEntry(position, count(int(fields[b"token"])), logprobs, numerics)]
         else:
             found = [*_packed_tokens(position, fields), _end(position, fields)]
         return [entry for entry in found if entry.position > after]
@@ -353,9 +355,9 @@ def _packed_tokens(end: int, fields: Mapping[bytes, bytes]) -> list[TokenEntry]:
     if len(known) >= end:
         raise WireError(f"a log of {len(known)} tokens ends at position {end}")
     logprobs = codec.unpack_list(fields[b"logprobs"]) if b"logprobs" in fields else [""] * len(known)
-    first = end - len(known)
+    first, numerics = end - len(known), fields.get(b"numerics", b"").decode()
     return [
-        TokenEntry(first + index, token, text(one))
+        TokenEntry(first + index, token, text(one), "" if index else numerics)
         for index, (token, one) in enumerate(zip(known, logprobs, strict=True))
     ]
 

@@ -14,6 +14,9 @@ PROTOCOL = 4
 LOWEST_PROTOCOL = 3
 #: The first number whose services all know of several cells (scripts ACCEPT and MOVE).
 CELLS_PROTOCOL = 4
+#: The first number whose services all know that the first entry of a token log names the numerics id (COMMIT): those of
+#: the number before would pack it as log probabilities.
+NUMERICS_IN_LOG_PROTOCOL = 4
 #: As people are told.
 NUMBERS = f"{LOWEST_PROTOCOL} to {PROTOCOL}"
 

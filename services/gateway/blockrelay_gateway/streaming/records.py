@@ -57,7 +57,8 @@ class Records:
         return (state or b"queued").decode(), (end or b"").decode()
 
     async def numerics(self, followed: FollowedRequest) -> str:
-        """The numerics id of the run so far; "" before the first claim, and while Redis does not tell."""
+        """The numerics id of the run so far; "" before the first claim, and while Redis does not tell. Only logs that
+        services of an older protocol wrote do not say it themselves."""
         if not followed.numerics:
             with suppress(RedisTrouble):
                 value = await cast(Any, self._client.hget(self._keys.request(followed.id), "numerics"))

@@ -8,11 +8,16 @@ from functools import cache
 from importlib import resources
 
 from blockrelay.protocol.constants import LUA
-from blockrelay.protocol.number import CELLS_PROTOCOL, LOWEST_PROTOCOL, PROTOCOL
+from blockrelay.protocol.number import CELLS_PROTOCOL, LOWEST_PROTOCOL, NUMERICS_IN_LOG_PROTOCOL, PROTOCOL
 
 NAMES = ("accept", "claim", "commit", "rerun", "finish", "dead", "beat", "plan", "migrate", "forget", "move", "upgrade")
 #: The parts that every script needs; the second keeps it from a cell of another protocol.
 CELL, FENCE = "cell", "fence"
+#: Numbers that only one script knows.
+_NUMBERS_OF = {
+    "move": {"CELLS_PROTOCOL": CELLS_PROTOCOL},
+    "commit": {"NUMERICS_IN_LOG_PROTOCOL": NUMERICS_IN_LOG_PROTOCOL},
+}
 #: It changes what the protocol of the cell is.
 UNFENCED = "upgrade"
 _FOLDER = resources.files(__name__.rpartition(".")[0]) / "lua"
@@ -90,8 +95,7 @@ def _made_when_called(name: str) -> str:
 def source(name: str) -> Source:
     """Everything that script `name` needs, and its SHA-1 for EVALSHA."""
     numbers = {"PROTOCOL": PROTOCOL, "LOWEST_PROTOCOL": LOWEST_PROTOCOL, **LUA}
-    if name == "move":
-        numbers["CELLS_PROTOCOL"] = CELLS_PROTOCOL
+    numbers |= _NUMBERS_OF.get(name, {})
     text = "".join(f"local {constant} = {value}\n" for constant, value in numbers.items())
     text += "".join(map(part_text, _always_needed(name))) + _made_when_called(name) + script_text(name)
     return Source(text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())

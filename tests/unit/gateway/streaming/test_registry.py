@@ -14,7 +14,7 @@ from blockrelay.errors import RedisUnavailable
 from blockrelay.observability.metrics.gateway import GatewayMetrics
 from blockrelay.observability.metrics.tenants import TenantMetrics
 from blockrelay.protocol.keys import Keys
-from blockrelay.protocol.messages import RequestBody
+from blockrelay.protocol.messages import RequestBody, TokenEntry
 from blockrelay.protocol.number import PROTOCOL
 from blockrelay.protocol.sampling_params import SamplingParams
 from blockrelay.redis import client as redis_link
@@ -58,6 +58,15 @@ def parts_on(client: redis.asyncio.Redis) -> Parts:
 def registry() -> FollowedRequests:
     """Nothing of it reaches Redis."""
     return parts_on(redis_link.connect_async("redis://127.0.0.1:1", connections=1)).registry
+
+
+async def test_the_first_entry_says_which_numerics_id_it_has(registry: FollowedRequests) -> None:
+    one = followed()
+    registry.start(one)
+    registry.hear(one, TokenEntry(1, 7, numerics="n1"))
+    assert one.numerics == "n1"
+    registry.hear(one, TokenEntry(2, 8))
+    assert one.numerics == "n1"
 
 
 async def test_one_that_is_given_up_is_followed_anew(registry: FollowedRequests) -> None:

@@ -85,8 +85,9 @@ class FollowedRequests:
         """The next entry of its log: the readers wake up."""
         now = time.monotonic()
         self._accounting.heard(followed, entry, now)
+        followed.numerics = entry.numerics or followed.numerics
         if isinstance(entry, EndEntry):
-            followed.end, followed.numerics = entry, entry.numerics or followed.numerics
+            followed.end = entry
         followed.entries.append(entry)
         followed.heard = now
         for event in followed.events:

@@ -45,11 +45,14 @@ for _, item in ipairs(ARGS.commits) do
       local fresh = position + #tokens - r.committed
       for k, token in ipairs(tokens) do
         if position + k > r.committed then
+          local entry = {'token', token}
           if logprobs and logprobs[k] ~= '' then
-            redis.call('XADD', P .. 'log:' .. id, (position + k) .. '-0', 'token', token, 'logprobs', logprobs[k])
-          else
-            redis.call('XADD', P .. 'log:' .. id, (position + k) .. '-0', 'token', token)
+            entry[3], entry[4] = 'logprobs', logprobs[k]
           end
+          if position + k == 1 and SPOKEN >= NUMERICS_IN_LOG_PROTOCOL then  -- so that no reader has to ask the record
+            entry[#entry + 1] = 'numerics'; entry[#entry + 1] = redis.call('HGET', P .. 'request:' .. id, 'numerics')
+          end
+          redis.call('XADD', P .. 'log:' .. id, (position + k) .. '-0', unpack(entry))
         end
       end
       local left, rows = math.max(0, r.max_tokens - r.committed), r.rows_to_compute

@@ -29,7 +29,7 @@ local function close_log(r, said)
   end
   local tokens, logprobs = {}, {}
   for i, entry in ipairs(redis.call('XRANGE', log, '-', '+')) do
-    tokens[i], logprobs[i] = tonumber(entry[2][2]), entry[2][4]
+    tokens[i], logprobs[i] = tonumber(entry[2][2]), entry[2][3] == 'logprobs' and entry[2][4] or nil
   end
   if tokens[1] then
     fields[#fields + 1] = 'all'; fields[#fields + 1] = cmsgpack.pack(tokens)
