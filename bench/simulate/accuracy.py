@@ -1,128 +1,46 @@
 """Does the simulator tell the truth? `python -m bench.simulate.accuracy --out FILE` (`make bench-simulator`).
 
-Costs are taken from two real systems: one worker with 1 client and with 16, and two stages with 1 client. What the
-simulator makes of them for six other systems and loads is written down, and only then these are run. Everything is on
-this host, each worker has one thread, Redis writes to the disk before every answer. Figures are never asserted.
+In each round costs are taken from two real systems, one worker and two stages, each with 1 client and with 32. What the
+simulator makes of them for six other systems and loads is written down, and only then these are run. A machine that has
+neighbours is faster at one time than at another: so there are several rounds, and their means are compared. Everything
+is on this host, each worker has one thread, Redis writes to the disk before every answer. Figures are never asserted.
 """
 
 import argparse
 import json
 import sys
-import time
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from bench.compare import block_folder
+from bench.simulate.configurations import MANY, Configuration, closed, known, six
 from bench.simulate.costs import Costs
-from bench.simulate.load import Figures, Lengths, Load
-from bench.simulate.measured.alone import beside, read_stream_cost, speeds, sync_cost, wake_wait
-from bench.simulate.measured.blocks import block_costs, neighbour_ratios
-from bench.simulate.measured.counting import Counted, footprint, measured
-from bench.simulate.measured.driving import System, running
-from bench.simulate.measured.fitting import Alone, fitted
-from bench.simulate.measured.hops import hop_costs
-from bench.simulate.sizing import Footprint
+from bench.simulate.load import Figures
+from bench.simulate.measured.alone import read_stream_cost
+from bench.simulate.measured.counting import Counted, measured
+from bench.simulate.measured.driving import running
+from bench.simulate.measured.taking import sizes, taken
 from bench.simulate.system import Setup, simulate
 from blockrelay.block_folder.folder import open_block_folder
-from blockrelay.host.cpu import cores
-from blockrelay_worker.scheduling.micro_batches import Seat, groups_of
 
-#: Drawn: requests of one length that begin together end together, for ever, and what is seen is how they began.
-PROMPT, NEW, LONG_PROMPT = Lengths(16, 48), Lengths(32, 96), Lengths(192, 320)
-#: Answers of the loads that costs are taken from: a request's part tells from a token's.
-SHORT, LONG = Lengths(2, 6), Lengths(64, 128)
-#: Of the capacity, where requests come at random.
-BUSY = 0.6
-SIMULATED_S, SIMULATED_WARM_UP_S, IDLE_S = 20.0, 3.0, 2.0
+SIMULATED_S, SIMULATIONS, WARM_UP_S = 20.0, 3, 3.0
 FIGURES = ("tokens_per_second", "first_token_s", "between_tokens_s")
 
 
-@dataclass(frozen=True, slots=True)
-class Configuration:
-    """What is predicted, then measured."""
-
-    name: str
-    setup: Setup
-    load: Load
-
-
-def closed(clients: int, prompt: Lengths = PROMPT, new: Lengths = NEW) -> Load:
-    return Load(prompt=prompt, new=new, clients=clients)
-
-
-def staged() -> Setup:
-    """Two stages on this host."""
-    return Setup(workers=2, stages=2, groups=groups_of([Seat("here", cores(), 1)] * 2))
-
-
-def configurations(capacity: float) -> list[Configuration]:
-    """The six, where one worker gives `capacity` tokens a second."""
-    one = Setup()
-    random = Load(prompt=PROMPT, new=NEW, per_second=BUSY * capacity / NEW.mean)
-    return [
-        Configuration("4 clients", one, closed(4)),
-        Configuration("32 clients", one, closed(32)),
-        Configuration("8 clients, long prompts", one, closed(8, LONG_PROMPT)),
-        Configuration("random arrivals, 60 %", one, random),
-        Configuration("2 workers, 16 clients", Setup(workers=2), closed(16)),
-        Configuration("2 stages, 8 clients", staged(), closed(8)),
-    ]
-
-
-def taken(model: Path, seconds: float) -> tuple[Costs, Footprint, list[Counted]]:
-    """Costs and sizes, from one worker with 1 client and with 16, from two stages with 1, and what is measured
-    alone."""
-    folder = open_block_folder(model)
-    shape, blocks = folder.model, block_costs(folder)
-    reads, syncs = read_stream_cost(), beside(cores(), sync_cost)
-    counted: list[Counted] = []
-    with running(model) as system:
-        idle = _idle(system)
-        for clients in (1, 16):
-            for new in (SHORT, LONG):
-                load = closed(clients, new=new)
-                counted.append(measured(system, load, seconds / 2, shape.vocab_size, scripts=True))
-    with running(model, stages=2) as system:
-        counted.append(measured(system, closed(1, new=LONG), seconds / 2, shape.vocab_size, scripts=True))
-    with running(model) as system:
-        under_way, ended, stream = footprint(system, shape.vocab_size)
-    alone = Alone(
-        blocks=blocks,
-        hop=hop_costs(shape.hidden_size),
-        sync=syncs[0][0],
-        fsync=tuple(wait for _, wait in syncs),
-        wire=beside(cores(), wake_wait),
-        speeds=speeds(cores()),
-        neighbour=neighbour_ratios(model) if cores() > 1 else {},
-        read_stream=reads.redis,
-        gateway_read_stream=reads.gateway,
-        idle=idle,
-    )
-    last = counted[-2]
-    size = Footprint(
-        redis_request=under_way,
-        redis_ended=ended,
-        redis_token=(last.redis_bytes - last.reads * last.clients * reads.wire_bytes) / last.tokens,
-        redis_read_stream=reads.wire_bytes,
-        gateway_stream=stream,
-        client_token=last.client_bytes / last.tokens,
-    )
-    return fitted(counted[:-1], counted[-1], alone), size, counted
-
-
-def _idle(system: System) -> Mapping[str, float]:
-    """Seconds of CPU per second without requests."""
-    before = system.cpu_s()
-    time.sleep(IDLE_S)
-    return {kind: (spent - before[kind]) / IDLE_S for kind, spent in system.cpu_s().items()}
-
-
 def predicted(configuration: Configuration, costs: Costs) -> Figures:
-    return simulate(
-        configuration.setup, configuration.load, costs, seconds=SIMULATED_S, warm_up=SIMULATED_WARM_UP_S
-    ).figures
+    """The mean of several simulations."""
+    return mean([
+        simulate(configuration.setup, configuration.load, costs, seconds=SIMULATED_S, warm_up=WARM_UP_S, seed=seed)
+        .figures
+        for seed in range(SIMULATIONS)
+    ])  # fmt: skip
+
+
+def mean(several: Sequence[Figures]) -> Figures:
+    return Figures(*(fmean(getattr(one, figure) for one in several) for figure in FIGURES))
 
 
 def run(configuration: Configuration, model: Path, seconds: float) -> Counted:
@@ -132,50 +50,80 @@ def run(configuration: Configuration, model: Path, seconds: float) -> Counted:
         return measured(system, configuration.load, seconds, vocabulary)
 
 
-def row(name: str, said: Figures, counted: Counted) -> str:
+def row(name: str, said: Figures, found: Figures, others: float) -> str:
     """One line of the table: predicted, measured and the error of each figure, in tokens/s and milliseconds; and how
     many cores somebody else had meanwhile, with which no error says anything."""
-    found = counted.figures
     cells = [f"{name:26}"]
     for figure in FIGURES:
         scale = 1 if figure == "tokens_per_second" else 1000
         says, finds = getattr(said, figure) * scale, getattr(found, figure) * scale
         cells.append(f"{says:8.1f} {finds:8.1f} {100 * (says / finds - 1):+6.1f} %")
-    return " | ".join([*cells, f"{counted.others:6.2f}"])
+    return " | ".join([*cells, f"{others:6.2f}"])
+
+
+def one_round(model: Path, seconds: float, out: Path, rounds: list[dict[str, Any]]) -> Sequence[Counted]:
+    """Another entry of `rounds`, written to the file before any of the six is measured, and behind each. What was
+    counted of the known ones."""
+    costs, counted = taken(model, seconds)
+    capacity = predicted(Configuration("", Setup(), closed(MANY)), costs).tokens_per_second
+    configurations = six(capacity)
+    said = {one.name: predicted(one, costs) for one in configurations}
+    this: dict[str, Any] = {
+        "costs": costs.encode(),
+        "counted": [asdict(one) for one in counted],
+        "predicted": {name: asdict(figures) for name, figures in said.items()},
+        "measured": {},
+    }
+    rounds.append(this)
+    out.write_text(json.dumps({"rounds": rounds}, indent=1))
+    for one, found in zip([one for system in known() for one in system], counted, strict=True):
+        print(row(f"{one.name} (known)", predicted(one, costs), found.figures, found.others), flush=True)
+    for one in configurations:
+        found = run(one, model, seconds)
+        print(row(one.name, said[one.name], found.figures, found.others), flush=True)
+        this["measured"][one.name] = asdict(found)
+        out.write_text(json.dumps({"rounds": rounds}, indent=1))
+    return counted
+
+
+def means(rounds: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """What was predicted and measured of each of the six, over all rounds; costs are the last round's."""
+    names: list[str] = list(rounds[0]["measured"])
+    of = {
+        name: (
+            mean([Figures(**each["predicted"][name]) for each in rounds]),
+            mean([Figures(**each["measured"][name]["figures"]) for each in rounds]),
+            fmean(each["measured"][name]["others"] for each in rounds),
+        )
+        for name in names
+    }
+    return {
+        "costs": rounds[-1]["costs"],
+        "predicted": {name: asdict(said) for name, (said, _, _) in of.items()},
+        "measured": {name: {"figures": asdict(found), "others": others} for name, (_, found, others) in of.items()},
+    }
 
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path(".bench/simulate.json"), help="costs, predicted, measured")
     parser.add_argument("--shape", default="llama75m", help="of a checkpoint of random weights (bench/checkpoint.py)")
-    parser.add_argument("--seconds", type=float, default=20, help="of each measurement")
+    parser.add_argument("--seconds", type=float, default=10, help="of each measurement")
+    parser.add_argument("--rounds", type=int, default=3)
     chosen = parser.parse_args(arguments)
     model = block_folder(chosen.shape, "w8a8").absolute()
-    costs, size, counted = taken(model, chosen.seconds)
-    capacity = predicted(Configuration("", Setup(), closed(32)), costs).tokens_per_second
-    known = [
-        Configuration(f"{c} clients (known)", Setup(), closed(c, new=new)) for c in (1, 16) for new in (SHORT, LONG)
-    ]
-    known.append(Configuration("2 stages, 1 client (known)", staged(), closed(1, new=LONG)))
-    six = configurations(capacity)
-    written: dict[str, Any] = {
-        "costs": costs.encode(),
-        "footprint": asdict(size),
-        "counted": [asdict(one) for one in counted],
-        "predicted": {one.name: asdict(predicted(one, costs)) for one in six},
-        "measured": {},
-    }
     chosen.out.parent.mkdir(parents=True, exist_ok=True)
-    chosen.out.write_text(json.dumps(written, indent=1))  # before any of the six is measured
     heads = (f"{head:>26}" for head in ("tokens/s", "first token, ms", "between tokens, ms"))
     print(" | ".join(["predicted, measured, error", *heads, "others"]))
-    for one, found in zip(known, counted, strict=True):
-        print(row(one.name, predicted(one, costs), found), flush=True)
-    for one in six:
-        found = run(one, model, chosen.seconds)
-        print(row(one.name, Figures(**written["predicted"][one.name]), found), flush=True)
-        written["measured"][one.name] = asdict(found)
-        chosen.out.write_text(json.dumps(written, indent=1))
+    rounds: list[dict[str, Any]] = []
+    counted: Sequence[Counted] = ()
+    for _ in range(chosen.rounds):
+        counted = one_round(model, chosen.seconds, chosen.out, rounds)
+    written = means(rounds) | {"footprint": asdict(sizes(model, counted, read_stream_cost())), "rounds": rounds}
+    chosen.out.write_text(json.dumps(written, indent=1))
+    print(f"means of {chosen.rounds} rounds")
+    for name, found in written["measured"].items():
+        print(row(name, Figures(**written["predicted"][name]), Figures(**found["figures"]), found["others"]))
     for figure in FIGURES:
         errors = [
             abs(written["predicted"][n][figure] / found["figures"][figure] - 1)

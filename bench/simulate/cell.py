@@ -17,6 +17,8 @@ _SETTINGS = WorkerSettings.model_fields
 MAX_ROWS: int = _SETTINGS["max_rows"].default
 MAX_REQUESTS: int = _SETTINGS["max_requests"].default
 STEP_TARGET_S: float = _SETTINGS["step_target_s"].default
+#: Of what a gateway does for a request: before ACCEPT, behind it, and when its client has the end.
+BEFORE_ACCEPT, BEHIND_ACCEPT, BEHIND_END = 0.3, 0.5, 0.2
 #: Of one CLAIM, as `engine/loop.py` has it.
 MOST_JOBS = 16
 #: Prompt rows by which a worker learns what one costs.
@@ -122,16 +124,21 @@ class Route:
         self._stages[0].interpreter.do(self._cell.costs.notice, told)
 
     def _look(self) -> None:
-        """The engine's loop: claim what waits, and compute what there is."""
+        """The engine's loop: claim what waits, once, and compute what there is."""
         if self._stages[0].busy:
             return
         if self._claim_due and (room := MAX_REQUESTS - len(self._runs)) > 0:
             self._claim(min(room, MOST_JOBS))
-            return
+        else:
+            self._step()
+
+    def _step(self) -> None:
         if (batch := self._chosen()).rows:
             for run in batch.rows:
                 run.flight = run.last_step = batch.number
             self._compute(0, batch)
+        elif self._claim_due and len(self._runs) < MAX_REQUESTS:
+            self._look()
 
     def _claim(self, most: int) -> None:
         """The engine waits for the answer."""
@@ -146,7 +153,7 @@ class Route:
             self._stages[0].busy = False
             self._runs += [Run(asked) for asked in jobs]
             self._claim_due |= len(jobs) == most
-            self._look()
+            self._step()
 
         def answered() -> None:
             self._stages[0].interpreter.do(cell.costs.ask + len(jobs) * cell.costs.ask_job, taken)
@@ -196,7 +203,7 @@ class Route:
             self._send(0 if last else stage + 1, commands * costs.call, message / 2, there)
 
             def sent() -> None:
-                worker.interpreter.wake(costs.wire, lambda: self._computed(stage, batch))
+                self._cell.clock.after(costs.wire, lambda: self._computed(stage, batch))
 
             self._cell.payload.do(0.0, sent)
 
@@ -221,12 +228,17 @@ class Route:
 
     def _send(self, stage: int, payload_s: float, received_s: float, then: Callable[[], None]) -> None:
         """A message for a stage: by the payload Redis to its reader, and from there to the thread that computes."""
-        interpreter, wire = self._stages[stage].interpreter, self._cell.costs.wire
+        interpreter, clock, wire = self._stages[stage].interpreter, self._cell.clock, self._cell.costs.wire
+        late_s = min(received_s, self._cell.costs.hop_late)
+
+        def delivered() -> None:
+            then()
+            interpreter.do(late_s, lambda: None)  # while the kernels compute
 
         def read() -> None:
-            interpreter.wake(wire, lambda: interpreter.do(received_s, then))
+            interpreter.do(received_s - late_s, lambda: clock.after(wire, delivered))
 
-        self._cell.payload.do(payload_s, lambda: interpreter.wake(wire, read))
+        self._cell.payload.do(payload_s, lambda: clock.after(wire, read))
 
     def _comes(self, stage: int, batch: Batch) -> None:
         self._stages[stage].arrived.append(batch)
@@ -303,7 +315,7 @@ class Cell:
         self._clients, self._heard = clients, heard
 
     def send(self, asked: Asked) -> None:
-        """A client sends it to a gateway, which does half of its work before ACCEPT and half behind it."""
+        """A client sends it to a gateway."""
         self.unfinished += 1
         costs = self.costs
 
@@ -312,7 +324,7 @@ class Cell:
             return costs.accept, True
 
         def accepted() -> None:
-            self.gateway.do(costs.gateway_request / 2, lambda: None)
+            self.gateway.do(costs.gateway_request * BEHIND_ACCEPT, lambda: None)
             for route in self.routes:
                 route.wake()
 
@@ -321,7 +333,8 @@ class Cell:
             self.logs.follow()
 
         def sent() -> None:
-            self.gateway.wake(costs.wire, lambda: self.gateway.do(costs.gateway_request / 2, follow))
+            before = costs.gateway_request * BEFORE_ACCEPT
+            self.clock.after(costs.cold + costs.wire, lambda: self.gateway.do(before, follow))
 
         self._clients.do(costs.client_request, sent)
 
@@ -334,7 +347,8 @@ class Cell:
                 if len(asked.tokens) == asked.new:
                     self.unfinished -= 1
                     self.logs.followed -= 1
+                    self.gateway.do(self.costs.gateway_request * BEHIND_END, lambda: None)
                 self._heard(asked)
 
         seconds = len(tokens) * self.costs.client_token
-        self._clients.wake(self.costs.wire, lambda: self._clients.do(seconds, came))
+        self.clock.after(self.costs.wire, lambda: self._clients.do(seconds, came))

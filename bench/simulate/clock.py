@@ -1,9 +1,13 @@
-"""Simulated time, and hosts whose processes share its cores."""
+"""Simulated time, and hosts whose processes take turns on its cores."""
 
 import heapq
+from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 Then = Callable[[], None]
+#: Seconds that are none, beside what sums of floats leave; and the shortest turn of a process on a core.
+_NOTHING_S, _LEAST_TURN_S = 1e-9, 1e-6
 
 
 class Clock:
@@ -31,54 +35,89 @@ class Clock:
         self.now = until
 
 
-class Host:
-    """Processes that compute at the same time share its cores equally.
+@dataclass(slots=True, eq=False)
+class _Turn:
+    """Work of one process: seconds that are `left` of it, alone, and how long it has had its core without a break."""
 
-    `speeds[k - 1]` is what k of them get done together, in seconds of one that is alone: [1, 2] are two whole cores,
-    [1, 1.3] two threads of one. More than it has entries get no more done.
+    left: float
+    then: Then
+    had: float = 0.0
+
+
+class Host:
+    """Processes that compute at the same time, each on a core. Who finds none waits in a row; a process gives its core
+    away when it sleeps, or when it has had it for `turn_s` and somebody waits.
+
+    `speeds[k - 1]` is what k of them get done together, in seconds of one that is alone, on as many cores as it has
+    entries: [1, 2] are two whole cores, [1, 1.3] two threads of one.
     """
 
-    def __init__(self, clock: Clock, speeds: Sequence[float]) -> None:
-        self._clock, self._speeds = clock, tuple(speeds)
-        self._served = 0.0  # seconds of work that each process has got since the beginning
+    def __init__(self, clock: Clock, speeds: Sequence[float], turn_s: float = 0.0) -> None:
+        self._clock, self._speeds, self._turn_s = clock, tuple(speeds), max(turn_s, _LEAST_TURN_S)
+        self._computing: list[_Turn] = []
+        self._waiting: deque[_Turn] = deque()
+        self._goes_on: float | None = None  # what has just ended may go on where it is: for so long it has been there
         self._looked = 0.0
-        self._due: list[tuple[float, int, Then]] = []
         self._round = 0
 
-    def wake(self, waits: Sequence[float], then: Then) -> None:
-        """A process that sleeps has a core behind waits[k] seconds, where k of the host compute at this moment."""
-        self._clock.after(waits[min(len(self._due), len(waits) - 1)], then)
+    def wait(self, waits: Sequence[float], then: Then) -> None:
+        """A process is told behind waits[k] seconds, where k others of the host have something to do now."""
+        busy = len(self._computing) + len(self._waiting)
+        self._clock.after(waits[min(busy, len(waits) - 1)], then)
 
     def compute(self, seconds: float, then: Then) -> None:
         """One process computes what takes it `seconds` alone, and then goes on with `then`."""
         self._advance()
-        self._round += 1
-        heapq.heappush(self._due, (self._served + seconds, self._round, then))
+        turn = _Turn(seconds, then)
+        if self._goes_on is not None:
+            turn.had, self._goes_on = self._goes_on, None
+            self._computing.append(turn)
+        else:
+            self._waiting.append(turn)
         self._plan()
 
     def _advance(self) -> None:
-        passed = self._clock.now - self._looked
-        if self._due:
-            self._served += passed * self._rate()
-        self._looked = self._clock.now
+        passed, self._looked = self._clock.now - self._looked, self._clock.now
+        for turn in self._computing:
+            turn.left -= passed * self._rate()
+            turn.had += passed
 
     def _rate(self) -> float:
-        computing = len(self._due)
-        return self._speeds[min(computing, len(self._speeds)) - 1] / computing
+        computing = len(self._computing)
+        return self._speeds[computing - 1] / computing
 
     def _plan(self) -> None:
-        if self._due:
-            self._round += 1
+        """Cores are given to those who wait, and the next moment is planned in which something changes."""
+        places = len(self._speeds) - (self._goes_on is not None)
+        while self._waiting and len(self._computing) < places:
+            self._computing.append(self._waiting.popleft())
+        self._round += 1
+        if self._computing:
             planned = self._round
-            self._clock.after(max(0.0, self._due[0][0] - self._served) / self._rate(), lambda: self._ring(planned))
+            soon = max(0.0, min(turn.left for turn in self._computing)) / self._rate()
+            if self._waiting:
+                soon = min(soon, *(max(0.0, self._turn_s - turn.had) for turn in self._computing))
+            self._clock.after(soon, lambda: self._ring(planned))
 
     def _ring(self, planned: int) -> None:
         if planned != self._round:
             return  # somebody has come or gone since
         self._advance()
-        _, _, then = heapq.heappop(self._due)
+        first = min(self._computing, key=lambda turn: turn.left)
+        if first.left <= _NOTHING_S:
+            self._computing.remove(first)
+            self._goes_on = first.had
+            first.then()
+            self._goes_on = None
+            self._advance()
+        else:
+            longest = max(self._computing, key=lambda turn: turn.had)
+            if self._waiting and longest.had >= self._turn_s - _NOTHING_S:
+                self._computing.remove(longest)
+                longest.had = 0.0
+                self._computing.append(self._waiting.popleft())
+                self._waiting.append(longest)
         self._plan()
-        then()
 
 
 class Process:
@@ -89,10 +128,6 @@ class Process:
         self._waiting: list[tuple[float, Then]] = []
         self._busy = False
         self.work_s = 0.0
-
-    def wake(self, waits: Sequence[float], then: Then) -> None:
-        """As `Host.wake`."""
-        self._host.wake(waits, then)
 
     def do(self, seconds: float, then: Then) -> None:
         """`then` happens behind all that it has to do already, and this."""

@@ -27,7 +27,7 @@ class ControlRedis:
             self._waiting.append((command, then))
             self._look()
 
-        self._host.wake(self._costs.wire, comes)
+        self._clock.after(self._costs.wire, comes)
 
     def _look(self) -> None:
         if self._busy or not self._waiting:
@@ -42,12 +42,12 @@ class ControlRedis:
             self.busy_s += self._clock.now - began
             self._busy = False
             for _, then in now:
-                self._host.wake(self._costs.wire, then)
+                self._clock.after(self._costs.wire, then)
             self._look()
 
         def waits() -> None:
             if written:
-                self._host.wake(self._costs.fsync, synced)
+                self._host.wait(self._costs.fsync, synced)
             else:
                 synced()
 

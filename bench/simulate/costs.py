@@ -1,11 +1,14 @@
 """What things cost: measured seconds, the only facts that the simulator has of a machine. Data."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 from blockrelay.planning.profile import BASE_CONTEXT, BlockProfile
 from blockrelay.protocol.planned_split import equal_parts
+
+#: Seconds of `Costs` in which nobody computes.
+_WAITS = {"fsync", "cold", "wire", "turn"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,9 +85,10 @@ class Costs:
     `submit_token` for each token in it, and `notice` for each request that is accepted: every first worker hears of it.
     A message between two stages: `hop`, and `hop_row` for each row, `hop_part` for each request with rows in it, or
     `hop_job` for each token that the first stage is told; half at each end, and the sender waits until the payload
-    Redis has it, which takes a `call` for each command. The clients, where they are on the same host: `client_request`,
-    `client_token`.
-    `wire[k]` are seconds from one process to another that sleeps, while k processes of its host compute.
+    Redis has it, which takes a `call` for each command. Of the receiver's half `hop_late` is done behind the delivery.
+    `cold` are seconds that a request waits beyond all that before its first token: who works for it has slept.
+    The clients, where they are on the same host: `client_request`, `client_token`.
+    `wire` are seconds from one process to another that sleeps, beside what that waits while all cores compute.
     """
 
     blocks: tuple[BlockCosts, ...]
@@ -114,17 +118,27 @@ class Costs:
     hop_row: float = 0.0
     hop_part: float = 0.0
     hop_job: float = 0.0
+    hop_late: float = 0.0
+    cold: float = 0.0
     client_request: float = 0.0
     client_token: float = 0.0
-    wire: tuple[float, ...] = (0.0,)
+    wire: float = 0.0
     #: What k processes of one host get done together, as `clock.Host` has it.
     speeds: tuple[float, ...] = (1.0,)
+    #: How long a process keeps its core while others wait for one, as `clock.Host` has it.
+    turn: float = 0.0
     #: By decode rows, how much longer blocks take while another worker of the host computes the same ones.
     neighbour: Mapping[int, float] = field(default_factory=dict[int, float])
 
     def beside(self, rows: float) -> float:
         """As `neighbour`, on straight lines between what is there."""
         return BlockProfile(seconds=self.neighbour).at(rows, BASE_CONTEXT) if self.neighbour else 1.0
+
+    def times(self, factor: float) -> "Costs":
+        """All that computes so many times; nobody waits longer."""
+        computes = {field.name for field in fields(self)} - _WAITS - {"blocks", "neighbour", "speeds"}
+        changed = {name: factor * getattr(self, name) for name in computes}
+        return replace(self, blocks=tuple(block.times(factor) for block in self.blocks), **changed)
 
     def stages(self, count: int) -> list[Stage]:
         """The blocks, cut as `blockrelay up --stages` cuts them."""
@@ -154,4 +168,4 @@ class Costs:
         blocks = tuple(block(of) for of in fields["blocks"])
         neighbour = {int(rows): ratio for rows, ratio in fields["neighbour"].items()}
         read: dict[str, Any] = {**fields, "blocks": blocks, "neighbour": neighbour}
-        return cls(**read | {name: tuple(fields[name]) for name in ("speeds", "fsync", "wire")})
+        return cls(**read | {name: tuple(fields[name]) for name in ("speeds", "fsync")})

@@ -37,7 +37,7 @@ class Seen:
 def simulate(setup: Setup, load: Load, costs: Costs, *, seconds: float, warm_up: float = 0.0, seed: int = 0) -> Seen:
     """`seconds` of it behind a warm-up."""
     clock, chance = Clock(), random.Random(seed)
-    shared = Host(clock, costs.speeds)
+    shared = Host(clock, costs.speeds, costs.turn)
     until = warm_up + seconds
     every: list[Asked] = []
 

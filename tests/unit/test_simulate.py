@@ -29,9 +29,9 @@ def rate(setup: Setup, load: Load, costs: Costs) -> float:
 
 
 class TestHost:
-    def ends(self, speeds: tuple[float, ...], *works: float) -> list[float]:
+    def ends(self, speeds: tuple[float, ...], *works: float, turn: float = 0.0) -> list[float]:
         clock, found = Clock(), list[float]()
-        host = Host(clock, speeds)
+        host = Host(clock, speeds, turn)
         for work in works:
             host.compute(work, lambda: found.append(clock.now))
         clock.run(100)
@@ -41,18 +41,33 @@ class TestHost:
         assert self.ends((1.0,), 2.0) == [2.0]
 
     def test_processes_share_a_core_in_equal_parts(self) -> None:
-        assert self.ends((1.0,), 1.0, 3.0) == pytest.approx([2.0, 4.0])
+        assert self.ends((1.0,), 1.0, 3.0) == pytest.approx([2.0, 4.0], rel=0.001)
+
+    def test_they_take_turns_and_wait_for_their_own(self) -> None:
+        """0 to 2, 2 to 4, 4 to 5 and 5 to 6."""
+        assert self.ends((1.0,), 3.0, 3.0, turn=2.0) == pytest.approx([5.0, 6.0])
+
+    def test_who_sleeps_gives_the_core_away_before_the_turn_is_over(self) -> None:
+        assert self.ends((1.0,), 1.0, 3.0, turn=2.0) == pytest.approx([1.0, 4.0])
+
+    def test_who_does_the_next_thing_stays_where_it_is(self) -> None:
+        clock, found = Clock(), list[float]()
+        host = Host(clock, (1.0,), 2.0)
+        host.compute(1.0, lambda: host.compute(1.0, lambda: found.append(clock.now)))
+        host.compute(1.0, lambda: found.append(clock.now))
+        clock.run(10)
+        assert found == pytest.approx([2.0, 3.0])
 
     def test_two_threads_of_one_core_get_done_what_they_do(self) -> None:
         assert self.ends((1.0, 1.25), 1.0, 1.0) == pytest.approx([1.6, 1.6])
 
     def test_who_comes_later_slows_down_what_is_left(self) -> None:
         clock, found = Clock(), dict[str, float]()
-        host = Host(clock, (1.0,))
+        host = Host(clock, (1.0,), turn_s=0.01)
         host.compute(2.0, lambda: found.update(first=clock.now))
         clock.at(1.0, lambda: host.compute(0.5, lambda: found.update(second=clock.now)))
         clock.run(10)
-        assert found == pytest.approx({"second": 2.0, "first": 2.5})
+        assert found == pytest.approx({"second": 2.0, "first": 2.5}, abs=0.02)
 
     def test_a_process_does_one_thing_after_the_other(self) -> None:
         clock, found = Clock(), list[float]()

@@ -3,8 +3,6 @@
 import asyncio
 import multiprocessing
 import os
-import socket
-import struct
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -20,8 +18,6 @@ from blockrelay.redis.client import AsyncOneConnection, connect, connect_async
 from blockrelay_launcher.background import running_redis
 
 Found = TypeVar("Found")
-#: Seconds between two messages to a process that sleeps, and the moment that it answers with.
-BETWEEN_WAKES_S, _MOMENT = 0.002, struct.Struct("d")
 #: What Redis appends for a commit of some ten tokens, and seconds between two syncs of a busy one.
 SYNCED_BYTES, BETWEEN_SYNCS_S = 4000, 0.002
 
@@ -70,28 +66,25 @@ def _spin_for_ever() -> None:
         sum(range(1000))
 
 
-def wake_wait(times: int = 400) -> float:
-    """Seconds from one process to another that sleeps, beside what the first computes to send; the mean."""
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        other = multiprocessing.get_context("fork").Process(target=_tell_when, args=(theirs, times), daemon=True)
-        other.start()
-        waited_s = 0.0
-        for _ in range(times):
-            time.sleep(BETWEEN_WAKES_S)
-            cpu, sent = time.thread_time(), time.monotonic()
-            ours.send(b"x")
-            cpu_s = time.thread_time() - cpu
-            (received,) = _MOMENT.unpack(ours.recv(_MOMENT.size))
-            waited_s += max(0.0, received - sent - cpu_s)
-        other.join()
-    return waited_s / times
+def turn_s(cores: int, seconds: float = 1.0) -> float:
+    """How long a process keeps a core while another one waits for it: of twice as many as there are cores."""
+    context = multiprocessing.get_context("fork")
+    pipes = [context.Pipe(duplex=False) for _ in range(2 * cores)]
+    spinning = [context.Process(target=_spin_in_turns, args=(write, seconds), daemon=True) for _, write in pipes]
+    for process in spinning:
+        process.start()
+    found = [read.recv() for read, _ in pipes]
+    for process in spinning:
+        process.join()
+    return sum(spent for spent, _ in found) / sum(turns for _, turns in found)
 
 
-def _tell_when(theirs: socket.socket, times: int) -> None:
-    for _ in range(times):
-        theirs.recv(1)
-        theirs.send(_MOMENT.pack(time.monotonic()))
+def _spin_in_turns(write: "Connection[tuple[float, int], tuple[float, int]]", seconds: float) -> None:
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        sum(range(1000))
+    nanoseconds, _, turns = map(int, Path("/proc/self/schedstat").read_text().split())
+    write.send((nanoseconds / 1e9, turns))
 
 
 def speeds(most: int, seconds: float = 1.0) -> tuple[float, ...]:

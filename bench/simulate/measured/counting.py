@@ -34,7 +34,7 @@ class Counted:
     script (`script_s`), for all its reads (`reads_s`) and for one wake of a reader (`wake_s`)."""
 
     figures: Figures
-    clients: int
+    load: Load
     seconds: float
     requests: float
     tokens: float
@@ -50,6 +50,8 @@ class Counted:
     redis_bytes: float
     #: Cores that somebody else had meanwhile, other guests of the machine included: a figure beside many means little.
     others: float
+    #: Seconds until a thread that has something to do gets a core, the mean.
+    core_wait_s: float
 
 
 def measured(system: System, load: Load, seconds: float, vocabulary: int, *, scripts: bool = False) -> Counted:
@@ -65,10 +67,12 @@ def measured(system: System, load: Load, seconds: float, vocabulary: int, *, scr
     driver = Driver(url=system.url, load=load, vocabulary=vocabulary, chance=chance, asked=[])
     before, began = _look(system), time.monotonic()
     busy = _host_busy_s()
+    waited_before, turns_before = system.core_waits()
     before_cpu = {**system.cpu_s(), "client": time.process_time()}
-    until = began + seconds + (0.0 if scripts else WARM_UP_S)
+    until = began + WARM_UP_S + seconds
     asyncio.run(driver.run(until))
     after_cpu, took = {**system.cpu_s(), "client": time.process_time()}, time.monotonic() - began
+    waited, turns = system.core_waits()
     ours = sum(after_cpu.values()) - sum(before_cpu.values())
     now = _look(system)
     spent = {name: now[name] - before.get(name, 0.0) for name in now}
@@ -80,7 +84,7 @@ def measured(system: System, load: Load, seconds: float, vocabulary: int, *, scr
         script_s["commit"] = spent["evalsha_s"] - sum(script_s[name] for name in others)
     return Counted(
         figures=figures(driver.asked, until - seconds, until),
-        clients=load.clients,
+        load=load,
         seconds=took,
         requests=len(driver.asked),
         tokens=sum(len(asked.tokens) for asked in driver.asked),
@@ -94,6 +98,7 @@ def measured(system: System, load: Load, seconds: float, vocabulary: int, *, scr
         cpu={kind: seconds - before_cpu[kind] for kind, seconds in after_cpu.items()},
         client_bytes=driver.received_bytes,
         redis_bytes=spent["bytes"],
+        core_wait_s=(waited - waited_before) / max(1.0, turns - turns_before),
         others=max(0.0, (_host_busy_s() - busy - ours) / took),
     )
 

@@ -49,6 +49,15 @@ class System:
                     spent[part if kind == "worker" else kind] += seconds
         return dict(spent)
 
+    def core_waits(self) -> tuple[float, float]:
+        """Seconds that threads had to do something and no core, and how often they got one."""
+        waited, turns = 0.0, 0
+        for pid in (pid for pids in self.pids.values() for pid in pids):
+            for thread in Path(f"/proc/{pid}/task").iterdir():
+                _, nanoseconds, times = map(int, (thread / "schedstat").read_text().split())
+                waited, turns = waited + nanoseconds / 1e9, turns + times
+        return waited, turns
+
     def resident_bytes(self, kind: str) -> int:
         pages = [int(Path(f"/proc/{pid}/statm").read_text().split()[1]) for pid in self.pids[kind]]
         return sum(pages) * os.sysconf("SC_PAGE_SIZE")

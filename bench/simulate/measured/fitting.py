@@ -17,7 +17,7 @@ class Alone:
     hop: HopCosts
     sync: float
     fsync: tuple[float, ...]
-    wire: tuple[float, ...]
+    turn: float
     speeds: tuple[float, ...]
     neighbour: Mapping[int, float]
     read_stream: float
@@ -25,10 +25,10 @@ class Alone:
     idle: Mapping[str, float]
 
 
-def fitted(counted: Sequence[Counted], staged: Counted, alone: Alone) -> Costs:
+def fitted(counted: Sequence[Counted], staged: Sequence[Counted], alone: Alone) -> Costs:
     """Of one worker under several loads of clients: each kind of process is fitted by itself, its seconds of CPU, less
-    those of an idle system, over what it did. And of two stages with one client (`staged`): there engines sleep between
-    messages, and what that costs is more than what a message costs in a loop."""
+    those of an idle system, over what it did. And of two stages with one client and with several (`staged`): there
+    engines sleep between messages, and what that costs is more than what a message costs in a loop."""
 
     def cpu(one: Counted, kind: str) -> float:
         return one.cpu[kind] - alone.idle.get(kind, 0.0) * one.seconds
@@ -53,7 +53,7 @@ def fitted(counted: Sequence[Counted], staged: Counted, alone: Alone) -> Costs:
 
     request, read, token = least(
         [(one.requests, one.reads, one.tokens) for one in counted],
-        [cpu(one, "gateway") - one.reads * one.clients * alone.gateway_read_stream for one in counted],
+        [cpu(one, "gateway") - one.reads * one.load.clients * alone.gateway_read_stream for one in counted],
     )
     # Blocks in a system take a share more or less than alone: other code has been in the caches, and clocks drift.
     whole = Costs(blocks=alone.blocks).stages(1)
@@ -69,10 +69,21 @@ def fitted(counted: Sequence[Counted], staged: Counted, alone: Alone) -> Costs:
         [(one.requests, one.tokens) for one in counted], [one.cpu["client"] for one in counted]
     )
     reads = sum(one.reads for one in counted)
-    followed = sum(one.reads * one.clients for one in counted)
-    asked = ask * staged.scripts["claim"] + ask_job * staged.requests
-    each = (cpu(staged, "engine") - _blocks_s(staged, Costs(blocks=blocks).stages(2)) - asked) / staged.steps - part
-    message = max(alone.hop.message, each)
+    followed = sum(one.reads * one.load.clients for one in counted)
+
+    def left_of(one: Counted) -> float:
+        """Seconds of both workers, at both ends, for messages, and for each request that has rows in one."""
+        rows = one.tokens / (one.steps / 2)
+        busy = cpu(one, "engine") / 2 / one.seconds  # so likely does the neighbour compute too
+        beside = 1 + min(1.0, busy) * (Costs(blocks=blocks, neighbour=alone.neighbour).beside(rows) - 1)
+        asked = ask * one.scripts["claim"] + ask_job * one.requests
+        computed = _blocks_s(one, Costs(blocks=blocks).stages(2)) * beside
+        committed = submit * one.scripts["commit"] + submit_token * one.tokens + notice * one.requests
+        return cpu(one, "engine") + cpu(one, "beside") - computed - asked - part * 2 * one.tokens - committed
+
+    few, many = staged
+    message = max(alone.hop.message, left_of(few) / few.steps)
+    hop_part = max(alone.hop.part, (left_of(many) - message * many.steps) / many.tokens)
     return Costs(
         blocks=blocks,
         call=sum(left) / sum(commands),
@@ -99,12 +110,13 @@ def fitted(counted: Sequence[Counted], staged: Counted, alone: Alone) -> Costs:
         notice=notice,
         hop=message,
         hop_row=alone.hop.row,
-        hop_part=alone.hop.part,
+        hop_part=hop_part,
         hop_job=alone.hop.job,
         client_request=client_request,
         client_token=client_token,
-        wire=alone.wire,
+        wire=counted[0].core_wait_s,
         speeds=alone.speeds,
+        turn=alone.turn,
         neighbour=alone.neighbour,
     )
 
