@@ -126,8 +126,8 @@ def test_tiles_leave_no_gap_whatever_stages_say(said: list[tuple[float, float, f
     assert all(tile.start_us < tile.end_us for tile in found)
     for tile in found:
         middle = (tile.start_us + tile.end_us) / 2
-        computing = any(one.began_us < middle < one.ended_us for one in steps)
-        waiting = any(one.ready_us < middle < one.began_us for one in steps)
+        computing = any(one.began_us <= middle < one.ended_us for one in steps)
+        waiting = any(one.ready_us <= middle < one.began_us for one in steps)
         if computing or waiting:
             assert (tile.doing, tile.workers) == ("computing" if computing else "waiting", ("a",))
         else:
