@@ -18,6 +18,7 @@ from blockrelay_launcher.drill.from_logs import own_ends, refusals, run_starts
 from blockrelay_launcher.drill.report import Report, judge
 from blockrelay_launcher.drill.system import DrilledSystem, drilled_system
 from blockrelay_launcher.drill.workload import References, make_asks
+from blockrelay_launcher.up_options.options import names_of
 from tests.support.failover_drill.failovers import Failovers
 from tests.support.failover_drill.load import FailoverLoad
 from tests.support.redis.failover import Arrangement, Cluster, WithSentinels, arranged
@@ -27,8 +28,12 @@ from tests.support.waiting import wait_until
 
 GATEWAYS, WORKERS = 2, 2  # in all; of each cell
 KINDS: dict[str, type[WithSentinels] | type[Cluster]] = {"sentinel": WithSentinels, "cluster": Cluster}
-#: Who shares the servers. In a cluster each has a master of its own, and every gateway serves both.
-CELLS = {"sentinel": ("c0",), "cluster": ("c0", "c1")}
+
+
+def cells_of(redis: str, *, secured: bool) -> tuple[str, ...]:
+    """Who shares the servers. In a cluster each has a master of its own, and every gateway serves both; the users of
+    deploy/redis are those of one cell."""
+    return ("c0", "c1") if redis == "cluster" and not secured else ("c0",)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +45,7 @@ class Verdict:
     one confirmation promises nothing then."""
 
     redis: str
+    secured: bool
     replicas: int
     report: Report
     by_cell: Mapping[str, int]
@@ -64,7 +70,7 @@ class Verdict:
         """The figures."""
         report = self.report
         return {
-            "redis": self.redis,
+            "redis": self.redis + (" with TLS and users" if self.secured else ""),
             "replicas": self.replicas,
             "seconds": report.seconds,
             "killed": self.killed,
@@ -85,19 +91,20 @@ class Verdict:
         }
 
 
-def run(redis: str, replicas: int, *, seconds: float, seed: int, requests: int, data: Path) -> Verdict:
-    """`replicas` is BLOCKRELAY_ACCEPT_REPLICAS; logs stay in `data`. Raises ServiceUnavailable when a system does not
-    become ready."""
+def run(redis: str, replicas: int, *, secured: bool, seconds: float, seed: int, requests: int, data: Path) -> Verdict:
+    """`replicas` is BLOCKRELAY_ACCEPT_REPLICAS; `secured`: over TLS, and each service as its user of deploy/redis. Logs
+    stay in `data`. Raises ServiceUnavailable when a system does not become ready."""
+    cells = cells_of(redis, secured=secured)
     with ExitStack() as stack:
-        servers = stack.enter_context(arranged(KINDS[redis], data / "redis"))
-        systems = _start(stack, redis, servers, replicas, data)
+        servers = stack.enter_context(arranged(KINDS[redis], data / "redis", secured=secured))
+        systems = _start(stack, redis, cells, servers, replicas, data)
         asks = make_asks(30, rng=Random(seed), folder=open_block_folder(BUNDLED_MODEL, blocks=[]))
         own = systems[0].numerics_id()
         references = References(model=BUNDLED_MODEL, asks=asks, ids={own: ""})
         references.prepare((number, own) for number in range(len(asks)))
         urls = [url for system in systems for url in system.urls]
         load = FailoverLoad(urls=urls, asks=asks, clients=requests, rng=Random(f"{seed} load"))
-        failovers = Failovers(systems, servers, CELLS[redis], Random(f"{seed} failovers"))
+        failovers = Failovers(systems, servers, cells, Random(f"{seed} failovers"))
         started = time.monotonic()
         load.start()
         failovers.start()
@@ -114,7 +121,8 @@ def run(redis: str, replicas: int, *, seconds: float, seed: int, requests: int, 
         said = "".join((system.data / "up.log").read_text() for system in systems)
         troubles += own_ends(said, failovers.done)
         troubles += [line for system in systems for line in refusals(system.logs)]
-        by_cell = _by_cell(load.seen, CELLS[redis])
+        troubles += [line for system in systems for line in system.denied() if "denied admin" not in line]
+        by_cell = _by_cell(load.seen, cells)
         troubles += [f"no request went to {cell}" for cell, count in by_cell.items() if not count]
         report = judge(
             load.seen,
@@ -126,6 +134,7 @@ def run(redis: str, replicas: int, *, seconds: float, seed: int, requests: int, 
         )
         return Verdict(
             redis=redis,
+            secured=secured,
             replicas=replicas,
             report=report,
             by_cell=by_cell,
@@ -141,11 +150,13 @@ def run(redis: str, replicas: int, *, seconds: float, seed: int, requests: int, 
         )
 
 
-def _start(stack: ExitStack, redis: str, servers: Arrangement, replicas: int, data: Path) -> Sequence[DrilledSystem]:
+def _start(
+    stack: ExitStack, redis: str, cells: tuple[str, ...], servers: Arrangement, replicas: int, data: Path
+) -> Sequence[DrilledSystem]:
     """A system for each cell, all ready."""
-    cells = CELLS[redis]
+    secured = servers.security is not None
     payload = servers.url()
-    if redis == "sentinel":
+    if redis == "sentinel" or secured:
         rows = RedisServer(data / "rows", durable=False).start()
         stack.callback(rows.stop)
         payload = rows.url
@@ -157,15 +168,28 @@ def _start(stack: ExitStack, redis: str, servers: Arrangement, replicas: int, da
         )
         settings["BLOCKRELAY_CELLS"] = str(file.path)
     up = ["--gateways", str(GATEWAYS // len(cells)), "--replicas", str(WORKERS), "--schedulers", "1"]
-    up += ["--redis", servers.url(), "--payload-redis", payload]
+    up += ["--redis", servers.url("admin"), "--payload-redis", payload]
     systems: list[DrilledSystem] = []
     for cell in cells:
         (data / cell).mkdir()
+        if secured:
+            _come_as_users(servers, data / cell)
         environment = {**settings, "BLOCKRELAY_CELL": cell}
         systems.append(stack.enter_context(drilled_system(BUNDLED_MODEL, data / cell, up, environment=environment)))
     probes = [f"{url}/readyz" for system in systems for url in system.urls]  # 200 while one cell can serve
     wait_until(lambda: not any(httpx.get(url).json()["reasons"] for url in probes), "all cells serve", timeout_s=60)
     return systems
+
+
+def _come_as_users(servers: Arrangement, data: Path) -> None:
+    """Each service of an `up` on this folder as the user of its role, before its first start."""
+    (data / "settings").mkdir(mode=0o700)
+    names = [*names_of("gateway", GATEWAYS), *names_of("scheduler", 1)]
+    names += [f"worker-{number}" for number in range(1, WORKERS + 1)]
+    for name in names:
+        path = data / "settings" / name
+        path.touch(mode=0o600)
+        path.write_text(f"BLOCKRELAY_REDIS_URL={servers.url(name.partition('-')[0])}\n")
 
 
 def _check_masters(servers: Arrangement, cells: Sequence[str]) -> None:

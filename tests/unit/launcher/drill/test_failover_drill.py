@@ -86,6 +86,7 @@ def verdict(load: FailoverLoad, *, replicas: int, taken_back: list[str], unasked
     report = judge(load.seen, lambda *_: None, [], seconds=1.0)
     return Verdict(
         redis="sentinel",
+        secured=False,
         replicas=replicas,
         report=report,
         by_cell={"c0": report.accepted},
