@@ -24,6 +24,10 @@ _CHANNELS = {
 }
 #: What KEDA's `redis` trigger sends: a script with TYPE and the length of that type. EVAL asks for the right to write.
 _KEDA = f"-@all +ping +hello +eval +type +zcard +llen ~{Keys(CELL).running}"
+#: Nobody can come as the user `default`: it has no password and is off. It has every right nevertheless, because a
+#: server that reads its append-only file again (Redis up to 7.0 and Valkey 8, as tried) runs what is between MULTI and
+#: EXEC as this user, and leaves out what that may not do: whatever scripts have written would be gone.
+DEFAULT_USER = "user default off resetpass ~* &* +@all"
 #: Users with a password: ROLE_SHA256 of the files stands for its digest.
 ROLES = (*SCRIPTS_OF, "keda")
 
@@ -40,7 +44,7 @@ def families_of(role: str, server: Server) -> list[Family]:
 
 def rules(server: Server) -> list[str]:
     """The lines of the ACL file; ROLE_SHA256 stands for the digest of the role's password."""
-    lines = ["user default off", "user probe on nopass resetchannels -@all +ping"]
+    lines = [DEFAULT_USER, "user probe on nopass resetchannels -@all +ping"]
     for role in SCRIPTS_OF:
         commands = _COMMANDS.get((server, role), _ALL)
         channels = _CHANNELS.get((server, role), "")

@@ -5,6 +5,7 @@ import os
 import shutil
 import signal
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 import redis
@@ -42,18 +43,26 @@ class RedisServer:
         fsync: str = "always",
         env: dict[str, str] | None = None,
         port: int = 0,
+        users: Sequence[str] = (),
     ) -> None:
-        """`port`: where it listens too, as replicas need; 0: only at its socket."""
+        """`port`: where it listens too, as replicas need; 0: only at its socket. `users`: lines of an ACL file, beside
+        which there is an administrator, as whom `url` comes."""
         folder.mkdir(parents=True, exist_ok=True)
         self.folder, self.durable, self.fsync, self.env, self.port = folder, durable, fsync, env, port
         self.socket = folder / "redis.sock"
         self.url = f"unix://{self.socket}"
+        self.users = folder / "users.acl" if users else None
+        if self.users is not None:
+            self.users.write_text("\n".join([*users, "user administrator on >secret ~* &* +@all"]) + "\n")
+            self.url = f"unix://administrator:secret@{self.socket}"
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> "RedisServer":
         persistence = ["--appendonly", "yes", "--appendfsync", self.fsync] if self.durable else ["--appendonly", "no"]
         options = ["--port", str(self.port), "--unixsocket", str(self.socket), "--dir", str(self.folder), "--save", ""]
         options += ["--maxmemory-policy", "noeviction", "--logfile", str(self.folder / "redis.log"), *persistence]
+        if self.users is not None:
+            options += ["--aclfile", str(self.users)]
         self.process = subprocess.Popen([find_binary(), *options], env={**os.environ, **(self.env or {})})
         client = self.client()
 
