@@ -24,7 +24,7 @@ PER_WORKER, MOST = 10, 4
 COOLDOWN_S, STABILISATION_S, PERIOD_S = 2.0, 1.0, 0.3
 SEED = 5
 #: Of a worker: slower than it could be, so that some go while others still have something to do.
-SPEED = "0.3"
+SPEED = "0.1"
 
 
 @pytest.fixture(scope="module")
