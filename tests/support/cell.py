@@ -70,13 +70,12 @@ class Cell:
         slots: int = 64,
         numerics: str = "n1",
         capabilities: Capabilities | None = None,
-        varies: bool = False,
     ) -> str:
         """Register a ready worker."""
         announce(
             self.client, self.keys, name,
             model=MODEL, split=split, stage=stage, device=device, pages=pages, slots=slots, numerics=numerics,
-            capabilities=capabilities, varies=varies,
+            capabilities=capabilities,
         )  # fmt: skip
         self.workers.append(name)
         return name

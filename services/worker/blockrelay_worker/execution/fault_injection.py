@@ -42,10 +42,6 @@ class WrappingExecutor:
         return self._executor.details
 
     @property
-    def usable(self) -> bool:
-        return self._executor.usable
-
-    @property
     def takes_tokens(self) -> bool:
         return self._executor.takes_tokens
 
