@@ -18,7 +18,7 @@ from typing import Any
 from bench.compare import block_folder
 from bench.simulate.configurations import MANY, Configuration, closed, known, six
 from bench.simulate.costs import Costs
-from bench.simulate.load import Figures
+from bench.simulate.load import Figures, mean
 from bench.simulate.measured.alone import read_stream_cost
 from bench.simulate.measured.counting import Counted, measured
 from bench.simulate.measured.driving import running
@@ -37,10 +37,6 @@ def predicted(configuration: Configuration, costs: Costs) -> Figures:
         .figures
         for seed in range(SIMULATIONS)
     ])  # fmt: skip
-
-
-def mean(several: Sequence[Figures]) -> Figures:
-    return Figures(*(fmean(getattr(one, figure) for one in several) for figure in FIGURES))
 
 
 def run(configuration: Configuration, model: Path, seconds: float) -> Counted:

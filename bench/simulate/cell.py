@@ -17,7 +17,7 @@ _SETTINGS = WorkerSettings.model_fields
 MAX_ROWS: int = _SETTINGS["max_rows"].default
 MAX_REQUESTS: int = _SETTINGS["max_requests"].default
 STEP_TARGET_S: float = _SETTINGS["step_target_s"].default
-#: Of what a gateway does for a request: before ACCEPT, behind it, and when its client has the end.
+#: Of what a gateway does for a request: before ACCEPT, behind it, and when its client has the end. A guess.
 BEFORE_ACCEPT, BEHIND_ACCEPT, BEHIND_END = 0.3, 0.5, 0.2
 #: Of one CLAIM, as `engine/loop.py` has it.
 MOST_JOBS = 16

@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from statistics import fmean
 
 
@@ -74,6 +74,12 @@ class Figures:
     tokens_per_second: float
     first_token_s: float
     between_tokens_s: float
+
+
+def mean(several: Sequence[Figures]) -> Figures:
+    """Of each figure."""
+    names = [field.name for field in fields(Figures)]
+    return Figures(*(fmean(getattr(one, name) for one in several) for name in names))
 
 
 def figures(every: Sequence[Asked], begin: float, end: float) -> Figures:

@@ -68,23 +68,8 @@ def _spin_for_ever() -> None:
 
 def turn_s(cores: int, seconds: float = 1.0) -> float:
     """How long a process keeps a core while another one waits for it: of twice as many as there are cores."""
-    context = multiprocessing.get_context("fork")
-    pipes = [context.Pipe(duplex=False) for _ in range(2 * cores)]
-    spinning = [context.Process(target=_spin_in_turns, args=(write, seconds), daemon=True) for _, write in pipes]
-    for process in spinning:
-        process.start()
-    found = [read.recv() for read, _ in pipes]
-    for process in spinning:
-        process.join()
-    return sum(spent for spent, _ in found) / sum(turns for _, turns in found)
-
-
-def _spin_in_turns(write: "Connection[tuple[float, int], tuple[float, int]]", seconds: float) -> None:
-    until = time.monotonic() + seconds
-    while time.monotonic() < until:
-        sum(range(1000))
-    nanoseconds, _, turns = map(int, Path("/proc/self/schedstat").read_text().split())
-    write.send((nanoseconds / 1e9, turns))
+    spun = _spinning(2 * cores, seconds)
+    return sum(one.cpu_s for one in spun) / sum(one.turns for one in spun)
 
 
 def speeds(most: int, seconds: float = 1.0) -> tuple[float, ...]:
@@ -95,23 +80,38 @@ def speeds(most: int, seconds: float = 1.0) -> tuple[float, ...]:
 
 
 def _pace(count: int, seconds: float) -> float:
+    return sum(one.done / one.cpu_s for one in _spinning(count, seconds)) / count
+
+
+@dataclass(frozen=True, slots=True)
+class _Spun:
+    """What a process has `done` that computed all the time, its seconds of CPU, and how often it got a core."""
+
+    done: int
+    cpu_s: float
+    turns: int
+
+
+def _spinning(count: int, seconds: float) -> list[_Spun]:
+    """So many processes at once."""
     context = multiprocessing.get_context("fork")
     pipes = [context.Pipe(duplex=False) for _ in range(count)]
-    spinning = [context.Process(target=_spin, args=(write, seconds), daemon=True) for _, write in pipes]
-    for process in spinning:
+    processes = [context.Process(target=_spin, args=(write, seconds), daemon=True) for _, write in pipes]
+    for process in processes:
         process.start()
-    rates = [read.recv() for read, _ in pipes]
-    for process in spinning:
+    found = [read.recv() for read, _ in pipes]
+    for process in processes:
         process.join()
-    return sum(rates) / count
+    return found
 
 
-def _spin(write: "Connection[float, float]", seconds: float) -> None:
-    done, cpu, until = 0, time.process_time(), time.monotonic() + seconds
+def _spin(write: "Connection[_Spun, _Spun]", seconds: float) -> None:
+    done, until = 0, time.monotonic() + seconds
     while time.monotonic() < until:
         sum(range(1000))
         done += 1
-    write.send(done / (time.process_time() - cpu))
+    nanoseconds, _, turns = map(int, Path("/proc/self/schedstat").read_text().split())
+    write.send(_Spun(done, nanoseconds / 1e9, turns))
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,11 +2,10 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from statistics import fmean
 
 from bench.simulate.configurations import Configuration
 from bench.simulate.costs import Costs
-from bench.simulate.load import Figures
+from bench.simulate.load import Figures, mean
 from bench.simulate.system import simulate
 
 #: Simulated seconds and those before them, how often each, and how often all is looked at again.
@@ -54,8 +53,4 @@ def _said(configuration: Configuration, costs: Costs) -> Figures:
         simulate(configuration.setup, configuration.load, costs, seconds=SECONDS, warm_up=WARM_UP_S, seed=seed).figures
         for seed in range(SEEDS)
     ]
-    return Figures(
-        fmean(one.tokens_per_second for one in several),
-        fmean(one.first_token_s for one in several),
-        fmean(one.between_tokens_s for one in several),
-    )
+    return mean(several)
