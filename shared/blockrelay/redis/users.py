@@ -25,8 +25,8 @@ _CHANNELS = {
 #: What KEDA's `redis` trigger sends: a script with TYPE and the length of that type. EVAL asks for the right to write.
 _KEDA = f"-@all +ping +hello +eval +type +zcard +llen ~{Keys(CELL).running}"
 #: Nobody can come as the user `default`: it has no password and is off. It has every right nevertheless, because a
-#: server that reads its append-only file again (Redis up to 7.0 and Valkey 8, as tried) runs what is between MULTI and
-#: EXEC as this user, and leaves out what that may not do: whatever scripts have written would be gone.
+#: server that reads its append-only file again (Redis 7.0 and Valkey 8.0 were seen to, 6.2 was not) runs what is
+#: between MULTI and EXEC as this user, and leaves out what it may not do: all that scripts have written would be gone.
 DEFAULT_USER = "user default off resetpass ~* &* +@all"
 #: Users with a password: ROLE_SHA256 of the files stands for its digest.
 ROLES = (*SCRIPTS_OF, "keda")
