@@ -19,7 +19,7 @@ PEER_PIP ?=
 EXAMPLES ?= 300
 PIP := pip install --quiet --disable-pip-version-check
 
-.PHONY: help install demo up check test test-system test-all coverage flaky model parity sanitize equality fuzz faults drill audit test-compose failovers drill-failovers valkey check-deploy observability dashboards dashboard-pictures manifests docs docs-pages lock bench bench-recovery bench-plans bench-simulator overload clean
+.PHONY: help install demo up check test test-system test-all coverage flaky model parity sanitize equality fuzz faults drill audit test-compose failovers drill-failovers valkey check-deploy observability software-gpu dashboards dashboard-pictures manifests docs docs-pages lock bench bench-recovery bench-plans bench-simulator overload clean
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -92,6 +92,11 @@ drill-failovers: install ## the drill on a Redis that fails over, again and agai
 observability: install ## dashboards against a real Prometheus; needs Debian's prometheus packages
 	$(BIN)/pytest --quiet -m observability tests/observability $(ARGS)
 
+# Every executor's contract and numbers on WebGPU. The plug-in is no part of `dev`: it comes into .venv here.
+software-gpu: install ## WebGPU on a driver that computes on CPUs; needs Debian's chromium
+	$(BIN)/$(PIP) --no-deps --constraint requirements.lock onnxruntime-ep-webgpu
+	.ci/software-gpu $(BIN)/pytest --quiet -m software_gpu tests/unit/worker/execution $(ARGS)
+
 # Grafana's dashboards from deploy/dashboards; what is committed must be what they say.
 dashboards: install ## deploy/grafana/dashboards, made anew
 	$(BIN)/python -m deploy.dashboards
@@ -116,6 +121,7 @@ check: install ## lint, format, strict types, import rules
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
+	$(BIN)/pyright --pythonplatform Windows shared services/worker
 	$(BIN)/lint-imports
 
 # Every order of events of the protocol, in bounds that take minutes; ARGS names configurations, --quick takes seconds.
@@ -168,7 +174,7 @@ docs-pages: install ## write the pages of docs/ that are made from the code
 # For all platforms and Pythons at once. `make install LOCKED=1` and the images with LOCKED=1 take these versions.
 lock: $(LOCK_VENV)/bin/uv ## the newest versions of all dependencies into requirements.lock
 	$(LOCK_VENV)/bin/uv pip compile --quiet --universal --python-version 3.11 --upgrade --no-emit-index-url \
-		--no-emit-find-links --custom-compile-command 'make lock' --extra dev --output-file requirements.lock pyproject.toml
+		--no-emit-find-links --custom-compile-command 'make lock' --extra dev --extra webgpu --output-file requirements.lock pyproject.toml
 
 $(LOCK_VENV)/bin/uv:
 	$(PYTHON) -m venv $(LOCK_VENV)

@@ -22,6 +22,8 @@
     ├── OutOfPages                 a worker's pool has fewer free KV pages than were asked for; never leaves the worker
     ├── ExecutionError             running a stage failed (`block` names where); HTTP 500
     │   ├── RowNotFinite           one request's row is NaN or infinite: that request fails, its batch does not
+    │   ├── DeviceFailed           a GPU could not compute a batch (`capacity`: less at once may do), and is still there
+    │   ├── DeviceLost             a GPU or its process is gone, with all that was on it
     │   └── NumericsChanged        no worker of its numerics id is left, and the request asked for `exact`
     ├── IllegalTransition          a state machine was told what its state does not allow: a bug of ours, never caught
     └── ServiceUnavailable         a dependency (Redis, worker) is not there; HTTP 503
@@ -40,6 +42,7 @@ where bytes of another process are decoded: the one entry is refused, the proces
 Exceptions that only steer their own module are defined there: they end a task group or a thread and reach nobody else.
 """
 
+import time
 from typing import Literal
 
 
@@ -156,6 +159,30 @@ class ExecutionError(BlockrelayError):
     def __init__(self, message: str, *, block: str | None = None) -> None:
         super().__init__(message)
         self.block = block
+
+
+#: What clients read of a device's failure; a finer reason stands beside it.
+DeviceCode = Literal["TIMEOUT", "OOM", "INTERNAL"]
+
+
+class DeviceFailed(ExecutionError):
+    """A device refused a batch, or had no room for it (`capacity`). `reason` is finer, such as out_of_memory."""
+
+    def __init__(
+        self, message: str, *, reason: str, code: DeviceCode, capacity: bool, block: str | None = None
+    ) -> None:
+        super().__init__(message, block=block)
+        self.reason, self.capacity = reason, capacity
+        self.code: DeviceCode = code
+
+
+class DeviceLost(ExecutionError):
+    """The process of a device is gone, or the device. `moment` is when that was seen, by time.monotonic."""
+
+    def __init__(self, message: str, *, reason: str, code: DeviceCode, block: str | None = None) -> None:
+        super().__init__(message, block=block)
+        self.reason, self.moment = reason, time.monotonic()
+        self.code: DeviceCode = code
 
 
 class RowNotFinite(ExecutionError):

@@ -22,6 +22,7 @@ are single lines where the effect is.
 import os
 import re
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterable, Sequence
@@ -170,6 +171,8 @@ def _pass(point: str, tokens: frozenset[int] = frozenset()) -> None:
 def _spring(traps: Sequence[Trap]) -> None:
     for trap in traps:
         get().warning("FAILPOINT", point=trap.point, action=trap.action, passage=trap.passage)
+        if sys.platform == "win32":
+            raise UsageError("failure points need signals, which Windows does not have")
         if trap.action == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
         elif trap.action == "stop":

@@ -107,6 +107,7 @@ class GatewaySettings(Settings):
 class SchedulerSettings(Settings):
     port: int = Field(default=9101, ge=0, le=65535, description="metrics and health")
     stages: int = Field(default=1, ge=1, description="equal parts that the model is cut into")
+    stage_devices: str = Field(default="", description="gpu or cpu for each of these parts, such as gpu,cpu,gpu")
     plan: Path | None = Field(default=None, description="file of `blockrelay plan --json`: its stages, not equal parts")
     strategy: str | None = Field(default=None, description="stages of what this strategy plans, not equal parts")
     objective: Literal["latency", "throughput"] = Field(default="throughput", description="what the strategy aims at")
@@ -141,6 +142,8 @@ class SchedulerSettings(Settings):
 
 class WorkerSettings(Settings):
     device: Device = Field(default="cpu", description="device class; gpu workers come first")
+    gpu: str = Field(default="", description="compute on this GPU, such as webgpu:0 (`blockrelay devices` has them)")
+    gpu_python: str = Field(default="", description="Python that has the packages of that GPU; default: this one")
     device_id: str = Field(
         default="",
         pattern="^[A-Za-z0-9_.:-]{0,64}$",

@@ -342,7 +342,7 @@ class TestExact:
 
 def test_a_failed_gpu_hands_over_at_once_also_to_another_id(cell: Cell, fleet: Fleet) -> None:
     cell.scripts.run(calls.publish_plan(MODEL, replaces_epoch=0, inputs="i", route_class="gpu", plan="{}"))
-    fleet.add("g1", device="gpu")
+    fleet.add("g1", device="gpu", varies=True)
     fleet.add("c1")
     run = fleet.start("req-1", "g1")
     assert cell.rerun(run, "gpu_error", block="block_1")

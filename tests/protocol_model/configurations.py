@@ -38,6 +38,8 @@ _POISON = Bounds(
 )
 _UPGRADE = Bounds(stages=1, workers=2, ids=(0, 1), prompt=1)
 _UPGRADED_PIPELINE = Bounds(ids=(0, 1, 0, 1))
+#: A GPU and a CPU for each stage.
+_MIXED = Bounds(ids=(0, 1, 0, 1), varying=frozenset({1}))
 _SMALL_POOL = replace(_UPGRADE, workers=3, ids=(0, 0, 1), pools=(2, 3, 3))
 
 CONFIGURATIONS = (
@@ -146,6 +148,14 @@ CONFIGURATIONS = (
         + _one_each(replace(_UPGRADE, requests=2, room=2), Budget(retire=1, kill=1))
         + _one_each(_UPGRADED_PIPELINE, Budget(retire=1, kill=1))
         + _one_each(_SMALL_POOL, Budget(retire=1, kill=1, pause=1)),
+    ),
+    Configuration(
+        "mixed",
+        "GPUs that do not compute the same bits twice and CPUs in one route, one of which dies or leaves",
+        _one_each(_MIXED, Budget(kill=1), Budget(retire=1))
+        + _one_each(replace(_MIXED, exact=frozenset({0})), Budget(kill=1)),
+        _one_each(_MIXED, Budget(kill=1, retire=1), Budget(kill=2))
+        + _one_each(replace(_MIXED, exact=frozenset({0})), Budget(kill=2)),
     ),
     Configuration(
         "queue",

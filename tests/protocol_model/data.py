@@ -5,10 +5,13 @@ nonce, 0 for none; a worker id is `slot * LIVES + life`, where a life is a numbe
 runs and lives are compared for equality only.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 LIVES = 64
+#: Ids of mixes begin here.
+MIX = 64
 Job = Literal["", "queue", "reruns", "pinned", "delayed"]
 
 
@@ -254,6 +257,12 @@ class State(NamedTuple):
         return self._replace(processes=tuple(changed))
 
 
+def name_of(ids: Sequence[int]) -> int:
+    """The numerics id of a route whose stages have these."""
+    each = tuple(dict.fromkeys(ids))
+    return each[0] if len(each) == 1 else sum(MIX ** (index + 1) * (one + 1) for index, one in enumerate(each))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
     """Everything True is the protocol. A test switches each off and demands that the model notices."""
@@ -294,6 +303,7 @@ class Rules:
     gateway_sees_an_early_end: bool = True
     key_makes_id: bool = True
     pinned_wait: bool = True
+    pure_routes: bool = True
     pinned_go_on: bool = True
     freed_ask_again: bool = True
     routes_are_whole: bool = True
@@ -319,7 +329,10 @@ class Bounds:
     needs: tuple[int, ...] = ()  # pages that each request may need; else prompt + tokens
     tenants: tuple[int, ...] = ()  # whose each request is; else all of one
     ids: tuple[int, ...] = ()  # numerics id of each slot, ascending within a stage; else all have one
-    exact: frozenset[int] = frozenset()  # requests that end rather than go on under another id
+    varying: frozenset[int] = frozenset()  # of these, ids of devices that do not compute the same bits twice
+    exact: frozenset[int] = (
+        frozenset()
+    )  # requests that end rather than go on under another id, or under one that varies
     announce: bool = False  # the last stage tells the first its tokens before COMMIT does
     delays: bool = False  # from the second re-run at one length on, a request waits
     poison: frozenset[int] = frozenset()  # requests that kill the worker that computes them
@@ -352,6 +365,17 @@ class Bounds:
 
     def numerics(self, worker: int) -> int:
         return self.ids[worker // LIVES] if self.ids else 0
+
+    def route_numerics(self, route: Sequence[int]) -> int:
+        """The numerics id of a route: of its workers, or of their mix."""
+        return name_of([self.numerics(worker) for worker in route])
+
+    def varies(self, numerics: int) -> bool:
+        return numerics >= MIX or numerics in self.varying
+
+    def pinned(self, record: Record) -> bool:
+        """Whether its tokens decide the numerics id under which it goes on."""
+        return bool(record.log) and not (record.numerics and self.varies(record.own_id))
 
     def pages_needed(self, request: int) -> int:
         return self.needs[request] if self.needs else self.prompt + self.tokens

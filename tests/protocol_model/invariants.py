@@ -30,6 +30,8 @@ def broken(b: Bounds, state: State) -> str | None:
             return (
                 f"I13: {request} was taken or ended while its numerics id was served: {record.numerics} {record.ends}"
             )
+        if request in b.exact and any(b.varies(own) for own, _ in record.numerics):
+            return f"I13: {request} asked for exact tokens and had those of a device that varies: {record.numerics}"
         if [at for _, at in record.numerics] != sorted(at for _, at in record.numerics):
             return f"I13: nobody knows which numerics id computed which tokens of {request}: {record.numerics}"
         if record.ends == ("length",) and len(record.log) != b.tokens:

@@ -104,7 +104,7 @@ def promote(b: Bounds, redis: Redis) -> Redis:
 
 def enqueue(b: Bounds, redis: Redis, request: int, record: Record, *, freed: bool = False) -> Redis:
     """A log with tokens waits for a worker of the numerics id that computed them, unless it was `freed`."""
-    if record.log and b.rules.pinned_wait and not freed:
+    if b.pinned(record) and b.rules.pinned_wait and not freed:
         return redis.with_request(request, record._replace(job="pinned"))._replace(pinned=(*redis.pinned, request))
     return redis.with_request(request, record._replace(job="reruns"))._replace(reruns=(*redis.reruns, request))
 
@@ -203,20 +203,21 @@ def claim(
         if request in overdue and b.rules.deadlines_are_kept:
             redis = end(b, redis, request, "expired")
             continue
-        numerics = record.numerics if record.log else ()
-        if b.ids and (not record.log or record.own_id != b.numerics(me)):
-            if record.log:
-                lives = served(b, redis, record.own_id, record.pages_needed, beating)
-                if lives and b.rules.pinned_wait and b.rules.freed_ask_again:
-                    redis = enqueue(b, unqueue(b, redis, request), request, record)
-                    continue
+        pure = request in b.exact
+        if b.ids and b.pinned(record):
+            lives = served(b, redis, record.own_id, record.pages_needed, beating)
+            if record.own_id == b.numerics(me):
+                pure = pure or lives or record.job == "pinned"
+            elif lives and b.rules.pinned_wait and b.rules.freed_ask_again:
+                redis = enqueue(b, unqueue(b, redis, request), request, record)
+                continue
+            else:
                 record = record._replace(forsaken=lives)
                 if request in b.exact:
                     redis = end(b, redis.with_request(request, record), request, "numerics")
                     continue
-            numerics = (*numerics, (b.numerics(me), len(record.log)))
         quarantined = 0 < b.quarantine_after <= record.deaths and record.deaths_at == len(record.log)
-        if quarantined and any(c.quarantined for c in answer):
+        if any(c.quarantined for c in answer) or (quarantined and answer):  # it comes alone
             break
         pages_reserved, now = record.pages_needed, b.prompt + len(record.log) + 1
         if b.stages == 1:
@@ -227,13 +228,17 @@ def claim(
             if now > free:
                 break
             pages_reserved = 0
-        route = find_route(b, redis, me, pages_reserved if b.rules.claim_reserves else 0, beating, latest)
+        reserve = pages_reserved if b.rules.claim_reserves else 0
+        route = find_route(b, redis, me, reserve, beating, latest, pure)
         if not route:
-            if b.rules.claim_skips_what_fits_nowhere and fits_nowhere(b, redis, record.pages_needed, beating):
+            if b.rules.claim_skips_what_fits_nowhere and fits_nowhere(b, redis, me, record.pages_needed, beating, pure):
                 continue
             break
         if b.stages == 1:
             free -= now
+        numerics = record.numerics if record.log else ()
+        if b.ids and (not numerics or record.own_id != b.route_numerics(route)):
+            numerics = (*numerics, (b.route_numerics(route), len(record.log)))
         for worker in route:
             w = redis.worker(worker)
             assert w is not None

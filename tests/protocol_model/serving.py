@@ -18,15 +18,38 @@ def served(b: Bounds, redis: Redis, numerics: int, pages_needed: int, beating: S
     return 0 in staffed and (len(staffed) == b.stages or not b.rules.routes_are_whole)
 
 
-def find_route(b: Bounds, redis: Redis, me: int, reserve: int, beating: Sequence[int], latest: bool) -> tuple[int, ...]:
-    """A worker for every stage, me at the front; empty when some stage has no live worker with room."""
+def may_follow(b: Bounds, redis: Redis, me: int, beating: Sequence[int], pure: bool) -> frozenset[int]:
+    """Numerics ids of which workers may share a route with me: those that vary, unless it has to be `pure`, and one
+    other, mine or the first with which every stage has somebody."""
+    if pure and b.rules.pure_routes and b.numerics(me) in b.varying:
+        return frozenset()
+    varying = frozenset[int]() if pure and b.rules.pure_routes else b.varying
+    if b.numerics(me) not in b.varying:
+        return varying | {b.numerics(me)}
+    for partner in sorted(set(b.ids) - b.varying):
+        there = {
+            b.stage(worker)
+            for worker, w in redis.workers
+            if w.inbox is not None and worker in beating and b.numerics(worker) in varying | {partner}
+        }
+        if len(there) == b.stages:
+            return varying | {partner}
+    return varying
+
+
+def find_route(
+    b: Bounds, redis: Redis, me: int, reserve: int, beating: Sequence[int], latest: bool, pure: bool = False
+) -> tuple[int, ...]:
+    """A worker for every stage, me at the front; empty when some stage has no live worker with room. `pure`: none that
+    varies."""
     route: list[int] = []
+    allowed = may_follow(b, redis, me, beating, pure)
     for stage in range(b.stages):
         best: tuple[int, int] | None = None
         for worker, w in redis.workers:
             if b.stage(worker) != stage or w.inbox is None or w.pages - w.reserved < reserve or worker not in beating:
                 continue
-            if (stage == 0 and worker != me) or b.numerics(worker) != b.numerics(me):
+            if (stage == 0 and worker != me) or b.numerics(worker) not in allowed:
                 continue
             if best is None or len(w.on) < best[0] or (latest and len(w.on) == best[0]):
                 best = (len(w.on), worker)
@@ -36,9 +59,16 @@ def find_route(b: Bounds, redis: Redis, me: int, reserve: int, beating: Sequence
     return tuple(route)
 
 
-def fits_nowhere(b: Bounds, redis: Redis, pages_needed: int, beating: Sequence[int]) -> bool:
-    """Whether some stage has no live worker whose pool, even empty, would hold the request."""
+def fits_nowhere(
+    b: Bounds, redis: Redis, me: int, pages_needed: int, beating: Sequence[int], pure: bool = False
+) -> bool:
+    """Whether some stage has no live worker that may follow me and whose pool, even empty, would hold the request."""
+    allowed = may_follow(b, redis, me, beating, pure) if pure else frozenset(b.ids or (0,))
     return any(
-        all(w.pages < pages_needed for worker, w in redis.workers if b.stage(worker) == stage and worker in beating)
+        all(
+            w.pages < pages_needed
+            for worker, w in redis.workers
+            if b.stage(worker) == stage and worker in beating and b.numerics(worker) in allowed
+        )
         for stage in range(b.stages)
     )

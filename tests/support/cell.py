@@ -70,12 +70,13 @@ class Cell:
         slots: int = 64,
         numerics: str = "n1",
         capabilities: Capabilities | None = None,
+        varies: bool = False,
     ) -> str:
         """Register a ready worker."""
         announce(
             self.client, self.keys, name,
             model=MODEL, split=split, stage=stage, device=device, pages=pages, slots=slots, numerics=numerics,
-            capabilities=capabilities,
+            capabilities=capabilities, varies=varies,
         )  # fmt: skip
         self.workers.append(name)
         return name

@@ -215,7 +215,7 @@ class Replay:
         b = self.bounds
         self.known.add(worker)
         self.cell.worker(self.worker(worker), stage=b.stage(worker), split=SPLITS[b.stages], pages=pages,
-                         numerics=f"n{b.numerics(worker)}")  # fmt: skip
+                         numerics=f"n{b.numerics(worker)}", varies=b.varies(b.numerics(worker)))  # fmt: skip
 
     def _take(self, worker: int) -> None:
         inbox = self.keys.inbox(self.worker(worker))
@@ -302,9 +302,13 @@ class Replay:
 
 
 def _history(numerics: str) -> tuple[tuple[int, int], ...]:
-    """`n0+n1@2` as ((0, 0), (1, 2))."""
+    """`n0+n0/n1@2` as ((0, 0), (the mix of 0 and 1, 2))."""
     parts = [part.split("@") for part in numerics.split("+") if part]
-    return tuple((int(name.removeprefix("n")), int(at[0]) if at else 0) for name, *at in parts)
+    return tuple((_name(name), int(at[0]) if at else 0) for name, *at in parts)
+
+
+def _name(numerics: str) -> int:
+    return data.name_of([int(one.removeprefix("n")) for one in numerics.split("/")])
 
 
 def comparable(redis: data.Redis) -> data.Redis:

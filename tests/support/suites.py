@@ -15,6 +15,7 @@ SUITES = {
     "deploy": "renders deploy/k8s; needs kubectl and kubernetes-validate (make check-deploy)",
     "failovers": "Redis behind Sentinels and in clusters, whose masters are replaced and killed (make failovers)",
     "observability": "needs Debian's prometheus and prometheus-alertmanager (make observability)",
+    "software_gpu": "runs the WebGPU provider on a Vulkan driver that computes on CPUs (make software-gpu)",
     "docker": "needs a container engine (make test-compose)",
 }
 

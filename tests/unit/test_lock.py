@@ -8,7 +8,7 @@ from packaging.version import Version
 from tests.support.project import ROOT
 
 #: Not locked: they have environments of their own (torch alone is larger than all else together), or draw pictures.
-APART = {"parity", "fuzz", "docs", "pictures"}
+APART = {"parity", "fuzz", "docs", "pictures", "directml"}
 
 
 def declared() -> list[Requirement]:

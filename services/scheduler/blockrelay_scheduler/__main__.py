@@ -57,7 +57,7 @@ def planned_by(settings: SchedulerSettings, blocks: int) -> PlannedSplit:
             raise UsageError("BLOCKRELAY_PLAN and BLOCKRELAY_STRATEGY: give one of them")
         return _planned_by_strategy(settings, settings.strategy)
     if settings.plan is None:
-        return equal_parts(blocks, settings.stages)
+        return equal_parts(blocks, settings.stages, stage_devices=settings.stage_devices)
     planned = read_plan_file(settings.plan, blocks)
     if settings.stages not in (1, len(planned.stages)):
         raise UsageError(f"{settings.plan} has {len(planned.stages)} stages, BLOCKRELAY_STAGES is {settings.stages}")

@@ -32,11 +32,12 @@ def main() -> int:
     def end(*_: object) -> None:
         if drain.possible and not drain.asked and settings.drain_s > 0:
             drain.asked = True
-            signal.setitimer(signal.ITIMER_REAL, settings.drain_s)  # also where the engine waits for Redis
+            timer = threading.Timer(settings.drain_s, stop.set)  # also where the engine waits for Redis
+            timer.daemon = True
+            timer.start()
         else:
             stop.set()
 
-    signal.signal(signal.SIGALRM, lambda *_: stop.set())
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, end)
     worker: Worker | None = None

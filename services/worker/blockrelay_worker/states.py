@@ -1,8 +1,9 @@
 """The states of a worker, and those of its engine within one step, as tables."""
 
+from collections.abc import Mapping
 from typing import Literal
 
-from blockrelay.errors import ExecutionError
+from blockrelay.errors import DeviceCode, DeviceFailed, DeviceLost, ExecutionError
 from blockrelay.state_machine import StateMachine, StateTable
 
 WorkerState = Literal["registering", "loading", "idle", "computing", "waiting", "draining", "error"]
@@ -69,8 +70,17 @@ ENGINE: StateTable[EngineState, EngineEvent] = StateTable(
 EngineMachine = StateMachine[EngineState, EngineEvent]
 
 
+_EVENTS: Mapping[DeviceCode, Literal["timeout", "oom", "internal"]] = {
+    "TIMEOUT": "timeout",
+    "OOM": "oom",
+    "INTERNAL": "internal",
+}
+
+
 def failure_event(error: ExecutionError) -> Literal["timeout", "oom", "internal"]:
     """What kind of failure it was, by what caused it."""
+    if isinstance(error, DeviceFailed | DeviceLost):
+        return _EVENTS[error.code]
     match error.__cause__:
         case MemoryError():
             return "oom"

@@ -2,12 +2,13 @@
 
 import os
 import platform
+import sys
 from pathlib import Path
 
 
 def cores() -> int:
     """Cores this process may use (a container may have fewer than the machine)."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 
 
 def cpu_facts() -> dict[str, str]:

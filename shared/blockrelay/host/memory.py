@@ -1,6 +1,8 @@
 """How much memory the machine has, and how much this process may still take (its container may be allowed less)."""
 
+import ctypes
 import os
+import sys
 from pathlib import Path
 
 _CGROUP = Path("/sys/fs/cgroup")
@@ -18,7 +20,22 @@ def available_bytes(*, meminfo: Path = Path("/proc/meminfo"), cgroup: Path = _CG
 
 def total_bytes() -> int:
     """Of the machine."""
+    if sys.platform == "win32":
+        status = _MemoryStatus(size=ctypes.sizeof(_MemoryStatus))
+        ctypes.windll.kernel32.GlobalMemoryStatusEx(ctypes.byref(status))
+        return int(status.total)
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+class _MemoryStatus(ctypes.Structure):
+    """MEMORYSTATUSEX of Windows."""
+
+    _fields_ = (
+        ("size", ctypes.c_uint32),
+        ("load", ctypes.c_uint32),
+        ("total", ctypes.c_uint64),
+        ("others", ctypes.c_uint64 * 6),
+    )
 
 
 def _meminfo(path: Path) -> int:

@@ -113,7 +113,7 @@ class RequestBody:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claimed:
     """CLAIM → worker 0. A request that now is on this worker, with everything it needs to start or go on. `reruns`: how
-    many runs of it there were.
+    many runs of it there were. `varies`: some worker of the route does not compute the same bits twice.
 
     `body` raises WireError when `packed` is not a RequestBody: that request alone is to blame.
     """
@@ -129,6 +129,7 @@ class Claimed:
     tokens: tuple[int, ...]  # committed so far
     left_s: float | None = None  # until its deadline
     reruns: int = 0
+    varies: bool = False
 
     @property
     def body(self) -> RequestBody:

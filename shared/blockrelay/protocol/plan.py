@@ -96,7 +96,7 @@ class WorkerInfo:
     `pages` KV pages of its pool, `pages_used` of them in use; `reserved` pages promised to runs; `running` requests on
     it; `silent_ms` since its last beat; `dead_after_ms` of the cell. `capabilities` once its blocks are loaded; older
     workers tell none. `pace` of a first stage, once it has measured itself. `device_id` is the name under which plans
-    know its device; "": none does.
+    know its device; "": none does. One that `varies` does not compute the same bits twice.
     """
 
     id: str
@@ -123,6 +123,7 @@ class WorkerInfo:
     dead_after_ms: int = DEAD_AFTER_MS
     capabilities: Capabilities | None = None
     pace: Pace | None = None
+    varies: bool = False
 
     @property
     def is_alive(self) -> bool:
@@ -175,6 +176,7 @@ class WorkerInfo:
             dead_after_ms=dead_after_ms,
             capabilities=Capabilities.from_json(f.get(b"capabilities")),
             pace=Pace.from_redis(f),
+            varies=f.get(b"varies") == b"1",
         )
 
 

@@ -11,16 +11,25 @@ from blockrelay.protocol.plan import Stage, split_text, uniform_split
 
 _BLOCKS = re.compile(r"([0-9]{1,6})-([0-9]{1,6})")
 _MAX_TEXT, _MAX_DEVICES = 500, 1024
+#: What stands for all devices of a class among the ids of a stage; no id has it.
+ANY_GPU, ANY_CPU = "gpu:*", "cpu:*"
+#: The devices of a stage that a class names: CPUs stand in for GPUs.
+_CLASSES: Mapping[str, tuple[str, ...]] = {"gpu": (ANY_GPU, ANY_CPU), "cpu": (ANY_CPU,)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedSplit:
     """Stages that cover all blocks of a model. Of each, in the same order, `reasons` has why it has these, `devices`
-    the ids of those that are to run it; none: whichever come."""
+    the ids of those that are to run it, or ANY_GPU and ANY_CPU; none: whichever come."""
 
     stages: tuple[Stage, ...]
     reasons: tuple[str, ...]
     devices: tuple[tuple[str, ...], ...]
+
+    @property
+    def device_ids(self) -> tuple[tuple[str, ...], ...]:
+        """`devices` without classes."""
+        return tuple(tuple(one for one in ids if one not in (ANY_GPU, ANY_CPU)) for ids in self.devices)
 
     @property
     def text(self) -> str:
@@ -45,12 +54,21 @@ class PlannedSplit:
         return json.dumps({"stages": stages})
 
 
-def equal_parts(blocks: int, stages: int) -> PlannedSplit:
-    """As many equal parts, for any device. UsageError for more than there are blocks, or none."""
+def equal_parts(blocks: int, stages: int, *, stage_devices: str = "") -> PlannedSplit:
+    """As many equal parts, for any device, or for those of classes such as `gpu,cpu,gpu`.
+
+    UsageError for more than there are blocks, or none, and for classes that are not one for each.
+    """
+    classes = [part.strip() for part in stage_devices.split(",")] if stage_devices else []
+    if strays := [one for one in classes if one not in _CLASSES]:
+        raise UsageError(f"{strays[0]!r} is no class of devices: gpu or cpu for each stage, such as gpu,cpu,gpu")
+    if classes and len(classes) != stages:
+        raise UsageError(f"{stage_devices} are the devices of {len(classes)} stages, and there are {stages}")
     split = uniform_split(blocks, stages)
     sizes = [stage.last - stage.first + 1 for stage in split]
     why = ["the whole model" if stages == 1 else f"{size} of {blocks} blocks in {stages} equal parts" for size in sizes]
-    return PlannedSplit(stages=split, reasons=tuple(why), devices=((),) * stages)
+    devices = tuple(_CLASSES[one] for one in classes) or ((),) * stages
+    return PlannedSplit(stages=split, reasons=tuple(why), devices=devices)
 
 
 def planned_for(devices: Sequence[str], reason: object = None) -> str:

@@ -84,7 +84,7 @@ def this_person() -> str:
     try:
         user = getpass.getuser()
     except (KeyError, OSError):
-        user = str(os.getuid())
+        user = str(getattr(os, "getuid", lambda: "?")())  # Windows has none
     return f"{user}@{socket.gethostname()}"
 
 

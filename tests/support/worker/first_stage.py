@@ -14,7 +14,7 @@ from blockrelay.redis.client import Scripts
 from blockrelay.redis.errors import RedisWatch
 from blockrelay_worker.engine.run import Run
 from blockrelay_worker.engine.run_table import RunTable
-from blockrelay_worker.execution.cpu.stage import StageExecutor
+from blockrelay_worker.execution.page_layout import layout_of
 from blockrelay_worker.execution.page_pool import PagePool
 from blockrelay_worker.scheduling.first_stage import FirstStageBatcher
 from blockrelay_worker.scheduling.route_members import RouteMembers
@@ -41,7 +41,7 @@ class Stage:
         links = Links(client, client, keys, scripts, RedisWatch(metrics.redis_errors), threading.Event())
         self.role = stage_role(folder, "a", split="1-2,3-5", stage=0, first=1, last=last)
         self.iteration = 0
-        self.table = RunTable(PagePool(StageExecutor.layout_of(folder, 1, last), pages))
+        self.table = RunTable(PagePool(layout_of(folder, 1, last), pages))
         self.batcher = FirstStageBatcher(
             self.role.limits,
             self.table,

@@ -35,6 +35,10 @@ WALKS = {
         REAL, ids=(0, 1, 0, 1), requests=3, room=2, tokens=3, exact=frozenset({2}),
         faults=Budget(kill=2, pause=2, restart=1, lost_reply=1, stalled=3, cancel=1, retire=2),
     ),
+    "mixed": replace(
+        REAL, ids=(0, 1, 0, 1), varying=frozenset({1}), requests=3, room=2, tokens=3, exact=frozenset({2}),
+        faults=Budget(kill=2, pause=2, restart=1, lost_reply=1, stalled=3, cancel=1, retire=1),
+    ),
     "pools": replace(
         REAL, stages=1, workers=3, ids=(0, 0, 1), pools=(60, 100, 100), needs=(70, 60, 70), requests=3, room=2,
         tokens=3, faults=Budget(kill=1, restart=1, stalled=3, retire=1),

@@ -52,6 +52,7 @@ NOTICED = {
     "pinned_wait": ("upgrade", "I13"),
     "pinned_go_on": ("upgrade", "hangs"),
     "freed_ask_again": ("upgrade", "I13"),
+    "pure_routes": ("mixed", "I13"),
     "routes_are_whole": ("upgrade", "hangs"),
     "small_pools_serve_nobody": ("upgrade", "hangs"),
     "accept_waits": ("failovers", "I14"),

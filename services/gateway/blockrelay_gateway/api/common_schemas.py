@@ -44,7 +44,9 @@ class SamplingFields(Strict):
     priority: int | None = Field(default=None, description="lower is earlier; the key says how low")
     timeout: float | None = Field(default=None, description="seconds; the request ends with an error after that")
     cache_salt: str | None = Field(default=None, description="KV pages are shared only among requests of equal salt")
-    exact: bool | None = Field(default=None, description="end rather than go on under another numerics id")
+    exact: bool | None = Field(
+        default=None, description="on no device whose bits vary; end rather than go on under another numerics id"
+    )
     trace: bool | None = Field(
         default=None, description="every stage tells what it does for the request: GET /v1/requests/{id}/trace"
     )

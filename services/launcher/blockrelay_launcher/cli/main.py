@@ -73,8 +73,8 @@ def root(
 
 #: Options of `up` whose values a topology has.
 OF_THE_TOPOLOGY = (
-    "stages", "plan", "strategy", "objective", "profile", "devices", "replicas", "gpu_workers", "gateways",
-    "schedulers", "redis", "payload_redis",
+    "stages", "stage_devices", "plan", "strategy", "objective", "profile", "devices", "replicas", "gpu_workers",
+    "gpu", "gateways", "schedulers", "redis", "payload_redis",
 )  # fmt: skip
 
 
@@ -83,6 +83,9 @@ def start(
     command: typer.Context,
     model: Model = BUNDLED_MODEL,
     stages: Annotated[int, typer.Option(min=1, help="How many stages the model is cut into.")] = 1,
+    stage_devices: Annotated[
+        str, typer.Option(metavar="CLASSES", help="gpu or cpu for each of --stages, such as gpu,cpu,gpu.")
+    ] = "",
     plan: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Stages of this plan (blockrelay plan --json), not --stages.")
     ] = None,
@@ -106,6 +109,9 @@ def start(
     ] = None,
     replicas: Annotated[int, typer.Option(min=1, help="CPU workers per stage.")] = 1,
     gpu_workers: Annotated[int, typer.Option(min=0, help="Workers with --device gpu, besides those.")] = 0,
+    gpu: Annotated[
+        str, typer.Option(metavar="ID,ID", help="Workers on these GPUs, such as webgpu:0 (blockrelay devices).")
+    ] = "",
     gateways: Annotated[int, typer.Option(min=1, help="Gateways, on consecutive ports: clients go on at another.")] = 1,
     schedulers: Annotated[int, typer.Option(min=1, help="Schedulers; one is enough, more survive its death.")] = 1,
     inject_fault: Annotated[
@@ -167,11 +173,11 @@ def start(
     options = UpOptions(
         model=model.absolute(),
         plan=PlanChoice(
-            stages=stages, plan=plan and plan.absolute(), strategy=strategy, objective=objective, profile=profile,
-            devices=devices,
+            stages=stages, stage_devices=stage_devices, plan=plan and plan.absolute(), strategy=strategy,
+            objective=objective, profile=profile, devices=devices,
         ),
         replicas=replicas,
-        gpu_workers=gpu_workers, gateways=gateways,
+        gpu_workers=gpu_workers, gpus=tuple(filter(None, gpu.split(","))), gateways=gateways,
         schedulers=schedulers, inject_fault=inject_fault, fsync=fsync, host=host or "127.0.0.1", port=port,
         redis_url=redis and checked_url(redis),
         payload_redis_url=payload_redis and checked_url(payload_redis),
@@ -278,6 +284,12 @@ def convert(arguments: Arguments = None) -> None:
     if missing := [name for name in ("onnx", "safetensors") if importlib.util.find_spec(name) is None]:
         raise UsageError(f"{missing[0]} is not installed: pip install 'blockrelay[converter]'")
     _become("blockrelay_converter", arguments)
+
+
+@app.command("devices", context_settings=_PASSED_ON, add_help_option=False)
+def devices(arguments: Arguments = None) -> None:
+    """Show this machine's devices, what each can do, and why one cannot be used."""
+    _become("blockrelay_worker.offline.devices", arguments)
 
 
 @app.command("profile")

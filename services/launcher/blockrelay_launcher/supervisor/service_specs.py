@@ -78,7 +78,9 @@ def workers(layout: Layout) -> list[Child]:
         own: dict[str, object] = {"device": spec.device, "threads": spec.threads or threads}
         if spec.device_id:
             own["device_id"] = spec.device_id
-        if spec.device == "gpu":
+        if spec.gpu:
+            own["gpu"] = spec.gpu
+        elif spec.device == "gpu":
             own["inject_fault"] = options.inject_fault
         children.append(layout.service(spec.name, "blockrelay_worker", **common, **own))
     return children

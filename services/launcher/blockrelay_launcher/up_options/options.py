@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from blockrelay.protocol.plan import Device
-from blockrelay.protocol.planned_split import PlannedSplit
+from blockrelay.protocol.planned_split import ANY_GPU, PlannedSplit
 from blockrelay_launcher.supervisor.embedded_redis import Fsync
 from blockrelay_launcher.up_options.plan_choice import ONE_STAGE, PlanChoice
 
@@ -24,7 +24,8 @@ class LocalDevice:
 class UpOptions:
     """The options of `blockrelay up`. `plan` says which plan it starts with, `planned` is that plan, once it was read.
     `local` are the devices of this host by their ids; None: all that the plan names. `port` 0 picks a free one;
-    `threads` None shares the cores between the workers of one stage.
+    `threads` None shares the cores between the workers of one stage. Each of `gpus`, such as webgpu:0, has a worker for
+    every stage that is for GPUs.
 
     Several `gateways` listen on as many consecutive ports from `port` on. `redis_url` None starts an embedded control
     and payload Redis; `fsync` is the control one's. `inject_fault`: every GPU worker fails after as many jobs. `data`
@@ -38,6 +39,7 @@ class UpOptions:
     local: Mapping[str, LocalDevice] | None = None
     replicas: int = 1
     gpu_workers: int = 0
+    gpus: tuple[str, ...] = ()
     gateways: int = 1
     schedulers: int = 1
     inject_fault: int | None = None
@@ -59,18 +61,19 @@ class UpOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerSpec:
-    """A worker that `up` starts. `device_id` "": no plan names its device."""
+    """A worker that `up` starts. `device_id` "": no plan names its device. `gpu`: which one it computes on."""
 
     name: str
     device: Device = "cpu"
     device_id: str = ""
     threads: int | None = None
+    gpu: str = ""
 
 
 def worker_specs(options: UpOptions) -> list[WorkerSpec]:
     """For each stage `replicas` workers, or one for each device that it names if these are more, as far as those are
     on this host; and the GPU workers beside them."""
-    named = options.planned.devices if options.planned else ((),) * options.plan.stages
+    named = options.planned.device_ids if options.planned else ((),) * options.plan.stages
     ids = [
         devices[n % len(devices)] if devices else ""
         for devices in named
@@ -92,7 +95,18 @@ def worker_specs(options: UpOptions) -> list[WorkerSpec]:
         )
     there = sum(spec.device == "gpu" for spec in specs)
     extra = [WorkerSpec(name=f"gpu-worker-{there + n}", device="gpu") for n in range(1, options.gpu_workers + 1)]
-    return [*specs, *extra]
+    return [*specs, *extra, *_on_gpus(options)]
+
+
+def _on_gpus(options: UpOptions) -> list[WorkerSpec]:
+    """On each GPU a worker for every stage that is for GPUs."""
+    devices = options.planned.devices if options.planned else ((),) * options.plan.stages
+    stages = sum(not ids or ANY_GPU in ids for ids in devices)
+    return [
+        WorkerSpec(name=f"{gpu.replace(':', '-')}-{number}", device="gpu", gpu=gpu)
+        for gpu in options.gpus
+        for number in range(1, stages + 1)
+    ]
 
 
 def service_names(options: UpOptions) -> list[str]:

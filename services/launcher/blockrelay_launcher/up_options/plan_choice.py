@@ -21,6 +21,7 @@ class PlanChoice:
     meanings are those of `blockrelay plan`."""
 
     stages: int = 1
+    stage_devices: str = ""
     plan: Path | None = None
     strategy: str | None = None
     objective: str | None = None
@@ -43,7 +44,7 @@ class PlanChoice:
         if strays := [name for name in OF_A_STRATEGY if getattr(self, name) is not None]:
             raise UsageError(f"--{strays[0].replace('_', '-')} is for --strategy")
         if self.plan is None:
-            return equal_parts(blocks, self.stages)
+            return equal_parts(blocks, self.stages, stage_devices=self.stage_devices)
         planned = read_plan_file(self.plan, blocks)
         if self.stages not in (1, len(planned.stages)):
             asked = f"--stages is {self.stages}, and {self.plan} has {len(planned.stages)} stages"

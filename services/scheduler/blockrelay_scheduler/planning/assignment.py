@@ -1,8 +1,8 @@
 """Which worker runs which stage of a split, whatever made the split. Pure.
 
-A worker keeps its stage for life. A newcomer goes to a stage that names its device, else to one that names none, and
-among these where its device class and numerics id are thinnest. Only a stage that stays empty although others have
-workers to spare gets one of those; it drains and comes back as a newcomer.
+A worker keeps its stage for life. A newcomer goes to a stage that names its device or class, else to one that names
+none, and among these where its device class and numerics id are thinnest. Only a stage that stays empty although others
+have workers to spare gets one of those; it drains and comes back as a newcomer.
 """
 
 from collections import Counter
@@ -10,8 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from blockrelay.protocol.plan import Plan, WorkerInfo
+from blockrelay.protocol.planned_split import ANY_CPU, ANY_GPU
 
-#: For each stage the ids of the devices that are to run it; none: any.
+#: For each stage the ids or classes of the devices that are to run it; none: any.
 Devices = Sequence[Sequence[str]]
 
 
@@ -62,8 +63,11 @@ def _kept(workers: Sequence[WorkerInfo], split: str, devices: Devices, current: 
 
 
 def _stages_for(worker: WorkerInfo, devices: Devices) -> Sequence[int]:
-    """Those that name its device; where none does those that name none, and where all name others all."""
+    """Those that name its device, or else its class; where none does those that name none, and where all name others
+    all."""
+    any_device = ANY_GPU if worker.device == "gpu" else ANY_CPU
     named = [stage for stage, ids in enumerate(devices) if worker.device_id and worker.device_id in ids]
+    named = named or [stage for stage, ids in enumerate(devices) if any_device in ids]
     free = [stage for stage, ids in enumerate(devices) if not ids]
     return named or free or range(len(devices))
 

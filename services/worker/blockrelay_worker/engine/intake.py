@@ -47,6 +47,7 @@ class Intake:
             skip_prefix_cache=job.skip_prefix_cache,
             deadline=None if job.left_s is None else time.monotonic() + job.left_s,
             reruns=job.reruns,
+            private=job.varies,
         )
         self._table.add(run)
         self._table.adopt(run)
@@ -120,11 +121,11 @@ class Intake:
 
         def read() -> Any:
             pipeline = self._links.control.pipeline(transaction=True)
-            pipeline.hmget(keys.request(request), "run", "route", "body", "quarantined", "reruns")
+            pipeline.hmget(keys.request(request), "run", "route", "body", "quarantined", "reruns", "varies")
             pipeline.xrange(keys.log(request))
             return pipeline.execute()
 
-        (current, route, body, solo, reruns), log = self._links.retry_until_reachable(read, "read request")
+        (current, route, body, solo, reruns, varies), log = self._links.retry_until_reachable(read, "read request")
         if current is None or current.decode() != segment.run:
             return None
         try:
@@ -144,6 +145,7 @@ class Intake:
             committed,
             quarantined=solo == b"1",
             reruns=int(reruns or 0),
+            private=varies == b"1",
         )
         self._table.add(run)
         # The first stage found pages for what lies before its first row; here they must be known too.
@@ -164,6 +166,7 @@ class Intake:
         skip_prefix_cache: bool = False,
         deadline: float | None = None,
         reruns: int = 0,
+        private: bool = False,
     ) -> Run:
         params = SamplingParams.from_dict(body.params)
         progress = None
@@ -187,7 +190,8 @@ class Intake:
             seed=params.seed if params.seed is not None else derive_seed(request),
             context=self._model.max_position,
             quarantined_until=len(tokens) if quarantined else 0,
-            skip_prefix_cache=skip_prefix_cache or not params.use_cache,
+            skip_prefix_cache=skip_prefix_cache or private or not params.use_cache,
+            private=private,
             deadline=deadline,
         )
         last = LastStageState(progress=progress, committed=len(committed)) if self._role.last_stage else None

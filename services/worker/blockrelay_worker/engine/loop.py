@@ -129,6 +129,8 @@ class Engine:
                 self._end_overdue(started)
                 moved = self._compute()
                 self.links.clock.end()
+                if self._steps.lost:
+                    return str(self._steps.lost)
                 if moved:
                     self.metrics.busy_seconds.inc(time.monotonic() - started)
                     self.metrics.cache_management_seconds.inc(self.table.cache_seconds)

@@ -23,7 +23,8 @@ class RunIdentity:
 
     `context` tokens are all that the model can hold. Rows before position `quarantined_until` are computed alone (a
     request that may have killed workers). With `skip_prefix_cache` the run takes no page that it has not computed
-    itself. `deadline` on the monotonic clock; the first stage's to keep.
+    itself; a `private` one gives none to others either: its pages are not what their tokens alone decide. `deadline` on
+    the monotonic clock; the first stage's to keep.
     """
 
     request: str
@@ -35,6 +36,7 @@ class RunIdentity:
     context: int
     quarantined_until: int = 0
     skip_prefix_cache: bool = False
+    private: bool = False
     deadline: float | None = None
 
 
@@ -245,8 +247,9 @@ class Run:
             self.kv.rewind(0)
 
     def guesses(self, limit: int) -> list[int]:
-        """First stage: at most `limit` guesses at the tokens behind the last known one; none for tensor steps."""
-        if self.body.logits != "none" or not self.params.use_cache:
+        """First stage: at most `limit` guesses at the tokens behind the last known one; none for tensor steps, and none
+        where the rows of a guess may change what its neighbours come to."""
+        if self.body.logits != "none" or not self.params.use_cache or self.identity.private:
             return []
         assert self.first is not None
         if self.first.drafter is None:

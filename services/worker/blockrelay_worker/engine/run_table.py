@@ -131,7 +131,7 @@ class RunTable:
 
         `known`: how many leading tokens of run.tokens are no drafts (default: all).
         """
-        if self._cache is not None and run.params.use_cache:
+        if self._cache is not None and run.params.use_cache and not run.identity.private:
             self._cache.seal(run, min(run.computed, len(run.tokens) if known is None else known))
 
     @_timed

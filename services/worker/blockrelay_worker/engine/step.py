@@ -6,11 +6,12 @@ What fails ends in RERUN or FINISH of the requests concerned, never of their nei
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from blockrelay.errors import ExecutionError
+from blockrelay.errors import DeviceFailed, DeviceLost, ExecutionError
 from blockrelay.failpoints import reach
 from blockrelay.observability.logs import get
 from blockrelay.observability.metrics.worker import WorkerMetrics
@@ -35,6 +36,7 @@ from blockrelay_worker.transport.stage_spans import StageSpans
 from blockrelay_worker.transport.status_events import StatusEvents
 from blockrelay_worker.transport.tensor_results import Results
 
+R = TypeVar("R")
 #: How long a request in quarantine may take to commit what was computed for it.
 QUARANTINE_COMMIT_S = 2.0
 
@@ -67,6 +69,8 @@ class Steps:
         self._stage_seconds = metrics.stage_seconds.labels(role.stage, role.device)
         self._number = 0
         self._log = get()
+        #: That the device is there no more, and with it whatever was on it.
+        self.lost: DeviceLost | None = None
         self.cost = StepCost()
         self.pace = PaceMeter()
 
@@ -74,6 +78,8 @@ class Steps:
         """One step, in as many batches as may be computed together."""
         self._number += 1
         for batch in separated(work):
+            if self.lost:
+                return
             if is_quarantined(batch[0]):
                 with self._quarantine.of(batch[0].run.request):
                     self._step(batch)
@@ -82,7 +88,7 @@ class Steps:
                 self._step(batch)
 
     def _step(self, work: list[Work[Run]]) -> None:
-        """Run the stage on `work` and pass the result on. A batch that fails on a CPU is tried again one by one."""
+        """Run the stage on `work` and pass the result on. What fails is tried again in parts (`after_failure`)."""
         self._state.on("batch_ready")
         began_ns = time.monotonic_ns()
         if self._status_events.followed:
@@ -178,20 +184,21 @@ class Steps:
         self._log.error("BLOCK_EXECUTION_FAILED", error=str(error), block=error.block, requests=names)
         self._state.on(failure_event(error))
         self._worker_state.on("failed")
-        again: list[Work[Run]] = []
-        if self._role.device == "gpu":
-            for item in work:
-                self._endings.rerun(
-                    item.run.request, item.run.id, "gpu_error", error.block or f"block_{self._role.first}"
-                )
-        elif len(work) == 1:
-            self._endings.fail(work[0].run, str(error), "execution_error", error.block)
-        else:
-            again = work
+        if isinstance(error, DeviceLost):
+            self.lost = error
+            self._metrics.device_losses.labels(error.reason).inc()
+        given_up, again = after_failure(work, error, gpu=self._role.device == "gpu")
+        if given_up and self._role.device == "gpu":
+            runs = self._table.all() if self.lost else [item.run for item in given_up]
+            for run in runs:
+                self._endings.rerun(run.request, run.id, "gpu_error", error.block or f"block_{self._role.first}")
+        elif given_up:
+            self._endings.fail(given_up[0].run, str(error), "execution_error", error.block)
         self._state.on("rollback_done")
         self._worker_state.on("recovered")
-        for item in again:
-            self._step([item])
+        for part in again:
+            if not self.lost:
+                self._step(part)
 
     def _run_stage(self, work: list[Work[Run]]) -> StageOutput:
         segments = [Segment(rows=w.rows, first_position=w.position, pages=w.run.pages) for w in work]
@@ -267,6 +274,22 @@ class Steps:
             self._metrics.accepted_tokens.inc(tokens - 1)
             if run.first is not None and run.first.drafter is not None:
                 run.first.drafter.verdict(drafts, tokens - 1)
+
+
+def after_failure(
+    work: list[Work[R]], error: ExecutionError, *, gpu: bool
+) -> tuple[list[Work[R]], list[list[Work[R]]]]:
+    """What is given up here, and the batches in which the rest is tried again, in order. Pure.
+
+    A device that had no room is given half at once, the longest served first; one that refused a batch is asked for
+    each request alone, as a CPU is: what fails alone is at fault. Any other failure of a device may come again.
+    """
+    if len(work) == 1 or isinstance(error, DeviceLost) or (gpu and not isinstance(error, DeviceFailed)):
+        return work, []
+    if isinstance(error, DeviceFailed) and error.capacity:
+        half = -(-len(work) // 2)
+        return [], [work[:half], work[half:]]
+    return [], [[item] for item in work]
 
 
 def _split(work: list[Work[Run]], rows: NDArray[np.float32], counts: list[int]) -> list[Part]:

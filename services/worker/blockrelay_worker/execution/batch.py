@@ -6,6 +6,11 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from blockrelay.block_folder.model import ModelConfig
+from blockrelay.errors import ExecutionError
+from blockrelay_worker.execution.page_layout import pages_for
+from blockrelay_worker.kernels.specification import PAGE
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Segment:
@@ -53,3 +58,43 @@ class StageOutput:
     logits: NDArray[np.float32] | None = None
     not_finite: tuple[int, ...] = ()
     seconds: dict[str, float] = field(default_factory=dict[str, float])
+
+
+def check_segments(segments: Sequence[Segment], *, limit: int, pages: int) -> int:
+    """The number of rows. Raises ExecutionError unless positions lie below `limit` and pages in 0..`pages` - 1.
+
+    `pages` 0 stands for a stage that keeps none: the segments' pages are then not looked at.
+    """
+    for index, segment in enumerate(segments):
+        end = segment.first_position + segment.rows
+        if segment.rows < 1 or segment.first_position < 0 or end > limit:
+            raise ExecutionError(f"segment {index}: positions {segment.first_position}..{end - 1} of {limit}")
+        if not pages:
+            continue
+        needed = segment.pages[: pages_for(end)]
+        if len(needed) * PAGE < end:
+            raise ExecutionError(f"segment {index}: {len(needed)} pages do not reach position {end - 1}")
+        if min(needed) < 0 or max(needed) >= pages:
+            raise ExecutionError(f"segment {index}: a page id is not in 0..{pages - 1}")
+    count = sum(segment.rows for segment in segments)
+    if not count:
+        raise ExecutionError("an empty batch")
+    return count
+
+
+def tokens_of(batch: Batch, count: int, model: ModelConfig) -> NDArray[np.int32]:
+    """The batch's token ids, [count]. Raises ExecutionError unless they are that many of the vocabulary."""
+    tokens = batch.tokens
+    if tokens is None or tokens.shape != (count,):
+        raise ExecutionError(f"this stage takes {count} token ids, one per row of the segments")
+    if int(tokens.min()) < 0 or int(tokens.max()) >= model.vocab_size:
+        raise ExecutionError(f"a token id is not in 0..{model.vocab_size - 1}")
+    return tokens
+
+
+def hidden_of(batch: Batch, count: int, model: ModelConfig) -> NDArray[np.float32]:
+    """The batch's rows, [count, H]. Raises ExecutionError unless they are that many, of that width, in float32."""
+    hidden, shape = batch.hidden, (count, model.hidden_size)
+    if hidden is None or hidden.shape != shape or hidden.dtype != np.float32:
+        raise ExecutionError(f"this stage takes float32 rows [{count}, {model.hidden_size}]")
+    return hidden

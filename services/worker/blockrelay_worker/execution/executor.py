@@ -1,6 +1,13 @@
 """What runs a stage: the seam between the engine and whatever computes.
 
 An implementation is a folder beside this file, and an entry in `loader`.
+
+One that is not exact (`Capabilities.exact`) promises numbers where an exact one promises bits. What floats of 32 bits
+make of a row differs with the batch around it, with the chunks that came before and between devices, in the last few
+digits: of logits up to 16, by 1e-5. Its numerics id is its own, and names whatever decides how it computes, so that
+its pages and its tokens are never taken for another's. A page is in the layout's type, which may be narrower than
+what it computes with (float16 of a folder whose rows are quantised): then keys and values round once as they leave, and
+who goes on from such a page differs by that rounding from who has never let it go.
 """
 
 from collections.abc import Mapping, Sequence
@@ -40,7 +47,8 @@ class PageOwner(Protocol):
     def import_pages(self, pages: Sequence[int], contents: Sequence[PageContent]) -> None:
         """Write what another executor of the same blocks and numerics id has exported.
 
-        Any thread may call it for pages that nobody else reads or writes meanwhile.
+        The next rows are then what they would have been there: the same bits if it is exact. Any thread may call it
+        for pages that nobody else reads or writes meanwhile.
         """
         ...
 
@@ -59,6 +67,11 @@ class Executor(PageOwner, Protocol):
         ...
 
     @property
+    def usable(self) -> bool:
+        """Not once the device that it was on is lost: then it has to be loaded anew."""
+        ...
+
+    @property
     def takes_tokens(self) -> bool:
         """It has block 1."""
         ...
@@ -72,9 +85,11 @@ class Executor(PageOwner, Protocol):
         """Run all blocks on a batch within its capabilities.
 
         Deterministic: a row's result depends on the tokens of its request up to that row and on nothing else, bit by
-        bit if it is exact. Writes the pages that the segments name and no other. A row that is not finite is reported,
+        bit if it is exact, but for rounding if not. What other requests, or earlier ones, left behind the last row of a
+        page never shows. Writes the pages that the segments name and no other. A row that is not finite is reported,
         not raised. ExecutionError (naming the block) when a block fails as a whole or the batch makes no sense; then
-        the pages hold rubbish from each segment's first position on, and the same batch may be run again.
+        the pages hold rubbish from each segment's first position on, and the same batch may be run again: after
+        DeviceFailed with less in it, after DeviceLost nowhere here.
         """
         ...
 

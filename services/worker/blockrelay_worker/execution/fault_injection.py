@@ -42,6 +42,10 @@ class WrappingExecutor:
         return self._executor.details
 
     @property
+    def usable(self) -> bool:
+        return self._executor.usable
+
+    @property
     def takes_tokens(self) -> bool:
         return self._executor.takes_tokens
 

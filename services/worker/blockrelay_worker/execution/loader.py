@@ -1,6 +1,7 @@
 """Which executor runs a stage, by device, folder and precision."""
 
 from collections.abc import Collection
+from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
 from blockrelay.block_folder.folder import BlockFolder
@@ -11,12 +12,15 @@ from blockrelay.protocol.plan import Device
 from blockrelay_worker.execution.cpu.loading import CpuExecutors
 from blockrelay_worker.execution.executor import Executor
 from blockrelay_worker.execution.page_layout import PageLayout
+from blockrelay_worker.execution.process.stage import DeviceExecutors
 
 
 class Executors(Protocol):
     """One implementation, on this machine, for the devices of one class."""
 
     device: ClassVar[Device]
+    #: Its devices do not compute the same bits twice: what they gave can go on elsewhere, and nobody computes it again.
+    varies: ClassVar[bool]
 
     @staticmethod
     def serves(device: Device, precisions: Collection[Precision]) -> bool:
@@ -31,11 +35,20 @@ class Executors(Protocol):
         """Of the pages that a stage will have."""
         ...
 
+    def page_bytes(self, layout: PageLayout) -> int:
+        """Of one KV page where it lies, which may be wider than `layout` says of what leaves."""
+        ...
+
+    def usable_in_s(self) -> float:
+        """Seconds until `load` may be tried; 0.0 at once. A device that was lost is left alone for a while."""
+        ...
+
     def load(self, folder: BlockFolder, first_block: int, last_block: int, *, pages: int) -> Executor:
         """An executor of these blocks (numbered from 1, both included) with room for `pages` KV pages, or a few more.
 
-        Every block has given its known answer on this machine, if it has one. Raises KnownAnswerMismatch naming the
-        block, and BlockFolderError for blocks that the folder does not have or that cannot be loaded.
+        Every block has given its known answer on this machine, if it has one; on a device that is not a CPU the stage
+        has come close to a reference. Raises KnownAnswerMismatch naming the block, or the device and what it gets
+        wrong; BlockFolderError for blocks that the folder does not have or that cannot be loaded.
         """
         ...
 
@@ -44,8 +57,22 @@ class Executors(Protocol):
 IMPLEMENTATIONS = (CpuExecutors,)
 
 
-def executors_for(device: Device, folder: BlockFolder, *, threads: int) -> Executors:
-    """What runs stages of this folder on this machine. Raises UsageError where nothing does."""
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """A device such as webgpu:0, the Python that has its packages, and how long a step may take there, in seconds."""
+
+    device: str
+    python: str
+    step_limit_s: float
+
+
+def executors_for(device: Device, folder: BlockFolder, *, threads: int, gpu: Gpu | None = None) -> Executors:
+    """What runs stages of this folder on this machine: in a process of its own on the device `gpu`, if one is named.
+
+    Raises UsageError where nothing does.
+    """
+    if gpu is not None:
+        return DeviceExecutors(gpu.device, folder, python=gpu.python, limit_s=gpu.step_limit_s)
     for implementation in IMPLEMENTATIONS:
         if implementation.serves(device, folder.manifest.precisions):
             return implementation(threads)

@@ -4,6 +4,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from blockrelay.block_folder.folder import BlockFolder
+from blockrelay.block_folder.precisions import kv_item_bytes
 from blockrelay_worker.kernels.specification import PAGE
 
 
@@ -20,6 +22,17 @@ class PageLayout:
     def bytes_per_page(self) -> int:
         """Keys and values of 16 tokens in all layers of the stage."""
         return 2 * self.layers * self.kv_heads * self.head_dim * PAGE * np.dtype(self.dtype).itemsize
+
+
+def layout_of(folder: BlockFolder, first_block: int, last_block: int) -> PageLayout:
+    """The page layout of a stage of these blocks (numbered from 1, both included); the head alone has no layers."""
+    model = folder.model
+    return PageLayout(
+        layers=min(last_block, model.layers) - first_block + 1,
+        kv_heads=model.kv_heads,
+        head_dim=model.head_dim,
+        dtype=np.float16 if kv_item_bytes(folder.manifest.precisions) == 2 else np.float32,
+    )
 
 
 def pages_for(tokens: int) -> int:

@@ -30,21 +30,21 @@ CHUNKS = (9, 8)
 _SPREAD = 2654435769
 
 
-def fixed_tokens(model: ModelConfig) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
-    """Input of block 1: int32 [17]."""
-    indexes = np.arange(1, ROWS + 1, dtype=np.uint64) * np.uint64(_SPREAD) % np.uint64(2**32)
+def fixed_tokens(model: ModelConfig, rows: int = ROWS) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
+    """Input of block 1: int32 [rows]."""
+    indexes = np.arange(1, rows + 1, dtype=np.uint64) * np.uint64(_SPREAD) % np.uint64(2**32)
     return (indexes % np.uint64(model.vocab_size)).astype(np.int32)
 
 
-def fixed_rows(model: ModelConfig) -> np.ndarray[tuple[int, int], np.dtype[np.float32]]:
-    """Input of the other blocks: float32 [17, H], evenly spread in [-1, 1) times a power of two per row.
+def fixed_rows(model: ModelConfig, rows: int = ROWS) -> np.ndarray[tuple[int, int], np.dtype[np.float32]]:
+    """Input of the other blocks: float32 [rows, H], evenly spread in [-1, 1) times a power of two per row.
 
     Even values reach every uint8 level after quantisation, both ends included. Made of exact operations only.
     """
-    indexes = np.arange(ROWS * model.hidden_size, dtype=np.uint64) * np.uint64(_SPREAD) % np.uint64(2**32)
+    indexes = np.arange(rows * model.hidden_size, dtype=np.uint64) * np.uint64(_SPREAD) % np.uint64(2**32)
     unit = (indexes >> np.uint64(8)).astype(np.float32) * np.float32(2**-23) - np.float32(1)
-    magnitude = np.ldexp(np.float32(1), np.arange(ROWS) % 5 - 2)
-    return unit.reshape(ROWS, model.hidden_size) * magnitude[:, None]
+    magnitude = np.ldexp(np.float32(1), np.arange(rows) % 5 - 2)
+    return unit.reshape(rows, model.hidden_size) * magnitude[:, None]
 
 
 def answer(executor: StageExecutor, block: int) -> str:

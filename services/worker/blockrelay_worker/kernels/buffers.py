@@ -13,7 +13,7 @@ _HUGE_PAGE = 2 << 20
 
 def huge_page_bytes(size: int) -> NDArray[np.uint8]:
     """Like `untouched_bytes`, aligned for and, if the system can, made of huge pages: for what is read all the time."""
-    if size < _HUGE_PAGE or not hasattr(mmap, "MADV_HUGEPAGE"):
+    if sys.platform != "linux" or size < _HUGE_PAGE or not hasattr(mmap, "MADV_HUGEPAGE"):
         return untouched_bytes(size)
     mapping = mmap.mmap(-1, size + _HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with contextlib.suppress(OSError):  # a kernel without huge pages

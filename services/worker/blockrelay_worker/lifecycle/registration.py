@@ -59,7 +59,9 @@ class Registration:
         port: int,
         threads: int,
         device_id: str = "",
+        varies: bool = False,
     ) -> None:
+        """`varies`: its device does not compute the same bits twice."""
         self.worker = _new_id()
         self._links, self._model = links, model
         self._fields: Mapping[Any, Any] = {
@@ -77,6 +79,7 @@ class Registration:
             "node": socket.gethostname(),
             "cores": cores(),
             "threads": threads,
+            "varies": int(varies),
         }
 
     def wait_for_assignment(self) -> Assignment:

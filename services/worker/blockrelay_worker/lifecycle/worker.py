@@ -1,6 +1,7 @@
 """The worker process: register, load the stage the plan gives, run the engine, start over when declared dead, drain."""
 
 import gc
+import sys
 import threading
 import time
 from dataclasses import replace
@@ -27,7 +28,7 @@ from blockrelay_worker.execution.fault_injection import (
     SlowedExecutor,
     salted_id,
 )
-from blockrelay_worker.execution.loader import Executors, executors_for
+from blockrelay_worker.execution.loader import Executors, Gpu, executors_for
 from blockrelay_worker.execution.page_layout import PageLayout, pages_for
 from blockrelay_worker.kv.prefix_cache import PrefixCache
 from blockrelay_worker.kv.store.factory import open_page_store
@@ -42,6 +43,11 @@ from blockrelay_worker.transport.redis_links import Drain, Links, Stopping
 KV_SHARE = 0.2
 #: How long a worker that leaves waits for pages to be written. Seconds.
 FLUSH_S = 2.0
+#: A device's process is ended when a step takes too long; its worker, which then does the same in parts, has this many
+#: times as long.
+GPU_PATIENCE = 3
+#: How often a worker that waits for its device looks whether it should end instead. Seconds.
+DEVICE_LOOK_S = 1.0
 
 
 class Worker:
@@ -55,7 +61,10 @@ class Worker:
         self._settings, self._stop = settings, stop
         self._folder: BlockFolder = open_block_folder(settings.model, blocks=[])
         self._model = self._folder.model_key
-        self._executors: Executors = executors_for(settings.device, self._folder, threads=settings.threads)
+        gpu = Gpu(settings.gpu, settings.gpu_python or sys.executable, settings.session_timeout_s)
+        self._executors: Executors = executors_for(
+            settings.device, self._folder, threads=settings.threads, gpu=gpu if settings.gpu else None
+        )
         self._numerics = salted_id(self._executors.numerics_id(self._folder.manifest), settings.inject_numerics)
         name = settings.served_name(self._folder.model.name)
         self._metrics = WorkerMetrics(
@@ -100,7 +109,18 @@ class Worker:
     def _gaps(self) -> list[str]:
         return [] if self._ready else [self._links.watch.trouble or "this worker has no stage yet"]
 
+    def _wait_for_device(self) -> bool:
+        """Until a device that was lost may be tried again; False when this process should end first."""
+        if (wait_s := self._executors.usable_in_s()) > 0:
+            get().warning("DEVICE_WAITS", device=self._settings.gpu, seconds=round(wait_s, 1))
+        while (wait_s := self._executors.usable_in_s()) > 0:
+            if self._stop.wait(min(wait_s, DEVICE_LOOK_S)) or self._links.drain.asked:
+                return False
+        return True
+
     def _one_life(self) -> None:
+        if not self._wait_for_device():
+            return
         settings = self._settings
         registration = Registration(
             self._links,
@@ -111,6 +131,7 @@ class Worker:
             host=settings.host,
             port=self._status.port,
             threads=settings.threads,
+            varies=self._executors.varies,
         )
         assignment = registration.wait_for_assignment()
         self._state.on("assigned")
@@ -128,8 +149,8 @@ class Worker:
         self._serve(registration, assignment, role, executor)
 
     def _load(self, assignment: Assignment) -> Executor:
-        """The stage's executor; the one of the life before when the stage is the same."""
-        if self._loaded and self._loaded[0].blocks == assignment.blocks:
+        """The stage's executor; the one of the life before when the stage is the same, and its device still there."""
+        if self._loaded and self._loaded[0].blocks == assignment.blocks and self._loaded[1].usable:
             return self._loaded[1]
         if self._loaded:
             self._loaded[1].close()
@@ -147,7 +168,8 @@ class Worker:
         """Pool size: what the memory allows, but not more than every request at full context needs."""
         useful = self._settings.max_requests * pages_for(folder.model.max_position)
         budget = self._settings.kv_bytes or int(available_bytes() * KV_SHARE)
-        return useful if layout.bytes_per_page == 0 else max(2, min(useful, budget // layout.bytes_per_page))
+        page_bytes = self._executors.page_bytes(layout)
+        return useful if page_bytes == 0 else max(2, min(useful, budget // page_bytes))
 
     def _role(self, worker: str, assignment: Assignment, executor: Executor) -> StageRole:
         settings, able = self._settings, executor.capabilities
@@ -220,7 +242,7 @@ class Worker:
                 pace=lambda: engine.pace.told(time.monotonic()) if role.first_stage else None,
                 pages_used=lambda: table.pool.used_pages,
                 every_s=self._settings.beat_s,
-                session_timeout_s=self._settings.session_timeout_s,
+                session_timeout_s=self._settings.session_timeout_s * (GPU_PATIENCE if self._settings.gpu else 1),
                 stop=over,
             )
         )

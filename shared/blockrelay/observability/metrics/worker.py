@@ -19,6 +19,17 @@ from blockrelay.observability.metrics.instruments import (
 from blockrelay.observability.states import States
 from blockrelay.protocol.messages import Verdict
 
+#: Why a GPU, or the process that owns it, is there no more.
+DEVICE_LOSSES = (
+    "process_ended",
+    "hang",
+    "device_removed",
+    "device_lost",
+    "illegal_access",
+    "ecc_error",
+    "unknown_twice",
+)
+
 
 class WorkerMetrics:
     def __init__(self, registry: CollectorRegistry) -> None:
@@ -58,6 +69,9 @@ class WorkerMetrics:
         )
         self.fallbacks = fallbacks(
             "blockrelay_worker_fallbacks", "How many blocks moved to another device in mid-request", registry
+        )
+        self.device_losses = counter(
+            "blockrelay_worker_device_losses", "How often its GPU was lost, by reason", registry, reason=DEVICE_LOSSES
         )
         self.running = Gauge(
             "blockrelay_worker_num_requests_running", "How many requests are on this worker", registry=registry

@@ -60,15 +60,15 @@ class Accepted:
 
     `detail`: Unix ms of Redis' clock (OK), state (EXISTS), pages (TOO_LARGE), expected step (STEP), request id
     (REPEAT), version of the list of cells by which the request belongs elsewhere (MOVED). OTHER: the id is taken by
-    another body. A limit of the tenant: tokens left in its bucket (TOKENS), its
-    requests under way (CONCURRENT), bytes promised to its results (TENANT_RESULTS). One of ours: the same of all
-    (RESULTS), requests under way (BUSY), pages promised (PAGES), ms until its first token would be there (WAIT) or
-    until its end, which is too late (LATE). With a limit, `retry_ms` says when to ask again.
+    another body. NOT_EXACT: it is `exact`, and every route has a device that varies. A limit of the tenant: tokens left
+    in its bucket (TOKENS), its requests under way (CONCURRENT), bytes promised to its results (TENANT_RESULTS). One of
+    ours: the same of all (RESULTS), requests under way (BUSY), pages promised (PAGES), ms until its first token would
+    be there (WAIT) or until its end, which is too late (LATE). With a limit, `retry_ms` says when to ask again.
     """
 
     status: Literal[
-        "OK", "EXISTS", "OTHER", "MOVED", "TOO_LARGE", "STEP", "REPEAT", "TOKENS", "CONCURRENT", "BUSY", "PAGES",
-        "WAIT", "LATE", "RESULTS", "TENANT_RESULTS",
+        "OK", "EXISTS", "OTHER", "MOVED", "TOO_LARGE", "NOT_EXACT", "STEP", "REPEAT", "TOKENS", "CONCURRENT", "BUSY",
+        "PAGES", "WAIT", "LATE", "RESULTS", "TENANT_RESULTS",
     ]  # fmt: skip
     detail: str
     retry_ms: int = 0
@@ -187,6 +187,7 @@ def claim(worker: str, most: int, *, free_pages: int) -> Call[list[Claimed]]:
                 tokens=tuple(int(t) for t in a[8]),
                 left_s=int(a[9]) / 1000 if int(a[9]) >= 0 else None,
                 reruns=int(a[10]),
+                varies=bool(a[11]),
             )
             for a in answer
         ]
@@ -204,9 +205,10 @@ def commit(items: Sequence[Commit]) -> Call[list[CommitAnswer]]:
     return Call("commit", {"commits": [item.to_script() for item in items]}, parse)
 
 
-def rerun(request: str, run: str, reason: RerunReason, *, block: str = "") -> Call[bool]:
-    """`block`: where a GPU failed. That is recorded as a fallback, and the request goes to the CPU stream."""
-    return Call("rerun", {"request": request, "run": run, "reason": reason, "block": block or None}, bool)
+def rerun(request: str, run: str, reason: RerunReason, *, block: str = "", stage: int = 0) -> Call[bool]:
+    """`block` of `stage`: where a GPU failed. That is recorded as a fallback, and the next route has a CPU there."""
+    arguments = {"request": request, "run": run, "reason": reason, "block": block or None, "stage": stage}
+    return Call("rerun", arguments, bool)
 
 
 def finish(

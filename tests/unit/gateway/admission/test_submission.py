@@ -84,7 +84,7 @@ def test_gone_is_the_end_and_every_other_state_can_get_there() -> None:
     assert {state for (state, _), done in TABLE.items() if done.state is State.GONE} == under_way
 
 
-@pytest.mark.parametrize("status", ["BUSY", "OTHER", "STEP", "TOO_LARGE"])
+@pytest.mark.parametrize("status", ["BUSY", "OTHER", "STEP", "TOO_LARGE", "NOT_EXACT"])
 def test_every_other_answer_is_a_refusal(status: str) -> None:
     assert answered(status) is Event.REFUSED
     assert [answered(name) for name in ("OK", "EXISTS", "REPEAT")] == list(ANSWERS)

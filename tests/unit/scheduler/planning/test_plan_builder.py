@@ -137,6 +137,20 @@ def test_a_device_gets_a_stage_that_names_it(
     assert again.assignments == expected, "and keeps it"
 
 
+def test_classes_place_gpus_and_their_stand_ins() -> None:
+    planned = equal_parts(6, 3, stage_devices="gpu,cpu,gpu")
+    crowd = [worker(name, device="gpu" if name < "c" else "cpu") for name in "abcdef"]
+    plan = decide(crowd, planned=planned, current=None).plan
+    assert plan.assignments == {"a": 0, "b": 2, "c": 0, "d": 1, "e": 2, "f": 0}
+    assert [plan.blocks[f"block_{block}"] for block in (1, 3, 5)] == ["GPU", "CPU", "GPU"]
+
+
+@pytest.mark.parametrize("classes", ["gpu", "gpu,cpu,gpu,cpu", "gpu,npu,cpu", "gpu,,cpu"])
+def test_classes_that_no_stage_can_have_are_a_usage_error(classes: str) -> None:
+    with pytest.raises(UsageError):
+        equal_parts(6, 3, stage_devices=classes)
+
+
 def test_devices_that_change_places_move_and_others_stay() -> None:
     crowd = [worker("a", device_id="x"), worker("b", device_id="y"), worker("c"), worker("d")]
     before = decide(crowd, planned=named(("x",), ("y",)), current=None).plan

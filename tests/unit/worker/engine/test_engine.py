@@ -1,9 +1,6 @@
 """The engine loop on a real Redis with a real stage: what fails, fails alone."""
 
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -15,68 +12,19 @@ from prometheus_client import CollectorRegistry
 
 from blockrelay.block_folder.folder import BlockFolder
 from blockrelay.errors import ExecutionError
-from blockrelay.observability.metrics.worker import WorkerMetrics
 from blockrelay.protocol.encoding.stage_span import StageSpan
 from blockrelay.protocol.keys import Keys
 from blockrelay.protocol.messages import EndEntry, TokenEntry
-from blockrelay.protocol.plan import Device
 from blockrelay.protocol.transitions import calls
 from blockrelay.redis.client import Scripts
-from blockrelay.redis.errors import RedisWatch
-from blockrelay_worker.engine.loop import Engine
-from blockrelay_worker.engine.mailbox import Mailbox
-from blockrelay_worker.engine.run_table import RunTable
 from blockrelay_worker.execution.batch import Batch, StageOutput
-from blockrelay_worker.execution.cpu.stage import StageExecutor
 from blockrelay_worker.execution.executor import Executor
 from blockrelay_worker.execution.fault_injection import WrappingExecutor
-from blockrelay_worker.kernels import load_kernels
-from blockrelay_worker.transport.inbox_reader import Reader
-from blockrelay_worker.transport.redis_links import Links
 from tests.support.cell import MODEL, Cell, body
 from tests.support.waiting import wait_until
-from tests.support.worker.machines import idle_machine
-from tests.support.worker.stage_role import stage_role
+from tests.support.worker.running_engine import end_of, engine_running
 
 MARK = 499  # a prompt that begins with this token is the one that the broken executors stumble over
-Break = Callable[[Executor], Executor]
-
-
-@contextmanager
-def engine_running(
-    folder: BlockFolder,
-    client: redis.Redis,
-    keys: Keys,
-    scripts: Scripts,
-    *,
-    broken: Break,
-    device: Device = "cpu",
-    registry: CollectorRegistry | None = None,
-) -> Iterator[tuple[Cell, RunTable]]:
-    """One worker that runs the whole model; a cell to talk to it."""
-    cell, stop = Cell(client, keys, scripts), threading.Event()
-    last = folder.model.blocks
-    name = cell.worker("w", split=f"1-{last}", device=device)
-    executor = broken(StageExecutor(folder, 1, last, pages=100, threads=1, kernels=load_kernels(1)))
-    metrics, mailbox, table = WorkerMetrics(registry or CollectorRegistry()), Mailbox(), RunTable(executor.pool)
-    links = Links(client, client, keys, scripts, RedisWatch(metrics.redis_errors), stop)
-    runs_on = "gpu" if device == "gpu" else "cpu"
-    role = stage_role(folder, name, split=f"1-{last}", stage=0, first=1, last=last, device=runs_on, step_target_s=1.0)
-    engine = Engine(role, folder.model, None, executor, table, links, mailbox, metrics, idle_machine())
-    streams = [f(MODEL, c) for c in ("cpu", "gpu") for f in (keys.reruns, keys.jobs)]
-    threads = [
-        Reader(client, keys.inbox(name), streams, mailbox, stop, links.watch),
-        threading.Thread(target=engine.run),
-    ]
-    for thread in threads:
-        thread.start()
-    try:
-        yield cell, table
-    finally:
-        stop.set()
-        for thread in threads:
-            thread.join(10)
-        table.check_integrity()
 
 
 class Stumbling(WrappingExecutor):
@@ -97,11 +45,6 @@ class Overflowing(Stumbling):
         assert batch.tokens is not None
         marked = {int(np.searchsorted(ends, i, side="right")) for i in np.flatnonzero(batch.tokens == MARK)}
         return replace(output, not_finite=tuple(sorted(marked)))
-
-
-def end_of(cell: Cell, request: str) -> EndEntry | None:
-    log = cell.log(request)
-    return log[-1] if log and isinstance(log[-1], EndEntry) else None
 
 
 def ask(cell: Cell) -> tuple[EndEntry, list[EndEntry]]:
@@ -205,6 +148,7 @@ def test_a_failing_gpu_gives_its_whole_batch_to_the_cpu_stream(
 ) -> None:
     scripts.run(calls.publish_plan(MODEL, replaces_epoch=0, inputs="i", route_class="gpu", plan="{}"))
     with engine_running(w8a8, client, keys, scripts, broken=Stumbling, device="gpu") as (cell, table):
+        cell.worker("idle CPU", split=f"1-{w8a8.model.blocks}")
         cell.accept("req-bad", content=body([MARK, 8, 9]))
         wait_until(lambda: cell.queued("reruns", "cpu") == ["req-bad"], "it waits for a CPU")
         wait_until(lambda: len(table) == 0, "the GPU forgot it")

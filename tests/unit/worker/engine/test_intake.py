@@ -17,7 +17,7 @@ from blockrelay.redis.errors import RedisWatch
 from blockrelay_worker.engine.intake import Intake
 from blockrelay_worker.engine.run import Run
 from blockrelay_worker.engine.run_table import RunTable
-from blockrelay_worker.execution.cpu.stage import StageExecutor
+from blockrelay_worker.execution.page_layout import layout_of
 from blockrelay_worker.execution.page_pool import PagePool
 from blockrelay_worker.transport.redis_links import Links
 from tests.support.cell import Cell
@@ -36,7 +36,7 @@ def cell(client: redis.Redis, keys: Keys, scripts: Scripts) -> Cell:
 def intake(w8a8: BlockFolder, client: redis.Redis, keys: Keys, scripts: Scripts) -> Intake:
     """Those of the last stage."""
     role = stage_role(w8a8, "b", split="1-2,3-5", stage=1, first=3, last=5)
-    table = RunTable(PagePool(StageExecutor.layout_of(w8a8, 3, 5), 50))
+    table = RunTable(PagePool(layout_of(w8a8, 3, 5), 50))
     metrics = WorkerMetrics(CollectorRegistry())
     return Intake(
         role,

@@ -13,7 +13,7 @@ from blockrelay.protocol.plan import Device
 from blockrelay_worker.execution.cpu.linears import Variant
 from blockrelay_worker.execution.cpu.stage import StageExecutor
 from blockrelay_worker.execution.numerics_id import numerics_id
-from blockrelay_worker.execution.page_layout import PageLayout
+from blockrelay_worker.execution.page_layout import PageLayout, layout_of
 from blockrelay_worker.execution.self_test import first_mismatch
 from blockrelay_worker.kernels import load_kernels
 from blockrelay_worker.kernels.interface import Kernels
@@ -25,6 +25,7 @@ class CpuExecutors:
     """Makes executors that compute with `threads` threads: our kernels and, where they have none, ONNX Runtime's."""
 
     device: ClassVar[Device] = "cpu"
+    varies: ClassVar[bool] = False
 
     def __init__(self, threads: int) -> None:
         self._threads, self._kernels = threads, load_kernels(threads)
@@ -38,7 +39,13 @@ class CpuExecutors:
         return numerics_id(manifest)
 
     def layout(self, folder: BlockFolder, first_block: int, last_block: int) -> PageLayout:
-        return StageExecutor.layout_of(folder, first_block, last_block)
+        return layout_of(folder, first_block, last_block)
+
+    def page_bytes(self, layout: PageLayout) -> int:
+        return layout.bytes_per_page
+
+    def usable_in_s(self) -> float:
+        return 0.0
 
     def load(self, folder: BlockFolder, first_block: int, last_block: int, *, pages: int) -> StageExecutor:
         return load_stage(

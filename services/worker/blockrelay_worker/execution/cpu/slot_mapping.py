@@ -6,7 +6,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from blockrelay.errors import ExecutionError
 from blockrelay_worker.execution.batch import Segment
 from blockrelay_worker.execution.cpu.workspace import Workspace
 from blockrelay_worker.execution.page_layout import pages_for
@@ -43,28 +42,6 @@ class Rows:
         segments[:, 0] = np.arange(count)
         segments[:, 2] = self.positions[wanted]
         return self.page_table[self.owner[wanted]], segments
-
-
-def check_segments(segments: Sequence[Segment], *, limit: int, pages: int) -> int:
-    """The number of rows. Raises ExecutionError unless positions lie below `limit` and pages in 0..`pages` - 1.
-
-    `pages` 0 stands for a stage that keeps none: the segments' pages are then not looked at.
-    """
-    for index, segment in enumerate(segments):
-        end = segment.first_position + segment.rows
-        if segment.rows < 1 or segment.first_position < 0 or end > limit:
-            raise ExecutionError(f"segment {index}: positions {segment.first_position}..{end - 1} of {limit}")
-        if not pages:
-            continue
-        needed = segment.pages[: pages_for(end)]
-        if len(needed) * PAGE < end:
-            raise ExecutionError(f"segment {index}: {len(needed)} pages do not reach position {end - 1}")
-        if min(needed) < 0 or max(needed) >= pages:
-            raise ExecutionError(f"segment {index}: a page id is not in 0..{pages - 1}")
-    count = sum(segment.rows for segment in segments)
-    if not count:
-        raise ExecutionError("an empty batch")
-    return count
 
 
 def place(segments: Sequence[Segment], space: Workspace, cos: F32, sin: F32, *, keeps_pages: bool) -> Rows:

@@ -7,18 +7,17 @@ from functools import partial
 import numpy as np
 
 from blockrelay.block_folder.folder import BlockFolder
-from blockrelay.block_folder.precisions import kv_item_bytes
 from blockrelay.errors import BlockFolderError, BlockrelayError, ExecutionError
 from blockrelay.protocol.capabilities import Capabilities
-from blockrelay_worker.execution.batch import Batch, StageOutput
+from blockrelay_worker.execution.batch import Batch, StageOutput, check_segments, hidden_of, tokens_of
 from blockrelay_worker.execution.cpu.layers import Head, Layer
 from blockrelay_worker.execution.cpu.linears import Variant
 from blockrelay_worker.execution.cpu.page_memory import PageMemory
-from blockrelay_worker.execution.cpu.slot_mapping import Rows, check_segments, place
+from blockrelay_worker.execution.cpu.slot_mapping import Rows, place
 from blockrelay_worker.execution.cpu.workspace import Workspace
 from blockrelay_worker.execution.executor import PageContent
 from blockrelay_worker.execution.numerics_id import numerics_id
-from blockrelay_worker.execution.page_layout import PageLayout
+from blockrelay_worker.execution.page_layout import layout_of
 from blockrelay_worker.kernels.interface import F32, Kernels, Program
 from blockrelay_worker.kernels.recorded import Direct
 from blockrelay_worker.kernels.specification import PAGE
@@ -58,7 +57,7 @@ class StageExecutor:
             raise BlockFolderError(f"there are no blocks {first_block} to {last_block}: the model has {model.blocks}")
         self.folder = folder
         self.first_block, self.last_block = first_block, last_block
-        self.memory = PageMemory(self.layout_of(folder, first_block, last_block), pages)
+        self.memory = PageMemory(layout_of(folder, first_block, last_block), pages)
         self.layout, self.pool = self.memory.layout, self.memory.pool
         self.variant: Variant = variant
         self.details = {"kernels": kernels.variant, "products": variant}
@@ -88,22 +87,15 @@ class StageExecutor:
         self._recordable = all(block.recordable for block in (*self._layers, self._head) if block is not None)
         self._programs: dict[tuple[int, ...], Program] = {}
 
-    @staticmethod
-    def layout_of(folder: BlockFolder, first_block: int, last_block: int) -> PageLayout:
-        """The page layout of these blocks; a stage of the head alone has no layers."""
-        model = folder.model
-        return PageLayout(
-            layers=min(last_block, model.layers) - first_block + 1,
-            kv_heads=model.kv_heads,
-            head_dim=model.head_dim,
-            dtype=np.float16 if kv_item_bytes(folder.manifest.precisions) == 2 else np.float32,
-        )
-
     def export_pages(self, pages: Sequence[int]) -> list[PageContent]:
         return self.memory.export_pages(pages)
 
     def import_pages(self, pages: Sequence[int], contents: Sequence[PageContent]) -> None:
         self.memory.import_pages(pages, contents)
+
+    @property
+    def usable(self) -> bool:
+        return True
 
     @property
     def takes_tokens(self) -> bool:
@@ -196,23 +188,15 @@ class StageExecutor:
     def _embed(self, batch: Batch, count: int) -> F32:
         """The residual stream of the batch's token ids, in the workspace."""
         assert self._embedding is not None
-        vocabulary, width = self._embedding.shape
-        tokens = batch.tokens
-        if tokens is None or tokens.shape != (count,):
-            raise ExecutionError(f"this stage takes {count} token ids, one per row of the segments")
-        if int(tokens.min()) < 0 or int(tokens.max()) >= vocabulary:
-            raise ExecutionError(f"a token id is not in 0..{vocabulary - 1}")
-        x = self._space.hidden(count, width)
+        tokens = tokens_of(batch, count, self.folder.model)
+        x = self._space.hidden(count, self.folder.model.hidden_size)
         x[...] = self._embedding[tokens]
         return x
 
     def _copy_in(self, batch: Batch, count: int) -> F32:
         """The batch's rows, in the workspace."""
-        width = self.folder.model.hidden_size
-        hidden = batch.hidden
-        if hidden is None or hidden.shape != (count, width) or hidden.dtype != np.float32:
-            raise ExecutionError(f"this stage takes float32 rows [{count}, {width}]")
-        x = self._space.hidden(count, width)
+        hidden = hidden_of(batch, count, self.folder.model)
+        x = self._space.hidden(count, self.folder.model.hidden_size)
         x[...] = hidden
         return x
 

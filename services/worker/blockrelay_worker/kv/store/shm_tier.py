@@ -8,6 +8,7 @@ used last. A worker whose stage has other blocks than the writer's picks its rec
 import errno
 import itertools
 import os
+import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -94,6 +95,8 @@ class ShmTier:
 
     def _read_file(self, path: str, first: int, wanted: list[int], used_ns: int) -> dict[int, bytes]:
         size = self._record_bytes
+        if sys.platform == "win32":
+            return {}  # there is no such folder
         try:
             handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         except FileNotFoundError:
@@ -112,6 +115,8 @@ class ShmTier:
         return {block: data[(block - wanted[0]) * size :][:size] for block in wanted}
 
     def _write(self, path: str, records: Sequence[bytes | memoryview], size: int) -> bool:
+        if sys.platform == "win32":
+            return False  # there is no such folder
         begun = f"{self._folder}/{_BEGUN}{os.getpid()}-{next(self._serial)}"
         try:
             handle = os.open(begun, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)

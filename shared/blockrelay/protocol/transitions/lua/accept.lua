@@ -5,10 +5,10 @@
 -- needs: requests/record, queue/outstanding, requests/timeline, requests/tensor_results, queue/fair_queue, workers/fleet, queue/wait_forecast
 -- Arguments: request, model, pages_needed, deadline_ms (0: none), body, prompt_tokens, max_tokens,
 --   fingerprint ('' without a key), retention_s (0: the cell's), tenant, its weight, priority,
---   exact (never under another numerics id), reader (gateway that will read a request that exists; '': none does),
+--   exact (never under another numerics id, nor on devices that vary), reader (gateway that will read a request that exists; '': none does),
 --   result_bytes (0: none), confirm (write even where the request is there already: WAIT follows), limits (blockrelay.protocol.transitions.calls.Limits and `in_flight`; 0 stands for no limit but
 --   of `in_flight`), session (calls.SessionStep) or nothing, binding (calls.Binding) or nothing
--- Answers: OK ms | EXISTS state | OTHER | MOVED version (of the list of cells by which it is elsewhere) | TOO_LARGE pages | STEP expected-step | REPEAT request-id, or a limit and ms after
+-- Answers: OK ms | EXISTS state | OTHER | MOVED version (of the list of cells by which it is elsewhere) | TOO_LARGE pages | NOT_EXACT (all routes vary) | STEP expected-step | REPEAT request-id, or a limit and ms after
 --   which to ask again: TOKENS left | CONCURRENT requests | BUSY in-flight | PAGES promised | WAIT ms | LATE ms (until its end) |
 --   RESULTS bytes promised | TENANT_RESULTS bytes promised
 local id, model, pages_needed, deadline_ms = ARGS.request, ARGS.model, ARGS.pages_needed, ARGS.deadline_ms
@@ -57,6 +57,8 @@ local found = kept(model, 'survey', function() return survey(model) end)
 for _, pages in pairs(found.largest) do
   if pages < pages_needed then return {'TOO_LARGE', pages} end
 end
+local among_varying = ARGS.exact and found.varies
+if among_varying and not found.steady then return {'NOT_EXACT'} end
 
 -- The tenant's own limits. Its bucket holds a minute's worth and is filled all the time.
 local bucket, level = P .. 'bucket:' .. tenant, 0
@@ -91,7 +93,7 @@ end
 -- Our capacity.
 local in_flight = redis.call('ZCARD', P .. 'running')
 if in_flight + others >= limits.in_flight then return {'BUSY', in_flight, 1000} end
-local class = redis.call('HGET', P .. 'plan:' .. model, 'class') or 'cpu'
+local class = not among_varying and redis.call('HGET', P .. 'plan:' .. model, 'class') or 'cpu'
 local outstanding = outstanding_of(model)
 if limits.overcommit > 0 and found.pages and outstanding.pages > 0
   and outstanding.pages + pages_needed * (1 + others) > found.pages * limits.overcommit then

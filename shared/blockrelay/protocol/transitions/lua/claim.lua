@@ -3,12 +3,13 @@
 -- free pages hold of known tokens now, and preempts when runs outgrow its pool.
 -- There is no delivered-but-unrecorded state: a lost reply leaves the request on `worker-requests:<worker>`, where BEAT finds it.
 -- A log that has tokens goes on under the numerics id that computed them; under another one only when MIGRATE has let it
--- go, no worker of its own id is back, and its client did not ask for `exact`.
+-- go, no worker of its own id is back, and its client did not ask for `exact`. Where a worker that varies computed them,
+-- anybody goes on with it: nobody could compute them a second time. `exact` requests have routes without such workers.
 -- Keeps I3, I4 (reservations), I11 (first runs by rank), I13.
 -- needs: requests/record, requests/timeline, requests/finish, queue/fair_queue, workers/fleet, workers/serving, workers/routes
 -- Arguments: worker, free_pages (its own, one stage), runs (random nonces: of so many jobs at most)
 -- Answer: a list of {id, run, route, class, milliseconds since ACCEPT, quarantined, skip_prefix_cache, body,
---   {committed tokens}, milliseconds until its deadline (-1: none), runs before this one}; empty when there is nothing to do,
+--   {committed tokens}, milliseconds until its deadline (-1: none), runs before this one, whether its route varies}; empty when there is nothing to do,
 -- or while some stage has no live worker with room.
 local runs, free_now = ARGS.runs, ARGS.free_pages
 local max_requests, chance = #runs, runs[1]
@@ -22,10 +23,19 @@ local answer, tried = {}, false
 local PASSED = 32
 
 -- Whether somebody serves a numerics id and could hold the request; the workers are asked at most once.
-local served = {}
+local served
 local function is_served(id, r)
-  served[r.class] = served[r.class] or serving(me.model, r.class)
-  return (served[r.class][id] or -1) >= r.pages_needed
+  served = served or serving(me.model)
+  return (served[id] or -1) >= r.pages_needed
+end
+
+-- Numbers of the blocks that failed on a GPU under the request.
+local function failed_blocks(r)
+  local found = {}
+  for _, event in ipairs(r.fallbacks ~= '' and cjson.decode(r.fallbacks) or {}) do
+    found[#found + 1] = tonumber(string.match(event.block_id, '%d+$'))
+  end
+  return found
 end
 
 -- Give one queued request to me, or pass it over. False: it has to wait, and everything behind it.
@@ -40,34 +50,40 @@ local function give(r)
     finish(r, 'expired', '')
     return true
   end
-  local history = me.numerics
+  local pure = r.exact == '1'
   if pinned(r) then
     local own = id_of(r.numerics)
-    if own == me.numerics then
-      history = r.numerics
-    elseif is_served(own, r) then
-      unqueue(r)
-      pin(r)
-      return true
-    elseif r.exact == '1' then
+    if is_served(own, r) then
+      if own ~= me.numerics then
+        unqueue(r)
+        pin(r)
+        return true
+      end
+      pure = true
+    elseif own == me.numerics then
+      pure = pure or string.sub(r.job, 1, 6) == 'pinned'  -- MIGRATE has not let it go
+    elseif pure then
       finish(r, 'error', cjson.encode({error = 'the request began under numerics id ' .. own .. ', no worker of it is left '
         .. 'that could hold it, and exact: true forbids going on under ' .. me.numerics, code = 'numerics_changed'}))
       return true
-    else
-      history = r.numerics .. '+' .. me.numerics .. '@' .. r.committed
     end
   end
   local quarantined = r.deaths >= QUARANTINE_AFTER and r.deaths_at == r.committed
   if tried or (quarantined and #answer > 0) then return false end
   local reserve, now = r.pages_needed, math.ceil((r.prompt_tokens + r.committed + 1) / PAGE_TOKENS)
-  if me.stages == 1 then
+  if #me.stages == 1 then
     if r.pages_needed > me.pages then return true end
     if now > free_now then return false end
     reserve = 0
   end
-  local route = find_route(reserve, r.class)
-  if not route then return fits_nowhere(reserve) end
-  if me.stages == 1 then free_now = free_now - now end
+  local route = find_route(reserve, failed_blocks(r), pure)
+  if not route then return fits_nowhere(reserve, pure) end
+  if #me.stages == 1 then free_now = free_now - now end
+  local numerics, varies = numerics_of(route)
+  local history, goes_on = numerics, r.committed > 0 and r.numerics ~= ''
+  if goes_on then
+    history = id_of(r.numerics) == numerics and r.numerics or r.numerics .. '+' .. numerics .. '@' .. r.committed
+  end
   local run, ids = runs[#answer + 1], {}
   for i, c in ipairs(route) do
     ids[i] = c.id
@@ -81,21 +97,21 @@ local function give(r)
   r.state = 'running'
   account(r, 1)
   redis.call('HSET', P .. 'request:' .. r.id, 'state', 'running', 'run', run, 'route', table.concat(ids, ','), 'job', '',
-    'pages_reserved', reserve, 'numerics', history, 'progress_ms', NOW, 'quarantined', quarantined and 1 or 0)
+    'pages_reserved', reserve, 'numerics', history, 'varies', varies and 1 or 0, 'progress_ms', NOW, 'quarantined', quarantined and 1 or 0)
   if quarantined then
     redis.call('SET', P .. 'quarantine:' .. me.id, r.id, 'EX', QUARANTINE_S)
     tried = true
   end
   redis.call('HSETNX', P .. 'request:' .. r.id, 'claimed_ms', NOW)
   timeline_event(r.id, 'c' .. r.class)
-  if pinned(r) and history ~= r.numerics then timeline_event(r.id, 'n' .. me.numerics .. '@' .. r.committed) end
+  if goes_on and history ~= r.numerics then timeline_event(r.id, 'n' .. numerics .. '@' .. r.committed) end
   redis.call('ZADD', P .. 'running', 'XX', NOW, r.id)
   local tokens = {}
   for _, t in ipairs(redis.call('XRANGE', P .. 'log:' .. r.id, '-', '+')) do tokens[#tokens + 1] = tonumber(t[2][2]) end
   local known = redis.call('HMGET', P .. 'request:' .. r.id, 'accepted_ms', 'body', 'reruns')
   answer[#answer + 1] = {r.id, run, table.concat(ids, ','), r.class, NOW - tonumber(known[1]),
     quarantined and 1 or 0, r.missing_pages >= 2 and 1 or 0, known[2], tokens,
-    r.deadline_ms > 0 and r.deadline_ms - NOW or -1, tonumber(known[3] or '0')}
+    r.deadline_ms > 0 and r.deadline_ms - NOW or -1, tonumber(known[3] or '0'), varies and 1 or 0}
   return true
 end
 

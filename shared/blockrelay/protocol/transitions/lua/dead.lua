@@ -10,13 +10,13 @@ local after = ARGS.silent_ms
 if beat and after > 0 and math.abs(NOW - tonumber(beat)) < after then return {0, 0} end
 local on = redis.call('SMEMBERS', P .. 'worker-requests:' .. w)
 if not beat and #on == 0 and redis.call('EXISTS', P .. 'worker:' .. w, P .. 'inbox:' .. w) == 0 then return {0, 0} end
-local v = redis.call('HMGET', P .. 'worker:' .. w, 'device', 'first_block', 'model')
+local v = redis.call('HMGET', P .. 'worker:' .. w, 'device', 'first_block', 'model', 'stage')
 local tried = redis.call('GET', P .. 'quarantine:' .. w) or nil
 local count = 0
 for _, id in ipairs(on) do
   local r = read_record(id)
   if r and r.state == 'running' and string.find(',' .. r.route .. ',', ',' .. w .. ',', 1, true) then
-    rerun(r, ARGS.reason, v[1] == 'gpu' and ARGS.reason == 'death' and 'block_' .. v[2] or nil, tried)
+    rerun(r, ARGS.reason, v[1] == 'gpu' and ARGS.reason == 'death' and 'block_' .. v[2] or nil, tried, tonumber(v[4] or '0'))
     count = count + 1
   end
 end

@@ -10,18 +10,18 @@
 --   how many may go on under another id from now on}; apart, those of an id that fit no pool of it
 local model, patience = ARGS.model, ARGS.patience_ms
 local LONGEST_LOOK, MOST = 2000, 64
-local key, answer, served = P .. 'numerics:' .. model, {}, {}
+local key, answer, served = P .. 'numerics:' .. model, {}, nil
 local awaited = redis.call('HGETALL', key)
 for i = 1, #awaited, 2 do
   local class, id = string.match(awaited[i], '^(%a+):(.+)$')
   local stream = P .. 'pinned:' .. model .. ':' .. class .. ':' .. id
   local waiting = redis.call('XLEN', stream)
-  served[class] = served[class] or serving(model, class)
+  served = served or serving(model)
   if waiting == 0 then
     redis.call('HDEL', key, awaited[i])
     redis.call('DEL', stream)
   else
-    local most = served[class][id] or -1
+    local most = served[id] or -1
     local absent, seen, before = string.match(awaited[i + 1], '^(%d+) (%d+) (%-?%d+)$')
     if tonumber(before) ~= most then absent, seen = 0, NOW end
     absent, seen = tonumber(absent), tonumber(seen)

@@ -9,11 +9,11 @@ local function add_fallback(r, block, reason)
 end
 
 -- Keeps I3, I7.
--- End the current run and queue the request once more. `block` is where a GPU failed, or nil: with one, the class becomes
--- cpu and no worker of the numerics id is waited for. Re-runs and deaths count only at an unchanged log length; the second
+-- End the current run and queue the request once more. `block` is where a GPU failed, or nil, and `stage` which one that
+-- was (nil: not known): the next route has a CPU there, and no worker of the numerics id is waited for. Re-runs and deaths count only at an unchanged log length; the second
 -- re-run waits, and each one after it twice as long. `tried` is the request that a dead worker tried alone, or nil: with
 -- it nobody else is to blame.
-local function rerun(r, reason, block, tried)
+local function rerun(r, reason, block, tried, stage)
   local set = {'state', 'queued', 'run', '', 'route', '', 'progress_ms', NOW, 'rerun_reason', reason}
   if reason == 'missing_pages' then
     set[#set + 1] = 'missing_pages'; set[#set + 1] = r.missing_pages + 1
@@ -40,8 +40,8 @@ local function rerun(r, reason, block, tried)
   account(r, 1)
   if block then
     add_fallback(r, block, reason == 'death' and 'worker_death' or reason)
-    r.class = 'cpu'
-    for _, v in ipairs({'class', 'cpu', 'fallbacks', r.fallbacks}) do set[#set + 1] = v end
+    if (stage or 0) == 0 then r.class = 'cpu' end
+    for _, v in ipairs({'class', r.class, 'fallbacks', r.fallbacks}) do set[#set + 1] = v end
   end
   redis.call('HSET', P .. 'request:' .. r.id, unpack(set))
   redis.call('HINCRBY', P .. 'request:' .. r.id, 'reruns', 1)

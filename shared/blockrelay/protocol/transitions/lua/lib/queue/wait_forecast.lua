@@ -47,19 +47,27 @@ end
 
 -- Of a model: `largest` pool of each stage (also of workers that are silent now: what they hold fits once they are back, or
 -- replaced, and a refusal for its size is final), and of those that live: `pages` of the narrowest stage, `workers` of the first stage and the requests
--- (`slots`) that they run at once; of those that have measured themselves, together: seconds for a prompt row and for a
+-- (`slots`) that they run at once, whether one `varies`, and whether there is a
+-- whole route of others (`steady`); of those that have measured themselves, together: seconds for a prompt row and for a
 -- token (`row`, `token`, nil before), the `slowest` one's prompt row, and `steps` for `step_among`.
 local function survey(model)
   local found = {largest = {}, workers = 0, slots = 0, slowest = 0}
-  local pools, rows, tokens, measured = {}, 0, 0, {}
+  local pools, rows, tokens, measured, routes = {}, 0, 0, {}, {}
   local all = registered()
   for i = 1, #all, 2 do
-    local v = redis.call('HMGET', P .. 'worker:' .. all[i], 'split', 'stage', 'pages', 'model', 'slots', 'row_us', 'step_us', 'recent_concurrency')
+    local v = redis.call('HMGET', P .. 'worker:' .. all[i], 'split', 'stage', 'pages', 'model', 'slots', 'row_us', 'step_us', 'recent_concurrency', 'varies', 'numerics')
     if v[4] == model and v[3] then
       local stage, pages = v[1] .. '/' .. v[2], tonumber(v[3])
       found.largest[stage] = math.max(found.largest[stage] or 0, pages)
       if is_alive(all[i + 1]) then
         pools[stage] = (pools[stage] or 0) + pages
+        if v[9] == '1' then
+          found.varies = true
+        else
+          local route = v[10] .. ' ' .. v[1]
+          routes[route] = routes[route] or {}
+          routes[route][v[2]] = true
+        end
         if v[2] == '0' then
           found.workers, found.slots = found.workers + 1, found.slots + tonumber(v[5] or '64')
           if v[6] then
@@ -73,6 +81,12 @@ local function survey(model)
         end
       end
     end
+  end
+  for route, stages in pairs(routes) do
+    local _, commas = string.gsub(string.match(route, ' (.+)$'), ',', '')
+    local whole = true
+    for s = 0, commas do whole = whole and stages[string.format('%d', s)] end
+    found.steady = found.steady or whole
   end
   for _, pages in pairs(pools) do found.pages = math.min(found.pages or pages, pages) end
   if tokens > 0 then found.row, found.token = 1 / rows, 1 / tokens end

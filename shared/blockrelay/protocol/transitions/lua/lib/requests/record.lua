@@ -17,6 +17,7 @@ local NUMBERS = {
   deaths_at = 'the length of the log for which these are counted',
   attempts = 'runs that failed at this length',
   missing_pages = 're-runs because cached KV pages were gone',
+  varies = 'whether its last route has a worker that does not compute the same bits twice (1)',
 }
 local TEXTS = {'state', 'run', 'route', 'class', 'model', 'job', 'fallbacks', 'numerics', 'tenant', 'share', 'exact'}
 
@@ -58,5 +59,5 @@ end
 -- The numerics id under which a log goes on: the last of `a+b@17`, where b has computed what stands behind 17 tokens.
 local function id_of(numerics) return string.match(numerics, '([^+@]+)@?%d*$') end
 
--- Tokens that there are decide the numerics id.
-local function pinned(r) return r.committed > 0 and r.numerics ~= '' end
+-- Tokens that there are decide the numerics id, where it could compute them again.
+local function pinned(r) return r.committed > 0 and r.numerics ~= '' and r.varies == 0 end

@@ -1,75 +1,116 @@
 -- Routes of one worker of the first stage: who could follow it, one worker for every stage.
+-- A worker `varies` when its device does not compute the same bits twice (GPUs through ONNX Runtime). It may stand beside
+-- any others; workers that do not vary share a route only under one numerics id.
 -- needs: workers/fleet
 
--- The worker that claims, at the front of every route: id, model, split, device, numerics, pages (of its pool), free (of
--- those, not reserved), running (requests that it runs), and `stages` of its split.
+-- The worker that claims, at the front of every route: id, model, split, device, numerics, varies, pages (of its pool), free
+-- (of those, not reserved), running (requests that it runs), and `stages` of its split, {first block, last block} of each.
 local me
 
 -- False when this worker may not claim: it is unknown, of a later stage, draining, without an inbox or without a beat.
 local function claims(worker)
   local v = redis.call('HMGET', P .. 'worker:' .. worker, 'model', 'split', 'stage', 'device', 'numerics', 'pages', 'pages_reserved',
-    'draining')
+    'draining', 'varies')
   if not v[1] or v[3] ~= '0' or redis.call('EXISTS', P .. 'inbox:' .. worker) == 0 then return false end
   if v[8] or not is_alive(redis.call('ZSCORE', P .. 'workers', worker)) then return false end
-  local _, commas = string.gsub(v[2], ',', '')
-  me = {id = worker, model = v[1], split = v[2], device = v[4], numerics = v[5], pages = tonumber(v[6]),
-    free = tonumber(v[6]) - tonumber(v[7] or '0'), running = 0, stages = commas + 1}
+  local stages = {}
+  for first, last in string.gmatch(v[2], '(%d+)-(%d+)') do stages[#stages + 1] = {tonumber(first), tonumber(last)} end
+  me = {id = worker, model = v[1], split = v[2], device = v[4], numerics = v[5], varies = v[9] == '1', pages = tonumber(v[6]),
+    free = tonumber(v[6]) - tonumber(v[7] or '0'), running = 0, stages = stages}
   return true
 end
 
 -- Of the workers of a stage and device so many at most are looked at: any of them will do, the least loaded of some is good.
 local SAMPLE = 16
+-- Those that vary, among groups by numerics id.
+local VARIES = '~'
 
--- Ids of the workers of my split and numerics: roster[stage + 1][device], sorted.
+-- Ids of the workers of my split: roster[stage + 1][device][numerics id, or VARIES], sorted.
 local function roster()
-  return kept(me.model, me.split .. ' ' .. me.numerics, function()
+  return kept(me.model, 'split ' .. me.split, function()
     local found, all = {}, registered()
-    for s = 1, me.stages do found[s] = {gpu = {}, cpu = {}} end
+    for s = 1, #me.stages do found[s] = {gpu = {}, cpu = {}} end
     for i = 1, #all, 2 do
-      local v = redis.call('HMGET', P .. 'worker:' .. all[i], 'model', 'split', 'numerics', 'stage', 'device')
-      if v[1] == me.model and v[2] == me.split and v[3] == me.numerics then
-        table.insert(found[tonumber(v[4]) + 1][v[5]], all[i])
+      local v = redis.call('HMGET', P .. 'worker:' .. all[i], 'model', 'split', 'numerics', 'stage', 'device', 'varies')
+      if v[1] == me.model and v[2] == me.split then
+        local groups, group = found[tonumber(v[4]) + 1][v[5]], v[6] == '1' and VARIES or v[3]
+        groups[group] = groups[group] or {}
+        table.insert(groups[group], all[i])
       end
     end
-    for s = 1, me.stages do
-      table.sort(found[s].gpu)
-      table.sort(found[s].cpu)
+    for s = 1, #me.stages do
+      for _, groups in pairs(found[s]) do
+        for _, ids in pairs(groups) do table.sort(ids) end
+      end
     end
     return found
   end)
 end
 
--- Those of them that live, are ready and do not drain: list of {id, pages, free, running}. `chance`: hex digits.
-local function live(ids, chance)
-  local found = {}
+-- Those of them that live, are ready and do not drain: list of {id, numerics, varies, pages, free, running}, behind what is
+-- in `found`. `ids` may be nil. `chance`: hex digits.
+local function live(ids, chance, found)
+  found = found or {}
+  ids = ids or {}
   local first = #ids > SAMPLE and tonumber(string.sub(chance, 1, 8), 16) or 0
   for i = 1, math.min(#ids, SAMPLE) do
     local w = ids[(first + i) % #ids + 1]
-    local v = redis.call('HMGET', P .. 'worker:' .. w, 'pages', 'pages_reserved', 'draining')
+    local v = redis.call('HMGET', P .. 'worker:' .. w, 'pages', 'pages_reserved', 'draining', 'numerics', 'varies')
     if v[1] and not v[3] and is_alive(redis.call('ZSCORE', P .. 'workers', w))
       and redis.call('EXISTS', P .. 'inbox:' .. w) == 1 then
-      found[#found + 1] = {id = w, pages = tonumber(v[1]), free = tonumber(v[1]) - tonumber(v[2] or '0'),
-        running = redis.call('SCARD', P .. 'worker-requests:' .. w)}
+      found[#found + 1] = {id = w, numerics = v[4], varies = v[5] == '1', pages = tonumber(v[1]),
+        free = tonumber(v[1]) - tonumber(v[2] or '0'), running = redis.call('SCARD', P .. 'worker-requests:' .. w)}
     end
   end
   return found
 end
 
--- Who could follow me in a route: candidates[stage][device], from stage 1 on. Asked only when there is something to claim.
-local candidates
+-- The numerics ids of which workers that do not vary may follow me: mine, or, when I vary, one of those that there are.
+local function partners(known)
+  if not me.varies then return {me.numerics} end
+  local ids, there = {}, {}
+  for s = 2, #me.stages do
+    for _, groups in pairs(known[s]) do
+      for group in pairs(groups) do
+        if group ~= VARIES and not there[group] then
+          there[group] = true
+          ids[#ids + 1] = group
+        end
+      end
+    end
+  end
+  table.sort(ids)
+  if #ids == 0 then ids[1] = VARIES end
+  return ids
+end
+
+-- Who could follow me: candidates[stage][device] from stage 1 on, under the first partner with which every stage has
+-- somebody.
+local function look_for(known, partner, chance)
+  local found, all = {}, true
+  for s = 1, #me.stages - 1 do
+    found[s] = {}
+    for _, device in ipairs({'gpu', 'cpu'}) do
+      local groups = known[s + 1][device]
+      found[s][device] = live(groups[VARIES], chance, partner ~= VARIES and live(groups[partner], chance) or {})
+    end
+    all = all and #found[s].gpu + #found[s].cpu > 0
+  end
+  return found, all
+end
+
+-- Asked only when there is something to claim.
+local candidates, complete
 -- Whether every stage has somebody.
 local function staffed(chance)
   if not candidates then
-    candidates = {}
-    local known = me.stages > 1 and roster()
-    for s = 1, me.stages - 1 do
-      candidates[s] = {gpu = live(known[s + 1].gpu, chance), cpu = live(known[s + 1].cpu, chance)}
+    local known = #me.stages > 1 and roster()
+    for _, partner in ipairs(known and partners(known) or {VARIES}) do
+      candidates, complete = look_for(known, partner, chance)
+      if complete then break end
     end
   end
-  for s = 1, me.stages - 1 do
-    if #candidates[s].cpu + #candidates[s].gpu == 0 then return false end
-  end
-  return true
+  return complete
 end
 
 local function least_loaded(list, need)
@@ -80,32 +121,75 @@ local function least_loaded(list, need)
   return best
 end
 
--- A member for every stage, me at the front; nil when some stage has no room or no worker of an allowed device.
-local function find_route(need, class)
-  if me.free < need then return nil end
+local function steady(list)
+  local found = {}
+  for _, c in ipairs(list) do
+    if not c.varies then found[#found + 1] = c end
+  end
+  return found
+end
+
+-- The devices that may compute stage `s` of a request: CPUs where one of its blocks failed on a GPU, else GPUs before CPUs;
+-- the others where there are none of these. With `pure`: none that varies.
+local function allowed(s, failed, pure)
+  local gpu, cpu = candidates[s].gpu, candidates[s].cpu
+  if pure then gpu, cpu = steady(gpu), steady(cpu) end
+  local first, second = gpu, cpu
+  for _, block in ipairs(failed) do
+    if me.stages[s + 1][1] <= block and block <= me.stages[s + 1][2] then first, second = cpu, gpu end
+  end
+  return #first > 0 and first or second
+end
+
+-- A member for every stage, me at the front; nil when some stage has no room or nobody who is allowed. `failed`: numbers of
+-- blocks that failed on a GPU.
+local function find_route(need, failed, pure)
+  if me.free < need or (pure and me.varies) then return nil end
   local route = {me}
-  for s = 1, me.stages - 1 do
-    local chosen = class == 'gpu' and least_loaded(candidates[s].gpu, need) or nil
-    if not chosen and (class == 'cpu' or #candidates[s].gpu == 0) then chosen = least_loaded(candidates[s].cpu, need) end
+  for s = 1, #me.stages - 1 do
+    local chosen = least_loaded(allowed(s, failed, pure), need)
     if not chosen then return nil end
     route[#route + 1] = chosen
   end
   return route
 end
 
--- Whether some stage has nobody whose pool would hold so many pages even empty: then a job waits for another worker to
--- come, and nobody waits behind it.
-local function fits_nowhere(need)
-  for s = 0, me.stages - 1 do
-    local most = s == 0 and me.pages or 0
+-- Whether some stage has nobody whose pool would hold so many pages even empty, or with `pure` nobody at all: then a job
+-- waits for another worker to come, and nobody waits behind it.
+local function fits_nowhere(need, pure)
+  if pure and me.varies then return true end
+  for s = 0, #me.stages - 1 do
+    local most = s == 0 and me.pages or -1
     for _, list in pairs(s == 0 and {} or candidates[s]) do
-      for _, c in ipairs(list) do most = math.max(most, c.pages) end
+      for _, c in ipairs(list) do
+        if not (pure and c.varies) then most = math.max(most, c.pages) end
+      end
     end
     if most < need then return true end
   end
   return false
 end
 
--- A CPU worker takes GPU-class jobs only where stage 0 has no live GPU worker; a GPU worker never takes CPU jobs.
-local function classes() return me.device == 'gpu' and {'gpu'} or {'cpu', 'gpu'} end
-local function takes(class, chance) return class == me.device or #live(roster()[1].gpu, chance) == 0 end
+-- What a route computes by: the numerics ids of its members, each once, in the order of their stages; and whether one varies.
+local function numerics_of(route)
+  local ids, there, varies = {}, {}, false
+  for _, c in ipairs(route) do
+    if not there[c.numerics] then
+      there[c.numerics] = true
+      ids[#ids + 1] = c.numerics
+    end
+    varies = varies or c.varies
+  end
+  return table.concat(ids, '/'), varies
+end
+
+-- A request is of the class of the device that is to compute the first stage of it. A worker of another device takes it
+-- where none of that class lives.
+local function classes() return {me.device, me.device == 'gpu' and 'cpu' or 'gpu'} end
+local function takes(class, chance)
+  if class == me.device then return true end
+  for _, ids in pairs(roster()[1][class]) do
+    if #live(ids, chance) > 0 then return false end
+  end
+  return true
+end

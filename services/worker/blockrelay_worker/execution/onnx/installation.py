@@ -1,0 +1,30 @@
+"""Whether this environment has one ONNX Runtime. Imports none."""
+
+from collections.abc import Iterable
+from importlib.metadata import Distribution, distributions
+
+from blockrelay.errors import UsageError
+
+
+def check_one_onnxruntime(installed: Iterable[Distribution] | None = None) -> None:
+    """Raises UsageError naming the distributions when more than one has the package `onnxruntime`.
+
+    `onnxruntime-gpu`, `onnxruntime-directml` and others overwrite files of `onnxruntime`: which of them runs, and which
+    devices it knows, is then a matter of chance. Plug-ins (`onnxruntime-ep-...`) have packages of their own.
+    """
+    found = sorted({name for one in installed or distributions() if (name := _name(one)) and _has_package(one)})
+    if len(found) > 1:
+        raise UsageError(
+            f"{' and '.join(found)} are installed in one environment and overwrite each other: uninstall them all, "
+            "then install one of them"
+        )
+
+
+def _name(one: Distribution) -> str:
+    """Of a distribution that may be an ONNX Runtime, as people write it; else nothing."""
+    name = str(one.metadata["Name"]).lower().replace("_", "-")
+    return name if name.startswith("onnxruntime") else ""
+
+
+def _has_package(one: Distribution) -> bool:
+    return any(file.parts[0] == "onnxruntime" for file in one.files or ())

@@ -1,0 +1,91 @@
+"""How stages come onto the device of an execution provider."""
+
+import hashlib
+import json
+from collections.abc import Collection
+from typing import ClassVar
+
+import numpy as np
+
+from blockrelay.block_folder.folder import BlockFolder
+from blockrelay.block_folder.manifest import Manifest
+from blockrelay.block_folder.model import Precision
+from blockrelay.protocol.plan import Device
+from blockrelay_worker.execution.numerics_id import PAGE_LAYOUT, SAMPLER_VERSION
+from blockrelay_worker.execution.onnx.graphs import GRAPHS_VERSION, FloatType
+from blockrelay_worker.execution.onnx.known_answers import PAGES_NEEDED, TOLERANCES, Answers, check, known_answers
+from blockrelay_worker.execution.onnx.providers import CpuProvider, Provider
+from blockrelay_worker.execution.onnx.stage import OnnxStage
+from blockrelay_worker.execution.page_layout import PageLayout, layout_of
+
+
+class OnnxExecutors:
+    """Makes executors that compute on one device, with floats of one type."""
+
+    device: ClassVar[Device] = "gpu"
+    varies: ClassVar[bool] = True
+
+    def __init__(self, provider: Provider, dtype: FloatType = "float32") -> None:
+        self._provider = provider
+        self._dtype: FloatType = dtype
+        self._answers: dict[tuple[str, int, int], Answers] = {}
+
+    @staticmethod
+    def serves(device: Device, precisions: Collection[Precision]) -> bool:
+        """All there are: weights are widened."""
+        return device == "gpu"
+
+    def numerics_id(self, manifest: Manifest) -> str:
+        """`<precision>-<provider>-<16 hex digits>`, or `mixed-`: a CPU executor's has no provider's name."""
+        parts = {
+            "precision": manifest.precision,
+            "graphs": GRAPHS_VERSION,
+            "sampler": SAMPLER_VERSION,
+            "pages": PAGE_LAYOUT,
+            "provider": self._provider.identity,
+            "type": self._dtype,
+            "folder": manifest.numerics_inputs(),
+        }
+        digest = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+        same = len(set(manifest.precisions)) == 1
+        return f"{manifest.precision if same else 'mixed'}-{self._provider.name}-{digest[:16]}"
+
+    def layout(self, folder: BlockFolder, first_block: int, last_block: int) -> PageLayout:
+        return layout_of(folder, first_block, last_block)
+
+    def page_bytes(self, layout: PageLayout) -> int:
+        return layout.bytes_per_page * np.dtype(self._dtype).itemsize // np.dtype(layout.dtype).itemsize
+
+    def usable_in_s(self) -> float:
+        return 0.0
+
+    def load(self, folder: BlockFolder, first_block: int, last_block: int, *, pages: int) -> OnnxStage:
+        """On any device but the reference, the stage has given its answers, known from there."""
+        stage = self._stage(folder, first_block, last_block, pages=max(PAGES_NEEDED, pages), provider=self._provider)
+        if self._provider.name == CpuProvider.name:
+            return stage
+        key = (folder.manifest.model_hash, first_block, last_block)
+        try:
+            if key not in self._answers:
+                self._answers[key] = known_answers(folder, first_block, last_block, self._reference)
+            check(stage, self._answers[key], where=self._provider.device, tolerance=TOLERANCES[self._dtype])
+        except BaseException:
+            stage.close()
+            raise
+        return stage
+
+    def _reference(self, folder: BlockFolder, block: int) -> OnnxStage:
+        return self._stage(folder, block, block, pages=PAGES_NEEDED, provider=CpuProvider())
+
+    def _stage(
+        self, folder: BlockFolder, first_block: int, last_block: int, *, pages: int, provider: Provider
+    ) -> OnnxStage:
+        return OnnxStage(
+            folder,
+            first_block,
+            last_block,
+            pages=pages,
+            provider=provider,
+            numerics_id=self.numerics_id(folder.manifest),
+            dtype=self._dtype if provider is self._provider else "float32",
+        )

@@ -1,0 +1,209 @@
+"""Runs one stage, consecutive blocks of a model, on the device of an execution provider."""
+
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from blockrelay.block_folder.folder import BlockFolder
+from blockrelay.errors import BlockFolderError, ExecutionError
+from blockrelay.protocol.capabilities import Capabilities
+from blockrelay_worker.execution.batch import Batch, StageOutput, check_segments, hidden_of, tokens_of
+from blockrelay_worker.execution.executor import PageContent
+from blockrelay_worker.execution.onnx.batches import plain_inputs
+from blockrelay_worker.execution.onnx.failures import judged
+from blockrelay_worker.execution.onnx.graphs import FloatType, export_graph, import_graph, stage_graph
+from blockrelay_worker.execution.onnx.providers import Provider
+from blockrelay_worker.execution.onnx.weights import block_weights
+from blockrelay_worker.execution.page_layout import layout_of
+from blockrelay_worker.execution.page_pool import PagePool
+from blockrelay_worker.kernels.specification import PAGE
+
+#: Rows of a batch, and requests: as far as is tested.
+MAX_ROWS = 1 << 12
+
+
+class OnnxStage:
+    """Blocks `first_block..last_block` (numbered from 1, both included) of one block folder on one device.
+
+    Not exact: bits depend on the batch, the device and its driver. One thread uses it.
+    """
+
+    def __init__(
+        self,
+        folder: BlockFolder,
+        first_block: int,
+        last_block: int,
+        *,
+        pages: int,
+        provider: Provider,
+        numerics_id: str,
+        dtype: FloatType = "float32",
+    ) -> None:
+        """Raises BlockFolderError for blocks that the folder does not have."""
+        model = folder.model
+        if not 1 <= first_block <= last_block <= model.blocks:
+            raise BlockFolderError(f"there are no blocks {first_block} to {last_block}: the model has {model.blocks}")
+        self.folder, self.first_block, self.last_block = folder, first_block, last_block
+        self.layout = layout_of(folder, first_block, last_block)
+        self.pool = PagePool(self.layout, pages)
+        self.details: Mapping[str, str] = {"provider": provider.ort_name, "dtype": dtype}
+        self.capabilities = Capabilities(
+            exact=False,
+            ragged=True,
+            max_rows=MAX_ROWS,
+            max_sequences=MAX_ROWS,
+            precision=folder.manifest.precision,
+            numerics_id=numerics_id,
+            kv_tokens=pages * PAGE,
+        )
+        self._provider = provider
+        self._dtype: FloatType = dtype
+        session = provider.session(stage_graph(model, first_block, last_block, dtype=dtype))
+        self._session, self._binding = session, session.io_binding()
+        self._held: dict[str, Any] = {}
+        for block in range(first_block, last_block + 1):
+            for name, array in block_weights(folder, block, dtype).items():
+                self._held[f"block_{block}/{name}"] = provider.upload(session, array)
+        layers = range(first_block, min(last_block, model.layers) + 1)
+        if layers:
+            for name, table in zip(("cos", "sin"), folder.rotary(), strict=True):
+                self._held[name] = provider.upload(session, table.astype(dtype))
+        self._pools = {
+            f"block_{block}/{name}": provider.empty(session, (pages * PAGE, model.kv_heads, model.head_dim), dtype)
+            for block in layers
+            for name in ("keys", "values")
+        }
+        self._page_sessions: dict[str, tuple[Any, Any]] = {}
+        self._lock = threading.Lock()
+        for name, value in self._held.items():
+            self._binding.bind_ortvalue_input(name, value)
+        for name, value in self._pools.items():
+            self._binding.bind_ortvalue_input(name, value)
+
+    @property
+    def usable(self) -> bool:
+        return True
+
+    @property
+    def takes_tokens(self) -> bool:
+        """It has block 1."""
+        return self.first_block == 1
+
+    @property
+    def gives_logits(self) -> bool:
+        """It has the last block."""
+        return self.last_block == self.folder.model.blocks
+
+    def export_pages(self, pages: Sequence[int]) -> list[PageContent]:
+        """Copies, of the layout's type."""
+        if not pages or not self._pools:
+            return [[] for _ in pages]
+        wanted = np.asarray(pages, np.int64)
+        with self._lock:
+            session, binding = self._page_session("export")
+            binding.bind_cpu_input("pages", wanted)
+            for name in self._pools:
+                binding.bind_output(f"{name}_page", "cpu")
+            session.run_with_iobinding(binding)
+            with np.errstate(over="ignore"):  # beyond float16 is infinite, as in a CPU's pages
+                found = [value.numpy().astype(self.layout.dtype, copy=False) for value in binding.get_outputs()]
+            binding.clear_binding_outputs()
+        return [
+            [(keys[at], values[at]) for keys, values in zip(found[::2], found[1::2], strict=True)]
+            for at in range(len(pages))
+        ]
+
+    def import_pages(self, pages: Sequence[int], contents: Sequence[PageContent]) -> None:
+        if not pages or not self._pools:
+            return
+        slots = (np.asarray(pages, np.int64)[:, None] * PAGE + np.arange(PAGE)).reshape(-1, 1)
+        halves = [
+            np.stack([content[layer][half] for content in contents]).astype(self._dtype, copy=False)
+            for layer in range(self.layout.layers)
+            for half in range(2)
+        ]
+        with self._lock:
+            session, binding = self._page_session("import")
+            binding.bind_cpu_input("slots", slots)
+            for half, (name, value) in zip(halves, self._pools.items(), strict=True):
+                binding.bind_cpu_input(f"{name}_page", half)
+                binding.bind_ortvalue_output(f"{name}_out", value)
+            session.run_with_iobinding(binding)
+
+    def _page_session(self, way: Literal["export", "import"]) -> tuple[Any, Any]:
+        """A session that moves pages, and a binding with the pools."""
+        if way not in self._page_sessions:
+            make = export_graph if way == "export" else import_graph
+            layers = range(self.first_block, self.first_block + self.layout.layers)
+            session = self._provider.session(make(self.folder.model, layers, dtype=self._dtype))
+            binding = session.io_binding()
+            for name, value in self._pools.items():
+                binding.bind_ortvalue_input(name, value)
+            self._page_sessions[way] = session, binding
+        return self._page_sessions[way]
+
+    def close(self) -> None:
+        """Drop sessions and memory of the device. The executor is useless afterwards."""
+        self._page_sessions.clear()
+        self._held.clear()
+        self._pools.clear()
+        del self._binding, self._session
+
+    def run(self, batch: Batch) -> StageOutput:
+        """See `Executor.run`."""
+        started = time.perf_counter()
+        model = self.folder.model
+        count = check_segments(batch.segments, limit=model.max_position, pages=self.pool.pages if self._pools else 0)
+        inputs: dict[str, NDArray[Any]] = plain_inputs(batch.segments) if self._pools else {}
+        if self.takes_tokens:
+            inputs["tokens"] = tokens_of(batch, count, model)
+        else:
+            inputs["hidden"] = hidden_of(batch, count, model)
+        if self.gives_logits:  # if nobody asks for any, the keys and values count
+            inputs["take"] = np.asarray(batch.wanted if len(batch.wanted) else [0], np.int64)
+        try:
+            with self._lock:
+                found = self._computed(inputs)
+        except Exception as error:  # ONNX Runtime's own exception types have no public common base
+            block = judged(str(error)).block or f"block_{self.first_block}"
+            raise ExecutionError(f"{block} failed: {error}", block=block) from error
+        seconds = time.perf_counter() - started
+        share = seconds / (self.last_block - self.first_block + 1)
+        rows = found["sums"][:, None] if self.gives_logits else found["hidden_out"]
+        bad = np.logical_not(np.isfinite(rows).all(axis=1, keepdims=True))[:, 0]
+        logits = found["logits"][: len(batch.wanted)] if self.gives_logits else None
+        if logits is not None:
+            bad[np.asarray(batch.wanted, np.intp)[~np.isfinite(logits).all(axis=1)]] = True
+        return StageOutput(
+            hidden=None if self.gives_logits else found["hidden_out"],
+            logits=logits,
+            not_finite=_segments_of(np.flatnonzero(bad), batch),
+            seconds={f"block_{block}": share for block in range(self.first_block, self.last_block + 1)},
+        )
+
+    def _computed(self, inputs: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[np.float32]]:
+        """Outputs of the stage by name, in memory of the host; the pools are written in place."""
+        binding = self._binding
+        for name, array in inputs.items():
+            binding.bind_cpu_input(name, array)
+        for name, value in self._pools.items():
+            binding.bind_ortvalue_output(f"{name}_out", value)
+        outputs = ("sums", "logits") if self.gives_logits else ("hidden_out",)
+        for name in outputs:
+            binding.bind_output(name, "cpu")
+        try:
+            self._session.run_with_iobinding(binding)
+            found = binding.get_outputs()[-len(outputs) :]
+            return {name: value.numpy() for name, value in zip(outputs, found, strict=True)}
+        finally:
+            binding.clear_binding_outputs()
+
+
+def _segments_of(rows: NDArray[np.intp], batch: Batch) -> tuple[int, ...]:
+    """Indexes of the segments that have these rows of the batch."""
+    ends = np.cumsum([segment.rows for segment in batch.segments])
+    return tuple(sorted({int(np.searchsorted(ends, row, side="right")) for row in rows}))

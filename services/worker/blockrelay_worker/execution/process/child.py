@@ -1,0 +1,155 @@
+"""The process that owns a device, and does what its worker says on stdin.
+
+    open   the device and the folder          -> the numerics id of its stages
+    load   blocks and a number of pages       -> a stage
+    run, export, import, close of a stage     -> what the executor gives
+
+One thread uses the device. Another reads, and ends the process at once when the pipe ends: a worker that dies takes
+its device's process along, whatever the driver does meanwhile. What the worker asked for and what failed is answered
+with `failed`, which says by the provider's words what kind of failure it was.
+"""
+
+import os
+import signal
+import threading
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any, BinaryIO
+
+from blockrelay.block_folder.folder import open_block_folder
+from blockrelay.errors import BlockFolderError, BlockrelayError, KnownAnswerMismatch, UsageError
+from blockrelay.exit_codes import BROKEN
+from blockrelay_worker.execution.batch import Batch, Segment
+from blockrelay_worker.execution.executor import Executor
+from blockrelay_worker.execution.loader import Executors
+from blockrelay_worker.execution.onnx.failures import Judge
+from blockrelay_worker.execution.onnx.loading import OnnxExecutors
+from blockrelay_worker.execution.onnx.providers import open_provider
+from blockrelay_worker.execution.process.frames import Ended, Message, read, write
+
+
+class Child:
+    """Answers messages, one after the other."""
+
+    def __init__(self) -> None:
+        self._judge = Judge()
+        self._folder: Path | None = None
+        self._executors: Executors | None = None
+        self._stages: dict[int, Executor] = {}
+
+    def answer(self, message: Message) -> Message:
+        """What came of it, or that it failed."""
+        try:
+            return self._did(message)
+        except BlockrelayError as error:
+            if message.kind == "run":
+                return self._failed(error)
+            block = error.block if isinstance(error, KnownAnswerMismatch) else None
+            return Message("refused", {"type": _type_of(error), "text": str(error), "block": block})
+        except Exception as error:  # noqa: BLE001 ONNX Runtime's own exception types have no public common base
+            return self._failed(error)
+
+    def _failed(self, error: Exception) -> Message:
+        failure = self._judge.judge(str(error.__cause__ or error))
+        block = getattr(error, "block", None) or failure.block
+        fields = {"text": str(error), "class": failure.kind, "reason": failure.reason, "code": failure.code}
+        return Message("failed", fields | {"block": block})
+
+    def _did(self, message: Message) -> Message:
+        fields = message.fields
+        match message.kind:
+            case "open":
+                return self._open(fields["device"], Path(fields["folder"]))
+            case "load":
+                return self._load(fields["first"], fields["last"], fields["pages"])
+            case "run":
+                return self._run(self._stages[fields["stage"]], message)
+            case "export":
+                contents = self._stages[fields["stage"]].export_pages(fields["pages"])
+                return Message("pages", arrays=[half for content in contents for layer in content for half in layer])
+            case "import":
+                halves, pages = message.arrays, fields["pages"]
+                each = len(halves) // len(pages)
+                contents = [
+                    list(zip(halves[at : at + each : 2], halves[at + 1 : at + each : 2], strict=True))
+                    for at in range(0, len(halves), each)
+                ] if each else [[] for _ in pages]  # fmt: skip
+                self._stages[fields["stage"]].import_pages(pages, contents)
+                return Message("done")
+            case "close":
+                self._stages.pop(fields["stage"]).close()
+                return Message("done")
+            case kind:
+                raise AssertionError(f"nobody sends {kind}")
+
+    def _open(self, device: str, folder: Path) -> Message:
+        self._folder, self._executors = folder, OnnxExecutors(open_provider(device))
+        opened = open_block_folder(folder, blocks=[])
+        page = self._executors.page_bytes(self._executors.layout(opened, 1, 1))
+        return Message("opened", {"numerics": self._executors.numerics_id(opened.manifest), "layer_page_bytes": page})
+
+    def _load(self, first: int, last: int, pages: int) -> Message:
+        assert self._executors is not None and self._folder is not None, "it was opened"
+        folder = open_block_folder(self._folder, blocks=range(first, last + 1))
+        stage = self._executors.load(folder, first, last, pages=pages)
+        number = max(self._stages, default=0) + 1
+        self._stages[number] = stage
+        able = stage.capabilities
+        limits = {"max_rows": able.max_rows, "max_sequences": able.max_sequences}
+        return Message("loaded", {"stage": number, "pages": stage.pool.pages, "details": dict(stage.details)} | limits)
+
+    def _run(self, stage: Executor, message: Message) -> Message:
+        fields, (rows,) = message.fields, message.arrays
+        output = stage.run(
+            Batch(
+                segments=[
+                    Segment(rows=count, first_position=first, pages=pages) for count, first, pages in fields["segments"]
+                ],
+                tokens=rows if stage.takes_tokens else None,
+                hidden=None if stage.takes_tokens else rows,
+                wanted=fields["wanted"],
+            )
+        )
+        result = output.logits if output.hidden is None else output.hidden
+        assert result is not None
+        return Message("ran", {"not_finite": list(output.not_finite), "seconds": output.seconds}, [result])
+
+
+def _type_of(error: BlockrelayError) -> str:
+    """Which the worker raises in its place."""
+    kinds = (KnownAnswerMismatch, BlockFolderError, UsageError)
+    return next((kind.__name__ for kind in kinds if isinstance(error, kind)), BlockrelayError.__name__)
+
+
+def _read_all(stream: BinaryIO, messages: "SimpleQueue[Message]") -> None:
+    try:
+        while True:
+            messages.put(read(stream))
+    except (Ended, OSError):
+        os._exit(0)
+
+
+def _own_pipes() -> tuple[BinaryIO, BinaryIO]:
+    """Our ends of the pipes. What libraries print goes to stderr: a line of theirs would be no message."""
+    ours = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.close(null)
+    os.dup2(2, 1)
+    return ours
+
+
+def main() -> int:
+    """Ends with 0 when the pipe does, with 70 behind a failure that has lost the device."""
+    for number in (signal.SIGINT, signal.SIGTERM):  # a terminal tells the whole group; the worker says when to end
+        signal.signal(number, signal.SIG_IGN)
+    asked, answers = _own_pipes()
+    messages: SimpleQueue[Message] = SimpleQueue()
+    threading.Thread(target=_read_all, args=(asked, messages), name="reader", daemon=True).start()
+    child = Child()
+    while True:
+        answer = child.answer(messages.get())
+        write(answers, answer)
+        fields: Any = answer.fields
+        if answer.kind == "failed" and fields["class"] == "device":
+            return BROKEN

@@ -1,0 +1,116 @@
+"""The process that owns a device, as its worker sees it: it is asked, it answers in time, or it is ended."""
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any, cast
+
+from blockrelay.errors import BlockFolderError, DeviceFailed, DeviceLost, KnownAnswerMismatch, UsageError
+from blockrelay.observability.logs import get
+from blockrelay_worker.execution.process.frames import Ended, Message, read, write
+
+#: How often the time of an answer is looked at, and how long a process may take to end when its pipe has. Seconds.
+LOOK_S, END_S = 0.2, 2.0
+CHILD = "blockrelay_worker.execution.process"
+
+
+class DeviceProcess:
+    """Runs from its making until it is `lost`, or closed. Any thread may ask; one at a time is answered.
+
+    An answer that takes longer than its limit ends the process (SIGKILL): nothing inside one whose driver hangs can.
+    """
+
+    def __init__(self, device: str, *, python: str = sys.executable, module: str = CHILD) -> None:
+        """`python` has the packages of the device's provider; `module` is what it runs."""
+        self.device = device
+        self._process = subprocess.Popen(
+            [python, "-P", "-m", module, str(os.getpid())], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        self._asking = threading.Lock()
+        self._deadline: float | None = None
+        self._too_long: float | None = None
+        self._closed = threading.Event()
+        #: Why it is there no more; None while it is.
+        self.lost: DeviceLost | None = None
+        threading.Thread(target=self._watch, name="device-watch", daemon=True).start()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def ask(self, message: Message, *, limit_s: float) -> Message:
+        """The answer. Raises DeviceFailed when it could not be done and the process is still there; DeviceLost when it
+        is not, from then on always; UsageError or BlockFolderError for what this device or folder will never do."""
+        with self._asking:
+            if self.lost is not None:
+                raise DeviceLost(str(self.lost), reason=self.lost.reason, code=self.lost.code, block=self.lost.block)
+            self._deadline = time.monotonic() + limit_s
+            try:
+                write(cast(Any, self._process.stdin), message)
+                answer = read(cast(Any, self._process.stdout))
+            except (Ended, OSError) as error:
+                raise self._gone(limit_s) from error
+            finally:
+                self._deadline = None
+            return self._checked(answer)
+
+    def close(self) -> None:
+        """End it, and wait for that."""
+        if self.lost is None:
+            self.lost = DeviceLost(f"the process of {self.device} was closed", reason="closed", code="INTERNAL")
+        self._closed.set()
+        for pipe in (self._process.stdin, self._process.stdout):
+            with suppress(OSError):
+                cast(Any, pipe).close()
+        try:
+            self._process.wait(END_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def _checked(self, answer: Message) -> Message:
+        fields: Mapping[str, Any] = answer.fields
+        if answer.kind == "refused":
+            if fields["type"] == KnownAnswerMismatch.__name__:
+                raise KnownAnswerMismatch(fields["text"], block=fields["block"])
+            raise (BlockFolderError if fields["type"] == BlockFolderError.__name__ else UsageError)(fields["text"])
+        if answer.kind != "failed":
+            return answer
+        about = {"reason": fields["reason"], "code": fields["code"], "block": fields["block"]}
+        if fields["class"] == "device":
+            self._lose(DeviceLost(f"{self.device}: {fields['text']}", **about))
+            assert self.lost is not None
+            raise self.lost
+        capacity = fields["class"] == "capacity"
+        raise DeviceFailed(f"{self.device}: {fields['text']}", capacity=capacity, **about)
+
+    def _gone(self, limit_s: float) -> DeviceLost:
+        """It has ended, or we have ended it."""
+        self._process.kill()
+        status = self._process.wait()
+        if self._too_long is not None:
+            lost = DeviceLost(
+                f"{self.device} gave no answer for {limit_s:g} s: its process was ended", reason="hang", code="TIMEOUT"
+            )
+        else:
+            how = f"by signal {-status}" if status < 0 else f"with status {status}"
+            lost = DeviceLost(f"the process of {self.device} has ended {how}", reason="process_ended", code="INTERNAL")
+        self._lose(lost)
+        return lost
+
+    def _lose(self, lost: DeviceLost) -> None:
+        self.lost = lost
+        self.close()
+        get().error("DEVICE_LOST", device=self.device, reason=lost.reason, code=lost.code, error=str(lost))
+
+    def _watch(self) -> None:
+        while not self._closed.wait(LOOK_S):
+            deadline = self._deadline
+            if deadline is not None and time.monotonic() > deadline:
+                self._too_long = deadline
+                self._process.kill()
+                return

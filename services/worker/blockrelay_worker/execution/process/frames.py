@@ -1,0 +1,75 @@
+"""Messages between a worker and the process of its device: a few fields and arrays, over a pipe.
+
+A message is its length, its fields by msgpack, and the bytes of its arrays one behind the other, whose types and shapes
+are among the fields. Both ends are of one release, on one host: there is no version.
+"""
+
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, BinaryIO, cast
+
+import msgpack
+import numpy as np
+from numpy.typing import NDArray
+
+_LENGTH = struct.Struct("<Q")
+#: More than any message has: a length above it is no length.
+_MOST_BYTES = 1 << 40
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """`kind` says what it is about; the fields are numbers, texts, lists and maps of them."""
+
+    kind: str
+    fields: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    arrays: Sequence[NDArray[Any]] = ()
+
+
+class Ended(Exception):
+    """The other end has closed the pipe, between two messages or within one."""
+
+
+def write(stream: BinaryIO, message: Message) -> None:
+    """Raises OSError (BrokenPipeError) when nobody reads any more."""
+    arrays = [array if array.flags.c_contiguous else np.ascontiguousarray(array) for array in message.arrays]
+    about = [(array.dtype.str, array.shape) for array in arrays]
+    head = cast(bytes, msgpack.packb((message.kind, message.fields, about)))
+    stream.write(_LENGTH.pack(len(head)))
+    stream.write(head)
+    for array in arrays:
+        if array.nbytes:
+            stream.write(array.reshape(-1).view(np.uint8).data)
+    stream.flush()
+
+
+def read(stream: BinaryIO) -> Message:
+    """The next message; its arrays are the reader's own, and writable. Raises Ended."""
+    (length,) = _LENGTH.unpack(_exactly(stream, _LENGTH.size))
+    if length > _MOST_BYTES:
+        raise Ended
+    kind, fields, about = msgpack.unpackb(_exactly(stream, length), strict_map_key=False)
+    arrays: list[NDArray[Any]] = []
+    for dtype, shape in about:
+        array = np.empty(shape, np.dtype(dtype))
+        if array.nbytes:
+            _into(stream, array.reshape(-1).view(np.uint8).data)
+        arrays.append(array)
+    return Message(kind, fields, arrays)
+
+
+def _exactly(stream: BinaryIO, size: int) -> bytes:
+    found = stream.read(size)
+    if len(found) < size:
+        raise Ended
+    return found
+
+
+def _into(stream: BinaryIO, target: memoryview) -> None:
+    done = 0
+    while done < len(target):
+        count = stream.readinto(target[done:])  # type: ignore[attr-defined]
+        if not count:
+            raise Ended
+        done += count

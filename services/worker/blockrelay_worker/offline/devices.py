@@ -1,0 +1,59 @@
+"""`python -m blockrelay_worker.offline.devices`: the devices of this machine, and whether a stage could run on each.
+
+With `--json` one object is printed: onnxruntime (its version) and devices, a list of objects with id, name, vendor,
+memory_bytes, driver (null: not known), features and problem (empty: it can be used). Exit code 2 when several
+distributions of ONNX Runtime are installed in one environment.
+"""
+
+import json
+import os
+import sys
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from blockrelay.command_app import run_app
+from blockrelay_worker.execution.onnx.installation import check_one_onnxruntime
+
+if TYPE_CHECKING:
+    from blockrelay_worker.execution.onnx.devices import FoundDevice
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+
+
+@app.command()
+def devices(
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of a table.")] = False,
+) -> None:
+    """Show this machine's devices, what each can do, and why one cannot be used."""
+    check_one_onnxruntime()
+    # Only here: of two ONNX Runtimes in one environment, neither may be one that can be imported.
+    from blockrelay_worker.execution.onnx.devices import devices_here, onnxruntime_version
+
+    found = devices_here(os.environ)
+    if as_json:
+        typer.echo(json.dumps({"onnxruntime": onnxruntime_version(), "devices": [asdict(one) for one in found]}))
+    else:
+        typer.echo(table(found))
+
+
+def table(found: "list[FoundDevice]") -> str:
+    """A line for each device, in columns."""
+    rows = [("DEVICE", "NAME", "VENDOR", "MEMORY", "DRIVER", "FLOATS", "USABLE")]
+    for one in found:
+        memory = "" if one.memory_bytes is None else f"{one.memory_bytes / 2**30:.1f} GiB"
+        usable = f"no: {one.problem}" if one.problem else "yes"
+        rows.append((one.id, one.name, one.vendor, memory, one.driver or "", " ".join(one.features), usable))
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def run(arguments: list[str] | None = None) -> int:
+    """The exit code (see `run_app`)."""
+    return run_app(app, arguments, name="blockrelay devices")
+
+
+if __name__ == "__main__":
+    sys.exit(run())

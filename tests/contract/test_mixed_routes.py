@@ -1,0 +1,202 @@
+"""Routes of GPUs that vary and CPUs: who may stand in one, what a failure moves, and what is said of it."""
+
+from dataclasses import replace
+
+import pytest
+import redis
+
+from blockrelay.protocol.keys import Keys
+from blockrelay.protocol.messages import EndEntry, RequestBody
+from blockrelay.protocol.transitions import calls
+from blockrelay.redis.client import Scripts
+from tests.support.cell import MODEL, Cell, body
+
+SPLIT = "1-2,3-4,5-6"
+
+
+@pytest.fixture
+def cell(client: redis.Redis, keys: Keys, scripts: Scripts) -> Cell:
+    """In which some stage has a GPU."""
+    cell = Cell(client, keys, scripts)
+    cell.scripts.run(calls.publish_plan(MODEL, replaces_epoch=0, inputs="i", route_class="gpu", plan="{}"))
+    return cell
+
+
+def gpu(cell: Cell, name: str, stage: int, *, numerics: str = "g") -> str:
+    return cell.worker(name, split=SPLIT, stage=stage, device="gpu", numerics=numerics, varies=True)
+
+
+def cpu(cell: Cell, name: str, stage: int, *, numerics: str = "c") -> str:
+    return cell.worker(name, split=SPLIT, stage=stage, numerics=numerics)
+
+
+@pytest.fixture
+def sandwich(cell: Cell) -> Cell:
+    """GPU, CPU, GPU, and a CPU that could take the place of each GPU."""
+    gpu(cell, "g0", 0)
+    cpu(cell, "c1", 1)
+    gpu(cell, "g2", 2)
+    cpu(cell, "c0", 0)
+    cpu(cell, "c2", 2)
+    return cell
+
+
+def exact() -> RequestBody:
+    return replace(body(), exact=True)
+
+
+class TestARoute:
+    def test_has_gpus_where_they_are_and_cpus_between_them(self, sandwich: Cell) -> None:
+        sandwich.accept()
+        assert sandwich.claim("c0") == [], "a GPU of the first stage lives"
+        (run,) = sandwich.claim("g0")
+        assert run.route == ("g0", "c1", "g2") and run.varies
+        assert sandwich.record()["numerics"] == "g/c"
+
+    def test_may_begin_with_a_cpu(self, cell: Cell) -> None:
+        cpu(cell, "c0", 0)
+        gpu(cell, "g1", 1)
+        cpu(cell, "c2", 2)
+        cell.accept()
+        (run,) = cell.claim("c0")
+        assert run.route == ("c0", "g1", "c2") and run.varies and cell.record()["numerics"] == "c/g"
+
+    def test_names_gpus_of_two_kinds(self, cell: Cell) -> None:
+        gpu(cell, "g0", 0)
+        gpu(cell, "h1", 1, numerics="h")
+        gpu(cell, "g2", 2)
+        cell.accept()
+        (run,) = cell.claim("g0")
+        assert run.varies and cell.record()["numerics"] == "g/h"
+
+    def test_of_cpus_alone_is_called_as_before(self, cell: Cell) -> None:
+        cpu(cell, "c0", 0)
+        cpu(cell, "c1", 1)
+        cpu(cell, "c2", 2)
+        cell.accept()
+        (run,) = cell.claim("c0")
+        assert not run.varies and cell.record()["numerics"] == "c"
+
+    def test_never_has_cpus_of_two_numerics_ids(self, cell: Cell) -> None:
+        gpu(cell, "g0", 0)
+        cpu(cell, "c1", 1)
+        cpu(cell, "d2", 2, numerics="d")
+        cell.accept()
+        assert cell.claim("g0") == []
+        cpu(cell, "d1", 1, numerics="d")
+        (run,) = cell.claim("g0")
+        assert run.route == ("g0", "d1", "d2")
+
+    def test_waits_for_a_gpu_that_has_no_room_rather_than_take_its_stand_in(self, sandwich: Cell) -> None:
+        sandwich.client.hset(sandwich.keys.worker("g2"), "pages_reserved", 100)
+        sandwich.accept()
+        assert sandwich.claim("g0") == []
+
+
+class TestAFailure:
+    def test_moves_its_stage_alone(self, sandwich: Cell) -> None:
+        sandwich.accept()
+        (run,) = sandwich.claim("g0")
+        sandwich.commit(run, 0, [7, 8])
+        assert sandwich.rerun(run, "gpu_error", block="block_5", stage=2)
+        (again,) = sandwich.claim("g0")
+        assert again.route == ("g0", "c1", "c2") and again.tokens == (7, 8)
+        assert sandwich.record()["numerics"] == "g/c", "the same ids as before"
+
+    def test_of_the_first_stage_gives_it_to_a_cpu_and_leaves_the_other_gpu_in_the_route(self, sandwich: Cell) -> None:
+        sandwich.accept()
+        (run,) = sandwich.claim("g0")
+        sandwich.commit(run, 0, [7, 8])
+        assert sandwich.rerun(run, "gpu_error", block="block_2", stage=0)
+        assert sandwich.claim("g0") == []
+        (again,) = sandwich.claim("c0")
+        assert again.route == ("c0", "c1", "g2")
+        assert sandwich.record()["numerics"] == "g/c+c/g@2"
+        (changed,) = [event for event in sandwich.timeline() if event["event"] == "numerics_changed"]
+        assert (changed["numerics_id"], changed["tokens"]) == ("c/g", 2)
+
+    def test_is_the_death_of_a_gpu_worker_too(self, sandwich: Cell) -> None:
+        sandwich.accept()
+        sandwich.claim("g0")
+        sandwich.scripts.run(calls.dead("g2", silent_s=0))
+        gpu(sandwich, "another", 2)
+        (again,) = sandwich.claim("g0")
+        assert again.route == ("g0", "c1", "c2")
+        sandwich.commit(again, 0, [7], end="stop")
+        end = sandwich.log()[-1]
+        assert isinstance(end, EndEntry)
+        assert [(event.block_id, event.success) for event in end.fallbacks] == [("block_5", True)]
+
+    def test_is_remembered_by_its_block_under_another_split(self, sandwich: Cell) -> None:
+        sandwich.accept()
+        (run,) = sandwich.claim("g0")
+        sandwich.rerun(run, "gpu_error", block="block_4", stage=1)
+        for stage, device in enumerate(("gpu", "gpu", "gpu")):
+            sandwich.worker(f"n{stage}", split="1-1,2-4,5-6", stage=stage, device=device, numerics="g", varies=True)
+        sandwich.worker("m1", split="1-1,2-4,5-6", stage=1, numerics="c")
+        (again,) = sandwich.claim("n0")
+        assert again.route == ("n0", "m1", "n2")
+
+    def test_comes_back_to_a_gpu_where_no_cpu_has_the_stage(self, cell: Cell) -> None:
+        gpu(cell, "g0", 0)
+        cpu(cell, "c1", 1)
+        gpu(cell, "g2", 2)
+        cell.accept()
+        (run,) = cell.claim("g0")
+        cell.rerun(run, "gpu_error", block="block_5", stage=2)
+        (again,) = cell.claim("g0")
+        assert again.route == ("g0", "c1", "g2")
+        cell.rerun(again, "drain", block="block_1", stage=0)
+        assert [job.route for job in cell.claim("g0")] == [("g0", "c1", "g2")], "nor for the first one"
+
+
+class TestALogThatAGpuHasComputed:
+    def test_goes_on_anywhere_at_once(self, sandwich: Cell) -> None:
+        sandwich.accept()
+        (run,) = sandwich.claim("g0")
+        sandwich.commit(run, 0, [7])
+        sandwich.rerun(run, "stalled")
+        sandwich.scripts.run(calls.dead("g0", silent_s=0, reason="drain"))
+        sandwich.scripts.run(calls.dead("g2", silent_s=0, reason="drain"))
+        (again,) = sandwich.claim("c0")
+        assert again.route == ("c0", "c1", "c2") and not again.varies
+        assert sandwich.record()["numerics"] == "g/c+c@1"
+
+    def test_is_that_of_cpus_once_they_have_gone_on_with_it(self, sandwich: Cell) -> None:
+        sandwich.accept()
+        (run,) = sandwich.claim("g0")
+        sandwich.commit(run, 0, [7])
+        sandwich.rerun(run, "gpu_error", block="block_1", stage=0)
+        sandwich.scripts.run(calls.dead("g2", silent_s=0, reason="drain"))
+        (run,) = sandwich.claim("c0")
+        assert not run.varies
+        sandwich.commit(run, 1, [8])
+        gpu(sandwich, "g2", 2)
+        sandwich.rerun(run, "stalled")
+        assert sandwich.claim("g0") == []
+        (again,) = sandwich.claim("c0")
+        assert again.route == ("c0", "c1", "c2"), "nobody who varies goes on while CPUs of its id live"
+
+
+class TestExact:
+    def test_has_no_gpu_that_varies(self, sandwich: Cell) -> None:
+        sandwich.accept(content=exact())
+        assert sandwich.claim("g0") == []
+        (run,) = sandwich.claim("c0")
+        assert run.route == ("c0", "c1", "c2") and not run.varies
+
+    def test_holds_nobody_up(self, sandwich: Cell) -> None:
+        """Those behind it are for the GPU."""
+        sandwich.accept("req-1", content=exact())
+        sandwich.accept("req-2")
+        assert [run.request for run in sandwich.claim("g0")] == ["req-2"]
+
+    def test_is_refused_where_every_route_has_one(self, cell: Cell) -> None:
+        gpu(cell, "g0", 0)
+        cpu(cell, "c1", 1)
+        cpu(cell, "c2", 2)
+        assert cell.accept(content=exact()).status == "NOT_EXACT"
+        assert cell.accept("req-2").status == "OK"
+
+    def test_waits_where_nobody_is(self, cell: Cell) -> None:
+        assert cell.accept(content=exact()).status == "OK"

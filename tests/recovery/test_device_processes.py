@@ -1,0 +1,102 @@
+"""The process of a device dies, hangs and fails in the middle of requests: their stage goes on at a CPU.
+
+The device is ONNX Runtime's own CPU provider, under the class gpu: what is tested is what becomes of it.
+"""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from blockrelay.redis.registry import read_plan
+from tests.support.systems.system import Job, StartSystem, System, assert_nothing_is_held, make_jobs
+from tests.support.waiting import wait_until
+
+
+def jobs_of(system: System) -> list[Job]:
+    return make_jobs(8, seed=5, vocab=500, tokens=200)
+
+
+def with_gpu(start_system: StartSystem, **settings: str) -> System:
+    """Two CPU workers, one for each stage, and beside them a GPU worker, whose stage the plan gives to it."""
+    system = start_system(stages=2)
+    system.start_worker(device="gpu", gpu="cpu", **settings)
+    system.wait_ready(3)
+
+    def planned() -> bool:
+        plan = read_plan(system.client, system.keys, system.model_key)
+        return plan is not None and plan.route_class == "gpu"
+
+    wait_until(planned, "the plan has a GPU stage")
+    return system
+
+
+def child_of(worker: int) -> int:
+    """The process of its device."""
+    found = [int(pid) for pid in Path(f"/proc/{worker}/task/{worker}/children").read_text().split()]
+    assert len(found) == 1, found
+    return found[0]
+
+
+def begun(system: System, jobs: list[Job]) -> dict[str, list[int]]:
+    """All run, and none has ended: what their clients have seen so far."""
+    for job in jobs:
+        system.accept(job)
+    wait_until(lambda: all(system.log(job.request)[0] for job in jobs), "every request has a token")
+    return {job.request: system.log(job.request)[0] for job in jobs}
+
+
+def assert_went_on(system: System, jobs: list[Job], seen: dict[str, list[int]]) -> None:
+    """Every request has all its tokens, the shown ones first, and says which block went to a CPU and why."""
+    system.wait_all(jobs)
+    moved = 0
+    for job in jobs:
+        tokens, end = system.log(job.request)
+        assert end is not None and end.reason == "length" and len(tokens) == job.params.max_tokens
+        assert tokens[: len(seen[job.request])] == seen[job.request], "what was shown stays"
+        for event in end.fallbacks:
+            moved += 1
+            assert event.block_id.startswith("block_") and (event.source, event.target) == ("GPU", "CPU")
+            assert (event.reason, event.success) == ("gpu_error", True)
+    assert moved, "none was on the GPU"
+    assert_nothing_is_held(system)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_device_that_dies_or_hangs_costs_no_token_and_comes_back(
+    start_system: StartSystem, number: signal.Signals
+) -> None:
+    system = with_gpu(start_system, session_timeout_s="2")
+    worker = system.workers[-1]
+    jobs, child = jobs_of(system), child_of(worker.pid)
+    seen = begun(system, jobs)
+    os.kill(child, number)
+    began = time.monotonic()
+    wait_until(lambda: system.reruns().get("gpu_error", 0) > 0, "its requests are handed over")
+    if number == signal.SIGKILL:
+        assert time.monotonic() - began < 1, "nobody waits for a heartbeat"
+    assert_went_on(system, jobs, seen)
+    assert worker.poll() is None, "the worker has outlived its device"
+    system.wait_ready(3)
+    assert child_of(worker.pid) != child
+    again = make_jobs(2, seed=6, vocab=500, tokens=20)
+    seen = begun(system, again)
+    system.wait_all(again)
+
+
+def test_a_worker_that_is_killed_takes_its_device_along(start_system: StartSystem) -> None:
+    system = with_gpu(start_system)
+    worker = system.workers[-1]
+    child = child_of(worker.pid)
+    worker.kill()
+    worker.wait()
+
+    def gone() -> bool:
+        try:
+            return Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+        except FileNotFoundError:
+            return True
+
+    wait_until(gone, "the process of the device has ended", timeout_s=1)

@@ -1,0 +1,104 @@
+"""What an engine does with the requests of a device that refuses, has no room, or is lost."""
+
+import pytest
+import redis
+from prometheus_client import CollectorRegistry, generate_latest
+
+from blockrelay.block_folder.folder import BlockFolder
+from blockrelay.errors import DeviceFailed, DeviceLost, ExecutionError
+from blockrelay.protocol.keys import Keys
+from blockrelay.redis.client import Scripts
+from blockrelay_worker.engine.step import after_failure
+from blockrelay_worker.execution.batch import Batch, StageOutput
+from blockrelay_worker.execution.fault_injection import WrappingExecutor
+from blockrelay_worker.scheduling.work import Work
+from tests.support.cell import Cell, body
+from tests.support.scraping import sampled
+from tests.support.waiting import wait_until
+from tests.support.worker.running_engine import end_of, engine_running
+
+ROOM = DeviceFailed("no room", reason="out_of_memory", code="OOM", capacity=True)
+REFUSED = DeviceFailed("not like this", reason="refused", code="INTERNAL", capacity=False)
+LOST = DeviceLost("gone", reason="device_lost", code="INTERNAL")
+OTHER = ExecutionError("what was that")
+
+
+def work(count: int) -> list[Work[int]]:
+    return [Work(run=number, position=0, tokens=(1,), samples=True) for number in range(count)]
+
+
+@pytest.mark.parametrize(
+    ("error", "gpu", "given_up", "again"),
+    [
+        (ROOM, True, [], [[0, 1, 2], [3, 4]]),
+        (REFUSED, True, [], [[0], [1], [2], [3], [4]]),
+        (LOST, True, [0, 1, 2, 3, 4], []),
+        (OTHER, True, [0, 1, 2, 3, 4], []),
+        (OTHER, False, [], [[0], [1], [2], [3], [4]]),
+    ],
+)
+def test_a_batch_that_failed(error: ExecutionError, gpu: bool, given_up: list[int], again: list[list[int]]) -> None:
+    gone, parts = after_failure(work(5), error, gpu=gpu)
+    assert ([one.run for one in gone], [[one.run for one in part] for part in parts]) == (given_up, again)
+
+
+@pytest.mark.parametrize("error", [ROOM, REFUSED, LOST, OTHER])
+@pytest.mark.parametrize("gpu", [True, False])
+def test_a_request_that_fails_alone_is_given_up(error: ExecutionError, gpu: bool) -> None:
+    gone, parts = after_failure(work(1), error, gpu=gpu)
+    assert len(gone) == 1 and not parts
+
+
+class Narrow(WrappingExecutor):
+    """Has room for two requests at once."""
+
+    most = 0
+
+    def run(self, batch: Batch) -> StageOutput:
+        if len(batch.segments) > 2:
+            raise ROOM
+        Narrow.most = max(Narrow.most, len(batch.segments))
+        return super().run(batch)
+
+
+def test_a_device_without_room_for_all_serves_them_in_halves(
+    w8a8: BlockFolder, client: redis.Redis, keys: Keys, scripts: Scripts
+) -> None:
+    names = [f"req-{number}" for number in range(6)]
+    with engine_running(w8a8, client, keys, scripts, broken=Narrow, device="gpu") as (cell, _):
+        _accept(cell, names)
+        wait_until(lambda: all(end_of(cell, name) for name in names), "all end", timeout_s=20)
+    for name in names:
+        end = end_of(cell, name)
+        assert end is not None and end.reason == "length" and end.fallbacks == (), "nobody was handed over"
+    assert Narrow.most == 2
+
+
+class Lost(WrappingExecutor):
+    """Is lost in its third step."""
+
+    steps = 0
+
+    def run(self, batch: Batch) -> StageOutput:
+        Lost.steps += 1
+        if Lost.steps > 2:
+            raise LOST
+        return super().run(batch)
+
+
+def test_a_device_that_is_lost_hands_over_all_that_was_there(
+    w8a8: BlockFolder, client: redis.Redis, keys: Keys, scripts: Scripts
+) -> None:
+    """The engine ends behind that, and the requests wait for somebody else: there is no other worker here."""
+    Lost.steps, registry, names = 0, CollectorRegistry(), [f"req-{number}" for number in range(4)]
+    with engine_running(w8a8, client, keys, scripts, broken=Lost, device="gpu", registry=registry) as (cell, table):
+        _accept(cell, names)
+        wait_until(lambda: Lost.steps == 3 and not table.all(), "it has given them away", timeout_s=20)
+    assert Lost.steps == 3, "what is lost is not asked again"
+    text = generate_latest(registry).decode()
+    assert sampled(text, "blockrelay_worker_fallbacks_total", block="block_1", reason="gpu_error") >= 1
+
+
+def _accept(cell: Cell, names: list[str]) -> None:
+    for number, name in enumerate(names):
+        cell.accept(name, content=body([7 + number, 8, 9], ignore_eos=True, temperature=0.0))

@@ -1,0 +1,88 @@
+"""What is said of devices."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from blockrelay_worker.execution.onnx.devices import FoundDevice, devices_here, nvidia, visible
+from blockrelay_worker.execution.onnx.providers import open_provider
+
+A, B, C = ("0", "GPU-aa11"), ("1", "GPU-bb22"), ("2", "GPU-ab33")
+SMI = """#!/bin/sh
+echo "0, GPU-aa11, NVIDIA H200, 143771, 580.95.05"
+echo "1, GPU-bb22, NVIDIA GB10, [N/A], 580.95.05"
+"""
+
+
+@pytest.mark.parametrize(
+    ("variable", "shown"),
+    [
+        (None, [0, 1, 2]),
+        ("", []),
+        ("2,0", [2, 0]),
+        (" 1 ", [1]),
+        ("0,7,1", [0]),
+        ("-1", []),
+        ("1,1", [1]),
+        ("GPU-bb22,GPU-aa", [1, 0]),
+        ("GPU-a,1", []),
+    ],
+)
+def test_cuda_shows_what_its_variable_says(variable: str | None, shown: list[int]) -> None:
+    assert visible([A, B, C], variable) == shown
+
+
+def test_nvidia_tells_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    smi = tmp_path / "nvidia-smi"
+    smi.write_text(SMI)
+    smi.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    one, other = nvidia({"CUDA_VISIBLE_DEVICES": "1,0"})
+    assert (one.id, one.name, one.memory_bytes) == ("cuda:0", "NVIDIA GB10", None)
+    assert (other.id, other.name, other.memory_bytes) == ("cuda:1", "NVIDIA H200", 143771 << 20)
+    assert one.driver == "580.95.05" and one.problem == "no executor runs on CUDA yet"
+    assert not nvidia({"CUDA_VISIBLE_DEVICES": ""})
+
+
+def test_without_a_driver_there_is_nothing_of_nvidia(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert not nvidia({})
+
+
+def test_a_plugin_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "onnxruntime_ep_webgpu", None)
+    found = {one.id: one for one in devices_here({})}
+    assert not found["cpu"].problem and found["cpu"].memory_bytes
+    assert found["webgpu"].problem == "webgpu needs the plug-in: pip install 'blockrelay[webgpu]'"
+
+
+def told(environment: dict[str, str]) -> dict[str, FoundDevice]:
+    """What the command says, by id."""
+    command = [sys.executable, "-m", "blockrelay_worker.offline.devices", "--json"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    report = json.loads(done.stdout)
+    return {one["id"]: FoundDevice(**one | {"features": tuple(one["features"])}) for one in report["devices"]}
+
+
+@pytest.mark.software_gpu
+def test_a_driver_that_computes_on_cpus_is_told_from_a_gpu() -> None:
+    found = told(dict(os.environ))["webgpu:0"]
+    assert not found.problem and found.features == ("f32",) and "on this CPU" in found.name
+    open_provider(found.id)
+
+
+@pytest.mark.software_gpu
+def test_a_driver_that_computes_on_cpus_must_be_admitted() -> None:
+    variable = "ORT_WEBGPU_EP_ALLOW_SOFTWARE_ADAPTER"
+    found = told({name: value for name, value in os.environ.items() if name != variable})
+    assert "webgpu:0" in found or f"{variable}=1 admits" in found["webgpu"].problem
+
+
+@pytest.mark.software_gpu
+def test_a_device_without_a_driver_says_what_it_said(tmp_path: Path) -> None:
+    found = told(os.environ | {"VK_DRIVER_FILES": str(tmp_path / "none.json"), "LD_LIBRARY_PATH": ""})["webgpu:0"]
+    assert found.problem and not found.features

@@ -1,0 +1,112 @@
+"""What the ONNX executor computes, beside the formulas in float64 and the executor for CPUs."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from blockrelay.block_folder.folder import BlockFolder, open_block_folder
+from blockrelay_converter.convert import convert
+from blockrelay_worker.execution.batch import Batch, Segment
+from blockrelay_worker.execution.cpu.loading import CpuExecutors
+from blockrelay_worker.execution.executor import Executor
+from blockrelay_worker.execution.onnx.loading import OnnxExecutors
+from blockrelay_worker.execution.onnx.providers import open_provider
+from tests.support.models.checkpoints import Family, write_checkpoint
+from tests.support.worker.float64_oracle import oracle_logits
+
+#: Of logits up to 5: twenty spacings of such floats, four times what was measured.
+LOGIT_ERROR = 1e-5
+PROMPTS, STEPS = 20, 64
+
+#: Tokens, first position and pages of each request in each step: A, B and C by their pages.
+Part = tuple[Sequence[int], int, Sequence[int]]
+
+
+def converted(root: Path, family: Family, precision: str) -> BlockFolder:
+    """Four layers, 64 wide, logits with a standard deviation of 1; the head of a Qwen is its embedding."""
+    write_checkpoint(root / "checkpoint", seed=3, family=family, head_gain=1, tie_word_embeddings=family == "qwen2")
+    convert(root / "checkpoint", root / "folder", precision=precision, report=lambda *_: None, name="tiny")
+    return open_block_folder(root / "folder")
+
+
+def run(stages: Sequence[Executor], parts: Sequence[Part]) -> NDArray[np.float32]:
+    """Logits of all rows of a batch, by stages one after the other."""
+    segments = [Segment(rows=len(tokens), first_position=first, pages=pages) for tokens, first, pages in parts]
+    tokens, hidden = np.array([token for part, _, _ in parts for token in part], np.int32), None
+    for stage in stages:
+        first = stage.takes_tokens
+        batch = Batch(
+            segments=segments,
+            tokens=tokens if first else None,
+            hidden=None if first else hidden,
+            wanted=range(tokens.size),
+        )
+        output = stage.run(batch)
+        if output.logits is not None:
+            return output.logits.copy()
+        hidden = output.hidden
+    raise AssertionError("no stage has the head")
+
+
+@pytest.mark.parametrize(
+    ("family", "precision", "ends"),
+    [
+        ("llama", "fp32", [5]),
+        ("llama", "fp32", [1, 4, 5]),
+        ("qwen2", "fp32", [2, 5]),
+        ("qwen3", "fp32", [5]),
+        ("llama", "w8a8", [5]),
+        ("llama", "w4a8,block_2=fp32,block_3=w8a8", [5]),
+    ],
+)
+def test_a_ragged_batch_on_scattered_pages_is_what_the_formulas_say(
+    tmp_path: Path, executors: OnnxExecutors, family: Family, precision: str, ends: Sequence[int]
+) -> None:
+    folder = converted(tmp_path, family, precision)
+    starts = [1, *(end + 1 for end in ends[:-1])]
+    stages = [executors.load(folder, *part, pages=12) for part in zip(starts, ends, strict=True)]
+    random = np.random.default_rng(3)
+    a, b, c = (random.integers(3, folder.model.vocab_size, count).tolist() for count in (40, 23, 9))
+    right_a, right_b, right_c = (oracle_logits(folder, tokens) for tokens in (a, b, c))
+    of_a, of_b, of_c = [0, 5, 2], [7, 3], [9]
+    steps: list[tuple[list[Part], list[NDArray[np.float64]]]] = [
+        ([(a[:17], 0, of_a), (b[:3], 0, of_b)], [right_a[:17], right_b[:3]]),
+        ([(a[17:18], 17, of_a), (b[3:20], 3, of_b), (c, 0, of_c)], [right_a[17:18], right_b[3:20], right_c]),
+        ([(a[18:], 18, of_a), (b[20:21], 20, of_b)], [right_a[18:], right_b[20:21]]),
+        ([(b[21:22], 21, of_b)], [right_b[21:22]]),
+        ([(b[22:], 22, of_b)], [right_b[22:]]),
+    ]
+    errors = [float(np.abs(run(stages, parts) - np.concatenate(right)).max()) for parts, right in steps]
+    assert max(errors) <= LOGIT_ERROR, errors
+
+
+def greedy(executor: Executor, prompts: Sequence[Sequence[int]], steps: int) -> tuple[list[list[int]], float]:
+    """The tokens of each prompt's answer, all prompts in one batch; the smallest lead that one had on the next best."""
+    pages = 6
+    texts, done, lead = [list(prompt) for prompt in prompts], [0] * len(prompts), np.inf
+    for _ in range(steps):
+        parts = [
+            (text[at:], at, range(i * pages, (i + 1) * pages))
+            for i, (text, at) in enumerate(zip(texts, done, strict=True))
+        ]
+        last = np.cumsum([len(tokens) for tokens, _, _ in parts]) - 1
+        done = [len(text) for text in texts]
+        rows = run([executor], parts)[last]
+        best = np.sort(rows, axis=1)[:, -2:]
+        lead = min(lead, float((best[:, 1] - best[:, 0]).min()))
+        for text, token in zip(texts, rows.argmax(axis=1).tolist(), strict=True):
+            text.append(token)
+    return [text[len(prompt) :] for text, prompt in zip(texts, prompts, strict=True)], lead
+
+
+def test_greedy_answers_are_those_of_the_executor_for_cpus(fp32: BlockFolder) -> None:
+    random = np.random.default_rng(7)
+    prompts = [random.integers(3, fp32.model.vocab_size, 5 + index).tolist() for index in range(PROMPTS)]
+    blocks, pages = fp32.model.blocks, 6 * PROMPTS
+    expected, lead = greedy(CpuExecutors(1).load(fp32, 1, blocks, pages=pages), prompts, STEPS)
+    assert lead > 1e-4, "errors of 1e-5 could decide"
+    executors = OnnxExecutors(open_provider("cpu"))  # SwiftShader takes half a minute
+    assert greedy(executors.load(fp32, 1, blocks, pages=pages), prompts, STEPS)[0] == expected

@@ -1,0 +1,63 @@
+"""What each kind of failure of a provider means for its process, of every row of the table of texts."""
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+
+from blockrelay.block_folder.folder import BlockFolder
+from blockrelay.errors import DeviceFailed, DeviceLost
+from blockrelay_worker.execution.batch import Batch, Segment
+from blockrelay_worker.execution.onnx.failures import TABLE
+from blockrelay_worker.execution.process.stage import DeviceExecutors, DeviceStage
+
+StageThatFails = Callable[[str, str], DeviceStage]
+
+
+@pytest.fixture
+def failing(fp32: BlockFolder, monkeypatch: pytest.MonkeyPatch) -> Iterator[StageThatFails]:
+    """A stage whose provider says a text at the runs that are named, such as 1,2."""
+    made: list[DeviceExecutors] = []
+
+    def begin(text: str, at: str) -> DeviceStage:
+        monkeypatch.setenv("FAIL_TEXT", text)
+        monkeypatch.setenv("FAIL_AT", at)
+        monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+        module = "tests.support.worker.failing_child"
+        made.append(DeviceExecutors("cpu", fp32, python=sys.executable, limit_s=5.0, module=module))
+        return made[-1].load(fp32, 1, fp32.model.blocks, pages=8)
+
+    yield begin
+    for executors in made:
+        executors.close()
+
+
+def run(stage: DeviceStage) -> None:
+    stage.run(Batch(segments=[Segment(rows=1, first_position=0, pages=(0,))], tokens=np.array([5], np.int32)))
+
+
+@pytest.mark.parametrize("number", range(len(TABLE)), ids=[row.reason for row in TABLE])
+def test_every_row_of_the_table(failing: StageThatFails, number: int) -> None:
+    row = TABLE[number]
+    stage = failing(f"Non-zero status code running MatMul. Name:'block_3/up' {row.texts[0]}", "1")
+    with pytest.raises((DeviceFailed, DeviceLost), match="block_3/up") as failed:
+        run(stage)
+    error = failed.value
+    assert (error.reason, error.code, error.block) == (row.reason, row.code, "block_3")
+    assert isinstance(error, DeviceLost) == (row.kind == "device") == (not stage.usable)
+    if isinstance(error, DeviceFailed):
+        assert error.capacity == (row.kind == "capacity")
+        run(stage)  # it has outlived that
+
+
+def test_what_nobody_knows_may_pass_once(failing: StageThatFails) -> None:
+    stage = failing("moon phase", "1,3")
+    with pytest.raises(DeviceFailed) as failed:
+        run(stage)
+    assert failed.value.reason == "unknown" and not failed.value.capacity
+    run(stage)
+    with pytest.raises(DeviceLost) as lost:
+        run(stage)
+    assert lost.value.reason == "unknown_twice" and not stage.usable
