@@ -24,7 +24,8 @@
     │   ├── RowNotFinite           one request's row is NaN or infinite: that request fails, its batch does not
     │   ├── DeviceFailed           a GPU could not compute a batch (`capacity`: less at once may do), and is still there
     │   ├── DeviceLost             a GPU or its process is gone, with all that was on it
-    │   └── NumericsChanged        no worker of its numerics id is left, and the request asked for `exact`
+    │   ├── NumericsChanged        no worker of its numerics id is left, and the request asked for `exact`
+    │   └── FallbackDenied         a GPU failed, no other came, and the request keeps off CPUs
     ├── IllegalTransition          a state machine was told what its state does not allow: a bug of ours, never caught
     └── ServiceUnavailable         a dependency (Redis, worker) is not there; HTTP 503
         └── RedisTrouble           Redis does not do what we ask, and no bug of ours is why: wait, or shed
@@ -191,6 +192,10 @@ class RowNotFinite(ExecutionError):
 
 class NumericsChanged(ExecutionError):
     """No worker of a request's numerics id is left, and it may not go on under another one."""
+
+
+class FallbackDenied(ExecutionError):
+    """A request's GPU failed, no other one came for a while, and it may not go on at a CPU."""
 
 
 class IllegalTransition(BlockrelayError):

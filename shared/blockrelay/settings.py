@@ -124,6 +124,9 @@ class SchedulerSettings(Settings):
     vacancy_s: float = Field(default=15.0, gt=0, description="an empty stage waits this long for a replacement")
     stalled_after_s: float = Field(default=30.0, gt=0, description="a running request without progress is run again")
     prompt_tokens_per_s: float = Field(default=100.0, gt=0, description="slowest prompt speed that is not a stall")
+    fallback_wait_s: float = Field(
+        default=60.0, gt=0, description="a request with fallback: deny waits this long for another GPU, then it ends"
+    )
     target_backlog_s: float = Field(
         default=30.0, gt=0, description="workers_wanted: as many as do all that is unfinished within this (seconds)"
     )

@@ -6,7 +6,7 @@ import pytest
 import redis
 
 from blockrelay.protocol.keys import Keys
-from blockrelay.protocol.messages import EndEntry, RequestBody
+from blockrelay.protocol.messages import Claimed, EndEntry, RequestBody
 from blockrelay.protocol.transitions import calls
 from blockrelay.redis.client import Scripts
 from tests.support.cell import MODEL, Cell, body
@@ -50,7 +50,7 @@ class TestARoute:
         sandwich.accept()
         assert sandwich.claim("c0") == [], "a GPU of the first stage lives"
         (run,) = sandwich.claim("g0")
-        assert run.route == ("g0", "c1", "g2") and run.varies
+        assert run.route == ("g0", "c1", "g2") and run.private
         assert sandwich.record()["numerics"] == "g/c"
 
     def test_may_begin_with_a_cpu(self, cell: Cell) -> None:
@@ -59,7 +59,7 @@ class TestARoute:
         cpu(cell, "c2", 2)
         cell.accept()
         (run,) = cell.claim("c0")
-        assert run.route == ("c0", "g1", "c2") and run.varies and cell.record()["numerics"] == "c/g"
+        assert run.route == ("c0", "g1", "c2") and run.private and cell.record()["numerics"] == "c/g"
 
     def test_names_gpus_of_two_kinds(self, cell: Cell) -> None:
         gpu(cell, "g0", 0)
@@ -67,7 +67,7 @@ class TestARoute:
         gpu(cell, "g2", 2)
         cell.accept()
         (run,) = cell.claim("g0")
-        assert run.varies and cell.record()["numerics"] == "g/h"
+        assert run.private and cell.record()["numerics"] == "g/h"
 
     def test_of_cpus_alone_is_called_as_before(self, cell: Cell) -> None:
         cpu(cell, "c0", 0)
@@ -75,7 +75,7 @@ class TestARoute:
         cpu(cell, "c2", 2)
         cell.accept()
         (run,) = cell.claim("c0")
-        assert not run.varies and cell.record()["numerics"] == "c"
+        assert not run.private and cell.record()["numerics"] == "c"
 
     def test_never_has_cpus_of_two_numerics_ids(self, cell: Cell) -> None:
         gpu(cell, "g0", 0)
@@ -159,7 +159,7 @@ class TestALogThatAGpuHasComputed:
         sandwich.scripts.run(calls.dead("g0", silent_s=0, reason="drain"))
         sandwich.scripts.run(calls.dead("g2", silent_s=0, reason="drain"))
         (again,) = sandwich.claim("c0")
-        assert again.route == ("c0", "c1", "c2") and not again.varies
+        assert again.route == ("c0", "c1", "c2") and again.private, "its pages stay its own"
         assert sandwich.record()["numerics"] == "g/c+c@1"
 
     def test_is_that_of_cpus_once_they_have_gone_on_with_it(self, sandwich: Cell) -> None:
@@ -169,7 +169,7 @@ class TestALogThatAGpuHasComputed:
         sandwich.rerun(run, "gpu_error", block="block_1", stage=0)
         sandwich.scripts.run(calls.dead("g2", silent_s=0, reason="drain"))
         (run,) = sandwich.claim("c0")
-        assert not run.varies
+        assert run.route == ("c0", "c1", "c2") and run.private
         sandwich.commit(run, 1, [8])
         gpu(sandwich, "g2", 2)
         sandwich.rerun(run, "stalled")
@@ -183,7 +183,7 @@ class TestExact:
         sandwich.accept(content=exact())
         assert sandwich.claim("g0") == []
         (run,) = sandwich.claim("c0")
-        assert run.route == ("c0", "c1", "c2") and not run.varies
+        assert run.route == ("c0", "c1", "c2") and not run.private
 
     def test_holds_nobody_up(self, sandwich: Cell) -> None:
         """Those behind it are for the GPU."""
@@ -200,3 +200,102 @@ class TestExact:
 
     def test_waits_where_nobody_is(self, cell: Cell) -> None:
         assert cell.accept(content=exact()).status == "OK"
+
+
+class TestPages:
+    """Of a request that a device which varies had a part in: later runs of it take what all stages still have."""
+
+    def test_are_found_up_to_where_every_stage_has_them(self, sandwich: Cell) -> None:
+        sandwich.accept(content=body([1] * 100))
+        (run,) = sandwich.claim("g0")
+        assert run.reusable is None
+        sandwich.rerun(run, "gpu_error", block="block_5", stage=2)
+        (run,) = sandwich.claim("g0")
+        assert run.reusable is None, "nobody has said yet what it lacks"
+        sandwich.rerun(run, "missing_pages", found=48)
+        (again,) = sandwich.claim("g0")
+        assert again.reusable == 48
+        assert not sandwich.rerun(run, "missing_pages", found=16), "a run that is over"
+        sandwich.rerun(again, "drain")
+        (run,) = sandwich.claim("g0")
+        assert run.reusable == 48
+        sandwich.rerun(run, "missing_pages", found=0)
+        assert [run.reusable for run in sandwich.claim("g0")] == [0]
+
+    def test_stay_private_when_cpus_go_on(self, sandwich: Cell) -> None:
+        sandwich.accept()
+        sandwich.claim("g0")
+        sandwich.scripts.run(calls.dead("g0", silent_s=0))
+        sandwich.scripts.run(calls.dead("g2", silent_s=0))
+        (run,) = sandwich.claim("c0")
+        assert run.route == ("c0", "c1", "c2") and run.private
+
+    def test_are_not_taken_where_the_client_says_so(self, sandwich: Cell) -> None:
+        sandwich.accept(content=replace(body(), fallback="recompute"))
+        (run,) = sandwich.claim("g0")
+        sandwich.rerun(run, "drain")
+        (run,) = sandwich.claim("g0")
+        assert run.reusable is None, "no device has failed"
+        sandwich.rerun(run, "gpu_error", block="block_5", stage=2)
+        assert [run.reusable for run in sandwich.claim("g0")] == [0]
+
+    def test_that_were_missing_are_told_with_the_fallback(self, sandwich: Cell) -> None:
+        sandwich.accept()
+        (run,) = sandwich.claim("g0")
+        sandwich.commit(run, 0, [7, 8])
+        sandwich.rerun(run, "gpu_error", block="block_5", stage=2)
+        (run,) = sandwich.claim("g0")
+        sandwich.commit(run, 2, [9], rows=5)
+        sandwich.rerun(run, "gpu_error", block="block_2", stage=0)
+        (run,) = sandwich.claim("c0")
+        sandwich.commit(run, 3, [9], rows=11)
+        sandwich.commit(run, 4, [9], end="stop")
+        end = sandwich.log()[-1]
+        assert isinstance(end, EndEntry)
+        assert [(event.position, event.rows_recomputed) for event in end.fallbacks] == [(2, 5), (3, 11)]
+
+
+class TestDenied:
+    """`fallback: deny`: no CPU takes the place of a GPU that failed."""
+
+    @pytest.fixture
+    def run(self, sandwich: Cell) -> Claimed:
+        sandwich.accept(content=replace(body(), fallback="deny"))
+        (run,) = sandwich.claim("g0")
+        sandwich.commit(run, 0, [7])
+        return run
+
+    def test_goes_on_at_another_gpu(self, sandwich: Cell, run: Claimed) -> None:
+        sandwich.rerun(run, "gpu_error", block="block_5", stage=2)
+        (again,) = sandwich.claim("g0")
+        assert again.route == ("g0", "c1", "g2") and "denied_block" not in sandwich.record()
+        sandwich.commit(again, 1, [8], end="stop")
+        end = sandwich.log()[-1]
+        assert isinstance(end, EndEntry) and end.fallbacks == ()
+
+    def test_waits_for_one(self, sandwich: Cell, run: Claimed) -> None:
+        sandwich.rerun(run, "gpu_error", block="block_5", stage=2)
+        sandwich.scripts.run(calls.dead("g2", silent_s=0, reason="drain"))
+        sandwich.accept("req-2")
+        assert [job.request for job in sandwich.claim("g0")] == ["req-2"], "and holds nobody up"
+        assert sandwich.timeline()[-1]["event"] == "fallback_denied"
+        gpu(sandwich, "g3", 2)
+        (again,) = sandwich.claim("g0")
+        assert again.route == ("g0", "c1", "g3")
+
+    def test_waits_for_one_of_the_first_stage(self, sandwich: Cell, run: Claimed) -> None:
+        sandwich.rerun(run, "gpu_error", block="block_1", stage=0)
+        sandwich.scripts.run(calls.dead("g0", silent_s=0, reason="drain"))
+        assert sandwich.claim("c0") == []
+        gpu(sandwich, "g3", 0)
+        assert [job.route for job in sandwich.claim("g3")] == [("g3", "c1", "g2")]
+
+    def test_waits_since_the_first_failure_that_no_gpu_has_answered(self, sandwich: Cell, run: Claimed) -> None:
+        sandwich.rerun(run, "gpu_error", block="block_5", stage=2)
+        since = int(sandwich.record()["denied_ms"])
+        assert abs(since - sandwich.now_ms()) < 1000
+
+    def test_a_drain_is_no_failure(self, sandwich: Cell, run: Claimed) -> None:
+        sandwich.scripts.run(calls.dead("g2", silent_s=0, reason="drain"))
+        (again,) = sandwich.claim("g0")
+        assert again.route == ("g0", "c1", "c2")

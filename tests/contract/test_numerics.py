@@ -134,7 +134,7 @@ def Claimed_of(cell: Cell, request: str) -> Claimed:
     record = cell.record(request)
     return Claimed(
         request=request, run=record["run"], route=("",), route_class="cpu", waited_s=0, quarantined=False,
-        skip_prefix_cache=False, packed=b"", tokens=(),
+        packed=b"", tokens=(),
     )  # fmt: skip
 
 

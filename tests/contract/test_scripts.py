@@ -5,8 +5,9 @@ from typing import Any
 import pytest
 import redis
 
+from blockrelay.protocol.encoding.fallback_event import FallbackEvent
 from blockrelay.protocol.keys import Keys
-from blockrelay.protocol.messages import CommitAnswer, Ended, EndEntry, FallbackEvent, NextJob, TokenEntry
+from blockrelay.protocol.messages import CommitAnswer, Ended, EndEntry, NextJob, TokenEntry
 from blockrelay.protocol.transitions import calls
 from blockrelay.redis.client import Scripts
 from tests.support.cell import MODEL, Cell, body
@@ -156,7 +157,9 @@ class TestClaim:
         assert again.route_class == "cpu" and again.route == ("c",)
         cell.commit(again, 0, [1], end="stop")
         end = cell.log()[-1]
-        event = FallbackEvent(block_id="block_1", source="GPU", target="CPU", reason="gpu_error", success=True)
+        event = FallbackEvent(
+            block_id="block_1", source="GPU", target="CPU", reason="gpu_error", success=True, position=0
+        )
         assert isinstance(end, EndEntry) and end.fallbacks == (event,)
 
     @pytest.mark.parametrize(
@@ -283,7 +286,7 @@ class TestRerun:
         for _ in range(3):
             cell.client.zadd(cell.keys.delayed, {"req-1": 1}, xx=True)
             (run,) = cell.claim("a")
-            colds.append(run.skip_prefix_cache)
+            colds.append(run.reusable == 0)
             cell.rerun(run, "missing_pages")
         assert colds == [False, False, True]
 

@@ -8,9 +8,14 @@ import signal
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from blockrelay.protocol.messages import EndEntry
+from blockrelay.protocol.sampling_params import SamplingParams
 from blockrelay.redis.registry import read_plan
+from blockrelay.settings import BUNDLED_MODEL
+from tests.support.cell import read_timeline
 from tests.support.systems.system import Job, StartSystem, System, assert_nothing_is_held, make_jobs
 from tests.support.waiting import wait_until
 
@@ -19,9 +24,12 @@ def jobs_of(system: System) -> list[Job]:
     return make_jobs(8, seed=5, vocab=500, tokens=200)
 
 
-def with_gpu(start_system: StartSystem, **settings: str) -> System:
+def with_gpu(
+    start_system: StartSystem, model: Path | None = None, scheduler_env: dict[str, str] | None = None, **settings: str
+) -> System:
     """Two CPU workers, one for each stage, and beside them a GPU worker, whose stage the plan gives to it."""
-    system = start_system(stages=2)
+    chosen = {"model": model} if model else {}
+    system = start_system(stages=2, worker=settings, scheduler_env=scheduler_env, **chosen)
     system.start_worker(device="gpu", gpu="cpu", **settings)
     system.wait_ready(3)
 
@@ -40,12 +48,18 @@ def child_of(worker: int) -> int:
     return found[0]
 
 
-def begun(system: System, jobs: list[Job]) -> dict[str, list[int]]:
-    """All run, and none has ended: what their clients have seen so far."""
+def begun(system: System, jobs: list[Job], least: int = 1) -> dict[str, list[int]]:
+    """All run, and none has ended: what their clients have seen so far, at least so many tokens each."""
     for job in jobs:
         system.accept(job)
-    wait_until(lambda: all(system.log(job.request)[0] for job in jobs), "every request has a token")
+    wait_until(lambda: all(len(system.log(job.request)[0]) >= least for job in jobs), "every request has its tokens")
     return {job.request: system.log(job.request)[0] for job in jobs}
+
+
+def end_of(system: System, job: Job) -> EndEntry:
+    _, end = system.log(job.request)
+    assert end is not None
+    return end
 
 
 def assert_went_on(system: System, jobs: list[Job], seen: dict[str, list[int]]) -> None:
@@ -55,11 +69,13 @@ def assert_went_on(system: System, jobs: list[Job], seen: dict[str, list[int]]) 
     for job in jobs:
         tokens, end = system.log(job.request)
         assert end is not None and end.reason == "length" and len(tokens) == job.params.max_tokens
-        assert tokens[: len(seen[job.request])] == seen[job.request], "what was shown stays"
+        shown = seen.get(job.request, [])
+        assert tokens[: len(shown)] == shown, "what was shown stays"
         for event in end.fallbacks:
             moved += 1
             assert event.block_id.startswith("block_") and (event.source, event.target) == ("GPU", "CPU")
             assert (event.reason, event.success) == ("gpu_error", True)
+            assert event.position is not None and event.position >= len(seen.get(job.request, []))
     assert moved, "none was on the GPU"
     assert_nothing_is_held(system)
 
@@ -84,6 +100,56 @@ def test_a_device_that_dies_or_hangs_costs_no_token_and_comes_back(
     again = make_jobs(2, seed=6, vocab=500, tokens=20)
     seen = begun(system, again)
     system.wait_all(again)
+
+
+def test_a_stand_in_goes_on_from_the_pages_that_have_left_the_device(
+    start_system: StartSystem, shared_folder: Path
+) -> None:
+    """Of 600 tokens of context no more than 64 rows are computed again, and with `recompute` all."""
+    system = with_gpu(start_system, BUNDLED_MODEL, page_store_folder=str(shared_folder))
+    rng = np.random.default_rng(3)
+    params = SamplingParams(max_tokens=100, temperature=0.0, ignore_eos=True)
+    jobs = [
+        Job(request=f"req-{at}", prompt=tuple(int(token) for token in rng.integers(3, 500, 600)), params=params)
+        for at in range(8)
+    ]
+    told = jobs[0].request
+    system.accept(jobs[0], fallback="recompute")
+    seen = begun(system, jobs[1:], least=20)
+    os.kill(child_of(system.workers[-1].pid), signal.SIGKILL)
+    assert_went_on(system, jobs, seen)
+    rows = {job.request: [event.rows_recomputed for event in end_of(system, job).fallbacks] for job in jobs}
+    for request, (count,) in rows.items():
+        assert count is not None
+        assert count > 600 if request == told else 0 < count <= 64, rows
+
+
+def test_a_request_that_denies_cpus_waits_for_the_device(start_system: StartSystem) -> None:
+    system = with_gpu(start_system)
+    jobs = jobs_of(system)
+    denying = jobs[0]
+    system.accept(denying, fallback="deny")
+    seen = begun(system, jobs[1:])
+    os.kill(child_of(system.workers[-1].pid), signal.SIGKILL)
+    assert_went_on(system, jobs[1:], seen)
+    system.wait_all([denying])
+    events = [event["event"] for event in read_timeline(system.client, system.keys, denying.request)]
+    end = end_of(system, denying)
+    assert "fallback_denied" in events and end.reason == "length" and not end.fallbacks
+
+
+def test_a_request_that_denies_cpus_ends_when_no_device_comes(start_system: StartSystem) -> None:
+    system = with_gpu(start_system, scheduler_env={"BLOCKRELAY_FALLBACK_WAIT_S": "1"})
+    (denying,) = make_jobs(1, seed=5, vocab=500, tokens=400)
+    system.accept(denying, fallback="deny")
+    wait_until(lambda: system.log(denying.request)[0], "it is under way")
+    worker = system.workers[-1]
+    worker.kill()
+    worker.wait()
+    system.wait_all([denying])
+    end = end_of(system, denying)
+    assert (end.reason, end.meta["code"]) == ("error", "fallback_denied") and "FALLBACK_WAIT_S" in end.meta["error"]
+    assert_nothing_is_held(system)
 
 
 def test_a_worker_that_is_killed_takes_its_device_along(start_system: StartSystem) -> None:

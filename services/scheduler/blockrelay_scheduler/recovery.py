@@ -17,7 +17,8 @@ class UnfinishedRequest:
     """One member of the `running` set.
 
     `idle_ms` since its run or its log last moved; `tokens` that a run must compute before it commits anything (prompt
-    and committed ones); `overdue_ms` since its deadline, negative or None while there is time.
+    and committed ones); `overdue_ms` since its deadline, negative or None while there is time; `denied_ms` for which it
+    has waited for a GPU, since no CPU may take the failed one's place (None: it does not).
     """
 
     id: str
@@ -26,13 +27,14 @@ class UnfinishedRequest:
     idle_ms: int
     tokens: int = 0
     overdue_ms: int | None = None
+    denied_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Rescue:
-    """What to do with a request: RERUN its current run, or FINISH it as expired."""
+    """What to do with a request: RERUN its current run, FINISH it as expired, or for want of a GPU."""
 
-    act: Literal["rerun", "expire"]
+    act: Literal["rerun", "expire", "give_up"]
     request: str
     run: str
 
@@ -52,12 +54,16 @@ def patience_ms(tokens: int, *, stalled_after_s: float, prompt_tokens_per_s: flo
 
 
 def rescues(
-    requests: Sequence[UnfinishedRequest], *, stalled_after_s: float, prompt_tokens_per_s: float
+    requests: Sequence[UnfinishedRequest],
+    *,
+    stalled_after_s: float,
+    prompt_tokens_per_s: float,
+    fallback_wait_s: float,
 ) -> list[Rescue]:
     """What to do with unfinished requests.
 
     A deadline comes first. A running one without progress is run again, whatever its workers say; a queued one waits
-    for as long as it takes.
+    for as long as it takes, unless it waits for a GPU alone.
     """
     found: list[Rescue] = []
     for r in requests:
@@ -65,6 +71,8 @@ def rescues(
             continue
         if r.overdue_ms is not None and r.overdue_ms > 0:
             found.append(Rescue("expire", r.id, r.run))
+        elif r.state == "queued" and r.denied_ms is not None and r.denied_ms > 1000 * fallback_wait_s:
+            found.append(Rescue("give_up", r.id, r.run))
         elif r.state == "running" and r.idle_ms > patience_ms(
             r.tokens, stalled_after_s=stalled_after_s, prompt_tokens_per_s=prompt_tokens_per_s
         ):

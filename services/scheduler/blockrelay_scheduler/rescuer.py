@@ -28,12 +28,21 @@ class Rescuer:
             self._unfinished(),
             stalled_after_s=self.settings.stalled_after_s,
             prompt_tokens_per_s=self.settings.prompt_tokens_per_s,
+            fallback_wait_s=self.settings.fallback_wait_s,
         )
         for rescue in found:
             log = logs.get().bind(request_id=rescue.request)
             if rescue.act == "expire":
                 if self.link.scripts.run(calls.finish(rescue.request, "expired")) == "FINISHED":
                     log.info("REQUEST_EXPIRED")
+            elif rescue.act == "give_up":
+                said = (
+                    f"a GPU failed, fallback: deny keeps the request from CPUs, and no GPU came for "
+                    f"{self.settings.fallback_wait_s:g} s (BLOCKRELAY_FALLBACK_WAIT_S)"
+                )
+                meta = {"error": said, "code": "fallback_denied"}
+                if self.link.scripts.run(calls.finish(rescue.request, "error", meta=meta)) == "FINISHED":
+                    log.warning("REQUEST_WITHOUT_GPU")
             elif self.link.scripts.run(calls.rerun(rescue.request, rescue.run, "stalled")):
                 log.warning("REQUEST_STALLED", run=rescue.run)
 
@@ -51,9 +60,9 @@ class Rescuer:
         idle = [(member, moved_ms) for member, moved_ms in members if moved_ms <= now_ms - 1000]
         ask = client.pipeline(transaction=False)
         for member, _ in idle:
-            ask.hmget(keys.request(member.decode()), "state", "run", "committed", "deadline_ms")
+            ask.hmget(keys.request(member.decode()), "state", "run", "committed", "deadline_ms", "denied_ms")
         requests: list[UnfinishedRequest] = []
-        for (member, moved_ms), (state, run, n, deadline) in zip(idle, ask.execute(), strict=True):
+        for (member, moved_ms), (state, run, n, deadline, denied) in zip(idle, ask.execute(), strict=True):
             request, idle_ms = member.decode(), now_ms - int(moved_ms)
             tokens = 0
             if state == b"running" and idle_ms > 1000 * self.settings.stalled_after_s:
@@ -67,6 +76,7 @@ class Rescuer:
                     idle_ms=idle_ms,
                     tokens=tokens,
                     overdue_ms=now_ms - int(deadline) if deadline and int(deadline) else None,
+                    denied_ms=now_ms - int(denied) if denied else None,
                 )
             )
         return requests

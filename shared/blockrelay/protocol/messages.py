@@ -21,6 +21,7 @@ from blockrelay.errors import BadRequest, WireError
 from blockrelay.protocol.encoding import codec
 from blockrelay.protocol.encoding.checks import count, entries, flag, items, reading, text, tokens
 from blockrelay.protocol.encoding.end_meta import decode_end_meta
+from blockrelay.protocol.encoding.fallback_event import FallbackEvent
 from blockrelay.protocol.encoding.prompt import TokenIds, pack_prompt, unpack_prompt
 from blockrelay.protocol.sampling_params import SamplingParams
 
@@ -28,6 +29,9 @@ Verdict = Literal["OK", "LOST", "DIVERGED", "GAP", "EXPIRED"]
 RerunReason = Literal["death", "drain", "gpu_error", "missing_pages", "no_inbox", "restart", "forgotten", "stalled"]
 EndReason = Literal["stop", "length", "tensor", "cancelled", "expired", "error"]
 Logits = Literal["none", "last", "all"]
+#: What becomes of a request whose GPU fails: a CPU goes on from the KV pages that have left the device ("allow"), or
+#: computes the prompt anew ("recompute"), or it waits for a GPU, and ends with an error when none comes ("deny").
+Fallback = Literal["allow", "recompute", "deny"]
 L = TypeVar("L", bound=str)
 #: Prompts of one body of a client.
 MAX_CHOICES = 128
@@ -59,6 +63,7 @@ class RequestBody:
     gateway: str = ""
     exact: bool = False
     traced: bool = False
+    fallback: Fallback = "allow"
 
     def encode(self) -> bytes:
         """Small: it is kept as long as what came of it. What is as usual is left out."""
@@ -80,6 +85,7 @@ class RequestBody:
             "gateway": self.gateway,
             "exact": self.exact,
             "traced": self.traced,
+            "fallback": self.fallback if self.fallback != "allow" else "",
         }
         return codec.pack({name: value for name, value in message.items() if value or name == "params"})
 
@@ -107,13 +113,15 @@ class RequestBody:
                 gateway=text(m.get("gateway", "")),
                 exact=flag(m.get("exact", False)),
                 traced=flag(m.get("traced", False)),
+                fallback=_one_of(m.get("fallback", "allow"), get_args(Fallback)),
             )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claimed:
     """CLAIM → worker 0. A request that now is on this worker, with everything it needs to start or go on. `reruns`: how
-    many runs of it there were. `varies`: some worker of the route does not compute the same bits twice.
+    many runs of it there were. `private`: some worker of the route, or of one before it, does not compute the same bits
+    twice, so that its KV pages are nobody else's. `reusable`: of how many leading tokens pages may be found, None: any.
 
     `body` raises WireError when `packed` is not a RequestBody: that request alone is to blame.
     """
@@ -124,12 +132,12 @@ class Claimed:
     route_class: Literal["gpu", "cpu"]
     waited_s: float  # since ACCEPT
     quarantined: bool
-    skip_prefix_cache: bool
     packed: bytes
     tokens: tuple[int, ...]  # committed so far
     left_s: float | None = None  # until its deadline
     reruns: int = 0
-    varies: bool = False
+    private: bool = False
+    reusable: int | None = None
 
     @property
     def body(self) -> RequestBody:
@@ -192,7 +200,8 @@ class Forward:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Commit:
-    """last worker → COMMIT. `position` is the log length before `tokens`; `end` "" while the request goes on."""
+    """last worker → COMMIT. `position` is the log length before `tokens`; `end` "" while the request goes on. `rows`:
+    how many rows of known tokens a re-run has computed, with its first tokens; None at any other time."""
 
     request: str
     run: str
@@ -201,6 +210,7 @@ class Commit:
     logprobs: tuple[str, ...] = ()  # one encoded TokenLogprobs per token, or empty
     end: EndReason | Literal[""] = ""
     meta: str = ""
+    rows: int | None = None
 
     def to_script(self) -> dict[str, Any]:
         """As the script reads it; without what is empty."""
@@ -214,6 +224,8 @@ class Commit:
             item["logprobs"] = list(self.logprobs)
         if self.end:
             item |= {"end": self.end, "meta": self.meta}
+        if self.rows is not None:
+            item["rows"] = self.rows
         return item
 
 
@@ -288,38 +300,6 @@ class TokenEntry:
     token: int
     logprobs: str = ""
     numerics: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FallbackEvent:
-    """RERUN, DEAD → terminal entry. A block whose device (`source`) failed and that went to another one (`target`).
-
-    `success`: that one has computed it, which a COMMIT behind the failure shows.
-    """
-
-    block_id: str
-    source: str
-    target: str
-    reason: str
-    success: bool
-
-    @classmethod
-    def decode(cls, value: object) -> "FallbackEvent":
-        """From the JSON of a terminal entry."""
-        with reading("a fallback event"):
-            m = entries(value)
-            return cls(
-                block_id=text(m["block_id"]),
-                source=text(m["from"]),
-                target=text(m["to"]),
-                reason=text(m["reason"]),
-                success=flag(m["success"]),
-            )
-
-    def to_json(self) -> dict[str, str | bool]:
-        """As answers carry it."""
-        moved = {"block_id": self.block_id, "from": self.source, "to": self.target}
-        return {**moved, "reason": self.reason, "success": self.success}
 
 
 @dataclass(frozen=True, slots=True)

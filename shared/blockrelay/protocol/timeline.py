@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-_NOTE = re.compile(r"(\d+)([ctrfn])([^;]*);")
+_NOTE = re.compile(r"(\d+)([ctrfnd])([^;]*);")
 
 
 def timeline(record: Mapping[bytes, bytes]) -> list[dict[str, Any]]:
@@ -12,9 +12,10 @@ def timeline(record: Mapping[bytes, bytes]) -> list[dict[str, Any]]:
 
     `record`: a whole one (`blockrelay.protocol.ended`).
     accepted, queued, claimed (route_class), first_token, rerun (reason, tokens committed by then; numerics_id: it waits
-    for a worker of this one), numerics_changed (numerics_id, tokens before its first), fallback (block_id), end
-    (reason). Times do not order them: of one millisecond there may be several, and a clock that was put back dates a
-    later event earlier. The record keeps a kilobyte of notes: of very many, the oldest are missing, but the first token
+    for a worker of this one), numerics_changed (numerics_id, tokens before its first), fallback (block_id),
+    fallback_denied (block_id: it waits for a GPU that has it), end (reason). Times do not order them: of one
+    millisecond there may be several, and a clock that was put back dates a later event earlier. The record keeps a
+    kilobyte of notes: of very many, the oldest are missing, but the first token
     is always there.
     """
     accepted = int(record[b"accepted_ms"])
@@ -48,8 +49,8 @@ def _read(at: str, kind: str, detail: str) -> dict[str, Any]:
         return _event("claimed", int(at), route_class=detail)
     if kind == "t":
         return _event("first_token", int(at))
-    if kind == "f":
-        return _event("fallback", int(at), block_id=detail)
+    if kind in "fd":
+        return _event("fallback" if kind == "f" else "fallback_denied", int(at), block_id=detail)
     what, _, rest = detail.partition("@")
     tokens, _, numerics = rest.partition("=")
     if kind == "n":

@@ -1,5 +1,7 @@
 """Fixtures of systems that tests may break: every server and process belongs to the test alone."""
 
+import os
+import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -15,6 +17,15 @@ from tests.support.systems.system import StartSystem, System
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny_model(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture
+def shared_folder() -> Iterator[Path]:
+    """A folder in memory, as a launcher makes it; a plain one where there is no /dev/shm."""
+    root = Path("/dev/shm") if os.access("/dev/shm", os.W_OK) else None
+    folder = Path(tempfile.mkdtemp(prefix="blockrelay-test-", dir=root))
+    yield folder
+    shutil.rmtree(folder)
 
 
 @pytest.fixture

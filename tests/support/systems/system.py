@@ -7,7 +7,7 @@ import sys
 import time
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -17,7 +17,7 @@ import redis
 from blockrelay.block_folder.folder import BlockFolder, open_block_folder
 from blockrelay.errors import RedisTrouble
 from blockrelay.protocol.keys import Keys
-from blockrelay.protocol.messages import EndEntry, RequestBody, TokenEntry
+from blockrelay.protocol.messages import EndEntry, Fallback, RequestBody, TokenEntry
 from blockrelay.protocol.plan import WorkerInfo, missing_stages
 from blockrelay.protocol.sampling_params import SamplingParams, derive_seed
 from blockrelay.protocol.transitions import calls
@@ -192,11 +192,16 @@ class System:
             return sampled(scrape(worker), "blockrelay_worker_commits_total", verdict="LOST") > 0
         return False
 
-    def accept(self, job: Job, **more: object) -> None:
+    def accept(self, job: Job, *, fallback: Fallback = "allow", **more: object) -> None:
         need = -(-(len(job.prompt) + job.params.max_tokens) // 16)
         call = calls.accept(
-            job.request, job.body, model=self.model_key, pages_needed=need, max_in_flight=10_000, **more  # pyright: ignore[reportArgumentType]
-        )  # fmt: skip
+            job.request,
+            replace(job.body, fallback=fallback),
+            model=self.model_key,
+            pages_needed=need,
+            max_in_flight=10_000,
+            **more,  # pyright: ignore[reportArgumentType]
+        )
         answer = self.scripts.run(call)
         assert answer.status == "OK", answer
 

@@ -31,6 +31,6 @@ def new_run(
         params=params,
         seed=1,
         context=512,
-        skip_prefix_cache=skip_prefix_cache,
+        reusable_limit=0 if skip_prefix_cache else None,
     )
     return Run(identity, prompt, first=first, last=LastStageState())

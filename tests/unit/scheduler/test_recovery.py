@@ -1,5 +1,7 @@
 """Who is dead and what is stuck, as tables."""
 
+from typing import Literal
+
 import pytest
 
 from blockrelay_scheduler.recovery import Rescue, UnfinishedRequest, dead_workers, patience_ms, rescues
@@ -19,9 +21,16 @@ def test_patience_grows_with_the_prompt() -> None:
 
 
 def request(
-    state: str = "running", *, idle_ms: int = 0, tokens: int = 0, overdue: int | None = None
+    state: str = "running",
+    *,
+    idle_ms: int = 0,
+    tokens: int = 0,
+    overdue: int | None = None,
+    denied: int | None = None,
 ) -> UnfinishedRequest:
-    return UnfinishedRequest(id="r", state=state, run="n1", idle_ms=idle_ms, tokens=tokens, overdue_ms=overdue)
+    return UnfinishedRequest(
+        id="r", state=state, run="n1", idle_ms=idle_ms, tokens=tokens, overdue_ms=overdue, denied_ms=denied
+    )
 
 
 @pytest.mark.parametrize(
@@ -35,10 +44,13 @@ def request(
         pytest.param(request("queued", overdue=1), "expire", id="its deadline passed in the queue"),
         pytest.param(request(idle_ms=31_000, overdue=1), "expire", id="a deadline comes before a re-run"),
         pytest.param(request(idle_ms=31_000, overdue=-1), "rerun", id="there is still time"),
+        pytest.param(request("queued", denied=5_000), None, id="a GPU may still come"),
+        pytest.param(request("queued", denied=5_001), "give_up", id="no GPU came"),
+        pytest.param(request(denied=5_001), None, id="one came just now"),
         pytest.param(request("done", idle_ms=90_000, overdue=5), None, id="it ended in the meantime"),
         pytest.param(request("", idle_ms=90_000), None, id="its record is gone"),
     ],
 )
-def test_a_request_is_rescued(seen: UnfinishedRequest, act: str | None) -> None:
-    expected = [] if act is None else [Rescue("rerun" if act == "rerun" else "expire", "r", "n1")]
-    assert rescues([seen], stalled_after_s=30, prompt_tokens_per_s=100) == expected
+def test_a_request_is_rescued(seen: UnfinishedRequest, act: Literal["rerun", "expire", "give_up"] | None) -> None:
+    expected = [] if act is None else [Rescue(act, "r", "n1")]
+    assert rescues([seen], stalled_after_s=30, prompt_tokens_per_s=100, fallback_wait_s=5) == expected

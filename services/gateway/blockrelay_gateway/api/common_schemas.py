@@ -5,6 +5,8 @@ Unknown fields are errors: a field that is silently ignored is a promise broken.
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from blockrelay.protocol.messages import Fallback
+
 
 class Strict(BaseModel):
     """No conversions, no unknown fields."""
@@ -46,6 +48,11 @@ class SamplingFields(Strict):
     cache_salt: str | None = Field(default=None, description="KV pages are shared only among requests of equal salt")
     exact: bool | None = Field(
         default=None, description="on no device whose bits vary; end rather than go on under another numerics id"
+    )
+    fallback: Fallback | None = Field(
+        default=None,
+        description="when a GPU fails: allow (default; a CPU goes on from KV pages at hand), recompute (it computes "
+        "the prompt anew), or deny (the request waits for a GPU, and ends with an error when none comes)",
     )
     trace: bool | None = Field(
         default=None, description="every stage tells what it does for the request: GET /v1/requests/{id}/trace"

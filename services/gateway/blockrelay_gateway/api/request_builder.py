@@ -16,7 +16,7 @@ from blockrelay.protocol.sampling_params import SamplingParams, check_logprobs, 
 from blockrelay.text.tokenizer import Tokenizer
 from blockrelay_gateway.admission.admission_request import AdmissionRequest
 from blockrelay_gateway.admission.idempotency import Name
-from blockrelay_gateway.api.client_trace import ClientTrace
+from blockrelay_gateway.api.client_headers import ClientHeaders
 from blockrelay_gateway.api.common_schemas import SamplingFields
 
 MAX_SALT = 256
@@ -64,7 +64,7 @@ class RequestBuilder:
         *,
         max_tokens: int | None,
         logprobs: int | None,
-        trace: ClientTrace,
+        headers: ClientHeaders,
         names: FieldNames = FieldNames(),  # frozen
     ) -> AdmissionRequest:
         """A request for text; `fields` are those that all APIs spell the same."""
@@ -104,13 +104,14 @@ class RequestBuilder:
         body = RequestBody(
             prompt=np.array(prompt, dtype=np.int32),
             params=params.to_dict(),
-            traceparent=trace.traceparent,
+            traceparent=headers.traceparent,
             background=bool(fields.background),
             salt=checked_salt(fields.cache_salt),
             group=name.group,
             choices=name.choices,
-            exact=bool(fields.exact),
-            traced=trace.traced(fields.trace),
+            exact=headers.is_exact(fields),
+            traced=headers.traced(fields),
+            fallback=headers.fallback_of(fields),
         )
         return AdmissionRequest(
             request=name.request,

@@ -18,6 +18,7 @@ from blockrelay.errors import (
     Conflict,
     DeadlineExceeded,
     ExecutionError,
+    FallbackDenied,
     ForeignOrigin,
     KeyReused,
     LimitExceeded,
@@ -52,6 +53,7 @@ _BY_TYPE: tuple[tuple[type[BlockrelayError], int, str, str | None], ...] = (
     (DeadlineExceeded, 504, "timeout_error", "expired"),
     (Cancelled, 499, "cancelled_error", "cancelled"),
     (NumericsChanged, 500, "server_error", "numerics_changed"),
+    (FallbackDenied, 500, "server_error", "fallback_denied"),
     (ExecutionError, 500, "server_error", "execution_failed"),
     (BlockrelayError, 500, "server_error", None),
 )

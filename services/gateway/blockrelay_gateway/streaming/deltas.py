@@ -7,7 +7,15 @@ from the log alone.
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from blockrelay.errors import BlockrelayError, Cancelled, Conflict, DeadlineExceeded, ExecutionError, NumericsChanged
+from blockrelay.errors import (
+    BlockrelayError,
+    Cancelled,
+    Conflict,
+    DeadlineExceeded,
+    ExecutionError,
+    FallbackDenied,
+    NumericsChanged,
+)
 from blockrelay.protocol.messages import EndEntry, LogEntry, TokenEntry, TokenLogprobs
 from blockrelay.protocol.sampling_params import SamplingParams
 from blockrelay.text.tokenizer import Tokenizer, VisibleText
@@ -96,6 +104,8 @@ def failure(end: EndEntry) -> BlockrelayError | None:
     match end.reason:
         case "error" if end.meta.get("code") == "numerics_changed":
             return NumericsChanged(said)
+        case "error" if end.meta.get("code") == "fallback_denied":
+            return FallbackDenied(said)
         case "error" if end.meta.get("code") == "step":
             return Conflict(said, param="step")
         case "error":

@@ -38,6 +38,7 @@ def next_tokens(run: Run, drafts: Sequence[int], logits: NDArray[np.float32], ro
             break
     run.commit(tokens)
     run.ended = end is not None
+    known, last.known_before = last.known_before, None
     return Commit(
         request=run.request,
         run=run.id,
@@ -46,6 +47,7 @@ def next_tokens(run: Run, drafts: Sequence[int], logits: NDArray[np.float32], ro
         logprobs=tuple(logprobs),
         end=end or "",
         meta=end_meta(run, role) if end else "",
+        rows=None if known is None else known - run.kv.cached,
     )
 
 

@@ -44,10 +44,10 @@ class Intake:
             body,
             job.tokens,
             quarantined=job.quarantined,
-            skip_prefix_cache=job.skip_prefix_cache,
+            reusable_limit=job.reusable,
             deadline=None if job.left_s is None else time.monotonic() + job.left_s,
             reruns=job.reruns,
-            private=job.varies,
+            private=job.private,
         )
         self._table.add(run)
         self._table.adopt(run)
@@ -106,6 +106,11 @@ class Intake:
             run.trace.ready_ns = message.received_ns
         return run
 
+    def found(self, segment: ForwardSegment) -> int | None:
+        """Of rows that were refused: how many tokens before them have their pages here, where that was too few."""
+        run = self._table.get(segment.request, segment.run)
+        return run.computed if run is not None and segment.sequence == 0 and segment.position > run.computed else None
+
     def _is_current(self, segment: ForwardSegment) -> bool:
         current = self._links.retry_until_reachable(
             lambda: self._links.control.hget(self._links.keys.request(segment.request), "run"), "read request"
@@ -121,11 +126,11 @@ class Intake:
 
         def read() -> Any:
             pipeline = self._links.control.pipeline(transaction=True)
-            pipeline.hmget(keys.request(request), "run", "route", "body", "quarantined", "reruns", "varies")
+            pipeline.hmget(keys.request(request), "run", "route", "body", "quarantined", "reruns", "private")
             pipeline.xrange(keys.log(request))
             return pipeline.execute()
 
-        (current, route, body, solo, reruns, varies), log = self._links.retry_until_reachable(read, "read request")
+        (current, route, body, solo, reruns, private), log = self._links.retry_until_reachable(read, "read request")
         if current is None or current.decode() != segment.run:
             return None
         try:
@@ -145,7 +150,7 @@ class Intake:
             committed,
             quarantined=solo == b"1",
             reruns=int(reruns or 0),
-            private=varies == b"1",
+            private=private == b"1",
         )
         self._table.add(run)
         # The first stage found pages for what lies before its first row; here they must be known too.
@@ -163,7 +168,7 @@ class Intake:
         committed: tuple[int, ...],
         *,
         quarantined: bool,
-        skip_prefix_cache: bool = False,
+        reusable_limit: int | None = None,
         deadline: float | None = None,
         reruns: int = 0,
         private: bool = False,
@@ -190,10 +195,13 @@ class Intake:
             seed=params.seed if params.seed is not None else derive_seed(request),
             context=self._model.max_position,
             quarantined_until=len(tokens) if quarantined else 0,
-            skip_prefix_cache=skip_prefix_cache or private or not params.use_cache,
+            reusable_limit=reusable_limit if params.use_cache else 0,
             private=private,
             deadline=deadline,
         )
-        last = LastStageState(progress=progress, committed=len(committed)) if self._role.last_stage else None
+        last = None
+        if self._role.last_stage:
+            known_before = len(tokens) if reruns else None
+            last = LastStageState(progress=progress, committed=len(committed), known_before=known_before)
         trace = RunTrace(run=reruns + 1, ready_ns=time.monotonic_ns()) if body.traced else None
         return Run(identity, tokens, first=self._role.first_stage, last=last, trace=trace)

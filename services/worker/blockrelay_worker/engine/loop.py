@@ -245,7 +245,8 @@ class Engine:
         else:
             work, refused = self._later.take(self._steps.cost)
             for segment in refused:
-                self._endings.rerun(segment.request, segment.run, "missing_pages")
+                found = self._intake.found(segment)
+                self._endings.rerun(segment.request, segment.run, "missing_pages", found=found)
         if work:
             if self._state.state in ("idle", "waiting"):
                 self._state.on("rows_ready")

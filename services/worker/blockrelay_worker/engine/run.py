@@ -22,9 +22,9 @@ class RunIdentity:
     """What a run is, from its beginning to its end.
 
     `context` tokens are all that the model can hold. Rows before position `quarantined_until` are computed alone (a
-    request that may have killed workers). With `skip_prefix_cache` the run takes no page that it has not computed
-    itself; a `private` one gives none to others either: its pages are not what their tokens alone decide. `deadline` on
-    the monotonic clock; the first stage's to keep.
+    request that may have killed workers). Pages of so many leading tokens as `reusable_limit` says may be found instead
+    of computed (None: any number). Those of a `private` one are found by other runs of the same request alone: they are
+    not what their tokens decide. `deadline` on the monotonic clock; the first stage's to keep.
     """
 
     request: str
@@ -35,7 +35,7 @@ class RunIdentity:
     seed: int
     context: int
     quarantined_until: int = 0
-    skip_prefix_cache: bool = False
+    reusable_limit: int | None = None
     private: bool = False
     deadline: float | None = None
 
@@ -61,10 +61,12 @@ class LaterStageState:
 @dataclass(slots=True, kw_only=True, eq=False)
 class LastStageState:
     """What becomes of rows: `progress` decides the end (None for a tensor step, which collects `logits`), `committed`
-    counts tokens handed to COMMIT."""
+    counts tokens handed to COMMIT. Of a re-run that has committed nothing yet `known_before` tokens were known when it
+    came (None: of any other)."""
 
     progress: Progress | None = None
     committed: int = 0
+    known_before: int | None = None
     logits: list[NDArray[np.float32]] = field(default_factory=list[NDArray[np.float32]])
     _batches: list[Mapping[str, float]] = field(default_factory=list[Mapping[str, float]])  # not in the sums yet
     _sums: dict[str, float] = field(default_factory=dict[str, float])
@@ -140,6 +142,11 @@ class Run:
         return self.identity.body.salt
 
     @property
+    def private(self) -> bool:
+        """Only runs of the same request share pages with this one."""
+        return self.identity.private
+
+    @property
     def prompt_length(self) -> int:
         return int(self.identity.body.prompt.size)
 
@@ -199,7 +206,9 @@ class Run:
     def reusable(self) -> int:
         """How many leading tokens need no row of their own, so that their KV may be found instead of computed."""
         before_last = len(self._tokens) - 1
-        return min(before_last, self.body.prior) if self.body.logits == "all" else before_last
+        known = min(before_last, self.body.prior) if self.body.logits == "all" else before_last
+        limit = self.identity.reusable_limit
+        return known if limit is None else min(known, limit)
 
     # --- tokens and rows; everything that changes them ---
 

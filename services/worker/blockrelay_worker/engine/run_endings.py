@@ -30,12 +30,13 @@ class Endings:
         if self._table.drop(request, run_id):
             self._on_room()
 
-    def rerun(self, request: str, run_id: str, reason: RerunReason, block: str = "") -> None:
-        """RERUN, as a fallback when `block` names where a GPU failed; then forget the run here."""
-        if (
-            self._links.run_until_reachable(calls.rerun(request, run_id, reason, block=block, stage=self._role.stage))
-            and block
-        ):
+    def rerun(
+        self, request: str, run_id: str, reason: RerunReason, block: str = "", *, found: int | None = None
+    ) -> None:
+        """RERUN, as a fallback when `block` names where a GPU failed; then forget the run here. `found`: how many
+        leading tokens had their pages here, where some lacked them."""
+        call = calls.rerun(request, run_id, reason, block=block, stage=self._role.stage, found=found)
+        if self._links.run_until_reachable(call) and block:
             self._metrics.fallbacks.labels(block, "GPU", "CPU", reason).inc()
             moved = {"block": block, "from": "GPU", "to": "CPU", "reason": reason}
             self._log.warning("BLOCK_EXECUTION_FALLBACK", **self._names(request, run_id), **moved)

@@ -108,7 +108,7 @@ class RunTable:
         run.kv.searched = True
         if exactly and not self.pool.layout.layers:
             run.kv.adopt_nothing(exactly)  # the head alone
-        elif self._cache is not None and not run.identity.skip_prefix_cache:
+        elif self._cache is not None and run.identity.reusable_limit != 0:
             self._cache.attach(run, exactly)
 
     def is_loading(self, request: str) -> bool:
@@ -131,7 +131,7 @@ class RunTable:
 
         `known`: how many leading tokens of run.tokens are no drafts (default: all).
         """
-        if self._cache is not None and run.params.use_cache and not run.identity.private:
+        if self._cache is not None and run.params.use_cache:
             self._cache.seal(run, min(run.computed, len(run.tokens) if known is None else known))
 
     @_timed

@@ -1,9 +1,11 @@
 """Names of full pages: what a page holds, and nothing about where it lies. Pure.
 
 A name chains the tokens from position 0 to the page's end onto a root of (salt, model, numerics id): equal names
-promise equal bits in a precision marked exact, whoever computed them. A name stands for the page of every block: the
-block number is added where a block's page is stored (see `page_store.record`), so that a worker whose stage has other
-blocks than the writer's still finds those that it needs, and the tokens are hashed once and not once per block.
+promise equal bits in a precision marked exact, whoever computed them. Where a device that varies has a part in a
+request, its pages are named from a root of that request alone, and promise numbers and no bits. A name stands for the
+page of every block: the block number is added where a block's page is stored (see `page_store.record`), so that a
+worker whose stage has other blocks than the writer's still finds those that it needs, and the tokens are hashed once
+and not once per block.
 """
 
 from collections.abc import Sequence
@@ -19,8 +21,18 @@ NAME_BYTES = 32
 
 def root_name(*, salt: str, model_hash: str, numerics: str) -> bytes:
     """Where the chain of a request begins. Different in any of the three: nothing in common."""
-    digest = blake2b(digest_size=NAME_BYTES, person=b"br-page-root")
-    for part in (salt, model_hash, numerics):
+    return _root(b"br-page-root", salt, model_hash, numerics)
+
+
+def private_root_name(*, request: str, model_hash: str) -> bytes:
+    """Where the chain of a request begins whose pages some device has made that does not compute the same bits twice:
+    runs of that request have it in common, and nobody else."""
+    return _root(b"br-private-root", request, model_hash)
+
+
+def _root(kind: bytes, *parts: str) -> bytes:
+    digest = blake2b(digest_size=NAME_BYTES, person=kind)
+    for part in parts:
         data = part.encode()
         digest.update(len(data).to_bytes(8, "little") + data)  # lengths: no two triples are the same bytes
     return digest.digest()

@@ -1,6 +1,7 @@
 """Known beginnings: a run takes the pages that hold its first tokens already, and names those that it fills itself.
 
-Only in precisions marked exact: there a page's bits are a function of what its name says.
+In precisions marked exact a page's bits are a function of what its name says, and any run takes it. Behind a device
+that varies pages are private: only later runs of the same request take them, at the stand-in of that device too.
 """
 
 from collections.abc import Callable, Sequence
@@ -9,7 +10,7 @@ from typing import Protocol
 from blockrelay.observability.metrics.worker import WorkerMetrics
 from blockrelay_worker.execution.page_pool import PagePool
 from blockrelay_worker.kernels.specification import PAGE
-from blockrelay_worker.kv.page_names import extend_names, root_name
+from blockrelay_worker.kv.page_names import extend_names, private_root_name, root_name
 from blockrelay_worker.kv.state import KvState
 from blockrelay_worker.kv.store.store import Load, Loaded, PageStore
 
@@ -21,6 +22,13 @@ class Prefix(Protocol):
     def kv(self) -> KvState: ...
     @property
     def tokens(self) -> Sequence[int]: ...
+    @property
+    def request(self) -> str: ...
+    @property
+    def private(self) -> bool:
+        """Only runs of the same request share pages with it."""
+        ...
+
     @property
     def salt(self) -> str:
         """Runs with another salt share nothing."""
@@ -35,9 +43,9 @@ class Prefix(Protocol):
 class PrefixCache:
     """What one worker knows about pages. Used by the engine thread only.
 
-    What is asked for and found is counted in vLLM's way: tokens, once per request (preempted ones not again), and by
-    the one stage of a route that `counts`. With a `store`, pages that the pool has not are looked for there: then
-    `deliver` is called with the Loaded, from another thread, and brings it to `RunTable.loaded`.
+    What is asked for and found is counted in vLLM's way: tokens, once per request (preempted and private ones not
+    again), and by the one stage of a route that `counts`. With a `store`, pages that the pool has not are looked for
+    there: then `deliver` is called with the Loaded, from another thread, and brings it to `RunTable.loaded`.
     """
 
     def __init__(
@@ -61,9 +69,9 @@ class PrefixCache:
         kv, pages = run.kv, (run.reusable if exactly is None else exactly) // PAGE
         self._extend(run, pages)
         kv.adopt(self._pool.share(kv.names[:pages]))
-        if self._counts and not kv.preemptions:
+        if self._counts and not kv.preemptions and not run.private:
             self._metrics.prefix_cache_queries.inc(len(run.tokens))
-        self._count(kv, kv.computed)
+        self._count(run, kv.computed)
         self._look_further(kv, kv.names[kv.sealed : pages])
 
     def take(self, run: Prefix, done: Loaded) -> None:
@@ -72,7 +80,7 @@ class PrefixCache:
         for index in range(kv.sealed, kv.sealed + done.count):
             self._pool.name(kv.pages[index], kv.names[index])
         self._pool.free(kv.loaded(done.count))  # the rest is allocated again when rows come to it
-        self._count(kv, done.count * PAGE)
+        self._count(run, done.count * PAGE)
 
     def settle(self) -> None:
         """Wait until nobody but the engine writes into pages."""
@@ -92,7 +100,10 @@ class PrefixCache:
         kv.seal(full)
 
     def _extend(self, run: Prefix, pages: int) -> None:
-        root = root_name(salt=run.salt, model_hash=self._model_hash, numerics=self._numerics)
+        if run.private:
+            root = private_root_name(request=run.request, model_hash=self._model_hash)
+        else:
+            root = root_name(salt=run.salt, model_hash=self._model_hash, numerics=self._numerics)
         extend_names(run.kv.names, root, run.tokens, pages)
 
     def _look_further(self, kv: KvState, names: list[bytes]) -> None:
@@ -104,9 +115,9 @@ class PrefixCache:
         kv.wait_for(load)
         self._store.load(load, self._deliver)
 
-    def _count(self, kv: KvState, found: int) -> None:
-        if kv.preemptions:
+    def _count(self, run: Prefix, found: int) -> None:
+        if run.kv.preemptions:
             return
-        kv.cached += found
-        if self._counts:
+        run.kv.cached += found
+        if self._counts and not run.private:
             self._metrics.prefix_cache_hits.inc(found)

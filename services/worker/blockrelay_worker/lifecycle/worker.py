@@ -270,8 +270,9 @@ class Worker:
         self._state.on("gone")
 
     def _shares_pages(self, executor: Executor) -> bool:
-        """Not where bits may differ, nor where pages hold nothing (a stage of the head alone)."""
-        return self._settings.prefix_cache and executor.capabilities.exact and executor.layout.layers > 0
+        """Not where pages hold nothing (a stage of the head alone). Runs on a device that varies share them with other
+        runs of the same request alone."""
+        return self._settings.prefix_cache and executor.layout.layers > 0
 
     def _page_store(self, role: StageRole, executor: Executor) -> PageStore | None:
         if not self._shares_pages(executor):

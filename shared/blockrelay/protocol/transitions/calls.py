@@ -149,6 +149,7 @@ def accept(
         "weight": weight,
         "priority": priority,
         "exact": body.exact,
+        "fallback": None if body.fallback == "allow" else body.fallback,
         "reader": reader,
         "result_bytes": result_bytes,
         "confirm": confirm,
@@ -182,12 +183,12 @@ def claim(worker: str, most: int, *, free_pages: int) -> Call[list[Claimed]]:
                 route_class=cast(Any, _text(a[3])),
                 waited_s=int(a[4]) / 1000,
                 quarantined=bool(a[5]),
-                skip_prefix_cache=bool(a[6]),
                 packed=a[7],
                 tokens=tuple(int(t) for t in a[8]),
                 left_s=int(a[9]) / 1000 if int(a[9]) >= 0 else None,
                 reruns=int(a[10]),
-                varies=bool(a[11]),
+                private=bool(a[11]),
+                reusable=int(a[6]) if int(a[6]) >= 0 else None,
             )
             for a in answer
         ]
@@ -205,9 +206,13 @@ def commit(items: Sequence[Commit]) -> Call[list[CommitAnswer]]:
     return Call("commit", {"commits": [item.to_script() for item in items]}, parse)
 
 
-def rerun(request: str, run: str, reason: RerunReason, *, block: str = "", stage: int = 0) -> Call[bool]:
-    """`block` of `stage`: where a GPU failed. That is recorded as a fallback, and the next route has a CPU there."""
-    arguments = {"request": request, "run": run, "reason": reason, "block": block or None, "stage": stage}
+def rerun(
+    request: str, run: str, reason: RerunReason, *, block: str = "", stage: int = 0, found: int | None = None
+) -> Call[bool]:
+    """`block` of `stage`: where a GPU failed. That is recorded as a fallback, and the next route has a CPU there; or,
+    for a request that denies that, a GPU. `found`: of how many leading tokens a stage that lacked KV pages had some."""
+    about = {"block": block or None, "stage": stage, "found": found}
+    arguments = {"request": request, "run": run, "reason": reason, **about}
     return Call("rerun", arguments, bool)
 
 

@@ -122,7 +122,15 @@ def test_the_one_model_is_listed_with_its_context(gateway: RunningGateway, folde
 
 
 def test_every_instrument_of_the_gateway_is_observed(gateway: RunningGateway, worker: PlayedWorker) -> None:
-    event = {"block_id": "block_2", "from": "GPU", "to": "CPU", "reason": "gpu_error", "success": True}
+    event = {
+        "block_id": "block_2",
+        "from": "GPU",
+        "to": "CPU",
+        "reason": "gpu_error",
+        "success": True,
+        "position": 0,
+        "rows_recomputed": None,
+    }
     response = gateway.post("/v1/completions", prompt=[1, 2, 3], background=True)
     assert gateway.metric("blockrelay_gateway_requests_waiting") == 1
     (claimed,) = worker.claim()

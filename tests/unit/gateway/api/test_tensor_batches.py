@@ -250,6 +250,14 @@ def test_what_the_cpu_took_over_is_told_for_every_row(
         worker.finish_tensor(claimed, logits_of(claimed))
     answer = waiting.result().json()
     assert answer["fallback_events"] == [
-        {"block_id": "block_2", "from": "GPU", "to": "CPU", "reason": "gpu_error", "success": True}
+        {
+            "block_id": "block_2",
+            "from": "GPU",
+            "to": "CPU",
+            "reason": "gpu_error",
+            "success": True,
+            "position": 0,
+            "rows_recomputed": None,
+        }
     ]
     assert (answer["execution_stats"]["total_fallbacks"], len(answer["execution_times"])) == (1, 2)

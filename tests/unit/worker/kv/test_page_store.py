@@ -213,10 +213,10 @@ def test_a_page_that_changed_hands_before_it_was_written_is_not_written(tmp_path
         assert worker.pool.name(page, bytes(32))
         fresh = Fresh(bytes(32), page, worker.pool.generations[page])
         room = memoryview(bytearray(LAYOUT.layers * SHAPE.record_bytes))
-        assert worker.store.copied(fresh, room) is not None
+        assert worker.store.copied([fresh], [room])
         worker.pool.free([page])
-        assert worker.store.copied(fresh, room) is not None, "it is cached, and still what its name says"
+        assert worker.store.copied([fresh], [room]), "it is cached, and still what its name says"
         taken = worker.pool.allocate(worker.pool.pages)
-        assert worker.store.copied(fresh, room) is None
+        assert worker.store.copied([fresh], [room]) == []
         worker.pool.free(taken)
         assert worker.value("page_store_dropped") == 1

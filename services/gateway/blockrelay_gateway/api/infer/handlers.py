@@ -15,7 +15,7 @@ from blockrelay.protocol.tensors import decode_result, to_float16
 from blockrelay_gateway.admission.admission_request import AdmissionRequest
 from blockrelay_gateway.admission.idempotency import Identity
 from blockrelay_gateway.admission.namespaces import scoped_session
-from blockrelay_gateway.api.client_trace import ClientTrace
+from blockrelay_gateway.api.client_headers import ClientHeaders
 from blockrelay_gateway.api.infer import requests
 from blockrelay_gateway.api.infer.responses import InferFormat, execution, pipeline_error, tensor_success
 from blockrelay_gateway.api.infer.schemas import TENSOR_FIELDS, TENSOR_ONLY_FIELDS, InferRequest
@@ -77,9 +77,11 @@ def is_tensor_form(request: InferRequest) -> bool:
     return True
 
 
-async def text_request(gateway: Gateway, request: InferRequest, who: Identity, trace: ClientTrace) -> AdmissionRequest:
+async def text_request(
+    gateway: Gateway, request: InferRequest, who: Identity, headers: ClientHeaders
+) -> AdmissionRequest:
     """The text form, checked. Raises BadRequest."""
-    return await by_size(len(request.prompt or ()), requests.text_request, gateway.builder, request, trace, who)
+    return await by_size(len(request.prompt or ()), requests.text_request, gateway.builder, request, headers, who)
 
 
 async def finish_text(cell: Cell, readers: Readers) -> Finished:
@@ -113,13 +115,13 @@ async def text_objects(cell: Cell, readers: Readers) -> AsyncIterator[dict[str, 
 
 
 async def submit_tensors(
-    gateway: Gateway, request: InferRequest, who: Identity, trace: ClientTrace, tenant: Tenant, *, size: int
+    gateway: Gateway, request: InferRequest, who: Identity, headers: ClientHeaders, tenant: Tenant, *, size: int
 ) -> AcceptedStep:
     """Accept a tensor step, a request for each of its rows, or find those that it repeats. `size`: of the body, bytes.
 
     `finish_tensors` closes the readers.
     """
-    place, steps, rows = await _rows(gateway, request, who, trace, tenant, size)
+    place, steps, rows = await _rows(gateway, request, who, headers, tenant, size)
     cell, readers = await gateway.submission.submit(rows, tenant, together=True, place=place)
     return AcceptedStep(cell, steps, rows, readers)
 
@@ -187,7 +189,7 @@ def _side_by_side(values: Sequence[NDArray[np.float32]], steps: Sequence[TensorS
 
 
 async def _rows(
-    gateway: Gateway, request: InferRequest, who: Identity, trace: ClientTrace, tenant: Tenant, size: int
+    gateway: Gateway, request: InferRequest, who: Identity, headers: ClientHeaders, tenant: Tenant, size: int
 ) -> tuple[Place | None, list[TensorStep], list[AdmissionRequest]]:
     """Where they have to go, if anywhere, and what they are."""
     model = gateway.folder.model
@@ -208,7 +210,7 @@ async def _rows(
         most = MAX_RESULT_BYTES // (model.vocab_size * 4)
         raise BadRequest(f'logits "all" takes at most {most} new tokens, not {new}', param="logits")
     rows = [
-        requests.tensor_request(gateway.builder, request, step, name, logits=logits, trace=trace)
+        requests.tensor_request(gateway.builder, request, step, name, logits=logits, headers=headers)
         for step, name in zip(steps, who.names(inputs.rows), strict=True)
     ]
     return place, steps, rows

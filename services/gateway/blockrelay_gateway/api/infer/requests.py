@@ -10,21 +10,21 @@ from blockrelay.protocol.sampling_params import SamplingParams, check_prompt, de
 from blockrelay.protocol.tensors import result_bytes
 from blockrelay_gateway.admission.admission_request import AdmissionRequest
 from blockrelay_gateway.admission.idempotency import Identity, Name, random_identity
-from blockrelay_gateway.api.client_trace import NO_TRACE, ClientTrace
+from blockrelay_gateway.api.client_headers import NO_HEADERS, ClientHeaders
 from blockrelay_gateway.api.infer.schemas import InferRequest
 from blockrelay_gateway.api.infer.tensor_steps import TensorStep
 from blockrelay_gateway.api.request_builder import RequestBuilder, checked_salt, checked_timeout
 
 
 def text_request(
-    builder: RequestBuilder, request: InferRequest, trace: ClientTrace = NO_TRACE, who: Identity | None = None
+    builder: RequestBuilder, request: InferRequest, headers: ClientHeaders = NO_HEADERS, who: Identity | None = None
 ) -> AdmissionRequest:
     """The text form. Raises BadRequest, or NotFound for another model."""
     builder.check_model(request.model)
     prompt = request.prompt
     tokens = builder.encode(prompt, "prompt") if isinstance(prompt, str) else list(prompt or ())
     (name,) = (who or random_identity()).names()
-    return builder.text(request, name, tokens, max_tokens=request.max_tokens, logprobs=None, trace=trace)
+    return builder.text(request, name, tokens, max_tokens=request.max_tokens, logprobs=None, headers=headers)
 
 
 def tensor_request(
@@ -34,7 +34,7 @@ def tensor_request(
     name: Name,
     *,
     logits: Literal["last", "all"],
-    trace: ClientTrace,
+    headers: ClientHeaders,
 ) -> AdmissionRequest:
     """A row of a tensor step: its session's tokens, the first `step.prior` of them from earlier steps.
 
@@ -54,14 +54,15 @@ def tensor_request(
         params=params.to_dict(),
         logits=logits,
         prior=step.prior,
-        traceparent=trace.traceparent,
+        traceparent=headers.traceparent,
         session=step.session.session if step.session else "",
         step=step.session.step if step.session else 0,
         salt=checked_salt(request.cache_salt),
         group=name.group,
         choices=name.choices,
-        exact=bool(request.exact),
-        traced=trace.traced(request.trace),
+        exact=headers.is_exact(request),
+        traced=headers.traced(request),
+        fallback=headers.fallback_of(request),
     )
     return AdmissionRequest(
         request=name.request,

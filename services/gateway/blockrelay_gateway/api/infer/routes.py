@@ -6,7 +6,7 @@ from fastapi.responses import Response, StreamingResponse
 from blockrelay.errors import BadRequest
 from blockrelay_gateway.admission.idempotency import HEADER
 from blockrelay_gateway.api import state
-from blockrelay_gateway.api.client_trace import client_trace
+from blockrelay_gateway.api.client_headers import client_headers
 from blockrelay_gateway.api.infer import handlers
 from blockrelay_gateway.api.infer.responses import InferFormat, TensorAnswer
 from blockrelay_gateway.api.infer.schemas import InferRequest
@@ -26,7 +26,7 @@ async def infer_once(body: InferRequest, request: Request) -> Response:
     """The tensor form or the text form."""
     gateway = state.of(request)
     request.state.session_id = body.session_id  # errors name it
-    trace = client_trace(request.headers)
+    headers = client_headers(request.headers)
     if body.id is not None:
         raise BadRequest("id is for messages on the WebSocket", param="id")
     if body.idempotency_key is not None:
@@ -36,13 +36,13 @@ async def infer_once(body: InferRequest, request: Request) -> Response:
     who = await by_size(body_size(request), gateway.identify, keys, body, tenant, "infer")
     if handlers.is_tensor_form(body):
         size = body_size(request)
-        accepted = await handlers.submit_tensors(gateway, body, who, trace, tenant, size=size)
+        accepted = await handlers.submit_tensors(gateway, body, who, headers, tenant, size=size)
         readers = accepted.readers
         with readers:  # also of a client that left before anything was read
             finish = handlers.finish_tensors(accepted, body.session_id, tenant)
             done = await sse.unless_gone(request, finish)
         return _answer(done, readers.headers)
-    asked = await handlers.text_request(gateway, body, who, trace)
+    asked = await handlers.text_request(gateway, body, who, headers)
     after = starting_after(request.headers.get(LAST_EVENT_ID), [asked.request], streamed=bool(body.stream))
     cell, readers = await gateway.submission.submit([asked], tenant)
     if body.stream:

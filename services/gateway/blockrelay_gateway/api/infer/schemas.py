@@ -41,6 +41,7 @@ TENSOR_FIELDS = frozenset(
         "timeout",
         "cache_salt",
         "exact",
+        "fallback",
         "trace",
     }
 )

@@ -10,7 +10,7 @@ from fastapi import WebSocket, WebSocketDisconnect
 from pydantic import ValidationError
 
 from blockrelay.errors import BadRequest, BlockrelayError, LimitExceeded, RedisTrouble
-from blockrelay_gateway.api.client_trace import client_trace
+from blockrelay_gateway.api.client_headers import client_headers
 from blockrelay_gateway.api.infer import handlers
 from blockrelay_gateway.api.infer.responses import TensorAnswer
 from blockrelay_gateway.api.infer.schemas import InferRequest
@@ -122,12 +122,13 @@ class Conversation:
         """Have the request accepted; what is left to do does not need the message any more."""
         request, name = letter.read(), letter.name
         keys = [] if request.idempotency_key is None else [request.idempotency_key]
-        who, trace = self._gateway.identify(keys, request, self._tenant, "infer"), client_trace(self._socket.headers)
+        gateway, tenant = self._gateway, self._tenant
+        who, headers = gateway.identify(keys, request, tenant, "infer"), client_headers(self._socket.headers)
         if handlers.is_tensor_form(request):
-            accepted = await handlers.submit_tensors(self._gateway, request, who, trace, self._tenant, size=letter.size)
+            accepted = await handlers.submit_tensors(gateway, request, who, headers, tenant, size=letter.size)
             return self._tensors(name, request.session_id, accepted)
-        asked = await handlers.text_request(self._gateway, request, who, trace)
-        cell, readers = await self._gateway.submission.submit([asked], self._tenant)
+        asked = await handlers.text_request(gateway, request, who, headers)
+        cell, readers = await gateway.submission.submit([asked], tenant)
         return self._text(name, cell, readers, background=bool(request.background), streamed=bool(request.stream))
 
     async def _tensors(self, name: str | int | None, session: str | None, accepted: handlers.AcceptedStep) -> None:

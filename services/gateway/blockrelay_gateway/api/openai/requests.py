@@ -10,7 +10,7 @@ from blockrelay.errors import BadRequest
 from blockrelay.protocol.messages import MAX_CHOICES
 from blockrelay_gateway.admission.admission_request import AdmissionRequest
 from blockrelay_gateway.admission.idempotency import Identity, random_identity
-from blockrelay_gateway.api.client_trace import NO_TRACE, ClientTrace
+from blockrelay_gateway.api.client_headers import NO_HEADERS, ClientHeaders
 from blockrelay_gateway.api.openai.chat_template import ChatTemplate
 from blockrelay_gateway.api.openai.schemas import ChatMessage, ChatRequest, CompletionRequest
 from blockrelay_gateway.api.request_builder import FieldNames, RequestBuilder
@@ -24,7 +24,7 @@ class OpenAIRequests:
     template: ChatTemplate | None
 
     def completion(
-        self, request: CompletionRequest, trace: ClientTrace = NO_TRACE, who: Identity | None = None
+        self, request: CompletionRequest, headers: ClientHeaders = NO_HEADERS, who: Identity | None = None
     ) -> list[AdmissionRequest]:
         """One for each prompt."""
         self.builder.check_model(request.model)
@@ -36,13 +36,13 @@ class OpenAIRequests:
         names = (who or random_identity()).names(len(prompts))
         return [
             self.builder.text(
-                request, name, prompt, max_tokens=request.max_tokens, logprobs=request.logprobs, trace=trace
+                request, name, prompt, max_tokens=request.max_tokens, logprobs=request.logprobs, headers=headers
             )
             for name, prompt in zip(names, prompts, strict=True)
         ]
 
     def chat(
-        self, request: ChatRequest, trace: ClientTrace = NO_TRACE, who: Identity | None = None
+        self, request: ChatRequest, headers: ClientHeaders = NO_HEADERS, who: Identity | None = None
     ) -> AdmissionRequest:
         """That of the next message."""
         self.builder.check_model(request.model)
@@ -67,7 +67,7 @@ class OpenAIRequests:
             self.builder.encode(text, "messages", add_special_tokens=False),
             max_tokens=request.max_completion_tokens if newer else request.max_tokens,
             logprobs=(request.top_logprobs or 0) if request.logprobs else None,
-            trace=trace,
+            headers=headers,
             names=FieldNames(
                 prompt="messages",
                 max_tokens="max_completion_tokens" if newer else "max_tokens",

@@ -6,7 +6,7 @@ from fastapi.responses import Response
 from blockrelay_gateway.admission.admission_request import AdmissionRequest
 from blockrelay_gateway.admission.idempotency import HEADER, Identity
 from blockrelay_gateway.api import state
-from blockrelay_gateway.api.client_trace import client_trace
+from blockrelay_gateway.api.client_headers import client_headers
 from blockrelay_gateway.api.openai.responses import Kind, Options, format_of
 from blockrelay_gateway.api.openai.schemas import ChatRequest, CompletionRequest
 from blockrelay_gateway.api.state import Gateway
@@ -25,9 +25,9 @@ router = APIRouter(responses=openapi.WORK)
 async def completions(body: CompletionRequest, request: Request) -> Response:
     """Continue one or more prompts."""
     gateway = state.of(request)
-    trace = client_trace(request.headers)
+    headers = client_headers(request.headers)
     who = await _identity(gateway, request, body, "completion")
-    asked = await by_size(body_size(request), gateway.openai.completion, body, trace, who)
+    asked = await by_size(body_size(request), gateway.openai.completion, body, headers, who)
     return await _answer(gateway, request, body, asked, "completion")
 
 
@@ -35,9 +35,9 @@ async def completions(body: CompletionRequest, request: Request) -> Response:
 async def chat_completions(body: ChatRequest, request: Request) -> Response:
     """Write the assistant's next message."""
     gateway = state.of(request)
-    trace = client_trace(request.headers)
+    headers = client_headers(request.headers)
     who = await _identity(gateway, request, body, "chat")
-    asked = await by_size(body_size(request), gateway.openai.chat, body, trace, who)
+    asked = await by_size(body_size(request), gateway.openai.chat, body, headers, who)
     return await _answer(gateway, request, body, [asked], "chat")
 
 

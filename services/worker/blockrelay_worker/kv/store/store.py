@@ -11,7 +11,9 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from blockrelay.errors import ExecutionError
 from blockrelay.failpoints import reach
+from blockrelay.observability.logs import get
 from blockrelay.observability.metrics.worker import WorkerMetrics
 from blockrelay_worker.execution.executor import PageOwner
 from blockrelay_worker.kv.store.record import PageShape, decode_record, encode_record
@@ -125,8 +127,7 @@ class PageStore:
             if self._closed:
                 return
             places = [memory[i * self._page_bytes :][: self._page_bytes] for i in range(len(batch))]
-            copies = [self.copied(fresh, place) for fresh, place in zip(batch, places, strict=True)]
-            pages = [page for page in copies if page is not None]
+            pages = self.copied(batch, places)
             reach("worker.before_page_put")
             for tier in self._tiers:
                 tier.put(pages, self._blocks)
@@ -145,18 +146,29 @@ class PageStore:
                 item = self._fresh.get_nowait() if len(batch) < self._per_call else None
         return batch, item if isinstance(item, threading.Event) else None
 
-    def copied(self, fresh: Fresh, into: memoryview) -> StoredPage | None:
-        """The page's records, copied to `into`; None when it changed hands before they were all copied."""
+    def copied(self, batch: Sequence[Fresh], places: Sequence[memoryview]) -> list[StoredPage]:
+        """The pages' records, each page's copied to its place; without pages that changed hands before all was copied,
+        and without any when the device that has them has failed."""
+        if not batch:
+            return []
+        try:
+            contents = self._owner.export_pages([fresh.page for fresh in batch])
+        except ExecutionError as error:
+            get().warning("PAGES_NOT_EXPORTED", pages=len(batch), error=str(error))
+            self._metrics.page_store_dropped.inc(len(batch))
+            return []
         size = self.shape.record_bytes
-        (content,) = self._owner.export_pages([fresh.page])
-        records = [
-            encode_record(fresh.name, block, self.shape, keys, values, into[layer * size :][:size])
-            for layer, (block, (keys, values)) in enumerate(zip(self._blocks, content, strict=True))
-        ]
-        if self._pool.generations[fresh.page] != fresh.generation:
-            self._metrics.page_store_dropped.inc()
-            return None
-        return StoredPage(fresh.name, records)
+        found: list[StoredPage] = []
+        for fresh, into, content in zip(batch, places, contents, strict=True):
+            records = [
+                encode_record(fresh.name, block, self.shape, keys, values, into[layer * size :][:size])
+                for layer, (block, (keys, values)) in enumerate(zip(self._blocks, content, strict=True))
+            ]
+            if self._pool.generations[fresh.page] == fresh.generation:
+                found.append(StoredPage(fresh.name, records))
+            else:
+                self._metrics.page_store_dropped.inc()
+        return found
 
     # --- reading ---
 
@@ -171,7 +183,11 @@ class PageStore:
                 load, deliver = self._loads.popleft()
                 self._reading = True
             reach("worker.before_page_get")
-            filled = self._fill(load)
+            try:
+                filled = self._fill(load)
+            except ExecutionError as error:
+                get().warning("PAGES_NOT_IMPORTED", pages=len(load.pages), error=str(error))
+                filled = 0
             reach("worker.after_page_get")
             deliver(Loaded(load, filled))
 

@@ -5,7 +5,7 @@
 -- needs: requests/record, queue/outstanding, requests/timeline, requests/tensor_results, queue/fair_queue, workers/fleet, queue/wait_forecast
 -- Arguments: request, model, pages_needed, deadline_ms (0: none), body, prompt_tokens, max_tokens,
 --   fingerprint ('' without a key), retention_s (0: the cell's), tenant, its weight, priority,
---   exact (never under another numerics id, nor on devices that vary), reader (gateway that will read a request that exists; '': none does),
+--   exact (never under another numerics id, nor on devices that vary), fallback (deny | recompute; nothing: allow), reader (gateway that will read a request that exists; '': none does),
 --   result_bytes (0: none), confirm (write even where the request is there already: WAIT follows), limits (blockrelay.protocol.transitions.calls.Limits and `in_flight`; 0 stands for no limit but
 --   of `in_flight`), session (calls.SessionStep) or nothing, binding (calls.Binding) or nothing
 -- Answers: OK ms | EXISTS state | OTHER | MOVED version (of the list of cells by which it is elsewhere) | TOO_LARGE pages | NOT_EXACT (all routes vary) | STEP expected-step | REPEAT request-id, or a limit and ms after
@@ -129,6 +129,7 @@ redis.call('HSET', P .. 'request:' .. id, 'v', SPOKEN, 'state', 'queued', 'model
 if ARGS.fingerprint ~= '' then redis.call('HSET', P .. 'request:' .. id, 'fingerprint', ARGS.fingerprint) end
 if ARGS.retention_s > 0 then redis.call('HSET', P .. 'request:' .. id, 'retention_s', ARGS.retention_s) end
 if ARGS.exact then redis.call('HSET', P .. 'request:' .. id, 'exact', 1) end
+if ARGS.fallback then redis.call('HSET', P .. 'request:' .. id, 'fallback', ARGS.fallback) end
 if result > 0 then
   redis.call('HSET', P .. 'request:' .. id, 'result_bytes', result)
   book_result(id, tenant, result)

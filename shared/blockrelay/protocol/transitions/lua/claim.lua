@@ -5,12 +5,14 @@
 -- A log that has tokens goes on under the numerics id that computed them; under another one only when MIGRATE has let it
 -- go, no worker of its own id is back, and its client did not ask for `exact`. Where a worker that varies computed them,
 -- anybody goes on with it: nobody could compute them a second time. `exact` requests have routes without such workers.
+-- One that denies fallbacks and whose GPU failed waits for a GPU of that stage; its scheduler ends it when none comes.
 -- Keeps I3, I4 (reservations), I11 (first runs by rank), I13.
 -- needs: requests/record, requests/timeline, requests/finish, queue/fair_queue, workers/fleet, workers/serving, workers/routes
 -- Arguments: worker, free_pages (its own, one stage), runs (random nonces: of so many jobs at most)
--- Answer: a list of {id, run, route, class, milliseconds since ACCEPT, quarantined, skip_prefix_cache, body,
---   {committed tokens}, milliseconds until its deadline (-1: none), runs before this one, whether its route varies}; empty when there is nothing to do,
--- or while some stage has no live worker with room.
+-- Answer: a list of {id, run, route, class, milliseconds since ACCEPT, quarantined, how many leading tokens may have their
+--   KV pages found (-1: any), body, {committed tokens}, milliseconds until its deadline (-1: none), runs before this one,
+--   whether this route or one before it varies}; empty when there is nothing to do, or while some stage has no live worker
+--   with room.
 local runs, free_now = ARGS.runs, ARGS.free_pages
 local max_requests, chance = #runs, runs[1]
 if not claims(ARGS.worker) then return {} end
@@ -36,6 +38,13 @@ local function failed_blocks(r)
     found[#found + 1] = tonumber(string.match(event.block_id, '%d+$'))
   end
   return found
+end
+
+-- How many leading tokens of a request may have their KV pages found, -1 for any. A run of shared pages that lacked some
+-- twice takes none; one of private pages comes nearer to what all stages have.
+local function reusable_of(r, private)
+  if (r.missing_pages >= 2 and not private) or (r.fallback == 'recompute' and r.fallbacks ~= '') then return 0 end
+  return r.reusable ~= '' and tonumber(r.reusable) or -1
 end
 
 -- Give one queued request to me, or pass it over. False: it has to wait, and everything behind it.
@@ -76,6 +85,8 @@ local function give(r)
     if now > free_now then return false end
     reserve = 0
   end
+  local denied = r.denied_block ~= ''
+  if denied and not has_gpu(tonumber(string.match(r.denied_block, '%d+$'))) then return true end
   local route = find_route(reserve, failed_blocks(r), pure)
   if not route then return fits_nowhere(reserve, pure) end
   if #me.stages == 1 then free_now = free_now - now end
@@ -84,7 +95,7 @@ local function give(r)
   if goes_on then
     history = id_of(r.numerics) == numerics and r.numerics or r.numerics .. '+' .. numerics .. '@' .. r.committed
   end
-  local run, ids = runs[#answer + 1], {}
+  local run, ids, private = runs[#answer + 1], {}, varies or r.private == 1
   for i, c in ipairs(route) do
     ids[i] = c.id
     c.free = c.free - reserve
@@ -98,6 +109,8 @@ local function give(r)
   account(r, 1)
   redis.call('HSET', P .. 'request:' .. r.id, 'state', 'running', 'run', run, 'route', table.concat(ids, ','), 'job', '',
     'pages_reserved', reserve, 'numerics', history, 'varies', varies and 1 or 0, 'progress_ms', NOW, 'quarantined', quarantined and 1 or 0)
+  if private then redis.call('HSET', P .. 'request:' .. r.id, 'private', 1) end
+  if denied then redis.call('HDEL', P .. 'request:' .. r.id, 'denied_block', 'denied_ms') end
   if quarantined then
     redis.call('SET', P .. 'quarantine:' .. me.id, r.id, 'EX', QUARANTINE_S)
     tried = true
@@ -110,8 +123,8 @@ local function give(r)
   for _, t in ipairs(redis.call('XRANGE', P .. 'log:' .. r.id, '-', '+')) do tokens[#tokens + 1] = tonumber(t[2][2]) end
   local known = redis.call('HMGET', P .. 'request:' .. r.id, 'accepted_ms', 'body', 'reruns')
   answer[#answer + 1] = {r.id, run, table.concat(ids, ','), r.class, NOW - tonumber(known[1]),
-    quarantined and 1 or 0, r.missing_pages >= 2 and 1 or 0, known[2], tokens,
-    r.deadline_ms > 0 and r.deadline_ms - NOW or -1, tonumber(known[3] or '0'), varies and 1 or 0}
+    quarantined and 1 or 0, reusable_of(r, private), known[2], tokens,
+    r.deadline_ms > 0 and r.deadline_ms - NOW or -1, tonumber(known[3] or '0'), private and 1 or 0}
   return true
 end
 

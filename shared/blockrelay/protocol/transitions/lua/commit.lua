@@ -3,7 +3,8 @@
 -- needs: requests/record, requests/timeline
 -- needs rarely: queue/rerun for finish, rerun
 -- Arguments: commits: of each request {request, run, position (length of the log before these tokens), tokens,
---   logprobs (or nothing), end (reason, or nothing), meta}
+--   logprobs (or nothing), end (reason, or nothing), meta, rows (of known tokens that this run, a re-run, computed: with its
+--   first tokens, else nothing)}
 -- Answers: {verdict, log length}: OK | LOST (other run, gone or finished) | DIVERGED (the log has another token there)
 --   | GAP (the log is shorter than position) | EXPIRED (deadline passed: finished)
 local answers, spent, moved = {}, {}, {}
@@ -14,6 +15,14 @@ local function spend(r, left, rows)
   local s = spent[r.model] or {0, 0}
   s[1], s[2] = s[1] + left - math.max(0, r.max_tokens - r.committed), s[2] + rows - r.rows_to_compute
   spent[r.model] = s
+end
+-- Fallback events that nobody has said it of: the run behind them has computed so many rows again.
+local function tell_rows(id, rows)
+  local fallbacks = redis.call('HGET', P .. 'request:' .. id, 'fallbacks')
+  if not fallbacks or fallbacks == '' then return end
+  local list = cjson.decode(fallbacks)
+  for _, event in ipairs(list) do event.rows = event.rows or rows end
+  redis.call('HSET', P .. 'request:' .. id, 'fallbacks', cjson.encode(list))
 end
 -- Together, and not too many at once for `unpack`; those that have ended are in `running` no more.
 local function mark_moved()
@@ -69,6 +78,7 @@ for _, item in ipairs(ARGS.commits) do
         moved[#moved + 1] = NOW; moved[#moved + 1] = id
         if #moved >= 512 then mark_moved() end
       end
+      if item.rows then tell_rows(id, item.rows) end
       if item['end'] then
         finish(read_record(id), item['end'], item.meta)
       elseif fresh > 0 and string.find(r.route, ',', 1, true) then

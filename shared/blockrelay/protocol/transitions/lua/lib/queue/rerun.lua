@@ -1,7 +1,7 @@
 -- A run is over, its request is not, unless it has ended too many workers: queued again, quarantined, or ended as poison.
 -- needs: requests/finish, requests/timeline, requests/dead_letters
 
--- `at`: the log's length at that moment.
+-- `at`: the log's length at that moment; COMMIT adds `rows`.
 local function add_fallback(r, block, reason)
   local list = r.fallbacks ~= '' and cjson.decode(r.fallbacks) or {}
   list[#list + 1] = {block_id = block, from = 'GPU', to = 'CPU', reason = reason, at = r.committed}
@@ -10,16 +10,22 @@ end
 
 -- Keeps I3, I7.
 -- End the current run and queue the request once more. `block` is where a GPU failed, or nil, and `stage` which one that
--- was (nil: not known): the next route has a CPU there, and no worker of the numerics id is waited for. Re-runs and deaths count only at an unchanged log length; the second
--- re-run waits, and each one after it twice as long. `tried` is the request that a dead worker tried alone, or nil: with
--- it nobody else is to blame.
-local function rerun(r, reason, block, tried, stage)
+-- was (nil: not known): the next route has a CPU there, and no worker of the numerics id is waited for; where the request
+-- denies that, it waits for a GPU of that stage. `found`: how many leading tokens had KV pages in the stage that lacked
+-- some (reason missing_pages; nil: not known); the next run takes no more of them anywhere. Re-runs and deaths count only
+-- at an unchanged log length; the second re-run waits, and each one after it twice as long. `tried` is the request that a
+-- dead worker tried alone, or nil: with it nobody else is to blame.
+local function rerun(r, reason, block, tried, stage, found)
   local set = {'state', 'queued', 'run', '', 'route', '', 'progress_ms', NOW, 'rerun_reason', reason}
   if reason == 'missing_pages' then
     set[#set + 1] = 'missing_pages'; set[#set + 1] = r.missing_pages + 1
   end
+  local nearer = found and (r.reusable == '' or found < tonumber(r.reusable))
+  if nearer then
+    set[#set + 1] = 'reusable'; set[#set + 1] = found
+  end
   if r.deaths_at ~= r.committed then r.deaths, r.quarantine_deaths, r.attempts = 0, 0, 0 end
-  local blameless = reason == 'drain' or (reason == 'death' and tried and tried ~= r.id)
+  local blameless = reason == 'drain' or nearer or (reason == 'death' and tried and tried ~= r.id)
   if reason == 'death' and not blameless then
     r.deaths = r.deaths + 1
     if tried then r.quarantine_deaths = r.quarantine_deaths + 1 end
@@ -38,7 +44,11 @@ local function rerun(r, reason, block, tried, stage)
   r.state, r.rows_to_compute = 'queued', r.prompt_tokens + r.committed
   set[#set + 1] = 'rows_to_compute'; set[#set + 1] = r.rows_to_compute
   account(r, 1)
-  if block then
+  local denied = block and r.fallback == 'deny'
+  if denied then
+    local since = r.denied_ms > 0 and r.denied_ms or NOW
+    for _, v in ipairs({'denied_block', block, 'denied_ms', since}) do set[#set + 1] = v end
+  elseif block then
     add_fallback(r, block, reason == 'death' and 'worker_death' or reason)
     if (stage or 0) == 0 then r.class = 'cpu' end
     for _, v in ipairs({'class', r.class, 'fallbacks', r.fallbacks}) do set[#set + 1] = v end
@@ -48,7 +58,7 @@ local function rerun(r, reason, block, tried, stage)
   redis.call('HINCRBY', P .. 'totals:' .. r.model, 'reruns:' .. reason, 1)
   local waits = pinned(r) and not block
   timeline_event(r.id, 'r' .. reason .. '@' .. r.committed .. (waits and '=' .. id_of(r.numerics) or ''))
-  if block then timeline_event(r.id, 'f' .. block) end
+  if block then timeline_event(r.id, (denied and 'd' or 'f') .. block) end
   redis.call('ZADD', P .. 'running', 'XX', NOW, r.id)
   if r.attempts > 1 and not blameless then
     enqueue_later(r, math.min(LONGEST_DELAY, FIRST_DELAY * 2 ^ (r.attempts - 2)))

@@ -2,13 +2,15 @@
 -- needs: workers/reservations, queue/outstanding, queue/rerun_queue, requests/ended, requests/tensor_results
 
 -- The fallback events of a request that ends now, as JSON, each with its `success`: whether the CPU computed what the GPU
--- had failed at. It did when something was committed behind the failure, or when the end itself is a good one.
+-- had failed at. It did when something was committed behind the failure, or when the end itself is a good one. `position`:
+-- the log's length when it failed, `rows`: how many rows of known tokens the next run computed again (absent: not known).
 local function judged_fallbacks(r, reason)
   if r.fallbacks == '' then return '' end
   local good = reason == 'stop' or reason == 'length' or reason == 'tensor'
   local list = cjson.decode(r.fallbacks)
   for _, event in ipairs(list) do
-    event.success, event.at = good or r.committed > (event.at or 0), nil
+    event.success = good or r.committed > (event.at or 0)
+    event.position, event.at = event.at, nil
   end
   return cjson.encode(list)
 end

@@ -141,6 +141,17 @@ local function allowed(s, failed, pure)
   return #first > 0 and first or second
 end
 
+-- Whether a GPU that lives could compute the stage of `block`.
+local function has_gpu(block)
+  for s = 0, #me.stages - 1 do
+    if me.stages[s + 1][1] <= block and block <= me.stages[s + 1][2] then
+      if s == 0 then return me.device == 'gpu' end
+      return #candidates[s].gpu > 0
+    end
+  end
+  return false
+end
+
 -- A member for every stage, me at the front; nil when some stage has no room or nobody who is allowed. `failed`: numbers of
 -- blocks that failed on a GPU.
 local function find_route(need, failed, pure)
