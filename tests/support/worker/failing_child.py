@@ -1,4 +1,5 @@
-"""The process of a device whose provider fails: with the text of FAIL_TEXT, at the runs that FAIL_AT names."""
+"""The process of a device whose provider fails at the runs that FAIL_AT names, with the text of FAIL_TEXT, and computes
+wrong numbers from the run WRONG_FROM on. Runs count behind the load of a stage, from 1."""
 
 import os
 import sys
@@ -10,19 +11,34 @@ from numpy.typing import NDArray
 
 from blockrelay_worker.execution.onnx.stage import OnnxStage
 from blockrelay_worker.execution.process import child
+from blockrelay_worker.execution.process.frames import Message
 
-_runs = 0
+_run: int | None = None
 _computed = OnnxStage._computed  # pyright: ignore[reportPrivateUsage]
+_load = child.Child._load  # pyright: ignore[reportPrivateUsage]
+
+
+def _loaded(self: child.Child, first: int, last: int, pages: int) -> Message:
+    global _run
+    answer = _load(self, first, last, pages)
+    _run = 0
+    return answer
 
 
 def _failing(self: OnnxStage, inputs: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[np.float32]]:
-    global _runs
-    _runs += 1
-    if str(_runs) in os.environ["FAIL_AT"].split(","):
+    global _run
+    if _run is None:
+        return _computed(self, inputs)
+    _run += 1
+    if str(_run) in os.environ.get("FAIL_AT", "").split(","):
         raise RuntimeError(os.environ["FAIL_TEXT"])
-    return _computed(self, inputs)
+    found = _computed(self, inputs)
+    if _run >= float(os.environ.get("WRONG_FROM", "inf")):
+        return {name: rows * np.float32(1.1) for name, rows in found.items()}
+    return found
 
 
 if __name__ == "__main__":
+    child.Child._load = _loaded  # pyright: ignore[reportPrivateUsage]
     OnnxStage._computed = _failing  # pyright: ignore[reportPrivateUsage]
     sys.exit(child.main())

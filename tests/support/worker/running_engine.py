@@ -19,6 +19,7 @@ from blockrelay_worker.engine.mailbox import Mailbox
 from blockrelay_worker.engine.run_table import RunTable
 from blockrelay_worker.execution.cpu.stage import StageExecutor
 from blockrelay_worker.execution.executor import Executor
+from blockrelay_worker.execution.process.care import DeviceCare
 from blockrelay_worker.kernels import load_kernels
 from blockrelay_worker.transport.inbox_reader import Reader
 from blockrelay_worker.transport.redis_links import Links
@@ -39,6 +40,7 @@ def engine_running(
     broken: Break,
     device: Device = "cpu",
     registry: CollectorRegistry | None = None,
+    care: Callable[[WorkerMetrics], DeviceCare] | None = None,
 ) -> Iterator[tuple[Cell, RunTable]]:
     """One worker that runs the whole model; a cell to talk to it."""
     cell, stop = Cell(client, keys, scripts), threading.Event()
@@ -49,7 +51,18 @@ def engine_running(
     links = Links(client, client, keys, scripts, RedisWatch(metrics.redis_errors), stop)
     runs_on = "gpu" if device == "gpu" else "cpu"
     role = stage_role(folder, name, split=f"1-{last}", stage=0, first=1, last=last, device=runs_on, step_target_s=1.0)
-    engine = Engine(role, folder.model, None, executor, table, links, mailbox, metrics, idle_machine())
+    engine = Engine(
+        role,
+        folder.model,
+        None,
+        executor,
+        table,
+        links,
+        mailbox,
+        metrics,
+        idle_machine(),
+        care(metrics) if care else None,
+    )
     streams = [f(MODEL, c) for c in ("cpu", "gpu") for f in (keys.reruns, keys.jobs)]
     threads = [
         Reader(client, keys.inbox(name), streams, mailbox, stop, links.watch),

@@ -23,6 +23,7 @@ from blockrelay_worker.engine.run_table import RunTable
 from blockrelay_worker.engine.stage_role import StageRole
 from blockrelay_worker.engine.step import Steps
 from blockrelay_worker.execution.executor import Executor
+from blockrelay_worker.execution.process.care import DeviceCare
 from blockrelay_worker.kv.store.store import Loaded
 from blockrelay_worker.scheduling.first_stage import FirstStageBatcher
 from blockrelay_worker.scheduling.later_stage import LaterStageBatcher
@@ -57,8 +58,10 @@ class Engine:
         mailbox: Mailbox,
         metrics: WorkerMetrics,
         state: WorkerMachine,
+        care: DeviceCare | None = None,
     ) -> None:
-        """`state` is the worker's, idle now; from here on the engine leads it."""
+        """`state` is the worker's, idle now; from here on the engine leads it. `care` is of a device that needs it."""
+        self._care = care
         self._state = state
         self.role, self.table, self.links, self.mailbox, self.metrics = role, table, links, mailbox, metrics
         self._committer = Committer(links, mailbox, metrics)
@@ -128,6 +131,8 @@ class Engine:
                 self.pace.look(started, len(self.table))
                 self._end_overdue(started)
                 moved = self._compute()
+                if self._care and not self._steps.lost:
+                    self._steps.look_after(self._care)
                 self.links.clock.end()
                 if self._steps.lost:
                     return str(self._steps.lost)

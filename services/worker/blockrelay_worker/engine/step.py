@@ -26,6 +26,7 @@ from blockrelay_worker.engine.run_table import RunTable
 from blockrelay_worker.engine.stage_role import StageRole
 from blockrelay_worker.execution.batch import Batch, Segment, StageOutput
 from blockrelay_worker.execution.executor import Executor
+from blockrelay_worker.execution.process.care import DeviceCare
 from blockrelay_worker.scheduling.step_cost import StepCost, observed
 from blockrelay_worker.scheduling.throughput import PaceMeter
 from blockrelay_worker.scheduling.work import Work
@@ -86,6 +87,24 @@ class Steps:
                     self._results.flush(QUARANTINE_COMMIT_S)
             else:
                 self._step(batch)
+
+    def look_after(self, care: DeviceCare) -> None:
+        """What the device needs between two steps. It may turn out to be lost."""
+        try:
+            care.between_steps()
+        except DeviceLost as error:
+            self._log.error("DEVICE_LOST_BETWEEN_STEPS", error=str(error), reason=error.reason)
+            self._lose(error)
+
+    def _lose(self, error: DeviceLost) -> None:
+        """Whatever is here goes on elsewhere."""
+        self.lost = error
+        self._metrics.device_losses.labels(error.reason).inc()
+        self._hand_over(self._table.all(), error)
+
+    def _hand_over(self, runs: list[Run], error: ExecutionError) -> None:
+        for run in runs:
+            self._endings.rerun(run.request, run.id, "gpu_error", error.block or f"block_{self._role.first}")
 
     def _step(self, work: list[Work[Run]]) -> None:
         """Run the stage on `work` and pass the result on. What fails is tried again in parts (`after_failure`)."""
@@ -184,14 +203,11 @@ class Steps:
         self._log.error("BLOCK_EXECUTION_FAILED", error=str(error), block=error.block, requests=names)
         self._state.on(failure_event(error))
         self._worker_state.on("failed")
-        if isinstance(error, DeviceLost):
-            self.lost = error
-            self._metrics.device_losses.labels(error.reason).inc()
         given_up, again = after_failure(work, error, gpu=self._role.device == "gpu")
-        if given_up and self._role.device == "gpu":
-            runs = self._table.all() if self.lost else [item.run for item in given_up]
-            for run in runs:
-                self._endings.rerun(run.request, run.id, "gpu_error", error.block or f"block_{self._role.first}")
+        if isinstance(error, DeviceLost):
+            self._lose(error)
+        elif given_up and self._role.device == "gpu":
+            self._hand_over([item.run for item in given_up], error)
         elif given_up:
             self._endings.fail(given_up[0].run, str(error), "execution_error", error.block)
         self._state.on("rollback_done")

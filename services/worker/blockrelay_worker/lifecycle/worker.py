@@ -30,6 +30,8 @@ from blockrelay_worker.execution.fault_injection import (
 )
 from blockrelay_worker.execution.loader import Executors, Gpu, executors_for
 from blockrelay_worker.execution.page_layout import PageLayout, pages_for
+from blockrelay_worker.execution.process.care import DeviceCare
+from blockrelay_worker.execution.process.stage import DeviceStage
 from blockrelay_worker.kv.prefix_cache import PrefixCache
 from blockrelay_worker.kv.store.factory import open_page_store
 from blockrelay_worker.kv.store.store import PageStore
@@ -210,6 +212,7 @@ class Worker:
             mailbox,
             self._metrics,
             self._state,
+            self._care(),
         )
         run_id = registration.announce(
             assignment, pages=executor.pool.pages, slots=role.max_requests, capabilities=role.capabilities
@@ -268,6 +271,13 @@ class Worker:
             store.flush(FLUSH_S)
             store.close()
         self._state.on("gone")
+
+    def _care(self) -> DeviceCare | None:
+        """Of the device that the stage which was loaded is on."""
+        loaded = self._loaded[1] if self._loaded else None
+        if not isinstance(loaded, DeviceStage):
+            return None
+        return DeviceCare(loaded, self._metrics.device, canary_every_s=self._settings.canary_s)
 
     def _shares_pages(self, executor: Executor) -> bool:
         """Not where pages hold nothing (a stage of the head alone). Runs on a device that varies share them with other

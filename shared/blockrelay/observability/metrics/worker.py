@@ -6,6 +6,7 @@ from typing import get_args
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from blockrelay.observability.histograms import Histograms, ThreadCounter
+from blockrelay.observability.metrics.devices import DeviceMetrics
 from blockrelay.observability.metrics.instruments import (
     BLOCK_BUCKETS,
     ROW_BUCKETS,
@@ -28,6 +29,7 @@ DEVICE_LOSSES = (
     "illegal_access",
     "ecc_error",
     "unknown_twice",
+    "canary",
 )
 
 
@@ -73,6 +75,7 @@ class WorkerMetrics:
         self.device_losses = counter(
             "blockrelay_worker_device_losses", "How often its GPU was lost, by reason", registry, reason=DEVICE_LOSSES
         )
+        self.device = DeviceMetrics(registry)
         self.running = Gauge(
             "blockrelay_worker_num_requests_running", "How many requests are on this worker", registry=registry
         )

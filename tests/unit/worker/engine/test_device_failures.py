@@ -1,18 +1,25 @@
 """What an engine does with the requests of a device that refuses, has no room, or is lost."""
 
+import os
+import sys
+
 import pytest
 import redis
 from prometheus_client import CollectorRegistry, generate_latest
 
 from blockrelay.block_folder.folder import BlockFolder
 from blockrelay.errors import DeviceFailed, DeviceLost, ExecutionError
+from blockrelay.observability.metrics.worker import WorkerMetrics
 from blockrelay.protocol.keys import Keys
+from blockrelay.protocol.transitions import calls
 from blockrelay.redis.client import Scripts
 from blockrelay_worker.engine.step import after_failure
 from blockrelay_worker.execution.batch import Batch, StageOutput
 from blockrelay_worker.execution.fault_injection import WrappingExecutor
+from blockrelay_worker.execution.process.care import DeviceCare
+from blockrelay_worker.execution.process.stage import DeviceExecutors
 from blockrelay_worker.scheduling.work import Work
-from tests.support.cell import Cell, body
+from tests.support.cell import MODEL, Cell, body
 from tests.support.scraping import sampled
 from tests.support.waiting import wait_until
 from tests.support.worker.running_engine import end_of, engine_running
@@ -97,6 +104,45 @@ def test_a_device_that_is_lost_hands_over_all_that_was_there(
     assert Lost.steps == 3, "what is lost is not asked again"
     text = generate_latest(registry).decode()
     assert sampled(text, "blockrelay_worker_fallbacks_total", block="block_1", reason="gpu_error") >= 1
+
+
+class Stepping(WrappingExecutor):
+    """Counts its steps."""
+
+    steps = 0
+
+    def run(self, batch: Batch) -> StageOutput:
+        Stepping.steps += 1
+        return super().run(batch)
+
+
+def test_a_canary_that_is_wrong_hands_over_what_runs_beside_it(
+    w8a8: BlockFolder, client: redis.Redis, keys: Keys, scripts: Scripts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a real process of a device, which has computed twenty steps of a request when the canary comes."""
+    monkeypatch.setenv("WRONG_FROM", "21")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+    module = "tests.support.worker.failing_child"
+    executors = DeviceExecutors("cpu", w8a8, python=sys.executable, limit_s=5.0, module=module)
+    stage, Stepping.steps = executors.load(w8a8, 1, w8a8.model.blocks, pages=100), 0
+
+    def care(metrics: WorkerMetrics) -> DeviceCare:
+        return DeviceCare(stage, metrics.device, canary_every_s=20, clock=lambda: float(Stepping.steps))
+
+    registry = CollectorRegistry()
+    scripts.run(calls.publish_plan(MODEL, replaces_epoch=0, inputs="i", route_class="gpu", plan="{}"))
+    with engine_running(
+        w8a8, client, keys, scripts, broken=lambda _: Stepping(stage), device="gpu", registry=registry, care=care
+    ) as (cell, table):
+        cell.worker("idle CPU", split=f"1-{w8a8.model.blocks}")
+        cell.accept("req-1", content=body([7, 8, 9], ignore_eos=True, max_tokens=200, use_cache=False))
+        wait_until(lambda: cell.queued("reruns", "cpu") == ["req-1"], "it waits for a CPU", timeout_s=20)
+    executors.close()
+    assert Stepping.steps == 20 and not table.all()
+    text = generate_latest(registry).decode()
+    assert sampled(text, "blockrelay_worker_canaries_total", result="wrong") == 1
+    assert sampled(text, "blockrelay_worker_device_losses_total", reason="canary") == 1
+    assert sampled(text, "blockrelay_worker_fallbacks_total", block="block_1", reason="gpu_error") == 1
 
 
 def _accept(cell: Cell, names: list[str]) -> None:

@@ -7,7 +7,7 @@ The reference is the same blocks on ONNX Runtime's CPU provider in float32, one 
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -42,6 +42,11 @@ class Step:
     @property
     def rows(self) -> int:
         return sum(rows for rows, _, _ in self.parts)
+
+    def at(self, first_page: int) -> "Step":
+        """The same on pages from `first_page` on."""
+        parts = tuple((rows, first, tuple(first_page + page for page in own)) for rows, first, own in self.parts)
+        return replace(self, parts=parts, moved=tuple((first_page + a, first_page + b) for a, b in self.moved))
 
 
 _SCATTERED, _A, _B, _C = (5, 0, 7, 2, 4), (3, 6), (1, 7, 0), (4,)
@@ -102,9 +107,9 @@ def check(stage: Executor, answers: Answers, *, where: str, tolerance: float) ->
     finally:
         stage.pool.free(taken)
     for step, found, right in zip(answers.steps, outputs, answers.outputs, strict=True):
-        _compare(step.case, found, right, answers, where, tolerance)
+        compare(step.case, found, right, answers, where, tolerance)
     for found, right in zip(pages, answers.pages, strict=True):
-        _compare("pages as they leave", found, right, answers, where, max(tolerance, _PAGE_TOLERANCE))
+        compare("pages as they leave", found, right, answers, where, max(tolerance, _PAGE_TOLERANCE))
 
 
 def _input(model: ModelConfig, rows: int, *, tokens: bool) -> NDArray[Any]:
@@ -118,22 +123,30 @@ def _walked(
     outputs: list[NDArray[np.float32]] = []
     pages: list[NDArray[Any]] = []
     for step, given in zip(steps, inputs, strict=True):
-        for source, target in step.moved:
-            contents = executor.export_pages([source])
-            pages += [half.copy() for content in contents for halves in content for half in halves]
-            executor.import_pages([target], contents)
-        output = executor.run(
-            Batch(
-                segments=[Segment(rows=rows, first_position=first, pages=own) for rows, first, own in step.parts],
-                tokens=given if executor.takes_tokens else None,
-                hidden=None if executor.takes_tokens else given,
-                wanted=range(step.rows) if executor.gives_logits else (),
-            )
-        )
-        result = output.hidden if output.logits is None else output.logits
-        assert result is not None
-        outputs.append(result.copy())
+        output, moved = taken(executor, step, given)
+        outputs.append(output)
+        pages += moved
     return tuple(outputs), tuple(pages)
+
+
+def taken(executor: Executor, step: Step, given: NDArray[Any]) -> tuple[NDArray[np.float32], list[NDArray[Any]]]:
+    """The output of a step, and the halves of pages that moved before it."""
+    pages: list[NDArray[Any]] = []
+    for source, target in step.moved:
+        contents = executor.export_pages([source])
+        pages += [half.copy() for content in contents for halves in content for half in halves]
+        executor.import_pages([target], contents)
+    output = executor.run(
+        Batch(
+            segments=[Segment(rows=rows, first_position=first, pages=own) for rows, first, own in step.parts],
+            tokens=given if executor.takes_tokens else None,
+            hidden=None if executor.takes_tokens else given,
+            wanted=range(step.rows) if executor.gives_logits else (),
+        )
+    )
+    result = output.hidden if output.logits is None else output.logits
+    assert result is not None
+    return result.copy(), pages
 
 
 def _by_page(moved: Sequence[tuple[NDArray[Any], ...]], steps: Sequence[Step]) -> tuple[NDArray[Any], ...]:
@@ -142,10 +155,10 @@ def _by_page(moved: Sequence[tuple[NDArray[Any], ...]], steps: Sequence[Step]) -
     return tuple(half for page in range(count) for block in moved for half in block[2 * page : 2 * page + 2])
 
 
-def _compare(
+def compare(
     case: str, found: NDArray[Any], right: NDArray[Any], answers: Answers, where: str, tolerance: float
 ) -> None:
-    """By the worst row; what has no row of its own (a page) is one."""
+    """By the worst row; what has no row of its own (a page) is one. Raises KnownAnswerMismatch."""
     shape = right.shape if right.ndim == 2 else (1, -1)
     wide = right.astype(np.float64).reshape(shape)
     off = np.linalg.norm(found.astype(np.float64).reshape(shape) - wide, axis=1)

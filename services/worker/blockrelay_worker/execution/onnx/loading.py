@@ -64,15 +64,25 @@ class OnnxExecutors:
         stage = self._stage(folder, first_block, last_block, pages=max(PAGES_NEEDED, pages), provider=self._provider)
         if self._provider.name == CpuProvider.name:
             return stage
-        key = (folder.manifest.model_hash, first_block, last_block)
         try:
-            if key not in self._answers:
-                self._answers[key] = known_answers(folder, first_block, last_block, self._reference)
-            check(stage, self._answers[key], where=self._provider.device, tolerance=TOLERANCES[self._dtype])
+            answers = self.answers(folder, first_block, last_block)
+            check(stage, answers, where=self._provider.device, tolerance=self.tolerance)
         except BaseException:
             stage.close()
             raise
         return stage
+
+    def answers(self, folder: BlockFolder, first_block: int, last_block: int) -> Answers:
+        """What a stage of these blocks must give, within `tolerance`. Made once."""
+        key = (folder.manifest.model_hash, first_block, last_block)
+        if key not in self._answers:
+            self._answers[key] = known_answers(folder, first_block, last_block, self._reference)
+        return self._answers[key]
+
+    @property
+    def tolerance(self) -> float:
+        """See `known_answers.TOLERANCES`."""
+        return TOLERANCES[self._dtype]
 
     def _reference(self, folder: BlockFolder, block: int) -> OnnxStage:
         return self._stage(folder, block, block, pages=PAGES_NEEDED, provider=CpuProvider())

@@ -3,6 +3,7 @@
     open   the device and the folder          -> the numerics id of its stages
     load   blocks and a number of pages       -> a stage
     run, export, import, close of a stage     -> what the executor gives
+    canary of a stage                         -> it still computes what it computed at its load
 
 One thread uses the device. Another reads, and ends the process at once when the pipe ends: a worker that dies takes
 its device's process along, whatever the driver does meanwhile. What the worker asked for and what failed is answered
@@ -21,10 +22,11 @@ from blockrelay.errors import BlockFolderError, BlockrelayError, KnownAnswerMism
 from blockrelay.exit_codes import BROKEN
 from blockrelay_worker.execution.batch import Batch, Segment
 from blockrelay_worker.execution.executor import Executor
-from blockrelay_worker.execution.loader import Executors
 from blockrelay_worker.execution.onnx.failures import Judge
+from blockrelay_worker.execution.onnx.known_answers import PAGES_NEEDED
 from blockrelay_worker.execution.onnx.loading import OnnxExecutors
 from blockrelay_worker.execution.onnx.providers import open_provider
+from blockrelay_worker.execution.process.canary import Canary
 from blockrelay_worker.execution.process.frames import Ended, Message, read, write
 
 
@@ -34,15 +36,19 @@ class Child:
     def __init__(self) -> None:
         self._judge = Judge()
         self._folder: Path | None = None
-        self._executors: Executors | None = None
+        self._executors: OnnxExecutors | None = None
         self._stages: dict[int, Executor] = {}
+        self._canaries: dict[int, Canary] = {}
 
     def answer(self, message: Message) -> Message:
         """What came of it, or that it failed."""
         try:
             return self._did(message)
         except BlockrelayError as error:
-            if message.kind == "run":
+            if message.kind == "canary" and isinstance(error, KnownAnswerMismatch):
+                about = {"class": "device", "reason": "canary", "code": "INTERNAL", "block": error.block}
+                return Message("failed", {"text": str(error), **about})
+            if message.kind in ("run", "canary"):
                 return self._failed(error)
             block = error.block if isinstance(error, KnownAnswerMismatch) else None
             return Message("refused", {"type": _type_of(error), "text": str(error), "block": block})
@@ -76,7 +82,11 @@ class Child:
                 ] if each else [[] for _ in pages]  # fmt: skip
                 self._stages[fields["stage"]].import_pages(pages, contents)
                 return Message("done")
+            case "canary":
+                self._canaries[fields["stage"]].sing()
+                return Message("done")
             case "close":
+                del self._canaries[fields["stage"]]
                 self._stages.pop(fields["stage"]).close()
                 return Message("done")
             case kind:
@@ -91,12 +101,14 @@ class Child:
     def _load(self, first: int, last: int, pages: int) -> Message:
         assert self._executors is not None and self._folder is not None, "it was opened"
         folder = open_block_folder(self._folder, blocks=range(first, last + 1))
-        stage = self._executors.load(folder, first, last, pages=pages)
-        number = max(self._stages, default=0) + 1
+        answers = self._executors.answers(folder, first, last)
+        stage = self._executors.load(folder, first, last, pages=pages + PAGES_NEEDED)
+        number, pages = max(self._stages, default=0) + 1, stage.pool.pages - PAGES_NEEDED
+        self._canaries[number] = Canary(stage, answers, first_page=pages, tolerance=self._executors.tolerance)
         self._stages[number] = stage
         able = stage.capabilities
         limits = {"max_rows": able.max_rows, "max_sequences": able.max_sequences}
-        return Message("loaded", {"stage": number, "pages": stage.pool.pages, "details": dict(stage.details)} | limits)
+        return Message("loaded", {"stage": number, "pages": pages, "details": dict(stage.details)} | limits)
 
     def _run(self, stage: Executor, message: Message) -> Message:
         fields, (rows,) = message.fields, message.arrays

@@ -103,6 +103,10 @@ class DeviceStage:
             halves = [np.asarray(half) for content in contents for layer in content for half in layer]
             self._ask("import", {"pages": list(pages)}, halves)
 
+    def canary(self) -> None:
+        """Compute what is known. Raises DeviceLost (reason `canary`) where that is wrong, and what `run` raises."""
+        self._ask("canary")
+
     def close(self) -> None:
         """Give back what it holds on the device, if that is still there."""
         if self._process.lost is None:

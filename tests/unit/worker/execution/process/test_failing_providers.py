@@ -1,8 +1,6 @@
 """What each kind of failure of a provider means for its process, of every row of the table of texts."""
 
-import os
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -11,27 +9,16 @@ from blockrelay.block_folder.folder import BlockFolder
 from blockrelay.errors import DeviceFailed, DeviceLost
 from blockrelay_worker.execution.batch import Batch, Segment
 from blockrelay_worker.execution.onnx.failures import TABLE
-from blockrelay_worker.execution.process.stage import DeviceExecutors, DeviceStage
+from blockrelay_worker.execution.process.stage import DeviceStage
+from tests.unit.worker.execution.process.conftest import Misbehaving
 
 StageThatFails = Callable[[str, str], DeviceStage]
 
 
 @pytest.fixture
-def failing(fp32: BlockFolder, monkeypatch: pytest.MonkeyPatch) -> Iterator[StageThatFails]:
+def failing(fp32: BlockFolder, misbehaving: Misbehaving) -> StageThatFails:
     """A stage whose provider says a text at the runs that are named, such as 1,2."""
-    made: list[DeviceExecutors] = []
-
-    def begin(text: str, at: str) -> DeviceStage:
-        monkeypatch.setenv("FAIL_TEXT", text)
-        monkeypatch.setenv("FAIL_AT", at)
-        monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
-        module = "tests.support.worker.failing_child"
-        made.append(DeviceExecutors("cpu", fp32, python=sys.executable, limit_s=5.0, module=module))
-        return made[-1].load(fp32, 1, fp32.model.blocks, pages=8)
-
-    yield begin
-    for executors in made:
-        executors.close()
+    return lambda text, at: misbehaving(FAIL_TEXT=text, FAIL_AT=at).load(fp32, 1, fp32.model.blocks, pages=8)
 
 
 def run(stage: DeviceStage) -> None:

@@ -1,0 +1,26 @@
+"""A stage that serves is asked now and then what it was asked at its load: it must still compute that.
+
+Each time the next of the known steps, so that every way through the kernels comes again, on pages that no run has. What
+stays in them between two canaries is looked at too: a step behind others reads what those have left there.
+"""
+
+from blockrelay_worker.execution.executor import Executor
+from blockrelay_worker.execution.onnx.known_answers import Answers, compare, taken
+
+
+class Canary:
+    """Of one stage. Used by the thread that runs it."""
+
+    def __init__(self, stage: Executor, answers: Answers, *, first_page: int, tolerance: float) -> None:
+        """`known_answers.PAGES_NEEDED` pages from `first_page` on are its own; `tolerance` as of `check`."""
+        self._stage, self._answers, self._tolerance = stage, answers, tolerance
+        self._first_page, self._next = first_page, 0
+
+    def sing(self) -> None:
+        """One step of at most 65 rows. Raises KnownAnswerMismatch when its result is not the known one, ExecutionError
+        when there is none."""
+        answers, number = self._answers, self._next
+        step = answers.steps[number].at(self._first_page)
+        output, _ = taken(self._stage, step, answers.inputs[number])
+        compare(step.case, output, answers.outputs[number], answers, "a canary: the device", self._tolerance)
+        self._next = (number + 1) % len(answers.steps)

@@ -1,0 +1,30 @@
+"""Stages on a device whose provider misbehaves as it is told."""
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from blockrelay.block_folder.folder import BlockFolder
+from blockrelay_worker.execution.process.stage import DeviceExecutors
+
+Misbehaving = Callable[..., DeviceExecutors]
+
+
+@pytest.fixture
+def misbehaving(fp32: BlockFolder, monkeypatch: pytest.MonkeyPatch) -> Iterator[Misbehaving]:
+    """Executors whose process is told these variables (tests/support/worker/failing_child.py says which)."""
+    made: list[DeviceExecutors] = []
+
+    def begin(**how: str) -> DeviceExecutors:
+        for name, value in how.items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+        module = "tests.support.worker.failing_child"
+        made.append(DeviceExecutors("cpu", fp32, python=sys.executable, limit_s=5.0, module=module))
+        return made[-1]
+
+    yield begin
+    for executors in made:
+        executors.close()
