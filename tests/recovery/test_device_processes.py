@@ -16,8 +16,10 @@ from blockrelay.protocol.sampling_params import SamplingParams
 from blockrelay.redis.registry import read_plan
 from blockrelay.settings import BUNDLED_MODEL
 from tests.support.cell import read_timeline
-from tests.support.systems.system import Job, StartSystem, System, assert_nothing_is_held, make_jobs
+from tests.support.scraping import sampled
+from tests.support.systems.system import Job, StartSystem, System, assert_nothing_is_held, make_jobs, scrape
 from tests.support.waiting import wait_until
+from tests.support.worker.misbehaving_python import misbehaving_python
 
 
 def jobs_of(system: System) -> list[Job]:
@@ -166,3 +168,44 @@ def test_a_worker_that_is_killed_takes_its_device_along(start_system: StartSyste
             return True
 
     wait_until(gone, "the process of the device has ended", timeout_s=1)
+
+
+def test_a_device_that_computes_wrong_numbers_hands_over_and_comes_back(
+    start_system: StartSystem, tmp_path: Path
+) -> None:
+    """Nobody would notice but for its canaries."""
+    python = misbehaving_python(tmp_path, WRONG_FROM="60")
+    system = with_gpu(start_system, canary_s="0.05", gpu_python=python)
+    jobs, child = jobs_of(system), child_of(system.workers[-1].pid)
+    seen = begun(system, jobs)
+    assert_went_on(system, jobs, seen)
+    wait_until(lambda: device_counter(system, "canaries", result="wrong") == 1, "its canary has told")
+    system.wait_ready(3)
+    assert child_of(system.workers[-1].pid) != child
+
+
+def test_a_device_that_gets_slower_is_given_a_new_process_and_no_request_notices(
+    start_system: StartSystem, tmp_path: Path
+) -> None:
+    system = with_gpu(start_system, gpu_python=misbehaving_python(tmp_path, SLOW_FROM="60"))
+    child, jobs = child_of(system.workers[-1].pid), list[Job]()
+    params = SamplingParams(max_tokens=90, temperature=0.0, ignore_eos=True)
+    while not device_counter(system, "device_renewals", reason="slow"):
+        jobs.append(Job(request=f"req-{len(jobs)}", prompt=tuple(range(3, 383)), params=params))
+        assert len(jobs) < 20, "nothing was done about it"
+        system.accept(jobs[-1])
+        system.wait_all(jobs)
+    system.wait_ready(3)
+    assert child_of(system.workers[-1].pid) != child
+    assert device_counter(system, "device_cleanups") == 1
+    assert device_counter(system, "device_losses") == 0
+    for job in jobs:
+        tokens, end = system.log(job.request)
+        assert end is not None and len(tokens) == 90 and not end.fallbacks
+    assert not system.client.exists(system.keys.renewal(system.model_key)), "another device may be next"
+
+
+def device_counter(system: System, name: str, **labels: str) -> float:
+    """Of the worker that has a device, while it is registered."""
+    found = [scrape(info) for info in system.infos() if info.device == "gpu"]
+    return sum(sampled(text, f"blockrelay_worker_{name}_total", **labels) for text in found)

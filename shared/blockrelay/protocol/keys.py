@@ -71,6 +71,7 @@ FAMILIES = (
     Family("worker", "<id>", "hash: model, device, stage, pages, pages_reserved, pace", f"{_ENDS} BEAT worker UPGRADE", "ACCEPT MIGRATE gateway scheduler", "DEAD"),
     Family("worker-requests", "<worker>", "set of requests whose route has the worker", f"{_ENDS} UPGRADE", "BEAT gateway scheduler", "DEAD"),
     Family("quarantine", "<worker>", "string, the request that the worker tries alone", f"{_ENDS} worker UPGRADE", "", "after the try, DEAD"),
+    Family("renewal", "<model>", "string, the GPU whose process is renewed", "worker", "", "when it serves again, after 660 s"),
     Family("inbox", "<worker>", "stream of next jobs and ends", f"{_ENDS} worker", "BEAT MIGRATE gateway scheduler", "DEAD"),
     Family("inbox", "<worker>", "stream of forwarded rows and early next jobs", "worker", "scheduler", "DEAD", "payload"),
     Family("protocol", "", "string, number of the protocol that all services of the cell speak", "UPGRADE gateway scheduler worker", f"ACCEPT BEAT {_ENDS} FORGET MIGRATE MOVE PLAN", "never"),
@@ -246,6 +247,9 @@ class Keys:
 
     def quarantine(self, worker_id: str) -> str:
         return self._key("quarantine", worker_id)
+
+    def renewal(self, model: str) -> str:
+        return self._key("renewal", model)
 
     def inbox(self, worker_id: str) -> str:
         return self._key("inbox", worker_id)

@@ -1,8 +1,10 @@
-"""The process of a device whose provider fails at the runs that FAIL_AT names, with the text of FAIL_TEXT, and computes
-wrong numbers from the run WRONG_FROM on. Runs count behind the load of a stage, from 1."""
+"""The process of a device whose provider fails at the runs that FAIL_AT names, with the text of FAIL_TEXT, computes
+wrong numbers from the run WRONG_FROM on, and takes 30 ms instead of 10 from the run SLOW_FROM on, until it is
+cleaned up if CLEANING_HELPS. Runs count behind the load of a stage, from 1."""
 
 import os
 import sys
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,8 +15,11 @@ from blockrelay_worker.execution.onnx.stage import OnnxStage
 from blockrelay_worker.execution.process import child
 from blockrelay_worker.execution.process.frames import Message
 
+STEP_S, SLOW_S = 0.01, 0.03
 _run: int | None = None
+_slow_from = float(os.environ.get("SLOW_FROM", "inf"))
 _computed = OnnxStage._computed  # pyright: ignore[reportPrivateUsage]
+_clean_up = OnnxStage.clean_up
 _load = child.Child._load  # pyright: ignore[reportPrivateUsage]
 
 
@@ -33,12 +38,22 @@ def _failing(self: OnnxStage, inputs: Mapping[str, NDArray[Any]]) -> dict[str, N
     if str(_run) in os.environ.get("FAIL_AT", "").split(","):
         raise RuntimeError(os.environ["FAIL_TEXT"])
     found = _computed(self, inputs)
+    if "SLOW_FROM" in os.environ:  # beside these a busy machine does not count
+        time.sleep(SLOW_S if _slow_from <= _run else STEP_S)
     if _run >= float(os.environ.get("WRONG_FROM", "inf")):
         return {name: rows * np.float32(1.1) for name, rows in found.items()}
     return found
 
 
+def _cleaned(self: OnnxStage) -> None:
+    global _slow_from
+    _clean_up(self)
+    if "CLEANING_HELPS" in os.environ:
+        _slow_from = float("inf")
+
+
 if __name__ == "__main__":
+    OnnxStage.clean_up = _cleaned
     child.Child._load = _loaded  # pyright: ignore[reportPrivateUsage]
     OnnxStage._computed = _failing  # pyright: ignore[reportPrivateUsage]
     sys.exit(child.main())

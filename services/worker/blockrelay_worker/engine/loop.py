@@ -119,12 +119,14 @@ class Engine:
                     if isinstance(event, Gone):
                         return event.why
                     self._handle(event)
-                if self.links.drain.asked:
+                if self.links.drain.asked or (self._care and self._care.renews):
                     self._claim_due = False
                     if self._state.state != "draining":
                         self._state.on("drain")
                     if self._departure.over(len(self.table)):
                         return "drained"
+                    if self._care and self._care.leaves_now:
+                        return "the device is renewed"
                 elif self._claim_due:
                     self._claim()
                 started = self.links.clock.begin()

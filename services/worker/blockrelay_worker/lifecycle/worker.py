@@ -31,7 +31,7 @@ from blockrelay_worker.execution.fault_injection import (
 from blockrelay_worker.execution.loader import Executors, Gpu, executors_for
 from blockrelay_worker.execution.page_layout import PageLayout, pages_for
 from blockrelay_worker.execution.process.care import DeviceCare
-from blockrelay_worker.execution.process.stage import DeviceStage
+from blockrelay_worker.execution.process.stage import LOAD_LIMIT_S, DeviceExecutors, DeviceStage
 from blockrelay_worker.kv.prefix_cache import PrefixCache
 from blockrelay_worker.kv.store.factory import open_page_store
 from blockrelay_worker.kv.store.store import PageStore
@@ -48,6 +48,8 @@ FLUSH_S = 2.0
 #: A device's process is ended when a step takes too long; its worker, which then does the same in parts, has this many
 #: times as long.
 GPU_PATIENCE = 3
+#: How long other devices wait at most for one that is renewed. Seconds.
+RENEWAL_S = int(LOAD_LIMIT_S) + 60
 #: How often a worker that waits for its device looks whether it should end instead. Seconds.
 DEVICE_LOOK_S = 1.0
 
@@ -77,6 +79,7 @@ class Worker:
         self._state = WorkerMachine(WORKER)
         self._metrics.states.show(self._state)
         self._loaded: tuple[Assignment, Executor] | None = None
+        self._renewing = False
         self._status = StatusServer(settings.host, settings.port, self._metrics.registry, self._gaps)
 
     def run(self) -> None:
@@ -155,6 +158,8 @@ class Worker:
         if self._loaded and self._loaded[0].blocks == assignment.blocks and self._loaded[1].usable:
             return self._loaded[1]
         if self._loaded:
+            if not self._loaded[1].usable:
+                self._metrics.device.renewals.labels("slow" if self._renewing else "lost").inc()
             self._loaded[1].close()
             self._loaded = None
         blocks = assignment.blocks
@@ -201,7 +206,7 @@ class Worker:
         table = RunTable(executor.pool, self._cache(role, executor, store, mailbox))
         self._metrics.kv_pages_total.set(executor.pool.pages)
         self._metrics.expect_stage(role.stage, role.device, role.first, role.last)
-        path = self._folder.tokenizer_path
+        path, care = self._folder.tokenizer_path, self._care()
         engine = Engine(
             role,
             self._folder.model,
@@ -212,13 +217,18 @@ class Worker:
             mailbox,
             self._metrics,
             self._state,
-            self._care(),
+            care,
         )
         run_id = registration.announce(
             assignment, pages=executor.pool.pages, slots=role.max_requests, capabilities=role.capabilities
         )
         self._state.on("loaded")
         self._ready = self.has_served = True
+        if self._renewing:
+            self._links.retry_until_reachable(
+                lambda: self._links.control.delete(self._links.keys.renewal(self._model)), "renewal"
+            )
+            self._renewing = False
         workers = {"cpu": 0, "gpu": 0} | {role.device: 1}
         get().info(
             "NODE_READY",
@@ -270,6 +280,8 @@ class Worker:
         if store is not None:
             store.flush(FLUSH_S)
             store.close()
+        if care is not None and care.renews:
+            self._renew()
         self._state.on("gone")
 
     def _care(self) -> DeviceCare | None:
@@ -277,7 +289,32 @@ class Worker:
         loaded = self._loaded[1] if self._loaded else None
         if not isinstance(loaded, DeviceStage):
             return None
-        return DeviceCare(loaded, self._metrics.device, canary_every_s=self._settings.canary_s)
+        return DeviceCare(
+            loaded,
+            self._metrics.device,
+            canary_every_s=self._settings.canary_s,
+            may_renew=self._turn_to_renew,
+            drain_s=self._settings.drain_s,
+        )
+
+    def _turn_to_renew(self) -> bool:
+        """One device of a model at a time is given a new process, and none twice within an hour."""
+        executors, links = self._executors, self._links
+        return (
+            isinstance(executors, DeviceExecutors)
+            and executors.may_be_renewed
+            and links.retry_until_reachable(
+                lambda: links.control.set(links.keys.renewal(self._model), self._settings.gpu, nx=True, ex=RENEWAL_S),
+                "renewal",
+            )
+            is not None
+        )
+
+    def _renew(self) -> None:
+        """What is loaded next is loaded in a new process."""
+        assert isinstance(self._executors, DeviceExecutors), "nothing else has had its turn"
+        self._executors.renew()
+        self._renewing = True
 
     def _shares_pages(self, executor: Executor) -> bool:
         """Not where pages hold nothing (a stage of the head alone). Runs on a device that varies share them with other

@@ -59,6 +59,10 @@ class Provider(ABC):
             raise UsageError(f"ONNX Runtime gave {found[0]} where {self.ort_name} was asked for")
         return made
 
+    def shrinking(self) -> ort.RunOptions | None:
+        """Options of a run behind which the session gives memory back that it does not use; None where nobody can."""
+        return None
+
     def upload(self, session: ort.InferenceSession, array: NDArray[Any]) -> ort.OrtValue:
         """A copy of `array` on the device."""
         value = self.empty(session, array.shape, array.dtype)
@@ -77,6 +81,11 @@ class CpuProvider(Provider):
 
     def empty(self, session: ort.InferenceSession, shape: Sequence[int], dtype: DTypeLike) -> ort.OrtValue:
         return ort.OrtValue.ortvalue_from_numpy(np.zeros(shape, dtype))
+
+    def shrinking(self) -> ort.RunOptions | None:
+        options = ort.RunOptions()
+        options.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
+        return options
 
 
 class WebGpuProvider(Provider):

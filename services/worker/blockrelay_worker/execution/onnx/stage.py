@@ -78,6 +78,7 @@ class OnnxStage:
             for name in ("keys", "values")
         }
         self._page_sessions: dict[str, tuple[Any, Any]] = {}
+        self._options: Any = None
         self._lock = threading.Lock()
         for name, value in self._held.items():
             self._binding.bind_ortvalue_input(name, value)
@@ -146,6 +147,12 @@ class OnnxStage:
             self._page_sessions[way] = session, binding
         return self._page_sessions[way]
 
+    def clean_up(self) -> None:
+        """Give back what is kept for later: page sessions are made anew, the arena shrinks behind the next step."""
+        with self._lock:
+            self._page_sessions.clear()
+            self._options = self._provider.shrinking()
+
     def close(self) -> None:
         """Drop sessions and memory of the device. The executor is useless afterwards."""
         self._page_sessions.clear()
@@ -196,7 +203,8 @@ class OnnxStage:
         for name in outputs:
             binding.bind_output(name, "cpu")
         try:
-            self._session.run_with_iobinding(binding)
+            self._session.run_with_iobinding(binding, self._options)
+            self._options = None
             found = binding.get_outputs()[-len(outputs) :]
             return {name: value.numpy() for name, value in zip(outputs, found, strict=True)}
         finally:

@@ -8,6 +8,9 @@ from blockrelay.observability.logs import get
 from blockrelay.observability.metrics.devices import DeviceMetrics
 from blockrelay_worker.execution.process.stage import DeviceStage
 
+#: How often a device that should be renewed asks whether it may. Seconds.
+ASK_S = 10.0
+
 
 class DeviceCare:
     """Of the device that one stage is on. Used by the engine's thread."""
@@ -18,16 +21,40 @@ class DeviceCare:
         metrics: DeviceMetrics,
         *,
         canary_every_s: float,
+        may_renew: Callable[[], bool] = lambda: False,
+        drain_s: float = 0.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`may_renew`: whether it is this device's turn to be given a new process, for which its requests have
+        `drain_s` to end."""
         self._stage, self._metrics, self._clock = stage, metrics, clock
         self._every_s, self._canary_at = canary_every_s, clock() + canary_every_s
+        self._may_renew, self._ask_at, self._drain_s = may_renew, clock(), drain_s
+        self._leave_at: float | None = None
+
+    @property
+    def renews(self) -> bool:
+        """The worker takes nothing new, and leaves when nothing is left: it comes back with a new process."""
+        return self._leave_at is not None
+
+    @property
+    def leaves_now(self) -> bool:
+        """What is left goes on elsewhere."""
+        return self._leave_at is not None and self._clock() >= self._leave_at
 
     def between_steps(self) -> None:
         """What is due: at most one thing, that takes no longer than a step may. Raises DeviceLost."""
-        if self._clock() >= self._canary_at:
+        now = self._clock()
+        if now >= self._canary_at:
             self._canary()
             self._canary_at = self._clock() + self._every_s
+        elif self._stage.drift.due == "clean_up":
+            self._clean_up()
+        elif self._stage.drift.due == "renewal" and not self.renews and now >= self._ask_at:
+            self._ask_at = now + ASK_S
+            if self._may_renew():
+                self._leave_at = now + self._drain_s
+                get().warning("DEVICE_RENEWAL", reason="its steps take half as long again, after a clean-up too")
 
     def _canary(self) -> None:
         try:
@@ -40,3 +67,11 @@ class DeviceCare:
             get().warning("CANARY_FAILED", reason=failed.reason, error=str(failed))
         else:
             self._metrics.canaries.labels("right").inc()
+
+    def _clean_up(self) -> None:
+        self._metrics.cleanups.inc()
+        get().warning("DEVICE_CLEAN_UP", reason="its steps take half as long again")
+        try:
+            self._stage.clean_up()
+        except DeviceFailed as failed:  # then it stays slow, and is renewed
+            get().warning("DEVICE_CLEAN_UP_FAILED", reason=failed.reason, error=str(failed))

@@ -4,6 +4,7 @@
     load   blocks and a number of pages       -> a stage
     run, export, import, close of a stage     -> what the executor gives
     canary of a stage                         -> it still computes what it computed at its load
+    clean_up of a stage                       -> what it kept for later steps was given back
 
 One thread uses the device. Another reads, and ends the process at once when the pipe ends: a worker that dies takes
 its device's process along, whatever the driver does meanwhile. What the worker asked for and what failed is answered
@@ -21,11 +22,11 @@ from blockrelay.block_folder.folder import open_block_folder
 from blockrelay.errors import BlockFolderError, BlockrelayError, KnownAnswerMismatch, UsageError
 from blockrelay.exit_codes import BROKEN
 from blockrelay_worker.execution.batch import Batch, Segment
-from blockrelay_worker.execution.executor import Executor
 from blockrelay_worker.execution.onnx.failures import Judge
 from blockrelay_worker.execution.onnx.known_answers import PAGES_NEEDED
 from blockrelay_worker.execution.onnx.loading import OnnxExecutors
 from blockrelay_worker.execution.onnx.providers import open_provider
+from blockrelay_worker.execution.onnx.stage import OnnxStage
 from blockrelay_worker.execution.process.canary import Canary
 from blockrelay_worker.execution.process.frames import Ended, Message, read, write
 
@@ -37,7 +38,7 @@ class Child:
         self._judge = Judge()
         self._folder: Path | None = None
         self._executors: OnnxExecutors | None = None
-        self._stages: dict[int, Executor] = {}
+        self._stages: dict[int, OnnxStage] = {}
         self._canaries: dict[int, Canary] = {}
 
     def answer(self, message: Message) -> Message:
@@ -85,6 +86,9 @@ class Child:
             case "canary":
                 self._canaries[fields["stage"]].sing()
                 return Message("done")
+            case "clean_up":
+                self._stages[fields["stage"]].clean_up()
+                return Message("done")
             case "close":
                 del self._canaries[fields["stage"]]
                 self._stages.pop(fields["stage"]).close()
@@ -110,7 +114,7 @@ class Child:
         limits = {"max_rows": able.max_rows, "max_sequences": able.max_sequences}
         return Message("loaded", {"stage": number, "pages": pages, "details": dict(stage.details)} | limits)
 
-    def _run(self, stage: Executor, message: Message) -> Message:
+    def _run(self, stage: OnnxStage, message: Message) -> Message:
         fields, (rows,) = message.fields, message.arrays
         output = stage.run(
             Batch(

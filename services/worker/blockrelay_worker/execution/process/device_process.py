@@ -16,6 +16,8 @@ from blockrelay_worker.execution.process.frames import Ended, Message, read, wri
 #: How often the time of an answer is looked at, and how long a process may take to end when its pipe has. Seconds.
 LOOK_S, END_S = 0.2, 2.0
 CHILD = "blockrelay_worker.execution.process"
+#: Why a process is lost that we ended while it did what it was asked.
+CLOSED = "closed"
 
 
 class DeviceProcess:
@@ -61,7 +63,7 @@ class DeviceProcess:
     def close(self) -> None:
         """End it, and wait for that."""
         if self.lost is None:
-            self.lost = DeviceLost(f"the process of {self.device} was closed", reason="closed", code="INTERNAL")
+            self.lost = DeviceLost(f"the process of {self.device} was closed", reason=CLOSED, code="INTERNAL")
         self._closed.set()
         for pipe in (self._process.stdin, self._process.stdout):
             with suppress(OSError):

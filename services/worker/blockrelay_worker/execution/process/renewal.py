@@ -1,4 +1,4 @@
-"""When a device that was lost may be tried again. Pure."""
+"""When a device that was lost may be tried again, and one that is slow be given a new process. Pure."""
 
 from collections.abc import Sequence
 
@@ -6,6 +6,14 @@ from collections.abc import Sequence
 BACKOFF_S = (1.0, 5.0, 30.0)
 #: So many losses in so long put a device in quarantine, where it is tried this rarely. Seconds.
 MOST_LOSSES, OF_LATE_S, QUARANTINE_S = 3, 600.0, 3600.0
+
+#: Between two renewals of a process that was not lost: what did not help need not be done again soon. Seconds.
+RENEWALS_APART_S = 3600.0
+
+
+def may_be_renewed(renewed: float | None, now: float) -> bool:
+    """By the time of the last renewal."""
+    return renewed is None or now - renewed >= RENEWALS_APART_S
 
 
 def in_quarantine(losses: Sequence[float]) -> bool:

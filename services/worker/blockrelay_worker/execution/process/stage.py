@@ -18,9 +18,10 @@ from blockrelay_worker.execution.batch import Batch, StageOutput, check_segments
 from blockrelay_worker.execution.executor import PageContent
 from blockrelay_worker.execution.page_layout import PageLayout, layout_of
 from blockrelay_worker.execution.page_pool import PagePool
-from blockrelay_worker.execution.process.device_process import CHILD, DeviceProcess
+from blockrelay_worker.execution.process.device_process import CHILD, CLOSED, DeviceProcess
 from blockrelay_worker.execution.process.frames import Message
-from blockrelay_worker.execution.process.renewal import in_quarantine, usable_in_s
+from blockrelay_worker.execution.process.renewal import in_quarantine, may_be_renewed, usable_in_s
+from blockrelay_worker.execution.process.step_drift import StepDrift, shape_of
 from blockrelay_worker.kernels.specification import PAGE
 
 #: How long a device may take to load a stage: cold shaders take most of a minute each. Seconds.
@@ -57,6 +58,7 @@ class DeviceStage:
             kv_tokens=loaded["pages"] * PAGE,
         )
         self._process, self._stage, self._limit_s = process, loaded["stage"], limit_s
+        self.drift = StepDrift()
 
     @property
     def usable(self) -> bool:
@@ -81,6 +83,7 @@ class DeviceStage:
         segments = [(s.rows, s.first_position, list(s.pages) if pages else []) for s in batch.segments]
         answer = self._ask("run", {"segments": segments, "wanted": list(batch.wanted)}, [rows])
         (result,) = answer.arrays
+        self.drift.add(shape_of(batch.segments), sum(answer.fields["seconds"].values()))
         return StageOutput(
             hidden=None if self.gives_logits else result,
             logits=result if self.gives_logits else None,
@@ -107,6 +110,11 @@ class DeviceStage:
         """Compute what is known. Raises DeviceLost (reason `canary`) where that is wrong, and what `run` raises."""
         self._ask("canary")
 
+    def clean_up(self) -> None:
+        """Have the device give back whatever it keeps for later steps."""
+        self.drift.was_cleaned()
+        self._ask("clean_up")
+
     def close(self) -> None:
         """Give back what it holds on the device, if that is still there."""
         if self._process.lost is None:
@@ -130,6 +138,7 @@ class DeviceExecutors:
         self._name, self._folder, self._limit_s = device, folder, limit_s
         self._begin = partial(DeviceProcess, device, python=python, module=module)
         self._losses: list[float] = []
+        self._renewed: float | None = None
         self._process, opened = self._begun()
         self._numerics, self._layer_page_bytes = str(opened["numerics"]), int(opened["layer_page_bytes"])
 
@@ -178,6 +187,17 @@ class DeviceExecutors:
             limit_s=self._limit_s,
         )
 
+    @property
+    def may_be_renewed(self) -> bool:
+        """Its process was not renewed of late."""
+        return may_be_renewed(self._renewed, time.monotonic())
+
+    def renew(self) -> None:
+        """End the process, which has done nothing wrong: the next stage is loaded in a new one, at once. Its stages are
+        lost."""
+        self._renewed = time.monotonic()
+        self._process.close()
+
     def close(self) -> None:
         """End the process."""
         self._process.close()
@@ -194,5 +214,5 @@ class DeviceExecutors:
 
     def _count_loss(self) -> None:
         lost = self._process.lost
-        if lost is not None and (not self._losses or self._losses[-1] != lost.moment):
+        if lost is not None and lost.reason != CLOSED and (not self._losses or self._losses[-1] != lost.moment):
             self._losses.append(lost.moment)

@@ -5,28 +5,19 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from prometheus_client import CollectorRegistry
 
 from blockrelay.block_folder.folder import BlockFolder
 from blockrelay.errors import DeviceLost
-from blockrelay.observability.metrics.devices import DeviceMetrics
 from blockrelay_worker.execution.batch import Batch, Segment
 from blockrelay_worker.execution.onnx.known_answers import STEPS
 from blockrelay_worker.execution.process.care import DeviceCare
 from blockrelay_worker.execution.process.stage import DeviceExecutors, DeviceStage
-from tests.unit.worker.execution.process.conftest import Misbehaving
+from tests.unit.worker.execution.process.conftest import Clock, Misbehaving, Told, device_metrics
 
 PROMPT = Batch(
     segments=[Segment(rows=20, first_position=0, pages=(3, 1))], tokens=np.arange(5, 25, dtype=np.int32), wanted=[19]
 )
 NEXT = Batch(segments=[Segment(rows=1, first_position=20, pages=(3, 1))], tokens=np.array([7], np.int32), wanted=[0])
-
-
-class Clock:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 @pytest.fixture
@@ -36,9 +27,8 @@ def executors(fp32: BlockFolder) -> Iterator[DeviceExecutors]:
     made.close()
 
 
-def canaries(registry: CollectorRegistry) -> dict[str, float | None]:
-    name = "blockrelay_worker_canaries_total"
-    return {result: registry.get_sample_value(name, {"result": result}) for result in ("right", "wrong", "failed")}
+def canaries(told: Told) -> dict[str, float]:
+    return {result: told.value("canaries", result=result) for result in ("right", "wrong", "failed")}
 
 
 def bits(stage: DeviceStage, batch: Batch) -> bytes:
@@ -57,14 +47,14 @@ def test_every_known_step_comes_again_and_no_page_of_a_run_is_touched(
     tokens, hidden = (PROMPT.tokens, None) if first == 1 else (None, rows)
     stage.run(Batch(segments=PROMPT.segments, tokens=tokens, hidden=hidden))
     before = [[half.tobytes() for half in layer] for page in stage.export_pages(range(8)) for layer in page]
-    registry, clock = CollectorRegistry(), Clock()
-    care = DeviceCare(stage, DeviceMetrics(registry), canary_every_s=600, clock=clock)
+    told, clock = device_metrics(), Clock()
+    care = DeviceCare(stage, told.group, canary_every_s=600, clock=clock)
     for _ in range(len(STEPS) + 2):
         clock.now += 599
         care.between_steps()
         clock.now += 1
         care.between_steps()
-    assert canaries(registry) == {"right": len(STEPS) + 2, "wrong": 0, "failed": 0}
+    assert canaries(told) == {"right": len(STEPS) + 2, "wrong": 0, "failed": 0}
     assert before == [[half.tobytes() for half in layer] for page in stage.export_pages(range(8)) for layer in page]
 
 
@@ -80,8 +70,8 @@ def test_a_request_goes_on_behind_canaries_as_without(executors: DeviceExecutors
 @pytest.mark.parametrize("wrong_from", [1, 4, 12])
 def test_a_wrong_answer_loses_the_device(misbehaving: Misbehaving, fp32: BlockFolder, wrong_from: int) -> None:
     executors = misbehaving(WRONG_FROM=str(wrong_from))
-    stage, registry, clock = executors.load(fp32, 1, 5, pages=8), CollectorRegistry(), Clock()
-    care = DeviceCare(stage, DeviceMetrics(registry), canary_every_s=1, clock=clock)
+    stage, told, clock = executors.load(fp32, 1, 5, pages=8), device_metrics(), Clock()
+    care = DeviceCare(stage, told.group, canary_every_s=1, clock=clock)
     for _ in range(wrong_from - 1):
         clock.now += 1
         care.between_steps()
@@ -89,15 +79,15 @@ def test_a_wrong_answer_loses_the_device(misbehaving: Misbehaving, fp32: BlockFo
     with pytest.raises(DeviceLost, match="computes wrong numbers in block_1 to block_5") as lost:
         care.between_steps()
     assert (lost.value.reason, lost.value.code) == ("canary", "INTERNAL") and not stage.usable
-    assert canaries(registry) == {"right": wrong_from - 1, "wrong": 1, "failed": 0}
+    assert canaries(told) == {"right": wrong_from - 1, "wrong": 1, "failed": 0}
     assert 0 < executors.usable_in_s() <= 1, "like any device that was lost"
 
 
 def test_one_that_gives_none_for_want_of_room_is_asked_again(misbehaving: Misbehaving, fp32: BlockFolder) -> None:
     stage = misbehaving(FAIL_AT="1", FAIL_TEXT="out of memory").load(fp32, 1, 5, pages=8)
-    registry, clock = CollectorRegistry(), Clock()
-    care = DeviceCare(stage, DeviceMetrics(registry), canary_every_s=1, clock=clock)
+    told, clock = device_metrics(), Clock()
+    care = DeviceCare(stage, told.group, canary_every_s=1, clock=clock)
     for _ in range(2):
         clock.now += 1
         care.between_steps()
-    assert canaries(registry) == {"right": 1, "wrong": 0, "failed": 1} and stage.usable
+    assert canaries(told) == {"right": 1, "wrong": 0, "failed": 1} and stage.usable
