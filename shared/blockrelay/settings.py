@@ -147,6 +147,7 @@ class WorkerSettings(Settings):
     device: Device = Field(default="cpu", description="device class; gpu workers come first")
     gpu: str = Field(default="", description="compute on this GPU, such as webgpu:0 (`blockrelay devices` has them)")
     gpu_python: str = Field(default="", description="Python that has the packages of that GPU; default: this one")
+    per_block: bool = Field(default=False, description="run a GPU's blocks one by one, to measure each in every step")
     canary_s: float = Field(default=600.0, gt=0, description="seconds between two known answers that a GPU must give")
     device_id: str = Field(
         default="",

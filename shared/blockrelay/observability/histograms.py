@@ -21,28 +21,28 @@ class _Series:
 
 
 class Histograms(Collector):
-    """One histogram, with a series for each value of its first label and, given with every call, its second.
+    """One histogram, with a series for each value of its first label and, given with every call, its others.
 
     `observe` belongs to one thread; a scrape beside it may see a part of its values.
     """
 
     def __init__(
-        self, name: str, text: str, labels: tuple[str, str], *, buckets: Sequence[float], registry: CollectorRegistry
+        self, name: str, text: str, labels: Sequence[str], *, buckets: Sequence[float], registry: CollectorRegistry
     ) -> None:
         """`buckets`: upper bounds, ascending, without the infinite one."""
-        self._name, self._text, self._labels, self._bounds = name, text, labels, tuple(buckets)
-        self._series: dict[str, dict[str, _Series]] = {}
+        self._name, self._text, self._labels, self._bounds = name, text, tuple(labels), tuple(buckets)
+        self._series: dict[tuple[str, ...], dict[str, _Series]] = {}
         registry.register(self)
 
-    def expect(self, labels: Iterable[str], second: str) -> None:
+    def expect(self, labels: Iterable[str], *others: str) -> None:
         """Make the series for these values of the first label, without a value yet."""
-        series = self._series.setdefault(second, {})
+        series = self._series.setdefault(others, {})
         for label in labels:
             series.setdefault(label, _Series([0] * (len(self._bounds) + 1)))
 
-    def observe(self, values: Mapping[str, float], second: str) -> None:
+    def observe(self, values: Mapping[str, float], *others: str) -> None:
         """One value for each label value."""
-        series, bounds = self._series.setdefault(second, {}), self._bounds
+        series, bounds = self._series.setdefault(others, {}), self._bounds
         for label, value in values.items():
             one = series.get(label)
             if one is None:
@@ -53,10 +53,10 @@ class Histograms(Collector):
     def collect(self) -> Iterator[HistogramMetricFamily]:
         family = HistogramMetricFamily(self._name, self._text, labels=self._labels)
         names = [*(str(float(bound)) for bound in self._bounds), "+Inf"]
-        for second, series in list(self._series.items()):
+        for others, series in list(self._series.items()):
             for label, one in list(series.items()):
                 buckets = list(zip(names, map(float, accumulate(one.counts)), strict=True))
-                family.add_metric([label, second], buckets, one.total)
+                family.add_metric([label, *others], buckets, one.total)
         yield family
 
 

@@ -60,7 +60,7 @@ def test_blocks_and_tiers_have_their_series_as_soon_as_they_are_known() -> None:
     fallback = {"from": "GPU", "to": "CPU", "reason": "gpu_error"}
     for block in ("block_3", "block_4"):
         assert registry.get_sample_value("blockrelay_worker_fallbacks_total", {"block": block, **fallback}) == 0
-        labels = {"block": block, "device": "cpu"}
+        labels = {"block": block, "device": "cpu", "estimated": "false"}
         assert registry.get_sample_value("blockrelay_worker_block_latency_seconds_count", labels) == 0
     assert registry.get_sample_value("blockrelay_worker_page_store_trouble_total", {"tier": "shm", "kind": "full"}) == 0
     gateway = CollectorRegistry()

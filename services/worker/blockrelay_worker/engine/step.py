@@ -242,7 +242,7 @@ class Steps:
         self._metrics.inferences.inc()
         self._metrics.batch_rows.observe(at)
         self.pace.add(rows=at - decode_rows, tokens=sum(1 for w in work if w.samples))
-        self._metrics.block_seconds.observe(output.seconds, self._role.device)
+        self._metrics.block_seconds.observe(output.seconds, self._role.device, str(output.estimated).lower())
         return output
 
     def _forward(self, parts: list[Part], seconds: dict[str, float]) -> None:

@@ -51,13 +51,15 @@ class StageOutput:
     [len(wanted), vocab] is set. Both are buffers of the executor: valid until its next `run`; copy what must last.
     `not_finite` are the indexes of the segments with a row that is NaN or infinite (fail these requests: their pages
     hold rubbish); the other segments are unaffected.
-    `seconds` is the wall time of each block of the stage by name (`block_3`).
+    `seconds` is the wall time of each block of the stage by name (`block_3`); `estimated` where only the stage's was
+    measured, and divided.
     """
 
     hidden: NDArray[np.float32] | None = None
     logits: NDArray[np.float32] | None = None
     not_finite: tuple[int, ...] = ()
     seconds: dict[str, float] = field(default_factory=dict[str, float])
+    estimated: bool = False
 
 
 def check_segments(segments: Sequence[Segment], *, limit: int, pages: int) -> int:

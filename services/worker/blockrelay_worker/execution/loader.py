@@ -59,11 +59,13 @@ IMPLEMENTATIONS = (CpuExecutors,)
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """A device such as webgpu:0, the Python that has its packages, and how long a step may take there, in seconds."""
+    """A device such as webgpu:0, the Python that has its packages, how long a step may take there, in seconds, and
+    whether blocks run one by one, to be measured."""
 
     device: str
     python: str
     step_limit_s: float
+    per_block: bool = False
 
 
 def executors_for(device: Device, folder: BlockFolder, *, threads: int, gpu: Gpu | None = None) -> Executors:
@@ -72,7 +74,7 @@ def executors_for(device: Device, folder: BlockFolder, *, threads: int, gpu: Gpu
     Raises UsageError where nothing does.
     """
     if gpu is not None:
-        return DeviceExecutors(gpu.device, folder, python=gpu.python, limit_s=gpu.step_limit_s)
+        return DeviceExecutors(gpu.device, folder, python=gpu.python, limit_s=gpu.step_limit_s, per_block=gpu.per_block)
     for implementation in IMPLEMENTATIONS:
         if implementation.serves(device, folder.manifest.precisions):
             return implementation(threads)

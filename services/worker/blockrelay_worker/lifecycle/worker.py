@@ -65,7 +65,7 @@ class Worker:
         self._settings, self._stop = settings, stop
         self._folder: BlockFolder = open_block_folder(settings.model, blocks=[])
         self._model = self._folder.model_key
-        gpu = Gpu(settings.gpu, settings.gpu_python or sys.executable, settings.session_timeout_s)
+        gpu = Gpu(settings.gpu, settings.gpu_python or sys.executable, settings.session_timeout_s, settings.per_block)
         self._executors: Executors = executors_for(
             settings.device, self._folder, threads=settings.threads, gpu=gpu if settings.gpu else None
         )

@@ -39,8 +39,8 @@ class WorkerMetrics:
         self.states = States(registry)
         self.block_seconds = Histograms(
             "blockrelay_worker_block_latency_seconds",
-            "How long one block took for one batch",
-            ("block", "device"),
+            "How long one block took for one batch; estimated: as its share of the time of a GPU's stage",
+            ("block", "device", "estimated"),
             buckets=BLOCK_BUCKETS,
             registry=registry,
         )
@@ -183,7 +183,9 @@ class WorkerMetrics:
 
     def expect_stage(self, stage: int, device: str, first: int, last: int) -> None:
         """This worker is going to run the blocks `first` to `last`: their series begin."""
-        self.block_seconds.expect((f"block_{block}" for block in range(first, last + 1)), device)
+        blocks = [f"block_{block}" for block in range(first, last + 1)]
+        for estimated in ("false", "true") if device == "gpu" else ("false",):
+            self.block_seconds.expect(blocks, device, estimated)
         self.stage_seconds.labels(stage, device)
         expect_blocks(self.fallbacks, first, last)
 

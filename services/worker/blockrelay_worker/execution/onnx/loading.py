@@ -25,8 +25,9 @@ class OnnxExecutors:
     device: ClassVar[Device] = "gpu"
     varies: ClassVar[bool] = True
 
-    def __init__(self, provider: Provider, dtype: FloatType = "float32") -> None:
-        self._provider = provider
+    def __init__(self, provider: Provider, dtype: FloatType = "float32", *, per_block: bool = False) -> None:
+        """`per_block` as of OnnxStage."""
+        self._provider, self._per_block = provider, per_block
         self._dtype: FloatType = dtype
         self._answers: dict[tuple[str, int, int], Answers] = {}
 
@@ -45,7 +46,7 @@ class OnnxExecutors:
             "provider": self._provider.identity,
             "type": self._dtype,
             "folder": manifest.numerics_inputs(),
-        }
+        } | ({"graphs of": "blocks"} if self._per_block else {})
         digest = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
         same = len(set(manifest.precisions)) == 1
         return f"{manifest.precision if same else 'mixed'}-{self._provider.name}-{digest[:16]}"
@@ -62,11 +63,11 @@ class OnnxExecutors:
     def load(self, folder: BlockFolder, first_block: int, last_block: int, *, pages: int) -> OnnxStage:
         """On any device but the reference, the stage has given its answers, known from there."""
         stage = self._stage(folder, first_block, last_block, pages=max(PAGES_NEEDED, pages), provider=self._provider)
-        if self._provider.name == CpuProvider.name:
-            return stage
         try:
-            answers = self.answers(folder, first_block, last_block)
-            check(stage, answers, where=self._provider.device, tolerance=self.tolerance)
+            if self._provider.name != CpuProvider.name:
+                answers = self.answers(folder, first_block, last_block)
+                check(stage, answers, where=self._provider.device, tolerance=self.tolerance)
+            stage.measure_blocks()
         except BaseException:
             stage.close()
             raise
@@ -98,4 +99,5 @@ class OnnxExecutors:
             provider=provider,
             numerics_id=self.numerics_id(folder.manifest),
             dtype=self._dtype if provider is self._provider else "float32",
+            per_block=self._per_block and provider is self._provider,
         )

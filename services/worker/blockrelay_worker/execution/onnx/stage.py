@@ -11,15 +11,17 @@ from numpy.typing import NDArray
 from blockrelay.block_folder.folder import BlockFolder
 from blockrelay.errors import BlockFolderError, ExecutionError
 from blockrelay.protocol.capabilities import Capabilities
-from blockrelay_worker.execution.batch import Batch, StageOutput, check_segments, hidden_of, tokens_of
+from blockrelay_worker.execution.batch import Batch, Segment, StageOutput, check_segments, hidden_of, tokens_of
 from blockrelay_worker.execution.executor import PageContent
 from blockrelay_worker.execution.onnx.batches import plain_inputs
+from blockrelay_worker.execution.onnx.block_times import BlockTimes
 from blockrelay_worker.execution.onnx.failures import judged
 from blockrelay_worker.execution.onnx.graphs import FloatType, export_graph, import_graph, stage_graph
 from blockrelay_worker.execution.onnx.providers import Provider
 from blockrelay_worker.execution.onnx.weights import block_weights
 from blockrelay_worker.execution.page_layout import layout_of
 from blockrelay_worker.execution.page_pool import PagePool
+from blockrelay_worker.execution.self_test import fixed_rows, fixed_tokens
 from blockrelay_worker.kernels.specification import PAGE
 
 #: Rows of a batch, and requests: as far as is tested.
@@ -42,8 +44,10 @@ class OnnxStage:
         provider: Provider,
         numerics_id: str,
         dtype: FloatType = "float32",
+        per_block: bool = False,
     ) -> None:
-        """Raises BlockFolderError for blocks that the folder does not have."""
+        """`per_block`: every step runs block by block, and is measured. Raises BlockFolderError for blocks that the
+        folder does not have."""
         model = folder.model
         if not 1 <= first_block <= last_block <= model.blocks:
             raise BlockFolderError(f"there are no blocks {first_block} to {last_block}: the model has {model.blocks}")
@@ -77,6 +81,14 @@ class OnnxStage:
             for block in layers
             for name in ("keys", "values")
         }
+        self._times = BlockTimes(
+            provider,
+            range(first_block, last_block + 1),
+            lambda block: stage_graph(model, block, block, dtype=dtype),
+            self._held,
+            self._pools,
+            always=per_block,
+        )
         self._page_sessions: dict[str, tuple[Any, Any]] = {}
         self._options: Any = None
         self._lock = threading.Lock()
@@ -147,6 +159,17 @@ class OnnxStage:
             self._page_sessions[way] = session, binding
         return self._page_sessions[way]
 
+    def measure_blocks(self) -> None:
+        """See how long each block takes for a row, warm, before anybody has pages here."""
+        if self.first_block == self.last_block:
+            return
+        row = Segment(rows=1, first_position=0, pages=(0,))
+        model, first = self.folder.model, self.takes_tokens
+        tokens, hidden = (fixed_tokens(model, 1), None) if first else (None, fixed_rows(model, 1))
+        for _ in range(2):
+            self._times.measure_next()
+            self.run(Batch(segments=[row], tokens=tokens, hidden=hidden, wanted=[0]))
+
     def clean_up(self) -> None:
         """Give back what is kept for later: page sessions are made anew, the arena shrinks behind the next step."""
         with self._lock:
@@ -156,6 +179,7 @@ class OnnxStage:
     def close(self) -> None:
         """Drop sessions and memory of the device. The executor is useless afterwards."""
         self._page_sessions.clear()
+        self._times.close()
         self._held.clear()
         self._pools.clear()
         del self._binding, self._session
@@ -172,14 +196,17 @@ class OnnxStage:
             inputs["hidden"] = hidden_of(batch, count, model)
         if self.gives_logits:  # if nobody asks for any, the keys and values count
             inputs["take"] = np.asarray(batch.wanted if len(batch.wanted) else [0], np.int64)
+        estimated, seconds = False, dict[str, float]()
         try:
             with self._lock:
-                found = self._computed(inputs)
+                if self._times.due:
+                    found, seconds = self._times.measured(inputs)
+                else:
+                    found, estimated = self._computed(inputs), self.first_block < self.last_block
         except Exception as error:  # ONNX Runtime's own exception types have no public common base
             block = judged(str(error)).block or f"block_{self.first_block}"
             raise ExecutionError(f"{block} failed: {error}", block=block) from error
-        seconds = time.perf_counter() - started
-        share = seconds / (self.last_block - self.first_block + 1)
+        seconds = seconds or self._times.divided(time.perf_counter() - started)
         rows = found["sums"][:, None] if self.gives_logits else found["hidden_out"]
         bad = np.logical_not(np.isfinite(rows).all(axis=1, keepdims=True))[:, 0]
         logits = found["logits"][: len(batch.wanted)] if self.gives_logits else None
@@ -189,7 +216,8 @@ class OnnxStage:
             hidden=None if self.gives_logits else found["hidden_out"],
             logits=logits,
             not_finite=_segments_of(np.flatnonzero(bad), batch),
-            seconds={f"block_{block}": share for block in range(self.first_block, self.last_block + 1)},
+            seconds=seconds,
+            estimated=estimated,
         )
 
     def _computed(self, inputs: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[np.float32]]:

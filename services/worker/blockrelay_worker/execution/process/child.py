@@ -66,7 +66,7 @@ class Child:
         fields = message.fields
         match message.kind:
             case "open":
-                return self._open(fields["device"], Path(fields["folder"]))
+                return self._open(fields["device"], Path(fields["folder"]), per_block=fields["per_block"])
             case "load":
                 return self._load(fields["first"], fields["last"], fields["pages"])
             case "run":
@@ -96,8 +96,8 @@ class Child:
             case kind:
                 raise AssertionError(f"nobody sends {kind}")
 
-    def _open(self, device: str, folder: Path) -> Message:
-        self._folder, self._executors = folder, OnnxExecutors(open_provider(device))
+    def _open(self, device: str, folder: Path, *, per_block: bool) -> Message:
+        self._folder, self._executors = folder, OnnxExecutors(open_provider(device), per_block=per_block)
         opened = open_block_folder(folder, blocks=[])
         page = self._executors.page_bytes(self._executors.layout(opened, 1, 1))
         return Message("opened", {"numerics": self._executors.numerics_id(opened.manifest), "layer_page_bytes": page})
@@ -128,7 +128,8 @@ class Child:
         )
         result = output.logits if output.hidden is None else output.hidden
         assert result is not None
-        return Message("ran", {"not_finite": list(output.not_finite), "seconds": output.seconds}, [result])
+        about = {"not_finite": list(output.not_finite), "seconds": output.seconds, "estimated": output.estimated}
+        return Message("ran", about, [result])
 
 
 def _type_of(error: BlockrelayError) -> str:

@@ -89,6 +89,7 @@ class DeviceStage:
             logits=result if self.gives_logits else None,
             not_finite=tuple(answer.fields["not_finite"]),
             seconds=dict(answer.fields["seconds"]),
+            estimated=answer.fields["estimated"],
         )
 
     def export_pages(self, pages: Sequence[int]) -> list[PageContent]:
@@ -130,12 +131,21 @@ class DeviceExecutors:
     device: ClassVar[Device] = "gpu"
     varies: ClassVar[bool] = True
 
-    def __init__(self, device: str, folder: BlockFolder, *, python: str, limit_s: float, module: str = CHILD) -> None:
+    def __init__(
+        self,
+        device: str,
+        folder: BlockFolder,
+        *,
+        python: str,
+        limit_s: float,
+        per_block: bool = False,
+        module: str = CHILD,
+    ) -> None:
         """Raises UsageError where this device will never run stages of this folder; DeviceLost for what may pass.
 
-        A step may take `limit_s`. `python` and `module` as of DeviceProcess.
+        A step may take `limit_s`. `per_block` as of OnnxStage, `python` and `module` as of DeviceProcess.
         """
-        self._name, self._folder, self._limit_s = device, folder, limit_s
+        self._name, self._folder, self._limit_s, self._per_block = device, folder, limit_s, per_block
         self._begin = partial(DeviceProcess, device, python=python, module=module)
         self._losses: list[float] = []
         self._renewed: float | None = None
@@ -205,7 +215,8 @@ class DeviceExecutors:
     def _begun(self) -> tuple[DeviceProcess, Mapping[str, Any]]:
         """A process that has opened the folder, and what it has told of it."""
         process = self._begin()
-        fields = {"device": self._name, "folder": str(self._folder.root.absolute())}
+        folder = str(self._folder.root.absolute())
+        fields = {"device": self._name, "folder": folder, "per_block": self._per_block}
         try:
             return process, process.ask(Message("open", fields), limit_s=LOAD_LIMIT_S).fields
         except BaseException:
