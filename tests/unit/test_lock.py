@@ -7,8 +7,9 @@ from packaging.version import Version
 
 from tests.support.project import ROOT
 
-#: Not locked: they have environments of their own (torch alone is larger than all else together), or draw pictures.
-APART = {"parity", "fuzz", "docs", "pictures", "directml"}
+#: Not locked: they have environments of their own (torch alone is larger than all else together; there is one ONNX
+#: Runtime in each), or draw pictures.
+APART = {"parity", "fuzz", "docs", "pictures", "directml", "cuda", "openvino"}
 
 
 def declared() -> list[Requirement]:

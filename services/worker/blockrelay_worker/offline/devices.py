@@ -1,8 +1,8 @@
 """`python -m blockrelay_worker.offline.devices`: the devices of this machine, and whether a stage could run on each.
 
-With `--json` one object is printed: onnxruntime (its version) and devices, a list of objects with id, name, vendor,
-memory_bytes, driver (null: not known), features and problem (empty: it can be used). Exit code 2 when several
-distributions of ONNX Runtime are installed in one environment.
+With `--json` one object is printed: onnxruntime (its version) and devices, a list of objects with id, name, kind (cpu,
+gpu, npu), vendor, uuid, memory_bytes, driver (null: not known), features and problem (empty: it can be used). Exit code
+2 when several distributions of ONNX Runtime are installed in one environment.
 """
 
 import json
@@ -40,11 +40,11 @@ def devices(
 
 def table(found: "list[FoundDevice]") -> str:
     """A line for each device, in columns."""
-    rows = [("DEVICE", "NAME", "VENDOR", "MEMORY", "DRIVER", "FLOATS", "USABLE")]
+    rows = [("DEVICE", "CLASS", "NAME", "VENDOR", "MEMORY", "DRIVER", "FLOATS", "USABLE")]
     for one in found:
         memory = "" if one.memory_bytes is None else f"{one.memory_bytes / 2**30:.1f} GiB"
         usable = f"no: {one.problem}" if one.problem else "yes"
-        rows.append((one.id, one.name, one.vendor, memory, one.driver or "", " ".join(one.features), usable))
+        rows.append((one.id, one.kind, one.name, one.vendor, memory, one.driver or "", " ".join(one.features), usable))
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
     return "\n".join(line.rstrip() for line in lines)

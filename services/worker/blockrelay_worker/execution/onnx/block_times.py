@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from blockrelay_worker.execution.onnx.providers import Provider
+from blockrelay_worker.execution.onnx.providers.provider import Provider
 
 #: Of so many steps one is measured.
 EVERY = 256

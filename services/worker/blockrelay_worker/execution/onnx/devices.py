@@ -1,9 +1,7 @@
 """The devices of this machine: what each is, what it can do, and whether a stage could run there."""
 
-import csv
 import importlib.util
-import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -13,21 +11,30 @@ import onnxruntime as ort
 from blockrelay.errors import UsageError
 from blockrelay.host.cpu import cpu_name
 from blockrelay.host.memory import total_bytes
-from blockrelay_worker.execution.onnx.providers import Provider, WebGpuProvider
+from blockrelay_worker.execution.onnx.providers.cuda import CudaProvider
+from blockrelay_worker.execution.onnx.providers.directml import DirectMlProvider
+from blockrelay_worker.execution.onnx.providers.nvidia_driver import NvidiaGpu, nvidia_gpus
+from blockrelay_worker.execution.onnx.providers.openvino import OpenVinoProvider
+from blockrelay_worker.execution.onnx.providers.provider import Provider
+from blockrelay_worker.execution.onnx.providers.webgpu import WebGpuProvider
 
+DeviceKind = Literal["cpu", "gpu", "npu"]
 #: What the sysfs of Linux and ONNX Runtime call vendors of GPUs.
 _VENDORS = {0x1002: "AMD", 0x10DE: "NVIDIA", 0x8086: "Intel", 0x106B: "Apple", 0x5143: "Qualcomm", 0x13B5: "Arm"}
-#: Seconds that a driver may take to tell of its devices.
-_PATIENCE_S = 10.0
+#: DirectML does not tell how many adapters there are.
+_MOST_ADAPTERS = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoundDevice:
-    """`id` as `--device` of the ONNX executor takes it. None: not known."""
+    """`id` as `--gpu` takes it. None: not known."""
 
     id: str
     name: str
+    kind: DeviceKind = "gpu"
     vendor: str = ""
+    uuid: str | None = None
+    """The same after every start; `--gpu` takes it too."""
     memory_bytes: int | None = None
     driver: str | None = None
     features: tuple[str, ...] = ()
@@ -38,8 +45,8 @@ class FoundDevice:
 
 def devices_here(environment: Mapping[str, str]) -> list[FoundDevice]:
     """The CPU, then what each provider finds, or why it finds nothing. Every device has computed something."""
-    cpu = FoundDevice(id="cpu", name=cpu_name(), memory_bytes=total_bytes(), features=("f32",))
-    return [cpu, *_webgpu(environment), *nvidia(environment)]
+    cpu = FoundDevice(id="cpu", name=cpu_name(), kind="cpu", memory_bytes=total_bytes(), features=("f32",))
+    return [cpu, *cuda_devices(environment), *_webgpu(environment), *_openvino(), *_directml()]
 
 
 def onnxruntime_version() -> str:
@@ -47,13 +54,39 @@ def onnxruntime_version() -> str:
     return str(ort.__version__)
 
 
+def cuda_devices(environment: Mapping[str, str]) -> list[FoundDevice]:
+    """NVIDIA's GPUs with what the driver tells of them, whether CUDA's package is here or not. Nothing where neither
+    driver nor package is."""
+    problem = _lacking(CudaProvider)
+    gpus = nvidia_gpus(environment)
+    if not gpus and not problem:
+        return [FoundDevice(id="cuda", name="CUDA", problem="no GPU that nvidia-smi and CUDA_VISIBLE_DEVICES show")]
+    return [_cuda_device(index, gpu, problem) for index, gpu in enumerate(gpus)]
+
+
+def _cuda_device(index: int, gpu: NvidiaGpu, problem: str) -> FoundDevice:
+    features: tuple[str, ...] = ()
+    if not problem:
+        problem, features = _tried(lambda: CudaProvider(index, gpu))
+    return FoundDevice(
+        id=f"cuda:{index}",
+        name=gpu.name,
+        vendor="NVIDIA",
+        uuid=gpu.uuid,
+        memory_bytes=gpu.memory_bytes,
+        driver=gpu.driver,
+        features=features,
+        problem=problem,
+    )
+
+
 def _webgpu(environment: Mapping[str, str]) -> list[FoundDevice]:
     try:
         found = WebGpuProvider.devices()
-        if importlib.util.find_spec("onnx") is None:
-            raise UsageError("webgpu needs onnx: pip install 'blockrelay[webgpu]'")
     except UsageError as error:
         return [FoundDevice(id="webgpu", name="WebGPU", problem=str(error))]
+    if problem := _lacking_onnx(WebGpuProvider):
+        return [FoundDevice(id="webgpu", name="WebGPU", problem=problem)]
     if not found:
         return [FoundDevice(id="webgpu", name="WebGPU", problem=_why_none(environment))]
     return [_webgpu_device(index, device) for index, device in enumerate(found)]
@@ -70,9 +103,7 @@ def _webgpu_device(index: int, device: Any) -> FoundDevice:
     hardware, software = device.device, device.device.type.name == "CPU"
     vendor = _VENDORS.get(hardware.vendor_id, str(hardware.vendor))
     name = hardware.metadata.get("Description") or f"{vendor} {hardware.vendor_id:04x}:{hardware.device_id:04x}"
-    provider = WebGpuProvider(index)
-    problem = _failure(provider, "float32")
-    features = () if problem else ("f32",) if _failure(provider, "float16") else ("f32", "f16")
+    problem, features = _tried(lambda: WebGpuProvider(index))
     return FoundDevice(
         id=f"webgpu:{index}",
         name="a driver that computes on this CPU" if software else name,
@@ -80,6 +111,66 @@ def _webgpu_device(index: int, device: Any) -> FoundDevice:
         features=features,
         problem=problem,
     )
+
+
+def _openvino() -> list[FoundDevice]:
+    """Nothing without its package, since it takes the place of the one that is here."""
+    if _lacking(OpenVinoProvider):
+        return []
+    names = [name for name in OpenVinoProvider.devices() if name != "CPU"]
+    if not names:
+        return [FoundDevice(id="openvino", name="OpenVINO", problem="no GPU or NPU that OpenVINO finds")]
+    found: list[FoundDevice] = []
+    for name in names:
+        problem, features = _tried(lambda name=name: OpenVinoProvider(name))
+        kind: DeviceKind = "npu" if name.startswith("NPU") else "gpu"
+        found.append(
+            FoundDevice(
+                id=f"openvino:{name}",
+                name=f"OpenVINO {name}",
+                kind=kind,
+                vendor="Intel",
+                features=features,
+                problem=problem,
+            )
+        )
+    return found
+
+
+def _directml() -> list[FoundDevice]:
+    """As far as one after the other can be opened; nothing without its package."""
+    if _lacking(DirectMlProvider):
+        return []
+    found: list[FoundDevice] = []
+    for index in range(_MOST_ADAPTERS):
+        problem, features = _tried(lambda index=index: DirectMlProvider(index))
+        if problem and index:
+            break
+        name = f"adapter {index} of Direct3D 12"
+        found.append(FoundDevice(id=f"directml:{index}", name=name, features=features, problem=problem))
+    return found
+
+
+def _lacking(provider: type[CudaProvider | OpenVinoProvider | DirectMlProvider]) -> str:
+    """Which package is missing; empty if none is."""
+    try:
+        provider.check_installed()
+    except UsageError as error:
+        return str(error)
+    return _lacking_onnx(provider)
+
+
+def _lacking_onnx(provider: type[Provider]) -> str:
+    if importlib.util.find_spec("onnx") is None:
+        return f"{provider.name} needs onnx: pip install 'blockrelay[{provider.name}]'"
+    return ""
+
+
+def _tried(make: Callable[[], Provider]) -> tuple[str, tuple[str, ...]]:
+    """What goes wrong on the device (empty: nothing), and the types of floats that it computes with."""
+    provider = make()
+    problem = _failure(provider, "float32")
+    return problem, () if problem else ("f32",) if _failure(provider, "float16") else ("f32", "f16")
 
 
 def _failure(provider: Provider, dtype: Literal["float32", "float16"]) -> str:
@@ -91,43 +182,8 @@ def _failure(provider: Provider, dtype: Literal["float32", "float16"]) -> str:
     try:
         session = provider.session(sum_graph(dtype), quiet=True)
         (result,) = session.run(None, {"a": ones, "b": ones})
+    except UsageError as error:
+        return str(error)
     except Exception as error:  # noqa: BLE001 ONNX Runtime's own exception types have no public common base
         return str(error).strip().rpartition(": ")[2]
     return "" if np.array_equal(np.asarray(result), ones + ones) else "1 and 1 are not 2 there"
-
-
-def nvidia(environment: Mapping[str, str]) -> list[FoundDevice]:
-    """NVIDIA's, as its driver tells, in the order and numbers that CUDA_VISIBLE_DEVICES gives them."""
-    asked = "index,uuid,name,memory.total,driver_version"
-    command = ["nvidia-smi", f"--query-gpu={asked}", "--format=csv,noheader,nounits"]
-    try:
-        told = subprocess.run(command, capture_output=True, text=True, check=True, timeout=_PATIENCE_S).stdout
-    except (OSError, subprocess.SubprocessError):
-        return []
-    rows = [row for row in csv.reader(told.splitlines(), skipinitialspace=True) if len(row) == 5]
-    chosen = visible([(row[0], row[1]) for row in rows], environment.get("CUDA_VISIBLE_DEVICES"))
-    return [
-        FoundDevice(
-            id=f"cuda:{number}",
-            name=name,
-            vendor="NVIDIA",
-            memory_bytes=int(memory) << 20 if memory.isdigit() else None,
-            driver=driver,
-            problem="no executor runs on CUDA yet",
-        )
-        for number, (_, _, name, memory, driver) in enumerate(rows[at] for at in chosen)
-    ]
-
-
-def visible(devices: Sequence[tuple[str, str]], variable: str | None) -> list[int]:
-    """Which of the (index, UUID) CUDA shows, and in which order: those that the variable names up to the first that is
-    none, by index or the beginning of a UUID; all where it is not set."""
-    if variable is None:
-        return list(range(len(devices)))
-    found: list[int] = []
-    for word in (word.strip() for word in variable.split(",")):
-        names = [at for at, (index, uuid) in enumerate(devices) if word == index or (word and uuid.startswith(word))]
-        if len(names) != 1 or names[0] in found:
-            break
-        found += names
-    return found

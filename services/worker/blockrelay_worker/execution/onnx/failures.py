@@ -46,7 +46,9 @@ TABLE = (
         "device_removed",  # DXGI: removed, hung, reset, driver error, and what DirectML says of them
         ("887A0005", "887A0006", "887A0007", "887A0020", "GPU will not respond to more commands"),
     ),
-    _Row("device", "device_lost", ("device lost", "device is lost", "DeviceLost", "VK_ERROR_DEVICE_LOST")),
+    _Row(
+        "device", "device_lost", ("device lost", "device is lost", "DeviceLost", "ERROR_DEVICE_LOST")
+    ),  # Vulkan and Level Zero name it like that
     _Row(
         "capacity",
         "out_of_memory",
@@ -59,13 +61,20 @@ TABLE = (
             "Failed to create GPU buffer",
             "Allocation size too large",
             "8007000E",  # E_OUTOFMEMORY
+            "CL_OUT_OF_RESOURCES",  # OpenVINO's GPUs by OpenCL, its NPUs by Level Zero
+            "CL_MEM_OBJECT_ALLOCATION_FAILURE",
+            "ZE_RESULT_ERROR_OUT_OF_DEVICE_MEMORY",
         ),
         "OOM",
     ),
     _Row(
         "capacity",
         "device_limit",
-        ("exceeds the max buffer size limit", "is invalid due to a previous error"),
+        (
+            "exceeds the max buffer size limit",
+            "is invalid due to a previous error",
+            "Exceeded max size of memory object",
+        ),
         "OOM",
     ),
     _Row(

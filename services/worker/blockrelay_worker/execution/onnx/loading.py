@@ -14,7 +14,7 @@ from blockrelay.protocol.plan import Device
 from blockrelay_worker.execution.numerics_id import PAGE_LAYOUT, SAMPLER_VERSION
 from blockrelay_worker.execution.onnx.graphs import GRAPHS_VERSION, FloatType
 from blockrelay_worker.execution.onnx.known_answers import PAGES_NEEDED, TOLERANCES, Answers, check, known_answers
-from blockrelay_worker.execution.onnx.providers import CpuProvider, Provider
+from blockrelay_worker.execution.onnx.providers.provider import CpuProvider, Provider
 from blockrelay_worker.execution.onnx.stage import OnnxStage
 from blockrelay_worker.execution.page_layout import PageLayout, layout_of
 

@@ -17,7 +17,7 @@ from blockrelay_worker.execution.onnx.batches import plain_inputs
 from blockrelay_worker.execution.onnx.block_times import BlockTimes
 from blockrelay_worker.execution.onnx.failures import judged
 from blockrelay_worker.execution.onnx.graphs import FloatType, export_graph, import_graph, stage_graph
-from blockrelay_worker.execution.onnx.providers import Provider
+from blockrelay_worker.execution.onnx.providers.provider import Provider
 from blockrelay_worker.execution.onnx.weights import block_weights
 from blockrelay_worker.execution.page_layout import layout_of
 from blockrelay_worker.execution.page_pool import PagePool

@@ -25,7 +25,7 @@ from blockrelay_worker.execution.batch import Batch, Segment
 from blockrelay_worker.execution.onnx.failures import Judge
 from blockrelay_worker.execution.onnx.known_answers import PAGES_NEEDED
 from blockrelay_worker.execution.onnx.loading import OnnxExecutors
-from blockrelay_worker.execution.onnx.providers import open_provider
+from blockrelay_worker.execution.onnx.providers.opening import open_provider
 from blockrelay_worker.execution.onnx.stage import OnnxStage
 from blockrelay_worker.execution.process.canary import Canary
 from blockrelay_worker.execution.process.frames import Ended, Message, read, write

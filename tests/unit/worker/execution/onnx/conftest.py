@@ -3,7 +3,7 @@
 import pytest
 
 from blockrelay_worker.execution.onnx.loading import OnnxExecutors
-from blockrelay_worker.execution.onnx.providers import open_provider
+from blockrelay_worker.execution.onnx.providers.opening import open_provider
 from tests.support.worker.onnx_devices import DEVICES
 
 

@@ -9,7 +9,8 @@ from blockrelay.block_folder.folder import BlockFolder
 from blockrelay_worker.execution.batch import Batch, Segment, StageOutput
 from blockrelay_worker.execution.onnx.block_times import EVERY
 from blockrelay_worker.execution.onnx.loading import OnnxExecutors
-from blockrelay_worker.execution.onnx.providers import CpuProvider, open_provider
+from blockrelay_worker.execution.onnx.providers.opening import open_provider
+from blockrelay_worker.execution.onnx.providers.provider import CpuProvider
 from blockrelay_worker.execution.onnx.stage import OnnxStage
 from blockrelay_worker.execution.process.stage import DeviceExecutors
 from tests.support.worker.onnx_devices import DEVICES

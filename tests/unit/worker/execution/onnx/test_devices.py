@@ -6,16 +6,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import onnxruntime as ort
 import pytest
 
-from blockrelay_worker.execution.onnx.devices import FoundDevice, devices_here, nvidia, visible
-from blockrelay_worker.execution.onnx.providers import open_provider
+from blockrelay_worker.execution.onnx.devices import FoundDevice, cuda_devices, devices_here
+from blockrelay_worker.execution.onnx.providers.nvidia_driver import visible
+from blockrelay_worker.execution.onnx.providers.opening import open_provider
+from tests.support.worker.nvidia_smi import install_smi
 
 A, B, C = ("0", "GPU-aa11"), ("1", "GPU-bb22"), ("2", "GPU-ab33")
-SMI = """#!/bin/sh
-echo "0, GPU-aa11, NVIDIA H200, 143771, 580.95.05"
-echo "1, GPU-bb22, NVIDIA GB10, [N/A], 580.95.05"
-"""
 
 
 @pytest.mark.parametrize(
@@ -37,20 +36,43 @@ def test_cuda_shows_what_its_variable_says(variable: str | None, shown: list[int
 
 
 def test_nvidia_tells_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    smi = tmp_path / "nvidia-smi"
-    smi.write_text(SMI)
-    smi.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
-    one, other = nvidia({"CUDA_VISIBLE_DEVICES": "1,0"})
-    assert (one.id, one.name, one.memory_bytes) == ("cuda:0", "NVIDIA GB10", None)
+    """Also where the package that computes on them is missing, which is then said."""
+    install_smi(tmp_path, monkeypatch)
+    one, other = cuda_devices({"CUDA_VISIBLE_DEVICES": "1,0"})
+    assert (one.id, one.name, one.uuid, one.memory_bytes) == ("cuda:0", "NVIDIA GB10", "GPU-bb22", None)
     assert (other.id, other.name, other.memory_bytes) == ("cuda:1", "NVIDIA H200", 143771 << 20)
-    assert one.driver == "580.95.05" and one.problem == "no executor runs on CUDA yet"
-    assert not nvidia({"CUDA_VISIBLE_DEVICES": ""})
+    assert one.driver == "580.95.05" and "pip install 'blockrelay[cuda]'" in one.problem and not one.features
+    assert not cuda_devices({"CUDA_VISIBLE_DEVICES": ""})
 
 
 def test_without_a_driver_there_is_nothing_of_nvidia(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert not nvidia({})
+    assert not cuda_devices({})
+
+
+def test_a_package_without_a_driver_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(ort, "get_available_providers", lambda: ["CUDAExecutionProvider"])
+    (found,) = cuda_devices({})
+    assert found.id == "cuda" and "no GPU that nvidia-smi" in found.problem
+
+
+def test_a_gpu_without_its_libraries_says_what_went_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """This ONNX Runtime has no CUDA, whatever it says."""
+    install_smi(tmp_path, monkeypatch)
+    monkeypatch.setattr(ort, "get_available_providers", lambda: ["CUDAExecutionProvider"])
+    for found in cuda_devices({}):
+        assert "cuda" in found.problem and "libonnxruntime_providers_cuda.so" in found.problem and not found.features
+
+
+def test_openvino_has_a_class_for_npus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ort, "get_available_providers", lambda: ["OpenVINOExecutionProvider"])
+    bindings = sys.modules["onnxruntime.capi._pybind_state"]
+    monkeypatch.setattr(bindings, "get_available_openvino_device_ids", lambda: ["CPU", "GPU", "NPU"], raising=False)
+    found = {one.id: one for one in devices_here({})}
+    assert [found[f"openvino:{name}"].kind for name in ("GPU", "NPU")] == ["gpu", "npu"]
+    assert "openvino:CPU" not in found
+    assert found["openvino:NPU"].problem  # this ONNX Runtime has no OpenVINO, whatever it says
 
 
 def test_a_plugin_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

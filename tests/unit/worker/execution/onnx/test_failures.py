@@ -15,6 +15,7 @@ TEXTS = [
     ("device_removed", "DmlExecutionProvider: HRESULT 887A0005 The GPU device instance has been suspended."),
     ("device_lost", "WebGPU device lost (2): A valid external Instance reference no longer exists."),
     ("device_lost", "vkQueueSubmit failed with VK_ERROR_DEVICE_LOST"),
+    ("device_lost", "L0 zeFenceHostSynchronize result: ZE_RESULT_ERROR_DEVICE_LOST, code 0x70000001"),
     (
         "out_of_memory",
         NODE.format("MatMul", "o_product")
@@ -23,6 +24,8 @@ TEXTS = [
     ),
     ("out_of_memory", "CUDA failure 2: out of memory ; GPU=0 ; hostname=a"),
     ("out_of_memory", "CUBLAS failure 3: CUBLAS_STATUS_ALLOC_FAILED ; GPU=0"),
+    ("out_of_memory", "[GPU] clEnqueueNDRangeKernel, error code: -5 CL_OUT_OF_RESOURCES"),
+    ("device_limit", "[GPU] Exceeded max size of memory object allocation: requested 6442450944 bytes"),
     ("device_limit", "WebGPU validation failed. [Invalid Buffer (unlabeled)] is invalid due to a previous error."),
     ("device_limit", "Buffer size (4294967296) exceeds the max buffer size limit (2147483648)."),
     ("illegal_access", "CUDA failure 700: an illegal memory access was encountered ; GPU=0"),

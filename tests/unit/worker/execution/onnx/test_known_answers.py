@@ -15,7 +15,7 @@ from blockrelay_worker.execution.executor import Executor, PageContent
 from blockrelay_worker.execution.fault_injection import WrappingExecutor
 from blockrelay_worker.execution.onnx.known_answers import PAGES_NEEDED, Answers, check, known_answers
 from blockrelay_worker.execution.onnx.loading import OnnxExecutors
-from blockrelay_worker.execution.onnx.providers import CpuProvider, Provider
+from blockrelay_worker.execution.onnx.providers.provider import CpuProvider, Provider
 
 REFERENCE = OnnxExecutors(CpuProvider())
 

@@ -13,7 +13,7 @@ from blockrelay_worker.execution.batch import Batch, Segment
 from blockrelay_worker.execution.cpu.loading import CpuExecutors
 from blockrelay_worker.execution.executor import Executor
 from blockrelay_worker.execution.onnx.loading import OnnxExecutors
-from blockrelay_worker.execution.onnx.providers import open_provider
+from blockrelay_worker.execution.onnx.providers.opening import open_provider
 from tests.support.models.checkpoints import Family, write_checkpoint
 from tests.support.worker.float64_oracle import oracle_logits
 

@@ -17,7 +17,7 @@ from blockrelay.errors import DeviceLost, ExecutionError, UsageError
 from blockrelay_worker.execution.batch import Batch, Segment
 from blockrelay_worker.execution.executor import Executor
 from blockrelay_worker.execution.onnx.loading import OnnxExecutors
-from blockrelay_worker.execution.onnx.providers import CpuProvider
+from blockrelay_worker.execution.onnx.providers.provider import CpuProvider
 from blockrelay_worker.execution.process.device_process import DeviceProcess
 from blockrelay_worker.execution.process.frames import Message
 from blockrelay_worker.execution.process.stage import DeviceExecutors, DeviceStage

@@ -1,0 +1,1 @@
+"""ONNX Runtime's execution providers, one module each."""

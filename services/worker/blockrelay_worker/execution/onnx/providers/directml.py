@@ -1,0 +1,35 @@
+"""Any GPU of Windows that Direct3D 12 reaches: `onnxruntime-directml`. Written by its documents, never run by us."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import onnxruntime as ort
+from numpy.typing import DTypeLike
+
+from blockrelay_worker.execution.onnx.providers.provider import Chosen, Provider, check_available, only_there
+
+
+class DirectMlProvider(Provider):
+    """An adapter of DXGI."""
+
+    name, ort_name = "directml", "DmlExecutionProvider"
+
+    def __init__(self, index: int) -> None:
+        """The device `directml:<index>`, as DXGI counts."""
+        self.device, self._index = f"directml:{index}", index
+
+    @classmethod
+    def check_installed(cls) -> None:
+        """Raises UsageError where this ONNX Runtime has no DirectML."""
+        check_available(cls, "onnxruntime-directml", place="Windows, and ")
+
+    def add_to(self, options: ort.SessionOptions) -> Sequence[Chosen]:
+        only_there(options)
+        options.enable_mem_pattern = False  # DirectML has neither this nor parallel execution
+        options.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
+        return [(self.ort_name, {"device_id": self._index})]
+
+    def empty(self, session: ort.InferenceSession, shape: Sequence[int], dtype: DTypeLike) -> ort.OrtValue:
+        value = ort.OrtValue.ortvalue_from_shape_and_type(list(shape), np.dtype(dtype).type, "dml", self._index)
+        value.update_inplace(np.zeros(shape, dtype))
+        return value

@@ -1,0 +1,69 @@
+"""Which provider a device belongs to, by the names that people give devices."""
+
+import os
+import re
+from collections.abc import Mapping
+
+from blockrelay.errors import UsageError
+from blockrelay_worker.execution.onnx.installation import check_one_onnxruntime
+from blockrelay_worker.execution.onnx.providers.cuda import CudaProvider
+from blockrelay_worker.execution.onnx.providers.directml import DirectMlProvider
+from blockrelay_worker.execution.onnx.providers.nvidia_driver import nvidia_gpus
+from blockrelay_worker.execution.onnx.providers.openvino import OpenVinoProvider
+from blockrelay_worker.execution.onnx.providers.provider import CpuProvider, Provider
+from blockrelay_worker.execution.onnx.providers.webgpu import WebGpuProvider
+
+#: `webgpu` alone is its first device. OpenVINO names its own.
+_DEVICE = re.compile(r"(?:(cuda|webgpu|directml)(?::(\d+))?|(openvino):([A-Z]+(?:\.\d+)?)|(GPU-[0-9a-f-]+))", re.ASCII)
+#: OpenVINO on a CPU is no device for workers, which have kernels of their own there.
+_NOT_OURS = "CPU"
+
+
+def open_provider(device: str, environment: Mapping[str, str] = os.environ) -> Provider:
+    """The provider of a device such as webgpu:0, openvino:NPU, or a GPU of NVIDIA's by the beginning of its UUID.
+
+    Raises UsageError for one that is not here, and where its package is missing or two ONNX Runtimes are installed.
+    """
+    check_one_onnxruntime()
+    if device == CpuProvider.name:
+        return CpuProvider()
+    found = _DEVICE.fullmatch(device)
+    if found is None:
+        raise UsageError(f"{device!r} is no device of ONNX Runtime: webgpu:0, for example")
+    numbered, number, _, of_openvino, uuid = found.groups()
+    if numbered == "cuda" or uuid:
+        return _cuda(device, int(number or 0), uuid, environment)
+    if numbered == "webgpu":
+        there = [f"webgpu:{index}" for index in range(len(WebGpuProvider.devices()))]
+        _check_there(f"webgpu:{int(number or 0)}", there)
+        return WebGpuProvider(int(number or 0))
+    if numbered == "directml":
+        DirectMlProvider.check_installed()
+        return DirectMlProvider(int(number or 0))
+    _check_there(device, [f"openvino:{name}" for name in OpenVinoProvider.devices() if name != _NOT_OURS])
+    return OpenVinoProvider(of_openvino)
+
+
+def _cuda(device: str, index: int, uuid: str | None, environment: Mapping[str, str]) -> CudaProvider:
+    CudaProvider.check_installed()
+    gpus = nvidia_gpus(environment)
+    there = [f"cuda:{number} ({gpu.uuid})" for number, gpu in enumerate(gpus)]
+    if uuid is not None:
+        named = [number for number, gpu in enumerate(gpus) if gpu.uuid.startswith(uuid)]
+        if len(named) > 1:
+            raise UsageError(f"{uuid} is the beginning of several UUIDs: {', '.join(there)}")
+        index = named[0] if named else len(gpus)
+    if index >= len(gpus):
+        raise _not_there(device, there)
+    return CudaProvider(index, gpus[index])
+
+
+def _check_there(device: str, there: list[str]) -> None:
+    if device not in there:
+        raise _not_there(device, there)
+
+
+def _not_there(device: str, there: list[str]) -> UsageError:
+    """One line with the devices that are."""
+    found = ", ".join(there) or "none of its kind"
+    return UsageError(f"there is no device {device} here, but {found} (blockrelay devices)")

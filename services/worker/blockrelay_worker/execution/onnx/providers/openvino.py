@@ -1,0 +1,51 @@
+"""Intel's GPUs and NPUs by OpenVINO, with `onnxruntime-openvino`.
+
+Written by its documents, never run by us on either. On the CPU, which OpenVINO has too, a stage gave its known answers.
+"""
+
+import importlib
+from collections.abc import Sequence
+
+import numpy as np
+import onnxruntime as ort
+from numpy.typing import DTypeLike
+
+from blockrelay_worker.execution.onnx.providers.provider import Chosen, Provider, check_available, only_there
+
+
+class OpenVinoProvider(Provider):
+    """A device of OpenVINO's, by its name there. What it computes with lies in the host's memory."""
+
+    name, ort_name = "openvino", "OpenVINOExecutionProvider"
+
+    def __init__(self, device: str) -> None:
+        """The device `openvino:<device>`, such as GPU, GPU.1 or NPU."""
+        self.device, self._name = f"openvino:{device}", device
+
+    @classmethod
+    def check_installed(cls) -> None:
+        """Raises UsageError where this ONNX Runtime has no OpenVINO."""
+        check_available(cls, "onnxruntime-openvino")
+
+    @classmethod
+    def devices(cls) -> list[str]:
+        """What OpenVINO has found, its CPU among them."""
+        cls.check_installed()
+        bindings = importlib.import_module("onnxruntime.capi._pybind_state")  # the only place that tells
+        return [str(one) for one in bindings.get_available_openvino_device_ids()]
+
+    @property
+    def identity(self) -> tuple[str, ...]:
+        return (*super().identity, self._name)
+
+    def add_to(self, options: ort.SessionOptions) -> Sequence[Chosen]:
+        only_there(options)
+        chosen = {
+            "device_type": self._name,
+            "precision": "ACCURACY",  # as the graph says; a GPU would compute in float16
+            "num_of_threads": "1",
+        }
+        return [(self.ort_name, chosen)]
+
+    def empty(self, session: ort.InferenceSession, shape: Sequence[int], dtype: DTypeLike) -> ort.OrtValue:
+        return ort.OrtValue.ortvalue_from_numpy(np.zeros(shape, dtype))

@@ -1,0 +1,116 @@
+"""What an execution provider of ONNX Runtime does for us: sessions that run on one device, wholly or not at all, and
+memory there.
+
+A session of ONNX Runtime falls back to its CPU provider in silence, where a library is missing or a node has no kernel:
+here it never does.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+import onnxruntime as ort
+from numpy.typing import DTypeLike, NDArray
+
+from blockrelay.errors import UsageError
+
+#: A provider by its name, or with options, as ONNX Runtime takes it.
+Chosen = str | tuple[str, dict[Any, Any]]
+#: What ONNX Runtime writes to stderr: errors and worse (everything else is told by exceptions), or nothing.
+ERRORS, _NOTHING = 3, 4
+
+
+class Provider(ABC):
+    """One device by one provider. Used by one thread."""
+
+    name: ClassVar[str]
+    """As people write it: the part of `webgpu:0` before the colon."""
+    device: str
+    """As people write it, `webgpu:0` for example."""
+    ort_name: ClassVar[str]
+
+    @abstractmethod
+    def add_to(self, options: ort.SessionOptions) -> Sequence[Chosen]:
+        """Choose the device for a session with these options; the providers to pass beside them."""
+        ...
+
+    @abstractmethod
+    def empty(self, session: ort.InferenceSession, shape: Sequence[int], dtype: DTypeLike) -> ort.OrtValue:
+        """Zeros on the device, in memory that lives as long as the value, even when the session has gone."""
+        ...
+
+    @property
+    def identity(self) -> tuple[str, ...]:
+        """What decides how it computes: part of the numerics id."""
+        return (self.ort_name, ort.__version__)
+
+    def lacks(self) -> str:
+        """What this machine lacks, where a session could not be made; empty: nothing that is known."""
+        return ""
+
+    def session(self, graph: bytes, *, quiet: bool = False) -> ort.InferenceSession:
+        """A session that has every node of the graph on the device. Raises what ONNX Runtime raises where one cannot be
+        there, UsageError where this machine lacks something. `quiet`: it may fail."""
+        options = ort.SessionOptions()
+        options.log_severity_level = _NOTHING if quiet else ERRORS
+        options.intra_op_num_threads = options.inter_op_num_threads = 1
+        chosen = self.add_to(options)
+        try:
+            made = ort.InferenceSession(graph, options, providers=list(chosen) or None, enable_fallback=0)
+        except Exception as error:
+            if lacking := self.lacks():
+                raise UsageError(lacking) from error
+            raise
+        found = made.get_providers()
+        if found[0] != self.ort_name:
+            raise UsageError(self.lacks() or f"ONNX Runtime gave {found[0]} where {self.ort_name} was asked for")
+        return made
+
+    def shrinking(self) -> ort.RunOptions | None:
+        """Options of a run behind which the session gives memory back that it does not use; None where nobody can."""
+        return None
+
+    def upload(self, session: ort.InferenceSession, array: NDArray[Any]) -> ort.OrtValue:
+        """A copy of `array` on the device."""
+        value = self.empty(session, array.shape, array.dtype)
+        value.update_inplace(np.ascontiguousarray(array))
+        return value
+
+
+class CpuProvider(Provider):
+    """ONNX Runtime's own CPU kernels: a reference, and for tests. Never the class gpu of a worker that serves."""
+
+    name, ort_name = "cpu", "CPUExecutionProvider"
+    device = "cpu"
+
+    def add_to(self, options: ort.SessionOptions) -> Sequence[Chosen]:
+        return [self.ort_name]
+
+    def empty(self, session: ort.InferenceSession, shape: Sequence[int], dtype: DTypeLike) -> ort.OrtValue:
+        return ort.OrtValue.ortvalue_from_numpy(np.zeros(shape, dtype))
+
+    def shrinking(self) -> ort.RunOptions | None:
+        return shrinking_arena("cpu:0")
+
+
+def shrinking_arena(device: str) -> ort.RunOptions:
+    """Of a run behind which the arena of `device` gives back what nobody uses."""
+    options = ort.RunOptions()
+    options.add_run_config_entry("memory.enable_memory_arena_shrinkage", device)
+    return options
+
+
+def only_there(options: ort.SessionOptions) -> None:
+    """A node without a kernel on the device is an error, not a node of the CPU provider."""
+    options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
+
+
+def check_available(provider: type[Provider], package: str, *, place: str = "") -> None:
+    """Raises UsageError where this ONNX Runtime has not been built with the provider, which `package` has (for people
+    at `place` alone)."""
+    if provider.ort_name not in ort.get_available_providers():
+        raise UsageError(
+            f"{provider.name} needs {place}{package} in an environment of its own: "
+            f"pip install 'blockrelay[{provider.name}]', and --gpu-python for the worker"
+        )

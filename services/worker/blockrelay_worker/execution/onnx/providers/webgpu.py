@@ -1,0 +1,53 @@
+"""Any GPU that Vulkan, Metal or D3D12 reaches, by the plug-in `onnxruntime-ep-webgpu`."""
+
+import importlib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+from numpy.typing import DTypeLike
+
+from blockrelay.errors import UsageError
+from blockrelay_worker.execution.onnx.providers.provider import ERRORS, Chosen, Provider, only_there
+
+
+class WebGpuProvider(Provider):
+    """A device of the plug-in."""
+
+    name, ort_name = "webgpu", "WebGpuExecutionProvider"
+    _registered = False
+
+    def __init__(self, index: int) -> None:
+        """The device `webgpu:<index>`, one of those that are there."""
+        self.device, self._device = f"webgpu:{index}", self.devices()[index]
+
+    @classmethod
+    def devices(cls) -> list[Any]:
+        """Those of this machine. Raises UsageError without the plug-in."""
+        try:
+            plugin: Any = importlib.import_module("onnxruntime_ep_webgpu")
+        except ModuleNotFoundError:
+            raise UsageError("webgpu needs the plug-in: pip install 'blockrelay[webgpu]'") from None
+        if not cls._registered:
+            ort.set_default_logger_severity(ERRORS)
+            ort.register_execution_provider_library("webgpu", plugin.get_library_path())
+            cls._registered = True
+        return [device for device in ort.get_ep_devices() if device.ep_name == plugin.get_ep_name()]
+
+    @property
+    def identity(self) -> tuple[str, ...]:
+        """The driver is not in it: ONNX Runtime does not tell."""
+        device, hardware = self._device, self._device.device
+        version = device.ep_metadata.get("version", "")
+        return (*super().identity, version, f"{hardware.type} {hardware.vendor_id:x}:{hardware.device_id:x}")
+
+    def add_to(self, options: ort.SessionOptions) -> Sequence[Chosen]:
+        only_there(options)
+        options.add_provider_for_devices([self._device], {})
+        return []
+
+    def empty(self, session: ort.InferenceSession, shape: Sequence[int], dtype: DTypeLike) -> ort.OrtValue:
+        value = session.create_ortvalue_from_shape_and_type(list(shape), np.dtype(dtype).type, "webgpu")
+        value.update_inplace(np.zeros(shape, dtype))
+        return value
