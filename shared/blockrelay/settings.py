@@ -149,6 +149,12 @@ class WorkerSettings(Settings):
     gpu_python: str = Field(default="", description="Python that has the packages of that GPU; default: this one")
     per_block: bool = Field(default=False, description="run a GPU's blocks one by one, to measure each in every step")
     canary_s: float = Field(default=600.0, gt=0, description="seconds between two known answers that a GPU must give")
+    gpu_memory: int | None = Field(
+        default=None,
+        ge=1,
+        description="bytes on that GPU for weights and KV pages; default: most of what it says is free, else kv_bytes "
+        "for the pages",
+    )
     device_id: str = Field(
         default="",
         pattern="^[A-Za-z0-9_.:-]{0,64}$",

@@ -154,6 +154,19 @@ def test_a_request_that_denies_cpus_ends_when_no_device_comes(start_system: Star
     assert_nothing_is_held(system)
 
 
+def test_a_budget_that_is_too_small_is_refused_before_anything_is_loaded(start_system: StartSystem) -> None:
+    """And one that is not decides about the pages."""
+    system = start_system(stages=2)
+    worker = system.start_worker(device="gpu", gpu="cpu", gpu_memory="1000")
+    assert worker.wait(30) == 2
+    said = (system.folder / f"worker-{len(system.workers) - 1}.log").read_text().splitlines()[-1]
+    assert said.startswith("worker: block_1 to block_") and "on cpu, where they may use 1,000: raise" in said
+    system.start_worker(device="gpu", gpu="cpu", gpu_memory=str(10**6))
+    system.wait_ready(3)
+    (pages,) = {one.pages for one in system.infos() if one.device == "gpu"}
+    assert 8 <= pages < min(one.pages for one in system.infos() if one.device == "cpu")
+
+
 def test_a_worker_that_is_killed_takes_its_device_along(start_system: StartSystem) -> None:
     system = with_gpu(start_system)
     worker = system.workers[-1]

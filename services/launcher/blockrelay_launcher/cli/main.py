@@ -74,7 +74,7 @@ def root(
 #: Options of `up` whose values a topology has.
 OF_THE_TOPOLOGY = (
     "stages", "stage_devices", "plan", "strategy", "objective", "profile", "devices", "replicas", "gpu_workers",
-    "gpu", "gateways", "schedulers", "redis", "payload_redis",
+    "gpu", "gpu_memory", "gateways", "schedulers", "redis", "payload_redis",
 )  # fmt: skip
 
 
@@ -112,6 +112,14 @@ def start(
     gpu: Annotated[
         str, typer.Option(metavar="ID,ID", help="Workers on these GPUs, such as webgpu:0 (blockrelay devices).")
     ] = "",
+    gpu_memory: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="BYTES",
+            help="Of each of them, for weights and KV pages; default: most of what it says is free.",
+        ),
+    ] = None,
     gateways: Annotated[int, typer.Option(min=1, help="Gateways, on consecutive ports: clients go on at another.")] = 1,
     schedulers: Annotated[int, typer.Option(min=1, help="Schedulers; one is enough, more survive its death.")] = 1,
     inject_fault: Annotated[
@@ -170,6 +178,8 @@ def start(
     """Start everything as local processes: Redis, scheduler, workers, gateway. Ctrl-C drains and ends them."""
     if payload_redis and not redis:
         raise UsageError("--payload-redis needs --redis: the embedded Redis brings its own")
+    if gpu_memory and not gpu:
+        raise UsageError("--gpu-memory needs --gpu: CPU workers have BLOCKRELAY_KV_BYTES")
     options = UpOptions(
         model=model.absolute(),
         plan=PlanChoice(
@@ -177,7 +187,7 @@ def start(
             objective=objective, profile=profile, devices=devices,
         ),
         replicas=replicas,
-        gpu_workers=gpu_workers, gpus=tuple(filter(None, gpu.split(","))), gateways=gateways,
+        gpu_workers=gpu_workers, gpus=tuple(filter(None, gpu.split(","))), gpu_memory=gpu_memory, gateways=gateways,
         schedulers=schedulers, inject_fault=inject_fault, fsync=fsync, host=host or "127.0.0.1", port=port,
         redis_url=redis and checked_url(redis),
         payload_redis_url=payload_redis and checked_url(payload_redis),

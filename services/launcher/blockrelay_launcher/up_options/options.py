@@ -25,7 +25,7 @@ class UpOptions:
     """The options of `blockrelay up`. `plan` says which plan it starts with, `planned` is that plan, once it was read.
     `local` are the devices of this host by their ids; None: all that the plan names. `port` 0 picks a free one;
     `threads` None shares the cores between the workers of one stage. Each of `gpus`, such as webgpu:0, has a worker for
-    every stage that is for GPUs.
+    every stage that is for GPUs; together they may use `gpu_memory` bytes of it.
 
     Several `gateways` listen on as many consecutive ports from `port` on. `redis_url` None starts an embedded control
     and payload Redis; `fsync` is the control one's. `inject_fault`: every GPU worker fails after as many jobs. `data`
@@ -40,6 +40,7 @@ class UpOptions:
     replicas: int = 1
     gpu_workers: int = 0
     gpus: tuple[str, ...] = ()
+    gpu_memory: int | None = None
     gateways: int = 1
     schedulers: int = 1
     inject_fault: int | None = None

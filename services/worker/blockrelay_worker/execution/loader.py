@@ -10,6 +10,7 @@ from blockrelay.block_folder.model import Precision
 from blockrelay.errors import UsageError
 from blockrelay.protocol.plan import Device
 from blockrelay_worker.execution.cpu.loading import CpuExecutors
+from blockrelay_worker.execution.device_memory import DeviceMemory
 from blockrelay_worker.execution.executor import Executor
 from blockrelay_worker.execution.page_layout import PageLayout
 from blockrelay_worker.execution.process.stage import DeviceExecutors
@@ -37,6 +38,10 @@ class Executors(Protocol):
 
     def page_bytes(self, layout: PageLayout) -> int:
         """Of one KV page where it lies, which may be wider than `layout` says of what leaves."""
+        ...
+
+    def memory(self, folder: BlockFolder) -> DeviceMemory | None:
+        """Of its device, and what stages of the folder take of it; None where they lie in the memory of the host."""
         ...
 
     def usable_in_s(self) -> float:

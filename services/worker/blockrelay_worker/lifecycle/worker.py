@@ -13,6 +13,7 @@ from blockrelay.observability.logs import get
 from blockrelay.observability.metrics.worker import WorkerMetrics
 from blockrelay.observability.registry import service_registry
 from blockrelay.observability.status_server import StatusServer
+from blockrelay.protocol.plan import Stage
 from blockrelay.protocol.transitions import calls
 from blockrelay.redis.client import check_redis, wait_for_redis
 from blockrelay.settings import WorkerSettings
@@ -21,6 +22,7 @@ from blockrelay_worker.engine.loop import Engine
 from blockrelay_worker.engine.mailbox import Mailbox
 from blockrelay_worker.engine.run_table import RunTable
 from blockrelay_worker.engine.stage_role import StageRole
+from blockrelay_worker.execution.device_memory import pages_within
 from blockrelay_worker.execution.executor import Executor
 from blockrelay_worker.execution.fault_injection import (
     FailingExecutor,
@@ -166,16 +168,25 @@ class Worker:
         with self._metrics.load_seconds.time():
             folder = open_block_folder(self._settings.model, blocks=range(blocks.first, blocks.last + 1))
             layout = self._executors.layout(folder, blocks.first, blocks.last)
-            pages = self._pages(folder, layout)
+            pages = self._pages(folder, layout, blocks)
             executor = self._executors.load(folder, blocks.first, blocks.last, pages=pages)
         self._loaded = (assignment, executor)
         return executor
 
-    def _pages(self, folder: BlockFolder, layout: PageLayout) -> int:
-        """Pool size: what the memory allows, but not more than every request at full context needs."""
+    def _pages(self, folder: BlockFolder, layout: PageLayout, blocks: Stage) -> int:
+        """Pool size: what the memory allows, but not more than every request at full context needs.
+
+        Raises UsageError where a device has no room for the stage.
+        """
         useful = self._settings.max_requests * pages_for(folder.model.max_position)
-        budget = self._settings.kv_bytes or int(available_bytes() * KV_SHARE)
         page_bytes = self._executors.page_bytes(layout)
+        memory = self._executors.memory(folder)
+        allowed = memory and (self._settings.gpu_memory or memory.budget_bytes)
+        if memory is not None and allowed is not None:
+            return pages_within(
+                memory, blocks.first, blocks.last, budget_bytes=allowed, page_bytes=page_bytes, useful=useful
+            )
+        budget = self._settings.kv_bytes or int(available_bytes() * KV_SHARE)
         return useful if page_bytes == 0 else max(2, min(useful, budget // page_bytes))
 
     def _role(self, worker: str, assignment: Assignment, executor: Executor) -> StageRole:

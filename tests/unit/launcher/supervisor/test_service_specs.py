@@ -1,22 +1,27 @@
-"""The settings that `up` gives to its gateways."""
+"""The settings that `up` gives to its gateways and GPU workers."""
 
 from pathlib import Path
 
 import pytest
 
-from blockrelay_launcher.supervisor.service_specs import Layout, gateways
+from blockrelay_launcher.supervisor.service_specs import Layout, gateways, workers
 from blockrelay_launcher.up_options.options import UpOptions
+from blockrelay_launcher.up_options.plan_choice import PlanChoice
 
 
-def origins(tmp_path: Path, count: int, **options: str) -> list[set[str]]:
-    layout = Layout(
-        options=UpOptions(model=tmp_path, **options),  # pyright: ignore[reportArgumentType]
+def layout_of(tmp_path: Path, options: UpOptions, count: int) -> Layout:
+    return Layout(
+        options=options,
         control_url="unix:///none",
         payload_url=None,
         logs=tmp_path,
         plan=tmp_path / "plan.json",
         ports=tuple(range(8000, 8000 + count)),
     )
+
+
+def origins(tmp_path: Path, count: int, **options: str) -> list[set[str]]:
+    layout = layout_of(tmp_path, UpOptions(model=tmp_path, **options), count)  # pyright: ignore[reportArgumentType]
     return [set(child.env["BLOCKRELAY_CORS_ORIGINS"].split(",")) for child in gateways(layout)]
 
 
@@ -32,3 +37,9 @@ def test_one_alone_knows_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("BLOCKRELAY_CORS_ORIGINS", "https://b.example")
     assert origins(tmp_path, 1) == [{"https://b.example"}]
     assert origins(tmp_path, 1, cors_origins="https://a.example") == [{"https://a.example"}]
+
+
+def test_workers_of_one_gpu_share_its_budget(tmp_path: Path) -> None:
+    options = UpOptions(model=tmp_path, plan=PlanChoice(stages=3), gpus=("cuda:0", "cuda:1"), gpu_memory=3000)
+    given = [child.env.get("BLOCKRELAY_GPU_MEMORY") for child in workers(layout_of(tmp_path, options, 1))]
+    assert given == [None] * 3 + ["1000"] * 6

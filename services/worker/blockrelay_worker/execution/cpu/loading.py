@@ -44,6 +44,9 @@ class CpuExecutors:
     def page_bytes(self, layout: PageLayout) -> int:
         return layout.bytes_per_page
 
+    def memory(self, folder: BlockFolder) -> None:
+        """The host's."""
+
     def usable_in_s(self) -> float:
         return 0.0
 

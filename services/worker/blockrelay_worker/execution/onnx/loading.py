@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 from collections.abc import Collection
 from typing import ClassVar
 
@@ -11,8 +12,9 @@ from blockrelay.block_folder.folder import BlockFolder
 from blockrelay.block_folder.manifest import Manifest
 from blockrelay.block_folder.model import Precision
 from blockrelay.protocol.plan import Device
+from blockrelay_worker.execution.device_memory import DeviceMemory
 from blockrelay_worker.execution.numerics_id import PAGE_LAYOUT, SAMPLER_VERSION
-from blockrelay_worker.execution.onnx.graphs import GRAPHS_VERSION, FloatType
+from blockrelay_worker.execution.onnx.graphs import GRAPHS_VERSION, FloatType, weight_shapes
 from blockrelay_worker.execution.onnx.known_answers import PAGES_NEEDED, TOLERANCES, Answers, check, known_answers
 from blockrelay_worker.execution.onnx.providers.provider import CpuProvider, Provider
 from blockrelay_worker.execution.onnx.stage import OnnxStage
@@ -56,6 +58,20 @@ class OnnxExecutors:
 
     def page_bytes(self, layout: PageLayout) -> int:
         return layout.bytes_per_page * np.dtype(self._dtype).itemsize // np.dtype(layout.dtype).itemsize
+
+    def memory(self, folder: BlockFolder) -> DeviceMemory:
+        """Of the device, as far as it tells."""
+        model, item = folder.model, np.dtype(self._dtype).itemsize
+        return DeviceMemory(
+            device=self._provider.device,
+            block_bytes=[
+                item * sum(math.prod(shape) for shape in weight_shapes(model, block).values())
+                for block in range(1, model.blocks + 1)
+            ],
+            table_bytes=item * model.max_position * model.head_dim,
+            least_pages=PAGES_NEEDED,
+            budget_bytes=self._provider.budget_bytes(),
+        )
 
     def usable_in_s(self) -> float:
         return 0.0

@@ -1,6 +1,6 @@
 """The process that owns a device, and does what its worker says on stdin.
 
-    open   the device and the folder          -> the numerics id of its stages
+    open   the device and the folder          -> the numerics id of its stages, what they take of the device's memory
     load   blocks and a number of pages       -> a stage
     run, export, import, close of a stage     -> what the executor gives
     canary of a stage                         -> it still computes what it computed at its load
@@ -14,6 +14,7 @@ with `failed`, which says by the provider's words what kind of failure it was.
 import os
 import signal
 import threading
+from dataclasses import asdict
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, BinaryIO
@@ -97,10 +98,12 @@ class Child:
                 raise AssertionError(f"nobody sends {kind}")
 
     def _open(self, device: str, folder: Path, *, per_block: bool) -> Message:
-        self._folder, self._executors = folder, OnnxExecutors(open_provider(device), per_block=per_block)
         opened = open_block_folder(folder, blocks=[])
-        page = self._executors.page_bytes(self._executors.layout(opened, 1, 1))
-        return Message("opened", {"numerics": self._executors.numerics_id(opened.manifest), "layer_page_bytes": page})
+        executors = OnnxExecutors(open_provider(device), per_block=per_block)
+        self._folder, self._executors = folder, executors
+        page = executors.page_bytes(executors.layout(opened, 1, 1))
+        told = {"layer_page_bytes": page, "memory": asdict(executors.memory(opened))}
+        return Message("opened", {"numerics": executors.numerics_id(opened.manifest)} | told)
 
     def _load(self, first: int, last: int, pages: int) -> Message:
         assert self._executors is not None and self._folder is not None, "it was opened"

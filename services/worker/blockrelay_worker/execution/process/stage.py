@@ -15,6 +15,7 @@ from blockrelay.errors import UsageError
 from blockrelay.protocol.capabilities import Capabilities
 from blockrelay.protocol.plan import Device
 from blockrelay_worker.execution.batch import Batch, StageOutput, check_segments, hidden_of, tokens_of
+from blockrelay_worker.execution.device_memory import DeviceMemory
 from blockrelay_worker.execution.executor import PageContent
 from blockrelay_worker.execution.page_layout import PageLayout, layout_of
 from blockrelay_worker.execution.page_pool import PagePool
@@ -151,6 +152,7 @@ class DeviceExecutors:
         self._renewed: float | None = None
         self._process, opened = self._begun()
         self._numerics, self._layer_page_bytes = str(opened["numerics"]), int(opened["layer_page_bytes"])
+        self._memory = DeviceMemory(**opened["memory"])
 
     @staticmethod
     def serves(device: Device, precisions: Collection[Precision]) -> bool:
@@ -167,6 +169,10 @@ class DeviceExecutors:
 
     def page_bytes(self, layout: PageLayout) -> int:
         return layout.layers * self._layer_page_bytes
+
+    def memory(self, folder: BlockFolder) -> DeviceMemory:
+        """As it was before the first stage was loaded."""
+        return self._memory
 
     def usable_in_s(self) -> float:
         """Seconds until `load` may be tried; 0.0 at once. A device that was lost is left alone for a while."""

@@ -12,6 +12,7 @@ import numpy as np
 import onnxruntime as ort
 from numpy.typing import DTypeLike
 
+from blockrelay_worker.execution.device_memory import default_budget
 from blockrelay_worker.execution.onnx.providers.nvidia_driver import NvidiaGpu
 from blockrelay_worker.execution.onnx.providers.provider import (
     Chosen,
@@ -50,6 +51,11 @@ class CudaProvider(Provider):
     @property
     def identity(self) -> tuple[str, ...]:
         return (*super().identity, self._gpu.name, self._gpu.driver)
+
+    def budget_bytes(self) -> int | None:
+        """Of what was free when this was made."""
+        free = self._gpu.free_bytes
+        return None if free is None else default_budget(free)
 
     def lacks(self) -> str:
         """The library that CUDA's provider does not find; only behind a session that could not be made, since the

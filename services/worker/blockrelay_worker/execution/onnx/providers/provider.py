@@ -45,6 +45,10 @@ class Provider(ABC):
         """What decides how it computes: part of the numerics id."""
         return (self.ort_name, ort.__version__)
 
+    def budget_bytes(self) -> int | None:
+        """How much of the device's memory may be used when nobody says; None where it does not tell what is free."""
+        return None
+
     def lacks(self) -> str:
         """What this machine lacks, where a session could not be made; empty: nothing that is known."""
         return ""
