@@ -179,7 +179,6 @@ class WorkerSettings(Settings):
         ge=0,
         description="seconds that requests have to end when the worker is told to; the rest continues elsewhere",
     )
-    inject_fault: int | None = Field(default=None, ge=0, description="a gpu worker fails after n jobs (tests)")
     inject_speed: float = Field(
         default=1.0, gt=0, le=1, description="compute at this share of the own speed, as a slower device (simulations)"
     )

@@ -124,7 +124,7 @@ def test_a_failing_gpu_hands_over_to_the_cpu_in_mid_request(start_system: StartS
     jobs, golden = long_jobs
     system = start_system(stages=2)
     for _ in range(2):
-        system.start_worker(device="gpu", inject_fault="40")
+        system.start_failing_gpu(after=40)
     system.wait_ready(4)
     wait_until(lambda: plan_class(system) == "gpu", "the plan has GPU stages")
     start_all(system, jobs)

@@ -11,6 +11,7 @@ from websockets.sync.client import connect
 
 from blockrelay.protocol.tensors import decode_tensor
 from tests.support.models.tiny_model import BLOCKS, write_tiny_model
+from tests.support.systems.failing_gpus import failing_gpus
 from tests.support.systems.up_process import UpProcess, running_up
 
 #: Word for word, but for the base64 text, of which the documents print only dots: [1, 15, 7, 9].
@@ -38,8 +39,9 @@ FIVE = json.dumps(
 @pytest.fixture(scope="module")
 def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[UpProcess]:
     model = write_tiny_model(tmp_path_factory.mktemp("model"))
-    with running_up(model, "--stages", "2", "--gpu-workers", "1", "--inject-fault", "2") as running:
-        yield running
+    with running_up(model, "--stages", "2") as running:
+        with failing_gpus(running, model, 1, after=2):
+            yield running
         assert running.stop() == 0
 
 

@@ -18,6 +18,7 @@ from blockrelay.block_folder.folder import open_block_folder
 from blockrelay.text.tokenizer import Tokenizer
 from tests.support.models.tiny_model import write_tiny_model
 from tests.support.scraping import sampled
+from tests.support.systems.failing_gpus import failing_gpus
 from tests.support.systems.system import Job, golden_tokens, make_jobs
 from tests.support.systems.up_process import UpProcess, running_up
 from tests.support.waiting import wait_until
@@ -132,12 +133,11 @@ def test_blocks_of_8_and_of_4_bits_pass_through_two_stages_and_share_pages_as_ex
 
 def test_a_failing_gpu_shows_in_the_answer_and_changes_no_token(model: Path) -> None:
     jobs = make_jobs(6, seed=35, vocab=500, tokens=60)
-    with running_up(model, "--stages", "2", "--gpu-workers", "1", "--inject-fault", "5") as up:
-        fallbacks: list[dict[str, object]] = []
+    fallbacks: list[dict[str, object]] = []
+    with running_up(model, "--stages", "2") as up, failing_gpus(up, model, 1, after=5):
         assert run_jobs(up, jobs, fallbacks) == expected_answers(model, jobs)
         assert fallbacks and {f["reason"] for f in fallbacks} == {"gpu_error"}
         assert "blockrelay_request_fallbacks_total{" in httpx.get(f"{up.url}/metrics").text
-        assert up.stop() == 0
 
 
 def run_jobs(

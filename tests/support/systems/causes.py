@@ -187,7 +187,7 @@ def kill(on: Watched) -> Iterator[None]:
 def gpu(on: Watched) -> Iterator[None]:
     """The GPUs' workers fail in the middle of requests, which go on on CPUs."""
     for _ in range(2):
-        on.system.start_worker(device="gpu", inject_fault="3")
+        on.system.start_failing_gpu(after=3)
     wait_until(lambda: len([w for w in on.system.infos() if w.device == "gpu" and w.ready]) == 2, "GPUs have stages")
     on.watch(on.system, scheduler=False)
     assert on.ask_many(6, tokens=100) == [200] * 6

@@ -31,6 +31,8 @@ from tests.support.redis.redis_server import RedisServer
 from tests.support.scraping import sampled
 from tests.support.waiting import wait_until
 
+FAILING_GPU = "tests.support.worker.failing_gpu"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
@@ -157,6 +159,13 @@ class System:
         worker = self._spawn("blockrelay_worker", f"worker-{len(self.workers)}", _variables(env))
         self.workers.append(worker)
         return worker
+
+    def start_failing_gpu(self, *, after: int) -> subprocess.Popen[bytes]:
+        """A worker of the class gpu whose batches fail behind the first `after`."""
+        environment = {"FAIL_AFTER": str(after), "PYTHONPATH": os.pathsep.join(sys.path)}
+        variables = _variables({"device": "gpu"}) | environment
+        self.workers.append(self._spawn(FAILING_GPU, f"worker-{len(self.workers)}", variables))
+        return self.workers[-1]
 
     def infos(self) -> list[WorkerInfo]:
         return read_workers(self.client, self.keys, self.model_key)

@@ -25,6 +25,7 @@ from blockrelay_launcher.demo.command import DemoOptions, run_demo
 from blockrelay_launcher.profile import run_profile
 from blockrelay_launcher.supervisor.embedded_redis import Fsync
 from blockrelay_launcher.supervisor.up import up
+from blockrelay_launcher.up_options.gpu_choice import first_gpus
 from blockrelay_launcher.up_options.options import UpOptions
 from blockrelay_launcher.up_options.plan_choice import PlanChoice
 from blockrelay_launcher.up_options.topology import options_for, read_topology
@@ -108,7 +109,9 @@ def start(
         typer.Option(metavar="FILE", help="Hosts, their devices and what runs on each; --host says which this is."),
     ] = None,
     replicas: Annotated[int, typer.Option(min=1, help="CPU workers per stage.")] = 1,
-    gpu_workers: Annotated[int, typer.Option(min=0, help="Workers with --device gpu, besides those.")] = 0,
+    gpu_workers: Annotated[
+        int, typer.Option(min=0, help="Workers on the first N GPUs that blockrelay devices shows, instead of --gpu.")
+    ] = 0,
     gpu: Annotated[
         str, typer.Option(metavar="ID,ID", help="Workers on these GPUs, such as webgpu:0 (blockrelay devices).")
     ] = "",
@@ -122,9 +125,6 @@ def start(
     ] = None,
     gateways: Annotated[int, typer.Option(min=1, help="Gateways, on consecutive ports: clients go on at another.")] = 1,
     schedulers: Annotated[int, typer.Option(min=1, help="Schedulers; one is enough, more survive its death.")] = 1,
-    inject_fault: Annotated[
-        int | None, typer.Option(min=0, metavar="N", help="Every GPU worker fails after N jobs (for tests and demos).")
-    ] = None,
     host: Annotated[
         str | None,
         typer.Option(help="Address of the gateway; default: 127.0.0.1. With --topology: the host that this is."),
@@ -178,7 +178,10 @@ def start(
     """Start everything as local processes: Redis, scheduler, workers, gateway. Ctrl-C drains and ends them."""
     if payload_redis and not redis:
         raise UsageError("--payload-redis needs --redis: the embedded Redis brings its own")
-    if gpu_memory and not gpu:
+    if gpu_workers and gpu:
+        raise UsageError("--gpu and --gpu-workers: the one names GPUs, the other takes the first ones")
+    gpus = first_gpus(gpu_workers) if gpu_workers else tuple(filter(None, gpu.split(",")))
+    if gpu_memory and not gpus:
         raise UsageError("--gpu-memory needs --gpu: CPU workers have BLOCKRELAY_KV_BYTES")
     options = UpOptions(
         model=model.absolute(),
@@ -187,8 +190,8 @@ def start(
             objective=objective, profile=profile, devices=devices,
         ),
         replicas=replicas,
-        gpu_workers=gpu_workers, gpus=tuple(filter(None, gpu.split(","))), gpu_memory=gpu_memory, gateways=gateways,
-        schedulers=schedulers, inject_fault=inject_fault, fsync=fsync, host=host or "127.0.0.1", port=port,
+        gpus=gpus, gpu_memory=gpu_memory, gateways=gateways,
+        schedulers=schedulers, fsync=fsync, host=host or "127.0.0.1", port=port,
         redis_url=redis and checked_url(redis),
         payload_redis_url=payload_redis and checked_url(payload_redis),
         data=data, threads=threads, speculation=speculation, prefix_cache=prefix_cache,

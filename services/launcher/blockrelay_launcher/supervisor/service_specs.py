@@ -82,8 +82,6 @@ def workers(layout: Layout) -> list[Child]:
             own["gpu"] = spec.gpu
             if options.gpu_memory is not None:
                 own["gpu_memory"] = options.gpu_memory // sum(other.gpu == spec.gpu for other in specs)
-        elif spec.device == "gpu":
-            own["inject_fault"] = options.inject_fault
         children.append(layout.service(spec.name, "blockrelay_worker", **common, **own))
     return children
 

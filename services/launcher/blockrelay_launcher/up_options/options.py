@@ -28,7 +28,7 @@ class UpOptions:
     every stage that is for GPUs; together they may use `gpu_memory` bytes of it.
 
     Several `gateways` listen on as many consecutive ports from `port` on. `redis_url` None starts an embedded control
-    and payload Redis; `fsync` is the control one's. `inject_fault`: every GPU worker fails after as many jobs. `data`
+    and payload Redis; `fsync` is the control one's. `data`
     None keeps everything in a temporary folder that is removed at the end. `cors_origins` and `allowed_hosts` are the
     gateways' settings of these names.
     """
@@ -38,12 +38,10 @@ class UpOptions:
     planned: PlannedSplit | None = None
     local: Mapping[str, LocalDevice] | None = None
     replicas: int = 1
-    gpu_workers: int = 0
     gpus: tuple[str, ...] = ()
     gpu_memory: int | None = None
     gateways: int = 1
     schedulers: int = 1
-    inject_fault: int | None = None
     host: str = "127.0.0.1"
     port: int = 8000
     redis_url: str | None = None
@@ -94,9 +92,7 @@ def worker_specs(options: UpOptions) -> list[WorkerSpec]:
                 threads=own.threads,
             )
         )
-    there = sum(spec.device == "gpu" for spec in specs)
-    extra = [WorkerSpec(name=f"gpu-worker-{there + n}", device="gpu") for n in range(1, options.gpu_workers + 1)]
-    return [*specs, *extra, *_on_gpus(options)]
+    return [*specs, *_on_gpus(options)]
 
 
 def _on_gpus(options: UpOptions) -> list[WorkerSpec]:

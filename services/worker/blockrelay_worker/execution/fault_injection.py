@@ -1,7 +1,6 @@
 """Executors that do what the real one never does, so that what follows can be tested and shown.
 
-A GPU worker that fails on command; one that is slow; a worker whose bits really are others (as after an upgrade), under
-an id of its own.
+A worker that is slow; one whose bits really are others (as after an upgrade), under an id of its own.
 """
 
 import hashlib
@@ -11,7 +10,6 @@ from dataclasses import replace
 
 import numpy as np
 
-from blockrelay.errors import ExecutionError
 from blockrelay.protocol.capabilities import Capabilities
 from blockrelay_worker.execution.batch import Batch, StageOutput
 from blockrelay_worker.execution.executor import Executor, PageContent
@@ -64,20 +62,6 @@ class WrappingExecutor:
 
     def close(self) -> None:
         self._executor.close()
-
-
-class FailingExecutor(WrappingExecutor):
-    """Runs `after` batches, then fails every one at `block`."""
-
-    def __init__(self, executor: Executor, *, after: int, block: str) -> None:
-        super().__init__(executor)
-        self._left, self._block = after, block
-
-    def run(self, batch: Batch) -> StageOutput:
-        if self._left <= 0:
-            raise ExecutionError(f"{self._block}: injected GPU failure", block=self._block)
-        self._left -= 1
-        return super().run(batch)
 
 
 class SlowedExecutor(WrappingExecutor):

@@ -25,7 +25,6 @@ from blockrelay_worker.engine.stage_role import StageRole
 from blockrelay_worker.execution.device_memory import pages_within
 from blockrelay_worker.execution.executor import Executor
 from blockrelay_worker.execution.fault_injection import (
-    FailingExecutor,
     SaltedExecutor,
     SlowedExecutor,
     salted_id,
@@ -379,9 +378,6 @@ class Worker:
             executor = SaltedExecutor(executor, salt=salt, vocabulary=self._folder.model.vocab_size)
         if self._settings.inject_speed < 1:
             executor = SlowedExecutor(executor, speed=self._settings.inject_speed)
-        after = self._settings.inject_fault
-        if self._settings.device == "gpu" and after is not None:
-            executor = FailingExecutor(executor, after=after, block=f"block_{assignment.blocks.first}")
         return executor
 
     def _leave(self, registration: Registration, role: StageRole) -> None:

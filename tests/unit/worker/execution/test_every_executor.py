@@ -14,12 +14,13 @@ from blockrelay.errors import ExecutionError
 from blockrelay_worker.execution.batch import Batch, Segment
 from blockrelay_worker.execution.cpu.loading import CpuExecutors
 from blockrelay_worker.execution.executor import Executor
-from blockrelay_worker.execution.fault_injection import FailingExecutor, SaltedExecutor, SlowedExecutor, salted_id
+from blockrelay_worker.execution.fault_injection import SaltedExecutor, SlowedExecutor, salted_id
 from blockrelay_worker.execution.loader import Executors, executors_for
 from blockrelay_worker.execution.numerics_id import numerics_id
 from blockrelay_worker.execution.onnx.loading import OnnxExecutors
 from blockrelay_worker.execution.onnx.providers.opening import open_provider
 from blockrelay_worker.execution.process.stage import DeviceExecutors
+from tests.support.worker.failing_gpu import FailingExecutor
 
 PAGES = 8
 PROMPT = list(range(5, 45))

@@ -1,0 +1,42 @@
+"""A worker of the class gpu that fails: it computes by the kernels for CPUs, FAIL_AFTER batches, then every one fails.
+
+What becomes of its requests is the same as behind a GPU, and their tokens are those of CPUs, bit by bit.
+"""
+
+import os
+import sys
+
+from blockrelay.errors import ExecutionError
+from blockrelay_worker import __main__ as worker_process
+from blockrelay_worker.execution.batch import Batch, StageOutput
+from blockrelay_worker.execution.executor import Executor
+from blockrelay_worker.execution.fault_injection import WrappingExecutor
+from blockrelay_worker.lifecycle.registration import Assignment
+from blockrelay_worker.lifecycle.worker import Worker
+
+
+class FailingExecutor(WrappingExecutor):
+    """Runs `after` batches, then fails every one at `block`."""
+
+    def __init__(self, executor: Executor, *, after: int, block: str) -> None:
+        super().__init__(executor)
+        self._left, self._block = after, block
+
+    def run(self, batch: Batch) -> StageOutput:
+        if self._left <= 0:
+            raise ExecutionError(f"{self._block}: injected GPU failure", block=self._block)
+        self._left -= 1
+        return super().run(batch)
+
+
+class FailingWorker(Worker):
+    """Its stage fails."""
+
+    def _with_faults(self, assignment: Assignment, executor: Executor) -> Executor:
+        block, after = f"block_{assignment.blocks.first}", int(os.environ["FAIL_AFTER"])
+        return FailingExecutor(super()._with_faults(assignment, executor), after=after, block=block)
+
+
+if __name__ == "__main__":
+    worker_process.Worker = FailingWorker
+    sys.exit(worker_process.main())

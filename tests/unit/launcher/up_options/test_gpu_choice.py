@@ -1,0 +1,68 @@
+"""Which GPUs `up --gpu-workers N` takes."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from blockrelay.errors import UsageError
+from blockrelay_launcher.up_options.gpu_choice import chosen, first_gpus
+
+
+def device(name: str, vendor: str = "", kind: str = "gpu", problem: str = "") -> dict[str, str]:
+    return {"id": name, "vendor": vendor, "kind": kind, "problem": problem}
+
+
+CPU, NPU = device("cpu", kind="cpu"), device("openvino:NPU", "Intel", kind="npu")
+NONE = device("webgpu", problem="webgpu needs the plug-in")
+
+
+def test_the_first_ones_are_taken() -> None:
+    found = [
+        CPU,
+        device("cuda:0", "NVIDIA", problem="no libcudnn.so.9"),
+        device("cuda:1", "NVIDIA"),
+        device("webgpu:0"),
+    ]
+    assert chosen(found, 1) == ("cuda:1",)
+    assert chosen(found, 2) == ("cuda:1", "webgpu:0")
+
+
+def test_a_card_that_two_providers_show_is_one() -> None:
+    found = [
+        device("cuda:0", "NVIDIA"),
+        device("webgpu:0", "NVIDIA"),
+        device("webgpu:1", "AMD"),
+        device("webgpu:2", "AMD"),
+    ]
+    assert chosen(found, 3) == ("cuda:0", "webgpu:1", "webgpu:2")
+
+
+@pytest.mark.parametrize(
+    ("found", "said"),
+    [
+        ([CPU], r"--gpu-workers 2: here is no GPU that can be used \(none was found\)"),
+        ([CPU, NPU, NONE], r"no GPU that can be used \(webgpu: webgpu needs the plug-in\)"),
+        ([CPU, NPU, device("cuda:0")], r"--gpu-workers 2: here is cuda:0; see"),
+    ],
+)
+def test_what_there_is_is_said_where_it_is_too_little(found: list[dict[str, str]], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        chosen(found, 2)
+
+
+def test_it_is_asked_for_under_the_python_of_the_devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    python = tmp_path / "python"
+    python.write_text(f"""#!{sys.executable}
+import json
+print(json.dumps({{"devices": [{device("cuda:0")!r}]}}))
+""")
+    python.chmod(0o755)
+    monkeypatch.setenv("BLOCKRELAY_GPU_PYTHON", str(python))
+    assert first_gpus(1) == ("cuda:0",)
+    python.write_text(f"#!{sys.executable}\nimport sys\nsys.exit('error: two of them')\n")
+    with pytest.raises(UsageError, match="ended with code 1: error: two of them"):
+        first_gpus(1)
+    monkeypatch.setenv("BLOCKRELAY_GPU_PYTHON", str(tmp_path / "none"))
+    with pytest.raises(UsageError, match="cannot be run"):
+        first_gpus(1)
