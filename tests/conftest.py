@@ -18,7 +18,7 @@ from tests.support.cell import begin_cell
 from tests.support.leaks import Spawned, folders, ownerless_keys, processes, settled
 from tests.support.redis.redis_server import RedisServer
 from tests.support.redis.rights import ConfinedScripts
-from tests.support.suites import SUITES, suite_of
+from tests.support.suites import OTHER_MARKERS, SUITES, suite_of
 
 # No example fails because the machine is slow.
 hypothesis.settings.register_profile("blockrelay", deadline=None)
@@ -43,7 +43,7 @@ def pytest_configure(config: pytest.Config) -> None:
     folder = tempfile.mkdtemp(prefix="br-")
     config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
     os.environ["TMPDIR"] = tempfile.tempdir = folder
-    for name, meaning in SUITES.items():
+    for name, meaning in (SUITES | OTHER_MARKERS).items():
         config.addinivalue_line("markers", f"{name}: {meaning}")
 
 

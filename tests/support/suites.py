@@ -19,6 +19,9 @@ SUITES = {
     "docker": "needs a container engine (make test-compose)",
 }
 
+#: Marker -> what it says beside the suite.
+OTHER_MARKERS = {"float16": "needs a device that computes in float16: of the drivers of make software-gpu, lavapipe"}
+
 #: The first part of a test's path below `tests/` -> its suite; `quick` for all others.
 FOLDERS = {"stories": "system", "recovery": "system", "faults": "system", "equality": "system", "deploy": "deploy"}
 

@@ -1,5 +1,14 @@
-"""Devices to test the ONNX executor on: ONNX Runtime's own CPU kernels, and what `make software-gpu` sets up."""
+"""Devices to test the ONNX executor on, and types of floats: ONNX Runtime's own CPU kernels, and what `make
+software-gpu` sets up."""
 
 import pytest
 
-DEVICES = [pytest.param("cpu", id="cpu"), pytest.param("webgpu:0", id="webgpu", marks=pytest.mark.software_gpu)]
+FLOAT16 = (pytest.mark.software_gpu, pytest.mark.float16)
+DEVICES = [
+    ("cpu", "float32"),
+    ("cpu", "float16"),
+    pytest.param("webgpu:0", "float32", marks=pytest.mark.software_gpu),
+    pytest.param("webgpu:0", "float16", marks=FLOAT16),
+]
+#: For what is the same in every type of floats.
+NAMES = ["cpu", pytest.param("webgpu:0", marks=pytest.mark.software_gpu)]

@@ -2,11 +2,13 @@
 
 import functools
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
+from _pytest.mark import ParameterSet
 from numpy.typing import NDArray
 
 from blockrelay.block_folder.folder import BlockFolder
@@ -26,6 +28,8 @@ PAGES = 8
 PROMPT = list(range(5, 45))
 #: Of logits up to 16 in float32, computed in another order: ten spacings of such numbers, twice what was measured.
 FLOAT_ERROR = 2e-5
+#: The same in float16: six spacings of such numbers, twice what was measured.
+HALF_ERROR = 0.1
 #: The same behind keys and values that were rounded to float16 once, by 2**-11 at most; 4e-3 was measured.
 PAGE_ERROR = 16 * 2**-10
 Wrap = Callable[[Executor, BlockFolder], Executor]
@@ -37,9 +41,7 @@ WRAPS: dict[str, Wrap] = {
 }
 
 
-@pytest.fixture(params=["w8a8", "w4a8", "fp32", "mixed_exact", "mixed"])
-def folder(request: pytest.FixtureRequest) -> BlockFolder:
-    return request.getfixturevalue(request.param)
+FOLDERS = ("w8a8", "w4a8", "fp32", "mixed_exact", "mixed")
 
 
 @functools.cache  # the answers that it compares a device with are made once
@@ -74,32 +76,69 @@ KINDS: dict[str, Callable[[BlockFolder, dict[Path, DeviceExecutors]], Executors]
     "onnx": lambda folder, begun: OnnxExecutors(open_provider("cpu")),
     "process": in_a_process,
     "webgpu": lambda folder, begun: webgpu(),
+    "webgpu_float16": lambda folder, begun: webgpu(),
 }
-#: Slow ones, which wrapped are no others.
-SLOW = ("webgpu", "process")
-SOFTWARE_GPU = {"webgpu": pytest.mark.software_gpu}
+#: Which folders show all there is of it, and its marks. Weights of every precision are widened in the same way.
+ON_DEVICES: dict[str, tuple[Sequence[str], Sequence[pytest.MarkDecorator]]] = {
+    "process": (FOLDERS, ()),
+    "webgpu": (("fp32", "w8a8"), (pytest.mark.software_gpu,)),
+    "webgpu_float16": (("w8a8",), (pytest.mark.software_gpu, pytest.mark.float16)),
+}
 
 
-@pytest.fixture(params=[pytest.param(kind, marks=SOFTWARE_GPU.get(kind, ())) for kind in KINDS])
+@pytest.fixture(params=[pytest.param(kind, marks=ON_DEVICES.get(kind, ((), ()))[1]) for kind in KINDS])
 def kind(request: pytest.FixtureRequest) -> str:
     """What runs the stages."""
     return request.param
 
 
-@pytest.fixture(
-    params=[
-        pytest.param((kind, wrap), marks=SOFTWARE_GPU.get(kind, ()), id=f"{kind}-{wrap}")
-        for kind in KINDS
-        for wrap in (WRAPS if kind not in SLOW else ["plain"])
-    ]
-)
+def cases() -> Iterator[ParameterSet]:
+    """What runs the stages, what is in front of it (of those on devices nothing), and the folder."""
+    for kind in KINDS:
+        folders, marks = ON_DEVICES.get(kind, (FOLDERS, ()))
+        for folder in folders:
+            for wrap in ["plain"] if kind in ON_DEVICES else WRAPS:
+                yield pytest.param((kind, wrap, folder), marks=marks, id=f"{folder}-{kind}-{wrap}")
+
+
+@pytest.fixture(params=cases())
+def case(request: pytest.FixtureRequest) -> tuple[str, str, str]:
+    """See `cases`."""
+    return request.param
+
+
+@pytest.fixture
+def folder(request: pytest.FixtureRequest, case: tuple[str, str, str]) -> BlockFolder:
+    return request.getfixturevalue(case[2])
+
+
+@pytest.fixture(scope="module")
+def kept() -> dict[tuple[str, Path, int, int], list[Executor]]:
+    """Stages on WebGPU, which take seconds to load: every test but the first finds what the ones before left behind."""
+    return {}
+
+
+@pytest.fixture
 def load(
-    request: pytest.FixtureRequest, folder: BlockFolder, device_processes: dict[Path, DeviceExecutors]
+    case: tuple[str, str, str],
+    folder: BlockFolder,
+    device_processes: dict[Path, DeviceExecutors],
+    kept: dict[tuple[str, Path, int, int], list[Executor]],
 ) -> Callable[[int, int], Executor]:
-    """Loads blocks first to last."""
-    kind, wrap = request.param
-    executors = KINDS[kind](folder, device_processes)
-    return lambda first, last: WRAPS[wrap](executors.load(folder, first, last, pages=PAGES), folder)
+    """Loads blocks first to last, as often as asked."""
+    kind, wrap, _ = case
+    executors, given = KINDS[kind](folder, device_processes), Counter[tuple[int, int]]()
+
+    def one(first: int, last: int) -> Executor:
+        if not kind.startswith("webgpu"):
+            return WRAPS[wrap](executors.load(folder, first, last, pages=PAGES), folder)
+        stages = kept.setdefault((kind, folder.root, first, last), [])
+        given[first, last] += 1
+        if len(stages) < given[first, last]:
+            stages.append(executors.load(folder, first, last, pages=PAGES))
+        return stages[given[first, last] - 1]
+
+    return one
 
 
 def assert_alike(executor: Executor, found: NDArray[np.float32], expected: NDArray[np.float32]) -> None:
@@ -107,7 +146,8 @@ def assert_alike(executor: Executor, found: NDArray[np.float32], expected: NDArr
     if executor.capabilities.exact:
         assert found.tobytes() == expected.tobytes()
     else:
-        np.testing.assert_allclose(found, expected, rtol=0, atol=FLOAT_ERROR)
+        half = executor.details.get("dtype") == "float16"
+        np.testing.assert_allclose(found, expected, rtol=0, atol=HALF_ERROR if half else FLOAT_ERROR)
 
 
 def run(
@@ -204,7 +244,8 @@ def test_pages_move_to_another_executor_and_the_next_logits_are_the_same(
     for position in (len(PROMPT) - 1, len(PROMPT)):
         token = [PROMPT[-1] + position]
         stayed, moved = run(here, [(token, position, [2, 0, 5])]), run(there, [(token, position, [4, 7, 0])])
-        if here.capabilities.exact or here.layout.dtype is np.float32:
+        # What computes in the type of the pages rounds nothing as they leave.
+        if here.capabilities.exact or here.details.get("dtype", "float32") == np.dtype(here.layout.dtype):
             assert_alike(here, moved, stayed)
         else:
             np.testing.assert_allclose(moved, stayed, rtol=0, atol=PAGE_ERROR)
@@ -285,10 +326,10 @@ def test_a_batch_that_makes_no_sense_is_refused_and_the_next_one_is_not(
     tokens: list[int],
     complaint: str,
 ) -> None:
-    executor = KINDS[kind](w8a8, device_processes).load(w8a8, 1, w8a8.model.blocks, pages=PAGES)
+    executor = KINDS[kind](w8a8, device_processes).load(w8a8, 1, 1, pages=PAGES)
     with pytest.raises(ExecutionError, match=complaint):
         executor.run(Batch(segments=[segment], tokens=np.array(tokens, np.int32), wanted=[0]))
-    assert run(executor, [(PROMPT[:4], 0, [0])]).shape == (4, w8a8.model.vocab_size)
+    assert run(executor, [(PROMPT[:4], 0, [0])]).shape == (4, w8a8.model.hidden_size)
     executor.close()
 
 

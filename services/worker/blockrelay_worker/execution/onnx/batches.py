@@ -1,24 +1,41 @@
-"""A ragged batch as the arrays that a `plain` graph takes. Pure."""
+"""A ragged batch as the arrays that a graph takes. Pure."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from blockrelay_worker.execution.batch import Segment
+from blockrelay_worker.execution.onnx.graphs.flavours import PLAIN, Flavour
+from blockrelay_worker.execution.page_layout import pages_for
 from blockrelay_worker.kernels.specification import PAGE
 
 
-def plain_inputs(segments: Sequence[Segment]) -> dict[str, NDArray[Any]]:
-    """Inputs of `graphs.stage_graph` by name, of segments whose rows are those of the batch in order."""
+def batch_inputs(segments: Sequence[Segment], flavour: Flavour) -> dict[str, NDArray[Any]]:
+    """Inputs of the flavour's `describe_batch` by name, of segments whose rows are those of the batch in order."""
+    return _plain(segments) if flavour == PLAIN else _paged(segments)
+
+
+def cut(segments: Sequence[Segment], rows: int) -> list[Segment]:
+    """The same rows of the same pages in segments of at most `rows`.
+
+    Those of one request are then several in one step. Both flavours write all keys and values before they read any, so
+    that each finds what the ones before it have.
+    """
+    return [
+        replace(segment, rows=min(rows, segment.rows - at), first_position=segment.first_position + at)
+        for segment in segments
+        for at in range(0, segment.rows, rows)
+    ]
+
+
+def _plain(segments: Sequence[Segment]) -> dict[str, NDArray[Any]]:
     rows = np.array([segment.rows for segment in segments])
     first = np.array([segment.first_position for segment in segments])
     count, longest = len(segments), int(rows.max())
-    pages = -(-(first + rows) // PAGE)
-    table = np.zeros((count, int(pages.max())), np.int64)
-    for index, segment in enumerate(segments):
-        table[index, : pages[index]] = segment.pages[: pages[index]]
+    table = _table(segments, np.int64)
     sequence = np.repeat(np.arange(count), rows)  # [R]
     begins = np.cumsum(rows) - rows
     step = np.arange(rows.sum()) - begins[sequence]
@@ -28,10 +45,34 @@ def plain_inputs(segments: Sequence[Segment]) -> dict[str, NDArray[Any]]:
     reach[sequence, step] = positions
     return {
         "positions": positions,
-        "slots": (table[sequence, positions // PAGE] * PAGE + positions % PAGE)[:, None],
+        "slots": np.stack([table[sequence, positions // PAGE], positions % PAGE], axis=1),
         "rows": padded,
         "back": sequence * longest + step,
         "reach": reach,
         "table": table,
         "seen": np.arange(table.shape[1] * PAGE, dtype=np.float32),
     }
+
+
+def _paged(segments: Sequence[Segment]) -> dict[str, NDArray[Any]]:
+    rows = [segment.rows for segment in segments]
+    longest = max(_end(segment) for segment in segments)
+    return {
+        "cumulative": np.cumsum([0, *rows], dtype=np.int32),
+        "past": np.array([segment.first_position for segment in segments], np.int32),
+        "table": _table(segments, np.int32),
+        "bounds": np.array([max(rows), longest, longest], np.int32),
+    }
+
+
+def _table(segments: Sequence[Segment], dtype: type[np.signedinteger[Any]]) -> NDArray[Any]:
+    """[segments, pages of the longest]: each one's pages, padded with 0."""
+    counts = [pages_for(_end(segment)) for segment in segments]
+    table = np.zeros((len(counts), max(counts)), dtype)
+    for line, segment, count in zip(table, segments, counts, strict=True):
+        line[:count] = segment.pages[:count]
+    return table
+
+
+def _end(segment: Segment) -> int:
+    return segment.first_position + segment.rows

@@ -5,12 +5,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import numpy as np
 import onnxruntime as ort
 
 from blockrelay.errors import UsageError
 from blockrelay.host.cpu import cpu_name
 from blockrelay.host.memory import total_bytes
+from blockrelay_worker.execution.onnx.probe import failure
 from blockrelay_worker.execution.onnx.providers.cuda import CudaProvider
 from blockrelay_worker.execution.onnx.providers.directml import DirectMlProvider
 from blockrelay_worker.execution.onnx.providers.nvidia_driver import NvidiaGpu, nvidia_gpus
@@ -169,21 +169,5 @@ def _lacking_onnx(provider: type[Provider]) -> str:
 def _tried(make: Callable[[], Provider]) -> tuple[str, tuple[str, ...]]:
     """What goes wrong on the device (empty: nothing), and the types of floats that it computes with."""
     provider = make()
-    problem = _failure(provider, "float32")
-    return problem, () if problem else ("f32",) if _failure(provider, "float16") else ("f32", "f16")
-
-
-def _failure(provider: Provider, dtype: Literal["float32", "float16"]) -> str:
-    """What goes wrong when the device adds two numbers of a type; empty if nothing does."""
-    # Only here: `onnx` is part of the extras for GPUs.
-    from blockrelay_worker.execution.onnx.graphs import sum_graph
-
-    ones = np.ones(4, dtype)
-    try:
-        session = provider.session(sum_graph(dtype), quiet=True)
-        (result,) = session.run(None, {"a": ones, "b": ones})
-    except UsageError as error:
-        return str(error)
-    except Exception as error:  # noqa: BLE001 ONNX Runtime's own exception types have no public common base
-        return str(error).strip().rpartition(": ")[2]
-    return "" if np.array_equal(np.asarray(result), ones + ones) else "1 and 1 are not 2 there"
+    problem = failure(provider, "float32")
+    return problem, () if problem else ("f32",) if failure(provider, "float16") else ("f32", "f16")

@@ -18,7 +18,7 @@ from blockrelay.block_folder.model import ModelConfig
 from blockrelay.errors import KnownAnswerMismatch
 from blockrelay_worker.execution.batch import Batch, Segment
 from blockrelay_worker.execution.executor import Executor
-from blockrelay_worker.execution.onnx.graphs import FloatType
+from blockrelay_worker.execution.onnx.graphs.flavours import FloatType
 from blockrelay_worker.execution.self_test import fixed_rows, fixed_tokens
 
 #: In the pool of a stage that is asked.
@@ -158,11 +158,8 @@ def _by_page(moved: Sequence[tuple[NDArray[Any], ...]], steps: Sequence[Step]) -
 def compare(
     case: str, found: NDArray[Any], right: NDArray[Any], answers: Answers, where: str, tolerance: float
 ) -> None:
-    """By the worst row; what has no row of its own (a page) is one. Raises KnownAnswerMismatch."""
-    shape = right.shape if right.ndim == 2 else (1, -1)
-    wide = right.astype(np.float64).reshape(shape)
-    off = np.linalg.norm(found.astype(np.float64).reshape(shape) - wide, axis=1)
-    error = float((off / np.maximum(np.linalg.norm(wide, axis=1), 1e-30)).max())
+    """By the worst row. Raises KnownAnswerMismatch."""
+    error = row_error(found, right)
     if not error <= tolerance:  # what is not a number is not
         raise KnownAnswerMismatch(
             f"{where} computes wrong numbers in block_{answers.first_block} to block_{answers.last_block}: {case}: off "
@@ -170,3 +167,11 @@ def compare(
             "driver may be right",
             block=f"block_{answers.first_block}",
         )
+
+
+def row_error(found: NDArray[Any], right: NDArray[Any]) -> float:
+    """How far the worst row is off, as a part of its length; what has no rows (a page) is one."""
+    shape = right.shape if right.ndim == 2 else (1, -1)
+    wide = right.astype(np.float64).reshape(shape)
+    off = np.linalg.norm(found.astype(np.float64).reshape(shape) - wide, axis=1)
+    return float((off / np.maximum(np.linalg.norm(wide, axis=1), 1e-30)).max())

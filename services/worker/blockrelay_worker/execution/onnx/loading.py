@@ -4,33 +4,37 @@ import hashlib
 import json
 import math
 from collections.abc import Collection
+from functools import cached_property
 from typing import ClassVar
 
 import numpy as np
 
 from blockrelay.block_folder.folder import BlockFolder
 from blockrelay.block_folder.manifest import Manifest
-from blockrelay.block_folder.model import Precision
+from blockrelay.block_folder.model import ModelConfig, Precision
+from blockrelay.block_folder.precisions import kv_item_bytes
 from blockrelay.protocol.plan import Device
 from blockrelay_worker.execution.device_memory import DeviceMemory
 from blockrelay_worker.execution.numerics_id import PAGE_LAYOUT, SAMPLER_VERSION
-from blockrelay_worker.execution.onnx.graphs import GRAPHS_VERSION, FloatType, weight_shapes
+from blockrelay_worker.execution.onnx.graphs.flavours import PAGED, PLAIN, Flavour, flavour_for
+from blockrelay_worker.execution.onnx.graphs.stage import weight_shapes
 from blockrelay_worker.execution.onnx.known_answers import PAGES_NEEDED, TOLERANCES, Answers, check, known_answers
+from blockrelay_worker.execution.onnx.probe import attention_on, failure, longest_sequence
 from blockrelay_worker.execution.onnx.providers.provider import CpuProvider, Provider
 from blockrelay_worker.execution.onnx.stage import OnnxStage
 from blockrelay_worker.execution.page_layout import PageLayout, layout_of
 
 
 class OnnxExecutors:
-    """Makes executors that compute on one device, with floats of one type."""
+    """Makes executors that compute on one device."""
 
     device: ClassVar[Device] = "gpu"
     varies: ClassVar[bool] = True
 
-    def __init__(self, provider: Provider, dtype: FloatType = "float32", *, per_block: bool = False) -> None:
+    def __init__(self, provider: Provider, *, per_block: bool = False) -> None:
         """`per_block` as of OnnxStage."""
         self._provider, self._per_block = provider, per_block
-        self._dtype: FloatType = dtype
+        self._longest: dict[tuple[int, int, int], int | None] = {}
         self._answers: dict[tuple[str, int, int], Answers] = {}
 
     @staticmethod
@@ -40,13 +44,15 @@ class OnnxExecutors:
 
     def numerics_id(self, manifest: Manifest) -> str:
         """`<precision>-<provider>-<16 hex digits>`, or `mixed-`: a CPU executor's has no provider's name."""
+        flavour = self._flavour_of(manifest)
         parts = {
             "precision": manifest.precision,
-            "graphs": GRAPHS_VERSION,
+            "graphs": f"{flavour.name} {flavour.version}",
+            "longest": self._longest_sequence(manifest.model, flavour),
             "sampler": SAMPLER_VERSION,
             "pages": PAGE_LAYOUT,
             "provider": self._provider.identity,
-            "type": self._dtype,
+            "type": flavour.dtype,
             "folder": manifest.numerics_inputs(),
         } | ({"graphs of": "blocks"} if self._per_block else {})
         digest = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
@@ -57,11 +63,12 @@ class OnnxExecutors:
         return layout_of(folder, first_block, last_block)
 
     def page_bytes(self, layout: PageLayout) -> int:
-        return layout.bytes_per_page * np.dtype(self._dtype).itemsize // np.dtype(layout.dtype).itemsize
+        flavour = self._flavour(narrow=layout.dtype is np.float16)
+        return layout.bytes_per_page * np.dtype(flavour.dtype).itemsize // np.dtype(layout.dtype).itemsize
 
     def memory(self, folder: BlockFolder) -> DeviceMemory:
         """Of the device, as far as it tells."""
-        model, item = folder.model, np.dtype(self._dtype).itemsize
+        model, item = folder.model, np.dtype(self._flavour_of(folder.manifest).dtype).itemsize
         return DeviceMemory(
             device=self._provider.device,
             block_bytes=[
@@ -78,11 +85,22 @@ class OnnxExecutors:
 
     def load(self, folder: BlockFolder, first_block: int, last_block: int, *, pages: int) -> OnnxStage:
         """On any device but the reference, the stage has given its answers, known from there."""
-        stage = self._stage(folder, first_block, last_block, pages=max(PAGES_NEEDED, pages), provider=self._provider)
+        flavour = self._flavour_of(folder.manifest)
+        stage = OnnxStage(
+            folder,
+            first_block,
+            last_block,
+            pages=max(PAGES_NEEDED, pages),
+            provider=self._provider,
+            numerics_id=self.numerics_id(folder.manifest),
+            flavour=flavour,
+            longest=self._longest_sequence(folder.model, flavour),
+            per_block=self._per_block,
+        )
         try:
             if self._provider.name != CpuProvider.name:
                 answers = self.answers(folder, first_block, last_block)
-                check(stage, answers, where=self._provider.device, tolerance=self.tolerance)
+                check(stage, answers, where=self._provider.device, tolerance=self.tolerance(folder.manifest))
             stage.measure_blocks()
         except BaseException:
             stage.close()
@@ -93,27 +111,38 @@ class OnnxExecutors:
         """What a stage of these blocks must give, within `tolerance`. Made once."""
         key = (folder.manifest.model_hash, first_block, last_block)
         if key not in self._answers:
-            self._answers[key] = known_answers(folder, first_block, last_block, self._reference)
+            self._answers[key] = known_answers(folder, first_block, last_block, reference)
         return self._answers[key]
 
-    @property
-    def tolerance(self) -> float:
+    def tolerance(self, manifest: Manifest) -> float:
         """See `known_answers.TOLERANCES`."""
-        return TOLERANCES[self._dtype]
+        return TOLERANCES[self._flavour_of(manifest).dtype]
 
-    def _reference(self, folder: BlockFolder, block: int) -> OnnxStage:
-        return self._stage(folder, block, block, pages=PAGES_NEEDED, provider=CpuProvider())
+    def _flavour_of(self, manifest: Manifest) -> Flavour:
+        return self._flavour(narrow=kv_item_bytes(manifest.precisions) == 2)
 
-    def _stage(
-        self, folder: BlockFolder, first_block: int, last_block: int, *, pages: int, provider: Provider
-    ) -> OnnxStage:
-        return OnnxStage(
-            folder,
-            first_block,
-            last_block,
-            pages=pages,
-            provider=provider,
-            numerics_id=self.numerics_id(folder.manifest),
-            dtype=self._dtype if provider is self._provider else "float32",
-            per_block=self._per_block and provider is self._provider,
-        )
+    def _flavour(self, *, narrow: bool) -> Flavour:
+        """Of models whose pages are float16 (`narrow`), or float32."""
+        can = self._provider.has_paged_attention
+        return flavour_for(narrow=narrow, has_paged_attention=can, has_float16=can and self._has_float16)
+
+    @cached_property
+    def _has_float16(self) -> bool:
+        return not failure(self._provider, "float16")
+
+    def _longest_sequence(self, model: ModelConfig, flavour: Flavour) -> int | None:
+        """See `probe.longest_sequence`: asked once for each shape of heads."""
+        if flavour == PLAIN:
+            return None
+        key = (model.heads, model.kv_heads, model.head_dim)
+        if key not in self._longest:
+            device, reference = attention_on(self._provider, model, PAGED), attention_on(CpuProvider(), model, PLAIN)
+            self._longest[key] = longest_sequence(device, reference, model, where=self._provider.device)
+        return self._longest[key]
+
+
+def reference(folder: BlockFolder, block: int) -> OnnxStage:
+    """One block on ONNX Runtime's CPU provider, in float32."""
+    return OnnxStage(
+        folder, block, block, pages=PAGES_NEEDED, provider=CpuProvider(), numerics_id="reference", flavour=PLAIN
+    )

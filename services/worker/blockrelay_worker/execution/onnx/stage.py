@@ -13,10 +13,12 @@ from blockrelay.errors import BlockFolderError, ExecutionError
 from blockrelay.protocol.capabilities import Capabilities
 from blockrelay_worker.execution.batch import Batch, Segment, StageOutput, check_segments, hidden_of, tokens_of
 from blockrelay_worker.execution.executor import PageContent
-from blockrelay_worker.execution.onnx.batches import plain_inputs
+from blockrelay_worker.execution.onnx.batches import batch_inputs, cut
 from blockrelay_worker.execution.onnx.block_times import BlockTimes
 from blockrelay_worker.execution.onnx.failures import judged
-from blockrelay_worker.execution.onnx.graphs import FloatType, export_graph, import_graph, stage_graph
+from blockrelay_worker.execution.onnx.graphs.flavours import Flavour
+from blockrelay_worker.execution.onnx.graphs.pages import export_graph, import_graph
+from blockrelay_worker.execution.onnx.graphs.stage import stage_graph
 from blockrelay_worker.execution.onnx.providers.provider import Provider
 from blockrelay_worker.execution.onnx.weights import block_weights
 from blockrelay_worker.execution.page_layout import layout_of
@@ -43,18 +45,24 @@ class OnnxStage:
         pages: int,
         provider: Provider,
         numerics_id: str,
-        dtype: FloatType = "float32",
+        flavour: Flavour,
+        longest: int | None = None,
         per_block: bool = False,
     ) -> None:
-        """`per_block`: every step runs block by block, and is measured. Raises BlockFolderError for blocks that the
-        folder does not have."""
+        """Segments are cut to `longest` rows, on a device that is wrong beyond. `per_block`: every step runs block by
+        block, and is measured. Raises BlockFolderError for blocks that the folder does not have."""
         model = folder.model
         if not 1 <= first_block <= last_block <= model.blocks:
             raise BlockFolderError(f"there are no blocks {first_block} to {last_block}: the model has {model.blocks}")
         self.folder, self.first_block, self.last_block = folder, first_block, last_block
         self.layout = layout_of(folder, first_block, last_block)
         self.pool = PagePool(self.layout, pages)
-        self.details: Mapping[str, str] = {"provider": provider.ort_name, "dtype": dtype}
+        self.details: Mapping[str, str] = {
+            "provider": provider.ort_name,
+            "flavour": flavour.name,
+            "dtype": flavour.dtype,
+            **({} if longest is None else {"quirk": f"segments are cut to {longest} rows"}),
+        }
         self.capabilities = Capabilities(
             exact=False,
             ragged=True,
@@ -65,26 +73,28 @@ class OnnxStage:
             kv_tokens=pages * PAGE,
         )
         self._provider = provider
-        self._dtype: FloatType = dtype
-        session = provider.session(stage_graph(model, first_block, last_block, dtype=dtype))
+        self._flavour, self._longest = flavour, longest
+        session = provider.session(stage_graph(model, first_block, last_block, flavour))
         self._session, self._binding = session, session.io_binding()
         self._held: dict[str, Any] = {}
         for block in range(first_block, last_block + 1):
-            for name, array in block_weights(folder, block, dtype).items():
+            for name, array in block_weights(folder, block, flavour.dtype).items():
                 self._held[f"block_{block}/{name}"] = provider.upload(session, array)
         layers = range(first_block, min(last_block, model.layers) + 1)
         if layers:
             for name, table in zip(("cos", "sin"), folder.rotary(), strict=True):
-                self._held[name] = provider.upload(session, table.astype(dtype))
+                self._held[name] = provider.upload(session, table.astype(flavour.dtype))
         self._pools = {
-            f"block_{block}/{name}": provider.empty(session, (pages * PAGE, model.kv_heads, model.head_dim), dtype)
+            f"block_{block}/{name}": provider.empty(
+                session, (pages, PAGE, model.kv_heads, model.head_dim), flavour.dtype
+            )
             for block in layers
             for name in ("keys", "values")
         }
         self._times = BlockTimes(
             provider,
             range(first_block, last_block + 1),
-            lambda block: stage_graph(model, block, block, dtype=dtype),
+            lambda block: stage_graph(model, block, block, flavour),
             self._held,
             self._pools,
             always=per_block,
@@ -133,15 +143,14 @@ class OnnxStage:
     def import_pages(self, pages: Sequence[int], contents: Sequence[PageContent]) -> None:
         if not pages or not self._pools:
             return
-        slots = (np.asarray(pages, np.int64)[:, None] * PAGE + np.arange(PAGE)).reshape(-1, 1)
         halves = [
-            np.stack([content[layer][half] for content in contents]).astype(self._dtype, copy=False)
+            np.stack([content[layer][half] for content in contents]).astype(self._flavour.dtype, copy=False)
             for layer in range(self.layout.layers)
             for half in range(2)
         ]
         with self._lock:
             session, binding = self._page_session("import")
-            binding.bind_cpu_input("slots", slots)
+            binding.bind_cpu_input("pages", np.asarray(pages, np.int64)[:, None])
             for half, (name, value) in zip(halves, self._pools.items(), strict=True):
                 binding.bind_cpu_input(f"{name}_page", half)
                 binding.bind_ortvalue_output(f"{name}_out", value)
@@ -152,7 +161,7 @@ class OnnxStage:
         if way not in self._page_sessions:
             make = export_graph if way == "export" else import_graph
             layers = range(self.first_block, self.first_block + self.layout.layers)
-            session = self._provider.session(make(self.folder.model, layers, dtype=self._dtype))
+            session = self._provider.session(make(self.folder.model, layers, self._flavour.dtype))
             binding = session.io_binding()
             for name, value in self._pools.items():
                 binding.bind_ortvalue_input(name, value)
@@ -189,7 +198,8 @@ class OnnxStage:
         started = time.perf_counter()
         model = self.folder.model
         count = check_segments(batch.segments, limit=model.max_position, pages=self.pool.pages if self._pools else 0)
-        inputs: dict[str, NDArray[Any]] = plain_inputs(batch.segments) if self._pools else {}
+        segments = batch.segments if self._longest is None else cut(batch.segments, self._longest)
+        inputs: dict[str, NDArray[Any]] = batch_inputs(segments, self._flavour) if self._pools else {}
         if self.takes_tokens:
             inputs["tokens"] = tokens_of(batch, count, model)
         else:

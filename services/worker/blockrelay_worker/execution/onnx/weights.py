@@ -7,11 +7,12 @@ from numpy.typing import NDArray
 
 from blockrelay.block_folder.folder import BlockFolder
 from blockrelay.block_folder.model import GROUP
-from blockrelay_worker.execution.onnx.graphs import FloatType, weight_shapes
+from blockrelay_worker.execution.onnx.graphs.flavours import FloatType
+from blockrelay_worker.execution.onnx.graphs.stage import weight_shapes
 
 
 def block_weights(folder: BlockFolder, block: int, dtype: FloatType) -> dict[str, NDArray[Any]]:
-    """Name -> array of `graphs.weight_shapes`, of the type `dtype`. One block in memory at a time."""
+    """Name -> array of `weight_shapes`, of the type `dtype`. One block in memory at a time."""
     tensors = folder.tensors(block)
     found: dict[str, NDArray[Any]] = {}
     for name, shape in weight_shapes(folder.model, block).items():

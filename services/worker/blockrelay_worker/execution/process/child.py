@@ -111,7 +111,9 @@ class Child:
         answers = self._executors.answers(folder, first, last)
         stage = self._executors.load(folder, first, last, pages=pages + PAGES_NEEDED)
         number, pages = max(self._stages, default=0) + 1, stage.pool.pages - PAGES_NEEDED
-        self._canaries[number] = Canary(stage, answers, first_page=pages, tolerance=self._executors.tolerance)
+        self._canaries[number] = Canary(
+            stage, answers, first_page=pages, tolerance=self._executors.tolerance(folder.manifest)
+        )
         self._stages[number] = stage
         able = stage.capabilities
         limits = {"max_rows": able.max_rows, "max_sequences": able.max_sequences}

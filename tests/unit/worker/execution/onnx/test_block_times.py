@@ -13,7 +13,7 @@ from blockrelay_worker.execution.onnx.providers.opening import open_provider
 from blockrelay_worker.execution.onnx.providers.provider import CpuProvider
 from blockrelay_worker.execution.onnx.stage import OnnxStage
 from blockrelay_worker.execution.process.stage import DeviceExecutors
-from tests.support.worker.onnx_devices import DEVICES
+from tests.support.worker.onnx_devices import NAMES
 
 PROMPTS = Batch(
     segments=[
@@ -97,7 +97,7 @@ def test_a_block_alone_is_measured_always(fp32: BlockFolder) -> None:
     assert not any(stage.run(PROMPTS).estimated for _ in range(3))
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", NAMES)
 def test_per_block_measures_every_step_under_a_numerics_id_of_its_own(fp32: BlockFolder, device: str) -> None:
     apart, together = OnnxExecutors(open_provider(device), per_block=True), OnnxExecutors(open_provider(device))
     assert apart.numerics_id(fp32.manifest) != together.numerics_id(fp32.manifest)

@@ -16,9 +16,20 @@ from blockrelay_worker.execution.onnx.loading import OnnxExecutors
 from blockrelay_worker.execution.onnx.providers.opening import open_provider
 from tests.support.models.checkpoints import Family, write_checkpoint
 from tests.support.worker.float64_oracle import oracle_logits
+from tests.support.worker.onnx_devices import FLOAT16
 
-#: Of logits up to 5: twenty spacings of such floats, four times what was measured.
-LOGIT_ERROR = 1e-5
+#: Of logits up to 5, by what was computed with: twenty spacings of such floats, four times what was measured; eight of
+#: such float16s, where 0.020 was measured.
+LOGIT_ERRORS = {"float32": 1e-5, "float16": 0.03}
+#: A model and the last blocks of its stages.
+MODELS: Sequence[tuple[Family, str, Sequence[int]]] = [
+    ("llama", "fp32", [5]),
+    ("llama", "fp32", [1, 4, 5]),
+    ("qwen2", "fp32", [2, 5]),
+    ("qwen3", "fp32", [5]),
+    ("llama", "w8a8", [5]),
+    ("llama", "w4a8,block_2=fp32,block_3=w8a8", [5]),
+]
 PROMPTS, STEPS = 20, 64
 
 #: Tokens, first position and pages of each request in each step: A, B and C by their pages.
@@ -52,26 +63,29 @@ def run(stages: Sequence[Executor], parts: Sequence[Part]) -> NDArray[np.float32
 
 
 @pytest.mark.parametrize(
-    ("family", "precision", "ends"),
+    ("device", "dtype", "family", "precision", "ends"),
     [
-        ("llama", "fp32", [5]),
-        ("llama", "fp32", [1, 4, 5]),
-        ("qwen2", "fp32", [2, 5]),
-        ("qwen3", "fp32", [5]),
-        ("llama", "w8a8", [5]),
-        ("llama", "w4a8,block_2=fp32,block_3=w8a8", [5]),
+        *(("cpu", "float32", *model) for model in MODELS),
+        # Weights are the host's business.
+        *(pytest.param("webgpu:0", "float32", *model, marks=pytest.mark.software_gpu) for model in MODELS[2:4]),
+        *(
+            pytest.param("webgpu:0", "float16", family, "w8a8", ends, marks=FLOAT16)
+            for family, _, ends in (MODELS[0], *MODELS[2:4])
+        ),
     ],
 )
 def test_a_ragged_batch_on_scattered_pages_is_what_the_formulas_say(
-    tmp_path: Path, executors: OnnxExecutors, family: Family, precision: str, ends: Sequence[int]
+    tmp_path: Path, device: str, dtype: str, family: Family, precision: str, ends: Sequence[int]
 ) -> None:
     folder = converted(tmp_path, family, precision)
     starts = [1, *(end + 1 for end in ends[:-1])]
+    executors = OnnxExecutors(open_provider(device))
     stages = [executors.load(folder, *part, pages=12) for part in zip(starts, ends, strict=True)]
+    assert {stage.details["dtype"] for stage in stages} == {dtype}
     random = np.random.default_rng(3)
-    a, b, c = (random.integers(3, folder.model.vocab_size, count).tolist() for count in (40, 23, 9))
+    a, b, c = (random.integers(3, folder.model.vocab_size, count).tolist() for count in (70, 23, 9))
     right_a, right_b, right_c = (oracle_logits(folder, tokens) for tokens in (a, b, c))
-    of_a, of_b, of_c = [0, 5, 2], [7, 3], [9]
+    of_a, of_b, of_c = [0, 5, 2, 4, 8], [7, 3], [9]
     steps: list[tuple[list[Part], list[NDArray[np.float64]]]] = [
         ([(a[:17], 0, of_a), (b[:3], 0, of_b)], [right_a[:17], right_b[:3]]),
         ([(a[17:18], 17, of_a), (b[3:20], 3, of_b), (c, 0, of_c)], [right_a[17:18], right_b[3:20], right_c]),
@@ -80,7 +94,7 @@ def test_a_ragged_batch_on_scattered_pages_is_what_the_formulas_say(
         ([(b[22:], 22, of_b)], [right_b[22:]]),
     ]
     errors = [float(np.abs(run(stages, parts) - np.concatenate(right)).max()) for parts, right in steps]
-    assert max(errors) <= LOGIT_ERROR, errors
+    assert max(errors) <= LOGIT_ERRORS[dtype], errors
 
 
 def greedy(executor: Executor, prompts: Sequence[Sequence[int]], steps: int) -> tuple[list[list[int]], float]:

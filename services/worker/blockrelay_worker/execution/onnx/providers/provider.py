@@ -29,6 +29,8 @@ class Provider(ABC):
     device: str
     """As people write it, `webgpu:0` for example."""
     ort_name: ClassVar[str]
+    has_paged_attention: ClassVar[bool] = False
+    """It has kernels for `com.microsoft.PagedAttention`, in float16."""
 
     @abstractmethod
     def add_to(self, options: ort.SessionOptions) -> Sequence[Chosen]:

@@ -16,6 +16,7 @@ class WebGpuProvider(Provider):
     """A device of the plug-in."""
 
     name, ort_name = "webgpu", "WebGpuExecutionProvider"
+    has_paged_attention = True
     _registered = False
 
     def __init__(self, index: int) -> None:

@@ -1,0 +1,1 @@
+"""Graphs of stages, built node by node: what every flavour shares, and the attention of each."""

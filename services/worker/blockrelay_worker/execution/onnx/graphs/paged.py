@@ -1,0 +1,47 @@
+"""Attention of the flavour `paged`: one operator of ONNX Runtime's own, `com.microsoft.PagedAttention`.
+
+It writes into the pools, rotates queries and keys, and takes a ragged batch as it is:
+
+    inputs    cumulative int32 [B + 1]  rows in front of each sequence, and of all
+              past int32 [B]            rows of each that are in its pages
+              table int32 [B, P]        pages of each sequence from position 0 on, padded with any
+              bounds int32 [3]          in the host's memory: the most rows of a sequence, its longest context, and that
+                                        again as what it is at least; without them every layer would wait for the device
+"""
+
+from onnx import TensorProto
+
+from blockrelay.block_folder.model import ModelConfig
+from blockrelay_worker.execution.onnx.graphs.graph import MICROSOFT, Graph
+from blockrelay_worker.execution.onnx.graphs.pages import replaced
+
+
+def describe_batch(graph: Graph, model: ModelConfig) -> None:
+    """The inputs that say where rows are."""
+    for name, shape in (("cumulative", ["B1"]), ("past", ["B"]), ("table", ["B", "P"]), ("bounds", [3])):
+        graph.input(name, TensorProto.INT32, shape)
+    for name in ("cos", "sin"):
+        graph.input(name, graph.type, [model.max_position, model.head_dim // 2])
+
+
+def attention(graph: Graph, model: ModelConfig, place: str, q: str, k: str, v: str) -> str:
+    """q, k and v [R, heads, head_dim], not rotated yet -> [R, heads * head_dim]; k and v go to their slots."""
+    heads, kv_heads, dim = model.heads, model.kv_heads, model.head_dim
+    q, k, v = (
+        graph.reshape(x, [-1, count * dim], f"{x}_flat") for x, count in ((q, heads), (k, kv_heads), (v, kv_heads))
+    )
+    pools = [f"{place}keys", f"{place}values"]
+    outputs = [replaced(graph, model, pool) for pool in pools]
+    # Not given: where rows go (it follows from the rest), sinks, norms of heads, scales.
+    inputs = [q, k, v, *pools, "cumulative", "past", "table", "cos", "sin", *[""] * 6, "bounds"]
+    return graph.nodes(
+        "PagedAttention",
+        inputs,
+        [f"{place}attention", *outputs],
+        domain=MICROSOFT,
+        num_heads=heads,
+        kv_num_heads=kv_heads,
+        scale=dim**-0.5,
+        do_rotary=1,
+        rotary_interleaved=0,
+    )

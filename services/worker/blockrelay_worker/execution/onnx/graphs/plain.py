@@ -1,0 +1,103 @@
+"""Attention of the flavour `plain`: standard operators, on pages in place.
+
+ScatterND writes into the pools. Rows come ragged, as in `Batch`; attention pads them to sequences.
+
+    inputs    positions int64 [R]    of each row
+              slots int64 [R, 2]     where its keys and values go: the page, and the place in it
+              rows int64 [B, S]      row of each sequence at each step, padded with any
+              back int64 [R]         where each row is in [B * S]
+              reach float [B, S]     the position of each of `rows`: it sees that and what is before it
+              table int64 [B, P]     pages of each sequence from position 0 on, padded with any
+              seen float [P * 16]    0, 1, 2, ...: the positions in `table`
+
+What lies in `table` behind a sequence's last row is somebody else's, and perhaps not finite: it is read as zeros.
+"""
+
+from onnx import TensorProto
+
+from blockrelay.block_folder.model import ModelConfig
+from blockrelay_worker.execution.onnx.graphs.graph import Graph
+from blockrelay_worker.execution.onnx.graphs.pages import written
+
+#: Added to the score of a key that a row does not see: far below every score, and no infinity.
+_UNSEEN = -1e9
+
+
+def describe_batch(graph: Graph, model: ModelConfig) -> None:
+    """The inputs that say where rows are, and what all layers make of them."""
+    for name, shape in (
+        ("positions", ["R"]),
+        ("slots", ["R", 2]),
+        ("rows", ["B", "S"]),
+        ("back", ["R"]),
+        ("table", ["B", "P"]),
+    ):
+        graph.input(name, TensorProto.INT64, shape)
+    graph.input("reach", TensorProto.FLOAT, ["B", "S"])
+    graph.input("seen", TensorProto.FLOAT, ["L"])
+    for name in ("cos", "sin"):
+        graph.input(name, graph.type, [model.max_position, model.head_dim // 2])
+        at = graph.node("Gather", [name, "positions"], f"{name}_rows")
+        graph.node("Unsqueeze", [at, graph.integers(1)], f"{name}_of_heads")
+    reach = graph.node("Unsqueeze", ["reach", graph.integers(1, 3)], "reach_of_keys")
+    visible = graph.node("LessOrEqual", ["seen", reach], "visible")
+    graph.node("Where", [visible, graph.number(0.0), graph.number(_UNSEEN)], "mask")
+    last = graph.node("ReduceMax", ["reach", graph.integers(1)], "last", keepdims=1)
+    within = graph.node("LessOrEqual", ["seen", last], "within")
+    graph.node("Unsqueeze", [within, graph.integers(2, 3)], "own")
+
+
+def attention(graph: Graph, model: ModelConfig, place: str, q: str, k: str, v: str) -> str:
+    """q, k and v [R, heads, head_dim], not rotated yet -> [R, heads * head_dim]; k and v go to their slots."""
+    heads, dim = model.heads, model.head_dim
+    q, k = _rotated(graph, q, dim), _rotated(graph, k, dim)
+    keys, values = (
+        _of_sequences(graph, model, written(graph, model, f"{place}{name}", "slots", rows))
+        for name, rows in (("keys", k), ("values", v))
+    )
+    q = graph.node(
+        "Transpose", [graph.node("Gather", [q, "rows"], f"{place}q_padded")], f"{place}queries", perm=[0, 2, 1, 3]
+    )
+    keys = graph.node("Transpose", [keys], f"{place}keys_across", perm=[0, 1, 3, 2])
+    scores = graph.node("MatMul", [q, keys], f"{place}scores")
+    scores = graph.node("Mul", [scores, graph.number(dim**-0.5)], f"{place}scaled")
+    scores = graph.node("Add", [scores, "mask"], f"{place}masked")
+    mixed = graph.node("MatMul", [graph.node("Softmax", [scores], f"{place}shares", axis=-1), values], f"{place}mixed")
+    mixed = graph.node("Transpose", [mixed], f"{place}mixed_rows", perm=[0, 2, 1, 3])
+    mixed = graph.reshape(mixed, [-1, heads * dim], f"{place}padded_rows")
+    return graph.node("Gather", [mixed, "back"], f"{place}attention")
+
+
+def _rotated(graph: Graph, x: str, dim: int) -> str:
+    """x [R, heads, dim], by the tables' rows: the first half of a head with the second."""
+    first, second = graph.split(x, [dim // 2] * 2, [f"{x}_first", f"{x}_second"])
+    cos, sin = "cos_of_heads", "sin_of_heads"
+    products = {
+        name: graph.node("Mul", [part, table], f"{x}_{name}")
+        for name, part, table in (("fc", first, cos), ("ss", second, sin), ("sc", second, cos), ("fs", first, sin))
+    }
+    return graph.node(
+        "Concat",
+        [
+            graph.node("Sub", [products["fc"], products["ss"]], f"{x}_left"),
+            graph.node("Add", [products["sc"], products["fs"]], f"{x}_right"),
+        ],
+        f"{x}_rotated",
+        axis=-1,
+    )
+
+
+def _of_sequences(graph: Graph, model: ModelConfig, pool: str) -> str:
+    """What a pool holds of the sequences, for each query head: [B, heads, P * 16, head_dim], zeros behind the last row.
+
+    Zeros, because a share of 0 times what is not finite is no 0.
+    """
+    kv_heads, dim, group = model.kv_heads, model.head_dim, model.heads // model.kv_heads
+    found = graph.node("Gather", [pool, "table"], f"{pool}_found")
+    found = graph.reshape(found, [0, -1, kv_heads, dim], f"{pool}_sequences")  # the first axis is kept
+    found = graph.node("Where", ["own", found, graph.number(0.0)], f"{pool}_own")
+    if group > 1:
+        found = graph.node("Unsqueeze", [found, graph.integers(3)], f"{pool}_alone")
+        found = graph.node("Tile", [found, graph.integers(1, 1, 1, group, 1)], f"{pool}_repeated")
+        found = graph.reshape(found, [0, -1, model.heads, dim], f"{pool}_of_heads")
+    return graph.node("Transpose", [found], f"{pool}_by_head", perm=[0, 2, 1, 3])

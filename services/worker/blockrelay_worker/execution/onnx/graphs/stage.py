@@ -1,0 +1,129 @@
+"""The graph of a stage: consecutive blocks as one ONNX model. Its flavours differ in attention.
+
+Weights are inputs, so that sessions share one copy on the device. Inputs and outputs beside those of the flavour
+(`plain`, `paged`) and the pools (`pages`):
+
+    inputs    tokens int32 [R] (a stage with block 1) or hidden float32 [R, H]
+              take int64 [n]         rows whose logits are wanted (a stage with the last block)
+              cos, sin               [max_position, head_dim / 2], and the weights by block (`weight_shapes`)
+    outputs   hidden_out float32 [R, H], or logits float32 [n, vocab] and sums float32 [R]: of each row in front of the
+              head, for whoever asks whether all are finite
+
+Nodes are called after their block (`block_3/o`), so that an error of ONNX Runtime names it.
+"""
+
+from onnx import TensorProto
+
+from blockrelay.block_folder.model import ModelConfig
+from blockrelay_worker.execution.onnx.graphs import paged, plain
+from blockrelay_worker.execution.onnx.graphs.flavours import PLAIN, Flavour, FloatType
+from blockrelay_worker.execution.onnx.graphs.graph import Graph
+
+
+def weight_shapes(model: ModelConfig, block: int) -> dict[str, tuple[int, ...]]:
+    """Name -> shape of what a block multiplies with and adds, in the order of the graph's inputs."""
+    if block == model.blocks:
+        return {"norm_final": (model.hidden_size,), "head": model.linear_shape("head")}
+    found: dict[str, tuple[int, ...]] = {}
+    if block == 1:
+        found["embedding"] = (model.vocab_size, model.hidden_size)
+    found["norm_attention"] = (model.hidden_size,)
+    found["qkv"] = model.linear_shape("qkv")
+    if model.qkv_bias:
+        found["qkv.bias"] = (model.qkv_columns,)
+    if model.qk_norm:
+        found["norm_q"] = found["norm_k"] = (model.head_dim,)
+    found["o"] = model.linear_shape("o")
+    found["norm_mlp"] = (model.hidden_size,)
+    found["gate_up"] = model.linear_shape("gate_up")
+    found["down"] = model.linear_shape("down")
+    return found
+
+
+def stage_graph(model: ModelConfig, first_block: int, last_block: int, flavour: Flavour) -> bytes:
+    """The ONNX model of blocks `first_block..last_block`. Its bytes depend on the arguments alone."""
+    graph = Graph(flavour.dtype)
+    layers = range(first_block, min(last_block, model.layers) + 1)
+    if layers:
+        (plain if flavour == PLAIN else paged).describe_batch(graph, model)
+    if first_block == 1:
+        graph.input("tokens", TensorProto.INT32, ["R"])
+    else:
+        graph.input("hidden", TensorProto.FLOAT, ["R", model.hidden_size])
+    for block in range(first_block, last_block + 1):
+        for name, shape in weight_shapes(model, block).items():
+            graph.input(f"block_{block}/{name}", graph.type, shape)
+    if first_block == 1:
+        x = graph.node("Gather", ["block_1/embedding", "tokens"], "block_1/x")
+    else:
+        x = graph.cast("hidden", graph.type, f"block_{first_block}/x")
+    for block in layers:
+        x = _layer(graph, model, flavour, block, x)
+    if last_block == model.blocks:
+        graph.input("take", TensorProto.INT64, ["n"])
+        place = f"block_{last_block}/"
+        wide = graph.cast(x, TensorProto.FLOAT, f"{place}wide")  # a sum of float16 may be infinite where no number is
+        graph.result("sums", graph.node("ReduceSum", [wide, graph.integers(-1)], f"{place}sums", keepdims=0), ["R"])
+        x = _norm(graph, model, graph.node("Gather", [x, "take"], f"{place}taken"), f"{place}norm_final")
+        x = graph.node("MatMul", [x, f"{place}head"], f"{place}product")
+        graph.result("logits", x, ["n", model.vocab_size])
+    else:
+        graph.result("hidden_out", x, ["R", model.hidden_size])
+    return graph.serialized(f"block_{first_block} to block_{last_block}")
+
+
+def attention_graph(model: ModelConfig, flavour: Flavour) -> bytes:
+    """Attention alone, as in block 1: `qkv` float32 [R, (heads + 2 kv_heads) head_dim] -> `attended` float32
+    [R, heads * head_dim]."""
+    graph = Graph(flavour.dtype)
+    (plain if flavour == PLAIN else paged).describe_batch(graph, model)
+    graph.input("qkv", TensorProto.FLOAT, ["R", model.qkv_columns])
+    q, k, v = _heads(graph, model, "block_1/", graph.cast("qkv", graph.type, "block_1/qkv_product"))
+    x = (plain if flavour == PLAIN else paged).attention(graph, model, "block_1/", q, k, v)
+    graph.result("attended", x, ["R", model.heads * model.head_dim])
+    return graph.serialized("attention")
+
+
+def sum_graph(dtype: FloatType) -> bytes:
+    """`a` [n] and `b` [n] -> `c`, what they add up to: the least that a device can be asked."""
+    graph = Graph(dtype)
+    for name in ("a", "b"):
+        graph.input(name, graph.type, ["n"])
+    graph.result("c", graph.node("Add", ["a", "b"], "sum"), ["n"], graph.type)
+    return graph.serialized("sum")
+
+
+def _layer(graph: Graph, model: ModelConfig, flavour: Flavour, block: int, x: str) -> str:
+    """Attention and MLP: x [R, H] -> [R, H]."""
+    place = f"block_{block}/"
+    qkv = graph.node("MatMul", [_norm(graph, model, x, f"{place}norm_attention"), f"{place}qkv"], f"{place}qkv_product")
+    if model.qkv_bias:
+        qkv = graph.node("Add", [qkv, f"{place}qkv.bias"], f"{place}qkv_biased")
+    q, k, v = _heads(graph, model, place, qkv)
+    if model.qk_norm:
+        q, k = _norm(graph, model, q, f"{place}norm_q"), _norm(graph, model, k, f"{place}norm_k")
+    attended = (plain if flavour == PLAIN else paged).attention(graph, model, place, q, k, v)
+    x = graph.node("Add", [x, graph.node("MatMul", [attended, f"{place}o"], f"{place}o_product")], f"{place}attended")
+    y = _norm(graph, model, x, f"{place}norm_mlp")
+    y = graph.node("MatMul", [y, f"{place}gate_up"], f"{place}gate_up_product")
+    gate, up = graph.split(y, [model.intermediate_size] * 2, [f"{place}gate", f"{place}up"])
+    gate = graph.node("Mul", [gate, graph.node("Sigmoid", [gate], f"{place}sigmoid")], f"{place}silu")
+    y = graph.node("Mul", [gate, up], f"{place}activated")
+    return graph.node("Add", [x, graph.node("MatMul", [y, f"{place}down"], f"{place}down_product")], f"{place}out")
+
+
+def _norm(graph: Graph, model: ModelConfig, x: str, weight: str) -> str:
+    return graph.node(
+        "SimplifiedLayerNormalization", [x, weight], f"{weight}_out", axis=-1, epsilon=model.rms_norm_eps, stash_type=1
+    )
+
+
+def _heads(graph: Graph, model: ModelConfig, place: str, qkv: str) -> tuple[str, str, str]:
+    """Queries, keys and values [R, heads, head_dim] of qkv [R, (heads + 2 kv_heads) head_dim]."""
+    counts = {"q": model.heads, "k": model.kv_heads, "v": model.kv_heads}
+    parts = graph.split(qkv, [count * model.head_dim for count in counts.values()], [f"{place}{n}" for n in counts])
+    q, k, v = (
+        graph.reshape(part, [-1, count, model.head_dim], f"{part}_heads")
+        for part, count in zip(parts, counts.values(), strict=True)
+    )
+    return q, k, v

@@ -1,0 +1,107 @@
+"""What a device can do, asked of it before a stage comes there: which floats it computes with, and how long a sequence
+it attends to rightly.
+
+Where subgroups are small the kernels of PagedAttention for 32 rows of a sequence and more are wrong without a word.
+There segments are cut into sequences of at most 31 rows, if that is right. Asked is the operator alone, with the heads
+of a model and rows at random, beside the formulas in standard operators on ONNX Runtime's CPU provider.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from blockrelay.block_folder.model import ModelConfig
+from blockrelay.errors import KnownAnswerMismatch, UsageError
+from blockrelay_worker.execution.batch import Segment
+from blockrelay_worker.execution.onnx.batches import batch_inputs, cut
+from blockrelay_worker.execution.onnx.graphs.flavours import Flavour, FloatType
+from blockrelay_worker.execution.onnx.known_answers import PAGES_NEEDED, STEPS, TOLERANCES, row_error
+from blockrelay_worker.execution.onnx.providers.provider import Provider
+from blockrelay_worker.kernels.specification import PAGE
+
+#: Rows of a sequence that are right on every device that is known.
+CUT_ROWS = 31
+#: More than the longest context of `STEPS`.
+_POSITIONS = PAGES_NEEDED * PAGE
+
+#: Segments and rows of queries, keys and values [R, (heads + 2 kv_heads) head_dim] -> [R, heads * head_dim].
+Attend = Callable[[Sequence[Segment], NDArray[np.float32]], NDArray[np.float32]]
+
+
+def failure(provider: Provider, dtype: FloatType) -> str:
+    """What goes wrong when the device adds two numbers of a type; empty if nothing does."""
+    # Only here: `onnx` is part of the extras for GPUs.
+    from blockrelay_worker.execution.onnx.graphs.stage import sum_graph
+
+    ones = np.ones(4, dtype)
+    try:
+        session = provider.session(sum_graph(dtype), quiet=True)
+        (result,) = session.run(None, {"a": ones, "b": ones})
+    except UsageError as error:
+        return str(error)
+    except Exception as error:  # noqa: BLE001 ONNX Runtime's own exception types have no public common base
+        return str(error).strip().rpartition(": ")[2]
+    return "" if np.array_equal(np.asarray(result), ones + ones) else "1 and 1 are not 2 there"
+
+
+def attention_on(provider: Provider, model: ModelConfig, flavour: Flavour) -> Attend:
+    """The attention of one layer of this model, on empty pages of its own."""
+    from blockrelay_worker.execution.onnx.graphs.stage import attention_graph
+
+    model = replace(model, max_position=_POSITIONS)
+    session = provider.session(attention_graph(model, flavour))
+    binding = session.io_binding()
+    angles = np.outer(np.arange(_POSITIONS), 1e4 ** -np.linspace(0, 1, model.head_dim // 2, endpoint=False))
+    held = {name: provider.upload(session, table(angles).astype(flavour.dtype)) for name, table in _TABLES.items()}
+    shape = (PAGES_NEEDED, PAGE, model.kv_heads, model.head_dim)
+    pools = {f"block_1/{half}": provider.empty(session, shape, flavour.dtype) for half in ("keys", "values")}
+    for name, value in (held | pools).items():
+        binding.bind_ortvalue_input(name, value)
+
+    def attend(segments: Sequence[Segment], rows: NDArray[np.float32]) -> NDArray[np.float32]:
+        for name, array in {**batch_inputs(segments, flavour), "qkv": rows}.items():
+            binding.bind_cpu_input(name, array)
+        for name, value in pools.items():
+            binding.bind_ortvalue_output(f"{name}_out", value)
+        binding.bind_output("attended", "cpu")
+        session.run_with_iobinding(binding)
+        found: NDArray[np.float32] = binding.get_outputs()[-1].numpy()
+        binding.clear_binding_outputs()
+        return found
+
+    return attend
+
+
+_TABLES: dict[str, Callable[[NDArray[Any]], NDArray[Any]]] = {"cos": np.cos, "sin": np.sin}
+
+
+def longest_sequence(device: Attend, reference: Attend, model: ModelConfig, *, where: str) -> int | None:
+    """Rows of a sequence up to which a device attends as the reference does; None if it always does.
+
+    Raises KnownAnswerMismatch naming the device `where` and the step that is wrong in short sequences too.
+    """
+    random = np.random.default_rng(1)
+    asked: list[tuple[str, list[Segment], NDArray[np.float32], NDArray[np.float32]]] = []
+    for step in STEPS:
+        if not step.moved:
+            rows = random.normal(size=(step.rows, model.qkv_columns)).astype(np.float32)
+            segments = [Segment(rows=count, first_position=first, pages=own) for count, first, own in step.parts]
+            asked.append((step.case, segments, rows, reference(segments, rows)))
+    tolerance, wrong = TOLERANCES["float16"], {"": 0.0}
+    for longest in (None, CUT_ROWS):
+        errors = {
+            case: row_error(device(segments if longest is None else cut(segments, longest), rows), right)
+            for case, segments, rows, right in asked
+        }
+        wrong = {case: error for case, error in errors.items() if not error <= tolerance}  # not a number: wrong
+        if not wrong:
+            return longest
+    case, error = next(iter(wrong.items()))
+    raise KnownAnswerMismatch(
+        f"{where} attends wrongly, in sequences of {CUT_ROWS} rows too: {case}: off by {error:.2g} of a row's length, "
+        f"where {tolerance:.2g} is allowed; refusing to serve with it; another driver may be right",
+        block="block_1",
+    )
