@@ -33,6 +33,12 @@ BEHIND = Batch(
 )
 
 
+@pytest.fixture(scope="module", params=NAMES)
+def executors(request: pytest.FixtureRequest) -> OnnxExecutors:
+    """Of one device."""
+    return OnnxExecutors(open_provider(request.param))
+
+
 def measured(stage: OnnxStage, batch: Batch) -> StageOutput:
     stage._times.measure_next()  # pyright: ignore[reportPrivateUsage]
     output = stage.run(batch)
