@@ -177,14 +177,15 @@ def test_a_session_step_computes_only_its_new_tokens(start_system: StartSystem) 
     assert step("req-4", 150, 100) == second
 
 
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
 def test_a_precision_that_is_not_exact_shares_nothing(
-    start_system: StartSystem, tmp_path: Path, shared_folder: Path
+    start_system: StartSystem, tmp_path: Path, shared_folder: Path, precision: str
 ) -> None:
     from blockrelay_converter.convert import convert
     from tests.support.models.checkpoints import write_checkpoint
 
     write_checkpoint(tmp_path / "checkpoint", seed=3)
-    convert(tmp_path / "checkpoint", tmp_path / "model", precision="fp32", report=lambda *_: None, name="tiny")
+    convert(tmp_path / "checkpoint", tmp_path / "model", precision=precision, report=lambda *_: None, name="tiny")
     system = start_system(model=tmp_path / "model", worker={"page_store_folder": str(shared_folder)})
     serve(system, job("req-1"))
     serve(system, job("req-2"))

@@ -25,7 +25,8 @@ def main(
         str | None,
         typer.Option(
             help="w8a8: 8-bit, exact on every CPU; w4a8: 4-bit weights, as exact, half the memory, faster for few "
-            "requests, a little less like the original; fp32: like the reference implementation; several: "
+            "requests, a little less like the original; fp32: like the reference implementation; fp16: for GPUs that "
+            "compute in float16; several: "
             f"w8a8,block_33=fp32,block_1-4=w4a8 [default: {BASE}]"
         ),
     ] = None,

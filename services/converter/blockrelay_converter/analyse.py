@@ -50,7 +50,10 @@ def show(analysis: ModelAnalysis) -> None:
     """A table; neighbours that cost the same are one line."""
     heads = ("parameters", *analysis.precisions, "operations", "KV bytes")
     table = Table(
-        "blocks", title=f"{analysis.model}: {len(analysis.blocks)} blocks, context {analysis.context}", box=SIMPLE_HEAD
+        "blocks",
+        title=f"{analysis.model}: {len(analysis.blocks)} blocks, context {analysis.context}",
+        box=SIMPLE_HEAD,
+        padding=(0, 0, 0, 1),  # to fit in 80 columns
     )
     for head in heads:
         table.add_column(head, justify="right", no_wrap=True)

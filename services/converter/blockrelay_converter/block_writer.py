@@ -143,18 +143,22 @@ class BlockSource:
                 tensor[..., columns] = part
                 progress(part.nbytes)
 
-    def _transpose(self, index: int, stem: str, out: NDArray[np.float32], progress: Progress, folding: Folding) -> None:
+    def _transpose(self, index: int, stem: str, out: NDArray[Any], progress: Progress, folding: Folding) -> None:
         for columns, weights in self.chunks(index, stem):
+            self._check_range(index, stem, weights, out)
             out[:, columns] = folding.apply(stem, columns, weights).T
-            progress(weights.nbytes)
+            progress(out[:, columns].nbytes)
 
     def _copy(self, index: int, name: str, out: NDArray[Any], progress: Progress, folding: Folding) -> None:
         for rows, values in self.chunks(index, name):
-            if out.dtype == np.float16 and np.abs(values).max(initial=0) > np.finfo(np.float16).max:
-                source = self._parts[index, name][0].name
-                raise UsageError(f"tensor {source} holds values beyond float16; convert with --precision fp32")
+            self._check_range(index, name, values, out)
             out[rows] = folding.apply(name, rows, values)
             progress(out[rows].nbytes)
+
+    def _check_range(self, index: int, name: str, values: NDArray[np.float32], out: NDArray[Any]) -> None:
+        if out.dtype == np.float16 and np.abs(values).max(initial=0) > np.finfo(np.float16).max:
+            source = self._parts[index, name][0].name
+            raise UsageError(f"tensor {source} holds values beyond float16; convert with --precision fp32")
 
 
 def quantise(weights: NDArray[np.float32]) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
@@ -169,7 +173,7 @@ def quantise(weights: NDArray[np.float32]) -> tuple[NDArray[np.int8], NDArray[np
 
 
 def rounded(precision: Precision, weights: NDArray[np.float32]) -> NDArray[np.float32]:
-    """float32 [N, K] rows of a linear layer as a folder that is not fp32 holds them."""
+    """float32 [N, K] rows of a linear layer as a folder that rounds its rows holds them."""
     if in_groups(precision):
         return group_values(*quantise_groups(weights))
     q, scale = quantise(weights)

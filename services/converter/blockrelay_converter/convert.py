@@ -57,8 +57,8 @@ def convert(
 
     `precision` is as `parse_precisions` reads it. `name` is what clients call the model (default: the checkpoint
     folder's name). Without `answers` blocks of exact precisions carry no known answers, and workers refuse them. A
-    `calibration_text` (with a tokenizer, and a block that is not fp32) decides what to fold (`folding`) and leaves its
-    report in the folder. UsageError, UnsupportedModel and ExecutionError leave nothing behind.
+    `calibration_text` (with a tokenizer, and a block that rounds its rows) decides what to fold (`folding`) and leaves
+    its report in the folder. UsageError, UnsupportedModel and ExecutionError leave nothing behind.
     """
     found = read_source(checkpoint, name=name, max_position=max_position)
     config, texts, model = found.config, found.texts, found.model
@@ -98,7 +98,7 @@ def _calibration(
     if path is None:
         return None
     if not any(quantises_rows(precision) for precision in source.precisions):
-        raise UsageError("--calibrate is for --precision w8a8 and w4a8: fp32 rounds no activations")
+        raise UsageError("--calibrate is for --precision w8a8 and w4a8: fp32 and fp16 round no activations")
     if texts.tokenizer is None:
         raise UsageError("--calibrate needs a tokenizer.json in the checkpoint, to read the text with")
     text = read_text_file(path)

@@ -3,8 +3,9 @@
     w8a8  <kind>       u uint8 [rows, K] x q int8 [K, N]    -> y float32 [rows, N]   MatMulIntegerToFloat
     w8a8  <kind>.u8u8  u uint8 [rows, K] x q uint8 [K, N]   -> y, q = weights + 128, for CPUs where u8 x s8 saturates
     w4a8  none: ONNX Runtime has no product that adds the groups in a fixed order
-    fp32  <kind>       x float32 [rows, K] x w float32 [K, N] -> y float32 [rows, N]  MatMul
-                       (`<kind>.fp32` in a folder of several precisions)
+    fp32, fp16
+          <kind>       x float32 [rows, K] x w float32 [K, N] -> y float32 [rows, N]  MatMul
+                       (`<kind>.fp32` in a folder of several precisions); whoever computes fp16 by it widens w
 
 y = float(sum over k of (u - 128) * q) * scale[n]; the row's scale is applied by the kernel that reads y.
 `q` and `scale` (or `w`) are initializers whose external data does not exist: whoever makes the session supplies them
@@ -17,7 +18,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from blockrelay.block_folder.model import ModelConfig, Precision, graph_kinds
+from blockrelay.block_folder.model import FLOATS, ModelConfig, Precision, graph_kinds
 
 _OPSET, _MICROSOFT_OPSET, _IR_VERSION = 21, 1, 10
 
@@ -26,7 +27,7 @@ def graph(model: ModelConfig, precision: Precision, kind: str) -> bytes:
     """The ONNX model of a kind, a key of `graph_kinds`. The bytes depend on the shape and the kind alone."""
     rows, columns = model.linear_shape(kind.partition(".")[0])
     initializers: list[TensorProto]
-    if precision == "fp32":
+    if precision in FLOATS:
         node = helper.make_node("MatMul", ["x", "w"], ["y"])
         source = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["rows", rows])
         initializers = [_supplied("w", TensorProto.FLOAT, (rows, columns), 4)]

@@ -4,9 +4,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-Precision = Literal["w8a8", "w4a8", "fp32"]
+Precision = Literal["w8a8", "w4a8", "fp32", "fp16"]
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 TensorType = Literal["int8", "uint8", "float16", "float32"]
+#: Precisions whose weights are floats, and the type of these. Where CPUs compute they are float32 in both.
+FLOATS: Mapping[Precision, TensorType] = {"fp32": "float32", "fp16": "float16"}
 LINEARS = ("qkv", "o", "gate_up", "down", "head")
 ITEM_BYTES: Mapping[TensorType, int] = {"int8": 1, "uint8": 1, "float16": 2, "float32": 4}
 GROUP = 32
@@ -64,12 +66,12 @@ class ModelConfig:
 
 def is_exact(precision: Precision) -> bool:
     """Whether folders of this precision are marked exact and carry known answers."""
-    return precision != "fp32"
+    return precision not in FLOATS
 
 
 def quantises_rows(precision: Precision) -> bool:
-    """Whether linear layers take uint8 rows, and KV is float16; otherwise all is float32."""
-    return precision != "fp32"
+    """Whether linear layers take uint8 rows; otherwise rows are floats."""
+    return precision not in FLOATS
 
 
 def in_groups(precision: Precision) -> bool:
@@ -100,7 +102,7 @@ def graph_kinds(precisions: Sequence[Precision]) -> dict[str, Precision]:
     found: dict[str, Precision] = {}
     for index, precision in enumerate(precisions, 1):
         for kind in block_linears(index, len(precisions)):
-            if precision == "fp32":
+            if precision in FLOATS:
                 found[float_graph(kind, precisions)] = precision
             elif not in_groups(precision):
                 found[kind] = found[f"{kind}.u8u8"] = precision
@@ -108,7 +110,8 @@ def graph_kinds(precisions: Sequence[Precision]) -> dict[str, Precision]:
 
 
 def float_graph(kind: str, precisions: Sequence[Precision]) -> str:
-    """The key of the graph of a linear layer in fp32; beside other precisions it has a name of its own."""
+    """The key of the graph of a linear layer in fp32 or fp16, which takes float32 weights. Beside other precisions it
+    has a name of its own."""
     return kind if len(set(precisions)) == 1 else f"{kind}.fp32"
 
 
@@ -118,7 +121,7 @@ def block_tensors(
     """Name -> (dtype, shape) of every tensor of block `index` (1 to N), in file order.
 
     A linear layer with inputs k and columns n multiplies a row by
-        w[k, n]                                             fp32
+        w[k, n]                                             fp32, fp16
         q[k, n] * scale[n]                                  w8a8
         (nibble[k, n] - 8) * gs[k // 32, n] * scale[n]      w4a8; row i of q4 holds nibbles 2i (low half) and 2i + 1
     """
@@ -126,8 +129,8 @@ def block_tensors(
 
     def linear(kind: str) -> None:
         rows, columns = model.linear_shape(kind)
-        if precision == "fp32":
-            tensors[f"{kind}.w"] = ("float32", (rows, columns))
+        if precision in FLOATS:
+            tensors[f"{kind}.w"] = (FLOATS[precision], (rows, columns))
             return
         if in_groups(precision):
             tensors[f"{kind}.q4"] = ("uint8", (rows // 2, columns))
@@ -137,8 +140,7 @@ def block_tensors(
         tensors[f"{kind}.scale"] = ("float32", (columns,))
 
     if index == 1:
-        embedding: TensorType = "float32" if precision == "fp32" else "float16"
-        tensors["embedding"] = (embedding, (model.vocab_size, model.hidden_size))
+        tensors["embedding"] = (FLOATS.get(precision, "float16"), (model.vocab_size, model.hidden_size))
     if index == model.blocks:
         tensors["norm_final"] = ("float32", (model.hidden_size,))
         linear("head")

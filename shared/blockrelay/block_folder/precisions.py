@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 from itertools import groupby
 
-from blockrelay.block_folder.model import PRECISIONS, Precision, is_exact, quantises_rows
+from blockrelay.block_folder.model import PRECISIONS, Precision, is_exact
 from blockrelay.errors import UsageError
 
 _PART = re.compile(r"block_([1-9]\d{0,8})(?:-([1-9]\d{0,8}))?=(\w+)")
@@ -61,5 +61,5 @@ def all_exact(precisions: Sequence[Precision]) -> bool:
 
 
 def kv_item_bytes(precisions: Sequence[Precision]) -> int:
-    """Bytes of each key and value: float16 in all blocks as soon as one of them quantises its rows, or float32."""
-    return 2 if any(quantises_rows(precision) for precision in precisions) else 4
+    """Bytes of each key and value: float32 where all blocks are fp32, else float16."""
+    return 4 if all(precision == "fp32" for precision in precisions) else 2

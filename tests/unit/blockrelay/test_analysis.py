@@ -21,7 +21,7 @@ def test_a_model_of_33_blocks() -> None:
     assert [block.name for block in found.blocks] == [f"block_{n}" for n in range(1, 34)]
     totals = found.totals()
     assert totals["parameters"] == 8_030_261_248, "as its card says"
-    assert totals["kv_bytes_per_token"] == {"w8a8": 131_072, "w4a8": 131_072, "fp32": 262_144}
+    assert totals["kv_bytes_per_token"] == {"w8a8": 131_072, "w4a8": 131_072, "fp32": 262_144, "fp16": 131_072}
     assert totals["hop_bytes_per_row"] == 16_384
     assert found.blocks[-1].kv_values_per_token == found.blocks[-1].hop_bytes_per_row == 0
     assert found.blocks[0].parameters - found.blocks[1].parameters == 128256 * 4096, "block_1 has the embedding"
@@ -50,11 +50,11 @@ def test_a_step_reads_everything_but_the_embedding() -> None:
 
 def test_a_precision_that_the_widths_forbid_is_left_out() -> None:
     odd = replace(LLAMA_8B, intermediate_size=14338)
-    assert analyse(odd).precisions == ("w8a8", "fp32")
-    assert analyse(LLAMA_8B).precisions == ("w8a8", "w4a8", "fp32")
+    assert analyse(odd).precisions == ("w8a8", "fp32", "fp16")
+    assert analyse(LLAMA_8B).precisions == ("w8a8", "w4a8", "fp32", "fp16")
 
 
-@pytest.mark.parametrize("precision", ["w8a8", "w4a8", "fp32"])
+@pytest.mark.parametrize("precision", ["w8a8", "w4a8", "fp32", "fp16"])
 def test_json_has_every_block_and_the_sums(precision: str) -> None:
     content = analyse(LLAMA_8B).to_json()
     assert (

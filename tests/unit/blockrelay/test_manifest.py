@@ -119,6 +119,8 @@ def test_the_numerics_inputs_are_the_graphs_and_the_rotary_tables_and_nothing_el
     [
         (MODEL, "w8a8", 1, {"embedding": ("float16", (50, 16)), "qkv.q": ("int8", (16, 64))}),
         (MODEL, "fp32", 1, {"embedding": ("float32", (50, 16)), "qkv.w": ("float32", (16, 64))}),
+        (MODEL, "fp16", 1, {"embedding": ("float16", (50, 16)), "qkv.w": ("float16", (16, 64))}),
+        (replace(MODEL, qkv_bias=True), "fp16", 2, {"qkv.bias": ("float32", (64,)), "norm_mlp": ("float32", (16,))}),
         (GROUPED, "w4a8", 1, {"embedding": ("float16", (50, 64)), "qkv.q4": ("uint8", (32, 64))}),
         (GROUPED, "w4a8", 2, {"down.gs": ("float16", (3, 64)), "down.scale": ("float32", (64,))}),
         (GROUPED, "w4a8", 3, {"norm_final": ("float32", (64,)), "head.q4": ("uint8", (32, 50))}),

@@ -29,12 +29,12 @@ def test_the_text_reads_back(precisions: tuple[Precision, ...]) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "precision '': '' is none of w8a8, w4a8, fp32"),
-        ("int8", "precision 'int8': 'int8' is none of w8a8, w4a8, fp32"),
-        ("block_1=w8a8", "precision 'block_1=w8a8': 'block_1=w8a8' is none of w8a8, w4a8, fp32"),
+        ("", "precision '': '' is none of w8a8, w4a8, fp32, fp16"),
+        ("int8", "precision 'int8': 'int8' is none of w8a8, w4a8, fp32, fp16"),
+        ("block_1=w8a8", "precision 'block_1=w8a8': 'block_1=w8a8' is none of w8a8, w4a8, fp32, fp16"),
         ("w8a8,", "precision '': write block_3=w4a8 or block_1-4=w4a8 behind the first one"),
         ("w8a8,w4a8", "precision 'w4a8': write block_3=w4a8 or block_1-4=w4a8 behind the first one"),
-        ("w8a8,block_2=w2a8", "precision 'block_2=w2a8': 'w2a8' is none of w8a8, w4a8, fp32"),
+        ("w8a8,block_2=w2a8", "precision 'block_2=w2a8': 'w2a8' is none of w8a8, w4a8, fp32, fp16"),
         ("w8a8,block_0=w4a8", "precision 'block_0=w4a8': write block_3=w4a8 or block_1-4=w4a8 behind the first one"),
         ("w8a8,block_5=w4a8", "precision 'block_5=w4a8': the model has block_1 to block_4"),
         ("w8a8,block_3-2=w4a8", "precision 'block_3-2=w4a8': the model has block_1 to block_4"),
@@ -50,17 +50,19 @@ def test_what_makes_no_sense_is_refused_by_its_part(text: str, message: str) -> 
 def test_one_block_that_is_not_exact_makes_the_model_not_exact() -> None:
     assert all_exact(("w8a8", "w4a8"))
     assert not all_exact(("w8a8", "fp32"))
+    assert not all_exact(("w8a8", "fp16"))
 
 
 def test_keys_and_values_have_32_bits_only_where_every_block_computes_in_them() -> None:
     assert kv_item_bytes(("fp32", "fp32")) == 4
-    assert kv_item_bytes(("fp32", "w4a8")) == 2
+    assert kv_item_bytes(("fp32", "w4a8")) == kv_item_bytes(("fp32", "fp16")) == 2
 
 
 def test_a_folder_has_the_graphs_that_its_blocks_need() -> None:
     layers = ("qkv", "o", "gate_up", "down")
     assert set(graph_kinds(("w4a8", "w4a8"))) == set()
-    assert set(graph_kinds(("fp32", "fp32"))) == {*layers, "head"}
+    assert set(graph_kinds(("fp32", "fp32"))) == set(graph_kinds(("fp16", "fp16"))) == {*layers, "head"}
+    assert set(graph_kinds(("fp32", "fp16"))) == {f"{layer}.fp32" for layer in (*layers, "head")}
     assert set(graph_kinds(("w4a8", "w8a8"))) == {"head", "head.u8u8"}
     assert graph_kinds(("w8a8", "fp32", "fp32")) == {
         **{kind: "w8a8" for layer in layers for kind in (layer, f"{layer}.u8u8")},

@@ -100,6 +100,13 @@ def test_an_embedding_beyond_float16_needs_fp32(checkpoint: Path, tmp_path: Path
     convert(checkpoint, tmp_path / "out", precision="fp32", report=lambda *_: None)
 
 
+def test_weights_beyond_float16_are_not_for_fp16(checkpoint: Path, tmp_path: Path) -> None:
+    rewrite(checkpoint, lambda tensors: tensors[DOWN].__setitem__((3, 2), -70000.0))
+    with pytest.raises(UsageError, match=f"tensor {DOWN} holds values beyond float16; convert with --precision fp32"):
+        convert(checkpoint, tmp_path / "out", precision="fp16", report=lambda *_: None)
+    assert not (tmp_path / "out").exists()
+
+
 def edit_header(checkpoint: Path, change: Callable[[dict[str, Any]], None]) -> None:
     file = checkpoint / "model.safetensors"
     content = file.read_bytes()

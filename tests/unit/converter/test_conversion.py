@@ -89,6 +89,23 @@ def test_fp32_holds_the_checkpoints_own_numbers_transposed_and_fused(tmp_path: P
         np.testing.assert_array_equal(tensors["norm_mlp"], source[f"{prefix}post_attention_layernorm.weight"])
 
 
+def test_fp16_holds_them_rounded_once_and_what_is_added_and_scaled_by_as_it_is(tmp_path: Path) -> None:
+    checkpoint = write_checkpoint(tmp_path / "c", seed=2, family="qwen3")
+    converted(checkpoint, tmp_path / "wide", "fp32")
+    converted(checkpoint, tmp_path / "out", "fp16")
+    folder, wide = opened(tmp_path / "out"), opened(tmp_path / "wide")
+    assert not folder.manifest.exact and folder.manifest.precision == "fp16"
+    for block in range(1, 6):
+        for name, found in folder.tensors(block).items():
+            expected = wide.tensors(block)[name]
+            matrix = name.endswith(".w") or name == "embedding"
+            assert found.dtype == (np.float16 if matrix else np.float32)
+            np.testing.assert_array_equal(found, expected.astype(np.float16) if matrix else expected)
+    # The graphs are those of fp32: who computes by them widens the weights.
+    for kind in folder.manifest.graphs:
+        assert folder.graph(kind) == wide.graph(kind)
+
+
 def test_w8a8_quantises_each_output_channel_by_the_documented_formula(tmp_path: Path) -> None:
     checkpoint = write_checkpoint(tmp_path / "c", seed=3, family="qwen3")
     source = source_tensors(checkpoint)
@@ -185,7 +202,7 @@ def test_a_model_without_a_tokenizer_converts_for_token_ids_only(tmp_path: Path)
     assert folder.chat_template() is None
 
 
-@pytest.mark.parametrize(("precision", "answers"), [("w8a8", False), ("w4a8", True), ("fp32", True)])
+@pytest.mark.parametrize(("precision", "answers"), [("w8a8", False), ("w4a8", True), ("fp32", True), ("fp16", True)])
 def test_progress_adds_up_to_the_whole(precision: Precision, answers: bool, tmp_path: Path) -> None:
     calls: list[tuple[str, int, int]] = []
     checkpoint = write_checkpoint(tmp_path / "c", seed=9)
@@ -196,7 +213,7 @@ def test_progress_adds_up_to_the_whole(precision: Precision, answers: bool, tmp_
     convert(checkpoint, tmp_path / "out", precision=precision, report=report, answers=answers)
     assert {total for _, _, total in calls} == {sum(done for _, done, _ in calls)}
     steps = [f"block_{i}" for i in range(1, 6)]
-    if answers and precision != "fp32":
+    if answers and precision == "w4a8":
         steps += ["known answers", *(f"known answer of {step}" for step in steps)]
     assert list(dict.fromkeys(what for what, _, _ in calls)) == steps
 

@@ -38,6 +38,12 @@ def fp32(tmp_path_factory: pytest.TempPathFactory) -> BlockFolder:
 
 
 @pytest.fixture(scope="session")
+def fp16(tmp_path_factory: pytest.TempPathFactory) -> BlockFolder:
+    """The same weights in float16."""
+    return _converted(tmp_path_factory.mktemp("fp16"), "fp16")
+
+
+@pytest.fixture(scope="session")
 def mixed_exact(tmp_path_factory: pytest.TempPathFactory) -> BlockFolder:
     """The same weights, blocks 2 and 3 in 4 bits."""
     return _converted(tmp_path_factory.mktemp("mixed_exact"), "w8a8,block_2-3=w4a8")

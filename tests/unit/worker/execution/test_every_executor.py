@@ -41,7 +41,7 @@ WRAPS: dict[str, Wrap] = {
 }
 
 
-FOLDERS = ("w8a8", "w4a8", "fp32", "mixed_exact", "mixed")
+FOLDERS = ("w8a8", "w4a8", "fp32", "fp16", "mixed_exact", "mixed")
 
 
 @functools.cache  # the answers that it compares a device with are made once
@@ -82,7 +82,7 @@ KINDS: dict[str, Callable[[BlockFolder, dict[Path, DeviceExecutors]], Executors]
 ON_DEVICES: dict[str, tuple[Sequence[str], Sequence[pytest.MarkDecorator]]] = {
     "process": (FOLDERS, ()),
     "webgpu": (("fp32", "w8a8"), (pytest.mark.software_gpu,)),
-    "webgpu_float16": (("w8a8",), (pytest.mark.software_gpu, pytest.mark.float16)),
+    "webgpu_float16": (("fp16",), (pytest.mark.software_gpu, pytest.mark.float16)),
 }
 
 

@@ -141,7 +141,12 @@ def test_the_fixed_input_reaches_every_quantisation_level(w8a8: BlockFolder) -> 
 
 
 def test_the_numerics_id_tells_precisions_and_graphs_apart(
-    w8a8: BlockFolder, w4a8: BlockFolder, fp32: BlockFolder, mixed: BlockFolder, mixed_exact: BlockFolder
+    w8a8: BlockFolder,
+    w4a8: BlockFolder,
+    fp32: BlockFolder,
+    fp16: BlockFolder,
+    mixed: BlockFolder,
+    mixed_exact: BlockFolder,
 ) -> None:
     assert numerics_id(w8a8.manifest).startswith("w8a8-")
     assert numerics_id(mixed.manifest).startswith("mixed-")
@@ -149,6 +154,7 @@ def test_the_numerics_id_tells_precisions_and_graphs_apart(
     assert numerics_id(mixed.manifest) != numerics_id(mixed_exact.manifest)
     assert numerics_id(w4a8.manifest).startswith("w4a8-")
     assert numerics_id(fp32.manifest).startswith("fp32-")
+    assert numerics_id(fp16.manifest).startswith("fp16-")
     changed = dict(w8a8.manifest.files)
     changed["rotary.bin"] = replace(changed["rotary.bin"], sha256="0" * 64)
     assert numerics_id(replace(w8a8.manifest, files=changed)) != numerics_id(w8a8.manifest)

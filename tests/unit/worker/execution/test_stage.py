@@ -166,6 +166,14 @@ def test_float32_is_close_to_w8a8_and_to_itself_in_other_chunks(
         assert np.corrcoef(whole.ravel(), quantised.ravel())[0, 1] > least
 
 
+def test_float16_weights_are_widened_and_computed_with_as_fp32_is(fp32: BlockFolder, fp16: BlockFolder) -> None:
+    tokens = _tokens(48)
+    wide, narrow = Chain(fp32).solo(tokens, [48]), Chain(fp16).solo(tokens, [48])
+    # Weights and pages are rounded by 2**-11 at most, logits go up to 16.
+    assert 0 < np.abs(narrow - wide).max() < 0.05
+    np.testing.assert_allclose(Chain(fp16, [2, 5]).solo(tokens), narrow, rtol=0, atol=2e-2)
+
+
 def test_only_wanted_rows_get_logits_and_every_block_is_timed(w8a8: BlockFolder) -> None:
     chain, tokens = Chain(w8a8), _tokens(20)
     everything = chain.solo(tokens, [20])

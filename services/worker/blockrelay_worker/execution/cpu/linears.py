@@ -22,7 +22,7 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 
 from blockrelay.block_folder.folder import BlockFolder
-from blockrelay.block_folder.model import float_graph, in_groups
+from blockrelay.block_folder.model import FLOATS, float_graph, in_groups
 from blockrelay.errors import BlockFolderError
 from blockrelay_worker.execution.cpu.exact_linears import ExactGroupLinear, ExactLinear
 from blockrelay_worker.kernels.interface import Kernels, Product
@@ -103,7 +103,7 @@ def load_linear(
 ) -> OrtLinear | ExactLinear | ExactGroupLinear | NativeLinear:
     """The product `kind` (qkv, o, gate_up, down, head) of block `index`, which has these tensors.
 
-    `variant` is ignored in fp32; `native` needs kernels that multiply.
+    `variant` is ignored in fp32 and fp16, whose weights are widened; `native` needs kernels that multiply.
 
     Raises BlockFolderError if ONNX Runtime refuses the folder's graph.
     """
@@ -116,8 +116,9 @@ def load_linear(
         )
         by_definition = variant == "exact" or not kernels.group_multiplies
         return ExactGroupLinear(*parts) if by_definition else NativeLinear(kernels.group_product(*parts))
-    if precision == "fp32":
-        name, weights = float_graph(kind, folder.manifest.precisions), {"w": tensors[f"{kind}.w"]}
+    if precision in FLOATS:
+        name = float_graph(kind, folder.manifest.precisions)
+        weights: dict[str, NDArray[Any]] = {"w": tensors[f"{kind}.w"].astype(np.float32, copy=False)}
     else:
         q = cast(NDArray[np.int8], tensors[f"{kind}.q"])
         scale = cast(NDArray[np.float32], tensors[f"{kind}.scale"])

@@ -28,6 +28,7 @@ MODELS: Sequence[tuple[Family, str, Sequence[int]]] = [
     ("qwen2", "fp32", [2, 5]),
     ("qwen3", "fp32", [5]),
     ("llama", "w8a8", [5]),
+    ("llama", "fp16", [5]),
     ("llama", "w4a8,block_2=fp32,block_3=w8a8", [5]),
 ]
 PROMPTS, STEPS = 20, 64
@@ -69,8 +70,8 @@ def run(stages: Sequence[Executor], parts: Sequence[Part]) -> NDArray[np.float32
         # Weights are the host's business.
         *(pytest.param("webgpu:0", "float32", *model, marks=pytest.mark.software_gpu) for model in MODELS[2:4]),
         *(
-            pytest.param("webgpu:0", "float16", family, "w8a8", ends, marks=FLOAT16)
-            for family, _, ends in (MODELS[0], *MODELS[2:4])
+            pytest.param("webgpu:0", "float16", family, precision, ends, marks=FLOAT16)
+            for family, precision, ends in (("llama", "w8a8", [5]), ("qwen2", "fp16", [2, 5]), ("qwen3", "fp16", [5]))
         ),
     ],
 )
