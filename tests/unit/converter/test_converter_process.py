@@ -247,7 +247,7 @@ def peak_of_conversion(kind: str, checkpoint: Path, *options: str) -> int:
     return max(peaks)
 
 
-@pytest.mark.parametrize("precision", ["w8a8", "w4a8", "fp32"])
+@pytest.mark.parametrize("precision", ["w8a8", "w4a8", "fp32", "fp16"])
 def test_private_memory_stays_below_two_layers_and_the_embedding(precision: str, tmp_path: Path) -> None:
     limit = write_sparse_checkpoint(
         tmp_path / "c", hidden_size=1024, num_hidden_layers=3, intermediate_size=2816, vocab_size=16000
