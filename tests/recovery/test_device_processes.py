@@ -5,6 +5,8 @@ The device is ONNX Runtime's own CPU provider, under the class gpu: what is test
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -13,7 +15,7 @@ import pytest
 
 from blockrelay.protocol.messages import EndEntry
 from blockrelay.protocol.sampling_params import SamplingParams
-from blockrelay.redis.registry import read_plan
+from blockrelay.redis.registry import read_lost_devices, read_plan
 from blockrelay.settings import BUNDLED_MODEL
 from tests.support.cell import read_timeline
 from tests.support.scraping import sampled
@@ -165,6 +167,44 @@ def test_a_budget_that_is_too_small_is_refused_before_anything_is_loaded(start_s
     system.wait_ready(3)
     (pages,) = {one.pages for one in system.infos() if one.device == "gpu"}
     assert 8 <= pages < min(one.pages for one in system.infos() if one.device == "cpu")
+
+
+def worker_has_another(worker: int, former: int) -> bool:
+    """The process of a device, which is not the one that ended."""
+    return any(child != former for child in children_of(worker))
+
+
+def test_a_device_in_quarantine_is_told_and_tried_when_somebody_asks(start_system: StartSystem) -> None:
+    system = with_gpu(start_system)
+    worker = system.workers[-1]
+    url = ["--redis", system.control.url]
+    command, environment = [sys.executable, "-P", "-m"], {**os.environ, "BLOCKRELAY_CELL": system.cell}
+
+    def run(*arguments: str) -> "subprocess.CompletedProcess[str]":
+        return subprocess.run([*command, *arguments, *url], capture_output=True, text=True, env=environment)
+
+    def lose() -> int:
+        former = child_of(worker.pid)
+        os.kill(former, signal.SIGKILL)
+        wait_until(lambda: not Path(f"/proc/{former}").exists(), "the worker has seen that, though it asked nothing")
+        return former
+
+    for _ in range(2):
+        former = lose()
+        wait_until(lambda: worker_has_another(worker.pid, former), "it has come back by itself")
+        system.wait_ready(3)
+    former = lose()
+    wait_until(lambda: read_lost_devices(system.client, system.keys), "its worker waits")
+    (lost,) = read_lost_devices(system.client, system.keys)
+    assert (lost.device, lost.reason, lost.losses, lost.quarantine) == ("cpu", "process_ended", 3, True)
+    told = run("blockrelay_launcher", "status").stdout
+    assert f"cpu of {lost.worker} was lost 3 times, last for process_ended: in quarantine" in told, told
+    asked = run("blockrelay_worker.offline.devices", "retry", "cpu")
+    assert (asked.returncode, asked.stdout) == (0, f"{lost.worker} tries cpu now\n")
+    wait_until(lambda: worker_has_another(worker.pid, former), "it is tried")
+    system.wait_ready(3)
+    refused = run("blockrelay_worker.offline.devices", "retry", "cpu")
+    assert refused.returncode == 2 and "waits for cpu; lost devices: none" in refused.stderr, refused
 
 
 def test_a_worker_that_is_killed_takes_its_device_along(start_system: StartSystem) -> None:

@@ -94,6 +94,8 @@ FAMILIES = (
     Family("of", "<tenant>", "what `tenant-requests` was called", "UPGRADE", "", "UPGRADE"),
     Family("on", "<worker>", "what `worker-requests` was called", "UPGRADE", "", "UPGRADE"),
     Family("trying", "<worker>", "what `quarantine` was called", "UPGRADE", "", "UPGRADE"),
+    Family("lost-devices", "", "hash, device and worker -> JSON: a GPU that its worker has lost and waits for", "worker", "", "member: when it is tried again"),
+    Family("device-retry", "<device>", "string: a lost GPU is to be tried now; set by `blockrelay devices retry`", "worker", "", "when it is tried, after 10 s"),
     Family("dead-letters", "", "stream of requests that killed their workers or could not be computed", "COMMIT DEAD FINISH RERUN UPGRADE", "scheduler", "trimmed to 200"),
 )  # fmt: skip
 
@@ -247,6 +249,13 @@ class Keys:
 
     def quarantine(self, worker_id: str) -> str:
         return self._key("quarantine", worker_id)
+
+    @property
+    def lost_devices(self) -> str:
+        return self._key("lost-devices")
+
+    def device_retry(self, device: str) -> str:
+        return self._key("device-retry", device)
 
     def renewal(self, model: str) -> str:
         return self._key("renewal", model)

@@ -1,8 +1,9 @@
 """Reading what a cell tells of itself: one definition of "who is there", sync and async, the plan, and the books."""
 
+import json
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, cast
 
 import redis
@@ -119,6 +120,65 @@ def read_oldest(client: redis.Redis, keys: Keys) -> tuple[str, float] | None:
         return None
     request, moved_ms = found[0]
     return request.decode(), max(0.0, seconds + micros / 1e6 - moved_ms / 1000)
+
+
+#: A lost device of which its worker has told nothing for so long has a worker no more. Milliseconds.
+_FORGOTTEN_MS = 10_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LostDevice:
+    """A GPU, as `--gpu` names it, that its `worker` (the node_id of its log) has lost so many times, last for this
+    `reason`, and tries again in `wait_s` seconds; in `quarantine` after too many of late."""
+
+    device: str
+    worker: str
+    reason: str
+    losses: int
+    quarantine: bool
+    wait_s: float
+
+    @property
+    def name(self) -> str:
+        """Of the device on its worker; nobody else's."""
+        return f"{self.device} {self.worker}"
+
+
+def tell_lost_device(client: redis.Redis, keys: Keys, lost: LostDevice) -> bool:
+    """To whoever asks for it with `read_lost_devices`, for some seconds. Answer: whether somebody wants it tried now;
+    that is asked once."""
+    ask = client.pipeline(transaction=True)
+    ask.time()
+    ask.getdel(keys.device_retry(lost.name))
+    (seconds, micros), wanted = cast(Any, ask.execute())
+    told = asdict(lost) | {"told_ms": seconds * 1000 + micros // 1000}
+    client.hset(keys.lost_devices, lost.name, json.dumps(told))
+    return wanted is not None
+
+
+def forget_lost_device(client: redis.Redis, keys: Keys, lost: LostDevice) -> None:
+    """It is tried again, or its worker ends."""
+    client.hdel(keys.lost_devices, lost.name)
+
+
+def read_lost_devices(client: redis.Redis, keys: Keys) -> list[LostDevice]:
+    """Those whose workers wait for them, by name."""
+    ask = client.pipeline(transaction=False)
+    ask.hgetall(keys.lost_devices)
+    ask.time()
+    told, (seconds, micros) = cast(Any, ask.execute())
+    now_ms = seconds * 1000 + micros // 1000
+    found: list[LostDevice] = []
+    for _, value in sorted(told.items()):
+        fields = json.loads(value)
+        if abs(now_ms - fields.pop("told_ms")) < _FORGOTTEN_MS:
+            found.append(LostDevice(**fields))
+    return found
+
+
+def retry_lost_device(client: redis.Redis, keys: Keys, lost: LostDevice) -> None:
+    """Have its worker try it within a second or two, quarantine or not."""
+    client.set(keys.device_retry(lost.name), 1, px=_FORGOTTEN_MS)
 
 
 def server_ms() -> int:

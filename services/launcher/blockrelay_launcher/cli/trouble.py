@@ -14,7 +14,7 @@ import redis
 from blockrelay.protocol.keys import Keys
 from blockrelay.protocol.plan import WorkerInfo
 from blockrelay.quantities import counted, format_seconds
-from blockrelay.redis.registry import read_books, read_oldest
+from blockrelay.redis.registry import read_books, read_lost_devices, read_oldest
 
 #: Seconds without progress from which on a request is told: a prompt or a queue takes less.
 STILL_S = 5.0
@@ -26,13 +26,14 @@ FULL_SHARE = 0.5
 
 def read_trouble(client: redis.Redis, keys: Keys, workers: Mapping[str, Sequence[WorkerInfo]]) -> dict[str, Any]:
     """As data: `oldest` (request, seconds, state, workers) or None, `books` and `numerics` (requests that wait for an
-    id) by model, `memory` (used, limit; bytes, 0: no limit), `answer_s` (the median of some commands, from here to the
-    control Redis and back). `workers` by model."""
+    id) by model, `lost_devices` (LostDevice), `memory` (used, limit; bytes, 0: no limit), `answer_s` (the median of
+    some commands, from here to the control Redis and back). `workers` by model."""
     memory = client.info("memory")
     return {
         "oldest": _oldest(client, keys),
         "books": {model: asdict(read_books(client, keys, model)) for model in workers},
         "numerics": {model: _waiting_for_numerics(client, keys, model, there) for model, there in workers.items()},
+        "lost_devices": [asdict(lost) for lost in read_lost_devices(client, keys)],
         "memory": {"used": int(memory["used_memory"]), "limit": int(memory["maxmemory"])},
         "answer_s": median(_answer_s(client) for _ in range(ASKED)),
     }
@@ -56,6 +57,13 @@ def sentences(trouble: Mapping[str, Any]) -> list[str]:
             f"waiting for a worker of numerics id {numerics}, of which none is left: {counted(count, 'request')}"
             for numerics, count in waiting.items()
         ]
+    for lost in trouble["lost_devices"]:
+        where = "in quarantine, tried again" if lost["quarantine"] else "tried again"
+        lines.append(
+            f"{lost['device']} of {lost['worker']} was lost {counted(lost['losses'], 'time')}, last for "
+            f"{lost['reason']}: {where} in {format_seconds(lost['wait_s'])}, or at once by "
+            f"`blockrelay devices retry {lost['device']}`"
+        )
     used, limit = trouble["memory"]["used"], trouble["memory"]["limit"]
     if limit and used >= FULL_SHARE * limit:
         lines.append(f"Redis uses {used >> 20} of {limit >> 20} MiB: ended requests are forgotten early")

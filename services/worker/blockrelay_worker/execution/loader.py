@@ -44,10 +44,6 @@ class Executors(Protocol):
         """Of its device, and what stages of the folder take of it; None where they lie in the memory of the host."""
         ...
 
-    def usable_in_s(self) -> float:
-        """Seconds until `load` may be tried; 0.0 at once. A device that was lost is left alone for a while."""
-        ...
-
     def load(self, folder: BlockFolder, first_block: int, last_block: int, *, pages: int) -> Executor:
         """An executor of these blocks (numbered from 1, both included) with room for `pages` KV pages, or a few more.
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from blockrelay.block_folder.folder import BlockFolder, open_block_folder
 from blockrelay.errors import RedisTrouble
 from blockrelay.host.memory import available_bytes
-from blockrelay.observability.logs import get
+from blockrelay.observability.logs import get, node_name
 from blockrelay.observability.metrics.worker import WorkerMetrics
 from blockrelay.observability.registry import service_registry
 from blockrelay.observability.status_server import StatusServer
@@ -36,6 +36,7 @@ from blockrelay_worker.execution.process.stage import LOAD_LIMIT_S, DeviceExecut
 from blockrelay_worker.kv.prefix_cache import PrefixCache
 from blockrelay_worker.kv.store.factory import open_page_store
 from blockrelay_worker.kv.store.store import PageStore
+from blockrelay_worker.lifecycle.device_wait import wait_for_device
 from blockrelay_worker.lifecycle.heartbeat import Beat
 from blockrelay_worker.lifecycle.registration import Assignment, LoadingBeat, Registration, rows_arrive
 from blockrelay_worker.states import WORKER, WorkerMachine
@@ -51,8 +52,6 @@ FLUSH_S = 2.0
 GPU_PATIENCE = 3
 #: How long other devices wait at most for one that is renewed. Seconds.
 RENEWAL_S = int(LOAD_LIMIT_S) + 60
-#: How often a worker that waits for its device looks whether it should end instead. Seconds.
-DEVICE_LOOK_S = 1.0
 
 
 class Worker:
@@ -115,19 +114,12 @@ class Worker:
     def _gaps(self) -> list[str]:
         return [] if self._ready else [self._links.watch.trouble or "this worker has no stage yet"]
 
-    def _wait_for_device(self) -> bool:
-        """Until a device that was lost may be tried again; False when this process should end first."""
-        if (wait_s := self._executors.usable_in_s()) > 0:
-            get().warning("DEVICE_WAITS", device=self._settings.gpu, seconds=round(wait_s, 1))
-        while (wait_s := self._executors.usable_in_s()) > 0:
-            if self._stop.wait(min(wait_s, DEVICE_LOOK_S)) or self._links.drain.asked:
-                return False
-        return True
-
     def _one_life(self) -> None:
-        if not self._wait_for_device():
-            return
         settings = self._settings
+        if isinstance(self._executors, DeviceExecutors):
+            worker = settings.node_id or node_name(settings.device)
+            if not wait_for_device(self._executors, self._links, self._stop, worker=worker):
+                return
         registration = Registration(
             self._links,
             model=self._model,

@@ -3,17 +3,23 @@
 With `--json` one object is printed: onnxruntime (its version) and devices, a list of objects with id, name, kind (cpu,
 gpu, npu), vendor, uuid, memory_bytes, driver (null: not known), features and problem (empty: it can be used). Exit code
 2 when several distributions of ONNX Runtime are installed in one environment.
+
+`retry ID` has the workers that lost this device, and wait until they try it again, try it now.
 """
 
 import json
 import os
 import sys
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from blockrelay.command_app import run_app
+from blockrelay.errors import UsageError
+from blockrelay.redis.cell_address import connected, find_cell
+from blockrelay.redis.registry import read_lost_devices, retry_lost_device
 from blockrelay_worker.execution.onnx.installation import check_one_onnxruntime
 
 if TYPE_CHECKING:
@@ -22,11 +28,14 @@ if TYPE_CHECKING:
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
 
-@app.command()
+@app.callback(invoke_without_command=True)
 def devices(
+    context: typer.Context,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of a table.")] = False,
 ) -> None:
     """Show this machine's devices, what each can do, and why one cannot be used."""
+    if context.invoked_subcommand is not None:
+        return
     check_one_onnxruntime()
     # Only here: of two ONNX Runtimes in one environment, neither may be one that can be imported.
     from blockrelay_worker.execution.onnx.devices import devices_here, onnxruntime_version
@@ -36,6 +45,27 @@ def devices(
         typer.echo(json.dumps({"onnxruntime": onnxruntime_version(), "devices": [asdict(one) for one in found]}))
     else:
         typer.echo(table(found))
+
+
+@app.command()
+def retry(
+    device: Annotated[str, typer.Argument(metavar="ID", help="A lost device, as `blockrelay status` names it.")],
+    redis_url: Annotated[str | None, typer.Option("--redis", metavar="URL", help="Control Redis of the cell.")] = None,
+    data: Annotated[
+        Path | None, typer.Option("--data", metavar="DIR", help="Data folder of a running `blockrelay up`.")
+    ] = None,
+) -> None:
+    """Try a device that was lost now, quarantine or not."""
+    cell = find_cell(redis_url, data)
+    with connected(cell) as client:
+        lost = read_lost_devices(client, cell.keys)
+        asked = [one for one in lost if device in (one.device, one.name)]
+        if not asked:
+            there = ", ".join(one.device for one in lost) or "none"
+            raise UsageError(f"no worker of cell {cell.settings.cell} waits for {device}; lost devices: {there}")
+        for one in asked:
+            retry_lost_device(client, cell.keys, one)
+            typer.echo(f"{one.worker} tries {one.device} now")
 
 
 def table(found: "list[FoundDevice]") -> str:

@@ -47,9 +47,6 @@ class CpuExecutors:
     def memory(self, folder: BlockFolder) -> None:
         """The host's."""
 
-    def usable_in_s(self) -> float:
-        return 0.0
-
     def load(self, folder: BlockFolder, first_block: int, last_block: int, *, pages: int) -> StageExecutor:
         return load_stage(
             folder, first_block, last_block, pages=max(2, pages), threads=self._threads, kernels=self._kernels

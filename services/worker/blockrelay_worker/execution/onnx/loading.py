@@ -80,9 +80,6 @@ class OnnxExecutors:
             budget_bytes=self._provider.budget_bytes(),
         )
 
-    def usable_in_s(self) -> float:
-        return 0.0
-
     def load(self, folder: BlockFolder, first_block: int, last_block: int, *, pages: int) -> OnnxStage:
         """On any device but the reference, the stage has given its answers, known from there."""
         flavour = self._flavour_of(folder.manifest)

@@ -43,7 +43,9 @@ class DeviceCare:
         return self._leave_at is not None and self._clock() >= self._leave_at
 
     def between_steps(self) -> None:
-        """What is due: at most one thing, that takes no longer than a step may. Raises DeviceLost."""
+        """What is due: at most one thing, that takes no longer than a step may. Raises DeviceLost, also for a process
+        that has ended though nothing was asked of it."""
+        self._stage.check()
         now = self._clock()
         if now >= self._canary_at:
             self._canary()

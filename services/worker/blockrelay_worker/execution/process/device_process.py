@@ -109,8 +109,20 @@ class DeviceProcess:
         self.close()
         get().error("DEVICE_LOST", device=self.device, reason=lost.reason, code=lost.code, error=str(lost))
 
+    def check(self) -> None:
+        """Raises DeviceLost once it is known to be there no more."""
+        if self.lost is not None:
+            raise self.lost
+
     def _watch(self) -> None:
         while not self._closed.wait(LOOK_S):
+            if self._process.poll() is not None and self._asking.acquire(blocking=False):
+                try:  # nobody asks it anything, so nobody else will see it
+                    if self.lost is None:
+                        self._gone(0.0)
+                finally:
+                    self._asking.release()
+                return
             deadline = self._deadline
             if deadline is not None and time.monotonic() > deadline:
                 self._too_long = deadline

@@ -65,6 +65,10 @@ class DeviceStage:
     def usable(self) -> bool:
         return self._process.lost is None
 
+    def check(self) -> None:
+        """Raises DeviceLost when it is not usable any more."""
+        self._process.check()
+
     @property
     def takes_tokens(self) -> bool:
         """It has block 1."""
@@ -146,9 +150,12 @@ class DeviceExecutors:
 
         A step may take `limit_s`. `per_block` as of OnnxStage, `python` and `module` as of DeviceProcess.
         """
-        self._name, self._folder, self._limit_s, self._per_block = device, folder, limit_s, per_block
+        self.name, self._folder, self._limit_s, self._per_block = device, folder, limit_s, per_block
         self._begin = partial(DeviceProcess, device, python=python, module=module)
         self._losses: list[float] = []
+        #: Why it was lost the last time.
+        self.last_loss = ""
+        self._forgiven: float | None = None  # the moment of the loss that no longer counts
         self._renewed: float | None = None
         self._process, opened = self._begun()
         self._numerics, self._layer_page_bytes = str(opened["numerics"]), int(opened["layer_page_bytes"])
@@ -184,13 +191,23 @@ class DeviceExecutors:
         """It was lost too often of late."""
         return in_quarantine(self._losses)
 
+    @property
+    def losses(self) -> int:
+        """How often it was lost."""
+        return len(self._losses)
+
+    def forget_losses(self) -> None:
+        """Somebody has looked after the device: it may be tried at once, and is not in quarantine."""
+        self._forgiven = self._losses[-1] if self._losses else None
+        self._losses.clear()
+
     def load(self, folder: BlockFolder, first_block: int, last_block: int, *, pages: int) -> DeviceStage:
         """See `Executors.load`; in a new process where the last one was lost."""
         self._count_loss()
         if self._process.lost is not None:
             self._process, opened = self._begun()
             if (now := opened["numerics"]) != self._numerics:
-                raise UsageError(f"{self._name} computes by {now} now, and by {self._numerics} before: start again")
+                raise UsageError(f"{self.name} computes by {now} now, and by {self._numerics} before: start again")
         fields = {"first": first_block, "last": last_block, "pages": pages}
         loaded = self._process.ask(Message("load", fields), limit_s=LOAD_LIMIT_S).fields
         return DeviceStage(
@@ -222,7 +239,7 @@ class DeviceExecutors:
         """A process that has opened the folder, and what it has told of it."""
         process = self._begin()
         folder = str(self._folder.root.absolute())
-        fields = {"device": self._name, "folder": folder, "per_block": self._per_block}
+        fields = {"device": self.name, "folder": folder, "per_block": self._per_block}
         try:
             return process, process.ask(Message("open", fields), limit_s=LOAD_LIMIT_S).fields
         except BaseException:
@@ -231,5 +248,7 @@ class DeviceExecutors:
 
     def _count_loss(self) -> None:
         lost = self._process.lost
-        if lost is not None and lost.reason != CLOSED and (not self._losses or self._losses[-1] != lost.moment):
-            self._losses.append(lost.moment)
+        if lost is None or lost.reason == CLOSED or lost.moment in (self._forgiven, *self._losses[-1:]):
+            return
+        self._losses.append(lost.moment)
+        self.last_loss = lost.reason
