@@ -258,6 +258,28 @@ def test_a_device_that_gets_slower_is_given_a_new_process_and_no_request_notices
     assert not system.client.exists(system.keys.renewal(system.model_key)), "another device may be next"
 
 
+def test_a_device_that_is_lost_again_and_again_is_left_alone_and_says_so(start_system: StartSystem) -> None:
+    system = with_gpu(start_system)
+    worker = system.workers[-1]
+    (info,) = [one for one in system.infos() if one.device == "gpu"]  # its address stays when it is registered no more
+    for number in range(3):
+        os.kill(child_of(worker.pid), signal.SIGKILL)
+        jobs = make_jobs(1, seed=7 + number, vocab=500, tokens=5)
+        begun(system, jobs)
+        system.wait_all(jobs)
+        if number < 2:
+            renewed = number + 1.0
+            wait_until(
+                lambda n=renewed: device_counter(system, "device_renewals", reason="lost") == n, "it has a new process"
+            )
+            system.wait_ready(3)
+    wait_until(lambda: sampled(scrape(info), "blockrelay_worker_device_quarantined") == 1, "it is in quarantine")
+    text = scrape(info)
+    assert sampled(text, "blockrelay_worker_device_quarantines_total") == 1
+    assert sampled(text, "blockrelay_worker_device_losses_total", reason="process_ended") == 3
+    assert sampled(text, "blockrelay_worker_device_weight_bytes") == 0 and worker.poll() is None
+
+
 def device_counter(system: System, name: str, **labels: str) -> float:
     """Of the worker that has a device, while it is registered."""
     found = [scrape(info) for info in system.infos() if info.device == "gpu"]

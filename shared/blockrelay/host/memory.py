@@ -18,6 +18,13 @@ def available_bytes(*, meminfo: Path = Path("/proc/meminfo"), cgroup: Path = _CG
     return free if limit is None else max(0, min(free, limit - (used or 0)))
 
 
+def resident_bytes() -> int:
+    """Of this process; 0 where the system does not say."""
+    if sys.platform != "linux":
+        return 0
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
 def total_bytes() -> int:
     """Of the machine."""
     if sys.platform == "win32":

@@ -5,6 +5,7 @@ from contextlib import suppress
 
 from blockrelay.errors import RedisTrouble
 from blockrelay.observability.logs import get
+from blockrelay.observability.metrics.devices import DeviceMetrics
 from blockrelay.redis.registry import LostDevice, forget_lost_device, tell_lost_device
 from blockrelay_worker.execution.process.stage import DeviceExecutors
 from blockrelay_worker.transport.redis_links import Links
@@ -13,7 +14,9 @@ from blockrelay_worker.transport.redis_links import Links
 LOOK_S = 1.0
 
 
-def wait_for_device(executors: DeviceExecutors, links: Links, stop: threading.Event, *, worker: str) -> bool:
+def wait_for_device(
+    executors: DeviceExecutors, links: Links, metrics: DeviceMetrics, stop: threading.Event, *, worker: str
+) -> bool:
     """Until the device may be tried again, by its time or since somebody asked (`blockrelay devices retry`). False when
     this process should end first. `worker` is the name under which it says that it waits."""
     lost = _lost(executors, worker)
@@ -38,6 +41,7 @@ def wait_for_device(executors: DeviceExecutors, links: Links, stop: threading.Ev
         if stop.wait(min(lost.wait_s, LOOK_S)) or links.drain.asked:
             break
         lost = _lost(executors, worker)
+    metrics.quarantined.set(0)
     with suppress(RedisTrouble):  # what nobody tells again is forgotten
         forget_lost_device(links.control, links.keys, first)
     return not (stop.is_set() or links.drain.asked)

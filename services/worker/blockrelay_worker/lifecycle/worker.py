@@ -118,7 +118,8 @@ class Worker:
         settings = self._settings
         if isinstance(self._executors, DeviceExecutors):
             worker = settings.node_id or node_name(settings.device)
-            if not wait_for_device(self._executors, self._links, self._stop, worker=worker):
+            device = self._metrics.device
+            if not wait_for_device(self._executors, self._links, device, self._stop, worker=worker):
                 return
         registration = Registration(
             self._links,

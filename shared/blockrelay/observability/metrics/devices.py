@@ -1,11 +1,29 @@
 """What a worker tells of its GPU, whose process it watches."""
 
-from prometheus_client import CollectorRegistry
+from collections.abc import Callable
+from typing import Protocol
+
+from prometheus_client import CollectorRegistry, Gauge
 
 from blockrelay.observability.metrics.instruments import counter
 
 #: Why the process of a GPU is begun anew: it was lost, or became slow and a clean-up did not help.
 RENEWALS = ("lost", "slow")
+
+
+class Memory(Protocol):
+    """Bytes that a device has told of."""
+
+    @property
+    def weight_bytes(self) -> int: ...
+    @property
+    def pool_bytes(self) -> int: ...
+    @property
+    def process_bytes(self) -> int: ...
+    @property
+    def memory_bytes(self) -> int: ...
+    @property
+    def memory_used_bytes(self) -> int: ...
 
 
 class DeviceMetrics:
@@ -27,3 +45,56 @@ class DeviceMetrics:
             registry,
             reason=RENEWALS,
         )
+        self.quarantines = counter(
+            "blockrelay_worker_device_quarantines", "How often its GPU was lost too often of late", registry
+        )
+        self.quarantined = Gauge(
+            "blockrelay_worker_device_quarantined",
+            "Whether its GPU is left alone for an hour (1) or not (0)",
+            registry=registry,
+        )
+        self.bus_bytes = counter(
+            "blockrelay_worker_device_bus_bytes",
+            "How many bytes went up to its GPU and came down from it",
+            registry,
+            direction=("up", "down"),
+        )
+        self._weights = Gauge(
+            "blockrelay_worker_device_weight_bytes", "How many bytes of weights are on its GPU", registry=registry
+        )
+        self._pools = Gauge(
+            "blockrelay_worker_device_pool_bytes",
+            "How many bytes KV pages take on its GPU, used or not",
+            registry=registry,
+        )
+        self._process = Gauge(
+            "blockrelay_worker_device_process_bytes",
+            "How many bytes of this machine's memory the process of its GPU has",
+            registry=registry,
+        )
+        self._memory = Gauge(
+            "blockrelay_worker_device_memory_bytes",
+            "How much memory its GPU has, where the provider tells; else 0",
+            registry=registry,
+        )
+        self._used = Gauge(
+            "blockrelay_worker_device_memory_used_bytes",
+            "How much of that is in use, by whomever",
+            registry=registry,
+        )
+
+    def show(self, memory: Callable[[], Memory | None]) -> None:
+        """From now on gauges ask this when they are read; None: there is no stage on the device."""
+
+        def read(what: Callable[[Memory], int]) -> Callable[[], float]:
+            def now() -> float:
+                found = memory()
+                return 0.0 if found is None else float(what(found))
+
+            return now
+
+        self._weights.set_function(read(lambda m: m.weight_bytes))
+        self._pools.set_function(read(lambda m: m.pool_bytes))
+        self._process.set_function(read(lambda m: m.process_bytes))
+        self._memory.set_function(read(lambda m: m.memory_bytes))
+        self._used.set_function(read(lambda m: m.memory_used_bytes))

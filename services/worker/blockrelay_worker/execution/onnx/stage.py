@@ -101,6 +101,7 @@ class OnnxStage:
         )
         self._page_sessions: dict[str, tuple[Any, Any]] = {}
         self._options: Any = None
+        self._up = self._down = 0
         self._lock = threading.Lock()
         for name, value in self._held.items():
             self._binding.bind_ortvalue_input(name, value)
@@ -121,6 +122,21 @@ class OnnxStage:
         """It has the last block."""
         return self.last_block == self.folder.model.blocks
 
+    @property
+    def weight_bytes(self) -> int:
+        """On the device, tables of the rotation included."""
+        return sum(value.tensor_size_in_bytes() for value in self._held.values())
+
+    @property
+    def pool_bytes(self) -> int:
+        """Of all KV pages there are."""
+        return sum(value.tensor_size_in_bytes() for value in self._pools.values())
+
+    def moved_bytes(self) -> tuple[int, int]:
+        """What went up to the device and came down from it since this was last asked; weights are not counted."""
+        moved, self._up, self._down = (self._up, self._down), 0, 0
+        return moved
+
     def export_pages(self, pages: Sequence[int]) -> list[PageContent]:
         """Copies, of the layout's type."""
         if not pages or not self._pools:
@@ -135,6 +151,7 @@ class OnnxStage:
             with np.errstate(over="ignore"):  # beyond float16 is infinite, as in a CPU's pages
                 found = [value.numpy().astype(self.layout.dtype, copy=False) for value in binding.get_outputs()]
             binding.clear_binding_outputs()
+            self._down += sum(half.nbytes for half in found)
         return [
             [(keys[at], values[at]) for keys, values in zip(found[::2], found[1::2], strict=True)]
             for at in range(len(pages))
@@ -155,6 +172,7 @@ class OnnxStage:
                 binding.bind_cpu_input(f"{name}_page", half)
                 binding.bind_ortvalue_output(f"{name}_out", value)
             session.run_with_iobinding(binding)
+            self._up += sum(half.nbytes for half in halves)
 
     def _page_session(self, way: Literal["export", "import"]) -> tuple[Any, Any]:
         """A session that moves pages, and a binding with the pools."""
@@ -216,6 +234,8 @@ class OnnxStage:
         except Exception as error:  # ONNX Runtime's own exception types have no public common base
             block = judged(str(error)).block or f"block_{self.first_block}"
             raise ExecutionError(f"{block} failed: {error}", block=block) from error
+        self._up += sum(array.nbytes for array in inputs.values())
+        self._down += sum(array.nbytes for array in found.values())
         seconds = seconds or self._times.divided(time.perf_counter() - started)
         rows = found["sums"][:, None] if self.gives_logits else found["hidden_out"]
         bad = np.logical_not(np.isfinite(rows).all(axis=1, keepdims=True))[:, 0]

@@ -31,6 +31,8 @@ class DeviceCare:
         self._every_s, self._canary_at = canary_every_s, clock() + canary_every_s
         self._may_renew, self._ask_at, self._drain_s = may_renew, clock(), drain_s
         self._leave_at: float | None = None
+        self._told = (stage.figures.up_bytes, stage.figures.down_bytes)
+        metrics.show(lambda: stage.figures if stage.usable else None)
 
     @property
     def renews(self) -> bool:
@@ -46,6 +48,7 @@ class DeviceCare:
         """What is due: at most one thing, that takes no longer than a step may. Raises DeviceLost, also for a process
         that has ended though nothing was asked of it."""
         self._stage.check()
+        self._count_bytes()
         now = self._clock()
         if now >= self._canary_at:
             self._canary()
@@ -57,6 +60,13 @@ class DeviceCare:
             if self._may_renew():
                 self._leave_at = now + self._drain_s
                 get().warning("DEVICE_RENEWAL", reason="its steps take half as long again, after a clean-up too")
+
+    def _count_bytes(self) -> None:
+        now = self._stage.figures.up_bytes, self._stage.figures.down_bytes
+        if now != self._told:
+            for direction, before, after in zip(("up", "down"), self._told, now, strict=True):
+                self._metrics.bus_bytes.labels(direction).inc(after - before)
+            self._told = now
 
     def _canary(self) -> None:
         try:

@@ -14,6 +14,7 @@ with `failed`, which says by the provider's words what kind of failure it was.
 import os
 import signal
 import threading
+import time
 from dataclasses import asdict
 from pathlib import Path
 from queue import SimpleQueue
@@ -22,14 +23,19 @@ from typing import Any, BinaryIO
 from blockrelay.block_folder.folder import open_block_folder
 from blockrelay.errors import BlockFolderError, BlockrelayError, KnownAnswerMismatch, UsageError
 from blockrelay.exit_codes import BROKEN
+from blockrelay.host.memory import resident_bytes
 from blockrelay_worker.execution.batch import Batch, Segment
 from blockrelay_worker.execution.onnx.failures import Judge
 from blockrelay_worker.execution.onnx.known_answers import PAGES_NEEDED
 from blockrelay_worker.execution.onnx.loading import OnnxExecutors
 from blockrelay_worker.execution.onnx.providers.opening import open_provider
+from blockrelay_worker.execution.onnx.providers.provider import Provider
 from blockrelay_worker.execution.onnx.stage import OnnxStage
 from blockrelay_worker.execution.process.canary import Canary
 from blockrelay_worker.execution.process.frames import Ended, Message, read, write
+
+#: How often an answer says how much memory is in use. Seconds.
+MEMORY_EVERY_S = 1.0
 
 
 class Child:
@@ -38,6 +44,8 @@ class Child:
     def __init__(self) -> None:
         self._judge = Judge()
         self._folder: Path | None = None
+        self._provider: Provider | None = None
+        self._memory_at = float("-inf")
         self._executors: OnnxExecutors | None = None
         self._stages: dict[int, OnnxStage] = {}
         self._canaries: dict[int, Canary] = {}
@@ -98,9 +106,9 @@ class Child:
                 raise AssertionError(f"nobody sends {kind}")
 
     def _open(self, device: str, folder: Path, *, per_block: bool) -> Message:
+        self._folder, self._provider = folder, open_provider(device)
         opened = open_block_folder(folder, blocks=[])
-        executors = OnnxExecutors(open_provider(device), per_block=per_block)
-        self._folder, self._executors = folder, executors
+        executors = self._executors = OnnxExecutors(self._provider, per_block=per_block)
         page = executors.page_bytes(executors.layout(opened, 1, 1))
         told = {"layer_page_bytes": page, "memory": asdict(executors.memory(opened))}
         return Message("opened", {"numerics": executors.numerics_id(opened.manifest)} | told)
@@ -117,7 +125,20 @@ class Child:
         self._stages[number] = stage
         able = stage.capabilities
         limits = {"max_rows": able.max_rows, "max_sequences": able.max_sequences}
-        return Message("loaded", {"stage": number, "pages": pages, "details": dict(stage.details)} | limits)
+        stage.moved_bytes()  # to find out whether it is right: nobody's step
+        figures = {"weight_bytes": stage.weight_bytes, "pool_bytes": stage.pool_bytes} | self._memory()
+        fields = {"stage": number, "pages": pages, "details": dict(stage.details), "figures": figures}
+        return Message("loaded", fields | limits)
+
+    def _memory(self) -> dict[str, int]:
+        """Of this process and the device, once a second at most."""
+        now = time.monotonic()
+        if now - self._memory_at < MEMORY_EVERY_S:
+            return {}
+        self._memory_at = now
+        assert self._provider is not None, "it was opened"
+        used, there = self._provider.memory() or (0, 0)
+        return {"process_bytes": resident_bytes(), "memory_used_bytes": used, "memory_bytes": there}
 
     def _run(self, stage: OnnxStage, message: Message) -> Message:
         fields, (rows,) = message.fields, message.arrays
@@ -133,7 +154,13 @@ class Child:
         )
         result = output.logits if output.hidden is None else output.hidden
         assert result is not None
-        about = {"not_finite": list(output.not_finite), "seconds": output.seconds, "estimated": output.estimated}
+        up, down = stage.moved_bytes()
+        about = {
+            "not_finite": list(output.not_finite),
+            "seconds": output.seconds,
+            "estimated": output.estimated,
+            "figures": {"up_bytes": up, "down_bytes": down} | self._memory(),
+        }
         return Message("ran", about, [result])
 
 

@@ -20,6 +20,7 @@ from blockrelay_worker.execution.executor import PageContent
 from blockrelay_worker.execution.page_layout import PageLayout, layout_of
 from blockrelay_worker.execution.page_pool import PagePool
 from blockrelay_worker.execution.process.device_process import CHILD, CLOSED, DeviceProcess
+from blockrelay_worker.execution.process.figures import Figures
 from blockrelay_worker.execution.process.frames import Message
 from blockrelay_worker.execution.process.renewal import in_quarantine, may_be_renewed, usable_in_s
 from blockrelay_worker.execution.process.step_drift import StepDrift, shape_of
@@ -59,7 +60,8 @@ class DeviceStage:
             kv_tokens=loaded["pages"] * PAGE,
         )
         self._process, self._stage, self._limit_s = process, loaded["stage"], limit_s
-        self.drift = StepDrift()
+        self.drift, self.figures = StepDrift(), Figures()
+        self.figures.hear(loaded["figures"])
 
     @property
     def usable(self) -> bool:
@@ -88,6 +90,7 @@ class DeviceStage:
         segments = [(s.rows, s.first_position, list(s.pages) if pages else []) for s in batch.segments]
         answer = self._ask("run", {"segments": segments, "wanted": list(batch.wanted)}, [rows])
         (result,) = answer.arrays
+        self.figures.hear(answer.fields["figures"])
         self.drift.add(shape_of(batch.segments), sum(answer.fields["seconds"].values()))
         return StageOutput(
             hidden=None if self.gives_logits else result,

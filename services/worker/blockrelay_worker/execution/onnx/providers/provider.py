@@ -14,6 +14,7 @@ import onnxruntime as ort
 from numpy.typing import DTypeLike, NDArray
 
 from blockrelay.errors import UsageError
+from blockrelay.host.memory import available_bytes, total_bytes
 
 #: A provider by its name, or with options, as ONNX Runtime takes it.
 Chosen = str | tuple[str, dict[Any, Any]]
@@ -73,6 +74,10 @@ class Provider(ABC):
             raise UsageError(self.lacks() or f"ONNX Runtime gave {found[0]} where {self.ort_name} was asked for")
         return made
 
+    def memory(self) -> tuple[int, int] | None:
+        """Bytes of the device that are in use, and that there are; None where nobody tells."""
+        return None
+
     def shrinking(self) -> ort.RunOptions | None:
         """Options of a run behind which the session gives memory back that it does not use; None where nobody can."""
         return None
@@ -95,6 +100,9 @@ class CpuProvider(Provider):
 
     def empty(self, session: ort.InferenceSession, shape: Sequence[int], dtype: DTypeLike) -> ort.OrtValue:
         return ort.OrtValue.ortvalue_from_numpy(np.zeros(shape, dtype))
+
+    def memory(self) -> tuple[int, int]:
+        return max(0, total_bytes() - available_bytes()), total_bytes()
 
     def shrinking(self) -> ort.RunOptions | None:
         return shrinking_arena("cpu:0")
