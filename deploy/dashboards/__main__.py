@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from deploy.dashboards.build import to_json
+from deploy.dashboards.devices import DEVICES
 from deploy.dashboards.kv_cache import KV_CACHE
 from deploy.dashboards.panel import Dashboard
 from deploy.dashboards.pipeline import PIPELINE
@@ -12,7 +13,7 @@ from deploy.dashboards.requests import REQUESTS
 from deploy.dashboards.system import SYSTEM
 from deploy.dashboards.tenants import TENANTS
 
-DASHBOARDS: tuple[Dashboard, ...] = (SYSTEM, PIPELINE, REQUESTS, KV_CACHE, RECOVERY, TENANTS, REDIS)
+DASHBOARDS: tuple[Dashboard, ...] = (SYSTEM, PIPELINE, REQUESTS, KV_CACHE, RECOVERY, DEVICES, TENANTS, REDIS)
 FOLDER = Path(__file__).resolve().parents[1] / "grafana" / "dashboards"
 
 

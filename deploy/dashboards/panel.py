@@ -7,8 +7,8 @@ from typing import Literal
 #: Units as Grafana calls them.
 Unit = Literal["short", "s", "bytes", "percentunit", "reqps", "ops", "cps", "none"]
 Cause = Literal[
-    "load", "overload", "crowd", "prefixes", "tenants", "kill", "gpu", "poison", "numerics", "redis", "tiers", "memory",
-    "books",
+    "load", "overload", "crowd", "prefixes", "tenants", "kill", "gpu", "device", "poison", "numerics", "redis", "tiers",
+    "memory", "books",
 ]  # fmt: skip
 #: What changes a panel's value (done by tests/support/systems/causes.py), in words.
 CAUSES: dict[Cause, str] = {
@@ -19,6 +19,7 @@ CAUSES: dict[Cause, str] = {
     "crowd": "more requests than KV pages hold",
     "kill": "`kill -9` of all workers of a stage",
     "gpu": "a GPU that fails",
+    "device": "`kill -9` of a GPU's process, again and again",
     "poison": "a request that cannot be computed",
     "numerics": "no worker of a numerics id is left",
     "memory": "Redis is full",

@@ -58,6 +58,8 @@ EXPECTED = (
     Expected("overload", "BlockrelayRefuses", 'limit="in_flight"'),
     Expected("crowd", "BlockrelayPreempts", r'instance="127.0.0.1:\d+"'),
     Expected("gpu", "BlockrelayGpuFails", r'block="block_\d+", instance="127.0.0.1:\d+", reason="gpu_error"'),
+    Expected("device", "BlockrelayDeviceLost", r'instance="127.0.0.1:\d+", reason="process_ended"'),
+    Expected("device", "BlockrelayDeviceQuarantined", r'instance="127.0.0.1:\d+"'),
     Expected("poison", "BlockrelayDeadLetters", "req-3-0"),
     Expected("numerics", "BlockrelayNumericsGone", r"numerics id .*-b, of which none is left: \d requests"),
     Expected("memory", "BlockrelayRedisTooSmall", r"Redis uses \d+ of \d+ MiB"),

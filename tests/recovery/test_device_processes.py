@@ -19,6 +19,7 @@ from blockrelay.redis.registry import read_lost_devices, read_plan
 from blockrelay.settings import BUNDLED_MODEL
 from tests.support.cell import read_timeline
 from tests.support.scraping import sampled
+from tests.support.systems.device_processes import child_of, children_of
 from tests.support.systems.system import Job, StartSystem, System, assert_nothing_is_held, make_jobs, scrape
 from tests.support.waiting import wait_until
 from tests.support.worker.misbehaving_python import misbehaving_python
@@ -43,13 +44,6 @@ def with_gpu(
 
     wait_until(planned, "the plan has a GPU stage")
     return system
-
-
-def child_of(worker: int) -> int:
-    """The process of its device."""
-    found = [int(pid) for pid in Path(f"/proc/{worker}/task/{worker}/children").read_text().split()]
-    assert len(found) == 1, found
-    return found[0]
 
 
 def begun(system: System, jobs: list[Job], least: int = 1) -> dict[str, list[int]]:
@@ -169,11 +163,6 @@ def test_a_budget_that_is_too_small_is_refused_before_anything_is_loaded(start_s
     assert 8 <= pages < min(one.pages for one in system.infos() if one.device == "cpu")
 
 
-def worker_has_another(worker: int, former: int) -> bool:
-    """The process of a device, which is not the one that ended."""
-    return any(child != former for child in children_of(worker))
-
-
 def test_a_device_in_quarantine_is_told_and_tried_when_somebody_asks(start_system: StartSystem) -> None:
     system = with_gpu(start_system)
     worker = system.workers[-1]
@@ -189,10 +178,12 @@ def test_a_device_in_quarantine_is_told_and_tried_when_somebody_asks(start_syste
         wait_until(lambda: not Path(f"/proc/{former}").exists(), "the worker has seen that, though it asked nothing")
         return former
 
-    for _ in range(2):
-        former = lose()
-        wait_until(lambda: worker_has_another(worker.pid, former), "it has come back by itself")
+    def comes_back(former: int) -> None:
+        wait_until(lambda: any(child != former for child in children_of(worker.pid)), "it has a new process")
         system.wait_ready(3)
+
+    for _ in range(2):
+        comes_back(lose())
     former = lose()
     wait_until(lambda: read_lost_devices(system.client, system.keys), "its worker waits")
     (lost,) = read_lost_devices(system.client, system.keys)
@@ -201,8 +192,7 @@ def test_a_device_in_quarantine_is_told_and_tried_when_somebody_asks(start_syste
     assert f"cpu of {lost.worker} was lost 3 times, last for process_ended: in quarantine" in told, told
     asked = run("blockrelay_worker.offline.devices", "retry", "cpu")
     assert (asked.returncode, asked.stdout) == (0, f"{lost.worker} tries cpu now\n")
-    wait_until(lambda: worker_has_another(worker.pid, former), "it is tried")
-    system.wait_ready(3)
+    comes_back(former)
     refused = run("blockrelay_worker.offline.devices", "retry", "cpu")
     assert refused.returncode == 2 and "waits for cpu; lost devices: none" in refused.stderr, refused
 

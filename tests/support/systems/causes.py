@@ -3,7 +3,9 @@
 Each is a context manager: the trouble is there inside, and mended behind. Panels and alerts are asked meanwhile.
 """
 
+import os
 import re
+import signal
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -15,8 +17,11 @@ from typing import Any
 import httpx
 
 from blockrelay.auth.api_keys import Tenant, add_key
+from blockrelay.redis.registry import read_plan
 from blockrelay_launcher.supervisor.ports import kept_ports
+from blockrelay_worker.execution.process.renewal import MOST_LOSSES
 from tests.support.prometheus import Prometheus, running_exporter, running_prometheus, through_exporter
+from tests.support.systems.device_processes import child_of
 from tests.support.systems.system import StartSystem, System, make_jobs
 from tests.support.waiting import wait_until
 
@@ -195,6 +200,36 @@ def gpu(on: Watched) -> Iterator[None]:
 
 
 @contextmanager
+def device(on: Watched) -> Iterator[None]:
+    """The process of a GPU, which is ONNX Runtime's own CPU provider, is killed in the middle of requests until it is
+    left alone."""
+    with on.another() as system:
+        worker = system.start_worker(device="gpu", gpu="cpu", canary_s="0.1")
+        system.wait_ready(2)
+        on.watch(system, scheduler=False)
+        for number in range(MOST_LOSSES):
+            wait_until(lambda: _plan_has_gpu(system), "a GPU has the stage")
+            jobs = make_jobs(4, seed=30 + number, vocab=POISON, tokens=300)
+            for job in jobs:
+                system.accept(job)
+            wait_until(lambda of=jobs: system.tokens_so_far(of) > 20, "they have tokens")
+            os.kill(child_of(worker.pid), signal.SIGKILL)
+            system.wait_all(jobs)
+        yield
+    worker.kill()
+    worker.wait()
+    wait_until(lambda: on.seen('up{job="blockrelay-worker"} == 0'), "Prometheus misses it")
+    on.prometheus.forget_those_that_are_down("blockrelay-worker")
+
+
+def _plan_has_gpu(system: System) -> bool:
+    """And a worker that serves it."""
+    plan = read_plan(system.client, system.keys, system.model_key)
+    serve = [worker for worker in system.infos() if worker.device == "gpu" and worker.ready]
+    return plan is not None and plan.route_class == "gpu" and bool(serve)
+
+
+@contextmanager
 def poison(on: Watched) -> Iterator[None]:
     """A request that no worker can compute."""
     with on.another(worker={"failpoint": f"worker.before_compute:raise#{POISON}"}) as failing:
@@ -278,6 +313,7 @@ CAUSES: dict[str, Callable[[Watched], AbstractContextManager[None]]] = {
     "crowd": crowd,
     "kill": kill,
     "gpu": gpu,
+    "device": device,
     "poison": poison,
     "numerics": numerics,
     "memory": memory,

@@ -12,7 +12,7 @@ from blockrelay_worker.execution.batch import Batch, Segment
 from blockrelay_worker.execution.onnx.known_answers import STEPS
 from blockrelay_worker.execution.process.care import DeviceCare
 from blockrelay_worker.execution.process.stage import DeviceExecutors, DeviceStage
-from tests.unit.worker.execution.process.conftest import Clock, Misbehaving, Told, device_metrics
+from tests.support.worker.devices import Clock, Misbehaving, Told, device_metrics
 
 PROMPT = Batch(
     segments=[Segment(rows=20, first_position=0, pages=(3, 1))], tokens=np.arange(5, 25, dtype=np.int32), wanted=[19]

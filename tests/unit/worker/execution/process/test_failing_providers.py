@@ -10,7 +10,7 @@ from blockrelay.errors import DeviceFailed, DeviceLost
 from blockrelay_worker.execution.batch import Batch, Segment
 from blockrelay_worker.execution.onnx.failures import TABLE
 from blockrelay_worker.execution.process.stage import DeviceStage
-from tests.unit.worker.execution.process.conftest import Misbehaving
+from tests.support.worker.devices import Misbehaving
 
 StageThatFails = Callable[[str, str], DeviceStage]
 

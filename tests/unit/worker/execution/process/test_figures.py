@@ -13,7 +13,7 @@ from blockrelay_worker.execution.onnx.graphs import weight_shapes
 from blockrelay_worker.execution.onnx.known_answers import PAGES_NEEDED
 from blockrelay_worker.execution.process.care import DeviceCare
 from blockrelay_worker.execution.process.stage import DeviceExecutors
-from tests.unit.worker.execution.process.conftest import device_metrics
+from tests.support.worker.devices import device_metrics
 
 ROWS = 20
 

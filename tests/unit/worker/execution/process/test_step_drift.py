@@ -8,7 +8,7 @@ from blockrelay_worker.execution.batch import Batch, Segment
 from blockrelay_worker.execution.process.care import ASK_S, DeviceCare
 from blockrelay_worker.execution.process.stage import DeviceStage
 from blockrelay_worker.execution.process.step_drift import SAMPLE, SHAPES, StepDrift, StepShape, has_grown, shape_of
-from tests.unit.worker.execution.process.conftest import Clock, Misbehaving, device_metrics
+from tests.support.worker.devices import Clock, Misbehaving, device_metrics
 
 SHAPE = StepShape(rows=4, sequences=4, context=50)
 
