@@ -7,7 +7,7 @@ import pytest
 from blockrelay.block_folder.folder import BlockFolder
 from blockrelay_worker.execution.batch import Batch, Segment
 from blockrelay_worker.execution.process.stage import DeviceExecutors
-from blockrelay_worker.execution.self_test import fixed_tokens
+from blockrelay_worker.execution.self_test import fixed_rows
 from tests.support.worker.onnx_devices import DEVICES
 
 LOADS, WARM, MOST_BYTES = 50, 5, 20_000_000
@@ -16,22 +16,22 @@ LOADS, WARM, MOST_BYTES = 50, 5, 20_000_000
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("device", DEVICES)
 def test_fifty_loads_and_unloads_leave_little_behind(fp32: BlockFolder, device: str) -> None:
-    """Each with steps of one row and of 33, and pages that leave."""
+    """A layer and the head, each time with steps of one row and of 33, and pages that leave."""
     executors = DeviceExecutors(device, fp32, python=sys.executable, limit_s=60.0)
     resident: list[int] = []
     try:
         for _ in range(LOADS):
-            stage = executors.load(fp32, 1, 5, pages=64)
+            stage = executors.load(fp32, 4, 5, pages=64)
             for rows in (33, 1):
                 segment = Segment(rows=rows, first_position=0, pages=(0, 1, 2))
-                stage.run(Batch(segments=[segment], tokens=fixed_tokens(fp32.model, rows), wanted=[0]))
+                stage.run(Batch(segments=[segment], hidden=fixed_rows(fp32.model, rows), wanted=[0]))
             stage.export_pages([0, 1])
             stage.close()
             resident.append(resident_of(executors))
     finally:
         executors.close()
-    grown = resident[-1] - resident[WARM - 1]
-    print(f"{device}: {grown / 1e6:.1f} MB more after {LOADS} loads than after {WARM}")  # noqa: T201
+    grown = resident[-1] - min(resident[WARM - 1 :])  # what the first loads took may go back later
+    print(f"{device}: {grown / 1e6:.1f} MB more after {LOADS} loads than at the least after {WARM}")  # noqa: T201
     assert grown < MOST_BYTES, [round(one / 1e6) for one in resident]
 
 
