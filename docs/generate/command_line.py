@@ -13,7 +13,7 @@ from blockrelay_converter import __main__ as convert
 from blockrelay_converter import analyse
 from blockrelay_launcher.cli.main import app
 from blockrelay_scheduler.plan_command import __main__ as plan_command
-from blockrelay_worker.offline import devices, evaluate, generate
+from blockrelay_worker.offline import devices, evaluate, generate, gpu_report
 from docs.generate.tables import table
 
 _HEAD = """\
@@ -30,6 +30,7 @@ _PASSED_ON: dict[str, typer.Typer] = {
     "evaluate": evaluate.app,
     "analyse": analyse.app,
     "devices": devices.app,
+    "gpu-report": gpu_report.app,
     "plan": plan_command.app,
 }
 #: What stands for a value where the option does not say.

@@ -305,6 +305,12 @@ def devices(arguments: Arguments = None) -> None:
     _become("blockrelay_worker.offline.devices", arguments)
 
 
+@app.command("gpu-report", context_settings=_PASSED_ON, add_help_option=False)
+def gpu_report(arguments: Arguments = None) -> None:
+    """Print one JSON object about this machine's GPUs, with known answers and timings, to send to us."""
+    _become("blockrelay_worker.offline.gpu_report", arguments)
+
+
 @app.command("profile")
 def profile(
     model: Model = BUNDLED_MODEL,

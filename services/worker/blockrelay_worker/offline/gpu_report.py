@@ -1,0 +1,135 @@
+"""`python -m blockrelay_worker.offline.gpu_report`: one JSON object about the GPUs of this machine, for people to send.
+
+It has versions, the devices that were found, and of each that can be used (or of `--device` alone, `cpu` too) what it
+made of the bundled model. It names no user, no host, no folder and no UUID. A device is tried in a process of its own,
+whose end is told as well. Exit code 2 for a device that is not here.
+"""
+
+import getpass
+import json
+import os
+import platform
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterable
+from contextlib import redirect_stdout, suppress
+from dataclasses import asdict, replace
+from importlib.metadata import distributions
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from blockrelay import __version__
+from blockrelay.block_folder.folder import open_block_folder
+from blockrelay.command_app import run_app
+from blockrelay.settings import BUNDLED_MODEL
+from blockrelay_worker.execution.onnx.installation import check_one_onnxruntime
+
+if TYPE_CHECKING:
+    from blockrelay_worker.execution.onnx.devices import FoundDevice
+
+#: Cold shaders take most of a minute each. Seconds.
+_LIMIT_S = 600.0
+#: What has to do with how a device computes.
+_PACKAGES = re.compile(r"onnx.*|openvino.*|numpy|nvidia-(cublas|cudnn|cuda-runtime).*")
+#: CUDA's errors name the host. Paths lose their folders: what a library is called is worth knowing.
+_HOST = re.compile(r"\bhostname=\S*")
+_FOLDERS = re.compile(r"(?:[A-Za-z]:\\|\\\\)(?:[^\\\s'\"]+\\)*|(?<![\w/])/(?:[^/\s'\":]+/)+")
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+
+
+@app.command()
+def gpu_report(
+    device: Annotated[
+        str, typer.Option(metavar="ID", help="Try this device alone; default: each that can be used.")
+    ] = "",
+    trial_only: Annotated[bool, typer.Option(hidden=True)] = False,
+) -> None:
+    """Print one JSON object about this machine's GPUs, with known answers and timings, to send to us."""
+    check_one_onnxruntime()
+    if trial_only:
+        with redirect_stdout(sys.stderr):
+            tried = _tried_here(device)
+        typer.echo(json.dumps(tried))
+        return
+    # Only here: of two ONNX Runtimes in one environment, neither may be one that can be imported.
+    from blockrelay_worker.execution.onnx.devices import devices_here
+    from blockrelay_worker.execution.onnx.providers.opening import open_provider
+
+    with redirect_stdout(sys.stderr):
+        found = devices_here(os.environ)
+        if device:
+            device = open_provider(device).device  # a UUID would name the card
+    chosen = [device] if device else [one.id for one in found if not one.problem and one.kind != "cpu"]
+    report = {
+        "report": 1,
+        "blockrelay": __version__,
+        "python": platform.python_version(),
+        "os": _told(f"{platform.system()} {platform.release()} {platform.machine()}"),
+        "packages": versions(),
+        "devices": [_described(one) for one in found],
+        "trials": [_tried(one) for one in chosen],
+    }
+    typer.echo(json.dumps(report, indent=1))
+
+
+def versions() -> dict[str, str]:
+    """Of the packages that decide how a device computes."""
+    named = {str(one.metadata["Name"]).lower(): one.version for one in distributions()}
+    return {name: named[name] for name in sorted(named) if _PACKAGES.fullmatch(name)}
+
+
+def anonymous(text: str, private: Iterable[str]) -> str:
+    """The text without folders, and without the private words wherever they stand alone. Pure."""
+    text = _FOLDERS.sub("", _HOST.sub("hostname=...", text))
+    for word in private:
+        text = re.sub(rf"(?<![\w]){re.escape(word)}(?![\w])", "...", text)
+    return text
+
+
+def _told(text: str) -> str:
+    """What somebody else's code says, as it may leave this machine."""
+    private = {socket.gethostname(), platform.node()}
+    with suppress(OSError, KeyError):  # a user id without a name
+        private.add(getpass.getuser())
+    return anonymous(text, filter(None, private))
+
+
+def _described(one: "FoundDevice") -> dict[str, Any]:
+    return asdict(replace(one, uuid=None, problem=_told(one.problem)))
+
+
+def _tried(device: str) -> dict[str, Any]:
+    """The trial in a process of its own: a driver that ends it must not end the report."""
+    command = [sys.executable, "-P", "-m", "blockrelay_worker.offline.gpu_report", "--trial-only", "--device", device]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_LIMIT_S, check=False)
+    except subprocess.TimeoutExpired:
+        return {"device": device, "problem": f"no answer for {_LIMIT_S:g} s"}
+    if done.returncode == 0:
+        told: dict[str, Any] = json.loads(done.stdout)
+        return told | {"problem": _told(told["problem"])}
+    code = done.returncode
+    how = f"by {signal.Signals(-code).name}" if code < 0 else f"with status {code}"
+    said = _told(" | ".join(done.stderr.strip().splitlines()[-5:]))
+    return {"device": device, "problem": f"its process has ended {how}: {said}"}
+
+
+def _tried_here(device: str) -> dict[str, Any]:
+    from blockrelay_worker.execution.onnx.providers.opening import open_provider
+    from blockrelay_worker.offline.device_trial import try_device
+
+    return asdict(try_device(open_provider(device), open_block_folder(BUNDLED_MODEL)))
+
+
+def run(arguments: list[str] | None = None) -> int:
+    """The exit code (see `run_app`)."""
+    return run_app(app, arguments, name="blockrelay gpu-report")
+
+
+if __name__ == "__main__":
+    sys.exit(run())
