@@ -7,7 +7,10 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
+import yaml
 
+from blockrelay_worker.execution.process.stage import LOAD_LIMIT_S
+from tests.support.kubernetes import rendering
 from tests.support.kubernetes.contracts.objects import containers, kinds, pod_of
 from tests.support.kubernetes.contracts.rules import complaints
 from tests.support.kubernetes.custom_resources import custom_complaints
@@ -61,6 +64,30 @@ def test_the_model_reaches_every_service(render: Render) -> None:
             (container,) = containers(service)
             assert {"name": "BLOCKRELAY_MODEL", "value": "/model"} in container["env"]
             assert {"name": "model", "mountPath": "/model", "readOnly": True} in container["volumeMounts"]
+
+
+def test_a_gpu_worker_has_a_gpu_of_its_own_and_time_to_load(render: Render) -> None:
+    objects = render("with-gpus")
+    (worker,) = [one for one in kinds(objects, "Deployment") if one["metadata"]["name"] == "blockrelay-worker-gpu"]
+    (container,) = containers(worker)
+    assert {resources["nvidia.com/gpu"] for resources in container["resources"].values()} == {"1"}
+    assert {"name": "BLOCKRELAY_GPU", "value": "cuda:0"} in container["env"]
+    probe = container["startupProbe"]
+    assert probe["periodSeconds"] * probe["failureThreshold"] > LOAD_LIMIT_S
+    assert worker["spec"]["strategy"]["rollingUpdate"] == {"maxUnavailable": 1, "maxSurge": 0}
+
+
+def test_what_every_worker_is_given_reaches_those_with_gpus(overlays: dict[str, Path]) -> None:
+    folder = overlays["with-gpus"].parent / "gpus-and-more"
+    if not folder.exists():
+        folder.mkdir()
+        found = yaml.safe_load((overlays["with-gpus"] / "kustomization.yaml").read_text())
+        found["components"] += [f"../../components/{name}" for name in ("model-pvc", "prometheus-operator")]
+        (folder / "kustomization.yaml").write_text(yaml.safe_dump(found))
+    objects = rendering.render(folder)
+    assert complaints(objects) == []
+    (worker,) = [one for one in kinds(objects, "Deployment") if one["metadata"]["name"] == "blockrelay-worker-gpu"]
+    assert {"name": "BLOCKRELAY_MODEL", "value": "/model"} in containers(worker)[0]["env"]
 
 
 def test_overlays_say_what_the_heads_of_components_leave_to_them(render: Render) -> None:

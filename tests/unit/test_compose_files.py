@@ -1,6 +1,7 @@
 """compose.yaml and what may be added to it: services read every setting that it passes on."""
 
 import re
+import tomllib
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ SETTINGS: dict[str, type[Settings]] = {
     "gateway": GatewaySettings,
     "scheduler": SchedulerSettings,
     "worker": WorkerSettings,
+    "worker-gpu": WorkerSettings,
 }
 COMPOSE = ROOT / "compose.yaml"
 ADDITIONS = sorted((ROOT / "deploy" / "compose").glob("*.yaml"))
@@ -51,3 +53,26 @@ def test_an_addition_changes_services_that_are_there_and_is_explained(file: Any)
     assert f"deploy/compose/{file.name}" in COMPOSE.read_text()
     for variable in re.findall(r"\$\{(\w+):\?", file.read_text()):
         assert f"{variable}=" in COMPOSE.read_text()
+
+
+def test_the_gpu_worker_takes_its_gpu_and_comes_only_when_asked_for() -> None:
+    worker, other = services(COMPOSE)["worker-gpu"], services(COMPOSE)["worker"]
+    assert worker["profiles"] == ["gpu"]
+    (device,) = worker["deploy"]["resources"]["reservations"]["devices"]
+    assert device == {"driver": "nvidia", "count": 1, "capabilities": ["gpu"]}
+    assert worker["environment"]["BLOCKRELAY_DEVICE"] == "gpu"
+    confined = ("read_only", "tmpfs", "cap_drop", "security_opt", "networks", "restart", "stop_grace_period")
+    assert [worker[name] for name in confined] == [other[name] for name in confined]
+
+
+@pytest.mark.parametrize("target", ["worker-cuda", "worker-webgpu"])
+def test_an_image_for_gpus_installs_its_extra_and_computes_there(target: str) -> None:
+    text = (ROOT / "deploy" / "Dockerfile").read_text()
+    extra = target.removeprefix("worker-")
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert extra in extras and f'install-service "[{extra}]"' in text
+    stage = text.partition(f"FROM runtime AS {target}\n")[2].partition("\nFROM ")[0]
+    assert f"COPY --from={target}-packages " in stage and f"BLOCKRELAY_GPU={extra}:0" in stage
+    assert "BLOCKRELAY_DEVICE=gpu" in stage and 'CMD ["python", "-m", "blockrelay_worker"]' in stage
+    users = re.findall(r"^USER (\S+)", stage, re.M)
+    assert not users or users[-1] == "10001:10001", "it does not run as root"

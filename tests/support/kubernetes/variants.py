@@ -31,6 +31,7 @@ ON_DEMO: dict[str, dict[str, object]] = {
     "with-a-model-image": example_of("model-image"),
     "with-a-model-volume": {"components": ["../../components/model-pvc"]},
     "with-gateway-api": example_of("gateway-api"),
+    "with-gpus": example_of("worker-gpu"),
     "with-other-cells": example_of("cells"),
     "with-valkey": {
         "components": ["../../components/valkey"],

@@ -14,10 +14,12 @@ PROVISIONING = ROOT / "deploy" / "grafana" / "provisioning"
 
 
 def exposed() -> dict[str, int]:
-    """The port of each service, from its image."""
+    """The port of each service that has one, from the target of its image."""
     stages = re.split(r"^FROM ", (ROOT / "deploy" / "Dockerfile").read_text(), flags=re.M)
     found = ((re.match(r"\S+ AS (\S+)", stage), re.search(r"^EXPOSE (\d+)", stage, re.M)) for stage in stages)
-    return {name[1]: int(port[1]) for name, port in found if name and port}
+    ports = {name[1]: int(port[1]) for name, port in found if name and port}
+    targets = {name: one["build"]["target"] for name, one in COMPOSE["services"].items() if "build" in one}
+    return {name: ports[target] for name, target in targets.items() if target in ports}
 
 
 def mounts(service: str) -> dict[str, str]:
@@ -31,9 +33,11 @@ def test_every_service_is_scraped_at_the_port_of_its_image() -> None:
     for job in PROMETHEUS["scrape_configs"]:
         for found in job.get("dns_sd_configs", ()):
             scraped |= dict.fromkeys(found["names"], found["port"])
-    assert scraped == exposed() and scraped.keys() <= COMPOSE["services"].keys()
+    assert scraped == exposed() and {"gateway", "scheduler", "worker", "worker-gpu"} == scraped.keys()
     jobs = {job["job_name"] for job in PROMETHEUS["scrape_configs"]}
-    assert {f"blockrelay-{service}" for service in exposed()} <= jobs, "panels choose by these names"
+    assert {f"blockrelay-{service.removesuffix('-gpu')}" for service in exposed()} <= jobs, (
+        "panels choose by these names"
+    )
 
 
 def test_both_redis_servers_are_asked_through_the_exporter() -> None:

@@ -19,6 +19,7 @@ IMAGES: Mapping[str, tuple[type[Settings], str, frozenset[str]]] = {
     ),
     "blockrelay/scheduler": (SchedulerSettings, "scheduler", frozenset({"/livez", "/readyz", "/metrics"})),
     "blockrelay/worker": (WorkerSettings, "worker", frozenset({"/livez", "/readyz", "/metrics"})),
+    "blockrelay/worker-gpu": (WorkerSettings, "worker-cuda", frozenset({"/livez", "/readyz", "/metrics"})),
 }
 #: Pods that a chart brings: nothing here has them.
 OF_OTHERS = {"app.kubernetes.io/name": "valkey"}
