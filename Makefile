@@ -105,7 +105,7 @@ dashboards: install ## deploy/grafana/dashboards, made anew
 
 # A run of `observability` as pictures: docs/dashboards/*.png.
 dashboard-pictures: install ## pictures of every panel from a real run; needs Debian's prometheus packages
-	$(BIN)/$(PIP) '.[pictures]'
+	$(BIN)/$(PIP) --editable '.[pictures]'
 	mkdir -p build
 	$(BIN)/pytest --quiet -m observability tests/observability/test_panels.py --panels-to build/panels.json
 	$(BIN)/python -m deploy.dashboards.pictures build/panels.json

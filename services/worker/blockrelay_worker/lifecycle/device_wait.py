@@ -29,6 +29,9 @@ def wait_for_device(
         quarantine=lost.quarantine,
         seconds=round(lost.wait_s, 1),
     )
+    if lost.quarantine:
+        metrics.quarantines.inc()
+        metrics.quarantined.set(1)
     first = lost
     while lost is not None:
         try:

@@ -9,7 +9,7 @@ import pytest
 from blockrelay.block_folder.folder import BlockFolder
 from blockrelay.host.memory import total_bytes
 from blockrelay_worker.execution.batch import Batch, Segment
-from blockrelay_worker.execution.onnx.graphs import weight_shapes
+from blockrelay_worker.execution.onnx.graphs.stage import weight_shapes
 from blockrelay_worker.execution.onnx.known_answers import PAGES_NEEDED
 from blockrelay_worker.execution.process.care import DeviceCare
 from blockrelay_worker.execution.process.stage import DeviceExecutors

@@ -31,6 +31,7 @@ class CudaProvider(Provider):
     """A GPU that CUDA shows."""
 
     name, ort_name = "cuda", "CUDAExecutionProvider"
+    has_paged_attention = True
     _libraries_loaded = False
 
     def __init__(self, index: int, gpu: NvidiaGpu) -> None:
