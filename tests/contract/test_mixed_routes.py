@@ -222,9 +222,22 @@ class TestPages:
         sandwich.rerun(run, "missing_pages", found=0)
         assert [run.reusable for run in sandwich.claim("g0")] == [0]
 
-    def test_stay_private_when_cpus_go_on(self, sandwich: Cell) -> None:
+    def test_are_not_taken_by_cpus_that_begin_anew(self, sandwich: Cell) -> None:
+        """Else their tokens would be no CPU's, under a numerics id that says so."""
         sandwich.accept()
         sandwich.claim("g0")
+        sandwich.scripts.run(calls.dead("g0", silent_s=0))
+        sandwich.scripts.run(calls.dead("g2", silent_s=0))
+        (run,) = sandwich.claim("c0")
+        assert run.route == ("c0", "c1", "c2") and not run.private and sandwich.record()["numerics"] == "c"
+        sandwich.commit(run, 0, [7])
+        sandwich.rerun(run, "drain")
+        assert [run.private for run in sandwich.claim("c0")] == [False]
+
+    def test_stay_private_when_cpus_go_on(self, sandwich: Cell) -> None:
+        sandwich.accept()
+        (run,) = sandwich.claim("g0")
+        sandwich.commit(run, 0, [7])
         sandwich.scripts.run(calls.dead("g0", silent_s=0))
         sandwich.scripts.run(calls.dead("g2", silent_s=0))
         (run,) = sandwich.claim("c0")

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from random import Random
 
 from blockrelay_launcher.drill.faults import Fault
-from blockrelay_launcher.drill.part import DrillPart
+from blockrelay_launcher.drill.parts.part import DrillPart
 from blockrelay_launcher.drill.system import DrilledSystem
 from tests.support.redis.failover import Arrangement, Cluster
 from tests.support.redis.server_process import Process

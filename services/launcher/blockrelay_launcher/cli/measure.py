@@ -57,8 +57,13 @@ def drill(
     model: Model = BUNDLED_MODEL,
     minutes: Annotated[float, typer.Option(min=0.05, help="How long the system is under load.")] = 10.0,
     kill: Annotated[
-        str, typer.Option(metavar="ROLE,ROLE", help="What to hurt: worker, scheduler, gateway, redis; empty: nothing.")
-    ] = "worker,scheduler,gateway,redis",
+        str | None,
+        typer.Option(
+            metavar="ROLE,ROLE",
+            help="What to hurt: worker, scheduler, gateway, redis, device (a GPU's process); empty: nothing; default: "
+            "all that there are.",
+        ),
+    ] = None,
     faults: Annotated[
         str,
         typer.Option(
@@ -93,14 +98,17 @@ def drill(
     replicas: Annotated[int, typer.Option(min=1, help="Workers per stage.")] = 2,
     gateways: Annotated[int, typer.Option(min=1, help="Gateways; clients go on at another.")] = 2,
     schedulers: Annotated[int, typer.Option(min=1, help="Schedulers.")] = 1,
+    gpu: Annotated[str, typer.Option(metavar="ID,ID", help="Workers on these GPUs too, as of `up`.")] = "",
+    stage_devices: Annotated[str, typer.Option(metavar="CLASSES", help="As of `up`, for --gpu.")] = "",
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of tables.")] = False,
 ) -> None:
     """Hurt a loaded system at random; every answer must be what it is alone."""
+    roles = parse_roles("worker,scheduler,gateway,redis" + (",device" if gpu else "") if kill is None else kill)
     options = DrillOptions(
-        model=model.absolute(), seconds=60 * minutes, roles=parse_roles(kill), kinds=parse_kinds(faults), every_s=every,
+        model=model.absolute(), seconds=60 * minutes, roles=roles, kinds=parse_kinds(faults), every_s=every,
         seed=seed, fsync=fsync, requests=requests, stages=stages, replicas=replicas, gateways=gateways,
         schedulers=schedulers, upgrade=upgrade, users=users, upgrade_from=upgrade_from,
-        plan=plan and plan.absolute(), apply=apply and apply.absolute(),
+        plan=plan and plan.absolute(), apply=apply and apply.absolute(), gpu=gpu, stage_devices=stage_devices,
     )  # fmt: skip
     raise typer.Exit(run_drill(options, as_json=as_json))
 

@@ -31,7 +31,8 @@ class Seen:
 
     `request` as the gateway calls it; `events` when each event came; `cuts` when the connection was lost; `repeated`
     events that came twice; `ended` when the last event came, None for a request that nobody saw the end of.
-    `fingerprints`: who computed it, as the last event said; of a session one for each step.
+    `fingerprints`: who computed it, as the last event said; of a session one for each step. `fallbacks`: how often it
+    went from a GPU to a CPU.
     """
 
     ask: int
@@ -48,6 +49,7 @@ class Seen:
     digests: list[str] = field(default_factory=list[str])
     fingerprints: list[str] = field(default_factory=list[str])
     error: str = ""
+    fallbacks: int = 0
     ended: float | None = None
 
     @property
@@ -67,6 +69,7 @@ class Seen:
             self.error = str(data["error"].get("message"))
         if data.get("system_fingerprint"):
             self.fingerprints = [data["system_fingerprint"]]
+        self.fallbacks += len(data.get("fallback_events") or ())
         for choice in data.get("choices", ()):
             self.tokens += choice.get("token_ids") or ()
             self.text += choice.get("text") or ""
@@ -202,6 +205,7 @@ class Load:
                 seen.finish_reason = found["finish_reason"] or ""
                 seen.fingerprints = [found["system_fingerprint"] or ""]
                 seen.error = str((found["error"] or {}).get("message", ""))
+                seen.fallbacks = len(found["fallback_events"])
                 seen.ended = time.monotonic()
                 return
 
@@ -214,6 +218,7 @@ class Load:
             seen.request = key
             logits = decode_tensor(answer["outputs"]["logits"], param="logits", max_elements=1 << 24)
             seen.fingerprints.append(answer["system_fingerprint"] or "")
+            seen.fallbacks += len(answer["fallback_events"])
             seen.digests.append(hashlib.sha256(logits.astype("<f2").tobytes()).hexdigest())
         seen.ended = time.monotonic()
 

@@ -18,17 +18,18 @@ from rich.console import Console
 from blockrelay.block_folder.folder import open_block_folder
 from blockrelay.errors import UsageError
 from blockrelay.planning.plan_file import read_plan_file
-from blockrelay_launcher.drill.clients import PATIENCE_S, Load
+from blockrelay_launcher.drill.clients import PATIENCE_S, Load, Seen
 from blockrelay_launcher.drill.faults import KINDS, Fault, Kind, Role, possible, strikes
 from blockrelay_launcher.drill.from_logs import own_ends, refusals, run_starts
-from blockrelay_launcher.drill.killer import Killer
-from blockrelay_launcher.drill.part import DrillPart
-from blockrelay_launcher.drill.plan_change import PlanChange
+from blockrelay_launcher.drill.parts.device_retries import DeviceRetries
+from blockrelay_launcher.drill.parts.killer import Killer
+from blockrelay_launcher.drill.parts.part import DrillPart
+from blockrelay_launcher.drill.parts.plan_change import PlanChange
+from blockrelay_launcher.drill.parts.upgrade import SALT, Upgrade
 from blockrelay_launcher.drill.report import Report, judge, show
 from blockrelay_launcher.drill.system import DrilledSystem, check_release, drilled_system, lasting_ports
-from blockrelay_launcher.drill.upgrade import SALT, Upgrade
 from blockrelay_launcher.drill.users import put_in_force
-from blockrelay_launcher.drill.workload import Ask, References, make_asks
+from blockrelay_launcher.drill.workload import Ask, References, incomplete, make_asks, parts_of
 from blockrelay_launcher.supervisor.embedded_redis import Fsync
 from blockrelay_launcher.up_options.options import names_of
 
@@ -41,7 +42,8 @@ class DrillOptions:
     """`requests` at once. `seed` None: a new one, which is told. `upgrade`: in the middle third all workers are
     replaced by such that compute other bits. `users`: folder of the ACL files that are in force. `upgrade_from`: the
     Python of another release, which serves for the first half; then this one goes on with its data. `plan` is the plan
-    to start with, not `stages`; `apply` the one that is applied in the middle."""
+    to start with, not `stages`; `apply` the one that is applied in the middle. `gpu` and `stage_devices` as of `up`:
+    then a third of the requests keep off GPUs."""
 
     model: Path
     seconds: float
@@ -60,6 +62,8 @@ class DrillOptions:
     upgrade_from: str | None = None
     plan: Path | None = None
     apply: Path | None = None
+    gpu: str = ""
+    stage_devices: str = ""
     asks: int = ASKS
 
     @property
@@ -84,6 +88,10 @@ def run_drill(options: DrillOptions, *, as_json: bool) -> int:
         raise UsageError(f"{options.model} is {folder.manifest.precision}, which promises no equal answers")
     if options.roles and options.kinds and not possible(options.kinds, options.roles):
         raise UsageError(f"--faults {','.join(options.kinds)} meets only redis, which --kill does not name")
+    if options.gpu and (options.upgrade or options.upgrade_from):
+        raise UsageError("--gpu goes with neither --upgrade nor --upgrade-from")
+    if "device" in options.roles and not options.gpu:
+        raise UsageError("--kill device is for drills with --gpu")
     if options.upgrade_from is not None:
         if options.plan or options.apply:
             raise UsageError("--upgrade-from goes with neither --plan nor --apply: the other release may know none")
@@ -93,7 +101,9 @@ def run_drill(options: DrillOptions, *, as_json: bool) -> int:
     seed = SystemRandom().randrange(2**32) if options.seed is None else options.seed
     data = Path(tempfile.mkdtemp(prefix="blockrelay-drill-"))
     try:
-        report = _drilled(options, seed, make_asks(options.asks, rng=Random(seed), folder=folder), data)
+        exact_every = 3 if options.gpu else None
+        asks = make_asks(options.asks, rng=Random(seed), folder=folder, exact_every=exact_every)
+        report = _drilled(options, seed, asks, data)
     except BaseException:
         shutil.rmtree(data, ignore_errors=True)
         raise
@@ -113,6 +123,8 @@ def _drilled(options: DrillOptions, seed: int, asks: Sequence[Ask], data: Path) 
     up = ["--plan", options.plan] if options.plan else ["--stages", options.stages]
     up += ["--replicas", options.replicas, "--gateways", options.gateways]
     up += ["--schedulers", options.schedulers, "--fsync", options.fsync]
+    up += ["--gpu", options.gpu] if options.gpu else []
+    up += ["--stage-devices", options.stage_devices] if options.stage_devices else []
     if options.users is not None:
         gateways, schedulers = names_of("gateway", options.gateways), names_of("scheduler", options.schedulers)
         put_in_force(options.users, data, [*gateways, *schedulers, *options.workers])
@@ -191,7 +203,18 @@ class _Course:
             interrupted=interrupted,
             runs=run_starts(logs),
             troubles=[*troubles, *refusals(logs)],
+            of_gpus=self._of_gpus,
         )
+
+    def _of_gpus(self, one: Seen) -> str | None:
+        """What is wrong with a request that a GPU had a part in; None for any other."""
+        assert self._references is not None
+        ids = self._references.ids
+        if not self._options.gpu or all(parts_of(fingerprint, ids) is not None for fingerprint in one.fingerprints):
+            return None
+        if one.kind == "session" or (one.kind == "cancelled" and not one.finish_reason):
+            return ""
+        return incomplete(self._asks[one.ask], len(one.tokens), one.finish_reason)
 
 
 def _faults(options: DrillOptions, system: DrilledSystem, seed: str, started: float, seconds: float) -> list[DrillPart]:
@@ -200,6 +223,8 @@ def _faults(options: DrillOptions, system: DrilledSystem, seed: str, started: fl
     if possible(options.kinds, options.roles):
         rng = Random(seed)
         found.append(Killer(system, strikes(rng, kinds=options.kinds, roles=options.roles, every_s=options.every_s)))
+    if options.gpu:
+        found.append(DeviceRetries(system))
     if options.upgrade:
         third = seconds / 3
         found.append(Upgrade(system, options.workers, begin=started + third, end=started + 2 * third))

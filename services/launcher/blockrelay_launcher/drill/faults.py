@@ -10,11 +10,11 @@ from blockrelay.errors import UsageError
 #: kill: SIGKILL. stop: SIGSTOP, SIGCONT later. full: a Redis without room (maxmemory 1). cut: a Redis ends connections.
 Kind = Literal["kill", "stop", "full", "cut"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
-#: Of these a user chooses; `redis` is both servers.
-Role = Literal["worker", "scheduler", "gateway", "redis"]
+#: Of these a user chooses; `redis` is both servers, `device` the process of a GPU.
+Role = Literal["worker", "scheduler", "gateway", "redis", "device"]
 ROLES: tuple[Role, ...] = get_args(Role)
 #: Whose process it is.
-Target = Literal["worker", "scheduler", "gateway", "redis-control", "redis-payload"]
+Target = Literal["worker", "scheduler", "gateway", "device", "redis-control", "redis-payload"]
 SERVERS: tuple[Target, ...] = ("redis-control", "redis-payload")
 #: How long a process sleeps and a Redis is full, in seconds: shorter and longer than it takes to be declared dead.
 LASTS_S: dict[Kind, tuple[float, float]] = {"stop": (0.3, 8.0), "full": (0.2, 3.0)}

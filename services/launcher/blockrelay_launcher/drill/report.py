@@ -4,7 +4,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from rich.console import Console
 from rich.table import Table
@@ -17,6 +17,7 @@ from blockrelay_launcher.percentile import percentile
 
 #: A kind of fault and whom it met.
 Blow = tuple[str, str]
+Served = Literal["cpu", "mixed", "handed_over"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,9 +27,10 @@ class Report:
 
     `lost` were accepted and ended with an error or not at all; `refused` were never accepted; `unfinished` were under
     way when somebody interrupted the drill. `answers`: how many by which system_fingerprint, without the positions at
-    which an id changed. `troubles`: what is wrong with the system itself, such as a process that ended without having
-    been told to, or what Redis holds although every request has ended. `wrong` says what is wrong with each request
-    with which something is, and the troubles.
+    which an id changed; `served`: by whom: `cpu` alone, with a part on a GPU (`mixed`), or handed over from one to a
+    CPU. `troubles`: what is wrong with the system itself, such as a process that ended without having been told to, or
+    what Redis holds although every request has ended. `wrong` says what is wrong with each request with which something
+    is, and the troubles.
     """
 
     seconds: float
@@ -44,6 +46,7 @@ class Report:
     faults: Mapping[Blow, int]
     recovery_s: Mapping[Blow, Sequence[float]] = field(default_factory=dict[Blow, Sequence[float]])
     answers: Mapping[str, int] = field(default_factory=dict[str, int])
+    served: Mapping[Served, int] = field(default_factory=dict[Served, int])
     runs: int = 0
     reruns: int = 0
     rows_needed: int = 0
@@ -106,10 +109,13 @@ def judge(
     interrupted: bool = False,
     runs: Iterable[Mapping[str, Any]] = (),
     troubles: Sequence[str] = (),
+    of_gpus: Callable[[Seen], str | None] = lambda one: None,
 ) -> Report:
     """`answer`: what an ask, by its number, gives under a fingerprint, None where nobody is called that. `runs`: the
-    data of every RUN_START in the workers' logs, in order."""
+    data of every RUN_START in the workers' logs, in order. `of_gpus`: what is wrong with a request that GPUs had a part
+    in, "" for nothing; None for any other: nobody could compute its tokens again, and no `answer` is asked for."""
     count: Counter[str] = Counter()
+    served: Counter[Served] = Counter()
     wrong, unfinished, by = list[str](), list[str](), Counter[str]()
     for one in seen:
         name = f"{one.request or '(not accepted)'} ({one.kind})"
@@ -126,12 +132,14 @@ def judge(
         elif one.ended is None or (one.error and one.kind != "cancelled"):
             count["lost"] += 1
             wrong.append(f"{name}: {one.error or 'no end'}")
-        elif differs := difference(one, [answer(one.ask, fingerprint) for fingerprint in one.fingerprints]):
+        elif differs := _difference(one, answer, of_gpus):
             count["mismatched"] += 1
             wrong.append(f"{name}: {differs}")
         else:
             count["completed"] += 1
             by.update(re.sub(r"@\d+", "", fingerprint) for fingerprint in one.fingerprints)
+            if one.fingerprints:
+                served["handed_over" if one.fallbacks else "cpu" if of_gpus(one) is None else "mixed"] += 1
     computed = prompt_rows(runs)
     return Report(
         seconds=round(seconds, 1),
@@ -147,6 +155,7 @@ def judge(
         faults=dict(Counter(map(_blow, faults))),
         recovery_s=_recoveries(seen, faults),
         answers=dict(by),
+        served=dict(served),
         runs=computed.runs,
         reruns=computed.reruns,
         rows_needed=computed.needed + count["tokens"],
@@ -154,6 +163,13 @@ def judge(
         troubles=troubles,
         wrong=[*wrong, *troubles],
     )
+
+
+def _difference(one: Seen, answer: Callable[[int, str], Answer | None], of_gpus: Callable[[Seen], str | None]) -> str:
+    wrong = of_gpus(one)
+    if wrong is not None:
+        return wrong
+    return difference(one, [answer(one.ask, fingerprint) for fingerprint in one.fingerprints])
 
 
 class PromptRows(NamedTuple):
@@ -217,7 +233,13 @@ def show(report: Report, console: Console) -> None:
         "runs": f"{report.runs}, {report.reruns} of them again",
         "rows redone": f"{100 * report.redone:.1f} % of those needed",
     }
-    if len(report.answers) > 1:
+    if any(name != "cpu" for name in report.served):
+        all_of_them = sum(report.served.values())
+        rows |= {
+            f"served by {name.replace('_', ' ')}": f"{count} ({100 * count / all_of_them:.0f} %)"
+            for name, count in sorted(report.served.items())
+        }
+    elif len(report.answers) > 1:
         rows |= {f"answers of {name}": count for name, count in sorted(report.answers.items())}
     if report.unfinished:
         rows["under way at the end"] = ", ".join(report.unfinished)

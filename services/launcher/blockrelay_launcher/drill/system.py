@@ -48,6 +48,8 @@ class DrilledSystem:
 
     def pids(self, target: Target) -> list[int]:
         """Living processes of a kind, lowest pid first."""
+        if target == "device":
+            return sorted(child for worker in self.pids("worker") for child in _children(worker))
         url = self.redis_urls.get(target, "")
         what = url.removeprefix("unix://") if url else f"-m blockrelay_{target}"
         return sorted(pid for pid in _children(self.process.pid) if what in _command_line(pid))
@@ -84,6 +86,10 @@ class DrilledSystem:
         finally:
             client.close()
 
+    def worker_of(self, device: int) -> int | None:
+        """The worker that the process of a GPU belongs to; None when one of them has ended."""
+        return next((worker for worker in self.pids("worker") if device in _children(worker)), None)
+
     def requests_on(self, pid: int) -> frozenset[str] | None:
         """Requests whose route has the worker `pid`; None when Redis does not answer."""
         keys = Keys(self.running.cell)
@@ -95,11 +101,12 @@ class DrilledSystem:
         return None
 
     def numerics_id(self) -> str:
-        """That of the workers, which must all have the same."""
+        """That of the workers on CPUs, which must all have the same."""
         keys = Keys(self.running.cell)
         with self.administrator("redis-control") as client:
             names: list[bytes] = client.zrange(keys.workers, 0, -1)  # pyright: ignore
-            (found,) = {cast(bytes, client.hget(keys.worker(name.decode()), "numerics")) for name in names}
+            told = [cast(Any, client.hmget(keys.worker(name.decode()), "device", "numerics")) for name in names]
+        (found,) = {numerics for device, numerics in told if device == b"cpu"}
         return found.decode()
 
     def denied(self) -> list[str]:

@@ -25,23 +25,25 @@ _WORDS = _TEXT.split()
 class Ask:
     """One request as a client sends it; `params.seed` is given.
 
-    With `cuts` it is the steps of a tensor session instead, each with the tokens up to its cut.
+    With `cuts` it is the steps of a tensor session instead, each with the tokens up to its cut. An `exact` one keeps
+    off GPUs that do not compute the same bits twice.
     """
 
     prompt: tuple[int, ...]
     params: SamplingParams
     cuts: tuple[int, ...] = ()
+    exact: bool = False
 
     def body(self) -> dict[str, Any]:
         """The fields of a completion."""
         plain = {name: value for name, value in self.params.to_dict().items() if value not in (None, [], ())}
-        return {**plain, "prompt": list(self.prompt), "return_token_ids": True}
+        return {**plain, "prompt": list(self.prompt), "return_token_ids": True, "exact": self.exact}
 
     def step(self, number: int) -> dict[str, Any]:
         """The fields of tensor step `number`, from 1, without its session."""
         first = self.cuts[number - 2] if number > 1 else 0
         tokens = {"_tensor_": True, "data": [list(self.prompt[first : self.cuts[number - 1]])]}
-        return {"step": number, "logits": "last", "input_tensors": {"input_ids": tokens}}
+        return {"step": number, "logits": "last", "input_tensors": {"input_ids": tokens}, "exact": self.exact}
 
     def to_dict(self, parts: "Parts") -> dict[str, Any]:
         """For the process that answers it alone."""
@@ -65,8 +67,9 @@ class Answer:
     digests: tuple[str, ...] = ()
 
 
-def make_asks(count: int, *, rng: Random, folder: BlockFolder) -> list[Ask]:
-    """Greedy and sampled, short and long; half of the prompts begin like others. Every sixth is a tensor session."""
+def make_asks(count: int, *, rng: Random, folder: BlockFolder, exact_every: int | None = None) -> list[Ask]:
+    """Greedy and sampled, short and long; half of the prompts begin like others. Every sixth is a tensor session, and
+    every so many are `exact`."""
     model = folder.model
     tokenizer = Tokenizer.from_file(folder.tokenizer_path) if folder.tokenizer_path is not None else None
     longest = min(LONGEST_PROMPT, model.max_position // 2)
@@ -92,7 +95,8 @@ def make_asks(count: int, *, rng: Random, folder: BlockFolder) -> list[Ask]:
             ignore_eos=rng.random() < 0.8,
         )
         steps = sorted(rng.sample(range(1, len(prompt) + 1), min(len(prompt), 3))) if number % 6 == 5 else ()
-        asks.append(Ask(prompt=tuple(prompt), params=params, cuts=tuple(steps)))
+        exact = exact_every is not None and number % exact_every == 0
+        asks.append(Ask(prompt=tuple(prompt), params=params, cuts=tuple(steps), exact=exact))
     return asks
 
 
@@ -135,6 +139,16 @@ def parts_of(fingerprint: str, ids: Mapping[str, str]) -> Parts | None:
             ends.append(int(start))
         names.append(name)
     return tuple(zip((ids[name] for name in names), [*ends, None], strict=True))
+
+
+def incomplete(ask: Ask, tokens: int, finish_reason: str) -> str:
+    """What is wrong with an answer whose tokens nobody could compute again: it ends too early; "" for nothing."""
+    if finish_reason not in ("stop", "length"):
+        return f"it ended as {finish_reason!r}"
+    most = ask.params.max_tokens
+    if tokens > most or (tokens < most and (finish_reason == "length" or ask.params.ignore_eos)):
+        return f"{tokens} tokens, {most} were asked for, and it ended as {finish_reason!r}"
+    return ""
 
 
 def answers_alone(model: Path, asks: Sequence[tuple[Ask, Parts]]) -> list[Answer]:

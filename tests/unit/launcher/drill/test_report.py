@@ -81,6 +81,18 @@ def test_every_broken_promise_is_counted_and_makes_the_drill_fail(request_: Seen
     assert told in out.getvalue()
 
 
+def test_what_gpus_had_a_part_in_is_whole_and_compared_with_nothing() -> None:
+    def of_gpus(one: Seen) -> str | None:
+        return None if one.fingerprints == ["old"] else "" if len(one.tokens) == 3 else "it is not whole"
+
+    mixed, moved = seen(tokens=[9, 9, 9], fingerprints=["g/old"]), seen(tokens=[9, 9, 9], fingerprints=["g+old@1"])
+    moved.fallbacks = 1
+    report = verdict(seen(), mixed, moved, of_gpus=of_gpus)
+    assert report.good and report.served == {"cpu": 1, "mixed": 1, "handed_over": 1}
+    report = verdict(seen(tokens=[9, 9, 9]), seen(tokens=[9], fingerprints=["g/old"]), of_gpus=of_gpus)
+    assert report.mismatched == 2 and "it is not whole" in report.wrong[1]
+
+
 def test_a_trouble_of_the_system_makes_it_fail_too() -> None:
     report = verdict(seen(), troubles=["left behind: {c0}:delayed holds 1"])
     assert not report.good and report.wrong == ["left behind: {c0}:delayed holds 1"]

@@ -4,7 +4,7 @@ import pytest
 
 from blockrelay.protocol.sampling_params import SamplingParams
 from blockrelay.settings import BUNDLED_MODEL
-from blockrelay_launcher.drill.workload import Ask, References, parts_of
+from blockrelay_launcher.drill.workload import Ask, References, incomplete, parts_of
 
 IDS = {"w8a8-1": "", "w8a8-1-next": "next"}
 
@@ -39,3 +39,22 @@ def test_a_request_that_changed_its_id_goes_on_from_the_tokens_that_it_had() -> 
     digests = [answer.digests for name in (old, new) if (answer := references.answer(1, name))]
     assert len(digests) == 2 and not set(digests[0]) & set(digests[1])
     assert references.answer(0, "w8a8-2") is None
+
+
+@pytest.mark.parametrize(
+    ("ignore_eos", "tokens", "reason", "whole"),
+    [
+        (True, 9, "length", True),
+        (True, 8, "length", False),
+        (True, 8, "stop", False),
+        (True, 10, "length", False),
+        (False, 8, "stop", True),
+        (False, 8, "length", False),
+        (False, 9, "", False),
+    ],
+)
+def test_an_answer_that_nobody_could_give_again_is_whole(
+    ignore_eos: bool, tokens: int, reason: str, whole: bool
+) -> None:
+    ask = Ask(prompt=(1,), params=SamplingParams(max_tokens=9, ignore_eos=ignore_eos))
+    assert (incomplete(ask, tokens, reason) == "") == whole

@@ -95,7 +95,8 @@ local function give(r)
   if goes_on then
     history = id_of(r.numerics) == numerics and r.numerics or r.numerics .. '+' .. numerics .. '@' .. r.committed
   end
-  local run, ids, private = runs[#answer + 1], {}, varies or r.private == 1
+  -- Without a token there is nothing that a device which varies has decided: CPUs begin anew, and their id says so.
+  local run, ids, private = runs[#answer + 1], {}, varies or (r.private == 1 and r.committed > 0)
   for i, c in ipairs(route) do
     ids[i] = c.id
     c.free = c.free - reserve
@@ -108,8 +109,7 @@ local function give(r)
   r.state = 'running'
   account(r, 1)
   redis.call('HSET', P .. 'request:' .. r.id, 'state', 'running', 'run', run, 'route', table.concat(ids, ','), 'job', '',
-    'pages_reserved', reserve, 'numerics', history, 'varies', varies and 1 or 0, 'progress_ms', NOW, 'quarantined', quarantined and 1 or 0)
-  if private then redis.call('HSET', P .. 'request:' .. r.id, 'private', 1) end
+    'pages_reserved', reserve, 'numerics', history, 'varies', varies and 1 or 0, 'private', private and 1 or 0, 'progress_ms', NOW, 'quarantined', quarantined and 1 or 0)
   if denied then redis.call('HDEL', P .. 'request:' .. r.id, 'denied_block', 'denied_ms') end
   if quarantined then
     redis.call('SET', P .. 'quarantine:' .. me.id, r.id, 'EX', QUARANTINE_S)

@@ -18,7 +18,7 @@ local NUMBERS = {
   attempts = 'runs that failed at this length',
   missing_pages = 're-runs because cached KV pages were gone',
   varies = 'whether its last route has a worker that does not compute the same bits twice (1)',
-  private = 'whether some route of it had one (1): then its KV pages are not what their tokens alone decide',
+  private = 'whether a route that computed some of it had one (1): its KV pages are not what their tokens alone decide',
   denied_ms = 'since when it waits for a GPU of the stage of `denied_block` (0: it does not)',
 }
 local TEXTS = {'state', 'run', 'route', 'class', 'model', 'job', 'fallbacks', 'numerics', 'tenant', 'share', 'exact', 'fallback', 'denied_block',

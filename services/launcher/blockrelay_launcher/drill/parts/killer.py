@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from blockrelay.errors import RedisTrouble
 from blockrelay.redis.errors import CommandError
 from blockrelay_launcher.drill.faults import SERVERS, Fault, Strike, Target
-from blockrelay_launcher.drill.part import DrillPart
+from blockrelay_launcher.drill.parts.part import DrillPart
 from blockrelay_launcher.drill.system import DrilledSystem
 
 T = TypeVar("T")
@@ -65,7 +65,9 @@ class Killer(DrillPart):
         if not awake:
             return
         pid = _picked(awake, strike.pick)
-        requests = self.system.requests_on(pid) if strike.target == "worker" else None
+        worker = self.system.worker_of(pid) if strike.target == "device" else pid
+        felt = worker is not None and strike.target in ("worker", "device")
+        requests = self.system.requests_on(worker) if felt and worker is not None else None
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGSTOP if strike.kind == "stop" else signal.SIGKILL)
             at = self._note(strike, requests)

@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from blockrelay_launcher.drill.part import DrillPart
+from blockrelay_launcher.drill.parts.part import DrillPart
 from blockrelay_launcher.drill.system import DrilledSystem
 
 #: Seconds before it is tried again: Redis may be away or full, and workers dead, when the plan is applied.

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from blockrelay_launcher.drill.faults import Fault
-from blockrelay_launcher.drill.part import DrillPart
+from blockrelay_launcher.drill.parts.part import DrillPart
 from blockrelay_launcher.drill.system import DrilledSystem
 
 #: New workers compute other bits (the setting `inject_numerics`), under a numerics id that ends in this.
