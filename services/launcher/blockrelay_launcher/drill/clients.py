@@ -205,7 +205,7 @@ class Load:
                 seen.finish_reason = found["finish_reason"] or ""
                 seen.fingerprints = [found["system_fingerprint"] or ""]
                 seen.error = str((found["error"] or {}).get("message", ""))
-                seen.fallbacks = len(found["fallback_events"])
+                seen.fallbacks = len(found.get("fallback_events") or ())
                 seen.ended = time.monotonic()
                 return
 
@@ -218,7 +218,7 @@ class Load:
             seen.request = key
             logits = decode_tensor(answer["outputs"]["logits"], param="logits", max_elements=1 << 24)
             seen.fingerprints.append(answer["system_fingerprint"] or "")
-            seen.fallbacks += len(answer["fallback_events"])
+            seen.fallbacks += len(answer.get("fallback_events") or ())
             seen.digests.append(hashlib.sha256(logits.astype("<f2").tobytes()).hexdigest())
         seen.ended = time.monotonic()
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from blockrelay.exit_codes import BROKEN
 from blockrelay_launcher.drill.faults import Fault
 
 _ENDED = re.compile(r"(\S+) (?:was killed by signal (\d+)|ended with code (\d+)); starting it again")
@@ -33,7 +34,7 @@ def run_starts(logs: Path) -> Iterable[Mapping[str, Any]]:
 
 def own_ends(said: str, faults: Sequence[Fault]) -> list[str]:
     """Lines of `up` about processes that ended and that nobody had killed (by name, once per fault) or drained, and
-    about those that did not end when they were told to."""
+    about those that did not end when they were told to. A worker whose GPU is lost before it serves may end too."""
     killed = Counter(fault.target for fault in faults if fault.kind == "kill")
     drained = Counter(fault.target for fault in faults if fault.kind == "drain")
     found: list[str] = []
@@ -44,7 +45,10 @@ def own_ends(said: str, faults: Sequence[Fault]) -> list[str]:
             name, by_signal, code = ended.groups()
             told = code == "0" or by_signal == "15"  # a drain that came before the process could be told
             expected = killed if by_signal == "9" else drained if told else Counter[str]()
-            target = re.sub(r"-\d+$", "", name)
+            if code == str(BROKEN) and name.startswith("gpu-worker") and killed["device"] > 0:
+                killed["device"] -= 1
+                continue
+            target = "worker" if "worker" in name else re.sub(r"-\d+$", "", name)
             if expected[target] > 0:
                 expected[target] -= 1
             else:

@@ -100,7 +100,7 @@ def _on_gpus(options: UpOptions) -> list[WorkerSpec]:
     devices = options.planned.devices if options.planned else ((),) * options.plan.stages
     stages = sum(not ids or ANY_GPU in ids for ids in devices)
     return [
-        WorkerSpec(name=f"{gpu.replace(':', '-')}-{number}", device="gpu", gpu=gpu)
+        WorkerSpec(name=f"{_PREFIX['gpu']}-{gpu.replace(':', '-')}-{number}", device="gpu", gpu=gpu)
         for gpu in options.gpus
         for number in range(1, stages + 1)
     ]

@@ -7,7 +7,7 @@ import time
 from dataclasses import replace
 
 from blockrelay.block_folder.folder import BlockFolder, open_block_folder
-from blockrelay.errors import RedisTrouble
+from blockrelay.errors import DeviceLost, RedisTrouble
 from blockrelay.host.memory import available_bytes
 from blockrelay.observability.logs import get, node_name
 from blockrelay.observability.metrics.worker import WorkerMetrics
@@ -137,6 +137,12 @@ class Worker:
         try:
             with LoadingBeat(registration, self._links, settings.beat_s):
                 executor = self._load(assignment)
+        except DeviceLost as lost:
+            get().warning("STAGE_NOT_LOADED", device=settings.gpu, reason=lost.reason, error=str(lost))
+            self._metrics.device_losses.labels(lost.reason).inc()
+            self._leave(registration, assignment.split)
+            self._state.on("device_lost")
+            return
         except Exception:
             self._state.on("failed")
             raise
@@ -276,7 +282,7 @@ class Worker:
         if self._state.state != "draining":
             self._state.on("drain")
         get().info("NODE_DRAINING", worker=role.worker, reason=why)
-        self._leave(registration, role)
+        self._leave(registration, role.split)
         for thread in threads:
             thread.join()
         table.check_integrity()
@@ -373,12 +379,12 @@ class Worker:
             executor = SlowedExecutor(executor, speed=self._settings.inject_speed)
         return executor
 
-    def _leave(self, registration: Registration, role: StageRole) -> None:
+    def _leave(self, registration: Registration, split: str) -> None:
         """Drain: everything that was on this worker runs again elsewhere. Tried once when the process is ending."""
         call = calls.dead(registration.worker, silent_s=0, reason="drain")
         try:
             self._links.scripts.run(call)
         except RedisTrouble as error:
             self._links.watch.met(error)  # then our silence tells the scheduler
-        if rows_arrive(role.split):
+        if rows_arrive(split):
             registration.leave_payload()

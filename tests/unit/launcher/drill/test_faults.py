@@ -23,7 +23,7 @@ def test_every_kind_meets_everybody_it_can() -> None:
     servers = {"redis-control", "redis-payload"}
     assert {target for kind, target in found if kind in ("full", "cut")} == servers
     for kind in ("kill", "stop"):
-        assert {target for met, target in found if met == kind} == {"worker", "scheduler", "gateway", *servers}
+        assert {target for met, target in found if met == kind} == {"worker", "scheduler", "gateway", "device", *servers}
 
 
 def test_faults_come_as_often_and_last_as_long_as_they_should() -> None:

@@ -8,13 +8,13 @@ from blockrelay.block_folder.folder import BlockFolder
 from blockrelay_worker.execution.batch import Batch, Segment
 from blockrelay_worker.execution.process.stage import DeviceExecutors
 from blockrelay_worker.execution.self_test import fixed_rows
-from tests.support.worker.onnx_devices import DEVICES
+from tests.support.worker.onnx_devices import NAMES
 
 LOADS, WARM, MOST_BYTES = 50, 5, 20_000_000
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", NAMES)
 def test_fifty_loads_and_unloads_leave_little_behind(fp32: BlockFolder, device: str) -> None:
     """A layer and the head, each time with steps of one row and of 33, and pages that leave."""
     executors = DeviceExecutors(device, fp32, python=sys.executable, limit_s=60.0)
