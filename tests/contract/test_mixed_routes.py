@@ -312,3 +312,18 @@ class TestDenied:
         sandwich.scripts.run(calls.dead("g2", silent_s=0, reason="drain"))
         (again,) = sandwich.claim("g0")
         assert again.route == ("g0", "c1", "c2")
+
+
+def test_its_tokens_say_that_nobody_could_commit_them_again(sandwich: Cell) -> None:
+    """Gateways wait for replicas then. Those of CPUs alone say nothing."""
+    sandwich.accept("req-1")
+    sandwich.accept("req-2", content=exact())
+    (varying,), (alone,) = sandwich.claim("g0"), sandwich.claim("c0")
+    for run in (varying, alone):
+        sandwich.commit(run, 0, [7])
+    logs = [sandwich.client.xrange(sandwich.keys.log(run.request)) for run in (varying, alone)]
+    assert [b"varies" in fields for entries in logs for _, fields in entries] == [True, False]  # pyright: ignore
+    for run in (varying, alone):
+        sandwich.commit(run, 1, [8], end="stop")
+    logs = [sandwich.client.xrange(sandwich.keys.log(run.request)) for run in (varying, alone)]
+    assert [b"varies" in fields for entries in logs for _, fields in entries] == [True, False]  # pyright: ignore

@@ -202,6 +202,11 @@ class AsyncScripts:
         reach_script("after", call.script)
         return call.parse(answer)
 
+    async def wait_for_replicas(self, replicas: int, stream: str) -> None:
+        """Returns when so many replicas have whatever the server had before. Writes one entry to `stream`, which keeps
+        no other. Raises RedisUnavailable when they have not within REPLICAS_S."""
+        await self._ask(replicas, "XADD", stream, "MAXLEN", "1", "*", "w", "")
+
     async def _ask(self, replicas: int, *words: Any) -> Any:
         if not replicas:
             return await cast(Any, self._client.execute_command(*words))

@@ -60,7 +60,7 @@ def build_cell(
     )
     scripts = AsyncScripts(client, keys)
 
-    tailer = Tailer(client, keys, name, metrics, watch)
+    tailer = Tailer(client, keys, name, metrics, watch, scripts, replicas=settings.accept_replicas)
     records = Records(client, keys, key)
     followers = Followers(client, keys, scripts, name)
     abandonment = Abandonment(followers, scripts, watch, gateway=name, grace_s=settings.grace_s)

@@ -4,6 +4,9 @@
 to be followed. Positions live here, so a lost connection or a restarted Redis costs a pause, never an entry: the read
 goes on behind the last position. A log that is shorter than our position (Redis lost its tail) is not an error: the
 same tokens will be committed again and the read waits for what follows them.
+
+Where a device that varies had a part in tokens, nobody could commit the same again: where gateways wait for replicas of
+Redis (`BLOCKRELAY_ACCEPT_REPLICAS`), these tokens are passed on when the replicas have them.
 """
 
 import asyncio
@@ -19,7 +22,7 @@ from blockrelay.observability import logs
 from blockrelay.observability.metrics.gateway import GatewayMetrics
 from blockrelay.protocol.keys import Keys
 from blockrelay.protocol.messages import EndEntry, LogEntry, decode_log_entry
-from blockrelay.redis.client import BLOCK_MS, AsyncOneConnection, backoff_s
+from blockrelay.redis.client import BLOCK_MS, AsyncOneConnection, AsyncScripts, backoff_s
 from blockrelay.redis.errors import RedisWatch
 
 Sink = Callable[[LogEntry], None]
@@ -41,8 +44,18 @@ class Tailer:
     """Calls each sink with every entry of its log, in order, from position 1 to the end, exactly once."""
 
     def __init__(
-        self, client: redis.asyncio.Redis, keys: Keys, gateway: str, metrics: GatewayMetrics, watch: RedisWatch
+        self,
+        client: redis.asyncio.Redis,
+        keys: Keys,
+        gateway: str,
+        metrics: GatewayMetrics,
+        watch: RedisWatch,
+        scripts: AsyncScripts,
+        *,
+        replicas: int = 0,
     ) -> None:
+        """`replicas` of Redis must have the tokens that a device which varies had a part in."""
+        self._scripts, self._replicas = scripts, replicas
         self._client, self._keys, self._metrics, self._watch = client, keys, metrics, watch
         self._reading = AsyncOneConnection(client)
         self._wake_key = keys.wake(gateway)
@@ -100,13 +113,23 @@ class Tailer:
         finally:
             self._in_read = False
         reach("gateway.after_read")
+        later: list[tuple[bytes, list[_RawEntry]]] = []
         for key, entries in cast(list[tuple[bytes, list[_RawEntry]]], answer or []):
             if key == self._wake_key.encode():
                 self._wake_id = entries[-1][0].decode()
-            elif tail := self._tails.get(key):
-                self._deliver(key, tail, entries)
+            elif self._replicas and any(b"varies" in fields for _, fields in entries):
+                later.append((key, entries))
+            else:
+                self._deliver(key, entries)
+        if later:
+            await self._scripts.wait_for_replicas(self._replicas, self._wake_key)
+            for key, entries in later:
+                self._deliver(key, entries)
 
-    def _deliver(self, key: bytes, tail: _Tail, entries: list[_RawEntry]) -> None:
+    def _deliver(self, key: bytes, entries: list[_RawEntry]) -> None:
+        tail = self._tails.get(key)
+        if tail is None:
+            return  # nobody follows it any more
         for entry_id, fields in entries:
             try:
                 named = dict(zip(fields[::2], fields[1::2], strict=True))

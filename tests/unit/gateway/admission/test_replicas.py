@@ -1,22 +1,29 @@
 """BLOCKRELAY_ACCEPT_REPLICAS: what is accepted is on replicas, so that a failover cannot erase it."""
 
+import asyncio
 import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import cast
 
 import pytest
 import redis
+from prometheus_client import CollectorRegistry
 
 from blockrelay.errors import RedisUnavailable
+from blockrelay.observability.metrics.gateway import GatewayMetrics
 from blockrelay.protocol.encoding.request_ids import own_id
 from blockrelay.protocol.keys import Keys
+from blockrelay.protocol.messages import LogEntry
 from blockrelay.protocol.transitions import calls
 from blockrelay.redis import client as redis_link
 from blockrelay.redis.client import AsyncScripts, Scripts
+from blockrelay.redis.errors import RedisWatch
 from blockrelay.settings import GatewaySettings
 from blockrelay_gateway.admission import accept as admission
+from blockrelay_gateway.streaming.log_tailer import Tailer
 from blockrelay_launcher.supervisor.ports import kept_ports
 from tests.support.cell import MODEL, begin_cell, body
 from tests.support.gateway.played import RunningGateway, running_gateway
@@ -246,3 +253,45 @@ def cell_books(client: redis.Redis, model: str = MODEL) -> dict[bytes, bytes]:
 def test_one_replica_is_not_two(settings: GatewaySettings, pair: Pair, hasty: None) -> None:
     with running_gateway(settings.model_copy(update={"redis_url": pair.proxy.url, "accept_replicas": 2})) as gateway:
         assert gateway.post("/v1/completions", **BODY).status_code == 503
+
+
+async def test_tokens_that_nobody_could_commit_again_are_shown_when_the_replica_has_them(
+    pair: Pair, hasty: None
+) -> None:
+    """Those of a device that varies; no others wait."""
+    client, metrics, keys = redis_link.connect_async(pair.master.url), GatewayMetrics(CollectorRegistry()), Keys("t")
+    scripts, came = AsyncScripts(client, keys), asyncio.Event()
+    heard = {"exact": list[LogEntry](), "varying": list[LogEntry]()}
+    tailer = Tailer(client, keys, "g", metrics, RedisWatch(metrics.redis_errors), scripts, replicas=1)
+
+    def hear(request: str, entry: LogEntry) -> None:
+        heard[request].append(entry)
+        came.set()
+
+    async def add(request: str, position: int) -> None:
+        entry = {"token": "7"} | ({"varies": "1"} if request == "varying" else {})
+        await client.xadd(keys.log(request), entry, id=f"{position}-0")  # pyright: ignore[reportArgumentType]
+
+    async def until(request: str, count: int) -> None:
+        async with asyncio.timeout(20):
+            while len(heard[request]) < count:
+                await came.wait()
+                came.clear()
+
+    for request in heard:
+        tailer.follow(request, partial(hear, request))
+    reading = asyncio.create_task(tailer.run())
+    await add("varying", 1)
+    await until("varying", 1)
+    pair.freeze()
+    await add("varying", 2)
+    for position in range(1, 4):
+        await add("exact", position)
+        await until("exact", position)
+    assert len(heard["varying"]) == 1, "no replica has the second"
+    pair.thaw()
+    await until("varying", 2)
+    assert [len(entries) for entries in heard.values()] == [3, 2]
+    reading.cancel()
+    await asyncio.gather(reading, return_exceptions=True)
+    await client.aclose()
