@@ -25,7 +25,7 @@ from blockrelay_launcher.demo.command import DemoOptions, run_demo
 from blockrelay_launcher.profile import run_profile
 from blockrelay_launcher.supervisor.embedded_redis import Fsync
 from blockrelay_launcher.supervisor.up import up
-from blockrelay_launcher.up_options.gpu_choice import first_gpus
+from blockrelay_launcher.up_options.gpu_choice import first_gpus, named_gpus
 from blockrelay_launcher.up_options.options import UpOptions
 from blockrelay_launcher.up_options.plan_choice import PlanChoice
 from blockrelay_launcher.up_options.topology import options_for, read_topology
@@ -180,7 +180,7 @@ def start(
         raise UsageError("--payload-redis needs --redis: the embedded Redis brings its own")
     if gpu_workers and gpu:
         raise UsageError("--gpu and --gpu-workers: the one names GPUs, the other takes the first ones")
-    gpus = first_gpus(gpu_workers) if gpu_workers else tuple(filter(None, gpu.split(",")))
+    gpus = first_gpus(gpu_workers) if gpu_workers else named_gpus(list(filter(None, gpu.split(","))))
     if gpu_memory and not gpus:
         raise UsageError("--gpu-memory needs --gpu: CPU workers have BLOCKRELAY_KV_BYTES")
     options = UpOptions(

@@ -240,6 +240,10 @@ class _Up:
             with contextlib.suppress(BrokenPipeError):
                 sys.stdout.write(f"{' '.join(['ready', *self.urls])}\n")
                 sys.stdout.flush()
+            if self.options.gpus:
+                pids = [child.pid for child in self.workers if child.name.startswith("gpu-worker")]
+                if why_workers_wait(self.control_url, self.settings.cell, self.model_key, pids):
+                    _say("GPUs load their stages; CPUs serve until they have them (blockrelay status)")
         elif time.monotonic() - self.said_at > SAY_WHY_S:
             _say(f"not ready yet: {why}")
             self.said_at = time.monotonic()

@@ -1,4 +1,5 @@
-"""Which GPUs of this machine `up --gpu-workers N` takes: the first N that `blockrelay devices` says can be used."""
+"""Which GPUs of this machine `up` takes: those that `--gpu` names, or with `--gpu-workers N` the first N, of what
+`blockrelay devices` says can be used."""
 
 import json
 import subprocess
@@ -12,6 +13,31 @@ from blockrelay.settings import WorkerSettings
 
 def first_gpus(count: int) -> tuple[str, ...]:
     """Their ids. Raises UsageError where there are fewer."""
+    return chosen(_devices_here("--gpu-workers"), count)
+
+
+def named_gpus(names: Sequence[str]) -> tuple[str, ...]:
+    """`names` as they are. Raises UsageError for one that is not here or cannot be used."""
+    if names:
+        check_named(_devices_here("--gpu"), names)
+    return tuple(names)
+
+
+def check_named(devices: Sequence[Mapping[str, Any]], names: Sequence[str]) -> None:
+    """Names are ids, UUIDs or the beginning of one. Raises UsageError, one line that says what is wrong with which."""
+    for name in names:
+        # What has no devices at all is listed by its provider's name alone.
+        found = [one for one in devices if name == one["id"] or str(one.get("uuid") or "").startswith(name)]
+        found = found or [one for one in devices if one["id"] == name.partition(":")[0] and one["problem"]]
+        if not found:
+            usable = ", ".join(str(one["id"]) for one in devices if one["kind"] != "cpu" and not one["problem"])
+            raise UsageError(f"--gpu {name}: no such device here, but {usable or 'none'}; see blockrelay devices")
+        if found[0]["problem"]:
+            raise UsageError(f"--gpu {name}: {found[0]['problem']}")
+
+
+def _devices_here(option: str) -> list[dict[str, Any]]:
+    """What `blockrelay devices` finds, under the Python that has the devices' packages; `option` is named in errors."""
     python = WorkerSettings().gpu_python or sys.executable
     command = [python, "-P", "-m", "blockrelay_worker.offline.devices", "--json"]
     try:
@@ -20,8 +46,8 @@ def first_gpus(count: int) -> tuple[str, ...]:
         raise UsageError(f"BLOCKRELAY_GPU_PYTHON: {python} cannot be run: {error}") from error
     if done.returncode:
         said = done.stderr.strip().splitlines() or ["it says nothing"]
-        raise UsageError(f"--gpu-workers: blockrelay devices ended with code {done.returncode}: {said[-1]}")
-    return chosen(json.loads(done.stdout)["devices"], count)
+        raise UsageError(f"{option}: blockrelay devices ended with code {done.returncode}: {said[-1]}")
+    return json.loads(done.stdout)["devices"]
 
 
 def chosen(devices: Sequence[Mapping[str, Any]], count: int) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from blockrelay.errors import UsageError
-from blockrelay_launcher.up_options.gpu_choice import chosen, first_gpus
+from blockrelay_launcher.up_options.gpu_choice import check_named, chosen, first_gpus
 
 
 def device(name: str, vendor: str = "", kind: str = "gpu", problem: str = "") -> dict[str, str]:
@@ -49,6 +49,22 @@ def test_a_card_that_two_providers_show_is_one() -> None:
 def test_what_there_is_is_said_where_it_is_too_little(found: list[dict[str, str]], said: str) -> None:
     with pytest.raises(UsageError, match=said):
         chosen(found, 2)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("webgpu:1", "--gpu webgpu:1: webgpu needs the plug-in"),
+        ("cuda:7", "--gpu cuda:7: no such device here, but cuda:1; see"),
+        ("cuda:0", "--gpu cuda:0: no libcudnn.so.9"),
+    ],
+)
+def test_a_gpu_that_is_named_can_be_used(name: str, said: str) -> None:
+    card = device("cuda:1", "NVIDIA") | {"uuid": "GPU-8f12"}
+    here = [CPU, device("cuda:0", problem="no libcudnn.so.9"), card, NONE]
+    check_named(here, ["cuda:1", "GPU-8f", "cpu"])
+    with pytest.raises(UsageError, match=said):
+        check_named(here, ["cuda:1", name])
 
 
 def test_it_is_asked_for_under_the_python_of_the_devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
