@@ -65,9 +65,10 @@ class Killer(DrillPart):
         if not awake:
             return
         pid = _picked(awake, strike.pick)
-        worker = self.system.worker_of(pid) if strike.target == "device" else pid
-        felt = worker is not None and strike.target in ("worker", "device")
-        requests = self.system.requests_on(worker) if felt and worker is not None else None
+        worker = pid if strike.target == "worker" else None
+        if strike.target == "device":
+            worker = self.system.worker_of(pid)
+        requests = None if worker is None else self.system.requests_on(worker)
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGSTOP if strike.kind == "stop" else signal.SIGKILL)
             at = self._note(strike, requests)

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from blockrelay_worker.execution.onnx.bound_session import Arrays, BoundSession
 from blockrelay_worker.execution.onnx.providers.provider import Provider
 
 #: Of so many steps one is measured.
 EVERY = 256
-Arrays = dict[str, NDArray[Any]]
 
 
 class BlockTimes:
@@ -35,7 +35,7 @@ class BlockTimes:
         (`NAME_out`). `always`: every step is measured. Nothing else is done before the first one that is."""
         self._provider, self._blocks, self._graph_of = provider, blocks, graph_of
         self._values, self._pools, self._always = values, pools, always
-        self._sessions: list[_BlockSession] = []
+        self._sessions: list[BoundSession] = []
         self._shares = np.full(len(blocks), 1 / len(blocks))
         self._steps = 1
 
@@ -74,44 +74,11 @@ class BlockTimes:
         """Drop the sessions."""
         self._sessions.clear()
 
-    def _session(self, block: int) -> "_BlockSession":
-        return _BlockSession(self._provider, self._graph_of(block), self._values, self._pools)
+    def _session(self, block: int) -> BoundSession:
+        return BoundSession(self._provider.session(self._graph_of(block)), self._values, self._pools)
 
     def _named(self, seconds: Sequence[float] | NDArray[np.float64]) -> dict[str, float]:
         return {f"block_{block}": float(one) for block, one in zip(self._blocks, seconds, strict=True)}
 
 
 _NO_ROWS = np.empty((0, 0), np.float32)
-
-
-class _BlockSession:
-    """The graph of one block, with what it needs of a stage's values and pools bound to it."""
-
-    def __init__(self, provider: Provider, graph: bytes, values: Mapping[str, Any], pools: Mapping[str, Any]) -> None:
-        self._session = provider.session(graph)
-        self._binding = self._session.io_binding()
-        names = [one.name for one in self._session.get_inputs()]
-        bound = {**values, **pools}
-        for name in names:
-            if name in bound:
-                self._binding.bind_ortvalue_input(name, bound[name])
-        self._given = [name for name in names if name not in bound]
-        outputs = [one.name for one in self._session.get_outputs()]
-        self._pools = {f"{name}_out": value for name, value in pools.items() if f"{name}_out" in outputs}
-        self._outputs = [name for name in outputs if name not in self._pools]
-
-    def run(self, inputs: Mapping[str, NDArray[Any]], options: Any) -> Arrays:
-        """Its outputs, but for the pools. They are in memory of the host, so that the device has done it."""
-        binding = self._binding
-        for name in self._given:
-            binding.bind_cpu_input(name, inputs[name])
-        for name, value in self._pools.items():
-            binding.bind_ortvalue_output(name, value)
-        for name in self._outputs:
-            binding.bind_output(name, "cpu")
-        try:
-            self._session.run_with_iobinding(binding, options)
-            found = binding.get_outputs()[-len(self._outputs) :]
-            return {name: value.numpy() for name, value in zip(self._outputs, found, strict=True)}
-        finally:
-            binding.clear_binding_outputs()

@@ -15,6 +15,7 @@ from blockrelay_worker.execution.batch import Batch, Segment, StageOutput, check
 from blockrelay_worker.execution.executor import PageContent
 from blockrelay_worker.execution.onnx.batches import batch_inputs, cut
 from blockrelay_worker.execution.onnx.block_times import BlockTimes
+from blockrelay_worker.execution.onnx.bound_session import Arrays, BoundSession
 from blockrelay_worker.execution.onnx.failures import judged
 from blockrelay_worker.execution.onnx.graphs.flavours import Flavour
 from blockrelay_worker.execution.onnx.graphs.pages import export_graph, import_graph
@@ -75,7 +76,6 @@ class OnnxStage:
         self._provider = provider
         self._flavour, self._longest = flavour, longest
         session = provider.session(stage_graph(model, first_block, last_block, flavour))
-        self._session, self._binding = session, session.io_binding()
         self._held: dict[str, Any] = {}
         for block in range(first_block, last_block + 1):
             for name, array in block_weights(folder, block, flavour.dtype).items():
@@ -103,10 +103,7 @@ class OnnxStage:
         self._options: Any = None
         self._up = self._down = 0
         self._lock = threading.Lock()
-        for name, value in self._held.items():
-            self._binding.bind_ortvalue_input(name, value)
-        for name, value in self._pools.items():
-            self._binding.bind_ortvalue_input(name, value)
+        self._session = BoundSession(session, self._held, self._pools)
 
     @property
     def usable(self) -> bool:
@@ -209,7 +206,7 @@ class OnnxStage:
         self._times.close()
         self._held.clear()
         self._pools.clear()
-        del self._binding, self._session
+        del self._session
 
     def run(self, batch: Batch) -> StageOutput:
         """See `Executor.run`."""
@@ -250,23 +247,11 @@ class OnnxStage:
             estimated=estimated,
         )
 
-    def _computed(self, inputs: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[np.float32]]:
-        """Outputs of the stage by name, in memory of the host; the pools are written in place."""
-        binding = self._binding
-        for name, array in inputs.items():
-            binding.bind_cpu_input(name, array)
-        for name, value in self._pools.items():
-            binding.bind_ortvalue_output(f"{name}_out", value)
-        outputs = ("sums", "logits") if self.gives_logits else ("hidden_out",)
-        for name in outputs:
-            binding.bind_output(name, "cpu")
-        try:
-            self._session.run_with_iobinding(binding, self._options)
-            self._options = None
-            found = binding.get_outputs()[-len(outputs) :]
-            return {name: value.numpy() for name, value in zip(outputs, found, strict=True)}
-        finally:
-            binding.clear_binding_outputs()
+    def _computed(self, inputs: Mapping[str, NDArray[Any]]) -> Arrays:
+        """Outputs of the stage by name; the pools are written in place."""
+        found = self._session.run(inputs, self._options)
+        self._options = None
+        return found
 
 
 def _segments_of(rows: NDArray[np.intp], batch: Batch) -> tuple[int, ...]:
