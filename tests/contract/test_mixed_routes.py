@@ -252,6 +252,18 @@ class TestPages:
         sandwich.rerun(run, "gpu_error", block="block_5", stage=2)
         assert [run.reusable for run in sandwich.claim("g0")] == [0]
 
+    def test_are_not_asked_for_beyond_where_a_device_had_no_room_until_there_is_a_token(self, sandwich: Cell) -> None:
+        """Later failures are another story."""
+        sandwich.accept()
+        (run,) = sandwich.claim("g0")
+        sandwich.commit(run, 0, [7, 8])
+        sandwich.rerun(run, "gpu_error", block="block_5", stage=2, found=37)
+        (run,) = sandwich.claim("g0")
+        assert run.reusable == 37
+        sandwich.commit(run, 2, [9], rows=0)
+        sandwich.rerun(run, "gpu_error", block="block_2", stage=0)
+        assert [run.reusable for run in sandwich.claim("c0")] == [None]
+
     def test_that_were_missing_are_told_with_the_fallback(self, sandwich: Cell) -> None:
         sandwich.accept()
         (run,) = sandwich.claim("g0")

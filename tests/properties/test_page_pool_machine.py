@@ -80,6 +80,19 @@ class PagePoolMachine(RuleBasedStateMachine):
         self.lru = [page for page in self.lru if page not in expected]
         return self._new_owner(expected)
 
+    @rule(target=held, names=st.lists(st.sampled_from(NAMES), max_size=4, unique=True))
+    def take_first(self, names: list[bytes]) -> int:
+        unused = [name for name in names if name in self.names and self.names[name] not in self._users()]
+        generations = list(self.pool.generations)
+        page = self.pool.take_first(names)
+        if not unused:
+            assert page is None
+            return self._new_owner([])
+        assert page is not None and page == self.names.pop(unused[0]) and not self.pool.is_named(page)
+        assert self.pool.generations[page] == generations[page] + 1, "who reads it sees that it has changed hands"
+        self.lru.remove(page)
+        return self._new_owner([page])
+
     @rule(owner=consumes(held))
     def free(self, owner: int) -> None:
         pages = self.owners.pop(owner)

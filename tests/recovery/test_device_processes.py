@@ -122,6 +122,24 @@ def test_a_stand_in_goes_on_from_the_pages_that_have_left_the_device(
         assert count > 600 if request == told else 0 < count <= 64, rows
 
 
+@pytest.mark.parametrize(
+    ("stage_devices", "step"), [("gpu,cpu", "30"), ("cpu,gpu", "30"), ("gpu,cpu", "2"), ("cpu,gpu", "2")]
+)
+def test_a_request_that_finds_no_room_on_a_device_goes_on_where_it_was(
+    start_system: StartSystem, shared_folder: Path, tmp_path: Path, stage_devices: str, step: str
+) -> None:
+    """No row is computed again: the pages leave up to the last row, and the device serves on."""
+    python = misbehaving_python(tmp_path, FAIL_AT=step, FAIL_TEXT="Out of memory")
+    devices = {"BLOCKRELAY_STAGE_DEVICES": stage_devices}
+    system = with_gpu(start_system, None, devices, page_store_folder=str(shared_folder), gpu_python=python)
+    (job, *_) = jobs_of(system)
+    child = child_of(system.workers[-1].pid)
+    system.accept(job)
+    assert_went_on(system, [job], {})
+    assert [event.rows_recomputed for event in end_of(system, job).fallbacks] == [0]
+    assert device_counter(system, "device_losses") == 0 and child_of(system.workers[-1].pid) == child
+
+
 def test_a_request_that_denies_cpus_waits_for_the_device(start_system: StartSystem) -> None:
     system = with_gpu(start_system)
     jobs = jobs_of(system)

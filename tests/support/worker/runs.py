@@ -20,9 +20,12 @@ def new_run(
     params: SamplingParams = GREEDY,
     first: bool = True,
     skip_prefix_cache: bool = False,
+    private: bool = False,
+    limit: int | None = None,
     **body: Any,
 ) -> Run:
-    """Run `request` of that request, with a last stage's state; `body`: fields of its body."""
+    """Run `request` of that request, with a last stage's state; `limit`: how many tokens it may find; `body`:
+    fields of its body."""
     identity = RunIdentity(
         request=request,
         id=request,
@@ -31,6 +34,7 @@ def new_run(
         params=params,
         seed=1,
         context=512,
-        reusable_limit=0 if skip_prefix_cache else None,
+        reusable_limit=0 if skip_prefix_cache else limit,
+        private=private,
     )
     return Run(identity, prompt, first=first, last=LastStageState())

@@ -47,7 +47,7 @@ def next_tokens(run: Run, drafts: Sequence[int], logits: NDArray[np.float32], ro
         logprobs=tuple(logprobs),
         end=end or "",
         meta=end_meta(run, role) if end else "",
-        rows=None if known is None else known - run.kv.cached,
+        rows=None if known is None else max(0, known - 1 - run.kv.cached),  # the last one's had given no token
     )
 
 

@@ -210,6 +210,11 @@ class Run:
         limit = self.identity.reusable_limit
         return known if limit is None else min(known, limit)
 
+    @property
+    def limited(self) -> bool:
+        """Somebody has said how far the run before it came."""
+        return self.identity.reusable_limit is not None
+
     # --- tokens and rows; everything that changes them ---
 
     def rows_computed(self, end: int) -> None:

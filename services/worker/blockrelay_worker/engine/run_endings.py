@@ -1,5 +1,6 @@
 """How runs leave this worker before their last token is committed: they run again elsewhere, or end with an error."""
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,9 @@ from blockrelay_worker.engine.run import Run
 from blockrelay_worker.engine.run_table import RunTable
 from blockrelay_worker.engine.stage_role import StageRole
 from blockrelay_worker.transport.redis_links import Links
+
+#: How often the log is looked at for tokens that are on their way to it. Seconds.
+LOOK_S = 0.002
 
 
 class Endings:
@@ -30,11 +34,24 @@ class Endings:
         if self._table.drop(request, run_id):
             self._on_room()
 
+    def wait_for_log(self, run: Run, timeout_s: float) -> None:
+        """Return when the log has every token that is known here, or when that takes too long: the last ones may be on
+        their way to it (`Sender.announce`), and a run that is over commits nothing."""
+        links, give_up = self._links, time.monotonic() + timeout_s
+        key, known = links.keys.request(run.request), len(run.tokens) - run.prompt_length
+        while time.monotonic() < give_up:
+            current, committed = links.retry_until_reachable(
+                lambda: links.control.hmget(key, "run", "committed"), "read request"
+            )
+            if current != run.id.encode() or int(committed or 0) >= known:
+                return
+            links.stop.wait(LOOK_S)
+
     def rerun(
         self, request: str, run_id: str, reason: RerunReason, block: str = "", *, found: int | None = None
     ) -> None:
-        """RERUN, as a fallback when `block` names where a GPU failed; then forget the run here. `found`: how many
-        leading tokens had their pages here, where some lacked them."""
+        """RERUN, as a fallback when `block` names where a GPU failed; then forget the run here. `found`: the
+        next run looks for the pages of so many leading tokens alone, which are here, or were written."""
         call = calls.rerun(request, run_id, reason, block=block, stage=self._role.stage, found=found)
         if self._links.run_until_reachable(call) and block:
             self._metrics.fallbacks.labels(block, "GPU", "CPU", reason).inc()

@@ -134,6 +134,12 @@ class RunTable:
         if self._cache is not None and run.params.use_cache:
             self._cache.seal(run, min(run.computed, len(run.tokens) if known is None else known))
 
+    def export(self, run: Run, timeout_s: float) -> None:
+        """Write the pages of a private run for who goes on with its request elsewhere, the last one as far as it is
+        computed, and wait for that."""
+        if self._cache is not None and run.params.use_cache:
+            self._cache.export(run, timeout_s)
+
     @_timed
     def preempt(self, run: Run) -> None:
         """Take the pages of a run that stays on the table; those with a name can be found again."""
@@ -154,6 +160,8 @@ class RunTable:
         run = self._runs.pop(request, None)
         if run is None:
             return
+        if self._cache is not None and run.params.use_cache:
+            self._cache.leave(run)
         self._release(run)
         self.view = {r.request: r.id for r in self._runs.values()}
 

@@ -40,6 +40,9 @@ from blockrelay_worker.transport.tensor_results import Results
 R = TypeVar("R")
 #: How long a request in quarantine may take to commit what was computed for it.
 QUARANTINE_COMMIT_S = 2.0
+#: How long a request that a device has no room for waits until its tokens are where others find them; its pages as
+#: long. Seconds.
+EXPORT_S = 2.0
 
 
 class Steps:
@@ -103,8 +106,15 @@ class Steps:
         self._hand_over(self._table.all(), error)
 
     def _hand_over(self, runs: list[Run], error: ExecutionError) -> None:
+        """A CPU goes on behind the last row that was computed here, if the device still gives its pages."""
         for run in runs:
-            self._endings.rerun(run.request, run.id, "gpu_error", error.block or f"block_{self._role.first}")
+            found = None
+            if run.private and not self.lost:
+                self._endings.wait_for_log(run, EXPORT_S)
+                self._table.export(run, EXPORT_S)
+                found = run.computed
+            block = error.block or f"block_{self._role.first}"
+            self._endings.rerun(run.request, run.id, "gpu_error", block, found=found)
 
     def _step(self, work: list[Work[Run]]) -> None:
         """Run the stage on `work` and pass the result on. What fails is tried again in parts (`after_failure`)."""

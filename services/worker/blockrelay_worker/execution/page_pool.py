@@ -88,7 +88,7 @@ class PagePool:
                 self._free.append(page)
 
     def name(self, page: int, name: bytes) -> bool:
-        """Name a used page whose 16 positions are computed: read-only from now on.
+        """Name a used page, whose positions are computed as far as the name says: read-only from now on.
 
         False when another page has the name already: then this one stays as it is, unnamed.
         """
@@ -97,6 +97,9 @@ class PagePool:
             return False
         self._page_of[name], self._name_of[page] = page, name
         return True
+
+    def is_named(self, page: int) -> bool:
+        return page in self._name_of
 
     def share(self, names: Sequence[bytes]) -> list[int]:
         """Pages of the longest known beginning of `names`, one user more for each; to be given back with `free`."""
@@ -109,6 +112,18 @@ class PagePool:
             self._users[page] = self._users.get(page, 0) + 1
             pages.append(page)
         return pages
+
+    def take_first(self, names: Sequence[bytes]) -> int | None:
+        """The page of the first of these names that has one which nobody uses: the caller's alone from now on, who may
+        write it; it has no name any more."""
+        for name in names:
+            page = self._page_of.get(name)
+            if page is not None and page not in self._users:
+                del self._cached[page], self._page_of[self._name_of.pop(page)]
+                self._users[page] = 1
+                self.generations[page] += 1
+                return page
+        return None
 
     def check_integrity(self) -> None:
         """Every page is free, cached or used, once. Raises AssertionError; meant for idle time and tests."""

@@ -1,4 +1,4 @@
-"""Names of full pages: what a page holds, and nothing about where it lies. Pure.
+"""Names of pages: what a page holds, and nothing about where it lies. Pure.
 
 A name chains the tokens from position 0 to the page's end onto a root of (salt, model, numerics id): equal names
 promise equal bits in a precision marked exact, whoever computed them. Where a device that varies has a part in a
@@ -54,3 +54,10 @@ def extend_names(names: list[bytes], root: bytes, tokens: Sequence[int], pages: 
     for at in range(0, len(data), size):
         last = blake2b(last + data[at : at + size], digest_size=NAME_BYTES).digest()
         names.append(last)
+
+
+def begun_page_name(before: bytes, tokens: Sequence[int]) -> bytes:
+    """The name of a page of which only these first tokens, 1 to 15, are computed. `before`: the name of the page before
+    it, or the root."""
+    assert 0 < len(tokens) < PAGE, "a page that is full, or empty, is not begun"
+    return blake2b(before + np.asarray(tokens, dtype="<i4").tobytes(), digest_size=NAME_BYTES).digest()

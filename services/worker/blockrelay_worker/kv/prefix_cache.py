@@ -10,7 +10,7 @@ from typing import Protocol
 from blockrelay.observability.metrics.worker import WorkerMetrics
 from blockrelay_worker.execution.page_pool import PagePool
 from blockrelay_worker.kernels.specification import PAGE
-from blockrelay_worker.kv.page_names import extend_names, private_root_name, root_name
+from blockrelay_worker.kv.page_names import begun_page_name, extend_names, private_root_name, root_name
 from blockrelay_worker.kv.state import KvState
 from blockrelay_worker.kv.store.store import Load, Loaded, PageStore
 
@@ -37,6 +37,11 @@ class Prefix(Protocol):
     @property
     def reusable(self) -> int:
         """How many leading tokens may be found."""
+        ...
+
+    @property
+    def limited(self) -> bool:
+        """Somebody has said how far the run before it came."""
         ...
 
 
@@ -66,21 +71,30 @@ class PrefixCache:
 
     def attach(self, run: Prefix, exactly: int | None) -> None:
         """See `RunTable.adopt`."""
-        kv, pages = run.kv, (run.reusable if exactly is None else exactly) // PAGE
+        kv, wanted = run.kv, run.reusable if exactly is None else exactly
+        pages, rest = divmod(wanted, PAGE)
         self._extend(run, pages)
         kv.adopt(self._pool.share(kv.names[:pages]))
         if self._counts and not kv.preemptions and not run.private:
             self._metrics.prefix_cache_queries.inc(len(run.tokens))
+        names, begun = kv.names[kv.sealed : pages], 0
+        if rest and run.private and (exactly is not None or run.limited):
+            candidates = self._begun_names(run, pages, rest)
+            if not names and (page := self._pool.take_first(candidates)) is not None:
+                kv.adopt_begun(page, rest)
+            elif self._store is not None and (name := next(filter(self._store.may_have, candidates), None)):
+                names, begun = [*names, name], rest
         self._count(run, kv.computed)
-        self._look_further(kv, kv.names[kv.sealed : pages])
+        self._look_further(kv, names, begun)
 
     def take(self, run: Prefix, done: Loaded) -> None:
         """The load that `run` waited for has ended: it has the pages that were found."""
-        kv = run.kv
-        for index in range(kv.sealed, kv.sealed + done.count):
+        kv, before = run.kv, run.kv.computed
+        first, full = kv.sealed, done.count - (done.load.begun > 0 and done.count == len(done.load.names))
+        for index in range(first, first + full):
             self._pool.name(kv.pages[index], kv.names[index])
         self._pool.free(kv.loaded(done.count))  # the rest is allocated again when rows come to it
-        self._count(run, done.count * PAGE)
+        self._count(run, kv.computed - before)
 
     def settle(self) -> None:
         """Wait until nobody but the engine writes into pages."""
@@ -99,19 +113,49 @@ class PrefixCache:
                 self._store.put(page, name)
         kv.seal(full)
 
-    def _extend(self, run: Prefix, pages: int) -> None:
-        if run.private:
-            root = private_root_name(request=run.request, model_hash=self._model_hash)
-        else:
-            root = root_name(salt=run.salt, model_hash=self._model_hash, numerics=self._numerics)
-        extend_names(run.kv.names, root, run.tokens, pages)
+    def leave(self, run: Prefix) -> bool:
+        """Name the page that a private run has begun, and that it writes no more, so that the next run of its request
+        takes it. False where there is none, or it has its name."""
+        kv = run.kv
+        full, rest = divmod(kv.computed, PAGE)
+        if not run.private or not rest or full != kv.sealed or full >= len(kv.pages):
+            return False
+        if self._pool.is_named(kv.pages[full]):
+            return False
+        (name, *_) = self._begun_names(run, full, rest)
+        return self._pool.name(kv.pages[full], name)
 
-    def _look_further(self, kv: KvState, names: list[bytes]) -> None:
-        """Let the store fill pages for `names`, which follow those that the run has, if it may have them."""
+    def export(self, run: Prefix, timeout_s: float) -> None:
+        """Write what a private run has come to, to its last row, and wait for that."""
+        if self.leave(run) and self._store is not None:
+            full, rest = divmod(run.kv.computed, PAGE)
+            self._store.put(run.kv.pages[full], self._begun_names(run, full, rest)[0])
+            self._store.flush(timeout_s)
+
+    def _begun_names(self, run: Prefix, full: int, rest: int) -> list[bytes]:
+        """Of the page behind `full` pages, if it holds `rest` tokens, or as many more of the run's: whoever has come
+        further has these too."""
+        self._extend(run, min(full + 1, len(run.tokens) // PAGE))
+        names, tokens = run.kv.names, run.tokens[full * PAGE : (full + 1) * PAGE]
+        before = names[full - 1] if full else self._root(run)
+        begun = [begun_page_name(before, tokens[:n]) for n in range(rest, min(len(tokens), PAGE - 1) + 1)]
+        return begun + names[full : full + 1]
+
+    def _root(self, run: Prefix) -> bytes:
+        if run.private:
+            return private_root_name(request=run.request, model_hash=self._model_hash)
+        return root_name(salt=run.salt, model_hash=self._model_hash, numerics=self._numerics)
+
+    def _extend(self, run: Prefix, pages: int) -> None:
+        extend_names(run.kv.names, self._root(run), run.tokens, pages)
+
+    def _look_further(self, kv: KvState, names: list[bytes], begun: int) -> None:
+        """Let the store fill pages for `names`, which follow those that the run has, if it may have them. The last one
+        is of a page with `begun` tokens, unless that is 0."""
         room = min(len(names), self._pool.free_pages)
         if self._store is None or not room or not self._store.may_have(names[0]):
             return
-        load = Load(tuple(names[:room]), tuple(self._pool.allocate(room)))
+        load = Load(tuple(names[:room]), tuple(self._pool.allocate(room)), begun if room == len(names) else 0)
         kv.wait_for(load)
         self._store.load(load, self._deliver)
 

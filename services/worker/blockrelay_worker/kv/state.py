@@ -47,6 +47,12 @@ class KvState:
         self.pages, self.sealed = pages, len(pages)
         self._set(self.sealed * PAGE)
 
+    def adopt_begun(self, page: int, tokens: int) -> None:
+        """Behind full pages, one of the run's own that holds the next `tokens` tokens."""
+        assert self._computed == len(self.pages) * PAGE and 0 < tokens < PAGE
+        self.pages.append(page)
+        self._set(self._computed + tokens)
+
     def adopt_nothing(self, computed: int) -> None:
         """Begin behind so many tokens, on a stage that keeps no KV and so lacks none."""
         assert not self.pages and self._computed == 0, "only a run without pages adopts some"
@@ -63,9 +69,10 @@ class KvState:
         assert self.loading is not None and count <= len(self.loading.pages)
         rest = self.pages[self.sealed + count :]
         del self.pages[self.sealed + count :]
+        begun = self.loading.begun if count == len(self.loading.pages) else 0
         self.loading = None
-        self.sealed += count
-        self._set(self.sealed * PAGE)
+        self.sealed += count - (begun > 0)
+        self._set(self.sealed * PAGE + begun)
         return rest
 
     def seal(self, pages: int) -> None:

@@ -45,9 +45,9 @@ class Worker:
         self.table = RunTable(self.pool, cache)
         self._count = 0
 
-    def run(self, prompt: list[int], **more: Any) -> Run:
+    def run(self, prompt: list[int], *, request: str = "", **more: Any) -> Run:
         self._count += 1
-        run = new_run(f"req-{self._count}", prompt, **more)
+        run = new_run(request or f"req-{self._count}", prompt, **more)
         self.table.add(run)
         self.table.adopt(run)
         return run
@@ -220,3 +220,88 @@ def test_a_page_that_changed_hands_before_it_was_written_is_not_written(tmp_path
         assert worker.store.copied([fresh], [room]) == []
         worker.pool.free(taken)
         assert worker.value("page_store_dropped") == 1
+
+
+# --- pages that are begun: a private run leaves them to the next one of its request ---
+
+
+def numbers(tokens: int) -> list[list[float]]:
+    """What `Worker.content` says of tokens 0, 1, 2, ... that `Worker.compute` has computed."""
+    return [[float(token + part) for layer in range(3) for part in (0, layer)] for token in range(tokens)]
+
+
+def test_who_goes_on_with_a_private_request_has_its_rows_to_the_last(tmp_path: Path) -> None:
+    """The device has no room for the row behind token 70; a stand-in computes that row and no other."""
+    with working(tmp_path) as device:
+        run = device.run(PROMPT, request="r", private=True)
+        device.compute(run)
+        device.table.export(run, 10)
+        device.table.drop("r", "r")
+    with working(tmp_path) as stand_in:
+        run = stand_in.run([*PROMPT, 70], request="r", private=True, limit=70)
+        stand_in.loaded()
+        assert (run.computed, run.kv.cached, run.kv.sealed, run.missing) == (70, 70, 4, 1)
+        assert stand_in.content(run, 70) == numbers(70)
+        run.learn(list(range(71, 81)))
+        stand_in.compute(run)
+        assert stand_in.content(run, 81) == numbers(81) and run.kv.sealed == 5, "its page goes on"
+
+
+def test_a_worker_that_stays_in_the_route_has_kept_them_itself(tmp_path: Path) -> None:
+    """Also if it had come further than the stage that failed, and for a stage that learns tokens with rows."""
+    with working(tmp_path) as worker:
+        run = worker.run([*PROMPT, 70], request="r", private=True)
+        worker.compute(run)
+        (page,) = run.pages[4:]
+        again = worker.run([*PROMPT, 70], request="r", private=True, limit=68)
+        assert (again.computed, again.pages[4:], again.missing) == (68, [page], 3)
+        assert not worker.pool.is_named(page), "its own, to be written"
+        worker.compute(again)
+        worker.table.drop("r", "r")
+        later = new_run("r", [*PROMPT, 70], first=False, private=True)
+        worker.table.add(later)
+        worker.table.adopt(later, exactly=71)
+        assert later.computed == 71 and worker.content(later, 71) == numbers(71)
+
+
+def test_of_a_page_that_was_filled_meanwhile_the_store_has_the_beginning(tmp_path: Path) -> None:
+    with working(tmp_path) as worker:
+        run = worker.run(PROMPT, request="r", private=True)
+        worker.compute(run)
+        worker.store.flush(10)
+        again = worker.run(PROMPT, request="r", private=True, limit=37)
+        if again.kv.loading:
+            worker.loaded()
+        assert again.computed == 37 and worker.content(again, 37) == numbers(37)
+        assert not worker.pool.is_named(again.pages[2])
+
+
+@pytest.mark.parametrize(
+    "other",
+    [{"request": "s"}, {"private": False}, {"limit": None}, {"limit": 64}, {"prompt": [*PROMPT[:69], 5, 70]}],
+    ids=["another request", "shared", "nobody said so", "so many", "other tokens"],
+)
+def test_nobody_else_gets_a_page_that_is_begun(tmp_path: Path, other: dict[str, Any]) -> None:
+    with working(tmp_path) as worker:
+        run = worker.run(PROMPT, request="r", private=True)
+        worker.compute(run)
+        worker.table.export(run, 10)
+        worker.table.drop("r", "r")
+        asked: dict[str, Any] = {"prompt": [*PROMPT, 70], "request": "r", "private": True, "limit": 70} | other
+        found = worker.run(**asked)
+        if found.kv.loading:
+            worker.loaded()
+        assert found.computed % 16 == 0 and found.computed <= 64
+
+
+def test_a_page_that_is_begun_and_gone_costs_its_rows(tmp_path: Path) -> None:
+    with working(tmp_path) as worker:
+        run = worker.run(PROMPT, request="r", private=True)
+        worker.compute(run)
+        assert worker.store.flush(10)
+        worker.table.drop("r", "r")
+        worker.pool.free(worker.pool.allocate(worker.pool.free_pages))
+        again = worker.run([*PROMPT, 70], request="r", private=True, limit=70)
+        if again.kv.loading:
+            worker.loaded()
+        assert again.computed == 64

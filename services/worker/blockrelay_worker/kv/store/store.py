@@ -29,10 +29,12 @@ MAX_LOAD_S = 2.0
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Load:
-    """Pages of the pool that belong to nobody else, to be filled with what their names say, from the first on."""
+    """Pages of the pool that belong to nobody else, to be filled with what their names say, from the first on. Of the
+    last one only the first `begun` positions are wanted, unless that is 0: then it is full as the others."""
 
     names: tuple[bytes, ...]
     pages: tuple[int, ...]
+    begun: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,8 +3,8 @@
 -- needs: requests/record, requests/timeline
 -- needs rarely: queue/rerun for finish, rerun
 -- Arguments: commits: of each request {request, run, position (length of the log before these tokens), tokens,
---   logprobs (or nothing), end (reason, or nothing), meta, rows (of known tokens that this run, a re-run, computed: with its
---   first tokens, else nothing)}
+--   logprobs (or nothing), end (reason, or nothing), meta, rows (of known tokens that this run, a re-run, computed, but for
+--   the last one's: with its first tokens, else nothing)}
 -- Answers: {verdict, log length}: OK | LOST (other run, gone or finished) | DIVERGED (the log has another token there)
 --   | GAP (the log is shorter than position) | EXPIRED (deadline passed: finished)
 local answers, spent, moved = {}, {}, {}
@@ -16,8 +16,9 @@ local function spend(r, left, rows)
   s[1], s[2] = s[1] + left - math.max(0, r.max_tokens - r.committed), s[2] + rows - r.rows_to_compute
   spent[r.model] = s
 end
--- Fallback events that nobody has said it of: the run behind them has computed so many rows again.
+-- A re-run has come further. Fallback events that nobody has said it of: it has computed so many rows again.
 local function tell_rows(id, rows)
+  redis.call('HSET', P .. 'request:' .. id, 'reusable', '')  -- said of where the run before it stood
   local fallbacks = redis.call('HGET', P .. 'request:' .. id, 'fallbacks')
   if not fallbacks or fallbacks == '' then return end
   local list = cjson.decode(fallbacks)

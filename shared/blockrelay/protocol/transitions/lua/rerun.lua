@@ -1,8 +1,8 @@
 -- RERUN: the one answer to a failed job, missing pages, drain, a lost message, a stalled request. No-op unless `run` is current.
 -- Keeps I3 (only the current run is queued again, once).
 -- needs: requests/record, queue/rerun
--- Arguments: request, run, reason, block (where a GPU failed, or nothing) and its stage (nothing: the first), found (of
---   missing pages: how many leading tokens had theirs; nothing: not known)
+-- Arguments: request, run, reason, block (where a GPU failed, or nothing) and its stage (nothing: the first), found (how
+--   many leading tokens have their pages, where some lack or a GPU has let them go; nothing: not known)
 -- Answer: 1 when it ended that run, else 0
 local r = read_record(ARGS.request)
 if not r or r.state ~= 'running' or r.run ~= ARGS.run then return 0 end

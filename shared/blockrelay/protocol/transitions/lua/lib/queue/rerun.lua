@@ -11,8 +11,8 @@ end
 -- Keeps I3, I7.
 -- End the current run and queue the request once more. `block` is where a GPU failed, or nil, and `stage` which one that
 -- was (nil: not known): the next route has a CPU there, and no worker of the numerics id is waited for; where the request
--- denies that, it waits for a GPU of that stage. `found`: how many leading tokens had KV pages in the stage that lacked
--- some (reason missing_pages; nil: not known); the next run takes no more of them anywhere. Re-runs and deaths count only
+-- denies that, it waits for a GPU of that stage. `found`: how many leading tokens have KV pages in the stage that lacked
+-- some, or that left its GPU (nil: not known); until it has a token the next run takes no more of them anywhere. Re-runs and deaths count only
 -- at an unchanged log length; the second re-run waits, and each one after it twice as long. `tried` is the request that a
 -- dead worker tried alone, or nil: with it nobody else is to blame.
 local function rerun(r, reason, block, tried, stage, found)
