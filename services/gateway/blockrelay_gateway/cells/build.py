@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from functools import partial
 from secrets import token_hex
 
 from prometheus_client import CollectorRegistry
@@ -60,8 +61,10 @@ def build_cell(
     )
     scripts = AsyncScripts(client, keys)
 
-    tailer = Tailer(client, keys, name, metrics, watch, scripts, replicas=settings.accept_replicas)
-    records = Records(client, keys, key)
+    replicas = settings.accept_replicas
+    replicated = partial(scripts.wait_for_replicas, replicas, keys.wake(name)) if replicas else None
+    tailer = Tailer(client, keys, name, metrics, watch, replicated=replicated)
+    records = Records(client, keys, key, replicated=replicated)
     followers = Followers(client, keys, scripts, name)
     abandonment = Abandonment(followers, scripts, watch, gateway=name, grace_s=settings.grace_s)
     ended = None

@@ -10,7 +10,7 @@ Redis (`BLOCKRELAY_ACCEPT_REPLICAS`), these tokens are passed on when the replic
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import cast
 
@@ -22,7 +22,7 @@ from blockrelay.observability import logs
 from blockrelay.observability.metrics.gateway import GatewayMetrics
 from blockrelay.protocol.keys import Keys
 from blockrelay.protocol.messages import EndEntry, LogEntry, decode_log_entry
-from blockrelay.redis.client import BLOCK_MS, AsyncOneConnection, AsyncScripts, backoff_s
+from blockrelay.redis.client import BLOCK_MS, AsyncOneConnection, backoff_s
 from blockrelay.redis.errors import RedisWatch
 
 Sink = Callable[[LogEntry], None]
@@ -50,12 +50,12 @@ class Tailer:
         gateway: str,
         metrics: GatewayMetrics,
         watch: RedisWatch,
-        scripts: AsyncScripts,
         *,
-        replicas: int = 0,
+        replicated: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
-        """`replicas` of Redis must have the tokens that a device which varies had a part in."""
-        self._scripts, self._replicas = scripts, replicas
+        """`replicated` waits until replicas of Redis have what there was before: tokens that a device which varies had
+        a part in wait for that."""
+        self._replicated = replicated
         self._client, self._keys, self._metrics, self._watch = client, keys, metrics, watch
         self._reading = AsyncOneConnection(client)
         self._wake_key = keys.wake(gateway)
@@ -117,12 +117,12 @@ class Tailer:
         for key, entries in cast(list[tuple[bytes, list[_RawEntry]]], answer or []):
             if key == self._wake_key.encode():
                 self._wake_id = entries[-1][0].decode()
-            elif self._replicas and any(b"varies" in fields for _, fields in entries):
+            elif self._replicated and any(b"varies" in fields for _, fields in entries):
                 later.append((key, entries))
             else:
                 self._deliver(key, entries)
-        if later:
-            await self._scripts.wait_for_replicas(self._replicas, self._wake_key)
+        if later and self._replicated:
+            await self._replicated()
             for key, entries in later:
                 self._deliver(key, entries)
 

@@ -1,6 +1,6 @@
 """Records and logs of requests, read from Redis; and whether a client may see them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, cast
 
@@ -28,13 +28,22 @@ def check_number(record: Mapping[bytes, bytes], what: str) -> None:
 class Records:
     """Of the requests of one cell, read for a gateway that serves `model` (its key). Methods raise RedisTrouble."""
 
-    def __init__(self, client: redis.asyncio.Redis, keys: Keys, model: str) -> None:
-        self._client, self._keys, self._model = client, keys, model
+    def __init__(
+        self,
+        client: redis.asyncio.Redis,
+        keys: Keys,
+        model: str,
+        *,
+        replicated: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
+        """`replicated` as of the Tailer."""
+        self._client, self._keys, self._model, self._replicated = client, keys, model, replicated
 
     async def read(self, request: str, *, whole: bool = True) -> tuple[dict[bytes, bytes], Log]:
         """Record and log of one moment; `whole`: else only the last entry of the log. Empty for what is not there.
 
-        Raises ServiceUnavailable for a record of another protocol.
+        Tokens that nobody could commit again are on replicas then (RedisUnavailable: too few have them). Raises
+        ServiceUnavailable for a record of another protocol.
         """
         both = self._client.pipeline(transaction=True)
         both.hgetall(self._keys.request(request))
@@ -44,7 +53,10 @@ class Records:
             both.xrevrange(self._keys.log(request), count=1)
         record, log = cast(tuple[dict[bytes, bytes], Log], await both.execute())
         check_number(record, f"request {request}")
-        return record, whole_log(record, log)
+        log = whole_log(record, log)
+        if self._replicated and any(b"varies" in fields for _, fields in log):
+            await self._replicated()
+        return record, log
 
     async def exist(self, requests: Sequence[str]) -> bool:
         """Whether all of them are accepted already."""

@@ -24,6 +24,7 @@ from blockrelay.redis.errors import RedisWatch
 from blockrelay.settings import GatewaySettings
 from blockrelay_gateway.admission import accept as admission
 from blockrelay_gateway.streaming.log_tailer import Tailer
+from blockrelay_gateway.streaming.records import Records
 from blockrelay_launcher.supervisor.ports import kept_ports
 from tests.support.cell import MODEL, begin_cell, body
 from tests.support.gateway.played import RunningGateway, running_gateway
@@ -262,7 +263,9 @@ async def test_tokens_that_nobody_could_commit_again_are_shown_when_the_replica_
     client, metrics, keys = redis_link.connect_async(pair.master.url), GatewayMetrics(CollectorRegistry()), Keys("t")
     scripts, came = AsyncScripts(client, keys), asyncio.Event()
     heard = {"exact": list[LogEntry](), "varying": list[LogEntry]()}
-    tailer = Tailer(client, keys, "g", metrics, RedisWatch(metrics.redis_errors), scripts, replicas=1)
+    replicated = partial(scripts.wait_for_replicas, 1, keys.wake("g"))
+    tailer = Tailer(client, keys, "g", metrics, RedisWatch(metrics.redis_errors), replicated=replicated)
+    records = Records(client, keys, MODEL, replicated=replicated)
 
     def hear(request: str, entry: LogEntry) -> None:
         heard[request].append(entry)
@@ -289,9 +292,13 @@ async def test_tokens_that_nobody_could_commit_again_are_shown_when_the_replica_
         await add("exact", position)
         await until("exact", position)
     assert len(heard["varying"]) == 1, "no replica has the second"
+    with pytest.raises(RedisUnavailable, match="0 of 1 replicas have"):
+        await records.read("varying")
+    assert len((await records.read("exact"))[1]) == 3
     pair.thaw()
     await until("varying", 2)
     assert [len(entries) for entries in heard.values()] == [3, 2]
+    assert len((await records.read("varying"))[1]) == 2
     reading.cancel()
     await asyncio.gather(reading, return_exceptions=True)
     await client.aclose()

@@ -47,7 +47,7 @@ class Parts:
 def parts_on(client: redis.asyncio.Redis) -> Parts:
     metrics, keys = GatewayMetrics(CollectorRegistry()), Keys("t")
     watch, scripts = RedisWatch(metrics.redis_errors), AsyncScripts(client, keys)
-    tailer, followers = Tailer(client, keys, "g", metrics, watch, scripts), Followers(client, keys, scripts, "g")
+    tailer, followers = Tailer(client, keys, "g", metrics, watch), Followers(client, keys, scripts, "g")
     abandonment = Abandonment(followers, scripts, watch, gateway="g", grace_s=1)
     registry = FollowedRequests(tailer, Accounting(metrics, TenantMetrics(CollectorRegistry())), abandonment)
     records = Records(client, keys, "m")
