@@ -15,11 +15,12 @@ SETTINGS: dict[str, type[Settings]] = {
     "scheduler": SchedulerSettings,
     "worker": WorkerSettings,
     "worker-gpu": WorkerSettings,
+    "worker-webgpu": WorkerSettings,
 }
 COMPOSE = ROOT / "compose.yaml"
 ADDITIONS = sorted((ROOT / "deploy" / "compose").glob("*.yaml"))
 #: Fields of schedulers that say how the model is cut.
-PLAN_FIELDS = ("plan", "strategy", "objective", "profile", "devices")
+PLAN_FIELDS = ("plan", "strategy", "objective", "profile", "devices", "stage_devices")
 
 
 def services(file: Any) -> dict[str, Any]:
@@ -55,11 +56,15 @@ def test_an_addition_changes_services_that_are_there_and_is_explained(file: Any)
         assert f"{variable}=" in COMPOSE.read_text()
 
 
-def test_the_gpu_worker_takes_its_gpu_and_comes_only_when_asked_for() -> None:
-    worker, other = services(COMPOSE)["worker-gpu"], services(COMPOSE)["worker"]
-    assert worker["profiles"] == ["gpu"]
-    (device,) = worker["deploy"]["resources"]["reservations"]["devices"]
-    assert device == {"driver": "nvidia", "count": 1, "capabilities": ["gpu"]}
+@pytest.mark.parametrize(("service", "profile"), [("worker-gpu", "gpu"), ("worker-webgpu", "webgpu")])
+def test_a_gpu_worker_takes_its_gpu_and_comes_only_when_asked_for(service: str, profile: str) -> None:
+    worker, other = services(COMPOSE)[service], services(COMPOSE)["worker"]
+    assert worker["profiles"] == [profile]
+    if profile == "gpu":
+        (device,) = worker["deploy"]["resources"]["reservations"]["devices"]
+        assert device == {"driver": "nvidia", "count": 1, "capabilities": ["gpu"]}
+    else:
+        assert worker["devices"] == ["${GPU_DEVICE:-/dev/dri}:/dev/dri"]
     assert worker["environment"]["BLOCKRELAY_DEVICE"] == "gpu"
     confined = ("read_only", "tmpfs", "cap_drop", "security_opt", "networks", "restart", "stop_grace_period")
     assert [worker[name] for name in confined] == [other[name] for name in confined]

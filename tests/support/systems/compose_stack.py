@@ -49,16 +49,17 @@ def mountable_copy(model: Path, folder: Path) -> Path:
 
 class ComposeStack:
     """The services of compose.yaml, built and started. `model` None: the one in the images; else a mounted folder.
-    `more`: files that add to compose.yaml. With the profile `observability` traces are sent too."""
+    `more`: files that add to compose.yaml; `variables` of its environment. With the profile `observability` traces are
+    sent too."""
 
-    def __init__(self, model: Path | None, *more: Path, profile: str = "") -> None:
+    def __init__(self, model: Path | None, *more: Path, profile: str = "", **variables: str) -> None:
         with ExitStack() as stack:
             probes = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in PORTS]
             self._ports = {name: probe.getsockname()[1] for name, probe in zip(PORTS, probes, strict=True)}
         self.url = self.address("gateway")
         published = {f"{name.upper()}_PORT": str(port) for name, port in self._ports.items()}
-        self._env = {**os.environ, **published, "MODEL_DIR": str(model or "")}
-        if profile:
+        self._env = {**os.environ, **published, "MODEL_DIR": str(model or ""), **variables}
+        if profile == "observability":
             self._env["OTEL_EXPORTER_OTLP_ENDPOINT"] = "http://jaeger:4318"
         files = ["compose.yaml", *(["deploy/compose/model.yaml"] if model else []), *map(str, more)]
         named = [option for file in files for option in ("-f", file)]
