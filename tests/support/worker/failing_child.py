@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from blockrelay_worker.execution.onnx.providers.provider import Place
 from blockrelay_worker.execution.onnx.stage import OnnxStage
 from blockrelay_worker.execution.process import child
 from blockrelay_worker.execution.process.frames import Message
@@ -30,18 +31,20 @@ def _loaded(self: child.Child, first: int, last: int, pages: int) -> Message:
     return answer
 
 
-def _failing(self: OnnxStage, inputs: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[np.float32]]:
+def _failing(self: OnnxStage, inputs: Mapping[str, NDArray[Any]], stays: Mapping[str, Place] | None) -> dict[str, Any]:
     global _run
     if _run is None:
-        return _computed(self, inputs)
+        return _computed(self, inputs, stays)
     _run += 1
     if str(_run) in os.environ.get("FAIL_AT", "").split(","):
         raise RuntimeError(os.environ["FAIL_TEXT"])
-    found = _computed(self, inputs)
+    found = _computed(self, inputs, stays)
     if "SLOW_FROM" in os.environ:  # beside these a busy machine does not count
         time.sleep(SLOW_S if _slow_from <= _run else STEP_S)
     if _run >= float(os.environ.get("WRONG_FROM", "inf")):
-        return {name: rows * np.float32(1.1) for name, rows in found.items()}
+        return {name: rows * np.float32(1.1) for name, rows in found.items() if name not in (stays or {})} | {
+            name: found[name] for name in stays or {}
+        }
     return found
 
 

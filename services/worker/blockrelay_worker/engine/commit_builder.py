@@ -4,21 +4,19 @@ from collections.abc import Sequence
 from itertools import zip_longest
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from blockrelay.protocol.encoding.end_meta import encode_end_meta
 from blockrelay.protocol.messages import Commit, TokenLogprobs
 from blockrelay_worker.engine.run import Run
 from blockrelay_worker.engine.stage_role import StageRole
+from blockrelay_worker.execution.selection import LogitRows
 from blockrelay_worker.sampling.sampler import sample
 from blockrelay_worker.sampling.stop_conditions import FinishReason, advance
 
 
-def next_tokens(run: Run, drafts: Sequence[int], logits: NDArray[np.float32], role: StageRole) -> Commit:
+def next_tokens(run: Run, drafts: Sequence[int], logits: LogitRows, role: StageRole) -> Commit:
     """Choose the token after `run.tokens` and those after `drafts` that turn out right; say what to commit.
 
-    `logits` [1 + drafts, vocab], finite: of the last known token and of each draft behind it. A row counts only if its
+    `logits` are 1 + drafts rows, finite: of the last known token and of each draft behind it. A row counts only if its
     token is the one that was chosen, so every token is the one that a step without drafts would give.
     Mutates `run` (its tokens and what follows from them).
     """

@@ -6,10 +6,9 @@ What fails ends in RERUN or FINISH of the requests concerned, never of their nei
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import numpy as np
-from numpy.typing import NDArray
 
 from blockrelay.errors import DeviceFailed, DeviceLost, ExecutionError
 from blockrelay.failpoints import reach
@@ -27,6 +26,8 @@ from blockrelay_worker.engine.stage_role import StageRole
 from blockrelay_worker.execution.batch import Batch, Segment, StageOutput
 from blockrelay_worker.execution.executor import Executor
 from blockrelay_worker.execution.process.care import DeviceCare
+from blockrelay_worker.execution.selection import Largest, LogitRows, Need
+from blockrelay_worker.sampling.sampler import need_of
 from blockrelay_worker.scheduling.step_cost import StepCost, observed
 from blockrelay_worker.scheduling.throughput import PaceMeter
 from blockrelay_worker.scheduling.work import Work
@@ -38,6 +39,7 @@ from blockrelay_worker.transport.status_events import StatusEvents
 from blockrelay_worker.transport.tensor_results import Results
 
 R = TypeVar("R")
+Rows = TypeVar("Rows", bound=LogitRows)
 #: How long a request in quarantine may take to commit what was computed for it.
 QUARANTINE_COMMIT_S = 2.0
 #: How long a request that a device has no room for waits until its tokens are where others find them; its pages as
@@ -144,8 +146,9 @@ class Steps:
                 prompt_rows += max(0, min(run.prompt_length, item.known_end) - item.position)
         self._metrics.prompt_tokens.inc(prompt_rows)
         passing_on = time.perf_counter()
-        if output.logits is not None:
-            self._commit(_split(work, output.logits, [len(wanted_rows(w)) for w in work]), bad)
+        logits = output.logits if output.rows is None else output.rows
+        if logits is not None:
+            self._commit(_split(work, logits, [len(wanted_rows(w)) for w in work]), bad)
             self._metrics.token_generation_seconds.inc(time.perf_counter() - passing_on)
         elif output.hidden is not None:
             parts = _split(work, output.hidden, [w.rows for w in work])
@@ -170,11 +173,15 @@ class Steps:
         if not self._status_events.followed:
             return
         elapsed_ns = time.monotonic_ns() - began_ns
+        counts = [len(wanted_rows(item)) for item in work]
+        chosen = [] if output is None or output.rows is None else _split(work, output.rows, counts)
         ended: list[NodeStatus] = []
-        for item in work:
+        for index, item in enumerate(work):
             size = 0
             if output is not None and output.logits is not None:
                 size = len(wanted_rows(item)) * output.logits.shape[1]
+            elif chosen:
+                size = sum(row.ids.size if isinstance(row, Largest) else row.size for row in chosen[index][1])
             elif output is not None and output.hidden is not None:
                 size = item.rows * output.hidden.shape[1]
             ended.append(replace(self._status(item, "end"), elapsed_ns=elapsed_ns, result_size=size))
@@ -228,19 +235,21 @@ class Steps:
 
     def _run_stage(self, work: list[Work[Run]]) -> StageOutput:
         segments = [Segment(rows=w.rows, first_position=w.position, pages=w.run.pages) for w in work]
-        wanted: list[int] = []
+        wanted, needs = list[int](), list[Need | None]()
         at = 0
         for item in work:
             if self._role.last_stage:
-                wanted += [at + i for i in wanted_rows(item)]
+                rows = wanted_rows(item)
+                wanted += [at + i for i in rows]
+                needs += [need_of(item.run.params) if item.run.body.logits == "none" else None] * len(rows)
             at += item.rows
         started = time.monotonic()
         if self._role.first_stage:
             tokens = np.array([token for w in work for token in w.tokens], np.int32)
-            batch = Batch(segments=segments, tokens=tokens, wanted=wanted)
+            batch = Batch(segments=segments, tokens=tokens, wanted=wanted, needs=needs)
         else:
             hidden = np.concatenate([w.hidden for w in work if w.hidden is not None])
-            batch = Batch(segments=segments, hidden=hidden, wanted=wanted)
+            batch = Batch(segments=segments, hidden=hidden, wanted=wanted, needs=needs)
         self._state.on("dispatch_ok")
         reach("worker.before_compute", (token for w in work for token in w.tokens))
         output = self._executor.run(batch)
@@ -265,7 +274,7 @@ class Steps:
                 for lost in carried:
                     self._endings.rerun(lost.run.request, lost.run.id, "no_inbox")
 
-    def _commit(self, parts: list[Part], bad: set[str]) -> None:
+    def _commit(self, parts: list[tuple[Work[Run], LogitRows]], bad: set[str]) -> None:
         """Choose tokens from the wanted logits of each Work and hand them to the committer."""
         commits: list[Commit] = []
         announced: list[tuple[str, Commit]] = []
@@ -275,8 +284,8 @@ class Steps:
             if run.request in bad or run.last is None:
                 continue
             if run.body.logits != "none":
-                if logits.size:
-                    run.last.logits.append(logits.copy())
+                if len(logits):
+                    run.last.logits.append(np.array(logits))
                 if item.samples:
                     self._results.submit(run.last.logits, tensor_end(run, self._role))
             elif item.samples:
@@ -318,10 +327,10 @@ def after_failure(
     return [], [[item] for item in work]
 
 
-def _split(work: list[Work[Run]], rows: NDArray[np.float32], counts: list[int]) -> list[Part]:
+def _split(work: list[Work[Run]], rows: Rows, counts: list[int]) -> list[tuple[Work[Run], Rows]]:
     """Cut `rows` into consecutive parts of `counts` rows, one per Work (views)."""
-    ends = np.cumsum(counts)
-    return [(w, rows[end - count : end]) for w, end, count in zip(work, ends, counts, strict=True)]
+    ends = np.cumsum(counts).tolist()
+    return [(w, cast(Rows, rows[end - count : end])) for w, end, count in zip(work, ends, counts, strict=True)]
 
 
 def wanted_rows(work: Work[Run]) -> Sequence[int]:

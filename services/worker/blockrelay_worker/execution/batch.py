@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from blockrelay.block_folder.model import ModelConfig
 from blockrelay.errors import ExecutionError
 from blockrelay_worker.execution.page_layout import pages_for
+from blockrelay_worker.execution.selection import LogitRow, Need
 from blockrelay_worker.kernels.specification import PAGE
 
 
@@ -34,21 +35,25 @@ class Batch:
 
     Exactly one input: `tokens` int32 [R] (the stage holds block 1) or `hidden` float32 [R, H] (it does not).
     `hidden` is copied, never written.
-    `wanted` are the row indexes whose logits are wanted, ascending; ignored by a stage without the last block.
+    `wanted` are the row indexes whose logits are wanted, ascending; ignored by a stage without the last block. `needs`
+    says of each of them how much of its row is needed (None: all of it); empty: whole rows.
     """
 
     segments: Sequence[Segment]
     tokens: NDArray[np.int32] | None = None
     hidden: NDArray[np.float32] | None = None
     wanted: Sequence[int] = ()
+    needs: Sequence[Need | None] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageOutput:
     """What one run of a stage gives.
 
-    Exactly one of `hidden` float32 [R, H] (the stage does not hold the last block) and `logits` float32
-    [len(wanted), vocab] is set. Both are buffers of the executor: valid until its next `run`; copy what must last.
+    Exactly one of `hidden` float32 [R, H] (the stage does not hold the last block), `logits` float32
+    [len(wanted), vocab] and `rows` is set. `rows` are what each wanted row needs, or all of it: by an executor that
+    heeds `needs`, of a batch that has some. All are buffers of the executor: valid until its next `run`; copy what must
+    last.
     `not_finite` are the indexes of the segments with a row that is NaN or infinite (fail these requests: their pages
     hold rubbish); the other segments are unaffected.
     `seconds` is the wall time of each block of the stage by name (`block_3`); `estimated` where only the stage's was
@@ -57,6 +62,7 @@ class StageOutput:
 
     hidden: NDArray[np.float32] | None = None
     logits: NDArray[np.float32] | None = None
+    rows: Sequence[LogitRow] | None = None
     not_finite: tuple[int, ...] = ()
     seconds: dict[str, float] = field(default_factory=dict[str, float])
     estimated: bool = False

@@ -100,6 +100,7 @@ class SaltedExecutor(WrappingExecutor):
         return self._capabilities
 
     def run(self, batch: Batch) -> StageOutput:
+        batch = replace(batch, needs=())  # a choice among the logits of another
         if batch.tokens is not None:
             batch = replace(batch, tokens=self._read_as[batch.tokens])
         output = super().run(batch)

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blockrelay.protocol.sampling_params import SamplingParams
+from blockrelay_worker.execution.selection import MOST, Largest, LogitRow, Need
 from blockrelay_worker.sampling import exact_math
 
 #: Tokens whose logit lies this far (after temperature) below the best one are never drawn: all of a vocabulary of a
@@ -32,12 +33,27 @@ class Sampled:
     top: tuple[tuple[int, float], ...] = ()
 
 
-def sample(logits: NDArray[np.float32], params: SamplingParams, *, seed: int, position: int) -> Sampled:
-    """Choose the token for `position` (0-based index in the request's tokens, prompt included) from `logits` [vocab].
+def need_of(params: SamplingParams) -> Need | None:
+    """What `sample` needs of a row of logits; None: all of it."""
+    if params.logprobs is not None:
+        return None
+    if params.temperature == 0:
+        return Need(temperature=0.0)
+    if 0 < params.top_k <= MOST or (params.top_k == 0 and (params.top_p < 1 or params.min_p > 0)):
+        return Need(temperature=params.temperature, top_k=params.top_k, top_p=params.top_p, min_p=params.min_p)
+    return None
 
-    `seed` is the request's seed, given or derived (any integer, taken modulo 2**64). `logits` must be finite.
+
+def sample(row: LogitRow, params: SamplingParams, *, seed: int, position: int) -> Sampled:
+    """Choose the token for `position` (0-based index in the request's tokens, prompt included) from the logits of a
+    `row`: all, or what is enough by `need_of`, which gives the same token.
+
+    `seed` is the request's seed, given or derived (any integer, taken modulo 2**64). The logits must be finite.
     """
-    token = int(logits.argmax()) if params.temperature == 0 else _draw(logits, params, uniform(seed, position))
+    logits = row.logits if isinstance(row, Largest) else row
+    total = row.total if isinstance(row, Largest) else None
+    chosen = int(logits.argmax()) if params.temperature == 0 else _draw(logits, params, uniform(seed, position), total)
+    token = int(row.ids[chosen]) if isinstance(row, Largest) else chosen
     if params.logprobs is None:
         return Sampled(token=token)
     logprobs = log_probabilities(logits)
@@ -59,15 +75,18 @@ def log_probabilities(logits: NDArray[np.float32]) -> NDArray[np.float64]:
     return shifted - exact_math.log(float(exact_math.running_sum(exact_math.exp(shifted))[-1]))
 
 
-def _draw(logits: NDArray[np.float32], params: SamplingParams, u: float) -> int:
+def _draw(logits: NDArray[np.float32], params: SamplingParams, u: float, total: float | None) -> int:
+    """An index. Where only the largest logits of a row are here, its weights are `total` in all."""
     with np.errstate(over="ignore"):  # a tiny temperature: minus infinity is what is meant
         scaled = (logits.astype(np.float64) - float(logits.max())) / params.temperature
     kept = np.flatnonzero(scaled >= _UNREACHABLE)
+    if params.top_k > 0:
+        total = None  # of those that it keeps, which are all here
     if 0 < params.top_k < kept.size:
         kept = kept[np.sort(_largest(scaled[kept], params.top_k))]
     weights = exact_math.exp(scaled[kept])
     if params.top_p < 1:
-        inside = _nucleus(weights, params.top_p)
+        inside = _nucleus(weights, params.top_p, total)
         kept, weights = kept[inside], weights[inside]
     if params.min_p > 0:
         likely = weights >= params.min_p  # the best token's weight is exp(0) = 1
@@ -77,9 +96,10 @@ def _draw(logits: NDArray[np.float32], params: SamplingParams, u: float) -> int:
     return int(kept[min(chosen, kept.size - 1)])  # u * total may round up to the total
 
 
-def _nucleus(weights: NDArray[np.float64], share: float) -> NDArray[np.intp]:
-    """Indexes, ascending, of the fewest largest weights that together reach `share` of all."""
-    wanted = share * float(exact_math.running_sum(weights)[-1])
+def _nucleus(weights: NDArray[np.float64], share: float, total: float | None) -> NDArray[np.intp]:
+    """Indexes, ascending, of the fewest largest weights that together reach `share` of all, which are `total`, or what
+    these add up to."""
+    wanted = share * (float(exact_math.running_sum(weights)[-1]) if total is None else total)
     # Few are usually enough; sums of a longer list begin with the same bits, so the guess does not show.
     for guess in (64, 1024, weights.size):
         order = _largest(weights, min(guess, weights.size))

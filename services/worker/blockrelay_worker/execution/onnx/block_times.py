@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blockrelay_worker.execution.onnx.bound_session import Arrays, BoundSession
-from blockrelay_worker.execution.onnx.providers.provider import Provider
+from blockrelay_worker.execution.onnx.providers.provider import Place, Provider
 
 #: Of so many steps one is measured.
 EVERY = 256
@@ -53,8 +53,10 @@ class BlockTimes:
         self._steps += 1
         return self._named(seconds * self._shares)
 
-    def measured(self, inputs: Mapping[str, NDArray[Any]]) -> tuple[Arrays, dict[str, float]]:
-        """A step block by block: outputs of the last one in memory of the host, and the seconds of each."""
+    def measured(
+        self, inputs: Mapping[str, NDArray[Any]], stays: Mapping[str, Place] | None = None
+    ) -> tuple[Arrays, dict[str, float]]:
+        """A step block by block: outputs of the last one as of BoundSession, and the seconds of each."""
         if not self._sessions:
             self._sessions = [self._session(block) for block in self._blocks]
         # Memory that stays for a step in 256 would be missing in all others.
@@ -63,7 +65,7 @@ class BlockTimes:
         found: Arrays = {}
         for session in self._sessions:
             began = time.perf_counter()
-            found = session.run(given, options)
+            found = session.run(given, options, stays)
             seconds.append(time.perf_counter() - began)
             given["hidden"] = found.get("hidden_out", given.get("hidden", _NO_ROWS))
         self._shares = np.asarray(seconds) / sum(seconds)

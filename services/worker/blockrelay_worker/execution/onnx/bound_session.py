@@ -6,7 +6,10 @@ from typing import Any
 import onnxruntime as ort
 from numpy.typing import NDArray
 
-Arrays = dict[str, NDArray[Any]]
+from blockrelay_worker.execution.onnx.providers.provider import Place
+
+#: Of what stays on the device OrtValues.
+Arrays = dict[str, Any]
 
 
 class BoundSession:
@@ -28,18 +31,27 @@ class BoundSession:
         self._pools = {f"{name}_out": value for name, value in pools.items() if f"{name}_out" in outputs}
         self._outputs = [name for name in outputs if name not in self._pools]
 
-    def run(self, inputs: Mapping[str, NDArray[Any]], options: ort.RunOptions | None) -> Arrays:
-        """The outputs by name, but for the pools. They are in memory of the host, so that the device has done it."""
+    def run(
+        self,
+        inputs: Mapping[str, NDArray[Any]],
+        options: ort.RunOptions | None,
+        stays: Mapping[str, Place] | None = None,
+    ) -> Arrays:
+        """The outputs by name, but for the pools. They are in memory of the host, so that the device has done it; those
+        that are to stay are where `stays` says."""
         binding = self._binding
         for name in self._given:
             binding.bind_cpu_input(name, inputs[name])
         for name, value in self._pools.items():
             binding.bind_ortvalue_output(name, value)
         for name in self._outputs:
-            binding.bind_output(name, "cpu")
+            binding.bind_output(name, *(stays or {}).get(name, ("cpu", 0)))
         try:
             self._session.run_with_iobinding(binding, options)
             found = binding.get_outputs()[-len(self._outputs) :]
-            return {name: value.numpy() for name, value in zip(self._outputs, found, strict=True)}
+            return {
+                name: value if name in (stays or {}) else value.numpy()
+                for name, value in zip(self._outputs, found, strict=True)
+            }
         finally:
             binding.clear_binding_outputs()

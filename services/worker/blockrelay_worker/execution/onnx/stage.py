@@ -20,7 +20,8 @@ from blockrelay_worker.execution.onnx.failures import judged
 from blockrelay_worker.execution.onnx.graphs.flavours import Flavour
 from blockrelay_worker.execution.onnx.graphs.pages import export_graph, import_graph
 from blockrelay_worker.execution.onnx.graphs.stage import stage_graph
-from blockrelay_worker.execution.onnx.providers.provider import Provider
+from blockrelay_worker.execution.onnx.providers.provider import Place, Provider
+from blockrelay_worker.execution.onnx.selection import Selection
 from blockrelay_worker.execution.onnx.weights import block_weights
 from blockrelay_worker.execution.page_layout import layout_of
 from blockrelay_worker.execution.page_pool import PagePool
@@ -104,6 +105,9 @@ class OnnxStage:
         self._up = self._down = 0
         self._lock = threading.Lock()
         self._session = BoundSession(session, self._held, self._pools)
+        self._selection = Selection(provider, model.vocab_size) if self.gives_logits and provider.place else None
+        if self._selection is not None:
+            self.details = {**self.details, "selects": ", ".join(self._selection.able) or "nothing"}
 
     @property
     def usable(self) -> bool:
@@ -204,6 +208,8 @@ class OnnxStage:
         """Drop sessions and memory of the device. The executor is useless afterwards."""
         self._page_sessions.clear()
         self._times.close()
+        if self._selection is not None:
+            self._selection.close()
         self._held.clear()
         self._pools.clear()
         del self._session
@@ -222,12 +228,20 @@ class OnnxStage:
         if self.gives_logits:  # if nobody asks for any, the keys and values count
             inputs["take"] = np.asarray(batch.wanted if len(batch.wanted) else [0], np.int64)
         estimated, seconds = False, dict[str, float]()
+        selection, chosen, finite = self._selection, None, None
+        place = None if selection is None or not selection.wants(batch.wanted, batch.needs) else self._provider.place
+        stays = None if place is None else {"logits": place}
         try:
             with self._lock:
                 if self._times.due:
-                    found, seconds = self._times.measured(inputs)
+                    found, seconds = self._times.measured(inputs, stays)
                 else:
-                    found, estimated = self._computed(inputs), self.first_block < self.last_block
+                    found, estimated = self._computed(inputs, stays), self.first_block < self.last_block
+                if selection is not None and stays:
+                    there, found["logits"] = found["logits"], np.empty((0, model.vocab_size), np.float32)
+                    if batch.needs:
+                        chosen, finite, down = selection.rows(there, batch.needs)
+                        self._down += down
         except Exception as error:  # ONNX Runtime's own exception types have no public common base
             block = judged(str(error)).block or f"block_{self.first_block}"
             raise ExecutionError(f"{block} failed: {error}", block=block) from error
@@ -236,20 +250,23 @@ class OnnxStage:
         seconds = seconds or self._times.divided(time.perf_counter() - started)
         rows = found["sums"][:, None] if self.gives_logits else found["hidden_out"]
         bad = np.logical_not(np.isfinite(rows).all(axis=1, keepdims=True))[:, 0]
-        logits = found["logits"][: len(batch.wanted)] if self.gives_logits else None
+        logits = found["logits"][: len(batch.wanted)] if self.gives_logits and chosen is None else None
         if logits is not None:
-            bad[np.asarray(batch.wanted, np.intp)[~np.isfinite(logits).all(axis=1)]] = True
+            finite = np.isfinite(logits).all(axis=1)
+        if finite is not None:
+            bad[np.asarray(batch.wanted, np.intp)[~finite]] = True
         return StageOutput(
             hidden=None if self.gives_logits else found["hidden_out"],
             logits=logits,
+            rows=chosen,
             not_finite=_segments_of(np.flatnonzero(bad), batch),
             seconds=seconds,
             estimated=estimated,
         )
 
-    def _computed(self, inputs: Mapping[str, NDArray[Any]]) -> Arrays:
+    def _computed(self, inputs: Mapping[str, NDArray[Any]], stays: Mapping[str, Place] | None) -> Arrays:
         """Outputs of the stage by name; the pools are written in place."""
-        found = self._session.run(inputs, self._options)
+        found = self._session.run(inputs, self._options, stays)
         self._options = None
         return found
 

@@ -33,6 +33,7 @@ from blockrelay_worker.execution.onnx.providers.provider import Provider
 from blockrelay_worker.execution.onnx.stage import OnnxStage
 from blockrelay_worker.execution.process.canary import Canary
 from blockrelay_worker.execution.process.frames import Ended, Message, read, write
+from blockrelay_worker.execution.process.logit_rows import packed_rows, unpacked_needs
 
 #: How often an answer says how much memory is in use. Seconds.
 MEMORY_EVERY_S = 1.0
@@ -150,10 +151,9 @@ class Child:
                 tokens=rows if stage.takes_tokens else None,
                 hidden=None if stage.takes_tokens else rows,
                 wanted=fields["wanted"],
+                needs=unpacked_needs(fields["needs"]),
             )
         )
-        result = output.logits if output.hidden is None else output.hidden
-        assert result is not None
         up, down = stage.moved_bytes()
         about = {
             "not_finite": list(output.not_finite),
@@ -161,6 +161,11 @@ class Child:
             "estimated": output.estimated,
             "figures": {"up_bytes": up, "down_bytes": down} | self._memory(),
         }
+        if output.rows is not None:
+            chosen, arrays = packed_rows(output.rows)
+            return Message("ran", about | {"rows": chosen}, arrays)
+        result = output.logits if output.hidden is None else output.hidden
+        assert result is not None
         return Message("ran", about, [result])
 
 

@@ -22,6 +22,7 @@ from blockrelay_worker.execution.page_pool import PagePool
 from blockrelay_worker.execution.process.device_process import CHILD, CLOSED, DeviceProcess
 from blockrelay_worker.execution.process.figures import Figures
 from blockrelay_worker.execution.process.frames import Message
+from blockrelay_worker.execution.process.logit_rows import packed_needs, unpacked_rows
 from blockrelay_worker.execution.process.renewal import in_quarantine, may_be_renewed, usable_in_s
 from blockrelay_worker.execution.process.step_drift import StepDrift, shape_of
 from blockrelay_worker.kernels.specification import PAGE
@@ -88,13 +89,15 @@ class DeviceStage:
         count = check_segments(batch.segments, limit=model.max_position, pages=pages)
         rows: NDArray[Any] = (tokens_of if self.takes_tokens else hidden_of)(batch, count, model)
         segments = [(s.rows, s.first_position, list(s.pages) if pages else []) for s in batch.segments]
-        answer = self._ask("run", {"segments": segments, "wanted": list(batch.wanted)}, [rows])
-        (result,) = answer.arrays
+        asked = {"segments": segments, "wanted": list(batch.wanted), "needs": packed_needs(batch.needs)}
+        answer = self._ask("run", asked, [rows])
         self.figures.hear(answer.fields["figures"])
         self.drift.add(shape_of(batch.segments), sum(answer.fields["seconds"].values()))
+        chosen = answer.fields.get("rows")
         return StageOutput(
-            hidden=None if self.gives_logits else result,
-            logits=result if self.gives_logits else None,
+            hidden=None if self.gives_logits else answer.arrays[0],
+            logits=answer.arrays[0] if self.gives_logits and chosen is None else None,
+            rows=None if chosen is None else unpacked_rows(chosen, answer.arrays),
             not_finite=tuple(answer.fields["not_finite"]),
             seconds=dict(answer.fields["seconds"]),
             estimated=answer.fields["estimated"],

@@ -21,6 +21,7 @@ from blockrelay_worker.execution.onnx.providers.provider import CpuProvider
 from blockrelay_worker.execution.process.device_process import DeviceProcess
 from blockrelay_worker.execution.process.frames import Message
 from blockrelay_worker.execution.process.stage import DeviceExecutors, DeviceStage
+from blockrelay_worker.execution.selection import Largest, Need
 
 LIMIT_S = 1.0
 PROMPT = np.arange(5, 25, dtype=np.int32)
@@ -68,6 +69,22 @@ def test_stages_of_one_device_share_its_process(executors: DeviceExecutors, fp32
     np.testing.assert_allclose(found, logits(whole(executors, fp32)), rtol=0, atol=1e-5)
     first.close()
     assert executors.usable_in_s() == 0.0
+
+
+def test_less_than_a_row_of_logits_comes_as_it_is(executors: DeviceExecutors, fp32: BlockFolder) -> None:
+    there, here = whole(executors, fp32), OnnxExecutors(CpuProvider()).load(fp32, 1, fp32.model.blocks, pages=8)
+    needs = [Need(temperature=0.0), None, Need(temperature=0.5, top_p=0.9), Need(temperature=0.5, top_k=7)]
+    segments = [Segment(rows=20, first_position=0, pages=(3, 1))]
+    batch = Batch(segments=segments, tokens=PROMPT, wanted=[7, 12, 17, 19], needs=needs)
+    came, own = there.run(batch).rows, here.run(batch).rows
+    assert came is not None and own is not None
+    assert [type(row) for row in came] == [type(row) for row in own] == [Largest, np.ndarray, Largest, Largest]
+    for one, other in zip(came, own, strict=True):
+        if isinstance(one, Largest) and isinstance(other, Largest):
+            assert one.ids.tolist() == other.ids.tolist() and one.total == other.total
+            assert one.logits.tobytes() == other.logits.tobytes()
+        else:
+            assert np.array_equal(np.asarray(one), np.asarray(other))
 
 
 def test_a_batch_that_makes_no_sense_is_our_own_error(executors: DeviceExecutors, fp32: BlockFolder) -> None:

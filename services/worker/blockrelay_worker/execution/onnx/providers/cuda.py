@@ -37,6 +37,7 @@ class CudaProvider(Provider):
     def __init__(self, index: int, gpu: NvidiaGpu) -> None:
         """The device `cuda:<index>`, which is `gpu`."""
         self.device, self._index, self._gpu = f"cuda:{index}", index, gpu
+        self.place = ("cuda", index)
         # CUDA's own order is by speed; this is nvidia-smi's, in which people count.
         os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
         if not CudaProvider._libraries_loaded:

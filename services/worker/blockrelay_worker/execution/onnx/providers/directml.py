@@ -17,6 +17,7 @@ class DirectMlProvider(Provider):
     def __init__(self, index: int) -> None:
         """The device `directml:<index>`, as DXGI counts."""
         self.device, self._index = f"directml:{index}", index
+        self.place = ("dml", index)
 
     @classmethod
     def check_installed(cls) -> None:

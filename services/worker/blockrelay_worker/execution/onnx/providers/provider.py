@@ -18,6 +18,8 @@ from blockrelay.host.memory import available_bytes, total_bytes
 
 #: A provider by its name, or with options, as ONNX Runtime takes it.
 Chosen = str | tuple[str, dict[Any, Any]]
+#: Memory of a device as a binding of ONNX Runtime names it.
+Place = tuple[str, int]
 #: What ONNX Runtime writes to stderr: errors and worse (everything else is told by exceptions), or nothing.
 ERRORS, _NOTHING = 3, 4
 
@@ -32,6 +34,9 @@ class Provider(ABC):
     ort_name: ClassVar[str]
     has_paged_attention: ClassVar[bool] = False
     """It has kernels for `com.microsoft.PagedAttention`, in float16."""
+
+    place: Place | None = None
+    """Where outputs stay that are not to come down; None where all do."""
 
     @abstractmethod
     def add_to(self, options: ort.SessionOptions) -> Sequence[Chosen]:
@@ -94,6 +99,7 @@ class CpuProvider(Provider):
 
     name, ort_name = "cpu", "CPUExecutionProvider"
     device = "cpu"
+    place = ("cpu", 0)
 
     def add_to(self, options: ort.SessionOptions) -> Sequence[Chosen]:
         return [self.ort_name]

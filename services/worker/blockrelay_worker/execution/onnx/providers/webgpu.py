@@ -17,6 +17,7 @@ class WebGpuProvider(Provider):
 
     name, ort_name = "webgpu", "WebGpuExecutionProvider"
     has_paged_attention = True
+    place = ("webgpu", 0)
     _registered = False
 
     def __init__(self, index: int) -> None:

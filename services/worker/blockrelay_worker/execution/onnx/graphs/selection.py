@@ -1,0 +1,60 @@
+"""The graphs that choose from rows of logits where they lie. Each takes `logits` float32 [R, vocab] and `which` int64
+[n], the rows that it is about.
+
+    best     id int64 [n]: of the largest logit, of equal ones the first
+    largest  value float32 [n, k] and id int64 [n, k]: the k largest, in descending order, of equal ones the first; and
+             total float32 [n], what exp((logit - largest) * inverse) adds up to, by `inverse` float32 [n, 1]
+    rows     row float32 [n, vocab]
+
+The first two give `sum` float32 [n] too: finite where all logits of a row are.
+"""
+
+from onnx import TensorProto
+
+from blockrelay_worker.execution.onnx.graphs.graph import Graph
+
+#: Additions in one go, so that float32 is enough for a large vocabulary.
+_SUMMED = 512
+
+
+def best_graph(vocabulary: int) -> bytes:
+    graph, taken = _taken(vocabulary)
+    graph.output(graph.node("ArgMax", [taken], "id", axis=-1, keepdims=0), TensorProto.INT64, ["n"])
+    _sum(graph, taken)
+    return graph.serialized("best")
+
+
+def largest_graph(vocabulary: int, count: int) -> bytes:
+    graph, taken = _taken(vocabulary)
+    graph.input("inverse", TensorProto.FLOAT, ["n", 1])
+    graph.nodes("TopK", [taken, graph.integers(count)], ["value", "id"], axis=-1, largest=1, sorted=1)
+    graph.output("value", TensorProto.FLOAT, ["n", count])
+    graph.output("id", TensorProto.INT64, ["n", count])
+    best = graph.node("ReduceMax", [taken, graph.integers(-1)], "best", keepdims=1)
+    scaled = graph.node("Mul", [graph.node("Sub", [taken, best], "behind"), "inverse"], "scaled")
+    weights = graph.node("Exp", [scaled], "weights")
+    if rest := -vocabulary % _SUMMED:
+        weights = graph.node("Pad", [weights, graph.integers(0, 0, 0, rest)], "padded")
+    weights = graph.reshape(weights, [0, -1, _SUMMED], "parts")
+    parts = graph.node("ReduceSum", [weights, graph.integers(-1)], "part_totals", keepdims=0)
+    graph.output(graph.node("ReduceSum", [parts, graph.integers(-1)], "total", keepdims=0), TensorProto.FLOAT, ["n"])
+    _sum(graph, taken)
+    return graph.serialized("largest")
+
+
+def rows_graph(vocabulary: int) -> bytes:
+    graph, taken = _taken(vocabulary)
+    graph.output(taken, TensorProto.FLOAT, ["n", vocabulary])
+    return graph.serialized("rows")
+
+
+def _taken(vocabulary: int) -> tuple[Graph, str]:
+    """A graph with the rows that it is about."""
+    graph = Graph("float32")
+    graph.input("logits", TensorProto.FLOAT, ["R", vocabulary])
+    graph.input("which", TensorProto.INT64, ["n"])
+    return graph, graph.node("Gather", ["logits", "which"], "row")
+
+
+def _sum(graph: Graph, taken: str) -> None:
+    graph.output(graph.node("ReduceSum", [taken, graph.integers(-1)], "sum", keepdims=0), TensorProto.FLOAT, ["n"])

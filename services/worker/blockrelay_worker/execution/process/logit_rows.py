@@ -1,0 +1,41 @@
+"""Rows of logits, whole ones and what is enough of others, in messages of a device's process."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from blockrelay_worker.execution.selection import Largest, LogitRow, Need
+
+
+def packed_needs(needs: Sequence[Need | None]) -> list[Any]:
+    return [need and [need.temperature, need.top_k, need.top_p, need.min_p] for need in needs]
+
+
+def unpacked_needs(needs: Sequence[Any]) -> list[Need | None]:
+    return [need and Need(*need) for need in needs]
+
+
+def packed_rows(rows: Sequence[LogitRow]) -> tuple[dict[str, Any], list[NDArray[Any]]]:
+    """Fields and arrays of a message."""
+    chosen = [row for row in rows if isinstance(row, Largest)]
+    whole = [row for row in rows if not isinstance(row, Largest)]
+    counts = [len(row.ids) if isinstance(row, Largest) else 0 for row in rows]
+    ids, logits = [np.empty(0, np.int64)], [np.empty(0, np.float32)]
+    ids, logits = ids + [row.ids for row in chosen], logits + [row.logits for row in chosen]
+    arrays = [np.concatenate(ids), np.concatenate(logits), *whole]
+    return {"counts": counts, "totals": [float(row.total) for row in chosen]}, arrays
+
+
+def unpacked_rows(fields: Mapping[str, Any], arrays: Sequence[NDArray[Any]]) -> list[LogitRow]:
+    ids, logits, *rest = arrays
+    whole, totals, at = iter(rest), iter(fields["totals"]), 0
+    found: list[LogitRow] = []
+    for count in fields["counts"]:
+        if count:
+            found.append(Largest(ids[at : at + count], logits[at : at + count], next(totals)))
+        else:
+            found.append(next(whole))
+        at += count
+    return found
