@@ -11,7 +11,7 @@ from blockrelay_worker.execution.onnx.loading import OnnxExecutors
 from blockrelay_worker.execution.onnx.providers.cuda import CudaProvider
 from blockrelay_worker.execution.onnx.providers.nvidia_driver import NvidiaGpu
 from blockrelay_worker.execution.onnx.providers.opening import open_provider
-from blockrelay_worker.execution.onnx.weights import block_weights
+from blockrelay_worker.execution.onnx.weights import bits_of, block_weights
 from blockrelay_worker.execution.process.stage import DeviceExecutors
 
 MEMORY = DeviceMemory(device="cuda:0", block_bytes=[100, 40, 40, 60], table_bytes=7, least_pages=8, budget_bytes=None)
@@ -52,12 +52,14 @@ def test_some_of_what_is_free_stays_free(monkeypatch: pytest.MonkeyPatch) -> Non
     assert CudaProvider(0, NvidiaGpu("GPU-b", "GB10", None, None, "580")).budget_bytes() is None
 
 
-@pytest.mark.parametrize("kind", ["fp32", "w8a8"])
+@pytest.mark.parametrize("kind", ["fp32", "w8a8", "mixed"])
 def test_it_is_what_the_weights_take(kind: str, request: pytest.FixtureRequest) -> None:
     folder: BlockFolder = request.getfixturevalue(kind)
-    told = OnnxExecutors(open_provider("cpu")).memory(folder)
-    blocks = range(1, folder.model.blocks + 1)
-    held = [sum(one.nbytes for one in block_weights(folder, block, "float32").values()) for block in blocks]
+    told, bits = OnnxExecutors(open_provider("cpu")).memory(folder), bits_of(folder.manifest, (4, 8))
+    held = [
+        sum(one.nbytes for one in block_weights(folder, block, "float32", bits.get(block, 0)).values())
+        for block in range(1, folder.model.blocks + 1)
+    ]
     assert list(told.block_bytes) == held
     assert told.table_bytes == sum(table.astype("float32").nbytes for table in folder.rotary())
     assert told.budget_bytes is None and told.device == "cpu"

@@ -78,7 +78,7 @@ KINDS: dict[str, Callable[[BlockFolder, dict[Path, DeviceExecutors]], Executors]
     "webgpu": lambda folder, begun: webgpu(),
     "webgpu_float16": lambda folder, begun: webgpu(),
 }
-#: Which folders show all there is of it, and its marks. Weights of every precision are widened in the same way.
+#: Which folders show all there is of it, and its marks. Weights are the business of test_small_weights.
 ON_DEVICES: dict[str, tuple[Sequence[str], Sequence[pytest.MarkDecorator]]] = {
     "process": (FOLDERS, ()),
     "webgpu": (("fp32", "w8a8"), (pytest.mark.software_gpu,)),

@@ -16,12 +16,14 @@ from blockrelay.block_folder.precisions import kv_item_bytes
 from blockrelay.protocol.plan import Device
 from blockrelay_worker.execution.device_memory import DeviceMemory
 from blockrelay_worker.execution.numerics_id import PAGE_LAYOUT, SAMPLER_VERSION
-from blockrelay_worker.execution.onnx.graphs.flavours import PAGED, PLAIN, Flavour, flavour_for
+from blockrelay_worker.execution.onnx.graphs.flavours import PAGED, PLAIN, Flavour, FloatType, flavour_for
+from blockrelay_worker.execution.onnx.graphs.linears import BITS, is_packed
 from blockrelay_worker.execution.onnx.graphs.stage import weight_shapes
 from blockrelay_worker.execution.onnx.known_answers import PAGES_NEEDED, TOLERANCES, Answers, check, known_answers
-from blockrelay_worker.execution.onnx.probe import attention_on, failure, longest_sequence
+from blockrelay_worker.execution.onnx.probe import attention_on, failure, longest_sequence, multiplies
 from blockrelay_worker.execution.onnx.providers.provider import CpuProvider, Provider
 from blockrelay_worker.execution.onnx.stage import OnnxStage
+from blockrelay_worker.execution.onnx.weights import bits_of
 from blockrelay_worker.execution.page_layout import PageLayout, layout_of
 
 
@@ -36,10 +38,11 @@ class OnnxExecutors:
         self._provider, self._per_block = provider, per_block
         self._longest: dict[tuple[int, int, int], int | None] = {}
         self._answers: dict[tuple[str, int, int], Answers] = {}
+        self._products: dict[tuple[int, FloatType], bool] = {}
 
     @staticmethod
     def serves(device: Device, precisions: Collection[Precision]) -> bool:
-        """All there are: weights are widened."""
+        """All there are: weights that a device does not know are widened."""
         return device == "gpu"
 
     def numerics_id(self, manifest: Manifest) -> str:
@@ -55,6 +58,8 @@ class OnnxExecutors:
             "type": flavour.dtype,
             "folder": manifest.numerics_inputs(),
         } | ({"graphs of": "blocks"} if self._per_block else {})
+        if small := sorted(set(bits_of(manifest, self._small(manifest)).values())):
+            parts["weights"] = f"bits {small}"
         digest = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
         same = len(set(manifest.precisions)) == 1
         return f"{manifest.precision if same else 'mixed'}-{self._provider.name}-{digest[:16]}"
@@ -69,10 +74,14 @@ class OnnxExecutors:
     def memory(self, folder: BlockFolder) -> DeviceMemory:
         """Of the device, as far as it tells."""
         model, item = folder.model, np.dtype(self._flavour_of(folder.manifest).dtype).itemsize
+        bits = bits_of(folder.manifest, self._small(folder.manifest))
         return DeviceMemory(
             device=self._provider.device,
             block_bytes=[
-                item * sum(math.prod(shape) for shape in weight_shapes(model, block).values())
+                sum(
+                    math.prod(shape) * (1 if is_packed(name, bits.get(block, 0)) else item)
+                    for name, shape in weight_shapes(model, block, bits.get(block, 0)).items()
+                )
                 for block in range(1, model.blocks + 1)
             ],
             table_bytes=item * model.max_position * model.head_dim,
@@ -93,6 +102,7 @@ class OnnxExecutors:
             flavour=flavour,
             longest=self._longest_sequence(folder.model, flavour),
             per_block=self._per_block,
+            small=self._small(folder.manifest),
         )
         try:
             if self._provider.name != CpuProvider.name:
@@ -126,6 +136,16 @@ class OnnxExecutors:
     @cached_property
     def _has_float16(self) -> bool:
         return not failure(self._provider, "float16")
+
+    def _small(self, manifest: Manifest) -> list[int]:
+        """Bits of the weights of this model that need not be widened. Asked once for each number of them."""
+        dtype = self._flavour_of(manifest).dtype
+        found: list[int] = []
+        for bits in {BITS[precision] for precision in manifest.precisions if precision in BITS}:
+            if (bits, dtype) not in self._products:
+                self._products[bits, dtype] = multiplies(self._provider, bits, dtype)
+            found += [bits] if self._products[bits, dtype] else []
+        return found
 
     def _longest_sequence(self, model: ModelConfig, flavour: Flavour) -> int | None:
         """See `probe.longest_sequence`: asked once for each shape of heads."""

@@ -24,6 +24,8 @@ from blockrelay_worker.kernels.specification import PAGE
 
 #: Rows of a sequence that are right on every device that is known.
 CUT_ROWS = 31
+#: A layer that is multiplied by to see whether it can be: an odd number of groups of weights, the last one not full.
+_INPUTS, _OUTPUTS, _ROWS = 304, 96, (1, 2, 5, 16, 31, 32, 33, 65)
 #: More than the longest context of `STEPS`.
 _POSITIONS = PAGES_NEEDED * PAGE
 
@@ -45,6 +47,37 @@ def failure(provider: Provider, dtype: FloatType) -> str:
     except Exception as error:  # noqa: BLE001 ONNX Runtime's own exception types have no public common base
         return str(error).strip().rpartition(": ")[2]
     return "" if np.array_equal(np.asarray(result), ones + ones) else "1 and 1 are not 2 there"
+
+
+def multiplies(provider: Provider, bits: int, dtype: FloatType) -> bool:
+    """Whether the device multiplies rows rightly by weights of so many bits that stay so small: few rows and many, in
+    every way through the kernels."""
+    from blockrelay_worker.execution.onnx.graphs.linears import product_graph, shapes
+
+    random = np.random.default_rng(1)
+    form = shapes("w", _INPUTS, _OUTPUTS, bits)
+    packed = random.integers(0, 256, form["w"], np.uint8)
+    scales = random.uniform(0.01, 0.03, form["w.scales"]).astype(dtype)
+    halves = packed if bits == 8 else np.stack([packed & 15, packed >> 4], axis=-1)
+    whole = (halves.reshape(*scales.shape, -1) - 2.0 ** (bits - 1)) * scales[:, :, None].astype(np.float64)
+    weights = whole.reshape(_OUTPUTS, -1)[:, :_INPUTS].T
+    try:
+        session = provider.session(product_graph(_INPUTS, _OUTPUTS, bits, dtype), quiet=True)
+        binding = session.io_binding()
+        for name, array in (("w", packed), ("w.scales", scales)):
+            binding.bind_ortvalue_input(name, provider.upload(session, array))
+        for rows in _ROWS:
+            x = random.normal(size=(rows, _INPUTS)).astype(np.float32)
+            binding.bind_cpu_input("x", x)
+            binding.bind_output("y", "cpu")
+            session.run_with_iobinding(binding)
+            (found,) = (value.numpy() for value in binding.get_outputs())
+            binding.clear_binding_outputs()
+            if not row_error(found, x.astype(np.float64) @ weights) <= TOLERANCES[dtype]:
+                return False
+    except Exception:  # noqa: BLE001 ONNX Runtime's own exception types have no public common base
+        return False
+    return True
 
 
 def attention_on(provider: Provider, model: ModelConfig, flavour: Flavour) -> Attend:

@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -22,7 +22,7 @@ from blockrelay_worker.execution.onnx.graphs.pages import export_graph, import_g
 from blockrelay_worker.execution.onnx.graphs.stage import stage_graph
 from blockrelay_worker.execution.onnx.providers.provider import Place, Provider
 from blockrelay_worker.execution.onnx.selection import Selection
-from blockrelay_worker.execution.onnx.weights import block_weights
+from blockrelay_worker.execution.onnx.weights import bits_of, block_weights
 from blockrelay_worker.execution.page_layout import layout_of
 from blockrelay_worker.execution.page_pool import PagePool
 from blockrelay_worker.execution.self_test import fixed_rows, fixed_tokens
@@ -50,19 +50,24 @@ class OnnxStage:
         flavour: Flavour,
         longest: int | None = None,
         per_block: bool = False,
+        small: Collection[int] = (),
     ) -> None:
         """Segments are cut to `longest` rows, on a device that is wrong beyond. `per_block`: every step runs block by
-        block, and is measured. Raises BlockFolderError for blocks that the folder does not have."""
+        block, and is measured. Weights of so many bits as `small` names stay small, others are widened. Raises
+        BlockFolderError for blocks that the folder does not have."""
         model = folder.model
         if not 1 <= first_block <= last_block <= model.blocks:
             raise BlockFolderError(f"there are no blocks {first_block} to {last_block}: the model has {model.blocks}")
         self.folder, self.first_block, self.last_block = folder, first_block, last_block
         self.layout = layout_of(folder, first_block, last_block)
         self.pool = PagePool(self.layout, pages)
+        bits = bits_of(folder.manifest, small)
+        few = {bits[block] for block in range(first_block, last_block + 1) if block in bits}
         self.details: Mapping[str, str] = {
             "provider": provider.ort_name,
             "flavour": flavour.name,
             "dtype": flavour.dtype,
+            **({"small weights": " and ".join(f"{one} bits" for one in sorted(few))} if few else {}),
             **({} if longest is None else {"quirk": f"segments are cut to {longest} rows"}),
         }
         self.capabilities = Capabilities(
@@ -76,10 +81,10 @@ class OnnxStage:
         )
         self._provider = provider
         self._flavour, self._longest = flavour, longest
-        session = provider.session(stage_graph(model, first_block, last_block, flavour))
+        session = provider.session(stage_graph(model, first_block, last_block, flavour, bits))
         self._held: dict[str, Any] = {}
         for block in range(first_block, last_block + 1):
-            for name, array in block_weights(folder, block, flavour.dtype).items():
+            for name, array in block_weights(folder, block, flavour.dtype, bits.get(block, 0)).items():
                 self._held[f"block_{block}/{name}"] = provider.upload(session, array)
         layers = range(first_block, min(last_block, model.layers) + 1)
         if layers:
@@ -95,7 +100,7 @@ class OnnxStage:
         self._times = BlockTimes(
             provider,
             range(first_block, last_block + 1),
-            lambda block: stage_graph(model, block, block, flavour),
+            lambda block: stage_graph(model, block, block, flavour, bits),
             self._held,
             self._pools,
             always=per_block,

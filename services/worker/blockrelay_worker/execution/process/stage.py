@@ -169,7 +169,7 @@ class DeviceExecutors:
 
     @staticmethod
     def serves(device: Device, precisions: Collection[Precision]) -> bool:
-        """All there are: weights are widened."""
+        """All there are: weights that a device does not know are widened."""
         return device == "gpu"
 
     def numerics_id(self, manifest: Manifest) -> str:

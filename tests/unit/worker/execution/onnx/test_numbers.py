@@ -67,11 +67,18 @@ def run(stages: Sequence[Executor], parts: Sequence[Part]) -> NDArray[np.float32
     ("device", "dtype", "family", "precision", "ends"),
     [
         *(("cpu", "float32", *model) for model in MODELS),
-        # Weights are the host's business.
-        *(pytest.param("webgpu:0", "float32", *model, marks=pytest.mark.software_gpu) for model in MODELS[2:4]),
+        *(
+            pytest.param("webgpu:0", "float32", *model, marks=pytest.mark.software_gpu)
+            for model in (*MODELS[2:5], MODELS[6])
+        ),
         *(
             pytest.param("webgpu:0", "float16", family, precision, ends, marks=FLOAT16)
-            for family, precision, ends in (("llama", "w8a8", [5]), ("qwen2", "fp16", [2, 5]), ("qwen3", "fp16", [5]))
+            for family, precision, ends in (
+                ("llama", "w8a8", [5]),
+                ("llama", "w4a8,block_2=w8a8", [5]),
+                ("qwen2", "fp16", [2, 5]),
+                ("qwen3", "fp16", [5]),
+            )
         ),
     ],
 )

@@ -12,36 +12,45 @@ Weights are inputs, so that sessions share one copy on the device. Inputs and ou
 Nodes are called after their block (`block_3/o`), so that an error of ONNX Runtime names it.
 """
 
+from collections.abc import Mapping
+
 from onnx import TensorProto
 
 from blockrelay.block_folder.model import ModelConfig
-from blockrelay_worker.execution.onnx.graphs import paged, plain
+from blockrelay_worker.execution.onnx.graphs import linears, paged, plain
 from blockrelay_worker.execution.onnx.graphs.flavours import PLAIN, Flavour, FloatType
 from blockrelay_worker.execution.onnx.graphs.graph import Graph
 
 
-def weight_shapes(model: ModelConfig, block: int) -> dict[str, tuple[int, ...]]:
-    """Name -> shape of what a block multiplies with and adds, in the order of the graph's inputs."""
+def weight_shapes(model: ModelConfig, block: int, bits: int = 0) -> dict[str, tuple[int, ...]]:
+    """Name -> shape of what a block multiplies with and adds, in the order of the graph's inputs. `bits` of the weights
+    of its linear layers as of `linears`."""
+
+    def linear(kind: str) -> dict[str, tuple[int, ...]]:
+        return linears.shapes(kind, *model.linear_shape(kind), bits)
+
     if block == model.blocks:
-        return {"norm_final": (model.hidden_size,), "head": model.linear_shape("head")}
+        return {"norm_final": (model.hidden_size,), **linear("head")}
     found: dict[str, tuple[int, ...]] = {}
     if block == 1:
         found["embedding"] = (model.vocab_size, model.hidden_size)
     found["norm_attention"] = (model.hidden_size,)
-    found["qkv"] = model.linear_shape("qkv")
+    found |= linear("qkv")
     if model.qkv_bias:
         found["qkv.bias"] = (model.qkv_columns,)
     if model.qk_norm:
         found["norm_q"] = found["norm_k"] = (model.head_dim,)
-    found["o"] = model.linear_shape("o")
+    found |= linear("o")
     found["norm_mlp"] = (model.hidden_size,)
-    found["gate_up"] = model.linear_shape("gate_up")
-    found["down"] = model.linear_shape("down")
-    return found
+    return found | linear("gate_up") | linear("down")
 
 
-def stage_graph(model: ModelConfig, first_block: int, last_block: int, flavour: Flavour) -> bytes:
-    """The ONNX model of blocks `first_block..last_block`. Its bytes depend on the arguments alone."""
+def stage_graph(
+    model: ModelConfig, first_block: int, last_block: int, flavour: Flavour, bits: Mapping[int, int] | None = None
+) -> bytes:
+    """The ONNX model of blocks `first_block..last_block`, with the `bits` of small weights by block (0 where it is not
+    there: floats). Its bytes depend on the arguments alone."""
+    bits = bits or {}
     graph = Graph(flavour.dtype)
     layers = range(first_block, min(last_block, model.layers) + 1)
     if layers:
@@ -51,21 +60,24 @@ def stage_graph(model: ModelConfig, first_block: int, last_block: int, flavour: 
     else:
         graph.input("hidden", TensorProto.FLOAT, ["R", model.hidden_size])
     for block in range(first_block, last_block + 1):
-        for name, shape in weight_shapes(model, block).items():
-            graph.input(f"block_{block}/{name}", graph.type, shape)
+        few = bits.get(block, 0)
+        for name, shape in weight_shapes(model, block, few).items():
+            kind = TensorProto.UINT8 if linears.is_packed(name, few) else graph.type
+            graph.input(f"block_{block}/{name}", kind, shape)
     if first_block == 1:
         x = graph.node("Gather", ["block_1/embedding", "tokens"], "block_1/x")
     else:
         x = graph.cast("hidden", graph.type, f"block_{first_block}/x")
     for block in layers:
-        x = _layer(graph, model, flavour, block, x)
+        x = _layer(graph, model, flavour, block, x, bits.get(block, 0))
     if last_block == model.blocks:
         graph.input("take", TensorProto.INT64, ["n"])
         place = f"block_{last_block}/"
         wide = graph.cast(x, TensorProto.FLOAT, f"{place}wide")  # a sum of float16 may be infinite where no number is
         graph.result("sums", graph.node("ReduceSum", [wide, graph.integers(-1)], f"{place}sums", keepdims=0), ["R"])
         x = _norm(graph, model, graph.node("Gather", [x, "take"], f"{place}taken"), f"{place}norm_final")
-        x = graph.node("MatMul", [x, f"{place}head"], f"{place}product")
+        head = model.linear_shape("head")
+        x = linears.product(graph, x, f"{place}head", head, bits.get(last_block, 0), f"{place}product")
         graph.result("logits", x, ["n", model.vocab_size])
     else:
         graph.result("hidden_out", x, ["R", model.hidden_size])
@@ -93,23 +105,27 @@ def sum_graph(dtype: FloatType) -> bytes:
     return graph.serialized("sum")
 
 
-def _layer(graph: Graph, model: ModelConfig, flavour: Flavour, block: int, x: str) -> str:
+def _layer(graph: Graph, model: ModelConfig, flavour: Flavour, block: int, x: str, bits: int) -> str:
     """Attention and MLP: x [R, H] -> [R, H]."""
     place = f"block_{block}/"
-    qkv = graph.node("MatMul", [_norm(graph, model, x, f"{place}norm_attention"), f"{place}qkv"], f"{place}qkv_product")
+
+    def linear(kind: str, x: str) -> str:
+        shape = model.linear_shape(kind)
+        return linears.product(graph, x, f"{place}{kind}", shape, bits, f"{place}{kind}_product")
+
+    qkv = linear("qkv", _norm(graph, model, x, f"{place}norm_attention"))
     if model.qkv_bias:
         qkv = graph.node("Add", [qkv, f"{place}qkv.bias"], f"{place}qkv_biased")
     q, k, v = _heads(graph, model, place, qkv)
     if model.qk_norm:
         q, k = _norm(graph, model, q, f"{place}norm_q"), _norm(graph, model, k, f"{place}norm_k")
     attended = (plain if flavour == PLAIN else paged).attention(graph, model, place, q, k, v)
-    x = graph.node("Add", [x, graph.node("MatMul", [attended, f"{place}o"], f"{place}o_product")], f"{place}attended")
-    y = _norm(graph, model, x, f"{place}norm_mlp")
-    y = graph.node("MatMul", [y, f"{place}gate_up"], f"{place}gate_up_product")
+    x = graph.node("Add", [x, linear("o", attended)], f"{place}attended")
+    y = linear("gate_up", _norm(graph, model, x, f"{place}norm_mlp"))
     gate, up = graph.split(y, [model.intermediate_size] * 2, [f"{place}gate", f"{place}up"])
     gate = graph.node("Mul", [gate, graph.node("Sigmoid", [gate], f"{place}sigmoid")], f"{place}silu")
     y = graph.node("Mul", [gate, up], f"{place}activated")
-    return graph.node("Add", [x, graph.node("MatMul", [y, f"{place}down"], f"{place}down_product")], f"{place}out")
+    return graph.node("Add", [x, linear("down", y)], f"{place}out")
 
 
 def _norm(graph: Graph, model: ModelConfig, x: str, weight: str) -> str:
