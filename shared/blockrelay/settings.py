@@ -165,6 +165,11 @@ class WorkerSettings(Settings):
     max_rows: int = Field(default=512, ge=1, description="rows of one batch: decode steps plus prompt chunks")
     step_target_s: float = Field(default=0.5, gt=0, description="prompts lengthen the time between tokens up to this")
     speculation: Literal["on", "off"] = Field(default="on", description="guess repeated tokens (exact precisions)")
+    inexact_sharing: Literal["off", "on"] = Field(
+        default="off",
+        description="a GPU that has the whole model shares KV pages between requests of a tenant and guesses repeated "
+        "tokens, as vLLM's prefix caching and speculative decoding do: other requests then change the last digits",
+    )
     max_requests: int = Field(default=64, ge=1, description="requests this worker runs at once")
     kv_bytes: int | None = Field(default=None, ge=1, description="bytes of KV pages; default: a share of free memory")
     prefix_cache: bool = Field(default=True, description="share the KV pages of equal beginnings (exact precisions)")

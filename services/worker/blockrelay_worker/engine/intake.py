@@ -197,6 +197,7 @@ class Intake:
             quarantined_until=len(tokens) if quarantined else 0,
             reusable_limit=reusable_limit if params.use_cache else 0,
             private=private,
+            guessing=not private or self._role.inexact_sharing,
             deadline=deadline,
         )
         last = None

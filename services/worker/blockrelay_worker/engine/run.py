@@ -24,7 +24,8 @@ class RunIdentity:
     `context` tokens are all that the model can hold. Rows before position `quarantined_until` are computed alone (a
     request that may have killed workers). Pages of so many leading tokens as `reusable_limit` says may be found instead
     of computed (None: any number). Those of a `private` one are found by other runs of the same request alone: they are
-    not what their tokens decide. `deadline` on the monotonic clock; the first stage's to keep.
+    not what their tokens decide. `guessing`: rows of guesses may stand beside its own. `deadline` on the monotonic
+    clock; the first stage's to keep.
     """
 
     request: str
@@ -37,6 +38,7 @@ class RunIdentity:
     quarantined_until: int = 0
     reusable_limit: int | None = None
     private: bool = False
+    guessing: bool = True
     deadline: float | None = None
 
 
@@ -263,7 +265,7 @@ class Run:
     def guesses(self, limit: int) -> list[int]:
         """First stage: at most `limit` guesses at the tokens behind the last known one; none for tensor steps, and none
         where the rows of a guess may change what its neighbours come to."""
-        if self.body.logits != "none" or not self.params.use_cache or self.identity.private:
+        if self.body.logits != "none" or not self.params.use_cache or not self.identity.guessing:
             return []
         assert self.first is not None
         if self.first.drafter is None:

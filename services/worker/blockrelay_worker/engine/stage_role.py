@@ -25,6 +25,7 @@ class StageRole:
     max_requests: int
     step_target_s: float
     speculation: bool
+    inexact_sharing: bool = False
 
     @property
     def gpu_blocks(self) -> tuple[str, ...]:
@@ -34,12 +35,13 @@ class StageRole:
     @property
     def limits(self) -> BatchLimits:
         """Of this worker's batches. While requests decode a step has a share of the target: their rows pass all stages
-        between two tokens. Guesses are tried only where a row's bits do not depend on its batch."""
+        between two tokens. Guesses are tried only where a row's bits do not depend on its batch, or where they
+        may."""
         return BatchLimits(
             max_rows=self.capabilities.max_rows,
             max_sequences=self.capabilities.max_sequences,
             ragged=self.capabilities.ragged,
-            drafts=self.speculation and self.capabilities.exact and self.capabilities.ragged,
+            drafts=self.speculation and (self.capabilities.exact or self.inexact_sharing) and self.capabilities.ragged,
             step_share_s=self.step_target_s / (self.split.count(",") + 1),
         )
 

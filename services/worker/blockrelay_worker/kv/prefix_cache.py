@@ -1,16 +1,25 @@
 """Known beginnings: a run takes the pages that hold its first tokens already, and names those that it fills itself.
 
 In precisions marked exact a page's bits are a function of what its name says, and any run takes it. Behind a device
-that varies pages are private: only later runs of the same request take them, at the stand-in of that device too.
+that varies pages are private: only later runs of the same request take them, at the stand-in of that device too. Where
+it is allowed, other requests of equal salt take them as well, in the pool of the worker that computed them alone: by
+local names, which no tier of the store ever hears. There every page has its private name all the same.
 """
 
+import secrets
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from blockrelay.observability.metrics.worker import WorkerMetrics
 from blockrelay_worker.execution.page_pool import PagePool
 from blockrelay_worker.kernels.specification import PAGE
-from blockrelay_worker.kv.page_names import begun_page_name, extend_names, private_root_name, root_name
+from blockrelay_worker.kv.page_names import (
+    begun_page_name,
+    extend_names,
+    local_root_name,
+    private_root_name,
+    root_name,
+)
 from blockrelay_worker.kv.state import KvState
 from blockrelay_worker.kv.store.store import Load, Loaded, PageStore
 
@@ -48,9 +57,11 @@ class Prefix(Protocol):
 class PrefixCache:
     """What one worker knows about pages. Used by the engine thread only.
 
-    What is asked for and found is counted in vLLM's way: tokens, once per request (preempted and private ones not
-    again), and by the one stage of a route that `counts`. With a `store`, pages that the pool has not are looked for
-    there: then `deliver` is called with the Loaded, from another thread, and brings it to `RunTable.loaded`.
+    What is asked for and found is counted in vLLM's way: tokens, once per request (preempted ones not again, private
+    ones only where they share), and by the one stage of a route that `counts`. With a `store`, pages that the pool has
+    not are looked for there: then `deliver` is called with the Loaded, from another thread, and brings it to
+    `RunTable.loaded`.
+    `shares_private`: private runs of equal salt find each other's pages in this pool.
     """
 
     def __init__(
@@ -61,11 +72,13 @@ class PrefixCache:
         numerics: str,
         metrics: WorkerMetrics,
         counts: bool = True,
+        shares_private: bool = False,
         store: PageStore | None = None,
         deliver: Callable[[Loaded], None] = lambda done: None,
     ) -> None:
         self._pool, self._metrics, self._counts = pool, metrics, counts
         self._store, self._deliver = store, deliver
+        self._life = secrets.token_hex(16) if shares_private else ""
         self._model_hash, self._numerics = model_hash, numerics
         pool.on_evict = metrics.prefix_cache_evictions.inc
 
@@ -74,8 +87,12 @@ class PrefixCache:
         kv, wanted = run.kv, run.reusable if exactly is None else exactly
         pages, rest = divmod(wanted, PAGE)
         self._extend(run, pages)
-        kv.adopt(self._pool.share(kv.names[:pages]))
-        if self._counts and not kv.preemptions and not run.private:
+        local = self._pool.share(self._local(run, pages))
+        kv.adopt(local + self._pool.share(kv.names[len(local) : pages]), len(local))
+        if self._store is not None:
+            for page, name in zip(local, kv.names, strict=False):  # a stand-in finds them by the name of this request
+                self._store.put(page, name)
+        if self._counts and not kv.preemptions and (self._life or not run.private):
             self._metrics.prefix_cache_queries.inc(len(run.tokens))
         names, begun = kv.names[kv.sealed : pages], 0
         if rest and run.private and (exactly is not None or run.limited):
@@ -107,11 +124,25 @@ class PrefixCache:
         if full <= kv.sealed:
             return
         self._extend(run, full)
+        # Behind pages of another worker, which have none, no page gets a local name.
+        local = self._local(run, full) if kv.shared == kv.sealed else []
         for index in range(kv.sealed, full):
             page, name = kv.pages[index], kv.names[index]
-            if self._pool.name(page, name) and self._store is not None:
+            if local:
+                named = self._pool.name(page, local[index]) or self._pool.name(page, name)
+            else:
+                named = self._pool.name(page, name)
+            if named and self._store is not None:
                 self._store.put(page, name)
-        kv.seal(full)
+        kv.seal(full, full if local else kv.shared)
+
+    def _local(self, run: Prefix, pages: int) -> list[bytes]:
+        """Names by which other requests find the first pages here; none where they may not."""
+        if not self._life or not run.private:
+            return []
+        root = local_root_name(life=self._life, salt=run.salt, model_hash=self._model_hash)
+        extend_names(run.kv.local, root, run.tokens, pages)
+        return run.kv.local[:pages]
 
     def leave(self, run: Prefix) -> bool:
         """Name the page that a private run has begun, and that it writes no more, so that the next run of its request
@@ -163,5 +194,5 @@ class PrefixCache:
         if run.kv.preemptions:
             return
         run.kv.cached += found
-        if self._counts and not run.private:
+        if self._counts and (self._life or not run.private):
             self._metrics.prefix_cache_hits.inc(found)

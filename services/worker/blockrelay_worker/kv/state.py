@@ -10,7 +10,8 @@ from blockrelay_worker.kv.store.store import Load
 @dataclass(slots=True, eq=False)
 class KvState:
     """`names` are the content names of the leading full pages, as far as they were needed. The first `sealed` of
-    `pages` are named or found, and never written again. While a tier is `loading` pages, the last ones, nothing is
+    `pages` are named or found, and never written again; the first `shared` of these have `local` names too, if any, by
+    which other requests find them in this pool alone. While a tier is `loading` pages, the last ones, nothing is
     computed. `cached` tokens were found instead of computed when the run came.
 
     The first `computed` tokens have their KV in `pages`: at least those in sealed pages. It is written here alone. (A
@@ -19,7 +20,9 @@ class KvState:
 
     pages: list[int] = field(default_factory=list[int])
     names: list[bytes] = field(default_factory=list[bytes])
+    local: list[bytes] = field(default_factory=list[bytes])
     sealed: int = 0
+    shared: int = 0
     loading: Load | None = None
     searched: bool = False  # known pages were looked for
     cached: int = 0
@@ -41,10 +44,10 @@ class KvState:
         if computed < self._computed:
             self._set(computed)
 
-    def adopt(self, pages: list[int]) -> None:
-        """Begin with pages that hold the first tokens already."""
+    def adopt(self, pages: list[int], shared: int = 0) -> None:
+        """Begin with pages that hold the first tokens already, of which the first `shared` have local names."""
         assert not self.pages and self._computed == 0, "only a run without pages adopts some"
-        self.pages, self.sealed = pages, len(pages)
+        self.pages, self.sealed, self.shared = pages, len(pages), shared
         self._set(self.sealed * PAGE)
 
     def adopt_begun(self, page: int, tokens: int) -> None:
@@ -75,9 +78,9 @@ class KvState:
         self._set(self.sealed * PAGE + begun)
         return rest
 
-    def seal(self, pages: int) -> None:
-        """The first `pages` pages are full and named."""
-        self.sealed = pages
+    def seal(self, pages: int, shared: int = 0) -> None:
+        """The first `pages` pages are full and named, the first `shared` locally."""
+        self.sealed, self.shared = pages, shared
         self._set(self._computed)
 
     def release(self) -> tuple[Sequence[int], Load | None]:
@@ -85,7 +88,7 @@ class KvState:
         pages, load = self.pages, self.loading
         if load is not None:
             del pages[len(pages) - len(load.pages) :]
-        self.pages, self.sealed, self.loading = [], 0, None
+        self.pages, self.sealed, self.shared, self.loading = [], 0, 0, None
         self._computed = 0
         return pages, load
 

@@ -206,6 +206,9 @@ class Worker:
             max_requests=settings.max_requests,
             step_target_s=settings.step_target_s,
             speculation=settings.speculation == "on",
+            inexact_sharing=settings.inexact_sharing == "on"
+            and self._executors.varies
+            and (assignment.blocks.first, assignment.blocks.last) == (1, self._folder.model.blocks),
         )
 
     def _serve(self, registration: Registration, assignment: Assignment, role: StageRole, executor: Executor) -> None:
@@ -354,6 +357,7 @@ class Worker:
             numerics=executor.capabilities.numerics_id,
             metrics=self._metrics,
             counts=role.first_stage,
+            shares_private=role.inexact_sharing,
             store=store,
             deliver=mailbox.put,
         )

@@ -22,12 +22,27 @@ class Desk:
     """A run table with its pool and metrics, and the life of a run as the engine leads it."""
 
     def __init__(
-        self, pages: int = 20, layout: PageLayout = LAYOUT, *, cache: bool = True, counts: bool = True
+        self,
+        pages: int = 20,
+        layout: PageLayout = LAYOUT,
+        *,
+        cache: bool = True,
+        counts: bool = True,
+        shares_private: bool = False,
+        store: Any = None,
     ) -> None:
         self.registry = CollectorRegistry()
         metrics = WorkerMetrics(self.registry)
         self.pool = PagePool(layout, pages)
-        known = PrefixCache(self.pool, model_hash="m", numerics="n", metrics=metrics, counts=counts)
+        known = PrefixCache(
+            self.pool,
+            model_hash="m",
+            numerics="n",
+            metrics=metrics,
+            counts=counts,
+            shares_private=shares_private,
+            store=store,
+        )
         self.table = RunTable(self.pool, known if cache else None)
         self._count = 0
 
@@ -187,3 +202,66 @@ def test_a_stage_of_the_head_alone_lacks_nothing() -> None:
     assert run.computed == 48
     desk.compute(run)
     desk.table.check_integrity()
+
+
+class Written:
+    """A store that has nothing, and remembers what was put."""
+
+    def __init__(self) -> None:
+        self.names: list[bytes] = []
+
+    def may_have(self, name: bytes) -> bool:
+        return False
+
+    def put(self, page: int, name: bytes) -> None:
+        self.names.append(name)
+
+
+class TestPrivatePages:
+    """Of requests that a device has a part in which does not compute the same bits twice."""
+
+    def test_are_found_by_nobody_else(self, desk: Desk) -> None:
+        desk.compute(desk.run(PROMPT, private=True))
+        assert desk.run(PROMPT, private=True).computed == desk.run(PROMPT).computed == 0
+
+    def test_are_found_in_the_same_pool_where_that_is_allowed(self) -> None:
+        store = Written()
+        desk = Desk(shares_private=True, store=store)
+        first = desk.run(PROMPT, private=True, salt="tenant")
+        desk.compute(first)
+        own = list(store.names)
+        second = desk.run(PROMPT, private=True, salt="tenant")
+        assert second.pages == first.pages[:3] and (second.computed, second.kv.cached) == (48, 48)
+        assert (desk.value("queries"), desk.value("hits")) == (100, 48)
+        # By no tenant but theirs, by no request that is exact, and in no other life of the device
+        assert desk.run(PROMPT, private=True, salt="other").computed == desk.run(PROMPT, salt="tenant").computed == 0
+        assert Desk(shares_private=True).run(PROMPT, private=True, salt="tenant").computed == 0
+        # And a stand-in finds them in the store by the names of either request, which are not the pool's
+        assert len(own) == 3 and len(store.names) == 6 and len(set(store.names)) == 6
+        assert own == first.kv.names and store.names[3:] == second.kv.names
+        assert not set(store.names) & set(first.kv.local) and first.kv.local == second.kv.local
+
+    def test_of_two_that_compute_the_same_at_once_the_first_is_found(self) -> None:
+        desk = Desk(shares_private=True, store=Written())
+        first, second = desk.run(PROMPT, private=True), desk.run(PROMPT, private=True)
+        desk.compute(first)
+        desk.compute(second)
+        assert set(first.pages).isdisjoint(second.pages)
+        third = desk.run(PROMPT, private=True)
+        assert third.pages == first.pages[:3]
+        for run in (first, second, third):
+            desk.table.drop(run.request, run.id)
+        desk.table.check_integrity()
+        assert desk.run(PROMPT, private=True).computed == 48
+
+    def test_behind_pages_of_another_worker_are_the_requests_own(self) -> None:
+        desk = Desk(shares_private=True)
+        first = desk.run(PROMPT, private=True)
+        desk.compute(first, 16)
+        # Given that its first page had come from the store
+        first.kv.shared = 0
+        desk.compute(first)
+        assert desk.run(PROMPT, private=True).computed == 16, "what was computed before it"
+        desk.table.preempt(first)
+        desk.table.adopt(first)
+        assert first.computed == 48, "by the names of the request"
