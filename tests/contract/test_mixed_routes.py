@@ -177,6 +177,19 @@ class TestALogThatAGpuHasComputed:
         (again,) = sandwich.claim("c0")
         assert again.route == ("c0", "c1", "c2"), "nobody who varies goes on while CPUs of its id live"
 
+    def test_waits_for_those_cpus_though_gpus_take_requests_of_its_class(self, sandwich: Cell) -> None:
+        """Begun while no GPU was there, it is for CPUs of that id, and no GPU of the first stage may have it."""
+        for name in ("g0", "g2"):
+            sandwich.scripts.run(calls.dead(name, silent_s=0, reason="drain"))
+        sandwich.accept()
+        (run,) = sandwich.claim("c0")
+        sandwich.commit(run, 0, [7])
+        gpu(sandwich, "g0", 0)
+        sandwich.rerun(run, "drain")
+        assert sandwich.claim("g0") == [] and sandwich.pinned("c", "gpu") == ["req-1"]
+        (again,) = sandwich.claim("c0")
+        assert again.route == ("c0", "c1", "c2") and again.tokens == (7,)
+
 
 class TestExact:
     def test_has_no_gpu_that_varies(self, sandwich: Cell) -> None:
@@ -197,6 +210,14 @@ class TestExact:
         cpu(cell, "c2", 2)
         assert cell.accept(content=exact()).status == "NOT_EXACT"
         assert cell.accept("req-2").status == "OK"
+
+    def test_is_for_cpus_when_gpus_come_later(self, cell: Cell) -> None:
+        cell.accept(content=exact())
+        for stage in range(3):
+            cpu(cell, f"c{stage}", stage)
+        gpu(cell, "g0", 0)
+        assert cell.claim("g0") == []
+        assert [run.route for run in cell.claim("c0")] == [("c0", "c1", "c2")]
 
     def test_waits_where_nobody_is(self, cell: Cell) -> None:
         assert cell.accept(content=exact()).status == "OK"
@@ -315,6 +336,26 @@ class TestDenied:
         gpu(sandwich, "g3", 0)
         assert [job.route for job in sandwich.claim("g3")] == [("g3", "c1", "g2")]
 
+    def test_waits_for_all_gpus_that_it_had(self, sandwich: Cell, run: Claimed) -> None:
+        """One device has two stages. Both are gone, and one of them comes back first."""
+        sandwich.rerun(run, "gpu_error", block="block_1", stage=0)
+        for name in ("g0", "g2"):
+            sandwich.scripts.run(calls.dead(name, silent_s=0, reason="drain"))
+        gpu(sandwich, "g3", 0)
+        assert sandwich.claim("g3") == [], "a CPU would take the place of g2"
+        gpu(sandwich, "g4", 2)
+        sandwich.a_second_passes()
+        assert [job.route for job in sandwich.claim("g3")] == [("g3", "c1", "g4")]
+
+    def test_is_ended_for_want_of_a_gpu_only_while_it_waits(self, sandwich: Cell, run: Claimed) -> None:
+        """A scheduler that has seen it wait acts a moment later."""
+        sandwich.rerun(run, "gpu_error", block="block_5", stage=2)
+        give_up = calls.finish("req-1", "error", meta={"code": "fallback_denied"}, denied=True)
+        sandwich.claim("g0")
+        assert sandwich.scripts.run(give_up) == "LOST"
+        sandwich.scripts.run(calls.dead("g2", silent_s=0))
+        assert sandwich.scripts.run(give_up) == "FINISHED"
+
     def test_waits_since_the_first_failure_that_no_gpu_has_answered(self, sandwich: Cell, run: Claimed) -> None:
         sandwich.rerun(run, "gpu_error", block="block_5", stage=2)
         since = int(sandwich.record()["denied_ms"])
@@ -339,3 +380,17 @@ def test_its_tokens_say_that_nobody_could_commit_them_again(sandwich: Cell) -> N
         sandwich.commit(run, 1, [8], end="stop")
     logs = [sandwich.client.xrange(sandwich.keys.log(run.request)) for run in (varying, alone)]
     assert [b"varies" in fields for entries in logs for _, fields in entries] == [True, False]  # pyright: ignore
+
+
+def test_so_do_those_of_cpus_that_go_on_from_its_pages(sandwich: Cell) -> None:
+    """Which pages a CPU finds decides what it computes: after a failover others may be there."""
+    sandwich.accept()
+    (run,) = sandwich.claim("g0")
+    sandwich.commit(run, 0, [7])
+    sandwich.scripts.run(calls.dead("g0", silent_s=0))
+    sandwich.scripts.run(calls.dead("g2", silent_s=0))
+    (run,) = sandwich.claim("c0")
+    assert run.route == ("c0", "c1", "c2") and run.private
+    sandwich.commit(run, 1, [8])
+    log = sandwich.client.xrange(sandwich.keys.log(run.request))
+    assert [b"varies" in fields for _, fields in log] == [True, True]  # pyright: ignore

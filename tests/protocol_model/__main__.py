@@ -10,8 +10,9 @@ import os
 import sys
 import time
 
+from tests.protocol_model.bounds import Bounds, Rules
 from tests.protocol_model.configurations import CONFIGURATIONS, Configuration, parts
-from tests.protocol_model.data import Bounds, Rules, State
+from tests.protocol_model.data import State
 from tests.protocol_model.explorer import Found, TooLarge, explore
 from tests.protocol_model.protocol import Protocol
 

@@ -2,7 +2,8 @@
 
 from collections.abc import Iterator
 
-from tests.protocol_model.data import LIVES, Bounds, Process, Redis, State
+from tests.protocol_model.bounds import Bounds
+from tests.protocol_model.data import LIVES, Process, Redis, State
 
 
 def canonical(b: Bounds, state: State) -> State:

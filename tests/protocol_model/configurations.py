@@ -3,7 +3,8 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from tests.protocol_model.data import Bounds, Budget
+from tests.protocol_model.bounds import Bounds
+from tests.protocol_model.data import Budget
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +41,14 @@ _UPGRADE = Bounds(stages=1, workers=2, ids=(0, 1), prompt=1)
 _UPGRADED_PIPELINE = Bounds(ids=(0, 1, 0, 1))
 #: A GPU and a CPU for each stage.
 _MIXED = Bounds(ids=(0, 1, 0, 1), varying=frozenset({1}))
+#: One that fails hands the run and its pages over, and has either of two first tokens.
+_HANDED_OVER = Bounds(stages=1, ids=(0, 1), varying=frozenset({1}), gpus=frozenset({1}), handover=True)
+_TWO_STAGES_HANDED_OVER = replace(_HANDED_OVER, stages=2, ids=(0, 1, 0, 1), prompt=1)
+_GPU_ALONE = replace(_HANDED_OVER, workers=1, ids=(1,), prompt=1)
+_DENIED = replace(_HANDED_OVER, deny=frozenset({0}))
+_TWO_STAGES_DENIED = replace(_TWO_STAGES_HANDED_OVER, deny=frozenset({0}))
+_SHOWN = replace(_GPU_ALONE, clients=1, gateways=1, replicas=True, pages_leave=False)
+_SHOWN_AND_HANDED_OVER = replace(_SHOWN, workers=2, ids=(0, 1), tokens=3, choices=frozenset({2}), lost_from=1)
 _SMALL_POOL = replace(_UPGRADE, workers=3, ids=(0, 0, 1), pools=(2, 3, 3))
 
 CONFIGURATIONS = (
@@ -156,6 +165,31 @@ CONFIGURATIONS = (
         + _one_each(replace(_MIXED, exact=frozenset({0})), Budget(kill=1)),
         _one_each(_MIXED, Budget(kill=1, retire=1), Budget(kill=2))
         + _one_each(replace(_MIXED, exact=frozenset({0})), Budget(kill=2)),
+    ),
+    Configuration(
+        "hand-over",
+        "a GPU that fails, drains or dies: its stand-in goes on from its pages, whatever Redis has lost",
+        _one_each(_HANDED_OVER, Budget(device=1), Budget(drain=1, kill=1))
+        + _one_each(replace(_HANDED_OVER, requests=2, room=2, tokens=1), Budget(device=1))
+        + _one_each(replace(_HANDED_OVER, exact=frozenset({0})), Budget(drain=1))
+        + _one_each(replace(_GPU_ALONE, tokens=3, lost_from=1), Budget(restart=1, drain=1))
+        + _one_each(_TWO_STAGES_HANDED_OVER, Budget(device=1)),
+        _one_each(replace(_HANDED_OVER, lost_from=1), Budget(restart=1, device=1), Budget(device=1, wipe=1))
+        + _one_each(replace(_TWO_STAGES_HANDED_OVER, prompt=2), Budget(kill=1)),
+    ),
+    Configuration(
+        "denial",
+        "no CPU takes the place of a GPU that failed: it waits for another one, and ends when none comes",
+        _one_each(_DENIED, Budget(device=1), Budget(retire=1), Budget(drain=1))
+        + _one_each(replace(_TWO_STAGES_DENIED, tokens=1), Budget(device=1)),
+        _one_each(_TWO_STAGES_DENIED, Budget(device=1), Budget(retire=1)),
+    ),
+    Configuration(
+        "shown",
+        "tokens of a GPU that a client has seen, and a failover that takes back what it can",
+        _one_each(_SHOWN, Budget(failover=1)),
+        _one_each(_SHOWN_AND_HANDED_OVER, Budget(failover=1, device=1))
+        + _one_each(_SHOWN, Budget(failover=1, device=1)),
     ),
     Configuration(
         "queue",

@@ -5,13 +5,9 @@ nonce, 0 for none; a worker id is `slot * LIVES + life`, where a life is a numbe
 runs and lives are compared for equality only.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 LIVES = 64
-#: Ids of mixes begin here.
-MIX = 64
 Job = Literal["", "queue", "reruns", "pinned", "delayed"]
 
 
@@ -36,6 +32,15 @@ class Record(NamedTuple):
     body: tuple[int, ...] = ()  # of a tensor step: the tokens of the session with it
     numerics: tuple[tuple[int, int], ...] = ()  # numerics ids, each with the length of the log before its first token
     forsaken: bool = False  # (no part of the system) another id took it, or its end, while its own was served
+    # Of requests that GPUs may compute (`Bounds.handover`); for a block stands its stage.
+    for_gpu: bool = False  # its class
+    failed: tuple[int, ...] = ()  # fallback events
+    denied: tuple[int, ...] = ()  # waits for GPUs of these, since it denies fallbacks
+    private: bool = False
+    reusable: int = -1
+    missing_pages: int = 0
+    flagged: tuple[int, ...] = ()  # positions of the log that say `varies`
+    places: tuple[int, ...] = ()  # (no part of the system) whose GPUs ran it when one of them failed, and no GPU since
 
     @property
     def own_id(self) -> int:
@@ -57,7 +62,10 @@ class NextJob(NamedTuple):
 
 
 class Segment(NamedTuple):
-    """Stage -> next stage: rows [first, end) of a request; `samples`: the last known token is among them."""
+    """Stage -> next stage: rows [first, end) of a request; `samples`: the last known token is among them.
+
+    `tokens`: those of the request up to `end`. `varied` (no part of the system): a device that varies has made them.
+    """
 
     request: int
     run: int
@@ -65,6 +73,8 @@ class Segment(NamedTuple):
     first: int
     end: int
     samples: bool
+    tokens: tuple[int, ...] = ()
+    varied: bool = False
 
 
 class Commit(NamedTuple):
@@ -131,6 +141,22 @@ class Redis(NamedTuple):
         return self._replace(requests=tuple(changed))
 
 
+class Page(NamedTuple):
+    """A page of one unit that has left its worker. Its name: `root` (a request, or below 0 what many have in common),
+    the stage, and units and tokens up to its end.
+
+    No part of the system: whose it is, the tokens `under` it when it was computed, and `varied` as of a segment.
+    """
+
+    root: int
+    stage: int
+    units: int
+    tokens: tuple[int, ...]
+    request: int
+    under: tuple[int, ...]
+    varied: bool
+
+
 class Run(NamedTuple):
     """A run in a worker's table. Units: the prompt has `Bounds.prompt` of them, every token is one.
 
@@ -147,6 +173,12 @@ class Run(NamedTuple):
     committed: int = 0
     quarantined: bool = False
     ended: bool = False
+    # With `Bounds.handover`: the tokens that are known; whether its pages are private; `varied`: as of a segment;
+    # `wrong` (no part of the system): the tokens of a page, or another request, that it computes on.
+    tokens: tuple[int, ...] = ()
+    private: bool = False
+    varied: bool = False
+    wrong: str = ""
 
 
 class Process(NamedTuple):
@@ -186,6 +218,8 @@ class Budget(NamedTuple):
     deadline: int = 0
     gateway_kill: int = 0
     leave: int = 0  # a client goes away for longer than the grace period
+    device: int = 0  # a GPU fails under all its stages, and starts again
+    drain: int = 0  # a worker ends as it was told to, or renews its device, and begins anew
 
 
 class Flight(NamedTuple):
@@ -201,6 +235,7 @@ class Flight(NamedTuple):
     by: tuple[int, ...] = ()
     ended: str = ""
     result: tuple[int, ...] = ()
+    read: tuple[int, ...] = ()  # a token and who computed it, while replicas are asked for it
 
 
 class Client(NamedTuple):
@@ -222,6 +257,8 @@ class State(NamedTuple):
     """`saved`: what Redis will find on its disk after the next crash, or the replica has that becomes the master; None:
     everything. `rows`: the payload inboxes.
 
+    `stored`: the pages that other workers find.
+
     No part of the system: `passed`, per tenant, first runs of others claimed since one of its own waits; `cancelled`,
     requests whose cancellation was answered.
     """
@@ -237,6 +274,8 @@ class State(NamedTuple):
     clients: tuple[Client, ...] = ()
     passed: tuple[int, ...] = ()
     cancelled: tuple[int, ...] = ()
+    stored: tuple[Page, ...] = ()
+    deciding: tuple[int, ...] = ()  # whom a scheduler has seen wait for a GPU for too long
 
     def payload(self, worker: int) -> tuple[Segment | NextJob, ...] | None:
         for known, messages in self.rows:
@@ -255,130 +294,3 @@ class State(NamedTuple):
         changed = list(self.processes)
         changed[slot] = process
         return self._replace(processes=tuple(changed))
-
-
-def name_of(ids: Sequence[int]) -> int:
-    """The numerics id of a route whose stages have these."""
-    each = tuple(dict.fromkeys(ids))
-    return each[0] if len(each) == 1 else sum(MIX ** (index + 1) * (one + 1) for index, one in enumerate(each))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rules:
-    """Everything True is the protocol. A test switches each off and demands that the model notices."""
-
-    # starred in the design
-    claim_is_atomic: bool = True
-    commit_checks_run: bool = True
-    foreign_runs_are_dropped: bool = True
-    dead_reruns_all: bool = True
-    gone_worker_forgets: bool = True
-    restart_forgets_and_reruns: bool = True
-    # others that carry weight
-    accept_is_idempotent: bool = True
-    abandoned_begin_anew: bool = True
-    steps_are_compared: bool = True
-    queue_is_fair: bool = True
-    claim_reserves: bool = True
-    claim_skips_what_fits_nowhere: bool = True
-    commit_compares_positions: bool = True
-    commit_sees_gaps: bool = True
-    deadlines_are_kept: bool = True
-    terminal_absorbs: bool = True
-    rerun_checks_run: bool = True
-    only_the_ended_are_forgotten: bool = True
-    release_gives_back: bool = True
-    end_unqueues: bool = True
-    delayed_are_promoted: bool = True
-    beat_finds_orphans: bool = True
-    identity_is_noted_first: bool = True
-    sequence_is_checked: bool = True
-    youngest_is_preempted: bool = True
-    deaths_need_unchanged_length: bool = True
-    suspects_run_alone: bool = True
-    only_the_tried_is_blamed: bool = True
-    grace_asks_for_other_readers: bool = True
-    gateway_accepts_again: bool = True
-    gateway_waits_behind: bool = True
-    gateway_sees_an_early_end: bool = True
-    key_makes_id: bool = True
-    pinned_wait: bool = True
-    pure_routes: bool = True
-    pinned_go_on: bool = True
-    freed_ask_again: bool = True
-    routes_are_whole: bool = True
-    small_pools_serve_nobody: bool = True
-    accept_waits: bool = True
-    accept_writes_again: bool = True
-    cancel_waits: bool = True
-    cancel_writes_again: bool = True
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Bounds:
-    """The size of one configuration."""
-
-    stages: int = 2
-    workers: int = 2  # per stage
-    requests: int = 1
-    tokens: int = 2  # every answer has so many
-    prompt: int = 2  # units of a prompt; read in two pieces where there are two stages
-    pages: int = 100  # of a worker, one unit each
-    pools: tuple[int, ...] = ()  # pages of each slot, ascending within a stage and numerics id; else all have `pages`
-    room: int = 1  # runs that a worker takes
-    needs: tuple[int, ...] = ()  # pages that each request may need; else prompt + tokens
-    tenants: tuple[int, ...] = ()  # whose each request is; else all of one
-    ids: tuple[int, ...] = ()  # numerics id of each slot, ascending within a stage; else all have one
-    varying: frozenset[int] = frozenset()  # of these, ids of devices that do not compute the same bits twice
-    exact: frozenset[int] = (
-        frozenset()
-    )  # requests that end rather than go on under another id, or under one that varies
-    announce: bool = False  # the last stage tells the first its tokens before COMMIT does
-    delays: bool = False  # from the second re-run at one length on, a request waits
-    poison: frozenset[int] = frozenset()  # requests that kill the worker that computes them
-    quarantine_after: int = 0  # deaths after which a request is tried alone; 0: deaths are not counted
-    max_quarantine_deaths: int = 0
-    gateways: int = 0  # with clients that send the requests; else all are in the queue at the beginning
-    clients: int = 0
-    steps: int = 0  # of the session, when it is one
-    clients_return: bool = True  # when they are cut off
-    background: bool = False  # clients want to know that their request is accepted, and no more
-    replicas: bool = False  # whoever is told something waits until the replicas have it (BLOCKRELAY_ACCEPT_REPLICAS)
-    ends_when_done: bool = True  # nothing is looked at behind the last end
-    either_worker: bool = True  # CLAIM's choice among equally loaded workers is open; else it is the first
-    faults: Budget = field(default_factory=Budget)
-    rules: Rules = field(default_factory=Rules)
-
-    @property
-    def slots(self) -> int:
-        return self.stages * self.workers
-
-    @property
-    def sessions(self) -> bool:
-        return self.steps > 0
-
-    def stage(self, worker: int) -> int:
-        return worker // LIVES // self.workers
-
-    def pool(self, worker: int) -> int:
-        return self.pools[worker // LIVES] if self.pools else self.pages
-
-    def numerics(self, worker: int) -> int:
-        return self.ids[worker // LIVES] if self.ids else 0
-
-    def route_numerics(self, route: Sequence[int]) -> int:
-        """The numerics id of a route: of its workers, or of their mix."""
-        return name_of([self.numerics(worker) for worker in route])
-
-    def varies(self, numerics: int) -> bool:
-        return numerics >= MIX or numerics in self.varying
-
-    def pinned(self, record: Record) -> bool:
-        """Whether its tokens decide the numerics id under which it goes on."""
-        return bool(record.log) and not (record.numerics and self.varies(record.own_id))
-
-    def pages_needed(self, request: int) -> int:
-        return self.needs[request] if self.needs else self.prompt + self.tokens
-
-    def tenant(self, request: int) -> int:
-        return self.tenants[request] if self.tenants else 0

@@ -6,7 +6,8 @@ flight: the entries of the log that it has heard. What replicas do not have yet 
 """
 
 from tests.protocol_model import scripts
-from tests.protocol_model.data import Bounds, Client, Flight, State
+from tests.protocol_model.bounds import Bounds
+from tests.protocol_model.data import Client, Flight, Record, State
 from tests.protocol_model.worker.table import Steps
 
 
@@ -154,6 +155,11 @@ def _takes_back(b: Bounds, state: State, gateway: int, flight: Flight) -> Steps:
 def _follows(b: Bounds, state: State, gateway: int, flight: Flight) -> Steps:
     record = state.redis.requests[flight.request]
     name = f"gateway {gateway}, request {flight.request}"
+    if flight.read:
+        if state.saved is None:
+            heard = flight._replace(heard=(*flight.heard, flight.read[0]), by=(*flight.by, flight.read[1]), read=())
+            yield f"{name} hears that the replicas have what it read", _put(state, gateway, heard), False
+        return
     if record is None:
         if b.rules.gateway_accepts_again:
             step = flight.step
@@ -174,15 +180,26 @@ def _follows(b: Bounds, state: State, gateway: int, flight: Flight) -> Steps:
         return
     at = len(flight.heard)
     if len(record.log) > at:
-        by = (*flight.by, record.id_of(at)) if b.ids else ()
+        by = (*flight.by, _who(b, record, at)) if b.ids else ()
         heard = flight._replace(heard=(*flight.heard, record.log[at]), by=by)
-        yield f"{name} hears token {at + 1}", _put(state, gateway, heard), False
+        waits = b.replicas and at in record.flagged and b.rules.varying_tokens_wait
+        if waits and not b.rules.waits_where_it_read:
+            read = flight._replace(read=(record.log[at], _who(b, record, at)))
+            yield f"{name} reads token {at + 1}", _put(state, gateway, read), False
+        elif not waits or state.saved is None:
+            yield f"{name} hears token {at + 1}", _put(state, gateway, heard), False
     elif len(record.log) < at and not b.rules.gateway_waits_behind:
         again = flight._replace(heard=(*flight.heard, *record.log))
         yield f"{name} begins anew", _put(state, gateway, again), bool(not record.log)
     elif record.ends and (len(record.log) == at or b.rules.gateway_sees_an_early_end):
         ended = flight._replace(ended=record.ends[-1], result=record.body)
         yield f"{name} hears the end", _put(state, gateway, ended), False
+
+
+def _who(b: Bounds, record: Record, at: int) -> int:
+    """The numerics id of whoever computed a token; with `handover` -1 where no device that varies had a part in it."""
+    alone = b.handover and not any(b.varies(name) for name, start in record.numerics if start <= at)
+    return -1 if alone else record.id_of(at)
 
 
 # --- a session of tensor steps ---

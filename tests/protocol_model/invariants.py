@@ -1,6 +1,8 @@
 """What holds in every state. The numbers are those of the table in docs/protocol.md."""
 
-from tests.protocol_model.data import Bounds, Redis, State
+from tests.protocol_model.bounds import Bounds
+from tests.protocol_model.data import Client, Record, Redis, State
+from tests.protocol_model.worker.handover import OTHER
 
 
 def broken(b: Bounds, state: State) -> str | None:
@@ -12,7 +14,8 @@ def broken(b: Bounds, state: State) -> str | None:
             if request in queued or request in redis.running:
                 return f"I2: {request} is queued or running without a record"
             continue
-        if record.log != tuple(range(1, len(record.log) + 1)) or len(record.log) > b.tokens:
+        known = tuple(token % OTHER for token in record.log) if b.handover else record.log
+        if known != tuple(range(1, len(record.log) + 1)) or len(record.log) > b.tokens:
             return f"I1: the log of {request} is {record.log}"
         if (request in redis.running) == (record.state == "done"):
             return f"I2: {request} is {record.state}, and in `running`: {request in redis.running}"
@@ -26,6 +29,8 @@ def broken(b: Bounds, state: State) -> str | None:
                 return f"I3: {request} runs on {worker}, which does not carry it"
         if (record.ends != ()) != (record.state == "done") or len(record.ends) > 1:
             return f"I5: {request} is {record.state} with the terminal entries {record.ends}"
+        if record.ends == ("denied",) and (record.forsaken or request not in b.deny):
+            return f"I16: {request} ended for want of a GPU, which it had, or needed not"
         if record.forsaken or (record.ends == ("numerics",) and request not in b.exact):
             return (
                 f"I13: {request} was taken or ended while its numerics id was served: {record.numerics} {record.ends}"
@@ -41,7 +46,12 @@ def broken(b: Bounds, state: State) -> str | None:
         if record is not None and len(record.log) > length:
             return f"I12: {request} got tokens behind its deadline: {record.log}"
     return (
-        _reservations(redis) or _letters(b, redis) or _clients(b, state) or _promises(b, state) or _fairness(b, state)
+        _reservations(redis)
+        or _letters(b, redis)
+        or _handover(b, state)
+        or _clients(b, state)
+        or _promises(b, state)
+        or _fairness(b, state)
     )
 
 
@@ -74,16 +84,47 @@ def _letters(b: Bounds, redis: Redis) -> str | None:
     return None
 
 
+def _handover(b: Bounds, state: State) -> str | None:
+    """What devices that vary have made stays with the request; nobody takes their place where that is denied."""
+    if not b.handover:
+        return None
+    for process in state.processes:
+        for run in process.table:
+            record = state.redis.requests[run.request]
+            if run.wrong and record is not None and record.run == run.run:
+                return f"I15: {run.request} is computed on {run.wrong}, and its tokens are {run.tokens}"
+    for page in state.stored:
+        if page.varied and page.root < 0:
+            return f"I15: a page that a device which varies has made is named by its tokens alone: {page}"
+    f = b.faults  # a Redis that forgets a drain finds a worker that is silent
+    failures = f.kill or f.retire or f.pause or f.device or f.early_dead or f.restart or f.failover
+    for request, record in enumerate(state.redis.requests):
+        if record is None:
+            continue
+        steady = not any(b.varies(own) for own, _ in record.numerics)
+        if steady and any(token > OTHER for token in record.log):
+            return f"I15: {request} has tokens {record.log}, under a numerics id that no device which varies has"
+        if request in b.deny and any(not b.is_gpu(record.route[s]) for s in record.places if record.route):
+            return f"I16: {request} denies that a CPU takes the place of a GPU that failed: route {record.route}"
+        if not failures and (record.failed or record.denied or record.ends == ("denied",)):
+            return f"I16: nothing has failed, and {request} says so: {record}"
+    return None
+
+
 def _clients(b: Bounds, state: State) -> str | None:
     for number, client in enumerate(state.clients):
-        if client.seen != tuple(range(1, len(client.seen) + 1)):
+        seen = tuple(token % OTHER for token in client.seen) if b.handover else client.seen
+        if seen != tuple(range(1, len(client.seen) + 1)):
             return f"I8: client {number} has seen {client.seen}"
         if client.ended == "length" and len(client.seen) != b.tokens:
             return f"I8: client {number} was told the end after {client.seen}"
         if client.ended not in ("", "length", "accepted") and not b.faults.deadline and not b.faults.cancel:
             return f"I8: client {number} was told {client.ended}, which nobody wanted"
         record = state.redis.requests[client.request]
-        if record is not None and any(record.id_of(at) != own for at, own in enumerate(client.by[: len(record.log)])):
+        if b.handover:
+            if record is not None and (change := _changed(client, record)):
+                return f"I8: client {number} has seen {client.seen}, and the log is {record.log}: {change}"
+        elif record is not None and any(record.id_of(at) != own for at, own in enumerate(client.by[: len(record.log)])):
             return f"I8: client {number} has tokens of {client.by}, the log of {record.numerics}"
     known = [r for r, record in enumerate(state.redis.requests) if record is not None]
     if state.clients and not b.sessions and len(known) > 1:
@@ -91,6 +132,15 @@ def _clients(b: Bounds, state: State) -> str | None:
     session = state.redis.session
     if session is not None and session.tokens != tuple(range(1, session.step + 1)):
         return f"I10: a session at step {session.step} holds {session.tokens}"
+    return None
+
+
+def _changed(client: Client, record: Record) -> str | None:
+    """A token that was shown and has become another one. Those that no device which varies had a part in are another
+    matter: they may be computed by one when it is forgotten who began."""
+    for at, (seen, there, by) in enumerate(zip(client.seen, record.log, client.by, strict=False)):
+        if by >= 0 and seen != there:
+            return f"token {at + 1} has become another one"
     return None
 
 

@@ -3,7 +3,8 @@
 from collections.abc import Iterator
 
 from tests.protocol_model import canonical, gateway, invariants, scripts, surroundings
-from tests.protocol_model.data import LIVES, Bounds, Client, Process, Redis, State
+from tests.protocol_model.bounds import Bounds
+from tests.protocol_model.data import LIVES, Client, Process, Redis, State
 from tests.protocol_model.explorer import Step
 from tests.protocol_model.worker import steps as worker
 

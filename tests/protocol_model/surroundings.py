@@ -1,15 +1,17 @@
 """What happens around the workers: the scheduler's rescue, deadlines and decisions, and everything that goes wrong."""
 
 from tests.protocol_model import scripts
-from tests.protocol_model.data import LIVES, Bounds, Process, State
+from tests.protocol_model.bounds import Bounds
+from tests.protocol_model.data import LIVES, Process, State
 from tests.protocol_model.gateway import may_tell
-from tests.protocol_model.worker.table import Steps, beating, overdue
+from tests.protocol_model.worker.table import Steps, beating, next_life, overdue, rerun
 
 
 def steps(b: Bounds, state: State) -> Steps:
     yield from _scheduler(b, state)
     yield from _decisions(b, state)
     yield from _processes_fail(state)
+    yield from _devices_fail(b, state)
     yield from _redis_fails(b, state)
     yield from _calls_go_wrong(b, state)
 
@@ -30,10 +32,28 @@ def _scheduler(b: Bounds, state: State) -> Steps:
         redis, freed = scripts.migrate(b, state.redis, beating=alive)
         if freed:
             yield f"MIGRATE: {freed} may go on under another numerics id", state._replace(redis=redis), False
+    yield from _gives_up(b, state)
     for request in overdue(state) if b.rules.deadlines_are_kept else ():
         redis, answer = scripts.finish(b, state.redis, request, "expired")
         if answer == "FINISHED":
             yield f"scheduler: {request} is past its deadline", state._replace(redis=redis), False
+
+
+def _gives_up(b: Bounds, state: State) -> Steps:
+    """FINISH of what denies fallbacks and has waited for a GPU for too long; first a scheduler looks, then it acts."""
+    for request in state.deciding:
+        redis, answer = scripts.finish(b, state.redis, request, "denied", denied=b.rules.giving_up_looks_again)
+        record = state.redis.requests[request]
+        if answer == "FINISHED" and record is not None and not record.denied:
+            ended = redis.requests[request]
+            assert ended is not None
+            redis = redis.with_request(request, ended._replace(forsaken=True))
+        after = state._replace(redis=redis, deciding=tuple(r for r in state.deciding if r != request))
+        yield f"scheduler: {request} has waited for a GPU: {answer}", after, False
+    for request, record in enumerate(state.redis.requests) if b.rules.denied_are_given_up else ():
+        if record is not None and record.state == "queued" and record.denied and request not in state.deciding:
+            seen = state._replace(deciding=(*state.deciding, request))
+            yield f"scheduler sees that {request} waits for a GPU", seen, False
 
 
 def _name(b: Bounds, worker: int) -> str:
@@ -65,6 +85,37 @@ def _cancels(b: Bounds, state: State, request: int) -> Steps:
     yield name, after, True
 
 
+def _devices_fail(b: Bounds, state: State) -> Steps:
+    """A GPU fails under one run, or under all stages that it has, and begins anew, as a worker does that ends as it was
+    told to. What was there is handed over."""
+    if state.budget.device and b.gpus:
+        after, named = state, list[int]()
+        for slot, process in enumerate(state.processes):
+            for run in process.table if process.up == "up" and b.is_gpu(process.id) else ():
+                moved = rerun(b, state, slot, run.request, run.run, "gpu_error", failed=b.stage(process.id))
+                yield f"the GPU of worker {slot} fails under {run.request}", _spend(moved, "device"), True
+        for slot, process in enumerate(state.processes):
+            if process.up != "up" or not process.ready or not b.is_gpu(process.id):
+                continue
+            for run in process.table:
+                after = rerun(b, after, slot, run.request, run.run, "gpu_error", failed=b.stage(process.id))
+            after = _begins_anew(b, after, slot)
+            named.append(slot)
+        if named:
+            yield f"the device of workers {named} fails", _spend(after, "device"), True
+    if state.budget.drain:
+        for slot, process in enumerate(state.processes):
+            if process.up == "up" and process.ready:
+                yield f"worker {slot} drains, or is renewed", _spend(_begins_anew(b, state, slot), "drain"), True
+
+
+def _begins_anew(b: Bounds, state: State, slot: int) -> State:
+    process = state.processes[slot]
+    redis, _ = scripts.dead(b, state.redis, process.id, "drain")
+    born = Process(id=next_life(process), ready=False)
+    return state._replace(redis=redis).with_process(slot, born).with_payload(process.id, None)
+
+
 def _processes_fail(state: State) -> Steps:
     for slot, process in enumerate(state.processes):
         if state.budget.kill and process.up not in ("dead", "gone"):
@@ -81,15 +132,17 @@ def _processes_fail(state: State) -> Steps:
 def _redis_fails(b: Bounds, state: State) -> Steps:
     """Redis dies and comes back without what it wrote behind some moment: any moment, or none. A replica takes its
     place without what it was not sent. It runs out of room."""
+    record = state.redis.requests[0]
+    early = record is None or len(record.log) < b.lost_from if b.lost_from else False
     if state.budget.restart:
-        if state.saved is None:
+        if state.saved is None and not early:
             yield "from here on nothing reaches the disk of Redis", state._replace(saved=state.redis), True
-        else:
+        elif state.saved is not None:
             yield "kill -9 Redis; it comes back as it was then", _spend(_another_redis(state), "restart"), True
     if state.budget.failover:
-        if state.saved is None:
+        if state.saved is None and not early:
             yield "the replicas fall behind", state._replace(saved=state.redis), True
-        else:
+        elif state.saved is not None:
             yield "the replicas catch up", state._replace(saved=None), False
             yield "a failover: a replica goes on as it is", _spend(_another_redis(state), "failover"), True
     if state.budget.forget:
@@ -98,7 +151,7 @@ def _redis_fails(b: Bounds, state: State) -> Steps:
             if gone:
                 yield f"{request} is forgotten", _spend(state._replace(redis=redis), "forget"), True
     if state.budget.wipe:
-        yield "the payload Redis loses everything", _spend(state._replace(rows=()), "wipe"), True
+        yield "the payload Redis loses everything", _spend(state._replace(rows=(), stored=()), "wipe"), True
 
 
 def _another_redis(state: State) -> State:

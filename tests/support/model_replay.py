@@ -3,19 +3,23 @@
 What the model leaves open is set before a call: which workers beat, whose deadline has passed, that delays are over.
 """
 
+import json
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
 from blockrelay.protocol.keys import Keys
-from blockrelay.protocol.messages import Commit, EndEntry, NextJob, RequestBody, TokenEntry
+from blockrelay.protocol.messages import Claimed, Commit, EndEntry, NextJob, RequestBody, TokenEntry
+from blockrelay.protocol.plan import Device
 from blockrelay.protocol.transitions import calls
 from blockrelay.redis.client import Scripts
 from tests.protocol_model import data, scripts
+from tests.protocol_model.bounds import Bounds, name_of
 from tests.support.cell import MODEL, Cell, begin_cell
 from tests.support.redis.redis_server import RedisServer
 
@@ -36,7 +40,7 @@ NAMES = (
 #: Tokens that one unit of the model costs its tenant's share.
 UNIT = 64
 #: Ends with an error of ours, as the model calls them.
-CODES = {"poison": "poison", "numerics_changed": "numerics"}
+CODES = {"poison": "poison", "numerics_changed": "numerics", "fallback_denied": "denied"}
 SPLITS = {1: "1-4", 2: "1-2,3-4"}
 
 
@@ -61,7 +65,7 @@ def recording(patch: pytest.MonkeyPatch) -> Iterator[list[Recorded]]:
         def record(*args: Any, **options: Any) -> Any:
             result = script(*args, **options)
             after, answer = (result, None) if isinstance(result, data.Redis) else result
-            plain = args[1:] if isinstance(args[0], data.Bounds) else args
+            plain = args[1:] if isinstance(args[0], Bounds) else args
             made.append(Recorded(name, plain[1:], options, plain[0], after, answer))
             return result
 
@@ -90,12 +94,15 @@ def way(made: list[Recorded], start: data.Redis, goal: data.Redis) -> list[Recor
 class Replay:
     """Makes calls of the model on a real server and compares answers and what is in Redis."""
 
-    def __init__(self, bounds: data.Bounds, server: RedisServer) -> None:
+    def __init__(self, bounds: Bounds, server: RedisServer) -> None:
         self.bounds, self.server = bounds, server
         self.client, self.keys = server.client(), Keys("t")
         begin_cell(self.client, self.keys)
         self.cell = Cell(self.client, self.keys, Scripts(self.client, self.keys))
         self.cell.agree(retention_s=600, dead_after_s=3600)
+        self.route_class: Device = "gpu" if bounds.handover and bounds.for_gpu else "cpu"
+        plan = calls.publish_plan(MODEL, replaces_epoch=0, inputs="i", route_class=self.route_class, plan="{}")
+        self.cell.scripts.run(plan)
         self.known: set[int] = set()
 
     def worker(self, number: int) -> str:
@@ -152,6 +159,11 @@ class Replay:
             params=params,
             logits="last" if step else "none",
             exact=request in self.bounds.exact,
+            fallback="deny"
+            if request in self.bounds.deny
+            else "recompute"
+            if request in self.bounds.recompute
+            else "allow",
         )
         part = None
         if step:
@@ -168,12 +180,14 @@ class Replay:
     def _claim(self, worker: int, most: int, nonces: range, *, free: int = 0, **_: Any) -> list[scripts.Claimed]:
         call = calls.claim(self.worker(worker), most, free_pages=free)
         call = replace(call, arguments={**call.arguments, "runs": [str(n) for n in nonces[:most]]})
-        return [
-            scripts.Claimed(
-                self.number(c.request), int(c.run), tuple(self.number(w) for w in c.route), c.quarantined, len(c.tokens)
-            )
-            for c in self.cell.scripts.run(call)
-        ]
+        return [self._claimed(claimed) for claimed in self.cell.scripts.run(call)]
+
+    def _claimed(self, c: Claimed) -> scripts.Claimed:
+        route = tuple(self.number(w) for w in c.route)
+        found = scripts.Claimed(self.number(c.request), int(c.run), route, c.quarantined, len(c.tokens))
+        if not self.bounds.handover:
+            return found
+        return found._replace(reusable=-1 if c.reusable is None else c.reusable, private=c.private)
 
     def _commit(self, items: tuple[data.Commit, ...], **_: Any) -> list[tuple[str, int]]:
         sent = [
@@ -184,11 +198,18 @@ class Replay:
         ]  # fmt: skip
         return [(a.verdict, a.length) for a in self.cell.scripts.run(calls.commit(sent))]
 
-    def _rerun(self, request: int, run: int, reason: Any) -> bool:
-        return self.cell.scripts.run(calls.rerun(self.request(request), str(run), reason))
+    def _rerun(self, request: int, run: int, reason: Any, *, failed: int = -1, found: int = -1) -> bool:
+        block = f"block_{2 * failed + 1}" if failed >= 0 else ""
+        lacking = None if found < 0 else found
+        call = calls.rerun(self.request(request), str(run), reason, block=block, stage=max(0, failed), found=lacking)
+        return self.cell.scripts.run(call)
 
-    def _finish(self, request: int, reason: Any, run: int = 0, *, abandoned: bool = False) -> str:
-        call = calls.finish(self.request(request), reason, run=str(run) if run else "", abandoned=abandoned)
+    def _finish(self, request: int, reason: Any, run: int = 0, *, denied: bool = False, abandoned: bool = False) -> str:
+        meta = None
+        if reason == "denied":
+            reason, meta = "error", {"code": "fallback_denied"}
+        name = self.request(request)
+        call = calls.finish(name, reason, meta=meta, run=str(run) if run else "", denied=denied, abandoned=abandoned)
         return self.cell.scripts.run(call)
 
     def _dead(self, worker: int, reason: Any = "death") -> tuple[bool, int]:
@@ -215,7 +236,8 @@ class Replay:
         b = self.bounds
         self.known.add(worker)
         self.cell.worker(self.worker(worker), stage=b.stage(worker), split=SPLITS[b.stages], pages=pages,
-                         numerics=f"n{b.numerics(worker)}", varies=b.varies(b.numerics(worker)))  # fmt: skip
+                         numerics=f"n{b.numerics(worker)}", varies=b.varies(b.numerics(worker)),
+                         device="gpu" if b.is_gpu(worker) else "cpu")  # fmt: skip
 
     def _take(self, worker: int) -> None:
         inbox = self.keys.inbox(self.worker(worker))
@@ -235,8 +257,8 @@ class Replay:
         """Redis as the model sees it."""
         cell = self.cell
         shares = {k.decode(): int(v) - (128 << 44) for k, v in self.client.zrange(  # pyright: ignore
-            f"{{t}}:shares:{MODEL}:cpu", 0, -1, withscores=True)}  # fmt: skip
-        queue = self.client.zrange(f"{{t}}:queue:{MODEL}:cpu", 0, -1, withscores=True)
+            f"{{t}}:shares:{MODEL}:{self.route_class}", 0, -1, withscores=True)}  # fmt: skip
+        queue = self.client.zrange(f"{{t}}:queue:{MODEL}:{self.route_class}", 0, -1, withscores=True)
         tenants = {k.split(" t")[-1]: v for k, v in shares.items() if k.startswith("t ")}
         session: dict[str, bytes] = {
             k.decode(): v  # pyright: ignore
@@ -248,8 +270,8 @@ class Replay:
             queue=tuple(((int(rank) - (128 << 44)) // UNIT, self.number(r.decode())) for r, rank in queue),  # pyright: ignore
             shares=tuple(sorted((int(tenant), at // UNIT) for tenant, at in tenants.items())),
             virtual=shares.get("v 0", 0) // UNIT,
-            reruns=tuple(self.number(r) for r in cell.open_reruns()),
-            pinned=tuple(self.number(r) for r in cell.pinned("*")),
+            reruns=tuple(self.number(r) for c in ("cpu", "gpu") for r in cell.open_reruns(c)),
+            pinned=tuple(self.number(r) for c in ("cpu", "gpu") for r in cell.pinned("*", c)),
             delayed=tuple(sorted(self.number(r.decode()) for r in self.client.zrange(self.keys.delayed, 0, -1))),  # pyright: ignore
             running=tuple(sorted(self.number(r.decode()) for r in self.client.zrange(self.keys.running, 0, -1))),  # pyright: ignore
             letters=tuple(self.number(f[b"request"].decode()) for _, f in self.client.xrange(self.keys.dead_letters)),  # pyright: ignore
@@ -287,6 +309,29 @@ class Replay:
             deaths_at=int(r.get("deaths_at", 0)),
             tenant=int(r["tenant"].removeprefix("t")),
             numerics=_history(r.get("numerics", "")) if b.ids else (),
+            **(self._handed_over(name, r) if b.handover else {}),
+        )
+
+    def _handed_over(self, name: str, r: dict[str, str]) -> dict[str, Any]:
+        """What a record says for devices that vary."""
+        entries = cast(list[tuple[bytes, dict[bytes, bytes]]], self.client.xrange(self.keys.log(name)))
+        said = [b"varies" in fields for _, fields in entries]
+        if r["state"] == "done":
+            said = said[-1:] * int(r.get("committed", 0))
+        blocks = [event["block_id"] for event in json.loads(r.get("fallbacks") or "[]")]
+        return {
+            "for_gpu": r.get("class") == "gpu",
+            "failed": self._stages(" ".join(blocks)),
+            "denied": self._stages(r.get("denied_block", "")),
+            "private": r.get("private") == "1",
+            "reusable": int(r.get("reusable", -1)),
+            "missing_pages": min(2, int(r.get("missing_pages", 0))),
+            "flagged": tuple(at for at, varies in enumerate(said) if varies),
+        }
+
+    def _stages(self, blocks: str) -> tuple[int, ...]:
+        return tuple(
+            sorted({(int(block) - 1) // 2 if self.bounds.stages > 1 else 0 for block in re.findall(r"\d+", blocks)})
         )
 
     def _worker(self, name: str) -> data.WorkerRecord:
@@ -308,10 +353,10 @@ def _history(numerics: str) -> tuple[tuple[int, int], ...]:
 
 
 def _name(numerics: str) -> int:
-    return data.name_of([int(one.removeprefix("n")) for one in numerics.split("/")])
+    return name_of([int(one.removeprefix("n")) for one in numerics.split("/")])
 
 
 def comparable(redis: data.Redis) -> data.Redis:
     """Without what the model keeps for itself, and where the order in which DEAD re-runs is open."""
-    requests = tuple(r and r._replace(trials=(), body=(), forsaken=False) for r in redis.requests)
+    requests = tuple(r and r._replace(trials=(), body=(), forsaken=False, places=()) for r in redis.requests)
     return redis._replace(requests=requests, reruns=tuple(sorted(redis.reruns)), pinned=tuple(sorted(redis.pinned)))

@@ -41,7 +41,7 @@ class Rescuer:
                     f"{self.settings.fallback_wait_s:g} s (BLOCKRELAY_FALLBACK_WAIT_S)"
                 )
                 meta = {"error": said, "code": "fallback_denied"}
-                if self.link.scripts.run(calls.finish(rescue.request, "error", meta=meta)) == "FINISHED":
+                if self.link.scripts.run(calls.finish(rescue.request, "error", meta=meta, denied=True)) == "FINISHED":
                     log.warning("REQUEST_WITHOUT_GPU")
             elif self.link.scripts.run(calls.rerun(rescue.request, rescue.run, "stalled")):
                 log.warning("REQUEST_STALLED", run=rescue.run)

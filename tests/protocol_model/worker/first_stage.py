@@ -1,7 +1,9 @@
 """The first stage: takes jobs, learns tokens, sends rows on."""
 
 from tests.protocol_model import scripts
-from tests.protocol_model.data import Bounds, NextJob, Process, Redis, Run, Segment, State
+from tests.protocol_model.bounds import Bounds
+from tests.protocol_model.data import NextJob, Process, Redis, Run, Segment, State
+from tests.protocol_model.worker import handover
 from tests.protocol_model.worker.table import Steps, beating, find, overdue, pages, put, rerun
 
 
@@ -25,7 +27,7 @@ def claims(b: Bounds, state: State, slot: int, me: Process) -> Steps:
         lost = state._replace(redis=redis, nonce=state.nonce + len(claimed), passed=passed)
         table = me.table
         for job in claimed:
-            table = put(table, _new_run(b, job))
+            table = put(table, _new_run(b, lost, me.id, job))
         after = lost.with_process(slot, me._replace(table=table))
         if any(c.quarantined for c in claimed):  # what CLAIM named has arrived unharmed
             after = after._replace(redis=scripts.name(after.redis, me.id, None))
@@ -54,10 +56,15 @@ def _passed(state: State, redis: Redis, claimed: list[scripts.Claimed]) -> tuple
     )
 
 
-def _new_run(b: Bounds, job: scripts.Claimed) -> Run:
-    return Run(
+def _new_run(b: Bounds, state: State, worker: int, job: scripts.Claimed) -> Run:
+    run = Run(
         job.request, job.run, job.route, b.prompt + job.committed, committed=job.committed, quarantined=job.quarantined
     )
+    record = state.redis.requests[job.request]
+    if not b.handover or record is None:
+        return run
+    run = handover.begins(b, run._replace(tokens=record.log, private=job.private), worker)
+    return handover.adopted(b, state, run, worker, handover.reusable(run, job.reusable))
 
 
 def _claims_in_two(b: Bounds, state: State, slot: int, me: Process) -> Steps:
@@ -77,7 +84,7 @@ def _claims_in_two(b: Bounds, state: State, slot: int, me: Process) -> Steps:
     redis, claimed = scripts.claim(b, back, me.id, 1, nonces, beating=beating(state), free=b.pool(me.id))
     if claimed and record.state == "queued":
         after = state._replace(redis=redis, nonce=state.nonce + 1)
-        written = me._replace(written=-1, table=put(me.table, _new_run(b, claimed[0])))
+        written = me._replace(written=-1, table=put(me.table, _new_run(b, after, me.id, claimed[0])))
         yield f"worker {slot} writes its route", after.with_process(slot, written), False
 
 
@@ -104,6 +111,8 @@ def _learns(b: Bounds, state: State, slot: int, me: Process, job: NextJob) -> St
         yield f"{name}: a hole", rerun(b, state, slot, job.request, job.run, "missing_pages"), False
         return
     new = run._replace(known=max(run.known, b.prompt + job.position + len(job.tokens)))
+    if b.handover:
+        new = new._replace(tokens=(*run.tokens, *job.tokens[known - job.position :]))
     yield name, state.with_process(slot, me._replace(table=put(me.table, new))), False
 
 
@@ -115,22 +124,30 @@ def forwards(b: Bounds, state: State, slot: int, me: Process) -> Steps:
         end = run.known - 1 if run.known - run.computed > 1 else run.known
         if pages(me.table) + end - run.computed > b.pool(me.id):
             continue  # waits for pages
-        target = run.route[1]
-        segment = Segment(run.request, run.run, run.sequence, run.computed, end, end == run.known)
         sent = run._replace(computed=end, sequence=run.sequence + 1)
-        after = state.with_process(slot, me._replace(table=put(me.table, sent)))
-        name = f"worker {slot} forwards {run.request}[{segment.first}:{end}] of run {run.run}"
-        inbox = state.payload(target)
-        if inbox is None:
-            yield f"{name}: no inbox", rerun(b, after, slot, run.request, run.run, "no_inbox"), False
-            continue
-        delivered = after.with_payload(target, (*inbox, segment))
-        yield name, delivered, False
-        if state.budget.duplicate:
-            spent = state.budget._replace(duplicate=state.budget.duplicate - 1)
-            twice = after.with_payload(target, (*inbox, segment, segment))
-            yield f"{name} twice", twice._replace(budget=spent), True
-        if state.budget.lost_reply:
-            spent = state.budget._replace(lost_reply=state.budget.lost_reply - 1)
-            lost = rerun(b, delivered._replace(budget=spent), slot, run.request, run.run, "no_inbox")
-            yield f"{name}, reply lost", lost, True
+        for stored, after in handover.stores(b, state, sent, me.id, run.computed):
+            yield from _forwards(b, after, slot, me, run, sent, stored)
+
+
+def _forwards(b: Bounds, state: State, slot: int, me: Process, run: Run, sent: Run, stored: str) -> Steps:
+    """The rows between what is computed of `run` and of `sent`."""
+    target, end = run.route[1], sent.computed
+    segment = Segment(run.request, run.run, run.sequence, run.computed, end, end == run.known)
+    if b.handover:
+        segment = segment._replace(tokens=run.tokens[: max(0, end - b.prompt)], varied=run.varied)
+    after = state.with_process(slot, me._replace(table=put(me.table, sent)))
+    name = f"worker {slot} forwards {run.request}[{segment.first}:{end}] of run {run.run}{stored}"
+    inbox = state.payload(target)
+    if inbox is None:
+        yield f"{name}: no inbox", rerun(b, after, slot, run.request, run.run, "no_inbox"), False
+        return
+    delivered = after.with_payload(target, (*inbox, segment))
+    yield name, delivered, False
+    if state.budget.duplicate:
+        spent = state.budget._replace(duplicate=state.budget.duplicate - 1)
+        twice = after.with_payload(target, (*inbox, segment, segment))
+        yield f"{name} twice", twice._replace(budget=spent), True
+    if state.budget.lost_reply:
+        spent = state.budget._replace(lost_reply=state.budget.lost_reply - 1)
+        lost = rerun(b, delivered._replace(budget=spent), slot, run.request, run.run, "no_inbox")
+        yield f"{name}, reply lost", lost, True

@@ -1,6 +1,8 @@
 """The last of several stages: takes rows in sequence and samples."""
 
-from tests.protocol_model.data import Bounds, Commit, NextJob, Process, Run, Segment, State
+from tests.protocol_model.bounds import Bounds
+from tests.protocol_model.data import Commit, NextJob, Process, Record, Run, Segment, State
+from tests.protocol_model.worker import handover
 from tests.protocol_model.worker.table import Steps, find, pages, put, rerun
 
 
@@ -28,28 +30,44 @@ def receives(b: Bounds, state: State, slot: int, me: Process) -> Steps:
         if len(me.table) >= b.room and not any(r.request == segment.request for r in me.table):
             yield f"{name}: no room", rerun(b, state, slot, segment.request, segment.run, "missing_pages"), False
             return
-        run = Run(segment.request, segment.run, record.route, 0, committed=len(record.log))
+        run = _first_sight(b, state, me.id, segment, record)
     if run.ended or (b.rules.sequence_is_checked and segment.sequence < run.sequence):
         yield f"{name}: seen before", state, False
         return
     table = put(me.table, run)
     missing = segment.first > run.computed or (b.rules.sequence_is_checked and segment.sequence > run.sequence)
     if missing or pages(table) - run.computed + segment.end > b.pool(me.id):
-        yield f"{name}: a hole", rerun(b, state, slot, segment.request, segment.run, "missing_pages"), False
+        lacked = run.computed if b.handover and segment.sequence == 0 and segment.first > run.computed else -1
+        again = rerun(b, state, slot, segment.request, segment.run, "missing_pages", found=lacked)
+        yield f"{name}: a hole", again, False
         return
+    before = run.computed
     run = run._replace(computed=segment.end, sequence=run.sequence + 1)
-    pending, early = me.pending, None
-    if segment.samples:
-        run, item = sample(b, run, segment.end)
-        pending = (*pending, item)
-        if b.announce and not item.end:
-            early = NextJob(item.request, item.run, item.position, item.tokens)
-    state = state.with_process(slot, me._replace(table=put(table, run), pending=pending))
-    if early is not None:
-        first = state.payload(run.route[0])
-        if first is not None:
-            state = state.with_payload(run.route[0], (*first, early))
-    yield name, state, False
+    if b.handover:
+        run = handover.receives(run, segment)
+    for stored, after in handover.stores(b, state, run, me.id, before):
+        if not segment.samples:
+            yield f"{name}{stored}", after.with_process(slot, me._replace(table=put(table, run))), False
+            continue
+        for now, item in handover.chosen(b, *sample(b, run, segment.end)):
+            new = me._replace(table=put(table, now), pending=(*me.pending, item))
+            sampled = after.with_process(slot, new)
+            if b.announce and not item.end and (first := after.payload(run.route[0])) is not None:
+                early = NextJob(item.request, item.run, item.position, item.tokens)
+                sampled = sampled.with_payload(run.route[0], (*first, early))
+            yield f"{name}, samples {item.tokens}{stored}", sampled, False
+
+
+def _first_sight(b: Bounds, state: State, worker: int, segment: Segment, record: Record) -> Run:
+    """As record and log say it; what the stage before has found must be there too."""
+    run = Run(segment.request, segment.run, record.route, 0, committed=len(record.log))
+    if b.handover:
+        run = run._replace(tokens=record.log, known=b.prompt + len(record.log), private=record.private)
+        run = handover.begins(b, run, worker)
+        if 0 < segment.first <= handover.reusable(run, -1):
+            run = handover.adopted(b, state, run, worker, segment.first)
+        run = run._replace(known=0)
+    return run
 
 
 def sample(b: Bounds, run: Run, units: int) -> tuple[Run, Commit]:

@@ -1,7 +1,8 @@
 """One worker process: its lives, its beat and its commits, as steps between which anything else may happen."""
 
 from tests.protocol_model import scripts
-from tests.protocol_model.data import Bounds, Commit, Process, State
+from tests.protocol_model.bounds import Bounds
+from tests.protocol_model.data import Commit, Process, State
 from tests.protocol_model.worker import first_stage, last_stage, whole_model
 from tests.protocol_model.worker.table import Steps, dropped, find, next_life, overdue, rerun
 

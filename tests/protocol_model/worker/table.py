@@ -3,7 +3,8 @@
 from collections.abc import Iterator
 
 from tests.protocol_model import scripts
-from tests.protocol_model.data import LIVES, Bounds, Process, Run, State
+from tests.protocol_model.bounds import Bounds
+from tests.protocol_model.data import LIVES, Process, Run, State
 from tests.protocol_model.explorer import Step
 
 Steps = Iterator[Step[State]]
@@ -44,8 +45,10 @@ def pages(table: tuple[Run, ...]) -> int:
     return sum(r.computed for r in table)
 
 
-def rerun(b: Bounds, state: State, slot: int, request: int, run: int, reason: str) -> State:
+def rerun(
+    b: Bounds, state: State, slot: int, request: int, run: int, reason: str, *, failed: int = -1, found: int = -1
+) -> State:  # fmt: skip
     """RERUN, then forget the run here."""
-    redis, _ = scripts.rerun(b, state.redis, request, run, reason)
+    redis, _ = scripts.rerun(b, state.redis, request, run, reason, failed=failed, found=found)
     me = state.processes[slot]
     return state._replace(redis=redis).with_process(slot, me._replace(table=dropped(me.table, request, run)))

@@ -1,7 +1,9 @@
 """A worker of the whole model: computes and samples batches, promises more pages than it has, tries suspects alone."""
 
 from tests.protocol_model import scripts
-from tests.protocol_model.data import Bounds, Process, Run, State
+from tests.protocol_model.bounds import Bounds
+from tests.protocol_model.data import Process, Run, State
+from tests.protocol_model.worker import handover
 from tests.protocol_model.worker.last_stage import sample
 from tests.protocol_model.worker.table import Steps, find, pages, put
 
@@ -36,6 +38,9 @@ def _computes(b: Bounds, state: State, slot: int, me: Process, batch: list[Run])
         died = Process(id=me.id, up="dead")
         yield f"worker {slot} dies of {names}", state.with_process(slot, died), False
         return
+    if b.handover:
+        yield from _computes_one(b, state, slot, me, batch[0])
+        return
     table, pending = me.table, me.pending
     for run in batch:
         current = find(table, run.request, run.run)
@@ -49,6 +54,16 @@ def _computes(b: Bounds, state: State, slot: int, me: Process, batch: list[Run])
     if pending != me.pending:
         after = me._replace(table=table, pending=pending)
         yield f"worker {slot} computes {names}", state.with_process(slot, after), False
+
+
+def _computes_one(b: Bounds, state: State, slot: int, me: Process, run: Run) -> Steps:
+    """The oldest run, whose pages may be stored, and whose token is anybody's guess where the device varies."""
+    computed = run._replace(computed=run.known)
+    for stored, after in handover.stores(b, state, computed, me.id, run.computed):
+        for now, item in handover.chosen(b, *sample(b, computed, computed.known)):
+            now = now._replace(known=now.known + 1, tokens=(*now.tokens, *item.tokens))
+            new = me._replace(table=put(me.table, now), pending=(*me.pending, item))
+            yield f"worker {slot} computes {run.request}: {item.tokens}{stored}", after.with_process(slot, new), False
 
 
 def _make_room(b: Bounds, pool: int, table: tuple[Run, ...], run: Run) -> tuple[tuple[Run, ...], bool]:

@@ -3,8 +3,8 @@
 import pytest
 
 from tests.protocol_model.__main__ import describe
+from tests.protocol_model.bounds import Bounds
 from tests.protocol_model.configurations import parts
-from tests.protocol_model.data import Bounds
 from tests.protocol_model.explorer import explore
 from tests.protocol_model.protocol import Protocol
 

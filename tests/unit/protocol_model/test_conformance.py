@@ -6,7 +6,8 @@ from dataclasses import replace
 import pytest
 
 from blockrelay.protocol.constants import MAX_QUARANTINE_DEATHS, QUARANTINE_AFTER
-from tests.protocol_model.data import Bounds, Budget, State
+from tests.protocol_model.bounds import Bounds
+from tests.protocol_model.data import Budget, State
 from tests.protocol_model.explorer import Step
 from tests.protocol_model.protocol import Protocol
 from tests.support.model_replay import Recorded, Replay, comparable, recording, way
@@ -38,6 +39,16 @@ WALKS = {
     "mixed": replace(
         REAL, ids=(0, 1, 0, 1), varying=frozenset({1}), requests=3, room=2, tokens=3, exact=frozenset({2}),
         faults=Budget(kill=2, pause=2, restart=1, lost_reply=1, stalled=3, cancel=1, retire=1),
+    ),
+    "hand-over": replace(
+        REAL, ids=(0, 1, 0, 1), varying=frozenset({1}), gpus=frozenset({1}), handover=True, requests=3, room=2,
+        tokens=3, deny=frozenset({1}), recompute=frozenset({2}), choices=frozenset({1, 2}),
+        faults=Budget(kill=2, pause=1, restart=1, lost_reply=1, stalled=2, cancel=1, device=3, drain=2, wipe=1),
+    ),
+    "hand-over of a whole model": replace(
+        REAL, stages=1, ids=(0, 1), varying=frozenset({1}), gpus=frozenset({1}), handover=True, requests=3, room=2,
+        tokens=3, deny=frozenset({1}), choices=frozenset({1, 2}),
+        faults=Budget(kill=2, restart=1, lost_reply=1, stalled=2, retire=1, device=3, drain=2),
     ),
     "pools": replace(
         REAL, stages=1, workers=3, ids=(0, 0, 1), pools=(60, 100, 100), needs=(70, 60, 70), requests=3, room=2,

@@ -6,7 +6,8 @@ no WAIT holds: the model must go on to find it, so that the documents do not pro
 
 from dataclasses import replace
 
-from tests.protocol_model.data import Bounds, Budget, State
+from tests.protocol_model.bounds import Bounds
+from tests.protocol_model.data import Budget, State
 from tests.protocol_model.explorer import Counterexample, explore
 from tests.protocol_model.protocol import Protocol
 

@@ -222,10 +222,12 @@ def finish(
     *,
     meta: dict[str, Any] | None = None,
     run: str = "",
+    denied: bool = False,
     abandoned: bool = False,
     confirm: bool = False,
 ) -> Call[Literal["FINISHED", "DONE", "UNKNOWN", "LOST", "READ"]]:
-    """With `run`, only while that run is current.
+    """With `run`, only while that run is current; `denied`: only while the request waits for a GPU, whose place no CPU
+    may take.
 
     `abandoned`: only while no gateway follows it, and ACCEPT of the same id may begin it anew. `confirm`: write
     something even for a request that has ended, so that WAIT behind it speaks of that end too.
@@ -235,6 +237,7 @@ def finish(
         "reason": reason,
         "meta": json.dumps(meta) if meta else "",
         "run": run or None,
+        "denied": denied,
         "abandoned": abandoned,
         "confirm": confirm,
     }

@@ -93,7 +93,8 @@ end
 -- Our capacity.
 local in_flight = redis.call('ZCARD', P .. 'running')
 if in_flight + others >= limits.in_flight then return {'BUSY', in_flight, 1000} end
-local class = not among_varying and redis.call('HGET', P .. 'plan:' .. model, 'class') or 'cpu'
+-- Of devices that vary none may take what is exact, and they may come yet: CPUs are there for it.
+local class = not ARGS.exact and redis.call('HGET', P .. 'plan:' .. model, 'class') or 'cpu'
 local outstanding = outstanding_of(model)
 if limits.overcommit > 0 and found.pages and outstanding.pages > 0
   and outstanding.pages + pages_needed * (1 + others) > found.pages * limits.overcommit then

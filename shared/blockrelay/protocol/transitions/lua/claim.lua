@@ -5,8 +5,8 @@
 -- A log that has tokens goes on under the numerics id that computed them; under another one only when MIGRATE has let it
 -- go, no worker of its own id is back, and its client did not ask for `exact`. Where a worker that varies computed them,
 -- anybody goes on with it: nobody could compute them a second time. `exact` requests have routes without such workers.
--- One that denies fallbacks and whose GPU failed waits for a GPU of that stage; its scheduler ends it when none comes.
--- Keeps I3, I4 (reservations), I11 (first runs by rank), I13.
+-- One that denies fallbacks and whose GPU failed waits for GPUs wherever it had some; a scheduler ends it when none come.
+-- Keeps I3, I4 (reservations), I11 (first runs by rank), I13, I15 (whose pages are private), I16.
 -- needs: requests/record, requests/timeline, requests/finish, queue/fair_queue, workers/fleet, workers/serving, workers/routes
 -- Arguments: worker, free_pages (its own, one stage), runs (random nonces: of so many jobs at most)
 -- Answer: a list of {id, run, route, class, milliseconds since ACCEPT, quarantined, how many leading tokens may have their
@@ -86,7 +86,9 @@ local function give(r)
     reserve = 0
   end
   local denied = r.denied_block ~= ''
-  if denied and not has_gpu(tonumber(string.match(r.denied_block, '%d+$'))) then return true end
+  for block in string.gmatch(r.denied_block, '%d+') do
+    if not has_gpu(tonumber(block)) then return true end
+  end
   local route = find_route(reserve, failed_blocks(r), pure)
   if not route then return fits_nowhere(reserve, pure) end
   if #me.stages == 1 then free_now = free_now - now end
@@ -130,9 +132,11 @@ end
 
 for _, class in ipairs(classes()) do
   local where = me.model .. ':' .. class
-  for _, key in ipairs({P .. 'pinned:' .. where .. ':' .. me.numerics, P .. 'reruns:' .. where}) do
+  -- What waits for my numerics id is mine in any class: no other device will take it.
+  local mine = P .. 'pinned:' .. where .. ':' .. me.numerics
+  for _, key in ipairs({mine, P .. 'reruns:' .. where}) do
     local entries = redis.call('XRANGE', key, '-', '+', 'COUNT', max_requests + PASSED)
-    if #entries > 0 and takes(class, chance) then
+    if #entries > 0 and (key == mine or takes(class, chance)) then
       if not staffed(chance) then return answer end
       for _, entry in ipairs(entries) do
         if #answer >= max_requests then return answer end

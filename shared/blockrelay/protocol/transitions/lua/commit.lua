@@ -9,7 +9,7 @@
 --   | GAP (the log is shorter than position) | EXPIRED (deadline passed: finished)
 local answers, spent, moved = {}, {}, {}
 -- What a request that goes on needs: this script runs for every token, and a whole record is most of its time.
-local GOING_ON = {'state', 'run', 'committed', 'route', 'model', 'deadline_ms', 'max_tokens', 'rows_to_compute', 'varies'}
+local GOING_ON = {'state', 'run', 'committed', 'route', 'model', 'deadline_ms', 'max_tokens', 'rows_to_compute', 'private'}
 -- Off the books, once for the whole call: r had `left` tokens to come and `rows` to compute.
 local function spend(r, left, rows)
   local s = spent[r.model] or {0, 0}
@@ -62,7 +62,7 @@ for _, item in ipairs(ARGS.commits) do
           if position + k == 1 and SPOKEN >= NUMERICS_IN_LOG_PROTOCOL then  -- so that no reader has to ask the record
             entry[#entry + 1] = 'numerics'; entry[#entry + 1] = redis.call('HGET', P .. 'request:' .. id, 'numerics')
           end
-          if r.varies == 1 and SPOKEN >= NUMERICS_IN_LOG_PROTOCOL then  -- whoever shows it sees to it that it stays
+          if r.private == 1 and SPOKEN >= NUMERICS_IN_LOG_PROTOCOL then  -- CPUs too, behind a device that varies: whoever shows it sees to it that it stays
             entry[#entry + 1] = 'varies'; entry[#entry + 1] = 1
           end
           redis.call('XADD', P .. 'log:' .. id, (position + k) .. '-0', unpack(entry))

@@ -1,5 +1,5 @@
 -- DEAD: a worker is gone. Re-run everything in worker-requests:<worker>, whatever its place in the route; delete its inbox and record.
--- Keeps I3 (nobody runs where nobody lives), I4, I7 (blames only whom the worker tried alone).
+-- Keeps I3 (nobody runs where nobody lives), I4, I7 (blames only whom the worker tried alone), I16 (a drain is no failure).
 -- needs: requests/record, queue/rerun
 -- Arguments: worker, silent_ms (without a beat that make it dead; 0: somebody saw it die), reason (death | drain | forgotten)
 -- Answer: {1 when it was declared dead now, number of re-runs}

@@ -8,11 +8,23 @@ local function add_fallback(r, block, reason)
   r.fallbacks = cjson.encode(list)
 end
 
--- Keeps I3, I7.
+-- First blocks of the stages that GPUs have in a route, and the one that failed. They fail together where they are one
+-- device, and only the first of its stages to say so finds the request there.
+local function gpus_of(route, failed)
+  local blocks = {failed}
+  for _, w in ipairs(members(route)) do
+    local v = redis.call('HMGET', P .. 'worker:' .. w, 'device', 'first_block')
+    if v[1] == 'gpu' then blocks[#blocks + 1] = 'block_' .. v[2] end
+  end
+  return table.concat(blocks, ',')
+end
+
+-- Keeps I3, I7, I16.
 -- End the current run and queue the request once more. `block` is where a GPU failed, or nil, and `stage` which one that
 -- was (nil: not known): the next route has a CPU there, and no worker of the numerics id is waited for; where the request
--- denies that, it waits for a GPU of that stage. `found`: how many leading tokens have KV pages in the stage that lacked
--- some, or that left its GPU (nil: not known); until it has a token the next run takes no more of them anywhere. Re-runs and deaths count only
+-- denies that, it waits for GPUs of all stages that had one. `found`: how many leading tokens have KV pages in the stage
+-- that lacked some, or that left its GPU (nil: not known); until it has a token the next run takes no more of them
+-- anywhere. Re-runs and deaths count only
 -- at an unchanged log length; the second re-run waits, and each one after it twice as long. `tried` is the request that a
 -- dead worker tried alone, or nil: with it nobody else is to blame.
 local function rerun(r, reason, block, tried, stage, found)
@@ -47,7 +59,7 @@ local function rerun(r, reason, block, tried, stage, found)
   local denied = block and r.fallback == 'deny'
   if denied then
     local since = r.denied_ms > 0 and r.denied_ms or NOW
-    for _, v in ipairs({'denied_block', block, 'denied_ms', since}) do set[#set + 1] = v end
+    for _, v in ipairs({'denied_block', gpus_of(r.route, block), 'denied_ms', since}) do set[#set + 1] = v end
   elseif block then
     add_fallback(r, block, reason == 'death' and 'worker_death' or reason)
     if (stage or 0) == 0 then r.class = 'cpu' end

@@ -2,7 +2,8 @@
 
 from collections.abc import Sequence
 
-from tests.protocol_model.data import Bounds, Redis
+from tests.protocol_model.bounds import Bounds
+from tests.protocol_model.data import Redis
 
 
 def served(b: Bounds, redis: Redis, numerics: int, pages_needed: int, beating: Sequence[int]) -> bool:
@@ -37,19 +38,49 @@ def may_follow(b: Bounds, redis: Redis, me: int, beating: Sequence[int], pure: b
     return varying
 
 
-def find_route(
-    b: Bounds, redis: Redis, me: int, reserve: int, beating: Sequence[int], latest: bool, pure: bool = False
-) -> tuple[int, ...]:
-    """A worker for every stage, me at the front; empty when some stage has no live worker with room. `pure`: none that
-    varies."""
-    route: list[int] = []
+def candidates(
+    b: Bounds, redis: Redis, me: int, stage: int, beating: Sequence[int], pure: bool
+) -> list[int]:  # fmt: skip
+    """Live workers of a stage that may stand in a route with me."""
+    if stage == 0:
+        return [me]
     allowed = may_follow(b, redis, me, beating, pure)
+    return [
+        worker
+        for worker, w in redis.workers
+        if b.stage(worker) == stage and w.inbox is not None and worker in beating and b.numerics(worker) in allowed
+    ]
+
+
+def takes(b: Bounds, redis: Redis, me: int, gpu: bool, beating: Sequence[int]) -> bool:
+    """Whether requests for GPUs, or for CPUs, are mine to claim."""
+    return b.is_gpu(me) == gpu or not any(
+        w.inbox is not None and worker in beating and b.stage(worker) == 0 and b.is_gpu(worker) == gpu
+        for worker, w in redis.workers
+    )
+
+
+def has_gpu(b: Bounds, redis: Redis, me: int, stage: int, beating: Sequence[int]) -> bool:
+    """Whether a GPU that lives could compute a stage of what I claim."""
+    return any(b.is_gpu(worker) for worker in candidates(b, redis, me, stage, beating, False))
+
+
+def find_route(
+    b: Bounds, redis: Redis, me: int, reserve: int, beating: Sequence[int], latest: bool, pure: bool = False,
+    failed: Sequence[int] = (),
+) -> tuple[int, ...]:  # fmt: skip
+    """A worker for every stage, me at the front; empty when some stage has no live worker with room. `pure`: none that
+    varies. A stage that has a GPU waits for it, one in `failed` for a CPU if it has one."""
+    route: list[int] = []
+    if b.numerics(me) not in may_follow(b, redis, me, beating, pure):
+        return ()
     for stage in range(b.stages):
         best: tuple[int, int] | None = None
-        for worker, w in redis.workers:
-            if b.stage(worker) != stage or w.inbox is None or w.pages - w.reserved < reserve or worker not in beating:
-                continue
-            if (stage == 0 and worker != me) or b.numerics(worker) not in allowed:
+        there = candidates(b, redis, me, stage, beating, pure)
+        preferred = [worker for worker in there if b.is_gpu(worker) != (stage in failed)]
+        for worker in preferred or there:
+            w = redis.worker(worker)
+            if w is None or w.inbox is None or worker not in beating or w.pages - w.reserved < reserve:
                 continue
             if best is None or len(w.on) < best[0] or (latest and len(w.on) == best[0]):
                 best = (len(w.on), worker)

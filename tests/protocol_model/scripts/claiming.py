@@ -1,0 +1,143 @@
+"""CLAIM: who gets which request, and with which route."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from tests.protocol_model.bounds import Bounds
+from tests.protocol_model.data import Record, Redis
+from tests.protocol_model.scripts.queueing import advance, end, enqueue, promote, unqueue, with_
+from tests.protocol_model.scripts.serving import find_route, fits_nowhere, has_gpu, served, takes
+
+LARGE = 1 << 30
+
+
+class Claimed(NamedTuple):
+    request: int
+    run: int
+    route: tuple[int, ...]
+    quarantined: bool
+    committed: int  # tokens in the log
+    reusable: int = -1  # leading units that may be found (-1: any)
+    private: bool = False
+
+
+def claim(
+    b: Bounds, redis: Redis, me: int, most: int, nonces: Sequence[int], *, beating: Sequence[int],
+    free: int = 0, overdue: Sequence[int] = (), latest: bool = False,
+) -> tuple[Redis, list[Claimed]]:  # fmt: skip
+    """`beating`: workers whose last beat is not old. `free`: pages that a worker of the whole model can give.
+
+    `latest`: of equally loaded workers the one with the largest id, not the smallest.
+    """
+    mine = redis.worker(me)
+    if mine is None or mine.inbox is None or b.stage(me) != 0:
+        return redis, []
+    redis = promote(b, redis)
+    if not find_route(b, redis, me, -LARGE, beating, latest):
+        return redis, []  # some stage has no live worker
+    answer: list[Claimed] = []
+    for rank, request in _offered(b, redis, me, beating):
+        if len(answer) >= most:
+            break
+        record = redis.requests[request]
+        if record is None or record.state != "queued":
+            redis = unqueue(b, redis, request)
+            continue
+        if request in overdue and b.rules.deadlines_are_kept:
+            redis = end(b, redis, request, "expired")
+            continue
+        pure = request in b.exact
+        if b.ids and b.pinned(record):
+            lives = served(b, redis, record.own_id, record.pages_needed, beating)
+            if record.own_id == b.numerics(me):
+                pure = pure or lives or record.job == "pinned"
+            elif lives and b.rules.pinned_wait and b.rules.freed_ask_again:
+                redis = enqueue(b, unqueue(b, redis, request), request, record)
+                continue
+            else:
+                record = record._replace(forsaken=lives)
+                if request in b.exact:
+                    redis = end(b, redis.with_request(request, record), request, "numerics")
+                    continue
+        quarantined = 0 < b.quarantine_after <= record.deaths and record.deaths_at == len(record.log)
+        if any(c.quarantined for c in answer) or (quarantined and answer):  # it comes alone
+            break
+        pages_reserved, now = record.pages_needed, b.prompt + len(record.log) + 1
+        if b.stages == 1:
+            if record.pages_needed > mine.pages:
+                if b.rules.claim_skips_what_fits_nowhere:
+                    continue
+                break
+            if now > free:
+                break
+            pages_reserved = 0
+        reserve = pages_reserved if b.rules.claim_reserves else 0
+        if b.rules.denied_wait and not all(has_gpu(b, redis, me, stage, beating) for stage in record.denied):
+            continue
+        route = find_route(b, redis, me, reserve, beating, latest, pure, record.failed)
+        if not route:
+            if b.rules.claim_skips_what_fits_nowhere and fits_nowhere(b, redis, me, record.pages_needed, beating, pure):
+                continue
+            break
+        if b.stages == 1:
+            free -= now
+        numerics = record.numerics if record.log else ()
+        if b.ids and (not numerics or record.own_id != b.route_numerics(route)):
+            numerics = (*numerics, (b.route_numerics(route), len(record.log)))
+        kept = bool(record.log) or not b.rules.begins_anew_without_a_token
+        private = b.handover and (b.varies(b.route_numerics(route)) or (record.private and kept))
+        for worker in route:
+            w = redis.worker(worker)
+            assert w is not None
+            w = w._replace(
+                on=with_(w.on, request), reserved=w.reserved + (pages_reserved if b.rules.claim_reserves else 0)
+            )
+            redis = redis.with_worker(worker, w._replace(quarantine=request) if quarantined and worker == me else w)
+        redis = unqueue(b, redis, request)
+        run = nonces[len(answer)]
+        record = record._replace(
+            state="running",
+            run=run,
+            route=route,
+            job="",
+            pages_reserved=pages_reserved if b.rules.claim_reserves else 0,
+            numerics=numerics,
+            private=private,
+            denied=(),
+            places=tuple(stage for stage in record.places if not b.is_gpu(route[stage])),
+        )
+        redis = redis.with_request(request, record)
+        found = _reusable(b, request, record)
+        answer.append(Claimed(request, run, route, quarantined, len(record.log), found, private))
+        if rank >= 0:
+            redis = advance(redis, rank)
+    return redis, answer
+
+
+def _offered(b: Bounds, redis: Redis, me: int, beating: Sequence[int]) -> list[tuple[int, int]]:
+    """Rank (-1 for re-runs) and request, in the order in which I look at them. The class of my device comes first, the
+    other one is mine where no such device lives; what waits for my numerics id is mine in any class."""
+    classes = (b.is_gpu(me), not b.is_gpu(me))
+    taken = [gpu for gpu in classes if takes(b, redis, me, gpu, beating)]
+    offered = list[tuple[int, int]]()
+    mine = [r for r in redis.pinned if (p := redis.requests[r]) is None or p.own_id == b.numerics(me)]
+    for gpu in classes:
+        if gpu in taken or b.rules.pinned_of_all_classes_are_taken:
+            offered += [(-1, r) for r in mine if _is_of(redis, r, gpu)]
+        if gpu in taken:
+            offered += [(-1, r) for r in redis.reruns if _is_of(redis, r, gpu)]
+    for gpu in taken:
+        offered += [(rank, r) for rank, r in redis.queue if _is_of(redis, r, gpu)]
+    return offered
+
+
+def _is_of(redis: Redis, request: int, gpu: bool) -> bool:
+    record = redis.requests[request]
+    return not gpu if record is None else record.for_gpu == gpu
+
+
+def _reusable(b: Bounds, request: int, record: Record) -> int:
+    """How many leading units of a run may be found."""
+    if (record.missing_pages >= 2 and not record.private) or (request in b.recompute and record.failed):
+        return 0
+    return record.reusable
