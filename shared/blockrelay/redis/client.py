@@ -8,7 +8,7 @@ Every client made here, its pipelines and the connections below raise RedisTroub
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar, cast
 
 import hiredis
@@ -28,6 +28,8 @@ from blockrelay.redis.errors import CommandError, ours, translated
 from blockrelay.redis.protocol_check import check_protocol
 
 T = TypeVar("T")
+#: Commands that only read -> their answers, when replicas have what the server had (`read_what_replicas_have`).
+ReadReplicated = Callable[[Sequence[Sequence[Any]]], Awaitable[list[Any]]]
 #: Blocking reads end after this, so that a lost wake-up costs at most one second.
 BLOCK_MS = 1000
 
@@ -202,24 +204,29 @@ class AsyncScripts:
         reach_script("after", call.script)
         return call.parse(answer)
 
-    async def wait_for_replicas(self, replicas: int, stream: str) -> None:
-        """Returns when so many replicas have whatever the server had before. Writes one entry to `stream`, which keeps
-        no other. Raises RedisUnavailable when they have not within REPLICAS_S."""
-        await self._ask(replicas, "XADD", stream, "MAXLEN", "1", "*", "w", "")
+    async def read_what_replicas_have(self, replicas: int, stream: str, reads: Sequence[Sequence[Any]]) -> list[Any]:
+        """The answers to `reads`, when so many replicas have all that the server had which gave them.
+
+        Writes one entry to `stream`, which keeps no other. Raises RedisUnavailable when they have not in REPLICAS_S.
+        """
+        return (await self._wait(replicas, *reads, ("XADD", stream, "MAXLEN", "1", "*", "w", "")))[:-1]
 
     async def _ask(self, replicas: int, *words: Any) -> Any:
         if not replicas:
             return await cast(Any, self._client.execute_command(*words))
-        both = self._client.pipeline(transaction=False)  # over one connection
-        both.execute_command(*words)
-        both.execute_command("WAIT", replicas, int(1000 * REPLICAS_S))
-        answer, copies = await both.execute(raise_on_error=False)
-        for failed in (answer, copies):
+        return (await self._wait(replicas, words))[0]
+
+    async def _wait(self, replicas: int, *commands: Sequence[Any]) -> list[Any]:
+        together = self._client.pipeline(transaction=False)  # over one connection, and so to one server
+        for words in (*commands, ("WAIT", replicas, int(1000 * REPLICAS_S))):
+            together.execute_command(*words)
+        *answers, copies = await together.execute(raise_on_error=False)
+        for failed in (*answers, copies):
             if isinstance(failed, Exception):
                 raise failed
         if copies < replicas:
             raise RedisUnavailable(f"Redis does not answer: {copies} of {replicas} replicas have what was written")
-        return answer
+        return answers
 
 
 def backoff_s(attempt: int) -> float:

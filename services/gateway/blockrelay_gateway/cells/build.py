@@ -62,7 +62,7 @@ def build_cell(
     scripts = AsyncScripts(client, keys)
 
     replicas = settings.accept_replicas
-    replicated = partial(scripts.wait_for_replicas, replicas, keys.wake(name)) if replicas else None
+    replicated = partial(scripts.read_what_replicas_have, replicas, keys.wake(name)) if replicas else None
     tailer = Tailer(client, keys, name, metrics, watch, replicated=replicated)
     records = Records(client, keys, key, replicated=replicated)
     followers = Followers(client, keys, scripts, name)

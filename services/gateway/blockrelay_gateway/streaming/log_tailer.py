@@ -10,8 +10,9 @@ Redis (`BLOCKRELAY_ACCEPT_REPLICAS`), these tokens are passed on when the replic
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import chain
 from typing import cast
 
 import redis.asyncio
@@ -22,7 +23,7 @@ from blockrelay.observability import logs
 from blockrelay.observability.metrics.gateway import GatewayMetrics
 from blockrelay.protocol.keys import Keys
 from blockrelay.protocol.messages import EndEntry, LogEntry, decode_log_entry
-from blockrelay.redis.client import BLOCK_MS, AsyncOneConnection, backoff_s
+from blockrelay.redis.client import BLOCK_MS, AsyncOneConnection, ReadReplicated, backoff_s
 from blockrelay.redis.errors import RedisWatch
 
 Sink = Callable[[LogEntry], None]
@@ -51,10 +52,10 @@ class Tailer:
         metrics: GatewayMetrics,
         watch: RedisWatch,
         *,
-        replicated: Callable[[], Awaitable[None]] | None = None,
+        replicated: ReadReplicated | None = None,
     ) -> None:
-        """`replicated` waits until replicas of Redis have what there was before: tokens that a device which varies had
-        a part in wait for that."""
+        """`replicated` reads what replicas of Redis have too: tokens that a device which varies had a part in wait for
+        that."""
         self._replicated = replicated
         self._client, self._keys, self._metrics, self._watch = client, keys, metrics, watch
         self._reading = AsyncOneConnection(client)
@@ -113,18 +114,26 @@ class Tailer:
         finally:
             self._in_read = False
         reach("gateway.after_read")
-        later: list[tuple[bytes, list[_RawEntry]]] = []
+        later: list[bytes] = []
         for key, entries in cast(list[tuple[bytes, list[_RawEntry]]], answer or []):
             if key == self._wake_key.encode():
                 self._wake_id = entries[-1][0].decode()
             elif self._replicated and any(b"varies" in fields for _, fields in entries):
-                later.append((key, entries))
+                later.append(key)
             else:
                 self._deliver(key, entries)
         if later and self._replicated:
-            await self._replicated()
-            for key, entries in later:
-                self._deliver(key, entries)
+            await self._deliver_what_replicas_have(later, self._replicated)
+
+    async def _deliver_what_replicas_have(self, logs_read: list[bytes], replicated: ReadReplicated) -> None:
+        """Reads them once more: by now another server may be the master, which has not had what was read before."""
+        reads = [
+            ("XRANGE", key, f"({self._tails[key].position}-0", "+", "COUNT", READ_COUNT)
+            for key in logs_read
+            if key in self._tails
+        ]
+        for read, entries in zip(reads, await replicated(reads), strict=True):
+            self._deliver(read[1], [(name, [*chain.from_iterable(fields.items())]) for name, fields in entries])
 
     def _deliver(self, key: bytes, entries: list[_RawEntry]) -> None:
         tail = self._tails.get(key)

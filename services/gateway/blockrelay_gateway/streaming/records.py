@@ -1,6 +1,6 @@
 """Records and logs of requests, read from Redis; and whether a client may see them."""
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, cast
 
@@ -10,6 +10,7 @@ from blockrelay.errors import NotFound, RedisTrouble, ServiceUnavailable
 from blockrelay.protocol.ended import Log, whole_log
 from blockrelay.protocol.keys import Keys
 from blockrelay.protocol.number import NUMBERS, is_spoken, number_of
+from blockrelay.redis.client import ReadReplicated
 from blockrelay_gateway.streaming.following.followed_request import FollowedRequest
 
 
@@ -34,7 +35,7 @@ class Records:
         keys: Keys,
         model: str,
         *,
-        replicated: Callable[[], Awaitable[None]] | None = None,
+        replicated: ReadReplicated | None = None,
     ) -> None:
         """`replicated` as of the Tailer."""
         self._client, self._keys, self._model, self._replicated = client, keys, model, replicated
@@ -55,7 +56,11 @@ class Records:
         check_number(record, f"request {request}")
         log = whole_log(record, log)
         if self._replicated and any(b"varies" in fields for _, fields in log):
-            await self._replicated()
+            name = self._keys.log(request)
+            entries = ("XRANGE", name, "-", "+") if whole else ("XREVRANGE", name, "+", "-", "COUNT", "1")
+            again = await self._replicated([("HGETALL", self._keys.request(request)), entries])
+            record, log = cast(tuple[dict[bytes, bytes], Log], again)
+            log = whole_log(record, log)
         return record, log
 
     async def exist(self, requests: Sequence[str]) -> bool:

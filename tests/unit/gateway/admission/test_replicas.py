@@ -16,13 +16,14 @@ from blockrelay.errors import RedisUnavailable
 from blockrelay.observability.metrics.gateway import GatewayMetrics
 from blockrelay.protocol.encoding.request_ids import own_id
 from blockrelay.protocol.keys import Keys
-from blockrelay.protocol.messages import LogEntry
+from blockrelay.protocol.messages import LogEntry, TokenEntry
 from blockrelay.protocol.transitions import calls
 from blockrelay.redis import client as redis_link
 from blockrelay.redis.client import AsyncScripts, Scripts
 from blockrelay.redis.errors import RedisWatch
 from blockrelay.settings import GatewaySettings
 from blockrelay_gateway.admission import accept as admission
+from blockrelay_gateway.streaming import log_tailer
 from blockrelay_gateway.streaming.log_tailer import Tailer
 from blockrelay_gateway.streaming.records import Records
 from blockrelay_launcher.supervisor.ports import kept_ports
@@ -263,7 +264,7 @@ async def test_tokens_that_nobody_could_commit_again_are_shown_when_the_replica_
     client, metrics, keys = redis_link.connect_async(pair.master.url), GatewayMetrics(CollectorRegistry()), Keys("t")
     scripts, came = AsyncScripts(client, keys), asyncio.Event()
     heard = {"exact": list[LogEntry](), "varying": list[LogEntry]()}
-    replicated = partial(scripts.wait_for_replicas, 1, keys.wake("g"))
+    replicated = partial(scripts.read_what_replicas_have, 1, keys.wake("g"))
     tailer = Tailer(client, keys, "g", metrics, RedisWatch(metrics.redis_errors), replicated=replicated)
     records = Records(client, keys, MODEL, replicated=replicated)
 
@@ -299,6 +300,40 @@ async def test_tokens_that_nobody_could_commit_again_are_shown_when_the_replica_
     await until("varying", 2)
     assert [len(entries) for entries in heard.values()] == [3, 2]
     assert len((await records.read("varying"))[1]) == 2
+    reading.cancel()
+    await asyncio.gather(reading, return_exceptions=True)
+    await client.aclose()
+
+
+async def test_a_token_that_another_master_does_not_have_is_not_shown(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A failover comes between the read and the wait, and the new master's replicas have all that it has."""
+    client, metrics, keys = redis_link.connect_async(pair.master.url), GatewayMetrics(CollectorRegistry()), Keys("t")
+    replicated = partial(AsyncScripts(client, keys).read_what_replicas_have, 1, keys.wake("g"))
+    tailer = Tailer(client, keys, "g", metrics, RedisWatch(metrics.redis_errors), replicated=replicated)
+    heard, came, log = list[LogEntry](), asyncio.Event(), keys.log("varying")
+
+    def hear(entry: LogEntry) -> None:
+        heard.append(entry)
+        came.set()
+
+    lost = list[str]()
+
+    def after_read(point: str) -> None:
+        with pair.master.client() as other:
+            if point == "gateway.after_read" and not lost and other.exists(log):
+                lost.append(log)
+                other.delete(log)
+                other.xadd(log, {"token": "8", "varies": "1"}, id="1-0")
+
+    monkeypatch.setattr(log_tailer, "reach", after_read)
+    tailer.follow("varying", hear)
+    reading = asyncio.create_task(tailer.run())
+    await client.xadd(log, {"token": "7", "varies": "1"}, id="1-0")
+    async with asyncio.timeout(20):
+        await came.wait()
+    assert lost and [entry.token for entry in heard if isinstance(entry, TokenEntry)] == [8]
     reading.cancel()
     await asyncio.gather(reading, return_exceptions=True)
     await client.aclose()
