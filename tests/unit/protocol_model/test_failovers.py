@@ -11,6 +11,11 @@ from tests.protocol_model.data import Budget, State
 from tests.protocol_model.explorer import Counterexample, explore
 from tests.protocol_model.protocol import Protocol
 
+#: A CPU, and a GPU that may have another first token.
+MIXED = Bounds(
+    stages=1, workers=2, clients=1, gateways=1, replicas=True, ids=(0, 1), prompt=1, tokens=1, handover=True,
+    pages_leave=False, varying=frozenset({1}), gpus=frozenset({1}),
+)  # fmt: skip
 ONE = Bounds(stages=1, workers=1, clients=1, gateways=1, replicas=True, ends_when_done=False)
 TWO_IDS = replace(ONE, workers=2, ids=(0, 1), prompt=1, ends_when_done=True)
 
@@ -62,3 +67,22 @@ def test_tokens_that_were_shown_are_computed_again_by_anybody() -> None:
         assert other is not None and other.what.startswith("I8: client 0 has tokens of (0,)"), str(other)
     assert found(Protocol, TWO_IDS, kill=1, retire=1) is None, "it takes a loss"
     assert found(Protocol, replace(TWO_IDS, ids=()), failover=1) is None, "and two numerics ids"
+
+
+class OneTokenForEver(Protocol):
+    """Broken too where a token that CPUs alone had computed, and a client has seen, becomes another one."""
+
+    def broken(self, state: State) -> str | None:
+        for client in state.clients:
+            record = state.redis.requests[client.request]
+            known = () if record is None else record.log
+            if any(seen != there for seen, there in zip(client.seen, known, strict=False)):
+                return f"seen {client.seen}, and the log is {known}"
+        return super().broken(state)
+
+
+def test_tokens_of_a_cpu_are_computed_again_by_a_gpu() -> None:
+    """They are shown at once: a CPU would come to the same. It takes a request that CPUs had while no GPU was there."""
+    other = found(OneTokenForEver, MIXED, failover=1, drain=1)
+    assert other is not None and other.what == "seen (1,), and the log is (101,)", str(other)
+    assert found(OneTokenForEver, MIXED, failover=1) is None, "while the GPU is there, it has the request"
