@@ -68,8 +68,8 @@ PIPELINE = Dashboard(
                 ),
                 Panel(
                     title="Rows sent to the next stage",
-                    meaning="Bytes per second.",
-                    queries=[Query(rate("blockrelay_worker_forwarded_bytes_total"))],
+                    meaning="Bytes per second: `local` to workers of the same host, `redis` to others.",
+                    queries=[Query(rate("blockrelay_worker_forwarded_bytes_total", "way"), "{{way}}")],
                     cause="load",
                     unit="bytes",
                 ),

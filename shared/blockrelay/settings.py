@@ -162,6 +162,9 @@ class WorkerSettings(Settings):
     )
     port: int = Field(default=0, ge=0, le=65535, description="metrics and health; 0 picks a free port")
     threads: int = Field(default=1, ge=1, description="threads of the kernels")
+    local_rows: Literal["on", "off"] = Field(
+        default="on", description="rows to workers of this host through shared memory (Linux); else all through Redis"
+    )
     max_rows: int = Field(default=512, ge=1, description="rows of one batch: decode steps plus prompt chunks")
     step_target_s: float = Field(default=0.5, gt=0, description="prompts lengthen the time between tokens up to this")
     speculation: Literal["on", "off"] = Field(default="on", description="guess repeated tokens (exact precisions)")

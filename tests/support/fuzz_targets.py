@@ -28,6 +28,7 @@ from blockrelay.protocol.messages import (
 from blockrelay.protocol.tensors import decode_result, decode_tensor, encode_result, encode_tensor
 from blockrelay.settings import BUNDLED_MODEL
 from blockrelay_worker.kv.store.record import PageShape, decode_record, encode_record
+from blockrelay_worker.transport.local_rows.frames import Hello, describe, read_descriptor
 
 NAME = bytes(range(32))
 SHAPE = PageShape(kv_heads=1, head_dim=8, dtype=np.float16)
@@ -76,6 +77,12 @@ def _tensor(data: bytes) -> object:
     return decode_tensor(value, param="x", max_elements=64)
 
 
+def _descriptor(data: bytes) -> object:
+    fields = read_descriptor(data, 1000)
+    assert all(0 <= begin <= end <= 1000 for _, begin, end in fields)
+    return fields
+
+
 def _page(data: bytes) -> object:
     return decode_record(data, NAME, 3, SHAPE)
 
@@ -98,6 +105,10 @@ TARGETS: dict[str, Target] = {
     "forward": Target(_forward, (WireError,), (join(*_rows.encode().values()),)),
     "next job": Target(
         NextJob.decode, (WireError,), (NextJob(request="q", run="r", position=4, tokens=(7, 8)).encode(),)
+    ),
+    "hello of a worker": Target(Hello.decode, (WireError,), (Hello("w", "ab").encode(),)),
+    "descriptor": Target(
+        _descriptor, (WireError,), (describe({"head": b"1", "rows": b"2345"}, 16), describe({"next_job": b"1"}, 0))
     ),
     "ended": Target(Ended.decode, (WireError,), (codec.pack_list(["q", "r"]),)),
     "log entry": Target(

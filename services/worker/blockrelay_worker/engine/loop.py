@@ -31,6 +31,7 @@ from blockrelay_worker.scheduling.route_members import RouteMembers
 from blockrelay_worker.states import WorkerMachine
 from blockrelay_worker.transport.committer import Committer
 from blockrelay_worker.transport.events import Gone, Orphan, Restarted, Verdicts, Wake
+from blockrelay_worker.transport.local_rows.links import LocalLinks
 from blockrelay_worker.transport.redis_links import Links, Stopping
 from blockrelay_worker.transport.stage_sender import Sender
 from blockrelay_worker.transport.stage_spans import StageSpans
@@ -59,15 +60,17 @@ class Engine:
         metrics: WorkerMetrics,
         state: WorkerMachine,
         care: DeviceCare | None = None,
+        local: LocalLinks | None = None,
     ) -> None:
-        """`state` is the worker's, idle now; from here on the engine leads it. `care` is of a device that needs it."""
+        """`state` is the worker's, idle now; from here on the engine leads it. `care` is of a device that needs it,
+        `local` the way to workers of this host."""
         self._care = care
         self._state = state
         self.role, self.table, self.links, self.mailbox, self.metrics = role, table, links, mailbox, metrics
         self._committer = Committer(links, mailbox, metrics)
         self._results = Results(links, self._committer)
         self._intake = Intake(role, model, tokenizer, links, table)
-        self._sender = Sender(links, metrics)
+        self._sender = Sender(links, metrics, local)
         self._first = FirstStageBatcher(
             role.limits,
             table,

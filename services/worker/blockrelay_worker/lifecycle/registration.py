@@ -101,9 +101,16 @@ class Registration:
         raise Stopping
 
     def announce(
-        self, assignment: Assignment, *, pages: int, slots: int, capabilities: Capabilities | None = None
+        self,
+        assignment: Assignment,
+        *,
+        pages: int,
+        slots: int,
+        capabilities: Capabilities | None = None,
+        local_rows: str = "",
     ) -> str:
         """Say what this worker serves (`slots` requests at once), create its inboxes: from now on routes may name it.
+        `local_rows`: where it takes rows of workers on its host, if it does.
 
         Returns the identity of the control Redis from before: any other one later means a restart in between.
         """
@@ -120,6 +127,8 @@ class Registration:
         }
         if capabilities is not None:
             fields["capabilities"] = capabilities.to_json()
+        if local_rows:
+            fields["local_rows"] = local_rows
         if rows_arrive(assignment.split):
             self._links.retry_until_reachable(self._open_payload_inbox, "open payload inbox")
         self._links.retry_until_reachable(lambda: self._tell({**self._fields, **fields}), "announce")

@@ -38,6 +38,7 @@ from blockrelay_worker.kv.store.factory import open_page_store
 from blockrelay_worker.kv.store.store import PageStore
 from blockrelay_worker.lifecycle.device_wait import wait_for_device
 from blockrelay_worker.lifecycle.heartbeat import Beat
+from blockrelay_worker.lifecycle.local_rows import open_local_rows
 from blockrelay_worker.lifecycle.registration import Assignment, LoadingBeat, Registration, rows_arrive
 from blockrelay_worker.states import WORKER, WorkerMachine
 from blockrelay_worker.transport.inbox_reader import Reader
@@ -219,6 +220,7 @@ class Worker:
         self._metrics.kv_pages_total.set(executor.pool.pages)
         self._metrics.expect_stage(role.stage, role.device, role.first, role.last)
         path, care = self._folder.tokenizer_path, self._care()
+        local = open_local_rows(self._settings, role, self._folder.model, self._links, mailbox)
         engine = Engine(
             role,
             self._folder.model,
@@ -230,9 +232,11 @@ class Worker:
             self._metrics,
             self._state,
             care,
+            local.outgoing,
         )
+        able, pages, slots = role.capabilities, executor.pool.pages, role.max_requests
         run_id = registration.announce(
-            assignment, pages=executor.pool.pages, slots=role.max_requests, capabilities=role.capabilities
+            assignment, pages=pages, slots=slots, capabilities=able, local_rows=local.address
         )
         self._state.on("loaded")
         self._ready = self.has_served = True
@@ -249,7 +253,7 @@ class Worker:
             stage=role.stage,
             first=role.first,
             last=role.last,
-            pages=executor.pool.pages,
+            pages=pages,
             **executor.details,
         )
         threads: list[threading.Thread] = self._readers(role, mailbox, over)
@@ -286,6 +290,7 @@ class Worker:
             self._state.on("drain")
         get().info("NODE_DRAINING", worker=role.worker, reason=why)
         self._leave(registration, role.split)
+        local.close()
         for thread in threads:
             thread.join()
         table.check_integrity()

@@ -1,6 +1,7 @@
 """Rows to the next stage, and tokens back to the first: transport, not truth. Sent once.
 
-Rows are one inbox entry per batch and target.
+Rows are one message per batch and target: through shared memory to a worker of this host, else an inbox entry on the
+payload Redis.
 """
 
 import time
@@ -13,21 +14,25 @@ from blockrelay.observability import logs
 from blockrelay.observability.metrics.worker import WorkerMetrics
 from blockrelay.protocol.messages import Commit, Forward, NextJob
 from blockrelay.redis.client import backoff_s
+from blockrelay_worker.transport.local_rows.links import LocalLinks
 from blockrelay_worker.transport.redis_links import Links
 
-#: Entries in a target's inbox beyond which prompt chunks for it wait; decode rows still go.
+#: Messages that a target has not taken beyond which prompt chunks for it wait; decode rows still go.
 FULL_INBOX = 8
-#: How long rows that are computed wait for a payload Redis that is full; then their requests run again. Seconds.
+#: How long rows that are computed wait for a payload Redis or a ring that is full; then their requests run again.
+#: Seconds.
 FULL_RETRY_S = 2.0
 
 
 class Sender:
-    def __init__(self, links: Links, metrics: WorkerMetrics) -> None:
-        self._links, self._metrics = links, metrics
+    def __init__(self, links: Links, metrics: WorkerMetrics, local: LocalLinks | None = None) -> None:
+        """`local`: to the workers of this host; None where everything goes through Redis."""
+        self._links, self._metrics, self._local = links, metrics, local
         self._full: set[str] = set()
 
     def forward(self, target: str, message: Forward) -> bool:
-        """Send rows to a worker of the next stage. False when it is dead or the payload Redis away: RERUN."""
+        """Send rows to a worker of the next stage. False when it is dead, takes none, or the payload Redis is away:
+        RERUN. Raises Stopping when the process should end meanwhile."""
         with self._links.clock.waiting():
             return self._send(target, message)
 
@@ -36,18 +41,14 @@ class Sender:
 
         So they compute on while COMMIT is under way, as a worker of the whole model does. Only a hint: COMMIT sends the
         job itself, and what a commit that is refused has started goes the way of its run. Without a payload Redis of
-        its own it would wait for the disk as COMMIT does: then nothing is sent.
+        its own it would wait for the disk as COMMIT does: then nothing is sent through Redis.
         """
-        if self._links.payload is self._links.control:
+        if self._local is None and self._links.payload is self._links.control:
             return
         try:
             reach("worker.before_early_job")
-            pipeline = self._links.payload.pipeline(transaction=False)
-            for worker, c in commits:
-                job = NextJob(request=c.request, run=c.run, position=c.position, tokens=c.tokens).encode()
-                pipeline.xadd(self._links.keys.inbox(worker), {"next_job": job}, nomkstream=True)
             with self._links.clock.waiting():
-                pipeline.execute()
+                self._send_jobs(commits)
             reach("worker.after_early_job")
         except RedisTrouble as error:
             self._links.watch.met(error)
@@ -57,7 +58,9 @@ class Sender:
         for target in list(self._full):
             try:
                 with self._links.clock.waiting():
-                    length = self._links.payload.xlen(self._links.keys.inbox(target))
+                    length = self._local.unread(target) if self._local else None
+                    if length is None:
+                        length = self._links.payload.xlen(self._links.keys.inbox(target))
             except RedisTrouble as error:
                 self._links.watch.met(error)
                 length = 0
@@ -65,20 +68,43 @@ class Sender:
                 self._full.discard(target)
         return frozenset(self._full)
 
+    def _send_jobs(self, commits: Sequence[tuple[str, Commit]]) -> None:
+        """Raises RedisTrouble. Tokens that a worker of this host has no room for now come with COMMIT alone."""
+        pipeline = self._links.payload.pipeline(transaction=False)
+        for worker, c in commits:
+            job = NextJob(request=c.request, run=c.run, position=c.position, tokens=c.tokens).encode()
+            if self._local is not None and self._local.takes(worker, {"next_job": job}):
+                self._local.send(worker, {"next_job": job}, 0.0)
+            elif self._links.payload is not self._links.control:
+                pipeline.xadd(self._links.keys.inbox(worker), {"next_job": job}, nomkstream=True)
+        if len(pipeline):
+            pipeline.execute()
+
     def _send(self, target: str, message: Forward) -> bool:
-        inbox, fields = self._links.keys.inbox(target), message.encode()
+        fields = message.encode()
         try:
-            entry, length = self._add(inbox, fields)
+            if self._local is not None and self._local.takes(target, fields):
+                way, why = "local", "it is gone, or takes no rows"
+                reach("worker.before_forward")
+                arrives = self._local.send(target, fields, FULL_RETRY_S)
+                length = self._local.unread(target)
+                reach("worker.after_forward")
+            else:
+                way, why = "redis", "it has no inbox"
+                entry, length = self._add(self._links.keys.inbox(target), fields)
+                arrives = entry is not None
         except RedisTrouble as error:
             self._links.watch.met(error)
             return False
-        self._metrics.forwarded.inc(len(fields["rows"]))
-        if length >= FULL_INBOX:
+        arrives = arrives and length is not None  # else it may have left before it took them
+        if length is not None and length >= FULL_INBOX:
             self._full.add(target)
-        if entry is None:
+        if arrives:
+            self._metrics.forwarded.labels(way).inc(len(fields["rows"]))
+        else:
             requests = [segment.request for segment in message.segments]
-            logs.get().warning("FORWARD_UNDELIVERED", worker=target, requests=requests, error="it has no inbox")
-        return entry is not None
+            logs.get().warning("FORWARD_UNDELIVERED", worker=target, requests=requests, error=why)
+        return arrives
 
     def _add(self, inbox: str, fields: dict[str, bytes]) -> tuple[bytes | None, int]:
         """The new entry (None: there is no such inbox) and the inbox's length.

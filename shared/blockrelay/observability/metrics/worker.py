@@ -174,7 +174,10 @@ class WorkerMetrics:
             registry=registry,
         )
         self.forwarded = counter(
-            "blockrelay_worker_forwarded_bytes", "How many bytes of rows went to the next stage", registry
+            "blockrelay_worker_forwarded_bytes",
+            "How many bytes of rows went to the next stage, by way",
+            registry,
+            way=("local", "redis"),
         )
         self.load_seconds = Gauge(
             "blockrelay_worker_block_load_seconds", "How long loading and checking the stage took", registry=registry

@@ -1,0 +1,61 @@
+"""Whether a worker sends and takes rows without Redis, and what it has for that while it serves a stage."""
+
+from dataclasses import dataclass
+from functools import partial
+
+from blockrelay.block_folder.model import ModelConfig
+from blockrelay.observability.logs import get
+from blockrelay.settings import WorkerSettings
+from blockrelay_worker.engine.stage_role import StageRole
+from blockrelay_worker.scheduling.limits import BatchLimits
+from blockrelay_worker.transport.events import EventSink
+from blockrelay_worker.transport.local_rows.deaths import Deaths
+from blockrelay_worker.transport.local_rows.inbox import LocalInbox
+from blockrelay_worker.transport.local_rows.links import LocalLinks
+from blockrelay_worker.transport.local_rows.system import HAS_LOCAL_ROWS
+from blockrelay_worker.transport.redis_links import Links
+from blockrelay_worker.transport.worker_records import read_fields
+
+#: Bytes of a ring that are not rows: heads of messages.
+HEAD_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class LocalRows:
+    """`address`: the field of the worker's record, "" where rows come through Redis alone."""
+
+    inbox: LocalInbox | None = None
+    outgoing: LocalLinks | None = None
+
+    @property
+    def address(self) -> str:
+        return self.inbox.address.to_record() if self.inbox else ""
+
+    def close(self) -> None:
+        """When the worker has left the registry: who sends to it sees that."""
+        if self.inbox is not None:
+            self.inbox.close()
+        if self.outgoing is not None:
+            self.outgoing.close()
+
+
+def open_local_rows(
+    settings: WorkerSettings, role: StageRole, model: ModelConfig, links: Links, mailbox: EventSink
+) -> LocalRows:
+    """Listening already. Nothing where the settings say so, the system has no such sockets, or nobody sends us rows."""
+    if settings.local_rows == "off" or not HAS_LOCAL_ROWS or (role.first_stage and role.last_stage):
+        return LocalRows()
+    try:
+        inbox, deaths = LocalInbox(mailbox), Deaths(links)
+    except OSError as error:
+        get().warning("LOCAL_ROWS_NOT_POSSIBLE", worker=role.worker, error=str(error))
+        return LocalRows()
+    inbox.start()
+    deaths.start()
+    size = ring_bytes(role.limits, model.hidden_size)
+    return LocalRows(inbox, LocalLinks(role.worker, size, partial(read_fields, links), deaths))
+
+
+def ring_bytes(limits: BatchLimits, hidden: int) -> int:
+    """Room for two of the largest messages: one is computed while the other is read. What is not used is not there."""
+    return 2 * (limits.max_rows * hidden * 4 + HEAD_BYTES)
