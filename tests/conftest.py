@@ -42,6 +42,8 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())  # where `tmp_path` stays for a look
     folder = tempfile.mkdtemp(prefix="br-")
     config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
+    caches = os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="br-caches-")  # not the user's own
+    config.add_cleanup(lambda: shutil.rmtree(caches, ignore_errors=True))
     os.environ["TMPDIR"] = tempfile.tempdir = folder
     for name, meaning in (SUITES | OTHER_MARKERS).items():
         config.addinivalue_line("markers", f"{name}: {meaning}")

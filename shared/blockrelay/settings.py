@@ -148,6 +148,13 @@ class WorkerSettings(Settings):
     gpu: str = Field(default="", description="compute on this GPU, such as webgpu:0 (`blockrelay devices` has them)")
     gpu_python: str = Field(default="", description="Python that has the packages of that GPU; default: this one")
     per_block: bool = Field(default=False, description="run a GPU's blocks one by one, to measure each in every step")
+    cache_dir: Path | None = Field(
+        default=None,
+        description="folder for optimised graphs and shaders of GPUs; default: blockrelay in the user's cache folder",
+    )
+    enforce_eager: bool = Field(
+        default=False, description="neither keep optimised graphs of GPUs nor record decode steps on them"
+    )
     canary_s: float = Field(default=600.0, gt=0, description="seconds between two known answers that a GPU must give")
     gpu_memory: int | None = Field(
         default=None,

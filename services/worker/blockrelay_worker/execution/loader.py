@@ -1,7 +1,10 @@
 """Which executor runs a stage, by device, folder and precision."""
 
+import os
+import sys
 from collections.abc import Collection
 from dataclasses import dataclass
+from pathlib import Path
 from typing import ClassVar, Protocol
 
 from blockrelay.block_folder.folder import BlockFolder
@@ -9,9 +12,11 @@ from blockrelay.block_folder.manifest import Manifest
 from blockrelay.block_folder.model import Precision
 from blockrelay.errors import UsageError
 from blockrelay.protocol.plan import Device
+from blockrelay.settings import WorkerSettings
 from blockrelay_worker.execution.cpu.loading import CpuExecutors
 from blockrelay_worker.execution.device_memory import DeviceMemory
 from blockrelay_worker.execution.executor import Executor
+from blockrelay_worker.execution.onnx.compiled.cache_folder import default_root
 from blockrelay_worker.execution.page_layout import PageLayout
 from blockrelay_worker.execution.process.stage import DeviceExecutors
 
@@ -60,13 +65,31 @@ IMPLEMENTATIONS = (CpuExecutors,)
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """A device such as webgpu:0, the Python that has its packages, how long a step may take there, in seconds, and
-    whether blocks run one by one, to be measured."""
+    """A device such as webgpu:0, the Python that has its packages, how long a step may take there, in seconds, whether
+    blocks run one by one, to be measured, where to keep what is compiled for it (None: nowhere), and whether no step is
+    recorded there."""
 
     device: str
     python: str
     step_limit_s: float
     per_block: bool = False
+    cache: Path | None = None
+    eager: bool = False
+
+
+def gpu_of(settings: WorkerSettings) -> Gpu | None:
+    """What a worker computes on; None: its own kernels."""
+    if not settings.gpu:
+        return None
+    eager = settings.enforce_eager
+    return Gpu(
+        settings.gpu,
+        settings.gpu_python or sys.executable,
+        settings.session_timeout_s,
+        settings.per_block,
+        cache=None if eager else settings.cache_dir or default_root(os.environ),
+        eager=eager,
+    )
 
 
 def executors_for(device: Device, folder: BlockFolder, *, threads: int, gpu: Gpu | None = None) -> Executors:
@@ -75,7 +98,15 @@ def executors_for(device: Device, folder: BlockFolder, *, threads: int, gpu: Gpu
     Raises UsageError where nothing does.
     """
     if gpu is not None:
-        return DeviceExecutors(gpu.device, folder, python=gpu.python, limit_s=gpu.step_limit_s, per_block=gpu.per_block)
+        return DeviceExecutors(
+            gpu.device,
+            folder,
+            python=gpu.python,
+            limit_s=gpu.step_limit_s,
+            per_block=gpu.per_block,
+            cache=gpu.cache,
+            eager=gpu.eager,
+        )
     for implementation in IMPLEMENTATIONS:
         if implementation.serves(device, folder.manifest.precisions):
             return implementation(threads)

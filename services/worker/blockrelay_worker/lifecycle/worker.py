@@ -1,7 +1,6 @@
 """The worker process: register, load the stage the plan gives, run the engine, start over when declared dead, drain."""
 
 import gc
-import sys
 import threading
 import time
 from dataclasses import replace
@@ -29,7 +28,7 @@ from blockrelay_worker.execution.fault_injection import (
     SlowedExecutor,
     salted_id,
 )
-from blockrelay_worker.execution.loader import Executors, Gpu, executors_for
+from blockrelay_worker.execution.loader import Executors, executors_for, gpu_of
 from blockrelay_worker.execution.page_layout import PageLayout, pages_for
 from blockrelay_worker.execution.process.care import DeviceCare
 from blockrelay_worker.execution.process.stage import LOAD_LIMIT_S, DeviceExecutors, DeviceStage
@@ -66,9 +65,8 @@ class Worker:
         self._settings, self._stop = settings, stop
         self._folder: BlockFolder = open_block_folder(settings.model, blocks=[])
         self._model = self._folder.model_key
-        gpu = Gpu(settings.gpu, settings.gpu_python or sys.executable, settings.session_timeout_s, settings.per_block)
         self._executors: Executors = executors_for(
-            settings.device, self._folder, threads=settings.threads, gpu=gpu if settings.gpu else None
+            settings.device, self._folder, threads=settings.threads, gpu=gpu_of(settings)
         )
         self._numerics = salted_id(self._executors.numerics_id(self._folder.manifest), settings.inject_numerics)
         name = settings.served_name(self._folder.model.name)

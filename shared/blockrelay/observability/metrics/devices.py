@@ -59,6 +59,16 @@ class DeviceMetrics:
             registry,
             direction=("up", "down"),
         )
+        self.repeated_steps = counter(
+            "blockrelay_worker_device_repeated_steps",
+            "How many steps its GPU did by repeating recorded ones",
+            registry,
+        )
+        self.recording_failures = counter(
+            "blockrelay_worker_device_recording_failures",
+            "How often it was given up to record steps of its GPU: one failed, or was off by too much",
+            registry,
+        )
         self._weights = Gauge(
             "blockrelay_worker_device_weight_bytes", "How many bytes of weights are on its GPU", registry=registry
         )

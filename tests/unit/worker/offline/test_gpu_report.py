@@ -63,7 +63,7 @@ class Failing(CpuProvider):
 
     name, device = "failing", "failing:0"
 
-    def add_to(self, options: object) -> list[str]:
+    def add_to(self, options: object, *, capture: bool = False) -> list[str]:
         raise RuntimeError("the driver says no")
 
 

@@ -13,9 +13,10 @@ from blockrelay_worker.execution.page_layout import pages_for
 from blockrelay_worker.kernels.specification import PAGE
 
 
-def batch_inputs(segments: Sequence[Segment], flavour: Flavour) -> dict[str, NDArray[Any]]:
-    """Inputs of the flavour's `describe_batch` by name, of segments whose rows are those of the batch in order."""
-    return _plain(segments) if flavour == PLAIN else _paged(segments)
+def batch_inputs(segments: Sequence[Segment], flavour: Flavour, *, least_pages: int = 1) -> dict[str, NDArray[Any]]:
+    """Inputs of the flavour's `describe_batch` by name, of segments whose rows are those of the batch in order. Tables
+    have `least_pages` or more."""
+    return _plain(segments, least_pages) if flavour == PLAIN else _paged(segments, least_pages)
 
 
 def cut(segments: Sequence[Segment], rows: int) -> list[Segment]:
@@ -31,11 +32,11 @@ def cut(segments: Sequence[Segment], rows: int) -> list[Segment]:
     ]
 
 
-def _plain(segments: Sequence[Segment]) -> dict[str, NDArray[Any]]:
+def _plain(segments: Sequence[Segment], least_pages: int) -> dict[str, NDArray[Any]]:
     rows = np.array([segment.rows for segment in segments])
     first = np.array([segment.first_position for segment in segments])
     count, longest = len(segments), int(rows.max())
-    table = _table(segments, np.int64)
+    table = _table(segments, least_pages, np.int64)
     sequence = np.repeat(np.arange(count), rows)  # [R]
     begins = np.cumsum(rows) - rows
     step = np.arange(rows.sum()) - begins[sequence]
@@ -54,21 +55,21 @@ def _plain(segments: Sequence[Segment]) -> dict[str, NDArray[Any]]:
     }
 
 
-def _paged(segments: Sequence[Segment]) -> dict[str, NDArray[Any]]:
+def _paged(segments: Sequence[Segment], least_pages: int) -> dict[str, NDArray[Any]]:
     rows = [segment.rows for segment in segments]
     longest = max(_end(segment) for segment in segments)
     return {
         "cumulative": np.cumsum([0, *rows], dtype=np.int32),
         "past": np.array([segment.first_position for segment in segments], np.int32),
-        "table": _table(segments, np.int32),
+        "table": _table(segments, least_pages, np.int32),
         "bounds": np.array([max(rows), longest, longest], np.int32),
     }
 
 
-def _table(segments: Sequence[Segment], dtype: type[np.signedinteger[Any]]) -> NDArray[Any]:
+def _table(segments: Sequence[Segment], least_pages: int, dtype: type[np.signedinteger[Any]]) -> NDArray[Any]:
     """[segments, pages of the longest]: each one's pages, padded with 0."""
     counts = [pages_for(_end(segment)) for segment in segments]
-    table = np.zeros((len(counts), max(counts)), dtype)
+    table = np.zeros((len(counts), max(least_pages, *counts)), dtype)
     for line, segment, count in zip(table, segments, counts, strict=True):
         line[:count] = segment.pages[:count]
     return table

@@ -16,11 +16,11 @@ from blockrelay.block_folder.precisions import kv_item_bytes
 from blockrelay.protocol.plan import Device
 from blockrelay_worker.execution.device_memory import DeviceMemory
 from blockrelay_worker.execution.numerics_id import PAGE_LAYOUT, SAMPLER_VERSION
-from blockrelay_worker.execution.onnx.graphs.flavours import PAGED, PLAIN, Flavour, FloatType, flavour_for
+from blockrelay_worker.execution.onnx.graphs.flavours import PLAIN, Flavour, FloatType, flavour_for
 from blockrelay_worker.execution.onnx.graphs.linears import BITS, is_packed
 from blockrelay_worker.execution.onnx.graphs.stage import weight_shapes
 from blockrelay_worker.execution.onnx.known_answers import PAGES_NEEDED, TOLERANCES, Answers, check, known_answers
-from blockrelay_worker.execution.onnx.probe import attention_on, failure, longest_sequence, multiplies
+from blockrelay_worker.execution.onnx.probe import PagedAttention, failure, multiplies, paged_attention
 from blockrelay_worker.execution.onnx.providers.provider import CpuProvider, Provider
 from blockrelay_worker.execution.onnx.stage import OnnxStage
 from blockrelay_worker.execution.onnx.weights import bits_of
@@ -33,10 +33,12 @@ class OnnxExecutors:
     device: ClassVar[Device] = "gpu"
     varies: ClassVar[bool] = True
 
-    def __init__(self, provider: Provider, *, per_block: bool = False) -> None:
-        """`per_block` as of OnnxStage."""
+    def __init__(self, provider: Provider, *, per_block: bool = False, capture: bool | None = None) -> None:
+        """`per_block` and `capture` as of OnnxStage; None: as the provider has it."""
         self._provider, self._per_block = provider, per_block
-        self._longest: dict[tuple[int, int, int], int | None] = {}
+        self._capture = (provider.captures if capture is None else capture) and not per_block
+        self._attention: dict[tuple[int, int, int], PagedAttention] = {}
+        self._flavours: dict[PageLayout, Flavour] = {}
         self._answers: dict[tuple[str, int, int], Answers] = {}
         self._products: dict[tuple[int, FloatType], bool] = {}
 
@@ -51,7 +53,7 @@ class OnnxExecutors:
         parts = {
             "precision": manifest.precision,
             "graphs": f"{flavour.name} {flavour.version}",
-            "longest": self._longest_sequence(manifest.model, flavour),
+            "longest": self._longest(manifest.model, flavour),
             "sampler": SAMPLER_VERSION,
             "pages": PAGE_LAYOUT,
             "provider": self._provider.identity,
@@ -65,10 +67,13 @@ class OnnxExecutors:
         return f"{manifest.precision if same else 'mixed'}-{self._provider.name}-{digest[:16]}"
 
     def layout(self, folder: BlockFolder, first_block: int, last_block: int) -> PageLayout:
-        return layout_of(folder, first_block, last_block)
+        layout = layout_of(folder, first_block, last_block)
+        self._flavours[layout] = self._flavour_of(folder.manifest)
+        return layout
 
     def page_bytes(self, layout: PageLayout) -> int:
-        flavour = self._flavour(narrow=layout.dtype is np.float16)
+        """Of a layout that `layout` has given."""
+        flavour = self._flavours[layout]
         return layout.bytes_per_page * np.dtype(flavour.dtype).itemsize // np.dtype(layout.dtype).itemsize
 
     def memory(self, folder: BlockFolder) -> DeviceMemory:
@@ -100,19 +105,31 @@ class OnnxExecutors:
             provider=self._provider,
             numerics_id=self.numerics_id(folder.manifest),
             flavour=flavour,
-            longest=self._longest_sequence(folder.model, flavour),
+            longest=self._longest(folder.model, flavour),
             per_block=self._per_block,
             small=self._small(folder.manifest),
+            capture=self._capture,
         )
         try:
             if self._provider.name != CpuProvider.name:
                 answers = self.answers(folder, first_block, last_block)
                 check(stage, answers, where=self._provider.device, tolerance=self.tolerance(folder.manifest))
             stage.measure_blocks()
+            stage.record_steps()
+            stage.details = {**stage.details, **self._compiled(stage)}
         except BaseException:
             stage.close()
             raise
         return stage
+
+    def _compiled(self, stage: OnnxStage) -> dict[str, str]:
+        """What a log line says of it."""
+        graphs, steps, told = self._provider.compiled, stage.captured, dict[str, str]()
+        if graphs is not None:
+            told["graphs"] = f"{graphs.found} kept from before, {graphs.made} made"
+        if steps is not None:
+            told["recorded"] = (steps.off and f"none: {steps.off}") or f"decode steps of {steps.graphs} shapes"
+        return told
 
     def answers(self, folder: BlockFolder, first_block: int, last_block: int) -> Answers:
         """What a stage of these blocks must give, within `tolerance`. Made once."""
@@ -126,12 +143,11 @@ class OnnxExecutors:
         return TOLERANCES[self._flavour_of(manifest).dtype]
 
     def _flavour_of(self, manifest: Manifest) -> Flavour:
-        return self._flavour(narrow=kv_item_bytes(manifest.precisions) == 2)
-
-    def _flavour(self, *, narrow: bool) -> Flavour:
-        """Of models whose pages are float16 (`narrow`), or float32."""
-        can = self._provider.has_paged_attention
-        return flavour_for(narrow=narrow, has_paged_attention=can, has_float16=can and self._has_float16)
+        """By what the device can do with the heads of this model."""
+        narrow, can = kv_item_bytes(manifest.precisions) == 2, self._provider.has_paged_attention
+        has_float16 = narrow and can and self._has_float16
+        can = has_float16 and not self._asked(manifest.model).refusal
+        return flavour_for(narrow=narrow, has_paged_attention=can, has_float16=has_float16)
 
     @cached_property
     def _has_float16(self) -> bool:
@@ -147,15 +163,16 @@ class OnnxExecutors:
             found += [bits] if self._products[bits, dtype] else []
         return found
 
-    def _longest_sequence(self, model: ModelConfig, flavour: Flavour) -> int | None:
-        """See `probe.longest_sequence`: asked once for each shape of heads."""
-        if flavour == PLAIN:
-            return None
+    def _longest(self, model: ModelConfig, flavour: Flavour) -> int | None:
+        """Rows of a sequence that the flavour attends to rightly; None: all."""
+        return None if flavour == PLAIN else self._asked(model).longest
+
+    def _asked(self, model: ModelConfig) -> PagedAttention:
+        """See `probe.paged_attention`: asked once for each shape of heads."""
         key = (model.heads, model.kv_heads, model.head_dim)
-        if key not in self._longest:
-            device, reference = attention_on(self._provider, model, PAGED), attention_on(CpuProvider(), model, PLAIN)
-            self._longest[key] = longest_sequence(device, reference, model, where=self._provider.device)
-        return self._longest[key]
+        if key not in self._attention:
+            self._attention[key] = paged_attention(self._provider, model)
+        return self._attention[key]
 
 
 def reference(folder: BlockFolder, block: int) -> OnnxStage:

@@ -3,11 +3,12 @@ it attends to rightly.
 
 Where subgroups are small the kernels of PagedAttention for 32 rows of a sequence and more are wrong without a word.
 There segments are cut into sequences of at most 31 rows, if that is right. Asked is the operator alone, with the heads
-of a model and rows at random, beside the formulas in standard operators on ONNX Runtime's CPU provider.
+of a model and rows at random, beside the formulas in standard operators on ONNX Runtime's CPU provider. Where it
+refuses them, stages attend by standard operators.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -15,11 +16,13 @@ from numpy.typing import NDArray
 
 from blockrelay.block_folder.model import ModelConfig
 from blockrelay.errors import KnownAnswerMismatch, UsageError
+from blockrelay.observability.logs import get
 from blockrelay_worker.execution.batch import Segment
 from blockrelay_worker.execution.onnx.batches import batch_inputs, cut
-from blockrelay_worker.execution.onnx.graphs.flavours import Flavour, FloatType
+from blockrelay_worker.execution.onnx.failures import judged
+from blockrelay_worker.execution.onnx.graphs.flavours import PAGED, PLAIN, Flavour, FloatType
 from blockrelay_worker.execution.onnx.known_answers import PAGES_NEEDED, STEPS, TOLERANCES, row_error
-from blockrelay_worker.execution.onnx.providers.provider import Provider
+from blockrelay_worker.execution.onnx.providers.provider import CpuProvider, Provider
 from blockrelay_worker.kernels.specification import PAGE
 
 #: Rows of a sequence that are right on every device that is known.
@@ -109,6 +112,32 @@ def attention_on(provider: Provider, model: ModelConfig, flavour: Flavour) -> At
 
 
 _TABLES: dict[str, Callable[[NDArray[Any]], NDArray[Any]]] = {"cos": np.cos, "sin": np.sin}
+
+
+@dataclass(frozen=True, slots=True)
+class PagedAttention:
+    """The operator on a device, with the heads of one model: why it does not take them (empty: it does), and up to how
+    many rows of a sequence it is right (None: always)."""
+
+    refusal: str = ""
+    longest: int | None = None
+
+
+def paged_attention(provider: Provider, model: ModelConfig) -> PagedAttention:
+    """Raises what `longest_sequence` raises, and what ONNX Runtime does where the device is lost or has no room."""
+    try:
+        device = attention_on(provider, model, PAGED)
+        reference = attention_on(CpuProvider(), model, PLAIN)
+        return PagedAttention(longest=longest_sequence(device, reference, model, where=provider.device))
+    except KnownAnswerMismatch:
+        raise
+    except Exception as error:  # ONNX Runtime's own exception types have no public common base
+        if judged(str(error)).kind in ("device", "capacity"):
+            raise
+        refusal = str(error).strip().rpartition(": ")[2] or type(error).__name__
+        heads = f"{model.heads} heads on {model.kv_heads} of {model.head_dim}"
+        get().warning("PAGED_ATTENTION_REFUSED", device=provider.device, heads=heads, reason=refusal)
+        return PagedAttention(refusal=refusal)
 
 
 def longest_sequence(device: Attend, reference: Attend, model: ModelConfig, *, where: str) -> int | None:

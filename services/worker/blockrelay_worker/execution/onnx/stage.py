@@ -16,10 +16,12 @@ from blockrelay_worker.execution.executor import PageContent
 from blockrelay_worker.execution.onnx.batches import batch_inputs, cut
 from blockrelay_worker.execution.onnx.block_times import BlockTimes
 from blockrelay_worker.execution.onnx.bound_session import Arrays, BoundSession
+from blockrelay_worker.execution.onnx.compiled.captured import SPARE_PAGES, CapturedSteps
 from blockrelay_worker.execution.onnx.failures import judged
 from blockrelay_worker.execution.onnx.graphs.flavours import Flavour
 from blockrelay_worker.execution.onnx.graphs.pages import export_graph, import_graph
 from blockrelay_worker.execution.onnx.graphs.stage import stage_graph
+from blockrelay_worker.execution.onnx.known_answers import TOLERANCES
 from blockrelay_worker.execution.onnx.providers.provider import Place, Provider
 from blockrelay_worker.execution.onnx.selection import Selection
 from blockrelay_worker.execution.onnx.weights import bits_of, block_weights
@@ -51,10 +53,11 @@ class OnnxStage:
         longest: int | None = None,
         per_block: bool = False,
         small: Collection[int] = (),
+        capture: bool = False,
     ) -> None:
         """Segments are cut to `longest` rows, on a device that is wrong beyond. `per_block`: every step runs block by
-        block, and is measured. Weights of so many bits as `small` names stay small, others are widened. Raises
-        BlockFolderError for blocks that the folder does not have."""
+        block, and is measured. Weights of so many bits as `small` names stay small, others are widened. `capture`: decode
+        steps are recorded on the device and repeated. Raises BlockFolderError for blocks that the folder does not have."""
         model = folder.model
         if not 1 <= first_block <= last_block <= model.blocks:
             raise BlockFolderError(f"there are no blocks {first_block} to {last_block}: the model has {model.blocks}")
@@ -92,7 +95,7 @@ class OnnxStage:
                 self._held[name] = provider.upload(session, table.astype(flavour.dtype))
         self._pools = {
             f"block_{block}/{name}": provider.empty(
-                session, (pages, PAGE, model.kv_heads, model.head_dim), flavour.dtype
+                session, (pages + capture * SPARE_PAGES, PAGE, model.kv_heads, model.head_dim), flavour.dtype
             )
             for block in layers
             for name in ("keys", "values")
@@ -113,6 +116,22 @@ class OnnxStage:
         self._selection = Selection(provider, model.vocab_size) if self.gives_logits and provider.place else None
         if self._selection is not None:
             self.details = {**self.details, "selects": ", ".join(self._selection.able) or "nothing"}
+        self.captured = (
+            CapturedSteps(
+                provider,
+                lambda width: stage_graph(model, first_block, last_block, flavour, bits, pages=width),
+                self._held,
+                self._pools,
+                eager=lambda segments, given: self._computed({**given, **batch_inputs(segments, flavour)}),
+                known=self._known_rows,
+                model=model,
+                flavour=flavour,
+                first_spare_page=pages,
+                tolerance=TOLERANCES[flavour.dtype],
+            )
+            if capture and layers
+            else None
+        )
 
     @property
     def usable(self) -> bool:
@@ -196,22 +215,38 @@ class OnnxStage:
         """See how long each block takes for a row, warm, before anybody has pages here."""
         if self.first_block == self.last_block:
             return
-        row = Segment(rows=1, first_position=0, pages=(0,))
-        model, first = self.folder.model, self.takes_tokens
-        tokens, hidden = (fixed_tokens(model, 1), None) if first else (None, fixed_rows(model, 1))
+        row, rows = Segment(rows=1, first_position=0, pages=(0,)), self._known_rows(1)
         for _ in range(2):
             self._times.measure_next()
-            self.run(Batch(segments=[row], tokens=tokens, hidden=hidden, wanted=[0]))
+            self.run(Batch(segments=[row], tokens=rows.get("tokens"), hidden=rows.get("hidden"), wanted=[0]))
+
+    def record_steps(self) -> None:
+        """Have decode steps of all shapes recorded. Nothing where none are to be."""
+        if self.captured is not None:
+            with self._lock:
+                self.captured.warm()
+
+    def _known_rows(self, count: int) -> dict[str, NDArray[Any]]:
+        """Tokens or rows as the graph takes them, and all that may be wanted of them."""
+        model = self.folder.model
+        rows = {"tokens": fixed_tokens(model, count)} if self.takes_tokens else {"hidden": fixed_rows(model, count)}
+        return rows | ({"take": np.arange(count)} if self.gives_logits else {})
 
     def clean_up(self) -> None:
-        """Give back what is kept for later: page sessions are made anew, the arena shrinks behind the next step."""
+        """Give back what is kept for later: page sessions are made anew, and recorded steps, the arena shrinks behind
+        the next step."""
         with self._lock:
             self._page_sessions.clear()
+            if self.captured is not None:
+                self.captured.close()
             self._options = self._provider.shrinking()
 
     def close(self) -> None:
         """Drop sessions and memory of the device. The executor is useless afterwards."""
         self._page_sessions.clear()
+        if self.captured is not None:
+            self.captured.close()
+            self.captured = None
         self._times.close()
         if self._selection is not None:
             self._selection.close()
@@ -225,13 +260,14 @@ class OnnxStage:
         model = self.folder.model
         count = check_segments(batch.segments, limit=model.max_position, pages=self.pool.pages if self._pools else 0)
         segments = batch.segments if self._longest is None else cut(batch.segments, self._longest)
-        inputs: dict[str, NDArray[Any]] = batch_inputs(segments, self._flavour) if self._pools else {}
+        given: dict[str, NDArray[Any]] = {}
         if self.takes_tokens:
-            inputs["tokens"] = tokens_of(batch, count, model)
+            given["tokens"] = tokens_of(batch, count, model)
         else:
-            inputs["hidden"] = hidden_of(batch, count, model)
+            given["hidden"] = hidden_of(batch, count, model)
         if self.gives_logits:  # if nobody asks for any, the keys and values count
-            inputs["take"] = np.asarray(batch.wanted if len(batch.wanted) else [0], np.int64)
+            given["take"] = np.asarray(batch.wanted if len(batch.wanted) else [0], np.int64)
+        inputs = given | (batch_inputs(segments, self._flavour) if self._pools else {})
         estimated, seconds = False, dict[str, float]()
         selection, chosen, finite = self._selection, None, None
         place = None if selection is None or not selection.wants(batch.wanted, batch.needs) else self._provider.place
@@ -241,7 +277,9 @@ class OnnxStage:
                 if self._times.due:
                     found, seconds = self._times.measured(inputs, stays)
                 else:
-                    found, estimated = self._computed(inputs, stays), self.first_block < self.last_block
+                    repeated = None if self.captured is None else self.captured.step(segments, given, stays)
+                    found = self._computed(inputs, stays) if repeated is None else repeated
+                    estimated = self.first_block < self.last_block
                 if selection is not None and stays:
                     there, found["logits"] = found["logits"], np.empty((0, model.vocab_size), np.float32)
                     if batch.needs:
@@ -269,7 +307,7 @@ class OnnxStage:
             estimated=estimated,
         )
 
-    def _computed(self, inputs: Mapping[str, NDArray[Any]], stays: Mapping[str, Place] | None) -> Arrays:
+    def _computed(self, inputs: Mapping[str, NDArray[Any]], stays: Mapping[str, Place] | None = None) -> Arrays:
         """Outputs of the stage by name; the pools are written in place."""
         found = self._session.run(inputs, self._options, stays)
         self._options = None

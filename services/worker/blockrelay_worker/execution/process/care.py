@@ -32,6 +32,7 @@ class DeviceCare:
         self._may_renew, self._ask_at, self._drain_s = may_renew, clock(), drain_s
         self._leave_at: float | None = None
         self._told = (stage.figures.up_bytes, stage.figures.down_bytes)
+        self._repeated = self._failures = 0
         metrics.show(lambda: stage.figures if stage.usable else None)
 
     @property
@@ -48,7 +49,7 @@ class DeviceCare:
         """What is due: at most one thing, that takes no longer than a step may. Raises DeviceLost, also for a process
         that has ended though nothing was asked of it."""
         self._stage.check()
-        self._count_bytes()
+        self._count()
         now = self._clock()
         if now >= self._canary_at:
             self._canary()
@@ -61,12 +62,16 @@ class DeviceCare:
                 self._leave_at = now + self._drain_s
                 get().warning("DEVICE_RENEWAL", reason="its steps take half as long again, after a clean-up too")
 
-    def _count_bytes(self) -> None:
+    def _count(self) -> None:
         now = self._stage.figures.up_bytes, self._stage.figures.down_bytes
         if now != self._told:
             for direction, before, after in zip(("up", "down"), self._told, now, strict=True):
                 self._metrics.bus_bytes.labels(direction).inc(after - before)
             self._told = now
+        figures = self._stage.figures
+        self._metrics.repeated_steps.inc(figures.repeated_steps - self._repeated)
+        self._metrics.recording_failures.inc(figures.recording_failures - self._failures)
+        self._repeated, self._failures = figures.repeated_steps, figures.recording_failures
 
     def _canary(self) -> None:
         try:

@@ -15,6 +15,7 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from queue import SimpleQueue
@@ -24,7 +25,9 @@ from blockrelay.block_folder.folder import open_block_folder
 from blockrelay.errors import BlockFolderError, BlockrelayError, KnownAnswerMismatch, UsageError
 from blockrelay.exit_codes import BROKEN
 from blockrelay.host.memory import resident_bytes
+from blockrelay.observability import logs
 from blockrelay_worker.execution.batch import Batch, Segment
+from blockrelay_worker.execution.onnx.compiled.graphs import compiled_graphs
 from blockrelay_worker.execution.onnx.failures import Judge
 from blockrelay_worker.execution.onnx.known_answers import PAGES_NEEDED
 from blockrelay_worker.execution.onnx.loading import OnnxExecutors
@@ -76,7 +79,7 @@ class Child:
         fields = message.fields
         match message.kind:
             case "open":
-                return self._open(fields["device"], Path(fields["folder"]), per_block=fields["per_block"])
+                return self._open(fields)
             case "load":
                 return self._load(fields["first"], fields["last"], fields["pages"])
             case "run":
@@ -106,10 +109,16 @@ class Child:
             case kind:
                 raise AssertionError(f"nobody sends {kind}")
 
-    def _open(self, device: str, folder: Path, *, per_block: bool) -> Message:
-        self._folder, self._provider = folder, open_provider(device)
+    def _open(self, fields: Mapping[str, Any]) -> Message:
+        folder = self._folder = Path(fields["folder"])
+        # Drivers read what they are told of shaders when the provider is opened.
+        compiled = None if fields["cache"] is None else compiled_graphs(Path(fields["cache"]), os.environ)
+        self._provider = open_provider(fields["device"])
+        self._provider.compiled = compiled
         opened = open_block_folder(folder, blocks=[])
-        executors = self._executors = OnnxExecutors(self._provider, per_block=per_block)
+        executors = self._executors = OnnxExecutors(
+            self._provider, per_block=fields["per_block"], capture=False if fields["eager"] else None
+        )
         page = executors.page_bytes(executors.layout(opened, 1, 1))
         told = {"layer_page_bytes": page, "memory": asdict(executors.memory(opened))}
         return Message("opened", {"numerics": executors.numerics_id(opened.manifest)} | told)
@@ -127,7 +136,9 @@ class Child:
         able = stage.capabilities
         limits = {"max_rows": able.max_rows, "max_sequences": able.max_sequences}
         stage.moved_bytes()  # to find out whether it is right: nobody's step
-        figures = {"weight_bytes": stage.weight_bytes, "pool_bytes": stage.pool_bytes} | self._memory()
+        figures = (
+            {"weight_bytes": stage.weight_bytes, "pool_bytes": stage.pool_bytes} | _recorded(stage) | self._memory()
+        )
         fields = {"stage": number, "pages": pages, "details": dict(stage.details), "figures": figures}
         return Message("loaded", fields | limits)
 
@@ -159,7 +170,7 @@ class Child:
             "not_finite": list(output.not_finite),
             "seconds": output.seconds,
             "estimated": output.estimated,
-            "figures": {"up_bytes": up, "down_bytes": down} | self._memory(),
+            "figures": {"up_bytes": up, "down_bytes": down} | _recorded(stage) | self._memory(),
         }
         if output.rows is not None:
             chosen, arrays = packed_rows(output.rows)
@@ -167,6 +178,12 @@ class Child:
         result = output.logits if output.hidden is None else output.hidden
         assert result is not None
         return Message("ran", about, [result])
+
+
+def _recorded(stage: OnnxStage) -> dict[str, int]:
+    """What became of steps that are recorded; nothing where none are to be."""
+    steps = stage.captured
+    return {} if steps is None else {"repeated_steps": steps.repeated, "recording_failures": steps.failures}
 
 
 def _type_of(error: BlockrelayError) -> str:
@@ -195,6 +212,7 @@ def _own_pipes() -> tuple[BinaryIO, BinaryIO]:
 
 def main() -> int:
     """Ends with 0 when the pipe does, with 70 behind a failure that has lost the device."""
+    logs.configure("WARNING", node_id=logs.node_name("device"))
     for number in (signal.SIGINT, signal.SIGTERM):  # a terminal tells the whole group; the worker says when to end
         signal.signal(number, signal.SIG_IGN)
     asked, answers = _own_pipes()

@@ -9,8 +9,9 @@ from typing import Any
 class Figures:
     """Of one stage and the device that it is on, in bytes. Those of memory are at most a second old.
 
-    `up_bytes` and `down_bytes` went to the device and came from it since the stage was loaded. What nobody tells is 0:
-    `memory_bytes` of most providers.
+    `up_bytes` and `down_bytes` went to the device and came from it since the stage was loaded; so many steps were
+    repeated of recorded ones, and so often recording was given up. What nobody tells is 0: `memory_bytes` of most
+    providers.
     """
 
     weight_bytes: int = 0
@@ -20,11 +21,12 @@ class Figures:
     process_bytes: int = 0
     memory_bytes: int = 0
     memory_used_bytes: int = 0
+    repeated_steps: int = 0
+    recording_failures: int = 0
 
     def hear(self, told: Mapping[str, Any]) -> None:
         """Fields of an answer: what went over the bus since the last one, and whatever else is there."""
         self.up_bytes += told.get("up_bytes", 0)
         self.down_bytes += told.get("down_bytes", 0)
-        for name in ("weight_bytes", "pool_bytes", "process_bytes", "memory_bytes", "memory_used_bytes"):
-            if name in told:
-                setattr(self, name, told[name])
+        for name in told.keys() - {"up_bytes", "down_bytes"}:
+            setattr(self, name, told[name])

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -150,13 +151,17 @@ class DeviceExecutors:
         python: str,
         limit_s: float,
         per_block: bool = False,
+        cache: Path | None = None,
+        eager: bool = False,
         module: str = CHILD,
     ) -> None:
         """Raises UsageError where this device will never run stages of this folder; DeviceLost for what may pass.
 
-        A step may take `limit_s`. `per_block` as of OnnxStage, `python` and `module` as of DeviceProcess.
+        A step may take `limit_s`. `per_block` as of OnnxStage, `cache` and `eager` as of Gpu, `python` and `module` as
+        of DeviceProcess.
         """
-        self.name, self._folder, self._limit_s, self._per_block = device, folder, limit_s, per_block
+        self.name, self._folder, self._limit_s = device, folder, limit_s
+        self._how = {"per_block": per_block, "cache": None if cache is None else str(cache.absolute()), "eager": eager}
         self._begin = partial(DeviceProcess, device, python=python, module=module)
         self._losses: list[float] = []
         #: Why it was lost the last time.
@@ -245,7 +250,7 @@ class DeviceExecutors:
         """A process that has opened the folder, and what it has told of it."""
         process = self._begin()
         folder = str(self._folder.root.absolute())
-        fields = {"device": self.name, "folder": folder, "per_block": self._per_block}
+        fields = {"device": self.name, "folder": folder, **self._how}
         try:
             return process, process.ask(Message("open", fields), limit_s=LOAD_LIMIT_S).fields
         except BaseException:

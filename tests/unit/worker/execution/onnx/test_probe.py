@@ -1,8 +1,10 @@
 """What a device can do decides how stages compute there."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
+import onnxruntime as ort
 import pytest
 from numpy.typing import NDArray
 
@@ -14,7 +16,13 @@ from blockrelay_worker.execution.onnx.batches import cut
 from blockrelay_worker.execution.onnx.graphs.flavours import PAGED, PLAIN, Flavour, flavour_for
 from blockrelay_worker.execution.onnx.known_answers import PAGES_NEEDED, check, known_answers
 from blockrelay_worker.execution.onnx.loading import OnnxExecutors
-from blockrelay_worker.execution.onnx.probe import Attend, attention_on, longest_sequence
+from blockrelay_worker.execution.onnx.probe import (
+    Attend,
+    PagedAttention,
+    attention_on,
+    longest_sequence,
+    paged_attention,
+)
 from blockrelay_worker.execution.onnx.providers.opening import open_provider
 from blockrelay_worker.execution.onnx.providers.provider import CpuProvider
 from blockrelay_worker.execution.onnx.stage import OnnxStage
@@ -103,11 +111,55 @@ def test_numerics_ids_tell_flavours_and_quirks_apart(w8a8: BlockFolder, monkeypa
 
     plain_id = OnnxExecutors(CpuProvider()).numerics_id(w8a8.manifest)
     found = {plain_id}
-    monkeypatch.setattr(loading, "attention_on", lambda *_: None)
     for longest in (None, 31):
-        monkeypatch.setattr(loading, "longest_sequence", lambda *_, where, longest=longest: longest)  # pyright: ignore
+        monkeypatch.setattr(loading, "paged_attention", lambda *_, longest=longest: PagedAttention(longest=longest))  # pyright: ignore
         found.add(OnnxExecutors(Able()).numerics_id(w8a8.manifest))
     assert len(found) == 3
+
+
+class Lacking(CpuProvider):
+    """Says that it has the operator, for which ONNX Runtime's CPU kernels have no kernel."""
+
+    has_paged_attention = True
+
+
+def test_a_device_that_refuses_the_heads_attends_by_standard_operators(
+    w8a8: BlockFolder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    executors, other = OnnxExecutors(Lacking()), OnnxExecutors(CpuProvider())
+    # What it does is known, and said once, before a stage is loaded
+    assert executors.numerics_id(w8a8.manifest) == other.numerics_id(w8a8.manifest)
+    told = capsys.readouterr().out
+    assert told.count("PAGED_ATTENTION_REFUSED") == 1 and "PagedAttention" in told
+    layout = executors.layout(w8a8, 1, 2)
+    assert executors.page_bytes(layout) == other.page_bytes(other.layout(w8a8, 1, 2)) == 2 * layout.bytes_per_page
+    assert executors.memory(w8a8) == other.memory(w8a8)
+    # And so it serves
+    assert executors.load(w8a8, 1, 2, pages=PAGES_NEEDED).details["flavour"] == "plain"
+    assert "REFUSED" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("text", ["CUDA failure 2: out of memory", "Device is lost"])
+def test_a_device_without_room_or_lost_is_no_device_that_refuses(
+    w8a8: BlockFolder, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Failing(Lacking):
+        def session(self, graph: bytes, *, quiet: bool = False, capture: bool = False) -> ort.InferenceSession:
+            if b"PagedAttention" in graph:
+                raise RuntimeError(text)
+            return super().session(graph, quiet=quiet, capture=capture)
+
+    with pytest.raises(RuntimeError, match=text):
+        OnnxExecutors(Failing()).numerics_id(w8a8.manifest)
+
+
+@pytest.mark.parametrize("device", [pytest.param("webgpu:0", marks=FLOAT16)])
+def test_heads_that_a_driver_refuses(w8a8: BlockFolder, device: str, capsys: pytest.CaptureFixture[str]) -> None:
+    provider = open_provider(device)
+    odd = replace(w8a8.model, head_dim=18)
+    assert paged_attention(provider, odd).refusal
+    assert "PAGED_ATTENTION_REFUSED" in capsys.readouterr().out
+    assert not paged_attention(provider, w8a8.model).refusal
 
 
 @pytest.mark.parametrize(("device", "dtype"), [pytest.param("webgpu:0", "float16", marks=FLOAT16)])

@@ -3,11 +3,15 @@
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import onnxruntime as ort
 import pytest
 
 from blockrelay.errors import UsageError
+from blockrelay_worker.execution.onnx.compiled.graphs import compiled_graphs
+from blockrelay_worker.execution.onnx.graphs.stage import sum_graph
 from blockrelay_worker.execution.onnx.providers.cuda import CudaProvider, missing_library
 from blockrelay_worker.execution.onnx.providers.directml import DirectMlProvider
 from blockrelay_worker.execution.onnx.providers.opening import open_provider
@@ -48,6 +52,9 @@ def test_directml_has_its_options() -> None:
     provider, options = open_provider("directml:1"), ort.SessionOptions()
     assert isinstance(provider, DirectMlProvider) and provider.device == "directml:1"
     assert provider.add_to(options) == [("DmlExecutionProvider", {"device_id": 1})]
+    recording = ort.SessionOptions()
+    provider.add_to(recording, capture=True)
+    assert provider.captures and recording.get_session_config_entry("ep.dml.enable_graph_capture") == "1"
     assert not options.enable_mem_pattern and options.execution_mode == ort.ExecutionMode.ORT_SEQUENTIAL
     assert options.get_session_config_entry(NO_FALLBACK) == "1"
 
@@ -68,6 +75,9 @@ def test_cuda_has_its_options(device: str, tmp_path: Path, monkeypatch: pytest.M
     }
     assert options.get_session_config_entry(NO_FALLBACK) == "1"
     assert options.get_session_config_entry("session.use_device_allocator_for_initializers") == "1"
+    [(_, recording)] = provider.add_to(ort.SessionOptions(), capture=True)
+    assert provider.captures and isinstance(recording, dict) and recording.pop("enable_cuda_graph") == "1"
+    assert recording == chosen
 
 
 @pytest.mark.usefixtures("built_with")
@@ -103,6 +113,20 @@ def test_openvino_has_its_options() -> None:
     assert name == "OpenVINOExecutionProvider"
     assert chosen == {"device_type": "NPU", "precision": "ACCURACY", "num_of_threads": "1"}
     assert options.get_session_config_entry(NO_FALLBACK) == "1"
+    assert not provider.captures and not provider.saves_graphs
+
+
+@pytest.mark.usefixtures("built_with")
+def test_openvino_keeps_what_it_compiles_by_device_and_versions(tmp_path: Path) -> None:
+    folders: set[Any] = set()
+    for device in ("openvino:NPU", "openvino:GPU", "openvino:NPU"):
+        provider = open_provider(device)
+        provider.compiled = compiled_graphs(tmp_path, {})
+        [(_, chosen)] = provider.add_to(ort.SessionOptions())
+        assert isinstance(chosen, dict)
+        folders.add(chosen["cache_dir"])
+    assert len(folders) == 2 and all(Path(folder).parent == tmp_path for folder in folders)
+    assert all(Path(folder).stat().st_mode & 0o777 == 0o700 for folder in folders)
 
 
 def test_the_library_that_is_missing_is_named(tmp_path: Path) -> None:
@@ -117,3 +141,12 @@ def test_the_library_that_is_missing_is_named(tmp_path: Path) -> None:
 def test_what_is_no_device(device: str) -> None:
     with pytest.raises(UsageError, match="is no device of ONNX Runtime"):
         open_provider(device)
+
+
+@pytest.mark.software_gpu
+def test_what_is_larger_than_any_buffer_of_the_device_is_refused_with_its_size() -> None:
+    provider = open_provider("webgpu:0")
+    session = provider.session(sum_graph("float32"))
+    with pytest.raises(UsageError, match=r"^webgpu:0 has no buffer of 1,073,807,360 bytes, as \[16384, 16385\] in "):
+        provider.empty(session, (1 << 14, (1 << 14) + 1), np.float32)  # SwiftShader's have 2**30 bytes at most
+    assert provider.upload(session, np.ones(3, np.float32)).numpy().tolist() == [1, 1, 1]

@@ -61,13 +61,14 @@ class Graph:
 
     def integers(self, *values: int) -> str:
         """A constant, int64 [len(values)]."""
-        return self._constant(f"integers {' '.join(map(str, values))}", np.array(values, np.int64))
+        return self.constant(f"integers {' '.join(map(str, values))}", np.array(values, np.int64))
 
     def number(self, value: float) -> str:
         """A constant of the graph's type."""
-        return self._constant(f"number {value!r}", np.array(value, np.dtype(self.dtype)))
+        return self.constant(f"number {value!r}", np.array(value, np.dtype(self.dtype)))
 
-    def _constant(self, name: str, value: "np.ndarray[Any, Any]") -> str:
+    def constant(self, name: str, value: "np.ndarray[Any, Any]") -> str:
+        """`name`, which is this value from now on."""
         self._constants.setdefault(name, numpy_helper.from_array(value, name))
         return name
 

@@ -7,19 +7,27 @@ It writes into the pools, rotates queries and keys, and takes a ragged batch as 
               table int32 [B, P]        pages of each sequence from position 0 on, padded with any
               bounds int32 [3]          in the host's memory: the most rows of a sequence, its longest context, and that
                                         again as what it is at least; without them every layer would wait for the device
+
+Where all sequences have one row, and the table one width, `bounds` is a constant: the most that they can be.
 """
 
+import numpy as np
 from onnx import TensorProto
 
 from blockrelay.block_folder.model import ModelConfig
 from blockrelay_worker.execution.onnx.graphs.graph import MICROSOFT, Graph
 from blockrelay_worker.execution.onnx.graphs.pages import replaced
+from blockrelay_worker.kernels.specification import PAGE
 
 
-def describe_batch(graph: Graph, model: ModelConfig) -> None:
-    """The inputs that say where rows are."""
-    for name, shape in (("cumulative", ["B1"]), ("past", ["B"]), ("table", ["B", "P"]), ("bounds", [3])):
+def describe_batch(graph: Graph, model: ModelConfig, pages: int | None = None) -> None:
+    """The inputs that say where rows are. `pages`: of single rows, in tables so wide."""
+    for name, shape in (("cumulative", ["B1"]), ("past", ["B"]), ("table", ["B", "P"])):
         graph.input(name, TensorProto.INT32, shape)
+    if pages is None:
+        graph.input("bounds", TensorProto.INT32, [3])
+    else:
+        graph.constant("bounds", np.array([1, pages * PAGE, 1], np.int32))
     for name in ("cos", "sin"):
         graph.input(name, graph.type, [model.max_position, model.head_dim // 2])
 

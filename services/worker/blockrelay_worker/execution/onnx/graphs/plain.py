@@ -23,8 +23,8 @@ from blockrelay_worker.execution.onnx.graphs.pages import written
 _UNSEEN = -1e9
 
 
-def describe_batch(graph: Graph, model: ModelConfig) -> None:
-    """The inputs that say where rows are, and what all layers make of them."""
+def describe_batch(graph: Graph, model: ModelConfig, pages: int | None = None) -> None:
+    """The inputs that say where rows are, and what all layers make of them: for tables of all widths (`pages`)."""
     for name, shape in (
         ("positions", ["R"]),
         ("slots", ["R", 2]),

@@ -46,15 +46,21 @@ def weight_shapes(model: ModelConfig, block: int, bits: int = 0) -> dict[str, tu
 
 
 def stage_graph(
-    model: ModelConfig, first_block: int, last_block: int, flavour: Flavour, bits: Mapping[int, int] | None = None
+    model: ModelConfig,
+    first_block: int,
+    last_block: int,
+    flavour: Flavour,
+    bits: Mapping[int, int] | None = None,
+    *,
+    pages: int | None = None,
 ) -> bytes:
     """The ONNX model of blocks `first_block..last_block`, with the `bits` of small weights by block (0 where it is not
-    there: floats). Its bytes depend on the arguments alone."""
+    there: floats). Its bytes depend on the arguments alone. `pages`: of steps of single rows, in tables so wide."""
     bits = bits or {}
     graph = Graph(flavour.dtype)
     layers = range(first_block, min(last_block, model.layers) + 1)
     if layers:
-        (plain if flavour == PLAIN else paged).describe_batch(graph, model)
+        (plain if flavour == PLAIN else paged).describe_batch(graph, model, pages)
     if first_block == 1:
         graph.input("tokens", TensorProto.INT32, ["R"])
     else:

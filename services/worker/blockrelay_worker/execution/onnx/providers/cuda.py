@@ -70,7 +70,9 @@ class CudaProvider(Provider):
             "CUDA and cuDNN, and NVIDIA's driver has libcuda"
         )
 
-    def add_to(self, options: ort.SessionOptions) -> Sequence[Chosen]:
+    captures = True
+
+    def add_to(self, options: ort.SessionOptions, *, capture: bool = False) -> Sequence[Chosen]:
         only_there(options)
         # What a session has of weights goes back to the device with it, which the arena's memory does not.
         options.add_session_config_entry("session.use_device_allocator_for_initializers", "1")
@@ -79,6 +81,8 @@ class CudaProvider(Provider):
             "arena_extend_strategy": "kSameAsRequested",  # else the arena takes up to twice what is needed
             "use_tf32": "0",  # float32 with 10 bits of mantissa would be another type of floats
         }
+        if capture:
+            chosen["enable_cuda_graph"] = "1"
         return [(self.ort_name, chosen)]
 
     def empty(self, session: ort.InferenceSession, shape: Sequence[int], dtype: DTypeLike) -> ort.OrtValue:

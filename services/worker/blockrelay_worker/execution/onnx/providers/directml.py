@@ -13,6 +13,7 @@ class DirectMlProvider(Provider):
     """An adapter of DXGI."""
 
     name, ort_name = "directml", "DmlExecutionProvider"
+    fuses_last = captures = True
 
     def __init__(self, index: int) -> None:
         """The device `directml:<index>`, as DXGI counts."""
@@ -24,10 +25,12 @@ class DirectMlProvider(Provider):
         """Raises UsageError where this ONNX Runtime has no DirectML."""
         check_available(cls, "onnxruntime-directml", place="Windows, and ")
 
-    def add_to(self, options: ort.SessionOptions) -> Sequence[Chosen]:
+    def add_to(self, options: ort.SessionOptions, *, capture: bool = False) -> Sequence[Chosen]:
         only_there(options)
         options.enable_mem_pattern = False  # DirectML has neither this nor parallel execution
         options.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
+        if capture:
+            options.add_session_config_entry("ep.dml.enable_graph_capture", "1")
         return [(self.ort_name, {"device_id": self._index})]
 
     def empty(self, session: ort.InferenceSession, shape: Sequence[int], dtype: DTypeLike) -> ort.OrtValue:

@@ -17,6 +17,7 @@ class OpenVinoProvider(Provider):
     """A device of OpenVINO's, by its name there. What it computes with lies in the host's memory."""
 
     name, ort_name = "openvino", "OpenVINOExecutionProvider"
+    saves_graphs = False  # it compiles them itself, and keeps that itself
 
     def __init__(self, device: str) -> None:
         """The device `openvino:<device>`, such as GPU, GPU.1 or NPU."""
@@ -38,13 +39,15 @@ class OpenVinoProvider(Provider):
     def identity(self) -> tuple[str, ...]:
         return (*super().identity, self._name)
 
-    def add_to(self, options: ort.SessionOptions) -> Sequence[Chosen]:
+    def add_to(self, options: ort.SessionOptions, *, capture: bool = False) -> Sequence[Chosen]:
         only_there(options)
         chosen = {
             "device_type": self._name,
             "precision": "ACCURACY",  # as the graph says; a GPU would compute in float16
             "num_of_threads": "1",
         }
+        if self.compiled is not None and (folder := self.compiled.own_folder("openvino", self.identity)) is not None:
+            chosen["cache_dir"] = str(folder)
         return [(self.ort_name, chosen)]
 
     def empty(self, session: ort.InferenceSession, shape: Sequence[int], dtype: DTypeLike) -> ort.OrtValue:

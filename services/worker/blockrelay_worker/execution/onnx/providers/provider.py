@@ -7,6 +7,7 @@ here it never does.
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -15,6 +16,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from blockrelay.errors import UsageError
 from blockrelay.host.memory import available_bytes, total_bytes
+from blockrelay_worker.execution.onnx.compiled.graphs import CompiledGraphs
 
 #: A provider by its name, or with options, as ONNX Runtime takes it.
 Chosen = str | tuple[str, dict[Any, Any]]
@@ -34,18 +36,28 @@ class Provider(ABC):
     ort_name: ClassVar[str]
     has_paged_attention: ClassVar[bool] = False
     """It has kernels for `com.microsoft.PagedAttention`, in float16."""
+    saves_graphs: ClassVar[bool] = True
+    """ONNX Runtime can write down what it optimises a graph to."""
+    compiled: CompiledGraphs | None = None
+    """What graphs were optimised to before; None: every session optimises its own."""
+    fuses_last: ClassVar[bool] = False
+    """Behind what can be written down it fuses nodes, but not in a session that writes."""
+    captures: bool = False
+    """Decode steps are recorded there and repeated."""
 
     place: Place | None = None
     """Where outputs stay that are not to come down; None where all do."""
 
     @abstractmethod
-    def add_to(self, options: ort.SessionOptions) -> Sequence[Chosen]:
-        """Choose the device for a session with these options; the providers to pass beside them."""
+    def add_to(self, options: ort.SessionOptions, *, capture: bool = False) -> Sequence[Chosen]:
+        """Choose the device for a session with these options; the providers to pass beside them. `capture`: its runs
+        are recorded, by the option `gpu_graph_id` of a run."""
         ...
 
     @abstractmethod
     def empty(self, session: ort.InferenceSession, shape: Sequence[int], dtype: DTypeLike) -> ort.OrtValue:
-        """Zeros on the device, in memory that lives as long as the value, even when the session has gone."""
+        """Zeros on the device, in memory that lives as long as the value, even when the session has gone. Raises
+        UsageError for more than can be in one piece there, where ONNX Runtime says nothing of it."""
         ...
 
     @property
@@ -61,13 +73,30 @@ class Provider(ABC):
         """What this machine lacks, where a session could not be made; empty: nothing that is known."""
         return ""
 
-    def session(self, graph: bytes, *, quiet: bool = False) -> ort.InferenceSession:
+    def session(self, graph: bytes, *, quiet: bool = False, capture: bool = False) -> ort.InferenceSession:
         """A session that has every node of the graph on the device. Raises what ONNX Runtime raises where one cannot be
-        there, UsageError where this machine lacks something. `quiet`: it may fail."""
+        there, UsageError where this machine lacks something. `quiet`: it may fail; `capture` as of `add_to`."""
+
+        def make(graph: bytes, saved: Path | None, optimised: bool) -> ort.InferenceSession:
+            return self._made(graph, saved, quiet=quiet, capture=capture, optimised=optimised)
+
+        if quiet or self.compiled is None or not self.saves_graphs:
+            return make(graph, None, False)
+        about = (*self.identity, f"{capture=}")
+        return self.compiled.session(graph, about, make, again=self.fuses_last)
+
+    def _made(
+        self, graph: bytes, saved: Path | None, *, quiet: bool, capture: bool, optimised: bool
+    ) -> ort.InferenceSession:
+        """`saved`: where what the graph was optimised to is written."""
         options = ort.SessionOptions()
+        if optimised:
+            options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+        if saved is not None:
+            options.optimized_model_filepath = str(saved)
         options.log_severity_level = _NOTHING if quiet else ERRORS
         options.intra_op_num_threads = options.inter_op_num_threads = 1
-        chosen = self.add_to(options)
+        chosen = self.add_to(options, capture=capture)
         try:
             made = ort.InferenceSession(graph, options, providers=list(chosen) or None, enable_fallback=0)
         except Exception as error:
@@ -101,7 +130,7 @@ class CpuProvider(Provider):
     device = "cpu"
     place = ("cpu", 0)
 
-    def add_to(self, options: ort.SessionOptions) -> Sequence[Chosen]:
+    def add_to(self, options: ort.SessionOptions, *, capture: bool = False) -> Sequence[Chosen]:
         return [self.ort_name]
 
     def empty(self, session: ort.InferenceSession, shape: Sequence[int], dtype: DTypeLike) -> ort.OrtValue:

@@ -11,6 +11,9 @@ from numpy.typing import DTypeLike
 from blockrelay.errors import UsageError
 from blockrelay_worker.execution.onnx.providers.provider import ERRORS, Chosen, Provider, only_there
 
+#: Bytes of a buffer that every device has.
+_LEAST_LIMIT = 256 << 20
+
 
 class WebGpuProvider(Provider):
     """A device of the plug-in."""
@@ -23,6 +26,8 @@ class WebGpuProvider(Provider):
     def __init__(self, index: int) -> None:
         """The device `webgpu:<index>`, one of those that are there."""
         self.device, self._device = f"webgpu:{index}", self.devices()[index]
+        # Where a driver computes on the CPU nothing is won that would be worth the recording.
+        self.captures = self._device.device.type == ort.OrtHardwareDeviceType.GPU
 
     @classmethod
     def devices(cls) -> list[Any]:
@@ -44,12 +49,21 @@ class WebGpuProvider(Provider):
         version = device.ep_metadata.get("version", "")
         return (*super().identity, version, f"{hardware.type} {hardware.vendor_id:x}:{hardware.device_id:x}")
 
-    def add_to(self, options: ort.SessionOptions) -> Sequence[Chosen]:
+    def add_to(self, options: ort.SessionOptions, *, capture: bool = False) -> Sequence[Chosen]:
         only_there(options)
-        options.add_provider_for_devices([self._device], {})
+        options.add_provider_for_devices([self._device], {"enableGraphCapture": "1"} if capture else {})
         return []
 
     def empty(self, session: ort.InferenceSession, shape: Sequence[int], dtype: DTypeLike) -> ort.OrtValue:
-        value = session.create_ortvalue_from_shape_and_type(list(shape), np.dtype(dtype).type, "webgpu")
-        value.update_inplace(np.zeros(shape, dtype))
+        zeros = np.zeros(shape, dtype)
+        value = session.create_ortvalue_from_shape_and_type(list(shape), zeros.dtype.type, "webgpu")
+        value.update_inplace(zeros)
+        if zeros.nbytes > _LEAST_LIMIT:
+            try:
+                value.numpy()  # a buffer that is too large is none, and only this says so
+            except Exception as error:
+                raise UsageError(
+                    f"{self.device} has no buffer of {zeros.nbytes:,} bytes, as {list(shape)} in {zeros.dtype} takes: "
+                    "no stage with a block so large, or with so many pages, can be there"
+                ) from error
         return value

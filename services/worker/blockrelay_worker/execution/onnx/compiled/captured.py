@@ -1,0 +1,246 @@
+"""Decode steps that a device has recorded: it does the same commands again, on new numbers in the same memory.
+
+Recorded steps spare what a step costs beside the computing. Each shape (`buckets`) is one, made when it first comes: in
+the order of `all_buckets` at the load of a stage, the rest while it serves. Two known steps, one that records and one
+that repeats, then give what they give without recording, on pages that nobody has: a step that repeats old numbers
+would write into the pages of others. Where they do not, or anything else goes wrong, no step is recorded any more: the
+stage goes on without.
+"""
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+from numpy.typing import NDArray
+
+from blockrelay.block_folder.model import ModelConfig
+from blockrelay.observability.logs import get as log
+from blockrelay_worker.execution.batch import Segment
+from blockrelay_worker.execution.onnx.batches import batch_inputs
+from blockrelay_worker.execution.onnx.bound_session import Arrays
+from blockrelay_worker.execution.onnx.compiled.buckets import Bucket, all_buckets, bucket_for, filled
+from blockrelay_worker.execution.onnx.graphs.flavours import PLAIN, Flavour
+from blockrelay_worker.execution.onnx.known_answers import row_error
+from blockrelay_worker.execution.onnx.providers.provider import Place, Provider
+from blockrelay_worker.execution.page_layout import pages_for
+from blockrelay_worker.kernels.specification import PAGE
+
+#: Recorded steps at once; the one not used for longest goes.
+MOST_GRAPHS = 24
+#: Pages of the pools that nobody has, for known steps and for the rows that fill a shape.
+SPARE_PAGES = 8
+#: Known steps of a shape: the first records, the second repeats.
+_CHECKS = 2
+#: What the standard operators of `plain` copy of the pages for one step, at most: a recorded step keeps its memory.
+_MOST_COPIED_BYTES = 32 << 20
+#: How long shapes are made when a stage is loaded; those that are left are made when they come. Seconds.
+WARM_S = 180.0
+
+_DTYPES = {
+    "tensor(float)": np.float32,
+    "tensor(float16)": np.float16,
+    "tensor(int32)": np.int32,
+    "tensor(int64)": np.int64,
+}
+
+
+Given = Mapping[str, NDArray[Any]]
+
+
+@dataclass(slots=True)
+class _Graph:
+    """Of one bucket. `arrays` are what `inputs` have on the device."""
+
+    number: int
+    session: Any
+    binding: Any
+    options: Any
+    inputs: dict[str, Any]
+    arrays: dict[str, NDArray[Any]]
+    outputs: dict[str, Any]
+
+
+class CapturedSteps:
+    """Of one stage. Used by one thread at a time."""
+
+    def __init__(
+        self,
+        provider: Provider,
+        graph_of: Callable[[int], bytes],
+        values: Mapping[str, ort.OrtValue],
+        pools: Mapping[str, ort.OrtValue],
+        *,
+        eager: Callable[[Sequence[Segment], Given], Arrays],
+        known: Callable[[int], Given],
+        model: ModelConfig,
+        flavour: Flavour,
+        first_spare_page: int,
+        tolerance: float,
+    ) -> None:
+        """`graph_of` a width of tables. `values` and `pools` as of BoundSession; of the pools, `SPARE_PAGES` pages from
+        `first_spare_page` on are nobody's. `eager` is a step that is not recorded, `known` has so many rows for one, of
+        which a recorded one may be off by `tolerance` of a row's length."""
+        self._provider, self._graph_of, self._flavour = provider, graph_of, flavour
+        self._held, self._pools = {**values, **pools}, pools
+        self._eager, self._known, self._tolerance = eager, known, tolerance
+        self._spare = tuple(range(first_spare_page, first_spare_page + SPARE_PAGES))
+        self._positions, self._most_pages = model.max_position, pages_for(model.max_position)
+        copied = PAGE * model.heads * model.head_dim * np.dtype(flavour.dtype).itemsize
+        self._most_cells = max(1, _MOST_COPIED_BYTES // copied) if flavour == PLAIN else 1 << 20
+        self._sessions: dict[bytes, Any] = {}
+        self._graphs: OrderedDict[Bucket, _Graph] = OrderedDict()
+        self._made = 0
+        #: Why no step is recorded any more; empty while they are.
+        self.off = ""
+        #: Steps that were done by repeating, and how often it was given up.
+        self.repeated = self.failures = 0
+
+    @property
+    def graphs(self) -> int:
+        """Recorded steps that there are."""
+        return len(self._graphs)
+
+    def step(
+        self, segments: Sequence[Segment], given: Given, stays: Mapping[str, Place] | None = None
+    ) -> Arrays | None:
+        """What `eager` would give, by repeating; None where it has to. `given` is what the graph takes beside what
+        follows from the segments: a row for each of them, or places of rows (`take`). Outputs that `stays` names are
+        left on the device, with rows behind those that were asked for, until the next step."""
+        bucket = None if self.off else bucket_for(segments, most_cells=self._most_cells)
+        graph = None if bucket is None else self._graph(bucket)
+        if bucket is None or graph is None:
+            return None
+        try:
+            found = self._run(graph, bucket, segments, given, stays)
+        except Exception as error:  # noqa: BLE001 ONNX Runtime's own exception types have no public common base
+            self._give_up(f"a recorded step of {bucket} could not be repeated: {error}")
+            return None
+        self.repeated += 1
+        return found
+
+    def warm(self) -> None:
+        """Record steps of every shape, until there are as many as may be, or time is up."""
+        until = time.monotonic() + WARM_S
+        for bucket in all_buckets(most_pages=self._most_pages, most_cells=self._most_cells)[:MOST_GRAPHS]:
+            if not self.off and time.monotonic() < until:
+                self._graph(bucket)
+
+    def close(self) -> None:
+        """Drop what was recorded; it is made anew when it is needed."""
+        for graph in self._graphs.values():
+            self._release(graph)
+        self._graphs.clear()
+        self._sessions.clear()
+
+    def _graph(self, bucket: Bucket) -> _Graph | None:
+        """That of the bucket, made where there is none; None where it is not right."""
+        if bucket not in self._graphs:
+            if len(self._graphs) >= MOST_GRAPHS:
+                self._release(self._graphs.popitem(last=False)[1])
+            try:
+                self._record(bucket)
+            except Exception as error:  # noqa: BLE001 ONNX Runtime's own exception types have no public common base
+                self._give_up(f"a step of {bucket} could not be recorded: {error}")
+                return None
+        if bucket in self._graphs:
+            self._graphs.move_to_end(bucket)
+        return self._graphs.get(bucket)
+
+    def _record(self, bucket: Bucket) -> None:
+        """By known steps that are compared."""
+        rows = self._known(bucket.sequences + _CHECKS)
+        for turn in range(_CHECKS):
+            segments = _known_step(bucket, turn, self._spare, last=self._positions - 1)
+            given = {name: array[turn : turn + bucket.sequences] for name, array in rows.items() if name != "take"}
+            if "take" in rows:
+                given["take"] = np.arange(bucket.sequences)
+            if bucket not in self._graphs:
+                self._graphs[bucket] = self._new(bucket, self._arrays(bucket, segments, given))
+            found, expected = self._run(self._graphs[bucket], bucket, segments, given), self._eager(segments, given)
+            error = max(row_error(found[name], right) for name, right in expected.items() if right.ndim == 2)
+            if not error <= self._tolerance:  # what is not a number is not
+                self._give_up(
+                    f"a recorded step of {bucket} is off by {error:.2g} of a row's length, where {self._tolerance:.2g} "
+                    "is allowed"
+                )
+                return
+
+    def _new(self, bucket: Bucket, arrays: Mapping[str, NDArray[Any]]) -> _Graph:
+        model = self._graph_of(bucket.pages)
+        if model not in self._sessions:
+            self._sessions[model] = self._provider.session(model, capture=True)
+        session = self._sessions[model]
+        binding, inputs = session.io_binding(), dict[str, Any]()
+        for one in session.get_inputs():
+            if one.name not in self._held:
+                inputs[one.name] = self._provider.upload(session, arrays[one.name])
+            held = self._held if one.name in self._held else inputs
+            binding.bind_ortvalue_input(one.name, held[one.name])
+        outputs: dict[str, Any] = {}
+        for one in session.get_outputs():
+            pool = self._pools.get(one.name.removesuffix("_out"))
+            if pool is None:
+                shape = [size if isinstance(size, int) else bucket.sequences for size in one.shape]
+                outputs[one.name] = self._provider.empty(session, shape, _DTYPES[one.type])
+            binding.bind_ortvalue_output(one.name, outputs[one.name] if pool is None else pool)
+        self._made += 1
+        options = ort.RunOptions()
+        options.add_run_config_entry("gpu_graph_id", str(self._made))
+        kept = {name: np.ascontiguousarray(arrays[name]) for name in inputs}
+        return _Graph(self._made, session, binding, options, inputs, kept, outputs)
+
+    def _run(
+        self,
+        graph: _Graph,
+        bucket: Bucket,
+        segments: Sequence[Segment],
+        given: Given,
+        stays: Mapping[str, Place] | None = None,
+    ) -> Arrays:
+        """Outputs of the rows that were given, in memory of the host but for those that stay."""
+        arrays = self._arrays(bucket, segments, given)
+        for name, value in graph.inputs.items():
+            if not np.array_equal(graph.arrays[name], arrays[name]):
+                graph.arrays[name] = np.ascontiguousarray(arrays[name])
+                value.update_inplace(graph.arrays[name])
+        graph.session.run_with_iobinding(graph.binding, graph.options)
+        taken = len(given["take"]) if "take" in given else 0
+        counts = {"hidden_out": len(segments), "sums": len(segments)}
+        # Copies: where the device is the host, these are the memory that the next step writes to.
+        return {
+            name: value if name in (stays or {}) else value.numpy()[: counts.get(name, taken)].copy()
+            for name, value in graph.outputs.items()
+        }
+
+    def _arrays(self, bucket: Bucket, segments: Sequence[Segment], given: Given) -> dict[str, NDArray[Any]]:
+        """All inputs by name, of the bucket's shapes."""
+        segments = filled(segments, bucket, spare_page=self._spare[0])
+        found = batch_inputs(segments, self._flavour, least_pages=bucket.pages)
+        for name, array in given.items():
+            found[name] = np.zeros((bucket.sequences, *array.shape[1:]), array.dtype)
+            found[name][: len(array)] = array
+        return found
+
+    def _give_up(self, reason: str) -> None:
+        log().warning("CAPTURE_OFF", device=self._provider.device, reason=reason)
+        self.off = reason
+        self.failures += 1
+        self.close()
+
+    def _release(self, graph: _Graph) -> None:
+        graph.session.release_captured_graph(graph.number)
+
+
+def _known_step(bucket: Bucket, turn: int, pages: tuple[int, ...], *, last: int) -> list[Segment]:
+    """As many rows as the bucket has sequences, each at a place of its own on these few pages; the first behind as much
+    context as the table takes, which is the same pages again and again."""
+    whole = pages * -(-bucket.pages // len(pages))
+    others = (divmod(number + turn, len(pages)) for number in range(bucket.sequences - 1))
+    return [
+        Segment(rows=1, first_position=min(bucket.pages * PAGE - 1, last) - turn, pages=whole),
+        *(Segment(rows=1, first_position=position, pages=(pages[at],)) for position, at in others),
+    ]

@@ -1,0 +1,115 @@
+"""What the process of a device keeps for its successor, and what it is told of recording."""
+
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from blockrelay.block_folder.folder import BlockFolder
+from blockrelay.settings import WorkerSettings
+from blockrelay_worker.execution.batch import Batch, Segment
+from blockrelay_worker.execution.loader import gpu_of
+from blockrelay_worker.execution.process.stage import DeviceExecutors, DeviceStage
+
+PROMPT = Batch(
+    segments=[Segment(rows=20, first_position=0, pages=(3, 1))], tokens=np.arange(5, 25, dtype=np.int32), wanted=[19]
+)
+
+
+def begun(folder: BlockFolder, cache: Path | None, device: str = "cpu", *, eager: bool = False) -> DeviceExecutors:
+    return DeviceExecutors(device, folder, python=sys.executable, limit_s=60, cache=cache, eager=eager)
+
+
+def files(folder: Path) -> int:
+    return sum(path.is_file() for path in folder.rglob("*"))
+
+
+def logits(stage: DeviceStage) -> bytes:
+    found = stage.run(PROMPT).logits
+    assert found is not None
+    return found.tobytes()
+
+
+def test_a_process_finds_what_the_one_before_has_kept(fp32: BlockFolder, tmp_path: Path) -> None:
+    said: list[str] = []
+    given: list[bytes] = []
+    for _ in range(2):
+        executors = begun(fp32, tmp_path / "cache")
+        try:
+            stage = executors.load(fp32, 1, 5, pages=8)
+            assert "recorded" not in stage.details, "ONNX Runtime's CPU kernels record nothing"
+            said.append(stage.details["graphs"])
+            given.append(logits(stage))
+        finally:
+            executors.close()
+    assert said[0].startswith("0 kept from before, ") and said[1].endswith(", 0 made") and given[0] == given[1]
+
+
+def test_a_cache_that_cannot_be_is_gone_without(
+    fp32: BlockFolder, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "cache").write_bytes(b"")
+    executors = begun(fp32, tmp_path / "cache")
+    try:
+        stage = executors.load(fp32, 1, 2, pages=8)
+        assert "graphs" not in stage.details
+    finally:
+        executors.close()
+    line = capfd.readouterr().err.splitlines()[0]
+    assert '"event_type": "CACHE_UNUSABLE"' in line and str(tmp_path / "cache") in line
+
+
+@pytest.mark.parametrize(
+    ("settings", "cache", "eager"),
+    [
+        ({"gpu": "webgpu:0"}, "/x/blockrelay", False),
+        ({"gpu": "webgpu:0", "cache_dir": "/y"}, "/y", False),
+        ({"gpu": "webgpu:0", "cache_dir": "/y", "enforce_eager": True}, None, True),
+    ],
+)
+def test_settings_say_where_and_whether(
+    settings: dict[str, object], cache: str | None, eager: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", "/x")
+    gpu = gpu_of(WorkerSettings.model_validate(settings))
+    assert gpu is not None and gpu.eager is eager and gpu.cache == (cache and Path(cache))
+
+
+def test_a_worker_without_a_gpu_compiles_nothing() -> None:
+    assert gpu_of(WorkerSettings()) is None
+
+
+def test_eager_processes_keep_nothing(fp32: BlockFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    executors = begun(fp32, None, eager=True)
+    try:
+        assert not executors.load(fp32, 1, 2, pages=8).details.keys() & {"graphs", "recorded"}
+    finally:
+        executors.close()
+    assert files(tmp_path) == 0
+
+
+@pytest.mark.software_gpu
+@pytest.mark.float16
+def test_a_driver_finds_the_shaders_of_the_process_before(
+    fp16: BlockFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Mesa's: SwiftShader has no cache. Tells how long a start takes, for docs/gpu.md."""
+    monkeypatch.delenv("MESA_SHADER_CACHE_DIR", raising=False)
+    seconds: list[float] = []
+    kept: list[int] = []
+    for _ in range(2):
+        started = time.monotonic()
+        executors = begun(fp16, tmp_path / "cache", "webgpu:0")
+        try:
+            executors.load(fp16, 2, 2, pages=8)
+        finally:
+            executors.close()
+        seconds.append(time.monotonic() - started)
+        kept.append(sum(path.stat().st_size for path in (tmp_path / "cache" / "shaders").rglob("*") if path.is_file()))
+    assert kept[0] > 100_000 and kept[1] <= kept[0] * 1.01, "shaders were compiled again"
+    with capsys.disabled():
+        sys.stderr.write(f"\ncold: {seconds[0]:.1f} s, {kept[0]:,} bytes of shaders; warm: {seconds[1]:.1f} s\n")
