@@ -1,5 +1,6 @@
 """What the process of a device keeps for its successor, and what it is told of recording."""
 
+import os
 import sys
 import time
 from pathlib import Path
@@ -11,7 +12,9 @@ from blockrelay.block_folder.folder import BlockFolder
 from blockrelay.settings import WorkerSettings
 from blockrelay_worker.execution.batch import Batch, Segment
 from blockrelay_worker.execution.loader import gpu_of
+from blockrelay_worker.execution.process.care import DeviceCare
 from blockrelay_worker.execution.process.stage import DeviceExecutors, DeviceStage
+from tests.support.worker.devices import device_metrics
 
 PROMPT = Batch(
     segments=[Segment(rows=20, first_position=0, pages=(3, 1))], tokens=np.arange(5, 25, dtype=np.int32), wanted=[19]
@@ -90,6 +93,32 @@ def test_eager_processes_keep_nothing(fp32: BlockFolder, tmp_path: Path, monkeyp
     finally:
         executors.close()
     assert files(tmp_path) == 0
+
+
+@pytest.mark.parametrize(("eager", "fails"), [(False, False), (False, True), (True, False)])
+def test_repeated_steps_are_counted_and_so_is_giving_up(
+    fp32: BlockFolder, eager: bool, fails: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+    if fails:
+        monkeypatch.setenv("REPEATING_FAILS", "1")
+    module = "tests.support.worker.recording_child"
+    executors = DeviceExecutors("cpu", fp32, python=sys.executable, limit_s=60, eager=eager, module=module)
+    try:
+        stage, told = executors.load(fp32, 1, 5, pages=8), device_metrics()
+        assert stage.details.get("recorded") == (None if eager else "decode steps of 2 shapes")
+        care = DeviceCare(stage, told.group, canary_every_s=1e9)
+        logits(stage)
+        care.between_steps()
+        before = told.value("device_repeated_steps")
+        for position in range(20, 23):
+            segment = Segment(rows=1, first_position=position, pages=(3, 1))
+            stage.run(Batch(segments=[segment], tokens=np.array([position], np.int32), wanted=[0]))
+            care.between_steps()
+        assert told.value("device_repeated_steps") == before + (0 if eager or fails else 3)
+        assert told.value("device_recording_failures") == fails
+    finally:
+        executors.close()
 
 
 @pytest.mark.software_gpu

@@ -267,3 +267,11 @@ def test_none_are_recorded_where_that_is_not_wanted(fp32: BlockFolder, per_block
 
 def test_the_head_alone_has_no_steps_to_record(fp32: BlockFolder) -> None:
     assert load(CpuProvider(), fp32, 5, 5).captured is None
+
+
+@pytest.mark.software_gpu
+def test_a_driver_that_computes_on_the_cpu_records_nothing_by_itself(fp32: BlockFolder) -> None:
+    """It is no faster by it (docs/gpu.md has the figures)."""
+    provider = open_provider("webgpu:0")
+    assert not provider.captures
+    assert OnnxExecutors(provider).load(fp32, 3, 3, pages=PAGES).captured is None
