@@ -146,6 +146,9 @@ class SchedulerSettings(Settings):
 class WorkerSettings(Settings):
     device: Device = Field(default="cpu", description="device class; gpu workers come first")
     gpu: str = Field(default="", description="compute on this GPU, such as webgpu:0 (`blockrelay devices` has them)")
+    gpu_stages: int = Field(
+        default=1, ge=1, le=64, description="workers on that GPU in this process, each with a stage of its own"
+    )
     gpu_python: str = Field(default="", description="Python that has the packages of that GPU; default: this one")
     per_block: bool = Field(default=False, description="run a GPU's blocks one by one, to measure each in every step")
     cache_dir: Path | None = Field(
@@ -159,8 +162,8 @@ class WorkerSettings(Settings):
     gpu_memory: int | None = Field(
         default=None,
         ge=1,
-        description="bytes on that GPU for weights and KV pages; default: most of what it says is free, else kv_bytes "
-        "for the pages",
+        description="bytes on that GPU for weights and KV pages of all its stages; default: most of what it says is "
+        "free, else kv_bytes for the pages",
     )
     device_id: str = Field(
         default="",

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 import pytest
 import yaml
 
-from blockrelay_worker.execution.process.stage import LOAD_LIMIT_S
+from blockrelay_worker.execution.process.executors import LOAD_LIMIT_S
 from tests.support.kubernetes import rendering
 from tests.support.kubernetes.contracts.objects import containers, kinds, pod_of
 from tests.support.kubernetes.contracts.rules import complaints

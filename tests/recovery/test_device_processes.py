@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from blockrelay.protocol.messages import EndEntry
+from blockrelay.protocol.plan import WorkerInfo
 from blockrelay.protocol.sampling_params import SamplingParams
 from blockrelay.redis.registry import read_lost_devices, read_plan
 from blockrelay.settings import BUNDLED_MODEL
@@ -30,20 +31,29 @@ def jobs_of(system: System) -> list[Job]:
 
 
 def with_gpu(
-    start_system: StartSystem, model: Path | None = None, scheduler_env: dict[str, str] | None = None, **settings: str
+    start_system: StartSystem,
+    model: Path | None = None,
+    scheduler_env: dict[str, str] | None = None,
+    gpu_stages: int = 1,
+    **settings: str,
 ) -> System:
-    """Two CPU workers, one for each stage, and beside them a GPU worker, whose stage the plan gives to it."""
+    """Two CPU workers, one for each stage, and beside them a process of GPU workers, whose stages the plan gives to
+    them."""
     chosen = {"model": model} if model else {}
     system = start_system(stages=2, worker=settings, scheduler_env=scheduler_env, **chosen)
-    system.start_worker(device="gpu", gpu="cpu", **settings)
-    system.wait_ready(3)
+    system.start_worker(device="gpu", gpu="cpu", gpu_stages=str(gpu_stages), **settings)
+    system.wait_ready(2 + gpu_stages)
 
     def planned() -> bool:
         plan = read_plan(system.client, system.keys, system.model_key)
-        return plan is not None and plan.route_class == "gpu"
+        return plan is not None and len({plan.assignments.get(one.id) for one in on_gpu(system)}) == gpu_stages
 
-    wait_until(planned, "the plan has a GPU stage")
+    wait_until(planned, "the plan has the GPU stages")
     return system
+
+
+def on_gpu(system: System) -> list[WorkerInfo]:
+    return [one for one in system.infos() if one.device == "gpu" and one.ready]
 
 
 def begun(system: System, jobs: list[Job], least: int = 1) -> dict[str, list[int]]:
@@ -78,26 +88,55 @@ def assert_went_on(system: System, jobs: list[Job], seen: dict[str, list[int]]) 
     assert_nothing_is_held(system)
 
 
+@pytest.mark.parametrize("gpu_stages", [1, 2])
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_device_that_dies_or_hangs_costs_no_token_and_comes_back(
-    start_system: StartSystem, number: signal.Signals
+    start_system: StartSystem, number: signal.Signals, gpu_stages: int
 ) -> None:
-    system = with_gpu(start_system, session_timeout_s="2")
+    """With all its stages at once, however many they are."""
+    system = with_gpu(start_system, session_timeout_s="2", gpu_stages=gpu_stages)
     worker = system.workers[-1]
-    jobs, child = jobs_of(system), child_of(worker.pid)
+    jobs, child, former = jobs_of(system), child_of(worker.pid), {one.id for one in on_gpu(system)}
     seen = begun(system, jobs)
     os.kill(child, number)
     began = time.monotonic()
     wait_until(lambda: system.reruns().get("gpu_error", 0) > 0, "its requests are handed over")
     if number == signal.SIGKILL:
         assert time.monotonic() - began < 1, "nobody waits for a heartbeat"
+    wait_until(lambda: former.isdisjoint(one.id for one in system.infos()), "all its workers have left")
     assert_went_on(system, jobs, seen)
     assert worker.poll() is None, "the worker has outlived its device"
-    system.wait_ready(3)
-    assert child_of(worker.pid) != child
+    system.wait_ready(2 + gpu_stages)
+    assert child_of(worker.pid) != child, "one new process, for all of them"
+    assert device_counter(system, "device_renewals", reason="lost") == 1
     again = make_jobs(2, seed=6, vocab=500, tokens=20)
     seen = begun(system, again)
     system.wait_all(again)
+
+
+def test_workers_of_a_device_see_its_end_though_none_has_anything_to_do(start_system: StartSystem) -> None:
+    system = with_gpu(start_system, gpu_stages=2)
+    former = {one.id for one in on_gpu(system)}
+    os.kill(child_of(system.workers[-1].pid), signal.SIGKILL)
+    wait_until(
+        lambda: former.isdisjoint(one.id for one in system.infos()), "both have left the registry", timeout_s=1.0
+    )
+    system.wait_ready(4)
+
+
+def test_stages_of_a_device_end_together_when_they_are_told_to(start_system: StartSystem) -> None:
+    system = with_gpu(start_system, gpu_stages=2)
+    worker, jobs = system.workers[-1], jobs_of(system)
+    seen = begun(system, jobs)
+    child = child_of(worker.pid)
+    worker.terminate()
+    assert worker.wait(30) == 0
+    assert not Path(f"/proc/{child}").exists() or has_ended(child)
+    system.wait_all(jobs)
+    for job in jobs:
+        tokens, end = system.log(job.request)
+        assert end is not None and end.reason == "length" and not end.fallbacks, "a drain is no failure"
+        assert tokens[: len(seen[job.request])] == seen[job.request] and len(tokens) == job.params.max_tokens
 
 
 def test_a_stand_in_goes_on_from_the_pages_that_have_left_the_device(
@@ -168,21 +207,33 @@ def test_a_request_that_denies_cpus_ends_when_no_device_comes(start_system: Star
     assert_nothing_is_held(system)
 
 
-def test_a_budget_that_is_too_small_is_refused_before_anything_is_loaded(start_system: StartSystem) -> None:
-    """And one that is not decides about the pages."""
+@pytest.mark.parametrize(("gpu_stages", "enough"), [(1, 10**6), (2, 15 * 10**5)])
+def test_a_budget_that_is_too_small_is_refused_before_anything_is_loaded(
+    start_system: StartSystem, gpu_stages: int, enough: int
+) -> None:
+    """And one that is not decides about the pages, of which each stage has as many."""
     system = start_system(stages=2)
-    worker = system.start_worker(device="gpu", gpu="cpu", gpu_memory="1000")
+    chosen = {"device": "gpu", "gpu": "cpu", "gpu_stages": str(gpu_stages)}
+    worker = system.start_worker(**chosen, gpu_memory="1000")
     assert worker.wait(30) == 2
     said = (system.folder / f"worker-{len(system.workers) - 1}.log").read_text().splitlines()[-1]
-    assert said.startswith("worker: block_1 to block_") and "on cpu, where they may use 1,000: raise" in said
-    system.start_worker(device="gpu", gpu="cpu", gpu_memory=str(10**6))
-    system.wait_ready(3)
-    (pages,) = {one.pages for one in system.infos() if one.device == "gpu" and one.ready}
+    assert said.startswith("worker: block_") and " on cpu, where they may use 1,000" in said
+    assert ("together with other stages there" in said) == (gpu_stages == 2)
+    system.start_worker(**chosen, gpu_memory=str(enough))
+    system.wait_ready(2 + gpu_stages)
+    (pages,) = {one.pages for one in on_gpu(system)}
     assert 8 <= pages < min(one.pages for one in system.infos() if one.device == "cpu")
+    tables = 4 * 512 * 16  # of the rotation: each stage tells of them, and they are there once
+    used = device_gauge(system, "weight_bytes") + device_gauge(system, "pool_bytes") - (gpu_stages - 1) * tables
+    assert 0.9 * enough < used <= enough, "the budget is for all, and for canaries too"
 
 
-def test_a_device_in_quarantine_is_told_and_tried_when_somebody_asks(start_system: StartSystem) -> None:
-    system = with_gpu(start_system)
+@pytest.mark.parametrize("gpu_stages", [1, 2])
+def test_a_device_in_quarantine_is_told_and_tried_when_somebody_asks(
+    start_system: StartSystem, gpu_stages: int
+) -> None:
+    """A device is lost once, however many stages it has."""
+    system = with_gpu(start_system, gpu_stages=gpu_stages)
     worker = system.workers[-1]
     url = ["--redis", system.control.url]
     command, environment = [sys.executable, "-P", "-m"], {**os.environ, "BLOCKRELAY_CELL": system.cell}
@@ -198,19 +249,22 @@ def test_a_device_in_quarantine_is_told_and_tried_when_somebody_asks(start_syste
 
     def comes_back(former: int) -> None:
         wait_until(lambda: any(child != former for child in children_of(worker.pid)), "it has a new process")
-        system.wait_ready(3)
+        system.wait_ready(2 + gpu_stages)
 
     for _ in range(2):
         comes_back(lose())
-    (info,) = [one for one in system.infos() if one.device == "gpu"]  # its address stays when it is registered no more
+    infos = on_gpu(system)  # their addresses stay when they are registered no more
+
+    def told_by_all(name: str, **labels: str) -> float:
+        return sum(sampled(scrape(info), f"blockrelay_worker_device_{name}", **labels) for info in infos)
+
     former = lose()
     wait_until(lambda: read_lost_devices(system.client, system.keys), "its worker waits")
-    text = scrape(info)
-    assert sampled(text, "blockrelay_worker_device_quarantined") == 1
-    assert sampled(text, "blockrelay_worker_device_quarantines_total") == 1
-    assert sampled(text, "blockrelay_worker_device_renewals_total", reason="lost") == 2
-    assert sampled(text, "blockrelay_worker_device_losses_total", reason="process_ended") == 3
-    assert sampled(text, "blockrelay_worker_device_weight_bytes") == 0
+    wait_until(lambda: told_by_all("losses_total", reason="process_ended") == 3 * gpu_stages, "each has seen it")
+    assert told_by_all("quarantined") == 1
+    assert told_by_all("quarantines_total") == 1
+    assert told_by_all("renewals_total", reason="lost") == 2
+    wait_until(lambda: told_by_all("weight_bytes") == 0, "nothing is there")
     (lost,) = read_lost_devices(system.client, system.keys)
     assert (lost.device, lost.reason, lost.losses, lost.quarantine) == ("cpu", "process_ended", 3, True)
     told = run("blockrelay_launcher", "status").stdout
@@ -222,20 +276,22 @@ def test_a_device_in_quarantine_is_told_and_tried_when_somebody_asks(start_syste
     assert refused.returncode == 2 and "waits for cpu; lost devices: none" in refused.stderr, refused
 
 
-def test_a_worker_that_is_killed_takes_its_device_along(start_system: StartSystem) -> None:
-    system = with_gpu(start_system)
+@pytest.mark.parametrize("gpu_stages", [1, 2])
+def test_a_worker_that_is_killed_takes_its_device_along(start_system: StartSystem, gpu_stages: int) -> None:
+    system = with_gpu(start_system, gpu_stages=gpu_stages)
     worker = system.workers[-1]
     child = child_of(worker.pid)
     worker.kill()
     worker.wait()
+    wait_until(lambda: has_ended(child), "the process of the device has ended", timeout_s=1)
 
-    def gone() -> bool:
-        try:
-            return Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-        except FileNotFoundError:
-            return True
 
-    wait_until(gone, "the process of the device has ended", timeout_s=1)
+def has_ended(pid: int) -> bool:
+    """Also where nobody has asked what became of it."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
 
 
 def test_a_device_that_computes_wrong_numbers_hands_over_and_comes_back(
@@ -252,10 +308,13 @@ def test_a_device_that_computes_wrong_numbers_hands_over_and_comes_back(
     assert child_of(system.workers[-1].pid) != child
 
 
+@pytest.mark.parametrize("gpu_stages", [1, 2])
 def test_a_device_that_gets_slower_is_given_a_new_process_and_no_request_notices(
-    start_system: StartSystem, tmp_path: Path
+    start_system: StartSystem, tmp_path: Path, gpu_stages: int
 ) -> None:
-    system = with_gpu(start_system, gpu_python=misbehaving_python(tmp_path, SLOW_FROM="60"))
+    """All its stages leave for it."""
+    python = misbehaving_python(tmp_path, SLOW_FROM=str(60 * gpu_stages))
+    system = with_gpu(start_system, gpu_python=python, gpu_stages=gpu_stages)
     child, jobs = child_of(system.workers[-1].pid), list[Job]()
     params = SamplingParams(max_tokens=90, temperature=0.0, ignore_eos=True)
     while not device_counter(system, "device_renewals", reason="slow"):
@@ -263,9 +322,10 @@ def test_a_device_that_gets_slower_is_given_a_new_process_and_no_request_notices
         assert len(jobs) < 20, "nothing was done about it"
         system.accept(jobs[-1])
         system.wait_all(jobs)
-    system.wait_ready(3)
+    system.wait_ready(2 + gpu_stages)
     assert child_of(system.workers[-1].pid) != child
-    assert device_counter(system, "device_cleanups") == 1
+    assert device_counter(system, "device_renewals", reason="slow") == 1
+    assert 1 <= device_counter(system, "device_cleanups") <= gpu_stages
     assert device_counter(system, "device_losses") == 0
     for job in jobs:
         tokens, end = system.log(job.request)
@@ -273,7 +333,12 @@ def test_a_device_that_gets_slower_is_given_a_new_process_and_no_request_notices
     assert not system.client.exists(system.keys.renewal(system.model_key)), "another device may be next"
 
 
+def device_gauge(system: System, name: str) -> float:
+    """Of all workers of the device."""
+    return sum(sampled(scrape(info), f"blockrelay_worker_device_{name}") for info in on_gpu(system))
+
+
 def device_counter(system: System, name: str, **labels: str) -> float:
-    """Of the worker that has a device, while it is registered."""
+    """Of the workers that have a device, while they are registered."""
     found = [scrape(info) for info in system.infos() if info.device == "gpu"]
     return sum(sampled(text, f"blockrelay_worker_{name}_total", **labels) for text in found)

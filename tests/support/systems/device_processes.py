@@ -1,5 +1,6 @@
 """The processes of devices, as seen from outside."""
 
+from contextlib import suppress
 from pathlib import Path
 
 
@@ -12,4 +13,8 @@ def child_of(worker: int) -> int:
 
 def children_of(worker: int) -> list[int]:
     """One, or none while the device is lost."""
-    return [int(pid) for pid in Path(f"/proc/{worker}/task/{worker}/children").read_text().split()]
+    found: list[int] = []
+    for thread in Path(f"/proc/{worker}/task").iterdir():
+        with suppress(FileNotFoundError, ProcessLookupError):  # it has ended
+            found += map(int, (thread / "children").read_text().split())
+    return found

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from prometheus_client import CollectorRegistry
 
 from blockrelay.observability.metrics.devices import DeviceMetrics
-from blockrelay_worker.execution.process.stage import DeviceExecutors
+from blockrelay_worker.execution.process.executors import DeviceExecutors
 
 #: Makes executors whose process misbehaves as its variables say.
 Misbehaving = Callable[..., DeviceExecutors]

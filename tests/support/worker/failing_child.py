@@ -1,5 +1,5 @@
 """The process of a device whose provider fails at the runs that FAIL_AT names, with the text of FAIL_TEXT, computes
-wrong numbers from the run WRONG_FROM on, and takes 30 ms instead of 10 from the run SLOW_FROM on, until it is
+wrong numbers from the run WRONG_FROM on, and takes 50 ms instead of 10 from the run SLOW_FROM on, until it is
 cleaned up if CLEANING_HELPS. Runs count behind the load of a stage, from 1."""
 
 import os
@@ -16,7 +16,7 @@ from blockrelay_worker.execution.onnx.stage import OnnxStage
 from blockrelay_worker.execution.process import child
 from blockrelay_worker.execution.process.frames import Message
 
-STEP_S, SLOW_S = 0.01, 0.03
+STEP_S, SLOW_S = 0.01, 0.05
 _run: int | None = None
 _slow_from = float(os.environ.get("SLOW_FROM", "inf"))
 _computed = OnnxStage._computed  # pyright: ignore[reportPrivateUsage]
@@ -31,7 +31,9 @@ def _loaded(self: child.Child, first: int, last: int, pages: int) -> Message:
     return answer
 
 
-def _failing(self: OnnxStage, inputs: Mapping[str, NDArray[Any]], stays: Mapping[str, Place] | None) -> dict[str, Any]:
+def _failing(
+    self: OnnxStage, inputs: Mapping[str, NDArray[Any]], stays: Mapping[str, Place] | None = None
+) -> dict[str, Any]:
     global _run
     if _run is None:
         return _computed(self, inputs, stays)

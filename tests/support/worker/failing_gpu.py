@@ -7,10 +7,11 @@ import os
 import sys
 
 from blockrelay.errors import ExecutionError
-from blockrelay_worker import __main__ as worker_process
+from blockrelay_worker.__main__ import main
 from blockrelay_worker.execution.batch import Batch, StageOutput
 from blockrelay_worker.execution.executor import Executor
 from blockrelay_worker.execution.fault_injection import WrappingExecutor
+from blockrelay_worker.lifecycle import workers
 from blockrelay_worker.lifecycle.registration import Assignment
 from blockrelay_worker.lifecycle.worker import Worker
 
@@ -38,5 +39,5 @@ class FailingWorker(Worker):
 
 
 if __name__ == "__main__":
-    worker_process.Worker = FailingWorker
-    sys.exit(worker_process.main())
+    workers.Worker = FailingWorker
+    sys.exit(main())

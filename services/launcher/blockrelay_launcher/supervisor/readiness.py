@@ -3,7 +3,8 @@
 import http.client
 import json
 import socket
-from collections.abc import Collection
+from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
 from blockrelay.errors import RedisTrouble
@@ -34,13 +35,15 @@ def _reasons(body: bytes) -> str:
         return body[:200].decode("utf-8", "replace")
 
 
-def why_workers_wait(redis_url: str, cell: str, model: str, pids: Collection[int]) -> str:
-    """Empty when the workers of these processes of this host serve, else how many do not, or what Redis says."""
+def why_workers_wait(redis_url: str, cell: str, model: str, stages: Mapping[int, int]) -> str:
+    """Empty when all workers of these processes of this host serve (pid: how many it has), else how many do not, or
+    what Redis says."""
     with connect(redis_url, cell=cell) as client:
         try:
             workers = read_workers(client, Keys(cell), model)
         except RedisTrouble as error:
             return str(error)
     here = f"{socket.gethostname()}:"
-    waiting = set(pids) - {worker.pid for worker in workers if worker.ready and worker.id.startswith(here)}
-    return f"{len(waiting)} of {len(pids)} workers have no stage yet" if waiting else ""
+    ready = Counter(worker.pid for worker in workers if worker.ready and worker.id.startswith(here))
+    waiting = sum(max(0, count - ready[pid]) for pid, count in stages.items())
+    return f"{waiting} of {sum(stages.values())} workers have no stage yet" if waiting else ""

@@ -67,8 +67,8 @@ def schedulers(layout: Layout) -> list[Child]:
 def workers(layout: Layout) -> list[Child]:
     """Each with its share of the cores and of the free memory."""
     options, specs = layout.options, worker_specs(layout.options)
-    kv_bytes = WorkerSettings().kv_bytes or int(available_bytes() * KV_SHARE) // max(1, len(specs))
-    common: dict[str, object] = {"port": 0, "kv_bytes": kv_bytes}
+    share = int(available_bytes() * KV_SHARE) // max(1, sum(spec.stages for spec in specs))
+    common: dict[str, object] = {"port": 0}
     common.update(_page_settings(layout))
     if not options.speculation:
         common["speculation"] = "off"
@@ -76,12 +76,13 @@ def workers(layout: Layout) -> list[Child]:
     children: list[Child] = []
     for spec in specs:
         own: dict[str, object] = {"device": spec.device, "threads": spec.threads or threads}
+        own["kv_bytes"] = WorkerSettings().kv_bytes or share * spec.stages
         if spec.device_id:
             own["device_id"] = spec.device_id
         if spec.gpu:
-            own["gpu"] = spec.gpu
+            own |= {"gpu": spec.gpu, "gpu_stages": spec.stages}
             if options.gpu_memory is not None:
-                own["gpu_memory"] = options.gpu_memory // sum(other.gpu == spec.gpu for other in specs)
+                own["gpu_memory"] = options.gpu_memory
         children.append(layout.service(spec.name, "blockrelay_worker", **common, **own))
     return children
 
@@ -92,7 +93,7 @@ def _fair_threads(options: UpOptions, specs: Sequence[WorkerSpec]) -> int:
         routes = len({spec.device_id for spec in specs})
     else:
         stages = len(options.planned.stages) if options.planned else options.plan.stages
-        routes = -(-len(specs) // stages)
+        routes = -(-sum(spec.stages for spec in specs) // stages)
     return max(1, cores() // max(1, routes))
 
 

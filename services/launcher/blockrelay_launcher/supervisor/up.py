@@ -37,7 +37,7 @@ from blockrelay_launcher.supervisor.service_specs import (
 )
 from blockrelay_launcher.supervisor.shared_page_folder import open_page_folder
 from blockrelay_launcher.supervisor.signals import Alarm
-from blockrelay_launcher.up_options.options import UpOptions
+from blockrelay_launcher.up_options.options import UpOptions, worker_specs
 
 #: Before the first token can be produced, a child that ends this often is broken, not unlucky.
 MOST_EARLY_DEATHS = 3
@@ -230,7 +230,7 @@ class _Up:
     def _look_ready(self) -> None:
         why = "; ".join(filter(None, (why_not_ready(local_host(self.options.host), port) for port in self.ports)))
         if not self.ports:
-            why = why_workers_wait(self.control_url, self.settings.cell, self.model_key, [c.pid for c in self.workers])
+            why = self._why_wait("")
         if not why:
             self.ready = True
             if self.options.redis_url:
@@ -240,13 +240,21 @@ class _Up:
             with contextlib.suppress(BrokenPipeError):
                 sys.stdout.write(f"{' '.join(['ready', *self.urls])}\n")
                 sys.stdout.flush()
-            if self.options.gpus:
-                pids = [child.pid for child in self.workers if child.name.startswith("gpu-worker")]
-                if why_workers_wait(self.control_url, self.settings.cell, self.model_key, pids):
-                    _say("GPUs load their stages; CPUs serve until they have them (blockrelay status)")
+            if self.options.gpus and self._why_wait("gpu-worker"):
+                _say("GPUs load their stages; CPUs serve until they have them (blockrelay status)")
         elif time.monotonic() - self.said_at > SAY_WHY_S:
             _say(f"not ready yet: {why}")
             self.said_at = time.monotonic()
+
+    def _why_wait(self, prefix: str) -> str:
+        """Which workers do not serve yet, of those whose names begin so."""
+        specs = worker_specs(self.options)
+        stages = {
+            child.pid: spec.stages
+            for child, spec in zip(self.workers, specs, strict=True)
+            if spec.name.startswith(prefix)
+        }
+        return why_workers_wait(self.control_url, self.settings.cell, self.model_key, stages)
 
     def _show_logs(self) -> None:
         for child in self.children:

@@ -24,8 +24,8 @@ class LocalDevice:
 class UpOptions:
     """The options of `blockrelay up`. `plan` says which plan it starts with, `planned` is that plan, once it was read.
     `local` are the devices of this host by their ids; None: all that the plan names. `port` 0 picks a free one;
-    `threads` None shares the cores between the workers of one stage. Each of `gpus`, such as webgpu:0, has a worker for
-    every stage that is for GPUs; together they may use `gpu_memory` bytes of it.
+    `threads` None shares the cores between the workers of one stage. Each of `gpus`, such as webgpu:0, has a process
+    with a worker for every stage that is for GPUs; together they may use `gpu_memory` bytes of it.
 
     Several `gateways` listen on as many consecutive ports from `port` on. `redis_url` None starts an embedded control
     and payload Redis; `fsync` is the control one's. `data`
@@ -60,13 +60,15 @@ class UpOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerSpec:
-    """A worker that `up` starts. `device_id` "": no plan names its device. `gpu`: which one it computes on."""
+    """A process of workers that `up` starts: of one, or on the GPU `gpu` of so many `stages`. `device_id` "": no plan
+    names its device."""
 
     name: str
     device: Device = "cpu"
     device_id: str = ""
     threads: int | None = None
     gpu: str = ""
+    stages: int = 1
 
 
 def worker_specs(options: UpOptions) -> list[WorkerSpec]:
@@ -96,13 +98,13 @@ def worker_specs(options: UpOptions) -> list[WorkerSpec]:
 
 
 def _on_gpus(options: UpOptions) -> list[WorkerSpec]:
-    """On each GPU a worker for every stage that is for GPUs."""
+    """For each GPU a process, with a worker for every stage that is for GPUs."""
     devices = options.planned.devices if options.planned else ((),) * options.plan.stages
     stages = sum(not ids or ANY_GPU in ids for ids in devices)
     return [
-        WorkerSpec(name=f"{_PREFIX['gpu']}-{gpu.replace(':', '-')}-{number}", device="gpu", gpu=gpu)
+        WorkerSpec(name=f"{_PREFIX['gpu']}-{gpu.replace(':', '-')}", device="gpu", gpu=gpu, stages=stages)
         for gpu in options.gpus
-        for number in range(1, stages + 1)
+        if stages
     ]
 
 

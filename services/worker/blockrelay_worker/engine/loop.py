@@ -30,7 +30,7 @@ from blockrelay_worker.scheduling.later_stage import LaterStageBatcher
 from blockrelay_worker.scheduling.route_members import RouteMembers
 from blockrelay_worker.states import WorkerMachine
 from blockrelay_worker.transport.committer import Committer
-from blockrelay_worker.transport.events import Gone, Orphan, Restarted, Verdicts, Wake
+from blockrelay_worker.transport.events import DeviceEnded, Gone, Orphan, Restarted, Verdicts, Wake
 from blockrelay_worker.transport.local_rows.links import LocalLinks
 from blockrelay_worker.transport.redis_links import Links, Stopping
 from blockrelay_worker.transport.stage_sender import Sender
@@ -183,6 +183,8 @@ class Engine:
                 self._endings.rerun(request, run, "forgotten")
             case Restarted():
                 self._on_restart()
+            case DeviceEnded():
+                pass  # it has woken us, and is found out at the end of the round
             case Gone():
                 raise AssertionError("handled by run()")
 

@@ -18,7 +18,7 @@ from blockrelay_worker.execution.device_memory import DeviceMemory
 from blockrelay_worker.execution.executor import Executor
 from blockrelay_worker.execution.onnx.compiled.cache_folder import default_root
 from blockrelay_worker.execution.page_layout import PageLayout
-from blockrelay_worker.execution.process.stage import DeviceExecutors
+from blockrelay_worker.execution.process.executors import DeviceExecutors
 
 
 class Executors(Protocol):
@@ -66,8 +66,8 @@ IMPLEMENTATIONS = (CpuExecutors,)
 @dataclass(frozen=True, slots=True)
 class Gpu:
     """A device such as webgpu:0, the Python that has its packages, how long a step may take there, in seconds, whether
-    blocks run one by one, to be measured, where to keep what is compiled for it (None: nowhere), and whether no step is
-    recorded there."""
+    blocks run one by one, to be measured, where to keep what is compiled for it (None: nowhere), whether no step is
+    recorded there, and how many workers have a stage each there, within so many bytes."""
 
     device: str
     python: str
@@ -75,10 +75,12 @@ class Gpu:
     per_block: bool = False
     cache: Path | None = None
     eager: bool = False
+    budget_bytes: int | None = None
+    stages: int = 1
 
 
 def gpu_of(settings: WorkerSettings) -> Gpu | None:
-    """What a worker computes on; None: its own kernels."""
+    """What workers compute on; None: their own kernels."""
     if not settings.gpu:
         return None
     eager = settings.enforce_eager
@@ -89,6 +91,8 @@ def gpu_of(settings: WorkerSettings) -> Gpu | None:
         settings.per_block,
         cache=None if eager else settings.cache_dir or default_root(os.environ),
         eager=eager,
+        budget_bytes=settings.gpu_memory,
+        stages=settings.gpu_stages,
     )
 
 
@@ -106,6 +110,8 @@ def executors_for(device: Device, folder: BlockFolder, *, threads: int, gpu: Gpu
             per_block=gpu.per_block,
             cache=gpu.cache,
             eager=gpu.eager,
+            budget_bytes=gpu.budget_bytes,
+            workers=gpu.stages,
         )
     for implementation in IMPLEMENTATIONS:
         if implementation.serves(device, folder.manifest.precisions):

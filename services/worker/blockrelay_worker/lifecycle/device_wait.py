@@ -7,7 +7,7 @@ from blockrelay.errors import RedisTrouble
 from blockrelay.observability.logs import get
 from blockrelay.observability.metrics.devices import DeviceMetrics
 from blockrelay.redis.registry import LostDevice, forget_lost_device, tell_lost_device
-from blockrelay_worker.execution.process.stage import DeviceExecutors
+from blockrelay_worker.execution.process.executors import DeviceExecutors
 from blockrelay_worker.transport.redis_links import Links
 
 #: How often the worker looks whether it should try its device or end. Seconds.

@@ -1,4 +1,4 @@
-"""The worker process: register, load the stage the plan gives, run the engine, start over when declared dead, drain."""
+"""A worker: register, load the stage the plan gives, run the engine, start over when declared dead, drain."""
 
 import gc
 import threading
@@ -8,7 +8,7 @@ from dataclasses import replace
 from blockrelay.block_folder.folder import BlockFolder, open_block_folder
 from blockrelay.errors import DeviceLost, RedisTrouble
 from blockrelay.host.memory import available_bytes
-from blockrelay.observability.logs import get, node_name
+from blockrelay.observability.logs import get
 from blockrelay.observability.metrics.worker import WorkerMetrics
 from blockrelay.observability.registry import service_registry
 from blockrelay.observability.status_server import StatusServer
@@ -21,23 +21,21 @@ from blockrelay_worker.engine.loop import Engine
 from blockrelay_worker.engine.mailbox import Mailbox
 from blockrelay_worker.engine.run_table import RunTable
 from blockrelay_worker.engine.stage_role import StageRole
-from blockrelay_worker.execution.device_memory import pages_within
 from blockrelay_worker.execution.executor import Executor
 from blockrelay_worker.execution.fault_injection import (
     SaltedExecutor,
     SlowedExecutor,
     salted_id,
 )
-from blockrelay_worker.execution.loader import Executors, executors_for, gpu_of
-from blockrelay_worker.execution.page_layout import PageLayout, pages_for
-from blockrelay_worker.execution.process.care import DeviceCare
-from blockrelay_worker.execution.process.stage import LOAD_LIMIT_S, DeviceExecutors, DeviceStage
+from blockrelay_worker.execution.loader import Executors
+from blockrelay_worker.execution.page_layout import pages_for
+from blockrelay_worker.execution.process.executors import DeviceExecutors
 from blockrelay_worker.kv.prefix_cache import PrefixCache
 from blockrelay_worker.kv.store.factory import open_page_store
 from blockrelay_worker.kv.store.store import PageStore
-from blockrelay_worker.lifecycle.device_wait import wait_for_device
 from blockrelay_worker.lifecycle.heartbeat import Beat
 from blockrelay_worker.lifecycle.local_rows import open_local_rows
+from blockrelay_worker.lifecycle.on_device import OnDevice
 from blockrelay_worker.lifecycle.registration import Assignment, LoadingBeat, Registration, rows_arrive
 from blockrelay_worker.states import WORKER, WorkerMachine
 from blockrelay_worker.transport.inbox_reader import Reader
@@ -50,8 +48,6 @@ FLUSH_S = 2.0
 #: A device's process is ended when a step takes too long; its worker, which then does the same in parts, has this many
 #: times as long.
 GPU_PATIENCE = 3
-#: How long other devices wait at most for one that is renewed. Seconds.
-RENEWAL_S = int(LOAD_LIMIT_S) + 60
 
 
 class Worker:
@@ -61,14 +57,21 @@ class Worker:
     these Redis servers will never do; any other error is one of the moment.
     """
 
-    def __init__(self, settings: WorkerSettings, stop: threading.Event, drain: Drain) -> None:
+    def __init__(
+        self,
+        settings: WorkerSettings,
+        folder: BlockFolder,
+        executors: Executors,
+        stop: threading.Event,
+        drain: Drain,
+        *,
+        number: int = 0,
+    ) -> None:
+        """It is the `number`-th worker that makes its stages with these `executors`, from 0."""
         self._settings, self._stop = settings, stop
-        self._folder: BlockFolder = open_block_folder(settings.model, blocks=[])
-        self._model = self._folder.model_key
-        self._executors: Executors = executors_for(
-            settings.device, self._folder, threads=settings.threads, gpu=gpu_of(settings)
-        )
-        self._numerics = salted_id(self._executors.numerics_id(self._folder.manifest), settings.inject_numerics)
+        self._folder, self._executors = folder, executors
+        self._model = folder.model_key
+        self._numerics = salted_id(executors.numerics_id(folder.manifest), settings.inject_numerics)
         name = settings.served_name(self._folder.model.name)
         self._metrics = WorkerMetrics(
             service_registry("worker", cell=settings.cell, model=name, numerics=self._numerics)
@@ -78,7 +81,8 @@ class Worker:
         self._state = WorkerMachine(WORKER)
         self._metrics.states.show(self._state)
         self._loaded: tuple[Assignment, Executor] | None = None
-        self._renewing = False
+        shared = executors if isinstance(executors, DeviceExecutors) else None
+        self._device = shared and OnDevice(shared, number, settings, self._links, self._metrics, self._model)
         self._status = StatusServer(settings.host, settings.port, self._metrics.registry, self._gaps)
 
     def run(self) -> None:
@@ -115,11 +119,10 @@ class Worker:
 
     def _one_life(self) -> None:
         settings = self._settings
-        if isinstance(self._executors, DeviceExecutors):
-            worker = settings.node_id or node_name(settings.device)
-            device = self._metrics.device
-            if not wait_for_device(self._executors, self._links, device, self._stop, worker=worker):
-                return
+        if self._loaded and not self._loaded[1].usable:
+            self._close_stage()
+        if self._device and not self._device.wait():
+            return
         registration = Registration(
             self._links,
             model=self._model,
@@ -134,10 +137,18 @@ class Worker:
         assignment = registration.wait_for_assignment()
         self._state.on("assigned")
         try:
-            with LoadingBeat(registration, self._links, settings.beat_s):
+            self._with_stage(registration, assignment)
+        finally:
+            if self._device:
+                self._device.leaves()
+
+    def _with_stage(self, registration: Registration, assignment: Assignment) -> None:
+        """From the assignment to the end of this life."""
+        try:
+            with LoadingBeat(registration, self._links, self._settings.beat_s):
                 executor = self._load(assignment)
         except DeviceLost as lost:
-            get().warning("STAGE_NOT_LOADED", device=settings.gpu, reason=lost.reason, error=str(lost))
+            get().warning("STAGE_NOT_LOADED", device=self._settings.gpu, reason=lost.reason, error=str(lost))
             self._metrics.device_losses.labels(lost.reason).inc()
             self._leave(registration, assignment.split)
             self._state.on("device_lost")
@@ -154,36 +165,40 @@ class Worker:
 
     def _load(self, assignment: Assignment) -> Executor:
         """The stage's executor; the one of the life before when the stage is the same, and its device still there."""
+        if self._device:
+            self._device.comes()
         if self._loaded and self._loaded[0].blocks == assignment.blocks and self._loaded[1].usable:
             return self._loaded[1]
         if self._loaded:
-            if not self._loaded[1].usable:
-                self._metrics.device.renewals.labels("slow" if self._renewing else "lost").inc()
-            self._loaded[1].close()
-            self._loaded = None
+            self._close_stage()
         blocks = assignment.blocks
         with self._metrics.load_seconds.time():
-            folder = open_block_folder(self._settings.model, blocks=range(blocks.first, blocks.last + 1))
-            layout = self._executors.layout(folder, blocks.first, blocks.last)
-            pages = self._pages(folder, layout, blocks)
+            read = range(0) if self._device else range(blocks.first, blocks.last + 1)  # its process reads for itself
+            folder = open_block_folder(self._settings.model, blocks=read)
+            pages = self._pages(folder, blocks)
             executor = self._executors.load(folder, blocks.first, blocks.last, pages=pages)
         self._loaded = (assignment, executor)
+        if self._device:
+            self._device.has_loaded(blocks, executor)
         return executor
 
-    def _pages(self, folder: BlockFolder, layout: PageLayout, blocks: Stage) -> int:
+    def _close_stage(self) -> None:
+        assert self._loaded is not None
+        self._loaded[1].close()
+        self._loaded = None
+        if self._device:
+            self._device.has_closed()
+
+    def _pages(self, folder: BlockFolder, blocks: Stage) -> int:
         """Pool size: what the memory allows, but not more than every request at full context needs.
 
         Raises UsageError where a device has no room for the stage.
         """
         useful = self._settings.max_requests * pages_for(folder.model.max_position)
-        page_bytes = self._executors.page_bytes(layout)
-        memory = self._executors.memory(folder)
-        allowed = memory and (self._settings.gpu_memory or memory.budget_bytes)
-        if memory is not None and allowed is not None:
-            return pages_within(
-                memory, blocks.first, blocks.last, budget_bytes=allowed, page_bytes=page_bytes, useful=useful
-            )
         budget = self._settings.kv_bytes or int(available_bytes() * KV_SHARE)
+        if self._device:
+            return self._device.pages(folder, blocks, useful=useful, kv_bytes=budget)
+        page_bytes = self._executors.page_bytes(self._executors.layout(folder, blocks.first, blocks.last))
         return useful if page_bytes == 0 else max(2, min(useful, budget // page_bytes))
 
     def _role(self, worker: str, assignment: Assignment, executor: Executor) -> StageRole:
@@ -217,7 +232,7 @@ class Worker:
         table = RunTable(executor.pool, self._cache(role, executor, store, mailbox))
         self._metrics.kv_pages_total.set(executor.pool.pages)
         self._metrics.expect_stage(role.stage, role.device, role.first, role.last)
-        path, care = self._folder.tokenizer_path, self._care()
+        path, care = self._folder.tokenizer_path, self._device and self._device.care(mailbox)
         local = open_local_rows(self._settings, role, self._folder.model, self._links, mailbox)
         engine = Engine(
             role,
@@ -238,11 +253,8 @@ class Worker:
         )
         self._state.on("loaded")
         self._ready = self.has_served = True
-        if self._renewing:
-            self._links.retry_until_reachable(
-                lambda: self._links.control.delete(self._links.keys.renewal(self._model)), "renewal"
-            )
-            self._renewing = False
+        if self._device:
+            self._device.is_ready()
         workers = {"cpu": 0, "gpu": 0} | {role.device: 1}
         get().info(
             "NODE_READY",
@@ -295,41 +307,7 @@ class Worker:
         if store is not None:
             store.flush(FLUSH_S)
             store.close()
-        if care is not None and care.renews:
-            self._renew()
         self._state.on("gone")
-
-    def _care(self) -> DeviceCare | None:
-        """Of the device that the stage which was loaded is on."""
-        loaded = self._loaded[1] if self._loaded else None
-        if not isinstance(loaded, DeviceStage):
-            return None
-        return DeviceCare(
-            loaded,
-            self._metrics.device,
-            canary_every_s=self._settings.canary_s,
-            may_renew=self._turn_to_renew,
-            drain_s=self._settings.drain_s,
-        )
-
-    def _turn_to_renew(self) -> bool:
-        """One device of a model at a time is given a new process, and none twice within an hour."""
-        executors, links = self._executors, self._links
-        return (
-            isinstance(executors, DeviceExecutors)
-            and executors.may_be_renewed
-            and links.retry_until_reachable(
-                lambda: links.control.set(links.keys.renewal(self._model), self._settings.gpu, nx=True, ex=RENEWAL_S),
-                "renewal",
-            )
-            is not None
-        )
-
-    def _renew(self) -> None:
-        """What is loaded next is loaded in a new process."""
-        assert isinstance(self._executors, DeviceExecutors), "nothing else has had its turn"
-        self._executors.renew()
-        self._renewing = True
 
     def _shares_pages(self, executor: Executor) -> bool:
         """Not where pages hold nothing (a stage of the head alone). Runs on a device that varies share them with other

@@ -38,7 +38,12 @@ class Gone:
     why: str
 
 
-TransportEvent = Wake | Verdicts | Orphan | Restarted | Gone | NextJob | Ended | Forward
+@dataclass(frozen=True, slots=True)
+class DeviceEnded:
+    """The process of our device is lost: no step needs to find that out."""
+
+
+TransportEvent = Wake | Verdicts | Orphan | Restarted | Gone | DeviceEnded | NextJob | Ended | Forward
 
 
 class EventSink(Protocol):

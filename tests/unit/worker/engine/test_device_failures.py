@@ -17,7 +17,7 @@ from blockrelay_worker.engine.step import after_failure
 from blockrelay_worker.execution.batch import Batch, StageOutput
 from blockrelay_worker.execution.fault_injection import WrappingExecutor
 from blockrelay_worker.execution.process.care import DeviceCare
-from blockrelay_worker.execution.process.stage import DeviceExecutors
+from blockrelay_worker.execution.process.executors import DeviceExecutors
 from blockrelay_worker.scheduling.work import Work
 from tests.support.cell import MODEL, Cell, body
 from tests.support.scraping import sampled

@@ -21,7 +21,7 @@ from blockrelay_worker.execution.loader import Executors, executors_for
 from blockrelay_worker.execution.numerics_id import numerics_id
 from blockrelay_worker.execution.onnx.loading import OnnxExecutors
 from blockrelay_worker.execution.onnx.providers.opening import open_provider
-from blockrelay_worker.execution.process.stage import DeviceExecutors
+from blockrelay_worker.execution.process.executors import DeviceExecutors
 from tests.support.worker.failing_gpu import FailingExecutor
 
 PAGES = 8

@@ -90,7 +90,9 @@ class OnnxExecutors:
                 for block in range(1, model.blocks + 1)
             ],
             table_bytes=item * model.max_position * model.head_dim,
+            layer_page_bytes=self.page_bytes(self.layout(folder, 1, 1)),
             least_pages=PAGES_NEEDED,
+            canary_pages=PAGES_NEEDED,
             budget_bytes=self._provider.budget_bytes(),
         )
 

@@ -57,8 +57,8 @@ class OnnxStage:
     ) -> None:
         """Segments are cut to `longest` rows, on a device that is wrong beyond. `per_block`: every step runs block by
         block, and is measured. Weights of so many bits as `small` names stay small, others are widened. `capture`:
-        decode steps are recorded on the device and repeated. Raises BlockFolderError for blocks that the folder does not
-        have."""
+        decode steps are recorded on the device and repeated. Raises BlockFolderError for blocks that are not in the
+        folder."""
         model = folder.model
         if not 1 <= first_block <= last_block <= model.blocks:
             raise BlockFolderError(f"there are no blocks {first_block} to {last_block}: the model has {model.blocks}")

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from blockrelay.errors import DeviceFailed, DeviceLost
 from blockrelay.observability.logs import get
 from blockrelay.observability.metrics.devices import DeviceMetrics
+from blockrelay_worker.execution.process.sharing import Sharing
 from blockrelay_worker.execution.process.stage import DeviceStage
 
 #: How often a device that should be renewed asks whether it may. Seconds.
@@ -13,7 +14,7 @@ ASK_S = 10.0
 
 
 class DeviceCare:
-    """Of the device that one stage is on. Used by the engine's thread."""
+    """Of the device that one stage is on, alone or with others. Used by the engine's thread."""
 
     def __init__(
         self,
@@ -23,14 +24,15 @@ class DeviceCare:
         canary_every_s: float,
         may_renew: Callable[[], bool] = lambda: False,
         drain_s: float = 0.0,
+        sharing: Sharing | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`may_renew`: whether it is this device's turn to be given a new process, for which its requests have
-        `drain_s` to end."""
+        """`may_renew`: whether it is this device's turn to be given a new process, for which requests of all its stages
+        have `drain_s` to end."""
         self._stage, self._metrics, self._clock = stage, metrics, clock
         self._every_s, self._canary_at = canary_every_s, clock() + canary_every_s
         self._may_renew, self._ask_at, self._drain_s = may_renew, clock(), drain_s
-        self._leave_at: float | None = None
+        self._sharing = sharing or Sharing(1)
         self._told = (stage.figures.up_bytes, stage.figures.down_bytes)
         self._repeated = self._failures = 0
         metrics.show(lambda: stage.figures if stage.usable else None)
@@ -38,12 +40,13 @@ class DeviceCare:
     @property
     def renews(self) -> bool:
         """The worker takes nothing new, and leaves when nothing is left: it comes back with a new process."""
-        return self._leave_at is not None
+        return self._sharing.leave_at is not None
 
     @property
     def leaves_now(self) -> bool:
         """What is left goes on elsewhere."""
-        return self._leave_at is not None and self._clock() >= self._leave_at
+        leave_at = self._sharing.leave_at
+        return leave_at is not None and self._clock() >= leave_at
 
     def between_steps(self) -> None:
         """What is due: at most one thing, that takes no longer than a step may. Raises DeviceLost, also for a process
@@ -59,7 +62,7 @@ class DeviceCare:
         elif self._stage.drift.due == "renewal" and not self.renews and now >= self._ask_at:
             self._ask_at = now + ASK_S
             if self._may_renew():
-                self._leave_at = now + self._drain_s
+                self._sharing.ask_all_to_leave(now + self._drain_s)
                 get().warning("DEVICE_RENEWAL", reason="its steps take half as long again, after a clean-up too")
 
     def _count(self) -> None:

@@ -119,9 +119,8 @@ class Child:
         executors = self._executors = OnnxExecutors(
             self._provider, per_block=fields["per_block"], capture=False if fields["eager"] else None
         )
-        page = executors.page_bytes(executors.layout(opened, 1, 1))
-        told = {"layer_page_bytes": page, "memory": asdict(executors.memory(opened))}
-        return Message("opened", {"numerics": executors.numerics_id(opened.manifest)} | told)
+        told = {"numerics": executors.numerics_id(opened.manifest), "memory": asdict(executors.memory(opened))}
+        return Message("opened", told)
 
     def _load(self, first: int, last: int, pages: int) -> Message:
         assert self._executors is not None and self._folder is not None, "it was opened"

@@ -5,16 +5,18 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any, cast
 
 from blockrelay.errors import BlockFolderError, DeviceFailed, DeviceLost, KnownAnswerMismatch, UsageError
 from blockrelay.observability.logs import get
 from blockrelay_worker.execution.process.frames import Ended, Message, read, write
 
-#: How often the time of an answer is looked at, and how long a process may take to end when its pipe has. Seconds.
-LOOK_S, END_S = 0.2, 2.0
+#: How often the process and the time of its answer are looked at, and how long it may take to end when its pipe has.
+#: Seconds.
+LOOK_S, END_S = 0.05, 2.0
 CHILD = "blockrelay_worker.execution.process"
 #: Why a process is lost that we ended while it did what it was asked.
 CLOSED = "closed"
@@ -23,31 +25,44 @@ CLOSED = "closed"
 class DeviceProcess:
     """Runs from its making until it is `lost`, or closed. Any thread may ask; one at a time is answered.
 
+    `when_lost` are called once, from any thread, when it is lost (not when it is closed). They are added before that.
+
     An answer that takes longer than its limit ends the process (SIGKILL): nothing inside one whose driver hangs can.
     """
 
     def __init__(self, device: str, *, python: str = sys.executable, module: str = CHILD) -> None:
         """`python` has the packages of the device's provider; `module` is what it runs."""
         self.device = device
-        self._process = subprocess.Popen(
-            [python, "-P", "-m", module, str(os.getpid())], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-        )
         self._asking = threading.Lock()
         self._deadline: float | None = None
         self._too_long: float | None = None
         self._closed = threading.Event()
         #: Why it is there no more; None while it is.
         self.lost: DeviceLost | None = None
-        threading.Thread(target=self._watch, name="device-watch", daemon=True).start()
+        self.when_lost: dict[object, Callable[[], None]] = {}
+        begun: Future[subprocess.Popen[bytes]] = Future()
+        command = [python, "-P", "-m", module, str(os.getpid())]
+        threading.Thread(target=self._host, args=(command, begun), name="device-watch", daemon=True).start()
+        self._process = begun.result()
 
     @property
     def pid(self) -> int:
         return self._process.pid
 
-    def ask(self, message: Message, *, limit_s: float) -> Message:
-        """The answer. Raises DeviceFailed when it could not be done and the process is still there; DeviceLost when it
-        is not, from then on always; UsageError or BlockFolderError for what this device or folder will never do."""
-        with self._asking:
+    def ask(
+        self,
+        message: Message,
+        *,
+        limit_s: float,
+        waiting: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ) -> Message:
+        """The answer, by `limit_s` after whatever others have asked before; `waiting` is entered meanwhile.
+
+        Raises DeviceFailed when it could not be done and the process is still there; DeviceLost when it is not, from
+        then on always; UsageError or BlockFolderError for what this device or folder will never do."""
+        with waiting():
+            self._asking.acquire()
+        try:
             if self.lost is not None:
                 raise DeviceLost(str(self.lost), reason=self.lost.reason, code=self.lost.code, block=self.lost.block)
             self._deadline = time.monotonic() + limit_s
@@ -59,9 +74,16 @@ class DeviceProcess:
             finally:
                 self._deadline = None
             return self._checked(answer)
+        finally:
+            self._asking.release()
+
+    def retire(self) -> None:
+        """Close it behind what it does just now."""
+        with self._asking:
+            self.close()
 
     def close(self) -> None:
-        """End it, and wait for that."""
+        """End it, and wait for that. Nobody asks it anything."""
         if self.lost is None:
             self.lost = DeviceLost(f"the process of {self.device} was closed", reason=CLOSED, code="INTERNAL")
         self._closed.set()
@@ -108,15 +130,25 @@ class DeviceProcess:
         self.lost = lost
         self.close()
         get().error("DEVICE_LOST", device=self.device, reason=lost.reason, code=lost.code, error=str(lost))
+        for tell in list(self.when_lost.values()):
+            tell()
 
     def check(self) -> None:
         """Raises DeviceLost once it is known to be there no more."""
         if self.lost is not None:
             raise self.lost
 
-    def _watch(self) -> None:
+    def _host(self, command: list[str], begun: "Future[subprocess.Popen[bytes]]") -> None:
+        """Begin the process, and watch it until it has ended: Linux ends it with the thread that has begun it, which
+        therefore is none of those that ask."""
+        try:
+            process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        except BaseException as error:  # noqa: BLE001 it is raised where the process is wanted
+            begun.set_exception(error)
+            return
+        begun.set_result(process)
         while not self._closed.wait(LOOK_S):
-            if self._process.poll() is not None and self._asking.acquire(blocking=False):
+            if process.poll() is not None and self._asking.acquire(blocking=False):
                 try:  # nobody asks it anything, so nobody else will see it
                     if self.lost is None:
                         self._gone(0.0)
@@ -126,5 +158,6 @@ class DeviceProcess:
             deadline = self._deadline
             if deadline is not None and time.monotonic() > deadline:
                 self._too_long = deadline
-                self._process.kill()
-                return
+                process.kill()
+                break
+        process.wait()

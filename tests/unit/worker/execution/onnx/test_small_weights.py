@@ -7,6 +7,7 @@ import pytest
 from numpy.typing import NDArray
 
 from blockrelay.block_folder.folder import BlockFolder
+from blockrelay.protocol.plan import Stage
 from blockrelay_worker.execution.onnx import loading
 from blockrelay_worker.execution.onnx.graphs import linears
 from blockrelay_worker.execution.onnx.graphs.graph import Graph
@@ -59,7 +60,7 @@ def test_a_stage_with_small_weights_computes_what_the_reference_does(
     tolerance = executors.tolerance(folder.manifest)
     check(stage, known_answers(folder, 1, blocks, loading.reference), where=device, tolerance=tolerance)
     # And takes what was said
-    assert stage.weight_bytes == executors.memory(folder).weight_bytes(1, blocks)
+    assert stage.weight_bytes == executors.memory(folder).weight_bytes(Stage(first=1, last=blocks))
     stage.close()
 
 
@@ -69,7 +70,7 @@ def test_a_linear_layer_takes_a_quarter_or_an_eighth_and_its_factors(
 ) -> None:
     folder: BlockFolder = request.getfixturevalue(kind)
     head = folder.model.blocks  # the head and one norm
-    small = OnnxExecutors(CpuProvider()).memory(folder).weight_bytes(head, head)
+    small = OnnxExecutors(CpuProvider()).memory(folder).weight_bytes(Stage(first=head, last=head))
     assert small < share * loading.reference(folder, head).weight_bytes
 
 
@@ -91,7 +92,11 @@ def test_a_device_that_multiplies_wrongly_has_them_widened(
     monkeypatch.undo()
     # Then the stage computes rightly, with the memory that it takes, under a name of its own
     assert "small weights" not in stage.details
-    assert stage.weight_bytes == executors.memory(w8a8).weight_bytes(1, 2) > right.memory(w8a8).weight_bytes(1, 2)
+    assert (
+        stage.weight_bytes
+        == executors.memory(w8a8).weight_bytes(Stage(first=1, last=2))
+        > right.memory(w8a8).weight_bytes(Stage(first=1, last=2))
+    )
     check(stage, known_answers(w8a8, 1, 2, loading.reference), where="cpu", tolerance=1e-5)
     assert executors.numerics_id(w8a8.manifest) != right.numerics_id(w8a8.manifest)
     assert executors.numerics_id(fp32.manifest) == right.numerics_id(fp32.manifest)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from blockrelay.block_folder.folder import BlockFolder
-from blockrelay_worker.execution.process.stage import DeviceExecutors
+from blockrelay_worker.execution.process.executors import DeviceExecutors
 from tests.support.worker.devices import Misbehaving
 
 

@@ -11,7 +11,8 @@ from blockrelay.errors import DeviceLost
 from blockrelay_worker.execution.batch import Batch, Segment
 from blockrelay_worker.execution.onnx.known_answers import STEPS
 from blockrelay_worker.execution.process.care import DeviceCare
-from blockrelay_worker.execution.process.stage import DeviceExecutors, DeviceStage
+from blockrelay_worker.execution.process.executors import DeviceExecutors
+from blockrelay_worker.execution.process.stage import DeviceStage
 from tests.support.worker.devices import Clock, Misbehaving, Told, device_metrics
 
 PROMPT = Batch(

@@ -13,7 +13,8 @@ from blockrelay.settings import WorkerSettings
 from blockrelay_worker.execution.batch import Batch, Segment
 from blockrelay_worker.execution.loader import gpu_of
 from blockrelay_worker.execution.process.care import DeviceCare
-from blockrelay_worker.execution.process.stage import DeviceExecutors, DeviceStage
+from blockrelay_worker.execution.process.executors import DeviceExecutors
+from blockrelay_worker.execution.process.stage import DeviceStage
 from tests.support.worker.devices import device_metrics
 
 PROMPT = Batch(

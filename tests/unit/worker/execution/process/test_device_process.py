@@ -19,8 +19,9 @@ from blockrelay_worker.execution.executor import Executor
 from blockrelay_worker.execution.onnx.loading import OnnxExecutors
 from blockrelay_worker.execution.onnx.providers.provider import CpuProvider
 from blockrelay_worker.execution.process.device_process import DeviceProcess
+from blockrelay_worker.execution.process.executors import DeviceExecutors
 from blockrelay_worker.execution.process.frames import Message
-from blockrelay_worker.execution.process.stage import DeviceExecutors, DeviceStage
+from blockrelay_worker.execution.process.stage import DeviceStage
 from blockrelay_worker.execution.selection import Largest, Need
 
 LIMIT_S = 1.0

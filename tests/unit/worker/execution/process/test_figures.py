@@ -12,7 +12,7 @@ from blockrelay_worker.execution.batch import Batch, Segment
 from blockrelay_worker.execution.onnx.graphs.stage import weight_shapes
 from blockrelay_worker.execution.onnx.known_answers import PAGES_NEEDED
 from blockrelay_worker.execution.process.care import DeviceCare
-from blockrelay_worker.execution.process.stage import DeviceExecutors
+from blockrelay_worker.execution.process.executors import DeviceExecutors
 from tests.support.worker.devices import device_metrics
 
 ROWS = 20

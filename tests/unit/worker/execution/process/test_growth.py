@@ -6,7 +6,7 @@ import pytest
 
 from blockrelay.block_folder.folder import BlockFolder
 from blockrelay_worker.execution.batch import Batch, Segment
-from blockrelay_worker.execution.process.stage import DeviceExecutors
+from blockrelay_worker.execution.process.executors import DeviceExecutors
 from blockrelay_worker.execution.self_test import fixed_rows
 from tests.support.worker.onnx_devices import NAMES
 

@@ -1,0 +1,113 @@
+"""A worker's part in the device that it shares with the other workers of its process."""
+
+from blockrelay.block_folder.folder import BlockFolder
+from blockrelay.observability.logs import node_name
+from blockrelay.observability.metrics.worker import WorkerMetrics
+from blockrelay.protocol.plan import Stage
+from blockrelay.settings import WorkerSettings
+from blockrelay_worker.engine.mailbox import Mailbox
+from blockrelay_worker.execution.device_memory import pages_of_host, pages_within
+from blockrelay_worker.execution.executor import Executor
+from blockrelay_worker.execution.process.care import DeviceCare
+from blockrelay_worker.execution.process.executors import LOAD_LIMIT_S, DeviceExecutors
+from blockrelay_worker.execution.process.stage import DeviceStage
+from blockrelay_worker.lifecycle.device_wait import wait_for_device
+from blockrelay_worker.transport.events import DeviceEnded
+from blockrelay_worker.transport.redis_links import Links
+
+#: How long other devices wait at most for one that is renewed. Seconds.
+RENEWAL_S = int(LOAD_LIMIT_S) + 60
+
+
+class OnDevice:
+    """Of the worker `number`. Used by its thread."""
+
+    def __init__(
+        self,
+        executors: DeviceExecutors,
+        number: int,
+        settings: WorkerSettings,
+        links: Links,
+        metrics: WorkerMetrics,
+        model: str,
+    ) -> None:
+        self._executors, self._number, self._settings = executors, number, settings
+        self._sharing = executors.sharing
+        self._links, self._metrics, self._model = links, metrics, model
+        self._stage: DeviceStage | None = None
+        self._renewing = False
+
+    def wait(self) -> bool:
+        """Until the device may be tried. False when this worker should end first."""
+        self._sharing.waits_for_stage(self._number)
+        worker = self._settings.node_id or node_name(self._settings.device)
+        with self._sharing.one_waits:
+            return wait_for_device(self._executors, self._links, self._metrics.device, self._links.stop, worker=worker)
+
+    def comes(self) -> None:
+        """It has a stage, and no other than this worker uses it until it `leaves`."""
+        self._sharing.comes(self._number, self._asked)
+
+    def pages(self, folder: BlockFolder, stage: Stage, *, useful: int, kv_bytes: int) -> int:
+        """KV pages of the stage that it is about to load: its share of the device's budget, or of `kv_bytes` where
+        there is none. Raises UsageError where the stage has no room."""
+        memory, budget = self._executors.memory(folder), self._executors.budget_bytes
+        neighbours = self._sharing.neighbours(self._number, stage, self._asked)
+        if budget is None:
+            return pages_of_host(memory, stage, kv_bytes=kv_bytes, useful=useful, neighbours=neighbours)
+        return pages_within(memory, stage, budget_bytes=budget, useful=useful, neighbours=neighbours)
+
+    def has_loaded(self, stage: Stage, executor: Executor) -> None:
+        assert isinstance(executor, DeviceStage), "nothing else is loaded on a device"
+        executor.waiting = self._links.clock.waiting  # what other stages take is no time of our step
+        self._stage = executor
+        pool_bytes = self._executors.memory(executor.folder).pool_bytes(stage, executor.pool.pages)
+        self._sharing.has_loaded(self._number, stage, pool_bytes)
+        for reason in self._executors.begun_again():
+            self._metrics.device.renewals.labels(reason).inc()
+
+    def has_closed(self) -> None:
+        self._stage = None
+        self._sharing.has_closed(self._number)
+
+    def care(self, mailbox: Mailbox) -> DeviceCare:
+        """Of the device, for the engine whose events are in `mailbox`; it is woken when the device is lost."""
+        assert self._stage is not None, "it was loaded"
+        self._stage.when_lost(lambda: mailbox.put(DeviceEnded()))
+        return DeviceCare(
+            self._stage,
+            self._metrics.device,
+            canary_every_s=self._settings.canary_s,
+            may_renew=self._turn_to_renew,
+            drain_s=self._settings.drain_s,
+            sharing=self._sharing,
+        )
+
+    def is_ready(self) -> None:
+        """It serves. After a renewal other devices may have their turn."""
+        if self._renewing:
+            self._links.retry_until_reachable(
+                lambda: self._links.control.delete(self._links.keys.renewal(self._model)), "renewal"
+            )
+            self._renewing = False
+
+    def leaves(self) -> None:
+        """Nothing of it is on the device any more. Where all have to leave, it returns when they have, and what is
+        loaded next is loaded in a new process."""
+        self._renewing |= self._sharing.leaves(self._number, self._executors.renew, self._asked)
+
+    def _turn_to_renew(self) -> bool:
+        """One device of a model at a time is given a new process, and none twice within an hour."""
+        links = self._links
+        return (
+            self._executors.may_be_renewed
+            and links.retry_until_reachable(
+                lambda: links.control.set(links.keys.renewal(self._model), self._settings.gpu, nx=True, ex=RENEWAL_S),
+                "renewal",
+            )
+            is not None
+        )
+
+    def _asked(self) -> bool:
+        """Whether this worker should end."""
+        return self._links.stop.is_set()

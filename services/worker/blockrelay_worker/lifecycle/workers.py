@@ -1,0 +1,87 @@
+"""The workers of this process: one, or one for each stage that its GPU is to have, which share it."""
+
+import sys
+import threading
+
+from blockrelay.block_folder.folder import open_block_folder
+from blockrelay.errors import BlockrelayError, UsageError
+from blockrelay.exit_codes import BROKEN, exit_code
+from blockrelay.settings import WorkerSettings
+from blockrelay_worker.execution.loader import executors_for, gpu_of
+from blockrelay_worker.lifecycle.worker import Worker
+from blockrelay_worker.transport.redis_links import Drain
+
+
+class Workers:
+    """They live and end together: one that fails ends all, and its error is the process's."""
+
+    def __init__(self, settings: WorkerSettings) -> None:
+        self._settings = settings
+        self._ends = [(threading.Event(), Drain()) for _ in range(settings.gpu_stages)]
+        self._failed = threading.Lock()
+        self._code = 0
+
+    def end(self) -> None:
+        """From a signal. Those that serve take nothing new and have `drain_s` to end; the second time, and for the
+        others, it is at once."""
+        drained: list[threading.Event] = []
+        for stop, drain in self._ends:
+            if drain.possible and not drain.asked and self._settings.drain_s > 0:
+                drain.asked = True
+                drained.append(stop)
+            else:
+                stop.set()
+        if drained:
+            timer = threading.Timer(self._settings.drain_s, _set_all, [drained])  # also where an engine waits for Redis
+            timer.daemon = True
+            timer.start()
+
+    def run(self) -> int:
+        """The exit code, once all have ended."""
+        try:
+            workers = self._made()
+        except BlockrelayError as error:
+            self._fail(error, exit_code(error))
+            return self._code
+        threads = [
+            threading.Thread(target=self._run, args=(worker,), name=f"worker {number}")
+            for number, worker in enumerate(workers[1:], 2)
+        ]
+        for thread in threads:
+            thread.start()
+        self._run(workers[0])
+        for thread in threads:
+            thread.join()
+        return self._code
+
+    def _made(self) -> list[Worker]:
+        settings = self._settings
+        if settings.gpu_stages > 1 and not settings.gpu:
+            raise UsageError("--gpu-stages is for workers with --gpu: without one, start a process for each stage")
+        folder = open_block_folder(settings.model, blocks=[])
+        executors = executors_for(settings.device, folder, threads=settings.threads, gpu=gpu_of(settings))
+        workers: list[Worker] = []
+        for number, (stop, drain) in enumerate(self._ends):
+            port = settings.port and settings.port + number
+            own = settings.model_copy(update={"port": port})
+            workers.append(Worker(own, folder, executors, stop, drain, number=number))
+        return workers
+
+    def _run(self, worker: Worker) -> None:
+        try:
+            worker.run()
+        except BlockrelayError as error:
+            self._fail(error, BROKEN if worker.has_served else exit_code(error))
+
+    def _fail(self, error: BlockrelayError, code: int) -> None:
+        """The first error is told, and ends the others at once."""
+        with self._failed:
+            if not self._code:
+                self._code = code
+                sys.stderr.write(f"worker: {error}\n")
+        _set_all([stop for stop, _ in self._ends])
+
+
+def _set_all(stops: list[threading.Event]) -> None:
+    for stop in stops:
+        stop.set()
