@@ -24,9 +24,9 @@ _clean_up = OnnxStage.clean_up
 _load = child.Child._load  # pyright: ignore[reportPrivateUsage]
 
 
-def _loaded(self: child.Child, first: int, last: int, pages: int) -> Message:
+def _loaded(self: child.Child, first: int, last: int, pages: int, budget: int | None) -> Message:
     global _run
-    answer = _load(self, first, last, pages)
+    answer = _load(self, first, last, pages, budget)
     _run = 0
     return answer
 

@@ -18,7 +18,7 @@ from blockrelay_worker.execution.onnx.loading import OnnxExecutors
 from blockrelay_worker.execution.onnx.providers.cuda import CudaProvider
 from blockrelay_worker.execution.onnx.providers.nvidia_driver import NvidiaGpu
 from blockrelay_worker.execution.onnx.providers.opening import open_provider
-from blockrelay_worker.execution.onnx.weights import bits_of, block_weights
+from blockrelay_worker.execution.onnx.weights.arrays import bits_of, block_weights
 from blockrelay_worker.execution.process.executors import DeviceExecutors
 
 MEMORY = DeviceMemory(

@@ -5,10 +5,12 @@ graph: to the last digits the result is the same. What each took then divides th
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
+import onnxruntime as ort
 from numpy.typing import NDArray
 
 from blockrelay_worker.execution.onnx.bound_session import Arrays, BoundSession
@@ -25,15 +27,16 @@ class BlockTimes:
         self,
         provider: Provider,
         blocks: Sequence[int],
-        graph_of: Callable[[int], bytes],
+        session_of: Callable[[int], ort.InferenceSession],
         values: Mapping[str, Any],
         pools: Mapping[str, Any],
         *,
         always: bool,
     ) -> None:
-        """`values` are inputs of the graphs on the device by name, and so are `pools`, which the graphs write in place
-        (`NAME_out`). `always`: every step is measured. Nothing else is done before the first one that is."""
-        self._provider, self._blocks, self._graph_of = provider, blocks, graph_of
+        """`session_of` gives that of one block, which may be others' too. `values` are inputs of the graphs on the
+        device by name, and so are `pools`, which the graphs write in place (`NAME_out`). `always`: every step is
+        measured. Nothing else is done before the first one that is."""
+        self._provider, self._blocks, self._session_of = provider, blocks, session_of
         self._values, self._pools, self._always = values, pools, always
         self._sessions: list[BoundSession] = []
         self._shares = np.full(len(blocks), 1 / len(blocks))
@@ -47,6 +50,15 @@ class BlockTimes:
     def due(self) -> bool:
         """Whether the next step is to be measured. One block alone has nothing to divide."""
         return self._always or (len(self._blocks) > 1 and self._steps % EVERY == 0)
+
+    @contextmanager
+    def each(self) -> Generator[None]:
+        """Steps inside are measured, each of them."""
+        before, self._always = self._always, True
+        try:
+            yield
+        finally:
+            self._always = before
 
     def divided(self, seconds: float) -> dict[str, float]:
         """A step of the one graph has taken so long: by block. An estimate, unless there is one block."""
@@ -77,7 +89,7 @@ class BlockTimes:
         self._sessions.clear()
 
     def _session(self, block: int) -> BoundSession:
-        return BoundSession(self._provider.session(self._graph_of(block)), self._values, self._pools)
+        return BoundSession(self._session_of(block), self._values, self._pools)
 
     def _named(self, seconds: Sequence[float] | NDArray[np.float64]) -> dict[str, float]:
         return {f"block_{block}": float(one) for block, one in zip(self._blocks, seconds, strict=True)}

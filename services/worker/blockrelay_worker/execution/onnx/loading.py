@@ -3,7 +3,9 @@
 import hashlib
 import json
 import math
+import weakref
 from collections.abc import Collection
+from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar
 
@@ -19,12 +21,28 @@ from blockrelay_worker.execution.numerics_id import PAGE_LAYOUT, SAMPLER_VERSION
 from blockrelay_worker.execution.onnx.graphs.flavours import PLAIN, Flavour, FloatType, flavour_for
 from blockrelay_worker.execution.onnx.graphs.linears import BITS, is_packed
 from blockrelay_worker.execution.onnx.graphs.stage import weight_shapes
-from blockrelay_worker.execution.onnx.known_answers import PAGES_NEEDED, TOLERANCES, Answers, check, known_answers
+from blockrelay_worker.execution.onnx.known_answers import (
+    PAGES_NEEDED,
+    TOLERANCES,
+    Answers,
+    check,
+    composed_answers,
+    known_answers,
+)
 from blockrelay_worker.execution.onnx.probe import PagedAttention, failure, multiplies, paged_attention
 from blockrelay_worker.execution.onnx.providers.provider import CpuProvider, Provider
 from blockrelay_worker.execution.onnx.stage import OnnxStage
-from blockrelay_worker.execution.onnx.weights import bits_of
+from blockrelay_worker.execution.onnx.weights.arrays import bits_of
+from blockrelay_worker.execution.onnx.weights.resident import TABLES, ResidentWeights
 from blockrelay_worker.execution.page_layout import PageLayout, layout_of
+
+
+@dataclass(frozen=True, slots=True)
+class _OfModel:
+    """What is known here of one: `answers` of the reference for stages, by their first and last block."""
+
+    weights: ResidentWeights
+    answers: dict[tuple[int, int], Answers]
 
 
 class OnnxExecutors:
@@ -39,8 +57,9 @@ class OnnxExecutors:
         self._capture = (provider.captures if capture is None else capture) and not per_block
         self._attention: dict[tuple[int, int, int], PagedAttention] = {}
         self._flavours: dict[PageLayout, Flavour] = {}
-        self._answers: dict[tuple[str, int, int], Answers] = {}
         self._products: dict[tuple[int, FloatType], bool] = {}
+        self._models: dict[str, _OfModel] = {}
+        self._composed: weakref.WeakKeyDictionary[OnnxStage, Answers] = weakref.WeakKeyDictionary()
 
     @staticmethod
     def serves(device: Device, precisions: Collection[Precision]) -> bool:
@@ -96,9 +115,28 @@ class OnnxExecutors:
             budget_bytes=self._provider.budget_bytes(),
         )
 
-    def load(self, folder: BlockFolder, first_block: int, last_block: int, *, pages: int) -> OnnxStage:
-        """On any device but the reference, the stage has given its answers, known from there."""
-        flavour = self._flavour_of(folder.manifest)
+    def resident(self, folder: BlockFolder, first_block: int, last_block: int) -> set[int]:
+        """Those of the blocks whose weights need not be read, since they are on the device."""
+        blocks = range(first_block, last_block + 1)
+        return set(blocks).difference(self._of(folder).weights.missing(blocks))
+
+    def load(
+        self, folder: BlockFolder, first_block: int, last_block: int, *, pages: int, weight_room: int = 0
+    ) -> OnnxStage:
+        """The stage has given its known answers, but on the device that is the reference.
+
+        Weights of stages that are closed stay on the device while all weights take no more than `weight_room`, and
+        those of this stage are not uploaded again. Nor have its blocks to answer again if each has, in this process,
+        since it was uploaded: then the stage is compared with its own blocks, one by one, in a few steps. What is left
+        to be wrong is their composition, for which the blocks are a better reference than another device, and one that
+        is here.
+        """
+        flavour, blocks = self._flavour_of(folder.manifest), range(first_block, last_block + 1)
+        known = self._of(folder)
+        weights, sizes = known.weights, self.memory(folder).block_bytes
+        more = sum(sizes[block - 1] for block in weights.missing(blocks))
+        weights.make_room([TABLES, *blocks], more_bytes=more, room_bytes=weight_room)
+        proved = weights.are_proved(blocks)
         stage = OnnxStage(
             folder,
             first_block,
@@ -111,17 +149,18 @@ class OnnxExecutors:
             per_block=self._per_block,
             small=self._small(folder.manifest),
             capture=self._capture,
+            weights=weights,
         )
         try:
-            if self._provider.name != CpuProvider.name:
-                answers = self.answers(folder, first_block, last_block)
-                check(stage, answers, where=self._provider.device, tolerance=self.tolerance(folder.manifest))
-            stage.measure_blocks()
+            self._prove(stage, known, proved=proved)
+            if stage not in self._composed:  # else its blocks have been measured for that
+                stage.measure_blocks()
             stage.record_steps()
             stage.details = {**stage.details, **self._compiled(stage)}
         except BaseException:
             stage.close()
             raise
+        weights.prove(blocks)
         return stage
 
     def _compiled(self, stage: OnnxStage) -> dict[str, str]:
@@ -133,12 +172,36 @@ class OnnxExecutors:
             told["recorded"] = (steps.off and f"none: {steps.off}") or f"decode steps of {steps.graphs} shapes"
         return told
 
-    def answers(self, folder: BlockFolder, first_block: int, last_block: int) -> Answers:
-        """What a stage of these blocks must give, within `tolerance`. Made once."""
-        key = (folder.manifest.model_hash, first_block, last_block)
-        if key not in self._answers:
-            self._answers[key] = known_answers(folder, first_block, last_block, reference)
-        return self._answers[key]
+    def _prove(self, stage: OnnxStage, known: "_OfModel", *, proved: bool) -> None:
+        """Raises KnownAnswerMismatch. `proved`: its blocks need not answer again."""
+        folder, first, last = stage.folder, stage.first_block, stage.last_block
+        tolerance, where = self.tolerance(folder.manifest), self._provider.device
+        if proved and (first, last) not in known.answers:
+            with stage.block_by_block():
+                self._composed[stage] = composed_answers(stage, first, last, folder.model)
+            check(stage, self._composed[stage], where=where, tolerance=tolerance)
+        elif self._provider.name != CpuProvider.name:
+            answers = self.answers(stage)
+            check(stage, answers, where=where, tolerance=tolerance)
+            if not proved and first < last:
+                with stage.block_by_block():
+                    check(stage, answers, where=where, tolerance=tolerance)
+
+    def answers(self, stage: OnnxStage) -> Answers:
+        """What a stage that was loaded here must give, within `tolerance`. Made once."""
+        if stage in self._composed:
+            return self._composed[stage]
+        answers, blocks = self._of(stage.folder).answers, (stage.first_block, stage.last_block)
+        if blocks not in answers:
+            answers[blocks] = known_answers(stage.folder, *blocks, reference)
+        return answers[blocks]
+
+    def _of(self, folder: BlockFolder) -> "_OfModel":
+        key, manifest = folder.manifest.model_hash, folder.manifest
+        if key not in self._models:
+            flavour, bits = self._flavour_of(manifest), bits_of(manifest, self._small(manifest))
+            self._models[key] = _OfModel(ResidentWeights(self._provider, folder.model, flavour, bits), {})
+        return self._models[key]
 
     def tolerance(self, manifest: Manifest) -> float:
         """See `known_answers.TOLERANCES`."""

@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Literal
 
 import numpy as np
@@ -24,7 +25,8 @@ from blockrelay_worker.execution.onnx.graphs.stage import stage_graph
 from blockrelay_worker.execution.onnx.known_answers import TOLERANCES
 from blockrelay_worker.execution.onnx.providers.provider import Place, Provider
 from blockrelay_worker.execution.onnx.selection import Selection
-from blockrelay_worker.execution.onnx.weights import bits_of, block_weights
+from blockrelay_worker.execution.onnx.weights.arrays import bits_of
+from blockrelay_worker.execution.onnx.weights.resident import TABLES, ResidentWeights
 from blockrelay_worker.execution.page_layout import layout_of
 from blockrelay_worker.execution.page_pool import PagePool
 from blockrelay_worker.execution.self_test import fixed_rows, fixed_tokens
@@ -54,11 +56,12 @@ class OnnxStage:
         per_block: bool = False,
         small: Collection[int] = (),
         capture: bool = False,
+        weights: ResidentWeights | None = None,
     ) -> None:
         """Segments are cut to `longest` rows, on a device that is wrong beyond. `per_block`: every step runs block by
         block, and is measured. Weights of so many bits as `small` names stay small, others are widened. `capture`:
-        decode steps are recorded on the device and repeated. Raises BlockFolderError for blocks that are not in the
-        folder."""
+        decode steps are recorded on the device and repeated. `weights` outlive it; None: it has its own. Raises
+        BlockFolderError for blocks that are not in the folder."""
         model = folder.model
         if not 1 <= first_block <= last_block <= model.blocks:
             raise BlockFolderError(f"there are no blocks {first_block} to {last_block}: the model has {model.blocks}")
@@ -86,14 +89,7 @@ class OnnxStage:
         self._provider = provider
         self._flavour, self._longest = flavour, longest
         session = provider.session(stage_graph(model, first_block, last_block, flavour, bits))
-        self._held: dict[str, Any] = {}
-        for block in range(first_block, last_block + 1):
-            for name, array in block_weights(folder, block, flavour.dtype, bits.get(block, 0)).items():
-                self._held[f"block_{block}/{name}"] = provider.upload(session, array)
         layers = range(first_block, min(last_block, model.layers) + 1)
-        if layers:
-            for name, table in zip(("cos", "sin"), folder.rotary(), strict=True):
-                self._held[name] = provider.upload(session, table.astype(flavour.dtype))
         self._pools = {
             f"block_{block}/{name}": provider.empty(
                 session, (pages + capture * SPARE_PAGES, PAGE, model.kv_heads, model.head_dim), flavour.dtype
@@ -101,10 +97,14 @@ class OnnxStage:
             for block in layers
             for name in ("keys", "values")
         }
+        blocks = range(first_block, last_block + 1)
+        self._weights = weights or ResidentWeights(provider, model, flavour, bits)
+        self._used = [*([TABLES] if layers else []), *blocks]
+        self._held = self._weights.use(folder, self._used, session)
         self._times = BlockTimes(
             provider,
-            range(first_block, last_block + 1),
-            lambda block: stage_graph(model, block, block, flavour, bits),
+            blocks,
+            self._weights.session,
             self._held,
             self._pools,
             always=per_block,
@@ -212,6 +212,10 @@ class OnnxStage:
             self._page_sessions[way] = session, binding
         return self._page_sessions[way]
 
+    def block_by_block(self) -> AbstractContextManager[None]:
+        """Steps inside run so, each block in a session of its own."""
+        return self._times.each()
+
     def measure_blocks(self) -> None:
         """See how long each block takes for a row, warm, before anybody has pages here."""
         if self.first_block == self.last_block:
@@ -243,7 +247,7 @@ class OnnxStage:
             self._options = self._provider.shrinking()
 
     def close(self) -> None:
-        """Drop sessions and memory of the device. The executor is useless afterwards."""
+        """Drop sessions and pages. The executor is useless afterwards; weights that outlive it stay."""
         self._page_sessions.clear()
         if self.captured is not None:
             self.captured.close()
@@ -251,6 +255,8 @@ class OnnxStage:
         self._times.close()
         if self._selection is not None:
             self._selection.close()
+        if self._held:
+            self._weights.give_back(self._used)
         self._held.clear()
         self._pools.clear()
         del self._session

@@ -81,7 +81,7 @@ class Child:
             case "open":
                 return self._open(fields)
             case "load":
-                return self._load(fields["first"], fields["last"], fields["pages"])
+                return self._load(fields["first"], fields["last"], fields["pages"], fields["budget"])
             case "run":
                 return self._run(self._stages[fields["stage"]], message)
             case "export":
@@ -122,14 +122,21 @@ class Child:
         told = {"numerics": executors.numerics_id(opened.manifest), "memory": asdict(executors.memory(opened))}
         return Message("opened", told)
 
-    def _load(self, first: int, last: int, pages: int) -> Message:
+    def _load(self, first: int, last: int, pages: int, budget: int | None) -> Message:
+        """`budget`: bytes of all weights and pages, None where nobody knows how many there are. What it leaves keeps
+        the weights of stages that were closed; without one they stay until the next stage is loaded."""
         assert self._executors is not None and self._folder is not None, "it was opened"
-        folder = open_block_folder(self._folder, blocks=range(first, last + 1))
-        answers = self._executors.answers(folder, first, last)
-        stage = self._executors.load(folder, first, last, pages=pages + PAGES_NEEDED)
+        executors, pages = self._executors, pages + PAGES_NEEDED
+        opened = open_block_folder(self._folder, blocks=[])
+        here = executors.resident(opened, first, last)
+        folder = open_block_folder(self._folder, blocks=set(range(first, last + 1)) - here)
+        pools = sum(stage.pool_bytes for stage in self._stages.values())
+        pools += pages * executors.page_bytes(executors.layout(folder, first, last))
+        stage = executors.load(folder, first, last, pages=pages, weight_room=max(0, (budget or 0) - pools))
+        answers = executors.answers(stage)
         number, pages = max(self._stages, default=0) + 1, stage.pool.pages - PAGES_NEEDED
         self._canaries[number] = Canary(
-            stage, answers, first_page=pages, tolerance=self._executors.tolerance(folder.manifest)
+            stage, answers, first_page=pages, tolerance=executors.tolerance(folder.manifest)
         )
         self._stages[number] = stage
         able = stage.capabilities

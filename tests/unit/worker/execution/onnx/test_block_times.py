@@ -12,6 +12,7 @@ from blockrelay_worker.execution.onnx.loading import OnnxExecutors
 from blockrelay_worker.execution.onnx.providers.opening import open_provider
 from blockrelay_worker.execution.onnx.providers.provider import CpuProvider
 from blockrelay_worker.execution.onnx.stage import OnnxStage
+from blockrelay_worker.execution.onnx.weights.arrays import block_weights
 from blockrelay_worker.execution.process.executors import DeviceExecutors
 from tests.support.worker.onnx_devices import NAMES
 
@@ -91,8 +92,10 @@ def test_sessions_of_blocks_have_no_weights_of_their_own(executors: OnnxExecutor
     stage = executors.load(fp32, 1, 5, pages=8)
     before = measured(stage, PROMPTS).logits
     value = stage._held["block_2/down"]  # pyright: ignore[reportPrivateUsage]
-    value.update_inplace(np.zeros(value.shape(), np.float32))
+    weights = block_weights(fp32, 2, "float32")["down"]
+    value.update_inplace(np.zeros_like(weights))
     apart, together = measured(stage, PROMPTS).logits, stage.run(PROMPTS).logits
+    value.update_inplace(weights)  # which other stages have too
     assert before is not None and apart is not None and together is not None
     assert np.abs(apart - before).max() > 1e-2
     np.testing.assert_allclose(apart, together, rtol=0, atol=2e-5)

@@ -16,7 +16,7 @@ from blockrelay_worker.execution.onnx.loading import OnnxExecutors
 from blockrelay_worker.execution.onnx.probe import multiplies
 from blockrelay_worker.execution.onnx.providers.opening import open_provider
 from blockrelay_worker.execution.onnx.providers.provider import CpuProvider
-from blockrelay_worker.execution.onnx.weights import bits_of, block_weights
+from blockrelay_worker.execution.onnx.weights.arrays import bits_of, block_weights
 from tests.support.worker.onnx_devices import DEVICES
 
 FOLDERS = ["w8a8", "w4a8", "mixed"]

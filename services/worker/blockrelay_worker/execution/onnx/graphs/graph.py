@@ -25,6 +25,7 @@ class Graph:
         self._inputs: list[ValueInfoProto] = []
         self._outputs: list[ValueInfoProto] = []
         self._constants: dict[str, TensorProto] = {}
+        self._known: list[ValueInfoProto] = []
 
     def input(self, name: str, kind: int, shape: Sequence[int | str]) -> None:
         self._inputs.append(helper.make_tensor_value_info(name, kind, list(shape)))
@@ -56,8 +57,20 @@ class Graph:
     def cast(self, value: str, kind: int, output: str) -> str:
         return self.node("Cast", [value], output, to=kind)
 
-    def reshape(self, value: str, shape: Sequence[int], output: str) -> str:
-        return self.node("Reshape", [value, self.integers(*shape)], output)
+    def reshape(self, value: str, shape: Sequence[int], output: str, *, known: Sequence[int | str] = ()) -> str:
+        """`known` as of `knows`."""
+        self.node("Reshape", [value, self.integers(*shape)], output)
+        return self.knows(output, known)
+
+    def knows(self, value: str, shape: Sequence[int | str]) -> str:
+        """Say what ONNX Runtime does not find out: the shape of `value`, of the graph's type, if it is given.
+
+        Buffers of equal shapes are used again. Each one of a shape that nobody knows is compared with all that are
+        free, in every node: that took most of the time in which a session of many blocks is made.
+        """
+        if shape:
+            self._known.append(helper.make_tensor_value_info(value, self.type, list(shape)))
+        return value
 
     def integers(self, *values: int) -> str:
         """A constant, int64 [len(values)]."""
@@ -73,7 +86,8 @@ class Graph:
         return name
 
     def serialized(self, name: str) -> bytes:
-        graph = helper.make_graph(self._nodes, name, self._inputs, self._outputs, list(self._constants.values()))
+        constants = list(self._constants.values())
+        graph = helper.make_graph(self._nodes, name, self._inputs, self._outputs, constants, value_info=self._known)
         made = helper.make_model(
             graph,
             producer_name="blockrelay",

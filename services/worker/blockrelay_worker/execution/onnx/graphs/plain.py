@@ -64,7 +64,7 @@ def attention(graph: Graph, model: ModelConfig, place: str, q: str, k: str, v: s
     scores = graph.node("Add", [scores, "mask"], f"{place}masked")
     mixed = graph.node("MatMul", [graph.node("Softmax", [scores], f"{place}shares", axis=-1), values], f"{place}mixed")
     mixed = graph.node("Transpose", [mixed], f"{place}mixed_rows", perm=[0, 2, 1, 3])
-    mixed = graph.reshape(mixed, [-1, heads * dim], f"{place}padded_rows")
+    mixed = graph.reshape(mixed, [-1, heads * dim], f"{place}padded_rows", known=["B*S", heads * dim])
     return graph.node("Gather", [mixed, "back"], f"{place}attention")
 
 
@@ -94,10 +94,12 @@ def _of_sequences(graph: Graph, model: ModelConfig, pool: str) -> str:
     """
     kv_heads, dim, group = model.kv_heads, model.head_dim, model.heads // model.kv_heads
     found = graph.node("Gather", [pool, "table"], f"{pool}_found")
-    found = graph.reshape(found, [0, -1, kv_heads, dim], f"{pool}_sequences")  # the first axis is kept
+    known = ["B", "L", kv_heads, dim]
+    found = graph.reshape(found, [0, -1, kv_heads, dim], f"{pool}_sequences", known=known)  # the first axis is kept
     found = graph.node("Where", ["own", found, graph.number(0.0)], f"{pool}_own")
     if group > 1:
         found = graph.node("Unsqueeze", [found, graph.integers(3)], f"{pool}_alone")
         found = graph.node("Tile", [found, graph.integers(1, 1, 1, group, 1)], f"{pool}_repeated")
-        found = graph.reshape(found, [0, -1, model.heads, dim], f"{pool}_of_heads")
+        graph.knows(found, ["B", "L", kv_heads, group, dim])
+        found = graph.reshape(found, [0, -1, model.heads, dim], f"{pool}_of_heads", known=["B", "L", model.heads, dim])
     return graph.node("Transpose", [found], f"{pool}_by_head", perm=[0, 2, 1, 3])

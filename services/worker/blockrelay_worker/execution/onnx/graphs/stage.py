@@ -145,7 +145,7 @@ def _heads(graph: Graph, model: ModelConfig, place: str, qkv: str) -> tuple[str,
     counts = {"q": model.heads, "k": model.kv_heads, "v": model.kv_heads}
     parts = graph.split(qkv, [count * model.head_dim for count in counts.values()], [f"{place}{n}" for n in counts])
     q, k, v = (
-        graph.reshape(part, [-1, count, model.head_dim], f"{part}_heads")
+        graph.reshape(part, [-1, count, model.head_dim], f"{part}_heads", known=["R", count, model.head_dim])
         for part, count in zip(parts, counts.values(), strict=True)
     )
     return q, k, v

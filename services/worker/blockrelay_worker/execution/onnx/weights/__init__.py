@@ -1,0 +1,1 @@
+"""What blocks multiply with, as a device has it."""
