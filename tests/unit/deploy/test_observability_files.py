@@ -33,9 +33,10 @@ def test_every_service_is_scraped_at_the_port_of_its_image() -> None:
     for job in PROMETHEUS["scrape_configs"]:
         for found in job.get("dns_sd_configs", ()):
             scraped |= dict.fromkeys(found["names"], found["port"])
-    assert scraped == exposed() and {"gateway", "scheduler", "worker", "worker-gpu"} == scraped.keys()
+    workers = {"worker", "worker-gpu", "worker-webgpu"}
+    assert scraped == exposed() and {"gateway", "scheduler", *workers} == scraped.keys()
     jobs = {job["job_name"] for job in PROMETHEUS["scrape_configs"]}
-    assert {f"blockrelay-{service.removesuffix('-gpu')}" for service in exposed()} <= jobs, (
+    assert {f"blockrelay-{service.partition('-')[0]}" for service in exposed()} <= jobs, (
         "panels choose by these names"
     )
 
