@@ -36,9 +36,7 @@ def test_every_service_is_scraped_at_the_port_of_its_image() -> None:
     workers = {"worker", "worker-gpu", "worker-webgpu"}
     assert scraped == exposed() and {"gateway", "scheduler", *workers} == scraped.keys()
     jobs = {job["job_name"] for job in PROMETHEUS["scrape_configs"]}
-    assert {f"blockrelay-{service.partition('-')[0]}" for service in exposed()} <= jobs, (
-        "panels choose by these names"
-    )
+    assert {f"blockrelay-{service.partition('-')[0]}" for service in exposed()} <= jobs, "panels choose by these names"
 
 
 def test_both_redis_servers_are_asked_through_the_exporter() -> None:

@@ -1,16 +1,15 @@
 """A cache of files is believed when it is whole and nobody else can have written it, and otherwise costs time alone."""
 
 import os
-import resource
 import stat
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from blockrelay_worker.execution.onnx.compiled.cache_folder import CacheFolder, default_root, private_folder
+from tests.support.full_disk import no_room
 
 OTHER_USER = 54321
 
@@ -24,17 +23,6 @@ def folder(tmp_path: Path) -> CacheFolder:
 
 def files(folder: CacheFolder) -> list[Path]:
     return sorted(folder.root.iterdir())
-
-
-@contextmanager
-def no_room(size: int) -> Iterator[None]:
-    """Files of this process cannot grow beyond so many bytes."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def test_what_was_put_is_found_by_its_key_alone(folder: CacheFolder) -> None:

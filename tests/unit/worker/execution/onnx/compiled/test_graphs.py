@@ -17,8 +17,8 @@ from blockrelay_worker.execution.onnx.graphs.stage import stage_graph
 from blockrelay_worker.execution.onnx.loading import OnnxExecutors
 from blockrelay_worker.execution.onnx.providers.opening import open_provider
 from blockrelay_worker.execution.onnx.providers.provider import CpuProvider, Provider
+from tests.support.full_disk import no_room
 from tests.support.worker.onnx_devices import NAMES
-from tests.unit.worker.execution.onnx.compiled.test_cache_folder import no_room
 
 PROMPT = Batch(
     segments=[Segment(rows=20, first_position=0, pages=(3, 1))],
