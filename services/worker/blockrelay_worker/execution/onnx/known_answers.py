@@ -1,12 +1,15 @@
-"""Known answers of a device: a stage is compared with a reference before it takes work.
+"""Known answers of a device: blocks are compared with a reference, and stages with their blocks, before they take work.
 
 Drivers are wrong without a word: on GPUs with small subgroups a kernel for prompts of 32 rows and more gives rubbish
 from its fifth row on, where 31 rows are right. So every way through the kernels is walked: one row, just below, at and
 above the sizes where kernels change, rows behind others, several requests at once, pages that go away and come back.
-The reference is the same blocks on ONNX Runtime's CPU provider in float32, one block in memory at a time.
+The reference is the same blocks on ONNX Runtime's CPU provider in float32, one block in memory at a time. Each block of
+the device gets what the reference's block got: in float16 the rounding of one block grows in those behind it, until it
+looks like a wrong kernel. What is left to be wrong is how blocks are put together: a stage must give what its own
+blocks give, one by one.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -80,36 +83,51 @@ class Answers:
     outputs: tuple[NDArray[np.float32], ...]
     pages: tuple[NDArray[Any], ...]
 
+    @property
+    def blocks(self) -> str:
+        """Their names."""
+        first, last = f"block_{self.first_block}", f"block_{self.last_block}"
+        return first if first == last else f"{first} to {last}"
+
+
+def answers_of_blocks(
+    folder: BlockFolder, first_block: int, last_block: int, reference: Callable[[BlockFolder, int], Executor]
+) -> Iterator[Answers]:
+    """What each of the blocks `first_block..last_block` must give, in their order, of what the one before it gives: by
+    executors of one block, which are closed again.
+
+    Steps beyond the model's longest context are left out.
+    """
+    steps = _possible(STEPS, folder.model)
+    inputs = tuple(_input(folder.model, step.rows, tokens=first_block == 1) for step in steps)
+    for block in range(first_block, last_block + 1):
+        executor = reference(folder, block)
+        try:
+            outputs, pages = _walked(executor, steps, inputs)
+        finally:
+            executor.close()
+        yield Answers(block, block, steps, inputs, outputs, pages)
+        inputs = outputs
+
 
 def known_answers(
     folder: BlockFolder, first_block: int, last_block: int, reference: Callable[[BlockFolder, int], Executor]
 ) -> Answers:
-    """What blocks `first_block..last_block` must give, by executors of one block each, which are closed again.
-
-    Steps beyond the model's longest context are left out.
-    """
-    model = folder.model
-    steps = tuple(step for step in STEPS if all(first + rows <= model.max_position for rows, first, _ in step.parts))
-    inputs = outputs = tuple(_input(model, step.rows, tokens=first_block == 1) for step in steps)
-    moved: list[tuple[NDArray[Any], ...]] = []
-    for block in range(first_block, last_block + 1):
-        executor = reference(folder, block)
-        try:
-            outputs, pages = _walked(executor, steps, outputs)
-        finally:
-            executor.close()
-        moved.append(pages)
-    return Answers(first_block, last_block, steps, inputs, outputs, _by_page(moved, steps))
+    """What blocks `first_block..last_block` must give together, by `answers_of_blocks`."""
+    blocks = list(answers_of_blocks(folder, first_block, last_block, reference))
+    steps = blocks[0].steps
+    pages = _by_page([block.pages for block in blocks], steps)
+    return Answers(first_block, last_block, steps, blocks[0].inputs, blocks[-1].outputs, pages)
 
 
-def composed_answers(stage: Executor, first_block: int, last_block: int, model: ModelConfig) -> Answers:
-    """What `stage`, just now, gives in the steps of a composition, on its first pages, of which nobody has any yet."""
-    steps = tuple(
-        step for step in OF_A_COMPOSITION if all(first + rows <= model.max_position for rows, first, _ in step.parts)
-    )
+def composed_answers(
+    stage: Executor, first_block: int, last_block: int, model: ModelConfig, *, steps: Sequence[Step]
+) -> Answers:
+    """What `stage`, just now, gives in these steps, on its first pages, of which nobody has any yet."""
+    steps = _possible(steps, model)
     inputs = tuple(_input(model, step.rows, tokens=first_block == 1) for step in steps)
-    outputs, _ = _walked(stage, steps, inputs)
-    return Answers(first_block, last_block, steps, inputs, outputs, pages=())
+    outputs, pages = _walked(stage, steps, inputs)
+    return Answers(first_block, last_block, steps, inputs, outputs, pages)
 
 
 def check(stage: Executor, answers: Answers, *, where: str, tolerance: float) -> None:
@@ -117,15 +135,30 @@ def check(stage: Executor, answers: Answers, *, where: str, tolerance: float) ->
 
     Takes the pages 0 to 7 of a stage that nobody uses yet, and gives them back.
     """
-    taken = stage.pool.allocate(stage.pool.free_pages)
-    try:
-        outputs, pages = _walked(stage, answers.steps, answers.inputs)
-    finally:
-        stage.pool.free(taken)
+    outputs, pages = _asked(stage, answers)
     for step, found, right in zip(answers.steps, outputs, answers.outputs, strict=True):
         compare(step.case, found, right, answers, where, tolerance)
     for found, right in zip(pages, answers.pages, strict=True):
         compare("pages as they leave", found, right, answers, where, max(tolerance, _PAGE_TOLERANCE))
+
+
+def furthest_row(stage: Executor, answers: Answers) -> float:
+    """How far the worst row of all is off, as a part of its length. Takes pages as `check` does."""
+    outputs, _ = _asked(stage, answers)
+    return max(row_error(found, right) for found, right in zip(outputs, answers.outputs, strict=True))
+
+
+def _asked(stage: Executor, answers: Answers) -> tuple[tuple[NDArray[np.float32], ...], tuple[NDArray[Any], ...]]:
+    taken = stage.pool.allocate(stage.pool.free_pages)
+    try:
+        return _walked(stage, answers.steps, answers.inputs)
+    finally:
+        stage.pool.free(taken)
+
+
+def _possible(steps: Sequence[Step], model: ModelConfig) -> tuple[Step, ...]:
+    """Without those beyond the model's longest context."""
+    return tuple(step for step in steps if all(first + rows <= model.max_position for rows, first, _ in step.parts))
 
 
 def _input(model: ModelConfig, rows: int, *, tokens: bool) -> NDArray[Any]:
@@ -178,9 +211,8 @@ def compare(
     error = row_error(found, right)
     if not error <= tolerance:  # what is not a number is not
         raise KnownAnswerMismatch(
-            f"{where} computes wrong numbers in block_{answers.first_block} to block_{answers.last_block}: {case}: off "
-            f"by {error:.2g} of a row's length, where {tolerance:.2g} is allowed; refusing to serve with it; another "
-            "driver may be right",
+            f"{where} computes wrong numbers in {answers.blocks}: {case}: off by {error:.2g} of a row's length, where "
+            f"{tolerance:.2g} is allowed; refusing to serve with it; another driver may be right",
             block=f"block_{answers.first_block}",
         )
 

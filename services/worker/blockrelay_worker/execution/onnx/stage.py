@@ -88,7 +88,10 @@ class OnnxStage:
         )
         self._provider = provider
         self._flavour, self._longest = flavour, longest
-        session = provider.session(stage_graph(model, first_block, last_block, flavour, bits))
+        if weights is not None and first_block == last_block and not weights.missing([first_block]):
+            session = weights.session(first_block)
+        else:
+            session = provider.session(stage_graph(model, first_block, last_block, flavour, bits))
         layers = range(first_block, min(last_block, model.layers) + 1)
         self._pools = {
             f"block_{block}/{name}": provider.empty(
@@ -215,6 +218,21 @@ class OnnxStage:
     def block_by_block(self) -> AbstractContextManager[None]:
         """Steps inside run so, each block in a session of its own."""
         return self._times.each()
+
+    def block_alone(self, block: int, *, pages: int) -> "OnnxStage":
+        """A stage of one of its blocks, on its weights and on pages of its own."""
+        return OnnxStage(
+            self.folder,
+            block,
+            block,
+            pages=pages,
+            provider=self._provider,
+            numerics_id=self.capabilities.numerics_id,
+            flavour=self._flavour,
+            longest=self._longest,
+            small=self._weights.small,
+            weights=self._weights,
+        )
 
     def measure_blocks(self) -> None:
         """See how long each block takes for a row, warm, before anybody has pages here."""

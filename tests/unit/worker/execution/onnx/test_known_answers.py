@@ -8,14 +8,17 @@ import onnxruntime as ort
 import pytest
 from numpy.typing import NDArray
 
-from blockrelay.block_folder.folder import BlockFolder
+from blockrelay.block_folder.folder import BlockFolder, open_block_folder
 from blockrelay.errors import KnownAnswerMismatch
+from blockrelay.settings import BUNDLED_MODEL
 from blockrelay_worker.execution.batch import Batch, StageOutput
 from blockrelay_worker.execution.executor import Executor, PageContent
 from blockrelay_worker.execution.fault_injection import WrappingExecutor
-from blockrelay_worker.execution.onnx.known_answers import PAGES_NEEDED, Answers, check, known_answers
+from blockrelay_worker.execution.onnx.known_answers import PAGES_NEEDED, Answers, check, furthest_row, known_answers
 from blockrelay_worker.execution.onnx.loading import OnnxExecutors
+from blockrelay_worker.execution.onnx.providers.opening import open_provider
 from blockrelay_worker.execution.onnx.providers.provider import CpuProvider, Provider
+from tests.support.worker.onnx_devices import FLOAT16
 
 REFERENCE = OnnxExecutors(CpuProvider())
 
@@ -139,7 +142,17 @@ class Faithful(Forgetful):
 
 def test_no_stage_comes_onto_such_a_device(fp32: BlockFolder) -> None:
     assert OnnxExecutors(Faithful()).load(fp32, 1, 5, pages=3).pool.pages == PAGES_NEEDED
-    with pytest.raises(
-        KnownAnswerMismatch, match=r"^forgetful:0 computes wrong numbers in block_2 to block_4: a prompt"
-    ):
+    with pytest.raises(KnownAnswerMismatch, match=r"^forgetful:0 computes wrong numbers in block_2: a prompt"):
         OnnxExecutors(Forgetful()).load(fp32, 2, 4, pages=3)
+
+
+@pytest.mark.parametrize("device", [pytest.param("webgpu:0", marks=FLOAT16)])
+def test_rounding_that_grows_from_block_to_block_is_no_wrong_kernel(device: str) -> None:
+    """The bundled model is served, though all its blocks together are further off than one may be."""
+    folder = open_block_folder(BUNDLED_MODEL)
+    executors, blocks = OnnxExecutors(open_provider(device)), folder.model.blocks
+    stage = executors.load(folder, 1, blocks, pages=PAGES_NEEDED)
+    assert stage.details["dtype"] == "float16"
+    error = furthest_row(stage, answers(folder, 1, blocks))
+    stage.close()
+    assert executors.tolerance(folder.manifest) < error < 0.04

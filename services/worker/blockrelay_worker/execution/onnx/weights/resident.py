@@ -38,6 +38,11 @@ class ResidentWeights:
         self._blocks: OrderedDict[int, _Block] = OrderedDict()  # by number, least recently used first
 
     @property
+    def small(self) -> set[int]:
+        """Bits of those that are small."""
+        return set(self._bits.values())
+
+    @property
     def bytes(self) -> int:
         """Of all there are, used or not."""
         return sum(one.bytes for one in self._blocks.values())
