@@ -294,6 +294,22 @@ def has_ended(pid: int) -> bool:
         return True
 
 
+@pytest.mark.parametrize("hangs_at", ["open", "load"])
+def test_a_worker_whose_device_is_not_there_yet_ends_at_once(
+    start_system: StartSystem, tmp_path: Path, hangs_at: str
+) -> None:
+    """Shaders may take a minute: nobody waits for them who wants it to end."""
+    reached = tmp_path / "reached"
+    python = misbehaving_python(tmp_path, HANGS_AT=hangs_at, HANGS_FILE=str(reached))
+    system = start_system(stages=2)
+    worker = system.start_worker(device="gpu", gpu="cpu", gpu_python=python, drain_s="60")
+    wait_until(reached.exists, "its device does what it never ends")
+    child = child_of(worker.pid)
+    worker.terminate()
+    assert worker.wait(10) == 0
+    wait_until(lambda: not Path(f"/proc/{child}").exists(), "nor is its device there any more")
+
+
 def test_a_device_that_computes_wrong_numbers_hands_over_and_comes_back(
     start_system: StartSystem, tmp_path: Path
 ) -> None:

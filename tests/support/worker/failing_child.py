@@ -1,11 +1,13 @@
 """The process of a device whose provider fails at the runs that FAIL_AT names, with the text of FAIL_TEXT, computes
 wrong numbers from the run WRONG_FROM on, and takes 50 ms instead of 10 from the run SLOW_FROM on, until it is
-cleaned up if CLEANING_HELPS. Runs count behind the load of a stage, from 1."""
+cleaned up if CLEANING_HELPS. Runs count behind the load of a stage, from 1. What HANGS_AT names, open or load, it never
+does, and says so by a file HANGS_FILE."""
 
 import os
 import sys
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,7 +23,15 @@ _run: int | None = None
 _slow_from = float(os.environ.get("SLOW_FROM", "inf"))
 _computed = OnnxStage._computed  # pyright: ignore[reportPrivateUsage]
 _clean_up = OnnxStage.clean_up
+_answer = child.Child.answer
 _load = child.Child._load  # pyright: ignore[reportPrivateUsage]
+
+
+def _hangs(self: child.Child, message: Message) -> Message:
+    if message.kind == os.environ.get("HANGS_AT"):
+        Path(os.environ["HANGS_FILE"]).touch()
+        time.sleep(3600)
+    return _answer(self, message)
 
 
 def _loaded(self: child.Child, first: int, last: int, pages: int, budget: int | None) -> Message:
@@ -59,6 +69,7 @@ def _cleaned(self: OnnxStage) -> None:
 
 if __name__ == "__main__":
     OnnxStage.clean_up = _cleaned
+    child.Child.answer = _hangs
     child.Child._load = _loaded  # pyright: ignore[reportPrivateUsage]
     OnnxStage._computed = _failing  # pyright: ignore[reportPrivateUsage]
     sys.exit(child.main())

@@ -148,8 +148,9 @@ class Worker:
             with LoadingBeat(registration, self._links, self._settings.beat_s):
                 executor = self._load(assignment)
         except DeviceLost as lost:
-            get().warning("STAGE_NOT_LOADED", device=self._settings.gpu, reason=lost.reason, error=str(lost))
-            self._metrics.device_losses.labels(lost.reason).inc()
+            if not self._stop.is_set():  # else its process was ended for that
+                get().warning("STAGE_NOT_LOADED", device=self._settings.gpu, reason=lost.reason, error=str(lost))
+                self._metrics.device_losses.labels(lost.reason).inc()
             self._leave(registration, assignment.split)
             self._state.on("device_lost")
             return

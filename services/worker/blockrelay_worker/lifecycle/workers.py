@@ -7,7 +7,8 @@ from blockrelay.block_folder.folder import open_block_folder
 from blockrelay.errors import BlockrelayError, UsageError
 from blockrelay.exit_codes import BROKEN, exit_code
 from blockrelay.settings import WorkerSettings
-from blockrelay_worker.execution.loader import executors_for, gpu_of
+from blockrelay_worker.execution.loader import Executors, executors_for, gpu_of
+from blockrelay_worker.execution.process.executors import DeviceExecutors
 from blockrelay_worker.lifecycle.worker import Worker
 from blockrelay_worker.transport.redis_links import Drain
 
@@ -20,10 +21,13 @@ class Workers:
         self._ends = [(threading.Event(), Drain()) for _ in range(settings.gpu_stages)]
         self._failed = threading.Lock()
         self._code = 0
+        self._executors: Executors | None = None
 
     def end(self) -> None:
-        """From a signal. Those that serve take nothing new and have `drain_s` to end; the second time, and for the
-        others, it is at once."""
+        """From a signal, in the main thread. Those that serve take nothing new and have `drain_s` to end; the second
+        time, and for the others, it is at once, whatever their device does."""
+        if self._executors is None:
+            raise SystemExit(0)  # it is still being opened
         drained: list[threading.Event] = []
         for stop, drain in self._ends:
             if drain.possible and not drain.asked and self._settings.drain_s > 0:
@@ -32,9 +36,10 @@ class Workers:
             else:
                 stop.set()
         if drained:
-            timer = threading.Timer(self._settings.drain_s, _set_all, [drained])  # also where an engine waits for Redis
+            timer = threading.Timer(self._settings.drain_s, self._stop, [drained])  # an engine may wait for Redis
             timer.daemon = True
             timer.start()
+        self._stop([])
 
     def run(self) -> int:
         """The exit code, once all have ended."""
@@ -59,7 +64,9 @@ class Workers:
         if settings.gpu_stages > 1 and not settings.gpu:
             raise UsageError("--gpu-stages is for workers with --gpu: without one, start a process for each stage")
         folder = open_block_folder(settings.model, blocks=[])
-        executors = executors_for(settings.device, folder, threads=settings.threads, gpu=gpu_of(settings))
+        executors = self._executors = executors_for(
+            settings.device, folder, threads=settings.threads, gpu=gpu_of(settings)
+        )
         workers: list[Worker] = []
         for number, (stop, drain) in enumerate(self._ends):
             port = settings.port and settings.port + number
@@ -72,6 +79,7 @@ class Workers:
             worker.run()
         except BlockrelayError as error:
             self._fail(error, BROKEN if worker.has_served else exit_code(error))
+        self._stop([])
 
     def _fail(self, error: BlockrelayError, code: int) -> None:
         """The first error is told, and ends the others at once."""
@@ -79,9 +87,12 @@ class Workers:
             if not self._code:
                 self._code = code
                 sys.stderr.write(f"worker: {error}\n")
-        _set_all([stop for stop, _ in self._ends])
+        self._stop([stop for stop, _ in self._ends])
 
-
-def _set_all(stops: list[threading.Event]) -> None:
-    for stop in stops:
-        stop.set()
+    def _stop(self, stops: list[threading.Event]) -> None:
+        """Set them. Where nobody serves, nor will, no stage need be loaded any more."""
+        for stop in stops:
+            stop.set()
+        over = all(stop.is_set() and not drain.possible for stop, drain in self._ends)
+        if over and isinstance(self._executors, DeviceExecutors):
+            self._executors.abandon()

@@ -63,8 +63,8 @@ STEPS = (
     Step("one row behind 21, one behind 36, two behind 9", ((1, 21, _A), (1, 36, _B), (2, 9, _C))),
     Step("one row behind pages that were moved", ((1, 22, (2, 5)),), moved=((3, 2), (6, 5))),
 )
-#: Enough for blocks that have been through all of these, in a stage that is composed of them anew: many rows and few,
-#: in several sequences, and rows behind them, so that each block gets what the one before it gives.
+#: Enough for blocks that have been through all of these, in a stage that is composed of them: many rows and few, in
+#: several sequences, and rows behind them, so that each block gets what the one before it gives.
 OF_A_COMPOSITION = (
     Step("prompts of 33 and 3", ((33, 0, _SCATTERED), (3, 0, _A))),
     Step("one row behind 33, two behind 3", ((1, 33, _SCATTERED), (2, 3, _A))),
@@ -120,11 +120,9 @@ def known_answers(
     return Answers(first_block, last_block, steps, blocks[0].inputs, blocks[-1].outputs, pages)
 
 
-def composed_answers(
-    stage: Executor, first_block: int, last_block: int, model: ModelConfig, *, steps: Sequence[Step]
-) -> Answers:
-    """What `stage`, just now, gives in these steps, on its first pages, of which nobody has any yet."""
-    steps = _possible(steps, model)
+def composed_answers(stage: Executor, first_block: int, last_block: int, model: ModelConfig) -> Answers:
+    """What `stage`, just now, gives in the steps of a composition, on its first pages, of which nobody has any yet."""
+    steps = _possible(OF_A_COMPOSITION, model)
     inputs = tuple(_input(model, step.rows, tokens=first_block == 1) for step in steps)
     outputs, pages = _walked(stage, steps, inputs)
     return Answers(first_block, last_block, steps, inputs, outputs, pages)

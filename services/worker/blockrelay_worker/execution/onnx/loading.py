@@ -22,9 +22,7 @@ from blockrelay_worker.execution.onnx.graphs.flavours import PLAIN, Flavour, Flo
 from blockrelay_worker.execution.onnx.graphs.linears import BITS, is_packed
 from blockrelay_worker.execution.onnx.graphs.stage import weight_shapes
 from blockrelay_worker.execution.onnx.known_answers import (
-    OF_A_COMPOSITION,
     PAGES_NEEDED,
-    STEPS,
     TOLERANCES,
     Answers,
     answers_of_blocks,
@@ -192,8 +190,7 @@ class OnnxExecutors:
                     known.answers[first, last] = answers
         if first < last and (proved or not is_reference):
             with stage.block_by_block():
-                steps = OF_A_COMPOSITION if proved else STEPS
-                self._composed[stage] = composed_answers(stage, first, last, folder.model, steps=steps)
+                self._composed[stage] = composed_answers(stage, first, last, folder.model)
             check(stage, self._composed[stage], where=where, tolerance=tolerance)
 
     def answers(self, stage: OnnxStage) -> Answers:

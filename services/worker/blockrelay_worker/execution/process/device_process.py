@@ -82,6 +82,13 @@ class DeviceProcess:
         with self._asking:
             self.close()
 
+    def abandon(self) -> None:
+        """End it at once, whatever it does. Who asks it something is told that it was closed."""
+        if self.lost is None:
+            self.lost = DeviceLost(f"the process of {self.device} was closed", reason=CLOSED, code="INTERNAL")
+        self._closed.set()
+        self._process.kill()
+
     def close(self) -> None:
         """End it, and wait for that. Nobody asks it anything."""
         if self.lost is None:
@@ -116,6 +123,8 @@ class DeviceProcess:
         """It has ended, or we have ended it."""
         self._process.kill()
         status = self._process.wait()
+        if self.lost is not None:  # it was abandoned meanwhile
+            return self.lost
         if self._too_long is not None:
             lost = DeviceLost(
                 f"{self.device} gave no answer for {limit_s:g} s: its process was ended", reason="hang", code="TIMEOUT"

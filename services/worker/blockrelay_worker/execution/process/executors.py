@@ -148,6 +148,10 @@ class DeviceExecutors:
             self._renewed = time.monotonic()
             self._process.retire()
 
+    def abandon(self) -> None:
+        """End the process at once, also where a stage is being loaded: that raises DeviceLost."""
+        self._process.abandon()
+
     def close(self) -> None:
         """End the process."""
         self._process.close()
