@@ -45,7 +45,8 @@ def cases(role: str, *effects: str) -> list[Any]:
 
 @pytest.fixture(scope="module")
 def stand(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stand]:
-    with standing(write_tiny_model(tmp_path_factory.mktemp("tiny"))) as running:
+    # With local rows the worker beside a dead one is faster than a scheduler.
+    with standing(write_tiny_model(tmp_path_factory.mktemp("tiny")), local_rows="off") as running:
         yield running
 
 

@@ -3,7 +3,7 @@
 import os
 import signal
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import count
@@ -31,12 +31,14 @@ class Stand:
     system: System
     pages: Path
     golden: list[list[int]]
+    settings: Mapping[str, str] = field(default_factory=dict[str, str])
     _cases: Iterator[int] = field(default_factory=count)
 
     def worker(self, **env: str) -> Process:
         settings = {
             "page_store_folder": str(self.pages),
             "beat_s": "0.2",
+            **self.settings,
         }
         return self.system.start_worker(**settings, **env)
 
@@ -141,7 +143,8 @@ def state_of(pid: int) -> str:
 
 
 @contextmanager
-def standing(model: Path) -> Iterator[Stand]:
+def standing(model: Path, **settings: str) -> Iterator[Stand]:
+    """`settings` of all workers."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(TemporaryDirectory(prefix="br-faults-", ignore_cleanup_errors=True)))
         shm = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
@@ -155,7 +158,7 @@ def standing(model: Path) -> Iterator[Stand]:
         stack.callback(system.stop)
         jobs = [replace(job, request=str(i)) for i, job in enumerate(shapes())]
         golden = list(golden_tokens(system.block_folder, jobs, seed=7).values())
-        stand = Stand(system, pages, golden)
+        stand = Stand(system, pages, golden, settings)
         stand.full()
         stand.check(stand.accept())  # from now on the page folder knows their beginnings
         yield stand

@@ -61,7 +61,8 @@ class PrefixCache:
     ones only where they share), and by the one stage of a route that `counts`. With a `store`, pages that the pool has
     not are looked for there: then `deliver` is called with the Loaded, from another thread, and brings it to
     `RunTable.loaded`.
-    `shares_private`: private runs of equal salt find each other's pages in this pool.
+    Where bits are not `exact` only private runs are given pages, and their pages named. `shares_private`: private runs
+    of equal salt find each other's pages in this pool.
     """
 
     def __init__(
@@ -71,12 +72,13 @@ class PrefixCache:
         model_hash: str,
         numerics: str,
         metrics: WorkerMetrics,
+        exact: bool = True,
         counts: bool = True,
         shares_private: bool = False,
         store: PageStore | None = None,
         deliver: Callable[[Loaded], None] = lambda done: None,
     ) -> None:
-        self._pool, self._metrics, self._counts = pool, metrics, counts
+        self._pool, self._metrics, self._exact, self._counts = pool, metrics, exact, counts
         self._store, self._deliver = store, deliver
         self._life = secrets.token_hex(16) if shares_private else ""
         self._model_hash, self._numerics = model_hash, numerics
@@ -84,6 +86,8 @@ class PrefixCache:
 
     def attach(self, run: Prefix, exactly: int | None) -> None:
         """See `RunTable.adopt`."""
+        if not (self._exact or run.private):
+            return
         kv, wanted = run.kv, run.reusable if exactly is None else exactly
         pages, rest = divmod(wanted, PAGE)
         self._extend(run, pages)
@@ -121,7 +125,7 @@ class PrefixCache:
     def seal(self, run: Prefix, tokens: int) -> None:
         """Name the run's full pages within the first `tokens` tokens, which are known and computed."""
         kv, full = run.kv, tokens // PAGE
-        if full <= kv.sealed:
+        if full <= kv.sealed or not (self._exact or run.private):
             return
         self._extend(run, full)
         # Behind pages of another worker, which have none, no page gets a local name.

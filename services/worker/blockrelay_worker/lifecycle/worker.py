@@ -338,6 +338,7 @@ class Worker:
             model_hash=self._folder.manifest.model_hash,
             numerics=executor.capabilities.numerics_id,
             metrics=self._metrics,
+            exact=executor.capabilities.exact,
             counts=role.first_stage,
             shares_private=role.inexact_sharing,
             store=store,
