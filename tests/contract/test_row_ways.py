@@ -32,6 +32,8 @@ from tests.support.waiting import wait_until
 
 TARGET, HIDDEN, RING = "target", 16, 1 << 14
 
+needs_local_rows = pytest.mark.skipif(not HAS_LOCAL_ROWS, reason="all rows go through Redis there")
+
 
 @dataclass
 class Sink:
@@ -85,7 +87,7 @@ def local_inbox(client: redis.Redis, keys: Keys, sink: Sink) -> Iterator[None]:
     inbox.close()
 
 
-@pytest.fixture(params=["redis", pytest.param("local", marks=pytest.mark.skipif(not HAS_LOCAL_ROWS, reason="Linux"))])
+@pytest.fixture(params=["redis", pytest.param("local", marks=needs_local_rows)])
 def way(request: pytest.FixtureRequest, client: redis.Redis, keys: Keys, scripts: Scripts) -> Iterator[Way]:
     metrics, stop, sink, leave = WorkerMetrics(CollectorRegistry()), threading.Event(), Sink(), threading.Event()
     links = Links(client, client, keys, scripts, RedisWatch(metrics.redis_errors), stop)
@@ -183,7 +185,7 @@ def test_what_a_failure_around_sending_says_is_believed(way: Way, trap: Callable
     assert [event.segments[0].sequence for event in rows_in(way.sink)] == [0, 2]
 
 
-@pytest.mark.skipif(not HAS_LOCAL_ROWS, reason="Linux")
+@needs_local_rows
 @pytest.mark.parametrize("way", ["local"], indirect=True)
 class TestShared:
     """What only shared memory has: an end."""

@@ -5,6 +5,7 @@ does, and says so by a file HANGS_FILE."""
 
 import os
 import sys
+import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -30,7 +31,7 @@ _load = child.Child._load  # pyright: ignore[reportPrivateUsage]
 def _hangs(self: child.Child, message: Message) -> Message:
     if message.kind == os.environ.get("HANGS_AT"):
         Path(os.environ["HANGS_FILE"]).touch()
-        time.sleep(3600)
+        threading.Event().wait()
     return _answer(self, message)
 
 

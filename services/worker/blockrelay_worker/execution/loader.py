@@ -14,10 +14,8 @@ from blockrelay.errors import UsageError
 from blockrelay.protocol.plan import Device
 from blockrelay.settings import WorkerSettings
 from blockrelay_worker.execution.cpu.loading import CpuExecutors
-from blockrelay_worker.execution.device_memory import DeviceMemory
 from blockrelay_worker.execution.executor import Executor
 from blockrelay_worker.execution.onnx.compiled.cache_folder import default_root
-from blockrelay_worker.execution.page_layout import PageLayout
 from blockrelay_worker.execution.process.executors import DeviceExecutors
 
 
@@ -35,18 +33,6 @@ class Executors(Protocol):
 
     def numerics_id(self, manifest: Manifest) -> str:
         """Of all its executors of this model, known before one is loaded."""
-        ...
-
-    def layout(self, folder: BlockFolder, first_block: int, last_block: int) -> PageLayout:
-        """Of the pages that a stage will have."""
-        ...
-
-    def page_bytes(self, layout: PageLayout) -> int:
-        """Of one KV page where it lies, which may be wider than `layout` says of what leaves."""
-        ...
-
-    def memory(self, folder: BlockFolder) -> DeviceMemory | None:
-        """Of its device, and what stages of the folder take of it; None where they lie in the memory of the host."""
         ...
 
     def load(self, folder: BlockFolder, first_block: int, last_block: int, *, pages: int) -> Executor:

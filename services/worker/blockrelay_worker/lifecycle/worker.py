@@ -28,7 +28,7 @@ from blockrelay_worker.execution.fault_injection import (
     salted_id,
 )
 from blockrelay_worker.execution.loader import Executors
-from blockrelay_worker.execution.page_layout import pages_for
+from blockrelay_worker.execution.page_layout import layout_of, pages_for
 from blockrelay_worker.execution.process.executors import DeviceExecutors
 from blockrelay_worker.kv.prefix_cache import PrefixCache
 from blockrelay_worker.kv.store.factory import open_page_store
@@ -199,7 +199,7 @@ class Worker:
         budget = self._settings.kv_bytes or int(available_bytes() * KV_SHARE)
         if self._device:
             return self._device.pages(folder, blocks, useful=useful, kv_bytes=budget)
-        page_bytes = self._executors.page_bytes(self._executors.layout(folder, blocks.first, blocks.last))
+        page_bytes = layout_of(folder, blocks.first, blocks.last).bytes_per_page
         return useful if page_bytes == 0 else max(2, min(useful, budget // page_bytes))
 
     def _role(self, worker: str, assignment: Assignment, executor: Executor) -> StageRole:

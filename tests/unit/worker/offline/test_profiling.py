@@ -9,6 +9,7 @@ from blockrelay.block_folder.folder import open_block_folder
 from blockrelay.errors import UsageError
 from blockrelay.planning.profile import decode_profile
 from blockrelay_worker.execution.loader import executors_for
+from blockrelay_worker.execution.page_layout import layout_of
 from blockrelay_worker.kernels import load_kernels
 from blockrelay_worker.offline.profiling import __main__ as profiling
 from blockrelay_worker.offline.profiling import samples
@@ -57,7 +58,7 @@ def test_a_model_that_does_not_fit_is_measured_in_windows(folder: Path) -> None:
     executors = executors_for("cpu", opened, threads=1)
     wanted = [Shape(4, 128), Shape(64, 128)]
     sizes = [opened.manifest.files[block.file].bytes for block in opened.manifest.blocks]
-    pages = 64 * 8 * executors.layout(opened, 1, 1).bytes_per_page
+    pages = 64 * 8 * layout_of(opened, 1, 1).bytes_per_page
     found = list(windows(opened, executors, wanted, max(sizes) + pages))
     assert found[0].first == 1 and found[-1].last == BLOCKS and len(found) > 1
     assert [w.first for w in found[1:]] == [w.last + 1 for w in found[:-1]]

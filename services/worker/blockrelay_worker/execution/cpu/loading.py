@@ -13,7 +13,6 @@ from blockrelay.protocol.plan import Device
 from blockrelay_worker.execution.cpu.linears import Variant
 from blockrelay_worker.execution.cpu.stage import StageExecutor
 from blockrelay_worker.execution.numerics_id import numerics_id
-from blockrelay_worker.execution.page_layout import PageLayout, layout_of
 from blockrelay_worker.execution.self_test import first_mismatch
 from blockrelay_worker.kernels import load_kernels
 from blockrelay_worker.kernels.interface import Kernels
@@ -37,15 +36,6 @@ class CpuExecutors:
 
     def numerics_id(self, manifest: Manifest) -> str:
         return numerics_id(manifest)
-
-    def layout(self, folder: BlockFolder, first_block: int, last_block: int) -> PageLayout:
-        return layout_of(folder, first_block, last_block)
-
-    def page_bytes(self, layout: PageLayout) -> int:
-        return layout.bytes_per_page
-
-    def memory(self, folder: BlockFolder) -> None:
-        """The host's."""
 
     def load(self, folder: BlockFolder, first_block: int, last_block: int, *, pages: int) -> StageExecutor:
         return load_stage(

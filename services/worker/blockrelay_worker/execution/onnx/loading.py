@@ -5,7 +5,7 @@ import json
 import math
 import weakref
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import ClassVar
 
@@ -35,7 +35,7 @@ from blockrelay_worker.execution.onnx.providers.provider import CpuProvider, Pro
 from blockrelay_worker.execution.onnx.stage import OnnxStage
 from blockrelay_worker.execution.onnx.weights.arrays import bits_of
 from blockrelay_worker.execution.onnx.weights.resident import TABLES, ResidentWeights
-from blockrelay_worker.execution.page_layout import PageLayout, layout_of
+from blockrelay_worker.execution.page_layout import layout_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,6 @@ class OnnxExecutors:
         self._provider, self._per_block = provider, per_block
         self._capture = (provider.captures if capture is None else capture) and not per_block
         self._attention: dict[tuple[int, int, int], PagedAttention] = {}
-        self._flavours: dict[PageLayout, Flavour] = {}
         self._products: dict[tuple[int, FloatType], bool] = {}
         self._models: dict[str, _OfModel] = {}
         self._composed: weakref.WeakKeyDictionary[OnnxStage, Answers] = weakref.WeakKeyDictionary()
@@ -86,19 +85,10 @@ class OnnxExecutors:
         same = len(set(manifest.precisions)) == 1
         return f"{manifest.precision if same else 'mixed'}-{self._provider.name}-{digest[:16]}"
 
-    def layout(self, folder: BlockFolder, first_block: int, last_block: int) -> PageLayout:
-        layout = layout_of(folder, first_block, last_block)
-        self._flavours[layout] = self._flavour_of(folder.manifest)
-        return layout
-
-    def page_bytes(self, layout: PageLayout) -> int:
-        """Of a layout that `layout` has given."""
-        flavour = self._flavours[layout]
-        return layout.bytes_per_page * np.dtype(flavour.dtype).itemsize // np.dtype(layout.dtype).itemsize
-
     def memory(self, folder: BlockFolder) -> DeviceMemory:
         """Of the device, as far as it tells."""
-        model, item = folder.model, np.dtype(self._flavour_of(folder.manifest).dtype).itemsize
+        model, dtype = folder.model, self._flavour_of(folder.manifest).dtype
+        item = np.dtype(dtype).itemsize
         bits = bits_of(folder.manifest, self._small(folder.manifest))
         return DeviceMemory(
             device=self._provider.device,
@@ -110,7 +100,9 @@ class OnnxExecutors:
                 for block in range(1, model.blocks + 1)
             ],
             table_bytes=item * model.max_position * model.head_dim,
-            layer_page_bytes=self.page_bytes(self.layout(folder, 1, 1)),
+            layer_page_bytes=replace(
+                layout_of(folder, 1, 1), dtype=np.float16 if dtype == "float16" else np.float32
+            ).bytes_per_page,
             least_pages=PAGES_NEEDED,
             canary_pages=PAGES_NEEDED,
             budget_bytes=self._provider.budget_bytes(),

@@ -26,7 +26,9 @@ from blockrelay.errors import BlockFolderError, BlockrelayError, KnownAnswerMism
 from blockrelay.exit_codes import BROKEN
 from blockrelay.host.memory import resident_bytes
 from blockrelay.observability import logs
+from blockrelay.protocol.plan import Stage
 from blockrelay_worker.execution.batch import Batch, Segment
+from blockrelay_worker.execution.onnx.canary import Canary
 from blockrelay_worker.execution.onnx.compiled.graphs import compiled_graphs
 from blockrelay_worker.execution.onnx.failures import Judge
 from blockrelay_worker.execution.onnx.known_answers import PAGES_NEEDED
@@ -34,7 +36,6 @@ from blockrelay_worker.execution.onnx.loading import OnnxExecutors
 from blockrelay_worker.execution.onnx.providers.opening import open_provider
 from blockrelay_worker.execution.onnx.providers.provider import Provider
 from blockrelay_worker.execution.onnx.stage import OnnxStage
-from blockrelay_worker.execution.process.canary import Canary
 from blockrelay_worker.execution.process.frames import Ended, Message, read, write
 from blockrelay_worker.execution.process.logit_rows import packed_rows, unpacked_needs
 
@@ -131,7 +132,7 @@ class Child:
         here = executors.resident(opened, first, last)
         folder = open_block_folder(self._folder, blocks=set(range(first, last + 1)) - here)
         pools = sum(stage.pool_bytes for stage in self._stages.values())
-        pools += pages * executors.page_bytes(executors.layout(folder, first, last))
+        pools += pages * executors.memory(opened).page_bytes(Stage(first=first, last=last))
         stage = executors.load(folder, first, last, pages=pages, weight_room=max(0, (budget or 0) - pools))
         answers = executors.answers(stage)
         number, pages = max(self._stages, default=0) + 1, stage.pool.pages - PAGES_NEEDED

@@ -13,7 +13,6 @@ from blockrelay.block_folder.model import Precision
 from blockrelay.errors import UsageError
 from blockrelay.protocol.plan import Device
 from blockrelay_worker.execution.device_memory import DeviceMemory
-from blockrelay_worker.execution.page_layout import PageLayout, layout_of
 from blockrelay_worker.execution.process.device_process import CHILD, CLOSED, DeviceProcess
 from blockrelay_worker.execution.process.frames import Message
 from blockrelay_worker.execution.process.renewal import in_quarantine, may_be_renewed, usable_in_s
@@ -74,12 +73,6 @@ class DeviceExecutors:
         """As the process has told of its folder."""
         assert manifest.model_hash == self._folder.manifest.model_hash, "it was opened for another folder"
         return self._numerics
-
-    def layout(self, folder: BlockFolder, first_block: int, last_block: int) -> PageLayout:
-        return layout_of(folder, first_block, last_block)
-
-    def page_bytes(self, layout: PageLayout) -> int:
-        return layout.layers * self._memory.layer_page_bytes
 
     def memory(self, folder: BlockFolder) -> DeviceMemory:
         """As it was before the first stage was loaded."""

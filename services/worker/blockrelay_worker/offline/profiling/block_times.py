@@ -16,7 +16,7 @@ from blockrelay.planning.profile import BASE_CONTEXT
 from blockrelay_worker.execution.batch import Batch, Segment
 from blockrelay_worker.execution.executor import Executor
 from blockrelay_worker.execution.loader import Executors
-from blockrelay_worker.execution.page_layout import pages_for
+from blockrelay_worker.execution.page_layout import layout_of, pages_for
 from blockrelay_worker.offline.profiling.samples import ROUNDS, Samples, runs_of_a_round
 
 ROWS = (1, 4, 16, 64, 256)
@@ -73,11 +73,11 @@ def windows(folder: BlockFolder, executors: Executors, wanted: Sequence[Shape], 
     first = 1
     while first <= folder.model.blocks:
         last = folder.model.blocks
-        while (left := room - _weights(folder, first, last)) < base * _page_bytes(folder, executors, first, last):
+        while (left := room - _weights(folder, first, last)) < base * layout_of(folder, first, last).bytes_per_page:
             if last == first:
                 raise UsageError(f"block_{first} does not fit into the {room >> 20} MiB that may be taken here")
             last -= 1
-        page_bytes = _page_bytes(folder, executors, first, last)
+        page_bytes = layout_of(folder, first, last).bytes_per_page
         yield Window(first, last, max(2, min(largest, left // page_bytes if page_bytes else largest)))
         first = last + 1
 
@@ -144,7 +144,3 @@ def _batch(executor: Executor, folder: BlockFolder, shape: Shape, pages: Sequenc
 def _weights(folder: BlockFolder, first: int, last: int) -> int:
     files = folder.manifest.files
     return sum(files[folder.manifest.block(index).file].bytes for index in range(first, last + 1))
-
-
-def _page_bytes(folder: BlockFolder, executors: Executors, first: int, last: int) -> int:
-    return executors.layout(folder, first, last).bytes_per_page

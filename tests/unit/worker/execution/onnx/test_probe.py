@@ -26,6 +26,7 @@ from blockrelay_worker.execution.onnx.probe import (
 from blockrelay_worker.execution.onnx.providers.opening import open_provider
 from blockrelay_worker.execution.onnx.providers.provider import CpuProvider
 from blockrelay_worker.execution.onnx.stage import OnnxStage
+from blockrelay_worker.execution.page_layout import layout_of
 from tests.support.worker.onnx_devices import FLOAT16
 
 
@@ -131,9 +132,8 @@ def test_a_device_that_refuses_the_heads_attends_by_standard_operators(
     assert executors.numerics_id(w8a8.manifest) == other.numerics_id(w8a8.manifest)
     told = capsys.readouterr().out
     assert told.count("PAGED_ATTENTION_REFUSED") == 1 and "PagedAttention" in told
-    layout = executors.layout(w8a8, 1, 2)
-    assert executors.page_bytes(layout) == other.page_bytes(other.layout(w8a8, 1, 2)) == 2 * layout.bytes_per_page
     assert executors.memory(w8a8) == other.memory(w8a8)
+    assert executors.memory(w8a8).layer_page_bytes == 2 * layout_of(w8a8, 1, 1).bytes_per_page
     # And so it serves
     assert executors.load(w8a8, 1, 2, pages=PAGES_NEEDED).details["flavour"] == "plain"
     assert "REFUSED" not in capsys.readouterr().out

@@ -24,9 +24,8 @@ end
 -- was (nil: not known): the next route has a CPU there, and no worker of the numerics id is waited for; where the request
 -- denies that, it waits for GPUs of all stages that had one. `found`: how many leading tokens have KV pages in the stage
 -- that lacked some, or that left its GPU (nil: not known); until it has a token the next run takes no more of them
--- anywhere. Re-runs and deaths count only
--- at an unchanged log length; the second re-run waits, and each one after it twice as long. `tried` is the request that a
--- dead worker tried alone, or nil: with it nobody else is to blame.
+-- anywhere. Re-runs and deaths count only at an unchanged log length; the second re-run waits, and each one after it
+-- twice as long. `tried` is the request that a dead worker tried alone, or nil: with it nobody else is to blame.
 local function rerun(r, reason, block, tried, stage, found)
   local set = {'state', 'queued', 'run', '', 'route', '', 'progress_ms', NOW, 'rerun_reason', reason}
   if reason == 'missing_pages' then
