@@ -207,6 +207,8 @@ def device(on: Watched) -> Iterator[None]:
         worker = system.start_worker(device="gpu", gpu="cpu", canary_s="0.1")
         system.wait_ready(2)
         on.watch(system, scheduler=False)
+        canaries = 'increase(blockrelay_worker_canaries_total{result="right"}[15s]) > 0'
+        wait_until(lambda: on.seen(canaries), "Prometheus has seen one canary and another")
         for number in range(MOST_LOSSES):
             wait_until(lambda: _plan_has_gpu(system), "a GPU has the stage")
             jobs = make_jobs(4, seed=30 + number, vocab=POISON, tokens=300)
