@@ -211,6 +211,20 @@ class TestExact:
         assert cell.accept(content=exact()).status == "NOT_EXACT"
         assert cell.accept("req-2").status == "OK"
 
+    def test_waits_where_a_cpu_left_just_now(self, cell: Cell) -> None:
+        """As after a Redis that was full: whoever comes back first may be the GPU."""
+        gpu(cell, "g0", 0)
+        for stage in range(3):
+            cpu(cell, f"c{stage}", stage)
+        cell.scripts.run(calls.dead("c0", silent_s=0))
+        assert cell.accept("req-1", content=exact()).status == "OK"
+        assert cell.claim("g0") == []
+        assert cell.client.pttl(cell.keys.exact_left(MODEL)) > 50_000
+        cell.client.delete(cell.keys.exact_left(MODEL))
+        assert cell.accept("req-2", content=exact()).status == "NOT_EXACT"
+        cpu(cell, "c3", 0)
+        assert [run.route for run in cell.claim("c3")] == [("c3", "c1", "c2")]
+
     def test_is_for_cpus_when_gpus_come_later(self, cell: Cell) -> None:
         cell.accept(content=exact())
         for stage in range(3):

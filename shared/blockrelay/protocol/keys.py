@@ -77,6 +77,7 @@ FAMILIES = (
     Family("protocol", "", "string, number of the protocol that all services of the cell speak", "UPGRADE gateway scheduler worker", f"ACCEPT BEAT {_ENDS} FORGET MIGRATE MOVE PLAN", "never"),
     Family("settings", "", "hash: retention_s and dead_after_ms, which hold for all services of the cell", "scheduler", f"ACCEPT {_ENDS} MIGRATE FORGET gateway worker", "never"),
     Family("fleet", "<model>", "hash, what ACCEPT and CLAIM last made of the registry", "ACCEPT CLAIM DEAD worker UPGRADE", "", "after 1 s, and when a worker comes or goes"),
+    Family("exact-left", "<model>", "string, the worker that left last of those that do not vary", "DEAD", "ACCEPT", "after 60 s"),
     Family("plan", "<model>", "hash: epoch, inputs, class, plan", "PLAN", "ACCEPT gateway scheduler worker", "never"),
     Family("plan-history", "<model>", "stream: plan, origin, who; the newest is brought into force", "scheduler", "", "trimmed to 100"),
     Family("session", "<id>", "hash: step, fingerprint, request, tokens", "ACCEPT UPGRADE", "MOVE gateway", "retention after the last step"),
@@ -265,6 +266,9 @@ class Keys:
 
     def fleet(self, model: str) -> str:
         return self._key("fleet", model)
+
+    def exact_left(self, model: str) -> str:
+        return self._key("exact-left", model)
 
     def plan(self, model: str) -> str:
         return self._key("plan", model)

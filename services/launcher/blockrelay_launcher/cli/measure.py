@@ -10,6 +10,7 @@ from blockrelay.settings import BUNDLED_MODEL
 from blockrelay_launcher.bench.command import BenchOptions, run_bench
 from blockrelay_launcher.drill.command import DrillOptions, run_drill
 from blockrelay_launcher.drill.faults import parse_kinds, parse_roles
+from blockrelay_launcher.drill.workload import LONGEST_ANSWER, SHORTEST_ANSWER
 from blockrelay_launcher.supervisor.embedded_redis import Fsync
 
 app = typer.Typer()
@@ -94,6 +95,9 @@ def drill(
     seed: Annotated[int | None, typer.Option(help="Of requests, victims and times; default: a new one.")] = None,
     fsync: Annotated[Fsync, typer.Option(help="When the control Redis is on disk.")] = "always",
     requests: Annotated[int, typer.Option(min=1, metavar="N", help="Requests at once.")] = 8,
+    longest_answer: Annotated[
+        int, typer.Option(min=SHORTEST_ANSWER, metavar="TOKENS", help="What a request may ask for; most ask for less.")
+    ] = LONGEST_ANSWER,
     stages: Annotated[int, typer.Option(min=1, help="How many stages the model is cut into.")] = 1,
     replicas: Annotated[int, typer.Option(min=1, help="Workers per stage.")] = 2,
     gateways: Annotated[int, typer.Option(min=1, help="Gateways; clients go on at another.")] = 2,
@@ -106,8 +110,8 @@ def drill(
     roles = parse_roles("worker,scheduler,gateway,redis" + (",device" if gpu else "") if kill is None else kill)
     options = DrillOptions(
         model=model.absolute(), seconds=60 * minutes, roles=roles, kinds=parse_kinds(faults), every_s=every,
-        seed=seed, fsync=fsync, requests=requests, stages=stages, replicas=replicas, gateways=gateways,
-        schedulers=schedulers, upgrade=upgrade, users=users, upgrade_from=upgrade_from,
+        seed=seed, fsync=fsync, requests=requests, longest_answer=longest_answer, stages=stages, replicas=replicas,
+        gateways=gateways, schedulers=schedulers, upgrade=upgrade, users=users, upgrade_from=upgrade_from,
         plan=plan and plan.absolute(), apply=apply and apply.absolute(), gpu=gpu, stage_devices=stage_devices,
     )  # fmt: skip
     raise typer.Exit(run_drill(options, as_json=as_json))

@@ -29,7 +29,7 @@ from blockrelay_launcher.drill.parts.upgrade import SALT, Upgrade
 from blockrelay_launcher.drill.report import Report, judge, show
 from blockrelay_launcher.drill.system import DrilledSystem, check_release, drilled_system, lasting_ports
 from blockrelay_launcher.drill.users import put_in_force
-from blockrelay_launcher.drill.workload import Ask, References, incomplete, make_asks, parts_of
+from blockrelay_launcher.drill.workload import LONGEST_ANSWER, Ask, References, incomplete, make_asks, parts_of
 from blockrelay_launcher.supervisor.embedded_redis import Fsync
 from blockrelay_launcher.up_options.options import names_of
 
@@ -39,11 +39,11 @@ ASKS = 60
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrillOptions:
-    """`requests` at once. `seed` None: a new one, which is told. `upgrade`: in the middle third all workers are
-    replaced by such that compute other bits. `users`: folder of the ACL files that are in force. `upgrade_from`: the
-    Python of another release, which serves for the first half; then this one goes on with its data. `plan` is the plan
-    to start with, not `stages`; `apply` the one that is applied in the middle. `gpu` and `stage_devices` as of `up`:
-    then a third of the requests keep off GPUs."""
+    """`requests` at once, of at most `longest_answer` tokens each. `seed` None: a new one, which is told. `upgrade`: in
+    the middle third all workers are replaced by such that compute other bits. `users`: folder of the ACL files that are
+    in force. `upgrade_from`: the Python of another release, which serves for the first half; then this one goes on with
+    its data. `plan` is the plan to start with, not `stages`; `apply` the one that is applied in the middle. `gpu` and
+    `stage_devices` as of `up`: then a third of the requests keep off GPUs."""
 
     model: Path
     seconds: float
@@ -53,6 +53,7 @@ class DrillOptions:
     seed: int | None = None
     fsync: Fsync = "always"
     requests: int = 8
+    longest_answer: int = LONGEST_ANSWER
     stages: int = 1
     replicas: int = 2
     gateways: int = 2
@@ -102,7 +103,13 @@ def run_drill(options: DrillOptions, *, as_json: bool) -> int:
     data = Path(tempfile.mkdtemp(prefix="blockrelay-drill-"))
     try:
         exact_every = 3 if options.gpu else None
-        asks = make_asks(options.asks, rng=Random(seed), folder=folder, exact_every=exact_every)
+        asks = make_asks(
+            options.asks,
+            rng=Random(seed),
+            folder=folder,
+            longest_answer=options.longest_answer,
+            exact_every=exact_every,
+        )
         report = _drilled(options, seed, asks, data)
     except BaseException:
         shutil.rmtree(data, ignore_errors=True)
@@ -160,6 +167,9 @@ class _Course:
             self._references = References(model=self._options.model, asks=self._asks, ids=ids)
             _say(f"seed {self._seed}; {len(self._asks)} different requests, first alone")
             self._references.prepare((n, own) for n in range(len(self._asks)))
+            if self._options.gpu:
+                _say(f"waiting until {self._options.gpu} serves")
+                system.wait_for_gpus(len(self._options.gpu.split(",")))
             self._load.urls = system.urls
             self._load.start()
         release = "" if last else f" with the release of {self._options.upgrade_from}"

@@ -26,6 +26,8 @@ from blockrelay_launcher.supervisor.ports import kept_ports
 HOST = "127.0.0.1"
 #: Workers learn of the last ends within a beat or two. Seconds.
 SETTLE_S = 5.0
+#: A driver that compiles its shaders for the first time takes a minute. Seconds.
+GPUS_LOAD_S = 240.0
 #: A Redis that does not answer the drill within this is asleep: the drill has other things to do. Seconds.
 ANSWER_S = 0.5
 
@@ -108,6 +110,19 @@ class DrilledSystem:
             told = [cast(Any, client.hmget(keys.worker(name.decode()), "device", "numerics")) for name in names]
         (found,) = {numerics for device, numerics in told if device == b"cpu"}
         return found.decode()
+
+    def wait_for_gpus(self, count: int) -> None:
+        """Return when so many workers on GPUs serve a stage. Raises ServiceUnavailable after GPUS_LOAD_S."""
+        keys, end = Keys(self.running.cell), time.monotonic() + GPUS_LOAD_S
+        while time.monotonic() < end:
+            with self.administrator("redis-control") as client:
+                workers = [name.decode() for name in cast(Any, client.zrange(keys.workers, 0, -1))]
+                gpus = [name for name in workers if cast(Any, client.hget(keys.worker(name), "device")) == b"gpu"]
+                serve = sum(cast(Any, client.exists(keys.inbox(name))) for name in gpus)
+            if serve >= count:
+                return
+            time.sleep(0.1)
+        raise ServiceUnavailable(f"after {GPUS_LOAD_S:.0f} s not all of {count} GPUs serve: see {self.logs}")
 
     def denied(self) -> list[str]:
         """What the servers, since they started, have refused to users."""

@@ -14,8 +14,10 @@ from blockrelay.errors import ServiceUnavailable
 from blockrelay.protocol.sampling_params import SamplingParams
 from blockrelay.text.tokenizer import Tokenizer
 
-#: Tokens of the longest prompt and of the longest answer; shorter where the model's context is.
+#: Tokens of the longest prompt, and of the longest answer unless told; shorter where the model's context is.
 LONGEST_PROMPT, LONGEST_ANSWER = 400, 200
+#: Of the shortest answer.
+SHORTEST_ANSWER = 4
 _TEXT = """the a fox dog boat garden kite river old small red found gave went saw and then but because was happy story
 Lily Ben Molly Tom said again under over into house light water stone friend"""
 _WORDS = _TEXT.split()
@@ -67,9 +69,16 @@ class Answer:
     digests: tuple[str, ...] = ()
 
 
-def make_asks(count: int, *, rng: Random, folder: BlockFolder, exact_every: int | None = None) -> list[Ask]:
+def make_asks(
+    count: int,
+    *,
+    rng: Random,
+    folder: BlockFolder,
+    longest_answer: int = LONGEST_ANSWER,
+    exact_every: int | None = None,
+) -> list[Ask]:
     """Greedy and sampled, short and long; half of the prompts begin like others. Every sixth is a tensor session, and
-    every so many are `exact`."""
+    every so many are `exact`. `longest_answer` in tokens, at least SHORTEST_ANSWER."""
     model = folder.model
     tokenizer = Tokenizer.from_file(folder.tokenizer_path) if folder.tokenizer_path is not None else None
     longest = min(LONGEST_PROMPT, model.max_position // 2)
@@ -88,7 +97,7 @@ def make_asks(count: int, *, rng: Random, folder: BlockFolder, exact_every: int 
             prompt = (rng.choice(shared)[: rng.randint(1, longest)] + prompt)[:longest]
         greedy = rng.random() < 0.5
         params = SamplingParams(
-            max_tokens=min(rng.randint(4, LONGEST_ANSWER), model.max_position - len(prompt)),
+            max_tokens=min(rng.randint(SHORTEST_ANSWER, longest_answer), model.max_position - len(prompt)),
             temperature=0.0 if greedy else rng.choice((0.3, 0.8, 1.2)),
             top_p=1.0 if greedy else rng.choice((1.0, 0.9)),
             seed=rng.randrange(2**53),

@@ -8,7 +8,7 @@
 --   exact (never under another numerics id, nor on devices that vary), fallback (deny | recompute; nothing: allow), reader (gateway that will read a request that exists; '': none does),
 --   result_bytes (0: none), confirm (write even where the request is there already: WAIT follows), limits (blockrelay.protocol.transitions.calls.Limits and `in_flight`; 0 stands for no limit but
 --   of `in_flight`), session (calls.SessionStep) or nothing, binding (calls.Binding) or nothing
--- Answers: OK ms | EXISTS state | OTHER | MOVED version (of the list of cells by which it is elsewhere) | TOO_LARGE pages | NOT_EXACT (all routes vary) | STEP expected-step | REPEAT request-id, or a limit and ms after
+-- Answers: OK ms | EXISTS state | OTHER | MOVED version (of the list of cells by which it is elsewhere) | TOO_LARGE pages | NOT_EXACT (all routes vary, and have for a while) | STEP expected-step | REPEAT request-id, or a limit and ms after
 --   which to ask again: TOKENS left | CONCURRENT requests | BUSY in-flight | PAGES promised | WAIT ms | LATE ms (until its end) |
 --   RESULTS bytes promised | TENANT_RESULTS bytes promised
 local id, model, pages_needed, deadline_ms = ARGS.request, ARGS.model, ARGS.pages_needed, ARGS.deadline_ms
@@ -58,7 +58,7 @@ for _, pages in pairs(found.largest) do
   if pages < pages_needed then return {'TOO_LARGE', pages} end
 end
 local among_varying = ARGS.exact and found.varies
-if among_varying and not found.steady then return {'NOT_EXACT'} end
+if among_varying and not found.steady and redis.call('EXISTS', P .. 'exact-left:' .. model) == 0 then return {'NOT_EXACT'} end
 
 -- The tenant's own limits. Its bucket holds a minute's worth and is filled all the time.
 local bucket, level = P .. 'bucket:' .. tenant, 0

@@ -3,6 +3,7 @@
 -- needs: requests/record, queue/rerun
 -- Arguments: worker, silent_ms (without a beat that make it dead; 0: somebody saw it die), reason (death | drain | forgotten)
 -- Answer: {1 when it was declared dead now, number of re-runs}
+local EXACT_RETURNS = 60000  -- ms in which a worker that does not vary, or another in its place, is thought to come back
 local w = ARGS.worker
 local beat = redis.call('ZSCORE', P .. 'workers', w)
 local after = ARGS.silent_ms
@@ -10,7 +11,7 @@ local after = ARGS.silent_ms
 if beat and after > 0 and math.abs(NOW - tonumber(beat)) < after then return {0, 0} end
 local on = redis.call('SMEMBERS', P .. 'worker-requests:' .. w)
 if not beat and #on == 0 and redis.call('EXISTS', P .. 'worker:' .. w, P .. 'inbox:' .. w) == 0 then return {0, 0} end
-local v = redis.call('HMGET', P .. 'worker:' .. w, 'device', 'first_block', 'model', 'stage')
+local v = redis.call('HMGET', P .. 'worker:' .. w, 'device', 'first_block', 'model', 'stage', 'varies')
 local tried = redis.call('GET', P .. 'quarantine:' .. w) or nil
 local count = 0
 for _, id in ipairs(on) do
@@ -24,6 +25,7 @@ redis.call('DEL', P .. 'worker-requests:' .. w, P .. 'inbox:' .. w, P .. 'worker
 redis.call('ZREM', P .. 'workers', w)
 if v[3] then
   redis.call('DEL', P .. 'fleet:' .. v[3])
+  if v[5] ~= '1' then redis.call('SET', P .. 'exact-left:' .. v[3], w, 'PX', EXACT_RETURNS) end
   if ARGS.reason == 'death' then redis.call('HINCRBY', P .. 'totals:' .. v[3], 'deaths', 1) end
 end
 return {1, count}

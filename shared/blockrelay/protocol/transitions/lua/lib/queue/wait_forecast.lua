@@ -46,10 +46,11 @@ local function step_among(found, batch)
 end
 
 -- Of a model: `largest` pool of each stage (also of workers that are silent now: what they hold fits once they are back, or
--- replaced, and a refusal for its size is final), and of those that live: `pages` of the narrowest stage, `workers` of the first stage and the requests
--- (`slots`) that they run at once, whether one `varies`, and whether there is a
--- whole route of others (`steady`); of those that have measured themselves, together: seconds for a prompt row and for a
--- token (`row`, `token`, nil before), the `slowest` one's prompt row, and `steps` for `step_among`.
+-- replaced, and a refusal for its size is final), and whether there is a whole route of workers that do not vary
+-- (`steady`, silent ones too); of those that live: `pages` of the narrowest stage, `workers` of the first stage and the
+-- requests (`slots`) that they run at once, and whether one `varies`; of those that have measured themselves, together:
+-- seconds for a prompt row and for a token (`row`, `token`, nil before), the `slowest` one's prompt row, and `steps` for
+-- `step_among`.
 local function survey(model)
   local found = {largest = {}, workers = 0, slots = 0, slowest = 0}
   local pools, rows, tokens, measured, routes = {}, 0, 0, {}, {}
@@ -59,15 +60,14 @@ local function survey(model)
     if v[4] == model and v[3] then
       local stage, pages = v[1] .. '/' .. v[2], tonumber(v[3])
       found.largest[stage] = math.max(found.largest[stage] or 0, pages)
+      if v[9] ~= '1' then
+        local route = v[10] .. ' ' .. v[1]
+        routes[route] = routes[route] or {}
+        routes[route][v[2]] = true
+      end
       if is_alive(all[i + 1]) then
         pools[stage] = (pools[stage] or 0) + pages
-        if v[9] == '1' then
-          found.varies = true
-        else
-          local route = v[10] .. ' ' .. v[1]
-          routes[route] = routes[route] or {}
-          routes[route][v[2]] = true
-        end
+        found.varies = found.varies or v[9] == '1'
         if v[2] == '0' then
           found.workers, found.slots = found.workers + 1, found.slots + tonumber(v[5] or '64')
           if v[6] then
