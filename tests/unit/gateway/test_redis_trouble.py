@@ -136,6 +136,9 @@ def test_an_end_at_a_shorter_log_than_was_heard_is_heard(
     with gateway.http.stream("GET", path, headers={"Last-Event-ID": f"{first.request}:2"}) as response:
         (end, _) = read_events(response)
     assert "error" in end.data, "a bad end is told to everybody who asks"
+    assert end.id == f"{worker.public(first)}:3", (
+        "behind what the client has seen, or it would pass for an event seen before"
+    )
 
 
 def test_a_gateway_that_only_resumed_a_request_accepts_it_again_too(

@@ -96,9 +96,9 @@ async def stream(
                 else:
                     fingerprint = requests[index].numerics or await source.records.numerics(requests[index])
                     body = form.chunk(index, delta, requests[index], fingerprint)
-                # A bad end is told even where the client has seen more: Redis may have lost that before the end.
+                # A bad end is told even where the client has seen more, and behind that: Redis may have lost it before.
                 if delta.position > seen[index] or error is not None:
-                    seen[index] = max(seen[index], delta.position)
+                    seen[index] = max(seen[index] + 1, delta.position)
                     parts.append(sse.event(body, event_id(request, seen)))
             reach("gateway.before_event")
             yield b"".join(parts)
