@@ -4,7 +4,8 @@
     ├── UsageError                 a command line, a setting or a checkpoint asks for something impossible
     │   └── UnsupportedModel       a checkpoint has a feature the converter lacks (`field` names it)
     ├── BlockFolderError           a block folder is incomplete, altered or points outside itself; refuse to start
-    │   └── KnownAnswerMismatch    a block computes other bits here than when it was converted
+    │   ├── KnownAnswerMismatch    a block computes other bits here than when it was converted
+    │   └── OnnxBlocksError        ONNX blocks that others made do not fit together (`file` and `tensor` name where)
     ├── RequestError               a client's request is refused for what it is; nothing was queued; HTTP 4xx
     │   ├── BadRequest             a field is wrong (`param` names it); 400
     │   │   ├── RequestTooLarge    body over the limit; 413
@@ -73,6 +74,15 @@ class KnownAnswerMismatch(BlockFolderError):
     def __init__(self, message: str, *, block: str) -> None:
         super().__init__(message)
         self.block = block
+
+
+class OnnxBlocksError(BlockFolderError):
+    """ONNX blocks that others made are incomplete, altered, or do not fit together. The message begins with `file` and
+    `tensor`, those that are known."""
+
+    def __init__(self, message: str, *, file: str | None = None, tensor: str | None = None) -> None:
+        super().__init__(": ".join(one for one in (file, tensor, message) if one is not None))
+        self.file, self.tensor = file, tensor
 
 
 class RequestError(BlockrelayError):

@@ -22,6 +22,7 @@ from blockrelay_launcher.cli import status as cell_status
 from blockrelay_launcher.cli.measure import Model
 from blockrelay_launcher.cli.version import version_text
 from blockrelay_launcher.demo.command import DemoOptions, run_demo
+from blockrelay_launcher.onnx_blocks import command as onnx_blocks
 from blockrelay_launcher.profile import run_profile
 from blockrelay_launcher.supervisor.embedded_redis import Fsync
 from blockrelay_launcher.supervisor.up import up
@@ -38,6 +39,7 @@ app = typer.Typer(
 app.add_typer(api_keys.app)
 app.add_typer(dead_letters.app)
 app.add_typer(measure.app)
+app.add_typer(onnx_blocks.app)
 
 RedisUrl = Annotated[
     str | None,

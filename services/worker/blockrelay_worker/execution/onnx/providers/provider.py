@@ -24,6 +24,8 @@ Chosen = str | tuple[str, dict[Any, Any]]
 Place = tuple[str, int]
 #: What ONNX Runtime writes to stderr: errors and worse (everything else is told by exceptions), or nothing.
 ERRORS, _NOTHING = 3, 4
+_NO_CPU_FALLBACK = "session.disable_cpu_ep_fallback"
+_RECORDS_ASSIGNMENT = "session.record_ep_graph_assignment_info"
 
 
 class Provider(ABC):
@@ -85,18 +87,40 @@ class Provider(ABC):
         about = (*self.identity, f"{capture=}")
         return self.compiled.session(graph, about, make, again=self.fuses_last)
 
+    def mixed_session(self, file: Path) -> ort.InferenceSession:
+        """A session of a graph that others made, with weights in the file or beside it. What the device has no kernel
+        for is computed by ONNX Runtime's CPU provider: such graphs have integers in them that are at home there.
+
+        Raises as `session` does. `nodes_by_provider` counts what is where.
+        """
+        options = self._options(quiet=True)
+        chosen = self.add_to(options)
+        options.add_session_config_entry(_NO_CPU_FALLBACK, "0")
+        options.add_session_config_entry(_RECORDS_ASSIGNMENT, "1")
+        return self._opened(str(file), options, chosen)
+
     def _made(
         self, graph: bytes, saved: Path | None, *, quiet: bool, capture: bool, optimised: bool
     ) -> ort.InferenceSession:
         """`saved`: where what the graph was optimised to is written."""
-        options = ort.SessionOptions()
+        options = self._options(quiet=quiet)
         if optimised:
             options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
         if saved is not None:
             options.optimized_model_filepath = str(saved)
+        return self._opened(graph, options, self.add_to(options, capture=capture))
+
+    @staticmethod
+    def _options(*, quiet: bool) -> ort.SessionOptions:
+        options = ort.SessionOptions()
         options.log_severity_level = _NOTHING if quiet else ERRORS
         options.intra_op_num_threads = options.inter_op_num_threads = 1
-        chosen = self.add_to(options, capture=capture)
+        return options
+
+    def _opened(
+        self, graph: bytes | str, options: ort.SessionOptions, chosen: Sequence[Chosen]
+    ) -> ort.InferenceSession:
+        """`graph`: its bytes, or the path of its file."""
         try:
             made = ort.InferenceSession(graph, options, providers=list(chosen) or None, enable_fallback=0)
         except Exception as error:
@@ -152,7 +176,20 @@ def shrinking_arena(device: str) -> ort.RunOptions:
 
 def only_there(options: ort.SessionOptions) -> None:
     """A node without a kernel on the device is an error, not a node of the CPU provider."""
-    options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
+    options.add_session_config_entry(_NO_CPU_FALLBACK, "1")
+
+
+def nodes_by_provider(session: ort.InferenceSession) -> dict[str, int]:
+    """How many nodes of a `mixed_session` are with which provider, by ONNX Runtime's names; empty where an older one
+    does not tell."""
+    try:
+        parts = session.get_provider_graph_assignment_info()
+    except (AttributeError, RuntimeError):
+        return {}
+    found: dict[str, int] = {}
+    for part in parts:
+        found[part.ep_name] = found.get(part.ep_name, 0) + len(part.get_nodes())
+    return found
 
 
 def check_available(provider: type[Provider], package: str, *, place: str = "") -> None:

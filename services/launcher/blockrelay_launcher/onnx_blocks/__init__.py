@@ -1,0 +1,1 @@
+"""Commands for ONNX blocks that others made. The worker runs them, in a process of its own."""

@@ -1,0 +1,39 @@
+"""What a check has found as a table: a line for each output of each block. Pure."""
+
+from collections.abc import Iterator, Sequence
+
+from blockrelay.onnx_blocks.report import CheckedBlock, CheckedTensor
+from blockrelay.onnx_blocks.signature import shown
+
+_HEAD = ("BLOCK", "OUTPUT", "DECLARED", "ACTUAL", "DTYPE", "SECONDS", "RESULT")
+
+
+def table(blocks: Sequence[CheckedBlock]) -> str:
+    """In columns. Where a device has no kernel for some nodes, a column says how many the CPU computed."""
+    with_cpu = any(block.nodes is not None for block in blocks)
+    rows = [(*_HEAD[:-1], *(("ON CPU",) if with_cpu else ()), _HEAD[-1])]
+    rows += [row for block in blocks for row in _rows(block, with_cpu=with_cpu)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]) - 1)]
+    return "\n".join(
+        "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[-1]]).rstrip()
+        for row in rows
+    )
+
+
+def _rows(block: CheckedBlock, *, with_cpu: bool) -> Iterator[tuple[str, ...]]:
+    seconds = "" if block.seconds is None else f"{block.seconds:.4f}"
+    on_cpu = "" if block.nodes is None else f"{block.nodes_on_cpu} of {block.nodes} nodes"
+    result = block.problem or "passed"
+    for index, output in enumerate(block.outputs or (None,)):
+        name, of_block = (block.block, (seconds, on_cpu, result)) if index == 0 else ("", ("", "", ""))
+        cells = _cells(output) if output is not None else ("", "", "", "")
+        yield (name, *cells, of_block[0], *((of_block[1],) if with_cpu else ()), of_block[2])
+
+
+def _cells(output: CheckedTensor) -> tuple[str, str, str, str]:
+    declared = "any" if output.declared is None else shown(output.declared)
+    actual = "" if output.shape is None else shown(output.shape)
+    dtype = output.declared_dtype
+    if output.dtype not in ("", dtype):
+        dtype = f"{dtype}, is {output.dtype}"
+    return output.name, declared, actual, dtype

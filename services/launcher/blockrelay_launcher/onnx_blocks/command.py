@@ -1,0 +1,47 @@
+"""`blockrelay check`: every ONNX block of a folder alone, with made-up inputs, and a table of what came out."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from blockrelay_launcher.onnx_blocks.check import CheckOptions, run_check
+
+app = typer.Typer()
+#: What a shell reports for Ctrl-C.
+_INTERRUPTED = 130
+
+
+@app.command("check")
+def check(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Files block_1.onnx, block_2.onnx and so on.")],
+    device: Annotated[
+        str, typer.Option(metavar="ID", help="Where the blocks run, such as webgpu:0 (blockrelay devices).")
+    ] = "cpu",
+    batch: Annotated[int, typer.Option(min=1, help="Rows of the made-up batch.")] = 5,
+    sequence: Annotated[int, typer.Option(min=1, help="New tokens of each.")] = 10,
+    past: Annotated[int, typer.Option(min=0, help="Tokens that each has in its KV before.")] = 0,
+    against: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Refuse files that this blocks.json does not list; default: FOLDER's."),
+    ] = None,
+    write: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write a blocks.json with the SHA-256 of every file, when all have passed."),
+    ] = None,
+    gpu_python: Annotated[
+        Path | None,
+        typer.Option(metavar="PATH", help="Python that has the device's packages; default: this one."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of a table.")] = False,
+) -> None:
+    """Check ONNX blocks that you own: wire them by name, then run each of them alone with made-up inputs."""
+    options = CheckOptions(
+        folder=folder, device=device, batch=batch, sequence=sequence, past=past, against=against, write=write,
+        python=gpu_python, as_json=as_json,
+    )  # fmt: skip
+    try:
+        code = run_check(options)
+    except KeyboardInterrupt:
+        code = _INTERRUPTED
+    raise typer.Exit(code)

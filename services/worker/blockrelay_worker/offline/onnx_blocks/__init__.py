@@ -1,0 +1,1 @@
+"""ONNX blocks that others made: looked at and tried, without a queue."""

@@ -1,0 +1,101 @@
+"""`python -m blockrelay_worker.offline.onnx_blocks.check FOLDER`: every ONNX block of a folder alone, on one device.
+
+For `blockrelay check`, which shows what comes: the first line of stdout names the blocks (`encode_begin`), each further
+one is a block that was run (`encode_checked`). Exit code 0 when all passed, 1 when one did not, 2 when the folder
+cannot be checked: then stderr has one line, and nothing is written.
+"""
+
+import contextlib
+import importlib.util
+import os
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from blockrelay.command_app import run_app
+from blockrelay.errors import OnnxBlocksError, UsageError
+from blockrelay.exit_codes import FAILED
+from blockrelay.onnx_blocks.blocks_file import BlockFiles, encode_blocks_file, read_blocks_file
+from blockrelay.onnx_blocks.dimensions import StepSizes
+from blockrelay.onnx_blocks.report import CheckBegins, encode_begin, encode_checked
+from blockrelay_worker.execution.onnx.installation import check_one_onnxruntime
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+
+
+@app.command()
+def check(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER")],
+    device: Annotated[str, typer.Option()],
+    batch: Annotated[int, typer.Option(min=1)],
+    sequence: Annotated[int, typer.Option(min=1)],
+    past: Annotated[int, typer.Option(min=0)],
+    against: Annotated[Path | None, typer.Option()] = None,
+    write: Annotated[Path | None, typer.Option()] = None,
+) -> None:
+    """Run every ONNX block of a folder alone; one JSON line for each."""
+    check_one_onnxruntime()
+    if importlib.util.find_spec("onnx") is None:
+        raise UsageError("onnx is not installed: pip install 'blockrelay[converter]'")
+    # Only here: of two ONNX Runtimes in one environment, neither may be one that can be imported; onnx is an extra.
+    from blockrelay_worker.execution.onnx.providers.opening import open_provider
+    from blockrelay_worker.offline.onnx_blocks.folder import open_onnx_folder
+    from blockrelay_worker.offline.onnx_blocks.trial import check_blocks
+
+    if write is not None:
+        _check_writable(write)
+    with contextlib.redirect_stdout(sys.stderr):  # drivers print
+        provider = open_provider(device)
+    opened = open_onnx_folder(folder, against=against)
+    _tell(encode_begin(CheckBegins(tuple((one.block, one.file) for one in opened.wiring.blocks))))
+    passed = True
+    for checked in check_blocks(opened, provider, StepSizes(batch=batch, new=sequence, past=past)):
+        _tell(encode_checked(checked))
+        passed = passed and checked.passed
+    if not passed:
+        raise typer.Exit(FAILED)
+    if write is not None:
+        write_blocks_file(write, opened.facts())
+
+
+def write_blocks_file(path: Path, blocks: Sequence[BlockFiles]) -> None:
+    """It is there whole, or as it was before."""
+    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(encode_blocks_file(blocks))
+        os.chmod(name, 0o644)
+        os.replace(name, path)
+    except BaseException:
+        os.unlink(name)
+        raise
+
+
+def _check_writable(path: Path) -> None:
+    """Raises UsageError for a place where something else lies, such as weights."""
+    if not path.parent.is_dir():
+        raise UsageError(f"--write {path}: there is no folder {path.parent}")
+    if path.exists():
+        try:
+            read_blocks_file(path)
+        except OnnxBlocksError as error:
+            raise UsageError(f"--write would overwrite what is no blocks.json: {error}") from None
+
+
+def _tell(line: str) -> None:
+    """At once: somebody watches."""
+    typer.echo(line)
+    sys.stdout.flush()
+
+
+def run(arguments: list[str] | None = None) -> int:
+    """The exit code (see `run_app`)."""
+    return run_app(app, arguments, name="blockrelay check")
+
+
+if __name__ == "__main__":
+    sys.exit(run())

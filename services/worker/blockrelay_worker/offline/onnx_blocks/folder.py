@@ -1,0 +1,75 @@
+"""A folder of ONNX blocks as a whole: its files in order, wired, and compared with a `blocks.json`."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from blockrelay.block_folder.folder import file_sha256
+from blockrelay.block_folder.manifest import MANIFEST_NAME
+from blockrelay.errors import OnnxBlocksError
+from blockrelay.onnx_blocks.blocks_file import NAME, BlockFiles, FileFacts, check_unaltered, read_blocks_file
+from blockrelay.onnx_blocks.signature import in_order
+from blockrelay.onnx_blocks.wiring import Wiring, wire
+from blockrelay_worker.offline.onnx_blocks.onnx_file import OnnxFile, read_onnx_file
+from blockrelay_worker.offline.onnx_blocks.operators import check_operators
+
+#: More files than any model has layers.
+_MAX_BLOCKS = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class OnnxFolder:
+    """Blocks that fit together. Holds no file open and no weight."""
+
+    root: Path
+    files: tuple[OnnxFile, ...]
+    wiring: Wiring
+
+    def facts(self) -> tuple[BlockFiles, ...]:
+        """What `blocks.json` says of it. Reads all weights that lie beside the graphs."""
+        beside: dict[str, FileFacts] = {}
+        found: list[BlockFiles] = []
+        for file in self.files:
+            for name in file.weights:
+                if name not in beside:
+                    path = self.root / name
+                    beside[name] = FileFacts(name, path.stat().st_size, file_sha256(path))
+            graph = FileFacts(file.signature.file, file.bytes, file.sha256)
+            found.append(BlockFiles(file.signature, (graph, *(beside[name] for name in file.weights))))
+        return tuple(found)
+
+
+def open_onnx_folder(root: Path, *, against: Path | None = None) -> OnnxFolder:
+    """Read every file of the folder and wire the blocks by name.
+
+    Files must be as `against` says, or else as the folder's own `blocks.json` if it has one. Raises OnnxBlocksError
+    that names the file, and the tensor if it is one that is wrong. Writes nothing.
+    """
+    names = _names(root)
+    files: list[OnnxFile] = []
+    for index, name in enumerate(in_order(names), 1):
+        files.append(read_onnx_file(root, name, index))
+    check_operators(files)
+    folder = OnnxFolder(root, tuple(files), wire([file.signature for file in files]))
+    listing = against or (root / NAME if (root / NAME).exists() else None)
+    if listing is not None:
+        check_unaltered(read_blocks_file(listing), folder.facts(), str(listing))
+    return folder
+
+
+def _names(root: Path) -> Sequence[str]:
+    try:
+        names = [path.name for path in root.iterdir() if path.suffix == ".onnx" and not path.name.startswith(".")]
+    except OSError as error:
+        raise OnnxBlocksError(error.strerror or str(error), file=str(root)) from None
+    if not names:
+        if (root / MANIFEST_NAME).exists():
+            raise OnnxBlocksError(
+                "is a block folder of Blockrelay, which is checked whenever it is opened", file=str(root)
+            )
+        raise OnnxBlocksError("has no ONNX files; blocks are block_1.onnx, block_2.onnx and so on", file=str(root))
+    if len(names) > _MAX_BLOCKS:
+        raise OnnxBlocksError(
+            f"has {len(names):,} ONNX files; a model has at most {_MAX_BLOCKS:,} blocks", file=str(root)
+        )
+    return names

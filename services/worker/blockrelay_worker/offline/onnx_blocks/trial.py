@@ -1,0 +1,148 @@
+"""One block alone: its session, one run with made-up inputs, and what came out beside what the file declares."""
+
+import gc
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from blockrelay.errors import OnnxBlocksError, UsageError
+from blockrelay.onnx_blocks.dimensions import BlockDimensions, StepSizes
+from blockrelay.onnx_blocks.report import CheckedBlock, CheckedTensor
+from blockrelay.onnx_blocks.signature import Tensor
+from blockrelay.onnx_blocks.wiring import FromBlock, Source
+from blockrelay_worker.execution.onnx.providers.provider import CpuProvider, Provider, nodes_by_provider
+from blockrelay_worker.offline.onnx_blocks.folder import OnnxFolder
+from blockrelay_worker.offline.onnx_blocks.made_up import made_up
+from blockrelay_worker.offline.onnx_blocks.onnx_file import OnnxFile
+
+#: A reason is one line in a table.
+_LONGEST_REASON = 300
+Array = NDArray[Any]
+
+
+@dataclass(slots=True)
+class _Given:
+    """What earlier blocks gave for later ones: shapes of all of it, and integers and truth values as they are."""
+
+    shapes: dict[str, tuple[int, ...]] = field(default_factory=dict[str, tuple[int, ...]])
+    arrays: dict[str, Array] = field(default_factory=dict[str, Array])
+
+
+def check_blocks(folder: OnnxFolder, provider: Provider, sizes: StepSizes) -> Iterator[CheckedBlock]:
+    """Every block of the folder, in order and alone. One session is there at a time.
+
+    Raises UsageError where this machine lacks something that the provider needs; whatever else goes wrong is the
+    block's.
+    """
+    given = _Given()
+    presents = {present.name for present in folder.wiring.presents.values()}
+    consumed = folder.wiring.consumed()
+    for file, sources in zip(folder.files, folder.wiring.sources, strict=True):
+        yield _checked(file, sources, provider, sizes, given, presents=presents, consumed=consumed)
+        gc.collect()  # an error may have held frames with the session in them
+
+
+def _checked(
+    file: OnnxFile,
+    sources: Mapping[str, Source],
+    provider: Provider,
+    sizes: StepSizes,
+    given: _Given,
+    *,
+    presents: set[str],
+    consumed: frozenset[str],
+) -> CheckedBlock:
+    signature = file.signature
+    dimensions = BlockDimensions(signature.file, sizes)
+    inputs = [_declared(tensor) for tensor in signature.inputs]
+    outputs = [_declared(tensor) for tensor in signature.outputs]
+    load_seconds = seconds = nodes = on_cpu = None
+    problem = ""
+    try:
+        feeds = _feeds(file, sources, dimensions, given)
+        inputs = [_declared(tensor, feeds[tensor.name]) for tensor in signature.inputs]
+        started = time.perf_counter()
+        session = provider.mixed_session(file.path)
+        load_seconds = time.perf_counter() - started
+        if provider.ort_name != CpuProvider.ort_name and (where := nodes_by_provider(session)):
+            nodes, on_cpu = sum(where.values()), where.get(CpuProvider.ort_name, 0)
+        started = time.perf_counter()
+        ran: Any = session.run([tensor.name for tensor in signature.outputs], feeds)
+        seconds = time.perf_counter() - started
+        del session
+        arrays: list[Array] = list(ran)
+        outputs = [_declared(tensor, array) for tensor, array in zip(signature.outputs, arrays, strict=True)]
+        problem = _contradiction(signature.outputs, arrays, dimensions, presents)
+        for tensor, array in zip(signature.outputs, arrays, strict=True):
+            if tensor.name in consumed:
+                given.shapes[tensor.name] = array.shape
+                if array.dtype.kind != "f":
+                    given.arrays[tensor.name] = array
+    except UsageError:
+        raise
+    except (OnnxBlocksError, MemoryError) as error:
+        problem = str(error) or "not enough memory"
+    except Exception as error:  # noqa: BLE001 ONNX Runtime's own exception types have no public common base
+        problem = _one_line(error)
+    return CheckedBlock(
+        block=signature.block,
+        file=signature.file,
+        problem=problem,
+        load_seconds=load_seconds,
+        seconds=seconds,
+        nodes=nodes,
+        nodes_on_cpu=on_cpu,
+        inputs=inputs,
+        outputs=outputs,
+    )
+
+
+def _feeds(
+    file: OnnxFile, sources: Mapping[str, Source], dimensions: BlockDimensions, given: _Given
+) -> dict[str, Array]:
+    """Tensors whose shapes earlier blocks have told come first: names of dimensions are known from them."""
+    told = sorted(file.signature.inputs, key=lambda tensor: tensor.name not in given.shapes)
+    feeds: dict[str, Array] = {}
+    for tensor in told:
+        source = sources[tensor.name]
+        shape = dimensions.of_input(
+            tensor, source, given.shapes.get(tensor.name) if isinstance(source, FromBlock) else None
+        )
+        feeds[tensor.name] = made_up(
+            file.signature.file,
+            tensor,
+            source,
+            shape,
+            dimensions.sizes,
+            vocabulary=file.vocabulary,
+            given=given.arrays,
+        )
+    return feeds
+
+
+def _contradiction(
+    declared: tuple[Tensor, ...], arrays: list[Array], dimensions: BlockDimensions, presents: set[str]
+) -> str:
+    for tensor, array in zip(declared, arrays, strict=True):
+        if str(array.dtype) != tensor.dtype:
+            return f"{tensor.name}: is {array.dtype}, and the file declares {tensor.dtype}"
+        if wrong := dimensions.contradiction(tensor, array.shape, is_present=tensor.name in presents):
+            return wrong
+    return ""
+
+
+def _declared(tensor: Tensor, array: Array | None = None) -> CheckedTensor:
+    if array is None:
+        return CheckedTensor(tensor.name, tensor.dtype, tensor.dims)
+    return CheckedTensor(tensor.name, tensor.dtype, tensor.dims, str(np.asarray(array).dtype), array.shape)
+
+
+def _one_line(error: Exception) -> str:
+    """What ONNX Runtime says, without its codes' frame and its line breaks."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    text = text.removeprefix("[ONNXRuntimeError] : ")
+    return text if len(text) <= _LONGEST_REASON else f"{text[: _LONGEST_REASON - 3]}..."

@@ -1,0 +1,127 @@
+"""`blocks.json`: which files a folder of ONNX blocks has, with the SHA-256 of each and what the blocks declare.
+
+It is generated, written where people ask for it, and read again to see whether a file has been altered since.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from blockrelay.block_folder.strict_json import Fields
+from blockrelay.errors import OnnxBlocksError
+from blockrelay.onnx_blocks.signature import Signature, Tensor, check_names
+
+NAME = "blocks.json"
+_FORMAT = "blockrelay onnx blocks 1"
+_MAX_BYTES = 64 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class FileFacts:
+    """What a file is, by its name in the folder."""
+
+    name: str
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class BlockFiles:
+    """A block and all files it consists of: its graph first, then the weights beside it."""
+
+    signature: Signature
+    files: tuple[FileFacts, ...]
+
+
+def encode_blocks_file(blocks: Sequence[BlockFiles]) -> str:
+    """The same text for the same blocks."""
+    listed = [
+        {
+            "name": block.signature.block,
+            "file": block.signature.file,
+            "files": {file.name: {"bytes": file.bytes, "sha256": file.sha256} for file in block.files},
+            "inputs": [_encoded(tensor) for tensor in block.signature.inputs],
+            "outputs": [_encoded(tensor) for tensor in block.signature.outputs],
+        }
+        for block in blocks
+    ]
+    return json.dumps({"format": _FORMAT, "blocks": listed}, indent=1) + "\n"
+
+
+def decode_blocks_file(content: bytes, where: str) -> tuple[BlockFiles, ...]:
+    """Raises OnnxBlocksError for anything that `encode_blocks_file` does not write. `where` names the file."""
+    fields = Fields.parse(content, where, OnnxBlocksError)
+    fields.text("format", one_of=(_FORMAT,))
+    blocks = tuple(_decoded(one, index) for index, one in enumerate(fields.nested_list("blocks"), 1))
+    fields.done()
+    return blocks
+
+
+def read_blocks_file(path: Path) -> tuple[BlockFiles, ...]:
+    """Raises OnnxBlocksError for a file that cannot be read or is none."""
+    try:
+        with path.open("rb") as file:
+            content = file.read(_MAX_BYTES + 1)
+    except OSError as error:
+        raise OnnxBlocksError(error.strerror or str(error), file=str(path)) from None
+    if len(content) > _MAX_BYTES:
+        raise OnnxBlocksError(f"larger than {_MAX_BYTES >> 20} MiB", file=str(path))
+    return decode_blocks_file(content, str(path))
+
+
+def check_unaltered(known: Sequence[BlockFiles], found: Sequence[BlockFiles], where: str) -> None:
+    """Raises OnnxBlocksError naming the first file that is not as `known`, which is from the file `where`, says."""
+    files: dict[str, FileFacts] = {file.name: file for block in found for file in block.files}
+    expected: Mapping[str, FileFacts] = {file.name: file for block in known for file in block.files}
+    for name, file in expected.items():
+        there = files.get(name)
+        if there is None:
+            raise OnnxBlocksError(f"missing; {where} lists it", file=name)
+        if there.bytes != file.bytes:
+            raise OnnxBlocksError(f"altered: {there.bytes} bytes instead of {file.bytes}", file=name)
+        if there.sha256 != file.sha256:
+            raise OnnxBlocksError(f"altered: its SHA-256 is not the one in {where}", file=name)
+    for name in files:
+        if name not in expected:
+            raise OnnxBlocksError(f"not listed in {where}", file=name)
+    for one, other in zip(known, found, strict=True):
+        if one.signature != other.signature:
+            raise OnnxBlocksError(f"{where} says other inputs or outputs", file=other.signature.file)
+
+
+def _encoded(tensor: Tensor) -> dict[str, Any]:
+    return {"name": tensor.name, "dtype": tensor.dtype, "dims": None if tensor.dims is None else list(tensor.dims)}
+
+
+def _decoded(fields: Fields, index: int) -> BlockFiles:
+    fields.text("name", one_of=(f"block_{index}",))
+    file = fields.text("file")
+    inner = fields.nested("files")
+    files = tuple(_decoded_file(inner.inner(name, inner.take(name)), name) for name in inner.names())
+    if not files or files[0].name != file:
+        fields.fail(f"the first of files must be {file}")
+    signature = Signature(index, file, _tensors(fields, file, "inputs"), _tensors(fields, file, "outputs"))
+    fields.done()
+    return BlockFiles(signature, files)
+
+
+def _decoded_file(fields: Fields, name: str) -> FileFacts:
+    facts = FileFacts(name, fields.integer("bytes"), fields.text("sha256"))
+    fields.done()
+    return facts
+
+
+def _tensors(fields: Fields, file: str, kind: str) -> tuple[Tensor, ...]:
+    tensors = tuple(_tensor(one) for one in fields.nested_list(kind))
+    check_names(file, kind, [tensor.name for tensor in tensors])
+    return tensors
+
+
+def _tensor(fields: Fields) -> Tensor:
+    name, dtype, dims = fields.text("name"), fields.text("dtype"), fields.take("dims")
+    if dims is not None and not (isinstance(dims, list) and all(isinstance(dim, int | str) for dim in dims)):
+        fields.fail("dims must be a list of numbers and names, or null")
+    fields.done()
+    return Tensor(name, dtype, None if dims is None else tuple(dims))

@@ -1,0 +1,197 @@
+"""Where every input of every block comes from, by names alone: nothing about Llama is assumed.
+
+An input is fed by the request, by the output of that name of an earlier block, or by the session's KV: the present of
+one step is the past of the next one.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import zip_longest
+
+from blockrelay.errors import OnnxBlocksError
+from blockrelay.onnx_blocks.cache_names import CacheSlot, cache_slot
+from blockrelay.onnx_blocks.signature import Signature, Tensor, shown
+
+#: What a request brings, each [batch, positions].
+REQUEST_INPUTS = ("input_ids", "attention_mask", "position_ids")
+_REQUEST_DTYPES, _REQUEST_RANK = ("int64", "int32"), 2
+
+
+@dataclass(frozen=True, slots=True)
+class FromRequest:
+    """The input of that name of the request."""
+
+
+@dataclass(frozen=True, slots=True)
+class FromBlock:
+    """The output of the same name of an earlier block."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class FromPast:
+    """What the session keeps of the steps before; empty in the first one."""
+
+    slot: CacheSlot
+
+
+Source = FromRequest | FromBlock | FromPast
+
+
+@dataclass(frozen=True, slots=True)
+class Present:
+    """The output that becomes a session's past."""
+
+    index: int
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Wiring:
+    """Of all blocks, in the order in which they run."""
+
+    blocks: tuple[Signature, ...]
+    sources: tuple[Mapping[str, Source], ...]
+    """For each block the source of each of its inputs."""
+    presents: Mapping[CacheSlot, Present]
+
+    def consumed(self) -> frozenset[str]:
+        """The outputs that a later block takes."""
+        return frozenset(name for of in self.sources for name, source in of.items() if isinstance(source, FromBlock))
+
+
+@dataclass(slots=True)
+class _Made:
+    """What earlier blocks have made so far."""
+
+    by: dict[str, tuple[Signature, Tensor]] = field(default_factory=dict[str, tuple[Signature, Tensor]])
+    presents: dict[CacheSlot, Present] = field(default_factory=dict[CacheSlot, Present])
+
+
+def wire(blocks: Sequence[Signature]) -> Wiring:
+    """Every input has one source, every present its past and every past its present, and neighbours declare the same.
+
+    `blocks` in the order in which they run. Raises OnnxBlocksError that names file and tensor.
+    """
+    made = _Made()
+    made_later = {tensor.name: block for block in reversed(blocks) for tensor in block.outputs}
+    sources: list[Mapping[str, Source]] = []
+    pasts: dict[CacheSlot, tuple[Signature, Tensor]] = {}
+    for block in blocks:
+        sources.append({tensor.name: _source(block, tensor, made, made_later, pasts) for tensor in block.inputs})
+        for tensor in block.outputs:
+            _add(block, tensor, made)
+    for slot, present in made.presents.items():
+        if slot not in pasts:
+            file = blocks[present.index - 1].file
+            raise OnnxBlocksError(f"is {slot}, and no block takes its past", file=file, tensor=present.name)
+        past_of, past = pasts[slot]
+        made_by, tensor = made.by[present.name]
+        _check_cache(past_of, past, made_by, tensor)
+    for slot, (block, tensor) in pasts.items():
+        if slot not in made.presents:
+            raise OnnxBlocksError(
+                f"is {slot} so far, and no block gives its present", file=block.file, tensor=tensor.name
+            )
+    return Wiring(blocks=tuple(blocks), sources=tuple(sources), presents=made.presents)
+
+
+def _source(
+    block: Signature,
+    tensor: Tensor,
+    made: _Made,
+    made_later: Mapping[str, Signature],
+    pasts: dict[CacheSlot, tuple[Signature, Tensor]],
+) -> Source:
+    if tensor.name in REQUEST_INPUTS:
+        _check_request(block, tensor)
+        return FromRequest()
+    if (slot := cache_slot(tensor, "past", file=block.file)) is not None:
+        other, same = pasts.setdefault(slot, (block, tensor))
+        _check_same(other, same, block, tensor)
+        return FromPast(slot)
+    if tensor.name in made.by:
+        maker, output = made.by[tensor.name]
+        _check_same(maker, output, block, tensor)
+        return FromBlock(maker.index)
+    if (later := made_later.get(tensor.name)) is not None:
+        which = "itself" if later is block else f"{later.file}, which comes later"
+        raise OnnxBlocksError(f"is made only by {which}: blocks run in order", file=block.file, tensor=tensor.name)
+    raise OnnxBlocksError(
+        f"has no source: neither the request ({', '.join(REQUEST_INPUTS)}) nor an earlier block has it",
+        file=block.file,
+        tensor=tensor.name,
+    )
+
+
+def _add(block: Signature, tensor: Tensor, made: _Made) -> None:
+    if tensor.name in REQUEST_INPUTS:
+        raise OnnxBlocksError("has two sources: the request brings it too", file=block.file, tensor=tensor.name)
+    if tensor.name in made.by:
+        other = made.by[tensor.name][0].file
+        raise OnnxBlocksError(f"has two sources: {other} makes it too", file=block.file, tensor=tensor.name)
+    if cache_slot(tensor, "past", file=block.file) is not None:
+        raise OnnxBlocksError("is an output that is called like a past", file=block.file, tensor=tensor.name)
+    made.by[tensor.name] = block, tensor
+    if (slot := cache_slot(tensor, "present", file=block.file)) is not None:
+        other = made.presents.setdefault(slot, Present(block.index, tensor.name))
+        if other.name != tensor.name:
+            raise OnnxBlocksError(f"is {slot}, and so is {other.name}", file=block.file, tensor=tensor.name)
+
+
+def _check_request(block: Signature, tensor: Tensor) -> None:
+    if tensor.dtype not in _REQUEST_DTYPES:
+        raise OnnxBlocksError(
+            f"is {tensor.dtype}, and a request brings {' or '.join(_REQUEST_DTYPES)}",
+            file=block.file,
+            tensor=tensor.name,
+        )
+    if tensor.rank not in (_REQUEST_RANK, None):
+        raise OnnxBlocksError(
+            f"has {tensor.rank} dimensions, and a request brings {_REQUEST_RANK}: batch and positions",
+            file=block.file,
+            tensor=tensor.name,
+        )
+
+
+def _check_same(maker: Signature, output: Tensor, block: Signature, tensor: Tensor) -> None:
+    """That two files declare one tensor alike, as far as both say something."""
+    if tensor.dtype != output.dtype:
+        raise OnnxBlocksError(
+            f"is {tensor.dtype}, and {maker.file} has it as {output.dtype}", file=block.file, tensor=tensor.name
+        )
+    if tensor.dims is None or output.dims is None:
+        return
+    pairs = zip_longest(tensor.dims, output.dims)
+    if any(_differ(one, other) for one, other in pairs):
+        raise OnnxBlocksError(
+            f"is {shown(tensor.dims)}, and {maker.file} has it as {shown(output.dims)}",
+            file=block.file,
+            tensor=tensor.name,
+        )
+
+
+def _check_cache(block: Signature, past: Tensor, maker: Signature, present: Tensor) -> None:
+    """That a present can be a past: alike but for one dimension, that of positions."""
+    if past.dtype != present.dtype:
+        raise OnnxBlocksError(
+            f"is {past.dtype}, and its present {present.name} in {maker.file} is {present.dtype}",
+            file=block.file,
+            tensor=past.name,
+        )
+    if past.dims is not None and present.dims is not None:
+        pairs = list(zip(past.dims, present.dims, strict=True))
+        differing = [pair for pair in pairs if _differ(*pair)]
+        open_ = any(isinstance(one, str) for pair in pairs[1:] for one in pair)  # then positions are what is open
+        if len(differing) > (0 if open_ else 1):
+            raise OnnxBlocksError(
+                f"is {shown(past.dims)}, and its present {present.name} in {maker.file} is {shown(present.dims)}",
+                file=block.file,
+                tensor=past.name,
+            )
+
+
+def _differ(one: int | str | None, other: int | str | None) -> bool:
+    """Whether two declared dimensions contradict each other; None: there is none. Names are each file's own."""
+    return one is None or other is None or (isinstance(one, int) and isinstance(other, int) and one != other)

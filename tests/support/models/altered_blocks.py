@@ -1,0 +1,68 @@
+"""Folders of ONNX blocks with something wrong in them, made from one in which nothing is."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import onnx
+from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper
+
+Change = Callable[[Path], object]
+
+
+def copied(folder: Path, to: Path, *changes: Change) -> Path:
+    """A copy of the folder, changed."""
+    shutil.copytree(folder, to)
+    for change in changes:
+        change(to)
+    return to
+
+
+def altered(name: str, alter: Callable[[ModelProto], object]) -> Change:
+    """The graph of a file changed, its weights not looked at."""
+
+    def change(folder: Path) -> None:
+        model = onnx.load_model(folder / name, load_external_data=False)
+        alter(model)
+        onnx.save_model(model, folder / name)
+
+    return change
+
+
+def value(name: str, kind: int = TensorProto.FLOAT16, *dims: int | str) -> ValueInfoProto:
+    return helper.make_tensor_value_info(name, kind, list(dims))
+
+
+def retyped(model: ModelProto, name: str, kind: int) -> None:
+    """The input `name` declares another type of elements."""
+    (one,) = (one for one in model.graph.input if one.name == name)
+    one.type.tensor_type.elem_type = kind
+
+
+def resized(model: ModelProto, name: str, axis: int, size: int) -> None:
+    """The input or output `name` declares another number there."""
+    (one,) = (one for one in (*model.graph.input, *model.graph.output) if one.name == name)
+    one.type.tensor_type.shape.dim[axis].dim_value = size
+
+
+def add_node(model: ModelProto, node: NodeProto, *, domain: str = "") -> None:
+    """An operator, of the first version of its set where that is not the standard's, and its output as one of the
+    graph's."""
+    model.graph.node.append(node)
+    if domain:
+        model.opset_import.append(helper.make_opsetid(domain, 1))
+    model.graph.output.append(value(node.output[0]))
+
+
+def many_inputs(model: ModelProto, count: int) -> None:
+    model.graph.input.extend(value(f"extra_{index}", TensorProto.FLOAT16, 1) for index in range(count))
+
+
+def externalised(model: ModelProto, location: str) -> None:
+    """The first tensor of weights claims to lie elsewhere."""
+    tensor = max(model.graph.initializer, key=lambda one: len(one.raw_data))
+    size = len(tensor.raw_data)
+    tensor.ClearField("raw_data")
+    tensor.data_location = TensorProto.EXTERNAL
+    for key, text in (("location", location), ("offset", "0"), ("length", str(size))):
+        tensor.external_data.add(key=key, value=text)

@@ -1,0 +1,143 @@
+"""`blockrelay check` as people type it."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from blockrelay.onnx_blocks.blocks_file import read_blocks_file
+from tests.support.models.altered_blocks import altered, copied, resized
+from tests.support.models.reference_blocks import ReferenceModel, write_reference_blocks
+from tests.support.systems.up_process import COMMAND
+from tests.support.waiting import wait_until
+
+BLOCKS = 33
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The names of the 33 blocks that people own, 64 wide."""
+    return write_reference_blocks(tmp_path_factory.mktemp("reference") / "blocks")
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One layer and the head."""
+    return write_reference_blocks(tmp_path_factory.mktemp("small") / "blocks", ReferenceModel(layers=1))
+
+
+def run(*argv: str | Path, path: Path | None = None) -> "subprocess.CompletedProcess[str]":
+    """The command; modules are looked for in `path` first."""
+    env = {**os.environ, "PYTHONPATH": f"{path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"} if path else None
+    command = [*COMMAND, "check", *map(str, argv)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False, env=env)
+
+
+def test_33_of_33(reference: Path, tmp_path: Path) -> None:
+    before = {path.name: path.stat().st_mtime_ns for path in reference.iterdir()}
+    done = run(reference, "--write", tmp_path / "blocks.json")
+    assert done.returncode == 0 and done.stderr == "", done.stderr
+    head, *rows, count = done.stdout.splitlines()
+    assert head.split() == ["BLOCK", "OUTPUT", "DECLARED", "ACTUAL", "DTYPE", "SECONDS", "RESULT"]
+    assert count == "33 of 33"
+    assert len(rows) == 6 + 31 * 3 + 1
+    assert [row.split()[0] for row in rows if row.endswith("passed")] == [f"block_{index}" for index in range(1, 34)]
+    assert "(5, 10, 512)" in rows[-1] and "logits" in rows[-1]
+    listed = read_blocks_file(tmp_path / "blocks.json")
+    assert [block.signature.file for block in listed] == [f"block_{index}.onnx" for index in range(1, 34)]
+    assert before == {path.name: path.stat().st_mtime_ns for path in reference.iterdir()}
+
+
+def test_json_has_every_tensor_as_it_is_declared_and_as_it_was(small: Path) -> None:
+    done = run(small, "--json", "--batch", "2", "--sequence", "1", "--past", "3")
+    assert done.returncode == 0 and done.stderr == ""
+    told = json.loads(done.stdout)
+    assert {name: told[name] for name in ("folder", "device", "batch", "sequence", "past", "passed", "of")} == {
+        "folder": str(small),
+        "device": "cpu",
+        "batch": 2,
+        "sequence": 1,
+        "past": 3,
+        "passed": 2,
+        "of": 2,
+    }
+    first, head = told["blocks"]
+    assert first["passed"] and first["seconds"] >= 0 and head["block"] == "block_2" and head["problem"] == ""
+    tensors = {tensor["name"]: tensor for tensor in (*first["inputs"], *first["outputs"])}
+    assert tensors["past_key_values.0.key"]["shape"] == [2, 2, 3, 16]
+    assert tensors["present.0.key"] == {
+        "name": "present.0.key",
+        "declared_dtype": "float16",
+        "declared": ["batch_size", 2, "past_sequence_length + sequence_length", 16],
+        "dtype": "float16",
+        "shape": [2, 2, 4, 16],
+    }
+
+
+def test_a_block_that_fails_is_exit_code_1_with_the_table(small: Path, tmp_path: Path) -> None:
+    folder = copied(small, tmp_path / "copy", altered("block_2.onnx", lambda model: resized(model, "logits", 2, 9)))
+    done = run(folder)
+    assert done.returncode == 1 and done.stderr == ""
+    assert done.stdout.splitlines()[-1] == "1 of 2"
+    assert "the file declares (batch_size, sequence_length, 9)" in done.stdout
+
+
+def test_a_folder_that_cannot_be_checked_is_one_line_and_exit_code_2(small: Path, tmp_path: Path) -> None:
+    folder = copied(small, tmp_path / "copy", lambda folder: (folder / "block_1.onnx").write_bytes(b"GGUF" * 100))
+    done = run(folder, "--json")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "error: block_1.onnx: is not an ONNX file, or a part of one\n"
+
+
+def test_without_onnx_it_says_what_to_install(small: Path, tmp_path: Path) -> None:
+    site = tmp_path / "sitecustomize.py"
+    site.write_text(
+        "import importlib.util as util\nfind = util.find_spec\n"
+        "util.find_spec = lambda name, *more: None if name == 'onnx' else find(name, *more)\n"
+    )
+    done = run(small, path=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "error: onnx is not installed: pip install 'blockrelay[converter]'\n"
+
+
+def test_a_python_that_is_not_there_is_one_line(small: Path, tmp_path: Path) -> None:
+    done = run(small, "--gpu-python", tmp_path / "python")
+    assert done.returncode == 2 and done.stderr.count("\n") == 1 and "--gpu-python" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("ends", "words"),
+    [
+        ("os.kill(os.getpid(), signal.SIGKILL)", "has ended by SIGKILL, as it does when memory is used up"),
+        ("os._exit(70)", "has ended with status 70"),
+    ],
+)
+def test_a_worker_that_dies_leaves_a_table(small: Path, tmp_path: Path, ends: str, words: str) -> None:
+    """As a driver may end it, or the system that has no memory left."""
+    python = tmp_path / "python"
+    begin = '{"blocks": [["block_1", "block_1.onnx"], ["block_2", "block_2.onnx"]]}'
+    python.write_text(f"#!{sys.executable}\nimport os, signal\nprint('{begin}', flush=True)\n{ends}\n")
+    python.chmod(0o755)
+    done = run(small, "--gpu-python", python)
+    assert done.returncode == 1 and done.stderr == ""
+    _, first, second, count = done.stdout.splitlines()
+    assert first.startswith("block_1") and first.endswith(words)
+    assert second.startswith("block_2") and second.endswith("not run: the process has ended")
+    assert count == "0 of 2"
+
+
+def test_ctrl_c_ends_it_quietly(small: Path, tmp_path: Path) -> None:
+    """While the worker is at it."""
+    python = tmp_path / "python"
+    python.write_text(f"#!{sys.executable}\nimport time\nopen({str(tmp_path / 'began')!r}, 'w')\ntime.sleep(100)\n")
+    python.chmod(0o755)
+    command = [*COMMAND, "check", str(small), "--gpu-python", str(python)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        wait_until((tmp_path / "began").exists, "the worker runs", timeout_s=60)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    assert (process.returncode, out, err) == (130, "", "")
