@@ -78,10 +78,11 @@ class KnownAnswerMismatch(BlockFolderError):
 
 class OnnxBlocksError(BlockFolderError):
     """ONNX blocks that others made are incomplete, altered, or do not fit together. The message begins with `file` and
-    `tensor`, those that are known."""
+    `tensor`, those that are known; it is one line whatever names others gave."""
 
     def __init__(self, message: str, *, file: str | None = None, tensor: str | None = None) -> None:
-        super().__init__(": ".join(one for one in (file, tensor, message) if one is not None))
+        parts = (one if len(one) < 1000 else f"{one[:1000]}..." for one in (file, tensor, message) if one is not None)
+        super().__init__("".join(letter if letter.isprintable() else "?" for letter in ": ".join(parts)))
         self.file, self.tensor = file, tensor
 
 

@@ -13,7 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from blockrelay.block_folder.manifest import MANIFEST_NAME, decode_manifest
-from blockrelay.errors import BadRequest, BlockFolderError, WireError
+from blockrelay.errors import BadRequest, BlockFolderError, OnnxBlocksError, WireError
+from blockrelay.onnx_blocks.blocks_file import BlockFiles, FileFacts, decode_blocks_file, encode_blocks_file
+from blockrelay.onnx_blocks.signature import Signature, Tensor
 from blockrelay.protocol.encoding import codec
 from blockrelay.protocol.encoding.stage_span import StageSpan
 from blockrelay.protocol.messages import (
@@ -31,6 +33,10 @@ from blockrelay_worker.kv.store.record import PageShape, decode_record, encode_r
 from blockrelay_worker.transport.local_rows.frames import Hello, describe, read_descriptor
 
 NAME = bytes(range(32))
+BLOCK_FILES = BlockFiles(
+    Signature(1, "block_1.onnx", (Tensor("input_ids", "int64", ("batch", 1)),), (Tensor("logits", "float16", None),)),
+    (FileFacts("block_1.onnx", 10, "a" * 64),),
+)
 SHAPE = PageShape(kv_heads=1, head_dim=8, dtype=np.float16)
 
 
@@ -138,6 +144,11 @@ TARGETS: dict[str, Target] = {
         ),
     ),
     "page": Target(_page, (), (bytes(encode_record(NAME, 3, SHAPE, _half, _half)),)),
+    "blocks file": Target(
+        lambda data: decode_blocks_file(data, "blocks.json"),
+        (OnnxBlocksError,),
+        (encode_blocks_file([BLOCK_FILES]).encode(),),
+    ),
     "manifest": Target(decode_manifest, (BlockFolderError,), ((BUNDLED_MODEL / MANIFEST_NAME).read_bytes(),)),
 }
 

@@ -91,8 +91,8 @@ def read_onnx_file(folder: Path, name: str, index: int) -> OnnxFile:
         raise OnnxBlocksError("is not an ONNX file with a graph", file=name)
     constants = {tensor.name for tensor in graph.initializer} | {one.values.name for one in graph.sparse_initializer}
     inputs = [value for value in graph.input if value.name not in constants]
-    check_names(name, "inputs", [value.name for value in inputs])
-    check_names(name, "outputs", [value.name for value in graph.output])
+    check_names(name, "inputs", [str(value.name) for value in inputs])
+    check_names(name, "outputs", [str(value.name) for value in graph.output])
     signature = Signature(
         index, name, tuple(_tensor(name, value) for value in inputs), tuple(_tensor(name, one) for one in graph.output)
     )
@@ -109,19 +109,20 @@ def read_onnx_file(folder: Path, name: str, index: int) -> OnnxFile:
 
 
 def _tensor(file: str, value: ValueInfoProto) -> Tensor:
+    name = str(value.name)  # protobuf gives bytes where a file has no UTF-8
     kind = value.type.WhichOneof("value")
     if kind != "tensor_type":
         what = kind.removesuffix("_type") if kind else "thing without a type"
-        raise OnnxBlocksError(f"is a {what}, not a tensor", file=file, tensor=value.name)
+        raise OnnxBlocksError(f"is a {what}, not a tensor", file=file, tensor=name)
     declared = value.type.tensor_type
     dtype = DTYPES.get(declared.elem_type)
     if dtype is None:
         named = dict(zip(TensorProto.DataType.values(), TensorProto.DataType.keys(), strict=True))
         spelt = named.get(declared.elem_type, "unknown").lower()
-        raise OnnxBlocksError(f"is of the type {spelt}, of which blocks take nothing", file=file, tensor=value.name)
+        raise OnnxBlocksError(f"is of the type {spelt}, of which blocks take nothing", file=file, tensor=name)
     if not declared.HasField("shape"):
-        return Tensor(value.name, dtype, None)
-    return Tensor(value.name, dtype, tuple(_dimension(file, value.name, one) for one in declared.shape.dim))
+        return Tensor(name, dtype, None)
+    return Tensor(name, dtype, tuple(_dimension(file, name, one) for one in declared.shape.dim))
 
 
 def _dimension(file: str, tensor: str, dim: TensorShapeProto.Dimension) -> Dimension:
@@ -129,7 +130,7 @@ def _dimension(file: str, tensor: str, dim: TensorShapeProto.Dimension) -> Dimen
         if dim.dim_value < 0:
             raise OnnxBlocksError(f"has a dimension of {dim.dim_value}", file=file, tensor=tensor)
         return dim.dim_value
-    return "".join(letter for letter in dim.dim_param[:100] if letter.isprintable())
+    return "".join(letter for letter in str(dim.dim_param)[:100] if letter.isprintable())
 
 
 def _vocabulary(graph: GraphProto) -> int | None:
@@ -185,13 +186,13 @@ def _operators(model: ModelProto) -> Iterator[Operator]:
     parts: tuple[GraphProto | FunctionProto, ...] = (model.graph, *model.functions)
     for part in parts:
         imported = part.opset_import if isinstance(part, FunctionProto) else model.opset_import
-        versions = {_domain(one.domain): one.version for one in imported}
+        versions = {_domain(str(one.domain)): one.version for one in imported}
         for node in _nodes(part.node):
-            key = (_domain(node.domain), node.op_type)
+            key = (_domain(str(node.domain)), str(node.op_type))
             if key not in seen:
                 seen.add(key)
                 output = next((name for name in node.output if name), node.name)
-                yield Operator(*key, versions.get(key[0], 1), output)
+                yield Operator(*key, versions.get(key[0], 1), str(output))
 
 
 def _domain(name: str) -> str:

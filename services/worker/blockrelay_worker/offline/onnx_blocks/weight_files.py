@@ -3,12 +3,20 @@
 import math
 import ntpath
 import stat
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path, PurePosixPath
 
-from onnx import TensorProto, helper
+from onnx import TensorProto
 
 from blockrelay.errors import OnnxBlocksError
+
+#: Bytes of an element, of types that have whole ones.
+_SIZES: Mapping[int, int] = {
+    **dict.fromkeys((TensorProto.BOOL, TensorProto.INT8, TensorProto.UINT8), 1),
+    **dict.fromkeys((TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.INT16, TensorProto.UINT16), 2),
+    **dict.fromkeys((TensorProto.FLOAT, TensorProto.INT32, TensorProto.UINT32), 4),
+    **dict.fromkeys((TensorProto.DOUBLE, TensorProto.INT64, TensorProto.UINT64), 8),
+}
 
 
 def check_inside(folder: Path, name: str, *, file: str, tensor: str | None = None) -> Path:
@@ -41,36 +49,27 @@ def check_weights(folder: Path, file: str, tensors: Iterable[TensorProto]) -> tu
     for tensor in tensors:
         if tensor.data_location != TensorProto.EXTERNAL:
             continue
-        said = {entry.key: entry.value for entry in tensor.external_data}
+        owner = str(tensor.name)  # protobuf gives bytes where a file has no UTF-8
+        said = {str(entry.key): str(entry.value) for entry in tensor.external_data}
         name = said.get("location", "")
         if name not in sizes:
-            sizes[name] = check_inside(folder, name, file=file, tensor=tensor.name).stat().st_size
-        offset, length = _number(said, "offset", file, tensor), _number(said, "length", file, tensor)
-        needed = _bytes(tensor)
-        if length and needed is not None and length != needed:
-            raise OnnxBlocksError(f"has {length} bytes in {name}, and needs {needed}", file=file, tensor=tensor.name)
-        end = offset + (length or needed or 0)
+            sizes[name] = check_inside(folder, name, file=file, tensor=owner).stat().st_size
+        offset, length = _number(said, "offset", file, owner), _number(said, "length", file, owner)
+        needed = _SIZES[tensor.data_type] * math.prod(tensor.dims) if tensor.data_type in _SIZES else 0
+        if length and needed and length != needed:
+            raise OnnxBlocksError(f"has {length} bytes in {name}, and needs {needed}", file=file, tensor=owner)
+        end = offset + (length or needed)
         if end > sizes[name]:
             raise OnnxBlocksError(
                 f"ends at byte {end} of {name}, which has {sizes[name]}: altered or cut off",
                 file=file,
-                tensor=tensor.name,
+                tensor=owner,
             )
     return tuple(sorted(sizes))
 
 
-def _number(said: dict[str, str], key: str, file: str, tensor: TensorProto) -> int:
+def _number(said: dict[str, str], key: str, file: str, owner: str) -> int:
     text = said.get(key, "0")
     if not (text.isascii() and text.isdigit() and len(text) < 20):
-        raise OnnxBlocksError(f"has {text[:40]!r} as the {key} of its weights", file=file, tensor=tensor.name)
+        raise OnnxBlocksError(f"has {text[:40]!r} as the {key} of its weights", file=file, tensor=owner)
     return int(text)
-
-
-def _bytes(tensor: TensorProto) -> int | None:
-    """None for types of which elements share a byte."""
-    try:
-        size = helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize
-    except (KeyError, TypeError):
-        return None
-    packed = (TensorProto.INT4, TensorProto.UINT4, TensorProto.FLOAT4E2M1, TensorProto.STRING)
-    return None if tensor.data_type in packed or size == 0 else size * math.prod(tensor.dims)

@@ -1,6 +1,7 @@
 """A folder that cannot be checked: exit code 2 and one line that names the file and the tensor."""
 
 import os
+import random
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -8,9 +9,12 @@ from pathlib import Path
 import pytest
 from onnx import ModelProto, TensorProto, helper
 
+from blockrelay.errors import OnnxBlocksError
 from blockrelay.onnx_blocks.blocks_file import encode_blocks_file
+from blockrelay.onnx_blocks.wiring import wire
 from blockrelay_worker.offline.onnx_blocks.check import run
 from blockrelay_worker.offline.onnx_blocks.folder import open_onnx_folder
+from blockrelay_worker.offline.onnx_blocks.onnx_file import read_onnx_file
 from tests.support.models.altered_blocks import (
     Change,
     add_node,
@@ -22,6 +26,7 @@ from tests.support.models.altered_blocks import (
     retyped,
     value,
 )
+from tests.support.models.reference_blocks import ReferenceModel, reference_block
 
 HIDDEN = "/model/layers.0/Add_1_output_0"
 MASK = "/model/ScatterND_output_0"
@@ -71,6 +76,10 @@ def negative(model: ModelProto) -> None:
     resized(model, HIDDEN, 1, -2)
 
 
+def nameless_node(model: ModelProto) -> None:
+    add_node(model, helper.make_node("New\nline", [HIDDEN], ["made\t" * 400]))
+
+
 REFUSED: dict[str, tuple[list[Change], list[str]]] = {
     "a block is missing": ([lambda folder: (folder / "block_2.onnx").unlink()], ["block_2.onnx is missing"]),
     "a wrong dtype": (
@@ -106,6 +115,7 @@ REFUSED: dict[str, tuple[list[Change], list[str]]] = {
         [altered("block_2.onnx", unknown("Frobnicate", "com.example"))],
         ["block_2.onnx", "made", "com.example:Frobnicate"],
     ),
+    "an operator whose name is no line": ([altered("block_2.onnx", nameless_node)], ["block_2.onnx", "not printable"]),
     "ten thousand inputs": (
         [altered("block_2.onnx", lambda model: many_inputs(model, 10_000))],
         ["block_2.onnx", "10,006 inputs", "at most 1,024"],
@@ -203,3 +213,23 @@ def test_devices_and_places_that_are_not_there(
     precious.write_bytes(b"weights")
     assert "would overwrite what is no blocks.json" in refused(capsys, blocks, "--write", str(precious))
     assert precious.read_bytes() == b"weights"
+
+
+def test_bytes_that_mean_nothing_are_refused_in_one_line(tmp_path: Path) -> None:
+    """Or read: then they are for ONNX Runtime to refuse."""
+    tiny = ReferenceModel(layers=1, hidden=4, heads=2, kv_heads=1, head_dim=2, mlp=4, vocabulary=8)
+    seeds = [reference_block(tiny, index).SerializeToString() for index in (1, 2)]
+    dice = random.Random(5)
+    refusals = 0
+    for _ in range(600):
+        content = bytearray(dice.choice(seeds))
+        for _ in range(dice.choice((1, 1, 3))):
+            place = dice.randrange(len(content))
+            content[place : place + dice.randrange(3)] = dice.randbytes(dice.randrange(3))
+        (tmp_path / "block_1.onnx").write_bytes(content)
+        try:
+            wire([read_onnx_file(tmp_path, "block_1.onnx", 1).signature])
+        except OnnxBlocksError as error:
+            refusals += 1
+            assert str(error).isprintable() and "block_1.onnx" in str(error)
+    assert refusals > 100
