@@ -1,11 +1,7 @@
 """Has the worker check a folder, watches it, and shows what it told."""
 
 import json
-import signal
-import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
@@ -18,6 +14,7 @@ from blockrelay.errors import UsageError
 from blockrelay.exit_codes import FAILED
 from blockrelay.onnx_blocks.report import CheckBegins, CheckedBlock, decode_begin, decode_checked
 from blockrelay_launcher.onnx_blocks.check_table import table
+from blockrelay_launcher.onnx_blocks.worker import code_of_silence, how_it_ended, worker
 
 _MODULE = "blockrelay_worker.offline.onnx_blocks.check"
 
@@ -55,12 +52,15 @@ def run_check(options: CheckOptions) -> int:
     """The exit code: 0 when all blocks have passed, 1 when one has not, 2 when the folder cannot be checked: then the
     worker has said why. Raises UsageError where its Python cannot be started."""
     told = _Told()
-    with _worker(options) as process:
-        assert process.stdout is not None
-        _watch(process.stdout, told)
-        code = process.wait()
+    try:
+        with worker(options.argv()) as process:
+            assert process.stdout is not None
+            _watch(process.stdout, told)
+            code = process.wait()
+    except OSError as error:
+        raise UsageError(f"--gpu-python: {options.python} cannot be run: {error.strerror}") from None
     if told.begin is None:
-        return code if code > 0 else _ended(code)
+        return code_of_silence(code)
     blocks = _with_the_untold(told, code)
     passed = sum(block.passed for block in blocks)
     if options.as_json:
@@ -86,22 +86,6 @@ def _as_json(options: CheckOptions, blocks: list[CheckedBlock], passed: int) -> 
     }
 
 
-@contextmanager
-def _worker(options: CheckOptions) -> "Iterator[subprocess.Popen[bytes]]":
-    """The worker, which is gone behind this. Ctrl-C reaches this process alone, so that the worker ends in silence."""
-    try:
-        process = subprocess.Popen(
-            options.argv(), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, start_new_session=True
-        )
-    except OSError as error:
-        raise UsageError(f"--gpu-python: {options.python} cannot be run: {error.strerror}") from None
-    with process:
-        try:
-            yield process
-        finally:
-            process.kill()
-
-
 def _watch(lines: IO[bytes], told: _Told) -> None:
     """Read what the worker tells to its end, with a bar where somebody looks."""
     console = Console(stderr=True)
@@ -125,19 +109,8 @@ def _with_the_untold(told: _Told, code: int) -> list[CheckedBlock]:
     blocks = list(told.blocks)
     for block, file in told.begin.blocks[len(blocks) :]:
         first = len(blocks) == len(told.blocks)
-        problem = f"the process that ran it has ended {_how(code)}" if first else "not run: the process has ended"
+        problem = (
+            f"the process that ran it has ended {how_it_ended(code)}" if first else "not run: the process has ended"
+        )
         blocks.append(CheckedBlock(block=block, file=file, problem=problem))
     return blocks
-
-
-def _ended(code: int) -> int:
-    """The worker ended before it could say anything."""
-    sys.stderr.write(f"blockrelay: the process that reads the files has ended {_how(code)}\n")
-    return FAILED
-
-
-def _how(code: int) -> str:
-    if code < 0:
-        name = signal.Signals(-code).name
-        return f"by {name}, as it does when memory is used up" if name == "SIGKILL" else f"by {name}"
-    return f"with status {code}"

@@ -77,38 +77,49 @@ def read_onnx_file(folder: Path, name: str, index: int) -> OnnxFile:
     Holds the file in memory while it reads, weights that are inside included.
     """
     path = check_inside(folder, name, file=name)
-    size = path.stat().st_size
-    if size >= _MAX_BYTES:
-        raise OnnxBlocksError("larger than 2 GiB, as no ONNX file is", file=name)
-    content = path.read_bytes()
-    model = ModelProto()
-    try:
-        model.ParseFromString(content)
-    except DecodeError:
-        raise OnnxBlocksError("is not an ONNX file, or a part of one", file=name) from None
+    model, content = parsed_model(path, name)
     graph = model.graph
-    if not model.ir_version or not graph.node or not graph.output:
-        raise OnnxBlocksError("is not an ONNX file with a graph", file=name)
     constants = {tensor.name for tensor in graph.initializer} | {one.values.name for one in graph.sparse_initializer}
     inputs = [value for value in graph.input if value.name not in constants]
     check_names(name, "inputs", [str(value.name) for value in inputs])
     check_names(name, "outputs", [str(value.name) for value in graph.output])
     signature = Signature(
-        index, name, tuple(_tensor(name, value) for value in inputs), tuple(_tensor(name, one) for one in graph.output)
+        index,
+        name,
+        tuple(declared_tensor(name, value) for value in inputs),
+        tuple(declared_tensor(name, one) for one in graph.output),
     )
     return OnnxFile(
         path=path,
         signature=signature,
-        weights=check_weights(folder, name, _tensors(model)),
+        weights=check_weights(folder, name, tensors_of(model)),
         operators=tuple(_operators(model)),
         ir_version=model.ir_version,
         vocabulary=_vocabulary(graph),
-        bytes=size,
+        bytes=len(content),
         sha256=hashlib.sha256(content).hexdigest(),
     )
 
 
-def _tensor(file: str, value: ValueInfoProto) -> Tensor:
+def parsed_model(path: Path, name: str) -> tuple[ModelProto, bytes]:
+    """The file, which errors call `name`, with its content. Weights beside it are not read. Raises OnnxBlocksError."""
+    try:
+        if path.stat().st_size >= _MAX_BYTES:
+            raise OnnxBlocksError("larger than 2 GiB, as no ONNX file is", file=name)
+        content = path.read_bytes()
+    except OSError as error:
+        raise OnnxBlocksError(error.strerror or str(error), file=name) from None
+    model = ModelProto()
+    try:
+        model.ParseFromString(content)
+    except DecodeError:
+        raise OnnxBlocksError("is not an ONNX file, or a part of one", file=name) from None
+    if not model.ir_version or not model.graph.node or not model.graph.output:
+        raise OnnxBlocksError("is not an ONNX file with a graph", file=name)
+    return model, content
+
+
+def declared_tensor(file: str, value: ValueInfoProto) -> Tensor:
     name = str(value.name)  # protobuf gives bytes where a file has no UTF-8
     kind = value.type.WhichOneof("value")
     if kind != "tensor_type":
@@ -154,7 +165,7 @@ def _has_graph(attribute: AttributeProto) -> bool:
     return attribute.type in (AttributeProto.GRAPH, AttributeProto.GRAPHS)
 
 
-def _tensors(model: ModelProto) -> Iterator[TensorProto]:
+def tensors_of(model: ModelProto) -> Iterator[TensorProto]:
     """Every tensor of which a file may say that it lies elsewhere."""
 
     def of_graph(graph: GraphProto) -> Iterator[TensorProto]:

@@ -1,0 +1,38 @@
+"""The worker's process that a command has do its work."""
+
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from blockrelay.exit_codes import FAILED
+
+
+@contextmanager
+def worker(argv: Sequence[str]) -> "Iterator[subprocess.Popen[bytes]]":
+    """The process, its stdout to be read; it is gone behind this. Ctrl-C reaches this process alone, so that the worker
+    ends in silence. Raises OSError where it cannot be started."""
+    process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, start_new_session=True)
+    with process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def how_it_ended(code: int) -> str:
+    """For people: `by SIGKILL`, `with status 1`."""
+    if code < 0:
+        name = signal.Signals(-code).name
+        return f"by {name}, as it does when memory is used up" if name == "SIGKILL" else f"by {name}"
+    return f"with status {code}"
+
+
+def code_of_silence(code: int) -> int:
+    """The exit code of a command whose worker has ended with `code` before it had done what it was there for. It has
+    said why on stderr; here it is said that something killed it."""
+    if code > 0:
+        return code
+    sys.stderr.write(f"blockrelay: the process that does the work has ended {how_it_ended(code)}\n")
+    return FAILED
