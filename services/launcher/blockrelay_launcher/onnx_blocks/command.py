@@ -1,4 +1,4 @@
-"""`blockrelay check`: every ONNX block of a folder alone, with made-up inputs, and a table of what came out."""
+"""`blockrelay check` and `blockrelay split`: try ONNX blocks of others, and make blocks of a whole model."""
 
 from pathlib import Path
 from typing import Annotated
@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from blockrelay_launcher.onnx_blocks.check import CheckOptions, run_check
+from blockrelay_launcher.onnx_blocks.split import run_split
 
 app = typer.Typer()
 #: What a shell reports for Ctrl-C.
@@ -42,6 +43,24 @@ def check(
     )  # fmt: skip
     try:
         code = run_check(options)
+    except KeyboardInterrupt:
+        code = _INTERRUPTED
+    raise typer.Exit(code)
+
+
+@app.command("split")
+def split(
+    model: Annotated[Path, typer.Argument(metavar="MODEL.onnx", help="A whole decoder with pasts as inputs.")],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="The folder to write: block_1.onnx and so on.")],
+    copy_weights: Annotated[
+        bool,
+        typer.Option("--copy-weights", help="Give each block a file with its weights, for blocks that are sent away."),
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of a table.")] = False,
+) -> None:
+    """Split an ONNX model into blocks, one for each layer and one with the head. Weights stay in their file."""
+    try:
+        code = run_split(model, out, copy_weights=copy_weights, as_json=as_json)
     except KeyboardInterrupt:
         code = _INTERRUPTED
     raise typer.Exit(code)

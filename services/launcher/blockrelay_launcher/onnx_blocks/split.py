@@ -1,0 +1,59 @@
+"""Has the worker split a model, watches it, and shows the blocks."""
+
+import json
+import sys
+from pathlib import Path
+from typing import IO
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+from blockrelay.onnx_blocks.splitting.report import SplitBegins, decode_begin, decode_written
+from blockrelay_launcher.onnx_blocks.split_table import split_table
+from blockrelay_launcher.onnx_blocks.worker import code_of_silence, worker
+
+_MODULE = "blockrelay_worker.offline.onnx_blocks.splitting.split"
+_WEIGHTS = {
+    "inside": "weights are inside the blocks",
+    "linked": "weights are in the model's own files, which have a second name here",
+    "copied": "weights are in copies of the model's files",
+    "cut": "weights are in a file for each block",
+}
+
+
+def run_split(model: Path, out: Path, *, copy_weights: bool, as_json: bool) -> int:
+    """The exit code: 0 when the blocks are there, 2 when the model cannot be split or `out` not be written: then the
+    worker has said why."""
+    options = ["--copy-weights"] if copy_weights else []
+    argv = [sys.executable, "-P", "-m", _MODULE, *options, "--", str(model), str(out)]
+    with worker(argv) as process:
+        assert process.stdout is not None
+        begin = _watch(process.stdout)
+        code = process.wait()
+    if begin is None or code:
+        return code_of_silence(code)
+    if as_json:
+        blocks = [block.as_json() for block in begin.blocks]
+        typer.echo(json.dumps({"model": str(model), "out": str(out), "weights": begin.weights, "blocks": blocks}))
+    else:
+        typer.echo(split_table(begin.blocks))
+        typer.echo(f"{out}: {len(begin.blocks)} blocks; {_WEIGHTS[begin.weights]}")
+    return 0
+
+
+def _watch(lines: IO[bytes]) -> SplitBegins | None:
+    """Read what the worker tells to its end, with a bar where somebody looks."""
+    begin: SplitBegins | None = None
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        bar = progress.add_task("reads the model", total=None)
+        for line in lines:
+            if begin is None:
+                begin = decode_begin(line)
+                progress.update(bar, total=begin.bytes)
+            else:
+                written = decode_written(line)
+                progress.update(bar, description=written.file, advance=written.bytes)
+    return begin

@@ -1,0 +1,24 @@
+"""The blocks that a model was split into as a table: a line for each tensor that one takes from earlier ones. Pure."""
+
+from collections.abc import Iterator, Sequence
+
+from blockrelay.onnx_blocks.splitting.report import SplitBlock
+from blockrelay.quantities import format_quantity
+
+_HEAD = ("BLOCK", "NODES", "WEIGHTS", "FROM EARLIER BLOCKS")
+
+
+def split_table(blocks: Sequence[SplitBlock]) -> str:
+    """In columns."""
+    rows = [_HEAD, *(row for block in blocks for row in _rows(block))]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(_HEAD))]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    )
+
+
+def _rows(block: SplitBlock) -> Iterator[tuple[str, str, str, str]]:
+    name, nodes, weights = block.file, str(block.nodes), format_quantity(block.weight_bytes, "B")
+    for border in block.border or ("",):
+        yield name, nodes, weights, border
+        name = nodes = weights = ""

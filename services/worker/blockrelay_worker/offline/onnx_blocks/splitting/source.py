@@ -1,0 +1,158 @@
+"""Reads a whole decoder as data for the plan. Weights beside the file are not read."""
+
+import math
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, shape_inference
+
+from blockrelay.onnx_blocks.signature import check_names
+from blockrelay.onnx_blocks.splitting.graph import Graph, Node, in_running_order
+from blockrelay_worker.offline.onnx_blocks.onnx_file import declared_tensor, parsed_model, tensors_of
+from blockrelay_worker.offline.onnx_blocks.weight_files import check_weights
+
+#: Tensors up to this size may be shapes, which decide what others are like.
+_SMALL_BYTES = 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """The model as it was read. Nodes of `graph` are `model.graph.node` by their index."""
+
+    folder: Path
+    model: ModelProto
+    graph: Graph
+    types: Mapping[str, ValueInfoProto]
+    """What is known of each tensor that nodes make: at least what its elements are."""
+    weights: tuple[str, ...]
+    """The files beside it that it names, sorted."""
+
+
+def read_source(path: Path) -> Source:
+    """Raises OnnxBlocksError naming file and tensor for what is no ONNX file, for weights that are missing, cut off or
+    outside its folder, and for a graph with a cycle or a gap."""
+    name, folder = path.name, path.parent
+    model = parsed_model(path, name)[0]
+    weights = check_weights(folder, name, tensors_of(model))
+    graph = model.graph
+    constants = {tensor.name for tensor in graph.initializer} | {one.values.name for one in graph.sparse_initializer}
+    inputs = [declared_tensor(name, value) for value in graph.input if value.name not in constants]
+    outputs = [declared_tensor(name, value) for value in graph.output]
+    check_names(name, "inputs", [tensor.name for tensor in inputs])
+    check_names(name, "outputs", [tensor.name for tensor in outputs])
+    nodes = in_running_order(
+        name,
+        [_node(index, node) for index, node in enumerate(graph.node)],
+        {tensor.name for tensor in inputs} | constants,
+        [tensor.name for tensor in outputs],
+    )
+    types = _types(model, nodes)
+    return Source(
+        folder=folder,
+        model=model,
+        graph=Graph(
+            file=name,
+            nodes=nodes,
+            inputs=inputs,
+            outputs=outputs,
+            constants=constants,
+            widths=_widths(graph, types),
+        ),
+        types=types,
+        weights=weights,
+    )
+
+
+def _node(index: int, node: NodeProto) -> Node:
+    inputs = dict.fromkeys(name for name in (*node.input, *_captured(node)) if name)
+    return Node(index, node.op_type, tuple(inputs), tuple(name for name in node.output if name))
+
+
+def inner_graphs(node: NodeProto) -> Iterator[GraphProto]:
+    """The graphs in a node, such as the branches of an If."""
+    for attribute in node.attribute:
+        if attribute.type == AttributeProto.GRAPH:
+            yield attribute.g
+        elif attribute.type == AttributeProto.GRAPHS:
+            yield from attribute.graphs
+
+
+def _captured(node: NodeProto) -> Iterator[str]:
+    """What graphs in the node read of the graph around them."""
+    for graph in inner_graphs(node):
+        own = {value.name for value in graph.input} | {tensor.name for tensor in graph.initializer}
+        own |= {one.values.name for one in graph.sparse_initializer}
+        for inner in graph.node:
+            yield from (name for name in (*inner.input, *_captured(inner)) if name not in own)
+            own.update(inner.output)
+        yield from (value.name for value in graph.output if value.name not in own)
+
+
+def _types(model: ModelProto, nodes: Collection[Node]) -> Mapping[str, ValueInfoProto]:
+    """As the file says, else as ONNX infers, which knows only operators of the standard; else with elements like those
+    of the first tensor that it is made of."""
+    inferred = shape_inference.infer_shapes(_without_weights(model), strict_mode=False).graph
+    graph = model.graph
+    types: dict[str, ValueInfoProto] = {}
+    for value in (*graph.input, *graph.output, *graph.value_info, *inferred.value_info):
+        if value.type.tensor_type.elem_type:
+            types.setdefault(value.name, value)
+    kinds = {tensor.name: tensor.data_type for tensor in graph.initializer}
+    for node in nodes:
+        for name in node.outputs:
+            if name in types:
+                kinds[name] = types[name].type.tensor_type.elem_type
+                continue
+            kind = next((kinds[one] for one in node.inputs if one in kinds), TensorProto.FLOAT)
+            kinds[name] = kind
+            types[name] = helper.make_tensor_value_info(name, kind, None)
+        kinds |= {name: types[name].type.tensor_type.elem_type for name in node.inputs if name in types}
+    return types
+
+
+def _without_weights(model: ModelProto) -> ModelProto:
+    """The model with the small constants alone, so that inference copies no weights."""
+    bare = ModelProto(ir_version=model.ir_version)
+    bare.opset_import.extend(model.opset_import)
+    bare.functions.extend(model.functions)
+    graph = model.graph
+    bare.graph.node.extend(graph.node)
+    bare.graph.input.extend(graph.input)
+    bare.graph.output.extend(graph.output)
+    bare.graph.value_info.extend(graph.value_info)
+    bare.graph.initializer.extend(
+        tensor
+        if tensor.ByteSize() <= _SMALL_BYTES
+        else TensorProto(name=tensor.name, dims=tensor.dims, data_type=tensor.data_type)
+        for tensor in graph.initializer
+    )
+    return bare
+
+
+def _widths(graph: GraphProto, types: Mapping[str, ValueInfoProto]) -> Mapping[str, int]:
+    """Of the tensors of which it is known: products are as wide as their weights, others as their dimensions say, where
+    they say the last one."""
+    found: dict[str, int] = {}
+    for name, value in types.items():
+        if value.type.tensor_type.HasField("shape"):
+            sizes = [dim.dim_value for dim in value.type.tensor_type.shape.dim]
+            if not sizes or sizes[-1] > 0:
+                found[name] = math.prod(size for size in sizes if size > 0)
+    dims = {tensor.name: list(tensor.dims) for tensor in graph.initializer}
+    for node in graph.node:
+        width = _product_width(node, dims)
+        if width is not None:
+            found[node.output[0]] = width
+    return found
+
+
+def _product_width(node: NodeProto, dims: Mapping[str, list[int]]) -> int | None:
+    numbers = {attribute.name: attribute.i for attribute in node.attribute}
+    if node.op_type == "MatMulNBits":
+        return numbers.get("N")
+    is_product = "MatMul" in node.op_type or node.op_type == "Gemm"
+    weight = dims.get(node.input[1], []) if is_product and len(node.input) > 1 else []
+    if len(weight) != 2:
+        return None
+    return weight[0] if node.op_type == "Gemm" and numbers.get("transB") else weight[1]

@@ -1,0 +1,48 @@
+"""`python -m blockrelay_worker.offline.onnx_blocks.splitting.split MODEL.onnx OUT`: one decoder as a folder of blocks.
+
+For `blockrelay split`, which shows what comes: the first line of stdout is what will be written (`encode_begin`), each
+further one a piece that was (`encode_written`). Exit code 0 when OUT is there, 2 when the model cannot be split or OUT
+cannot be written: then stderr has one line and nothing is left. A run that was ended otherwise leaves a folder
+`.OUT.unfinished`, with which the same command goes on.
+"""
+
+import importlib.util
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from blockrelay.command_app import run_app
+from blockrelay.errors import UsageError
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+
+
+@app.command()
+def split(
+    model: Annotated[Path, typer.Argument(metavar="MODEL.onnx")],
+    out: Annotated[Path, typer.Argument(metavar="OUT")],
+    copy_weights: Annotated[bool, typer.Option("--copy-weights")] = False,
+) -> None:
+    """Cut one decoder into a folder of blocks; JSON lines of what is written."""
+    if importlib.util.find_spec("onnx") is None:
+        raise UsageError("onnx is not installed: pip install 'blockrelay[converter]'")
+    from blockrelay_worker.offline.onnx_blocks.splitting.writing import split_model  # onnx is an extra
+
+    split_model(model, out, copy_weights=copy_weights, tell=_tell)
+
+
+def _tell(line: str) -> None:
+    """At once: somebody watches."""
+    typer.echo(line)
+    sys.stdout.flush()
+
+
+def run(arguments: list[str] | None = None) -> int:
+    """The exit code (see `run_app`)."""
+    return run_app(app, arguments, name="blockrelay split")
+
+
+if __name__ == "__main__":
+    sys.exit(run())

@@ -1,0 +1,1 @@
+"""How one decoder is cut into blocks, decided from its graph as data. Pure, without ONNX."""

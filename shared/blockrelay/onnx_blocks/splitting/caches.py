@@ -1,0 +1,165 @@
+"""The pasts and presents of a whole model: by the names that exporters give them, else by what is made of what."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from blockrelay.errors import OnnxBlocksError
+from blockrelay.onnx_blocks.cache_names import CacheSlot, Half, cache_slot
+from blockrelay.onnx_blocks.signature import Tensor
+from blockrelay.onnx_blocks.splitting.graph import SHAPE, Graph
+
+_RANK = 4
+_HALVES: tuple[Half, Half] = ("key", "value")
+_NO_HALVES: frozenset[Half] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Caches:
+    """Every layer from 0 to `layers` - 1 has the keys and the values of both."""
+
+    pasts: Mapping[str, CacheSlot]
+    presents: Mapping[str, CacheSlot]
+
+    @property
+    def layers(self) -> int:
+        return len(self.pasts) // len(_HALVES)
+
+    def past(self, slot: CacheSlot) -> str:
+        """The name of that past."""
+        return next(name for name, other in self.pasts.items() if other == slot)
+
+    def renamed(self, graph: Graph) -> Mapping[str, str]:
+        """Names for those that are not called like caches, by which blocks can be wired: as optimum calls them."""
+        found: dict[str, str] = {}
+        for tensor in graph.inputs:
+            slot = self.pasts.get(tensor.name)
+            if slot is not None and cache_slot(tensor, "past", file=graph.file) is None:
+                found[tensor.name] = f"past_key_values.{slot.layer}.{slot.half}"
+        for tensor in graph.outputs:
+            slot = self.presents.get(tensor.name)
+            if slot is not None and cache_slot(tensor, "present", file=graph.file) is None:
+                found[tensor.name] = f"present.{slot.layer}.{slot.half}"
+        return found
+
+
+def find_pasts(graph: Graph) -> Mapping[str, CacheSlot]:
+    """The inputs that are pasts, by name. Raises OnnxBlocksError where there are none, or where the layers are not 0 to
+    the last one with keys and values of each."""
+    named = {tensor.name: cache_slot(tensor, "past", file=graph.file) for tensor in graph.inputs}
+    pasts = {name: slot for name, slot in named.items() if slot is not None} or _by_number(graph)
+    if not pasts:
+        raise OnnxBlocksError(
+            "has no pasts: inputs with four dimensions that are called past_key_values.0.key or alike", file=graph.file
+        )
+    _check_complete(graph, pasts)
+    return pasts
+
+
+def _by_number(graph: Graph) -> dict[str, CacheSlot]:
+    """Those with four dimensions, where nothing is called a cache: `past_0_0` and `past_0_1` are the keys and the
+    values of layer 0."""
+    by_layer: dict[int, list[str]] = {}
+    for tensor in graph.inputs:
+        if tensor.rank == _RANK:
+            number = re.search(r"\d{1,6}", tensor.name, re.ASCII)
+            if number is None:
+                raise OnnxBlocksError("has no number of a layer in its name", file=graph.file, tensor=tensor.name)
+            by_layer.setdefault(int(number[0]), []).append(tensor.name)
+    found: dict[str, CacheSlot] = {}
+    for layer, names in by_layer.items():
+        if len(names) != len(_HALVES):
+            raise OnnxBlocksError(f"is one of {len(names)} pasts of layer {layer}", file=graph.file, tensor=names[-1])
+        found |= {name: CacheSlot(layer, half) for name, half in zip(names, _HALVES, strict=True)}
+    return found
+
+
+def _check_complete(graph: Graph, pasts: Mapping[str, CacheSlot]) -> None:
+    by_slot: dict[CacheSlot, str] = {}
+    for name, slot in pasts.items():
+        if slot in by_slot:
+            raise OnnxBlocksError(f"is {slot} so far, and so is {by_slot[slot]}", file=graph.file, tensor=name)
+        by_slot[slot] = name
+    last, name = max((slot.layer, name) for name, slot in pasts.items())
+    for layer in range(min(last + 1, len(pasts) + 1)):
+        for half in _HALVES:
+            if CacheSlot(layer, half) not in by_slot:
+                missing = CacheSlot(layer, half)
+                raise OnnxBlocksError(f"is of layer {last}, and no input is {missing}", file=graph.file, tensor=name)
+
+
+@dataclass(frozen=True, slots=True)
+class Dependence:
+    """What tensors are made of. A tensor that is only as long as another one is not made of it."""
+
+    layer: Mapping[str, int]
+    """The highest layer whose past is in it; absent: none."""
+    halves: Mapping[str, frozenset[Half]]
+    """Of that layer."""
+    hidden: frozenset[str]
+    """The tensors that tokens or a past are in."""
+    live: frozenset[str]
+    """Those that change with the inputs, if only in length."""
+
+
+def dependence(graph: Graph, pasts: Mapping[str, CacheSlot], tokens: str) -> Dependence:
+    """`tokens` is the input that is embedded."""
+    layer = {name: slot.layer for name, slot in pasts.items()}
+    halves: dict[str, frozenset[Half]] = {name: frozenset({slot.half}) for name, slot in pasts.items()}
+    hidden = {tokens, *pasts}
+    live = {tensor.name for tensor in graph.inputs}
+    for node in graph.nodes:
+        if any(name in live for name in node.inputs):
+            live.update(node.outputs)
+        if node.kind == SHAPE:
+            continue
+        if any(name in hidden for name in node.inputs):
+            hidden.update(node.outputs)
+        highest = max((layer.get(name, -1) for name in node.inputs), default=-1)
+        if highest >= 0:
+            of = _NO_HALVES.union(*(halves[name] for name in node.inputs if layer.get(name) == highest))
+            for name in node.outputs:
+                layer[name], halves[name] = highest, of
+    return Dependence(layer, halves, frozenset(hidden), frozenset(live))
+
+
+def find_presents(graph: Graph, pasts: Mapping[str, CacheSlot], depends: Dependence) -> Mapping[str, CacheSlot]:
+    """The outputs that are presents, by name. Raises OnnxBlocksError naming the tensor for one without its past, a past
+    without its present, and one that a later layer's past is in."""
+    named = {tensor.name: cache_slot(tensor, "present", file=graph.file) for tensor in graph.outputs}
+    presents = {name: slot for name, slot in named.items() if slot is not None}
+    if not presents:
+        presents = _by_past(
+            [tensor for tensor in graph.outputs if tensor.rank == _RANK and tensor.name in depends.layer], depends
+        )
+    slots = {slot: name for name, slot in pasts.items()}
+    seen: dict[CacheSlot, str] = {}
+    for name, slot in presents.items():
+        if slot in seen:
+            raise OnnxBlocksError(f"is {slot}, and so is {seen[slot]}", file=graph.file, tensor=name)
+        seen[slot] = name
+        if slot not in slots:
+            raise OnnxBlocksError(f"is {slot}, and no input is its past", file=graph.file, tensor=name)
+        of = depends.layer.get(name, -1)
+        if of > slot.layer:
+            raise OnnxBlocksError(
+                f"is {slot}, and the past of layer {of} is in it: layers do not follow each other",
+                file=graph.file,
+                tensor=name,
+            )
+        if of < slot.layer:
+            raise OnnxBlocksError(f"is {slot}, and their past is not in it", file=graph.file, tensor=name)
+    for slot, name in slots.items():
+        if slot not in seen:
+            raise OnnxBlocksError(f"is {slot} so far, and no output is its present", file=graph.file, tensor=name)
+    return presents
+
+
+def _by_past(outputs: Sequence[Tensor], depends: Dependence) -> dict[str, CacheSlot]:
+    """Each is the present of the past that is in it. Where both of a layer are, keys come first."""
+    found: dict[str, CacheSlot] = {}
+    for tensor in outputs:
+        layer, halves = depends.layer[tensor.name], depends.halves[tensor.name]
+        slots = [CacheSlot(layer, half) for half in _HALVES if half in halves]
+        found[tensor.name] = next((slot for slot in slots if slot not in found.values()), slots[0])
+    return found

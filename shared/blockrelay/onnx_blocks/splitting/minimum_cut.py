@@ -1,0 +1,108 @@
+"""The lightest set of vertices that parts a graph in two: maximum flow by shortest paths.
+
+Graphs are of one layer here, some hundred vertices, and few paths saturate them.
+"""
+
+from collections import deque
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Literal
+
+#: A vertex before and behind the capacity in it, and where all flow comes from and goes to.
+_Point = tuple[str, Literal["in", "out", "start", "end"]]
+_START: _Point = ("", "start")
+_END: _Point = ("", "end")
+_Residual = dict[_Point, dict[_Point, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """No way leads from a source to a sink but through `vertices`. `before` is the side of the sources, `vertices` and
+    what leads nowhere included."""
+
+    vertices: frozenset[str]
+    before: frozenset[str]
+
+
+def minimum_cut(
+    weights: Mapping[str, int],
+    edges: Iterable[tuple[str, str]],
+    *,
+    sources: Collection[str],
+    sinks: Collection[str],
+    nearest_to: Literal["sources", "sinks"],
+) -> Cut | None:
+    """Of the lightest cuts the one that is nearest to the sources, or to the sinks. None where a source is a sink.
+
+    Weights are at least 1. A source may be in the cut, a sink is not.
+    """
+    residual = _residual(weights, edges, sources, sinks)
+    limit = sum(weights.values())
+    flow = 0
+    while (path := _path(residual)) is not None:
+        room = min(residual[one][other] for one, other in pairwise(path))
+        for one, other in pairwise(path):
+            residual[one][other] -= room
+            residual[other][one] += room
+        flow += room
+        if flow > limit:
+            return None
+    if nearest_to == "sources":
+        reached = _reached(residual, _START)
+        before = {name for name in weights if (name, "in") in reached}
+        return Cut(frozenset(name for name in before if (name, "out") not in reached), frozenset(before))
+    backwards: _Residual = {point: {} for point in residual}
+    for one, others in residual.items():
+        for other, room in others.items():
+            backwards[other][one] = room
+    reaching = _reached(backwards, _END)
+    before = {name for name in weights if (name, "in") not in reaching}
+    return Cut(frozenset(name for name in before if (name, "out") in reaching), frozenset(before))
+
+
+def _residual(
+    weights: Mapping[str, int], edges: Iterable[tuple[str, str]], sources: Collection[str], sinks: Collection[str]
+) -> _Residual:
+    endless = sum(weights.values()) + 1
+    residual: _Residual = {_START: {}, _END: {}}
+    for name in weights:
+        residual[name, "in"], residual[name, "out"] = {}, {}
+
+    def connect(one: _Point, other: _Point, room: int) -> None:
+        residual[one][other] = room
+        residual[other].setdefault(one, 0)
+
+    for name, weight in weights.items():
+        connect((name, "in"), (name, "out"), weight)
+    for one, other in edges:
+        connect((one, "out"), (other, "in"), endless)
+    for name in sources:
+        connect(_START, (name, "in"), endless)
+    for name in sinks:
+        connect((name, "in"), _END, endless)
+    return residual
+
+
+def _path(residual: _Residual) -> list[_Point] | None:
+    """The shortest one with room on it."""
+    came_from = _reached(residual, _START)
+    if _END not in came_from:
+        return None
+    path = [_END]
+    while path[-1] != _START:
+        path.append(came_from[path[-1]])
+    return path[::-1]
+
+
+def _reached(residual: _Residual, start: _Point) -> dict[_Point, _Point]:
+    """Every point that there is a way with room to, with the one before it."""
+    came_from = {start: start}
+    waiting = deque([start])
+    while waiting:
+        point = waiting.popleft()
+        for other, room in residual[point].items():
+            if room > 0 and other not in came_from:
+                came_from[other] = point
+                waiting.append(other)
+    return came_from

@@ -1,0 +1,131 @@
+"""Which nodes are in which block of a model that is cut, and what blocks hand to each other.
+
+Lengths that are known from a past are computed in each block again, from its own past: all pasts are equally long.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from blockrelay.errors import OnnxBlocksError
+from blockrelay.onnx_blocks.splitting.borders import find_borders
+from blockrelay.onnx_blocks.splitting.caches import Caches, dependence, find_pasts, find_presents
+from blockrelay.onnx_blocks.splitting.graph import Graph, Node
+from blockrelay.onnx_blocks.splitting.places import Places
+
+TOKENS = "input_ids"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockPlan:
+    """One block. `nodes` are places in the file of the whole, in running order."""
+
+    nodes: tuple[int, ...]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    constants: frozenset[str]
+    lengths_from: Mapping[str, str]
+    """Pasts of other layers of which nodes here read the length, and the past of this one that has it too."""
+
+
+@dataclass(frozen=True, slots=True)
+class SplitPlan:
+    """All blocks in order. `renamed` are caches that get a name by which blocks can be wired."""
+
+    blocks: tuple[BlockPlan, ...]
+    renamed: Mapping[str, str]
+
+
+def plan_split(graph: Graph) -> SplitPlan:
+    """Raises OnnxBlocksError that names the tensor for a graph that is not a decoder of layers."""
+    pasts = find_pasts(graph)
+    if TOKENS not in {tensor.name for tensor in graph.inputs}:
+        raise OnnxBlocksError(f"has no input {TOKENS}", file=graph.file)
+    depends = dependence(graph, pasts, TOKENS)
+    caches = Caches(pasts, find_presents(graph, pasts, depends))
+    borders = find_borders(graph, caches, depends)
+    places = Places(graph, caches, depends, borders)
+    return SplitPlan(tuple(_assembled(places)), caches.renamed(graph))
+
+
+def _assembled(places: Places) -> Iterable[BlockPlan]:
+    count = places.borders.blocks
+    drafts = [_Draft(places, block) for block in range(count)]
+    handed_on = {name for draft in drafts for name in draft.takes}
+    final = [tensor.name for tensor in places.graph.outputs]
+    for name in final:
+        if name not in places.makers or places.makers[name].index not in places.block:
+            raise OnnxBlocksError("is an output that no input changes", file=places.graph.file, tensor=name)
+    for draft in drafts:
+        made = [name for node in draft.placed for name in node.outputs]
+        border = [name for name in made if name in handed_on and name not in final]
+        outputs = [*border, *(name for name in final if name in made)]
+        yield BlockPlan(
+            nodes=tuple(node.index for node in places.graph.nodes if node.index in draft.nodes),
+            inputs=tuple(draft.inputs()),
+            outputs=tuple(outputs),
+            constants=frozenset(draft.constants),
+            lengths_from=draft.lengths_from,
+        )
+
+
+class _Draft:
+    """The nodes of one block with copies of what it computes for itself, and what it takes from others."""
+
+    def __init__(self, places: Places, block: int) -> None:
+        self._places, self._block = places, block
+        self.placed = [node for node in places.graph.nodes if places.block.get(node.index) == block]
+        self.nodes = {node.index for node in self.placed}
+        self.takes: dict[str, None] = {}
+        self.constants: set[str] = set()
+        self.lengths_from: dict[str, str] = {}
+        self._of_request: set[str] = set()
+        self._pasts: set[str] = set()
+        for node in self.placed:
+            self._read(node)
+
+    def inputs(self) -> Sequence[str]:
+        """Those of the request first, then those of other blocks, then pasts."""
+        of_graph = [tensor.name for tensor in self._places.graph.inputs]
+        request = [name for name in of_graph if name in self._of_request]
+        return [*request, *self.takes, *(name for name in of_graph if name in self._pasts)]
+
+    def _read(self, node: Node) -> None:
+        for name in node.inputs:
+            maker = self._places.makers.get(name)
+            if name in self._places.graph.constants:
+                self.constants.add(name)
+            elif name in self._places.caches.pasts:
+                self._read_past(node, name)
+            elif maker is None:
+                self._of_request.add(name)
+            elif self._has_copy(maker):
+                if maker.index not in self.nodes:
+                    self.nodes.add(maker.index)
+                    self._read(maker)
+            elif maker.index not in self.nodes:
+                if self._places.block[maker.index] > self._block:
+                    raise OnnxBlocksError(
+                        f"is needed in block_{self._block + 1} and made of later layers",
+                        file=self._places.graph.file,
+                        tensor=name,
+                    )
+                self.takes[name] = None
+
+    def _has_copy(self, maker: Node) -> bool:
+        if self._places.is_fixed(maker):
+            return True
+        return maker.index in self._places.of_lengths and self._block < self._places.caches.layers
+
+    def _read_past(self, node: Node, name: str) -> None:
+        if self._places.is_length_of_past(node):
+            own = self._places.own_past(name, self._block)
+            if own != name:
+                self.lengths_from[name] = own
+            name = own
+        elif self._places.caches.pasts[name].layer != self._block:
+            raise OnnxBlocksError(
+                f"is read by what makes {node.outputs[0]} in block_{self._block + 1}: layers do not follow each other",
+                file=self._places.graph.file,
+                tensor=name,
+            )
+        self._pasts.add(name)
