@@ -1,7 +1,7 @@
 """The process of a device whose provider fails at the runs that FAIL_AT names, with the text of FAIL_TEXT, computes
 wrong numbers from the run WRONG_FROM on, and takes 50 ms instead of 10 from the run SLOW_FROM on, until it is
 cleaned up if CLEANING_HELPS. Runs count behind the load of a stage, from 1. What HANGS_AT names, open or load, it never
-does, and says so by a file HANGS_FILE."""
+does, and says so by a file HANGS_FILE; at what DIES_AT names it ends."""
 
 import os
 import sys
@@ -28,10 +28,12 @@ _answer = child.Child.answer
 _load = child.Child._load  # pyright: ignore[reportPrivateUsage]
 
 
-def _hangs(self: child.Child, message: Message) -> Message:
+def _misbehaves(self: child.Child, message: Message) -> Message:
     if message.kind == os.environ.get("HANGS_AT"):
         Path(os.environ["HANGS_FILE"]).touch()
         threading.Event().wait()
+    if message.kind == os.environ.get("DIES_AT"):
+        os._exit(3)
     return _answer(self, message)
 
 
@@ -70,7 +72,7 @@ def _cleaned(self: OnnxStage) -> None:
 
 if __name__ == "__main__":
     OnnxStage.clean_up = _cleaned
-    child.Child.answer = _hangs
+    child.Child.answer = _misbehaves
     child.Child._load = _loaded  # pyright: ignore[reportPrivateUsage]
     OnnxStage._computed = _failing  # pyright: ignore[reportPrivateUsage]
     sys.exit(child.main())

@@ -61,7 +61,7 @@ class DeviceExecutors:
         self._renewed: float | None = None
         self._begun_again: list[str] = []
         self._told_budget = budget_bytes
-        self._process, opened = self._begun()
+        opened = self._begun()
         self._numerics, self._memory = str(opened["numerics"]), DeviceMemory(**opened["memory"])
 
     @staticmethod
@@ -155,19 +155,20 @@ class DeviceExecutors:
             self._count_loss()
             lost = self._process.lost
             if lost is not None:
-                self._process, opened = self._begun()
+                opened = self._begun()
                 self._begun_again.append("slow" if lost.reason == CLOSED else "lost")
                 if (now := opened["numerics"]) != self._numerics:
                     raise UsageError(f"{self.name} computes by {now} now, and by {self._numerics} before: start again")
             return self._process
 
-    def _begun(self) -> tuple[DeviceProcess, Mapping[str, Any]]:
-        """A process that has opened the folder, and what it has told of it."""
-        process = self._begin()
+    def _begun(self) -> Mapping[str, Any]:
+        """Begin a process, and have it open the folder: what it has told of that. One that is lost before it has opened
+        it is a loss like another."""
+        process = self._process = self._begin()
         folder = str(self._folder.root.absolute())
         fields = {"device": self.name, "folder": folder, **self._how}
         try:
-            return process, process.ask(Message("open", fields), limit_s=LOAD_LIMIT_S).fields
+            return process.ask(Message("open", fields), limit_s=LOAD_LIMIT_S).fields
         except BaseException:
             process.close()
             raise
