@@ -245,6 +245,14 @@ def test_gpus_that_are_not_here_are_one_line(model: Path) -> None:
     assert "--gpu-memory needs --gpu" in fails_with(*start, "--gpu-memory", "1000")
 
 
+def test_a_gpu_that_has_no_room_for_its_stage_ends_up_with_the_figures(model: Path) -> None:
+    """What never can work is not begun again and again, although CPUs serve."""
+    argv = [*COMMAND, "up", "--model", str(model), "--port", "0", "--gpu", "cpu", "--gpu-memory", "1000"]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2, done
+    assert "raise --gpu-memory" in done.stderr.splitlines()[-1] and "starting it again" not in done.stderr
+
+
 def test_a_wrong_password_is_one_line(model: Path, own_redis: RedisServer) -> None:
     url = f"unix://someone:x@{own_redis.socket}"
     line = fails_with("up", "--model", str(model), "--port", "0", "--redis", url)

@@ -9,6 +9,7 @@ from typing import Any
 
 from blockrelay.exit_codes import BROKEN
 from blockrelay_launcher.drill.faults import Fault
+from blockrelay_launcher.up_options.options import GPU_WORKER
 
 _ENDED = re.compile(r"(\S+) (?:was killed by signal (\d+)|ended with code (\d+)); starting it again")
 #: No right; keys of several slots in one command; in a script.
@@ -45,7 +46,7 @@ def own_ends(said: str, faults: Sequence[Fault]) -> list[str]:
             name, by_signal, code = ended.groups()
             told = code == "0" or by_signal == "15"  # a drain that came before the process could be told
             expected = killed if by_signal == "9" else drained if told else Counter[str]()
-            if code == str(BROKEN) and name.startswith("gpu-worker") and killed["device"] > 0:
+            if code == str(BROKEN) and name.startswith(GPU_WORKER) and killed["device"] > 0:
                 killed["device"] -= 1
                 continue
             target = "worker" if "worker" in name else re.sub(r"-\d+$", "", name)

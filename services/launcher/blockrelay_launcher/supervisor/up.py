@@ -37,7 +37,7 @@ from blockrelay_launcher.supervisor.service_specs import (
 )
 from blockrelay_launcher.supervisor.shared_page_folder import open_page_folder
 from blockrelay_launcher.supervisor.signals import Alarm
-from blockrelay_launcher.up_options.options import UpOptions, worker_specs
+from blockrelay_launcher.up_options.options import GPU_WORKER, UpOptions, worker_specs
 
 #: Before the first token can be produced, a child that ends this often is broken, not unlucky.
 MOST_EARLY_DEATHS = 3
@@ -107,6 +107,7 @@ class _Up:
     death_reports: DeathReports | None = None
     control_url: str = ""
     ready: bool = False
+    gpus_ready: bool = False  # they have served, or there are none
     said_at: float = field(default_factory=time.monotonic)
     told: set[str] = field(default_factory=set[str])  # lines of logs that the error at the end says
 
@@ -209,12 +210,15 @@ class _Up:
         self._show_logs()
         if not self.ready:
             self._look_ready()
+        elif not self.gpus_ready:
+            self.gpus_ready = not (self.options.gpus and self._why_wait(GPU_WORKER))
         sleep = LOOK_LOGS_S if self.ready else LOOK_READY_S
         self.alarm.wait(max(0.0, min([sleep, *(c.start_at - now for c in waiting if not c.running)])))
 
     def _on_exit(self, child: Child, code: int) -> None:
         lines = list(child.new_lines())
-        fatal = not self.ready and (code == UNUSABLE or child.deaths >= MOST_EARLY_DEATHS)
+        early = not (self.gpus_ready if child.name.startswith(GPU_WORKER) else self.ready)
+        fatal = early and (code == UNUSABLE or (not self.ready and child.deaths >= MOST_EARLY_DEATHS))
         if fatal:
             self.told.add(plain(child.last_log_line))
         self._show(child, lines)
@@ -240,7 +244,7 @@ class _Up:
             with contextlib.suppress(BrokenPipeError):
                 sys.stdout.write(f"{' '.join(['ready', *self.urls])}\n")
                 sys.stdout.flush()
-            if self.options.gpus and self._why_wait("gpu-worker"):
+            if self.options.gpus and self._why_wait(GPU_WORKER):
                 _say("GPUs load their stages; CPUs serve until they have them (blockrelay status)")
         elif time.monotonic() - self.said_at > SAY_WHY_S:
             _say(f"not ready yet: {why}")

@@ -9,7 +9,9 @@ from blockrelay.protocol.planned_split import ANY_GPU, PlannedSplit
 from blockrelay_launcher.supervisor.embedded_redis import Fsync
 from blockrelay_launcher.up_options.plan_choice import ONE_STAGE, PlanChoice
 
-_PREFIX: Mapping[Device, str] = {"cpu": "worker", "gpu": "gpu-worker"}
+#: How names of workers on GPUs begin.
+GPU_WORKER = "gpu-worker"
+_PREFIX: Mapping[Device, str] = {"cpu": "worker", "gpu": GPU_WORKER}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +104,7 @@ def _on_gpus(options: UpOptions) -> list[WorkerSpec]:
     devices = options.planned.devices if options.planned else ((),) * options.plan.stages
     stages = sum(not ids or ANY_GPU in ids for ids in devices)
     return [
-        WorkerSpec(name=f"{_PREFIX['gpu']}-{gpu.replace(':', '-')}", device="gpu", gpu=gpu, stages=stages)
+        WorkerSpec(name=f"{GPU_WORKER}-{gpu.replace(':', '-')}", device="gpu", gpu=gpu, stages=stages)
         for gpu in options.gpus
         if stages
     ]
