@@ -45,7 +45,7 @@ class Places:
         return not any(name in self.depends.live for name in node.inputs)
 
     def is_length_of_past(self, node: Node) -> bool:
-        return node.kind == SHAPE and node.inputs[0] in self.caches.pasts
+        return node.kind == SHAPE and any(name in self.caches.pasts for name in node.inputs)
 
     def own_past(self, name: str, block: int) -> str:
         """The past of this block that is as long as the past `name`."""

@@ -11,7 +11,7 @@ from onnx import TensorProto
 from blockrelay.errors import OnnxBlocksError
 
 #: Bytes of an element, of types that have whole ones.
-_SIZES: Mapping[int, int] = {
+ITEM_BYTES: Mapping[int, int] = {
     **dict.fromkeys((TensorProto.BOOL, TensorProto.INT8, TensorProto.UINT8), 1),
     **dict.fromkeys((TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.INT16, TensorProto.UINT16), 2),
     **dict.fromkeys((TensorProto.FLOAT, TensorProto.INT32, TensorProto.UINT32), 4),
@@ -55,7 +55,7 @@ def check_weights(folder: Path, file: str, tensors: Iterable[TensorProto]) -> tu
         if name not in sizes:
             sizes[name] = check_inside(folder, name, file=file, tensor=owner).stat().st_size
         offset, length = _number(said, "offset", file, owner), _number(said, "length", file, owner)
-        needed = _SIZES[tensor.data_type] * math.prod(tensor.dims) if tensor.data_type in _SIZES else 0
+        needed = ITEM_BYTES[tensor.data_type] * math.prod(tensor.dims) if tensor.data_type in ITEM_BYTES else 0
         if length and needed and length != needed:
             raise OnnxBlocksError(f"has {length} bytes in {name}, and needs {needed}", file=file, tensor=owner)
         end = offset + (length or needed)

@@ -1,12 +1,13 @@
 """Reads a whole decoder as data for the plan. Weights beside the file are not read."""
 
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, shape_inference
 
+from blockrelay.errors import OnnxBlocksError
 from blockrelay.onnx_blocks.signature import check_names
 from blockrelay.onnx_blocks.splitting.graph import Graph, Node, in_running_order
 from blockrelay_worker.offline.onnx_blocks.onnx_file import declared_tensor, parsed_model, tensors_of
@@ -36,18 +37,23 @@ def read_source(path: Path) -> Source:
     model = parsed_model(path, name)[0]
     weights = check_weights(folder, name, tensors_of(model))
     graph = model.graph
+    read = [_node(index, node) for index, node in enumerate(graph.node)]
     constants = {tensor.name for tensor in graph.initializer} | {one.values.name for one in graph.sparse_initializer}
+    made_by = (model.producer_name, model.producer_version, model.domain)
+    _check_text(
+        name, [*made_by, *constants, *(text for node in read for text in (node.kind, *node.inputs, *node.outputs))]
+    )
     inputs = [declared_tensor(name, value) for value in graph.input if value.name not in constants]
     outputs = [declared_tensor(name, value) for value in graph.output]
     check_names(name, "inputs", [tensor.name for tensor in inputs])
     check_names(name, "outputs", [tensor.name for tensor in outputs])
     nodes = in_running_order(
         name,
-        [_node(index, node) for index, node in enumerate(graph.node)],
+        read,
         {tensor.name for tensor in inputs} | constants,
         [tensor.name for tensor in outputs],
     )
-    types = _types(model, nodes)
+    types = _types(name, model, nodes)
     return Source(
         folder=folder,
         model=model,
@@ -62,6 +68,12 @@ def read_source(path: Path) -> Source:
         types=types,
         weights=weights,
     )
+
+
+def _check_text(file: str, names: Iterable[object]) -> None:
+    """Raises OnnxBlocksError where protobuf gives bytes, as it does for what is no UTF-8."""
+    if not all(isinstance(name, str) for name in names):
+        raise OnnxBlocksError("has a name that is not UTF-8", file=file)
 
 
 def _node(index: int, node: NodeProto) -> Node:
@@ -89,10 +101,13 @@ def _captured(node: NodeProto) -> Iterator[str]:
         yield from (value.name for value in graph.output if value.name not in own)
 
 
-def _types(model: ModelProto, nodes: Collection[Node]) -> Mapping[str, ValueInfoProto]:
+def _types(file: str, model: ModelProto, nodes: Collection[Node]) -> Mapping[str, ValueInfoProto]:
     """As the file says, else as ONNX infers, which knows only operators of the standard; else with elements like those
     of the first tensor that it is made of."""
-    inferred = shape_inference.infer_shapes(_without_weights(model), strict_mode=False).graph
+    try:
+        inferred = shape_inference.infer_shapes(_without_weights(model), strict_mode=False).graph
+    except (shape_inference.InferenceError, ValueError) as error:
+        raise OnnxBlocksError(f"has nodes that fit nothing: {error}", file=file) from None
     graph = model.graph
     types: dict[str, ValueInfoProto] = {}
     for value in (*graph.input, *graph.output, *graph.value_info, *inferred.value_info):
@@ -142,7 +157,7 @@ def _widths(graph: GraphProto, types: Mapping[str, ValueInfoProto]) -> Mapping[s
     dims = {tensor.name: list(tensor.dims) for tensor in graph.initializer}
     for node in graph.node:
         width = _product_width(node, dims)
-        if width is not None:
+        if width is not None and node.output:
             found[node.output[0]] = width
     return found
 

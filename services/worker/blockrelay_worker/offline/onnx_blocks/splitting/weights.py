@@ -6,10 +6,11 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
-from onnx import ModelProto, TensorProto, helper
+from onnx import ModelProto, TensorProto
 
 from blockrelay_worker.offline.onnx_blocks.onnx_file import tensors_of
 from blockrelay_worker.offline.onnx_blocks.splitting.unfinished_folder import sync
+from blockrelay_worker.offline.onnx_blocks.weight_files import ITEM_BYTES
 
 #: What is written is told in pieces of this size.
 _PIECE_BYTES = 8 << 20
@@ -24,13 +25,10 @@ def stored_bytes(tensor: TensorProto) -> int:
     """What the elements of a tensor take, wherever they are."""
     if tensor.data_location != TensorProto.EXTERNAL:
         return tensor.ByteSize()
-    length = _said(tensor).get("length")
-    if length is not None:
-        return int(length)
-    count = math.prod(tensor.dims)
-    if tensor.data_type in _HALF_BYTE:
-        return (count + 1) // 2
-    return count * helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize
+    length = int(_said(tensor).get("length", "0"))
+    if length == 0 and tensor.data_type in _HALF_BYTE:
+        return (math.prod(tensor.dims) + 1) // 2
+    return length or math.prod(tensor.dims) * ITEM_BYTES.get(tensor.data_type, 1)
 
 
 def beside(model: ModelProto) -> Sequence[TensorProto]:
