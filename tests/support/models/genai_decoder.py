@@ -54,7 +54,10 @@ class _Writer:
 
 
 def genai_decoder(model: ReferenceModel = SMALL, *, int4: bool = False) -> ModelProto:
-    """In float32, its products in 4 bits with `int4`. All keys are listed before all values."""
+    """In float32; with `int4` its products in 4 bits, and queries, keys and values in one of them.
+
+    All keys are listed before all values, and how long their vectors are has a name alone.
+    """
     write = _Writer(model, int4, np.random.default_rng(model.seed))
     table = write.random.standard_normal((model.vocabulary, model.hidden)).astype(np.float32)
     embedding = write.constant("model.embed_tokens.weight", table)
@@ -100,10 +103,13 @@ def _lengths(write: _Writer) -> list[str]:
 def _attention(write: _Writer, layer: int, normed: str, rest: Sequence[str]) -> str:
     model, at = write.model, f"/model/layers.{layer}/attn"
     wide, narrow = model.heads * model.head_dim, model.kv_heads * model.head_dim
-    parts = [
-        write.product(f"{at}/{part}_proj/MatMul", normed, model.hidden, columns)
-        for part, columns in (("q", wide), ("k", narrow), ("v", narrow))
-    ]
+    if write.int4:
+        parts = [write.product(f"{at}/qkv_proj/MatMul", normed, model.hidden, wide + 2 * narrow), "", ""]
+    else:
+        parts = [
+            write.product(f"{at}/{part}_proj/MatMul", normed, model.hidden, columns)
+            for part, columns in (("q", wide), ("k", narrow), ("v", narrow))
+        ]
     pasts = [f"past_key_values.{layer}.{half}" for half in ("key", "value")]
     presents = [f"present.{layer}.{half}" for half in ("key", "value")]
     mixed = write.add(
@@ -142,7 +148,7 @@ def _declared(model: ReferenceModel) -> tuple[list[ValueInfoProto], list[ValueIn
     caches = [(layer, half) for half in ("key", "value") for layer in range(model.layers)]
 
     def cache(name: str, positions: str) -> ValueInfoProto:
-        return helper.make_tensor_value_info(name, TensorProto.FLOAT, [_B, model.kv_heads, positions, model.head_dim])
+        return helper.make_tensor_value_info(name, TensorProto.FLOAT, [_B, model.kv_heads, positions, "kv_cache_dim"])
 
     inputs = [
         helper.make_tensor_value_info("input_ids", TensorProto.INT64, [_B, _S]),

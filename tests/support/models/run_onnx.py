@@ -9,6 +9,8 @@ import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
 
+from tests.support.models.whole_decoders import SMALL
+
 Arrays = dict[str, NDArray[Any]]
 _DTYPES: Mapping[str, Any] = {"tensor(float)": np.float32, "tensor(float16)": np.float16}
 
@@ -30,6 +32,7 @@ class Running:
     """
 
     sessions: Sequence[ort.InferenceSession]
+    head_dim: int = SMALL.head_dim
     kept: Arrays = field(default_factory=dict[str, NDArray[Any]])
 
     def step(self, request: Arrays) -> Arrays:
@@ -41,7 +44,7 @@ class Running:
             presents = [value.name for value in one.get_outputs() if _is_cache(value)]
             batch = len(request["input_ids"])
             for value in pasts:
-                empty = np.zeros((batch, value.shape[1], 0, value.shape[3]), _DTYPES[value.type])
+                empty = np.zeros((batch, value.shape[1], 0, self.head_dim), _DTYPES[value.type])
                 found[value.name] = self.kept.get(value.name, empty)
             names = [value.name for value in one.get_outputs()]
             made: Any = one.run(names, {value.name: found[value.name] for value in one.get_inputs()})

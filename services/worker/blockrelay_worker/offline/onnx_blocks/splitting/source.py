@@ -11,6 +11,7 @@ from blockrelay.errors import OnnxBlocksError
 from blockrelay.onnx_blocks.signature import check_names
 from blockrelay.onnx_blocks.splitting.graph import Graph, Node, in_running_order
 from blockrelay_worker.offline.onnx_blocks.onnx_file import declared_tensor, parsed_model, tensors_of
+from blockrelay_worker.offline.onnx_blocks.splitting.head_dims import with_head_dims
 from blockrelay_worker.offline.onnx_blocks.weight_files import check_weights
 
 #: Tensors up to this size may be shapes, which decide what others are like.
@@ -54,6 +55,7 @@ def read_source(path: Path) -> Source:
         [tensor.name for tensor in outputs],
     )
     types = _types(name, model, nodes)
+    widths = _widths(graph, types)
     return Source(
         folder=folder,
         model=model,
@@ -63,9 +65,9 @@ def read_source(path: Path) -> Source:
             inputs=inputs,
             outputs=outputs,
             constants=constants,
-            widths=_widths(graph, types),
+            widths=widths,
         ),
-        types=types,
+        types=with_head_dims(types, graph.node, widths),
         weights=weights,
     )
 

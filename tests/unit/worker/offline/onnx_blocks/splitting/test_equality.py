@@ -120,6 +120,16 @@ def test_lengths_come_from_each_blocks_own_past(tmp_path: Path) -> None:
         assert [node.input[0] for node in graph.node if node.op_type == "Shape"] == [f"past_key_values.{index - 1}.key"]
 
 
+@pytest.mark.parametrize("int4", [False, True])
+def test_blocks_say_how_long_vectors_of_caches_are(tmp_path: Path, int4: bool) -> None:
+    """The whole gives that dimension a name alone."""
+    _, out = split(genai_decoder(int4=int4), tmp_path, external=False)
+    for index in range(1, SMALL.layers + 1):
+        graph = onnx.load_model(out / f"block_{index}.onnx").graph
+        caches = [value for value in (*graph.input, *graph.output) if value.name.startswith(("past", "present"))]
+        assert [value.type.tensor_type.shape.dim[3].dim_value for value in caches] == [SMALL.head_dim] * 4
+
+
 def test_blocks_meet_in_two_tensors_where_norms_add(tmp_path: Path) -> None:
     _, out = split(genai_decoder(), tmp_path, external=False)
     graph = onnx.load_model(out / f"block_{SMALL.layers + 1}.onnx").graph
