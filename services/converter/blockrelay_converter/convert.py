@@ -19,13 +19,13 @@ from blockrelay.block_folder.manifest import (
 from blockrelay.block_folder.model import is_exact, quantises_rows
 from blockrelay.block_folder.precisions import all_exact, parse_precisions
 from blockrelay.errors import UsageError
+from blockrelay.text.text_assets import Texts
 from blockrelay.text.text_file import read_text_file
 from blockrelay.text.tokenizer import Tokenizer
 from blockrelay_converter.block_writer import BlockSource
 from blockrelay_converter.checkpoint.config import SourceConfig
 from blockrelay_converter.checkpoint.safetensors import Checkpoint
 from blockrelay_converter.checkpoint.source import read_source
-from blockrelay_converter.checkpoint.text_assets import Texts
 from blockrelay_converter.golden_answers import known_answers
 from blockrelay_converter.linear_graphs import graphs
 from blockrelay_converter.quantisation.calibration import REPORT_NAME, Calibration, calibrate, sequences

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from blockrelay.block_folder.manifest import (
     CHAT_TEMPLATE_NAME,
     MANIFEST_NAME,
+    ONNX_BLOCKS_NAME,
     ROTARY_NAME,
     TOKENIZER_NAME,
     Manifest,
@@ -28,6 +29,12 @@ from blockrelay.errors import BlockFolderError
 #: Hex digits: 64 bits.
 MODEL_KEY_DIGITS = 16
 _MAX_MANIFEST_BYTES = 64 << 20
+#: Beside a manifest of ONNX blocks that lie elsewhere: the absolute path of their folder. The manifest does not have
+#: it, since a model is the same wherever it lies.
+ONNX_FOLDER_NAME = "onnx_folder"
+_MAX_PATH_BYTES = 1 << 12
+#: Files of such a folder that lie beside the manifest.
+_OUR_OWN = (ONNX_BLOCKS_NAME, TOKENIZER_NAME, CHAT_TEMPLATE_NAME)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +43,8 @@ class BlockFolder:
 
     root: Path
     manifest: Manifest
+    onnx_root: Path | None = None
+    """Where the ONNX files of a model of ONNX blocks are."""
 
     @property
     def model(self) -> ModelConfig:
@@ -108,15 +117,50 @@ def open_block_folder(
     for block in manifest.blocks:
         if known_answers and is_exact(manifest.precision_of(block.index)) and block.known_answer is None:
             raise BlockFolderError(f"{root / MANIFEST_NAME}: {block.name} has no known answer; convert the model again")
+    onnx_root = None if manifest.model.onnx_blocks is None else _onnx_root(root)
     unread = {block.file for block in manifest.blocks if blocks is not None and block.index not in blocks}
+    theirs = set[str]() if onnx_root is None else set(manifest.files).difference(_OUR_OWN)
+    if theirs and unread:  # ONNX blocks are read together, with the weights beside them, or not at all
+        unread = theirs
+    places = {path: (onnx_root or root if path in theirs else root) / path for path in manifest.files}
     for path, spec in manifest.files.items():
-        size = _check_plain(root, path)
+        size = _check_inside(onnx_root or root, path) if path in theirs else _check_plain(root, path)
         if size != spec.bytes:
-            raise BlockFolderError(f"{root / path}: altered: {size} bytes instead of {spec.bytes}")
+            raise BlockFolderError(f"{places[path]}: altered: {size} bytes instead of {spec.bytes}")
     for path, spec in manifest.files.items():
-        if path not in unread and file_sha256(root / path) != spec.sha256:
-            raise BlockFolderError(f"{root / path}: altered: its SHA-256 is not the one in {MANIFEST_NAME}")
-    return BlockFolder(root=root, manifest=manifest)
+        if path not in unread and file_sha256(places[path]) != spec.sha256:
+            raise BlockFolderError(f"{places[path]}: altered: its SHA-256 is not the one in {MANIFEST_NAME}")
+    return BlockFolder(root=root, manifest=manifest, onnx_root=onnx_root)
+
+
+def _onnx_root(root: Path) -> Path:
+    """The folder of the ONNX files: this one, unless it names another."""
+    named = root / ONNX_FOLDER_NAME
+    if not named.exists():
+        return root
+    with named.open("rb") as file:
+        content = file.read(_MAX_PATH_BYTES + 1)
+    try:
+        found = Path(content.decode().strip())
+    except UnicodeDecodeError:
+        found = Path()
+    if len(content) > _MAX_PATH_BYTES or not found.is_absolute():
+        raise BlockFolderError(f"{named}: must have the absolute path of a folder of ONNX blocks")
+    return found
+
+
+def _check_inside(root: Path, path: str) -> int:
+    """The size in bytes of `root/path`, which must be a regular file in the folder with all links followed."""
+    try:
+        resolved = (root / path).resolve(strict=True)
+        found = resolved.stat()
+    except (OSError, RuntimeError):
+        raise BlockFolderError(f"{root / path}: missing from the folder of ONNX blocks") from None
+    if not resolved.is_relative_to(root.resolve()):
+        raise BlockFolderError(f"{root / path}: is a link out of the folder of ONNX blocks")
+    if not stat.S_ISREG(found.st_mode):
+        raise BlockFolderError(f"{root / path}: is not a plain file")
+    return found.st_size
 
 
 def file_sha256(path: Path) -> str:

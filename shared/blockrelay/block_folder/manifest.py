@@ -11,17 +11,21 @@ A block folder is opened only through its `manifest.json`:
 
 Blocks are numbered from 1. Block 1 is the embedding and layer 0, block i is layer i-1, block N = layers+1 is the final
 norm and the head. `block_tensors` lists the tensors of each.
+
+A model of ONNX blocks that others made (`ModelConfig.onnx_blocks`) has a manifest too, with their files and those that
+lie beside them, and `blocks.json` (`onnx_blocks.blocks_file`) in place of tensors, graphs and rotary tables.
 """
 
 import hashlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import PurePosixPath
-from typing import cast
+from typing import Any, cast
 
 from blockrelay.block_folder.model import (
+    FLOATS,
     GROUP,
     ITEM_BYTES,
     ModelConfig,
@@ -38,6 +42,7 @@ from blockrelay.errors import BlockFolderError, UsageError
 FORMAT_VERSION = 1
 MANIFEST_NAME = "manifest.json"
 ROTARY_NAME = "rotary.bin"
+ONNX_BLOCKS_NAME = "blocks.json"
 TOKENIZER_NAME = "tokenizer.json"
 CHAT_TEMPLATE_NAME = "chat_template.jinja"
 ALIGNMENT = 64
@@ -125,13 +130,16 @@ class Manifest:
 
     def numerics_inputs(self) -> dict[str, str]:
         """What this folder adds to the numerics id: SHA-256 of the graphs and of the rotary tables, by path."""
-        paths = sorted([*self.graphs.values(), ROTARY_NAME])
+        own = [*self.graphs.values(), ROTARY_NAME] if self.model.onnx_blocks is None else [ONNX_BLOCKS_NAME]
+        paths = sorted(own)
         return {path: self.files[path].sha256 for path in paths}
 
     def encode(self) -> bytes:
         """The bytes of manifest.json: the same for equal manifests."""
-        content = {"format": FORMAT_VERSION, "precision": self.precision, **asdict(self)}
+        content: dict[str, Any] = {"format": FORMAT_VERSION, "precision": self.precision, **asdict(self)}
         del content["precisions"]
+        if self.model.onnx_blocks is None:
+            del content["model"]["onnx_blocks"]  # what it is has not changed since there are such models
         return json.dumps(content, indent=1, sort_keys=True, allow_nan=False).encode() + b"\n"
 
     @property
@@ -187,34 +195,33 @@ def check_manifest(manifest: Manifest) -> None:
     def fail(message: str) -> None:
         raise BlockFolderError(f"{MANIFEST_NAME}: {message}")
 
-    model = manifest.model
-    if model.heads % model.kv_heads:
-        fail(f"heads ({model.heads}) must be a multiple of kv_heads ({model.kv_heads})")
-    if model.head_dim % 8:
-        fail(f"head_dim ({model.head_dim}) must be a multiple of 8")
+    model, foreign = manifest.model, manifest.model.onnx_blocks is not None
     if len(manifest.blocks) != model.blocks:
         fail(f"a model of {model.layers} layers has {model.blocks} blocks, not {len(manifest.blocks)}")
     if len(manifest.precisions) != model.blocks:
         fail(f"{len(manifest.precisions)} precisions for {model.blocks} blocks")
-    if (odd := ungroupable(model, manifest.precisions)) is not None:
-        precision, kind = odd
-        fail(f"{kind} has {model.linear_shape(kind)[0]} inputs: {precision} needs multiples of {GROUP}")
     if any(token >= model.vocab_size for token in model.eos_ids):
         fail(f"eos_ids {list(model.eos_ids)} are not all below vocab_size {model.vocab_size}")
+    if foreign and not set(manifest.precisions) <= set(FLOATS):
+        fail(f"precision {manifest.precision!r}: ONNX blocks have {' or '.join(FLOATS)}, the type of their KV")
+    if not foreign:
+        _check_sizes(manifest, fail)
     for path in manifest.files:
         if not is_inside(path):
             fail(f"file path {path!r} is not a plain relative path inside the folder")
-    if set(manifest.graphs) != set(graph_kinds(manifest.precisions)):
-        fail(f"graphs must be {', '.join(graph_kinds(manifest.precisions)) or 'none'}")
-    for path in [*manifest.graphs.values(), ROTARY_NAME, *(block.file for block in manifest.blocks)]:
+    kinds = {} if foreign else graph_kinds(manifest.precisions)
+    if set(manifest.graphs) != set(kinds):
+        fail(f"graphs must be {', '.join(kinds) or 'none'}")
+    beside = ONNX_BLOCKS_NAME if foreign else ROTARY_NAME
+    for path in [*manifest.graphs.values(), beside, *(block.file for block in manifest.blocks)]:
         if path not in manifest.files:
             fail(f"{path} is used but not listed in files")
-    if manifest.files[ROTARY_NAME].bytes != 4 * model.max_position * model.head_dim:
+    if not foreign and manifest.files[ROTARY_NAME].bytes != 4 * model.max_position * model.head_dim:
         fail(f"{ROTARY_NAME} must have {4 * model.max_position * model.head_dim} bytes")
     for index, block in enumerate(manifest.blocks, 1):
         if block.index != index:
             fail(f"blocks[{index - 1}] must be block_{index}")
-        expected = block_tensors(model, manifest.precision_of(index), index)
+        expected = {} if foreign else block_tensors(model, manifest.precision_of(index), index)
         found = {name: (spec.dtype, spec.shape) for name, spec in block.tensors.items()}
         for name in sorted(expected.keys() | found.keys()):
             if expected.get(name) != found.get(name):
@@ -223,6 +230,21 @@ def check_manifest(manifest: Manifest) -> None:
         for name, spec in block.tensors.items():
             if spec.offset % ALIGNMENT or spec.offset + spec.nbytes > size:
                 fail(f"{block.name}: tensor {name} at {spec.offset} is not aligned or lies outside {block.file}")
+
+
+def _check_sizes(manifest: Manifest, fail: Callable[[str], None]) -> None:
+    """Of blocks of ours."""
+    model = manifest.model
+    for name in ("hidden_size", "heads", "intermediate_size"):
+        if getattr(model, name) < 1:
+            fail(f"model: {name} must be an integer of at least 1")
+    if model.heads % model.kv_heads:
+        fail(f"heads ({model.heads}) must be a multiple of kv_heads ({model.kv_heads})")
+    if model.head_dim % 8:
+        fail(f"head_dim ({model.head_dim}) must be a multiple of 8")
+    if (odd := ungroupable(model, manifest.precisions)) is not None:
+        precision, kind = odd
+        fail(f"{kind} has {model.linear_shape(kind)[0]} inputs: {precision} needs multiples of {GROUP}")
 
 
 def is_inside(path: str) -> bool:
@@ -236,12 +258,12 @@ def _decode_model(fields: Fields) -> ModelConfig:
     model = ModelConfig(
         name=fields.text("name"),
         family=fields.text("family"),
-        hidden_size=fields.integer("hidden_size", minimum=1),
+        hidden_size=fields.integer("hidden_size"),
         layers=fields.integer("layers", minimum=1),
-        heads=fields.integer("heads", minimum=1),
+        heads=fields.integer("heads"),
         kv_heads=fields.integer("kv_heads", minimum=1),
         head_dim=fields.integer("head_dim", minimum=1),
-        intermediate_size=fields.integer("intermediate_size", minimum=1),
+        intermediate_size=fields.integer("intermediate_size"),
         vocab_size=fields.integer("vocab_size", minimum=1),
         max_position=fields.integer("max_position", minimum=1),
         rms_norm_eps=fields.number("rms_norm_eps"),
@@ -251,6 +273,7 @@ def _decode_model(fields: Fields) -> ModelConfig:
         bos_id=fields.optional_integer("bos_id"),
         bos_token=fields.optional_text("bos_token"),
         eos_token=fields.optional_text("eos_token"),
+        onnx_blocks=fields.integer("onnx_blocks", minimum=1) if fields.has("onnx_blocks") else None,
     )
     fields.done()
     return model

@@ -17,7 +17,11 @@ GROUP = 32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
-    """The shape of a Llama-like decoder. All sizes in elements."""
+    """The shape of a Llama-like decoder. All sizes in elements.
+
+    Of a model whose blocks are ONNX files that others made (`onnx_blocks`) the sizes of KV, vocabulary and context are
+    known; hidden_size, heads and intermediate_size are 0.
+    """
 
     name: str
     family: str
@@ -42,11 +46,21 @@ class ModelConfig:
     bos_token: str | None
     """How the chat template spells it; None if the tokenizer has none."""
     eos_token: str | None
+    onnx_blocks: int | None = None
+    """How many ONNX files the model is, which are served as they are, in one stage. None: it has blocks of ours."""
 
     @property
     def blocks(self) -> int:
         """The number N of blocks; they are numbered 1 to N."""
-        return self.layers + 1
+        return self.layers + 1 if self.onnx_blocks is None else self.onnx_blocks
+
+    def layers_in(self, first_block: int, last_block: int) -> int:
+        """How many layers these blocks have (both included); the head alone has none. ONNX blocks are asked for
+        together."""
+        if self.onnx_blocks is None:
+            return min(last_block, self.layers) - first_block + 1
+        assert (first_block, last_block) == (1, self.onnx_blocks), "ONNX blocks as they are make one stage"
+        return self.layers
 
     @property
     def qkv_columns(self) -> int:

@@ -95,3 +95,23 @@ def _decoded(fields: Fields) -> CheckedTensor:
     tensor = CheckedTensor(name, declared_dtype, fields.take("declared"), dtype, fields.take("shape"))
     fields.done()
     return tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Described:
+    """A folder that services can serve ONNX blocks from, and what no file beside them says, one line each."""
+
+    folder: str
+    lacking: tuple[str, ...]
+
+
+def encode_described(described: Described) -> str:
+    return json.dumps({"folder": described.folder, "lacking": list(described.lacking)})
+
+
+def decode_described(line: bytes) -> Described:
+    """Raises WireError for anything else."""
+    fields = Fields.parse(line, "what describe says", WireError)
+    found = Described(fields.text("folder"), fields.texts("lacking"))
+    fields.done()
+    return found

@@ -71,6 +71,15 @@ def equal_parts(blocks: int, stages: int, *, stage_devices: str = "") -> Planned
     return PlannedSplit(stages=split, reasons=tuple(why), devices=devices)
 
 
+def check_possible(planned: PlannedSplit, *, together: bool) -> None:
+    """Raises UsageError for several stages of a model whose blocks are run `together`: ONNX blocks as they are."""
+    if together and len(planned.stages) > 1:
+        raise UsageError(
+            f"{len(planned.stages)} stages: ONNX blocks as they are run in one; `blockrelay import` makes blocks of "
+            "them that can be cut into stages"
+        )
+
+
 def planned_for(devices: Sequence[str], reason: object = None) -> str:
     """Why a stage of a planner has its blocks."""
     return f"planned for {' and '.join(devices) or 'any device'}" + (f" ({reason})" if reason else "")

@@ -8,8 +8,8 @@ import pytest
 
 from blockrelay.block_folder.manifest import GenerationDefaults
 from blockrelay.errors import UsageError
+from blockrelay.text.text_assets import Texts, read_texts
 from blockrelay_converter.checkpoint.config import read_config
-from blockrelay_converter.checkpoint.text_assets import Texts, read_texts
 from tests.support.models.checkpoints import write_tokenizer
 
 CONFIG: dict[str, Any] = {
@@ -28,7 +28,8 @@ CONFIG: dict[str, Any] = {
 def read(folder: Path, *, config: dict[str, Any] | None = None, **files: Any) -> Texts:
     for name, content in files.items():
         (folder / f"{name}.json").write_text(json.dumps(content))
-    return read_texts(folder, read_config(json.dumps(CONFIG | (config or {})).encode()))
+    found = read_config(json.dumps(CONFIG | (config or {})).encode())
+    return read_texts(folder, vocab_size=found.vocab_size, eos_ids=found.eos_ids, bos_id=found.bos_id)
 
 
 def test_a_folder_without_text_files_takes_its_ids_from_config_json(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from typing import Any, NoReturn, cast
 
 from blockrelay.block_folder.strict_json import Fields
 from blockrelay.errors import UnsupportedModel, UsageError
+from blockrelay.text.text_assets import first_id, token_ids
 
 ARCHITECTURES = {
     "llama": "LlamaForCausalLM",
@@ -103,26 +104,6 @@ def read_config(content: bytes, *, max_position: int | None = None) -> SourceCon
         _refuse("head_dim", config.head_dim, "must be a multiple of 8")
     _refuse_sliding_window(raw, family, layers, config.max_position)
     return config
-
-
-def token_ids(raw: Fields, name: str) -> tuple[int, ...] | None:
-    """A token id field: one id, a list of them, or None where it is absent or null."""
-    if not raw.has(name):
-        return None
-    value = raw.take(name)
-    values = cast(list[object], value) if isinstance(value, list) else [value]
-    ids: list[int] = []
-    for item in values:
-        if isinstance(item, bool) or not isinstance(item, int) or item < 0:
-            raw.fail(f"{name} must be a token id or a list of token ids")
-        ids.append(item)
-    return tuple(dict.fromkeys(ids))
-
-
-def first_id(raw: Fields, name: str) -> int | None:
-    """The first of a token id field, or None."""
-    ids = token_ids(raw, name)
-    return ids[0] if ids else None
 
 
 def _refuse(field: str, value: object, why: str) -> NoReturn:

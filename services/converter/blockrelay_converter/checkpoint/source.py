@@ -5,8 +5,8 @@ from pathlib import Path
 
 from blockrelay.block_folder.model import ModelConfig
 from blockrelay.errors import UsageError
+from blockrelay.text.text_assets import Texts, read_texts
 from blockrelay_converter.checkpoint.config import SourceConfig, read_config
-from blockrelay_converter.checkpoint.text_assets import Texts, read_texts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +26,7 @@ def read_source(checkpoint: Path, *, name: str | None = None, max_position: int 
     if not (checkpoint / "config.json").is_file():
         raise UsageError(f"{checkpoint} holds no config.json")
     config = read_config((checkpoint / "config.json").read_bytes(), max_position=max_position)
-    texts = read_texts(checkpoint, config)
+    texts = read_texts(checkpoint, vocab_size=config.vocab_size, eos_ids=config.eos_ids, bos_id=config.bos_id)
     model = ModelConfig(
         name=name or checkpoint.resolve().name,
         family=config.family,

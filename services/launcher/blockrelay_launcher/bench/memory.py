@@ -56,8 +56,7 @@ def weight_bytes(manifest: Manifest, first: int, last: int) -> int:
 def page_bytes(manifest: Manifest, first: int, last: int) -> int:
     """Bytes of one KV page in all layers of a stage."""
     model = manifest.model
-    layers = min(last, model.layers) - first + 1
-    values = 2 * layers * model.kv_heads * model.head_dim * PAGE_TOKENS
+    values = 2 * model.layers_in(first, last) * model.kv_heads * model.head_dim * PAGE_TOKENS
     return values * kv_item_bytes(manifest.precisions)
 
 

@@ -23,6 +23,7 @@ from blockrelay_launcher.cli.measure import Model
 from blockrelay_launcher.cli.version import version_text
 from blockrelay_launcher.demo.command import DemoOptions, run_demo
 from blockrelay_launcher.onnx_blocks import command as onnx_blocks
+from blockrelay_launcher.onnx_blocks.describe import described_blocks
 from blockrelay_launcher.profile import run_profile
 from blockrelay_launcher.supervisor.embedded_redis import Fsync
 from blockrelay_launcher.supervisor.up import up
@@ -85,6 +86,13 @@ OF_THE_TOPOLOGY = (
 def start(
     command: typer.Context,
     model: Model = BUNDLED_MODEL,
+    blocks: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Serve ONNX blocks that you own, as they are, instead of --model."),
+    ] = None,
+    max_position: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Of --blocks: how long a context is, in tokens.")
+    ] = None,
     stages: Annotated[int, typer.Option(min=1, help="How many stages the model is cut into.")] = 1,
     stage_devices: Annotated[
         str, typer.Option(metavar="CLASSES", help="gpu or cpu for each of --stages, such as gpu,cpu,gpu.")
@@ -185,6 +193,12 @@ def start(
     gpus = first_gpus(gpu_workers) if gpu_workers else named_gpus(list(filter(None, gpu.split(","))))
     if gpu_memory and not gpus:
         raise UsageError("--gpu-memory needs --gpu: CPU workers have BLOCKRELAY_KV_BYTES")
+    if blocks is not None:
+        if _is_given(command, "model") or topology is not None:
+            raise UsageError("--blocks is instead of --model and --topology: give one of them")
+        model = described_blocks(blocks, max_position=max_position)
+    elif max_position is not None:
+        raise UsageError("--max-position is for --blocks: converting a model decides about its context")
     options = UpOptions(
         model=model.absolute(),
         plan=PlanChoice(
@@ -202,11 +216,16 @@ def start(
     )  # fmt: skip
     if topology is not None:
         for name in OF_THE_TOPOLOGY:
-            source = command.get_parameter_source(name)
-            if source is not None and source.name == "COMMANDLINE":
+            if _is_given(command, name):
                 raise UsageError(f"--{name.replace('_', '-')} and --topology: the file says what runs where")
         options = options_for(read_topology(topology), host, options)
     raise typer.Exit(up(options))
+
+
+def _is_given(command: typer.Context, name: str) -> bool:
+    """Whether somebody wrote the option."""
+    source = command.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
 
 
 @app.command("status")

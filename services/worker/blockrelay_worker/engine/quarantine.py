@@ -29,6 +29,8 @@ class Quarantine:
 
     def __init__(self, links: Links, worker: str) -> None:
         self._links, self._key = links, links.keys.quarantine(worker)
+        #: Who is computed alone just now.
+        self.now = ""
 
     @contextmanager
     def of(self, request: str) -> Iterator[None]:
@@ -37,7 +39,9 @@ class Quarantine:
         self._links.retry_until_reachable(
             lambda: self._links.control.set(self._key, request, ex=QUARANTINE_S), "quarantine"
         )
+        self.now = request
         yield
+        self.now = ""
         self.clear()
 
     def clear(self) -> None:

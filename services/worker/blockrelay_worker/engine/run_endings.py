@@ -48,11 +48,20 @@ class Endings:
             links.stop.wait(LOOK_S)
 
     def rerun(
-        self, request: str, run_id: str, reason: RerunReason, block: str = "", *, found: int | None = None
+        self,
+        request: str,
+        run_id: str,
+        reason: RerunReason,
+        block: str = "",
+        *,
+        found: int | None = None,
+        alone: bool = False,
     ) -> None:
         """RERUN, as a fallback when `block` names where a GPU failed; then forget the run here. `found`: the
-        next run looks for the pages of so many leading tokens alone, which are here, or were written."""
-        call = calls.rerun(request, run_id, reason, block=block, stage=self._role.stage, found=found)
+        next run looks for the pages of so many leading tokens alone, which are here, or were written. `alone` as of
+        `calls.rerun`."""
+        stage = self._role.stage
+        call = calls.rerun(request, run_id, reason, block=block, stage=stage, found=found, alone=alone)
         if self._links.run_until_reachable(call) and block:
             self._metrics.fallbacks.labels(block, "GPU", "CPU", reason).inc()
             moved = {"block": block, "from": "GPU", "to": "CPU", "reason": reason}

@@ -108,13 +108,18 @@ class Steps:
         self._hand_over(self._table.all(), error)
 
     def _hand_over(self, runs: list[Run], error: ExecutionError) -> None:
-        """A CPU goes on behind the last row that was computed here, if the device still gives its pages."""
+        """A CPU goes on behind the last row that was computed here, if the device still gives its pages. Where this is
+        the CPU, by a process of ONNX Runtime's that ended, the request begins again there."""
         for run in runs:
             found = None
             if run.private and not self.lost:
                 self._endings.wait_for_log(run, EXPORT_S)
                 self._table.export(run, EXPORT_S)
                 found = run.computed
+            if self._role.device == "cpu":  # nobody stands in for a CPU: whoever serves the stage goes on
+                alone = run.request == self._quarantine.now
+                self._endings.rerun(run.request, run.id, "death", found=found, alone=alone)
+                continue
             block = error.block or f"block_{self._role.first}"
             self._endings.rerun(run.request, run.id, "gpu_error", block, found=found)
 

@@ -12,13 +12,15 @@ USED_SHARE, LEFT_BYTES = 0.9, 300 * 10**6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceMemory:
-    """`block_bytes`: the weights of each block as they lie there, once for all stages; `table_bytes`: what stages with
-    layers have beside them, once too; `layer_page_bytes`: one KV page of one layer. `least_pages`: fewer KV pages are
-    no stage; `canary_pages`: those that each stage has beside the ones of requests. `budget_bytes`: what may be used of
-    the device when nobody says; None where it does not tell what is free."""
+    """`block_bytes`: the weights of each block as they lie there, once for all stages; `block_layers`: the layers that
+    each block has; `table_bytes`: what stages with layers have beside them, once too; `layer_page_bytes`: one KV page
+    of one layer. `least_pages`: fewer KV pages are no stage; `canary_pages`: those that each stage has beside the ones
+    of requests. `budget_bytes`: what may be used of the device when nobody says; None where it does not tell what is
+    free."""
 
     device: str
     block_bytes: Sequence[int]
+    block_layers: Sequence[int]
     table_bytes: int
     layer_page_bytes: int
     least_pages: int
@@ -40,7 +42,7 @@ class DeviceMemory:
         return (pages + self.canary_pages) * self.page_bytes(stage)
 
     def _layers(self, stage: Stage) -> int:
-        return min(stage.last, len(self.block_bytes) - 1) - stage.first + 1  # the last block is the head
+        return sum(self.block_layers[stage.first - 1 : stage.last])
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,6 +45,8 @@ class Executors(Protocol):
         ...
 
 
+#: The name of ONNX Runtime's CPU provider among devices.
+CPU = "cpu"
 #: The first that serves is taken.
 IMPLEMENTATIONS = (CpuExecutors,)
 
@@ -53,7 +55,8 @@ IMPLEMENTATIONS = (CpuExecutors,)
 class Gpu:
     """A device such as webgpu:0, the Python that has its packages, how long a step may take there, in seconds, whether
     blocks run one by one, to be measured, where to keep what is compiled for it (None: nowhere), whether no step is
-    recorded there, and how many workers have a stage each there, within so many bytes."""
+    recorded there, how many workers have a stage each there, within so many bytes, and how many threads of the CPU
+    ONNX blocks that others made may use. `quarantine`: it is left alone when it was lost too often."""
 
     device: str
     python: str
@@ -63,15 +66,18 @@ class Gpu:
     eager: bool = False
     budget_bytes: int | None = None
     stages: int = 1
+    threads: int = 1
+    quarantine: bool = True
 
 
-def gpu_of(settings: WorkerSettings) -> Gpu | None:
-    """What workers compute on; None: their own kernels."""
-    if not settings.gpu:
+def gpu_of(settings: WorkerSettings, folder: BlockFolder) -> Gpu | None:
+    """What workers compute on; None: their own kernels. ONNX blocks that others made need ONNX Runtime on CPUs too,
+    where it has a process of its own like a GPU; a CPU that others take from us is no broken device."""
+    if not settings.gpu and folder.model.onnx_blocks is None:
         return None
     eager = settings.enforce_eager
     return Gpu(
-        settings.gpu,
+        settings.gpu or CPU,
         settings.gpu_python or sys.executable,
         settings.session_timeout_s,
         settings.per_block,
@@ -79,6 +85,8 @@ def gpu_of(settings: WorkerSettings) -> Gpu | None:
         eager=eager,
         budget_bytes=settings.gpu_memory,
         stages=settings.gpu_stages,
+        threads=settings.threads,
+        quarantine=bool(settings.gpu),
     )
 
 
@@ -98,7 +106,11 @@ def executors_for(device: Device, folder: BlockFolder, *, threads: int, gpu: Gpu
             eager=gpu.eager,
             budget_bytes=gpu.budget_bytes,
             workers=gpu.stages,
+            threads=gpu.threads,
+            quarantine=gpu.quarantine,
         )
+    if folder.model.onnx_blocks is not None:
+        raise UsageError("ONNX blocks as they are have a process of their own: serve them (blockrelay up --blocks)")
     for implementation in IMPLEMENTATIONS:
         if implementation.serves(device, folder.manifest.precisions):
             return implementation(threads)
@@ -106,7 +118,9 @@ def executors_for(device: Device, folder: BlockFolder, *, threads: int, gpu: Gpu
 
 
 def devices_here(folder: BlockFolder) -> tuple[Device, ...]:
-    """The classes of devices of this machine that run the folder by code of their own."""
+    """The classes of devices of this machine that run the folder without a GPU."""
+    if folder.model.onnx_blocks is not None:
+        return ("cpu",)
     return tuple(
         dict.fromkeys(one.device for one in IMPLEMENTATIONS if one.serves(one.device, folder.manifest.precisions))
     )

@@ -28,7 +28,7 @@ def layout_of(folder: BlockFolder, first_block: int, last_block: int) -> PageLay
     """The page layout of a stage of these blocks (numbered from 1, both included); the head alone has no layers."""
     model = folder.model
     return PageLayout(
-        layers=min(last_block, model.layers) - first_block + 1,
+        layers=model.layers_in(first_block, last_block),
         kv_heads=model.kv_heads,
         head_dim=model.head_dim,
         dtype=np.float16 if kv_item_bytes(folder.manifest.precisions) == 2 else np.float32,

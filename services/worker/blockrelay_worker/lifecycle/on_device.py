@@ -102,7 +102,7 @@ class OnDevice:
         return (
             self._executors.may_be_renewed
             and links.retry_until_reachable(
-                lambda: links.control.set(links.keys.renewal(self._model), self._settings.gpu, nx=True, ex=RENEWAL_S),
+                lambda: links.control.set(links.keys.renewal(self._model), self._executors.name, nx=True, ex=RENEWAL_S),
                 "renewal",
             )
             is not None

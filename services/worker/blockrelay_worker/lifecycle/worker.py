@@ -149,7 +149,12 @@ class Worker:
                 executor = self._load(assignment)
         except DeviceLost as lost:
             if not self._stop.is_set():  # else its process was ended for that
-                get().warning("STAGE_NOT_LOADED", device=self._settings.gpu, reason=lost.reason, error=str(lost))
+                get().warning(
+                    "STAGE_NOT_LOADED",
+                    device=self._settings.gpu or self._settings.device,
+                    reason=lost.reason,
+                    error=str(lost),
+                )
                 self._metrics.device_losses.labels(lost.reason).inc()
             self._leave(registration, assignment.split)
             self._state.on("device_lost")
@@ -282,7 +287,7 @@ class Worker:
                 pace=lambda: engine.pace.told(time.monotonic()) if role.first_stage else None,
                 pages_used=lambda: table.pool.used_pages,
                 every_s=self._settings.beat_s,
-                session_timeout_s=self._settings.session_timeout_s * (GPU_PATIENCE if self._settings.gpu else 1),
+                session_timeout_s=self._settings.session_timeout_s * (GPU_PATIENCE if self._device else 1),
                 stop=over,
             )
         )

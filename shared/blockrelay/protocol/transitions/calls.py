@@ -207,11 +207,19 @@ def commit(items: Sequence[Commit]) -> Call[list[CommitAnswer]]:
 
 
 def rerun(
-    request: str, run: str, reason: RerunReason, *, block: str = "", stage: int = 0, found: int | None = None
+    request: str,
+    run: str,
+    reason: RerunReason,
+    *,
+    block: str = "",
+    stage: int = 0,
+    found: int | None = None,
+    alone: bool = False,
 ) -> Call[bool]:
     """`block` of `stage`: where a GPU failed. That is recorded as a fallback, and the next route has a CPU there; or,
-    for a request that denies that, a GPU. `found`: of how many leading tokens a stage that lacked KV pages had some."""
-    about = {"block": block or None, "stage": stage, "found": found}
+    for a request that denies that, a GPU. `found`: of how many leading tokens a stage that lacked KV pages had some.
+    `alone`: nobody else was computed when it ended the process that computes, so that it is to blame for that."""
+    about = {"block": block or None, "stage": stage, "found": found, "alone": alone}
     arguments = {"request": request, "run": run, "reason": reason, **about}
     return Call("rerun", arguments, bool)
 

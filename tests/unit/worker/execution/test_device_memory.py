@@ -24,6 +24,7 @@ from blockrelay_worker.execution.process.executors import DeviceExecutors
 MEMORY = DeviceMemory(
     device="cuda:0",
     block_bytes=[100, 40, 40, 60],
+    block_layers=[1, 1, 1, 0],
     table_bytes=7,
     layer_page_bytes=5,
     least_pages=8,

@@ -13,7 +13,7 @@ import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
 
-from blockrelay_worker.execution.onnx.bound_session import Arrays, BoundSession
+from blockrelay_worker.execution.onnx.bound.session import Arrays, BoundSession
 from blockrelay_worker.execution.onnx.providers.provider import Place, Provider
 
 #: Of so many steps one is measured.

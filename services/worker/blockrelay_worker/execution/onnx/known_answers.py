@@ -30,7 +30,7 @@ PAGES_NEEDED = 8
 #: wrong kernels are off by a tenth.
 TOLERANCES: dict[FloatType, float] = {"float32": 1e-4, "float16": 2e-2}
 #: The same of a page: float16 rounds by 2**-11 at most.
-_PAGE_TOLERANCE = 2.0**-10
+PAGE_TOLERANCE = 2.0**-10
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +98,7 @@ def answers_of_blocks(
 
     Steps beyond the model's longest context are left out.
     """
-    steps = _possible(STEPS, folder.model)
+    steps = possible(STEPS, folder.model)
     inputs = tuple(_input(folder.model, step.rows, tokens=first_block == 1) for step in steps)
     for block in range(first_block, last_block + 1):
         executor = reference(folder, block)
@@ -122,7 +122,7 @@ def known_answers(
 
 def composed_answers(stage: Executor, first_block: int, last_block: int, model: ModelConfig) -> Answers:
     """What `stage`, just now, gives in the steps of a composition, on its first pages, of which nobody has any yet."""
-    steps = _possible(OF_A_COMPOSITION, model)
+    steps = possible(OF_A_COMPOSITION, model)
     inputs = tuple(_input(model, step.rows, tokens=first_block == 1) for step in steps)
     outputs, pages = _walked(stage, steps, inputs)
     return Answers(first_block, last_block, steps, inputs, outputs, pages)
@@ -137,7 +137,7 @@ def check(stage: Executor, answers: Answers, *, where: str, tolerance: float) ->
     for step, found, right in zip(answers.steps, outputs, answers.outputs, strict=True):
         compare(step.case, found, right, answers, where, tolerance)
     for found, right in zip(pages, answers.pages, strict=True):
-        compare("pages as they leave", found, right, answers, where, max(tolerance, _PAGE_TOLERANCE))
+        compare("pages as they leave", found, right, answers, where, max(tolerance, PAGE_TOLERANCE))
 
 
 def furthest_row(stage: Executor, answers: Answers) -> float:
@@ -154,7 +154,7 @@ def _asked(stage: Executor, answers: Answers) -> tuple[tuple[NDArray[np.float32]
         stage.pool.free(taken)
 
 
-def _possible(steps: Sequence[Step], model: ModelConfig) -> tuple[Step, ...]:
+def possible(steps: Sequence[Step], model: ModelConfig) -> tuple[Step, ...]:
     """Without those beyond the model's longest context."""
     return tuple(step for step in steps if all(first + rows <= model.max_position for rows, first, _ in step.parts))
 

@@ -99,6 +99,7 @@ class OnnxExecutors:
                 )
                 for block in range(1, model.blocks + 1)
             ],
+            block_layers=[*[1] * model.layers, 0],
             table_bytes=item * model.max_position * model.head_dim,
             layer_page_bytes=replace(
                 layout_of(folder, 1, 1), dtype=np.float16 if dtype == "float16" else np.float32
@@ -155,6 +156,13 @@ class OnnxExecutors:
             raise
         weights.prove(blocks)
         return stage
+
+    def loaded(
+        self, folder: BlockFolder, first_block: int, last_block: int, *, pages: int, weight_room: int
+    ) -> tuple[OnnxStage, Answers]:
+        """The stage that `load` gives, and its `answers`."""
+        stage = self.load(folder, first_block, last_block, pages=pages, weight_room=weight_room)
+        return stage, self.answers(stage)
 
     def _compiled(self, stage: OnnxStage) -> dict[str, str]:
         """What a log line says of it."""

@@ -4,7 +4,7 @@ import threading
 import time
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,11 +16,11 @@ from blockrelay_worker.execution.batch import Batch, Segment, StageOutput, check
 from blockrelay_worker.execution.executor import PageContent
 from blockrelay_worker.execution.onnx.batches import batch_inputs, cut
 from blockrelay_worker.execution.onnx.block_times import BlockTimes
-from blockrelay_worker.execution.onnx.bound_session import Arrays, BoundSession
+from blockrelay_worker.execution.onnx.bound.pages import DevicePages
+from blockrelay_worker.execution.onnx.bound.session import Arrays, BoundSession
 from blockrelay_worker.execution.onnx.compiled.captured import SPARE_PAGES, CapturedSteps
 from blockrelay_worker.execution.onnx.failures import judged
 from blockrelay_worker.execution.onnx.graphs.flavours import Flavour
-from blockrelay_worker.execution.onnx.graphs.pages import export_graph, import_graph
 from blockrelay_worker.execution.onnx.graphs.stage import stage_graph
 from blockrelay_worker.execution.onnx.known_answers import TOLERANCES
 from blockrelay_worker.execution.onnx.providers.provider import Place, Provider
@@ -93,13 +93,16 @@ class OnnxStage:
         else:
             session = provider.session(stage_graph(model, first_block, last_block, flavour, bits))
         layers = range(first_block, min(last_block, model.layers) + 1)
-        self._pools = {
-            f"block_{block}/{name}": provider.empty(
-                session, (pages + capture * SPARE_PAGES, PAGE, model.kv_heads, model.head_dim), flavour.dtype
-            )
-            for block in layers
-            for name in ("keys", "values")
-        }
+        self._pages = DevicePages(
+            provider,
+            session,
+            model,
+            layers,
+            self.layout,
+            pages=pages + capture * SPARE_PAGES,
+            dtype=flavour.dtype,
+        )
+        pools: Mapping[str, Any] = self._pages.pools
         blocks = range(first_block, last_block + 1)
         self._weights = weights or ResidentWeights(provider, model, flavour, bits)
         self._used = [*([TABLES] if layers else []), *blocks]
@@ -109,14 +112,12 @@ class OnnxStage:
             blocks,
             self._weights.session,
             self._held,
-            self._pools,
+            pools,
             always=per_block,
         )
-        self._page_sessions: dict[str, tuple[Any, Any]] = {}
         self._options: Any = None
-        self._up = self._down = 0
         self._lock = threading.Lock()
-        self._session = BoundSession(session, self._held, self._pools)
+        self._session = BoundSession(session, self._held, pools)
         self._selection = Selection(provider, model.vocab_size) if self.gives_logits and provider.place else None
         if self._selection is not None:
             self.details = {**self.details, "selects": ", ".join(self._selection.able) or "nothing"}
@@ -125,7 +126,7 @@ class OnnxStage:
                 provider,
                 lambda width: stage_graph(model, first_block, last_block, flavour, bits, pages=width),
                 self._held,
-                self._pools,
+                pools,
                 eager=lambda segments, given: self._computed({**given, **batch_inputs(segments, flavour)}),
                 known=self._known_rows,
                 model=model,
@@ -159,61 +160,22 @@ class OnnxStage:
     @property
     def pool_bytes(self) -> int:
         """Of all KV pages there are."""
-        return sum(value.tensor_size_in_bytes() for value in self._pools.values())
+        return self._pages.bytes
 
     def moved_bytes(self) -> tuple[int, int]:
         """What went up to the device and came down from it since this was last asked; weights are not counted."""
-        moved, self._up, self._down = (self._up, self._down), 0, 0
+        pages = self._pages
+        moved, pages.up, pages.down = (pages.up, pages.down), 0, 0
         return moved
 
     def export_pages(self, pages: Sequence[int]) -> list[PageContent]:
         """Copies, of the layout's type."""
-        if not pages or not self._pools:
-            return [[] for _ in pages]
-        wanted = np.asarray(pages, np.int64)
         with self._lock:
-            session, binding = self._page_session("export")
-            binding.bind_cpu_input("pages", wanted)
-            for name in self._pools:
-                binding.bind_output(f"{name}_page", "cpu")
-            session.run_with_iobinding(binding)
-            with np.errstate(over="ignore"):  # beyond float16 is infinite, as in a CPU's pages
-                found = [value.numpy().astype(self.layout.dtype, copy=False) for value in binding.get_outputs()]
-            binding.clear_binding_outputs()
-            self._down += sum(half.nbytes for half in found)
-        return [
-            [(keys[at], values[at]) for keys, values in zip(found[::2], found[1::2], strict=True)]
-            for at in range(len(pages))
-        ]
+            return self._pages.export_pages(pages)
 
     def import_pages(self, pages: Sequence[int], contents: Sequence[PageContent]) -> None:
-        if not pages or not self._pools:
-            return
-        halves = [
-            np.stack([content[layer][half] for content in contents]).astype(self._flavour.dtype, copy=False)
-            for layer in range(self.layout.layers)
-            for half in range(2)
-        ]
         with self._lock:
-            session, binding = self._page_session("import")
-            binding.bind_cpu_input("pages", np.asarray(pages, np.int64)[:, None])
-            for half, (name, value) in zip(halves, self._pools.items(), strict=True):
-                binding.bind_cpu_input(f"{name}_page", half)
-                binding.bind_ortvalue_output(f"{name}_out", value)
-            session.run_with_iobinding(binding)
-            self._up += sum(half.nbytes for half in halves)
-
-    def _page_session(self, way: Literal["export", "import"]) -> tuple[Any, Any]:
-        """A session that moves pages, and a binding with the pools."""
-        if way not in self._page_sessions:
-            make = export_graph if way == "export" else import_graph
-            layers = range(self.first_block, self.first_block + self.layout.layers)
-            session = self._provider.session(make(self.folder.model, layers, self._flavour.dtype))
-            binding = session.io_binding()
-            for name, value in self._pools.items():
-                binding.bind_ortvalue_input(name, value)
-            self._page_sessions[way] = session, binding
-        return self._page_sessions[way]
+            self._pages.import_pages(pages, contents)
 
     def block_by_block(self) -> AbstractContextManager[None]:
         """Steps inside run so, each block in a session of its own."""
@@ -259,14 +221,13 @@ class OnnxStage:
         """Give back what is kept for later: page sessions are made anew, and recorded steps, the arena shrinks behind
         the next step."""
         with self._lock:
-            self._page_sessions.clear()
+            self._pages.clean_up()
             if self.captured is not None:
                 self.captured.close()
             self._options = self._provider.shrinking()
 
     def close(self) -> None:
         """Drop sessions and pages. The executor is useless afterwards; weights that outlive it stay."""
-        self._page_sessions.clear()
         if self.captured is not None:
             self.captured.close()
             self.captured = None
@@ -276,14 +237,16 @@ class OnnxStage:
         if self._held:
             self._weights.give_back(self._used)
         self._held.clear()
-        self._pools.clear()
+        self._pages.close()
         del self._session
 
     def run(self, batch: Batch) -> StageOutput:
         """See `Executor.run`."""
         started = time.perf_counter()
         model = self.folder.model
-        count = check_segments(batch.segments, limit=model.max_position, pages=self.pool.pages if self._pools else 0)
+        count = check_segments(
+            batch.segments, limit=model.max_position, pages=self.pool.pages if self._pages.pools else 0
+        )
         segments = batch.segments if self._longest is None else cut(batch.segments, self._longest)
         given: dict[str, NDArray[Any]] = {}
         if self.takes_tokens:
@@ -292,7 +255,7 @@ class OnnxStage:
             given["hidden"] = hidden_of(batch, count, model)
         if self.gives_logits:  # if nobody asks for any, the keys and values count
             given["take"] = np.asarray(batch.wanted if len(batch.wanted) else [0], np.int64)
-        inputs = given | (batch_inputs(segments, self._flavour) if self._pools else {})
+        inputs = given | (batch_inputs(segments, self._flavour) if self._pages.pools else {})
         estimated, seconds = False, dict[str, float]()
         selection, chosen, finite = self._selection, None, None
         place = None if selection is None or not selection.wants(batch.wanted, batch.needs) else self._provider.place
@@ -309,12 +272,12 @@ class OnnxStage:
                     there, found["logits"] = found["logits"], np.empty((0, model.vocab_size), np.float32)
                     if batch.needs:
                         chosen, finite, down = selection.rows(there, batch.needs)
-                        self._down += down
+                        self._pages.down += down
         except Exception as error:  # ONNX Runtime's own exception types have no public common base
             block = judged(str(error)).block or f"block_{self.first_block}"
             raise ExecutionError(f"{block} failed: {error}", block=block) from error
-        self._up += sum(array.nbytes for array in inputs.values())
-        self._down += sum(array.nbytes for array in found.values())
+        self._pages.up += sum(array.nbytes for array in inputs.values())
+        self._pages.down += sum(array.nbytes for array in found.values())
         seconds = seconds or self._times.divided(time.perf_counter() - started)
         rows = found["sums"][:, None] if self.gives_logits else found["hidden_out"]
         bad = np.logical_not(np.isfinite(rows).all(axis=1, keepdims=True))[:, 0]

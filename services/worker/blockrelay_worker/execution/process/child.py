@@ -28,6 +28,8 @@ from blockrelay.host.memory import resident_bytes
 from blockrelay.observability import logs
 from blockrelay.protocol.plan import Stage
 from blockrelay_worker.execution.batch import Batch, Segment
+from blockrelay_worker.execution.onnx.as_is.loading import AsIsExecutors
+from blockrelay_worker.execution.onnx.as_is.stage import AsIsStage
 from blockrelay_worker.execution.onnx.canary import Canary
 from blockrelay_worker.execution.onnx.compiled.graphs import compiled_graphs
 from blockrelay_worker.execution.onnx.failures import Judge
@@ -51,8 +53,8 @@ class Child:
         self._folder: Path | None = None
         self._provider: Provider | None = None
         self._memory_at = float("-inf")
-        self._executors: OnnxExecutors | None = None
-        self._stages: dict[int, OnnxStage] = {}
+        self._executors: OnnxExecutors | AsIsExecutors | None = None
+        self._stages: dict[int, OnnxStage | AsIsStage] = {}
         self._canaries: dict[int, Canary] = {}
 
     def answer(self, message: Message) -> Message:
@@ -115,10 +117,12 @@ class Child:
         # Drivers read what they are told of shaders when the provider is opened.
         compiled = None if fields["cache"] is None else compiled_graphs(Path(fields["cache"]), os.environ)
         self._provider = open_provider(fields["device"])
-        self._provider.compiled = compiled
+        self._provider.compiled, self._provider.threads = compiled, fields["threads"]
         opened = open_block_folder(folder, blocks=[])
-        executors = self._executors = OnnxExecutors(
-            self._provider, per_block=fields["per_block"], capture=False if fields["eager"] else None
+        executors = self._executors = (
+            OnnxExecutors(self._provider, per_block=fields["per_block"], capture=False if fields["eager"] else None)
+            if opened.model.onnx_blocks is None
+            else AsIsExecutors(self._provider)
         )
         told = {"numerics": executors.numerics_id(opened.manifest), "memory": asdict(executors.memory(opened))}
         return Message("opened", told)
@@ -133,8 +137,8 @@ class Child:
         folder = open_block_folder(self._folder, blocks=set(range(first, last + 1)) - here)
         pools = sum(stage.pool_bytes for stage in self._stages.values())
         pools += pages * executors.memory(opened).page_bytes(Stage(first=first, last=last))
-        stage = executors.load(folder, first, last, pages=pages, weight_room=max(0, (budget or 0) - pools))
-        answers = executors.answers(stage)
+        room = max(0, (budget or 0) - pools)
+        stage, answers = executors.loaded(folder, first, last, pages=pages, weight_room=room)
         number, pages = max(self._stages, default=0) + 1, stage.pool.pages - PAGES_NEEDED
         self._canaries[number] = Canary(
             stage, answers, first_page=pages, tolerance=executors.tolerance(folder.manifest)
@@ -159,7 +163,7 @@ class Child:
         used, there = self._provider.memory() or (0, 0)
         return {"process_bytes": resident_bytes(), "memory_used_bytes": used, "memory_bytes": there}
 
-    def _run(self, stage: OnnxStage, message: Message) -> Message:
+    def _run(self, stage: OnnxStage | AsIsStage, message: Message) -> Message:
         fields, (rows,) = message.fields, message.arrays
         output = stage.run(
             Batch(
@@ -187,9 +191,9 @@ class Child:
         return Message("ran", about, [result])
 
 
-def _recorded(stage: OnnxStage) -> dict[str, int]:
+def _recorded(stage: OnnxStage | AsIsStage) -> dict[str, int]:
     """What became of steps that are recorded; nothing where none are to be."""
-    steps = stage.captured
+    steps = stage.captured if isinstance(stage, OnnxStage) else None
     return {} if steps is None else {"repeated_steps": steps.repeated, "recording_failures": steps.failures}
 
 

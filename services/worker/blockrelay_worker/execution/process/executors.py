@@ -42,15 +42,24 @@ class DeviceExecutors:
         eager: bool = False,
         budget_bytes: int | None = None,
         workers: int = 1,
+        threads: int = 1,
+        quarantine: bool = True,
         module: str = CHILD,
     ) -> None:
         """Raises UsageError where this device will never run stages of this folder; DeviceLost for what may pass.
 
-        A step may take `limit_s`. `per_block` as of OnnxStage, `cache` and `eager` as of Gpu, `python` and `module` as
-        of DeviceProcess. All stages of all `workers` may use `budget_bytes` of the device; None: what it says itself.
+        A step may take `limit_s`. `per_block` as of OnnxStage, `cache`, `eager`, `threads` and `quarantine` as of Gpu,
+        `python` and `module` as of DeviceProcess. All stages of all `workers` may use `budget_bytes` of the device;
+        None: what it says itself.
         """
         self.name, self._folder, self._limit_s = device, folder, limit_s
-        self._how = {"per_block": per_block, "cache": None if cache is None else str(cache.absolute()), "eager": eager}
+        self._how = {
+            "per_block": per_block,
+            "cache": None if cache is None else str(cache.absolute()),
+            "eager": eager,
+            "threads": threads,
+        }
+        self._quarantine = quarantine
         self.sharing = Sharing(workers)
         self._begin = partial(DeviceProcess, device, python=python, module=module)
         self._lock = threading.RLock()
@@ -87,12 +96,12 @@ class DeviceExecutors:
         """Seconds until `load` may be tried; 0.0 at once. A device that was lost is left alone for a while."""
         with self._lock:
             self._count_loss()
-            return usable_in_s(self._losses, time.monotonic())
+            return usable_in_s(self._losses if self._quarantine else self._losses[-1:], time.monotonic())
 
     @property
     def in_quarantine(self) -> bool:
         """It was lost too often of late."""
-        return in_quarantine(self._losses)
+        return self._quarantine and in_quarantine(self._losses)
 
     @property
     def losses(self) -> int:

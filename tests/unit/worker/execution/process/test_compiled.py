@@ -74,15 +74,15 @@ def test_a_cache_that_cannot_be_is_gone_without(
     ],
 )
 def test_settings_say_where_and_whether(
-    settings: dict[str, object], cache: str | None, eager: bool, monkeypatch: pytest.MonkeyPatch
+    fp32: BlockFolder, settings: dict[str, object], cache: str | None, eager: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", "/x")
-    gpu = gpu_of(WorkerSettings.model_validate(settings))
+    gpu = gpu_of(WorkerSettings.model_validate(settings), fp32)
     assert gpu is not None and gpu.eager is eager and gpu.cache == (cache and Path(cache))
 
 
-def test_a_worker_without_a_gpu_compiles_nothing() -> None:
-    assert gpu_of(WorkerSettings()) is None
+def test_a_worker_without_a_gpu_compiles_nothing(fp32: BlockFolder) -> None:
+    assert gpu_of(WorkerSettings(), fp32) is None
 
 
 def test_eager_processes_keep_nothing(fp32: BlockFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,7 @@ from blockrelay.block_folder.model import ModelConfig
 from blockrelay.observability.logs import get as log
 from blockrelay_worker.execution.batch import Segment
 from blockrelay_worker.execution.onnx.batches import batch_inputs
-from blockrelay_worker.execution.onnx.bound_session import Arrays
+from blockrelay_worker.execution.onnx.bound.session import Arrays
 from blockrelay_worker.execution.onnx.compiled.buckets import Bucket, all_buckets, bucket_for, filled
 from blockrelay_worker.execution.onnx.graphs.flavours import PLAIN, Flavour
 from blockrelay_worker.execution.onnx.known_answers import row_error

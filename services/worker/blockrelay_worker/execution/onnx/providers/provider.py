@@ -25,6 +25,7 @@ Place = tuple[str, int]
 #: What ONNX Runtime writes to stderr: errors and worse (everything else is told by exceptions), or nothing.
 ERRORS, _NOTHING = 3, 4
 _NO_CPU_FALLBACK = "session.disable_cpu_ep_fallback"
+_WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"
 _RECORDS_ASSIGNMENT = "session.record_ep_graph_assignment_info"
 
 
@@ -46,6 +47,8 @@ class Provider(ABC):
     """Behind what can be written down it fuses nodes, but not in a session that writes."""
     captures: bool = False
     """Decode steps are recorded there and repeated."""
+    threads: int = 1
+    """Of the CPU, for graphs that others made."""
 
     place: Place | None = None
     """Where outputs stay that are not to come down; None where all do."""
@@ -87,17 +90,23 @@ class Provider(ABC):
         about = (*self.identity, f"{capture=}")
         return self.compiled.session(graph, about, make, again=self.fuses_last)
 
-    def mixed_session(self, file: Path) -> ort.InferenceSession:
-        """A session of a graph that others made, with weights in the file or beside it. What the device has no kernel
-        for is computed by ONNX Runtime's CPU provider: such graphs have integers in them that are at home there.
+    def mixed_session(self, graph: bytes | Path, *, weights: Path | None = None) -> ort.InferenceSession:
+        """A session of a graph that others made: its file, or what it has become with `weights` for the folder of what
+        lies beside it. What the device has no kernel for is computed by ONNX Runtime's CPU provider: such graphs have
+        integers in them that are at home there.
 
         Raises as `session` does. `nodes_by_provider` counts what is where.
         """
         options = self._options(quiet=True)
+        options.intra_op_num_threads = self.threads
+        # Each session has threads of its own, and those of one block would turn in circles while the next one computes.
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        if weights is not None:
+            options.add_session_config_entry(_WEIGHTS_FOLDER, str(weights))
         chosen = self.add_to(options)
         options.add_session_config_entry(_NO_CPU_FALLBACK, "0")
         options.add_session_config_entry(_RECORDS_ASSIGNMENT, "1")
-        return self._opened(str(file), options, chosen)
+        return self._opened(graph if isinstance(graph, bytes) else str(graph), options, chosen)
 
     def _made(
         self, graph: bytes, saved: Path | None, *, quiet: bool, capture: bool, optimised: bool

@@ -1,4 +1,5 @@
-"""Everything about text: tokenizer, special tokens, chat template, generation_config.json."""
+"""Everything that the files beside a model's weights say about text: tokenizer, special tokens, chat template,
+generation_config.json."""
 
 import json
 from dataclasses import dataclass
@@ -10,7 +11,6 @@ from tokenizers import Tokenizer
 from blockrelay.block_folder.manifest import GenerationDefaults
 from blockrelay.block_folder.strict_json import Fields
 from blockrelay.errors import UsageError
-from blockrelay_converter.checkpoint.config import SourceConfig, first_id, token_ids
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,20 +26,21 @@ class Texts:
     generation: GenerationDefaults
 
 
-def read_texts(folder: Path, config: SourceConfig) -> Texts:
-    """Read the text files of a checkpoint. UsageError names the file and field that is wrong."""
-    settings = _optional_json(folder / "tokenizer_config.json")
-    generation = _optional_json(folder / "generation_config.json")
+def read_texts(folder: Path, *, vocab_size: int, eos_ids: tuple[int, ...] | None, bos_id: int | None) -> Texts:
+    """Read the text files of a model of `vocab_size` tokens. `eos_ids` and `bos_id` are what its config.json says,
+    where it says something. UsageError names the file and field that is wrong."""
+    settings = optional_json(folder / "tokenizer_config.json")
+    generation = optional_json(folder / "generation_config.json")
     # generation_config.json is what its author generates with; config.json speaks only where it is silent.
-    eos_ids = token_ids(generation, "eos_token_id") or config.eos_ids or ()
-    bos_id = first_id(generation, "bos_token_id")
-    bos_id = config.bos_id if bos_id is None else bos_id
+    eos_ids = token_ids(generation, "eos_token_id") or eos_ids or ()
+    generated = first_id(generation, "bos_token_id")
+    bos_id = bos_id if generated is None else generated
     for name, ids in (("eos_token_id", eos_ids), ("bos_token_id", () if bos_id is None else (bos_id,))):
         for token in ids:
-            if token >= config.vocab_size:
-                raise UsageError(f"{name} {token} is outside the vocabulary of {config.vocab_size}")
+            if token >= vocab_size:
+                raise UsageError(f"{name} {token} is outside the vocabulary of {vocab_size}")
     return Texts(
-        tokenizer=_tokenizer(folder / "tokenizer.json", config.vocab_size),
+        tokenizer=_tokenizer(folder / "tokenizer.json", vocab_size),
         chat_template=_chat_template(folder, settings),
         bos_token=_special_token(settings, "bos_token"),
         eos_token=_special_token(settings, "eos_token"),
@@ -49,7 +50,28 @@ def read_texts(folder: Path, config: SourceConfig) -> Texts:
     )
 
 
-def _optional_json(path: Path) -> Fields:
+def token_ids(raw: Fields, name: str) -> tuple[int, ...] | None:
+    """A token id field: one id, a list of them, or None where it is absent or null."""
+    if not raw.has(name):
+        return None
+    value = raw.take(name)
+    values = cast(list[object], value) if isinstance(value, list) else [value]
+    ids: list[int] = []
+    for item in values:
+        if isinstance(item, bool) or not isinstance(item, int) or item < 0:
+            raw.fail(f"{name} must be a token id or a list of token ids")
+        ids.append(item)
+    return tuple(dict.fromkeys(ids))
+
+
+def first_id(raw: Fields, name: str) -> int | None:
+    """The first of a token id field, or None."""
+    ids = token_ids(raw, name)
+    return ids[0] if ids else None
+
+
+def optional_json(path: Path) -> Fields:
+    """The object in a file, an empty one where there is no such file. Raises UsageError."""
     if not path.is_file():
         return Fields({}, path.name, UsageError)
     return Fields.parse(path.read_bytes(), path.name, UsageError)

@@ -1,0 +1,84 @@
+"""One ONNX block that others made, on a device, with its KV in the stage's pools."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+from numpy.typing import NDArray
+
+from blockrelay.errors import BlockFolderError
+from blockrelay.onnx_blocks.served_shape import ServedShape
+from blockrelay.onnx_blocks.wiring import Wiring
+from blockrelay_worker.execution.onnx.as_is.paged_graph import TAKEN, put_into_pages
+from blockrelay_worker.execution.onnx.graphs.graph import MICROSOFT
+from blockrelay_worker.execution.onnx.providers.provider import Provider
+
+#: What blocks give each other: on the device, or in memory of the host.
+Value = NDArray[Any] | ort.OrtValue
+#: Of onnxruntime-genai's models.
+_ATTENTION = "GroupQueryAttention"
+_KEPT = ("tensor(float16)", "tensor(float)")
+
+
+class AsIsBlock:
+    """A session. One thread uses it."""
+
+    def __init__(self, provider: Provider, root: Path, wiring: Wiring, shape: ServedShape, index: int) -> None:
+        """Block `index`, from 1, of the folder `root`. Weights beside the graph are read by ONNX Runtime, from there.
+
+        Raises BlockFolderError for a file that cannot be read, and what ONNX Runtime raises.
+        """
+        signature = wiring.blocks[index - 1]
+        self.name = signature.block
+        try:
+            model = onnx.load(str(root / signature.file), load_external_data=False)
+        except Exception as error:
+            raise BlockFolderError(f"{root / signature.file}: cannot be read: {error}") from error
+        self.one_by_one = any(node.op_type == _ATTENTION and node.domain == MICROSOFT for node in model.graph.node)
+        """Several rows are run only where there are none before them."""
+        put_into_pages(model, wiring, shape, index)
+        self._session = provider.mixed_session(model.SerializeToString(), weights=root)
+        self._place = provider.place
+        self._binding = self._session.io_binding()
+        self._inputs = [one.name for one in self._session.get_inputs()]
+        self._outputs = [(one.name, one.type) for one in self._session.get_outputs()]
+
+    @property
+    def session(self) -> ort.InferenceSession:
+        return self._session
+
+    def run(self, given: Mapping[str, Value], pools: Mapping[str, ort.OrtValue]) -> dict[str, Value]:
+        """Its outputs by name, but for presents, which are in the `pools`. Floats stay on the device, where it has
+        room for them; logits come to the host. `given` may have more than the block takes."""
+        binding = self._binding
+        try:
+            for name in self._inputs:
+                value = pools[name] if name in pools else given[name]
+                if isinstance(value, ort.OrtValue):
+                    binding.bind_ortvalue_input(name, value)
+                else:
+                    binding.bind_cpu_input(name, np.ascontiguousarray(value))
+            theirs: list[str] = []
+            for name, kind in self._outputs:
+                pool = pools.get(name.removesuffix("_out")) if name.endswith("_out") else None
+                if pool is not None:
+                    binding.bind_ortvalue_output(name, pool)
+                    continue
+                theirs.append(name)
+                stays = self._place is not None and kind in _KEPT and name != TAKEN
+                binding.bind_output(name, *(self._place if stays and self._place else ("cpu", 0)))
+            self._session.run_with_iobinding(binding)
+            binding.synchronize_outputs()
+            found = dict(zip([name for name, _ in self._outputs], binding.get_outputs(), strict=True))
+            return {name: found[name] for name in theirs}
+        finally:
+            binding.clear_binding_inputs()
+            binding.clear_binding_outputs()
+
+
+def on_host(value: Value) -> NDArray[Any]:
+    """In memory of the host, perhaps of the value itself."""
+    return value.numpy() if isinstance(value, ort.OrtValue) else value

@@ -1,0 +1,157 @@
+"""How ONNX blocks that others made come onto the device of an execution provider."""
+
+import hashlib
+import json
+from collections.abc import Sequence
+
+import onnx
+from onnx import TensorProto
+
+from blockrelay.block_folder.folder import BlockFolder
+from blockrelay.block_folder.manifest import Manifest
+from blockrelay.errors import BlockFolderError
+from blockrelay.onnx_blocks.served_shape import request_inputs
+from blockrelay_worker.execution.device_memory import DeviceMemory
+from blockrelay_worker.execution.numerics_id import PAGE_LAYOUT, SAMPLER_VERSION
+from blockrelay_worker.execution.onnx.as_is.answers import Side, prove
+from blockrelay_worker.execution.onnx.as_is.block import AsIsBlock
+from blockrelay_worker.execution.onnx.as_is.stage import AsIsStage, wiring_of
+from blockrelay_worker.execution.onnx.bound.pages import DevicePages
+from blockrelay_worker.execution.onnx.known_answers import (
+    PAGES_NEEDED,
+    STEPS,
+    TOLERANCES,
+    Answers,
+    composed_answers,
+    possible,
+)
+from blockrelay_worker.execution.onnx.providers.provider import CpuProvider, Provider
+from blockrelay_worker.execution.page_layout import layout_of
+from blockrelay_worker.execution.self_test import fixed_tokens
+
+#: Of how pages and blocks are put together: a change of bits is a new one.
+_VERSION = 1
+#: Bytes. A file that is larger has its weights inside.
+_MOST_OF_A_GRAPH = 64 << 20
+
+
+class AsIsExecutors:
+    """Makes the one stage that ONNX blocks are, on one device."""
+
+    def __init__(self, provider: Provider) -> None:
+        self._provider = provider
+
+    def numerics_id(self, manifest: Manifest) -> str:
+        """`<type of the KV>-<provider>-<16 hex digits>`."""
+        parts = {
+            "blocks": f"as they are {_VERSION}",
+            "sampler": SAMPLER_VERSION,
+            "pages": PAGE_LAYOUT,
+            "provider": self._provider.identity,
+            "folder": manifest.numerics_inputs(),
+        }
+        digest = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+        return f"{manifest.precision}-{self._provider.name}-{digest[:16]}"
+
+    def memory(self, folder: BlockFolder) -> DeviceMemory:
+        """Of the device, as far as it tells."""
+        wiring, blocks = wiring_of(folder), folder.model.blocks
+        layers = [0] * blocks
+        for slot, present in wiring.presents.items():
+            layers[present.index - 1] += slot.half == "key"
+        return DeviceMemory(
+            device=self._provider.device,
+            block_bytes=[_bytes_of(folder, block.file) for block in folder.manifest.blocks],
+            block_layers=layers,
+            table_bytes=0,
+            layer_page_bytes=layout_of(folder, 1, blocks).bytes_per_page // folder.model.layers,
+            least_pages=PAGES_NEEDED,
+            canary_pages=PAGES_NEEDED,
+            budget_bytes=self._provider.budget_bytes(),
+        )
+
+    def resident(self, folder: BlockFolder, first_block: int, last_block: int) -> set[int]:
+        """None: sessions go with their stage."""
+        return set()
+
+    def loaded(
+        self, folder: BlockFolder, first_block: int, last_block: int, *, pages: int, weight_room: int = 0
+    ) -> tuple[AsIsStage, Answers]:
+        """The stage, and what it gives now: it must give that always, within `tolerance`.
+
+        It has given its known answers, but on ONNX Runtime's CPU provider, which is the reference.
+
+        Raises KnownAnswerMismatch; BlockFolderError for less than all blocks, and for those that cannot be loaded.
+        """
+        if (first_block, last_block) != (1, folder.model.blocks):
+            raise BlockFolderError(f"ONNX blocks are served together: block_1 to block_{folder.model.blocks}")
+        stage = AsIsStage(
+            folder,
+            pages=max(PAGES_NEEDED, pages),
+            provider=self._provider,
+            numerics_id=self.numerics_id(folder.manifest),
+            weight_bytes=sum(self.memory(folder).block_bytes),
+        )
+        try:
+            if self._provider.name != CpuProvider.name:
+                self._prove(stage)
+            return stage, composed_answers(stage, first_block, last_block, folder.model)
+        except BaseException:
+            stage.close()
+            raise
+
+    def tolerance(self, manifest: Manifest) -> float:
+        """See `known_answers.TOLERANCES`."""
+        return TOLERANCES["float32" if set(manifest.precisions) == {"fp32"} else "float16"]
+
+    def _prove(self, stage: AsIsStage) -> None:
+        folder = stage.folder
+        cpu = CpuProvider()
+        steps = possible(STEPS, folder.model)
+        root = folder.onnx_root
+        assert root is not None, "a model of ONNX blocks"
+
+        def reference(index: int) -> AsIsBlock:
+            return AsIsBlock(cpu, root, stage.wiring, stage.shape, index)
+
+        pages = DevicePages(
+            cpu,
+            reference(1).session,
+            folder.model,
+            range(1, folder.model.layers + 1),
+            stage.layout,
+            pages=PAGES_NEEDED,
+            dtype=stage.shape.dtype,
+        )
+        prove(
+            Side(stage.pages, stage.block),
+            Side(pages, reference),
+            steps,
+            [fixed_tokens(folder.model, step.rows) for step in steps],
+            request_inputs(stage.wiring),
+            blocks=folder.model.blocks,
+            single=stage.shape.single,
+            one_by_one=stage.one_by_one,
+            where=self._provider.device,
+            tolerance=self.tolerance(folder.manifest),
+        )
+
+
+def _bytes_of(folder: BlockFolder, file: str) -> int:
+    """What the weights of a block take: those in its file, and those beside it that it names."""
+    assert folder.onnx_root is not None, "a model of ONNX blocks"
+    path = folder.onnx_root / file
+    size = path.stat().st_size
+    if size > _MOST_OF_A_GRAPH:
+        return size
+    model = onnx.load(str(path), load_external_data=False)
+    return size + sum(_beside(model.graph.initializer))
+
+
+def _beside(tensors: Sequence[TensorProto]) -> list[int]:
+    found: list[int] = []
+    for tensor in tensors:
+        if tensor.data_location == TensorProto.EXTERNAL:
+            told = {str(entry.key): str(entry.value) for entry in tensor.external_data}
+            found.append(int(told.get("length") or 0))
+    return found

@@ -1,0 +1,177 @@
+"""Runs all ONNX blocks that others made, one behind the other, as one stage on the device of an execution provider."""
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from blockrelay.block_folder.folder import BlockFolder
+from blockrelay.block_folder.manifest import ONNX_BLOCKS_NAME
+from blockrelay.errors import BlockFolderError, ExecutionError
+from blockrelay.onnx_blocks.blocks_file import read_blocks_file
+from blockrelay.onnx_blocks.served_shape import request_inputs, served_shape
+from blockrelay.onnx_blocks.wiring import FromBlock, Wiring, wire
+from blockrelay.protocol.capabilities import Capabilities
+from blockrelay_worker.execution.batch import Batch, StageOutput, check_segments, tokens_of
+from blockrelay_worker.execution.executor import PageContent
+from blockrelay_worker.execution.onnx.as_is.block import AsIsBlock, Value, on_host
+from blockrelay_worker.execution.onnx.as_is.groups import Group, grouped, waves
+from blockrelay_worker.execution.onnx.as_is.paged_graph import TAKEN
+from blockrelay_worker.execution.onnx.bound.pages import DevicePages
+from blockrelay_worker.execution.onnx.providers.provider import Provider
+from blockrelay_worker.execution.page_layout import layout_of
+from blockrelay_worker.execution.page_pool import PagePool
+from blockrelay_worker.kernels.specification import PAGE
+
+#: Rows of a batch, and requests: as of OnnxStage.
+MAX_ROWS = 1 << 12
+
+
+class AsIsStage:
+    """All blocks of a model of ONNX blocks.
+
+    Not exact: bits depend on the batch, the device, its driver and ONNX Runtime. One thread uses it. Rows that nobody
+    wants logits of are not looked at, whether they are finite: what is not shows in those behind them.
+    """
+
+    takes_tokens = gives_logits = usable = True
+
+    def __init__(
+        self, folder: BlockFolder, *, pages: int, provider: Provider, numerics_id: str, weight_bytes: int = 0
+    ) -> None:
+        """`weight_bytes` of all blocks, for who asks. Raises BlockFolderError for blocks that cannot be loaded."""
+        self.folder, self.weight_bytes, self._provider = folder, weight_bytes, provider
+        self.wiring = wiring_of(folder)
+        self.shape = served_shape(self.wiring)
+        self._request = request_inputs(self.wiring)
+        self.layout = layout_of(folder, 1, folder.model.blocks)
+        self.pool = PagePool(self.layout, pages)
+        self.details: Mapping[str, str] = {"provider": provider.ort_name, "blocks": "as they are"}
+        self.capabilities = Capabilities(
+            exact=False,
+            ragged=True,
+            max_rows=MAX_ROWS,
+            max_sequences=MAX_ROWS,
+            precision=folder.manifest.precision,
+            numerics_id=numerics_id,
+            kv_tokens=pages * PAGE,
+        )
+        self._blocks = [self._opened(index) for index in range(1, folder.model.blocks + 1)]
+        model = folder.model
+        self.pages = DevicePages(
+            provider,
+            self._blocks[0].session,
+            model,
+            range(1, model.layers + 1),
+            self.layout,
+            pages=pages,
+            dtype=self.shape.dtype,
+        )
+        self._last_use = last_uses(self.wiring)
+        self.one_by_one = any(block.one_by_one for block in self._blocks)
+
+    def _opened(self, index: int) -> AsIsBlock:
+        root = self.folder.onnx_root
+        assert root is not None, "a model of ONNX blocks"
+        try:
+            return AsIsBlock(self._provider, root, self.wiring, self.shape, index)
+        except BlockFolderError:
+            raise
+        except Exception as error:  # ONNX Runtime's own exception types have no public common base
+            file = root / self.wiring.blocks[index - 1].file
+            raise BlockFolderError(f"{file}: cannot be loaded on {self._provider.device}: {error}") from error
+
+    def block(self, index: int) -> AsIsBlock:
+        """From 1."""
+        return self._blocks[index - 1]
+
+    @property
+    def pool_bytes(self) -> int:
+        """Of all KV pages there are."""
+        return self.pages.bytes
+
+    def moved_bytes(self) -> tuple[int, int]:
+        """What went up to the device and came down from it since this was last asked; weights are not counted."""
+        pages = self.pages
+        moved, pages.up, pages.down = (pages.up, pages.down), 0, 0
+        return moved
+
+    def export_pages(self, pages: Sequence[int]) -> list[PageContent]:
+        """Copies, of the layout's type."""
+        return self.pages.export_pages(pages)
+
+    def import_pages(self, pages: Sequence[int], contents: Sequence[PageContent]) -> None:
+        """See `PageOwner.import_pages`."""
+        self.pages.import_pages(pages, contents)
+
+    def clean_up(self) -> None:
+        """Give back what is kept for later."""
+        self.pages.clean_up()
+
+    def close(self) -> None:
+        """Drop sessions and pages."""
+        self._blocks.clear()
+        self.pages.close()
+
+    def run(self, batch: Batch) -> StageOutput:
+        """See `Executor.run`."""
+        model = self.folder.model
+        count = check_segments(batch.segments, limit=model.max_position, pages=self.pool.pages)
+        tokens = tokens_of(batch, count, model)
+        logits = np.empty((len(batch.wanted), self.shape.vocabulary), np.float32)
+        seconds = dict.fromkeys((block.block for block in self.wiring.blocks), 0.0)
+        for wave in waves(batch.segments, one_by_one=self.one_by_one):
+            groups = grouped(wave, tokens, batch.wanted, self._request, single=self.shape.single)
+            for group, rows in zip(groups, self._run(groups, seconds), strict=True):
+                if group.wanted:
+                    logits[list(group.wanted)] = rows
+        bad = ~np.isfinite(logits).all(axis=1)
+        ends = np.cumsum([segment.rows for segment in batch.segments])
+        rows = np.asarray(batch.wanted, np.intp)[bad]
+        return StageOutput(
+            logits=logits,
+            not_finite=tuple(sorted({int(np.searchsorted(ends, row, side="right")) for row in rows})),
+            seconds=seconds,
+        )
+
+    def _run(self, groups: Sequence[Group], seconds: dict[str, float]) -> list[NDArray[Any]]:
+        """The logits that each group wants; what blocks take is added to `seconds`."""
+        values: list[dict[str, Value]] = [dict(group.inputs) for group in groups]
+        for index, block in self._in_order():
+            started = time.perf_counter()
+            try:
+                for have in values:
+                    have |= block.run(have, self.pages.pools)
+            except Exception as error:  # ONNX Runtime's own exception types have no public common base
+                raise ExecutionError(f"{block.name} failed: {error}", block=block.name) from error
+            for name in self._last_use.get(index, ()):
+                for have in values:
+                    have.pop(name, None)
+            seconds[block.name] += time.perf_counter() - started
+        taken = [on_host(have[TAKEN]) for have in values]
+        self.pages.up += sum(one.nbytes for group in groups for one in group.inputs.values())
+        self.pages.down += sum(rows.nbytes for rows in taken)
+        return taken
+
+    def _in_order(self) -> Iterator[tuple[int, AsIsBlock]]:
+        yield from enumerate(self._blocks, 1)
+
+
+def wiring_of(folder: BlockFolder) -> Wiring:
+    """As its `blocks.json` has it, which the manifest's SHA-256 covers."""
+    return wire([block.signature for block in read_blocks_file(folder.root / ONNX_BLOCKS_NAME)])
+
+
+def last_uses(wiring: Wiring) -> dict[int, list[str]]:
+    """By block, the outputs of earlier blocks that no later one takes."""
+    last: dict[str, int] = {}
+    for block, sources in zip(wiring.blocks, wiring.sources, strict=True):
+        for name, source in sources.items():
+            if isinstance(source, FromBlock):
+                last[name] = block.index
+    found: dict[int, list[str]] = {}
+    for name, index in last.items():
+        found.setdefault(index, []).append(name)
+    return found

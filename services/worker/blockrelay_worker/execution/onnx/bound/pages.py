@@ -1,0 +1,106 @@
+"""The KV pages of a stage on its device: two pools for each layer, and the sessions that move pages out and back."""
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import numpy as np
+import onnxruntime as ort
+from numpy.typing import NDArray
+
+from blockrelay.block_folder.model import ModelConfig
+from blockrelay_worker.execution.executor import PageContent
+from blockrelay_worker.execution.onnx.graphs.flavours import FloatType
+from blockrelay_worker.execution.onnx.graphs.pages import export_graph, import_graph
+from blockrelay_worker.execution.onnx.providers.provider import Provider
+from blockrelay_worker.execution.page_layout import PageLayout
+from blockrelay_worker.kernels.specification import PAGE
+
+
+class DevicePages:
+    """`pools` by name, `block_<i>/keys` and `block_<i>/values` for each i of `layers`. One thread at a time."""
+
+    def __init__(
+        self,
+        provider: Provider,
+        session: ort.InferenceSession,
+        model: ModelConfig,
+        layers: Sequence[int],
+        layout: PageLayout,
+        *,
+        pages: int,
+        dtype: FloatType,
+    ) -> None:
+        """Pools of `pages` pages of zeros in `dtype`; outside, pages are of the layout's type. `session` is any on the
+        device."""
+        self._provider, self._model, self._layers, self._layout = provider, model, layers, layout
+        self._dtype: FloatType = dtype
+        shape = (pages, PAGE, model.kv_heads, model.head_dim)
+        self.pools: dict[str, ort.OrtValue] = {
+            f"block_{layer}/{half}": provider.empty(session, shape, dtype)
+            for layer in layers
+            for half in ("keys", "values")
+        }
+        self._sessions: dict[str, tuple[Any, Any]] = {}
+        #: Bytes that went up to the device and came down, until somebody sets them back.
+        self.up = self.down = 0
+
+    @property
+    def bytes(self) -> int:
+        """Of all pages there are."""
+        return sum(value.tensor_size_in_bytes() for value in self.pools.values())
+
+    def export_pages(self, pages: Sequence[int]) -> list[PageContent]:
+        """Copies, of the layout's type."""
+        if not pages or not self.pools:
+            return [[] for _ in pages]
+        session, binding = self._session("export")
+        binding.bind_cpu_input("pages", np.asarray(pages, np.int64))
+        for name in self.pools:
+            binding.bind_output(f"{name}_page", "cpu")
+        session.run_with_iobinding(binding)
+        with np.errstate(over="ignore"):  # beyond float16 is infinite, as in a CPU's pages
+            found: list[NDArray[Any]] = [
+                value.numpy().astype(self._layout.dtype, copy=False) for value in binding.get_outputs()
+            ]
+        binding.clear_binding_outputs()
+        self.down += sum(half.nbytes for half in found)
+        return [
+            [(keys[at], values[at]) for keys, values in zip(found[::2], found[1::2], strict=True)]
+            for at in range(len(pages))
+        ]
+
+    def import_pages(self, pages: Sequence[int], contents: Sequence[PageContent]) -> None:
+        """See `PageOwner.import_pages`."""
+        if not pages or not self.pools:
+            return
+        halves = [
+            np.stack([content[layer][half] for content in contents]).astype(self._dtype, copy=False)
+            for layer in range(self._layout.layers)
+            for half in range(2)
+        ]
+        session, binding = self._session("import")
+        binding.bind_cpu_input("pages", np.asarray(pages, np.int64)[:, None])
+        for half, (name, value) in zip(halves, self.pools.items(), strict=True):
+            binding.bind_cpu_input(f"{name}_page", half)
+            binding.bind_ortvalue_output(f"{name}_out", value)
+        session.run_with_iobinding(binding)
+        self.up += sum(half.nbytes for half in halves)
+
+    def clean_up(self) -> None:
+        """Sessions are made anew when they are needed."""
+        self._sessions.clear()
+
+    def close(self) -> None:
+        self._sessions.clear()
+        self.pools.clear()
+
+    def _session(self, way: Literal["export", "import"]) -> tuple[Any, Any]:
+        """A session that moves pages, and a binding with the pools."""
+        if way not in self._sessions:
+            make = export_graph if way == "export" else import_graph
+            session = self._provider.session(make(self._model, self._layers, self._dtype))
+            binding = session.io_binding()
+            for name, value in self.pools.items():
+                binding.bind_ortvalue_input(name, value)
+            self._sessions[way] = session, binding
+        return self._sessions[way]

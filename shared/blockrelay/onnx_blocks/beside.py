@@ -1,0 +1,63 @@
+"""What lies beside ONNX blocks that others made: how long a context is, and everything about text."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from blockrelay.block_folder.strict_json import Fields
+from blockrelay.errors import UsageError
+from blockrelay.text.text_assets import Texts, first_id, optional_json, read_texts, token_ids
+
+#: Where nobody says how long a context is. Positions.
+DEFAULT_CONTEXT = 4096
+_CONTEXTS = ("max_position_embeddings", "n_positions", "n_ctx", "max_sequence_length", "seq_length")
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """`lacking`: a line for each thing that no file says, and what is served instead."""
+
+    texts: Texts
+    max_position: int
+    lacking: tuple[str, ...]
+
+
+def read_beside(folder: Path, *, vocabulary: int, max_position: int | None = None) -> Beside:
+    """The files of the folder: config.json, or genai_config.json of onnxruntime-genai, and those of `read_texts`.
+    `max_position` is what people say of the context. UsageError names the file and field that is wrong."""
+    config = optional_json(folder / "config.json")
+    genai = optional_json(folder / "genai_config.json")
+    model = genai.nested("model") if genai.has("model") else Fields({}, "genai_config.json", UsageError)
+    eos_ids = token_ids(config, "eos_token_id") or token_ids(model, "eos_token_id")
+    bos_id = first_id(config, "bos_token_id")
+    bos_id = first_id(model, "bos_token_id") if bos_id is None else bos_id
+    texts = read_texts(folder, vocab_size=vocabulary, eos_ids=eos_ids, bos_id=bos_id)
+    told = _first(config, _CONTEXTS) or _first(model, ("context_length",))
+    lacking = _lacking(texts, told=bool(told or max_position))
+    return Beside(texts, max_position or told or DEFAULT_CONTEXT, tuple(lacking))
+
+
+def _first(fields: Fields, names: Sequence[str]) -> int | None:
+    """Nested configurations of models for more than text say it one level further in."""
+    if fields.has("text_config"):
+        return _first(fields.nested("text_config"), names)
+    return next((fields.integer(name, minimum=1) for name in names if fields.has(name)), None)
+
+
+def _lacking(texts: Texts, *, told: bool) -> list[str]:
+    found: list[str] = []
+    if not told:
+        found.append(
+            f"no config.json or genai_config.json says how long a context is: {DEFAULT_CONTEXT} positions "
+            "(--max-position N says it)"
+        )
+    if texts.tokenizer is None:
+        found.append("no tokenizer.json: prompts are token ids, and answers too")
+    elif texts.chat_template is None:
+        found.append("no chat template (chat_template.jinja, or tokenizer_config.json): chats are refused")
+    if not texts.eos_ids:
+        found.append(
+            "no end tokens (eos_token_id in generation_config.json, config.json or genai_config.json): every answer "
+            "has max_tokens tokens"
+        )
+    return found

@@ -1,0 +1,129 @@
+"""What serving ONNX blocks as they are needs to know of them: the shape of their KV, and their vocabulary. Pure."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from blockrelay.errors import OnnxBlocksError
+from blockrelay.onnx_blocks.cache_names import CacheSlot
+from blockrelay.onnx_blocks.signature import Signature, Tensor, shown
+from blockrelay.onnx_blocks.wiring import FromPast, FromRequest, Wiring
+
+LOGITS = "logits"
+_FLOATS = ("float16", "float32")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedShape:
+    """`layers` are the exporter's numbers of the layers, ascending. Keys and values are [batch, kv_heads, positions,
+    head_dim] of `dtype`; `single`: a run takes one sequence."""
+
+    layers: tuple[int, ...]
+    kv_heads: int
+    head_dim: int
+    dtype: Literal["float16", "float32"]
+    vocabulary: int
+    single: bool
+
+    def pool_of(self, slot: CacheSlot) -> str:
+        """The name of the pool that has the pages of a slot: layers are counted from 1 there."""
+        return f"block_{self.layers.index(slot.layer) + 1}/{slot.half}s"
+
+
+def served_shape(wiring: Wiring) -> ServedShape:
+    """Raises OnnxBlocksError, with file and tensor, for blocks that answer no tokens or keep their KV differently."""
+    logits_of, logits = _logits(wiring)
+    taken = [tensor for block in wiring.blocks for tensor in block.inputs if tensor.name == "input_ids"]
+    if not taken:
+        raise OnnxBlocksError("no block takes input_ids: requests bring token ids", file=wiring.blocks[0].file)
+    if not wiring.presents:
+        raise OnnxBlocksError(
+            "no block has a cache (past_key_values... and present...): every token would be computed anew",
+            file=wiring.blocks[0].file,
+        )
+    layers = sorted({slot.layer for slot in wiring.presents})
+    for layer in layers:
+        for half in ("key", "value"):
+            if CacheSlot(layer, half) not in wiring.presents:
+                raise OnnxBlocksError(f"layer {layer} has no {half}s", file=logits_of.file)
+    heads, size, dtype = _cache(wiring)
+    vocabulary = logits.dims[-1] if logits.dims else None
+    if not isinstance(vocabulary, int) or logits.rank != 3 or logits.dtype not in _FLOATS:
+        raise OnnxBlocksError(
+            f"is {logits.dtype} {shown(logits.dims)}, and must be float16 or float32 [batch, positions, vocabulary] "
+            "with a vocabulary that the file tells",
+            file=logits_of.file,
+            tensor=LOGITS,
+        )
+    return ServedShape(
+        layers=tuple(layers),
+        kv_heads=heads,
+        head_dim=size,
+        dtype=dtype,
+        vocabulary=vocabulary,
+        single=any(tensor.dims is not None and tensor.dims[0] == 1 for tensor in taken),
+    )
+
+
+def _logits(wiring: Wiring) -> tuple[Signature, Tensor]:
+    for block in wiring.blocks:
+        for tensor in block.outputs:
+            if tensor.name == LOGITS:
+                return block, tensor
+    last = wiring.blocks[-1]
+    raise OnnxBlocksError(f"has no output {LOGITS}, and nor has another block", file=last.file)
+
+
+def _cache(wiring: Wiring) -> tuple[int, int, Literal["float16", "float32"]]:
+    """Heads, head size and type, which all layers have in common."""
+    found: tuple[int, int, str] | None = None
+    known: dict[tuple[CacheSlot, int], int] = {}
+    tensors = list(_caches(wiring))
+    for _, slot, tensor in tensors:
+        for axis in (1, 3):
+            if tensor.dims is not None and isinstance(tensor.dims[axis], int):
+                known[slot, axis] = int(tensor.dims[axis])
+    for file, slot, tensor in tensors:
+        heads, size = known.get((slot, 1)), known.get((slot, 3))
+        if not heads or not size:
+            raise OnnxBlocksError(
+                f"is {shown(tensor.dims)}: serving needs to know how many heads there are, and how large each is",
+                file=file,
+                tensor=tensor.name,
+            )
+        this = heads, size, tensor.dtype
+        if found is not None and this != found:
+            raise OnnxBlocksError(
+                f"has {heads} heads of {size} in {tensor.dtype}, and other layers {found[0]} of {found[1]} in "
+                f"{found[2]}: layers that differ cannot be served",
+                file=file,
+                tensor=tensor.name,
+            )
+        if tensor.dtype not in _FLOATS:
+            raise OnnxBlocksError(f"is {tensor.dtype}; KV must be float16 or float32", file=file, tensor=tensor.name)
+        found = this
+    assert found is not None, "there are presents"
+    return found[0], found[1], "float16" if found[2] == "float16" else "float32"
+
+
+def _caches(wiring: Wiring) -> Iterator[tuple[str, CacheSlot, Tensor]]:
+    """Every past and present, with its file."""
+    made = {(present.index, present.name): slot for slot, present in wiring.presents.items()}
+    for block, sources in zip(wiring.blocks, wiring.sources, strict=True):
+        for tensor in block.inputs:
+            source = sources[tensor.name]
+            if isinstance(source, FromPast):
+                yield block.file, source.slot, tensor
+        for tensor in block.outputs:
+            if (block.index, tensor.name) in made:
+                yield block.file, made[block.index, tensor.name], tensor
+
+
+def request_inputs(wiring: Wiring) -> dict[str, str]:
+    """The inputs that requests bring, by name, and the dtype that the blocks want each in."""
+    return {
+        tensor.name: tensor.dtype
+        for block, sources in zip(wiring.blocks, wiring.sources, strict=True)
+        for tensor in block.inputs
+        if isinstance(sources[tensor.name], FromRequest)
+    }
