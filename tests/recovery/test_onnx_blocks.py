@@ -3,14 +3,19 @@ twice."""
 
 import os
 import signal
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
+import httpx
 import pytest
 
 from tests.support.models.onnx_blocks_served import described
 from tests.support.models.reference_blocks import ReferenceModel, write_reference_blocks
 from tests.support.systems.device_processes import child_of, children_of
 from tests.support.systems.system import Job, StartSystem, System, assert_nothing_is_held, make_jobs, start_all
+from tests.support.systems.up_process import COMMAND, running_up
 from tests.support.waiting import wait_until
 
 MODEL = ReferenceModel(layers=3)
@@ -85,3 +90,56 @@ def test_a_gpu_that_dies_hands_over_to_the_cpu(start_system: StartSystem, model:
         assert all((event.source, event.target, event.success) == ("GPU", "CPU", True) for event in end.fallbacks)
     assert moved, "none was on the GPU"
     assert_nothing_is_held(system)
+
+
+def test_three_commands_lead_to_an_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`up --blocks`: a tensor step, and tokens that go on when the process of the blocks is killed."""
+    monkeypatch.setenv("BLOCKRELAY_CACHE_DIR", str(tmp_path / "cache"))
+    blocks = write_reference_blocks(tmp_path / "my-blocks", MODEL)
+    body: dict[str, Any] = {"model": "my-blocks", "prompt": [3, 7, 11], "max_tokens": 100, "temperature": 0}
+    with running_up(None, "--blocks", str(blocks), data=tmp_path / "data") as up:
+        step = {"session_id": "mine", "step": 1, "input_tensors": {"input_ids": [3, 7, 11]}}
+        answer = httpx.post(f"{up.url}/v1/infer", json=step, timeout=60).json()
+        assert answer["outputs"]["logits"]["shape"] == [1, 1, MODEL.vocabulary], answer
+        assert list(answer["execution_times"]) == [f"block_{n}" for n in range(1, MODEL.layers + 2)]
+        expected = tokens_of(up.url, body)
+        (worker,) = up.pid_of("blockrelay_worker")
+        with ThreadPoolExecutor() as clients:
+            asked = [clients.submit(tokens_of, up.url, body) for _ in range(4)]
+            os.kill(child_of(worker), signal.SIGKILL)
+            assert [len(one.result()) for one in asked] == [100] * 4
+        assert tokens_of(up.url, body) == expected
+        refused = httpx.post(f"{up.url}/v1/completions", json={**body, "exact": True}, timeout=60)
+        assert refused.status_code == 400, refused.text
+
+
+def tokens_of(url: str, body: dict[str, Any]) -> list[int]:
+    answer = httpx.post(f"{url}/v1/completions", json={"return_token_ids": True, **body}, timeout=120)
+    assert answer.is_success, answer.text
+    return answer.json()["choices"][0]["token_ids"]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--blocks", "nowhere"], "there is no such folder"),
+        (["--blocks", "empty"], "has no ONNX files"),
+        (["--blocks", "my-blocks", "--stages", "2"], "2 stages: ONNX blocks as they are run in one"),
+        (["--blocks", "my-blocks", "--model", "x"], "--blocks is instead of --model"),
+        (["--max-position", "8"], "--max-position is for --blocks"),
+    ],
+)
+def test_what_cannot_be_served_ends_up_with_one_line(tmp_path: Path, options: list[str], said: str) -> None:
+    write_reference_blocks(tmp_path / "my-blocks", MODEL)
+    (tmp_path / "empty").mkdir()
+    environment = {**os.environ, "BLOCKRELAY_CACHE_DIR": str(tmp_path / "cache")}
+    done = subprocess.run(
+        [*COMMAND, "up", "--port", "0", *options],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2 and not done.stdout, done
+    assert said in done.stderr.splitlines()[-1]

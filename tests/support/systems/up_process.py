@@ -77,12 +77,13 @@ def _lines_of(pid: int, file: str) -> list[str]:
 
 
 @contextmanager
-def running_up(model: Path, *options: str, data: Path | None = None) -> Iterator[UpProcess]:
-    """`blockrelay up` on a free port, ready.
+def running_up(model: Path | None, *options: str, data: Path | None = None) -> Iterator[UpProcess]:
+    """`blockrelay up` on a free port, ready; None: the options say what it serves.
 
     Ends properly behind a test that has not stopped it, and dies with one that failed.
     """
-    with starting_up("--model", str(model), "--port", "0", *options, data=data) as process:
+    served = () if model is None else ("--model", str(model))
+    with starting_up(*served, "--port", "0", *options, data=data) as process:
         up = UpProcess(process, data)
         yield up
         if process.poll() is None:

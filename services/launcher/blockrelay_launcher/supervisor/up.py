@@ -15,7 +15,7 @@ from blockrelay.errors import RedisTrouble, ServiceUnavailable, UsageError
 from blockrelay.exit_codes import UNUSABLE
 from blockrelay.observability import logs
 from blockrelay.protocol.keys import Keys
-from blockrelay.protocol.planned_split import check_possible
+from blockrelay.protocol.planned_split import ANY_GPU, check_possible
 from blockrelay.redis import client as redis_link
 from blockrelay.settings import GatewaySettings, Settings, WorkerSettings, read_settings
 from blockrelay.up_file import Running
@@ -67,6 +67,8 @@ def up(options: UpOptions) -> int:
         options = replace(options, planned=options.plan.read(options.model, model.model.blocks))
     assert options.planned is not None
     check_possible(options.planned, together=model.model.onnx_blocks is not None)
+    if any(ANY_GPU in devices for devices in options.planned.devices) and not options.gpus:
+        _say("stages are for GPUs, and --gpu names none: CPUs serve them until workers with GPUs join from elsewhere")
     with kept_ports(options.host, options.port, options.gateways) as ports:
         check_gateways(options, ports)
         if options.data is not None:

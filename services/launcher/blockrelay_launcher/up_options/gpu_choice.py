@@ -25,6 +25,7 @@ def named_gpus(names: Sequence[str]) -> tuple[str, ...]:
 
 def check_named(devices: Sequence[Mapping[str, Any]], names: Sequence[str]) -> None:
     """Names are ids, UUIDs or the beginning of one. Raises UsageError, one line that says what is wrong with which."""
+    taken: set[str] = set()
     for name in names:
         # What has no devices at all is listed by its provider's name alone.
         found = [one for one in devices if name == one["id"] or str(one.get("uuid") or "").startswith(name)]
@@ -34,6 +35,10 @@ def check_named(devices: Sequence[Mapping[str, Any]], names: Sequence[str]) -> N
             raise UsageError(f"--gpu {name}: no such device here, but {usable or 'none'}; see blockrelay devices")
         if found[0]["problem"]:
             raise UsageError(f"--gpu {name}: {found[0]['problem']}")
+        device = str(found[0]["id"])
+        if device in taken:
+            raise UsageError(f"--gpu {name}: {device} is named twice; it has a process for all its stages")
+        taken.add(device)
 
 
 def _devices_here(option: str) -> list[dict[str, Any]]:

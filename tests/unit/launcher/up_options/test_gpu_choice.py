@@ -62,9 +62,17 @@ def test_what_there_is_is_said_where_it_is_too_little(found: list[dict[str, str]
 def test_a_gpu_that_is_named_can_be_used(name: str, said: str) -> None:
     card = device("cuda:1", "NVIDIA") | {"uuid": "GPU-8f12"}
     here = [CPU, device("cuda:0", problem="no libcudnn.so.9"), card, NONE]
-    check_named(here, ["cuda:1", "GPU-8f", "cpu"])
+    check_named(here, ["cuda:1", "cpu"])
+    check_named(here, ["GPU-8f"])
     with pytest.raises(UsageError, match=said):
         check_named(here, ["cuda:1", name])
+
+
+@pytest.mark.parametrize("names", [["cuda:1", "cuda:1"], ["cuda:1", "GPU-8f"]])
+def test_a_gpu_is_named_once(names: list[str]) -> None:
+    card = device("cuda:1", "NVIDIA") | {"uuid": "GPU-8f12"}
+    with pytest.raises(UsageError, match=f"--gpu {names[1]}: cuda:1 is named twice"):
+        check_named([CPU, card], names)
 
 
 def test_it_is_asked_for_under_the_python_of_the_devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,9 @@ from blockrelay_worker.execution.onnx.as_is.paged_graph import PAGES, PAST, SLOT
 from blockrelay_worker.execution.page_layout import pages_for
 from blockrelay_worker.kernels.specification import PAGE
 
+#: The input of a request that says where its rows are.
+POSITIONS = "position_ids"
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Group:
@@ -81,7 +84,7 @@ def _group(
     from_request = {
         "input_ids": tokens[where],
         "attention_mask": np.ones((count, past + rows)),
-        "position_ids": np.tile(positions, (count, 1)),
+        POSITIONS: np.tile(positions, (count, 1)),
     }
     inputs: dict[str, NDArray[Any]] = {name: from_request[name].astype(dtype) for name, dtype in request.items()}
     inputs[PAGES] = table[:, : max(1, pages_for(past))]

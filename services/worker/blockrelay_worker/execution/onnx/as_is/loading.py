@@ -9,22 +9,23 @@ from onnx import TensorProto
 
 from blockrelay.block_folder.folder import BlockFolder
 from blockrelay.block_folder.manifest import Manifest
-from blockrelay.errors import BlockFolderError
+from blockrelay.errors import BlockFolderError, UsageError
 from blockrelay.onnx_blocks.served_shape import request_inputs
 from blockrelay_worker.execution.device_memory import DeviceMemory
 from blockrelay_worker.execution.numerics_id import PAGE_LAYOUT, SAMPLER_VERSION
-from blockrelay_worker.execution.onnx.as_is.answers import Side, prove
+from blockrelay_worker.execution.onnx.as_is.answers import TOLERANCES, Side, prove
 from blockrelay_worker.execution.onnx.as_is.block import AsIsBlock
 from blockrelay_worker.execution.onnx.as_is.stage import AsIsStage, wiring_of
 from blockrelay_worker.execution.onnx.bound.pages import DevicePages
+from blockrelay_worker.execution.onnx.graphs.flavours import FloatType
 from blockrelay_worker.execution.onnx.known_answers import (
     PAGES_NEEDED,
     STEPS,
-    TOLERANCES,
     Answers,
     composed_answers,
     possible,
 )
+from blockrelay_worker.execution.onnx.probe import failure
 from blockrelay_worker.execution.onnx.providers.provider import CpuProvider, Provider
 from blockrelay_worker.execution.page_layout import layout_of
 from blockrelay_worker.execution.self_test import fixed_tokens
@@ -81,8 +82,12 @@ class AsIsExecutors:
 
         It has given its known answers, but on ONNX Runtime's CPU provider, which is the reference.
 
-        Raises KnownAnswerMismatch; BlockFolderError for less than all blocks, and for those that cannot be loaded.
+        Raises KnownAnswerMismatch; BlockFolderError for less than all blocks, and for those that cannot be loaded;
+        UsageError for a device without the floats of the blocks.
         """
+        dtype: FloatType = "float32" if set(folder.manifest.precisions) == {"fp32"} else "float16"
+        if self._provider.name != CpuProvider.name and (lacking := failure(self._provider, dtype)):
+            raise UsageError(f"{self._provider.device} cannot run these blocks, which are in {dtype}: {lacking}")
         if (first_block, last_block) != (1, folder.model.blocks):
             raise BlockFolderError(f"ONNX blocks are served together: block_1 to block_{folder.model.blocks}")
         stage = AsIsStage(
@@ -101,7 +106,7 @@ class AsIsExecutors:
             raise
 
     def tolerance(self, manifest: Manifest) -> float:
-        """See `known_answers.TOLERANCES`."""
+        """See `answers.TOLERANCES`."""
         return TOLERANCES["float32" if set(manifest.precisions) == {"fp32"} else "float16"]
 
     def _prove(self, stage: AsIsStage) -> None:
@@ -132,6 +137,7 @@ class AsIsExecutors:
             blocks=folder.model.blocks,
             single=stage.shape.single,
             one_by_one=stage.one_by_one,
+            longest=folder.model.max_position,
             where=self._provider.device,
             tolerance=self.tolerance(folder.manifest),
         )
