@@ -165,6 +165,15 @@ class WorkerSettings(Settings):
         description="bytes on that GPU for weights and KV pages of all its stages; default: most of what it says is "
         "free, else kv_bytes for the pages",
     )
+    sequential: bool = Field(
+        default=False, description="run ONNX blocks as they are one by one, with few of them in memory"
+    )
+    max_warm_sessions: int | None = Field(
+        default=None, ge=1, description="blocks that a sequential worker has in memory at once; default: 2, or by bytes"
+    )
+    warm_session_bytes: int | None = Field(
+        default=None, ge=1, description="bytes that these may take; one block always has room"
+    )
     device_id: str = Field(
         default="",
         pattern="^[A-Za-z0-9_.:-]{0,64}$",

@@ -47,6 +47,8 @@ class Executors(Protocol):
 
 #: The name of ONNX Runtime's CPU provider among devices.
 CPU = "cpu"
+#: Of a sequential worker, where nobody says: the block that runs, and the next one.
+WARM_SESSIONS = 2
 #: The first that serves is taken.
 IMPLEMENTATIONS = (CpuExecutors,)
 
@@ -56,7 +58,8 @@ class Gpu:
     """A device such as webgpu:0, the Python that has its packages, how long a step may take there, in seconds, whether
     blocks run one by one, to be measured, where to keep what is compiled for it (None: nowhere), whether no step is
     recorded there, how many workers have a stage each there, within so many bytes, and how many threads of the CPU
-    ONNX blocks that others made may use. `quarantine`: it is left alone when it was lost too often."""
+    ONNX blocks that others made may use. `quarantine`: it is left alone when it was lost too often. `warm`: so many of
+    these blocks are there at once, in so many bytes (None: all)."""
 
     device: str
     python: str
@@ -68,6 +71,7 @@ class Gpu:
     stages: int = 1
     threads: int = 1
     quarantine: bool = True
+    warm: tuple[int | None, int | None] = (None, None)
 
 
 def gpu_of(settings: WorkerSettings, folder: BlockFolder) -> Gpu | None:
@@ -87,7 +91,20 @@ def gpu_of(settings: WorkerSettings, folder: BlockFolder) -> Gpu | None:
         stages=settings.gpu_stages,
         threads=settings.threads,
         quarantine=bool(settings.gpu),
+        warm=_warm(settings, folder),
     )
+
+
+def _warm(settings: WorkerSettings, folder: BlockFolder) -> tuple[int | None, int | None]:
+    """Raises UsageError for limits that mean nothing."""
+    limits = settings.max_warm_sessions, settings.warm_session_bytes
+    if not settings.sequential:
+        if limits != (None, None):
+            raise UsageError("max_warm_sessions and warm_session_bytes are for sequential workers")
+        return limits
+    if folder.model.onnx_blocks is None:
+        raise UsageError("sequential is for ONNX blocks as they are: other models are cut into stages")
+    return limits if limits != (None, None) else (WARM_SESSIONS, None)
 
 
 def executors_for(device: Device, folder: BlockFolder, *, threads: int, gpu: Gpu | None = None) -> Executors:
@@ -108,6 +125,7 @@ def executors_for(device: Device, folder: BlockFolder, *, threads: int, gpu: Gpu
             workers=gpu.stages,
             threads=gpu.threads,
             quarantine=gpu.quarantine,
+            warm=gpu.warm,
         )
     if folder.model.onnx_blocks is not None:
         raise UsageError("ONNX blocks as they are have a process of their own: serve them (blockrelay up --blocks)")

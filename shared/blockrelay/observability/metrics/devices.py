@@ -69,6 +69,22 @@ class DeviceMetrics:
             "How often it was given up to record steps of its GPU: one failed, or was off by too much",
             registry,
         )
+        self.made_sessions = counter(
+            "blockrelay_worker_warm_sessions_made",
+            "How many sessions of ONNX blocks as they are were made",
+            registry,
+        )
+        self.evicted_sessions = counter(
+            "blockrelay_worker_warm_sessions_evicted", "How many of them made room for others", registry
+        )
+        self.session_seconds = counter(
+            "blockrelay_worker_warm_session_load_seconds", "How long making them took", registry
+        )
+        self.session_clean_ups = counter(
+            "blockrelay_worker_warm_session_cleanups",
+            "How often memory of those that had gone was given back to the system",
+            registry,
+        )
         self._weights = Gauge(
             "blockrelay_worker_device_weight_bytes", "How many bytes of weights are on its GPU", registry=registry
         )

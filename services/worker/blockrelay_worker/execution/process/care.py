@@ -35,6 +35,7 @@ class DeviceCare:
         self._sharing = sharing or Sharing(1)
         self._told = (stage.figures.up_bytes, stage.figures.down_bytes)
         self._repeated = self._failures = 0
+        self._sessions: tuple[float, ...] = (0, 0, 0, 0)
         metrics.show(lambda: stage.figures if stage.usable else None)
 
     @property
@@ -59,11 +60,18 @@ class DeviceCare:
             self._canary_at = self._clock() + self._every_s
         elif self._stage.drift.due == "clean_up":
             self._clean_up()
-        elif self._stage.drift.due == "renewal" and not self.renews and now >= self._ask_at:
+        elif (why := self._why_renew()) and not self.renews and now >= self._ask_at:
             self._ask_at = now + ASK_S
             if self._may_renew():
                 self._sharing.ask_all_to_leave(now + self._drain_s)
-                get().warning("DEVICE_RENEWAL", reason="its steps take half as long again, after a clean-up too")
+                get().warning("DEVICE_RENEWAL", reason=why)
+
+    def _why_renew(self) -> str:
+        """Empty: there is no reason to."""
+        if self._stage.figures.grown:
+            return "the memory of sessions that have gone does not come back"
+        slow = self._stage.drift.due == "renewal"
+        return "its steps take half as long again, after a clean-up too" if slow else ""
 
     def _count(self) -> None:
         now = self._stage.figures.up_bytes, self._stage.figures.down_bytes
@@ -75,6 +83,16 @@ class DeviceCare:
         self._metrics.repeated_steps.inc(figures.repeated_steps - self._repeated)
         self._metrics.recording_failures.inc(figures.recording_failures - self._failures)
         self._repeated, self._failures = figures.repeated_steps, figures.recording_failures
+        metrics, before = self._metrics, self._sessions
+        self._sessions = after_all = (
+            figures.made_sessions,
+            figures.evicted_sessions,
+            figures.session_seconds,
+            figures.session_clean_ups,
+        )
+        counters = (metrics.made_sessions, metrics.evicted_sessions, metrics.session_seconds, metrics.session_clean_ups)
+        for one, earlier, later in zip(counters, before, after_all, strict=True):
+            one.inc(later - earlier)
 
     def _canary(self) -> None:
         try:

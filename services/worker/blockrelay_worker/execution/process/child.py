@@ -30,6 +30,7 @@ from blockrelay.protocol.plan import Stage
 from blockrelay_worker.execution.batch import Batch, Segment
 from blockrelay_worker.execution.onnx.as_is.loading import AsIsExecutors
 from blockrelay_worker.execution.onnx.as_is.stage import AsIsStage
+from blockrelay_worker.execution.onnx.as_is.warm_blocks import WarmLimits
 from blockrelay_worker.execution.onnx.canary import Canary
 from blockrelay_worker.execution.onnx.compiled.graphs import compiled_graphs
 from blockrelay_worker.execution.onnx.failures import Judge
@@ -122,7 +123,7 @@ class Child:
         executors = self._executors = (
             OnnxExecutors(self._provider, per_block=fields["per_block"], capture=False if fields["eager"] else None)
             if opened.model.onnx_blocks is None
-            else AsIsExecutors(self._provider)
+            else AsIsExecutors(self._provider, warm=WarmLimits(*fields["warm"]))
         )
         told = {"numerics": executors.numerics_id(opened.manifest), "memory": asdict(executors.memory(opened))}
         return Message("opened", told)
@@ -191,9 +192,19 @@ class Child:
         return Message("ran", about, [result])
 
 
-def _recorded(stage: OnnxStage | AsIsStage) -> dict[str, int]:
-    """What became of steps that are recorded; nothing where none are to be."""
-    steps = stage.captured if isinstance(stage, OnnxStage) else None
+def _recorded(stage: OnnxStage | AsIsStage) -> dict[str, float]:
+    """What became of steps that are recorded, or of sessions that come and go; nothing where there are none."""
+    if isinstance(stage, AsIsStage):
+        counts = stage.blocks.counts
+        return {
+            "made_sessions": counts.made,
+            "evicted_sessions": counts.evicted,
+            "session_seconds": counts.load_seconds,
+            "session_clean_ups": counts.clean_ups,
+            "grown": counts.grown,
+            "weight_bytes": stage.weight_bytes,
+        }
+    steps = stage.captured
     return {} if steps is None else {"repeated_steps": steps.repeated, "recording_failures": steps.failures}
 
 

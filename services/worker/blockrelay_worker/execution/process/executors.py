@@ -44,13 +44,14 @@ class DeviceExecutors:
         workers: int = 1,
         threads: int = 1,
         quarantine: bool = True,
+        warm: tuple[int | None, int | None] = (None, None),
         module: str = CHILD,
     ) -> None:
         """Raises UsageError where this device will never run stages of this folder; DeviceLost for what may pass.
 
-        A step may take `limit_s`. `per_block` as of OnnxStage, `cache`, `eager`, `threads` and `quarantine` as of Gpu,
-        `python` and `module` as of DeviceProcess. All stages of all `workers` may use `budget_bytes` of the device;
-        None: what it says itself.
+        A step may take `limit_s`. `per_block` as of OnnxStage, `cache`, `eager`, `threads`, `quarantine` and `warm` as
+        of Gpu, `python` and `module` as of DeviceProcess. All stages of all `workers` may use `budget_bytes` of the
+        device; None: what it says itself.
         """
         self.name, self._folder, self._limit_s = device, folder, limit_s
         self._how = {
@@ -58,6 +59,7 @@ class DeviceExecutors:
             "cache": None if cache is None else str(cache.absolute()),
             "eager": eager,
             "threads": threads,
+            "warm": warm,
         }
         self._quarantine = quarantine
         self.sharing = Sharing(workers)

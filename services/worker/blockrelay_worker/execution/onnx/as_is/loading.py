@@ -16,6 +16,7 @@ from blockrelay_worker.execution.numerics_id import PAGE_LAYOUT, SAMPLER_VERSION
 from blockrelay_worker.execution.onnx.as_is.answers import TOLERANCES, Side, prove
 from blockrelay_worker.execution.onnx.as_is.block import AsIsBlock
 from blockrelay_worker.execution.onnx.as_is.stage import AsIsStage, wiring_of
+from blockrelay_worker.execution.onnx.as_is.warm_blocks import ALL, WarmLimits
 from blockrelay_worker.execution.onnx.bound.pages import DevicePages
 from blockrelay_worker.execution.onnx.graphs.flavours import FloatType
 from blockrelay_worker.execution.onnx.known_answers import (
@@ -39,8 +40,9 @@ _MOST_OF_A_GRAPH = 64 << 20
 class AsIsExecutors:
     """Makes the one stage that ONNX blocks are, on one device."""
 
-    def __init__(self, provider: Provider) -> None:
-        self._provider = provider
+    def __init__(self, provider: Provider, *, warm: WarmLimits = ALL) -> None:
+        """As many blocks are on the device at once as `warm` allows."""
+        self._provider, self._warm = provider, warm
 
     def numerics_id(self, manifest: Manifest) -> str:
         """`<type of the KV>-<provider>-<16 hex digits>`."""
@@ -62,7 +64,7 @@ class AsIsExecutors:
             layers[present.index - 1] += slot.half == "key"
         return DeviceMemory(
             device=self._provider.device,
-            block_bytes=[_bytes_of(folder, block.file) for block in folder.manifest.blocks],
+            block_bytes=self._warm.held(self._block_bytes(folder)),
             block_layers=layers,
             table_bytes=0,
             layer_page_bytes=layout_of(folder, 1, blocks).bytes_per_page // folder.model.layers,
@@ -70,6 +72,11 @@ class AsIsExecutors:
             canary_pages=PAGES_NEEDED,
             budget_bytes=self._provider.budget_bytes(),
         )
+
+    def _block_bytes(self, folder: BlockFolder) -> list[int]:
+        """Of each block on the device. ONNX Runtime's CPU provider computes float16 in float32: it has both."""
+        copies = 3 if self._provider.name == CpuProvider.name and set(folder.manifest.precisions) != {"fp32"} else 1
+        return [copies * _bytes_of(folder, block.file) for block in folder.manifest.blocks]
 
     def resident(self, folder: BlockFolder, first_block: int, last_block: int) -> set[int]:
         """None: sessions go with their stage."""
@@ -95,7 +102,8 @@ class AsIsExecutors:
             pages=max(PAGES_NEEDED, pages),
             provider=self._provider,
             numerics_id=self.numerics_id(folder.manifest),
-            weight_bytes=sum(self.memory(folder).block_bytes),
+            block_bytes=self._block_bytes(folder),
+            warm=self._warm,
         )
         try:
             if self._provider.name != CpuProvider.name:
@@ -129,7 +137,7 @@ class AsIsExecutors:
             dtype=stage.shape.dtype,
         )
         prove(
-            Side(stage.pages, stage.block),
+            Side(stage.pages, stage.blocks.get),
             Side(pages, reference),
             steps,
             [fixed_tokens(folder.model, step.rows) for step in steps],

@@ -1,7 +1,7 @@
 """Runs all ONNX blocks that others made, one behind the other, as one stage on the device of an execution provider."""
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ from blockrelay_worker.execution.executor import PageContent
 from blockrelay_worker.execution.onnx.as_is.block import AsIsBlock, Value, on_host
 from blockrelay_worker.execution.onnx.as_is.groups import Group, grouped, waves
 from blockrelay_worker.execution.onnx.as_is.paged_graph import TAKEN
+from blockrelay_worker.execution.onnx.as_is.warm_blocks import ALL, WarmBlocks, WarmLimits
 from blockrelay_worker.execution.onnx.bound.pages import DevicePages
 from blockrelay_worker.execution.onnx.providers.provider import Provider
 from blockrelay_worker.execution.page_layout import layout_of
@@ -39,10 +40,18 @@ class AsIsStage:
     takes_tokens = gives_logits = usable = True
 
     def __init__(
-        self, folder: BlockFolder, *, pages: int, provider: Provider, numerics_id: str, weight_bytes: int = 0
+        self,
+        folder: BlockFolder,
+        *,
+        pages: int,
+        provider: Provider,
+        numerics_id: str,
+        block_bytes: Sequence[int],
+        warm: WarmLimits = ALL,
     ) -> None:
-        """`weight_bytes` of all blocks, for who asks. Raises BlockFolderError for blocks that cannot be loaded."""
-        self.folder, self.weight_bytes, self._provider = folder, weight_bytes, provider
+        """`block_bytes` are what each block takes on the device, where as many are at once as `warm` allows. Raises
+        BlockFolderError for blocks that cannot be loaded."""
+        self.folder, self._block_bytes, self._provider = folder, block_bytes, provider
         self.wiring = wiring_of(folder)
         self.shape = served_shape(self.wiring)
         self._request = request_inputs(self.wiring)
@@ -58,11 +67,14 @@ class AsIsStage:
             numerics_id=numerics_id,
             kv_tokens=pages * PAGE,
         )
-        self._blocks = [self._opened(index) for index in range(1, folder.model.blocks + 1)]
         model = folder.model
+        self.blocks = WarmBlocks(self._opened, block_bytes, limits=warm, beside=provider.loads_beside)
+        first = min(present.index for present in self.wiring.presents.values())
+        for index in range(1, model.blocks + 1 if warm == ALL else first + 1):
+            self.blocks.get(index)
         self.pages = DevicePages(
             provider,
-            self._blocks[0].session,
+            self.blocks.get(first).session,
             model,
             range(1, model.layers + 1),
             self.layout,
@@ -70,7 +82,7 @@ class AsIsStage:
             dtype=self.shape.dtype,
         )
         self._last_use = last_uses(self.wiring)
-        self.one_by_one = any(block.one_by_one for block in self._blocks)
+        self.one_by_one = self.blocks.get(first).one_by_one
 
     def _opened(self, index: int) -> AsIsBlock:
         root = self.folder.onnx_root
@@ -83,9 +95,10 @@ class AsIsStage:
             file = root / self.wiring.blocks[index - 1].file
             raise BlockFolderError(f"{file}: cannot be loaded on {self._provider.device}: {error}") from error
 
-    def block(self, index: int) -> AsIsBlock:
-        """From 1."""
-        return self._blocks[index - 1]
+    @property
+    def weight_bytes(self) -> int:
+        """Of the blocks that are warm."""
+        return self.blocks.bytes
 
     @property
     def pool_bytes(self) -> int:
@@ -109,10 +122,11 @@ class AsIsStage:
     def clean_up(self) -> None:
         """Give back what is kept for later."""
         self.pages.clean_up()
+        self.blocks.clean_up()
 
     def close(self) -> None:
         """Drop sessions and pages."""
-        self._blocks.clear()
+        self.blocks.close()
         self.pages.close()
 
     def run(self, batch: Batch) -> StageOutput:
@@ -139,7 +153,9 @@ class AsIsStage:
     def _run(self, groups: Sequence[Group], seconds: dict[str, float]) -> list[NDArray[Any]]:
         """The logits that each group wants; what blocks take is added to `seconds`."""
         values: list[dict[str, Value]] = [dict(group.inputs) for group in groups]
-        for index, block in self._in_order():
+        for index in range(1, self.folder.model.blocks + 1):
+            block = self.blocks.get(index)
+            self.blocks.prepare(index + 1, running=index)
             started = time.perf_counter()
             try:
                 for have in values:
@@ -154,9 +170,6 @@ class AsIsStage:
         self.pages.up += sum(one.nbytes for group in groups for one in group.inputs.values())
         self.pages.down += sum(rows.nbytes for rows in taken)
         return taken
-
-    def _in_order(self) -> Iterator[tuple[int, AsIsBlock]]:
-        yield from enumerate(self._blocks, 1)
 
 
 def wiring_of(folder: BlockFolder) -> Wiring:

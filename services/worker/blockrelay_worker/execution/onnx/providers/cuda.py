@@ -31,7 +31,7 @@ class CudaProvider(Provider):
     """A GPU that CUDA shows."""
 
     name, ort_name = "cuda", "CUDAExecutionProvider"
-    has_paged_attention = True
+    has_paged_attention = loads_beside = True
     _libraries_loaded = False
 
     def __init__(self, index: int, gpu: NvidiaGpu) -> None:

@@ -47,6 +47,8 @@ class Provider(ABC):
     """Behind what can be written down it fuses nodes, but not in a session that writes."""
     captures: bool = False
     """Decode steps are recorded there and repeated."""
+    loads_beside: ClassVar[bool] = False
+    """A session may be made while another one runs."""
     threads: int = 1
     """Of the CPU, for graphs that others made."""
 
@@ -159,7 +161,7 @@ class Provider(ABC):
 class CpuProvider(Provider):
     """ONNX Runtime's own CPU kernels: a reference, and for tests. Never the class gpu of a worker that serves."""
 
-    name, ort_name = "cpu", "CPUExecutionProvider"
+    name, ort_name, loads_beside = "cpu", "CPUExecutionProvider", True
     device = "cpu"
     place = ("cpu", 0)
 

@@ -1,0 +1,158 @@
+"""Sessions of ONNX blocks, made when they are needed and kept warm while there is room: the least recently used one
+goes first.
+
+With room for all of them each is made once. With less, a step makes the others anew: it is how a device serves a model
+that it cannot hold, block after block. The next block is made while this one computes, where the provider allows it.
+"""
+
+import ctypes
+import gc
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+
+from blockrelay.host.memory import anonymous_bytes
+from blockrelay_worker.execution.onnx.as_is.block import AsIsBlock
+
+#: How often a session that cannot be made is tried.
+TRIES = 3
+#: Sessions that go between two clean-ups.
+CLEAN_UP_EVERY = 5
+#: Bytes that a process may have more behind a clean-up than behind the first one: what it does not get back, and a
+#: session or two. Beyond that it is to be given a new process.
+GROWTH = 512 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class WarmLimits:
+    """At most `sessions` are warm, within `bytes`, but one always is; None: as many as there are."""
+
+    sessions: int | None = None
+    bytes: int | None = None
+
+    def held(self, block_bytes: Sequence[int]) -> list[int]:
+        """Of each block what it adds to what is on the device at once: 0 of those that go beyond."""
+        most = sorted(block_bytes, reverse=True)[: self.sessions or len(block_bytes)]
+        left = sum(most) if self.bytes is None else min(sum(most), max(self.bytes, max(block_bytes)))
+        found: list[int] = []
+        for size in block_bytes:
+            found.append(min(size, left))
+            left -= found[-1]
+        return found
+
+
+ALL = WarmLimits()
+
+
+@dataclass(slots=True)
+class WarmCounts:
+    """Since the blocks were opened. `grown`: behind the last clean-up the process had much more memory than behind the
+    first."""
+
+    made: int = 0
+    evicted: int = 0
+    load_seconds: float = 0.0
+    clean_ups: int = 0
+    grown: bool = False
+
+
+class WarmBlocks:
+    """Blocks 1 to N. One thread uses it; another makes the block that comes."""
+
+    def __init__(
+        self,
+        opened: Callable[[int], AsIsBlock],
+        block_bytes: Sequence[int],
+        *,
+        limits: WarmLimits = ALL,
+        beside: bool = False,
+    ) -> None:
+        """`opened` makes a block; each has its `block_bytes`. `beside`: one may be made while another one runs."""
+        self._opened, self._bytes = opened, block_bytes
+        self._most, self._budget = limits.sessions or len(block_bytes), limits.bytes
+        self._warm: OrderedDict[int, AsIsBlock] = OrderedDict()
+        self._coming: tuple[int, Future[AsIsBlock]] | None = None
+        self._maker = ThreadPoolExecutor(1, "next block") if beside else None
+        self._first_clean_up: int | None = None
+        self.counts = WarmCounts()
+
+    def get(self, index: int) -> AsIsBlock:
+        """Block `index`, from 1; it is warm until others need its room. Raises what making it raises, the last time."""
+        if index not in self._warm:
+            self._warm[index] = self._made(index)
+        self._warm.move_to_end(index)
+        return self._warm[index]
+
+    def prepare(self, index: int, *, running: int) -> None:
+        """Make block `index` in the background, if it can be while block `running` runs."""
+        if self._maker is None or self._coming is not None or index in self._warm or index > len(self._bytes):
+            return
+        if self._fits(index, {running}):
+            self._make_room(index, keep=running)
+            self._coming = index, self._maker.submit(self._tried, index)
+
+    @property
+    def bytes(self) -> int:
+        """Of those that are warm."""
+        return sum(self._bytes[index - 1] for index in self._warm)
+
+    def close(self) -> None:
+        """Drop all of them."""
+        if self._maker is not None:
+            self._maker.shutdown()
+        self._warm.clear()
+        self._coming = None
+
+    def _made(self, index: int) -> AsIsBlock:
+        coming, self._coming = self._coming, None
+        if coming is not None and coming[0] == index:
+            return coming[1].result()
+        if coming is not None:  # something else is asked for than was thought
+            with suppress(Exception):  # it is asked for again when it is needed, and says then what is wrong
+                self._warm[coming[0]] = coming[1].result()
+        self._make_room(index)
+        return self._tried(index)
+
+    def _tried(self, index: int) -> AsIsBlock:
+        for number in range(1, TRIES + 1):
+            started = time.perf_counter()
+            try:
+                found = self._opened(index)
+            except Exception:
+                if number == TRIES:
+                    raise
+                gc.collect()
+                continue
+            self.counts.made += 1
+            self.counts.load_seconds += time.perf_counter() - started
+            return found
+        raise AssertionError("the last try raises")
+
+    def _fits(self, index: int, others: set[int]) -> bool:
+        together = {index, *others}
+        within = self._budget is None or sum(self._bytes[one - 1] for one in together) <= self._budget
+        return len(together) <= self._most and within
+
+    def _make_room(self, index: int, *, keep: int | None = None) -> None:
+        while self._warm and not self._fits(index, set(self._warm)):
+            gone = next((one for one in self._warm if one != keep), None)
+            if gone is None:
+                return
+            del self._warm[gone]
+            self.counts.evicted += 1
+            if self.counts.evicted % CLEAN_UP_EVERY == 0:
+                self.clean_up()
+
+    def clean_up(self) -> None:
+        """Give memory back to the system, and see whether it comes back."""
+        gc.collect()
+        with suppress(OSError, AttributeError):  # another C library keeps what it keeps
+            ctypes.CDLL(None).malloc_trim(0)
+        self.counts.clean_ups += 1
+        now = anonymous_bytes()
+        if self._first_clean_up is None:
+            self._first_clean_up = now
+        self.counts.grown = now > self._first_clean_up + GROWTH
