@@ -4,6 +4,7 @@ Output is written through a mapping of the file, so that quantised columns go to
 private memory of a conversion is a handful of chunks, whatever the size of a layer.
 """
 
+import math
 import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -15,9 +16,9 @@ from numpy.typing import NDArray
 from blockrelay.block_folder.manifest import BlockSpec, TensorSpec, place_tensors
 from blockrelay.block_folder.model import GROUP, ModelConfig, Precision, block_tensors, in_groups, ungroupable
 from blockrelay.errors import UnsupportedModel, UsageError
-from blockrelay_converter.checkpoint.safetensors import Checkpoint, SourceTensor
 from blockrelay_converter.quantisation.folding import NO_FOLDING, Folding
 from blockrelay_converter.quantisation.groups import group_values, quantise_groups
+from blockrelay_converter.weight_source import SourceTensor, WeightSource
 
 _CHUNK_VALUES = 1 << 20
 """float32 values converted at a time (4 MiB); a few temporaries of this size exist at once."""
@@ -26,10 +27,10 @@ Progress = Callable[[int], None]
 
 
 class BlockSource:
-    """Finds the checkpoint tensors of every block and has checked all of them before the first byte is written."""
+    """Finds the tensors of every block, and has checked all of them before the first byte is written."""
 
     def __init__(
-        self, checkpoint: Checkpoint, model: ModelConfig, precisions: Sequence[Precision], *, tied: bool
+        self, weights: WeightSource, model: ModelConfig, precisions: Sequence[Precision], *, tied: bool
     ) -> None:
         """UsageError names a tensor that is missing or of the wrong shape, UnsupportedModel one we would ignore.
 
@@ -45,9 +46,9 @@ class BlockSource:
         used: set[str] = set()
         for index in range(1, model.blocks + 1):
             for name, shapes in _source_tensors(model, index, tied=tied).items():
-                self._parts[index, name] = [checkpoint.tensor(source, shape) for source, shape in shapes.items()]
+                self._parts[index, name] = [weights.tensor(source, shape) for source, shape in shapes.items()]
                 used |= shapes.keys()
-        for name in sorted(checkpoint.names() - used):
+        for name in sorted(weights.names() - used):
             if not (name.endswith("rotary_emb.inv_freq") or (tied and name == "lm_head.weight")):
                 raise UnsupportedModel(f"tensor {name} is not part of a {model.family} model we know", field=name)
 
@@ -64,13 +65,18 @@ class BlockSource:
 
         `name` as in `block_tensors`, a linear by its kind alone (then the values are [outputs, inputs]).
         """
+        for place, part, start, stop in self._pieces(index, name):
+            yield place, part.rows(start, stop)
+
+    def _pieces(self, index: int, name: str) -> Iterator[tuple[slice, SourceTensor, int, int]]:
+        """(place in the whole, a tensor, rows of it from and to), of a few megabytes each."""
         base = 0
         for part in self._parts[index, name]:
             count = part.shape[0]
-            step = max(1, _CHUNK_VALUES * count // part.raw.size)
+            step = max(1, _CHUNK_VALUES * count // math.prod(part.shape))
             for start in range(0, count, step):
                 stop = min(start + step, count)
-                yield slice(base + start, base + stop), part.rows(start, stop)
+                yield slice(base + start, base + stop), part, start, stop
             base += count
 
     def whole(self, index: int, name: str) -> NDArray[np.float32]:
@@ -92,10 +98,18 @@ class BlockSource:
     def write(
         self, index: int, folder: Path, name: str, progress: Progress, folding: Folding = NO_FOLDING
     ) -> BlockSpec:
-        """Write block `index` to the file `name` in `folder`, down to the disk. `progress` is told bytes."""
+        """Write block `index` to the file `name` in `folder`, down to the disk. `progress` is told bytes.
+
+        The file is there whole or not at all: what an earlier run has written of the same folder is left as it is.
+        """
         tensors, size = self._place(index)
         spec = BlockSpec(index=index, file=name, tensors=tensors)
-        with (folder / name).open("wb+") as file:
+        target = folder / name
+        if target.exists():
+            progress(self.block_bytes(index))
+            return spec
+        partial = target.with_name(f"{target.name}.partial")
+        with partial.open("wb+") as file:
             # A full disk must be an error here; through the mapping it would be a SIGBUS.
             os.posix_fallocate(file.fileno(), 0, size)
             mapped = np.memmap(file, dtype=np.uint8, mode="r+", shape=(size,))
@@ -116,6 +130,7 @@ class BlockSource:
                     self._copy(index, name, out[name], progress, folding)
             mapped.flush()
             os.fsync(file.fileno())
+        partial.rename(target)
         self.forget(index)
         return spec
 
@@ -138,8 +153,11 @@ class BlockSource:
     def _quantise_groups(
         self, index: int, stem: str, out: tuple[NDArray[Any], ...], progress: Progress, folding: Folding
     ) -> None:
-        for columns, weights in self.chunks(index, stem):
-            for tensor, part in zip(out, quantise_groups(folding.apply(stem, columns, weights)), strict=True):
+        for columns, source, start, stop in self._pieces(index, stem):
+            found = source.groups(start, stop) if folding is NO_FOLDING else None
+            if found is None:
+                found = quantise_groups(folding.apply(stem, columns, source.rows(start, stop)))
+            for tensor, part in zip(out, found, strict=True):
                 tensor[..., columns] = part
                 progress(part.nbytes)
 

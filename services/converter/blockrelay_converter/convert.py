@@ -1,8 +1,8 @@
 """A checkpoint becomes a block folder: the steps in order."""
 
 import os
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from blockrelay.block_folder.folder import file_sha256
@@ -23,14 +23,14 @@ from blockrelay.text.text_assets import Texts
 from blockrelay.text.text_file import read_text_file
 from blockrelay.text.tokenizer import Tokenizer
 from blockrelay_converter.block_writer import BlockSource
-from blockrelay_converter.checkpoint.config import SourceConfig
+from blockrelay_converter.checkpoint.config import Rotary, SourceConfig
 from blockrelay_converter.checkpoint.safetensors import Checkpoint
 from blockrelay_converter.checkpoint.source import read_source
 from blockrelay_converter.golden_answers import known_answers
 from blockrelay_converter.linear_graphs import graphs
 from blockrelay_converter.quantisation.calibration import REPORT_NAME, Calibration, calibrate, sequences
 from blockrelay_converter.quantisation.folding import NO_FOLDING, Folding
-from blockrelay_converter.rotary import write_rotary
+from blockrelay_converter.rotary import Rotation, write_rotary
 from blockrelay_converter.staging import staged_folder
 
 Report = Callable[[str, int, int], None]
@@ -78,17 +78,8 @@ def convert(
         if calibration is not None:
             (folder / REPORT_NAME).write_bytes(calibration.report())
         foldings = {} if calibration is None else calibration.foldings
-        manifest = _write_files(folder, source, config, texts, foldings, lambda what, done: report(what, done, total))
-        (folder / MANIFEST_NAME).write_bytes(manifest.encode())
-        if answered:
-            report("known answers", 0, total)
-
-            def done(index: int) -> None:
-                report(f"known answer of block_{index}", source.block_bytes(index), total)
-
-            manifest = _with_answers(manifest, known_answers(folder, answered, done))
-            (folder / MANIFEST_NAME).write_bytes(manifest.encode())
-    return manifest
+        write = FolderWriter(source, config.rotary, texts, lambda what, done: report(what, done, total))
+        return write.files(folder, foldings, answered=answered)
 
 
 def _calibration(
@@ -106,49 +97,69 @@ def _calibration(
     return lambda done: calibrate(source, config.rotary, tokens, text, done=done)
 
 
-def _write_files(
-    folder: Path,
-    source: BlockSource,
-    config: SourceConfig,
-    texts: Texts,
-    foldings: Mapping[int, Folding],
-    report: Callable[[str, int], None],
-) -> Manifest:
-    model = source.model
-    files: list[str] = [ROTARY_NAME]
-    if texts.tokenizer is not None:
-        (folder / TOKENIZER_NAME).write_bytes(texts.tokenizer)
-        files.append(TOKENIZER_NAME)
-    if texts.chat_template is not None:
-        (folder / CHAT_TEMPLATE_NAME).write_text(texts.chat_template, encoding="utf-8")
-        files.append(CHAT_TEMPLATE_NAME)
-    write_rotary(folder / ROTARY_NAME, config.rotary, head_dim=model.head_dim, max_position=model.max_position)
-    (folder / "graphs").mkdir()
-    graph_files: dict[str, str] = {}
-    for kind, content in graphs(model, source.precisions).items():
-        graph_files[kind] = f"graphs/{kind}.onnx"
-        (folder / graph_files[kind]).write_bytes(content)
-    (folder / "blocks").mkdir()
-    blocks: list[BlockSpec] = []
-    for index in range(1, model.blocks + 1):
-        file = f"blocks/block_{index}.bin"
+@dataclass(frozen=True, slots=True)
+class FolderWriter:
+    """Writes the files of a block folder. `report` is told what is done, and bytes of the blocks' tensors."""
 
-        def written(done: int, index: int = index) -> None:
-            report(f"block_{index}", done)
+    source: BlockSource
+    rotary: Rotary | Rotation
+    texts: Texts
+    report: Callable[[str, int], None]
 
-        blocks.append(source.write(index, folder, file, written, foldings.get(index, NO_FOLDING)))
-    files += [*graph_files.values(), *(block.file for block in blocks)]
-    manifest = Manifest(
-        model=model,
-        generation=texts.generation,
-        precisions=source.precisions,
-        exact=all_exact(source.precisions),
-        graphs=graph_files,
-        blocks=tuple(blocks),
-        files={path: _file_spec(folder / path) for path in sorted(files)},
-    )
-    check_manifest(manifest)
-    return manifest
+    def files(self, folder: Path, foldings: Mapping[int, Folding], *, answered: Sequence[int]) -> Manifest:
+        """Write all files into `folder`, the manifest last, and return it. Blocks of `answered` get known answers.
+
+        Blocks that an earlier run has written of the same are left as they are. Raises what `convert` raises.
+        """
+        manifest = self._write(folder, foldings)
+        (folder / MANIFEST_NAME).write_bytes(manifest.encode())
+        if answered:
+            self.report("known answers", 0)
+
+            def done(index: int) -> None:
+                self.report(f"known answer of block_{index}", self.source.block_bytes(index))
+
+            manifest = _with_answers(manifest, known_answers(folder, answered, done))
+            (folder / MANIFEST_NAME).write_bytes(manifest.encode())
+        return manifest
+
+    def _write(self, folder: Path, foldings: Mapping[int, Folding]) -> Manifest:
+        source, texts = self.source, self.texts
+        model = source.model
+        files: list[str] = [ROTARY_NAME]
+        if texts.tokenizer is not None:
+            (folder / TOKENIZER_NAME).write_bytes(texts.tokenizer)
+            files.append(TOKENIZER_NAME)
+        if texts.chat_template is not None:
+            (folder / CHAT_TEMPLATE_NAME).write_text(texts.chat_template, encoding="utf-8")
+            files.append(CHAT_TEMPLATE_NAME)
+        write_rotary(folder / ROTARY_NAME, self.rotary, head_dim=model.head_dim, max_position=model.max_position)
+        (folder / "graphs").mkdir(exist_ok=True)
+        graph_files: dict[str, str] = {}
+        for kind, content in graphs(model, source.precisions).items():
+            graph_files[kind] = f"graphs/{kind}.onnx"
+            (folder / graph_files[kind]).write_bytes(content)
+        (folder / "blocks").mkdir(exist_ok=True)
+        blocks: list[BlockSpec] = []
+        for index in range(1, model.blocks + 1):
+            file = f"blocks/block_{index}.bin"
+
+            def written(done: int, index: int = index) -> None:
+                self.report(f"block_{index}", done)
+
+            blocks.append(source.write(index, folder, file, written, foldings.get(index, NO_FOLDING)))
+        files += [*graph_files.values(), *(block.file for block in blocks)]
+        manifest = Manifest(
+            model=model,
+            generation=texts.generation,
+            precisions=source.precisions,
+            exact=all_exact(source.precisions),
+            graphs=graph_files,
+            blocks=tuple(blocks),
+            files={path: _file_spec(folder / path) for path in sorted(files)},
+        )
+        check_manifest(manifest)
+        return manifest
 
 
 def _file_spec(path: Path) -> FileSpec:

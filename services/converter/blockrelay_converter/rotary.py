@@ -5,6 +5,7 @@ The formulas and their float32 steps are those of transformers (`modeling_rope_u
 
 import math
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,21 +37,39 @@ def inverse_frequencies(rotary: Rotary, head_dim: int) -> NDArray[np.float32]:
     return np.where(medium, smoothed, slow).astype(np.float32)
 
 
-def rotary_tables(
-    rotary: Rotary, *, head_dim: int, first: int, stop: int
-) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """cos and sin of positions `first` to `stop - 1`: float32 [stop - first, head_dim/2] each."""
+PairTables = tuple[NDArray[np.float32], NDArray[np.float32]]
+"""cos and sin, float32 [positions, head_dim / 2] each."""
+
+
+class Rotation(Protocol):
+    """What a source of weights that is no checkpoint says of the rotation."""
+
+    def tables(self, first: int, stop: int) -> PairTables:
+        """Of positions `first` to `stop - 1`."""
+        ...
+
+
+def tables_of_frequencies(frequencies: NDArray[np.float32], *, first: int, stop: int) -> PairTables:
+    """Of positions `first` to `stop - 1`; `frequencies` as of `inverse_frequencies`."""
     positions = np.arange(first, stop, dtype=np.float32)
-    angles = positions[:, None] * inverse_frequencies(rotary, head_dim)  # rounded to float32, as in the reference
+    angles = positions[:, None] * frequencies  # rounded to float32, as in the reference
     wide = angles.astype(np.float64)
     return np.cos(wide).astype(np.float32), np.sin(wide).astype(np.float32)
 
 
-def write_rotary(path: Path, rotary: Rotary, *, head_dim: int, max_position: int) -> None:
+def rotary_tables(rotary: Rotary, *, head_dim: int, first: int, stop: int) -> PairTables:
+    """cos and sin of positions `first` to `stop - 1`: float32 [stop - first, head_dim/2] each."""
+    return tables_of_frequencies(inverse_frequencies(rotary, head_dim), first=first, stop=stop)
+
+
+def write_rotary(path: Path, rotary: Rotary | Rotation, *, head_dim: int, max_position: int) -> None:
     """Write the cos table, then the sin table: float32 [max_position, head_dim/2] each."""
     with path.open("wb") as file:
         for which in (0, 1):
             for start in range(0, max_position, _CHUNK_POSITIONS):
                 stop = min(start + _CHUNK_POSITIONS, max_position)
-                tables = rotary_tables(rotary, head_dim=head_dim, first=start, stop=stop)
+                if isinstance(rotary, Rotary):
+                    tables = rotary_tables(rotary, head_dim=head_dim, first=start, stop=stop)
+                else:
+                    tables = rotary.tables(start, stop)
                 file.write(tables[which].astype("<f4").tobytes())

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from blockrelay.block_folder.manifest import CHAT_TEMPLATE_NAME, TOKENIZER_NAME
 from blockrelay.block_folder.strict_json import Fields
 from blockrelay.errors import UsageError
 from blockrelay.text.text_assets import Texts, first_id, optional_json, read_texts, token_ids
@@ -11,6 +12,13 @@ from blockrelay.text.text_assets import Texts, first_id, optional_json, read_tex
 #: Where nobody says how long a context is. Positions.
 DEFAULT_CONTEXT = 4096
 _CONTEXTS = ("max_position_embeddings", "n_positions", "n_ctx", "max_sequence_length", "seq_length")
+#: Longer ones are how tokenizers say that they do not know.
+_NO_LENGTH = 10**9
+#: What is read of the folder.
+FILES = (
+    *("config.json", "genai_config.json", "generation_config.json"),
+    *("tokenizer_config.json", TOKENIZER_NAME, CHAT_TEMPLATE_NAME),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,9 +30,12 @@ class Beside:
     lacking: tuple[str, ...]
 
 
-def read_beside(folder: Path, *, vocabulary: int, max_position: int | None = None) -> Beside:
+def read_beside(folder: Path, *, vocabulary: int, max_position: int | None = None, rows: int | None = None) -> Beside:
     """The files of the folder: config.json, or genai_config.json of onnxruntime-genai, and those of `read_texts`.
-    `max_position` is what people say of the context. UsageError names the file and field that is wrong."""
+
+    `max_position` is what people say of the context; the graphs have tables for `rows` positions (None: for any).
+    UsageError names the file and field that is wrong, and a context that is beyond the model's.
+    """
     config = optional_json(folder / "config.json")
     genai = optional_json(folder / "genai_config.json")
     model = genai.nested("model") if genai.has("model") else Fields({}, "genai_config.json", UsageError)
@@ -33,15 +44,22 @@ def read_beside(folder: Path, *, vocabulary: int, max_position: int | None = Non
     bos_id = first_id(model, "bos_token_id") if bos_id is None else bos_id
     texts = read_texts(folder, vocab_size=vocabulary, eos_ids=eos_ids, bos_id=bos_id)
     told = _first(config, _CONTEXTS) or _first(model, ("context_length",))
+    told = told or _first(optional_json(folder / "tokenizer_config.json"), ("model_max_length",))
+    longest = min(told or rows or _NO_LENGTH, rows or _NO_LENGTH)
+    if max_position is not None and max_position > longest:
+        raise UsageError(f"--max-position {max_position} is beyond the model's context of {longest}")
     lacking = _lacking(texts, told=bool(told or max_position))
-    return Beside(texts, max_position or told or DEFAULT_CONTEXT, tuple(lacking))
+    return Beside(texts, max_position or min(told or DEFAULT_CONTEXT, longest), tuple(lacking))
 
 
 def _first(fields: Fields, names: Sequence[str]) -> int | None:
     """Nested configurations of models for more than text say it one level further in."""
     if fields.has("text_config"):
         return _first(fields.nested("text_config"), names)
-    return next((fields.integer(name, minimum=1) for name in names if fields.has(name)), None)
+    for name in names:
+        if fields.has(name) and 0 < (length := int(fields.number(name))) < _NO_LENGTH:
+            return length
+    return None
 
 
 def _lacking(texts: Texts, *, told: bool) -> list[str]:

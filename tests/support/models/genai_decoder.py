@@ -13,14 +13,23 @@ from tests.support.models.reference_blocks import ReferenceModel
 from tests.support.models.whole_decoders import SMALL
 
 _MICROSOFT = "com.microsoft"
-_BLOCK = 32
 _B, _S, _P, _T = "batch_size", "sequence_length", "past_sequence_length", "total_sequence_length"
+
+
+@dataclass(frozen=True, slots=True)
+class Packing:
+    """How MatMulNBits has its weights."""
+
+    bits: int = 4
+    group: int = 32
+    zero_points: bool = False
 
 
 @dataclass(slots=True)
 class _Writer:
     model: ReferenceModel
-    int4: bool
+    packing: "Packing | None"
+    dtype: Any
     random: np.random.Generator
     nodes: list[NodeProto] = field(default_factory=list[NodeProto])
     constants: list[TensorProto] = field(default_factory=list[TensorProto])
@@ -40,32 +49,44 @@ class _Writer:
         """With weights of its own, [rows, columns]."""
         outputs = [output] if output else []
         weight = f"{at.strip('/').replace('/', '.')}.weight"
-        if not self.int4:
-            matrix = (self.random.standard_normal((rows, columns)) / np.sqrt(rows)).astype(np.float32)
+        how = self.packing
+        if how is None:
+            matrix = (self.random.standard_normal((rows, columns)) / np.sqrt(rows)).astype(self.dtype)
             return self.add("MatMul", at, [value, self.constant(weight, matrix)], outputs)
-        groups = rows // _BLOCK
-        packed = self.random.integers(0, 256, (columns, groups, _BLOCK // 2), np.uint8)
+        groups = rows // how.group
+        packed = self.random.integers(0, 256, (columns, groups, how.group * how.bits // 8), np.uint8)
         scales = self.random.uniform(0.5, 1.5, columns * groups).astype(np.float32) / np.float32(4 * np.sqrt(rows))
+        scales = (scales * np.float32(16 / 2**how.bits)).astype(self.dtype)
         inputs = [value, self.constant(f"{weight}_q4", packed), self.constant(f"{weight}_scales", scales)]
-        return self.add("MatMulNBits", at, inputs, outputs, K=rows, N=columns, bits=4, block_size=_BLOCK)
+        if how.zero_points:
+            count = columns * -(-groups * how.bits // 8)
+            inputs.append(self.constant(f"{weight}_zp", self.random.integers(0, 256, count, np.uint8)))
+        return self.add("MatMulNBits", at, inputs, outputs, K=rows, N=columns, bits=how.bits, block_size=how.group)
 
-    def norm(self, name: str) -> str:
-        return self.constant(name, self.random.uniform(0.5, 1.5, self.model.hidden).astype(np.float32))
+    def norm(self, name: str, size: int = 0) -> str:
+        return self.constant(name, self.random.uniform(0.5, 1.5, size or self.model.hidden).astype(self.dtype))
 
 
-def genai_decoder(model: ReferenceModel = SMALL, *, int4: bool = False) -> ModelProto:
-    """In float32; with `int4` its products in 4 bits, and queries, keys and values in one of them.
+def genai_decoder(
+    model: ReferenceModel = SMALL, *, int4: bool = False, packing: Packing | None = None, float16: bool = False
+) -> ModelProto:
+    """In float32, or float16; with `int4` or a `packing` its products are packed, and queries, keys and values in one.
 
     All keys are listed before all values, and how long their vectors are has a name alone.
     """
-    write = _Writer(model, int4, np.random.default_rng(model.seed))
-    table = write.random.standard_normal((model.vocabulary, model.hidden)).astype(np.float32)
+    write = _Writer(
+        model,
+        Packing() if int4 else packing,
+        np.float16 if float16 else np.float32,
+        np.random.default_rng(model.seed),
+    )
+    table = write.random.standard_normal((model.vocabulary, model.hidden)).astype(write.dtype)
     embedding = write.constant("model.embed_tokens.weight", table)
     hidden = write.add("Gather", "/model/embed_tokens/Gather", [embedding, "input_ids"])
     lengths = _lengths(write)
     angles = np.arange(1024)[:, None] * model.frequencies()[None, :]
-    cos = write.constant("cos_cache", np.cos(angles).astype(np.float32))
-    sin = write.constant("sin_cache", np.sin(angles).astype(np.float32))
+    cos = write.constant("cos_cache", np.cos(angles).astype(write.dtype))
+    sin = write.constant("sin_cache", np.sin(angles).astype(write.dtype))
     normed = write.add(
         "SimplifiedLayerNormalization",
         "/model/layers.0/input_layernorm",
@@ -81,7 +102,7 @@ def genai_decoder(model: ReferenceModel = SMALL, *, int4: bool = False) -> Model
         at = f"/model/layers.{layer + 1}/final_norm_layernorm" if last else f"/model/layers.{layer + 1}/input_layernorm"
         normed, hidden = _norm_that_adds(write, at, hidden, down)
     write.product("/lm_head", normed, model.hidden, model.vocabulary, "logits")
-    graph = helper.make_graph(write.nodes, "main_graph", *_declared(model), write.constants)
+    graph = helper.make_graph(write.nodes, "main_graph", *_declared(model, float16=float16), write.constants)
     sets = [helper.make_opsetid("", 21), helper.make_opsetid(_MICROSOFT, 1)]
     return helper.make_model(graph, producer_name="onnxruntime-genai", ir_version=10, opset_imports=sets)
 
@@ -103,13 +124,14 @@ def _lengths(write: _Writer) -> list[str]:
 def _attention(write: _Writer, layer: int, normed: str, rest: Sequence[str]) -> str:
     model, at = write.model, f"/model/layers.{layer}/attn"
     wide, narrow = model.heads * model.head_dim, model.kv_heads * model.head_dim
-    if write.int4:
+    if write.packing is not None:
         parts = [write.product(f"{at}/qkv_proj/MatMul", normed, model.hidden, wide + 2 * narrow), "", ""]
     else:
         parts = [
             write.product(f"{at}/{part}_proj/MatMul", normed, model.hidden, columns)
             for part, columns in (("q", wide), ("k", narrow), ("v", narrow))
         ]
+        parts = [_of_heads(write, f"{at}/{part}", name) for part, name in zip("qkv", parts, strict=True)]
     pasts = [f"past_key_values.{layer}.{half}" for half in ("key", "value")]
     presents = [f"present.{layer}.{half}" for half in ("key", "value")]
     mixed = write.add(
@@ -124,6 +146,23 @@ def _attention(write: _Writer, layer: int, normed: str, rest: Sequence[str]) -> 
         rotary_interleaved=0,
     )
     return write.product(f"{at}/o_proj/MatMul", mixed, wide, model.hidden)
+
+
+def _of_heads(write: _Writer, at: str, value: str) -> str:
+    """Queries, keys or values with their bias, and the norm of each head."""
+    model, part = write.model, at[-1]
+    heads = model.heads if part == "q" else model.kv_heads
+    if model.qkv_bias:
+        bias = write.random.standard_normal(heads * model.head_dim).astype(write.dtype)
+        value = write.add("Add", f"{at}_proj/Add", [value, write.constant(f"{at}_proj.bias", bias)])
+    if model.qk_norm and part != "v":
+        apart = write.constant(f"{at}_norm/apart", np.array([0, -1, model.head_dim], np.int64))
+        shape = write.constant(f"{at}_norm/together", np.array([0, -1, heads * model.head_dim], np.int64))
+        split = write.add("Reshape", f"{at}_norm/Reshape_1", [value, apart])
+        inputs = [split, write.norm(f"{at}_norm.weight", model.head_dim)]
+        normed = write.add("SimplifiedLayerNormalization", f"{at}_norm", inputs, axis=-1, epsilon=model.epsilon)
+        value = write.add("Reshape", f"{at}_norm/Reshape_2", [normed, shape])
+    return value
 
 
 def _mlp(write: _Writer, at: str, normed: str) -> str:
@@ -144,11 +183,13 @@ def _norm_that_adds(write: _Writer, at: str, hidden: str, value: str) -> tuple[s
     return f"{at}/output_0", f"{at}/output_3"
 
 
-def _declared(model: ReferenceModel) -> tuple[list[ValueInfoProto], list[ValueInfoProto]]:
+def _declared(model: ReferenceModel, *, float16: bool) -> tuple[list[ValueInfoProto], list[ValueInfoProto]]:
     caches = [(layer, half) for half in ("key", "value") for layer in range(model.layers)]
 
+    kind = TensorProto.FLOAT16 if float16 else TensorProto.FLOAT
+
     def cache(name: str, positions: str) -> ValueInfoProto:
-        return helper.make_tensor_value_info(name, TensorProto.FLOAT, [_B, model.kv_heads, positions, "kv_cache_dim"])
+        return helper.make_tensor_value_info(name, kind, [_B, model.kv_heads, positions, "kv_cache_dim"])
 
     inputs = [
         helper.make_tensor_value_info("input_ids", TensorProto.INT64, [_B, _S]),
@@ -156,7 +197,7 @@ def _declared(model: ReferenceModel) -> tuple[list[ValueInfoProto], list[ValueIn
         *(cache(f"past_key_values.{layer}.{half}", _P) for layer, half in caches),
     ]
     outputs = [
-        helper.make_tensor_value_info("logits", TensorProto.FLOAT, [_B, _S, model.vocabulary]),
+        helper.make_tensor_value_info("logits", kind, [_B, _S, model.vocabulary]),
         *(cache(f"present.{layer}.{half}", _T) for layer, half in caches),
     ]
     return inputs, outputs

@@ -38,6 +38,12 @@ class ReferenceModel:
     theta: float = 500000.0
     epsilon: float = 1e-5
     seed: int = 1
+    qkv_bias: bool = False
+    """As of Qwen2."""
+    qk_norm: bool = False
+    """As of Qwen3."""
+    fused: bool = False
+    """One product for queries, keys and values, and one for gate and up."""
 
     def weights(self, block: int) -> dict[str, NDArray[np.float16]]:
         """Of block 1 to layers + 1, by the names of the export. A matrix is [inputs, outputs]."""
@@ -63,6 +69,12 @@ class ReferenceModel:
             "mlp.up_proj.weight": matrix(self.hidden, self.mlp),
             "mlp.down_proj.weight": matrix(self.mlp, self.hidden),
         }
+        if self.qkv_bias:
+            for part, columns in (("q", queries), ("k", keys), ("v", keys)):
+                parts[f"self_attn.{part}_proj.bias"] = random.standard_normal(columns).astype(np.float16)
+        if self.qk_norm:
+            for part in ("q", "k"):
+                parts[f"self_attn.{part}_norm.weight"] = random.uniform(0.5, 1.5, self.head_dim).astype(np.float16)
         found = {f"model.layers.{block - 1}.{name}": value for name, value in parts.items()}
         if block == 1:
             found["model.embed_tokens.weight"] = random.standard_normal((self.vocabulary, self.hidden)).astype(
@@ -224,9 +236,8 @@ def _layer(block: _Block, layer: int, hidden: str, mask: str, cos: str, sin: str
     attended = _attention(block, layer, normed, mask, cos, sin)
     middle = block.add("Add", f"{at}/Add", hidden, attended)
     normed = _norm(block, f"{at}/post_attention_layernorm", middle, f"{weights}.post_attention_layernorm.weight")
-    gate = block.add("MatMul", f"{at}/mlp/gate_proj/MatMul", normed, f"{weights}.mlp.gate_proj.weight")
+    gate, up = _projections(block, normed, f"{weights}.mlp", f"{at}/mlp", ("gate", "up"))
     gate = block.add("Mul", f"{at}/mlp/act_fn/Mul", gate, block.add("Sigmoid", f"{at}/mlp/act_fn/Sigmoid", gate))
-    up = block.add("MatMul", f"{at}/mlp/up_proj/MatMul", normed, f"{weights}.mlp.up_proj.weight")
     both = block.add("Mul", f"{at}/mlp/Mul", gate, up)
     down = block.add("MatMul", f"{at}/mlp/down_proj/MatMul", both, f"{weights}.mlp.down_proj.weight")
     return block.add("Add", f"{at}/Add_1", middle, down)
@@ -235,11 +246,17 @@ def _layer(block: _Block, layer: int, hidden: str, mask: str, cos: str, sin: str
 def _attention(block: _Block, layer: int, normed: str, mask: str, cos: str, sin: str) -> str:
     model, at = block.model, f"/model/layers.{layer}/self_attn"
 
+    weights = f"model.layers.{layer}.self_attn"
+    flat = dict(zip("qkv", _projections(block, normed, weights, at, ("q", "k", "v")), strict=True))
+
     def projected(part: str, heads: int) -> str:
-        weight = f"model.layers.{layer}.self_attn.{part}_proj.weight"
-        flat = block.add("MatMul", f"{at}/{part}_proj/MatMul", normed, weight)
+        value = flat[part]
+        if model.qkv_bias:
+            value = block.add("Add", f"{at}/{part}_proj/Add", f"{weights}.{part}_proj.bias", value)
         shape = block.constant(f"heads_{heads}", [0, 0, heads, model.head_dim])
-        split = block.add("Reshape", f"{at}/{part}/Reshape", flat, shape)
+        split = block.add("Reshape", f"{at}/{part}/Reshape", value, shape)
+        if model.qk_norm and part != "v":
+            split = _norm(block, f"{at}/{part}_norm", split, f"{weights}.{part}_norm.weight")
         return block.add("Transpose", f"{at}/{part}/Transpose", split, perm=[0, 2, 1, 3])
 
     def rotated(part: str, value: str) -> str:
@@ -282,6 +299,23 @@ def _attention(block: _Block, layer: int, normed: str, mask: str, cos: str, sin:
     )
     mixed = block.add("Reshape", f"{at}/Reshape", mixed, block.constant("joined", [0, 0, model.heads * model.head_dim]))
     return block.add("MatMul", f"{at}/o_proj/MatMul", mixed, f"model.layers.{layer}.self_attn.o_proj.weight")
+
+
+def _projections(block: _Block, value: str, weights: str, at: str, parts: Sequence[str]) -> list[str]:
+    """The products of one value with several matrices."""
+    names = [f"{weights}.{part}_proj.weight" for part in parts]
+    if not block.model.fused:
+        return [
+            block.add("MatMul", f"{at}/{part}_proj/MatMul", value, name)
+            for part, name in zip(parts, names, strict=True)
+        ]
+    matrices = [numpy_helper.to_array(block.constants.pop(name)) for name in names]
+    joined = block.constant(f"{weights}.{''.join(parts)}_proj.weight", np.concatenate(matrices, axis=1), np.float16)
+    whole = block.add("MatMul", f"{at}/joined_proj/MatMul", value, joined)
+    sizes = block.constant(f"{at}/sizes", [matrix.shape[1] for matrix in matrices])
+    outputs = [f"{at}/{part}/Split_output_0" for part in parts]
+    block.nodes.append(helper.make_node("Split", [whole, sizes], outputs, name=f"{at}/Split", axis=-1))
+    return outputs
 
 
 def write_reference_blocks(folder: Path, model: ReferenceModel | None = None, *, external: bool = False) -> Path:

@@ -102,7 +102,7 @@ def read_config(content: bytes, *, max_position: int | None = None) -> SourceCon
         )
     if config.head_dim % 8:
         _refuse("head_dim", config.head_dim, "must be a multiple of 8")
-    _refuse_sliding_window(raw, family, layers, config.max_position)
+    refuse_sliding_window(raw, family, layers, config.max_position)
     return config
 
 
@@ -177,7 +177,7 @@ def _read_rotary(raw: Fields, context: int) -> Rotary:
     )
 
 
-def _refuse_sliding_window(raw: Fields, family: str, layers: int, max_position: int) -> None:
+def refuse_sliding_window(raw: Fields, family: str, layers: int, max_position: int) -> None:
     """A window is harmless when it is off, when no layer uses it, or when it is no smaller than the context."""
     if family == "llama":
         window = raw.integer("sliding_window") if raw.has("sliding_window") else None

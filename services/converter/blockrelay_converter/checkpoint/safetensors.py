@@ -48,6 +48,9 @@ class SourceTensor:
             raise UsageError(f"tensor {self.name} holds values that are not finite: the checkpoint is damaged")
         return values
 
+    def groups(self, start: int, stop: int) -> None:
+        """A checkpoint has floats."""
+
     def forget(self) -> None:
         """Stop counting the file's pages as this process's memory; reading them again is allowed."""
         if hasattr(mmap, "MADV_DONTNEED"):

@@ -1,4 +1,4 @@
-"""`blockrelay check` and `blockrelay split`: try ONNX blocks of others, and make blocks of a whole model."""
+"""`blockrelay check`, `split` and `import`: try ONNX blocks of others, make them of a whole model, make them ours."""
 
 from pathlib import Path
 from typing import Annotated
@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from blockrelay_launcher.onnx_blocks.check import CheckOptions, run_check
+from blockrelay_launcher.onnx_blocks.importing import ImportOptions, run_import
 from blockrelay_launcher.onnx_blocks.split import run_split
 
 app = typer.Typer()
@@ -61,6 +62,35 @@ def split(
     """Split an ONNX model into blocks, one for each layer and one with the head. Weights stay in their file."""
     try:
         code = run_split(model, out, copy_weights=copy_weights, as_json=as_json)
+    except KeyboardInterrupt:
+        code = _INTERRUPTED
+    raise typer.Exit(code)
+
+
+@app.command("import")
+def import_blocks(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Files block_1.onnx, block_2.onnx and so on.")],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="The block folder to write.")],
+    precision: Annotated[
+        str | None,
+        typer.Option(metavar="P", help="w8a8, w4a8, fp16 or fp32, or several, as of convert; default: as stored."),
+    ] = None,
+    text: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="UTF-8 file on which to measure what the precision costs."),
+    ] = None,
+    name: Annotated[str | None, typer.Option(help="What clients call the model; default: the folder's name.")] = None,
+    max_position: Annotated[
+        int | None, typer.Option(min=1, help="Context length in tokens; default: what files beside the blocks say.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of text.")] = False,
+) -> None:
+    """Import ONNX blocks of a Llama, Mistral, Qwen2 or Qwen3 as a block folder, and compare it with them."""
+    options = ImportOptions(
+        folder=folder, out=out, precision=precision, text=text, name=name, max_position=max_position, as_json=as_json
+    )
+    try:
+        code = run_import(options)
     except KeyboardInterrupt:
         code = _INTERRUPTED
     raise typer.Exit(code)

@@ -22,7 +22,8 @@ from onnx import (
 
 from blockrelay.errors import OnnxBlocksError
 from blockrelay.onnx_blocks.signature import Dimension, Signature, Tensor, check_names
-from blockrelay_worker.offline.onnx_blocks.weight_files import check_inside, check_weights
+from blockrelay.onnx_blocks.weight_places import check_inside
+from blockrelay_worker.offline.onnx_blocks.weight_files import check_weights
 
 #: Protobuf, in which the format is written, has no larger messages.
 _MAX_BYTES = 2 << 30

@@ -8,8 +8,8 @@ from typing import BinaryIO
 
 from onnx import ModelProto, TensorProto
 
+from blockrelay.host.unfinished_folder import sync
 from blockrelay_worker.offline.onnx_blocks.onnx_file import tensors_of
-from blockrelay_worker.offline.onnx_blocks.splitting.unfinished_folder import sync
 from blockrelay_worker.offline.onnx_blocks.weight_files import ITEM_BYTES
 
 #: What is written is told in pieces of this size.

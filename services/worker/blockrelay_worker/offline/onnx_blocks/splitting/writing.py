@@ -9,6 +9,7 @@ from onnx import ModelProto
 
 from blockrelay import __version__
 from blockrelay.errors import OnnxBlocksError, UsageError
+from blockrelay.host.unfinished_folder import check_free, is_finished, unfinished_folder
 from blockrelay.onnx_blocks.splitting.plan import SplitPlan, plan_split
 from blockrelay.onnx_blocks.splitting.report import (
     SplitBegins,
@@ -21,7 +22,6 @@ from blockrelay.onnx_blocks.splitting.report import (
 from blockrelay.quantities import format_quantity
 from blockrelay_worker.offline.onnx_blocks.splitting.block_graphs import block_model, block_name
 from blockrelay_worker.offline.onnx_blocks.splitting.source import Source, read_source
-from blockrelay_worker.offline.onnx_blocks.splitting.unfinished_folder import check_free, is_finished, unfinished_folder
 from blockrelay_worker.offline.onnx_blocks.splitting.weights import (
     aligned_bytes,
     beside,

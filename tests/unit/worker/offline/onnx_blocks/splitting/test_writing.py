@@ -13,9 +13,9 @@ import onnx
 import pytest
 from onnx import ModelProto
 
+from blockrelay.host.unfinished_folder import unfinished_folder
 from blockrelay_worker.offline.onnx_blocks.folder import open_onnx_folder
 from blockrelay_worker.offline.onnx_blocks.splitting.split import run
-from blockrelay_worker.offline.onnx_blocks.splitting.unfinished_folder import unfinished_folder
 from blockrelay_worker.offline.onnx_blocks.splitting.weights import copy_file
 from tests.support.full_disk import no_room
 from tests.support.models.altered_blocks import altered
@@ -148,7 +148,7 @@ def test_what_another_run_has_left_is_not_mixed_in(
     with no_room(150_000):
         assert run(["--copy-weights", str(model), str(out)]) == 1
     assert run([str(model), str(out)]) == 2
-    assert ".out.unfinished was left by a split of something else" in capsys.readouterr().err
+    assert ".out.unfinished was left by a run about something else" in capsys.readouterr().err
     os.utime(model)
     assert run(["--copy-weights", str(model), str(out)]) == 2
     shutil.rmtree(tmp_path / ".out.unfinished")

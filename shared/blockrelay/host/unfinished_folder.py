@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from blockrelay.errors import UsageError
+from blockrelay.errors import OnnxBlocksError, UsageError
 
 #: In a folder that is not finished: what is being written into it.
 _MARK = "unfinished.json"
@@ -35,11 +35,12 @@ def unfinished_folder(out: Path, of: str) -> Iterator[Path]:
     """A folder beside `out`, empty or as the last run that wrote the same (`of`) left it, which is renamed to `out`
     when the body ends well.
 
-    It stays for the next run when the body fails; but a new one goes when a UsageError says that it cannot be written.
-    Raises UsageError where `out` is taken, another process writes there, or something else was left unfinished.
+    It stays for the next run when the body fails; but it goes when an OnnxBlocksError refuses what it is made of, and a
+    new one when a UsageError says that it cannot be written. Raises UsageError where `out` is taken, another process
+    writes there, or something else was left unfinished.
     """
     if sys.platform == "win32":
-        raise UsageError("blockrelay split needs Linux or macOS: folders cannot be locked here")
+        raise UsageError("blocks are written on Linux and macOS only: folders cannot be locked here")
     check_free(out)
     folder = out.with_name(f".{out.name}.unfinished")
     new_parents = [parent for parent in out.parents if not parent.exists()]
@@ -50,11 +51,11 @@ def unfinished_folder(out: Path, of: str) -> Iterator[Path]:
         if is_new:
             (folder / _MARK).write_text(of, encoding="utf-8")
         elif not _is_of(folder, of):
-            raise UsageError(f"{folder} was left by a split of something else, or with other options: remove it first")
+            raise UsageError(f"{folder} was left by a run about something else, or with other options: remove it first")
         try:
             yield folder
-        except UsageError:
-            if is_new:
+        except (UsageError, OnnxBlocksError) as refusal:
+            if is_new or isinstance(refusal, OnnxBlocksError):
                 shutil.rmtree(folder)
                 for parent in new_parents:
                     parent.rmdir()

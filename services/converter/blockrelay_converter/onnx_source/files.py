@@ -1,0 +1,238 @@
+"""Reads the files of a folder of ONNX blocks: their graphs as data, and where the numbers of each constant are.
+
+Weights are never loaded as a whole: those beside a graph are mapped, those inside are read again from their file when
+they are asked for, one file at a time.
+"""
+
+import math
+import mmap
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from google.protobuf.message import DecodeError
+from numpy.typing import NDArray
+from onnx import AttributeProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
+
+from blockrelay.block_folder.manifest import MANIFEST_NAME
+from blockrelay.errors import OnnxBlocksError
+from blockrelay.onnx_blocks.llama.graph import Attribute, BlockGraph, Constant, Graph, Node, join
+from blockrelay.onnx_blocks.signature import Signature, Tensor, check_names, in_order
+from blockrelay.onnx_blocks.weight_places import check_inside, stored_number
+from blockrelay.onnx_blocks.wiring import wire
+
+_MAX_FILE_BYTES = 2 << 30
+_MAX_BLOCKS = 4096
+#: Constants of at most so many numbers are part of the graph as data: epsilons, places, shapes.
+_FEW = 16
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class _Beside:
+    """Where the numbers of a constant lie in a file of weights."""
+
+    path: Path
+    offset: int
+
+
+@dataclass(slots=True)
+class OnnxBlocks:
+    """A folder, read. `files` are the names of all that it consists of."""
+
+    root: Path
+    graph: Graph
+    files: tuple[str, ...]
+    _beside: Mapping[tuple[str, str], _Beside]
+    _opened: str = ""
+    _inside: dict[str, TensorProto] = field(default_factory=dict[str, TensorProto])
+    _arrays: dict[str, Array] = field(default_factory=dict[str, Array])
+    _maps: dict[Path, mmap.mmap] = field(default_factory=dict[Path, mmap.mmap])
+
+    def array(self, constant: Constant) -> Array:
+        """Its numbers, not to be written to. OnnxBlocksError names a constant that is not as it declares."""
+        beside = self._beside.get((constant.file, constant.name))
+        if beside is not None:
+            return self._mapped(constant, beside)
+        if self._opened != constant.file:
+            self._arrays.clear()
+            self._inside = _inside(_parsed(self.root, constant.file))
+            self._opened = constant.file
+        if constant.name not in self._arrays:
+            self._arrays[constant.name] = _numbers(self._inside[constant.name], constant.file)
+        return self._arrays[constant.name]
+
+    def forget(self) -> None:
+        """Give memory back; everything may be asked for again."""
+        self._opened = ""
+        self._inside, self._arrays = {}, {}
+        for mapped in self._maps.values():
+            if hasattr(mmap, "MADV_DONTNEED"):
+                mapped.madvise(mmap.MADV_DONTNEED)
+
+    def _mapped(self, constant: Constant, beside: _Beside) -> Array:
+        if beside.path not in self._maps:
+            with beside.path.open("rb") as file:
+                self._maps[beside.path] = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        kind = np.dtype(constant.dtype).newbyteorder("<")
+        flat = np.frombuffer(self._maps[beside.path], kind, constant.size, beside.offset)
+        return flat.reshape(constant.shape)
+
+
+def read_onnx_blocks(root: Path) -> OnnxBlocks:
+    """Read and wire all blocks. Raises OnnxBlocksError that names the file, and the tensor if it is one."""
+    names = in_order(_names(root))
+    blocks: list[BlockGraph] = []
+    beside: dict[tuple[str, str], _Beside] = {}
+    for index, name in enumerate(names, 1):
+        blocks.append(_block(root, name, index, beside))
+    graph = join(blocks, wire([block.signature for block in blocks]))
+    weights = sorted({str(place.path.relative_to(root)) for place in beside.values()})
+    return OnnxBlocks(root, graph, (*names, *weights), beside)
+
+
+def _names(root: Path) -> list[str]:
+    if not root.is_dir():
+        raise OnnxBlocksError("is not a folder", file=str(root))
+    names = [path.name for path in root.iterdir() if path.suffix == ".onnx" and not path.name.startswith(".")]
+    if not names and (root / MANIFEST_NAME).exists():
+        raise OnnxBlocksError("is a block folder of Blockrelay already: serve it as it is", file=str(root))
+    if not names or len(names) > _MAX_BLOCKS:
+        raise OnnxBlocksError(
+            f"has {len(names):,} ONNX files; blocks are block_1.onnx, block_2.onnx and so on", file=str(root)
+        )
+    return names
+
+
+def _parsed(root: Path, name: str) -> ModelProto:
+    path = check_inside(root, name, file=name)
+    model = ModelProto()
+    try:
+        if path.stat().st_size >= _MAX_FILE_BYTES:
+            raise OnnxBlocksError("larger than 2 GiB, as no ONNX file is", file=name)
+        model.ParseFromString(path.read_bytes())
+    except OSError as error:
+        raise OnnxBlocksError(error.strerror or str(error), file=name) from None
+    except DecodeError:
+        raise OnnxBlocksError("is not an ONNX file, or a part of one", file=name) from None
+    if not model.ir_version or not model.graph.node or not model.graph.output:
+        raise OnnxBlocksError("is not an ONNX file with a graph", file=name)
+    if model.functions:
+        raise OnnxBlocksError("has operators that the file itself defines; export it without them", file=name)
+    return model
+
+
+def _block(root: Path, name: str, index: int, beside: dict[tuple[str, str], _Beside]) -> BlockGraph:
+    """The graph of a file; where its weights beside it lie goes into `beside`."""
+    model = _parsed(root, name)
+    tensors = _inside(model)
+    inputs = [value for value in model.graph.input if value.name not in tensors]
+    check_names(name, "inputs", [str(value.name) for value in inputs])
+    check_names(name, "outputs", [str(value.name) for value in model.graph.output])
+    signature = Signature(
+        index,
+        name,
+        tuple(_declared(name, value) for value in inputs),
+        tuple(_declared(name, value) for value in model.graph.output),
+    )
+    constants = {owner: _constant(root, name, owner, tensor, beside) for owner, tensor in tensors.items()}
+    nodes = [_node(name, node) for node in model.graph.node if node.op_type != "Constant"]
+    return BlockGraph(signature, nodes, constants)
+
+
+def _inside(model: ModelProto) -> dict[str, TensorProto]:
+    """All constants of a graph by name, those that nodes make included."""
+    found = {str(tensor.name): tensor for tensor in model.graph.initializer}
+    for node in model.graph.node:
+        if node.op_type == "Constant":
+            for attribute in node.attribute:
+                if (tensor := _made(attribute)) is not None:
+                    found[str(node.output[0])] = tensor
+    return found
+
+
+def _made(attribute: AttributeProto) -> TensorProto | None:
+    value: Any = helper.get_attribute_value(attribute)
+    match attribute.name:
+        case "value":
+            return value
+        case "value_int" | "value_ints":
+            return numpy_helper.from_array(np.asarray(value, np.int64))
+        case "value_float" | "value_floats":
+            return numpy_helper.from_array(np.asarray(value, np.float32))
+        case _:
+            return None
+
+
+def _constant(
+    root: Path, file: str, name: str, tensor: TensorProto, beside: dict[tuple[str, str], _Beside]
+) -> Constant:
+    dims = tuple(int(dim) for dim in tensor.dims)
+    try:
+        dtype = np.dtype(helper.tensor_dtype_to_np_dtype(tensor.data_type))
+    except KeyError:
+        raise OnnxBlocksError(f"has elements of the unknown type {tensor.data_type}", file=file, tensor=name) from None
+    if any(dim < 0 for dim in dims):
+        raise OnnxBlocksError(f"has the dimensions {list(dims)}", file=file, tensor=name)
+    size = math.prod(dims)
+    values: tuple[float, ...] = ()
+    if tensor.data_location == TensorProto.EXTERNAL:
+        beside[file, name] = _place(root, file, name, tensor, size * dtype.itemsize)
+    elif 0 < size <= _FEW and dtype.kind in "fiub":
+        values = tuple(float(value) for value in _numbers(tensor, file, name).reshape(-1))
+    return Constant(file, name, str(dtype), dims, values)
+
+
+def _place(root: Path, file: str, name: str, tensor: TensorProto, needed: int) -> _Beside:
+    said = {str(entry.key): str(entry.value) for entry in tensor.external_data}
+    location = said.get("location", "")
+    path = check_inside(root, location, file=file, tensor=name)
+    offset, length = stored_number(said, "offset", file, name), stored_number(said, "length", file, name)
+    if length and length != needed:
+        raise OnnxBlocksError(f"has {length} bytes in {location}, and needs {needed}", file=file, tensor=name)
+    size = path.stat().st_size
+    if offset + needed > size:
+        raise OnnxBlocksError(
+            f"ends at byte {offset + needed} of {location}, which has {size}: altered or cut off",
+            file=file,
+            tensor=name,
+        )
+    return _Beside(path, offset)
+
+
+def _numbers(tensor: TensorProto, file: str, name: str = "") -> Array:
+    try:
+        return numpy_helper.to_array(tensor)
+    except (ValueError, TypeError):
+        raise OnnxBlocksError(
+            "does not hold as many numbers as it declares: altered or cut off", file=file, tensor=name or tensor.name
+        ) from None
+
+
+def _node(file: str, node: NodeProto) -> Node:
+    attributes: dict[str, Attribute] = {}
+    for attribute in node.attribute:
+        if attribute.type == AttributeProto.INT:
+            attributes[attribute.name] = attribute.i
+        elif attribute.type == AttributeProto.FLOAT:
+            attributes[attribute.name] = attribute.f
+        elif attribute.type == AttributeProto.INTS:
+            attributes[attribute.name] = tuple(attribute.ints)
+    return Node(file, str(node.op_type), tuple(node.input), tuple(node.output), attributes)
+
+
+def _declared(file: str, value: ValueInfoProto) -> Tensor:
+    declared = value.type.tensor_type
+    name = str(value.name)
+    if value.type.WhichOneof("value") != "tensor_type":
+        raise OnnxBlocksError("is not a tensor", file=file, tensor=name)
+    try:
+        dtype = str(np.dtype(helper.tensor_dtype_to_np_dtype(declared.elem_type)))
+    except KeyError:
+        raise OnnxBlocksError(f"has the unknown type {declared.elem_type}", file=file, tensor=name) from None
+    if not declared.HasField("shape"):
+        return Tensor(name, dtype, None)
+    dims = tuple(dim.dim_value if dim.HasField("dim_value") else str(dim.dim_param) for dim in declared.shape.dim)
+    return Tensor(name, dtype, dims)

@@ -1,0 +1,185 @@
+"""ONNX blocks become a block folder: read, recognised, written, compared with the originals, and only then there."""
+
+import json
+import shutil
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from blockrelay import __version__
+from blockrelay.block_folder.manifest import Manifest
+from blockrelay.block_folder.model import Precision, is_exact
+from blockrelay.block_folder.precisions import format_precisions, parse_precisions
+from blockrelay.errors import UsageError
+from blockrelay.host.unfinished_folder import check_free, unfinished_folder
+from blockrelay.onnx_blocks.beside import FILES
+from blockrelay.onnx_blocks.import_report import ComparedBlock, ComparedPlaces, ImportResult, ImportStep
+from blockrelay.onnx_blocks.llama.model import Llama
+from blockrelay.onnx_blocks.llama.pattern import recognise
+from blockrelay.quantities import format_quantity
+from blockrelay_converter.block_writer import BlockSource
+from blockrelay_converter.convert import FolderWriter
+from blockrelay_converter.onnx_source.files import OnnxBlocks, read_onnx_blocks
+from blockrelay_converter.onnx_source.licence import compare, evaluated_cost
+from blockrelay_converter.onnx_source.rotary_source import OfFrequencies, OfTables, rotary_of
+from blockrelay_converter.onnx_source.settings import Settings, read_settings
+from blockrelay_converter.onnx_source.weights import OnnxWeights
+
+#: In the unfinished folder: the floats that are compared, where the folder itself has rounded weights.
+_FLOATS = "floats"
+#: Of a folder beside its blocks and rotary tables: graphs, tokenizer, manifest.
+_FRAME_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImportOptions:
+    """What `blockrelay import` was asked for. `precision` as `parse_precisions` reads it; None: as it is stored."""
+
+    folder: Path
+    out: Path
+    precision: str | None = None
+    text: Path | None = None
+    name: str | None = None
+    max_position: int | None = None
+
+
+def import_blocks(options: ImportOptions, tell: Callable[[ImportStep], None]) -> ImportResult:
+    """Write the block folder; it is there whole or not at all. With what an ended run has left it goes on.
+
+    Raises OnnxBlocksError for blocks that are no Llama or compute something else than what was imported, UsageError
+    where the folder cannot be written. Both leave nothing behind.
+    """
+    check_free(options.out.absolute())
+    if options.text is not None and not options.text.is_file():
+        raise UsageError(f"--text {options.text}: there is no such file")
+    return _Import(options, tell).run()
+
+
+class _Import:
+    """One run: everything that can be refused without running a block is looked at when it is made."""
+
+    def __init__(self, options: ImportOptions, tell: Callable[[ImportStep], None]) -> None:
+        self._options, self._tell = options, tell
+        self._blocks: OnnxBlocks = read_onnx_blocks(options.folder)
+        self._llama: Llama = recognise(self._blocks.graph)
+        self._rotary: OfFrequencies | OfTables = rotary_of(self._blocks, self._llama.rotary, self._llama.head_dim)
+        rows = len(self._rotary.cos) if isinstance(self._rotary, OfTables) else None
+        self._settings: Settings = read_settings(
+            options.folder, self._llama, name=options.name, max_position=options.max_position, rows=rows
+        )
+        model = self._settings.model
+        weights = OnnxWeights(self._blocks, self._llama)
+        plain = weights.float_precision()
+        self._stored: tuple[Precision, ...] = weights.stored_precisions(model)
+        chosen = self._stored if options.precision is None else parse_precisions(options.precision, model.blocks)
+        self._source = BlockSource(weights, model, chosen, tied=False)
+        self._floats = BlockSource(weights, model, (plain,) * model.blocks, tied=False)
+        self._notes = [*self._settings.notes, *_notes_on_weights(weights, self._stored, chosen, plain)]
+        if options.text is None and chosen not in (self._stored, ("fp32",) * model.blocks):
+            self._notes.append(
+                f"what {format_precisions(chosen)} costs is not measured: give --text FILE, or see blockrelay evaluate"
+            )
+        if options.text is not None and self._settings.texts.tokenizer is None:
+            raise UsageError("--text needs a tokenizer.json beside the blocks, to read the text with")
+        self._total = self._bytes()
+
+    @property
+    def _rounds(self) -> bool:
+        """The folder does not have the floats that are compared."""
+        return self._source.precisions != self._floats.precisions
+
+    def run(self) -> ImportResult:
+        options = self._options
+        cost: float | None = None
+        with unfinished_folder(options.out.absolute(), self._identity()) as folder:
+            self._check_room(folder)
+            floats = folder / _FLOATS if self._rounds else folder
+            floats.mkdir(exist_ok=True)
+            manifest = self._write(self._floats, floats)
+            compared = self._compare(floats)
+            if self._rounds:
+                manifest = self._write(self._source, folder)
+                if options.text is not None:
+                    self._step(f"measures on {options.text.name}", 0)
+                    cost = evaluated_cost(folder, floats, options.text)
+                shutil.rmtree(floats)
+        return ImportResult(
+            name=manifest.model.name,
+            family=manifest.model.family,
+            precision=manifest.precision,
+            stored=format_precisions(self._stored),
+            blocks=manifest.model.blocks,
+            bytes=sum(file.bytes for file in manifest.files.values()),
+            compared=compared,
+            cost=cost,
+            notes=tuple(self._notes),
+        )
+
+    def _write(self, source: BlockSource, folder: Path) -> Manifest:
+        answered = [index for index, each in enumerate(source.precisions, 1) if is_exact(each)]
+        return FolderWriter(source, self._rotary, self._settings.texts, self._step).files(folder, {}, answered=answered)
+
+    def _compare(self, floats: Path) -> tuple[ComparedBlock, ...]:
+        self._step("runs the original blocks", 0)
+
+        def done(block: ComparedBlock) -> None:
+            index = int(block.block.removeprefix("block_"))
+            self._step(f"compared {block.block}", self._floats.block_bytes(index))
+
+        places = ComparedPlaces(self._llama.layers, self._llama.logits)
+        return compare(self._options.folder, floats, places, done)
+
+    def _step(self, what: str, size: int) -> None:
+        self._tell(ImportStep(what, size, self._total))
+
+    def _bytes(self) -> int:
+        """Of all tensors, each time that they are written, compared or asked for their answers."""
+        total = 2 * self._floats.total_bytes()
+        if self._rounds:
+            precisions = self._source.precisions
+            answered = (index for index, each in enumerate(precisions, 1) if is_exact(each))
+            total += self._source.total_bytes() + sum(map(self._source.block_bytes, answered))
+        return total
+
+    def _check_room(self, folder: Path) -> None:
+        """UsageError where the disk has less left than is still to be written."""
+        model = self._settings.model
+        needed = self._floats.total_bytes() + (self._source.total_bytes() if self._rounds else 0)
+        needed += (4 * model.max_position * model.head_dim + _FRAME_BYTES) * (1 + self._rounds)
+        needed -= sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+        free = shutil.disk_usage(folder).free
+        if needed > free:
+            raise UsageError(
+                f"{folder.parent} has no room: the import takes {format_quantity(needed, 'B')} more, and "
+                f"{format_quantity(free, 'B')} are free"
+            )
+
+    def _identity(self) -> str:
+        """What a run has to have been about for another one to go on with what it left."""
+        options, folder = self._options, self._options.folder
+        beside = [name for name in FILES if (folder / name).is_file()]
+        files = {name: (folder / name).stat() for name in (*self._blocks.files, *beside)}
+        return json.dumps(
+            {
+                "import": str(folder.resolve()),
+                "files": {name: [facts.st_size, facts.st_mtime_ns] for name, facts in files.items()},
+                "precision": format_precisions(self._source.precisions),
+                "name": self._settings.model.name,
+                "max_position": options.max_position,
+                "release": __version__,
+            }
+        )
+
+
+def _notes_on_weights(
+    weights: OnnxWeights, stored: Iterable[Precision], chosen: Iterable[Precision], plain: Precision
+) -> list[str]:
+    """What is said of packed weights that are not kept as they are."""
+    kinds = weights.packed_kinds()
+    widened = [index for index, each in enumerate(stored, 1) if each == plain]
+    if not kinds or not widened or tuple(stored) != tuple(chosen):
+        return []
+    return [
+        f"weights of {' and '.join(kinds)} are widened to {plain} in {len(widened)} blocks: w4a8 holds 4 bits in "
+        "groups of 32 with the zero point 8, with scales that float16 holds, in all linear layers of a block"
+    ]

@@ -1,0 +1,61 @@
+"""Has the worker compare imported blocks with the original graphs. Another process: services do not import each other.
+
+The comparison is the licence to use an import: what a graph computes, only running it can say.
+"""
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from blockrelay.block_folder.strict_json import Fields
+from blockrelay.errors import ExecutionError, OnnxBlocksError, UsageError
+from blockrelay.exit_codes import UNUSABLE
+from blockrelay.onnx_blocks.import_report import ComparedBlock, ComparedPlaces, decode_compared, encode_places
+
+_COMPARE = "blockrelay_worker.offline.onnx_blocks.comparison.compare"
+_EVALUATE = "blockrelay_worker.offline.evaluate"
+
+
+def compare(
+    originals: Path, imported: Path, places: ComparedPlaces, done: Callable[[ComparedBlock], None]
+) -> tuple[ComparedBlock, ...]:
+    """All blocks, each told to `done` when it has been compared. Raises OnnxBlocksError naming the first block that
+    computes something else than its original, or an original that cannot run; ExecutionError for a worker that fails.
+    """
+    command = [sys.executable, "-P", "-m", _COMPARE, "--", str(originals), str(imported)]
+    found: list[ComparedBlock] = []
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as worker:
+        assert worker.stdin is not None and worker.stdout is not None and worker.stderr is not None
+        try:
+            worker.stdin.write(encode_places(places).encode())
+            worker.stdin.close()
+            for line in worker.stdout:
+                found.append(decode_compared(line))
+                if found[-1].problem:
+                    raise OnnxBlocksError(found[-1].problem)
+                done(found[-1])
+            last = worker.stderr.read().decode(errors="replace").strip().rpartition("\n")[2]
+        except BaseException:
+            worker.kill()
+            raise
+    if worker.returncode == UNUSABLE:
+        raise OnnxBlocksError(last.removeprefix("error: "))
+    if worker.returncode:
+        raise ExecutionError(f"the blocks could not be compared: {last or f'exit code {worker.returncode}'}")
+    return tuple(found)
+
+
+def evaluated_cost(folder: Path, against: Path, text: Path) -> float:
+    """The share by which the perplexity of `folder` on the text is above that of `against`. Raises UsageError where the
+    text cannot be measured with, ExecutionError for a worker that fails."""
+    command = [sys.executable, "-P", "-m", _EVALUATE, "--json", "--text", str(text), "--tokens", "4096"]
+    command += ["--model", str(folder), "--against", str(against)]
+    done = subprocess.run(command, capture_output=True, check=False)
+    last = done.stderr.decode(errors="replace").strip().rpartition("\n")[2].removeprefix("error: ")
+    if done.returncode == UNUSABLE:
+        raise UsageError(last)
+    if done.returncode:
+        raise ExecutionError(f"the cost could not be measured: {last}")
+    report = Fields.parse(done.stdout, _EVALUATE, ExecutionError)
+    return report.number("cost")

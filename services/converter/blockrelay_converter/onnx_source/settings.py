@@ -1,0 +1,70 @@
+"""What files beside ONNX blocks say of the model: tokens that end a text, context length, tokenizer, chat template.
+
+They are the files that exporters leave there (`blockrelay.onnx_blocks.beside`). What none of them says is assumed, or left
+out, and named.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from blockrelay.block_folder.model import ModelConfig
+from blockrelay.block_folder.strict_json import Fields
+from blockrelay.errors import UsageError
+from blockrelay.onnx_blocks.beside import read_beside
+from blockrelay.onnx_blocks.llama.model import Llama
+from blockrelay.text.text_assets import Texts, optional_json
+from blockrelay_converter.checkpoint.config import ARCHITECTURES, refuse_sliding_window
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """The model as block folders describe it, its texts, and what had to be assumed."""
+
+    model: ModelConfig
+    texts: Texts
+    notes: tuple[str, ...]
+
+
+def read_settings(
+    folder: Path, llama: Llama, *, name: str | None, max_position: int | None, rows: int | None
+) -> Settings:
+    """`rows`: positions that the graphs have tables for; None: any. UsageError or UnsupportedModel names the file and
+    field that is wrong."""
+    if llama.head_dim % 8:
+        raise UsageError(f"{folder}: heads of {llama.head_dim} are not a multiple of 8, which a block folder needs")
+    beside = read_beside(folder, vocabulary=llama.vocab_size, max_position=max_position, rows=rows)
+    config, genai = (optional_json(folder / one) for one in ("config.json", "genai_config.json"))
+    given = genai.nested("model") if genai.has("model") else Fields({}, "genai_config.json", UsageError)
+    is_told = config.has("model_type")
+    family = _family(config, given, llama)
+    if is_told:
+        refuse_sliding_window(config, family, len(llama.layers), beside.max_position)
+    texts = beside.texts
+    model = ModelConfig(
+        name=name or folder.resolve().name,
+        family=family,
+        hidden_size=llama.hidden_size,
+        layers=len(llama.layers),
+        heads=llama.heads,
+        kv_heads=llama.kv_heads,
+        head_dim=llama.head_dim,
+        intermediate_size=llama.intermediate_size,
+        vocab_size=llama.vocab_size,
+        max_position=beside.max_position,
+        rms_norm_eps=llama.epsilon,
+        qkv_bias=llama.qkv_bias,
+        qk_norm=llama.qk_norm,
+        eos_ids=texts.eos_ids,
+        bos_id=texts.bos_id,
+        bos_token=texts.bos_token,
+        eos_token=texts.eos_token,
+    )
+    return Settings(model=model, texts=texts, notes=beside.lacking)
+
+
+def _family(config: Fields, given: Fields, llama: Llama) -> str:
+    """What config.json or genai_config.json says, if that is one of ours; else the one that has such layers."""
+    for fields, field in ((config, "model_type"), (given, "type")):
+        if fields.has(field) and (said := fields.text(field)) in ARCHITECTURES:
+            return said
+    return "qwen3" if llama.qk_norm else "qwen2" if llama.qkv_bias else "llama"

@@ -1,0 +1,55 @@
+"""`python -m blockrelay_worker.offline.onnx_blocks.comparison.compare FOLDER IMPORTED < PLACES`: are they the same?
+
+For `blockrelay import`: stdin says where in the original graphs rows, keys, values and logits are (`encode_places`),
+stdout has one line for each imported block (`encode_compared`), up to the first that is too far off its original. Exit
+code 0 when all are near, 1 when one is not, 2 when the originals cannot run: then stderr has one line.
+"""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from blockrelay.block_folder.folder import open_block_folder
+from blockrelay.command_app import run_app
+from blockrelay.exit_codes import FAILED
+from blockrelay.onnx_blocks.import_report import decode_places, encode_compared
+from blockrelay_worker.offline.onnx_blocks.comparison.imported import compare_blocks
+from blockrelay_worker.offline.onnx_blocks.comparison.originals import record
+from blockrelay_worker.offline.onnx_blocks.comparison.prompts import prompts
+from blockrelay_worker.offline.onnx_blocks.folder import open_onnx_folder
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+
+
+@app.command()
+def compare(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER")],
+    imported: Annotated[Path, typer.Argument(metavar="IMPORTED")],
+) -> None:
+    """Compare imported blocks with their originals; one JSON line for each."""
+    places = decode_places(sys.stdin.buffer.read())
+    originals = open_onnx_folder(folder)
+    opened = open_block_folder(imported)
+    model = opened.model
+    recorded = record(
+        originals, places, prompts(model.vocab_size, model.max_position), (model.kv_heads, model.head_dim)
+    )
+    files = [file.signature.file for file in originals.files]
+    same = True
+    for block in compare_blocks(opened, places, recorded, files):
+        typer.echo(encode_compared(block))
+        sys.stdout.flush()
+        same = not block.problem
+    if not same:
+        raise typer.Exit(FAILED)
+
+
+def run(arguments: list[str] | None = None) -> int:
+    """The exit code (see `run_app`)."""
+    return run_app(app, arguments, name="blockrelay import")
+
+
+if __name__ == "__main__":
+    sys.exit(run())

@@ -1,0 +1,146 @@
+"""Runs imported blocks on what the originals got, one block at a time, and says how far off they are."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from blockrelay.block_folder.folder import BlockFolder
+from blockrelay.block_folder.model import FLOATS
+from blockrelay.host.cpu import cores
+from blockrelay.onnx_blocks.import_report import ComparedBlock, ComparedPlaces
+from blockrelay_worker.execution.batch import Batch, Segment
+from blockrelay_worker.execution.executor import Executor
+from blockrelay_worker.execution.loader import executors_for
+from blockrelay_worker.execution.onnx.known_answers import TOLERANCES
+from blockrelay_worker.execution.page_layout import pages_for
+from blockrelay_worker.offline.onnx_blocks.comparison.originals import Recorded
+
+F32 = NDArray[np.float32]
+#: How much of a row its own type may round away where a block adds to it: a block that adds little is not blamed.
+_ROUNDING = {"float32": 2.0**-20, "float16": 2.0**-10}
+
+
+@dataclass(frozen=True, slots=True)
+class _Made:
+    """By an imported block, of one prompt: rows or logits of each step, keys and values [tokens, heads * head_dim]."""
+
+    rows: list[F32]
+    caches: tuple[F32, ...]
+
+
+def compare_blocks(
+    folder: BlockFolder, places: ComparedPlaces, recorded: Sequence[Recorded], files: Sequence[str]
+) -> Iterator[ComparedBlock]:
+    """All blocks in order; the first that is too far off is the last that is told. `files` are the originals'."""
+    executors = executors_for("cpu", folder, threads=cores())
+    longest = max(one.prompt.length for one in recorded)
+    for index in range(1, folder.model.blocks + 1):
+        executor = executors.load(folder, index, index, pages=pages_for(longest))
+        try:
+            found = _compared(folder, index, executor, places, recorded, files)
+        finally:
+            executor.close()
+        yield found
+        if found.problem:
+            return
+
+
+def _compared(
+    folder: BlockFolder,
+    index: int,
+    executor: Executor,
+    places: ComparedPlaces,
+    recorded: Sequence[Recorded],
+    files: Sequence[str],
+) -> ComparedBlock:
+    dtype = FLOATS[folder.manifest.precision_of(index)]
+    assert dtype in ("float16", "float32")
+    tolerance, rounding = TOLERANCES[dtype], _ROUNDING[dtype]
+    is_head = index == folder.model.blocks
+    layer = None if is_head else places.layers[index - 1]
+    of_rows = (places.logits,) if layer is None else layer.hidden
+    errors: dict[str, float] = {}
+
+    def note(what: str, found: F32, right: F32, base: F32 | None = None) -> None:
+        off = _furthest(found, right, base, rounding / tolerance) / tolerance
+        errors[what] = max(errors.get(what, 0.0), off)
+
+    for one in recorded:
+        given = None if index == 1 else one.rows(places.layers[index - 2].hidden)
+        made = _run(executor, one, given)
+        before = _embedded(folder, one) if given is None else given
+        for step, right in enumerate(one.rows(of_rows)):
+            if is_head:
+                note("logits", made.rows[step], right)
+            else:
+                note("hidden rows", made.rows[step], right, before[step])
+        if layer is not None:
+            for what, found, place in zip(("keys", "values"), made.caches, (layer.keys, layer.values), strict=True):
+                note(what, found, one.cache(place))
+    problem = ""
+    for what, place in (
+        *((("keys", layer.keys), ("values", layer.values)) if layer is not None else ()),
+        ("logits" if is_head else "hidden rows", of_rows[-1]),
+    ):
+        if not errors[what] <= 1:  # what is not a number is not
+            part = "what the block adds to its rows" if what == "hidden rows" else "their length"
+            problem = (
+                f"{files[place.block - 1]}: {place.tensor}: the {what} of the imported block_{index} are others: off "
+                f"by {errors[what] * tolerance:.2g} of {part}, where {tolerance:g} is allowed; the graph computes "
+                "something else than a Llama with these weights, and is not imported"
+            )
+            break
+    return ComparedBlock(f"block_{index}", errors, problem)
+
+
+def _run(executor: Executor, one: Recorded, given: Sequence[F32] | None) -> _Made:
+    prompt = one.prompt
+    pages = executor.pool.allocate(pages_for(prompt.length))
+    rows: list[F32] = []
+    for step, (first, end) in enumerate(prompt.spans):
+        output = executor.run(
+            Batch(
+                segments=[Segment(rows=end - first, first_position=first, pages=pages)],
+                tokens=prompt.steps[step].astype(np.int32) if given is None else None,
+                hidden=None if given is None else np.ascontiguousarray(given[step]),
+                wanted=range(end - first) if executor.gives_logits else (),
+            )
+        )
+        made = output.logits if executor.gives_logits else output.hidden
+        assert made is not None
+        rows.append(made.copy())
+    caches = _caches(executor, pages, prompt.length)
+    executor.pool.free(pages)
+    return _Made(rows, caches)
+
+
+def _caches(executor: Executor, pages: Sequence[int], length: int) -> tuple[F32, ...]:
+    """Keys and values, each [length, heads * head_dim]; none of a block without a layer."""
+    keys: list[F32] = []
+    values: list[F32] = []
+    for layers in executor.export_pages(pages):
+        for key, value in layers:  # [heads, head_dim, 16] and [heads, 16, head_dim]
+            keys.append(key.astype(np.float32).transpose(2, 0, 1).reshape(key.shape[2], -1))
+            values.append(value.astype(np.float32).transpose(1, 0, 2).reshape(value.shape[1], -1))
+    if not keys:
+        return ()
+    return np.concatenate(keys)[:length], np.concatenate(values)[:length]
+
+
+def _embedded(folder: BlockFolder, one: Recorded) -> list[F32]:
+    table = folder.tensors(1)["embedding"]
+    return [table[step].astype(np.float32) for step in one.prompt.steps]
+
+
+def _furthest(found: F32, right: F32, base: F32 | None, rounding: float) -> float:
+    """How far the worst row is off, as a part of its length, or with `base` of its distance from that and `rounding`
+    of its length. NaN where something is not finite; infinite for another number of rows or columns."""
+    if found.shape != right.shape:
+        return float("inf")
+    wide = right.astype(np.float64)
+    length = np.linalg.norm(wide, axis=1)
+    scale = length if base is None else np.linalg.norm(wide - base, axis=1) + rounding * length
+    off = np.linalg.norm(found - wide, axis=1)
+    return float((off / np.maximum(scale, 1e-30)).max())

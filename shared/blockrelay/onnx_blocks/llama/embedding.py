@@ -1,0 +1,44 @@
+"""The table that tokens are looked up in: as it is, turned, or packed, where it is the weights of the head too."""
+
+from blockrelay.errors import OnnxBlocksError
+from blockrelay.onnx_blocks.llama.graph import Constant, Graph, Node, own_name
+from blockrelay.onnx_blocks.llama.operators import Packed, Weight, constant_of, packed_weight
+from blockrelay.onnx_blocks.llama.trails import Sources
+
+_PLAIN, _PACKED = "Gather", "GatherBlockQuantized"
+
+
+def embedding(graph: Graph, sources: Sources, *, file: str, hidden: int) -> Constant | Weight:
+    """[tokens, hidden]. Raises OnnxBlocksError, naming `file` where no tokens are looked up, for one that cannot be
+    read."""
+    for node in graph.nodes:
+        if node.kind.startswith(_PLAIN) and sources.same(node.input(1)) == "request:input_ids":
+            found = _packed(graph, sources, node, hidden) if node.kind == _PACKED else _plain(graph, node)
+            if found is None:
+                raise OnnxBlocksError(
+                    "is looked up in a table that is not one of floats, nor of 4 or 8 bits in groups",
+                    file=node.file,
+                    tensor=own_name(node.outputs[0]),
+                )
+            return found
+    raise OnnxBlocksError("looks no input_ids up in a table", file=file)
+
+
+def _plain(graph: Graph, node: Node) -> Constant | Weight | None:
+    found = constant_of(graph, node.input(0)) if node.number("axis", 0) == 0 else None
+    if node.kind != _PLAIN or found is None or len(found[0].shape) != 2 or not found[0].is_float:
+        return None
+    constant, turned = found
+    first, second = constant.shape
+    return Weight(constant, False, first, second) if turned else constant
+
+
+def _packed(graph: Graph, sources: Sources, node: Node, hidden: int) -> Weight | None:
+    table = graph.constants.get(sources.same(node.input(0)))
+    scales = graph.constants.get(sources.same(node.input(2)))
+    zero_points = graph.constants.get(sources.same(node.input(3))) if node.input(3) else None
+    by_rows = (node.number("gather_axis", 0), node.number("quantize_axis", 1)) == (0, 1)
+    if table is None or scales is None or not table.shape or not by_rows or (node.input(3) and zero_points is None):
+        return None
+    how = Packed(int(node.number("bits", 4)), int(node.number("block_size", 0)), scales, zero_points)
+    return packed_weight(table, how, inputs=hidden, outputs=table.shape[0])

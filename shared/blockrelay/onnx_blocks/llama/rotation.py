@@ -1,0 +1,115 @@
+"""How positions turn queries and keys: frequencies or tables that a graph brings."""
+
+from collections.abc import Iterator
+
+from blockrelay.errors import OnnxBlocksError
+from blockrelay.onnx_blocks.llama.graph import Constant, Graph, Node, own_name
+from blockrelay.onnx_blocks.llama.model import Frequencies, Tables
+from blockrelay.onnx_blocks.llama.operators import constant_of
+
+_ATTENTION, _ROTARY = "GroupQueryAttention", "RotaryEmbedding"
+#: Where operators have the tables of cos and sin: of ONNX Runtime's set, and of the standard's (X, cos, sin, ids).
+_TABLES = {_ATTENTION: ((7, 8),), _ROTARY: ((2, 3), (1, 2))}
+
+
+def rotation(graph: Graph, *, file: str, head_dim: int) -> Frequencies | Tables:
+    """Raises OnnxBlocksError, naming `file` where there is none, for a rotation that is not Llama's."""
+    for node in graph.nodes:
+        found = _of_operator(graph, node, head_dim)
+        if found is not None:
+            return found
+    for node in graph.nodes:
+        if node.kind == "Cos":
+            return _of_cosine(graph, node, head_dim)
+    tables = list(_gathered(graph, head_dim))
+    if len(tables) == 2:
+        return Tables(*tables)  # which is which, what is in them tells
+    raise OnnxBlocksError("has no frequencies and no tables of a rotation, as Llama has them", file=file)
+
+
+def in_the_making_of_cosines(graph: Graph) -> frozenset[str]:
+    """Tensors that cos and sin are made of: products among them are no layers'."""
+    left = [node.input(0) for node in graph.nodes if node.kind in ("Cos", "Sin")]
+    seen = set(left)
+    while left:
+        node = graph.makers.get(left.pop())
+        for name in node.inputs if node is not None else ():
+            if name and name not in seen:
+                seen.add(name)
+                left.append(name)
+    return frozenset(seen)
+
+
+def _of_operator(graph: Graph, node: Node, head_dim: int) -> Tables | None:
+    name = own_name(node.outputs[0])
+    if node.kind == _ATTENTION:
+        if node.number("local_window_size", -1) > 0:
+            raise OnnxBlocksError("attends to a window of positions only", file=node.file, tensor=name)
+        if not node.number("do_rotary", 0):
+            return None
+    elif node.kind != _ROTARY:
+        return None
+    interleaved = node.number("rotary_interleaved" if node.kind == _ATTENTION else "interleaved", 0)
+    if interleaved or node.number("rotary_embedding_dim", 0) not in (0, head_dim):
+        raise OnnxBlocksError("rotates neighbours, or a part of each head: Llama does not", file=node.file, tensor=name)
+    for places in _TABLES[node.kind]:
+        cos, sin = (constant_of(graph, node.input(place)) for place in places)
+        if cos is not None and sin is not None:
+            for constant, _ in (cos, sin):
+                if len(constant.shape) != 2 or constant.shape[1] != head_dim // 2:
+                    raise OnnxBlocksError(
+                        f"is not a table of {head_dim // 2} columns", file=constant.file, tensor=constant.name
+                    )
+            return Tables(cos[0], sin[0])
+    raise OnnxBlocksError("rotates by tables that are not constants", file=node.file, tensor=name)
+
+
+def _of_cosine(graph: Graph, node: Node, head_dim: int) -> Frequencies:
+    left, seen = [node.input(0)], set[str]()
+    candidates: dict[str, Constant] = {}
+    while left:
+        name = left.pop(0)
+        if name in seen or not name:
+            continue
+        seen.add(name)
+        constant = graph.constants.get(name)
+        if constant is not None and constant.is_float and constant.size == head_dim // 2:
+            candidates[name] = constant
+        elif (maker := graph.makers.get(name)) is not None:
+            left += maker.inputs
+    name = own_name(node.outputs[0])
+    if len(candidates) != 1:
+        raise OnnxBlocksError(
+            f"is a cosine of {len(candidates)} tensors of {head_dim // 2} frequencies, where Llama has one",
+            file=node.file,
+            tensor=name,
+        )
+    return Frequencies(next(iter(candidates.values())), _factor(graph, node))
+
+
+def _factor(graph: Graph, node: Node) -> float:
+    """That a cosine is multiplied by: the scaling of attention."""
+    output = node.outputs[0]
+    for user in graph.users.get(output, ()):
+        if user.kind == "Cast":
+            return _factor(graph, user)
+        if user.kind == "Mul":
+            for name in user.inputs:
+                found = constant_of(graph, name)
+                if found is not None and found[0].size == 1 and found[0].values:
+                    return found[0].values[0]
+    return 1.0
+
+
+def _gathered(graph: Graph, head_dim: int) -> Iterator[Constant]:
+    """Tables that are looked up by position."""
+    seen: set[str] = set()
+    for node in graph.nodes:
+        found = constant_of(graph, node.input(0)) if node.kind == "Gather" else None
+        if found is None or node.input(1) == "request:input_ids":
+            continue
+        constant = found[0]
+        wide = constant.is_float and len(constant.shape) == 2 and constant.shape[1] in (head_dim, head_dim // 2)
+        if wide and constant.name not in seen:
+            seen.add(constant.name)
+            yield constant
