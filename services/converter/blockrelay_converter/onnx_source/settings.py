@@ -1,7 +1,7 @@
 """What files beside ONNX blocks say of the model: tokens that end a text, context length, tokenizer, chat template.
 
-They are the files that exporters leave there (`blockrelay.onnx_blocks.beside`). What none of them says is assumed, or left
-out, and named.
+They are the files that exporters leave there (`blockrelay.onnx_blocks.beside`). What none of them says is assumed, or
+left out, and named.
 """
 
 from dataclasses import dataclass

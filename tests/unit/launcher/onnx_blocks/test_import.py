@@ -89,13 +89,12 @@ def test_what_is_missing_is_named(tmp_path: Path) -> None:
     done = run("import", blocks, tmp_path / "out", "--precision", "w8a8")
     notes = [line for line in done.stdout.splitlines() if line.startswith("note: ")]
     assert [note.split(":")[1].split(" ")[1:3] for note in notes] == [
-        ["no", "tokenizer.json"],
-        ["no", "chat_template.jinja"],
-        ["no", "generation_config.json,"],
         ["no", "config.json"],
+        ["no", "tokenizer.json"],
+        ["no", "end"],
         ["what", "w8a8"],
     ]
-    assert "2048 is assumed (--max-position)" in done.stdout
+    assert "4096 positions (--max-position N says it)" in done.stdout
 
 
 def test_a_refusal_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
