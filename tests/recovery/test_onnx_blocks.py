@@ -1,6 +1,7 @@
 """Workers of ONNX blocks that are served as they are die in the middle of requests: nothing is lost, nothing comes
 twice."""
 
+import json
 import os
 import signal
 import subprocess
@@ -13,6 +14,7 @@ import pytest
 
 from tests.support.models.onnx_blocks_served import described
 from tests.support.models.reference_blocks import ReferenceModel, write_reference_blocks
+from tests.support.scraping import sampled
 from tests.support.systems.device_processes import child_of, children_of
 from tests.support.systems.system import Job, StartSystem, System, assert_nothing_is_held, make_jobs, start_all
 from tests.support.systems.up_process import COMMAND, running_up
@@ -113,6 +115,29 @@ def test_three_commands_lead_to_an_answer(tmp_path: Path, monkeypatch: pytest.Mo
         assert refused.status_code == 400, refused.text
 
 
+def test_blocks_one_by_one_give_the_same_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And the worker counts the sessions that came and went."""
+    monkeypatch.setenv("BLOCKRELAY_CACHE_DIR", str(tmp_path / "cache"))
+    blocks = write_reference_blocks(tmp_path / "my-blocks", MODEL)
+    body: dict[str, Any] = {"model": "my-blocks", "prompt": [3, 7, 11], "max_tokens": 20, "temperature": 0}
+    with running_up(None, "--blocks", str(blocks)) as up:
+        expected = tokens_of(up.url, body)
+    with running_up(None, "--blocks", str(blocks), "--sequential", data=tmp_path / "data") as up:
+        assert tokens_of(up.url, body) == expected
+        status = [*COMMAND, "status", "--data", str(up.data), "--json"]
+        told = json.loads(subprocess.run(status, capture_output=True, check=True).stdout)
+        (worker,) = [worker for model in told["models"].values() for worker in model["workers"]]
+        least = 20 * (MODEL.layers + 1)
+        wait_until(lambda: counted(worker, "s_evicted") >= least - 2, "each step makes each block anew")
+        assert counted(worker, "s_made") >= least and counted(worker, "_cleanups") > 0
+
+
+def counted(worker: dict[str, Any], what: str) -> float:
+    """Of its sessions."""
+    found = httpx.get(f"http://{worker['host']}:{worker['port']}/metrics").text
+    return sampled(found, f"blockrelay_worker_warm_session{what}_total")
+
+
 def tokens_of(url: str, body: dict[str, Any]) -> list[int]:
     answer = httpx.post(f"{url}/v1/completions", json={"return_token_ids": True, **body}, timeout=120)
     assert answer.is_success, answer.text
@@ -127,6 +152,8 @@ def tokens_of(url: str, body: dict[str, Any]) -> list[int]:
         (["--blocks", "my-blocks", "--stages", "2"], "2 stages: ONNX blocks as they are run in one"),
         (["--blocks", "my-blocks", "--model", "x"], "--blocks is instead of --model"),
         (["--max-position", "8"], "--max-position is for --blocks"),
+        (["--sequential"], "--sequential is for --blocks"),
+        (["--blocks", "my-blocks", "--memory", "8"], "--memory is for --sequential"),
     ],
 )
 def test_what_cannot_be_served_ends_up_with_one_line(tmp_path: Path, options: list[str], said: str) -> None:

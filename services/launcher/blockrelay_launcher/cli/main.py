@@ -23,7 +23,7 @@ from blockrelay_launcher.cli.measure import Model
 from blockrelay_launcher.cli.version import version_text
 from blockrelay_launcher.demo.command import DemoOptions, run_demo
 from blockrelay_launcher.onnx_blocks import command as onnx_blocks
-from blockrelay_launcher.onnx_blocks.describe import described_blocks
+from blockrelay_launcher.onnx_blocks.describe import described_blocks, warm_settings
 from blockrelay_launcher.profile import run_profile
 from blockrelay_launcher.supervisor.embedded_redis import Fsync
 from blockrelay_launcher.supervisor.up import up
@@ -92,6 +92,15 @@ def start(
     ] = None,
     max_position: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="Of --blocks: how long a context is, in tokens.")
+    ] = None,
+    sequential: Annotated[
+        bool, typer.Option("--sequential", help="Of --blocks: one by one, with few of them in memory.")
+    ] = False,
+    max_warm_sessions: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Of --sequential: blocks in memory at once; default: 2.")
+    ] = None,
+    memory: Annotated[
+        int | None, typer.Option(min=1, metavar="BYTES", help="Of --sequential: what these may take.")
     ] = None,
     stages: Annotated[int, typer.Option(min=1, help="How many stages the model is cut into.")] = 1,
     stage_devices: Annotated[
@@ -199,6 +208,7 @@ def start(
         model = described_blocks(blocks, max_position=max_position)
     elif max_position is not None:
         raise UsageError("--max-position is for --blocks: converting a model decides about its context")
+    warm = warm_settings(sequential, max_warm_sessions, memory, has_blocks=blocks is not None)
     options = UpOptions(
         model=model.absolute(),
         plan=PlanChoice(
@@ -206,7 +216,7 @@ def start(
             objective=objective, profile=profile, devices=devices,
         ),
         replicas=replicas,
-        gpus=gpus, gpu_memory=gpu_memory, gateways=gateways,
+        gpus=gpus, gpu_memory=gpu_memory, warm=warm, gateways=gateways,
         schedulers=schedulers, fsync=fsync, host=host or "127.0.0.1", port=port,
         redis_url=redis and checked_url(redis),
         payload_redis_url=payload_redis and checked_url(payload_redis),

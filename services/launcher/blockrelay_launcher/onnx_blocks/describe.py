@@ -1,4 +1,4 @@
-"""Has the worker describe ONNX blocks that are to be served as they are."""
+"""`blockrelay up --blocks`: has the worker describe ONNX blocks that are to be served as they are."""
 
 import sys
 from pathlib import Path
@@ -31,3 +31,20 @@ def described_blocks(folder: Path, *, max_position: int | None) -> Path:
     for lacking in described.lacking:
         sys.stderr.write(f"{folder}: {lacking}\n")
     return Path(described.folder)
+
+
+def warm_settings(
+    sequential: bool, max_warm_sessions: int | None, memory: int | None, *, has_blocks: bool
+) -> dict[str, object]:
+    """The worker's settings for blocks that are run one by one. Raises UsageError for options without what they are
+    of."""
+    limits = {"--max-warm-sessions": max_warm_sessions, "--memory": memory}
+    if not sequential:
+        for option, value in limits.items():
+            if value is not None:
+                raise UsageError(f"{option} is for --sequential")
+        return {}
+    if not has_blocks:
+        raise UsageError("--sequential is for --blocks: other models are cut into stages")
+    settings = {"sequential": "true", "max_warm_sessions": max_warm_sessions, "warm_session_bytes": memory}
+    return {name: value for name, value in settings.items() if value is not None}

@@ -70,6 +70,7 @@ def workers(layout: Layout) -> list[Child]:
     share = int(available_bytes() * KV_SHARE) // max(1, sum(spec.stages for spec in specs))
     common: dict[str, object] = {"port": 0}
     common.update(_page_settings(layout))
+    common.update(options.warm)
     if not options.speculation:
         common["speculation"] = "off"
     threads = options.threads or _fair_threads(options, specs)
