@@ -25,6 +25,7 @@ from blockrelay.block_folder.manifest import (
 )
 from blockrelay.block_folder.model import ModelConfig, is_exact
 from blockrelay.errors import BlockFolderError
+from blockrelay.onnx_blocks.weight_places import check_inside
 
 #: Hex digits: 64 bits.
 MODEL_KEY_DIGITS = 16
@@ -124,7 +125,10 @@ def open_block_folder(
         unread = theirs
     places = {path: (onnx_root or root if path in theirs else root) / path for path in manifest.files}
     for path, spec in manifest.files.items():
-        size = _check_inside(onnx_root or root, path) if path in theirs else _check_plain(root, path)
+        if path in theirs:
+            size = check_inside(onnx_root or root, path, file=str(places[path])).stat().st_size
+        else:
+            size = _check_plain(root, path)
         if size != spec.bytes:
             raise BlockFolderError(f"{places[path]}: altered: {size} bytes instead of {spec.bytes}")
     for path, spec in manifest.files.items():
@@ -147,20 +151,6 @@ def _onnx_root(root: Path) -> Path:
     if len(content) > _MAX_PATH_BYTES or not found.is_absolute():
         raise BlockFolderError(f"{named}: must have the absolute path of a folder of ONNX blocks")
     return found
-
-
-def _check_inside(root: Path, path: str) -> int:
-    """The size in bytes of `root/path`, which must be a regular file in the folder with all links followed."""
-    try:
-        resolved = (root / path).resolve(strict=True)
-        found = resolved.stat()
-    except (OSError, RuntimeError):
-        raise BlockFolderError(f"{root / path}: missing from the folder of ONNX blocks") from None
-    if not resolved.is_relative_to(root.resolve()):
-        raise BlockFolderError(f"{root / path}: is a link out of the folder of ONNX blocks")
-    if not stat.S_ISREG(found.st_mode):
-        raise BlockFolderError(f"{root / path}: is not a plain file")
-    return found.st_size
 
 
 def file_sha256(path: Path) -> str:

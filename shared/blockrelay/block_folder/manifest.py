@@ -139,7 +139,7 @@ class Manifest:
         content: dict[str, Any] = {"format": FORMAT_VERSION, "precision": self.precision, **asdict(self)}
         del content["precisions"]
         if self.model.onnx_blocks is None:
-            del content["model"]["onnx_blocks"]  # what it is has not changed since there are such models
+            del content["model"]["onnx_blocks"]  # other models keep the hash that they had before there were such
         return json.dumps(content, indent=1, sort_keys=True, allow_nan=False).encode() + b"\n"
 
     @property

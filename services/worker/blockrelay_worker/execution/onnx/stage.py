@@ -164,9 +164,7 @@ class OnnxStage:
 
     def moved_bytes(self) -> tuple[int, int]:
         """What went up to the device and came down from it since this was last asked; weights are not counted."""
-        pages = self._pages
-        moved, pages.up, pages.down = (pages.up, pages.down), 0, 0
-        return moved
+        return self._pages.moved_bytes()
 
     def export_pages(self, pages: Sequence[int]) -> list[PageContent]:
         """Copies, of the layout's type."""

@@ -84,14 +84,14 @@ class DeviceCare:
         self._metrics.recording_failures.inc(figures.recording_failures - self._failures)
         self._repeated, self._failures = figures.repeated_steps, figures.recording_failures
         metrics, before = self._metrics, self._sessions
-        self._sessions = after_all = (
+        self._sessions = (
             figures.made_sessions,
             figures.evicted_sessions,
             figures.session_seconds,
             figures.session_clean_ups,
         )
         counters = (metrics.made_sessions, metrics.evicted_sessions, metrics.session_seconds, metrics.session_clean_ups)
-        for one, earlier, later in zip(counters, before, after_all, strict=True):
+        for one, earlier, later in zip(counters, before, self._sessions, strict=True):
             one.inc(later - earlier)
 
     def _canary(self) -> None:

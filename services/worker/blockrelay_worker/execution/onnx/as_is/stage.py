@@ -107,9 +107,7 @@ class AsIsStage:
 
     def moved_bytes(self) -> tuple[int, int]:
         """What went up to the device and came down from it since this was last asked; weights are not counted."""
-        pages = self.pages
-        moved, pages.up, pages.down = (pages.up, pages.down), 0, 0
-        return moved
+        return self.pages.moved_bytes()
 
     def export_pages(self, pages: Sequence[int]) -> list[PageContent]:
         """Copies, of the layout's type."""

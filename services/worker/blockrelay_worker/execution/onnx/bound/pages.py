@@ -41,7 +41,7 @@ class DevicePages:
             for half in ("keys", "values")
         }
         self._sessions: dict[str, tuple[Any, Any]] = {}
-        #: Bytes that went up to the device and came down, until somebody sets them back.
+        #: Bytes that went up to the device and came down, until somebody asks (`moved_bytes`).
         self.up = self.down = 0
 
     @property
@@ -85,6 +85,11 @@ class DevicePages:
             binding.bind_ortvalue_output(f"{name}_out", value)
         session.run_with_iobinding(binding)
         self.up += sum(half.nbytes for half in halves)
+
+    def moved_bytes(self) -> tuple[int, int]:
+        """What went up and came down since this was last asked."""
+        moved, self.up, self.down = (self.up, self.down), 0, 0
+        return moved
 
     def clean_up(self) -> None:
         """Sessions are made anew when they are needed."""

@@ -25,7 +25,8 @@ Place = tuple[str, int]
 #: What ONNX Runtime writes to stderr: errors and worse (everything else is told by exceptions), or nothing.
 ERRORS, _NOTHING = 3, 4
 _NO_CPU_FALLBACK = "session.disable_cpu_ep_fallback"
-_WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"
+#: Where weights beside a graph lie that is given as bytes.
+WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"
 _RECORDS_ASSIGNMENT = "session.record_ep_graph_assignment_info"
 
 
@@ -104,7 +105,7 @@ class Provider(ABC):
         # Each session has threads of its own, and those of one block would turn in circles while the next one computes.
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         if weights is not None:
-            options.add_session_config_entry(_WEIGHTS_FOLDER, str(weights))
+            options.add_session_config_entry(WEIGHTS_FOLDER, str(weights))
         chosen = self.add_to(options)
         options.add_session_config_entry(_NO_CPU_FALLBACK, "0")
         options.add_session_config_entry(_RECORDS_ASSIGNMENT, "1")

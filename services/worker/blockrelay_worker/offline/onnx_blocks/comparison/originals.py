@@ -14,6 +14,7 @@ from blockrelay.onnx_blocks.cache_names import CacheSlot
 from blockrelay.onnx_blocks.import_report import ComparedPlaces
 from blockrelay.onnx_blocks.llama.graph import Place
 from blockrelay.onnx_blocks.wiring import FromBlock, FromPast, FromRequest, Source
+from blockrelay_worker.execution.onnx.providers.provider import WEIGHTS_FOLDER
 from blockrelay_worker.offline.onnx_blocks.comparison.prompts import Array, Prompt
 from blockrelay_worker.offline.onnx_blocks.folder import OnnxFolder
 from blockrelay_worker.offline.onnx_blocks.onnx_file import OnnxFile, parsed_model
@@ -21,7 +22,6 @@ from blockrelay_worker.offline.onnx_blocks.onnx_file import OnnxFile, parsed_mod
 _PACKED, _ACCURACY = "MatMulNBits", "accuracy_level"
 #: Rows stay floats: they are rounded to 8 bits where an exporter asked for speed.
 _FLOAT_ROWS = 1
-_WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"
 _QUIET = 4
 _LONGEST_REASON = 300
 
@@ -96,7 +96,7 @@ class _Block:
         _keep_rows_as_floats(model)
         options = ort.SessionOptions()
         options.log_severity_level = _QUIET
-        options.add_session_config_entry(_WEIGHTS_FOLDER, str(self.folder.root.resolve()))
+        options.add_session_config_entry(WEIGHTS_FOLDER, str(self.folder.root.resolve()))
         return ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
 
     def _feeds(

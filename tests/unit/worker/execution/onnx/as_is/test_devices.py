@@ -8,7 +8,7 @@ import pytest
 from onnx import ModelProto
 
 from blockrelay.block_folder.folder import BlockFolder
-from blockrelay.errors import KnownAnswerMismatch, UsageError
+from blockrelay.errors import BlockFolderError, KnownAnswerMismatch, UsageError
 from blockrelay_worker.execution.batch import Batch, Segment
 from blockrelay_worker.execution.onnx.as_is.block import AsIsBlock
 from blockrelay_worker.execution.onnx.as_is.loading import AsIsExecutors
@@ -109,5 +109,5 @@ def _other_weights(model: ModelProto) -> None:
 
 
 def test_a_part_of_the_blocks_is_no_stage(narrow: BlockFolder) -> None:
-    with pytest.raises(Exception, match="ONNX blocks are served together: block_1 to block_3"):
+    with pytest.raises(BlockFolderError, match="ONNX blocks are served together: block_1 to block_3"):
         AsIsExecutors(CpuProvider()).loaded(narrow, 1, 2, pages=20)
