@@ -130,6 +130,12 @@ def test_blocks_one_by_one_give_the_same_tokens(tmp_path: Path, monkeypatch: pyt
         least = 20 * (MODEL.layers + 1)
         wait_until(lambda: counted(worker, "s_evicted") >= least - 2, "each step makes each block anew")
         assert counted(worker, "s_made") >= least and counted(worker, "_cleanups") > 0
+        step = {"input_tensors": {"input_ids": [[3, 7, 11]]}}
+        stats = httpx.post(f"{up.url}/v1/infer", json=step, timeout=120).json()["execution_stats"]["warm_sessions"]
+        assert stats["made"] >= least and stats["jobs_ok"] >= least and stats["jobs_failed"] == 0, stats
+        assert stats["evicted"] > 0 and stats["clean_ups"] > 0 and stats["load_seconds"] > 0 < stats["run_seconds"]
+        shown = subprocess.run([*COMMAND, "status", "--data", str(up.data)], capture_output=True, text=True, check=True)
+        assert "sessions of ONNX blocks" in shown.stdout, shown.stdout
 
 
 def counted(worker: dict[str, Any], what: str) -> float:

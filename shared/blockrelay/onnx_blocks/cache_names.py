@@ -32,17 +32,23 @@ class CacheSlot:
         return f"the {self.half}s of layer {self.layer}"
 
 
+def slot_named(name: str, role: Role) -> CacheSlot | None:
+    """What a tensor of this name is the past (or present) of; None for a name that no cache has."""
+    found = _NAME.fullmatch(name)
+    if found is None or found["role"] != role:
+        return None
+    half: Half = "key" if (found["half"] or found["half_first"]) == "key" else "value"
+    return CacheSlot(int(found["layer"] or found["layer_last"]), half)
+
+
 def cache_slot(tensor: Tensor, role: Role, *, file: str) -> CacheSlot | None:
     """What the tensor is the past (or present) of; None for one that is no cache.
 
     Raises OnnxBlocksError for one that is called like a cache and does not have its four dimensions.
     """
-    found = _NAME.fullmatch(tensor.name)
-    if found is None or found["role"] != role:
-        return None
-    if tensor.rank not in (_RANK, None):
+    found = slot_named(tensor.name, role)
+    if found is not None and tensor.rank not in (_RANK, None):
         raise OnnxBlocksError(
             f"is called like a cache and has {tensor.rank} dimensions instead of {_RANK}", file=file, tensor=tensor.name
         )
-    half: Half = "key" if (found["half"] or found["half_first"]) == "key" else "value"
-    return CacheSlot(int(found["layer"] or found["layer_last"]), half)
+    return found

@@ -9,6 +9,8 @@ MAX_WORKERS = 1024
 RETENTION_S, DEAD_AFTER_MS = 900, 3000
 #: How long a tensor result may be there once it is stored, and once it has been read.
 RESULT_S, READ_RESULT_S = 60, 5
+#: How long KV that a client gave with a request waits for a worker; one that comes later computes it. Seconds.
+GIVEN_S = 600
 #: Steps of stages that are kept of a request that asked for a trace, and for how long after the last one.
 TRACE_STEPS, TRACE_S = 4096, 900
 #: Deaths of its workers at one log length from which on a request is tried alone, and deaths while it was that end it.

@@ -83,6 +83,8 @@ FAMILIES = (
     Family("session", "<id>", "hash: step, fingerprint, request, tokens", "ACCEPT UPGRADE", "MOVE gateway", "retention after the last step"),
     Family("moved", "<name>", "string, version of the list of cells by which a key or a session belongs elsewhere", "ACCEPT MOVE", "", "retention of requests with a key, and a day"),
     Family("result", "<id>", "string, tensor outputs", "worker", "gateway", "60 s after it was stored, 5 s after it was read", "payload"),
+    Family("kv-asked", "<id>", "hash, page.layer -> KV that a tensor step asked for", "worker", "gateway", "60 s after it was stored, 5 s after it was read", "payload"),
+    Family("kv-given", "<id>", "hash, page.layer -> KV that a client gave with a tensor step", "gateway", "worker", "600 s after it came, and when the step is answered", "payload"),
     Family("results", "", "zset id -> ms until which its result may be there; +inf: it has not ended", f"ACCEPT {_ENDS} gateway", "", "member: ACCEPT, behind its time"),
     Family("result-bytes", "", "hash id -> bytes and tenant of a member of `results`; their sums, of a tenant and of all", f"ACCEPT {_ENDS}", "", "member: with that of `results`"),
     Family("trace", "<id>", "stream, what stages did for a request that asked for a trace; the newest 4096 steps", "worker", "gateway", "900 s after its last entry", "payload"),
@@ -172,6 +174,12 @@ class Keys:
 
     def result(self, request_id: str) -> str:
         return self._key("result", request_id)
+
+    def kv_asked(self, request_id: str) -> str:
+        return self._key("kv-asked", request_id)
+
+    def kv_given(self, request_id: str) -> str:
+        return self._key("kv-given", request_id)
 
     @property
     def results(self) -> str:

@@ -42,17 +42,20 @@ class RequestBody:
     """gateway → record. What a request asks for; never changes after ACCEPT.
 
     `prompt` int32 [n], n >= 1. `params` is `SamplingParams.to_dict()`. A tensor step has `logits` "last" or "all" and
-    generates nothing; `prior` is then how many leading tokens belong to earlier steps. A `background` request lives on
-    when nobody follows it. Only requests of equal `salt` share KV pages. Each of several prompts of a client's body
-    is a request; all name the first as `group`, and that one says how many `choices` there are. `gateway` accepted it.
-    An `exact` one never goes on under another numerics id than that of its first token. Stages tell their steps for one
-    that is `traced`.
+    generates nothing; `prior` is then how many leading tokens belong to earlier steps. Its client has given the KV of
+    the first `kv_given` tokens, whole pages, and asks for that of the layers `kv_asked`, all on the payload Redis
+    (`encoding.kv_pages`). A `background` request lives on when nobody follows it. Only requests of equal `salt` share
+    KV pages. Each of several prompts of a client's body is a request; all name the first as `group`, and that one says
+    how many `choices` there are. `gateway` accepted it. An `exact` one never goes on under another numerics id than
+    that of its first token. Stages tell their steps for one that is `traced`.
     """
 
     prompt: TokenIds
     params: dict[str, Any]
     logits: Logits = "none"
     prior: int = 0
+    kv_given: int = 0
+    kv_asked: tuple[int, ...] = ()
     traceparent: str = ""
     session: str = ""
     step: int = 0
@@ -75,6 +78,8 @@ class RequestBody:
             "params": {name: value for name, value in self.params.items() if value != usual.get(name)},
             "logits": self.logits if self.logits != "none" else "",
             "prior": self.prior,
+            "kv_given": self.kv_given,
+            "kv_asked": list(self.kv_asked),
             "trace": self.traceparent,
             "session": self.session,
             "step": self.step,
@@ -103,6 +108,8 @@ class RequestBody:
                 params=params,
                 logits=_one_of(m.get("logits", "none"), get_args(Logits)),
                 prior=count(m.get("prior", 0), most=prompt.size),
+                kv_given=count(m.get("kv_given", 0), most=prompt.size),
+                kv_asked=tokens(m.get("kv_asked", [])),
                 traceparent=text(m.get("trace", "")),
                 session=text(m.get("session", "")),
                 step=count(m.get("step", 0)),

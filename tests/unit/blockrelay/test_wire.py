@@ -34,7 +34,13 @@ token_ids = st.integers(0, 2**31 - 1)
 @given(st.lists(token_ids, min_size=1, max_size=50), names, st.integers(0, 5), st.booleans())
 def test_a_request_body_comes_back_as_it_was(tokens: list[int], session: str, step: int, background: bool) -> None:
     body = RequestBody(
-        prompt=np.array(tokens, np.int32), params={"max_tokens": 3}, session=session, step=step, background=background
+        prompt=np.array(tokens, np.int32),
+        params={"max_tokens": 3},
+        session=session,
+        step=step,
+        background=background,
+        kv_given=len(tokens) // 16 * 16,
+        kv_asked=tuple(range(step)),
     )
     again = RequestBody.decode(body.encode())
     assert again.prompt.tolist() == tokens and again.prompt.dtype == np.int32
@@ -44,6 +50,7 @@ def test_a_request_body_comes_back_as_it_was(tokens: list[int], session: str, st
         step,
         background,
     )
+    assert (again.kv_given, again.kv_asked) == (body.kv_given, body.kv_asked)
 
 
 @given(st.lists(st.tuples(names, st.lists(token_ids, min_size=1, max_size=4), st.booleans()), min_size=1, max_size=5))

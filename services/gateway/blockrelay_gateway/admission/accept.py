@@ -112,6 +112,9 @@ class Admission:
         step; then nothing new of it is queued any more.
         """
         await self._check_room(requests)
+        for request in requests:
+            if request.given:
+                await self._results.give(request.request, request.given)
         pages = max(pages_of(request, PAGE_TOKENS) for request in requests) if together else 0
         submitted: list[_Submitted] = []
         try:
@@ -133,6 +136,9 @@ class Admission:
                 await self._apply(one, answered(answer.status))
         except BaseException as error:
             await self._withdraw(submitted, error)
+            for request in requests:
+                if request.given:
+                    await self._results.take_back(request.request)
             if isinstance(error, NotFound):
                 raise ServiceUnavailable("the request was forgotten at this very moment; try again") from error
             raise

@@ -1,6 +1,7 @@
 """What a client asks for, checked and in our words: what `Admission` accepts."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from blockrelay.protocol.messages import RequestBody
 from blockrelay.protocol.sampling_params import SamplingParams
@@ -18,7 +19,8 @@ class AdmissionRequest:
     timeout_s: float | None = None
     priority: int | None = None
     session: SessionStep | None = None
-    result_bytes: int = 0  # what its tensor result takes of the payload Redis
+    result_bytes: int = 0  # what its tensor result, and KV, takes of the payload Redis
+    given: Mapping[str, bytes] = field(default_factory=dict[str, bytes])  # KV that its client gave, by `kv_pages.field`
 
     @property
     def tokens(self) -> int:

@@ -1,18 +1,19 @@
-"""Tensor results on the payload Redis: how much of it they may take, and their way to the readers.
+"""Tensor results and KV of steps on the payload Redis: how much of it they may take, and their way to the readers.
 
 ACCEPT keeps the books (`{cell}:results`): bytes are promised with the request and given back when its result is gone.
 """
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, cast
 
 import redis.asyncio
 
 from blockrelay.auth.api_keys import Tenant
 from blockrelay.errors import RedisTrouble
-from blockrelay.protocol.constants import READ_RESULT_S
+from blockrelay.protocol.constants import GIVEN_S, READ_RESULT_S
 from blockrelay.protocol.keys import Keys
 from blockrelay.redis.client import backoff_s
 from blockrelay.redis.errors import RedisWatch
@@ -30,6 +31,8 @@ FULL_SHARE = 0.90
 POLL_S = 1.0
 #: How long an answer waits for a payload Redis that does not give its result. Seconds.
 RETRY_FOR_S = 60.0
+#: Pages of KV in one command: a few megabytes.
+FIELDS = 64
 
 
 class Results:
@@ -87,20 +90,58 @@ class Results:
         What was computed is worth waiting for: raises RedisTrouble when the payload Redis does not give it for a while,
         or when `give_up` says so. `now_ms`: Redis' clock.
         """
-        until, attempt, name = time.monotonic() + RETRY_FOR_S, 0, self._keys.result(request)
-        while True:
-            try:
-                value = await cast(Any, self._payload.getex(name, ex=READ_RESULT_S))
-                break
-            except RedisTrouble as error:
-                self._watch.met(error)
-                if time.monotonic() > until or give_up():
-                    raise
-                await asyncio.sleep(backoff_s(attempt))
-                attempt += 1
+        value = await self._read(
+            lambda: cast(Any, self._payload.getex(self._keys.result(request), ex=READ_RESULT_S)), give_up
+        )
         try:
             gone = {request: now_ms() + 1000 * READ_RESULT_S}
             await cast(Any, self._client.zadd(self._keys.results, gone, xx=True, lt=True))
         except RedisTrouble as error:  # the books then say so as late as of one that nobody reads
             self._watch.met(error)
         return value
+
+    async def fetch_kv(self, request: str, fields: Sequence[str], *, give_up: Callable[[], bool]) -> list[bytes] | None:
+        """The KV that a request asked for, by field; None when something of it is gone. Otherwise as `fetch`."""
+        name, found = self._keys.kv_asked(request), list[bytes]()
+        for start in range(0, len(fields), FIELDS):
+            some = list(fields[start : start + FIELDS])
+            pages = await self._read(partial(cast(Any, self._payload.hmget), name, some), give_up)
+            if None in pages:
+                return None
+            found += pages
+        if fields:
+            await self._read(lambda: cast(Any, self._payload.expire(name, READ_RESULT_S)), give_up)
+        return found
+
+    async def give(self, request: str, pages: Mapping[str, bytes]) -> None:
+        """Write KV that came with a request for the workers, unless there is some: another body may come under a known
+        id. Where that fails they compute it."""
+        name, fields = self._keys.kv_given(request), list(pages)
+        try:
+            if await cast(Any, self._payload.exists(name)):
+                return
+            for start in range(0, len(fields), FIELDS):
+                some = {one: pages[one] for one in fields[start : start + FIELDS]}
+                await cast(Any, self._payload.hset(name, mapping=cast(Any, some)))
+            await cast(Any, self._payload.expire(name, GIVEN_S))
+        except RedisTrouble as error:
+            self._watch.met(error)
+
+    async def take_back(self, request: str) -> None:
+        """What was given with a request is not needed any more."""
+        try:
+            await cast(Any, self._payload.unlink(self._keys.kv_given(request)))
+        except RedisTrouble as error:  # it goes by itself
+            self._watch.met(error)
+
+    async def _read(self, ask: Callable[[], Awaitable[Any]], give_up: Callable[[], bool]) -> Any:
+        until, attempt = time.monotonic() + RETRY_FOR_S, 0
+        while True:
+            try:
+                return await ask()
+            except RedisTrouble as error:
+                self._watch.met(error)
+                if time.monotonic() > until or give_up():
+                    raise
+                await asyncio.sleep(backoff_s(attempt))
+                attempt += 1

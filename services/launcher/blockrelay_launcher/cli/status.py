@@ -17,7 +17,7 @@ from blockrelay.redis import client as redis_link
 from blockrelay.redis import registry
 from blockrelay.redis.cell_address import CellAddress, connected
 from blockrelay_launcher.cli.trouble import read_trouble, sentences
-from blockrelay_launcher.cli.worker_totals import SECONDS, read_totals
+from blockrelay_launcher.cli.worker_totals import SECONDS, SESSIONS, read_totals
 
 #: Workers that are asked for their totals at a time.
 ASKED_AT_ONCE = 32
@@ -89,6 +89,8 @@ def show(status: dict[str, Any], console: Console | None = None) -> None:
         console.print(table)
         if any(w.get("totals") for w in found["workers"]):
             console.print(_totals(found["workers"]))
+        if any((w.get("totals") or {}).get("sessions") for w in found["workers"]):
+            console.print(_sessions(found["workers"]))
         waiting = ", ".join(f"{name} {depth}" for name, depth in found["queue"].items() if depth) or "empty"
         console.print(f"queue: {waiting}")
         for gap in found["missing"]:
@@ -107,6 +109,17 @@ def _totals(workers: list[dict[str, Any]]) -> Table:
             seconds = [f"{totals[name]:.2f}" for name in SECONDS]
             counts = [f"{totals[name]:.0f}" for name in ("prompt_tokens", "tokens")]
             table.add_row(worker["id"], f"{totals['inferences']:.0f}", *seconds, *counts)
+    return table
+
+
+def _sessions(workers: list[dict[str, Any]]) -> Table:
+    """Of those that serve ONNX blocks as they are, since each began."""
+    head = ("worker", "made", "evicted", "clean-ups", "loading", "running", "jobs", "failed")
+    table = Table(*head, title="sessions of ONNX blocks, times in seconds")
+    for worker in workers:
+        if told := (worker.get("totals") or {}).get("sessions"):
+            texts = (f"{told[name]:.2f}" if name.endswith("_s") else f"{told[name]:.0f}" for name in SESSIONS)
+            table.add_row(worker["id"], *texts)
     return table
 
 

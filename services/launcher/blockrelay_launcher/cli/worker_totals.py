@@ -21,9 +21,19 @@ TOTALS: Mapping[str, str] = {
 }
 #: Those of them that are seconds, the total last.
 SECONDS = tuple(name for name in TOTALS if name.endswith("_s"))
+#: Of a worker of ONNX blocks as they are: what is shown of its sessions -> the metric, and the label of it.
+SESSIONS: Mapping[str, tuple[str, str]] = {
+    "made": ("blockrelay_worker_warm_sessions_made_total", ""),
+    "evicted": ("blockrelay_worker_warm_sessions_evicted_total", ""),
+    "clean_ups": ("blockrelay_worker_warm_session_cleanups_total", ""),
+    "load_s": ("blockrelay_worker_warm_session_load_seconds_total", ""),
+    "run_s": ("blockrelay_worker_warm_session_run_seconds_total", ""),
+    "jobs_ok": ("blockrelay_worker_warm_session_jobs_total", "ok"),
+    "jobs_failed": ("blockrelay_worker_warm_session_jobs_total", "failed"),
+}
 
 
-def read_totals(worker: Mapping[str, Any]) -> dict[str, float] | None:
+def read_totals(worker: Mapping[str, Any]) -> dict[str, Any] | None:
     """Of a worker of `status`; None for one that cannot be reached from here."""
     try:
         answer = httpx.get(f"http://{worker['host']}:{worker['port']}/metrics", timeout=PATIENCE_S)
@@ -32,9 +42,14 @@ def read_totals(worker: Mapping[str, Any]) -> dict[str, float] | None:
         return None
 
 
-def parse_totals(text: str) -> dict[str, float]:
-    """Of a worker's metrics; 0 for what they do not say. ValueError for what is no Prometheus text."""
+def parse_totals(text: str) -> dict[str, Any]:
+    """Of a worker's metrics; 0 for what they do not say. `sessions` are there if it has made some. ValueError for what
+    is no Prometheus text."""
     samples = {
-        sample.name: sample.value for family in text_string_to_metric_families(text) for sample in family.samples
+        (sample.name, sample.labels.get("result", "")): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
     }
-    return {name: samples.get(metric, 0.0) for name, metric in TOTALS.items()}
+    totals: dict[str, Any] = {name: samples.get((metric, ""), 0.0) for name, metric in TOTALS.items()}
+    sessions = {name: samples.get(metric, 0.0) for name, metric in SESSIONS.items()}
+    return totals | ({"sessions": sessions} if sessions["made"] else {})

@@ -56,7 +56,8 @@ def tensor_end(run: Run, role: StageRole) -> Commit:
 
 
 def end_meta(run: Run, role: StageRole) -> str:
-    """What the terminal entry tells about the last run: times, devices, route, seed, prompt tokens not computed."""
+    """What the terminal entry tells about the last run: times, devices, route, seed, prompt tokens not computed; and of
+    the worker what it has made of ONNX blocks so far."""
     meta: dict[str, Any] = {
         "execution_times": {} if run.last is None else run.last.block_seconds(),
         "gpu_blocks": list(run.gpu_blocks_before + role.gpu_blocks),
@@ -64,4 +65,6 @@ def end_meta(run: Run, role: StageRole) -> str:
         "seed": run.identity.seed,
         "cached_tokens": min(run.kv.cached, run.prompt_length),
     }
+    if run.last is not None and run.last.sessions:
+        meta["warm_sessions"] = {name: round(value, 3) for name, value in run.last.sessions.items()}
     return encode_end_meta(meta)

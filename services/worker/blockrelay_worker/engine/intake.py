@@ -196,7 +196,7 @@ class Intake:
             context=self._model.max_position,
             quarantined_until=len(tokens) if quarantined else 0,
             reusable_limit=reusable_limit if params.use_cache else 0,
-            private=private,
+            private=private or body.kv_given > 0,  # what a client gives is nobody else's
             guessing=not private or self._role.inexact_sharing,
             deadline=deadline,
         )

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from blockrelay.protocol.messages import RequestBody
 from blockrelay.protocol.sampling_params import SamplingParams
+from blockrelay_worker.kernels.specification import PAGE
 from blockrelay_worker.kv.state import KvState
 from blockrelay_worker.sampling.prompt_lookup import Drafter, right_drafts
 from blockrelay_worker.sampling.stop_conditions import Progress
@@ -64,12 +65,13 @@ class LaterStageState:
 class LastStageState:
     """What becomes of rows: `progress` decides the end (None for a tensor step, which collects `logits`), `committed`
     counts tokens handed to COMMIT. Of a re-run that has committed nothing yet `known_before` tokens were known when it
-    came (None: of any other)."""
+    came (None: of any other). `sessions` as the last step has told (`StageOutput`)."""
 
     progress: Progress | None = None
     committed: int = 0
     known_before: int | None = None
     logits: list[NDArray[np.float32]] = field(default_factory=list[NDArray[np.float32]])
+    sessions: Mapping[str, float] = field(default_factory=dict[str, float])
     _batches: list[Mapping[str, float]] = field(default_factory=list[Mapping[str, float]])  # not in the sums yet
     _sums: dict[str, float] = field(default_factory=dict[str, float])
 
@@ -147,6 +149,11 @@ class Run:
     def private(self) -> bool:
         """Only runs of the same request share pages with this one."""
         return self.identity.private
+
+    @property
+    def given_pages(self) -> int:
+        """Of so many leading pages the client has given the KV."""
+        return self.body.kv_given // PAGE
 
     @property
     def prompt_length(self) -> int:

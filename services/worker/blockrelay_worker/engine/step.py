@@ -25,8 +25,10 @@ from blockrelay_worker.engine.run_table import RunTable
 from blockrelay_worker.engine.stage_role import StageRole
 from blockrelay_worker.execution.batch import Batch, Segment, StageOutput
 from blockrelay_worker.execution.executor import Executor
+from blockrelay_worker.execution.page_layout import pages_for
 from blockrelay_worker.execution.process.care import DeviceCare
 from blockrelay_worker.execution.selection import Largest, LogitRows, Need
+from blockrelay_worker.kv.asked import read_asked
 from blockrelay_worker.sampling.sampler import need_of
 from blockrelay_worker.scheduling.step_cost import StepCost, observed
 from blockrelay_worker.scheduling.throughput import PaceMeter
@@ -131,6 +133,7 @@ class Steps:
             self._status_events.put([self._status(item, "start") for item in work])
         try:
             output = self._run_stage(work)
+            asked = self._asked_kv(work)
             reach("worker.after_compute")
         except ExecutionError as error:
             self._tell_end(work, began_ns, None)
@@ -147,10 +150,14 @@ class Steps:
             if run.last is not None:
                 run.last.add_seconds(run.block_seconds_before)
                 run.last.add_seconds(output.seconds)
+                run.last.sessions = output.sessions
             if self._role.first_stage:
                 prompt_rows += max(0, min(run.prompt_length, item.known_end) - item.position)
         self._metrics.prompt_tokens.inc(prompt_rows)
         passing_on = time.perf_counter()
+        for request, fields in asked.items():
+            if request not in bad:
+                self._results.store_kv(request, fields)
         logits = output.logits if output.rows is None else output.rows
         if logits is not None:
             self._commit(_split(work, logits, [len(wanted_rows(w)) for w in work]), bad)
@@ -268,6 +275,17 @@ class Steps:
         self.pace.add(rows=at - decode_rows, tokens=sum(1 for w in work if w.samples))
         self._metrics.block_seconds.observe(output.seconds, self._role.device, str(output.estimated).lower())
         return output
+
+    def _asked_kv(self, work: list[Work[Run]]) -> dict[str, dict[str, bytes]]:
+        """By request, what this stage has of the KV that its client asked for; its last row is among these."""
+        found = {
+            item.run.request: read_asked(
+                self._executor, self._role.first, asked, item.run.pages[: pages_for(item.known_end)]
+            )
+            for item in work
+            if item.samples and (asked := item.run.body.kv_asked)
+        }
+        return {request: fields for request, fields in found.items() if fields}
 
     def _forward(self, parts: list[Part], seconds: dict[str, float]) -> None:
         """Rows to the next stage. What was guessed stays noted until COMMIT tells which guesses were right."""

@@ -1,6 +1,6 @@
 """What goes into a stage and what comes out: one ragged matrix of rows and the segments it is made of."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -56,6 +56,7 @@ class StageOutput:
     last.
     `not_finite` are the indexes of the segments with a row that is NaN or infinite (fail these requests: their pages
     hold rubbish); the other segments are unaffected.
+    `sessions` of ONNX blocks that others made are counted (`WarmCounts`); of others there is nothing.
     `seconds` is the wall time of each block of the stage by name (`block_3`); `estimated` where only the stage's was
     measured, and divided.
     """
@@ -66,6 +67,7 @@ class StageOutput:
     not_finite: tuple[int, ...] = ()
     seconds: dict[str, float] = field(default_factory=dict[str, float])
     estimated: bool = False
+    sessions: Mapping[str, float] = field(default_factory=dict[str, float])
 
 
 def check_segments(segments: Sequence[Segment], *, limit: int, pages: int) -> int:

@@ -21,6 +21,7 @@ from blockrelay_worker.kv.page_names import (
     root_name,
 )
 from blockrelay_worker.kv.state import KvState
+from blockrelay_worker.kv.store.given import Given
 from blockrelay_worker.kv.store.store import Load, Loaded, PageStore
 
 
@@ -36,6 +37,11 @@ class Prefix(Protocol):
     @property
     def private(self) -> bool:
         """Only runs of the same request share pages with it."""
+        ...
+
+    @property
+    def given_pages(self) -> int:
+        """Of so many leading pages its client has given the KV."""
         ...
 
     @property
@@ -106,7 +112,8 @@ class PrefixCache:
             elif self._store is not None and (name := next(filter(self._store.may_have, candidates), None)):
                 names, begun = [*names, name], rest
         self._count(run, kv.computed)
-        self._look_further(kv, names, begun)
+        given = Given(run.request, kv.sealed, run.given_pages) if kv.sealed < run.given_pages else None
+        self._look_further(kv, names, begun, given)
 
     def take(self, run: Prefix, done: Loaded) -> None:
         """The load that `run` waited for has ended: it has the pages that were found."""
@@ -184,13 +191,14 @@ class PrefixCache:
     def _extend(self, run: Prefix, pages: int) -> None:
         extend_names(run.kv.names, self._root(run), run.tokens, pages)
 
-    def _look_further(self, kv: KvState, names: list[bytes], begun: int) -> None:
+    def _look_further(self, kv: KvState, names: list[bytes], begun: int, given: Given | None) -> None:
         """Let the store fill pages for `names`, which follow those that the run has, if it may have them. The last one
         is of a page with `begun` tokens, unless that is 0."""
         room = min(len(names), self._pool.free_pages)
-        if self._store is None or not room or not self._store.may_have(names[0]):
+        if self._store is None or not room or not (given or self._store.may_have(names[0])):
             return
-        load = Load(tuple(names[:room]), tuple(self._pool.allocate(room)), begun if room == len(names) else 0)
+        last = begun if room == len(names) else 0
+        load = Load(tuple(names[:room]), tuple(self._pool.allocate(room)), last, given)
         kv.wait_for(load)
         self._store.load(load, self._deliver)
 

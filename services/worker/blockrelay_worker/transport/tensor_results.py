@@ -1,8 +1,10 @@
-"""Tensor outputs on their way to the payload Redis, and the COMMITs that announce them."""
+"""Tensor outputs, and KV that was asked for, on their way to the payload Redis, and the COMMITs that announce them."""
 
 import threading
 import time
+from collections.abc import Mapping
 from queue import SimpleQueue
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +16,8 @@ from blockrelay.protocol.tensors import encode_result
 from blockrelay_worker.transport.committer import Committer
 from blockrelay_worker.transport.redis_links import Links, Stopping
 
+#: Bytes of one command, about.
+COMMAND_BYTES = 4 << 20
 #: Logits float32 [n, vocab] in parts, and the commit behind them; an event, to be set when everything before it is
 #: handed on; None: the end.
 _Item = tuple[list[NDArray[np.float32]], Commit] | threading.Event | None
@@ -34,6 +38,27 @@ class Results(threading.Thread):
     def submit(self, logits: list[NDArray[np.float32]], commit: Commit) -> None:
         """`logits` is not changed any more."""
         self._queue.put((logits, commit))
+
+    def store_kv(self, request: str, fields: Mapping[str, bytes]) -> None:
+        """Store what `read_asked` found where the gateway looks for it, at once: what the last stage hands on must find
+        it there. Raises Stopping when the process should end meanwhile."""
+        key = self._links.keys.kv_asked(request)
+
+        def store() -> None:
+            reach("worker.before_result")
+            pipeline = self._links.payload.pipeline(transaction=False)
+            some: dict[str, bytes] = {}
+            for name, page in fields.items():
+                some[name] = page
+                if len(some) * len(page) >= COMMAND_BYTES:
+                    pipeline.hset(key, mapping=cast(Any, some))
+                    some = {}
+            if some:
+                pipeline.hset(key, mapping=cast(Any, some))
+            pipeline.expire(key, RESULT_S)
+            pipeline.execute()
+
+        self._links.retry_until_reachable(store, "store KV")
 
     def flush(self, timeout_s: float) -> bool:
         """Wait until all that was submitted, here and to the committer, is answered. False after `timeout_s`."""

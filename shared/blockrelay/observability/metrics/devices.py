@@ -1,9 +1,9 @@
 """What a worker tells of its GPU, whose process it watches."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
-from prometheus_client import CollectorRegistry, Gauge
+from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from blockrelay.observability.metrics.instruments import counter
 
@@ -53,38 +53,52 @@ class DeviceMetrics:
             "Whether its GPU is left alone for an hour (1) or not (0)",
             registry=registry,
         )
-        self.bus_bytes = counter(
+        bus_bytes = counter(
             "blockrelay_worker_device_bus_bytes",
             "How many bytes went up to its GPU and came down from it",
             registry,
             direction=("up", "down"),
         )
-        self.repeated_steps = counter(
-            "blockrelay_worker_device_repeated_steps",
-            "How many steps its GPU did by repeating recorded ones",
+        jobs = counter(
+            "blockrelay_worker_warm_session_jobs",
+            "How often a session of ONNX blocks as they are computed its part of a step, by what came of it",
             registry,
+            result=("ok", "failed"),
         )
-        self.recording_failures = counter(
-            "blockrelay_worker_device_recording_failures",
-            "How often it was given up to record steps of its GPU: one failed, or was off by too much",
-            registry,
-        )
-        self.made_sessions = counter(
-            "blockrelay_worker_warm_sessions_made",
-            "How many sessions of ONNX blocks as they are were made",
-            registry,
-        )
-        self.evicted_sessions = counter(
-            "blockrelay_worker_warm_sessions_evicted", "How many of them made room for others", registry
-        )
-        self.session_seconds = counter(
-            "blockrelay_worker_warm_session_load_seconds", "How long making them took", registry
-        )
-        self.session_clean_ups = counter(
-            "blockrelay_worker_warm_session_cleanups",
-            "How often memory of those that had gone was given back to the system",
-            registry,
-        )
+        #: What a device tells of itself that only grows, by its names in `Figures.counted`.
+        self.counters: Mapping[str, Counter] = {
+            "up_bytes": bus_bytes.labels("up"),
+            "down_bytes": bus_bytes.labels("down"),
+            "repeated_steps": counter(
+                "blockrelay_worker_device_repeated_steps",
+                "How many steps its GPU did by repeating recorded ones",
+                registry,
+            ),
+            "recording_failures": counter(
+                "blockrelay_worker_device_recording_failures",
+                "How often it was given up to record steps of its GPU: one failed, or was off by too much",
+                registry,
+            ),
+            "made": counter(
+                "blockrelay_worker_warm_sessions_made",
+                "How many sessions of ONNX blocks as they are were made",
+                registry,
+            ),
+            "evicted": counter(
+                "blockrelay_worker_warm_sessions_evicted", "How many of them made room for others", registry
+            ),
+            "load_seconds": counter(
+                "blockrelay_worker_warm_session_load_seconds", "How long making them took", registry
+            ),
+            "run_seconds": counter("blockrelay_worker_warm_session_run_seconds", "How long their jobs took", registry),
+            "clean_ups": counter(
+                "blockrelay_worker_warm_session_cleanups",
+                "How often memory of those that had gone was given back to the system",
+                registry,
+            ),
+            "jobs_ok": jobs.labels("ok"),
+            "jobs_failed": jobs.labels("failed"),
+        }
         self._weights = Gauge(
             "blockrelay_worker_device_weight_bytes", "How many bytes of weights are on its GPU", registry=registry
         )

@@ -96,6 +96,7 @@ def test_a_tensor_step_answers_as_the_contract_says(
         "total_fallbacks": 0,
         "successful_fallbacks": 0,
         "avg_block_time": 0.375,
+        "cached_tokens": 0,
     }
     assert answer["fallback_events"] == []
     assert answer["total_pipeline_time"] > 0

@@ -122,7 +122,7 @@ def test_a_stream_goes_on_while_a_large_answer_is_made(
 
 
 async def test_between_two_pieces_everybody_has_a_turn() -> None:
-    answer = TensorAnswer({"outputs": {"logits": {"data_b64": ""}}}, np.ones((1, 10, VOCAB), np.float16))
+    answer = TensorAnswer({"outputs": {"logits": {"data_b64": ""}}}, {"logits": np.ones((1, 10, VOCAB), np.float16)})
     turns = 0
 
     async def others() -> None:
@@ -143,6 +143,8 @@ def test_an_answer_may_say_anything(tmp_path: Path) -> None:
     body = {"session_id": said, "outputs": {"logits": {"data_b64": ""}}}
 
     async def whole() -> bytes:
-        return b"".join([piece async for piece in TensorAnswer(body, np.ones((1, 1, 2), np.float16)).pieces()])
+        return b"".join(
+            [piece async for piece in TensorAnswer(body, {"logits": np.ones((1, 1, 2), np.float16)}).pieces()]
+        )
 
     assert json.loads(asyncio.run(whole())) == {"session_id": said, "outputs": {"logits": {"data_b64": "ADwAPA=="}}}

@@ -1,8 +1,8 @@
 """What /v1/infer does, for HTTP and for the WebSocket: one message in, one or more objects out."""
 
 import time
-from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 import numpy as np
@@ -19,6 +19,16 @@ from blockrelay_gateway.api.client_headers import ClientHeaders
 from blockrelay_gateway.api.infer import requests
 from blockrelay_gateway.api.infer.responses import InferFormat, execution, pipeline_error, tensor_success
 from blockrelay_gateway.api.infer.schemas import TENSOR_FIELDS, TENSOR_ONLY_FIELDS, InferRequest
+from blockrelay_gateway.api.infer.session_kv import (
+    asked_layers,
+    check_kv_lengths,
+    fields_of,
+    kv_tensors,
+    read_given,
+    row_kv,
+    served_kv,
+    split_tensors,
+)
 from blockrelay_gateway.api.infer.tensor_steps import (
     Session,
     TensorStep,
@@ -43,12 +53,26 @@ MAX_RESULT_BYTES = 256 << 20
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The answer to a request that has ended, its error if it ended badly, and float16 logits [rows, n, vocab] if
-    `body` is of `tensor_success`."""
+    """The answer to a request that has ended, its error if it ended badly, and its tensors by name if `body` is of
+    `tensor_success`: float16 logits [rows, n, vocab] and the KV that was asked for."""
 
     body: dict[str, Any]
     error: BlockrelayError | None = None
-    logits: NDArray[np.float16] | None = None
+    tensors: Mapping[str, NDArray[Any]] = field(default_factory=dict[str, NDArray[Any]])
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A row of a step that has ended: its stored logits, and the pages that it asked for. None: they are gone."""
+
+    end: EndEntry
+    logits: bytes | None = None
+    kv: list[bytes] | None = None
+
+    @property
+    def lost(self) -> bool:
+        """It ended well, and what it came to is not there."""
+        return failure(self.end) is None and (self.logits is None or self.kv is None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,44 +154,50 @@ async def finish_tensors(accepted: AcceptedStep, session_id: str | None, tenant:
     """The answer to a tensor step once all its rows have ended."""
     cell, steps, rows, readers = accepted.cell, accepted.steps, accepted.rows, accepted.readers
     started = min(followed.started for followed in readers.requests)
-    ended = await _ended(cell, readers)
-    lost = [row for row, (end, raw) in enumerate(ended) if raw is None and failure(end) is None]
+    ended = await _ended(cell, readers, rows)
+    lost = [index for index, row in enumerate(ended) if row.lost]
     if lost:  # their results are gone: compute them once more, outside the session
-        renamed = [requests.renamed(rows[row]) for row in lost]
+        renamed = [requests.renamed(rows[index]) for index in lost]
         again = await cell.admission.submit(renamed, tenant, together=True)
-        for row, found in zip(lost, await _ended(cell, again), strict=True):
-            ended[row] = found
+        for index, found in zip(lost, await _ended(cell, again, renamed), strict=True):
+            ended[index] = found
     values: list[NDArray[np.float32]] = []
-    for (end, raw), step, asked in zip(ended, steps, rows, strict=True):
-        error = failure(end)
+    for row, step, asked in zip(ended, steps, rows, strict=True):
+        error = failure(row.end)
         if error is None:
             try:
                 wanted = step.new if asked.body.logits == "all" else 1
-                values.append(await by_size(len(raw or b""), _logits, raw, wanted, cell))
+                values.append(await by_size(len(row.logits or b""), _logits, row, wanted, cell))
             except (ExecutionError, WireError) as problem:
                 error = problem
         if error is not None:
-            return Finished(pipeline_error(error, end, session_id=session_id), error)
+            return Finished(pipeline_error(error, row.end, session_id=session_id), error)
     places = steps if rows[0].body.logits == "all" else None
     logits = await by_size(sum(logits.nbytes for logits in values), _side_by_side, values, places)
+    tensors: dict[str, NDArray[Any]] = {"logits": logits}
+    if layers := rows[0].body.kv_asked:
+        shape, pages = served_kv(cell.served.folder).shape, [row.kv or [] for row in ended]
+        size = sum(len(page) for row in pages for page in row)
+        tensors |= await by_size(size, kv_tensors, shape, layers, pages, len(steps[0].tokens))
+    ends = [row.end for row in ended]
     body = tensor_success(
-        logits.shape,
-        [end for end, _ in ended],
+        tensors,
+        ends,
         session_id=session_id,
         step=steps[0].step,
         seconds=time.monotonic() - started,
-        **execution(*(end for end, _ in ended)),
+        **execution(*ends),
     )
-    return Finished(body, logits=logits)
+    return Finished(body, tensors=tensors)
 
 
-def _logits(raw: bytes | None, rows: int, cell: Cell) -> NDArray[np.float32]:
+def _logits(row: Row, rows: int, cell: Cell) -> NDArray[np.float32]:
     """The last `rows` of a stored result, float32 [rows, vocab]. Raises ExecutionError or WireError."""
-    if raw is None:
+    if row.logits is None or row.kv is None:
         raise ExecutionError(
             f"the result is not on the payload Redis of cell {cell.name}{cell.results.doubt}; try again"
         )
-    logits = decode_result(raw)
+    logits = decode_result(row.logits)
     if logits.shape[0] < rows or logits.shape[1] != cell.served.folder.model.vocab_size:
         raise ExecutionError(f"the result has shape {list(logits.shape)}, expected {rows} rows")
     return logits[-rows:]
@@ -195,8 +225,11 @@ async def _rows(
     model = gateway.folder.model
     gateway.builder.check_model(request.model)
     number = check_names(request.session_id, request.step)
-    tensors, context = request.input_tensors or {}, model.max_position
+    served, context = served_kv(gateway.folder), model.max_position
+    asked = asked_layers(served, request.blocks)
+    tensors, past = split_tensors(request.input_tensors or {})
     inputs = await by_size(size, read_inputs, tensors, context=context, vocab_size=model.vocab_size)
+    given = await by_size(size, read_given, served, past, rows=inputs.rows, context=context)
     sessions, place = [Session()] * inputs.rows, None
     if (session := request.session_id) is not None:
         names = [row_session(session, 0, inputs.rows), *other_shapes(session, inputs.rows)]
@@ -204,14 +237,24 @@ async def _rows(
         place = await gateway.submission.of_session(tenant, session, names, begins=number == 1)
         sessions = await _sessions(place.cell, tenant, session, inputs.rows, number)
     logits = request.logits or "last"
-    steps = read_steps(inputs, sessions, session_id=request.session_id, step=number, logits=logits)
+    kv = f"{asked}{given.digest if given else ''}" if asked or given else ""
+    steps = read_steps(inputs, sessions, session_id=request.session_id, step=number, logits=logits, kv=kv)
+    check_kv_lengths([len(step.tokens) for step in steps], served, given=given, asked=asked)
     new = sum(step.new for step in steps)
     if logits == "all" and new * model.vocab_size * 4 > MAX_RESULT_BYTES:
         most = MAX_RESULT_BYTES // (model.vocab_size * 4)
         raise BadRequest(f'logits "all" takes at most {most} new tokens, not {new}', param="logits")
     rows = [
-        requests.tensor_request(gateway.builder, request, step, name, logits=logits, headers=headers)
-        for step, name in zip(steps, who.names(inputs.rows), strict=True)
+        requests.tensor_request(
+            gateway.builder,
+            request,
+            step,
+            name,
+            logits=logits,
+            headers=headers,
+            kv=row_kv(served, row, len(step.tokens), given=given, asked=asked),
+        )
+        for row, (step, name) in enumerate(zip(steps, who.names(inputs.rows), strict=True))
     ]
     return place, steps, rows
 
@@ -239,16 +282,23 @@ async def _sessions(cell: Cell, tenant: Tenant, session_id: str, rows: int, step
     return sessions
 
 
-async def _ended(cell: Cell, readers: Readers) -> list[tuple[EndEntry, bytes | None]]:
-    """The terminal entry of every request and its stored result. Closes `readers`."""
+async def _ended(cell: Cell, readers: Readers, rows: Sequence[AdmissionRequest]) -> list[Row]:
+    """How every request ended, and what is stored of it. Closes `readers`."""
+
+    def give_up() -> bool:
+        return cell.followed.closing
+
     with readers:
-        ended: list[tuple[EndEntry, bytes | None]] = []
-        for answer, followed in zip(await collect(cell, readers), readers.requests, strict=True):
+        ended: list[Row] = []
+        for answer, followed, asked in zip(await collect(cell, readers), readers.requests, rows, strict=True):
             assert answer.end is not None
-            raw = None
+            row = Row(answer.end)
             if answer.end.reason == "tensor":
-                raw = await cell.results.fetch(
-                    followed.id, now_ms=cell.state.now_ms, give_up=lambda: cell.followed.closing
-                )
-            ended.append((answer.end, raw))
+                fields = fields_of(asked.body.kv_asked, asked.body.prompt.size)
+                kv = await cell.results.fetch_kv(followed.id, fields, give_up=give_up)
+                raw = await cell.results.fetch(followed.id, now_ms=cell.state.now_ms, give_up=give_up)
+                row = Row(answer.end, raw, kv)
+            if asked.given:
+                await cell.results.take_back(asked.request)
+            ended.append(row)
         return ended

@@ -12,6 +12,7 @@ from blockrelay_gateway.admission.admission_request import AdmissionRequest
 from blockrelay_gateway.admission.idempotency import Identity, Name, random_identity
 from blockrelay_gateway.api.client_headers import NO_HEADERS, ClientHeaders
 from blockrelay_gateway.api.infer.schemas import InferRequest
+from blockrelay_gateway.api.infer.session_kv import RowKv
 from blockrelay_gateway.api.infer.tensor_steps import TensorStep
 from blockrelay_gateway.api.request_builder import RequestBuilder, checked_salt, checked_timeout
 
@@ -35,6 +36,7 @@ def tensor_request(
     *,
     logits: Literal["last", "all"],
     headers: ClientHeaders,
+    kv: RowKv,
 ) -> AdmissionRequest:
     """A row of a tensor step: its session's tokens, the first `step.prior` of them from earlier steps.
 
@@ -54,6 +56,8 @@ def tensor_request(
         params=params.to_dict(),
         logits=logits,
         prior=step.prior,
+        kv_given=kv.given_tokens,
+        kv_asked=kv.asked,
         traceparent=headers.traceparent,
         session=step.session.session if step.session else "",
         step=step.session.step if step.session else 0,
@@ -72,7 +76,8 @@ def tensor_request(
         timeout_s=checked_timeout(request.timeout),
         priority=request.priority,
         session=step.session,
-        result_bytes=result_bytes(step.new if logits == "all" else 1, builder.model.vocab_size),
+        result_bytes=result_bytes(step.new if logits == "all" else 1, builder.model.vocab_size) + kv.bytes,
+        given=kv.given,
     )
 
 

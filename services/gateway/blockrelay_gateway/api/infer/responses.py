@@ -1,10 +1,9 @@
 """What /v1/infer answers. Pure."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from blockrelay.errors import BlockrelayError
@@ -19,12 +18,14 @@ from blockrelay_gateway.streaming.following.followed_request import FollowedRequ
 def execution(*ends: EndEntry) -> dict[str, Any]:
     """execution_times, execution_stats and fallback_events, as the last stage told them of each row.
 
-    Rows share batches, so a block's time is that of the row for which it took longest.
+    Rows share batches, so a block's time is that of the row for which it took longest. `warm_sessions`: of ONNX blocks
+    as they are, what their worker has made and run so far.
     """
     times: dict[str, float] = {}
     for end in ends:
         for block, seconds in (end.meta.get("execution_times") or {}).items():
             times[block] = max(seconds, times.get(block, 0.0))
+    sessions: dict[str, float] = next((m for end in reversed(ends) if (m := end.meta.get("warm_sessions"))), {})
     on_gpu = len({block for end in ends for block in end.meta.get("gpu_blocks") or ()})
     fallbacks = [event for end in ends for event in end.fallbacks]
     return {
@@ -35,13 +36,15 @@ def execution(*ends: EndEntry) -> dict[str, Any]:
             "total_fallbacks": len(fallbacks),
             "successful_fallbacks": sum(event.success for event in fallbacks),
             "avg_block_time": round(sum(times.values()) / len(times), 6) if times else 0.0,
+            "cached_tokens": sum(end.meta.get("cached_tokens") or 0 for end in ends),
+            **({"warm_sessions": sessions} if sessions else {}),
         },
         "fallback_events": [event.to_json() for event in fallbacks],
     }
 
 
 def tensor_success(
-    shape: Sequence[int],
+    tensors: Mapping[str, NDArray[Any]],
     ends: Sequence[EndEntry],
     *,
     session_id: str | None,
@@ -49,14 +52,17 @@ def tensor_success(
     seconds: float,
     **more: Any,
 ) -> dict[str, Any]:
-    """The answer to a tensor step, with the end of each row, but for its logits, float16 of `shape`: `TensorAnswer`
-    puts them in."""
+    """The answer to a tensor step, with the end of each row, but for what is in its tensors: `TensorAnswer` puts it
+    in."""
     return {
         "status": "success",
         "message": "Pipeline completed successfully",
         "session_id": session_id,
         "step": step,
-        "outputs": {"logits": {"_tensor_": True, "dtype": "float16", "shape": list(shape), "data_b64": ""}},
+        "outputs": {
+            name: {"_tensor_": True, "dtype": tensor.dtype.name, "shape": list(tensor.shape), "data_b64": ""}
+            for name, tensor in tensors.items()
+        },
         "total_pipeline_time": round(seconds, 6),
         "system_fingerprint": ",".join(dict.fromkeys(end.numerics for end in ends if end.numerics)) or None,
         **more,
@@ -64,26 +70,30 @@ def tensor_success(
 
 
 class TensorAnswer:
-    """The JSON of `body` (of `tensor_success`) with its logits, which are encoded while they are sent: an answer of
+    """The JSON of `body` (of `tensor_success`) with its tensors, which are encoded while they are sent: an answer of
     hundreds of megabytes is never in memory, nor does making it hold up others."""
 
-    def __init__(self, body: dict[str, Any], logits: NDArray[np.float16]) -> None:
+    def __init__(self, body: dict[str, Any], tensors: Mapping[str, NDArray[Any]]) -> None:
         gap = b'"data_b64":""'  # cannot stand in any of the texts, whose quotes are escaped
-        head, tail = to_json(body).split(gap)
-        self._head, self._tail, self._logits = head + gap[:-1], gap[-1:] + tail, logits
+        head, *rest = to_json(body).split(gap)
+        self._head, self._rest = head, list(zip(tensors.values(), rest, strict=True))
+        self._before, self._behind = gap[:-1], gap[-1:]
 
     @property
     def size(self) -> int:
         """Bytes of it all."""
-        return len(self._head) + -(-self._logits.nbytes // 3) * 4 + len(self._tail)
+        quotes = len(self._before) + len(self._behind)
+        return len(self._head) + sum(quotes + -(-one.nbytes // 3) * 4 + len(text) for one, text in self._rest)
 
     async def pieces(self) -> AsyncIterator[bytes]:
         """It all, in order. Between two pieces everybody else has a turn."""
         yield self._head
-        for piece in base64_pieces(self._logits):
-            yield piece
-            await asyncio.sleep(0)
-        yield self._tail
+        for tensor, text in self._rest:
+            yield self._before
+            for piece in base64_pieces(tensor):
+                yield piece
+                await asyncio.sleep(0)
+            yield self._behind + text
 
 
 def text_success(answer: Answer, followed: FollowedRequest, *, seconds: float, **more: Any) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from blockrelay.errors import BadRequest
 from blockrelay_gateway.admission.idempotency import HEADER
 from blockrelay_gateway.api import state
 from blockrelay_gateway.api.client_headers import client_headers
-from blockrelay_gateway.api.infer import handlers
+from blockrelay_gateway.api.infer import handlers, session_view
 from blockrelay_gateway.api.infer.responses import InferFormat, TensorAnswer
 from blockrelay_gateway.api.infer.schemas import InferRequest
 from blockrelay_gateway.api.infer.websocket import converse
@@ -56,11 +56,17 @@ async def infer_once(body: InferRequest, request: Request) -> Response:
 def _answer(done: handlers.Finished | None, headers: dict[str, str]) -> Response:
     if done is None:
         return Response(status_code=499)
-    if done.logits is not None:
-        answer = TensorAnswer(done.body, done.logits)
+    if done.tensors:
+        answer = TensorAnswer(done.body, done.tensors)
         headers = {**headers, "content-length": str(answer.size)}
         return StreamingResponse(answer.pieces(), headers=headers, media_type=JsonAnswer.media_type)
     return JsonAnswer(done.body, status_code=status_of(done.error) if done.error else 200, headers=headers)
+
+
+@router.get("/v1/sessions/{session_id}", responses=openapi.ERRORS)
+async def session(session_id: str, request: Request) -> Response:
+    """A session of tensor steps: its step and tokens, and the pages that it has filled on each stage."""
+    return JsonAnswer(await session_view.view(state.of(request), authentication.of(request), session_id))
 
 
 @router.websocket("/v1/infer/ws")

@@ -20,10 +20,15 @@ class InferRequest(SamplingFields):
     step: int | None = Field(default=None, description="tensor form: 1, then one more each time")
     input_tensors: dict[str, Any] | None = Field(
         default=None,
-        description="tensor form: input_ids, attention_mask and position_ids, each {shape, dtype, data} or a list",
+        description="tensor form: input_ids, attention_mask and position_ids, each {shape, dtype, data} or a list; "
+        "past_key_values.<layer>.key and .value of all layers, where a client has them",
     )
     logits: Literal["last", "all"] | None = Field(
         default=None, description="tensor form: of the last row (default) or of all"
+    )
+    blocks: str | None = Field(
+        default=None,
+        description="tensor form: of which blocks the answer has keys and values, `3` or `2-5`; default: of none",
     )
 
 
@@ -37,6 +42,7 @@ TENSOR_FIELDS = frozenset(
         "step",
         "input_tensors",
         "logits",
+        "blocks",
         "priority",
         "timeout",
         "cache_salt",
@@ -46,4 +52,4 @@ TENSOR_FIELDS = frozenset(
     }
 )
 #: Fields of InferRequest that the text form does not know.
-TENSOR_ONLY_FIELDS = frozenset({"session_id", "step", "input_tensors", "logits"})
+TENSOR_ONLY_FIELDS = frozenset({"session_id", "step", "input_tensors", "logits", "blocks"})

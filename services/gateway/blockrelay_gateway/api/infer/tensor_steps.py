@@ -130,8 +130,10 @@ def read_steps(
     session_id: str | None,
     step: int,
     logits: Literal["last", "all"],
+    kv: str = "",
 ) -> list[TensorStep]:
-    """What the rows of `inputs` ask for, each with its session as it is now.
+    """What the rows of `inputs` ask for, each with its session as it is now. `kv` stands for the KV that they bring and
+    ask for.
 
     Raises BadRequest naming the tensor, or Conflict naming the expected step.
     """
@@ -141,7 +143,7 @@ def read_steps(
     new = [tuple(ids[keep].tolist()) for ids, keep in zip(inputs.ids, kept, strict=True)]
     steps: list[TensorStep] = []
     for row, session in enumerate(sessions):
-        fingerprint = _fingerprint(new, row, logits)
+        fingerprint = _fingerprint(new, row, logits + kv)
         if step == session.step and step > 0 and fingerprint == session.fingerprint:
             prior = session.tokens[: len(session.tokens) - len(new[row])]
         elif step == session.step + 1:
@@ -228,9 +230,9 @@ def _check_positions(positions: Ints | None, kept: NDArray[np.bool_], size: int,
         )
 
 
-def _fingerprint(new: Sequence[tuple[int, ...]], row: int, logits: str) -> str:
+def _fingerprint(new: Sequence[tuple[int, ...]], row: int, asked: str) -> str:
     """Equal for rows of steps that ask for the same; every row's covers all rows."""
-    whole = hashlib.sha256(logits.encode())
+    whole = hashlib.sha256(asked.encode())
     if len(new) > 1:
         whole.update(f"{row} of {[len(tokens) for tokens in new]}".encode())
     for tokens in new:

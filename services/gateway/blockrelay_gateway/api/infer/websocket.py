@@ -134,12 +134,12 @@ class Conversation:
     async def _tensors(self, name: str | int | None, session: str | None, accepted: handlers.AcceptedStep) -> None:
         with accepted.readers:
             done = await handlers.finish_tensors(accepted, session, self._tenant)
-            if done.logits is None:
-                await self._send(done.body, name)
-            else:
-                pieces = TensorAnswer(_named(done.body, name), done.logits).pieces()
+            if done.tensors:
+                pieces = TensorAnswer(_named(done.body, name), done.tensors).pieces()
                 async with self._sending:
                     await self._socket.send({"type": "websocket.send", PIECES: pieces})
+            else:
+                await self._send(done.body, name)
 
     async def _text(
         self, name: str | int | None, cell: Cell, readers: Readers, *, background: bool, streamed: bool

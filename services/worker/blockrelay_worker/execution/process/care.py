@@ -33,9 +33,8 @@ class DeviceCare:
         self._every_s, self._canary_at = canary_every_s, clock() + canary_every_s
         self._may_renew, self._ask_at, self._drain_s = may_renew, clock(), drain_s
         self._sharing = sharing or Sharing(1)
-        self._told = (stage.figures.up_bytes, stage.figures.down_bytes)
-        self._repeated = self._failures = 0
-        self._sessions: tuple[float, ...] = (0, 0, 0, 0)
+        # What loading took over the bus is nobody's step.
+        self._told = {"up_bytes": stage.figures.up_bytes, "down_bytes": stage.figures.down_bytes}
         metrics.show(lambda: stage.figures if stage.usable else None)
 
     @property
@@ -74,25 +73,11 @@ class DeviceCare:
         return "its steps take half as long again, after a clean-up too" if slow else ""
 
     def _count(self) -> None:
-        now = self._stage.figures.up_bytes, self._stage.figures.down_bytes
+        now = self._stage.figures.counted
         if now != self._told:
-            for direction, before, after in zip(("up", "down"), self._told, now, strict=True):
-                self._metrics.bus_bytes.labels(direction).inc(after - before)
-            self._told = now
-        figures = self._stage.figures
-        self._metrics.repeated_steps.inc(figures.repeated_steps - self._repeated)
-        self._metrics.recording_failures.inc(figures.recording_failures - self._failures)
-        self._repeated, self._failures = figures.repeated_steps, figures.recording_failures
-        metrics, before = self._metrics, self._sessions
-        self._sessions = (
-            figures.made_sessions,
-            figures.evicted_sessions,
-            figures.session_seconds,
-            figures.session_clean_ups,
-        )
-        counters = (metrics.made_sessions, metrics.evicted_sessions, metrics.session_seconds, metrics.session_clean_ups)
-        for one, earlier, later in zip(counters, before, self._sessions, strict=True):
-            one.inc(later - earlier)
+            for name, value in now.items():
+                self._metrics.counters[name].inc(value - self._told.get(name, 0))
+            self._told: dict[str, float] = now
 
     def _canary(self) -> None:
         try:

@@ -192,18 +192,11 @@ class Child:
         return Message("ran", about, [result])
 
 
-def _recorded(stage: OnnxStage | AsIsStage) -> dict[str, float]:
+def _recorded(stage: OnnxStage | AsIsStage) -> dict[str, Any]:
     """What became of steps that are recorded, or of sessions that come and go; nothing where there are none."""
     if isinstance(stage, AsIsStage):
-        counts = stage.blocks.counts
-        return {
-            "made_sessions": counts.made,
-            "evicted_sessions": counts.evicted,
-            "session_seconds": counts.load_seconds,
-            "session_clean_ups": counts.clean_ups,
-            "grown": counts.grown,
-            "weight_bytes": stage.weight_bytes,
-        }
+        counts = asdict(stage.blocks.counts)
+        return {"grown": counts.pop("grown"), "sessions": counts, "weight_bytes": stage.weight_bytes}
     steps = stage.captured
     return {} if steps is None else {"repeated_steps": steps.repeated, "recording_failures": steps.failures}
 

@@ -1,7 +1,7 @@
 """What a device tells of itself with its answers."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 
@@ -10,9 +10,8 @@ class Figures:
     """Of one stage and the device that it is on, in bytes. Those of memory are at most a second old.
 
     `up_bytes` and `down_bytes` went to the device and came from it since the stage was loaded; so many steps were
-    repeated of recorded ones, and so often recording was given up. So many sessions of ONNX blocks were made since the
-    stage was loaded, in so many seconds, and made room again; `grown`: their memory does not come back. What nobody
-    tells is 0: `memory_bytes` of most providers.
+    repeated of recorded ones, and so often recording was given up. `sessions` of ONNX blocks as `WarmCounts` has them;
+    `grown`: their memory does not come back. What nobody tells is 0: `memory_bytes` of most providers.
     """
 
     weight_bytes: int = 0
@@ -24,11 +23,19 @@ class Figures:
     memory_used_bytes: int = 0
     repeated_steps: int = 0
     recording_failures: int = 0
-    made_sessions: int = 0
-    evicted_sessions: int = 0
-    session_seconds: float = 0.0
-    session_clean_ups: int = 0
+    sessions: Mapping[str, float] = field(default_factory=dict[str, float])
     grown: bool = False
+
+    @property
+    def counted(self) -> dict[str, float]:
+        """All that only grows, by the names of `DeviceMetrics.counters`."""
+        return {
+            "up_bytes": self.up_bytes,
+            "down_bytes": self.down_bytes,
+            "repeated_steps": self.repeated_steps,
+            "recording_failures": self.recording_failures,
+            **self.sessions,
+        }
 
     def hear(self, told: Mapping[str, Any]) -> None:
         """Fields of an answer: what went over the bus since the last one, and whatever else is there."""

@@ -99,6 +99,7 @@ class DeviceStage:
             not_finite=tuple(answer.fields["not_finite"]),
             seconds=dict(answer.fields["seconds"]),
             estimated=answer.fields["estimated"],
+            sessions=self.figures.sessions,
         )
 
     def export_pages(self, pages: Sequence[int]) -> list[PageContent]:

@@ -12,6 +12,7 @@ from blockrelay.observability.metrics.worker import WorkerMetrics
 from blockrelay.protocol.keys import Keys
 from blockrelay.settings import WorkerSettings
 from blockrelay_worker.execution.executor import PageOwner
+from blockrelay_worker.kv.store.given import GivenPages
 from blockrelay_worker.kv.store.record import PageShape
 from blockrelay_worker.kv.store.redis_tier import RedisTier
 from blockrelay_worker.kv.store.shm_tier import ShmTier
@@ -28,8 +29,8 @@ def open_page_store(
     *,
     first_block: int,
     metrics: WorkerMetrics,
-) -> PageStore | None:
-    """A started store, or None when no tier is asked for. `client` is the payload Redis.
+) -> PageStore:
+    """A started store; without a tier it finds what clients give. `client` is the payload Redis.
 
     Raises UsageError for a folder that cannot be used.
     """
@@ -67,4 +68,4 @@ def open_page_store(
         )
     for tier in tiers:
         metrics.expect_tier(tier.label, get_args(Trouble))
-    return PageStore(owner, tiers, first_block=first_block, metrics=metrics) if tiers else None
+    return PageStore(owner, tiers, first_block=first_block, metrics=metrics, given=GivenPages(client, keys))

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from blockrelay.protocol.encoding.kv_pages import KvShape
 from blockrelay_worker.kernels.specification import PAGE
 from blockrelay_worker.kv.page_names import NAME_BYTES
 
@@ -27,28 +28,12 @@ HEADER_BYTES = _FIELDS.size + _CHECKSUM.size
 
 
 @dataclass(frozen=True, slots=True)
-class PageShape:
-    """Keys or values of one page of one block: `kv_heads` x `head_dim` x 16 of `dtype`."""
-
-    kv_heads: int
-    head_dim: int
-    dtype: type[np.float16] | type[np.float32]
-
-    @property
-    def half_bytes(self) -> int:
-        """Of the keys alone, or the values."""
-        return self.kv_heads * self.head_dim * PAGE * np.dtype(self.dtype).itemsize
+class PageShape(KvShape):
+    """Of one page of one block."""
 
     @property
     def record_bytes(self) -> int:
         return HEADER_BYTES + 2 * self.half_bytes
-
-    def arrays(self, keys: memoryview, values: memoryview) -> tuple[NDArray[Any], NDArray[Any]]:
-        """Keys [kv_heads, head_dim, 16] and values [kv_heads, 16, head_dim] on these bytes."""
-        return (
-            np.frombuffer(keys, self.dtype).reshape(self.kv_heads, self.head_dim, PAGE),
-            np.frombuffer(values, self.dtype).reshape(self.kv_heads, PAGE, self.head_dim),
-        )
 
 
 def encode_record(

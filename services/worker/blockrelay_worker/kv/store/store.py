@@ -16,6 +16,7 @@ from blockrelay.failpoints import reach
 from blockrelay.observability.logs import get
 from blockrelay.observability.metrics.worker import WorkerMetrics
 from blockrelay_worker.execution.executor import PageOwner
+from blockrelay_worker.kv.store.given import Given, GivenPages
 from blockrelay_worker.kv.store.record import PageShape, decode_record, encode_record
 from blockrelay_worker.kv.store.tier import StoredPage, Tier
 
@@ -30,11 +31,13 @@ MAX_LOAD_S = 2.0
 @dataclass(frozen=True, slots=True, eq=False)
 class Load:
     """Pages of the pool that belong to nobody else, to be filled with what their names say, from the first on. Of the
-    last one only the first `begun` positions are wanted, unless that is 0: then it is full as the others."""
+    last one only the first `begun` positions are wanted, unless that is 0: then it is full as the others. Some of them
+    the client may have `given`."""
 
     names: tuple[bytes, ...]
     pages: tuple[int, ...]
     begun: int = 0
+    given: Given | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,15 +58,25 @@ class Fresh:
 
 
 class PageStore:
-    """The tiers of one stage's pages, asked in their order. `put`, `load`, `may_have` return at once.
+    """The tiers of one stage's pages, asked in their order, and behind them what clients have given. `put`, `load`,
+    `may_have` return at once.
 
-    Blocks are `first_block` and as many as the pages have layers.
+    Blocks are `first_block` and as many as the pages have layers. Without tiers nothing is written.
     """
 
-    def __init__(self, owner: PageOwner, tiers: Sequence[Tier], *, first_block: int, metrics: WorkerMetrics) -> None:
+    def __init__(
+        self,
+        owner: PageOwner,
+        tiers: Sequence[Tier],
+        *,
+        first_block: int,
+        metrics: WorkerMetrics,
+        given: GivenPages | None = None,
+    ) -> None:
         layout = owner.layout
         self.shape = PageShape(layout.kv_heads, layout.head_dim, layout.dtype)
         self._owner, self._pool, self._tiers, self._metrics = owner, owner.pool, tiers, metrics
+        self._given = given
         self._blocks = range(first_block, first_block + layout.layers)
         self._page_bytes = layout.layers * self.shape.record_bytes
         self._per_call = max(1, CALL_BYTES // self._page_bytes)
@@ -86,6 +99,8 @@ class PageStore:
 
     def put(self, page: int, name: bytes) -> None:
         """Write a named page, some time. Dropped when too many wait, or when the page has changed hands by then."""
+        if not self._tiers:
+            return
         if self._fresh.qsize() >= MAX_QUEUED:
             self._metrics.page_store_dropped.inc()
             return
@@ -199,6 +214,8 @@ class PageStore:
         while done < len(load.names) and not self._hurry and time.monotonic() - started < MAX_LOAD_S:
             names = load.names[done : done + self._per_call]
             filled = self._fill_some(names, load.pages[done : done + self._per_call])
+            if filled < len(names) and load.given is not None:
+                filled = self._fill_given(load, done, filled, len(names))
             done += filled
             if filled < len(names):
                 break
@@ -220,6 +237,22 @@ class PageStore:
             if len(filled) == len(names):
                 break
         return next((i for i in range(len(names)) if i not in filled), len(names))
+
+    def _fill_given(self, load: Load, start: int, filled: int, most: int) -> int:
+        """Fill pages behind the first `filled` from `start` on, as far as the client gave them; how many are filled."""
+        given = load.given
+        assert given is not None
+        places = [(i, page) for i in range(filled, most) if (page := given.page(start + i)) is not None]
+        if self._given is None or not places:
+            return filled
+        found = self._given.get(given.request, [page for _, page in places], self._blocks)
+        for (index, _), halves in zip(places, found, strict=True):
+            if halves is None or any(len(both) != 2 * self.shape.half_bytes for both in halves):
+                break
+            content = [self.shape.split(both) for both in halves]
+            self._owner.import_pages([load.pages[start + index]], [content])
+            filled = index + 1
+        return filled
 
     def _copy_in(self, name: bytes, page: int, records: Sequence[bytes]) -> bool:
         """Verify and copy; False, copying nothing, when a record is not what it should be."""

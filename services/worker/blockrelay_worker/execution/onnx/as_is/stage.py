@@ -152,18 +152,21 @@ class AsIsStage:
         """The logits that each group wants; what blocks take is added to `seconds`."""
         values: list[dict[str, Value]] = [dict(group.inputs) for group in groups]
         for index in range(1, self.folder.model.blocks + 1):
-            block = self.blocks.get(index)
+            counts, block = self.blocks.counts, self.blocks.get(index)
             self.blocks.prepare(index + 1, running=index)
             started = time.perf_counter()
             try:
                 for have in values:
                     have |= block.run(have, self.pages.pools)
             except Exception as error:  # ONNX Runtime's own exception types have no public common base
+                counts.jobs_failed += 1
                 raise ExecutionError(f"{block.name} failed: {error}", block=block.name) from error
             for name in self._last_use.get(index, ()):
                 for have in values:
                     have.pop(name, None)
-            seconds[block.name] += time.perf_counter() - started
+            taken_s = time.perf_counter() - started
+            counts.jobs_ok, counts.run_seconds = counts.jobs_ok + 1, counts.run_seconds + taken_s
+            seconds[block.name] += taken_s
         taken = [on_host(have[TAKEN]) for have in values]
         self.pages.up += sum(one.nbytes for group in groups for one in group.inputs.values())
         self.pages.down += sum(rows.nbytes for rows in taken)

@@ -49,13 +49,16 @@ ALL = WarmLimits()
 
 @dataclass(slots=True)
 class WarmCounts:
-    """Since the blocks were opened. `grown`: behind the last clean-up the process had much more memory than behind the
-    first."""
+    """Since the blocks were opened: sessions, and jobs, each of them one block of one step. `grown`: behind the last
+    clean-up the process had much more memory than behind the first."""
 
     made: int = 0
     evicted: int = 0
     load_seconds: float = 0.0
     clean_ups: int = 0
+    jobs_ok: int = 0
+    jobs_failed: int = 0
+    run_seconds: float = 0.0
     grown: bool = False
 
 

@@ -1,0 +1,214 @@
+"""KV in tensor steps: what a client gives with a step, and of which blocks it asks for it. Pure, but for reading which
+ONNX block has which layers.
+
+Names are those of exported decoders: `past_key_values.3.key` comes in, `present.3.key` goes out, [rows, kv_heads,
+positions, head_dim]. Layers are counted from 0.
+"""
+
+import hashlib
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from dataclasses import field as field_of
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from blockrelay.block_folder.folder import BlockFolder
+from blockrelay.block_folder.manifest import ONNX_BLOCKS_NAME
+from blockrelay.block_folder.precisions import kv_item_bytes
+from blockrelay.errors import BadRequest
+from blockrelay.onnx_blocks.blocks_file import read_blocks_file
+from blockrelay.onnx_blocks.cache_names import CacheSlot, slot_named
+from blockrelay.onnx_blocks.wiring import wire
+from blockrelay.protocol.constants import PAGE_TOKENS
+from blockrelay.protocol.encoding.kv_pages import KvShape, field
+from blockrelay.protocol.tensors import decode_tensor
+
+_BLOCKS = re.compile(r"([1-9]\d{0,5})(?:-([1-9]\d{0,5}))?", re.ASCII)
+HALVES = ("key", "value")
+#: KV of one answer.
+MAX_KV_BYTES = 256 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class ServedKv:
+    """What the served model keeps: `layers` of `shape`, the layers of each block in `blocks`."""
+
+    shape: KvShape
+    blocks: tuple[tuple[int, ...], ...]
+
+    @property
+    def layers(self) -> int:
+        return sum(map(len, self.blocks))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GivenKv:
+    """The KV of the first `tokens` positions of each row, all layers: `pages` of each row by field, the full ones.
+    `digest` is of all of it."""
+
+    tokens: int
+    pages: tuple[Mapping[str, bytes], ...]
+    digest: str
+
+    @property
+    def whole(self) -> int:
+        """Positions in full pages."""
+        return self.tokens // PAGE_TOKENS * PAGE_TOKENS
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RowKv:
+    """What one row's client gave, the KV of its first `given_tokens`, and the layers that it asks for. `bytes`: what
+    both take of the payload Redis."""
+
+    given: Mapping[str, bytes] = field_of(default_factory=dict[str, bytes])
+    given_tokens: int = 0
+    asked: tuple[int, ...] = ()
+    bytes: int = 0
+
+
+def served_kv(folder: BlockFolder) -> ServedKv:
+    """Of the model in `folder`."""
+    model = folder.model
+    dtype = np.float16 if kv_item_bytes(folder.manifest.precisions) == 2 else np.float32
+    shape = KvShape(model.kv_heads, model.head_dim, dtype)
+    if model.onnx_blocks is None:
+        return ServedKv(shape, (*((layer,) for layer in range(model.layers)), ()))
+    wiring = wire([block.signature for block in read_blocks_file(folder.root / ONNX_BLOCKS_NAME)])
+    order = {layer: number for number, layer in enumerate(sorted({slot.layer for slot in wiring.presents}))}
+    found: list[set[int]] = [set() for _ in wiring.blocks]
+    for slot, present in wiring.presents.items():
+        found[present.index - 1].add(order[slot.layer])
+    return ServedKv(shape, tuple(tuple(sorted(layers)) for layers in found))
+
+
+def asked_layers(served: ServedKv, blocks: str | None) -> tuple[int, ...]:
+    """The layers of the blocks that a client names, `3` or `2-5`. Raises BadRequest."""
+    if blocks is None:
+        return ()
+    found, last = _BLOCKS.fullmatch(blocks), len(served.blocks)
+    first, end = (0, 0) if found is None else (int(found[1]), int(found[2] or found[1]))
+    if not 1 <= first <= end <= last:
+        message = f"blocks must be a block, or the first and the last of several as in 1-{last}, not {blocks!r:.40}"
+        raise BadRequest(f"{message}; the model has block_1 to block_{last}", param="blocks")
+    layers = tuple(layer for block in served.blocks[first - 1 : end] for layer in block)
+    if not layers:
+        raise BadRequest(f"block_{first} has no layer, and so no KV", param="blocks")
+    return layers
+
+
+def fields_of(layers: Sequence[int], tokens: int) -> list[str]:
+    """Where the pages of `layers` of a row with so many tokens are, layer after layer."""
+    return [field(page, layer) for layer in layers for page in range(-(-tokens // PAGE_TOKENS))]
+
+
+def split_tensors(tensors: Mapping[str, Any]) -> tuple[dict[str, Any], dict[CacheSlot, Any]]:
+    """The tensors of a step as they came: those of its tokens by name, and those of KV. Raises BadRequest for KV that
+    is given twice."""
+    others: dict[str, Any] = {}
+    past: dict[CacheSlot, Any] = {}
+    for name, tensor in tensors.items():
+        slot = slot_named(name, "past")
+        if slot is None:
+            others[name] = tensor
+        elif slot in past:
+            raise BadRequest(f"input_tensors has {slot} twice", param=f"input_tensors.{name}")
+        else:
+            past[slot] = tensor
+    return others, past
+
+
+def read_given(served: ServedKv, past: Mapping[CacheSlot, Any], *, rows: int, context: int) -> GivenKv | None:
+    """What `past` holds, None if nothing. It must be the KV of as many positions in each layer: rows pass all of them,
+    so what one lacks would have to be computed from the first layer on.
+
+    Raises BadRequest naming the tensor.
+    """
+    if not past:
+        return None
+    shape = served.shape
+    for slot in past:
+        if slot.layer >= served.layers:
+            raise BadRequest(
+                f"the model has layers 0 to {served.layers - 1}, not {slot.layer}", param=_param(slot.layer, slot.half)
+            )
+    arrays: dict[CacheSlot, NDArray[Any]] = {}
+    positions = 0
+    for layer in range(served.layers):
+        for half in HALVES:
+            slot, param = CacheSlot(layer, half), _param(layer, half)
+            if slot not in past:
+                message = f"{param} is missing: KV is given for all layers, which may come from several answers"
+                raise BadRequest(message, param=param)
+            most = rows * shape.kv_heads * context * shape.head_dim
+            array = decode_tensor(past[slot], param=param, max_elements=most)
+            positions = positions or (array.shape[2] if array.ndim == 4 else 0)
+            wanted = (rows, shape.kv_heads, positions, shape.head_dim)
+            if not positions or array.shape != wanted or array.dtype != shape.dtype:
+                message = (
+                    f"{param} must be {np.dtype(shape.dtype).name} {[*wanted[:2], positions or 'positions', wanted[3]]}"
+                )
+                raise BadRequest(f"{message}, not {array.dtype.name} {list(array.shape)}", param=param)
+            if not np.isfinite(array).all():
+                raise BadRequest(f"{param} has a number that is not finite", param=param)
+            arrays[slot] = array
+    digest = hashlib.sha256()
+    for array in arrays.values():
+        digest.update(array.tobytes())
+    pages = tuple(dict(_row_pages(shape, arrays, served.layers, row)) for row in range(rows))
+    return GivenKv(positions, pages, digest.hexdigest())
+
+
+def check_kv_lengths(lengths: Sequence[int], served: ServedKv, *, given: GivenKv | None, asked: Sequence[int]) -> None:
+    """Rows with so many tokens in all. Raises BadRequest unless tensors of KV can hold them."""
+    if (given or asked) and len(set(lengths)) > 1:
+        raise BadRequest("rows of one length only have KV in common: send them without padding", param="input_tensors")
+    if given is not None and given.tokens >= lengths[0]:
+        raise BadRequest(
+            f"KV of {given.tokens} positions is given, and input_ids and the steps before have {lengths[0]}: send the "
+            "tokens of those positions too, which decide what KV is, and at least one behind them",
+            param="input_tensors.input_ids",
+        )
+    each = len(asked) * served.shape.token_bytes
+    if each * sum(lengths) > MAX_KV_BYTES:
+        message = f"the KV of these blocks is at most that of {MAX_KV_BYTES // each} tokens, not {sum(lengths)}"
+        raise BadRequest(f"{message}: ask for fewer blocks at a time", param="blocks")
+
+
+def row_kv(served: ServedKv, row: int, tokens: int, *, given: GivenKv | None, asked: tuple[int, ...]) -> RowKv:
+    """Of one row with so many tokens."""
+    taken = len(fields_of(asked, tokens)) * 2 * served.shape.half_bytes
+    if given is None:
+        return RowKv(asked=asked, bytes=taken)
+    pages = given.pages[row]
+    return RowKv(pages, given.whole, asked, taken + sum(map(len, pages.values())))
+
+
+def _row_pages(
+    shape: KvShape, arrays: Mapping[CacheSlot, NDArray[Any]], layers: int, row: int
+) -> Iterator[tuple[str, bytes]]:
+    for layer in range(layers):
+        keys, values = (arrays[CacheSlot(layer, half)][row] for half in HALVES)
+        for page, content in enumerate(shape.to_pages(keys, values)):
+            yield field(page, layer), content
+
+
+def kv_tensors(
+    shape: KvShape, layers: Sequence[int], rows: Sequence[Sequence[bytes]], tokens: int
+) -> dict[str, NDArray[Any]]:
+    """`present.<layer>.key` and `.value`, [rows, kv_heads, tokens, head_dim], from each row's pages as `fields_of` has
+    them. Raises WireError for pages of another size."""
+    found: dict[str, NDArray[Any]] = {}
+    each = -(-tokens // PAGE_TOKENS)
+    for index, layer in enumerate(layers):
+        halves = [shape.from_pages(pages[index * each : (index + 1) * each], tokens) for pages in rows]
+        for number, half in enumerate(HALVES):
+            found[f"present.{layer}.{half}"] = np.stack([both[number] for both in halves])
+    return found
+
+
+def _param(layer: int, half: str) -> str:
+    return f"input_tensors.past_key_values.{layer}.{half}"

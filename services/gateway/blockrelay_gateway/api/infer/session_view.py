@@ -1,0 +1,108 @@
+"""GET /v1/sessions/{id}: how far a session of tensor steps is, and what it has where."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+from blockrelay.auth.api_keys import Tenant
+from blockrelay.errors import NotFound
+from blockrelay.protocol.constants import PAGE_TOKENS
+from blockrelay.protocol.ended import decode_log
+from blockrelay.protocol.messages import EndEntry
+from blockrelay.protocol.plan import WorkerInfo
+from blockrelay.redis.registry import read_workers_async
+from blockrelay_gateway.admission.namespaces import scoped_session
+from blockrelay_gateway.api.infer.session_kv import ServedKv, served_kv
+from blockrelay_gateway.api.infer.tensor_steps import Session, row_session
+from blockrelay_gateway.api.state import Gateway
+from blockrelay_gateway.cells.cell import Cell
+from blockrelay_gateway.streaming.deltas import status_of_record
+from blockrelay_gateway.streaming.records import check_number
+
+
+@dataclass(frozen=True, slots=True)
+class SessionRow:
+    """Of its last step's request the `state`, "" once that is forgotten, and the `route`: the worker of each stage."""
+
+    session: Session
+    state: str
+    route: tuple[str, ...]
+
+
+async def view(gateway: Gateway, tenant: Tenant, session_id: str) -> dict[str, Any]:
+    """What GET answers. Raises NotFound for a session that is not there, ServiceUnavailable for a cell that is away."""
+    names = [scoped_session(tenant.name, name) for name in (session_id, row_session(session_id, 0, 2))]
+    place = await gateway.submission.of_session(tenant, session_id, names, begins=False)
+    rows = await _rows(place.cell, tenant, session_id)
+    if not rows:
+        raise NotFound(f"session {session_id!r:.140} is unknown or was forgotten after its retention", param="id")
+    workers = await read_workers_async(place.cell.client, place.cell.keys, gateway.served.key)
+    return {
+        "object": "session",
+        "session_id": session_id,
+        "step": max(row.session.step for row in rows),
+        "rows": len(rows),
+        "tokens": [len(row.session.tokens) for row in rows],
+        "states": [row.state for row in rows],
+        "stages": stages(rows, {worker.id: worker for worker in workers}, served_kv(gateway.folder)),
+    }
+
+
+def stages(rows: Sequence[SessionRow], workers: Mapping[str, WorkerInfo], served: ServedKv) -> list[dict[str, Any]]:
+    """What the last step of each row has filled on each worker; nothing is left where that has gone. Pure."""
+    pages: dict[tuple[int, str], int] = {}
+    for row in rows:
+        for stage, worker in enumerate(row.route):
+            filled = -(-len(row.session.tokens) // PAGE_TOKENS)
+            pages[stage, worker] = pages.get((stage, worker), 0) + filled
+    return [_stage(stage, name, workers.get(name), count, served) for (stage, name), count in sorted(pages.items())]
+
+
+def _stage(stage: int, name: str, worker: WorkerInfo | None, pages: int, served: ServedKv) -> dict[str, Any]:
+    there = worker is not None and worker.is_alive and worker.stage == stage
+    layers = sum(map(len, served.blocks[worker.first - 1 : worker.last])) if worker and there else 0
+    return {
+        "stage": stage,
+        "worker": name,
+        "there": there,
+        "blocks": f"{worker.first}-{worker.last}" if worker and there else None,
+        "device": (worker.device_id or worker.device) if worker and there else None,
+        "layers": layers,
+        "pages": pages if layers else 0,
+        "kv_bytes": (pages if layers else 0) * layers * 2 * served.shape.half_bytes,
+    }
+
+
+async def _rows(cell: Cell, tenant: Tenant, session_id: str) -> list[SessionRow]:
+    """All rows of a session; none where there is no such session."""
+    found: list[SessionRow] = []
+    while True:
+        names = [row_session(session_id, len(found), 2)]
+        if not found:
+            names = [session_id, *names]
+        for name in names:
+            key = cell.keys.session(scoped_session(tenant.name, name))
+            fields = await cast(Any, cell.client.hgetall(key))
+            if fields:
+                break
+        else:
+            return found
+        check_number(fields, f"session {session_id!r}")
+        found.append(await _row(cell, fields))
+        if name == session_id:
+            return found
+
+
+async def _row(cell: Cell, fields: Mapping[bytes, bytes]) -> SessionRow:
+    session = Session.from_redis(fields)
+    record, log = await cell.records.read(fields[b"request"].decode(), whole=False)
+    if not record:
+        return SessionRow(session, "", ())
+    entries = decode_log(log)
+    if entries and isinstance(end := entries[-1], EndEntry):
+        state = status_of_record(record[b"state"].decode(), end.reason)
+        return SessionRow(session, state, tuple(end.meta.get("route") or ()))
+    route = record.get(b"route", b"").decode()
+    return SessionRow(
+        session, status_of_record(record[b"state"].decode(), ""), tuple(route.split(",") if route else ())
+    )
