@@ -67,6 +67,20 @@ def test_after_three_deaths_it_is_tried_alone_and_after_five_alone_it_is_a_dead_
     assert cell.client.zcard(cell.keys.delayed) == cell.client.zcard(cell.keys.running) == 0
 
 
+def test_who_is_near_when_a_process_ends_that_its_worker_outlives_is_never_blamed(cell: Cell, deaths: Deaths) -> None:
+    """The worker says by RERUN who was computed alone when the process ended that computes."""
+    cell.accept("req-poison")
+    cell.accept("req-mate")
+    for _ in range(20):
+        for request, run in deaths.claim().items():
+            alone = request == "req-poison" and run.quarantined
+            cell.scripts.run(calls.rerun(request, run.run, "death", alone=alone))
+        deaths.arrived()
+    end = cell.log("req-poison")[-1]
+    assert isinstance(end, EndEntry) and end.meta["code"] == "poison" and not end.fallbacks
+    assert cell.record("req-mate")["state"] == "queued" and cell.record("req-mate")["quarantine_deaths"] == "0"
+
+
 def test_who_was_only_near_is_never_blamed(cell: Cell, deaths: Deaths) -> None:
     """A batch mate without progress dies with the poisonous one as often as it takes, and lives."""
     cell.accept("req-poison")

@@ -11,6 +11,7 @@ from typing import Any
 from blockrelay.block_folder.manifest import place_tensors
 from blockrelay.block_folder.model import PRECISIONS, ModelConfig, Precision, block_linears, block_tensors, ungroupable
 from blockrelay.block_folder.precisions import kv_item_bytes
+from blockrelay.errors import UsageError
 
 #: Rows travel between stages as float32.
 HOP_ITEM_BYTES = 4
@@ -96,7 +97,12 @@ class ModelAnalysis:
 
 
 def analyse(model: ModelConfig) -> ModelAnalysis:
-    """The costs of every block of a model of this shape."""
+    """The costs of every block of a model of this shape. UsageError for ONNX blocks that others made."""
+    if model.onnx_blocks is not None:
+        raise UsageError(
+            f"{model.name} is ONNX blocks as they are, which run as one stage and whose costs no shape tells; "
+            "`blockrelay import` makes a block folder of them"
+        )
     precisions: tuple[Precision, ...] = tuple(p for p in PRECISIONS if ungroupable(model, (p,) * model.blocks) is None)
     return ModelAnalysis(
         model=model.name,

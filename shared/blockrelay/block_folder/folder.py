@@ -107,6 +107,7 @@ def open_block_folder(
     root = Path(root)
     if not root.is_dir():
         raise BlockFolderError(f"{root}: no such block folder")
+    refuse_onnx_blocks(root)
     if not (root / MANIFEST_NAME).exists() and (root / "config.json").exists():
         raise BlockFolderError(f"{root}: a checkpoint, not a block folder; make one of it with `blockrelay convert`")
     _check_plain(root, MANIFEST_NAME)
@@ -135,6 +136,16 @@ def open_block_folder(
         if path not in unread and file_sha256(places[path]) != spec.sha256:
             raise BlockFolderError(f"{places[path]}: altered: its SHA-256 is not the one in {MANIFEST_NAME}")
     return BlockFolder(root=root, manifest=manifest, onnx_root=onnx_root)
+
+
+def refuse_onnx_blocks(root: Path) -> None:
+    """Raise BlockFolderError for a folder of ONNX blocks without a manifest: what takes block folders and checkpoints
+    does not take it."""
+    if (root / "block_1.onnx").exists() and not (root / MANIFEST_NAME).exists():
+        raise BlockFolderError(
+            f"{root}: ONNX blocks, not a block folder; make one of them with `blockrelay import`, or serve them as "
+            "they are with `blockrelay up --blocks`"
+        )
 
 
 def _onnx_root(root: Path) -> Path:

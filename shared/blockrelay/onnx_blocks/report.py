@@ -48,6 +48,23 @@ class CheckedBlock:
 
 
 @dataclass(frozen=True, slots=True)
+class StepSeconds:
+    """What a step of all blocks takes, of as many rows as they were checked with: all `warm`, or each made anew."""
+
+    warm: float
+    one_by_one: float
+
+
+def step_seconds(blocks: Sequence[CheckedBlock]) -> StepSeconds | None:
+    """None where a block has not run."""
+    runs = [block.seconds for block in blocks if block.seconds is not None]
+    loads = [block.load_seconds for block in blocks if block.load_seconds is not None]
+    if not len(runs) == len(loads) == len(blocks):
+        return None
+    return StepSeconds(sum(runs), sum(runs) + sum(loads))
+
+
+@dataclass(frozen=True, slots=True)
 class CheckBegins:
     """The first line: which blocks there are, as (block, file), in order."""
 

@@ -116,6 +116,14 @@ def test_a_folder_without_a_manifest_is_refused(folder: Path) -> None:
         open_block_folder(folder)
 
 
+@pytest.mark.parametrize("beside", ["tokenizer.json", "config.json"])
+def test_onnx_blocks_are_no_block_folder_whatever_lies_beside_them(tmp_path: Path, beside: str) -> None:
+    (tmp_path / "block_1.onnx").write_bytes(b"")
+    (tmp_path / beside).write_text("{}")
+    with pytest.raises(BlockFolderError, match=r"blockrelay import.*up --blocks"):
+        open_block_folder(tmp_path)
+
+
 def test_a_folder_that_is_not_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BlockFolderError, match="no such block folder"):
         open_block_folder(tmp_path / "nowhere")

@@ -9,6 +9,8 @@ import pytest
 from blockrelay.block_folder.folder import open_block_folder
 from blockrelay_converter.analyse import run
 from tests.support.models.checkpoints import write_checkpoint
+from tests.support.models.onnx_blocks_served import described
+from tests.support.models.reference_blocks import ReferenceModel, write_reference_blocks
 from tests.support.models.tiny_model import write_tiny_model
 
 
@@ -63,6 +65,14 @@ def test_a_mistake_is_one_line(
     assert run([str(folder)]) in (1, 2)
     shown = capsys.readouterr()
     assert line in shown.err and shown.err.count("\n") == 1 and shown.out == ""
+
+
+def test_onnx_blocks_are_told_apart(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    blocks = write_reference_blocks(tmp_path / "blocks", ReferenceModel(layers=2))
+    for folder, said in ((blocks, "blockrelay up --blocks"), (described(blocks, tmp_path / "cache"), "as they are")):
+        assert run([str(folder)]) == 2
+        error = capsys.readouterr().err
+        assert error.count("\n") == 1 and said in error and "blockrelay import" in error, error
 
 
 def test_a_checkpoint_without_a_tensor_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from blockrelay.block_folder.folder import refuse_onnx_blocks
 from blockrelay.block_folder.model import ModelConfig
 from blockrelay.errors import UsageError
 from blockrelay.text.text_assets import Texts, read_texts
@@ -20,9 +21,10 @@ class Source:
 
 def read_source(checkpoint: Path, *, name: str | None = None, max_position: int | None = None) -> Source:
     """Read the JSON files. `name` is what clients call the model (default: the folder's name), `max_position` shortens
-    its context. UnsupportedModel or UsageError names the file and field."""
+    its context. UnsupportedModel, UsageError or BlockFolderError names the file and field."""
     if not checkpoint.is_dir():
         raise UsageError(f"{checkpoint} is not a folder")
+    refuse_onnx_blocks(checkpoint)
     if not (checkpoint / "config.json").is_file():
         raise UsageError(f"{checkpoint} holds no config.json")
     config = read_config((checkpoint / "config.json").read_bytes(), max_position=max_position)

@@ -2,7 +2,7 @@
 
 import json
 import sys
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import IO
 
@@ -12,7 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from blockrelay.errors import UsageError
 from blockrelay.exit_codes import FAILED
-from blockrelay.onnx_blocks.report import CheckBegins, CheckedBlock, decode_begin, decode_checked
+from blockrelay.onnx_blocks.report import CheckBegins, CheckedBlock, decode_begin, decode_checked, step_seconds
 from blockrelay_launcher.onnx_blocks.check_table import table
 from blockrelay_launcher.onnx_blocks.worker import code_of_silence, how_it_ended, worker
 
@@ -67,6 +67,8 @@ def run_check(options: CheckOptions) -> int:
         typer.echo(json.dumps(_as_json(options, blocks, passed)))
     else:
         typer.echo(table(blocks))
+        if step := step_seconds(blocks):
+            typer.echo(f"a step: {step.warm:.3f} s with all blocks warm, {step.one_by_one:.3f} s with each made anew")
         typer.echo(f"{passed} of {len(blocks)}")
     if passed == len(blocks) and code:
         return code if code > 0 else FAILED  # behind the blocks: what was to be written could not be
@@ -74,6 +76,7 @@ def run_check(options: CheckOptions) -> int:
 
 
 def _as_json(options: CheckOptions, blocks: list[CheckedBlock], passed: int) -> dict[str, object]:
+    step = step_seconds(blocks)
     return {
         "folder": str(options.folder),
         "device": options.device,
@@ -82,6 +85,7 @@ def _as_json(options: CheckOptions, blocks: list[CheckedBlock], passed: int) -> 
         "past": options.past,
         "passed": passed,
         "of": len(blocks),
+        "step_seconds": step and asdict(step),
         "blocks": [block.as_json() for block in blocks],
     }
 

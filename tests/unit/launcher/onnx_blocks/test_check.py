@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -41,9 +42,10 @@ def test_33_of_33(reference: Path, tmp_path: Path) -> None:
     before = {path.name: path.stat().st_mtime_ns for path in reference.iterdir()}
     done = run(reference, "--write", tmp_path / "blocks.json")
     assert done.returncode == 0 and done.stderr == "", done.stderr
-    head, *rows, count = done.stdout.splitlines()
+    head, *rows, step, count = done.stdout.splitlines()
     assert head.split() == ["BLOCK", "OUTPUT", "DECLARED", "ACTUAL", "DTYPE", "SECONDS", "RESULT"]
     assert count == "33 of 33"
+    assert re.fullmatch(r"a step: \d+\.\d{3} s with all blocks warm, \d+\.\d{3} s with each made anew", step)
     assert len(rows) == 6 + 31 * 3 + 1
     assert [row.split()[0] for row in rows if row.endswith("passed")] == [f"block_{index}" for index in range(1, 34)]
     assert "(5, 10, 512)" in rows[-1] and "logits" in rows[-1]
@@ -66,6 +68,7 @@ def test_json_has_every_tensor_as_it_is_declared_and_as_it_was(small: Path) -> N
         "of": 2,
     }
     first, head = told["blocks"]
+    assert told["step_seconds"]["warm"] == first["seconds"] + head["seconds"] < told["step_seconds"]["one_by_one"]
     assert first["passed"] and first["seconds"] >= 0 and head["block"] == "block_2" and head["problem"] == ""
     tensors = {tensor["name"]: tensor for tensor in (*first["inputs"], *first["outputs"])}
     assert tensors["past_key_values.0.key"]["shape"] == [2, 2, 3, 16]

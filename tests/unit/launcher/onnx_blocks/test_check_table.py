@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from blockrelay.onnx_blocks.report import CheckedBlock, CheckedTensor
+from blockrelay.onnx_blocks.report import CheckedBlock, CheckedTensor, StepSeconds, step_seconds
 from blockrelay_launcher.onnx_blocks.check_table import table
 
 GOOD = CheckedBlock(
@@ -36,6 +36,12 @@ def test_a_line_for_each_output_and_the_result_beside_the_first() -> None:
         ["block_2", "logits", "(batch, ?)", "(5,)", "float16, is float32", "it says why"],
     ]
     assert text.splitlines()[2].startswith(" " * len("block_1"))
+
+
+def test_a_step_is_all_blocks_once() -> None:
+    blocks = [replace(GOOD, load_seconds=1.5), replace(GOOD, seconds=0.25, load_seconds=2)]
+    assert step_seconds(blocks) == StepSeconds(0.75, 4.25)
+    assert step_seconds([*blocks, BAD]) is None, "one has not run"
 
 
 def test_a_device_says_what_the_cpu_computed_for_it() -> None:

@@ -106,6 +106,36 @@ def test_a_device_that_is_lost_hands_over_all_that_was_there(
     assert sampled(text, "blockrelay_worker_fallbacks_total", block="block_1", reason="gpu_error") >= 1
 
 
+class Deadly(WrappingExecutor):
+    """Is lost in its first step, every time that it is loaded."""
+
+    steps = 0
+
+    def run(self, batch: Batch) -> StageOutput:
+        Deadly.steps += 1
+        raise LOST
+
+
+def test_a_request_that_ends_the_process_of_a_cpu_again_and_again_is_a_dead_letter(
+    w8a8: BlockFolder, client: redis.Redis, keys: Keys, scripts: Scripts
+) -> None:
+    """The worker outlives each of them, and says who was computed alone: three deaths among others, five alone."""
+    cell, Deadly.steps = Cell(client, keys, scripts), 0
+    while end_of(cell, "req-1") is None:
+        waiting: list[bytes] = client.zrange(keys.delayed, 0, -1)  # pyright: ignore
+        if waiting:
+            client.zadd(keys.delayed, dict.fromkeys(waiting, 1))
+        before = Deadly.steps
+        with engine_running(w8a8, client, keys, scripts, broken=Deadly) as (_, table):
+            if not before:
+                cell.accept("req-1", content=body([7, 8, 9]))
+            wait_until(lambda before=before: Deadly.steps > before, "it is tried", timeout_s=20)
+        assert not table.all()
+    end = end_of(cell, "req-1")
+    assert end is not None and (end.reason, end.meta["code"], Deadly.steps) == ("error", "poison", 8)
+    assert not end.fallbacks, "no GPU had a part"
+
+
 class Stepping(WrappingExecutor):
     """Counts its steps."""
 
