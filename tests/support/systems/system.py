@@ -66,8 +66,13 @@ def make_jobs(count: int, *, seed: int, vocab: int, longest: int = 60, tokens: i
 def golden_tokens(folder: BlockFolder, jobs: Sequence[Job], *, seed: int | None = None) -> dict[str, list[int]]:
     """Request -> tokens of a solo run in one process, without queue, batch or Redis.
 
-    `seed` None: each request's own default, derived from its id.
+    `seed` None: that of each request's params, or its default, derived from its id.
     """
+
+    def seed_of(job: Job) -> int:
+        own = job.params.seed if seed is None else seed
+        return derive_seed(job.request) if own is None else own
+
     pipeline = Pipeline(folder, stages=1, threads=1, tokens=folder.model.max_position)
     tokenizer = Tokenizer.from_file(folder.tokenizer_path) if folder.tokenizer_path else None
     return {
@@ -75,7 +80,7 @@ def golden_tokens(folder: BlockFolder, jobs: Sequence[Job], *, seed: int | None 
             pipeline,
             job.prompt,
             job.params,
-            seed=derive_seed(job.request) if seed is None else seed,
+            seed=seed_of(job),
             tokenizer=tokenizer,
         ).tokens
         for job in jobs
