@@ -18,6 +18,8 @@ PEER_PIP ?=
 # Requests for each route that `make fuzz` makes from /openapi.json.
 EXAMPLES ?= 300
 PIP := pip install --quiet --disable-pip-version-check
+# Where an image sets it, every process of every suite would compile its modules anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help install demo up check test test-system test-all coverage flaky model parity sanitize equality fuzz faults drill audit test-compose failovers drill-failovers valkey check-deploy observability software-gpu dashboards dashboard-pictures manifests docs docs-pages lock bench bench-recovery bench-plans bench-simulator overload clean
 .DEFAULT_GOAL := help

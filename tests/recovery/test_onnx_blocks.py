@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 
+from blockrelay.protocol.tensors import decode_tensor, encode_tensor
 from tests.support.models.onnx_blocks_served import described
 from tests.support.models.reference_blocks import ReferenceModel, write_reference_blocks
 from tests.support.scraping import sampled
@@ -105,6 +107,7 @@ def test_three_commands_lead_to_an_answer(tmp_path: Path, monkeypatch: pytest.Mo
         assert answer["outputs"]["logits"]["shape"] == [1, 1, MODEL.vocabulary], answer
         assert list(answer["execution_times"]) == [f"block_{n}" for n in range(1, MODEL.layers + 2)]
         expected = tokens_of(up.url, body)
+        kv_goes_out_and_in(up.url)
         (worker,) = up.pid_of("blockrelay_worker")
         with ThreadPoolExecutor() as clients:
             asked = [clients.submit(tokens_of, up.url, body) for _ in range(4)]
@@ -113,6 +116,34 @@ def test_three_commands_lead_to_an_answer(tmp_path: Path, monkeypatch: pytest.Mo
         assert tokens_of(up.url, body) == expected
         refused = httpx.post(f"{up.url}/v1/completions", json={**body, "exact": True}, timeout=60)
         assert refused.status_code == 400, refused.text
+
+
+def kv_goes_out_and_in(url: str) -> None:
+    """By blocks, as the files call it. Bits are not promised: rows of a step differ with their number."""
+    tokens = [3 + position % 50 for position in range(20)]
+    whole, taken = dict[str, Any](), dict[str, Any]()
+    for blocks in ("1", f"2-{MODEL.layers + 1}"):
+        body = {"input_tensors": {"input_ids": [tokens]}, "blocks": blocks}
+        outputs = httpx.post(f"{url}/v1/infer", json=body, timeout=60).json()["outputs"]
+        whole = outputs.pop("logits")
+        taken |= {name.replace("present", "past_key_values"): tensor for name, tensor in outputs.items()}
+    assert sorted(taken) == sorted(
+        f"past_key_values.{layer}.{half}" for layer in range(MODEL.layers) for half in ("key", "value")
+    )
+    first = decode_tensor(taken["past_key_values.0.key"], param="kv", max_elements=1 << 20)
+    given = {
+        name: encode_tensor(decode_tensor(tensor, param="kv", max_elements=1 << 20)[:, :, :19])
+        for name, tensor in taken.items()
+    }
+    assert first.shape[2] == 20 and first.dtype == np.float16
+    body = {"input_tensors": {"input_ids": [tokens], **given}}
+    answer = httpx.post(f"{url}/v1/infer", json=body, timeout=60).json()
+    assert answer["execution_stats"]["cached_tokens"] == 16, answer["execution_stats"]
+    again, before = (
+        decode_tensor(one, param="logits", max_elements=1 << 20).astype(np.float32)
+        for one in (answer["outputs"]["logits"], whole)
+    )
+    np.testing.assert_allclose(again, before, atol=0.02 * float(np.abs(before).max()))
 
 
 def test_blocks_one_by_one_give_the_same_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
