@@ -11,6 +11,7 @@ from blockrelay.observability import logs
 from blockrelay.observability.registry import service_registry
 from blockrelay.settings import GatewaySettings, traces_wanted
 from blockrelay.text.tokenizer import Tokenizer
+from blockrelay_gateway.api.infer.session_kv import served_kv
 from blockrelay_gateway.api.openai.chat_template import ChatTemplate
 from blockrelay_gateway.api.openai.requests import OpenAIRequests
 from blockrelay_gateway.api.request_builder import RequestBuilder
@@ -49,6 +50,7 @@ def build(settings: GatewaySettings, folder: BlockFolder, *, tenants: Sequence[s
     return Gateway(
         settings=settings,
         served=served,
+        kv=served_kv(folder),
         builder=builder,
         openai=OpenAIRequests(builder, template),
         responder=ErrorResponder(own.rejections, own.limited),

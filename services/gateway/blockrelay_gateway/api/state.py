@@ -12,6 +12,7 @@ from blockrelay.auth.api_keys import Tenant
 from blockrelay.block_folder.folder import BlockFolder
 from blockrelay.settings import GatewaySettings
 from blockrelay_gateway.admission.idempotency import Identity, identify
+from blockrelay_gateway.api.infer.session_kv import ServedKv
 from blockrelay_gateway.api.openai.requests import OpenAIRequests
 from blockrelay_gateway.api.request_builder import RequestBuilder
 from blockrelay_gateway.cells.cell import ServedModel
@@ -28,6 +29,7 @@ class Gateway:
 
     settings: GatewaySettings
     served: ServedModel
+    kv: ServedKv
     builder: RequestBuilder
     openai: OpenAIRequests
     responder: ErrorResponder

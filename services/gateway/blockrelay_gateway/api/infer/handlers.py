@@ -20,13 +20,13 @@ from blockrelay_gateway.api.infer import requests
 from blockrelay_gateway.api.infer.responses import InferFormat, execution, pipeline_error, tensor_success
 from blockrelay_gateway.api.infer.schemas import TENSOR_FIELDS, TENSOR_ONLY_FIELDS, InferRequest
 from blockrelay_gateway.api.infer.session_kv import (
+    ServedKv,
     asked_layers,
     check_kv_lengths,
     fields_of,
     kv_tensors,
     read_given,
     row_kv,
-    served_kv,
     split_tensors,
 )
 from blockrelay_gateway.api.infer.tensor_steps import (
@@ -77,9 +77,10 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class AcceptedStep:
-    """A tensor step that was accepted in `cell`: what each of its rows is, and their readers."""
+    """A tensor step that was accepted in `cell`: what each of its rows is, and their readers. `kv`: of the model."""
 
     cell: Cell
+    kv: ServedKv
     steps: list[TensorStep]
     rows: list[AdmissionRequest]
     readers: Readers
@@ -147,7 +148,7 @@ async def submit_tensors(
     """
     place, steps, rows = await _rows(gateway, request, who, headers, tenant, size)
     cell, readers = await gateway.submission.submit(rows, tenant, together=True, place=place)
-    return AcceptedStep(cell, steps, rows, readers)
+    return AcceptedStep(cell, gateway.kv, steps, [requests.accepted(row) for row in rows], readers)
 
 
 async def finish_tensors(accepted: AcceptedStep, session_id: str | None, tenant: Tenant) -> Finished:
@@ -176,7 +177,7 @@ async def finish_tensors(accepted: AcceptedStep, session_id: str | None, tenant:
     logits = await by_size(sum(logits.nbytes for logits in values), _side_by_side, values, places)
     tensors: dict[str, NDArray[Any]] = {"logits": logits}
     if layers := rows[0].body.kv_asked:
-        shape, pages = served_kv(cell.served.folder).shape, [row.kv or [] for row in ended]
+        shape, pages = accepted.kv.shape, [row.kv or [] for row in ended]
         size = sum(len(page) for row in pages for page in row)
         tensors |= await by_size(size, kv_tensors, shape, layers, pages, len(steps[0].tokens))
     ends = [row.end for row in ended]
@@ -225,7 +226,7 @@ async def _rows(
     model = gateway.folder.model
     gateway.builder.check_model(request.model)
     number = check_names(request.session_id, request.step)
-    served, context = served_kv(gateway.folder), model.max_position
+    served, context = gateway.kv, model.max_position
     asked = asked_layers(served, request.blocks)
     tensors, past = split_tensors(request.input_tensors or {})
     inputs = await by_size(size, read_inputs, tensors, context=context, vocab_size=model.vocab_size)
@@ -298,7 +299,7 @@ async def _ended(cell: Cell, readers: Readers, rows: Sequence[AdmissionRequest])
                 kv = await cell.results.fetch_kv(followed.id, fields, give_up=give_up)
                 raw = await cell.results.fetch(followed.id, now_ms=cell.state.now_ms, give_up=give_up)
                 row = Row(answer.end, raw, kv)
-            if asked.given:
+            if asked.body.kv_given:
                 await cell.results.take_back(asked.request)
             ended.append(row)
         return ended

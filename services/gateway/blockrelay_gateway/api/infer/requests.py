@@ -81,6 +81,12 @@ def tensor_request(
     )
 
 
+def accepted(request: AdmissionRequest) -> AdmissionRequest:
+    """What is kept of a request while it runs: the KV that came with it is at the workers."""
+    return replace(request, given={})
+
+
 def renamed(request: AdmissionRequest) -> AdmissionRequest:
-    """The same work under a new id and outside its session."""
-    return replace(request, request=random_identity().base, fingerprint="", session=None)
+    """The same work under a new id and outside its session; what was given with it is computed."""
+    body = replace(request.body, kv_given=0)
+    return replace(request, request=random_identity().base, fingerprint="", session=None, body=body, given={})

@@ -12,7 +12,7 @@ from blockrelay.protocol.messages import EndEntry
 from blockrelay.protocol.plan import WorkerInfo
 from blockrelay.redis.registry import read_workers_async
 from blockrelay_gateway.admission.namespaces import scoped_session
-from blockrelay_gateway.api.infer.session_kv import ServedKv, served_kv
+from blockrelay_gateway.api.infer.session_kv import ServedKv
 from blockrelay_gateway.api.infer.tensor_steps import Session, row_session
 from blockrelay_gateway.api.state import Gateway
 from blockrelay_gateway.cells.cell import Cell
@@ -44,7 +44,7 @@ async def view(gateway: Gateway, tenant: Tenant, session_id: str) -> dict[str, A
         "rows": len(rows),
         "tokens": [len(row.session.tokens) for row in rows],
         "states": [row.state for row in rows],
-        "stages": stages(rows, {worker.id: worker for worker in workers}, served_kv(gateway.folder)),
+        "stages": stages(rows, {worker.id: worker for worker in workers}, gateway.kv),
     }
 
 
