@@ -3,6 +3,7 @@
 import ntpath
 import stat
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from blockrelay.errors import OnnxBlocksError
@@ -31,7 +32,31 @@ def check_inside(folder: Path, name: str, *, file: str, tensor: str | None = Non
     return path
 
 
-def stored_number(said: Mapping[str, str], key: str, file: str, owner: str) -> int:
+@dataclass(frozen=True, slots=True)
+class WeightPlace:
+    """Where the numbers of a tensor lie: in the file `path`, which is called `name` in the folder."""
+
+    name: str
+    path: Path
+    offset: int
+
+
+def weight_place(folder: Path, said: Mapping[str, str], *, needed: int, file: str, owner: str) -> WeightPlace:
+    """Of the tensor `owner`, of `needed` bytes (0: not known), of which `file` has said where it lies. Raises
+    OnnxBlocksError for a file that is not in the folder, or ends before the tensor does."""
+    name = said.get("location", "")
+    path = check_inside(folder, name, file=file, tensor=owner)
+    offset, length = _number(said, "offset", file, owner), _number(said, "length", file, owner)
+    if length and needed and length != needed:
+        raise OnnxBlocksError(f"has {length} bytes in {name}, and needs {needed}", file=file, tensor=owner)
+    end, size = offset + (length or needed), path.stat().st_size
+    if end > size:
+        message = f"ends at byte {end} of {name}, which has {size}: altered or cut off"
+        raise OnnxBlocksError(message, file=file, tensor=owner)
+    return WeightPlace(name, path, offset)
+
+
+def _number(said: Mapping[str, str], key: str, file: str, owner: str) -> int:
     """The offset or the length that a file says of the weights `owner`. Raises OnnxBlocksError for what is none."""
     text = said.get(key, "0")
     if not (text.isascii() and text.isdigit() and len(text) < 20):

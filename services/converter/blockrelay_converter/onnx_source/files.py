@@ -12,30 +12,21 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
-from onnx import AttributeProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
+from onnx import AttributeProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from blockrelay.block_folder.manifest import MANIFEST_NAME
 from blockrelay.errors import OnnxBlocksError
 from blockrelay.onnx_blocks.llama.graph import Attribute, BlockGraph, Constant, Graph, Node, join
-from blockrelay.onnx_blocks.signature import Signature, Tensor, check_names, in_order
-from blockrelay.onnx_blocks.weight_places import check_inside, stored_number
+from blockrelay.onnx_blocks.model_file import declared_tensor, parsed_model
+from blockrelay.onnx_blocks.signature import Signature, check_names, in_order
+from blockrelay.onnx_blocks.weight_places import WeightPlace, check_inside, weight_place
 from blockrelay.onnx_blocks.wiring import wire
 
-_MAX_FILE_BYTES = 2 << 30
 _MAX_BLOCKS = 4096
 #: Constants of at most so many numbers are part of the graph as data: epsilons, places, shapes.
 _FEW = 16
 Array = NDArray[Any]
-
-
-@dataclass(frozen=True, slots=True)
-class _Beside:
-    """Where the numbers of a constant lie in a file of weights."""
-
-    path: Path
-    offset: int
 
 
 @dataclass(slots=True)
@@ -45,7 +36,7 @@ class OnnxBlocks:
     root: Path
     graph: Graph
     files: tuple[str, ...]
-    _beside: Mapping[tuple[str, str], _Beside]
+    _beside: Mapping[tuple[str, str], WeightPlace]
     _opened: str = ""
     _inside: dict[str, TensorProto] = field(default_factory=dict[str, TensorProto])
     _arrays: dict[str, Array] = field(default_factory=dict[str, Array])
@@ -72,7 +63,7 @@ class OnnxBlocks:
             if hasattr(mmap, "MADV_DONTNEED"):
                 mapped.madvise(mmap.MADV_DONTNEED)
 
-    def _mapped(self, constant: Constant, beside: _Beside) -> Array:
+    def _mapped(self, constant: Constant, beside: WeightPlace) -> Array:
         if beside.path not in self._maps:
             with beside.path.open("rb") as file:
                 self._maps[beside.path] = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
@@ -85,7 +76,7 @@ def read_onnx_blocks(root: Path) -> OnnxBlocks:
     """Read and wire all blocks. Raises OnnxBlocksError that names the file, and the tensor if it is one."""
     names = in_order(_names(root))
     blocks: list[BlockGraph] = []
-    beside: dict[tuple[str, str], _Beside] = {}
+    beside: dict[tuple[str, str], WeightPlace] = {}
     for index, name in enumerate(names, 1):
         blocks.append(_block(root, name, index, beside))
     graph = join(blocks, wire([block.signature for block in blocks]))
@@ -107,24 +98,13 @@ def _names(root: Path) -> list[str]:
 
 
 def _parsed(root: Path, name: str) -> ModelProto:
-    path = check_inside(root, name, file=name)
-    model = ModelProto()
-    try:
-        if path.stat().st_size >= _MAX_FILE_BYTES:
-            raise OnnxBlocksError("larger than 2 GiB, as no ONNX file is", file=name)
-        model.ParseFromString(path.read_bytes())
-    except OSError as error:
-        raise OnnxBlocksError(error.strerror or str(error), file=name) from None
-    except DecodeError:
-        raise OnnxBlocksError("is not an ONNX file, or a part of one", file=name) from None
-    if not model.ir_version or not model.graph.node or not model.graph.output:
-        raise OnnxBlocksError("is not an ONNX file with a graph", file=name)
+    model, _ = parsed_model(check_inside(root, name, file=name), name)
     if model.functions:
         raise OnnxBlocksError("has operators that the file itself defines; export it without them", file=name)
     return model
 
 
-def _block(root: Path, name: str, index: int, beside: dict[tuple[str, str], _Beside]) -> BlockGraph:
+def _block(root: Path, name: str, index: int, beside: dict[tuple[str, str], WeightPlace]) -> BlockGraph:
     """The graph of a file; where its weights beside it lie goes into `beside`."""
     model = _parsed(root, name)
     tensors = _inside(model)
@@ -134,8 +114,8 @@ def _block(root: Path, name: str, index: int, beside: dict[tuple[str, str], _Bes
     signature = Signature(
         index,
         name,
-        tuple(_declared(name, value) for value in inputs),
-        tuple(_declared(name, value) for value in model.graph.output),
+        tuple(declared_tensor(name, value) for value in inputs),
+        tuple(declared_tensor(name, value) for value in model.graph.output),
     )
     constants = {owner: _constant(root, name, owner, tensor, beside) for owner, tensor in tensors.items()}
     nodes = [_node(name, node) for node in model.graph.node if node.op_type != "Constant"]
@@ -167,7 +147,7 @@ def _made(attribute: AttributeProto) -> TensorProto | None:
 
 
 def _constant(
-    root: Path, file: str, name: str, tensor: TensorProto, beside: dict[tuple[str, str], _Beside]
+    root: Path, file: str, name: str, tensor: TensorProto, beside: dict[tuple[str, str], WeightPlace]
 ) -> Constant:
     dims = tuple(int(dim) for dim in tensor.dims)
     try:
@@ -179,27 +159,11 @@ def _constant(
     size = math.prod(dims)
     values: tuple[float, ...] = ()
     if tensor.data_location == TensorProto.EXTERNAL:
-        beside[file, name] = _place(root, file, name, tensor, size * dtype.itemsize)
+        said = {str(entry.key): str(entry.value) for entry in tensor.external_data}
+        beside[file, name] = weight_place(root, said, needed=size * dtype.itemsize, file=file, owner=name)
     elif 0 < size <= _FEW and dtype.kind in "fiub":
         values = tuple(float(value) for value in _numbers(tensor, file, name).reshape(-1))
     return Constant(file, name, str(dtype), dims, values)
-
-
-def _place(root: Path, file: str, name: str, tensor: TensorProto, needed: int) -> _Beside:
-    said = {str(entry.key): str(entry.value) for entry in tensor.external_data}
-    location = said.get("location", "")
-    path = check_inside(root, location, file=file, tensor=name)
-    offset, length = stored_number(said, "offset", file, name), stored_number(said, "length", file, name)
-    if length and length != needed:
-        raise OnnxBlocksError(f"has {length} bytes in {location}, and needs {needed}", file=file, tensor=name)
-    size = path.stat().st_size
-    if offset + needed > size:
-        raise OnnxBlocksError(
-            f"ends at byte {offset + needed} of {location}, which has {size}: altered or cut off",
-            file=file,
-            tensor=name,
-        )
-    return _Beside(path, offset)
 
 
 def _numbers(tensor: TensorProto, file: str, name: str = "") -> Array:
@@ -221,18 +185,3 @@ def _node(file: str, node: NodeProto) -> Node:
         elif attribute.type == AttributeProto.INTS:
             attributes[attribute.name] = tuple(attribute.ints)
     return Node(file, str(node.op_type), tuple(node.input), tuple(node.output), attributes)
-
-
-def _declared(file: str, value: ValueInfoProto) -> Tensor:
-    declared = value.type.tensor_type
-    name = str(value.name)
-    if value.type.WhichOneof("value") != "tensor_type":
-        raise OnnxBlocksError("is not a tensor", file=file, tensor=name)
-    try:
-        dtype = str(np.dtype(helper.tensor_dtype_to_np_dtype(declared.elem_type)))
-    except KeyError:
-        raise OnnxBlocksError(f"has the unknown type {declared.elem_type}", file=file, tensor=name) from None
-    if not declared.HasField("shape"):
-        return Tensor(name, dtype, None)
-    dims = tuple(dim.dim_value if dim.HasField("dim_value") else str(dim.dim_param) for dim in declared.shape.dim)
-    return Tensor(name, dtype, dims)

@@ -6,8 +6,7 @@ from pathlib import Path
 
 from onnx import TensorProto
 
-from blockrelay.errors import OnnxBlocksError
-from blockrelay.onnx_blocks.weight_places import check_inside, stored_number
+from blockrelay.onnx_blocks.weight_places import weight_place
 
 #: Bytes of an element, of types that have whole ones.
 ITEM_BYTES: Mapping[int, int] = {
@@ -21,24 +20,12 @@ ITEM_BYTES: Mapping[int, int] = {
 def check_weights(folder: Path, file: str, tensors: Iterable[TensorProto]) -> tuple[str, ...]:
     """The files in which the tensors lie that are not in `file` itself. Raises OnnxBlocksError for one that is not in
     the folder, or ends before the tensor does."""
-    sizes: dict[str, int] = {}
+    names: set[str] = set()
     for tensor in tensors:
         if tensor.data_location != TensorProto.EXTERNAL:
             continue
         owner = str(tensor.name)  # protobuf gives bytes where a file has no UTF-8
         said = {str(entry.key): str(entry.value) for entry in tensor.external_data}
-        name = said.get("location", "")
-        if name not in sizes:
-            sizes[name] = check_inside(folder, name, file=file, tensor=owner).stat().st_size
-        offset, length = stored_number(said, "offset", file, owner), stored_number(said, "length", file, owner)
         needed = ITEM_BYTES[tensor.data_type] * math.prod(tensor.dims) if tensor.data_type in ITEM_BYTES else 0
-        if length and needed and length != needed:
-            raise OnnxBlocksError(f"has {length} bytes in {name}, and needs {needed}", file=file, tensor=owner)
-        end = offset + (length or needed)
-        if end > sizes[name]:
-            raise OnnxBlocksError(
-                f"ends at byte {end} of {name}, which has {sizes[name]}: altered or cut off",
-                file=file,
-                tensor=owner,
-            )
-    return tuple(sorted(sizes))
+        names.add(weight_place(folder, said, needed=needed, file=file, owner=owner).name)
+    return tuple(sorted(names))

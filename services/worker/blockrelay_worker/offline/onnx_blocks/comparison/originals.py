@@ -13,11 +13,12 @@ from blockrelay.errors import OnnxBlocksError
 from blockrelay.onnx_blocks.cache_names import CacheSlot
 from blockrelay.onnx_blocks.import_report import ComparedPlaces
 from blockrelay.onnx_blocks.llama.graph import Place
+from blockrelay.onnx_blocks.model_file import parsed_model
 from blockrelay.onnx_blocks.wiring import FromBlock, FromPast, FromRequest, Source
 from blockrelay_worker.execution.onnx.providers.provider import WEIGHTS_FOLDER
 from blockrelay_worker.offline.onnx_blocks.comparison.prompts import Array, Prompt
 from blockrelay_worker.offline.onnx_blocks.folder import OnnxFolder
-from blockrelay_worker.offline.onnx_blocks.onnx_file import OnnxFile, parsed_model
+from blockrelay_worker.offline.onnx_blocks.onnx_file import OnnxFile
 
 _PACKED, _ACCURACY = "MatMulNBits", "accuracy_level"
 #: Rows stay floats: they are rounded to 8 bits where an exporter asked for speed.
