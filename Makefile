@@ -6,6 +6,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PARITY_VENV := .venv-parity
+EXPORTERS := optimum torch genai
+EXPORTER_VENV := .venv-exporters
 FUZZ_VENV := .venv-fuzz
 DOCS_VENV := .venv-docs
 DEPLOY_VENV := .venv-deploy
@@ -21,7 +23,7 @@ PIP := pip install --quiet --disable-pip-version-check
 # Where an image sets it, every process of every suite would compile its modules anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help install demo up check test test-system test-all coverage flaky model parity sanitize equality fuzz faults drill audit test-compose failovers drill-failovers valkey check-deploy observability software-gpu dashboards dashboard-pictures manifests docs docs-pages lock bench bench-recovery bench-plans bench-simulator overload clean
+.PHONY: help install demo up check test test-system test-all coverage flaky model parity parity-goldens parity-exporters sanitize equality fuzz faults drill audit test-compose failovers drill-failovers valkey check-deploy observability software-gpu dashboards dashboard-pictures manifests docs docs-pages lock bench bench-recovery bench-plans bench-simulator overload clean
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -132,10 +134,27 @@ check: install ## lint, format, strict types, import rules
 model: install ## every order of events of the protocol, minutes
 	$(BIN)/python -m tests.protocol_model $(ARGS)
 
+parity: parity-goldens parity-exporters ## what others compute and export; installs torch
+
 # Makes the goldens anew with torch, compares them with the committed ones, and runs the tests that use them.
-parity: install $(PARITY_VENV)/.installed ## against transformers; installs torch
+parity-goldens: install $(PARITY_VENV)/.installed ## against transformers; installs torch
 	$(PARITY_VENV)/bin/python -m tests.parity.make_goldens --check
-	$(BIN)/pytest --quiet tests/parity $(ARGS)
+	$(BIN)/pytest --quiet tests/parity/test_goldens.py $(ARGS)
+
+# Exports tiny models with each exporter in an environment of its own, since their transformers differ, and takes what
+# they write through split, check, serving as it is, and import. Exports stay in build/exporters until a script changes.
+parity-exporters: install $(EXPORTERS:%=build/exporters/%/.exported) ## real exports split, served and imported; installs torch
+	$(BIN)/pytest --quiet -m exporters tests/parity $(ARGS)
+
+build/exporters/%/.exported: $(EXPORTER_VENV)-%/.installed $(wildcard tests/parity/exporters/*.py) tests/support/models/checkpoints.py
+	$(EXPORTER_VENV)-$*/bin/python -m tests.parity.exporters.export $*
+	@touch $@
+
+.PRECIOUS: $(EXPORTER_VENV)-%/.installed
+$(EXPORTER_VENV)-%/.installed: tests/parity/exporters/%.txt
+	@test -x $(EXPORTER_VENV)-$*/bin/python || $(PYTHON) -m venv $(EXPORTER_VENV)-$*
+	$(EXPORTER_VENV)-$*/bin/$(PIP) $(PARITY_PIP) --requirement $<
+	@touch $@
 
 $(PARITY_VENV)/.installed: pyproject.toml
 	@test -x $(PARITY_VENV)/bin/python || $(PYTHON) -m venv $(PARITY_VENV)

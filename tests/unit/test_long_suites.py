@@ -22,6 +22,7 @@ NO_SUITES = {
     "flaky",
     "coverage",
     "docs-pages",
+    "parity",
     "dashboards",
     "dashboard-pictures",
     "manifests",
@@ -77,7 +78,8 @@ def test_ci_runs_what_always_runs() -> None:
     [
         ("services/worker/native/matmul.h", {"sanitize", "equality", "test-system"}, {"audit"}),
         ("deploy/Dockerfile", {"test-compose"}, {"sanitize"}),
-        ("pyproject.toml", {"audit", "test-compose", "parity"}, {"sanitize", "drill"}),
+        ("pyproject.toml", {"audit", "test-compose", "parity-goldens"}, {"sanitize", "drill"}),
+        ("tests/parity/exporters/genai.txt", {"parity-exporters"}, {"parity-goldens", "audit"}),
         ("tests/faults/test_workers.py", {"faults", "test-system"}, {"drill", "fuzz"}),
         ("README.md", {"docs"}, {"faults", "drill", "fuzz", "test-system"}),
         ("docs/generate/metrics.py", {"docs"}, {"faults", "drill", "fuzz", "test-system"}),

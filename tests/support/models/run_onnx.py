@@ -28,7 +28,8 @@ def session(path: Path, *, optimised: bool = False) -> ort.InferenceSession:
 class Running:
     """Sessions that run one after another, each fed by what those before it gave, and what they keep of past steps.
 
-    Caches are in the order of their inputs and outputs, which must be the same: so they need no names.
+    Caches are in the order of their inputs and outputs, which must be the same: so they need no names. `head_dim` is
+    that of caches whose inputs do not tell it.
     """
 
     sessions: Sequence[ort.InferenceSession]
@@ -44,7 +45,8 @@ class Running:
             presents = [value.name for value in one.get_outputs() if _is_cache(value)]
             batch = len(request["input_ids"])
             for value in pasts:
-                empty = np.zeros((batch, value.shape[1], 0, self.head_dim), _DTYPES[value.type])
+                size = value.shape[3] if isinstance(value.shape[3], int) else self.head_dim
+                empty = np.zeros((batch, value.shape[1], 0, size), _DTYPES[value.type])
                 found[value.name] = self.kept.get(value.name, empty)
             names = [value.name for value in one.get_outputs()]
             made: Any = one.run(names, {value.name: found[value.name] for value in one.get_inputs()})

@@ -1,6 +1,6 @@
 """ONNX blocks that are run as they are give what the whole exported model gives in one session."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +14,7 @@ from blockrelay_worker.execution.onnx.as_is.stage import AsIsStage
 from blockrelay_worker.execution.onnx.providers.provider import CpuProvider
 from blockrelay_worker.offline.onnx_blocks.splitting.split import run as split
 from tests.support.models.genai_decoder import genai_decoder
+from tests.support.models.greedy import in_one_batch, next_tokens, of_sessions
 from tests.support.models.onnx_blocks_served import opened
 from tests.support.models.run_onnx import Running, blocks, whole
 from tests.support.models.whole_decoders import SMALL, dynamo_decoder, optimum_decoder, saved
@@ -50,50 +51,11 @@ def prompts() -> list[list[int]]:
     return [random.integers(0, SMALL.vocabulary, size).tolist() for size in range(3, 3 + 3 * PROMPTS, 3)]
 
 
-def of_sessions(one: Running, prompt: list[int]) -> Iterator[tuple[int, float]]:
-    """Greedy tokens, by sessions that are fed their presents, and how far each is above the second best."""
-    given, past = prompt, 0
-    while True:
-        positions = np.arange(past, past + len(given))[None]
-        found = one.step(
-            {
-                "input_ids": np.array([given], np.int64),
-                "attention_mask": np.ones((1, past + len(given)), np.int64),
-                "position_ids": positions,
-            }
-        )
-        row = found["logits"][0, -1].astype(np.float32)
-        past, given = past + len(given), [int(row.argmax())]
-        second, best = np.sort(row)[-2:]
-        yield given[0], float(best - second)
-
-
-def next_tokens(stage: AsIsStage, rows: Sequence[tuple[list[int], int, tuple[int, ...]]]) -> list[int]:
-    """The greedy token behind each of (tokens, first position, pages), computed in one batch."""
-    ends = np.cumsum([len(tokens) for tokens, _, _ in rows])
-    output = stage.run(
-        Batch(
-            segments=[Segment(rows=len(tokens), first_position=first, pages=pages) for tokens, first, pages in rows],
-            tokens=np.concatenate([np.array(tokens, np.int32) for tokens, _, _ in rows]),
-            wanted=[int(end) - 1 for end in ends],
-        )
-    )
-    assert output.logits is not None and not output.not_finite
-    return [int(row.argmax()) for row in output.logits]
-
-
 def test_greedy_tokens_of_ten_prompts_in_one_batch(model: tuple[Path, BlockFolder], stage: AsIsStage) -> None:
     """All at once, each with its own length, on pages that lie anywhere."""
     texts, first = prompts(), np.random.default_rng(3).permutation(stage.pool.pages)
     pages = [tuple(int(page) for page in first[8 * n : 8 * n + 8]) for n in range(PROMPTS)]
-    found = [[token] for token in next_tokens(stage, [(text, 0, own) for text, own in zip(texts, pages, strict=True)])]
-    for _ in range(TOKENS - 1):
-        rows = [
-            ([tokens[-1]], len(text) + len(tokens) - 1, own)
-            for text, tokens, own in zip(texts, found, pages, strict=True)
-        ]
-        for tokens, token in zip(found, next_tokens(stage, rows), strict=True):
-            tokens.append(token)
+    found = in_one_batch(stage, texts, pages, TOKENS)
     for text, tokens in zip(texts, found, strict=True):
         oracle = of_sessions(oracle_of(model), text)
         assert tokens == [next(oracle)[0] for _ in range(TOKENS)]
