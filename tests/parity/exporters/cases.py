@@ -24,7 +24,7 @@ LAYERS = 4
 CHECKPOINTS: Mapping[str, Mapping[str, Any]] = {
     "llama": {"seed": 71, "head_dim": 16, "intermediate_size": 160, "vocab_size": VOCABULARY},
     "qwen3": {
-        "seed": 72,
+        "seed": 610,
         "family": "qwen3",
         "head_dim": 32,
         "vocab_size": VOCABULARY,

@@ -42,9 +42,13 @@ def next_tokens(stage: AsIsStage, rows: Sequence[tuple[list[int], int, tuple[int
     return [int(row.argmax()) for row in output.logits]
 
 
-def in_one_batch(stage: AsIsStage, prompts: Sequence[list[int]], pages: Sequence[tuple[int, ...]], count: int) -> list[list[int]]:
+def in_one_batch(
+    stage: AsIsStage, prompts: Sequence[list[int]], pages: Sequence[tuple[int, ...]], count: int
+) -> list[list[int]]:
     """The `count` greedy tokens behind each prompt, all computed together; each has its own `pages`."""
-    found = [[token] for token in next_tokens(stage, [(text, 0, own) for text, own in zip(prompts, pages, strict=True)])]
+    found = [
+        [token] for token in next_tokens(stage, [(text, 0, own) for text, own in zip(prompts, pages, strict=True)])
+    ]
     for _ in range(count - 1):
         rows = [
             ([tokens[-1]], len(text) + len(tokens) - 1, own)

@@ -37,7 +37,7 @@ class Running:
     kept: Arrays = field(default_factory=dict[str, NDArray[Any]])
 
     def step(self, request: Arrays) -> Arrays:
-        """All outputs."""
+        """All outputs; what is no cache of the last session is `logits` too, whatever it is called."""
         found = dict(request)
         outputs: Arrays = {}
         for one in self.sessions:
@@ -54,7 +54,8 @@ class Running:
             found |= made
             outputs |= made
             self.kept |= {value.name: made[name] for value, name in zip(pasts, presents, strict=True)}
-        return outputs
+        (logits,) = [value.name for value in self.sessions[-1].get_outputs() if not _is_cache(value)]
+        return outputs | {"logits": outputs[logits]}
 
 
 def whole(path: Path, *, optimised: bool = False) -> Running:

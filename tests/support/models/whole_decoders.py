@@ -42,7 +42,8 @@ def optimum_decoder(model: ReferenceModel = SMALL, *, float32: bool = False) -> 
 
 
 def dynamo_decoder(model: ReferenceModel = SMALL) -> ModelProto:
-    """In float32, by the names of torch's exporter with dynamo: pasts are called `past_0_0`, presents as their nodes.
+    """In float32, by the names of torch's exporter with dynamo: pasts are called `past_0_0`, presents and logits as their
+    nodes.
 
     Every layer takes the batch and the number of positions from one place, which layer 0 could have asked its past for.
     """
@@ -63,13 +64,14 @@ def dynamo_decoder(model: ReferenceModel = SMALL) -> ModelProto:
     nodes = [node for node in graph.node if node.output[0] not in names]
     needless = {node.input[0] for node in graph.node if node.output[0] in names}
     nodes = [*shared.values(), *(node for node in nodes if node.output[0] not in needless)]
+    names["logits"] = "linear_28"
     for layer in range(model.layers):
         for number, half in enumerate(("key", "value")):
             names[f"past_key_values.{layer}.{half}"] = f"past_{layer}_{number}"
             names[f"present.{layer}.{half}"] = f"cat_{2 * layer + number}"
     for number, node in enumerate(nodes):
         for name in node.output:
-            if name not in names and name != "logits":
+            if name not in names:
                 names[name] = f"val_{number}"
     names |= {name: names[other] for name, other in names.items() if other in shared}
     renamed = [_renamed(node, names) for node in nodes]

@@ -7,12 +7,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from blockrelay.errors import OnnxBlocksError
+from blockrelay.onnx_blocks.served_shape import LOGITS
 from blockrelay.onnx_blocks.splitting.borders import find_borders
 from blockrelay.onnx_blocks.splitting.caches import Caches, dependence, find_pasts, find_presents
 from blockrelay.onnx_blocks.splitting.graph import Graph, Node
 from blockrelay.onnx_blocks.splitting.places import Places
 
 TOKENS = "input_ids"
+#: [batch, positions, vocabulary].
+_LOGITS_RANK = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +32,7 @@ class BlockPlan:
 
 @dataclass(frozen=True, slots=True)
 class SplitPlan:
-    """All blocks in order. `renamed` are caches that get a name by which blocks can be wired."""
+    """All blocks in order. `renamed` are caches that get a name by which blocks can be wired, and logits."""
 
     blocks: tuple[BlockPlan, ...]
     renamed: Mapping[str, str]
@@ -44,7 +47,14 @@ def plan_split(graph: Graph) -> SplitPlan:
     caches = Caches(pasts, find_presents(graph, pasts, depends))
     borders = find_borders(graph, caches, depends)
     places = Places(graph, caches, depends, borders)
-    return SplitPlan(tuple(_assembled(places)), caches.renamed(graph))
+    return SplitPlan(tuple(_assembled(places)), {**caches.renamed(graph), **_called_logits(graph, caches)})
+
+
+def _called_logits(graph: Graph, caches: Caches) -> Mapping[str, str]:
+    """The name of logits for the one output that is no cache, where it has another: torch calls it as its node."""
+    others = [tensor for tensor in graph.outputs if tensor.name not in caches.presents]
+    taken = LOGITS in graph.constants or LOGITS in graph.makers() or any(one.name == LOGITS for one in graph.inputs)
+    return {} if taken or len(others) != 1 or others[0].rank != _LOGITS_RANK else {others[0].name: LOGITS}
 
 
 def _assembled(places: Places) -> Iterable[BlockPlan]:

@@ -196,3 +196,24 @@ def test_two_hundred_layers_take_seconds() -> None:
     head: list[Line] = [("Norm", "l199.sum", "normed"), ("MatMul", "normed w", "logits")]
     plan = plan_split(decoder(*EMBED, *layers, *head, layers=200))
     assert [len(block.nodes) for block in plan.blocks] == [10, *[8] * 199, 2]
+
+
+@pytest.mark.parametrize(
+    ("more", "outputs", "renamed"),
+    [
+        ([], ["linear_28"], {"linear_28": "logits"}),
+        ([("Shape", "linear_28", "logits")], ["linear_28"], {}),
+        ([("Norm", "linear_28", "second")], ["linear_28", "second"], {}),
+    ],
+)
+def test_what_torch_calls_as_its_node_is_called_logits(
+    more: Sequence[Line], outputs: Sequence[str], renamed: dict[str, str]
+) -> None:
+    """Only where it can be nothing else, and the name is free."""
+    head = [("Norm", "l1.sum", "normed"), ("MatMul", "normed w", "linear_28"), *more]
+    graph = decoder(*EMBED, *layer(0, "embedded"), *layer(1, "l0.sum"), *head, outputs=outputs)
+    assert plan_split(graph).renamed == renamed
+
+
+def test_logits_keep_their_name() -> None:
+    assert not plan_split(decoder(*EMBED, *layer(0, "embedded"), *layer(1, "l0.sum"), *HEAD)).renamed
