@@ -143,7 +143,8 @@ parity-goldens: install $(PARITY_VENV)/.installed ## against transformers; insta
 
 # Exports tiny models with each exporter in an environment of its own, since their transformers differ, and takes what
 # they write through split, check, serving as it is, and import. Exports stay in build/exporters until a script changes.
-parity-exporters: install $(EXPORTERS:%=build/exporters/%/.exported) ## real exports split, served and imported; installs torch
+parity-exporters: install ## real exports split, served and imported; installs torch
+	$(MAKE) --no-print-directory --jobs 2 $(EXPORTERS:%=build/exporters/%/.exported)
 	$(BIN)/pytest --quiet -m exporters tests/parity $(ARGS)
 
 build/exporters/%/.exported: $(EXPORTER_VENV)-%/.installed $(wildcard tests/parity/exporters/*.py) tests/support/models/checkpoints.py
@@ -153,7 +154,7 @@ build/exporters/%/.exported: $(EXPORTER_VENV)-%/.installed $(wildcard tests/pari
 .PRECIOUS: $(EXPORTER_VENV)-%/.installed
 $(EXPORTER_VENV)-%/.installed: tests/parity/exporters/%.txt
 	@test -x $(EXPORTER_VENV)-$*/bin/python || $(PYTHON) -m venv $(EXPORTER_VENV)-$*
-	$(EXPORTER_VENV)-$*/bin/$(PIP) $(PARITY_PIP) --requirement $<
+	$(EXPORTER_VENV)-$*/bin/$(PIP) --no-compile $(PARITY_PIP) --requirement $<
 	@touch $@
 
 $(PARITY_VENV)/.installed: pyproject.toml

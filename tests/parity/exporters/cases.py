@@ -69,7 +69,7 @@ class Export:
 
     @property
     def is_llama(self) -> bool:
-        """Whether `blockrelay import` knows such layers. Those of Phi-3 are Llama's, with products of several weights."""
+        """Whether `blockrelay import` knows such layers. Phi-3's are Llama's, with several weights in one."""
         return self.model != "gpt2"
 
     @property

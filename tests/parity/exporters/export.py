@@ -1,4 +1,4 @@
-"""Exports every model of one exporter, in that exporter's environment: `python -m tests.parity.exporters.export optimum`.
+"""Exports every model of one exporter, in its environment: `python -m tests.parity.exporters.export optimum`.
 
 What each exporter writes is left as it is: what real exporters write is what has to be served.
 """
@@ -33,7 +33,7 @@ def by_torch(export: Export, model: Path, out: Path) -> None:
 
     loaded = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32, attn_implementation="eager").eval()
 
-    class WithCache(torch.nn.Module):
+    class WithCache(torch.nn.Module):  # pyright: ignore[reportUntypedBaseClass]
         def __init__(self) -> None:
             super().__init__()
             self.model = loaded

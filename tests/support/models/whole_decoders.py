@@ -42,8 +42,8 @@ def optimum_decoder(model: ReferenceModel = SMALL, *, float32: bool = False) -> 
 
 
 def dynamo_decoder(model: ReferenceModel = SMALL) -> ModelProto:
-    """In float32, by the names of torch's exporter with dynamo: pasts are called `past_0_0`, presents and logits as their
-    nodes.
+    """In float32, by the names of torch's exporter with dynamo: pasts are called `past_0_0`, presents and logits as
+    their nodes.
 
     Every layer takes the batch and the number of positions from one place, which layer 0 could have asked its past for.
     """

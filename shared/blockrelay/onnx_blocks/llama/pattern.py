@@ -90,8 +90,10 @@ class _Recognition:
             raise OnnxBlocksError(
                 f"has the caches of layers {sorted(layers)}, not of 0 and all that follow", file=self._file
             )
+        if not self._norms:
+            raise OnnxBlocksError(f"has no RMS norms; a Llama of {count} layers has {2 * count + 1}", file=self._file)
         if len(self._norms) != 2 * count + 1:
-            last = self._norms[-1].node if self._norms else self._graph.nodes[0]
+            last = self._norms[-1].node
             raise OnnxBlocksError(
                 f"is the last of {len(self._norms)} norms of rows; a Llama of {count} layers has {2 * count + 1}",
                 file=last.file,

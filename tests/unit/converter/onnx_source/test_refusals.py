@@ -67,6 +67,18 @@ def doubled(model: ModelProto) -> None:
     node_before(model, f"{AT}/mlp/act_fn/Sigmoid", "Mul", "sharper")
 
 
+def without_norms(folder: Path) -> None:
+    """As in GPT-2, whose norms are of another kind."""
+    for path in folder.glob("block_*.onnx"):
+        altered(path.name, unsquared)(folder)
+
+
+def unsquared(model: ModelProto) -> None:
+    for node in model.graph.node:
+        if node.op_type == "ReduceMean":
+            node.op_type = "ReduceSum"
+
+
 #: What is altered, and what the one line must say.
 CASES: dict[str, tuple[Change, str]] = {
     "a gelu": (
@@ -81,6 +93,7 @@ CASES: dict[str, tuple[Change, str]] = {
         altered("block_2.onnx", lambda model: constant(model, "epsilon", lambda one: one * np.float32(0.1))),
         f"block_2.onnx: {AT}/input_layernorm/Mul_1_output_0: is a norm with epsilon 1e-06, and the first one has 1e-05",
     ),
+    "other norms": (without_norms, "block_1.onnx: has no RMS norms; a Llama of 2 layers has 5"),
     "a scale of attention": (
         altered("block_2.onnx", lambda model: constant(model, "scale", lambda one: one * np.float16(2))),
         f"block_2.onnx: {AT}/Add_1_output_0: the hidden rows of the imported block_2 are others: off by",
