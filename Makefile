@@ -147,7 +147,8 @@ parity-exporters: install ## real exports split, served and imported; installs t
 	$(MAKE) --no-print-directory --jobs 2 $(EXPORTERS:%=build/exporters/%/.exported)
 	$(BIN)/pytest --quiet -m exporters tests/parity $(ARGS)
 
-build/exporters/%/.exported: $(EXPORTER_VENV)-%/.installed $(wildcard tests/parity/exporters/*.py) tests/support/models/checkpoints.py
+build/exporters/%/.exported: $(EXPORTER_VENV)-%/.installed tests/parity/exporters/export.py \
+		tests/support/models/exports.py tests/support/models/checkpoints.py
 	$(EXPORTER_VENV)-$*/bin/python -m tests.parity.exporters.export $*
 	@touch $@
 

@@ -19,7 +19,7 @@ from blockrelay_worker.execution.onnx.providers.provider import CpuProvider
 from blockrelay_worker.offline.onnx_blocks.check import run as run_check
 from blockrelay_worker.offline.onnx_blocks.splitting.split import run as run_split
 from blockrelay_worker.offline.pipeline import Pipeline
-from tests.parity.exporters.cases import CASES, LAYERS, VOCABULARY, Export
+from tests.support.models.exports import CASES, LAYERS, VOCABULARY, Export
 from tests.support.models.greedy import in_one_batch, next_tokens, of_sessions
 from tests.support.models.imported import imported
 from tests.support.models.onnx_blocks_served import opened

@@ -4,6 +4,7 @@ What each exporter writes is left as it is: what real exporters write is what ha
 """
 
 import argparse
+import os
 import shutil
 import subprocess
 import sys
@@ -12,7 +13,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from tests.parity.exporters.cases import CASES, EXPORTS, Export, Exporter, write_model
+from tests.support.models.exports import CASES, EXPORTS, Export, Exporter, write_model
 
 
 def by_optimum(export: Export, model: Path, out: Path) -> None:
@@ -93,6 +94,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("exporter", choices=EXPORTERS)
     exporter: Exporter = parser.parse_args().exporter
+    os.environ["HF_HUB_OFFLINE"] = "1"  # everything is here
     shutil.rmtree(EXPORTS / exporter, ignore_errors=True)
     for export in (case for case in CASES if case.exporter == exporter):
         out = export.file.parent

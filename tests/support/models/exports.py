@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tests.support.models.checkpoints import write_checkpoint, write_tokenizer
+from tests.support.project import ROOT
 
 Exporter = Literal["optimum", "torch", "genai"]
 Model = Literal["llama", "qwen3", "gpt2", "phi3"]
 Kind = Literal["fp32", "fp16", "int4"]
 
-ROOT = Path(__file__).parents[3]
 #: `make parity-exporters` fills it: EXPORTS/exporter/name/model.onnx.
 EXPORTS = ROOT / "build" / "exporters"
 VOCABULARY = 512
