@@ -166,6 +166,12 @@ CASES: dict[str, tuple[Change, str]] = {
         ),
         "config.json: sliding_window 1024 is not supported",
     ),
+    "a window of attention in a family that is imported as a Llama": (
+        lambda folder: (folder / "config.json").write_text(
+            json.dumps({"model_type": "phi3", "max_position_embeddings": 4096, "sliding_window": 2047})
+        ),
+        "config.json: sliding_window 2047 is not supported",
+    ),
     "an end token beyond the vocabulary": (
         lambda folder: (folder / "generation_config.json").write_text('{"eos_token_id": 9999}'),
         "eos_token_id 9999 is outside the vocabulary of 512",
