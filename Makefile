@@ -23,7 +23,7 @@ PIP := pip install --quiet --disable-pip-version-check
 # Where an image sets it, every process of every suite would compile its modules anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help install demo up check test test-system test-all coverage flaky model parity parity-goldens parity-exporters sanitize equality fuzz faults drill audit test-compose failovers drill-failovers valkey check-deploy observability software-gpu dashboards dashboard-pictures manifests docs docs-pages lock bench bench-recovery bench-plans bench-simulator overload clean
+.PHONY: help install demo up check test test-system test-all coverage flaky model parity parity-goldens parity-exporters onnx-blocks sanitize equality fuzz faults drill audit test-compose failovers drill-failovers valkey check-deploy observability software-gpu dashboards dashboard-pictures manifests docs docs-pages lock bench bench-recovery bench-plans bench-simulator overload clean
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -46,6 +46,10 @@ up: install ## gateway, scheduler, workers and Redis, until Ctrl-C
 test: install ## the quick tests, minutes
 	$(BIN)/pytest --quiet --numprocesses auto --dist loadfile -m quick $(ARGS)
 
+# What exporters write, made by scripts of ours in a hundred forms; parity-exporters has the exporters themselves.
+onnx-blocks: install ## ONNX blocks of every form, minutes
+	$(BIN)/pytest --quiet --numprocesses auto --dist loadfile -m onnx_blocks tests/unit $(ARGS)
+
 # Whole systems that are killed, frozen, starved and cut off, each answer compared.
 test-system: install ## whole systems: kills, stops, full disks; minutes
 	$(BIN)/pytest --quiet --numprocesses auto --dist loadfile --timeout 300 -m system $(ARGS)
@@ -58,7 +62,7 @@ test-all: check model demo coverage ## everything there is, hours
 # killed with -9 take what they counted with them). Fails below what pyproject.toml demands.
 coverage: install ## what the tests reach, in all processes; fails below the gate
 	$(BIN)/coverage erase
-	$(BIN)/coverage run -m pytest --quiet --numprocesses auto --dist loadfile --timeout 600 -m 'quick or system' $(ARGS)
+	$(BIN)/coverage run -m pytest --quiet --numprocesses auto --dist loadfile --timeout 600 -m 'quick or system or onnx_blocks' $(ARGS)
 	find . -maxdepth 1 -name '.coverage.*' -empty -delete
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report --skip-covered

@@ -11,6 +11,7 @@ SUITES = {
     "equality": "hundreds of requests, each against its solo run (make equality)",
     "emulated": "runs whole models on emulated CPUs; needs qemu-user (make equality)",
     "sanitizer": "builds the kernels with AddressSanitizer and UBSan (make sanitize)",
+    "onnx_blocks": "ONNX blocks in the form of every exporter: checked, run, imported, split (make onnx-blocks)",
     "exporters": "needs what real exporters have written (make parity-exporters)",
     "fuzz": "needs schemathesis (make fuzz)",
     "deploy": "renders deploy/k8s; needs kubectl and kubernetes-validate (make check-deploy)",

@@ -18,6 +18,8 @@ from tests.support.models.imported import imported
 from tests.support.models.reference_blocks import ReferenceModel, write_reference_blocks
 from tests.support.models.whole_decoders import SMALL, dynamo_decoder, optimum_decoder, saved
 
+pytestmark = pytest.mark.onnx_blocks
+
 TWO = replace(SMALL, layers=2)
 WIDENED = "are widened to"
 #: Exports, and the family and precision that must come of them.

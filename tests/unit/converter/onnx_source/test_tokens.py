@@ -4,12 +4,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from numpy.typing import NDArray
 
 from blockrelay_worker.offline.pipeline import Pipeline
 from tests.support.models.imported import imported
 from tests.support.models.reference_blocks import ReferenceModel, write_reference_blocks
 from tests.support.models.run_onnx import blocks
+
+pytestmark = pytest.mark.onnx_blocks
 
 PROMPTS, PROMPT_TOKENS, STEPS = 10, 8, 64
 #: Tokens count where the best logit is so much above the next one: below, float16 may decide either way.

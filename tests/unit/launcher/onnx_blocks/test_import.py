@@ -30,6 +30,8 @@ from tests.support.models.tokenizers import byte_level
 from tests.support.systems.up_process import COMMAND
 from tests.support.waiting import wait_until
 
+pytestmark = pytest.mark.onnx_blocks
+
 RESULT = ImportResult(
     name="mine",
     family="llama",

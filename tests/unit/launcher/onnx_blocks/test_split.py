@@ -6,6 +6,8 @@ import signal
 import subprocess
 from pathlib import Path
 
+import pytest
+
 from blockrelay.onnx_blocks.blocks_file import read_blocks_file
 from blockrelay.onnx_blocks.splitting.report import SplitBegins, SplitBlock, decode_begin, encode_begin
 from blockrelay_launcher.onnx_blocks.split_table import split_table
@@ -13,6 +15,8 @@ from tests.support.models.genai_decoder import genai_decoder
 from tests.support.models.whole_decoders import optimum_decoder, saved
 from tests.support.systems.up_process import COMMAND
 from tests.support.waiting import wait_until
+
+pytestmark = pytest.mark.onnx_blocks
 
 BLOCK = SplitBlock(
     file="block_2.onnx", nodes=7, border=("sum", "mask"), inputs=("sum", "mask"), outputs=("end",), weight_bytes=4_000

@@ -22,6 +22,8 @@ from blockrelay_worker.offline.onnx_blocks.made_up import made_up
 from blockrelay_worker.offline.onnx_blocks.trial import check_blocks
 from tests.support.models.altered_blocks import altered, copied, resized, value
 
+pytestmark = pytest.mark.onnx_blocks
+
 #: That of the reference check.
 SIZES = StepSizes(batch=5, new=10, past=0)
 

@@ -19,6 +19,8 @@ from tests.support.models.onnx_blocks_served import opened
 from tests.support.models.run_onnx import Running, blocks, whole
 from tests.support.models.whole_decoders import SMALL, dynamo_decoder, optimum_decoder, saved
 
+pytestmark = pytest.mark.onnx_blocks
+
 MODELS: dict[str, Callable[[], ModelProto]] = {
     "optimum": lambda: optimum_decoder(float32=True),
     "optimum in float16": optimum_decoder,

@@ -17,6 +17,8 @@ from blockrelay_worker.execution.onnx.providers.provider import CpuProvider
 from tests.support.models.onnx_blocks_served import opened
 from tests.support.models.reference_blocks import ReferenceModel, write_reference_blocks
 
+pytestmark = pytest.mark.onnx_blocks
+
 BLOCKS, STEPS = 10, 5
 MIB = 1 << 20
 

@@ -16,6 +16,8 @@ from tests.support.models.reference_blocks import ReferenceModel, reference_bloc
 from tests.support.models.run_onnx import blocks, requests, whole
 from tests.support.models.whole_decoders import SMALL, dynamo_decoder, in_int8, optimum_decoder, saved
 
+pytestmark = pytest.mark.onnx_blocks
+
 MODELS: dict[str, Callable[[], ModelProto]] = {
     "optimum": lambda: optimum_decoder(float32=True),
     "dynamo": dynamo_decoder,
