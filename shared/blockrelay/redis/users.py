@@ -16,9 +16,8 @@ _PLACE = "+role +cluster|slots"
 _ALL = f"-@all +@read +@write +@connection +@transaction +eval +evalsha +time -@dangerous +info -@admin {_PLACE}"
 #: A gateway reads results on the payload Redis and lets them go, and writes the KV that clients give; everybody else
 #: writes.
-_COMMANDS = {
-    ("payload", "gateway"): f"-@all +@read +@connection +getex +hset +expire +unlink -@dangerous +info {_PLACE}"
-}
+_GIVES = "+hset +expire +unlink +multi +exec"
+_COMMANDS = {("payload", "gateway"): f"-@all +@read +@connection +getex {_GIVES} -@dangerous +info {_PLACE}"}
 #: Status events, on the control Redis.
 _CHANNEL = f"&{Keys(CELL).status_channel}"
 _CHANNELS = {

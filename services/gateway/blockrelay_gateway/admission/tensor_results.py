@@ -122,8 +122,10 @@ class Results:
                 return
             for start in range(0, len(fields), FIELDS):
                 some = {one: pages[one] for one in fields[start : start + FIELDS]}
-                await cast(Any, self._payload.hset(name, mapping=cast(Any, some)))
-            await cast(Any, self._payload.expire(name, GIVEN_S))
+                together = self._payload.pipeline(transaction=True)  # a gateway may die here: nothing stays for ever
+                together.hset(name, mapping=cast(Any, some))
+                together.expire(name, GIVEN_S)
+                await cast(Any, together.execute())
         except RedisTrouble as error:
             self._watch.met(error)
 

@@ -16,8 +16,8 @@ from blockrelay.protocol.tensors import encode_result
 from blockrelay_worker.transport.committer import Committer
 from blockrelay_worker.transport.redis_links import Links, Stopping
 
-#: Bytes of one command, about.
-COMMAND_BYTES = 4 << 20
+#: Pages of KV in one command: a few megabytes.
+PAGES_TOGETHER = 64
 #: Logits float32 [n, vocab] in parts, and the commit behind them; an event, to be set when everything before it is
 #: handed on; None: the end.
 _Item = tuple[list[NDArray[np.float32]], Commit] | threading.Event | None
@@ -46,17 +46,13 @@ class Results(threading.Thread):
 
         def store() -> None:
             reach("worker.before_result")
-            pipeline = self._links.payload.pipeline(transaction=False)
-            some: dict[str, bytes] = {}
-            for name, page in fields.items():
-                some[name] = page
-                if len(some) * len(page) >= COMMAND_BYTES:
-                    pipeline.hset(key, mapping=cast(Any, some))
-                    some = {}
-            if some:
-                pipeline.hset(key, mapping=cast(Any, some))
-            pipeline.expire(key, RESULT_S)
-            pipeline.execute()
+            names = list(fields)
+            for start in range(0, len(names), PAGES_TOGETHER):
+                together = self._links.payload.pipeline(transaction=True)  # no page without a time to live
+                some = {name: fields[name] for name in names[start : start + PAGES_TOGETHER]}
+                together.hset(key, mapping=cast(Any, some))
+                together.expire(key, RESULT_S)
+                together.execute()
 
         self._links.retry_until_reachable(store, "store KV")
 
