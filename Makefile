@@ -54,9 +54,9 @@ onnx-blocks: install ## ONNX blocks of every form, minutes
 test-system: install ## whole systems: kills, stops, full disks; minutes
 	$(BIN)/pytest --quiet --numprocesses auto --dist loadfile --timeout 300 -m system $(ARGS)
 
-# Everything there is, each suite in its long form (.ci/suites.toml); hours. `coverage` has the tests of the first two.
+# Everything there is, each suite in its long form (.ci/suites.toml); hours. `coverage` has the first three.
 test-all: check model demo coverage ## everything there is, hours
-	$(BIN)/python .ci/long_suites.py --everything --long --without test-system
+	$(BIN)/python .ci/long_suites.py --everything --long --without test-system --without onnx-blocks
 
 # `test` and `test-system` with every line and branch counted, in the processes that they start too (those that are
 # killed with -9 take what they counted with them). Fails below what pyproject.toml demands.
@@ -101,8 +101,8 @@ observability: install ## dashboards against a real Prometheus; needs Debian's p
 	$(BIN)/pytest --quiet -m observability tests/observability $(ARGS)
 
 # Every executor's contract and numbers on WebGPU: in float32 by SwiftShader, in float16 by lavapipe. The plug-in is no part
-# of `dev`: it comes into .venv here. Drivers that compute on CPUs take minutes to compile a model's
-# shaders on a busy machine; loading has ten.
+# of `dev`: it comes into .venv here. Drivers that compute on CPUs take minutes to compile a model's shaders on a busy
+# machine; loading has ten.
 software-gpu: install ## WebGPU on drivers that compute on CPUs; needs Debian's chromium and Mesa 25
 	$(BIN)/$(PIP) --no-deps --constraint requirements.lock onnxruntime-ep-webgpu
 	DRIVER=swiftshader .ci/software-gpu $(BIN)/pytest --quiet --timeout 600 -m 'software_gpu and not float16' tests/unit/worker/execution $(ARGS)

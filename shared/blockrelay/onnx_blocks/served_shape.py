@@ -2,12 +2,15 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
+from blockrelay.block_folder.manifest import ONNX_BLOCKS_NAME
 from blockrelay.errors import OnnxBlocksError
+from blockrelay.onnx_blocks.blocks_file import read_blocks_file
 from blockrelay.onnx_blocks.cache_names import CacheSlot
 from blockrelay.onnx_blocks.signature import Signature, Tensor, shown
-from blockrelay.onnx_blocks.wiring import FromPast, FromRequest, Wiring
+from blockrelay.onnx_blocks.wiring import FromPast, FromRequest, Wiring, wire
 
 LOGITS = "logits"
 _FLOATS = ("float16", "float32")
@@ -28,6 +31,12 @@ class ServedShape:
     def pool_of(self, slot: CacheSlot) -> str:
         """The name of the pool that has the pages of a slot: layers are counted from 1 there."""
         return f"block_{self.layers.index(slot.layer) + 1}/{slot.half}s"
+
+
+def served_wiring(root: Path) -> Wiring:
+    """Of the blocks that the described folder `root` serves, as its `blocks.json` has them, which the manifest's
+    SHA-256 covers."""
+    return wire([block.signature for block in read_blocks_file(root / ONNX_BLOCKS_NAME)])
 
 
 def served_shape(wiring: Wiring) -> ServedShape:

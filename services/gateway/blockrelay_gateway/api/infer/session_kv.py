@@ -10,24 +10,22 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from dataclasses import field as field_of
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from blockrelay.block_folder.folder import BlockFolder
-from blockrelay.block_folder.manifest import ONNX_BLOCKS_NAME
 from blockrelay.block_folder.precisions import kv_item_bytes
 from blockrelay.errors import BadRequest
-from blockrelay.onnx_blocks.blocks_file import read_blocks_file
-from blockrelay.onnx_blocks.cache_names import CacheSlot, slot_named
-from blockrelay.onnx_blocks.wiring import wire
+from blockrelay.onnx_blocks.cache_names import CacheSlot, Half, slot_named
+from blockrelay.onnx_blocks.served_shape import served_shape, served_wiring
 from blockrelay.protocol.constants import PAGE_TOKENS
 from blockrelay.protocol.encoding.kv_pages import KvShape, field
 from blockrelay.protocol.tensors import decode_tensor
 
 _BLOCKS = re.compile(r"([1-9]\d{0,5})(?:-([1-9]\d{0,5}))?", re.ASCII)
-HALVES = ("key", "value")
+HALVES: tuple[Half, ...] = get_args(Half)
 #: KV of one answer.
 MAX_KV_BYTES = 256 << 20
 
@@ -77,12 +75,12 @@ def served_kv(folder: BlockFolder) -> ServedKv:
     shape = KvShape(model.kv_heads, model.head_dim, dtype)
     if model.onnx_blocks is None:
         return ServedKv(shape, (*((layer,) for layer in range(model.layers)), ()))
-    wiring = wire([block.signature for block in read_blocks_file(folder.root / ONNX_BLOCKS_NAME)])
-    order = {layer: number for number, layer in enumerate(sorted({slot.layer for slot in wiring.presents}))}
+    wiring = served_wiring(folder.root)
+    layers = served_shape(wiring).layers
     found: list[set[int]] = [set() for _ in wiring.blocks]
     for slot, present in wiring.presents.items():
-        found[present.index - 1].add(order[slot.layer])
-    return ServedKv(shape, tuple(tuple(sorted(layers)) for layers in found))
+        found[present.index - 1].add(layers.index(slot.layer))
+    return ServedKv(shape, tuple(tuple(sorted(block)) for block in found))
 
 
 def asked_layers(served: ServedKv, blocks: str | None) -> tuple[int, ...]:

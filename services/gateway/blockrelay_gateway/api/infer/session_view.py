@@ -98,11 +98,7 @@ async def _row(cell: Cell, fields: Mapping[bytes, bytes]) -> SessionRow:
     record, log = await cell.records.read(fields[b"request"].decode(), whole=False)
     if not record:
         return SessionRow(session, "", ())
-    entries = decode_log(log)
-    if entries and isinstance(end := entries[-1], EndEntry):
-        state = status_of_record(record[b"state"].decode(), end.reason)
-        return SessionRow(session, state, tuple(end.meta.get("route") or ()))
-    route = record.get(b"route", b"").decode()
-    return SessionRow(
-        session, status_of_record(record[b"state"].decode(), ""), tuple(route.split(",") if route else ())
-    )
+    end = next((entry for entry in decode_log(log) if isinstance(entry, EndEntry)), None)
+    state = status_of_record(record[b"state"].decode(), end.reason if end else "")
+    running = record.get(b"route", b"").decode()
+    return SessionRow(session, state, tuple(end.meta.get("route") or () if end else filter(None, running.split(","))))

@@ -10,12 +10,12 @@ from onnx import TensorProto
 from blockrelay.block_folder.folder import BlockFolder
 from blockrelay.block_folder.manifest import Manifest
 from blockrelay.errors import BlockFolderError, UsageError
-from blockrelay.onnx_blocks.served_shape import request_inputs
+from blockrelay.onnx_blocks.served_shape import request_inputs, served_wiring
 from blockrelay_worker.execution.device_memory import DeviceMemory
 from blockrelay_worker.execution.numerics_id import PAGE_LAYOUT, SAMPLER_VERSION
 from blockrelay_worker.execution.onnx.as_is.answers import TOLERANCES, Side, prove
 from blockrelay_worker.execution.onnx.as_is.block import AsIsBlock
-from blockrelay_worker.execution.onnx.as_is.stage import AsIsStage, wiring_of
+from blockrelay_worker.execution.onnx.as_is.stage import AsIsStage
 from blockrelay_worker.execution.onnx.as_is.warm_blocks import ALL, WarmLimits
 from blockrelay_worker.execution.onnx.bound.pages import DevicePages
 from blockrelay_worker.execution.onnx.graphs.flavours import FloatType
@@ -58,7 +58,7 @@ class AsIsExecutors:
 
     def memory(self, folder: BlockFolder) -> DeviceMemory:
         """Of the device, as far as it tells."""
-        wiring, blocks = wiring_of(folder), folder.model.blocks
+        wiring, blocks = served_wiring(folder.root), folder.model.blocks
         layers = [0] * blocks
         for slot, present in wiring.presents.items():
             layers[present.index - 1] += slot.half == "key"

@@ -8,11 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blockrelay.block_folder.folder import BlockFolder
-from blockrelay.block_folder.manifest import ONNX_BLOCKS_NAME
 from blockrelay.errors import BlockFolderError, ExecutionError
-from blockrelay.onnx_blocks.blocks_file import read_blocks_file
-from blockrelay.onnx_blocks.served_shape import request_inputs, served_shape
-from blockrelay.onnx_blocks.wiring import FromBlock, Wiring, wire
+from blockrelay.onnx_blocks.served_shape import request_inputs, served_shape, served_wiring
+from blockrelay.onnx_blocks.wiring import FromBlock, Wiring
 from blockrelay.protocol.capabilities import Capabilities
 from blockrelay_worker.execution.batch import Batch, StageOutput, check_segments, tokens_of
 from blockrelay_worker.execution.executor import PageContent
@@ -52,7 +50,7 @@ class AsIsStage:
         """`block_bytes` are what each block takes on the device, where as many are at once as `warm` allows. Raises
         BlockFolderError for blocks that cannot be loaded."""
         self.folder, self._block_bytes, self._provider = folder, block_bytes, provider
-        self.wiring = wiring_of(folder)
+        self.wiring = served_wiring(folder.root)
         self.shape = served_shape(self.wiring)
         self._request = request_inputs(self.wiring)
         self.layout = layout_of(folder, 1, folder.model.blocks)
@@ -171,11 +169,6 @@ class AsIsStage:
         self.pages.up += sum(one.nbytes for group in groups for one in group.inputs.values())
         self.pages.down += sum(rows.nbytes for rows in taken)
         return taken
-
-
-def wiring_of(folder: BlockFolder) -> Wiring:
-    """As its `blocks.json` has it, which the manifest's SHA-256 covers."""
-    return wire([block.signature for block in read_blocks_file(folder.root / ONNX_BLOCKS_NAME)])
 
 
 def last_uses(wiring: Wiring) -> dict[int, list[str]]:
