@@ -200,7 +200,9 @@ class WorkerSettings(Settings):
     page_store_redis_bytes: int = Field(default=0, ge=0, description="bytes of KV pages on the payload Redis; 0: none")
     page_store_ttl_s: int = Field(default=900, ge=1, description="unused KV pages leave the payload Redis after this")
     beat_s: float = Field(default=0.5, gt=0, description="seconds between two signs of life")
-    session_timeout_s: float = Field(default=30.0, gt=0, description="a step longer than this ends the process")
+    session_timeout_s: float = Field(
+        default=30.0, gt=0, description="a step (of ONNX blocks: a block) that is longer ends the process"
+    )
     drain_s: float = Field(
         default=5.0,
         ge=0,

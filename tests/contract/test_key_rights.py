@@ -135,7 +135,7 @@ def _prepared(cell: Cell) -> dict[str, Callable[[Scripts], object]]:
         "move": lambda scripts: scripts.run(
             calls.move(calls.Binding("k", 2), retention_s=9, request="req-none", sessions=["none"])
         ),
-        "beat": lambda scripts: scripts.run(calls.beat("a")),
+        "beat": lambda scripts: scripts.run(calls.beat("a", goes_on=True)),
         "migrate": lambda scripts: scripts.run(calls.migrate(MODEL, patience_s=0)),
         "upgrade": lambda scripts: scripts.run(calls.upgrade_begin(b"%d" % PROTOCOL)),
         "plan": lambda scripts: scripts.run(

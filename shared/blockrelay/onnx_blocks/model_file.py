@@ -1,10 +1,11 @@
-"""An ONNX file as a message: read whole, weights beside it left alone. Needs `onnx`, which comes with the extras that
-read such files.
+"""An ONNX file as a message: with the weights in it, or without. Needs `onnx`, which comes with the extras that read
+such files.
 
 Others made it, so nothing in it is trusted.
 """
 
-from collections.abc import Mapping
+import mmap
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from google.protobuf.message import DecodeError
@@ -32,22 +33,119 @@ DTYPES: Mapping[int, str] = {
 }
 
 
-def parsed_model(path: Path, name: str) -> tuple[ModelProto, bytes]:
-    """The file, which errors call `name`, with its content. Weights beside it are not read. Raises OnnxBlocksError."""
+#: Bytes. A constant that has fewer stays in the graph: shapes and axes are among them, which ONNX Runtime looks at.
+_SMALL = 64 << 10
+#: Of the format, by their numbers in protobuf.
+_MODEL_GRAPH, _GRAPH_INITIALIZER, _TENSOR_RAW_DATA, _TENSOR_DATA_LOCATION = 7, 5, 9, 14
+_VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5
+
+
+def whole_model(path: Path, name: str) -> ModelProto:
+    """The file, which errors call `name`, with the weights in it. Those beside it are not read. Raises
+    OnnxBlocksError."""
+    return _parsed(path, name, Path.read_bytes)
+
+
+def model_without_weights(path: Path, name: str) -> ModelProto:
+    """The same, but large constants that are in the file are said to lie beside the graph: at their place in this very
+    file, whose name is that of the last part of `path`. Whoever needs them maps them from there."""
+    return _parsed(path, name, _graph_alone)
+
+
+def _parsed(path: Path, name: str, read: Callable[[Path], bytes]) -> ModelProto:
+    model = ModelProto()
     try:
         if path.stat().st_size >= _MAX_BYTES:
             raise OnnxBlocksError("larger than 2 GiB, as no ONNX file is", file=name)
-        content = path.read_bytes()
+        model.ParseFromString(read(path))
     except OSError as error:
         raise OnnxBlocksError(error.strerror or str(error), file=name) from None
-    model = ModelProto()
-    try:
-        model.ParseFromString(content)
     except DecodeError:
         raise OnnxBlocksError("is not an ONNX file, or a part of one", file=name) from None
     if not model.ir_version or not model.graph.node or not model.graph.output:
         raise OnnxBlocksError("is not an ONNX file with a graph", file=name)
-    return model, content
+    return model
+
+
+def _graph_alone(path: Path) -> bytes:
+    """The message without large constants. Raises DecodeError for what is none."""
+    if not path.stat().st_size:
+        return b""
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        return b"".join(
+            _message(number, _graph(data, start, end, path.name)) if number == _MODEL_GRAPH else data[first:end]
+            for number, first, start, end in _fields(data, 0, len(data))
+        )
+
+
+def _graph(data: mmap.mmap, start: int, end: int, name: str) -> bytes:
+    return b"".join(
+        _message(number, _tensor(data, value, stop, name)) if number == _GRAPH_INITIALIZER else data[first:stop]
+        for number, first, value, stop in _fields(data, start, end)
+    )
+
+
+def _tensor(data: mmap.mmap, start: int, end: int, name: str) -> bytes:
+    fields = list(_fields(data, start, end))
+    raw = [field for field in fields if field[0] == _TENSOR_RAW_DATA]
+    if not raw or any(number == _TENSOR_DATA_LOCATION for number, *_ in fields):
+        return data[start:end]
+    _, _, value, stop = raw[-1]
+    if stop - value < _SMALL:
+        return data[start:end]
+    place = TensorProto(data_location=TensorProto.EXTERNAL)
+    for key, said in (("location", name), ("offset", value), ("length", stop - value)):
+        place.external_data.add(key=key, value=str(said))
+    rest = b"".join(data[first:last] for number, first, _, last in fields if number != _TENSOR_RAW_DATA)
+    return rest + place.SerializeToString()
+
+
+def _fields(data: mmap.mmap, start: int, end: int) -> Iterator[tuple[int, int, int, int]]:
+    """Of a message in `data[start:end]` each field: its number, where it starts, where its value starts, and where it
+    ends. See https://protobuf.dev/programming-guides/encoding/. Raises DecodeError."""
+    place = start
+    while place < end:
+        first = place
+        tag, place = _number(data, place, end)
+        wire, value = tag & 7, place
+        if wire == _VARINT:
+            _, place = _number(data, place, end)
+        elif wire == _LENGTH:
+            length, value = _number(data, place, end)
+            place = value + length
+        elif wire in (_FIXED64, _FIXED32):
+            place += 8 if wire == _FIXED64 else 4
+        else:
+            raise DecodeError(f"a field of the kind {wire}")
+        if place > end:
+            raise DecodeError("a field that ends behind its message")
+        yield tag >> 3, first, value, place
+
+
+def _number(data: mmap.mmap, place: int, end: int) -> tuple[int, int]:
+    """A number of variable length, and where it ends."""
+    value = 0
+    for shift in range(0, 70, 7):
+        if place >= end:
+            break
+        byte, place = data[place], place + 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, place
+    raise DecodeError("a number without an end")
+
+
+def _message(number: int, content: bytes) -> bytes:
+    """A field that is a message."""
+    return _varint(number << 3 | _LENGTH) + _varint(len(content)) + content
+
+
+def _varint(value: int) -> bytes:
+    found = bytearray()
+    while value > 0x7F:
+        found.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes([*found, value])
 
 
 def declared_tensor(file: str, value: ValueInfoProto) -> Tensor:

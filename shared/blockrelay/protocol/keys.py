@@ -54,7 +54,7 @@ FAMILIES = (
     Family("log", "<id>", "stream, the token log; entry id = position", f"ACCEPT {_ENDS} FORGET UPGRADE", "gateway worker", "15 s after the end (a long one: as the record)"),
     Family("packing", "", "stream, a log while it is packed", f"{_ENDS} UPGRADE", "", "at once"),
     Family("ended", "<kind>", "list of ended requests, oldest first; kinds: `first` and `last` to be forgotten", f"{_ENDS} FORGET", "scheduler", "member: FORGET, or behind its retention"),
-    Family("running", "", "zset id -> ms of last progress; every request not finished", f"ACCEPT {_ENDS} scheduler", "gateway", "member: at the end"),
+    Family("running", "", "zset id -> ms of last progress; every request not finished", f"ACCEPT {_ENDS} BEAT scheduler", "gateway", "member: at the end"),
     Family("queue", "<model>:<class>", "zset of first runs, id -> rank", f"ACCEPT {_ENDS}", "scheduler", "member: CLAIM, FINISH"),
     Family("due", "<model>:<class>", "zset of those with a deadline, id -> ms by which it should be claimed", f"ACCEPT {_ENDS}", "", "member: CLAIM, FINISH"),
     Family("shares", "<model>:<class>", "zset of ranks: the virtual time of each priority, where each tenant's next first run stands", f"ACCEPT {_ENDS}", "", "when the queue was empty"),

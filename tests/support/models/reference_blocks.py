@@ -1,13 +1,14 @@
 """A folder of ONNX blocks as people own them: a small Llama with the file and tensor names of a real export.
 
-`python -m tests.support.models.reference_blocks OUT [--layers 32] [--external]` writes block_1.onnx (embedding, mask,
-rotary tables, layer 0), a file for each further layer, and one with norm and head. The operators are those of an export
-by optimum, in its order as far as that means something; the weights are random, by a seed. Written with `onnx` alone.
+`python -m tests.support.models.reference_blocks OUT [--layers 32] [--external] [--full-size]` writes block_1.onnx
+(embedding, mask, rotary tables, layer 0), a file for each further layer, and one with norm and head. The operators are
+those of an export by optimum, in its order as far as that means something; the weights are random, by a seed. Written
+with `onnx` alone. `--full-size`: 16 GB with the shapes of Llama-3.1-8B, one block in memory at a time.
 """
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -318,6 +319,10 @@ def _projections(block: _Block, value: str, weights: str, at: str, parts: Sequen
     return outputs
 
 
+#: The reference in the size that people have.
+LLAMA_3_1_8B = ReferenceModel(hidden=4096, heads=32, kv_heads=8, head_dim=128, mlp=14336, vocabulary=128256)
+
+
 def write_reference_blocks(folder: Path, model: ReferenceModel | None = None, *, external: bool = False) -> Path:
     """Write block_1.onnx to block_{layers + 1}.onnx into the folder, which is made. `external`: weights in a file
     beside each."""
@@ -340,8 +345,10 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--layers", type=int, default=ReferenceModel().layers)
     parser.add_argument("--external", action="store_true", help="weights beside the graphs")
+    parser.add_argument("--full-size", action="store_true", help="16 GB with the shapes of Llama-3.1-8B")
     asked = parser.parse_args()
-    write_reference_blocks(asked.out, ReferenceModel(layers=asked.layers), external=asked.external)
+    model = replace(LLAMA_3_1_8B if asked.full_size else ReferenceModel(), layers=asked.layers)
+    write_reference_blocks(asked.out, model, external=asked.external)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,6 @@
 """Reads the files of a folder of ONNX blocks: their graphs as data, and where the numbers of each constant are.
 
-Weights are never loaded as a whole: those beside a graph are mapped, those inside are read again from their file when
-they are asked for, one file at a time.
+Weights are never loaded: they are mapped, whether they lie beside a graph or in its file.
 """
 
 import math
@@ -18,7 +17,7 @@ from onnx import AttributeProto, ModelProto, NodeProto, TensorProto, helper, num
 from blockrelay.block_folder.manifest import MANIFEST_NAME
 from blockrelay.errors import OnnxBlocksError
 from blockrelay.onnx_blocks.llama.graph import Attribute, BlockGraph, Constant, Graph, Node, join
-from blockrelay.onnx_blocks.model_file import declared_tensor, parsed_model
+from blockrelay.onnx_blocks.model_file import declared_tensor, model_without_weights
 from blockrelay.onnx_blocks.signature import Signature, check_names, in_order
 from blockrelay.onnx_blocks.weight_places import WeightPlace, check_inside, weight_place
 from blockrelay.onnx_blocks.wiring import wire
@@ -80,7 +79,7 @@ def read_onnx_blocks(root: Path) -> OnnxBlocks:
     for index, name in enumerate(names, 1):
         blocks.append(_block(root, name, index, beside))
     graph = join(blocks, wire([block.signature for block in blocks]))
-    weights = sorted({str(place.path.relative_to(root)) for place in beside.values()})
+    weights = sorted({str(place.path.relative_to(root)) for place in beside.values()} - set(names))
     return OnnxBlocks(root, graph, (*names, *weights), beside)
 
 
@@ -98,7 +97,7 @@ def _names(root: Path) -> list[str]:
 
 
 def _parsed(root: Path, name: str) -> ModelProto:
-    model, _ = parsed_model(check_inside(root, name, file=name), name)
+    model = model_without_weights(check_inside(root, name, file=name), name)
     if model.functions:
         raise OnnxBlocksError("has operators that the file itself defines; export it without them", file=name)
     return model

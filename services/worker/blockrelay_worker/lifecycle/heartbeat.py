@@ -45,7 +45,7 @@ class Beat(threading.Thread):
     `pace` is what this worker says of its speed, None before it knows; `pages_used` counts its KV pages in use.
 
     A step of the engine longer than `session_timeout_s` (told by `step_age`) ends the process: a stuck worker must
-    not look alive.
+    not look alive. `parts` counts what is done of steps that take long by themselves: they go on.
     """
 
     def __init__(
@@ -60,6 +60,7 @@ class Beat(threading.Thread):
         stage: int,
         view: Callable[[], dict[str, str]],
         step_age: Callable[[], float],
+        parts: Callable[[], int],
         pace: Callable[[], Pace | None],
         pages_used: Callable[[], int],
         every_s: float,
@@ -71,6 +72,7 @@ class Beat(threading.Thread):
         self._worker, self._model, self._split, self._stage = worker, model, split, stage
         self._view, self._step_age, self._pace, self._pages_used = view, step_age, pace, pages_used
         self._every_s, self._session_timeout_s, self._stopped = every_s, session_timeout_s, stop
+        self._parts, self._parts_before = parts, 0
         self._strange: frozenset[tuple[str, str]] = frozenset()
         self._run_id = run_id
 
@@ -108,7 +110,11 @@ class Beat(threading.Thread):
         if not self._rows_arrive():
             return "the payload inbox is gone"
         before = self._view()
-        there = self._links.scripts.run(calls.beat(self._worker, self._pace(), pages_used=self._pages_used()))
+        parts, parts_before = self._parts(), self._parts_before
+        there = self._links.scripts.run(
+            calls.beat(self._worker, self._pace(), pages_used=self._pages_used(), goes_on=parts > parts_before)
+        )
+        self._parts_before = parts
         if there is None:
             return "declared dead"
         found = compare(before, self._view(), there)

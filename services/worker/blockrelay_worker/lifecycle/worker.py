@@ -284,6 +284,7 @@ class Worker:
                 stage=role.stage,
                 view=lambda: table.view,
                 step_age=engine.step_age,
+                parts=lambda: self._links.clock.parts,
                 pace=lambda: engine.pace.told(time.monotonic()) if role.first_stage else None,
                 pages_used=lambda: table.pool.used_pages,
                 every_s=self._settings.beat_s,

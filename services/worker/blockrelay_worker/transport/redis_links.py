@@ -39,11 +39,19 @@ class StepClock:
         self._thread = 0
         self._started: float | None = None
         self._waiting_since: float | None = None
+        self.parts = 0
+        """Parts of steps that were done (`went_on`)."""
 
     def begin(self) -> float:
         """A step of this thread begins; now, in seconds of the monotonic clock."""
         self._thread, self._started = threading.get_ident(), time.monotonic()
         return self._started
+
+    def went_on(self) -> None:
+        """A part of the step is done that took long by itself: counted from here on."""
+        self.parts += 1
+        if self._started is not None:
+            self._started = time.monotonic()
 
     def end(self) -> None:
         self._started = None

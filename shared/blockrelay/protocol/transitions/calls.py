@@ -260,9 +260,12 @@ def dead(
     return Call("dead", arguments, lambda a: (bool(a[0]), int(a[1])))
 
 
-def beat(worker: str, pace: Pace | None = None, *, pages_used: int | None = None) -> Call[dict[str, str] | None]:
+def beat(
+    worker: str, pace: Pace | None = None, *, pages_used: int | None = None, goes_on: bool = False
+) -> Call[dict[str, str] | None]:
     """`pace` None: the worker has not measured itself yet. `pages_used` of its KV pages, None: as it
-    said before.
+    said before. `goes_on`: it is in a long step, of which it has done a part since the last beat, so that nothing on it
+    is stuck.
 
     Answer: None when the worker was declared dead, else request -> run of everything that is on it.
     """
@@ -273,6 +276,8 @@ def beat(worker: str, pace: Pace | None = None, *, pages_used: int | None = None
     arguments: dict[str, Any] = {"worker": worker}
     if pages_used is not None:
         arguments["pages_used"] = pages_used
+    if goes_on:
+        arguments["goes_on"] = True
     if pace:
         arguments["pace"] = pace.to_script()
     return Call("beat", arguments, parse)

@@ -45,6 +45,7 @@ class Beating:
         self.cell.worker("a", split="1-4")
         self.stop, self.mailbox, self.events = threading.Event(), Mailbox(), list[Event]()
         self.view: dict[str, str] = {}
+        self.parts = 0
         metrics = WorkerMetrics(CollectorRegistry())
         links = Links(client, client, keys, scripts, RedisWatch(metrics.redis_errors), self.stop)
         self.thread = Beat(
@@ -57,6 +58,7 @@ class Beating:
             stage=0,
             view=lambda: self.view,
             step_age=lambda: 0.0,
+            parts=lambda: self.parts,
             pace=lambda: None,
             pages_used=lambda: 3,
             every_s=0.02,
@@ -82,6 +84,25 @@ def test_a_lost_claim_reply_is_found_after_two_beats(client: redis.Redis, keys: 
     beating.cell.accept()
     (run,) = beating.cell.claim("a")
     beating.wait_for(Orphan("req-1", run.run))
+    beating.end()
+
+
+def test_requests_of_a_step_that_goes_on_are_not_stuck(client: redis.Redis, keys: Keys, scripts: Scripts) -> None:
+    beating = Beating(client, keys, scripts, server_run_id(client))
+    beating.cell.accept()
+    (run,) = beating.cell.claim("a")
+    beating.view = {"req-1": run.run}
+
+    def moved_ms() -> float:
+        return float(str(client.zscore(keys.running, "req-1")))
+
+    client.zadd(keys.running, {"req-1": 1000})
+    beating.parts += 1
+    wait_until(lambda: moved_ms() > 1000, "a part is progress")
+    client.zadd(keys.running, {"req-1": 1000})
+    beats = float(str(client.zscore(keys.workers, "a")))
+    wait_until(lambda: float(str(client.zscore(keys.workers, "a"))) > beats + 100, "it beats on")
+    assert moved_ms() == 1000, "a beat alone is none"
     beating.end()
 
 

@@ -34,6 +34,17 @@ def test_it_stands_still_while_its_thread_waits(now: list[float]) -> None:
     assert clock.age() == 0.0
 
 
+def test_a_part_that_is_done_counts_no_more(now: list[float]) -> None:
+    clock = StepClock()
+    clock.went_on()
+    assert clock.age() == 0.0, "there is no step"
+    clock.begin()
+    now[0] += 20
+    clock.went_on()
+    now[0] += 1
+    assert clock.age() == 1.0
+
+
 def test_another_thread_that_waits_does_not_stop_it(now: list[float]) -> None:
     clock = StepClock()
     clock.begin()

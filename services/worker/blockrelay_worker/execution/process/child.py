@@ -8,14 +8,15 @@
 
 One thread uses the device. Another reads, and ends the process at once when the pipe ends: a worker that dies takes
 its device's process along, whatever the driver does meanwhile. What the worker asked for and what failed is answered
-with `failed`, which says by the provider's words what kind of failure it was.
+with `failed`, which says by the provider's words what kind of failure it was. Before the answer to something of many
+parts, such as a step of ONNX blocks, it may say that it goes on.
 """
 
 import os
 import signal
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from queue import SimpleQueue
@@ -39,18 +40,21 @@ from blockrelay_worker.execution.onnx.loading import OnnxExecutors
 from blockrelay_worker.execution.onnx.providers.opening import open_provider
 from blockrelay_worker.execution.onnx.providers.provider import Provider
 from blockrelay_worker.execution.onnx.stage import OnnxStage
-from blockrelay_worker.execution.process.frames import Ended, Message, read, write
+from blockrelay_worker.execution.process.frames import GOES_ON, Ended, Message, read, write
 from blockrelay_worker.execution.process.logit_rows import packed_rows, unpacked_needs
 
 #: How often an answer says how much memory is in use. Seconds.
 MEMORY_EVERY_S = 1.0
+#: How often at most it is said that something goes on. Seconds.
+GOES_ON_EVERY_S = 0.1
 
 
 class Child:
     """Answers messages, one after the other."""
 
-    def __init__(self) -> None:
-        self._judge = Judge()
+    def __init__(self, goes_on: Callable[[], None]) -> None:
+        """`goes_on` is called behind each part of what may take long."""
+        self._goes_on, self._judge = goes_on, Judge()
         self._folder: Path | None = None
         self._provider: Provider | None = None
         self._memory_at = float("-inf")
@@ -123,7 +127,7 @@ class Child:
         executors = self._executors = (
             OnnxExecutors(self._provider, per_block=fields["per_block"], capture=False if fields["eager"] else None)
             if opened.model.onnx_blocks is None
-            else AsIsExecutors(self._provider, warm=WarmLimits(*fields["warm"]))
+            else AsIsExecutors(self._provider, warm=WarmLimits(*fields["warm"]), ran_block=self._goes_on)
         )
         told = {"numerics": executors.numerics_id(opened.manifest), "memory": asdict(executors.memory(opened))}
         return Message("opened", told)
@@ -233,7 +237,15 @@ def main() -> int:
     asked, answers = _own_pipes()
     messages: SimpleQueue[Message] = SimpleQueue()
     threading.Thread(target=_read_all, args=(asked, messages), name="reader", daemon=True).start()
-    child = Child()
+    told_at = float("-inf")
+
+    def goes_on() -> None:
+        nonlocal told_at
+        if time.monotonic() - told_at >= GOES_ON_EVERY_S:
+            write(answers, Message(GOES_ON))
+            told_at = time.monotonic()
+
+    child = Child(goes_on)
     while True:
         answer = child.answer(messages.get())
         write(answers, answer)

@@ -12,7 +12,7 @@ from typing import Any, cast
 
 from blockrelay.errors import BlockFolderError, DeviceFailed, DeviceLost, KnownAnswerMismatch, UsageError
 from blockrelay.observability.logs import get
-from blockrelay_worker.execution.process.frames import Ended, Message, read, write
+from blockrelay_worker.execution.process.frames import GOES_ON, Ended, Message, read, write
 
 #: How often the process and the time of its answer are looked at, and how long it may take to end when its pipe has.
 #: Seconds.
@@ -20,6 +20,10 @@ LOOK_S, END_S = 0.05, 2.0
 CHILD = "blockrelay_worker.execution.process"
 #: Why a process is lost that we ended while it did what it was asked.
 CLOSED = "closed"
+
+
+def _nothing() -> None:
+    """Nobody wants to know."""
 
 
 class DeviceProcess:
@@ -55,8 +59,10 @@ class DeviceProcess:
         *,
         limit_s: float,
         waiting: Callable[[], AbstractContextManager[None]] = nullcontext,
+        went_on: Callable[[], None] = _nothing,
     ) -> Message:
-        """The answer, by `limit_s` after whatever others have asked before; `waiting` is entered meanwhile.
+        """The answer, by `limit_s` after whatever others have asked before; `waiting` is entered meanwhile. The process
+        may say that it goes on: `went_on` is called then, and the limit counts from there.
 
         Raises DeviceFailed when it could not be done and the process is still there; DeviceLost when it is not, from
         then on always; UsageError or BlockFolderError for what this device or folder will never do."""
@@ -68,7 +74,9 @@ class DeviceProcess:
             self._deadline = time.monotonic() + limit_s
             try:
                 write(cast(Any, self._process.stdin), message)
-                answer = read(cast(Any, self._process.stdout))
+                while (answer := read(cast(Any, self._process.stdout))).kind == GOES_ON:
+                    self._deadline = time.monotonic() + limit_s
+                    went_on()
             except (Ended, OSError) as error:
                 raise self._gone(limit_s) from error
             finally:

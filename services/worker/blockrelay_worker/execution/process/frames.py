@@ -13,6 +13,8 @@ import msgpack
 import numpy as np
 from numpy.typing import NDArray
 
+#: Said before an answer, of a process that has done a part of what takes long.
+GOES_ON = "goes on"
 _LENGTH = struct.Struct("<Q")
 #: More than any message has: a length above it is no length.
 _MOST_BYTES = 1 << 40

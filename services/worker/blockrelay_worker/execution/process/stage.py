@@ -25,7 +25,8 @@ class DeviceStage:
     """Blocks `first_block..last_block` in the process of a device. Who has which page is known here, what is in it
     there; a stage whose process is lost is lost with all its pages.
 
-    `waiting` is entered by a thread that waits for other stages of the device; its owner may set it.
+    `waiting` is entered by a thread that waits for other stages of the device, and `went_on` called when a part of a
+    step is done that takes long; their owner may set them.
     """
 
     def __init__(
@@ -57,6 +58,7 @@ class DeviceStage:
         self.drift, self.figures = StepDrift(), Figures()
         self.figures.hear(loaded["figures"])
         self.waiting: Callable[[], AbstractContextManager[None]] = nullcontext
+        self.went_on: Callable[[], None] = lambda: None
 
     @property
     def usable(self) -> bool:
@@ -133,4 +135,4 @@ class DeviceStage:
 
     def _ask(self, kind: str, fields: Mapping[str, Any] | None = None, arrays: Sequence[NDArray[Any]] = ()) -> Message:
         message = Message(kind, {"stage": self._stage, **(fields or {})}, arrays)
-        return self._process.ask(message, limit_s=self._limit_s, waiting=self.waiting)
+        return self._process.ask(message, limit_s=self._limit_s, waiting=self.waiting, went_on=self.went_on)

@@ -3,7 +3,6 @@
 Others made it, so nothing in it is trusted: weights beside it lie in the same folder, whatever the file says.
 """
 
-import hashlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +16,8 @@ from onnx import (
     TensorProto,
 )
 
-from blockrelay.onnx_blocks.model_file import declared_tensor, parsed_model
+from blockrelay.block_folder.folder import file_sha256
+from blockrelay.onnx_blocks.model_file import declared_tensor, model_without_weights
 from blockrelay.onnx_blocks.signature import Signature, check_names
 from blockrelay.onnx_blocks.weight_places import check_inside
 from blockrelay_worker.offline.onnx_blocks.weight_files import check_weights
@@ -52,12 +52,10 @@ class OnnxFile:
 
 
 def read_onnx_file(folder: Path, name: str, index: int) -> OnnxFile:
-    """The file of block `index`. Raises OnnxBlocksError that names the file, and the tensor if it is one that is wrong.
-
-    Holds the file in memory while it reads, weights that are inside included.
-    """
+    """The file of block `index`. Raises OnnxBlocksError that names the file, and the tensor if it is one that is
+    wrong."""
     path = check_inside(folder, name, file=name)
-    model, content = parsed_model(path, name)
+    model = model_without_weights(path, name)
     graph = model.graph
     constants = {tensor.name for tensor in graph.initializer} | {one.values.name for one in graph.sparse_initializer}
     inputs = [value for value in graph.input if value.name not in constants]
@@ -76,8 +74,8 @@ def read_onnx_file(folder: Path, name: str, index: int) -> OnnxFile:
         operators=tuple(_operators(model)),
         ir_version=model.ir_version,
         vocabulary=_vocabulary(graph),
-        bytes=len(content),
-        sha256=hashlib.sha256(content).hexdigest(),
+        bytes=path.stat().st_size,
+        sha256=file_sha256(path),
     )
 
 

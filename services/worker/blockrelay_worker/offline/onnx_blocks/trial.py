@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from blockrelay.errors import OnnxBlocksError, UsageError
 from blockrelay.onnx_blocks.dimensions import BlockDimensions, StepSizes
+from blockrelay.onnx_blocks.model_file import model_without_weights
 from blockrelay.onnx_blocks.report import CheckedBlock, CheckedTensor
 from blockrelay.onnx_blocks.signature import Tensor
 from blockrelay.onnx_blocks.wiring import FromBlock, Source
@@ -66,7 +67,8 @@ def _checked(
         feeds = _feeds(file, sources, dimensions, given)
         inputs = [_declared(tensor, feeds[tensor.name]) for tensor in signature.inputs]
         started = time.perf_counter()
-        session = provider.mixed_session(file.path)
+        graph = model_without_weights(file.path, signature.file).SerializeToString()
+        session = provider.mixed_session(graph, file.path.parent.resolve(), "few")
         load_seconds = time.perf_counter() - started
         if provider.ort_name != CpuProvider.ort_name and (where := nodes_by_provider(session)):
             nodes, on_cpu = sum(where.values()), where.get(CpuProvider.ort_name, 0)

@@ -18,7 +18,7 @@ ITEM_BYTES: Mapping[int, int] = {
 
 
 def check_weights(folder: Path, file: str, tensors: Iterable[TensorProto]) -> tuple[str, ...]:
-    """The files in which the tensors lie that are not in `file` itself. Raises OnnxBlocksError for one that is not in
+    """The files beside `file` in which tensors of it lie. Raises OnnxBlocksError for one that is not in
     the folder, or ends before the tensor does."""
     names: set[str] = set()
     for tensor in tensors:
@@ -28,4 +28,4 @@ def check_weights(folder: Path, file: str, tensors: Iterable[TensorProto]) -> tu
         said = {str(entry.key): str(entry.value) for entry in tensor.external_data}
         needed = ITEM_BYTES[tensor.data_type] * math.prod(tensor.dims) if tensor.data_type in ITEM_BYTES else 0
         names.add(weight_place(folder, said, needed=needed, file=file, owner=owner).name)
-    return tuple(sorted(names))
+    return tuple(sorted(names - {file}))

@@ -2,7 +2,8 @@
 -- Keeps I3 (what either side does not know is re-run or dropped).
 -- needs: requests/record, queue/rerun_queue
 -- Arguments: worker, pace (or nothing): row_us (microseconds of a prompt row), step_us (`at once:microseconds between two
---   tokens` ...), recent_concurrency (most at once of late); pages_used (of its KV pages, or nothing)
+--   tokens` ...), recent_concurrency (most at once of late); pages_used (of its KV pages, or nothing); goes_on (or
+--   nothing): its step is long and has done a part, so none of its requests is stuck
 -- Answer: false when its inbox is gone (it was declared dead: forget all runs, register under a new id),
 -- else a list of {request, run} of worker-requests:<worker>.
 local w = ARGS.worker
@@ -14,6 +15,7 @@ if pace then redis.call('HSET', P .. 'worker:' .. w, 'row_us', pace.row_us, 'ste
 promote()
 local answer = {}
 for _, id in ipairs(redis.call('SMEMBERS', P .. 'worker-requests:' .. w)) do
+  if ARGS.goes_on then redis.call('ZADD', P .. 'running', 'XX', NOW, id) end
   answer[#answer + 1] = {id, redis.call('HGET', P .. 'request:' .. id, 'run') or ''}
 end
 return answer

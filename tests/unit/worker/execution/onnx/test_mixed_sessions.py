@@ -20,7 +20,7 @@ def blocks(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_session_of_a_file_finds_the_weights_beside_it(blocks: Path) -> None:
-    session = CpuProvider().mixed_session(blocks / "block_2.onnx")
+    session = CpuProvider().mixed_session((blocks / "block_2.onnx").read_bytes(), blocks)
     (logits,) = session.run(None, {"/model/layers.0/Add_1_output_0": np.ones((2, 3, 64), np.float16)})
     assert np.asarray(logits).shape == (2, 3, 512) and np.isfinite(np.asarray(logits)).all()
     where = nodes_by_provider(session)

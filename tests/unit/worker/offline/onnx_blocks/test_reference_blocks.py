@@ -25,7 +25,9 @@ class Session:
     def __init__(self, folder: Path) -> None:
         opened = open_onnx_folder(folder)
         self.wiring: Wiring = opened.wiring
-        self.blocks: list[ort.InferenceSession] = [CpuProvider().mixed_session(file.path) for file in opened.files]
+        self.blocks: list[ort.InferenceSession] = [
+            CpuProvider().mixed_session(file.path.read_bytes(), folder) for file in opened.files
+        ]
         self.past: dict[Any, Array] = {}
 
     def step(self, ids: Array, mask: Array, places: Array) -> Array:

@@ -58,11 +58,12 @@ def prove(
     longest: int,
     where: str,
     tolerance: float,
+    proved: Callable[[], None],
 ) -> None:
     """Raises KnownAnswerMismatch naming the block, the device `where`, and what is further off than `tolerance`.
 
     Both have pages enough for the `steps`, which nobody uses. `tokens` are those of each step; a context has `longest`
-    positions.
+    positions. `proved` is called behind each run.
     """
     runs = list(_runs(steps, tokens, request, single=single, one_by_one=one_by_one, longest=longest))
     given: list[dict[str, Any]] = [dict(run.inputs) for run in runs]
@@ -80,6 +81,7 @@ def prove(
             for name, value in right.items():
                 have[name] = on_host(value)
                 _compare(asked.name, f"{run.case}: {name}", on_host(found[name]), have[name], where, tolerance)
+            proved()
     for page in sorted({page for step in steps for _, _, own in step.parts for page in own}):
         found, right = (side.pages.export_pages([page])[0] for side in (device, reference))
         for layer, (theirs, ours) in enumerate(zip(found, right, strict=True), 1):

@@ -5,16 +5,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import onnxruntime as ort
 from numpy.typing import NDArray
 
-from blockrelay.errors import BlockFolderError
+from blockrelay.onnx_blocks.model_file import model_without_weights
 from blockrelay.onnx_blocks.served_shape import ServedShape
 from blockrelay.onnx_blocks.wiring import Wiring
 from blockrelay_worker.execution.onnx.as_is.paged_graph import TAKEN, put_into_pages
 from blockrelay_worker.execution.onnx.graphs.graph import MICROSOFT
-from blockrelay_worker.execution.onnx.providers.provider import Provider
+from blockrelay_worker.execution.onnx.providers.provider import Provider, Steps
 
 #: What blocks give each other: on the device, or in memory of the host.
 Value = NDArray[Any] | ort.OrtValue
@@ -26,21 +25,28 @@ _KEPT = ("tensor(float16)", "tensor(float)")
 class AsIsBlock:
     """A session. One thread uses it."""
 
-    def __init__(self, provider: Provider, root: Path, wiring: Wiring, shape: ServedShape, index: int) -> None:
-        """Block `index`, from 1, of the folder `root`. Weights beside the graph are read by ONNX Runtime, from there.
+    def __init__(
+        self,
+        provider: Provider,
+        root: Path,
+        wiring: Wiring,
+        shape: ServedShape,
+        index: int,
+        *,
+        steps: Steps = "many",
+    ) -> None:
+        """Block `index`, from 1, of the folder `root`, for so many `steps`. Weights are mapped by ONNX Runtime, from
+        there.
 
-        Raises BlockFolderError for a file that cannot be read, and what ONNX Runtime raises.
+        Raises OnnxBlocksError for a file that cannot be read, and what ONNX Runtime raises.
         """
         signature = wiring.blocks[index - 1]
         self.name = signature.block
-        try:
-            model = onnx.load(str(root / signature.file), load_external_data=False)
-        except Exception as error:
-            raise BlockFolderError(f"{root / signature.file}: cannot be read: {error}") from error
+        model = model_without_weights(root / signature.file, signature.file)
         self.one_by_one = any(node.op_type == _ATTENTION and node.domain == MICROSOFT for node in model.graph.node)
         """Several rows are run only where there are none before them."""
         put_into_pages(model, wiring, shape, index)
-        self._session = provider.mixed_session(model.SerializeToString(), weights=root)
+        self._session = provider.mixed_session(model.SerializeToString(), root, steps)
         self._place = provider.place
         self._binding = self._session.io_binding()
         self._inputs = [one.name for one in self._session.get_inputs()]

@@ -2,14 +2,14 @@
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-import onnx
 from onnx import TensorProto
 
 from blockrelay.block_folder.folder import BlockFolder
 from blockrelay.block_folder.manifest import Manifest
 from blockrelay.errors import BlockFolderError, UsageError
+from blockrelay.onnx_blocks.model_file import model_without_weights
 from blockrelay.onnx_blocks.served_shape import request_inputs, served_wiring
 from blockrelay_worker.execution.device_memory import DeviceMemory
 from blockrelay_worker.execution.numerics_id import PAGE_LAYOUT, SAMPLER_VERSION
@@ -33,21 +33,21 @@ from blockrelay_worker.execution.self_test import fixed_tokens
 
 #: Of how pages and blocks are put together: a change of bits is a new one.
 _VERSION = 1
-#: Bytes. A file that is larger has its weights inside.
-_MOST_OF_A_GRAPH = 64 << 20
 
 
 class AsIsExecutors:
     """Makes the one stage that ONNX blocks are, on one device."""
 
-    def __init__(self, provider: Provider, *, warm: WarmLimits = ALL) -> None:
-        """As many blocks are on the device at once as `warm` allows."""
-        self._provider, self._warm = provider, warm
+    def __init__(
+        self, provider: Provider, *, warm: WarmLimits = ALL, ran_block: Callable[[], None] = lambda: None
+    ) -> None:
+        """As many blocks are on the device at once as `warm` allows; `ran_block` is called behind each that has run."""
+        self._provider, self._warm, self._ran_block = provider, warm, ran_block
 
     def numerics_id(self, manifest: Manifest) -> str:
         """`<type of the KV>-<provider>-<16 hex digits>`."""
         parts = {
-            "blocks": f"as they are {_VERSION}",
+            "blocks": f"as they are {_VERSION}" if self._warm == ALL else f"one by one {_VERSION}",
             "sampler": SAMPLER_VERSION,
             "pages": PAGE_LAYOUT,
             "provider": self._provider.identity,
@@ -74,9 +74,13 @@ class AsIsExecutors:
         )
 
     def _block_bytes(self, folder: BlockFolder) -> list[int]:
-        """Of each block on the device. ONNX Runtime's CPU provider computes float16 in float32: it has both."""
-        copies = 3 if self._provider.name == CpuProvider.name and set(folder.manifest.precisions) != {"fp32"} else 1
-        return [copies * _bytes_of(folder, block.file) for block in folder.manifest.blocks]
+        """Of each block on the device. ONNX Runtime's CPU provider has float16 in float32, as long as the block is
+        there for more than a step."""
+        found = [_bytes_of(folder, block.file) for block in folder.manifest.blocks]
+        if self._provider.name != CpuProvider.name or set(folder.manifest.precisions) == {"fp32"}:
+            return found
+        wide = [2 * size for size in found]
+        return wide if self._warm.all_of(wide) else found
 
     def resident(self, folder: BlockFolder, first_block: int, last_block: int) -> set[int]:
         """None: sessions go with their stage."""
@@ -104,6 +108,7 @@ class AsIsExecutors:
             numerics_id=self.numerics_id(folder.manifest),
             block_bytes=self._block_bytes(folder),
             warm=self._warm,
+            ran_block=self._ran_block,
         )
         try:
             if self._provider.name != CpuProvider.name:
@@ -125,7 +130,7 @@ class AsIsExecutors:
         assert root is not None, "a model of ONNX blocks"
 
         def reference(index: int) -> AsIsBlock:
-            return AsIsBlock(cpu, root, stage.wiring, stage.shape, index)
+            return AsIsBlock(cpu, root, stage.wiring, stage.shape, index, steps="few")
 
         pages = DevicePages(
             cpu,
@@ -148,6 +153,7 @@ class AsIsExecutors:
             longest=folder.model.max_position,
             where=self._provider.device,
             tolerance=self.tolerance(folder.manifest),
+            proved=self._ran_block,
         )
 
 
@@ -155,17 +161,14 @@ def _bytes_of(folder: BlockFolder, file: str) -> int:
     """What the weights of a block take: those in its file, and those beside it that it names."""
     assert folder.onnx_root is not None, "a model of ONNX blocks"
     path = folder.onnx_root / file
-    size = path.stat().st_size
-    if size > _MOST_OF_A_GRAPH:
-        return size
-    model = onnx.load(str(path), load_external_data=False)
-    return size + sum(_beside(model.graph.initializer))
+    return path.stat().st_size + sum(_beside(model_without_weights(path, file).graph.initializer, file))
 
 
-def _beside(tensors: Sequence[TensorProto]) -> list[int]:
+def _beside(tensors: Sequence[TensorProto], own: str) -> list[int]:
+    """Bytes of each tensor that lies in another file than `own`."""
     found: list[int] = []
     for tensor in tensors:
-        if tensor.data_location == TensorProto.EXTERNAL:
-            told = {str(entry.key): str(entry.value) for entry in tensor.external_data}
+        told = {str(entry.key): str(entry.value) for entry in tensor.external_data}
+        if told.get("location", own) != own:
             found.append(int(told.get("length") or 0))
     return found

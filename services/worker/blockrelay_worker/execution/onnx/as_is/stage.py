@@ -1,7 +1,7 @@
 """Runs all ONNX blocks that others made, one behind the other, as one stage on the device of an execution provider."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ from blockrelay_worker.execution.onnx.as_is.groups import Group, grouped, waves
 from blockrelay_worker.execution.onnx.as_is.paged_graph import TAKEN
 from blockrelay_worker.execution.onnx.as_is.warm_blocks import ALL, WarmBlocks, WarmLimits
 from blockrelay_worker.execution.onnx.bound.pages import DevicePages
-from blockrelay_worker.execution.onnx.providers.provider import Provider
+from blockrelay_worker.execution.onnx.providers.provider import Provider, Steps
 from blockrelay_worker.execution.page_layout import layout_of
 from blockrelay_worker.execution.page_pool import PagePool
 from blockrelay_worker.kernels.specification import PAGE
@@ -46,10 +46,12 @@ class AsIsStage:
         numerics_id: str,
         block_bytes: Sequence[int],
         warm: WarmLimits = ALL,
+        ran_block: Callable[[], None] = lambda: None,
     ) -> None:
-        """`block_bytes` are what each block takes on the device, where as many are at once as `warm` allows. Raises
-        BlockFolderError for blocks that cannot be loaded."""
-        self.folder, self._block_bytes, self._provider = folder, block_bytes, provider
+        """`block_bytes` are what each block takes on the device, where as many are at once as `warm` allows;
+        `ran_block` is called behind each that has run. Raises BlockFolderError for blocks that cannot be loaded."""
+        self.folder, self._provider, self._ran_block = folder, provider, ran_block
+        self._steps: Steps = "many" if warm.all_of(block_bytes) else "one"
         self.wiring = served_wiring(folder.root)
         self.shape = served_shape(self.wiring)
         self._request = request_inputs(self.wiring)
@@ -68,7 +70,7 @@ class AsIsStage:
         model = folder.model
         self.blocks = WarmBlocks(self._opened, block_bytes, limits=warm, beside=provider.loads_beside)
         first = min(present.index for present in self.wiring.presents.values())
-        for index in range(1, model.blocks + 1 if warm == ALL else first + 1):
+        for index in range(1, model.blocks + 1 if self._steps == "many" else first + 1):
             self.blocks.get(index)
         self.pages = DevicePages(
             provider,
@@ -86,7 +88,7 @@ class AsIsStage:
         root = self.folder.onnx_root
         assert root is not None, "a model of ONNX blocks"
         try:
-            return AsIsBlock(self._provider, root, self.wiring, self.shape, index)
+            return AsIsBlock(self._provider, root, self.wiring, self.shape, index, steps=self._steps)
         except BlockFolderError:
             raise
         except Exception as error:  # ONNX Runtime's own exception types have no public common base
@@ -165,6 +167,7 @@ class AsIsStage:
             taken_s = time.perf_counter() - started
             counts.jobs_ok, counts.run_seconds = counts.jobs_ok + 1, counts.run_seconds + taken_s
             seconds[block.name] += taken_s
+            self._ran_block()
         taken = [on_host(have[TAKEN]) for have in values]
         self.pages.up += sum(one.nbytes for group in groups for one in group.inputs.values())
         self.pages.down += sum(rows.nbytes for rows in taken)

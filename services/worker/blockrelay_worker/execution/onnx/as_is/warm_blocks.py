@@ -33,6 +33,10 @@ class WarmLimits:
     sessions: int | None = None
     bytes: int | None = None
 
+    def all_of(self, block_bytes: Sequence[int]) -> bool:
+        """Whether all of these blocks may be warm at once. If not, each is made anew for each step."""
+        return self.held(block_bytes) == list(block_bytes)
+
     def held(self, block_bytes: Sequence[int]) -> list[int]:
         """Of each block what it adds to what is on the device at once: 0 of those that go beyond."""
         most = sorted(block_bytes, reverse=True)[: self.sessions or len(block_bytes)]

@@ -8,7 +8,7 @@ here it never does.
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import onnxruntime as ort
@@ -22,6 +22,8 @@ from blockrelay_worker.execution.onnx.compiled.graphs import CompiledGraphs
 Chosen = str | tuple[str, dict[Any, Any]]
 #: Memory of a device as a binding of ONNX Runtime names it.
 Place = tuple[str, int]
+#: For how many steps a session is made.
+Steps = Literal["one", "few", "many"]
 #: What ONNX Runtime writes to stderr: errors and worse (everything else is told by exceptions), or nothing.
 ERRORS, _NOTHING = 3, 4
 _NO_CPU_FALLBACK = "session.disable_cpu_ep_fallback"
@@ -93,10 +95,10 @@ class Provider(ABC):
         about = (*self.identity, f"{capture=}")
         return self.compiled.session(graph, about, make, again=self.fuses_last)
 
-    def mixed_session(self, graph: bytes | Path, *, weights: Path | None = None) -> ort.InferenceSession:
-        """A session of a graph that others made: its file, or what it has become with `weights` for the folder of what
-        lies beside it. What the device has no kernel for is computed by ONNX Runtime's CPU provider: such graphs have
-        integers in them that are at home there.
+    def mixed_session(self, graph: bytes, weights: Path, steps: Steps = "many") -> ort.InferenceSession:
+        """A session, for so many steps, of a graph that others made, with weights in files of the folder `weights`.
+        What the device has no kernel for is computed by ONNX Runtime's CPU provider: such graphs have integers in them
+        that are at home there.
 
         Raises as `session` does. `nodes_by_provider` counts what is where.
         """
@@ -104,12 +106,18 @@ class Provider(ABC):
         options.intra_op_num_threads = self.threads
         # Each session has threads of its own, and those of one block would turn in circles while the next one computes.
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-        if weights is not None:
-            options.add_session_config_entry(WEIGHTS_FOLDER, str(weights))
+        options.add_session_config_entry(WEIGHTS_FOLDER, str(weights))
+        self._prepare_for(steps, options)
         chosen = self.add_to(options)
         options.add_session_config_entry(_NO_CPU_FALLBACK, "0")
         options.add_session_config_entry(_RECORDS_ASSIGNMENT, "1")
-        return self._opened(graph if isinstance(graph, bytes) else str(graph), options, chosen)
+        return self._opened(graph, options, chosen)
+
+    def _prepare_for(self, steps: Steps, options: ort.SessionOptions) -> None:
+        """Have ONNX Runtime prepare no more than pays within so many steps: a copy of the weights in the order that
+        products of many rows like is for many."""
+        if steps != "many":
+            options.add_session_config_entry("session.disable_prepacking", "1")
 
     def _made(
         self, graph: bytes, saved: Path | None, *, quiet: bool, capture: bool, optimised: bool
@@ -129,10 +137,7 @@ class Provider(ABC):
         options.intra_op_num_threads = options.inter_op_num_threads = 1
         return options
 
-    def _opened(
-        self, graph: bytes | str, options: ort.SessionOptions, chosen: Sequence[Chosen]
-    ) -> ort.InferenceSession:
-        """`graph`: its bytes, or the path of its file."""
+    def _opened(self, graph: bytes, options: ort.SessionOptions, chosen: Sequence[Chosen]) -> ort.InferenceSession:
         try:
             made = ort.InferenceSession(graph, options, providers=list(chosen) or None, enable_fallback=0)
         except Exception as error:
@@ -171,6 +176,14 @@ class CpuProvider(Provider):
 
     def empty(self, session: ort.InferenceSession, shape: Sequence[int], dtype: DTypeLike) -> ort.OrtValue:
         return ort.OrtValue.ortvalue_from_numpy(np.zeros(shape, dtype))
+
+    def _prepare_for(self, steps: Steps, options: ort.SessionOptions) -> None:
+        """float16 is computed in float32. A copy of all weights in it is prepared, which takes twice their memory and
+        seconds for each GB. For one step each matrix is widened when it is its turn, and nothing is kept."""
+        super()._prepare_for(steps, options)
+        if steps == "one":
+            options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+            options.enable_cpu_mem_arena = False
 
     def memory(self) -> tuple[int, int]:
         return max(0, total_bytes() - available_bytes()), total_bytes()

@@ -13,7 +13,7 @@ from blockrelay.errors import OnnxBlocksError
 from blockrelay.onnx_blocks.cache_names import CacheSlot
 from blockrelay.onnx_blocks.import_report import ComparedPlaces
 from blockrelay.onnx_blocks.llama.graph import Place
-from blockrelay.onnx_blocks.model_file import parsed_model
+from blockrelay.onnx_blocks.model_file import model_without_weights
 from blockrelay.onnx_blocks.wiring import FromBlock, FromPast, FromRequest, Source
 from blockrelay_worker.execution.onnx.providers.provider import WEIGHTS_FOLDER
 from blockrelay_worker.offline.onnx_blocks.comparison.prompts import Array, Prompt
@@ -92,7 +92,7 @@ class _Block:
 
     def _session(self, extra: Sequence[str]) -> ort.InferenceSession:
         """With the tensors `extra` as outputs too."""
-        model, _ = parsed_model(self.file.path, self.file.signature.file)
+        model = model_without_weights(self.file.path, self.file.signature.file)
         model.graph.output.extend(ValueInfoProto(name=name) for name in extra)
         _keep_rows_as_floats(model)
         options = ort.SessionOptions()

@@ -8,7 +8,7 @@ from pathlib import Path
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, shape_inference
 
 from blockrelay.errors import OnnxBlocksError
-from blockrelay.onnx_blocks.model_file import declared_tensor, parsed_model
+from blockrelay.onnx_blocks.model_file import declared_tensor, whole_model
 from blockrelay.onnx_blocks.signature import check_names
 from blockrelay.onnx_blocks.splitting.graph import Graph, Node, in_running_order
 from blockrelay_worker.offline.onnx_blocks.onnx_file import tensors_of
@@ -36,7 +36,7 @@ def read_source(path: Path) -> Source:
     """Raises OnnxBlocksError naming file and tensor for what is no ONNX file, for weights that are missing, cut off or
     outside its folder, and for a graph with a cycle or a gap."""
     name, folder = path.name, path.parent
-    model = parsed_model(path, name)[0]
+    model = whole_model(path, name)
     weights = check_weights(folder, name, tensors_of(model))
     graph = model.graph
     read = [_node(index, node) for index, node in enumerate(graph.node)]

@@ -89,8 +89,8 @@ def test_a_wrong_block_is_named(narrow: BlockFolder, tmp_path: Path, monkeypatch
     wrong = copied(narrow.onnx_root, tmp_path / "wrong", altered("block_2.onnx", _other_weights))
     real: Callable[..., None] = AsIsBlock.__init__
 
-    def planted(self: AsIsBlock, provider: Provider, root: Path, *rest: object) -> None:
-        real(self, provider, wrong if provider.name == "planted" else root, *rest)
+    def planted(self: AsIsBlock, provider: Provider, root: Path, *rest: object, **options: object) -> None:
+        real(self, provider, wrong if provider.name == "planted" else root, *rest, **options)
 
     loaded(narrow, Planted()).close()
     monkeypatch.setattr(AsIsBlock, "__init__", planted)
