@@ -69,6 +69,11 @@ class GatewaySettings(Settings):
     cors_origins: str = Field(
         default="", description="origins, by commas, whose web pages may use this gateway; * (with API keys): all"
     )
+    root_path: str = Field(
+        default="",
+        pattern=r"^(/[^\s?#]*[^\s?#/])?$",
+        description="prefix under which a proxy publishes the API, as /llm; the proxy may cut it off or leave it",
+    )
     allowed_hosts: str = Field(
         default="", description="names, by commas, that Host may say; default: on loopback localhost, else any; *: any"
     )

@@ -24,6 +24,7 @@ from blockrelay_gateway.http import errors as http_errors
 from blockrelay_gateway.http.authentication import Authentication, KeyRing
 from blockrelay_gateway.http.body_limit import BodyLimit
 from blockrelay_gateway.http.connection_limit import ConnectionLimit
+from blockrelay_gateway.http.front import Front, Options
 from blockrelay_gateway.http.origins import Origins
 
 #: Until the first NODE_READY, how often the gateway looks whether it is.
@@ -51,7 +52,7 @@ def create_app(settings: GatewaySettings) -> FastAPI:
                 await asyncio.gather(saying, return_exceptions=True)
 
     # No /docs: its page loads scripts from other hosts. /openapi.json is there.
-    app = FastAPI(title="Blockrelay", lifespan=lifespan, docs_url=None, redoc_url=None)
+    app = FastAPI(title="Blockrelay", lifespan=lifespan, docs_url=None, redoc_url=None, servers=_servers(settings))
     app.state.gateway = gateway
     http_errors.install(app, gateway.responder, gateway.cells.met)
     app.add_middleware(
@@ -65,10 +66,17 @@ def create_app(settings: GatewaySettings) -> FastAPI:
     app.add_middleware(Authentication, ring=ring, responder=gateway.responder)
     routes = [route for router in ROUTERS for route in router.routes]
     # The last one added is the first to run.
+    app.add_middleware(Options, routes=routes)
     app.add_middleware(Origins, rules=rules, routes=routes, responder=gateway.responder)
+    app.add_middleware(Front, root_path=settings.root_path)
     # Not include_router: it analyses each handler anew for every application, at the first request.
     app.router.routes.extend(routes)
     return app
+
+
+def _servers(settings: GatewaySettings) -> list[dict[str, str]] | None:
+    """For clients that are made of /openapi.json."""
+    return [{"url": settings.root_path}] if settings.root_path else None
 
 
 async def _say_when_ready(gateway: Gateway) -> None:

@@ -3,6 +3,7 @@
 import ipaddress
 import re
 import socket
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from blockrelay.auth.api_keys import is_open_to_others
@@ -54,19 +55,21 @@ class Rules:
                 "lists the names that it answers to"
             )
 
-    def check_origin(self, origins: list[str], hosts: list[str]) -> str | None:
+    def check_origin(self, origins: list[str], hosts: list[str], forwarded: Sequence[str] = ()) -> str | None:
         """The origin of another site that may use us, None for our own and for clients that are no browsers.
 
-        Raises ForeignOrigin.
+        Ours are the `Host` that was asked, and what a proxy says that it was asked (`X-Forwarded-Host`): a page of
+        another site cannot send that header before it was let in. Raises ForeignOrigin.
         """
         if not origins:
             return None
         if len(origins) == 1 and (found := _ORIGIN.fullmatch(origins[0].lower())):
             if origins[0].lower() in self.origins or self.any_origin:
                 return origins[0]
-            if _PORTS.get(found[1]) and len(hosts) == 1 and (ours := _HOST.fullmatch(hosts[0].strip().lower())):
-                default = _PORTS[found[1]]
-                if (found[2], found[3] or default) == (ours[1], ours[2] or default):
+            default = _PORTS.get(found[1])
+            for names in (hosts, forwarded):
+                ours = _HOST.fullmatch(names[0].strip().lower()) if default and len(names) == 1 else None
+                if ours and (found[2], found[3] or default) == (ours[1], ours[2] or default):
                     return None
         raise ForeignOrigin(
             f"pages of {', '.join(origins)[:100]!r} may not use this gateway; --cors-origins (BLOCKRELAY_CORS_ORIGINS) "

@@ -14,6 +14,7 @@ import redis
 import uvicorn
 from fastapi import FastAPI
 
+from blockrelay.block_folder.folder import BlockFolder
 from blockrelay.protocol.encoding.request_ids import public_id
 from blockrelay.protocol.keys import Keys
 from blockrelay.protocol.messages import Claimed, Commit, EndReason, TokenLogprobs
@@ -28,6 +29,7 @@ from blockrelay_gateway.api.state import Gateway
 from blockrelay_gateway.app import create_app
 from blockrelay_gateway.cells.cell import Cell
 from blockrelay_gateway.http.server import server_config
+from tests.support.redis.redis_server import RedisServer
 from tests.support.waiting import wait_until
 from tests.support.worker.registering import announce
 
@@ -184,6 +186,11 @@ class RunningGateway:
     def cell(self) -> Cell:
         """The gateway's own."""
         return self.gateway.cells.home
+
+
+def settings_for(folder: BlockFolder, server: RedisServer, cell: str, **more: Any) -> GatewaySettings:
+    """Of a gateway of the model on the server; a client that leaves has its request cancelled soon."""
+    return GatewaySettings(model=folder.root, redis_url=server.url, cell=cell, grace_s=0.3, **more)
 
 
 @contextmanager

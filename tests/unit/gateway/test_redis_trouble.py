@@ -20,7 +20,7 @@ from tests.support.redis.redis_server import RedisServer
 from tests.support.waiting import wait_until
 
 TEXT = " has two apples."
-BODY = {"prompt": "Anna", "stream": True}
+BODY = {"prompt": "Anna", "stream": True, "stream_options": {"event_ids": True}}
 
 
 @pytest.fixture

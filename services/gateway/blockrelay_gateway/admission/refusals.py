@@ -8,7 +8,7 @@ from blockrelay.errors import BadRequest, BlockrelayError, Conflict, KeyReused, 
 from blockrelay.protocol.transitions.calls import Accepted
 from blockrelay_gateway.admission.admission_request import AdmissionRequest
 from blockrelay_gateway.admission.idempotency import HEADER
-from blockrelay_gateway.http.retry_after import retry_after_s
+from blockrelay_gateway.http.errors import retry_after_s
 
 #: Memory comes back when requests end.
 MEMORY_RETRY_MS = 5000

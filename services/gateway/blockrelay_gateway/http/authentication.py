@@ -16,9 +16,9 @@ from blockrelay.observability import logs
 from blockrelay_gateway.http.errors import ErrorResponder
 
 #: What a load balancer and Prometheus ask, under any name.
-PROBES = frozenset({"/livez", "/readyz", "/health", "/metrics"})
+PROBES = frozenset({"/livez", "/readyz", "/health", "/v1/health", "/ping", "/metrics"})
 #: That, and what a curious client asks; none of it tells about requests.
-OPEN_PATHS = PROBES | {"/openapi.json"}
+OPEN_PATHS = PROBES | {"/", "/version", "/openapi.json"}
 
 
 class KeyRing:

@@ -9,7 +9,7 @@ from collections.abc import Awaitable
 from typing import TypeVar
 
 from blockrelay.errors import LimitExceeded, RequestTooSlow, ServiceUnavailable
-from blockrelay_gateway.http.retry_after import retry_after_s
+from blockrelay_gateway.http.errors import retry_after_s
 
 #: Bytes of a request line with its headers.
 HEAD_BYTES = 64 << 10

@@ -7,8 +7,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from blockrelay.errors import LimitExceeded
 from blockrelay_gateway.http.authentication import OPEN_PATHS
-from blockrelay_gateway.http.errors import ErrorResponder
-from blockrelay_gateway.http.retry_after import retry_after_s
+from blockrelay_gateway.http.errors import ErrorResponder, retry_after_s
 
 
 class ConnectionLimit:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Sequence
+from random import uniform
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -57,8 +58,17 @@ _BY_TYPE: tuple[tuple[type[BlockrelayError], int, str, str | None], ...] = (
     (ExecutionError, 500, "server_error", "execution_failed"),
     (BlockrelayError, 500, "server_error", None),
 )
+#: Retry-After is between these, in seconds: clients that were refused together should not come back together.
+SOONEST_S, LATEST_S, SPREAD = 1, 60, 1.5
+#: OpenAI's clients send again what failed with these by their status, and would get the same answer again.
+IN_VAIN = (ExecutionError, DeadlineExceeded)
 _ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 _NEW_REQUESTS = ("/v1/completions", "/v1/chat/completions", "/v1/infer")
+
+
+def retry_after_s(wait_ms: int) -> int:
+    """Whole seconds after which to ask again, about `wait_ms` and a little."""
+    return round(min(LATEST_S, max(SOONEST_S, wait_ms / 1000)) * uniform(1, SPREAD))
 
 
 class JsonAnswer(Response):
@@ -94,6 +104,17 @@ def error_body(error: BlockrelayError) -> dict[str, Any]:
     if isinstance(error, NotFound) and param == "model":
         code = "model_not_found"
     return {"error": {"message": message_of(error), "type": kind, "param": param, "code": code}}
+
+
+def headers_of(error: BlockrelayError) -> dict[str, str]:
+    """What an answer with this error says to programs beside its body."""
+    if isinstance(error, LimitExceeded):
+        return {"retry-after": str(error.retry_after_s)}
+    if isinstance(error, ServiceUnavailable):
+        return {"retry-after": "1"}
+    if isinstance(error, Unauthorized):
+        return {"www-authenticate": "Bearer"}
+    return {"x-should-retry": "false"} if isinstance(error, IN_VAIN) else {}
 
 
 def message_of(error: BlockrelayError) -> str:
@@ -142,14 +163,7 @@ class ErrorResponder:
         body = (
             infer_error(error, scope.get("state", {}).get("session_id")) if path == "/v1/infer" else error_body(error)
         )
-        headers: dict[str, str] = {}
-        if isinstance(error, LimitExceeded):
-            headers["retry-after"] = str(error.retry_after_s)
-        elif isinstance(error, ServiceUnavailable):
-            headers["retry-after"] = "1"
-        elif isinstance(error, Unauthorized):
-            headers["www-authenticate"] = "Bearer"
-        return JsonAnswer(body, status_code=status, headers=headers)
+        return JsonAnswer(body, status_code=status, headers=headers_of(error))
 
     async def refuse(self, error: BlockrelayError, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request or a handshake with `error`; no body is read and no socket opened."""

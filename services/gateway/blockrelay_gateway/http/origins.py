@@ -7,25 +7,26 @@ both, in headers that a page cannot set; other clients send no `Origin`, and are
 
 from collections.abc import Iterable, Sequence
 
-from starlette.routing import BaseRoute, Match, Route
+from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from blockrelay.auth.web_origins import Rules
 from blockrelay.errors import ForeignOrigin, UnknownHost
 from blockrelay_gateway.http.authentication import PROBES
 from blockrelay_gateway.http.errors import ErrorResponder
+from blockrelay_gateway.http.front import methods_of
 
 #: Seconds that a browser need not ask again; answer headers that a page may read.
-PREFLIGHT_S, EXPOSED = 600, b"x-request-id, retry-after, idempotent-replayed, blockrelay-instead-of"
+PREFLIGHT_S = 600
+EXPOSED = b"x-request-id, x-client-request-id, retry-after, idempotent-replayed, blockrelay-instead-of"
 
 
 class Origins:
-    """Plain ASGI, the first to run: refuses by `rules` before a body is read, 403 or 421, and answers for CORS."""
+    """Plain ASGI: refuses by `rules` before a body is read, 403 or 421, and answers for CORS."""
 
     def __init__(self, app: ASGIApp, rules: Rules, routes: Sequence[BaseRoute], responder: ErrorResponder) -> None:
         """`routes`: all that there are, for preflights."""
-        self._app, self._rules, self._responder = app, rules, responder
-        self._routes = [route for route in routes if isinstance(route, Route)]
+        self._app, self._rules, self._responder, self._routes = app, rules, responder, routes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] not in ("http", "websocket"):
@@ -35,7 +36,7 @@ class Origins:
         try:
             if scope["path"] not in PROBES:
                 self._rules.check_host(hosts)
-            guest = self._rules.check_origin(origins, hosts)
+            guest = self._rules.check_origin(origins, hosts, _values(scope, b"x-forwarded-host"))
         except (UnknownHost, ForeignOrigin) as error:
             await self._responder.refuse(error, scope, receive, send)
             return
@@ -50,7 +51,7 @@ class Origins:
         """May a page send this method and these headers? It may what the route takes; keys are looked at later."""
         headers = [
             (b"access-control-allow-origin", guest.encode("latin-1")),
-            (b"access-control-allow-methods", ", ".join(self._methods(scope)).encode()),
+            (b"access-control-allow-methods", ", ".join(methods_of(self._routes, scope)).encode()),
             (b"access-control-max-age", str(PREFLIGHT_S).encode()),
             (b"vary", b"origin, access-control-request-method, access-control-request-headers"),
         ]
@@ -61,11 +62,6 @@ class Origins:
             headers.append((b"access-control-allow-private-network", b"true"))
         await send({"type": "http.response.start", "status": 204, "headers": headers})
         await send({"type": "http.response.body", "body": b""})
-
-    def _methods(self, scope: Scope) -> list[str]:
-        """What the routes of this path take; empty when there is none."""
-        matching = [route for route in self._routes if route.matches(scope)[0] is not Match.NONE]
-        return sorted({method for route in matching for method in route.methods or ()})
 
 
 def _for(guest: str, send: Send) -> Send:

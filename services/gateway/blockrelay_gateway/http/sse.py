@@ -10,12 +10,14 @@ from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from blockrelay_gateway.http.errors import to_json
+from blockrelay_gateway.http.front import IS_HEAD
 
 T = TypeVar("T")
-#: Milliseconds that an EventSource waits before it connects again; part of the first event.
+#: Milliseconds that an EventSource waits before it connects again; part of the first event of a stream with ids.
 RETRY = b"retry: 1000\n"
-#: Without an empty line behind it: OpenAI's client takes an empty line after any `id:` for an event and fails on it.
-KEEP_ALIVE = b": keep-alive\n"
+#: In a stream with ids there is no empty line behind it: OpenAI's client takes an empty line after any `id:` for an
+#: event, and fails on it. In one without there is: benchmark tools that read line by line lose a token otherwise.
+KEEP_ALIVE, PLAIN_KEEP_ALIVE = b": keep-alive\n", b": keep-alive\n\n"
 DONE = b"data: [DONE]\n\n"
 
 
@@ -40,6 +42,10 @@ class EventStream(StreamingResponse):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         with self._held:
+            if scope.get(IS_HEAD):
+                await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+                await send({"type": "http.response.body", "body": b""})
+                return
             await super().__call__(scope, receive, send)
 
 

@@ -69,22 +69,33 @@ async def collect(source: Source, readers: Readers) -> list[Answer]:
 
 
 async def stream(
-    source: Source, readers: Readers, form: ResponseFormat, *, after: Sequence[int] | None = None
+    source: Source,
+    readers: Readers,
+    form: ResponseFormat,
+    *,
+    after: Sequence[int] | None = None,
+    with_ids: bool = True,
 ) -> AsyncIterator[bytes]:
     """The events of an answer, or those behind the positions `after` (`event_ids`), one for each request.
 
-    A bad end is an event of its own, never a silent close.
+    A bad end is an event of its own, never a silent close. Without ids every line is `data: ...`, which is all that
+    many readers know; there is an event for each position all the same, so that their number says how far one is.
     """
     requests = readers.requests
     relays = [source.relay(followed) for followed in requests]
     request, seen = requests[0].public_id(), list(after or (0,) * len(requests))
-    yield sse.RETRY
+
+    def event(data: dict[str, Any], positions: Sequence[int]) -> bytes:
+        return sse.event(data, event_id(request, positions) if with_ids else None)
+
+    if with_ids:
+        yield sse.RETRY
     if after is None and (opening := form.opening(requests[0])):
-        yield sse.event(opening, event_id(request, seen))
+        yield event(opening, seen)
     try:
         async for batch in readers.batches(quiet_s=source.keep_alive_s):
             if not batch:
-                yield sse.KEEP_ALIVE
+                yield sse.KEEP_ALIVE if with_ids else sse.PLAIN_KEEP_ALIVE
                 continue
             parts: list[bytes] = []
             for index, entry in batch:
@@ -99,14 +110,14 @@ async def stream(
                 # A bad end is told even where the client has seen more, and behind that: Redis may have lost it before.
                 if delta.position > seen[index] or error is not None:
                     seen[index] = max(seen[index] + 1, delta.position)
-                    parts.append(sse.event(body, event_id(request, seen)))
+                    parts.append(event(body, seen))
             reach("gateway.before_event")
             yield b"".join(parts)
             reach("gateway.after_event")
         good = all(followed.end is not None and failure(followed.end) is None for followed in requests)
         last = [followed.tokens + 2 for followed in requests]
         if good and seen != last and (closing := form.closing(requests)):
-            yield sse.event(closing, event_id(request, last))
+            yield event(closing, last)
     except BlockrelayError as error:  # the gateway shuts down
         yield sse.event(error_body(error))
     yield sse.DONE

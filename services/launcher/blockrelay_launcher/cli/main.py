@@ -192,6 +192,9 @@ def start(
         str | None,
         typer.Option(metavar="NAME,...", help="Names (Host) that the gateway answers to, besides localhost; *: any."),
     ] = None,
+    root_path: Annotated[
+        str | None, typer.Option(metavar="PATH", help="Prefix under which a proxy publishes the gateway, as /llm.")
+    ] = None,
     verbose: Annotated[bool, typer.Option("--verbose", help="Every log line to stderr, not only errors.")] = False,
 ) -> None:
     """Start everything as local processes: Redis, scheduler, workers, gateway. Ctrl-C drains and ends them."""
@@ -222,7 +225,7 @@ def start(
         payload_redis_url=payload_redis and checked_url(payload_redis),
         data=data, threads=threads, speculation=speculation, prefix_cache=prefix_cache,
         page_store_bytes=page_store_bytes, api_keys=api_keys and api_keys.absolute(),
-        cors_origins=cors_origins, allowed_hosts=allowed_hosts, verbose=verbose,
+        cors_origins=cors_origins, allowed_hosts=allowed_hosts, root_path=root_path, verbose=verbose,
     )  # fmt: skip
     if topology is not None:
         for name in OF_THE_TOPOLOGY:

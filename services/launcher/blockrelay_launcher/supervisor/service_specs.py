@@ -110,6 +110,7 @@ def gateways(layout: Layout) -> list[Child]:
 def given_to_gateways(options: UpOptions, ports: Sequence[int]) -> dict[str, object]:
     """The settings that all gateways get, beside their port and those of every service."""
     named = {"api_keys": options.api_keys, "allowed_hosts": options.allowed_hosts}
+    named["root_path"] = options.root_path
     given: dict[str, object] = {name: value for name, value in named.items() if value is not None}
     origins = [GatewaySettings().cors_origins if options.cors_origins is None else options.cors_origins]
     if len(ports) > 1:  # pages of one use the others

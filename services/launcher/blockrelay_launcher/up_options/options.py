@@ -32,8 +32,8 @@ class UpOptions:
 
     Several `gateways` listen on as many consecutive ports from `port` on. `redis_url` None starts an embedded control
     and payload Redis; `fsync` is the control one's. `data`
-    None keeps everything in a temporary folder that is removed at the end. `cors_origins` and `allowed_hosts` are the
-    gateways' settings of these names.
+    None keeps everything in a temporary folder that is removed at the end. `cors_origins`, `allowed_hosts` and
+    `root_path` are the gateways' settings of these names.
     """
 
     model: Path
@@ -58,6 +58,7 @@ class UpOptions:
     page_store_bytes: int | None = None
     api_keys: Path | None = None
     cors_origins: str | None = None
+    root_path: str | None = None
     allowed_hosts: str | None = None
     verbose: bool = False
 

@@ -11,7 +11,7 @@ from blockrelay.auth.api_keys import Tenant, add_key
 from blockrelay.protocol.capabilities import Pace
 from blockrelay.protocol.transitions import calls
 from blockrelay.settings import GatewaySettings
-from blockrelay_gateway.http.retry_after import LATEST_S, SPREAD, retry_after_s
+from blockrelay_gateway.http.errors import LATEST_S, SPREAD, retry_after_s
 from tests.support.gateway.played import PlayedWorker, RunningGateway
 from tests.support.scraping import sampled
 from tests.support.waiting import wait_until

@@ -20,17 +20,14 @@ from blockrelay.protocol.keys import Keys
 from blockrelay.settings import GatewaySettings
 from blockrelay.text.tokenizer import Tokenizer
 from blockrelay_gateway.app import create_app
+from blockrelay_gateway.http.authentication import PROBES
 from blockrelay_gateway.http.origins import Origins
 from tests.support.gateway.foreign_pages import EVIL, PROMPT, WAYS, Way
-from tests.support.gateway.played import PlayedWorker, RunningGateway, answering, running_gateway, serving
+from tests.support.gateway.played import PlayedWorker, RunningGateway, answering, running_gateway, serving, settings_for
 from tests.support.gateway.sockets import connected
 from tests.support.redis.redis_server import RedisServer
 
 FRIEND = "https://chat.example.com"
-
-
-def settings_for(folder: BlockFolder, server: RedisServer, cell: str, **more: Any) -> GatewaySettings:
-    return GatewaySettings(model=folder.root, redis_url=server.url, cell=cell, grace_s=0.3, **more)
 
 
 @pytest.fixture
@@ -181,7 +178,7 @@ def test_our_own_pages_are_let_in(gateway: RunningGateway, worker: PlayedWorker)
 
 
 def test_probes_and_scrapes_pass_under_any_name(gateway: RunningGateway, worker: PlayedWorker) -> None:
-    for path, status in {"/livez": 200, "/readyz": 200, "/metrics": 200, "/health": 404, "/v1/models": 421}.items():
+    for path, status in [*((probe, 200) for probe in PROBES), ("/v1/models", 421)]:
         answer = gateway.http.get(path, headers={"host": "gateway.cell.svc:8000"})
         assert answer.status_code == status, path
 
@@ -197,7 +194,7 @@ def test_a_listed_site_streams_a_chat(gateway: RunningGateway, worker: PlayedWor
     allowed = {name: value for name, value in asked.headers.items() if name.startswith("access-control")}
     assert allowed == {
         "access-control-allow-origin": FRIEND,
-        "access-control-allow-methods": "POST",
+        "access-control-allow-methods": "OPTIONS, POST",
         "access-control-allow-headers": "authorization, content-type",
         "access-control-allow-private-network": "true",
         "access-control-max-age": "600",
@@ -225,8 +222,8 @@ def test_preflights_name_what_each_route_takes(gateway: RunningGateway) -> None:
         headers = {"origin": FRIEND, "access-control-request-method": "GET"}
         return gateway.http.options(path, headers=headers).headers["access-control-allow-methods"]
 
-    assert taken("/v1/requests/req-1") == "DELETE, GET"
-    assert taken("/v1/models") == "GET"
+    assert taken("/v1/requests/req-1") == "DELETE, GET, HEAD, OPTIONS"
+    assert taken("/v1/models") == "GET, HEAD, OPTIONS"
     assert taken("/nowhere") == ""
 
 

@@ -25,6 +25,7 @@ class Options:
     """What of an answer the client asked for."""
 
     include_usage: bool = False
+    continuous_usage: bool = False
     return_token_ids: bool = False
 
 
@@ -42,6 +43,15 @@ def usage(requests: Sequence[FollowedRequest]) -> dict[str, Any]:
         "total_tokens": prompt + new,
         "prompt_tokens_details": {"cached_tokens": cached},
     }
+
+
+def usage_at(followed: FollowedRequest, delta: Delta | None) -> dict[str, Any]:
+    """The same of one request up to a delta; None: before its first token. Whose KV was found is known at the end."""
+    prompt = followed.body.prompt.size
+    if delta is not None and delta.end is not None:
+        return usage([followed])
+    new = 0 if delta is None else delta.position
+    return {"prompt_tokens": prompt, "completion_tokens": new, "total_tokens": prompt + new}
 
 
 def fallback_events(requests: Sequence[FollowedRequest]) -> list[dict[str, Any]]:
@@ -77,7 +87,9 @@ class _Base:
         if delta is not None and delta.end is not None:
             choice["seed"] = followed.params.seed
             body["fallback_events"] = fallback_events([followed])
-        if self._options.include_usage:
+        if self._options.continuous_usage:
+            body["usage"] = usage_at(followed, delta)
+        elif self._options.include_usage:
             body["usage"] = None
         return body
 

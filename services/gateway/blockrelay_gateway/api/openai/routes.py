@@ -8,10 +8,10 @@ from blockrelay_gateway.admission.idempotency import HEADER, Identity
 from blockrelay_gateway.api import state
 from blockrelay_gateway.api.client_headers import client_headers
 from blockrelay_gateway.api.openai.responses import Kind, Options, format_of
-from blockrelay_gateway.api.openai.schemas import ChatRequest, CompletionRequest
+from blockrelay_gateway.api.openai.schemas import ChatRequest, CompletionRequest, StreamOptions
 from blockrelay_gateway.api.state import Gateway
 from blockrelay_gateway.http import authentication, openapi, sse
-from blockrelay_gateway.http.errors import JsonAnswer, error_body, status_of
+from blockrelay_gateway.http.errors import JsonAnswer, error_body, headers_of, status_of
 from blockrelay_gateway.http.offload import body_size, by_size
 from blockrelay_gateway.streaming.deltas import failure
 from blockrelay_gateway.streaming.event_ids import HEADER as LAST_EVENT_ID
@@ -49,8 +49,10 @@ async def _identity(gateway: Gateway, request: Request, body: CompletionRequest 
 async def _answer(
     gateway: Gateway, request: Request, body: CompletionRequest | ChatRequest, asked: list[AdmissionRequest], kind: Kind
 ) -> Response:
+    asked_of_stream = body.stream_options or StreamOptions()
     options = Options(
-        include_usage=bool(body.stream_options and body.stream_options.include_usage),
+        include_usage=bool(asked_of_stream.include_usage),
+        continuous_usage=bool(asked_of_stream.continuous_usage_stats),
         return_token_ids=bool(body.return_token_ids),
     )
     form = format_of(kind, gateway.model_name, gateway.served.tokenizer, options)
@@ -60,7 +62,9 @@ async def _answer(
     cell, readers = await gateway.submission.submit(asked, authentication.of(request))
     headers = readers.headers
     if body.stream:
-        return sse.EventStream(stream(cell, readers, form, after=after), readers, headers)
+        resumes = HEADER in request.headers or LAST_EVENT_ID in request.headers
+        with_ids = resumes or bool(asked_of_stream.event_ids)
+        return sse.EventStream(stream(cell, readers, form, after=after, with_ids=with_ids), readers, headers)
     with readers:
         if body.background:
             accepted = form.background(readers.requests[0], await cell.status(readers))
@@ -70,5 +74,5 @@ async def _answer(
         return Response(status_code=499)
     for answer in collected:
         if answer.end is not None and (error := failure(answer.end)):
-            return JsonAnswer(error_body(error), status_code=status_of(error), headers=headers)
+            return JsonAnswer(error_body(error), status_code=status_of(error), headers={**headers, **headers_of(error)})
     return JsonAnswer(form.whole(collected, readers.requests), headers=headers)

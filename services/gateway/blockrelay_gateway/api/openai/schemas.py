@@ -13,6 +13,14 @@ from blockrelay_gateway.api.common_schemas import SamplingFields, Strict
 
 class StreamOptions(Strict):
     include_usage: bool | None = Field(default=None, description="one more event with the numbers of tokens")
+    continuous_usage_stats: bool | None = Field(
+        default=None, description="every event has the numbers of tokens up to its own"
+    )
+    event_ids: bool | None = Field(
+        default=None,
+        description="events have the ids with which a stream goes on elsewhere; they have them too where the request "
+        "has an Idempotency-Key or a Last-Event-ID",
+    )
     include_obfuscation: Literal[False] | None = None
 
 
@@ -105,7 +113,7 @@ class CompletionRequest(SamplingFields, UnsupportedFields):
     logprobs: int | None = Field(
         default=None, description="log probabilities of each new token and of so many of the likeliest, 0 to 20"
     )
-    stream_options: StreamOptions | None = Field(default=None, description="of a stream: `include_usage`")
+    stream_options: StreamOptions | None = Field(default=None, description="of a stream")
 
 
 class ChatMessage(Strict):
@@ -126,7 +134,7 @@ class ChatRequest(SamplingFields, UnsupportedFields):
     max_completion_tokens: int | None = Field(default=None, description="max_tokens by OpenAI's newer name")
     logprobs: bool | None = Field(default=None, description="log probabilities of each new token")
     top_logprobs: int | None = Field(default=None, description="with logprobs: so many of the likeliest too, 0 to 20")
-    stream_options: StreamOptions | None = Field(default=None, description="of a stream: `include_usage`")
+    stream_options: StreamOptions | None = Field(default=None, description="of a stream")
 
 
 def _same(value: object, neutral: object) -> bool:

@@ -9,6 +9,7 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import PlainTextResponse, Response
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
+from blockrelay import __version__
 from blockrelay.errors import NotFound, ServiceUnavailable
 from blockrelay.observability.metrics.gateway import Question
 from blockrelay.observability.metrics.tenants import OneTenant
@@ -86,6 +87,27 @@ async def readyz(request: Request, question: Annotated[Question, Query(alias="fo
     )
 
 
+@router.get("/health")
+@router.get("/v1/health")
+@router.get("/ping")
+async def health(request: Request) -> Response:
+    """What other servers call `/readyz`, without reasons: 503 exactly while no token could be produced."""
+    ready, _ = await state.of(request).cells.readiness("tokens")
+    return JsonAnswer({"status": "ok" if ready else "not ready"}, status_code=200 if ready else 503)
+
+
+@router.get("/version")
+async def version() -> Response:
+    """The release of this gateway."""
+    return JsonAnswer({"version": __version__})
+
+
+@router.get("/")
+async def root(request: Request) -> Response:
+    """What this is."""
+    return JsonAnswer({"name": "blockrelay", "version": __version__, "model": state.of(request).model_name})
+
+
 @router.get("/metrics", response_class=PlainTextResponse)
 async def metrics(request: Request) -> Response:
     """Prometheus text."""
@@ -140,6 +162,8 @@ def _model(gateway: Gateway) -> dict[str, Any]:
         "created": int((gateway.folder.root / "manifest.json").stat().st_mtime),
         "owned_by": "blockrelay",
         "max_model_len": model.max_position,
+        "context_length": model.max_position,
+        "meta": {"n_ctx_train": model.max_position},
         "precision": manifest.precision,
         "blocks": model.blocks,
         "model_hash": manifest.model_hash,

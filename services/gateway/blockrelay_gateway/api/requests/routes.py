@@ -106,6 +106,7 @@ async def events(
     request: Request,
     starting_after: Annotated[str | None, Query(description="position, or event id")] = None,
     include_usage: Annotated[bool, Query(description="as in `stream_options`")] = False,
+    continuous_usage_stats: Annotated[bool, Query(description="as in `stream_options`")] = False,
     return_token_ids: Annotated[bool, Query(description="as in a request")] = False,
     last_event_id: Annotated[str | None, Header(description="id of the last event that was read")] = None,
 ) -> Response:
@@ -116,7 +117,9 @@ async def events(
     if prefix == "req":
         form = InferFormat()
     else:
-        options = Options(include_usage=include_usage, return_token_ids=return_token_ids)
+        options = Options(
+            include_usage=include_usage, continuous_usage=continuous_usage_stats, return_token_ids=return_token_ids
+        )
         kind = "completion" if prefix == "cmpl" else "chat"
         form = format_of(kind, gateway.model_name, gateway.served.tokenizer, options)
     tenant = authentication.of(request).name

@@ -1,0 +1,69 @@
+"""What clients and balancers may do with every route: HEAD, OPTIONS, a prefix before it, a request id of theirs."""
+
+import re
+from collections.abc import Iterable
+
+from starlette.routing import BaseRoute, Match, Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+#: The client's own id comes back in the second, beside ours, which is called as its.
+REQUEST_ID, CLIENT_REQUEST_ID = b"x-request-id", b"x-client-request-id"
+#: Set in the scope of a HEAD request, which routes see as a GET: nobody reads a body.
+IS_HEAD = "blockrelay.head"
+_PRINTABLE = re.compile(rb"[\x21-\x7e]{1,255}")
+
+
+def methods_of(routes: Iterable[BaseRoute], scope: Scope) -> list[str]:
+    """What the routes of this path take; empty when there is none."""
+    matching = [route for route in routes if isinstance(route, Route) and route.matches(scope)[0] is not Match.NONE]
+    methods = {method for route in matching for method in route.methods or ()}
+    return sorted(methods | {"OPTIONS"} | ({"HEAD"} if "GET" in methods else set())) if methods else []
+
+
+class Front:
+    """Plain ASGI, the first to run.
+
+    A proxy may pass a path on with the prefix `root_path` under which it publishes us, or without it.
+    """
+
+    def __init__(self, app: ASGIApp, root_path: str) -> None:
+        self._app, self._root_path = app, root_path.rstrip("/")
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] not in ("http", "websocket"):
+            await self._app(scope, receive, send)
+            return
+        path, prefix = scope["path"], self._root_path
+        if prefix and (path == prefix or path.startswith(f"{prefix}/")):
+            scope = {**scope, "path": path.removeprefix(prefix) or "/"}
+        if scope["type"] == "http" and scope["method"] == "HEAD":  # the server sends no body of it
+            scope = {**scope, "method": "GET", IS_HEAD: True}
+        own = [value for name, value in scope["headers"] if name == REQUEST_ID]
+        if len(own) == 1 and _PRINTABLE.fullmatch(own[0]):
+            send = _with_header(send, CLIENT_REQUEST_ID, own[0])
+        await self._app(scope, receive, send)
+
+
+class Options:
+    """Plain ASGI: says which methods the routes of a path take, without a key. (Browsers' preflights are answered
+    before, by `Origins`.)"""
+
+    def __init__(self, app: ASGIApp, routes: Iterable[BaseRoute]) -> None:
+        self._app, self._routes = app, list(routes)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        methods = methods_of(self._routes, scope) if scope["type"] == "http" and scope["method"] == "OPTIONS" else []
+        if not methods:
+            await self._app(scope, receive, send)
+            return
+        await send({"type": "http.response.start", "status": 204, "headers": [(b"allow", ", ".join(methods).encode())]})
+        await send({"type": "http.response.body", "body": b""})
+
+
+def _with_header(send: Send, name: bytes, value: bytes) -> Send:
+    async def sends(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            message = {**message, "headers": [*message.get("headers", ()), (name, value)]}
+        await send(message)
+
+    return sends
