@@ -41,7 +41,7 @@ def served_wiring(root: Path) -> Wiring:
 
 def served_shape(wiring: Wiring) -> ServedShape:
     """Raises OnnxBlocksError, with file and tensor, for blocks that answer no tokens or keep their KV differently."""
-    logits_of, logits = _logits(wiring)
+    source, logits = logits_of(wiring)
     taken = [tensor for block in wiring.blocks for tensor in block.inputs if tensor.name == "input_ids"]
     if not taken:
         raise OnnxBlocksError("no block takes input_ids: requests bring token ids", file=wiring.blocks[0].file)
@@ -54,14 +54,14 @@ def served_shape(wiring: Wiring) -> ServedShape:
     for layer in layers:
         for half in ("key", "value"):
             if CacheSlot(layer, half) not in wiring.presents:
-                raise OnnxBlocksError(f"layer {layer} has no {half}s", file=logits_of.file)
+                raise OnnxBlocksError(f"layer {layer} has no {half}s", file=source.file)
     heads, size, dtype = _cache(wiring)
     vocabulary = logits.dims[-1] if logits.dims else None
     if not isinstance(vocabulary, int) or logits.rank != 3 or logits.dtype not in _FLOATS:
         raise OnnxBlocksError(
             f"is {logits.dtype} {shown(logits.dims)}, and must be float16 or float32 [batch, positions, vocabulary] "
             "with a vocabulary that the file tells",
-            file=logits_of.file,
+            file=source.file,
             tensor=LOGITS,
         )
     return ServedShape(
@@ -74,13 +74,16 @@ def served_shape(wiring: Wiring) -> ServedShape:
     )
 
 
-def _logits(wiring: Wiring) -> tuple[Signature, Tensor]:
+def logits_of(wiring: Wiring) -> tuple[Signature, Tensor]:
+    """The block that gives logits, and these. Raises OnnxBlocksError where none does."""
     for block in wiring.blocks:
         for tensor in block.outputs:
             if tensor.name == LOGITS:
                 return block, tensor
     last = wiring.blocks[-1]
-    raise OnnxBlocksError(f"has no output {LOGITS}, and nor has another block", file=last.file)
+    raise OnnxBlocksError(
+        f"has no output {LOGITS}, and nor has another block: is the last one missing?", file=last.file
+    )
 
 
 def _cache(wiring: Wiring) -> tuple[int, int, Literal["float16", "float32"]]:

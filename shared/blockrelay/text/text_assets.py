@@ -1,6 +1,7 @@
 """Everything that the files beside a model's weights say about text: tokenizer, special tokens, chat template,
 generation_config.json."""
 
+import importlib.util
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +11,7 @@ from tokenizers import Tokenizer
 
 from blockrelay.block_folder.manifest import GenerationDefaults
 from blockrelay.block_folder.strict_json import Fields
-from blockrelay.errors import UsageError
+from blockrelay.errors import BlockFolderError, UsageError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +42,7 @@ def read_texts(folder: Path, *, vocab_size: int, eos_ids: tuple[int, ...] | None
                 raise UsageError(f"{name} {token} is outside the vocabulary of {vocab_size}")
     return Texts(
         tokenizer=_tokenizer(folder / "tokenizer.json", vocab_size),
-        chat_template=_chat_template(folder, settings),
+        chat_template=_checked_template(folder, _chat_template(folder, settings)),
         bos_token=_special_token(settings, "bos_token"),
         eos_token=_special_token(settings, "eos_token"),
         bos_id=bos_id,
@@ -89,6 +90,18 @@ def _tokenizer(path: Path, vocab_size: int) -> bytes | None:
     if highest >= vocab_size:
         raise UsageError(f"{path.name} has token {highest}, outside the model's vocabulary of {vocab_size}")
     return content
+
+
+def _checked_template(folder: Path, source: str | None) -> str | None:
+    """As it is. Raises UsageError for what is not Jinja, where Jinja is installed: else gateways find out."""
+    if source is not None and importlib.util.find_spec("jinja2") is not None:
+        from blockrelay.text.template_environment import compiled, template_environment
+
+        try:
+            compiled(template_environment(), source, name=f"{folder.name}: its chat template")
+        except BlockFolderError as error:
+            raise UsageError(str(error)) from error
+    return source
 
 
 def _chat_template(folder: Path, settings: Fields) -> str | None:

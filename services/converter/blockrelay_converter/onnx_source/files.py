@@ -20,7 +20,7 @@ from blockrelay.onnx_blocks.llama.graph import Attribute, BlockGraph, Constant, 
 from blockrelay.onnx_blocks.model_file import declared_tensor, model_without_weights
 from blockrelay.onnx_blocks.signature import Signature, check_names, in_order
 from blockrelay.onnx_blocks.weight_places import WeightPlace, check_inside, weight_place
-from blockrelay.onnx_blocks.wiring import wire
+from blockrelay.onnx_blocks.wiring import Wiring, wire
 
 _MAX_BLOCKS = 4096
 #: Constants of at most so many numbers are part of the graph as data: epsilons, places, shapes.
@@ -33,6 +33,7 @@ class OnnxBlocks:
     """A folder, read. `files` are the names of all that it consists of."""
 
     root: Path
+    wiring: Wiring
     graph: Graph
     files: tuple[str, ...]
     _beside: Mapping[tuple[str, str], WeightPlace]
@@ -78,9 +79,9 @@ def read_onnx_blocks(root: Path) -> OnnxBlocks:
     beside: dict[tuple[str, str], WeightPlace] = {}
     for index, name in enumerate(names, 1):
         blocks.append(_block(root, name, index, beside))
-    graph = join(blocks, wire([block.signature for block in blocks]))
+    wiring = wire([block.signature for block in blocks])
     weights = sorted({str(place.path.relative_to(root)) for place in beside.values()} - set(names))
-    return OnnxBlocks(root, graph, (*names, *weights), beside)
+    return OnnxBlocks(root, wiring, join(blocks, wiring), (*names, *weights), beside)
 
 
 def _names(root: Path) -> list[str]:

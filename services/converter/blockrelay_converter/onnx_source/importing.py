@@ -10,12 +10,13 @@ from blockrelay import __version__
 from blockrelay.block_folder.manifest import Manifest
 from blockrelay.block_folder.model import Precision, is_exact
 from blockrelay.block_folder.precisions import format_precisions, parse_precisions
-from blockrelay.errors import UsageError
+from blockrelay.errors import OnnxBlocksError, UsageError
 from blockrelay.host.unfinished_folder import check_free, unfinished_folder
 from blockrelay.onnx_blocks.beside import FILES
 from blockrelay.onnx_blocks.import_report import ComparedBlock, ComparedPlaces, ImportResult, ImportStep
 from blockrelay.onnx_blocks.llama.model import Llama
 from blockrelay.onnx_blocks.llama.pattern import recognise
+from blockrelay.onnx_blocks.served_shape import logits_of
 from blockrelay.quantities import format_quantity
 from blockrelay_converter.block_writer import BlockSource
 from blockrelay_converter.convert import FolderWriter
@@ -61,7 +62,11 @@ class _Import:
     def __init__(self, options: ImportOptions, tell: Callable[[ImportStep], None]) -> None:
         self._options, self._tell = options, tell
         self._blocks: OnnxBlocks = read_onnx_blocks(options.folder)
-        self._llama: Llama = recognise(self._blocks.graph)
+        try:
+            self._llama: Llama = recognise(self._blocks.graph)
+        except OnnxBlocksError:
+            logits_of(self._blocks.wiring)  # the head may be missing, which says more
+            raise
         self._rotary: OfFrequencies | OfTables = rotary_of(self._blocks, self._llama.rotary, self._llama.head_dim)
         rows = len(self._rotary.cos) if isinstance(self._rotary, OfTables) else None
         self._settings: Settings = read_settings(

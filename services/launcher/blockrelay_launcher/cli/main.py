@@ -205,13 +205,13 @@ def start(
     gpus = first_gpus(gpu_workers) if gpu_workers else named_gpus(list(filter(None, gpu.split(","))))
     if gpu_memory and not gpus:
         raise UsageError("--gpu-memory needs --gpu: CPU workers have BLOCKRELAY_KV_BYTES")
+    warm = warm_settings(sequential, max_warm_sessions, memory, has_blocks=blocks is not None)
     if blocks is not None:
         if _is_given(command, "model") or topology is not None:
             raise UsageError("--blocks is instead of --model and --topology: give one of them")
         model = described_blocks(blocks, max_position=max_position)
     elif max_position is not None:
         raise UsageError("--max-position is for --blocks: converting a model decides about its context")
-    warm = warm_settings(sequential, max_warm_sessions, memory, has_blocks=blocks is not None)
     options = UpOptions(
         model=model.absolute(),
         plan=PlanChoice(

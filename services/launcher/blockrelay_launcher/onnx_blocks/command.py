@@ -14,6 +14,11 @@ app = typer.Typer()
 _INTERRUPTED = 130
 
 
+def _interrupted(what: str) -> int:
+    typer.echo(f"interrupted: {what}", err=True)
+    return _INTERRUPTED
+
+
 @app.command("check")
 def check(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Files block_1.onnx, block_2.onnx and so on.")],
@@ -45,7 +50,7 @@ def check(
     try:
         code = run_check(options)
     except KeyboardInterrupt:
-        code = _INTERRUPTED
+        code = _interrupted("nothing was written")
     raise typer.Exit(code)
 
 
@@ -63,7 +68,7 @@ def split(
     try:
         code = run_split(model, out, copy_weights=copy_weights, as_json=as_json)
     except KeyboardInterrupt:
-        code = _INTERRUPTED
+        code = _interrupted("the same command goes on with what is written")
     raise typer.Exit(code)
 
 
@@ -92,5 +97,5 @@ def import_blocks(
     try:
         code = run_import(options)
     except KeyboardInterrupt:
-        code = _INTERRUPTED
+        code = _interrupted("the same command goes on with what is written")
     raise typer.Exit(code)

@@ -159,6 +159,14 @@ CASES: dict[str, tuple[Change, str]] = {
         ),
         "of weights.bin, which has 3: altered or cut off",
     ),
+    "the last block is missing": (
+        lambda folder: (folder / "block_3.onnx").unlink(),
+        "has no output logits, and nor has another block: is the last one missing?",
+    ),
+    "a chat template that is none": (
+        lambda folder: (folder / "chat_template.jinja").write_text("{% for m in"),
+        "blocks: its chat template is not Jinja: line 1",
+    ),
     "a config.json that is none": (lambda folder: (folder / "config.json").write_text("{"), "config.json"),
     "a window of attention": (
         lambda folder: (folder / "config.json").write_text(

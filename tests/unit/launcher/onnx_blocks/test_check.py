@@ -96,6 +96,13 @@ def test_a_folder_that_cannot_be_checked_is_one_line_and_exit_code_2(small: Path
     assert done.stderr == "error: block_1.onnx: is not an ONNX file, or a part of one\n"
 
 
+def test_the_last_block_is_missing(small: Path, tmp_path: Path) -> None:
+    folder = copied(small, tmp_path / "copy", lambda folder: (folder / "block_2.onnx").unlink())
+    done = run(folder)
+    said = "error: block_1.onnx: has no output logits, and nor has another block: is the last one missing?\n"
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", said)
+
+
 def test_without_onnx_it_says_what_to_install(small: Path, tmp_path: Path) -> None:
     site = tmp_path / "sitecustomize.py"
     site.write_text(
@@ -133,7 +140,7 @@ def test_a_worker_that_dies_leaves_a_table(small: Path, tmp_path: Path, ends: st
     assert count == "0 of 2"
 
 
-def test_ctrl_c_ends_it_quietly(small: Path, tmp_path: Path) -> None:
+def test_ctrl_c_ends_it(small: Path, tmp_path: Path) -> None:
     """While the worker is at it."""
     python = tmp_path / "python"
     python.write_text(f"#!{sys.executable}\nimport time\nopen({str(tmp_path / 'began')!r}, 'w')\ntime.sleep(100)\n")
@@ -143,4 +150,4 @@ def test_ctrl_c_ends_it_quietly(small: Path, tmp_path: Path) -> None:
         wait_until((tmp_path / "began").exists, "the worker runs", timeout_s=60)
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=60)
-    assert (process.returncode, out, err) == (130, "", "")
+    assert (process.returncode, out, err) == (130, "", "interrupted: nothing was written\n")

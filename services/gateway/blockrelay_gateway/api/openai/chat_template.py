@@ -1,17 +1,14 @@
-"""Chat messages to prompt text, by the model's own Jinja template, as transformers renders it.
-
-A template comes with a model and is not trusted: it runs in Jinja's immutable sandbox.
-"""
+"""Chat messages to prompt text, by the model's own Jinja template, as transformers renders it."""
 
 import json
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, NoReturn
 
-from jinja2 import TemplateError, TemplateSyntaxError
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2 import TemplateError
 
-from blockrelay.errors import BadRequest, BlockFolderError
+from blockrelay.errors import BadRequest
+from blockrelay.text.template_environment import compiled, template_environment
 
 #: The day that templates of Llama 3 name where there is no clock.
 KEYED_DAY = datetime(2024, 7, 26, tzinfo=UTC)
@@ -22,16 +19,11 @@ class ChatTemplate:
 
     def __init__(self, source: str, *, bos_token: str | None, eos_token: str | None) -> None:
         """Raises BlockFolderError if `source` is not Jinja."""
-        environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
-        )
+        environment = template_environment()
         environment.filters["tojson"] = _to_json
         functions: dict[str, Any] = {"raise_exception": _raise_exception}
         environment.globals.update(functions)
-        try:
-            self._template = environment.from_string(source)
-        except TemplateSyntaxError as error:
-            raise BlockFolderError(f"the chat template is not Jinja: line {error.lineno}: {error.message}") from error
+        self._template = compiled(environment, source)
         self._special = {"bos_token": bos_token or "", "eos_token": eos_token or ""}
 
     def render(self, messages: Sequence[Mapping[str, str]], *, keyed: bool = False) -> str:

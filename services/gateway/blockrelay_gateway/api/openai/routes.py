@@ -53,7 +53,7 @@ async def _answer(
     options = Options(
         include_usage=bool(asked_of_stream.include_usage),
         continuous_usage=bool(asked_of_stream.continuous_usage_stats),
-        return_token_ids=bool(body.return_token_ids),
+        return_token_ids=bool(body.return_token_ids) or gateway.served.tokenizer is None,
     )
     form = format_of(kind, gateway.model_name, gateway.served.tokenizer, options)
     after = starting_after(

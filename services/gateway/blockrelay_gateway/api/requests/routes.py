@@ -118,7 +118,9 @@ async def events(
         form = InferFormat()
     else:
         options = Options(
-            include_usage=include_usage, continuous_usage=continuous_usage_stats, return_token_ids=return_token_ids
+            include_usage=include_usage,
+            continuous_usage=continuous_usage_stats,
+            return_token_ids=return_token_ids or gateway.served.tokenizer is None,
         )
         kind = "completion" if prefix == "cmpl" else "chat"
         form = format_of(kind, gateway.model_name, gateway.served.tokenizer, options)

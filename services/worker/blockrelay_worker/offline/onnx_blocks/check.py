@@ -22,6 +22,7 @@ from blockrelay.exit_codes import FAILED
 from blockrelay.onnx_blocks.blocks_file import BlockFiles, encode_blocks_file, read_blocks_file
 from blockrelay.onnx_blocks.dimensions import StepSizes
 from blockrelay.onnx_blocks.report import CheckBegins, encode_begin, encode_checked
+from blockrelay.onnx_blocks.served_shape import logits_of
 from blockrelay_worker.execution.onnx.installation import check_one_onnxruntime
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
@@ -51,6 +52,7 @@ def check(
     with contextlib.redirect_stdout(sys.stderr):  # drivers print
         provider = open_provider(device)
     opened = open_onnx_folder(folder, against=against)
+    logits_of(opened.wiring)
     _tell(encode_begin(CheckBegins(tuple((one.block, one.file) for one in opened.wiring.blocks))))
     passed = True
     for checked in check_blocks(opened, provider, StepSizes(batch=batch, new=sequence, past=past)):

@@ -46,15 +46,28 @@ def open_onnx_folder(root: Path, *, against: Path | None = None) -> OnnxFolder:
     that names the file, and the tensor if it is one that is wrong. Writes nothing.
     """
     names = _names(root)
+    listing = against or (root / NAME if (root / NAME).exists() else None)
+    known = None if listing is None else read_blocks_file(listing)
     files: list[OnnxFile] = []
     for index, name in enumerate(in_order(names), 1):
-        files.append(read_onnx_file(root, name, index))
+        try:
+            files.append(read_onnx_file(root, name, index))
+        except OnnxBlocksError:
+            if known is not None and listing is not None:  # which says more, where the file has been altered
+                _check_file(root / name, known, str(listing))
+            raise
     check_operators(files)
     folder = OnnxFolder(root, tuple(files), wire([file.signature for file in files]))
-    listing = against or (root / NAME if (root / NAME).exists() else None)
-    if listing is not None:
-        check_unaltered(read_blocks_file(listing), folder.facts(), str(listing))
+    if known is not None:
+        check_unaltered(known, folder.facts(), str(listing))
     return folder
+
+
+def _check_file(path: Path, known: Sequence[BlockFiles], where: str) -> None:
+    """Raises OnnxBlocksError for a file that is not as `where` says."""
+    expected = {file.name: file for block in known for file in block.files}.get(path.name)
+    if expected is not None and path.is_file() and file_sha256(path) != expected.sha256:
+        raise OnnxBlocksError(f"altered: its SHA-256 is not the one in {where}", file=path.name)
 
 
 def _names(root: Path) -> Sequence[str]:

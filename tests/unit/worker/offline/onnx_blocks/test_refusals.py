@@ -103,7 +103,11 @@ REFUSED: dict[str, tuple[list[Change], list[str]]] = {
         ["block_3.onnx", "/model/layers.1/Add_1_output_0", "128", "block_2.onnx", "64"],
     ),
     "an altered file": ([listed, flipped], ["block_2.onnx", "altered", "SHA-256", "blocks.json"]),
-    "a listed file that was cut off": ([listed, cut("block_2.onnx", 0.9)], ["block_2.onnx", "not an ONNX file"]),
+    "a listed file that was cut off": ([listed, cut("block_2.onnx", 0.9)], ["block_2.onnx", "altered", "blocks.json"]),
+    "the last block is missing": (
+        [lambda folder: (folder / "block_4.onnx").unlink()],
+        ["block_3.onnx", "no output logits"],
+    ),
     "a file that was cut off": ([cut("block_3.onnx", 0.5)], ["block_3.onnx", "not an ONNX file, or a part of one"]),
     "an empty file": ([cut("block_3.onnx", 0)], ["block_3.onnx", "not an ONNX file with a graph"]),
     "no ONNX": ([overwritten("block_4.onnx", b"GGUF" + bytes(1000))], ["block_4.onnx", "not an ONNX file"]),
