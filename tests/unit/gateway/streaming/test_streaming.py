@@ -10,27 +10,10 @@ import structlog
 from blockrelay.protocol.encoding.request_ids import own_id
 from blockrelay.protocol.messages import TokenLogprobs
 from blockrelay.settings import GatewaySettings
-from blockrelay.text.tokenizer import Tokenizer
 from tests.support.gateway.played import NUMERICS, PlayedWorker, RunningGateway, answering, running_gateway
 from tests.support.gateway.sse_client import Event, read_events
+from tests.support.gateway.streams import TEXT, WITH_IDS, stream, wait_for_keep_alives
 from tests.support.waiting import wait_until
-
-TEXT = " has two apples 🙂."
-IDS = {"event_ids": True}
-WITH_IDS: dict[str, Any] = {"prompt": "x", "stream": True, "stream_options": IDS}
-
-
-@pytest.fixture
-def said(tokenizer: Tokenizer) -> list[int]:
-    return tokenizer.encode(TEXT, add_special_tokens=False)
-
-
-def stream(gateway: RunningGateway, path: str = "/v1/completions", **body: Any) -> list[Event]:
-    body["stream_options"] = IDS | body.get("stream_options", {})
-    with gateway.http.stream("POST", path, json={"stream": True, **body}) as response:
-        assert response.status_code == 200
-        assert response.headers["content-type"].startswith("text/event-stream")
-        return list(read_events(response))
 
 
 def text_of(events: list[Event]) -> str:
@@ -60,60 +43,6 @@ def test_a_stream_has_one_event_per_token_and_its_position_as_id(
     assert all("\ufffd" not in str(event.data) for event in events), "a character split over tokens is never shown"
 
 
-@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
-def test_a_stream_is_plain_for_who_asks_for_no_ids(
-    gateway: RunningGateway, worker: PlayedWorker, said: list[int], path: str
-) -> None:
-    """Benchmark tools read lines, and know `data: ` alone."""
-    asked = {"messages": [{"role": "user", "content": "x"}]} if "chat" in path else {"prompt": "x"}
-    with gateway.http.stream("POST", path, json={**asked, "stream": True}) as response:
-        (claimed,) = worker.claim()
-        worker.say(claimed, said[:2])
-        wait_for_keep_alives(gateway)
-        worker.say(claimed, said[2:], end="stop")
-        text = response.read().decode()
-    blocks = text.removesuffix("\n\n").split("\n\n")
-    assert all(block.startswith("data: ") or block == ": keep-alive" for block in blocks)
-    assert all("\n" not in block for block in blocks) and ": keep-alive" in blocks
-    events = [block for block in blocks if block.startswith("data: ")]
-    opening, end, done = int("chat" in path), 1, 1
-    assert len(events) == opening + len(said) + end + done, "one for each position, also without text"
-    assert events[-1] == "data: [DONE]"
-
-
-@pytest.mark.parametrize("header", [{"idempotency-key": "k"}, {"last-event-id": "0"}, {}])
-def test_who_can_resume_gets_ids(
-    gateway: RunningGateway, worker: PlayedWorker, said: list[int], header: dict[str, str]
-) -> None:
-    body: dict[str, Any] = {"prompt": "x", "stream": True} if header else WITH_IDS
-    with (
-        answering(worker, lambda _: (said, "stop")),
-        gateway.http.stream("POST", "/v1/completions", json=body, headers=header) as response,
-    ):
-        text = response.read().decode()
-    assert text.startswith("retry: 1000\nid: ") and text.count("\nid: ") == len(said) + 1
-
-
-def test_every_event_may_have_its_own_usage(gateway: RunningGateway, worker: PlayedWorker, said: list[int]) -> None:
-    options = {"include_usage": True, "continuous_usage_stats": True}
-    with answering(worker, lambda _: (said, "stop")):
-        events = stream(gateway, prompt=[[5, 6], [7]], stream_options=options)
-    *chunks, usage, _ = [event.data for event in events]
-    seen = {0: 0, 1: 0}
-    for chunk in chunks:
-        (choice,) = chunk["choices"]
-        seen[choice["index"]] += choice["finish_reason"] is None
-        told, prompt = chunk["usage"], 2 - choice["index"]
-        assert (told["prompt_tokens"], told["completion_tokens"]) == (prompt, seen[choice["index"]])
-        assert told["total_tokens"] == prompt + told["completion_tokens"]
-    assert seen == {0: len(said), 1: len(said)}
-    assert usage["usage"]["completion_tokens"] == 2 * len(said) and usage["choices"] == []
-    name = chunks[0]["id"]
-    params = {"continuous_usage_stats": True, "include_usage": True}
-    with gateway.http.stream("GET", f"/v1/requests/{name}/events", params=params) as response:
-        assert sorted(str(e.data) for e in read_events(response)) == sorted(str(e.data) for e in events)
-
-
 def test_openais_client_reads_streams_through_silence_and_keep_alives(
     gateway: RunningGateway, worker: PlayedWorker, said: list[int]
 ) -> None:
@@ -135,17 +64,6 @@ def test_openais_client_reads_streams_through_silence_and_keep_alives(
                     wait_for_keep_alives(gateway)
                     worker.say(claimed, said[2:], end="stop")
     assert "".join(pieces) == TEXT
-
-
-def wait_for_keep_alives(gateway: RunningGateway) -> None:
-    """Three intervals, counted by another stream's comments."""
-    comments: list[str] = []
-    with gateway.http.stream("POST", "/v1/completions", json={"prompt": "x", "stream": True}) as response:
-        lines = response.iter_lines()
-        while len(comments) < 3:
-            line = next(lines)
-            if line.startswith(":"):
-                comments.append(line)
 
 
 def test_openais_client_gets_the_same_without_streaming(

@@ -1,0 +1,11 @@
+"""What played workers say."""
+
+import pytest
+
+from blockrelay.text.tokenizer import Tokenizer
+from tests.support.gateway.streams import TEXT
+
+
+@pytest.fixture
+def said(tokenizer: Tokenizer) -> list[int]:
+    return tokenizer.encode(TEXT, add_special_tokens=False)
