@@ -1,9 +1,10 @@
 """docs/http-api.md, from the application's own description, `/openapi.json`."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from blockrelay.settings import GatewaySettings
+from blockrelay_gateway.api.openai.strictness import IGNORED, REFUSED
 from blockrelay_gateway.app import create_app
 from docs.generate.tables import table
 
@@ -44,17 +45,22 @@ def page() -> str:
 
 def _body(schema: Mapping[str, Any]) -> str:
     required, fields = schema.get("required", ()), schema["properties"]
-    unsupported = [name for name, field in fields.items() if name not in required and _kind(field) == "any"]
+    refused = [name for name in fields if name in REFUSED]
+    ignored = [name for name in fields if name in IGNORED]
     rows = [
         (f"`{name}`{' (required)' if name in required else ''}", _kind(field), field.get("description", ""))
         for name, field in fields.items()
-        if name not in unsupported
+        if name not in (*refused, *ignored)
     ]
     text = table(_FIELDS, rows)
-    if unsupported:
-        names = ", ".join(f"`{name}`" for name in unsupported)
-        text += f"\nAccepted with their neutral values only, refused by name otherwise: {names}.\n"
+    if refused:
+        text += f"\nAccepted with their neutral values only, refused by name otherwise: {_named(refused)}.\n"
+        text += f"\nAccepted and ignored; `x-blockrelay-ignored` of the answer names them: {_named(ignored)}.\n"
     return text
+
+
+def _named(names: Sequence[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
 
 
 def _kind(schema: Mapping[str, Any]) -> str:

@@ -11,17 +11,20 @@ from blockrelay_gateway.api.common_schemas import SamplingFields
 
 #: As the fields `trace`, `exact` and `fallback` of a body.
 TRACE, EXACT, FALLBACK = "Blockrelay-Trace", "Blockrelay-Exact", "Blockrelay-Fallback"
+#: Fields that change nothing are refused.
+STRICT = "Blockrelay-Strict"
 
 
 @dataclass(frozen=True, slots=True)
 class ClientHeaders:
     """`traceparent`: the client's span, or "". `trace`: whether stages shall tell what they do for the request. `exact`
-    and `fallback`: as in RequestBody."""
+    and `fallback`: as in RequestBody. `strict`: refuse fields that change nothing."""
 
     traceparent: str = ""
     trace: bool = False
     exact: bool = False
     fallback: Fallback = "allow"
+    strict: bool = False
 
     def traced(self, fields: SamplingFields) -> bool:
         return self.trace if fields.trace is None else fields.trace
@@ -43,6 +46,7 @@ def client_headers(headers: Mapping[str, str]) -> ClientHeaders:
         traceparent=clean_traceparent(headers.get("traceparent")),
         trace=_one_of(headers, TRACE, "false", ("true", "false")) == "true",
         exact=_one_of(headers, EXACT, "false", ("true", "false")) == "true",
+        strict=_one_of(headers, STRICT, "false", ("true", "false")) == "true",
         fallback=cast(Fallback, _one_of(headers, FALLBACK, "allow", get_args(Fallback))),
     )
 

@@ -18,7 +18,9 @@ from blockrelay_gateway.http.front import methods_of
 
 #: Seconds that a browser need not ask again; answer headers that a page may read.
 PREFLIGHT_S = 600
-EXPOSED = b"x-request-id, x-client-request-id, retry-after, idempotent-replayed, blockrelay-instead-of"
+EXPOSED = (
+    b"x-request-id, x-client-request-id, retry-after, idempotent-replayed, x-blockrelay-ignored, blockrelay-instead-of"
+)
 
 
 class Origins:

@@ -22,6 +22,12 @@ SHARED_LIMIT = "result_bytes"
 LIMITS = (*CLIENT_LIMITS, SHARED_LIMIT, *CELL_LIMITS)
 #: HTTP statuses of refused new requests (`blockrelay_gateway.http.errors`).
 STATUSES = ("400", "401", "403", "404", "408", "409", "413", "421", "422", "429", "499", "500", "503", "504")
+#: Fields of OpenAI's requests that change nothing here (`blockrelay_gateway.api.openai.strictness`).
+IGNORED_FIELDS = (
+    *("client_metadata", "messages", "metadata", "moderation", "prompt_cache_key", "prompt_cache_options"),
+    *("prompt_cache_retention", "reasoning_effort", "safety_identifier", "service_tier", "store", "stream_options"),
+    *("user", "verbosity"),
+)
 #: What `/readyz` can be asked.
 Question = Literal["tokens", "accepting"]
 
@@ -41,6 +47,12 @@ class GatewayMetrics:
             "How many requests were refused, by HTTP status",
             registry,
             status=STATUSES,
+        )
+        self.ignored_fields = counter(
+            "blockrelay_ignored_fields",
+            "How many requests had a field that changes nothing here",
+            registry,
+            field=IGNORED_FIELDS,
         )
         self.limited = counter(
             "blockrelay_admission_limited",

@@ -29,6 +29,21 @@ def test_a_completion_is_the_text_of_the_committed_tokens(
     assert answer["id"] == "cmpl-" + response.headers["x-request-id"].removeprefix("req-")
 
 
+def test_what_is_ignored_is_named_counted_and_refused_where_that_is_asked(
+    gateway: RunningGateway, worker: PlayedWorker
+) -> None:
+    body = {"prompt": "x", "user": "me", "metadata": {"a": "b"}, "service_tier": "auto"}
+    with answering(worker, lambda _: ([5], "length")):
+        answer = gateway.post("/v1/completions", **body)
+        plain = gateway.post("/v1/completions", prompt="x")
+    assert answer.headers["x-blockrelay-ignored"] == "metadata,user"
+    assert "x-blockrelay-ignored" not in plain.headers
+    for field, count in (("user", 1), ("metadata", 1), ("service_tier", 0)):
+        assert gateway.metric("blockrelay_ignored_fields_total", field=field) == count
+    refused = gateway.http.post("/v1/completions", json=body, headers={"blockrelay-strict": "true"})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "metadata")
+
+
 @pytest.mark.parametrize(("asked", "kept"), [({}, True), ({"use_cache": True}, True), ({"use_cache": False}, False)])
 def test_a_request_may_do_without_a_cache(
     gateway: RunningGateway, worker: PlayedWorker, asked: dict[str, bool], kept: bool

@@ -18,7 +18,8 @@ from blockrelay_gateway.api.infer.requests import text_request
 from blockrelay_gateway.api.infer.schemas import InferRequest
 from blockrelay_gateway.api.openai.chat_template import ChatTemplate
 from blockrelay_gateway.api.openai.requests import OpenAIRequests
-from blockrelay_gateway.api.openai.schemas import ChatRequest, CompletionRequest
+from blockrelay_gateway.api.openai.schemas import ChatRequest, CompletionRequest, UnusedFields
+from blockrelay_gateway.api.openai.strictness import IGNORED, REFUSED, header, ignored_fields
 from blockrelay_gateway.api.request_builder import RequestBuilder
 from blockrelay_gateway.http.errors import from_validation
 
@@ -40,7 +41,9 @@ def requests(folder: BlockFolder, tokenizer: Tokenizer) -> OpenAIRequests:
 
 def complete(requests: OpenAIRequests, **fields: Any) -> AdmissionRequest:
     try:
-        (asked,) = requests.completion(CompletionRequest.model_validate({"prompt": "Tom", **fields}))
+        request = CompletionRequest.model_validate({"prompt": "Tom", **fields})
+        ignored_fields(request)
+        (asked,) = requests.completion(request)
     except ValidationError as error:
         raise from_validation(error.errors()) from error
     return asked
@@ -49,7 +52,9 @@ def complete(requests: OpenAIRequests, **fields: Any) -> AdmissionRequest:
 def chat(requests: OpenAIRequests, **fields: Any) -> AdmissionRequest:
     messages = [{"role": "user", "content": "Who has the ball?"}]
     try:
-        return requests.chat(ChatRequest.model_validate({"messages": messages, **fields}))
+        request = ChatRequest.model_validate({"messages": messages, **fields})
+        ignored_fields(request)
+        return requests.chat(request)
     except ValidationError as error:
         raise from_validation(error.errors()) from error
 
@@ -167,7 +172,6 @@ BAD_COMPLETIONS: dict[str, tuple[dict[str, Any], str]] = {
     "a timeout of no number": ({"timeout": float("nan")}, "timeout"),
     "stream options without a stream": ({"stream_options": {"include_usage": True}}, "stream_options"),
     "an unknown stream option": ({"stream_options": {"usage": True}}, "stream_options.usage"),
-    "a user that is a number": ({"user": 5}, "user"),
 }
 
 
@@ -191,6 +195,58 @@ NEUTRAL: dict[str, Any] = {
 @pytest.mark.parametrize("name", NEUTRAL)
 def test_neutral_values_of_fields_we_lack_are_accepted(requests: OpenAIRequests, name: str) -> None:
     assert complete(requests, **{name: NEUTRAL[name]}).params.max_tokens == 128
+
+
+def test_every_field_that_we_do_nothing_about_has_a_row() -> None:
+    assert {*REFUSED, *IGNORED} == set(UnusedFields.model_fields) and not REFUSED.keys() & IGNORED.keys()
+
+
+@pytest.mark.parametrize("name", IGNORED)
+def test_what_changes_nothing_is_ignored_and_named(name: str) -> None:
+    def asked(value: object) -> CompletionRequest:
+        return CompletionRequest.model_validate({"prompt": "Tom", name: value})
+
+    for neutral in (None, *IGNORED[name]):
+        assert ignored_fields(asked(neutral), strict=True) == ()
+    assert ignored_fields(asked("something")) == (name,)
+    with pytest.raises(BadRequest, match="Blockrelay-Strict") as refused:
+        ignored_fields(asked("something"), strict=True)
+    assert refused.value.param == name
+
+
+def test_what_clients_send_back_of_a_message_is_ignored_and_named(requests: OpenAIRequests) -> None:
+    plain = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": ""}, {"role": "user", "content": "x"}]
+    part = {"type": "text", "text": "x", "cache_control": {"type": "ephemeral"}}
+    extras = [
+        {**plain[0], "id": "m1", "opts": {"visible": True}, "refusal": None},
+        {"role": "assistant", "content": None, "reasoning_content": "hm", "annotations": [], "tool_calls": None},
+        {"role": "user", "content": [part], "straße": 1},
+    ]
+    request = ChatRequest.model_validate({"messages": extras})
+    names = ("content.cache_control", "id", "opts", "reasoning_content", "stra?e")
+    assert ignored_fields(request) == tuple(f"messages.{name}" for name in names)
+    assert chat(requests, messages=extras).body.prompt.tolist() == chat(requests, messages=plain).body.prompt.tolist()
+    many = ChatRequest.model_validate(
+        {"messages": [{"role": "user", "content": "x"} | {f"f{i}": 1 for i in range(50)}]}
+    )
+    (named,) = header(ignored_fields(many)).values()
+    assert len(named.split(",")) == 20 and named.isascii()
+    assert header(()) == {}
+
+
+def test_a_chat_may_go_on_within_its_last_message(requests: OpenAIRequests, tokenizer: Tokenizer) -> None:
+    messages = [{"role": "user", "content": "Who?"}, {"role": "assistant", "content": "It was Anna "}]
+    went_on = chat(requests, messages=messages, continue_final_message=True, add_generation_prompt=False)
+    text = "<s>user: Who?\nassistant: It was Anna "
+    assert went_on.body.prompt.tolist() == tokenizer.encode(text, add_special_tokens=False)
+    ends = chat(requests, messages=messages[:1], add_generation_prompt=False)
+    assert ends.body.prompt.tolist() == tokenizer.encode("<s>user: Who?\n", add_special_tokens=False)
+
+
+def test_clients_may_set_variables_of_the_template(requests: OpenAIRequests, tokenizer: Tokenizer) -> None:
+    dated = replace(requests, template=ChatTemplate("{{ date_string }}", bos_token=None, eos_token=None))
+    asked = chat(dated, chat_template_kwargs={"date_string": "1 May 1999"})
+    assert asked.body.prompt.tolist() == tokenizer.encode("1 May 1999", add_special_tokens=False)
 
 
 def test_another_models_name_is_not_found(requests: OpenAIRequests) -> None:
@@ -230,12 +286,21 @@ BAD_CHATS: dict[str, tuple[dict[str, Any], str]] = {
     "no messages": ({"messages": []}, "messages"),
     "messages that are text": ({"messages": "hi"}, "messages"),
     "an unknown role": ({"messages": [{"role": "tool", "content": "x"}]}, "messages.0.role"),
-    "an unknown message field": ({"messages": [{"role": "user", "content": "x", "weight": 1}]}, "messages.0.weight"),
     "a message without content": ({"messages": [{"role": "user"}]}, "messages.0.content"),
     "a message with content null": ({"messages": [{"role": "user", "content": None}]}, "messages.0.content"),
     "an image": (
         {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
         "messages.0.content",
+    ),
+    "a function call": (
+        {"messages": [{"role": "assistant", "content": "x", "function_call": {"name": "f"}}]},
+        "messages.0.function_call",
+    ),
+    "a variable of the template that is ours": ({"chat_template_kwargs": {"tools": [1]}}, "chat_template_kwargs.tools"),
+    "variables that are none": ({"chat_template_kwargs": [1]}, "chat_template_kwargs"),
+    "to go on and to answer": ({"continue_final_message": True}, "continue_final_message"),
+    "to go on with what a user says": (
+        {"continue_final_message": True, "add_generation_prompt": False}, "continue_final_message"
     ),
     "a tool call": (
         {"messages": [{"role": "assistant", "content": "x", "tool_calls": [{}]}]}, "messages.0.tool_calls"

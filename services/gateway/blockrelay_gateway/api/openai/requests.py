@@ -3,6 +3,7 @@
 Everything that can be wrong with a request's content is found here or in `request_builder`, before anything is queued.
 """
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -28,7 +29,6 @@ class OpenAIRequests:
     ) -> list[AdmissionRequest]:
         """One for each prompt."""
         self.builder.check_model(request.model)
-        request.check_neutral()
         _check_stream_options(request)
         prompts = self._prompts(request.prompt)
         if request.background and len(prompts) > 1:
@@ -46,7 +46,6 @@ class OpenAIRequests:
     ) -> AdmissionRequest:
         """That of the next message."""
         self.builder.check_model(request.model)
-        request.check_neutral()
         _check_stream_options(request)
         if request.top_logprobs is not None and not request.logprobs:
             raise BadRequest("top_logprobs needs logprobs: true", param="top_logprobs")
@@ -59,7 +58,14 @@ class OpenAIRequests:
             raise BadRequest("messages is empty", param="messages")
         messages = [_message(message, index) for index, message in enumerate(request.messages)]
         who = who or random_identity()
-        text = self.template.render(messages, keyed=bool(who.fingerprint))
+        text = self.template.render(
+            messages,
+            keyed=bool(who.fingerprint),
+            answers=request.add_generation_prompt is not False,
+            variables=request.chat_template_kwargs or {},
+        )
+        if request.continue_final_message:
+            text = _up_to_last(text, messages, answers=request.add_generation_prompt is not False)
         (name,) = who.names()
         return self.builder.text(
             request,
@@ -108,13 +114,25 @@ def _check_stream_options(request: CompletionRequest | ChatRequest) -> None:
         raise BadRequest("stream_options needs stream: true", param="stream_options")
 
 
+def _up_to_last(text: str, messages: Sequence[Mapping[str, str]], *, answers: bool) -> str:
+    """The prompt up to the end of what the last message says, which the model goes on with."""
+    if answers:
+        raise BadRequest("continue_final_message needs add_generation_prompt: false", param="continue_final_message")
+    if messages[-1]["role"] != "assistant":
+        raise BadRequest("continue_final_message needs a last message of the assistant", param="continue_final_message")
+    said = messages[-1]["content"]
+    for shown in (said, said.strip()):  # templates may strip it
+        place = text.rfind(shown) if shown else -1
+        if place >= 0:
+            return text[: place + len(shown)]
+    raise BadRequest("the model's chat template does not show the last message as it is", param="messages")
+
+
 def _message(message: ChatMessage, index: int) -> dict[str, str]:
     """What a template sees of a message: parts of text are joined."""
     param = f"messages.{index}"
-    for name in ("refusal", "audio", "tool_calls", "function_call", "annotations"):
-        if getattr(message, name) not in (None, []):
-            raise BadRequest(f"{param}.{name} is not supported", param=f"{param}.{name}")
-    plain = {"role": message.role, "content": _content(message.content, f"{param}.content")}
+    said: object = "" if message.content is None and message.role == "assistant" else message.content
+    plain = {"role": message.role, "content": _content(said, f"{param}.content")}
     return plain if message.name is None else {**plain, "name": message.name}
 
 
@@ -127,7 +145,7 @@ def _content(content: object, param: str) -> str:
     for part in cast(list[object], content):
         fields = cast(dict[str, object], part) if isinstance(part, dict) else {}
         text = fields.get("text")
-        if fields.get("type") != "text" or not isinstance(text, str) or len(fields) != 2:
+        if fields.get("type") != "text" or not isinstance(text, str):
             raise BadRequest(f'{param}: only parts {{"type": "text", "text": ...}} are supported', param=param)
         texts.append(text)
     return "".join(texts)

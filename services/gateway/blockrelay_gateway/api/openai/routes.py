@@ -1,14 +1,18 @@
 """POST /v1/completions and /v1/chat/completions."""
 
+from collections.abc import Sequence
+
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
+from blockrelay.observability import logs
 from blockrelay_gateway.admission.admission_request import AdmissionRequest
 from blockrelay_gateway.admission.idempotency import HEADER, Identity
 from blockrelay_gateway.api import state
 from blockrelay_gateway.api.client_headers import client_headers
 from blockrelay_gateway.api.openai.responses import Kind, Options, format_of
 from blockrelay_gateway.api.openai.schemas import ChatRequest, CompletionRequest, StreamOptions
+from blockrelay_gateway.api.openai.strictness import header, ignored_fields, label
 from blockrelay_gateway.api.state import Gateway
 from blockrelay_gateway.http import authentication, openapi, sse
 from blockrelay_gateway.http.errors import JsonAnswer, error_body, headers_of, status_of
@@ -26,9 +30,10 @@ async def completions(body: CompletionRequest, request: Request) -> Response:
     """Continue one or more prompts."""
     gateway = state.of(request)
     headers = client_headers(request.headers)
+    ignored = ignored_fields(body, strict=headers.strict)
     who = await _identity(gateway, request, body, "completion")
     asked = await by_size(body_size(request), gateway.openai.completion, body, headers, who)
-    return await _answer(gateway, request, body, asked, "completion")
+    return await _answer(gateway, request, body, asked, "completion", ignored)
 
 
 @router.post("/v1/chat/completions")
@@ -36,9 +41,10 @@ async def chat_completions(body: ChatRequest, request: Request) -> Response:
     """Write the assistant's next message."""
     gateway = state.of(request)
     headers = client_headers(request.headers)
+    ignored = ignored_fields(body, strict=headers.strict)
     who = await _identity(gateway, request, body, "chat")
     asked = await by_size(body_size(request), gateway.openai.chat, body, headers, who)
-    return await _answer(gateway, request, body, [asked], "chat")
+    return await _answer(gateway, request, body, [asked], "chat", ignored)
 
 
 async def _identity(gateway: Gateway, request: Request, body: CompletionRequest | ChatRequest, kind: Kind) -> Identity:
@@ -47,7 +53,12 @@ async def _identity(gateway: Gateway, request: Request, body: CompletionRequest 
 
 
 async def _answer(
-    gateway: Gateway, request: Request, body: CompletionRequest | ChatRequest, asked: list[AdmissionRequest], kind: Kind
+    gateway: Gateway,
+    request: Request,
+    body: CompletionRequest | ChatRequest,
+    asked: list[AdmissionRequest],
+    kind: Kind,
+    ignored: Sequence[str],
 ) -> Response:
     asked_of_stream = body.stream_options or StreamOptions()
     options = Options(
@@ -60,7 +71,11 @@ async def _answer(
         request.headers.get(LAST_EVENT_ID), [one.request for one in asked], streamed=bool(body.stream)
     )
     cell, readers = await gateway.submission.submit(asked, authentication.of(request))
-    headers = readers.headers
+    headers = {**readers.headers, **header(ignored)}
+    if ignored:
+        logs.get().info("FIELDS_IGNORED", request_id=asked[0].request, fields=list(ignored))
+        for field in sorted({label(name) for name in ignored}):
+            cell.metrics.ignored_fields.labels(field).inc()
     if body.stream:
         resumes = HEADER in request.headers or LAST_EVENT_ID in request.headers
         with_ids = resumes or bool(asked_of_stream.event_ids)

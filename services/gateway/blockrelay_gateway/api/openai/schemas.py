@@ -1,13 +1,9 @@
-"""What OpenAI's clients send, as pydantic models: types and names only (what they mean: `requests`).
-
-Fields of OpenAI's that we lack are declared in `UnsupportedFields` and may carry their neutral values.
-"""
+"""What OpenAI's clients send, as pydantic models: types and names only (what they mean: `requests`)."""
 
 from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
-from blockrelay.errors import BadRequest
 from blockrelay_gateway.api.common_schemas import SamplingFields, Strict
 
 
@@ -21,45 +17,11 @@ class StreamOptions(Strict):
         description="events have the ids with which a stream goes on elsewhere; they have them too where the request "
         "has an Idempotency-Key or a Last-Event-ID",
     )
-    include_obfuscation: Literal[False] | None = None
+    include_obfuscation: bool | None = None
 
 
-#: Values that change nothing, by field. Anything else is refused by name.
-NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "n": (1,),
-    "best_of": (1,),
-    "presence_penalty": (0,),
-    "frequency_penalty": (0,),
-    "repetition_penalty": (1,),
-    "length_penalty": (1,),
-    "logit_bias": ({},),
-    "echo": (False,),
-    "suffix": ("",),
-    "min_tokens": (0,),
-    "use_beam_search": (False,),
-    "skip_special_tokens": (True,),
-    "spaces_between_special_tokens": (True,),
-    "include_stop_str_in_output": (False,),
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
-    "parallel_tool_calls": (True, False),
-    "functions": ([],),
-    "function_call": ("none", "auto"),
-    "response_format": ({"type": "text"},),
-    "modalities": (["text"],),
-    "audio": (),
-    "prediction": (),
-    "web_search_options": (),
-    "reasoning_effort": ("none",),
-    "verbosity": ("medium",),
-    "store": (False,),
-    "metadata": ({},),
-    "service_tier": ("auto", "default"),
-}
-
-
-class UnsupportedFields(Strict):
-    """OpenAI's and vLLM's fields that we lack: null or a neutral value (see NEUTRAL)."""
+class UnusedFields(Strict):
+    """OpenAI's and vLLM's fields that we do nothing about; `strictness` says what becomes of each."""
 
     n: Any = None
     best_of: Any = None
@@ -89,24 +51,17 @@ class UnsupportedFields(Strict):
     verbosity: Any = None
     store: Any = None
     metadata: Any = None
+    client_metadata: Any = None
     service_tier: Any = None
-    user: str | None = Field(default=None, description="taken and not used")
-    safety_identifier: str | None = Field(default=None, description="taken and not used")
-    prompt_cache_key: str | None = Field(
-        default=None, description="taken and not used: pages are found by their tokens"
-    )
-
-    def check_neutral(self) -> None:
-        """Raise BadRequest, naming the first field that asks for something we do not do."""
-        for name, accepted in NEUTRAL.items():
-            value = getattr(self, name)
-            if value is None or any(_same(value, neutral) for neutral in accepted):
-                continue
-            allowed = " or ".join(repr(neutral) for neutral in accepted) or "null"
-            raise BadRequest(f"{name} is not supported: leave it out or send {allowed}", param=name)
+    moderation: Any = None
+    user: Any = None
+    safety_identifier: Any = None
+    prompt_cache_key: Any = None
+    prompt_cache_options: Any = None
+    prompt_cache_retention: Any = None
 
 
-class CompletionRequest(SamplingFields, UnsupportedFields):
+class CompletionRequest(SamplingFields, UnusedFields):
     """POST /v1/completions."""
 
     prompt: Any = Field(description="text, token ids, a list of texts or a list of lists of token ids")
@@ -117,17 +72,16 @@ class CompletionRequest(SamplingFields, UnsupportedFields):
 
 
 class ChatMessage(Strict):
+    """Clients send back what they have of a message, so other fields may be there: `strictness`."""
+
+    model_config = ConfigDict(extra="allow")
+
     role: Literal["system", "developer", "user", "assistant"]
-    content: Any = Field(description="text, or a list of parts of type text")
+    content: Any = Field(default=None, description="text, or a list of parts of type text")
     name: str | None = None
-    refusal: Any = None
-    audio: Any = None
-    tool_calls: Any = None
-    function_call: Any = None
-    annotations: Any = None
 
 
-class ChatRequest(SamplingFields, UnsupportedFields):
+class ChatRequest(SamplingFields, UnusedFields):
     """POST /v1/chat/completions."""
 
     messages: list[ChatMessage] = Field(description="the conversation so far, rendered by the model's chat template")
@@ -135,8 +89,12 @@ class ChatRequest(SamplingFields, UnsupportedFields):
     logprobs: bool | None = Field(default=None, description="log probabilities of each new token")
     top_logprobs: int | None = Field(default=None, description="with logprobs: so many of the likeliest too, 0 to 20")
     stream_options: StreamOptions | None = Field(default=None, description="of a stream")
-
-
-def _same(value: object, neutral: object) -> bool:
-    """Equal as JSON: true is not 1."""
-    return value == neutral and isinstance(value, bool) == isinstance(neutral, bool)
+    chat_template_kwargs: dict[str, Any] | None = Field(
+        default=None, description="variables of the chat template, as `date_string` of Llama's"
+    )
+    add_generation_prompt: bool | None = Field(
+        default=None, description="false: the prompt ends behind the last message"
+    )
+    continue_final_message: bool | None = Field(
+        default=None, description="with add_generation_prompt: false, go on within the last message, of the assistant"
+    )

@@ -1,0 +1,123 @@
+"""What becomes of fields that we do nothing about, in one table. Pure.
+
+A field that would change the text is refused by name. One that changes nothing of it is ignored loudly: the answer
+names it in a header, unless it asks for what is done anyway. `Blockrelay-Strict: true` refuses both.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, cast
+
+from blockrelay.errors import BadRequest
+from blockrelay.observability.metrics.gateway import IGNORED_FIELDS
+from blockrelay_gateway.api.openai.schemas import ChatMessage, ChatRequest, CompletionRequest
+
+HEADER = "x-blockrelay-ignored"
+#: So many names are in the header.
+MOST_NAMES = 20
+#: By field, the values that leave the text as it is.
+REFUSED: Mapping[str, tuple[Any, ...]] = {
+    "n": (1,),
+    "best_of": (1,),
+    "presence_penalty": (0,),
+    "frequency_penalty": (0,),
+    "repetition_penalty": (1,),
+    "length_penalty": (1,),
+    "logit_bias": ({},),
+    "echo": (False,),
+    "suffix": ("",),
+    "min_tokens": (0,),
+    "use_beam_search": (False,),
+    "skip_special_tokens": (True,),
+    "spaces_between_special_tokens": (True,),
+    "include_stop_str_in_output": (False,),
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "parallel_tool_calls": (True, False),
+    "functions": ([],),
+    "function_call": ("none", "auto"),
+    "response_format": ({"type": "text"},),
+    "modalities": (["text"],),
+    "audio": (),
+    "prediction": (),
+    "web_search_options": (),
+}
+#: By field, the values that ask for what is done anyway.
+IGNORED: Mapping[str, tuple[Any, ...]] = {
+    "client_metadata": ({},),
+    "metadata": ({},),
+    "moderation": (),
+    "prompt_cache_key": (),
+    "prompt_cache_options": ({},),
+    "prompt_cache_retention": (),
+    "reasoning_effort": ("none",),
+    "safety_identifier": (),
+    "service_tier": ("auto", "default"),
+    "store": (False,),
+    "user": (),
+    "verbosity": ("medium",),
+}
+#: Of a message: what was said by other means than text. Everything else beside its text is ignored.
+REFUSED_OF_MESSAGES = ("audio", "tool_calls", "function_call")
+assert {*IGNORED, "messages", "stream_options"} == set(IGNORED_FIELDS)
+
+
+def ignored_fields(request: CompletionRequest | ChatRequest, *, strict: bool = False) -> tuple[str, ...]:
+    """The fields that are ignored, sorted; those of messages are `messages.<name>`, of parts `messages.content.<name>`.
+
+    Raises BadRequest, naming the first field that asks for something we do not do; if `strict`, that is ignored too.
+    """
+    for name, accepted in REFUSED.items():
+        value = getattr(request, name)
+        if value is not None and not _is_one_of(value, accepted):
+            allowed = " or ".join(repr(neutral) for neutral in accepted) or "null"
+            raise BadRequest(f"{name} is not supported: leave it out or send {allowed}", param=name)
+    found = {
+        name
+        for name, accepted in IGNORED.items()
+        if (value := getattr(request, name)) is not None and not _is_one_of(value, accepted)
+    }
+    if request.stream_options is not None and request.stream_options.include_obfuscation:
+        found.add("stream_options.include_obfuscation")
+    if isinstance(request, ChatRequest):
+        for index, message in enumerate(request.messages):
+            found.update(_of_message(message, f"messages.{index}"))
+    if strict and found:
+        name = min(found)
+        raise BadRequest(
+            f"{name} changes nothing here, and Blockrelay-Strict: true refuses what is ignored", param=name
+        )
+    return tuple(sorted(found))
+
+
+def header(ignored: Sequence[str]) -> dict[str, str]:
+    """The header that names them; none where there are none."""
+    return {HEADER: ",".join(ignored[:MOST_NAMES])} if ignored else {}
+
+
+def label(name: str) -> str:
+    """Of the metric: the top-level field."""
+    return name.partition(".")[0]
+
+
+def _of_message(message: ChatMessage, param: str) -> Iterator[str]:
+    for name, value in (message.model_extra or {}).items():
+        if value is None or value == []:
+            continue
+        if name in REFUSED_OF_MESSAGES:
+            raise BadRequest(f"{param}.{name} is not supported", param=f"{param}.{name}")
+        yield f"messages.{_plain(name)}"
+    parts = cast(list[object], message.content) if isinstance(message.content, list) else []
+    for part in parts:
+        fields = cast(dict[str, object], part) if isinstance(part, dict) else {}
+        yield from (f"messages.content.{_plain(name)}" for name in fields if name not in ("type", "text"))
+
+
+def _plain(name: str) -> str:
+    """Others choose it, and it goes into a header."""
+    plain = "".join(letter if letter.isascii() and (letter.isalnum() or letter in "_-") else "?" for letter in name)
+    return plain[:40]
+
+
+def _is_one_of(value: object, neutral: tuple[object, ...]) -> bool:
+    """Equal as JSON: true is not 1."""
+    return any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in neutral)
