@@ -24,7 +24,7 @@ class SourceTensor(Protocol):
         ...
 
     def groups(self, start: int, stop: int) -> Groups | None:
-        """The same rows as w4a8 has them, if the source has these numbers of 4 bits."""
+        """The same rows as w4a8 has them, if the source has them just so."""
         ...
 
     def forget(self) -> None:

@@ -182,15 +182,9 @@ def _notes_on_weights(
     """What is said of packed weights that are not kept as they are."""
     kinds = weights.packed_kinds()
     widened = [index for index, each in enumerate(stored, 1) if each == plain]
-    if not kinds or tuple(stored) != tuple(chosen):
+    if not kinds or not widened or tuple(stored) != tuple(chosen):
         return []
-    notes: list[str] = []
-    if "w4a8" in stored and weights.rounds_scales():
-        notes.append("scales of 4-bit weights, which are float32, are rounded to float16: by 1 part in 2,048 at most")
-    if not widened:
-        return notes
     return [
-        *notes,
         f"weights of {' and '.join(kinds)} are widened to {plain} in {len(widened)} blocks: w4a8 holds 4 bits in "
-        "groups of 32 with the zero point 8, in all linear layers of a block",
+        "groups of 32 with the zero point 8, with scales that float16 holds, in all linear layers of a block"
     ]

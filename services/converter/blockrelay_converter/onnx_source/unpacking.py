@@ -15,8 +15,6 @@ from blockrelay.block_folder.model import GROUP
 from blockrelay_converter.weight_source import Groups
 
 _STORED_ZERO = 8
-#: By how much of itself a number changes at most when it is rounded to float16, down to the least normal one.
-_FLOAT16_STEP = 2.0**-11
 
 
 def unpacked(
@@ -44,17 +42,16 @@ def zero_points(stored: NDArray[Any] | None, *, bits: int, rows: int, groups: in
 
 
 def as_groups(q: NDArray[np.uint8], scales: NDArray[np.float32], zeros: NDArray[np.float32]) -> Groups | None:
-    """Packed 4-bit rows [N, groups, 16] as w4a8 has them, if that changes no number of 4 bits, and scales no more
-    than float16 rounds.
+    """Packed 4-bit rows [N, groups, 16] as w4a8 has them, if nothing has to be rounded for that.
 
     The number of a column, `scale`, is the power of two above its scales, so that the float16 `gs` are at most 1: this
-    is exact for scales that were float16. None where the scales of a column differ by more than float16 can hold.
+    is exact for scales that were float16, unless they differ by more than float16 can hold.
     """
     if q.shape[2] * 2 != GROUP or (zeros != _STORED_ZERO).any() or not np.isfinite(scales).all():
         return None
     largest = np.abs(scales).max(axis=1)
     scale = np.where(largest > 0, np.ldexp(np.float32(1), np.frexp(largest)[1]), np.float32(1)).astype(np.float32)
     gs = (scales / scale[:, None]).astype(np.float16)
-    if (np.abs(gs.astype(np.float32) * scale[:, None] - scales) > _FLOAT16_STEP * np.abs(scales)).any():
+    if (gs.astype(np.float32) * scale[:, None] != scales).any():
         return None
     return q.reshape(len(q), -1).T, gs.T, scale

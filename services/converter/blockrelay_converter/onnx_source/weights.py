@@ -136,11 +136,6 @@ class OnnxWeights:
         kinds = {f"{one.bits} bits in groups of {one.group}" for one in packed if one is not None}
         return tuple(sorted(kinds))
 
-    def rounds_scales(self) -> bool:
-        """Whether scales of packed weights are float32, of which w4a8 keeps what float16 holds."""
-        packed = [part.source.packed for part in self._llama.parts.values() if isinstance(part.source, Weight)]
-        return any(one is not None and one.bits == 4 and one.scales.dtype == "float32" for one in packed)
-
     def _is_stored_in_groups(self, name: str) -> bool:
         tensor = OnnxTensor(self._blocks, self._llama.parts[name])
         return tensor.groups(0, tensor.shape[0]) is not None

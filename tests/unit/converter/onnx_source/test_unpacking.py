@@ -61,21 +61,11 @@ def test_groups_are_the_same_numbers() -> None:
     assert np.array_equal(group_values(*found), unpacked(q, scales, zeros, bits=4, inputs=INPUTS))
 
 
-def test_scales_of_float32_are_rounded_as_float16_rounds() -> None:
-    scales = np.random.default_rng(6).uniform(0.01, 3, (ROWS, 3)).astype(np.float32)
-    q, wide, zeros = packed(scales)
-    found = as_groups(q, wide, zeros)
-    assert found is not None and np.array_equal(found[0], q.reshape(ROWS, -1).T)
-    exactly = unpacked(q, scales, zeros, bits=4, inputs=INPUTS)
-    np.testing.assert_allclose(group_values(*found), exactly, rtol=2.0**-11, atol=0)
-    assert not np.array_equal(group_values(*found), exactly)
-
-
 @pytest.mark.parametrize(
     "case",
     [
+        packed(np.array([[1 + 2**-12]], np.float32)),
         packed(np.array([[1, 2**-30, 1]], np.float32)),
-        packed(np.array([[1, 1.3 * 2**-23, 1]], np.float32)),
         packed(np.array([[1]], np.float32), zero=7),
         packed(np.array([[1]], np.float32), group=16),
         packed(np.array([[np.inf]], np.float32)),
