@@ -65,12 +65,8 @@ def refusal(answer: Accepted, request: AdmissionRequest, tenant: Tenant, *, page
                 param="input_ids" if request.body.logits != "none" else "max_tokens",
             )
         case "NOT_EXACT":
-            said = (
-                "exact: true keeps a request off workers that do not compute the same bits twice (GPUs, ONNX blocks as"
-            )
-            return BadRequest(
-                f"{said} they are), and every route of this model has one now: send it without", param="exact"
-            )
+            said = "exact: true keeps a request off workers whose bits vary (GPUs, and ONNX blocks served as they are)"
+            return BadRequest(f"{said}, and every route of this model has one now: send it without", param="exact")
         case "STEP":
             return wrong_step(request.body.session, request.body.step, int(answer.detail))
 
