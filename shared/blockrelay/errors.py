@@ -98,6 +98,10 @@ class BadRequest(RequestError):
         self.param = param
 
 
+class ContextLengthExceeded(BadRequest):
+    """The prompt leaves no room for a token in the model's context."""
+
+
 class RequestTooLarge(BadRequest):
     """The body is over the configured limit."""
 

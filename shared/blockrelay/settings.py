@@ -104,6 +104,9 @@ class GatewaySettings(Settings):
     )
     kv_overcommit: float = Field(default=64.0, ge=0, description="KV pages promised for each that exists; 0: no limit")
     default_max_tokens: int = Field(default=128, ge=1, description="max_tokens where request and model name none")
+    max_tokens_limit: int | None = Field(
+        default=None, ge=1, description="no max_tokens counts for more; default: the room in the model's context"
+    )
     grace_s: float = Field(default=30.0, ge=0, description="a request whose client went away is cancelled after this")
     keep_alive_s: float = Field(default=10.0, gt=0, description="seconds between comments on a silent SSE stream")
     request_timeout_s: float | None = Field(default=None, gt=0, description="deadline of a request that names none")

@@ -96,7 +96,7 @@ def test_a_chat_goes_on_and_begins_anew() -> None:
     assert "│ turns               │ 6 (1 failed)" in table and "tokens per second" in table
     assert "time to first token" in table
     (error,) = [line for line in err.splitlines() if line.startswith("error: ")]
-    assert error.startswith("error: messages has ") and "the model's context is 1024" in error
+    assert "maximum context length is 1024 tokens, and messages has " in error
 
 
 def test_the_oldest_turns_are_left_out_where_the_context_ends(tmp_path: Path) -> None:

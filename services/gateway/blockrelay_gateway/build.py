@@ -41,6 +41,7 @@ def build(settings: GatewaySettings, folder: BlockFolder, *, tenants: Sequence[s
         generation=folder.manifest.generation,
         tokenizer=tokenizer,
         default_max_tokens=settings.default_max_tokens,
+        max_tokens_limit=settings.max_tokens_limit,
     )
     served = ServedModel(folder=folder, key=folder.model_key, name=builder.name, tokenizer=tokenizer)
     traces = _traces(settings)

@@ -8,7 +8,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 
-from blockrelay.errors import BadRequest, WireError
+from blockrelay.errors import BadRequest, ContextLengthExceeded, WireError
 
 #: Longest list of alternatives per token that is returned; OpenAI's limit.
 MAX_LOGPROBS = 20
@@ -120,12 +120,11 @@ def check_prompt(
     vocab_size: int,
     context: int,
     param: str = "prompt",
-    limit_param: str = "max_tokens",
 ) -> None:
-    """Raise BadRequest unless the model can run `prompt` (token ids) and then `params.max_tokens` new tokens.
+    """Raise BadRequest unless the model can run `prompt` (token ids) and then `params.max_tokens` new tokens;
+    ContextLengthExceeded where the prompt alone is too long.
 
-    `context` is the model's number of positions. `param` is the client's name for the prompt field, `limit_param` that
-    for max_tokens.
+    `context` is the model's number of positions. `param` is the client's name for the prompt field.
     """
     if not prompt:
         raise BadRequest(f"{param} is empty: at least one token is needed", param=param)
@@ -136,12 +135,14 @@ def check_prompt(
         if token >= vocab_size:
             raise BadRequest(f"stop_token_ids: {token} is not in 0..{vocab_size - 1}", param="stop_token_ids")
     if len(prompt) > context or (len(prompt) == context and params.max_tokens):
-        raise BadRequest(f"{param} has {len(prompt)} tokens and the model's context is {context}", param=param)
+        # The first half is OpenAI's sentence, which clients search for.
+        said = f"This model's maximum context length is {context} tokens, and {param} has {len(prompt)}"
+        raise ContextLengthExceeded(said, param=param)
     if len(prompt) + params.max_tokens > context:
         raise BadRequest(
-            f"{param} has {len(prompt)} tokens and {limit_param} is {params.max_tokens}: together beyond the model's "
+            f"{param} has {len(prompt)} tokens and max_tokens is {params.max_tokens}: together beyond the model's "
             f"context of {context}",
-            param=limit_param,
+            param="max_tokens",
         )
 
 

@@ -79,8 +79,8 @@ def test_end_tokens_are_the_models_and_the_requests() -> None:
         ([], 1, "ids", "empty"),
         ([1, 10], 1, "ids", "token id 10 at index 1 is not in 0..9"),
         ([-1], 1, "ids", "token id -1"),
-        ([1] * 9, 1, "ids", "9 tokens and the model's context is 8"),
-        ([1] * 8, 1, "ids", "8 tokens and the model's context is 8"),
+        ([1] * 9, 1, "ids", "context length is 8 tokens, and ids has 9"),
+        ([1] * 8, 1, "ids", "context length is 8 tokens, and ids has 8"),
         ([1] * 5, 4, "max_tokens", "together beyond the model's context of 8"),
     ],
 )

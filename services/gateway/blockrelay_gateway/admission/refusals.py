@@ -58,17 +58,23 @@ def refusal(answer: Accepted, request: AdmissionRequest, tenant: Tenant, *, page
             said = f"the request belongs to another cell by version {answer.detail} of the list of cells"
             return ServiceUnavailable(f"{said}, which this gateway has not read yet; try again")
         case "TOO_LARGE":
-            pages = pages_of(request, page_tokens)
-            return BadRequest(
-                f"prompt and max_tokens together need {pages} KV pages of {page_tokens} tokens; "
-                f"the largest pool has {answer.detail}",
-                param="input_ids" if request.body.logits != "none" else "max_tokens",
-            )
+            return _too_large(request, page_tokens, int(answer.detail))
         case "NOT_EXACT":
             said = "exact: true keeps a request off workers whose bits vary (GPUs, and ONNX blocks served as they are)"
             return BadRequest(f"{said}, and every route of this model has one now: send it without", param="exact")
         case "STEP":
             return wrong_step(request.body.session, request.body.step, int(answer.detail))
+
+
+def _too_large(request: AdmissionRequest, page_tokens: int, pool: int) -> BadRequest:
+    pages = pages_of(request, page_tokens)
+    said = f"prompt and max_tokens together need {pages} KV pages of {page_tokens} tokens; the largest pool has {pool}"
+    if request.body.logits != "none":
+        return BadRequest(said, param="input_ids")
+    room = pool * page_tokens - int(request.body.prompt.size)
+    if room < 1:
+        return BadRequest(f"{said}, too few for the prompt")
+    return BadRequest(f"{said}: send a max_tokens of at most {room}", param="max_tokens")
 
 
 def pages_of(request: AdmissionRequest, page_tokens: int) -> int:

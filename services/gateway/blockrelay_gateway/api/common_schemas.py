@@ -19,7 +19,9 @@ class SamplingFields(Strict):
 
     model: str | None = Field(default=None, description="the model that is served, or leave it out")
     max_tokens: int | None = Field(
-        default=None, description="new tokens at most; default: the model's, else BLOCKRELAY_DEFAULT_MAX_TOKENS"
+        default=None,
+        description="new tokens at most, and no more than the context has room for; default: the model's, else "
+        "BLOCKRELAY_DEFAULT_MAX_TOKENS",
     )
     temperature: float | None = Field(default=None, description="0 to 2, 0 = greedy; default: the model's, else 1")
     top_p: float | None = Field(

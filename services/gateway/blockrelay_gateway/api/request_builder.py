@@ -34,13 +34,17 @@ class FieldNames:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestBuilder:
-    """Knows the model. Methods raise BadRequest (NotFound for another model) with the field's name."""
+    """Knows the model. Methods raise BadRequest (NotFound for another model) with the field's name.
+
+    `max_tokens_limit`: at most so many new tokens for any request; None: as many as the context has room for.
+    """
 
     name: str
     model: ModelConfig
     generation: GenerationDefaults
     tokenizer: Tokenizer | None
     default_max_tokens: int
+    max_tokens_limit: int | None = None
 
     def check_model(self, name: str | None) -> None:
         """Raise NotFound unless `name` is ours; None means ours."""
@@ -67,19 +71,18 @@ class RequestBuilder:
         headers: ClientHeaders,
         names: FieldNames = FieldNames(),  # frozen
     ) -> AdmissionRequest:
-        """A request for text; `fields` are those that all APIs spell the same."""
+        """A request for text; `fields` are those that all APIs spell the same.
+
+        `max_tokens` is a ceiling: what is in force is what there is room for in the context behind the prompt.
+        """
         context = self.model.max_position
         if max_tokens is not None and max_tokens < 1:
             raise BadRequest(f"{names.max_tokens} must be at least 1, not {max_tokens}", param=names.max_tokens)
-        if max_tokens is not None and max_tokens > context:
-            message = f"{names.max_tokens} must be at most {context}, the model's context, not {max_tokens}"
-            raise BadRequest(message, param=names.max_tokens)
         if logprobs is not None:
             check_logprobs(logprobs, param=names.logprobs)
-        room = max(1, context - len(prompt))
-        default = self.generation.max_tokens or self.default_max_tokens
+        asked = max_tokens or self.generation.max_tokens or self.default_max_tokens
         params = SamplingParams(
-            max_tokens=min(default, room) if max_tokens is None else max_tokens,
+            max_tokens=min(asked, self.max_tokens_limit or asked, max(1, context - len(prompt))),
             temperature=_first(fields.temperature, self.generation.temperature, 1.0),
             top_k=0 if fields.top_k == -1 else _first(fields.top_k, self.generation.top_k, 0),
             top_p=_first(fields.top_p, self.generation.top_p, 1.0),
@@ -93,14 +96,7 @@ class RequestBuilder:
         )
         if params.stop and self.tokenizer is None:
             raise BadRequest("the model has no tokenizer, so it cannot look for stop strings", param="stop")
-        check_prompt(
-            prompt,
-            params,
-            vocab_size=self.model.vocab_size,
-            context=context,
-            param=names.prompt,
-            limit_param=names.max_tokens,
-        )
+        check_prompt(prompt, params, vocab_size=self.model.vocab_size, context=context, param=names.prompt)
         body = RequestBody(
             prompt=np.array(prompt, dtype=np.int32),
             params=params.to_dict(),

@@ -17,6 +17,7 @@ from blockrelay.errors import (
     BlockrelayError,
     Cancelled,
     Conflict,
+    ContextLengthExceeded,
     DeadlineExceeded,
     ExecutionError,
     FallbackDenied,
@@ -40,6 +41,7 @@ from blockrelay.observability import logs
 _BY_TYPE: tuple[tuple[type[BlockrelayError], int, str, str | None], ...] = (
     (RequestTooLarge, 413, "invalid_request_error", "request_too_large"),
     (RequestTooSlow, 408, "invalid_request_error", "request_timeout"),
+    (ContextLengthExceeded, 400, "invalid_request_error", "context_length_exceeded"),
     (BadRequest, 400, "invalid_request_error", None),
     (Unauthorized, 401, "invalid_request_error", "invalid_api_key"),
     (ForeignOrigin, 403, "invalid_request_error", "foreign_origin"),

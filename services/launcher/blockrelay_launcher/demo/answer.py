@@ -23,7 +23,7 @@ class Answer:
     """What came of one request. Times are of the monotonic clock, in seconds.
 
     `request` is its id once a gateway has accepted it. `tokens` counts those that came, `prompt_tokens` is known at the
-    end.
+    end. `max_tokens`: what the context has room for, as a chat's first event says it.
     """
 
     asked: float
@@ -32,6 +32,7 @@ class Answer:
     last: float | None = None
     text: str = ""
     prompt_tokens: int = 0
+    max_tokens: int = 0
     tokens: int = 0
     reason: str = ""
     fingerprint: str = ""
@@ -50,6 +51,7 @@ class Answer:
         for choice in chunk["choices"]:
             self.reason = choice.get("finish_reason") or self.reason
             self.tokens += len(choice.get("token_ids") or ())
+            self.max_tokens = choice.get("max_tokens") or self.max_tokens
             piece = str(choice.get("text") or choice.get("delta", {}).get("content") or "")
             if piece:
                 self.last = time.monotonic()

@@ -20,7 +20,7 @@ def command_of(line: str) -> str | None:
 
 def is_beyond_the_context(status: int, error: Mapping[str, Any]) -> bool:
     """Whether a gateway that refused a chat with these fields may take a shorter one."""
-    return status == 400 and error.get("param") in ("messages", "max_tokens")
+    return status == 400 and (error.get("code") == "context_length_exceeded" or error.get("param") == "max_tokens")
 
 
 def left_out(turns: int, context: int) -> str:

@@ -98,25 +98,29 @@ class _Chat:
             return None
 
     def _turn(self, question: str) -> None:
-        """Asks with as many of the last turns as fit into the context."""
+        """Asks with as many of the last turns as leave room for a whole answer in the context."""
         for forgotten in range(len(self.conversation.turns) + 1):
+            fewer = forgotten < len(self.conversation.turns)
             try:
-                return self._ask(question, forgotten)
+                if self._ask(question, forgotten, whole=fewer):
+                    return
             except Refused as refused:
-                fewer = forgotten < len(self.conversation.turns)
                 if not (fewer and is_beyond_the_context(refused.status, error_fields(refused))):
                     return self._fail(refused)
             except (ServiceUnavailable, httpx.HTTPError) as error:
                 return self._fail(error)
-        return None
 
-    def _ask(self, question: str, forgotten: int) -> None:
-        """Streams the answer, or what comes of it until Ctrl-C."""
+    def _ask(self, question: str, forgotten: int, *, whole: bool) -> bool:
+        """Streams the answer, or what comes of it until Ctrl-C. False, and nothing said, if `whole` and there is too
+        little room for it."""
         body = request_body(self.manifest, {"messages": self.conversation.messages(question, without=forgotten)})
         answer, cancelled = Answer(time.monotonic()), False
         try:
             with self.interrupts.allowed(), contextlib.closing(streamed(self.http, self.url, body, answer)) as pieces:
                 for piece in pieces:
+                    if whole and answer.max_tokens < body["max_tokens"]:
+                        cancel(self.http, self.url, answer)
+                        return False
                     sys.stdout.write(piece)
                     sys.stdout.flush()
         except KeyboardInterrupt:
@@ -137,6 +141,7 @@ class _Chat:
         )
         if answer.text or not cancelled:
             self.conversation.add(question, answer.text, without=forgotten)
+        return True
 
     def _fail(self, error: Exception) -> None:
         """The turn is not part of the conversation."""

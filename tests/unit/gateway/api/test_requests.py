@@ -127,11 +127,8 @@ BAD_COMPLETIONS: dict[str, tuple[dict[str, Any], str]] = {
     "an unknown field": ({"max_token": 5}, "max_token"),
     "a negative max_tokens": ({"max_tokens": -1}, "max_tokens"),
     "no tokens at all": ({"max_tokens": 0}, "max_tokens"),
-    "a huge max_tokens": ({"max_tokens": 1 << 40}, "max_tokens"),
-    "an astronomic max_tokens": ({"max_tokens": 10**300}, "max_tokens"),
     "max_tokens as text": ({"max_tokens": "5"}, "max_tokens"),
     "max_tokens as a boolean": ({"max_tokens": True}, "max_tokens"),
-    "prompt and max_tokens beyond the context": ({"max_tokens": 511}, "max_tokens"),
     "a prompt beyond the context": ({"prompt": [3] * 600}, "prompt"),
     "a prompt that fills the context": ({"prompt": [3] * 512}, "prompt"),
     "a token id out of range": ({"prompt": [1, 512]}, "prompt"),
@@ -281,7 +278,6 @@ def test_both_spellings_of_the_limit_are_taken(requests: OpenAIRequests) -> None
 
 BAD_CHATS: dict[str, tuple[dict[str, Any], str]] = {
     "contradicting limits": ({"max_tokens": 5, "max_completion_tokens": 6}, "max_tokens"),
-    "a huge limit in the new spelling": ({"max_completion_tokens": 5000}, "max_completion_tokens"),
     "no tokens in the new spelling": ({"max_completion_tokens": 0}, "max_completion_tokens"),
     "no messages": ({"messages": []}, "messages"),
     "messages that are text": ({"messages": "hi"}, "messages"),
@@ -338,15 +334,6 @@ def test_a_chats_errors_use_the_clients_own_words(
     with pytest.raises(BadRequest) as refused:
         chat(requests, **fields)
     assert str(refused.value) == message
-
-
-def test_a_chat_that_is_too_long_with_its_answer_is_refused_by_the_name_that_it_used(
-    requests: OpenAIRequests,
-) -> None:
-    with pytest.raises(BadRequest) as refused:
-        chat(requests, max_completion_tokens=512)
-    assert refused.value.param == "max_completion_tokens"
-    assert "max_completion_tokens is 512: together beyond" in str(refused.value)
 
 
 def test_a_model_without_a_template_says_so(requests: OpenAIRequests) -> None:

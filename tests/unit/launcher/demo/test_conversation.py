@@ -46,10 +46,11 @@ def test_what_is_left_out_is_said_in_words() -> None:
 @pytest.mark.parametrize(
     ("status", "body", "fewer"),
     [
-        (400, '{"error": {"message": "m", "param": "messages"}}', True),
+        (400, '{"error": {"message": "m", "param": "messages", "code": "context_length_exceeded"}}', True),
         (400, '{"error": {"message": "m", "param": "max_tokens"}}', True),
         (400, '{"error": {"message": "m", "param": "seed"}}', False),
-        (503, '{"error": {"message": "m", "param": "messages"}}', False),
+        (400, '{"error": {"message": "m", "param": "messages"}}', False),
+        (503, '{"error": {"message": "m", "code": "context_length_exceeded"}}', False),
         (400, "not JSON", False),
         (400, '{"error": "m"}', False),
     ],

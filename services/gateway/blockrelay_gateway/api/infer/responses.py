@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from blockrelay.errors import BlockrelayError
 from blockrelay.protocol.messages import EndEntry
 from blockrelay.protocol.tensors import base64_pieces
-from blockrelay_gateway.api.openai.responses import usage
+from blockrelay_gateway.api.openai.responses import in_force, usage
 from blockrelay_gateway.http.errors import infer_error, to_json
 from blockrelay_gateway.streaming.deltas import Answer, Delta, finish_reason
 from blockrelay_gateway.streaming.following.followed_request import FollowedRequest
@@ -106,7 +106,7 @@ def text_success(answer: Answer, followed: FollowedRequest, *, seconds: float, *
         "outputs": {"text": answer.text, "token_ids": answer.token_ids},
         "finish_reason": finish_reason(answer.end),
         "usage": usage([followed]),
-        "seed": followed.params.seed,
+        **in_force(followed),
         "total_pipeline_time": round(seconds, 6),
         "system_fingerprint": answer.end.numerics or None,
         **more,
@@ -140,7 +140,7 @@ class InferFormat:
     def opening(self, followed: FollowedRequest) -> dict[str, Any] | None:
         name = followed.public_id()
         events = f"/v1/requests/{name}/events?starting_after="  # and a position: how to go on after a cut
-        return {"status": "accepted", "request_id": name, "seed": followed.params.seed, "resume": events}
+        return {"status": "accepted", "request_id": name, **in_force(followed), "resume": events}
 
     def chunk(self, index: int, delta: Delta, followed: FollowedRequest, fingerprint: str) -> dict[str, Any]:
         answer = self._answers.setdefault(index, Answer())
@@ -168,4 +168,4 @@ class InferFormat:
         return text_success(answer, followed, seconds=seconds, **execution(answer.end))
 
     def background(self, followed: FollowedRequest, status: str) -> dict[str, Any]:
-        return {"status": status, "request_id": followed.public_id(), "seed": followed.params.seed}
+        return {"status": status, "request_id": followed.public_id(), **in_force(followed)}

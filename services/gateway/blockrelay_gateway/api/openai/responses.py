@@ -1,6 +1,7 @@
 """Deltas in OpenAI's shapes. Pure.
 
-Extensions, all optional to read: `seed`, `token_ids`, `prompt_token_ids` in a choice; `fallback_events` beside `usage`.
+Extensions, all optional to read: `seed`, `max_tokens` (that in force), `token_ids`, `prompt_token_ids` in a choice;
+`fallback_events` beside `usage`. A stream's choices have the first two where they end, a chat's where they begin too.
 """
 
 from collections.abc import Mapping, Sequence
@@ -54,6 +55,11 @@ def usage_at(followed: FollowedRequest, delta: Delta | None) -> dict[str, Any]:
     return {"prompt_tokens": prompt, "completion_tokens": new, "total_tokens": prompt + new}
 
 
+def in_force(followed: FollowedRequest) -> dict[str, Any]:
+    """What a request's record says of what its client may have left open, or asked for in vain."""
+    return {"seed": followed.params.seed, "max_tokens": followed.params.max_tokens}
+
+
 def fallback_events(requests: Sequence[FollowedRequest]) -> list[dict[str, Any]]:
     """Blocks that moved to another device in mid-request."""
     return [event.to_json() for followed in requests if followed.end is not None for event in followed.end.fallbacks]
@@ -85,7 +91,7 @@ class _Base:
     ) -> dict[str, Any]:
         body = self._head(followed, fingerprint, chunk=True) | {"choices": [choice]}
         if delta is not None and delta.end is not None:
-            choice["seed"] = followed.params.seed
+            choice |= in_force(followed)
             body["fallback_events"] = fallback_events([followed])
         if self._options.continuous_usage:
             body["usage"] = usage_at(followed, delta)
@@ -110,8 +116,7 @@ class _Base:
         return head | {"choices": [], "usage": usage(requests), "fallback_events": fallback_events(requests)}
 
     def background(self, followed: FollowedRequest, status: str) -> dict[str, Any]:
-        seed = followed.params.seed
-        return self._head(followed, "", chunk=False) | {"status": status, "background": True, "seed": seed}
+        return self._head(followed, "", chunk=False) | {"status": status, "background": True, **in_force(followed)}
 
     def _shown(self, token: int) -> bytes:
         return self._tokenizer.token_bytes(token) if self._tokenizer else b""
@@ -154,7 +159,7 @@ class CompletionFormat(_Base):
                 "text": answer.text,
                 "logprobs": self._logprobs(answer.tokens if followed.params.logprobs is not None else []),
                 "finish_reason": finish_reason(answer.end) if answer.end else None,
-                "seed": followed.params.seed,
+                **in_force(followed),
                 **self._ids(followed, answer.token_ids, first=True),
             }
             for index, (answer, followed) in enumerate(zip(answers, requests, strict=True))
@@ -188,6 +193,7 @@ class ChatFormat(_Base):
             "delta": {"role": "assistant", "content": ""},
             "logprobs": None,
             "finish_reason": None,
+            **in_force(followed),
         }
         return self._chunk(followed, "", choice, None)
 
@@ -209,7 +215,7 @@ class ChatFormat(_Base):
             "message": {"role": "assistant", "content": answer.text, "refusal": None},
             "logprobs": self._logprobs(answer.tokens) if followed.params.logprobs is not None else None,
             "finish_reason": finish_reason(answer.end) if answer.end else None,
-            "seed": followed.params.seed,
+            **in_force(followed),
             **self._ids(followed, answer.token_ids, first=True),
         }
         return self._whole([choice], requests)

@@ -190,6 +190,7 @@ async def _view(gateway: Gateway, request_id: str, tenant: str) -> dict[str, Any
             "total_tokens": body.prompt.size + new,
         },
         "seed": params.seed,
+        "max_tokens": params.max_tokens,
         "system_fingerprint": (end.numerics if end else record.get(b"numerics", b"").decode()) or None,
         "waits_for_numerics_id": waits_for(record),
         "timeline": timeline(whole_record(record, log)),
