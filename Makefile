@@ -8,6 +8,9 @@ STAMP := $(VENV)/.installed
 PARITY_VENV := .venv-parity
 EXPORTERS := optimum torch genai
 EXPORTER_VENV := .venv-exporters
+CLIENTS_VENV := .venv-clients
+CLIENTS := $(patsubst tests/clients/%.txt,%,$(filter-out %.no-deps.txt,$(wildcard tests/clients/python/*.txt)))
+CLIENTS += $(if $(shell command -v npm),$(patsubst tests/clients/%.json,%,$(wildcard tests/clients/node/*.json)))
 FUZZ_VENV := .venv-fuzz
 DOCS_VENV := .venv-docs
 DEPLOY_VENV := .venv-deploy
@@ -23,7 +26,7 @@ PIP := pip install --quiet --disable-pip-version-check
 # Where an image sets it, every process of every suite would compile its modules anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help install demo up check test test-system test-all coverage flaky model parity parity-goldens parity-exporters onnx-blocks sanitize equality fuzz faults drill audit test-compose failovers drill-failovers valkey check-deploy observability software-gpu dashboards dashboard-pictures manifests docs docs-pages lock bench bench-recovery bench-plans bench-simulator overload clean
+.PHONY: help install demo up check test test-clients test-system test-all coverage flaky model parity parity-goldens parity-exporters onnx-blocks sanitize equality fuzz faults drill audit test-compose failovers drill-failovers valkey check-deploy observability software-gpu dashboards dashboard-pictures manifests docs docs-pages lock bench bench-recovery bench-plans bench-simulator overload clean
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -140,6 +143,23 @@ model: install ## every order of events of the protocol, minutes
 	$(BIN)/python -m tests.protocol_model $(ARGS)
 
 parity: parity-goldens parity-exporters ## what others compute and export; installs torch
+
+# Every client of tests/clients in an environment of its own, against a whole system; ARGS="-k litellm" takes one. Those of
+# Node are left out where there is no npm.
+test-clients: install ## real clients of OpenAI's API; needs curl and npm
+	$(MAKE) --no-print-directory --jobs 2 $(foreach client,$(CLIENTS),$(CLIENTS_VENV)/$(subst /,-,$(client))/.installed)
+	$(BIN)/pytest --quiet -m clients tests/clients $(ARGS)
+
+$(CLIENTS_VENV)/python-%/.installed: tests/clients/python/%.txt $(wildcard tests/clients/python/*.no-deps.txt)
+	@test -x $(@D)/bin/python || $(PYTHON) -m venv $(@D)
+	$(@D)/bin/$(PIP) --no-compile $(PARITY_PIP) --requirement $<
+	@test ! -e $(<:.txt=.no-deps.txt) || $(@D)/bin/$(PIP) --no-compile --no-deps --requirement $(<:.txt=.no-deps.txt)
+	@touch $@
+
+$(CLIENTS_VENV)/node-%/.installed: tests/clients/node/%.json
+	@mkdir -p $(@D) && cp $< $(@D)/package.json
+	cd $(@D) && npm install --silent --no-package-lock --no-audit --no-fund
+	@touch $@
 
 # Makes the goldens anew with torch, compares them with the committed ones, and runs the tests that use them.
 parity-goldens: install $(PARITY_VENV)/.installed ## against transformers; installs torch

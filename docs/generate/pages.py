@@ -4,6 +4,7 @@ from pathlib import Path
 
 from docs.generate import (
     command_line,
+    compatibility,
     dashboards,
     failure_points,
     http_api,
@@ -27,6 +28,7 @@ _PAGES = {
     "failpoints.md": failure_points.page,
     "command-line.md": command_line.page,
     "http-api.md": http_api.page,
+    "compatibility.md": compatibility.page,
     "plan-examples.md": plan_examples.page,
     "states.md": states.page,
 }

@@ -24,6 +24,8 @@ BODY: dict[str, Any] = {
 PATH = "/v1/completions"
 #: A gateway with this says one batch of tokens and no more, however long it lives.
 SAYS_LITTLE = "gateway.before_event:delay=60@2"
+#: However busy the machine is, one batch is not all of an answer.
+SLOW = {"inject_speed": "0.05"}
 
 
 def undisturbed(url: str, body: dict[str, Any], key: str) -> list[list[int]]:
@@ -41,7 +43,7 @@ def forget(system: System) -> None:
 
 def test_several_streams_in_one_outlive_their_gateway(start_system: StartSystem) -> None:
     """Three prompts in one body: each event id resumes all of them, exactly."""
-    system = start_system(stages=2)
+    system = start_system(stages=2, worker=SLOW)
     url, _ = system.start_gateway()
     body = {**BODY, "prompt": [[1, 5, 9], [7], [8, 9]]}
     golden = undisturbed(url, body, "k")
@@ -66,7 +68,7 @@ def test_several_streams_in_one_outlive_their_gateway(start_system: StartSystem)
 
 
 def test_a_request_lost_by_redis_and_by_its_gateway_is_made_again_by_its_key(start_system: StartSystem) -> None:
-    system = start_system(stages=1)
+    system = start_system(stages=1, worker=SLOW)
     healthy, _ = system.start_gateway()
     golden = undisturbed(healthy, BODY, "k")
     forget(system)

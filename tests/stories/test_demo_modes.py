@@ -134,7 +134,7 @@ def test_a_batch_gives_results_in_order_and_figures(tmp_path: Path) -> None:
     lines = [
         {"prompt": "Once upon a time", "max_tokens": 60, "temperature": 0},
         {"messages": [{"role": "user", "content": STORY}], "max_tokens": 8, "seed": 5},
-        {"prompt": "Once", "max_tokens": 1025},
+        {"prompt": "Once " * 1025},
         {"prompt": "Once upon a time", "max_tokens": 60, "temperature": 0},
     ]
     with demo("--batch", prompts(tmp_path, lines), "--json", "--concurrency", "2") as batch:
@@ -146,7 +146,7 @@ def test_a_batch_gives_results_in_order_and_figures(tmp_path: Path) -> None:
     assert [result["tokens"] for result in results] == [60, 8, 0, 60]
     assert results[0]["text"] == results[3]["text"] != ""
     assert results[1]["messages"] == lines[1]["messages"] and results[0]["prompt"] == "Once upon a time"
-    assert "max_tokens must be at most 1024" in results[2]["error"] and results[2]["first_token_s"] is None
+    assert "maximum context length is 1024 tokens" in results[2]["error"] and results[2]["first_token_s"] is None
     for result in (results[0], results[1]):
         assert 0 < result["first_token_s"] <= result["total_s"] and result["finish_reason"] == "length"
         assert result["prompt_tokens"] > 0

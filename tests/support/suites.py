@@ -18,6 +18,7 @@ SUITES = {
     "failovers": "Redis behind Sentinels and in clusters, whose masters are replaced and killed (make failovers)",
     "observability": "needs Debian's prometheus and prometheus-alertmanager (make observability)",
     "software_gpu": "runs the WebGPU provider on a Vulkan driver that computes on CPUs (make software-gpu)",
+    "clients": "real clients, each in an environment of its own (make test-clients)",
     "docker": "needs a container engine (make test-compose)",
 }
 

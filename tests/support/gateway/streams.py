@@ -21,7 +21,7 @@ def stream(gateway: RunningGateway, path: str = "/v1/completions", **body: Any) 
 def wait_for_keep_alives(gateway: RunningGateway) -> None:
     """Three intervals, counted by another stream's comments."""
     comments: list[str] = []
-    with gateway.http.stream("POST", "/v1/completions", json={"prompt": "x", "stream": True}) as response:
+    with gateway.http.stream("POST", "/v1/completions", json={**WITH_IDS, "prompt": "x"}) as response:
         lines = response.iter_lines()
         while len(comments) < 3:
             line = next(lines)

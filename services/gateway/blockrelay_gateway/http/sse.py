@@ -15,9 +15,9 @@ from blockrelay_gateway.http.front import IS_HEAD
 T = TypeVar("T")
 #: Milliseconds that an EventSource waits before it connects again; part of the first event of a stream with ids.
 RETRY = b"retry: 1000\n"
-#: In a stream with ids there is no empty line behind it: OpenAI's client takes an empty line after any `id:` for an
-#: event, and fails on it. In one without there is: benchmark tools that read line by line lose a token otherwise.
-KEEP_ALIVE, PLAIN_KEEP_ALIVE = b": keep-alive\n", b": keep-alive\n\n"
+#: In a stream with ids it is a comment: OpenAI's client takes an empty line after any `id:` for an event, and fails on
+#: it. In one without it is an empty line: benchmark tools read lines, skip empty ones, and fail on comments.
+KEEP_ALIVE, PLAIN_KEEP_ALIVE = b": keep-alive\n", b"\n"
 DONE = b"data: [DONE]\n\n"
 
 

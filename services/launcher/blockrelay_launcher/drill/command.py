@@ -43,7 +43,7 @@ class DrillOptions:
     the middle third all workers are replaced by such that compute other bits. `users`: folder of the ACL files that are
     in force. `upgrade_from`: the Python of another release, which serves for the first half; then this one goes on with
     its data. `plan` is the plan to start with, not `stages`; `apply` the one that is applied in the middle. `gpu` and
-    `stage_devices` as of `up`: then an eighth of the requests keep off GPUs."""
+    `stage_devices` as of `up`: then a fifth of the requests keep off GPUs."""
 
     model: Path
     seconds: float
@@ -102,7 +102,7 @@ def run_drill(options: DrillOptions, *, as_json: bool) -> int:
     seed = SystemRandom().randrange(2**32) if options.seed is None else options.seed
     data = Path(tempfile.mkdtemp(prefix="blockrelay-drill-"))
     try:
-        exact_every = 8 if options.gpu else None
+        exact_every = 5 if options.gpu else None
         asks = make_asks(
             options.asks,
             rng=Random(seed),

@@ -1,4 +1,4 @@
-"""Somebody who looks after lost GPUs: they are tried again within seconds, in quarantine or not."""
+"""Somebody who looks after lost GPUs: they are tried again at once, in quarantine or not."""
 
 from contextlib import suppress
 from dataclasses import dataclass
@@ -10,8 +10,8 @@ from blockrelay.redis.registry import read_lost_devices, retry_lost_device
 from blockrelay_launcher.drill.parts.part import DrillPart
 from blockrelay_launcher.drill.system import DrilledSystem
 
-#: Seconds between two looks: as long as somebody takes, so that requests come and go meanwhile that CPUs serve alone.
-LOOK_S = 4.0
+#: Seconds between two looks.
+LOOK_S = 0.5
 
 
 @dataclass(slots=True)
