@@ -11,7 +11,7 @@ def test_no_python_file_is_longer_than_400_lines() -> None:
 
 
 def test_no_test_module_imports_another() -> None:
-    """What tests share lies in tests/support, or in a folder of its own: a test that is moved or deselected takes nothing with it."""
+    """What tests share lies in folders for it: a test that is moved or deselected takes nothing with it."""
     imported = re.compile(r"^(?:from|import) (tests\.(?!(?:support|protocol_model|clients)\b)[\w.]+)", re.M)
     for file in (ROOT / "tests").rglob("*.py"):
         assert not imported.findall(file.read_text()), file
