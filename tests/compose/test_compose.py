@@ -177,7 +177,7 @@ def test_what_was_accepted_is_finished_after_everything_was_killed_at_once(up: U
 @pytest.mark.parametrize(
     ("service", "absent", "present"),
     [
-        ("gateway", ["onnxruntime", "typer"], ["fastapi", "tokenizers"]),
+        ("gateway", ["onnxruntime", "highspy"], ["fastapi", "tokenizers"]),
         ("scheduler", ["onnxruntime", "fastapi", "tokenizers"], ["blockrelay_scheduler"]),
         ("worker", ["fastapi", "starlette", "uvicorn"], ["onnxruntime", "tokenizers"]),
     ],

@@ -17,8 +17,9 @@ import pytest
 from blockrelay.settings import BUNDLED_MODEL
 from blockrelay_launcher.client import resuming
 from blockrelay_launcher.client.resuming import Event
-from blockrelay_launcher.drill.command import DrillOptions, run_drill
+from blockrelay_launcher.drill.command import run_drill
 from blockrelay_launcher.drill.faults import KINDS
+from blockrelay_launcher.drill.options import DrillOptions
 from blockrelay_launcher.drill.parts.killer import Killer
 from blockrelay_launcher.drill.system import DrilledSystem
 from tests.support.systems.up_process import COMMAND

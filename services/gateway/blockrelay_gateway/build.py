@@ -85,6 +85,6 @@ def _traces(settings: GatewaySettings) -> Traces | None:
     try:
         from blockrelay_gateway.tracing.otlp import OtlpTraces
     except ModuleNotFoundError as error:
-        what = "what sends traces is not installed: pip install 'blockrelay[otel]'"
+        what = "what sends traces is not installed: install blockrelay[otel]"
         raise UsageError(f"OTEL_EXPORTER_OTLP_ENDPOINT is set, and {what}") from error
     return OtlpTraces(node=settings.node_id or logs.node_name("gateway"))

@@ -1,7 +1,6 @@
 """The `blockrelay` command. Exit codes: 0 done, 1 something failed, 2 asked for something impossible."""
 
 import contextlib
-import importlib.util
 import json
 import os
 import sys
@@ -20,17 +19,15 @@ from blockrelay.settings import BUNDLED_MODEL, check_names
 from blockrelay_launcher.cli import api_keys, cells, dead_letters, measure, status_events
 from blockrelay_launcher.cli import status as cell_status
 from blockrelay_launcher.cli.measure import Model
+from blockrelay_launcher.cli.parts import Extra, need
 from blockrelay_launcher.cli.version import version_text
-from blockrelay_launcher.demo.command import DemoOptions, run_demo
 from blockrelay_launcher.onnx_blocks import command as onnx_blocks
 from blockrelay_launcher.onnx_blocks.describe import described_blocks, warm_settings
-from blockrelay_launcher.profile import run_profile
 from blockrelay_launcher.supervisor.embedded_redis import Fsync
 from blockrelay_launcher.supervisor.up import up
 from blockrelay_launcher.up_options.gpu_choice import first_gpus, named_gpus
 from blockrelay_launcher.up_options.options import UpOptions
 from blockrelay_launcher.up_options.plan_choice import PlanChoice
-from blockrelay_launcher.up_options.topology import options_for, read_topology
 
 app = typer.Typer(
     name="blockrelay", add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False,
@@ -198,6 +195,9 @@ def start(
     verbose: Annotated[bool, typer.Option("--verbose", help="Every log line to stderr, not only errors.")] = False,
 ) -> None:
     """Start everything as local processes: Redis, scheduler, workers, gateway. Ctrl-C drains and ends them."""
+    need("launcher")
+    from blockrelay_launcher.up_options.topology import options_for, read_topology
+
     if payload_redis and not redis:
         raise UsageError("--payload-redis needs --redis: the embedded Redis brings its own")
     if gpu_workers and gpu:
@@ -302,6 +302,9 @@ def demo(
     ] = False,
 ) -> None:
     """Start everything, stream one answer to the terminal, show what it took, and end everything."""
+    need("launcher")
+    from blockrelay_launcher.demo.command import DemoOptions, run_demo
+
     options = DemoOptions(
         model=model.absolute(), stages=stages, prompt=prompt, interactive=interactive, batch=batch,
         concurrency=concurrency, as_json=as_json,
@@ -316,33 +319,31 @@ Arguments = Annotated[list[str] | None, typer.Argument(metavar="...", help="See 
 @app.command("generate", context_settings=_PASSED_ON, add_help_option=False)
 def generate(arguments: Arguments = None) -> None:
     """Generate text in one process, without services."""
-    _become("blockrelay_worker.offline.generate", arguments)
+    _become("blockrelay_worker.offline.generate", arguments, "worker")
 
 
 @app.command("evaluate", context_settings=_PASSED_ON, add_help_option=False)
 def evaluate(arguments: Arguments = None) -> None:
     """Measure how well a model predicts a text (perplexity), in one process."""
-    _become("blockrelay_worker.offline.evaluate", arguments)
+    _become("blockrelay_worker.offline.evaluate", arguments, "worker")
 
 
 @app.command("convert", context_settings=_PASSED_ON, add_help_option=False)
 def convert(arguments: Arguments = None) -> None:
     """Convert a Hugging Face checkpoint into a block folder."""
-    if missing := [name for name in ("onnx", "safetensors") if importlib.util.find_spec(name) is None]:
-        raise UsageError(f"{missing[0]} is not installed: pip install 'blockrelay[converter]'")
-    _become("blockrelay_converter", arguments)
+    _become("blockrelay_converter", arguments, "converter")
 
 
 @app.command("devices", context_settings=_PASSED_ON, add_help_option=False)
 def devices(arguments: Arguments = None) -> None:
     """Show this machine's devices, what each can do, and why one cannot be used."""
-    _become("blockrelay_worker.offline.devices", arguments)
+    _become("blockrelay_worker.offline.devices", arguments, "worker")
 
 
 @app.command("gpu-report", context_settings=_PASSED_ON, add_help_option=False)
 def gpu_report(arguments: Arguments = None) -> None:
     """Print one JSON object about this machine's GPUs, with known answers and timings, to send to us."""
-    _become("blockrelay_worker.offline.gpu_report", arguments)
+    _become("blockrelay_worker.offline.gpu_report", arguments, "worker")
 
 
 @app.command("profile")
@@ -354,23 +355,27 @@ def profile(
     threads: Annotated[int | None, typer.Option(min=1, help="Threads per worker; default: all cores.")] = None,
 ) -> None:
     """Measure what each block, a hop between stages and a step take on this machine, for `blockrelay plan`."""
+    need("launcher")
+    from blockrelay_launcher.profile import run_profile
+
     raise typer.Exit(run_profile(model, out, threads=threads))
 
 
 @app.command("plan", context_settings=_PASSED_ON, add_help_option=False)
 def plan(arguments: Arguments = None) -> None:
     """Choose which device runs which blocks, explain it, and compare plans."""
-    _become("blockrelay_scheduler.plan_command", arguments)
+    _become("blockrelay_scheduler.plan_command", arguments, "scheduler")
 
 
 @app.command("analyse", context_settings=_PASSED_ON, add_help_option=False)
 def analyse(arguments: Arguments = None) -> None:
     """Show what each block of a model costs: parameters, bytes, operations, KV bytes."""
-    _become("blockrelay_converter.analyse", arguments)
+    _become("blockrelay_converter.analyse", arguments, "worker")
 
 
-def _become(module: str, arguments: list[str] | None) -> NoReturn:
-    """Services do not import each other, so the command becomes the other process."""
+def _become(module: str, arguments: list[str] | None, extra: Extra) -> NoReturn:
+    """Services do not import each other, so the command becomes the other process, whose parts `extra` has."""
+    need(extra)
     sys.stdout.flush()
     sys.stderr.flush()
     os.execv(sys.executable, [sys.executable, "-P", "-m", module, *(arguments or [])])

@@ -1,4 +1,7 @@
-"""`blockrelay bench` and `blockrelay drill`: how fast a system is, and whether it keeps its promises."""
+"""`blockrelay bench` and `blockrelay drill`: how fast a system is, and whether it keeps its promises.
+
+What runs them is imported when it runs, so that the help needs nothing and comes at once. So it is in `main`.
+"""
 
 from pathlib import Path
 from typing import Annotated
@@ -7,10 +10,9 @@ import typer
 
 from blockrelay.errors import UsageError
 from blockrelay.settings import BUNDLED_MODEL
-from blockrelay_launcher.bench.command import BenchOptions, run_bench
-from blockrelay_launcher.drill.command import DrillOptions, run_drill
+from blockrelay_launcher.cli.parts import need
 from blockrelay_launcher.drill.faults import parse_kinds, parse_roles
-from blockrelay_launcher.drill.workload import LONGEST_ANSWER, SHORTEST_ANSWER
+from blockrelay_launcher.drill.options import LONGEST_ANSWER, SHORTEST_ANSWER, DrillOptions
 from blockrelay_launcher.supervisor.embedded_redis import Fsync
 
 app = typer.Typer()
@@ -45,6 +47,9 @@ def bench(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of tables.")] = False,
 ) -> None:
     """Measure the speed through the gateway and in process, on random prompts, and their ratio."""
+    need("launcher")
+    from blockrelay_launcher.bench.command import BenchOptions, run_bench
+
     options = BenchOptions(
         model=model, url=url and url.rstrip("/"), requests=_numbers(requests, "--requests"),
         prompts=_numbers(prompt, "--prompt"), new=new, rounds=rounds, stages=stages, threads=threads,
@@ -114,6 +119,9 @@ def drill(
         gateways=gateways, schedulers=schedulers, upgrade=upgrade, users=users, upgrade_from=upgrade_from,
         plan=plan and plan.absolute(), apply=apply and apply.absolute(), gpu=gpu, stage_devices=stage_devices,
     )  # fmt: skip
+    need("launcher")
+    from blockrelay_launcher.drill.command import run_drill
+
     raise typer.Exit(run_drill(options, as_json=as_json))
 
 

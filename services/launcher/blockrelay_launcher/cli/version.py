@@ -16,7 +16,7 @@ def version_text() -> str:
 
 def _bundled_numerics() -> str:
     if importlib.util.find_spec("onnxruntime") is None:
-        return "unknown: onnxruntime is not installed (pip install 'blockrelay[worker]')"
+        return "unknown: onnxruntime is not installed (install blockrelay[worker])"
     argv = [sys.executable, "-P", "-m", "blockrelay_worker.offline.numerics", str(BUNDLED_MODEL)]
     done = subprocess.run(argv, capture_output=True, text=True, check=False)
     if done.returncode:

@@ -8,7 +8,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from random import Random, SystemRandom
 
@@ -19,8 +18,9 @@ from blockrelay.block_folder.folder import open_block_folder
 from blockrelay.errors import UsageError
 from blockrelay.planning.plan_file import read_plan_file
 from blockrelay_launcher.drill.clients import PATIENCE_S, Load, Seen
-from blockrelay_launcher.drill.faults import KINDS, Fault, Kind, Role, possible, strikes
+from blockrelay_launcher.drill.faults import Fault, possible, strikes
 from blockrelay_launcher.drill.from_logs import own_ends, refusals, run_starts
+from blockrelay_launcher.drill.options import DrillOptions
 from blockrelay_launcher.drill.parts.device_retries import DeviceRetries
 from blockrelay_launcher.drill.parts.killer import Killer
 from blockrelay_launcher.drill.parts.part import DrillPart
@@ -29,48 +29,8 @@ from blockrelay_launcher.drill.parts.upgrade import SALT, Upgrade
 from blockrelay_launcher.drill.report import Report, judge, show
 from blockrelay_launcher.drill.system import DrilledSystem, check_release, drilled_system, lasting_ports
 from blockrelay_launcher.drill.users import put_in_force
-from blockrelay_launcher.drill.workload import LONGEST_ANSWER, Ask, References, incomplete, make_asks, parts_of
-from blockrelay_launcher.supervisor.embedded_redis import Fsync
+from blockrelay_launcher.drill.workload import Ask, References, incomplete, make_asks, parts_of
 from blockrelay_launcher.up_options.options import names_of
-
-#: Different requests; each is sent many times, under other salts and beside others.
-ASKS = 60
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DrillOptions:
-    """`requests` at once, of at most `longest_answer` tokens each. `seed` None: a new one, which is told. `upgrade`: in
-    the middle third all workers are replaced by such that compute other bits. `users`: folder of the ACL files that are
-    in force. `upgrade_from`: the Python of another release, which serves for the first half; then this one goes on with
-    its data. `plan` is the plan to start with, not `stages`; `apply` the one that is applied in the middle. `gpu` and
-    `stage_devices` as of `up`: then a fifth of the requests keep off GPUs."""
-
-    model: Path
-    seconds: float
-    roles: tuple[Role, ...]
-    kinds: tuple[Kind, ...] = KINDS
-    every_s: float = 2.0
-    seed: int | None = None
-    fsync: Fsync = "always"
-    requests: int = 8
-    longest_answer: int = LONGEST_ANSWER
-    stages: int = 1
-    replicas: int = 2
-    gateways: int = 2
-    schedulers: int = 1
-    upgrade: bool = False
-    users: Path | None = None
-    upgrade_from: str | None = None
-    plan: Path | None = None
-    apply: Path | None = None
-    gpu: str = ""
-    stage_devices: str = ""
-    asks: int = ASKS
-
-    @property
-    def workers(self) -> list[str]:
-        """The names that `up` gives them."""
-        return [f"worker-{n}" for n in range(1, self.stages * self.replicas + 1)]
 
 
 def run_drill(options: DrillOptions, *, as_json: bool) -> int:
@@ -102,7 +62,7 @@ def run_drill(options: DrillOptions, *, as_json: bool) -> int:
     seed = SystemRandom().randrange(2**32) if options.seed is None else options.seed
     data = Path(tempfile.mkdtemp(prefix="blockrelay-drill-"))
     try:
-        exact_every = 5 if options.gpu else None
+        exact_every = 4 if options.gpu else None
         asks = make_asks(
             options.asks,
             rng=Random(seed),

@@ -13,11 +13,10 @@ from blockrelay.block_folder.folder import BlockFolder
 from blockrelay.errors import ServiceUnavailable
 from blockrelay.protocol.sampling_params import SamplingParams
 from blockrelay.text.tokenizer import Tokenizer
+from blockrelay_launcher.drill.options import LONGEST_ANSWER, SHORTEST_ANSWER
 
-#: Tokens of the longest prompt, and of the longest answer unless told; shorter where the model's context is.
-LONGEST_PROMPT, LONGEST_ANSWER = 400, 200
-#: Of the shortest answer.
-SHORTEST_ANSWER = 4
+#: Tokens of the longest prompt; shorter where the model's context is.
+LONGEST_PROMPT = 400
 _TEXT = """the a fox dog boat garden kite river old small red found gave went saw and then but because was happy story
 Lily Ben Molly Tom said again under over into house light water stone friend"""
 _WORDS = _TEXT.split()

@@ -50,7 +50,7 @@ def run_import(options: ImportOptions) -> int:
     """The exit code: 0 when the folder is there, 2 when the blocks cannot be imported or `out` not be written: then the
     converter has said why. Raises UsageError where it is not installed."""
     if importlib.util.find_spec("onnx") is None:
-        raise UsageError("onnx is not installed: pip install 'blockrelay[converter]'")
+        raise UsageError("onnx is not installed: install blockrelay[converter]")
     with worker(options.argv()) as process:
         assert process.stdout is not None
         result = _watch(process.stdout)

@@ -111,7 +111,7 @@ def test_without_onnx_it_says_what_to_install(small: Path, tmp_path: Path) -> No
     )
     done = run(small, path=tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "error: onnx is not installed: pip install 'blockrelay[converter]'\n"
+    assert done.stderr == "error: onnx is not installed: install blockrelay[converter]\n"
 
 
 def test_a_python_that_is_not_there_is_one_line(small: Path, tmp_path: Path) -> None:

@@ -78,7 +78,7 @@ def test_without_onnx_it_says_what_to_install(tmp_path: Path) -> None:
     )
     done = run("split", tmp_path / "model.onnx", tmp_path / "blocks", path=tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "error: onnx is not installed: pip install 'blockrelay[converter]'\n"
+    assert done.stderr == "error: onnx is not installed: install blockrelay[converter]\n"
 
 
 def test_ctrl_c_ends_it_and_the_same_command_goes_on(tmp_path: Path) -> None:

@@ -162,7 +162,7 @@ def _lacking(provider: type[CudaProvider | OpenVinoProvider | DirectMlProvider])
 
 def _lacking_onnx(provider: type[Provider]) -> str:
     if importlib.util.find_spec("onnx") is None:
-        return f"{provider.name} needs onnx: pip install 'blockrelay[{provider.name}]'"
+        return f"{provider.name} needs onnx: install blockrelay[{provider.name}]"
     return ""
 
 

@@ -41,7 +41,7 @@ def check(
     """Run every ONNX block of a folder alone; one JSON line for each."""
     check_one_onnxruntime()
     if importlib.util.find_spec("onnx") is None:
-        raise UsageError("onnx is not installed: pip install 'blockrelay[converter]'")
+        raise UsageError("onnx is not installed: install blockrelay[converter]")
     # Only here: of two ONNX Runtimes in one environment, neither may be one that can be imported; onnx is an extra.
     from blockrelay_worker.execution.onnx.providers.opening import open_provider
     from blockrelay_worker.offline.onnx_blocks.folder import open_onnx_folder

@@ -45,7 +45,7 @@ def describe(
     """Describe a folder of ONNX blocks, so that services can serve it."""
     check_one_onnxruntime()
     if importlib.util.find_spec("onnx") is None:
-        raise UsageError("onnx is not installed: pip install 'blockrelay[converter]'")
+        raise UsageError("onnx is not installed: install blockrelay[converter]")
     # Only here: of two ONNX Runtimes in one environment, neither may be one that can be imported; onnx is an extra.
     from blockrelay_worker.offline.onnx_blocks.folder import open_onnx_folder
 

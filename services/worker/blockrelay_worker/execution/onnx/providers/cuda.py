@@ -66,7 +66,7 @@ class CudaProvider(Provider):
         if not missing:
             return ""
         return (
-            f"{self.device} needs {missing}, which is not here: pip install 'blockrelay[cuda]' has the libraries of "
+            f"{self.device} needs {missing}, which is not here: blockrelay[cuda] has the libraries of "
             "CUDA and cuDNN, and NVIDIA's driver has libcuda"
         )
 

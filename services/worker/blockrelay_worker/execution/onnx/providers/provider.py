@@ -223,5 +223,5 @@ def check_available(provider: type[Provider], package: str, *, place: str = "") 
     if provider.ort_name not in ort.get_available_providers():
         raise UsageError(
             f"{provider.name} needs {place}{package} in an environment of its own: "
-            f"pip install 'blockrelay[{provider.name}]', and --gpu-python for the worker"
+            f"install blockrelay[{provider.name}], and --gpu-python for the worker"
         )

@@ -35,7 +35,7 @@ class WebGpuProvider(Provider):
         try:
             plugin: Any = importlib.import_module("onnxruntime_ep_webgpu")
         except ModuleNotFoundError:
-            raise UsageError("webgpu needs the plug-in: pip install 'blockrelay[webgpu]'") from None
+            raise UsageError("webgpu needs the plug-in: install blockrelay[webgpu]") from None
         if not cls._registered:
             ort.set_default_logger_severity(ERRORS)
             ort.register_execution_provider_library("webgpu", plugin.get_library_path())

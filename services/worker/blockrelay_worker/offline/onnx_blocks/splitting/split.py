@@ -27,7 +27,7 @@ def split(
 ) -> None:
     """Cut one decoder into a folder of blocks; JSON lines of what is written."""
     if importlib.util.find_spec("onnx") is None:
-        raise UsageError("onnx is not installed: pip install 'blockrelay[converter]'")
+        raise UsageError("onnx is not installed: install blockrelay[converter]")
     from blockrelay_worker.offline.onnx_blocks.splitting.writing import split_model  # onnx is an extra
 
     split_model(model, out, copy_weights=copy_weights, tell=_tell)
