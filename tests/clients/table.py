@@ -14,11 +14,13 @@ WORKS = "works"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Client:
-    """`by`: how it is run, `python/openai`, `node/openai` or `curl`. `cases`: rows of the table by name."""
+    """`by`: how it is run, `python/openai`, `node/openai` or `curl`, in an `environment` of that language. `cases`:
+    rows of the table by name."""
 
     name: str
     title: str
     by: str
+    environment: str
     cases: Mapping[str, Mapping[str, Any]]
 
     @property
@@ -28,7 +30,7 @@ class Client:
 
     def versions(self) -> list[str]:
         """What is installed for it."""
-        language, _, name = self.by.partition("/")
+        language, name = self.by.partition("/")[0], self.environment
         if language == "curl":
             return ["its requests, by curl"]
         if language == "node":
@@ -42,4 +44,13 @@ class Client:
 def clients() -> list[Client]:
     """All of them, in the order of the file."""
     table = tomllib.loads(FILE.read_text())
-    return [Client(name=name, title=one["title"], by=one["by"], cases=one["cases"]) for name, one in table.items()]
+    return [
+        Client(
+            name=name,
+            title=one["title"],
+            by=one["by"],
+            environment=one.get("environment", one["by"].partition("/")[2]),
+            cases=one["cases"],
+        )
+        for name, one in table.items()
+    ]

@@ -48,7 +48,7 @@ def command_of(client: Client) -> list[str]:
     language, _, name = client.by.partition("/")
     if language == "node" and shutil.which("npm") is None:
         pytest.skip(f"NOT TESTED: {client.title} needs npm")
-    environment = ENVIRONMENTS / client.by.replace("/", "-")
+    environment = ENVIRONMENTS / f"{language}-{client.environment}"
     assert environment.is_dir(), "make test-clients installs them"
     if language == "python":
         return [str(environment / "bin" / "python"), "-m", f"tests.clients.python.{name}_cases"]
@@ -72,7 +72,10 @@ def outcomes(client: Client, up: UpProcess, tokenizer: Path) -> dict[str, str]:
         check=True,
         timeout=900,
     )
-    return json.loads(done.stdout.splitlines()[-1])
+    found: dict[str, str] = json.loads(done.stdout.splitlines()[-1])
+    if not client.by.endswith(f"/{client.environment}"):  # it runs some of another's cases
+        found = {name: found[name] for name in client.cases}
+    return found
 
 
 @pytest.mark.timeout(1000)
