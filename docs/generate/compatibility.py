@@ -4,18 +4,20 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from blockrelay_gateway.api.openai.strictness import IGNORED
 from docs.generate.tables import table
 from tests.clients.table import WORKS, Client, clients
 
 _HEAD = """\
 # Compatibility
 
-What clients ask at their start, and the fields that they send. `make test-clients` runs every line with the real
-client, in the version named, against a whole system (`blockrelay up`), with keep-alives in its streams; requests by
-curl have the fields that the client sends. A line that works must work for ever.
+What clients ask when they start, and the fields that they send. `make test-clients` runs every line against a whole
+system (`blockrelay up`), with keep-alives in its streams: with the client itself, in the version named, or, where a
+client says "its requests, by curl", with the requests that it sends. What works in one release works in all later ones.
 
-*Not yet* says how a call is refused today: the status, and the field that the error names. Nothing that would change an
-answer is ignored. [HTTP API](http-api.md) lists every field, [errors](errors.md) every status.
+"Not yet" is followed by how a call is refused today: the status, and the field that the error names. A field that would
+change an answer is never ignored; one that changes nothing is, and the answer names it in `x-blockrelay-ignored`.
+[HTTP API](http-api.md) lists every field, [errors](errors.md) every status.
 """
 
 
@@ -35,7 +37,7 @@ def page() -> str:
 
 
 def _section(client: Client) -> str:
-    rows = [(f"`{name}`", _what(row), _today(row["is"])) for name, row in client.cases.items()]
+    rows = [(f"`{name}`", _what(row), _today(row)) for name, row in client.cases.items()]
     return f"\n## {client.title}\n\n{table(('case', 'what it is', 'today'), rows)}"
 
 
@@ -47,8 +49,11 @@ def _what(row: Mapping[str, Any]) -> str:
     return ", ".join(said)
 
 
-def _today(is_: str) -> str:
-    if is_ == WORKS:
-        return "works"
-    status, _, field = is_.partition(" ")
-    return f"not yet: {status}, `{field}`" if field else f"not yet: {status}"
+def _today(row: Mapping[str, Any]) -> str:
+    if row["is"] == WORKS:
+        sent = {**row.get("sends", {}), **row.get("body", {})}
+        ignored = [name for name, value in sent.items() if name in IGNORED and value not in IGNORED[name]]
+        return f"works: {', '.join(f'`{name}`' for name in ignored)} is ignored" if ignored else "works"
+    status, _, field = row["is"].partition(" ")
+    refused = f"{status}, `{field}`" if field else status
+    return f"refused, as it should be: {refused}" if row.get("right") else f"not yet: {refused}"

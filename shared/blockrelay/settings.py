@@ -108,7 +108,9 @@ class GatewaySettings(Settings):
         default=None, ge=1, description="no max_tokens counts for more; default: the room in the model's context"
     )
     grace_s: float = Field(default=30.0, ge=0, description="a request whose client went away is cancelled after this")
-    keep_alive_s: float = Field(default=10.0, gt=0, description="seconds between comments on a silent SSE stream")
+    keep_alive_s: float = Field(
+        default=10.0, gt=0, description="seconds of silence after which a stream shows that it is alive"
+    )
     request_timeout_s: float | None = Field(default=None, gt=0, description="deadline of a request that names none")
 
 

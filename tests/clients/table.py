@@ -25,8 +25,8 @@ class Client:
 
     @property
     def works(self) -> int:
-        """How many cases do."""
-        return sum(row["is"] == WORKS for row in self.cases.values())
+        """How many cases do, or are refused as they should be."""
+        return sum(row["is"] == WORKS or row.get("right", False) for row in self.cases.values())
 
     def versions(self) -> list[str]:
         """What is installed for it."""

@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
 
+from blockrelay import __version__
 from blockrelay.auth.web_origins import Rules
 from blockrelay.block_folder.folder import open_block_folder
 from blockrelay.errors import RedisTrouble
@@ -52,7 +53,10 @@ def create_app(settings: GatewaySettings) -> FastAPI:
                 await asyncio.gather(saying, return_exceptions=True)
 
     # No /docs: its page loads scripts from other hosts. /openapi.json is there.
-    app = FastAPI(title="Blockrelay", lifespan=lifespan, docs_url=None, redoc_url=None, servers=_servers(settings))
+    app = FastAPI(
+        title="Blockrelay", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None,
+        servers=_servers(settings),
+    )  # fmt: skip
     app.state.gateway = gateway
     http_errors.install(app, gateway.responder, gateway.cells.met)
     app.add_middleware(
@@ -66,7 +70,7 @@ def create_app(settings: GatewaySettings) -> FastAPI:
     app.add_middleware(Authentication, ring=ring, responder=gateway.responder)
     routes = [route for router in ROUTERS for route in router.routes]
     # The last one added is the first to run.
-    app.add_middleware(Options, routes=routes)
+    app.add_middleware(Options, routes=[*app.routes, *routes])
     app.add_middleware(Origins, rules=rules, routes=routes, responder=gateway.responder)
     app.add_middleware(Front, root_path=settings.root_path)
     # Not include_router: it analyses each handler anew for every application, at the first request.

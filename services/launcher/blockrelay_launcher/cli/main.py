@@ -13,13 +13,13 @@ from typer.exceptions import TyperException
 
 from blockrelay.errors import BlockrelayError, UsageError
 from blockrelay.exit_codes import FAILED, exit_code
+from blockrelay.extras import Extra, need
 from blockrelay.redis.cell_address import find_cell
 from blockrelay.redis.connections import checked_url
 from blockrelay.settings import BUNDLED_MODEL, check_names
 from blockrelay_launcher.cli import api_keys, cells, dead_letters, measure, status_events
 from blockrelay_launcher.cli import status as cell_status
 from blockrelay_launcher.cli.measure import Model
-from blockrelay_launcher.cli.parts import Extra, need
 from blockrelay_launcher.cli.version import version_text
 from blockrelay_launcher.onnx_blocks import command as onnx_blocks
 from blockrelay_launcher.onnx_blocks.describe import described_blocks, warm_settings
@@ -387,9 +387,9 @@ def main() -> None:
         sys.exit(app(standalone_mode=False))
     except TyperException as error:
         said = error.format_message()
-        if "\n" not in said:  # else the whole help, of a command without arguments
-            said = f"blockrelay: {said.rstrip('.')} (see blockrelay --help, blockrelay COMMAND --help)"
-        sys.stderr.write(f"{said}\n")
+        if said and "\n" not in said:  # else the whole help, of a command without arguments
+            said = f"blockrelay: {said.rstrip('.')} (see blockrelay --help, blockrelay COMMAND --help)\n"
+        sys.stderr.write(said)
         sys.exit(error.exit_code)
     except ValidationError as error:
         for problem in error.errors():

@@ -9,8 +9,8 @@ from typing import Annotated
 import typer
 
 from blockrelay.errors import UsageError
+from blockrelay.extras import need
 from blockrelay.settings import BUNDLED_MODEL
-from blockrelay_launcher.cli.parts import need
 from blockrelay_launcher.drill.faults import parse_kinds, parse_roles
 from blockrelay_launcher.drill.options import LONGEST_ANSWER, SHORTEST_ANSWER, DrillOptions
 from blockrelay_launcher.supervisor.embedded_redis import Fsync

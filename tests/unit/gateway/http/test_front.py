@@ -61,6 +61,8 @@ def test_what_can_be_read_takes_head_and_options(gateway: RunningGateway, worker
 
 def test_what_is_posted_says_so(gateway: RunningGateway) -> None:
     assert gateway.http.options("/v1/completions").headers["allow"] == "OPTIONS, POST"
+    assert gateway.http.options("/openapi.json").status_code == 204
+    assert gateway.http.get("/openapi.json").json()["info"]["version"] == __version__
     assert gateway.http.head("/v1/completions").status_code == 405
     assert gateway.http.options("/v1/nothing").status_code == 404
 

@@ -7,7 +7,7 @@ from importlib.metadata import packages_distributions
 
 import pytest
 
-from blockrelay_launcher.cli.parts import MODULES
+from blockrelay.extras import MODULES
 from tests.support.project import ROOT
 
 #: Runs the command where these modules cannot be imported, nor found.
@@ -22,8 +22,8 @@ import importlib.util
 found = importlib.util.find_spec
 importlib.util.find_spec = lambda name, package=None: None if name in {modules!r} else found(name, package)
 sys.argv[0] = "blockrelay"
-from blockrelay_launcher.__main__ import main
-main()
+import runpy
+runpy.run_module("blockrelay_launcher", run_name="__main__")
 """
 
 

@@ -17,7 +17,7 @@ class StreamOptions(Strict):
         description="events have the ids with which a stream goes on elsewhere; they have them too where the request "
         "has an Idempotency-Key or a Last-Event-ID",
     )
-    include_obfuscation: bool | None = None
+    include_obfuscation: bool | None = Field(default=None, description="ignored, and named")
 
 
 class UnusedFields(Strict):
@@ -72,13 +72,13 @@ class CompletionRequest(SamplingFields, UnusedFields):
 
 
 class ChatMessage(Strict):
-    """Clients send back what they have of a message, so other fields may be there: `strictness`."""
+    """Other fields, of what a client was answered, may be there: they are ignored and named."""
 
     model_config = ConfigDict(extra="allow")
 
     role: Literal["system", "developer", "user", "assistant"]
     content: Any = Field(default=None, description="text, or a list of parts of type text")
-    name: str | None = None
+    name: str | None = Field(default=None, description="for the chat template, which may do nothing with it")
 
 
 class ChatRequest(SamplingFields, UnusedFields):

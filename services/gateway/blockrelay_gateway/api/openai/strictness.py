@@ -4,6 +4,7 @@ A field that would change the text is refused by name. One that changes nothing 
 names it in a header, unless it asks for what is done anyway. `Blockrelay-Strict: true` refuses both.
 """
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
@@ -69,7 +70,7 @@ def ignored_fields(request: CompletionRequest | ChatRequest, *, strict: bool = F
     for name, accepted in REFUSED.items():
         value = getattr(request, name)
         if value is not None and not _is_one_of(value, accepted):
-            allowed = " or ".join(repr(neutral) for neutral in accepted) or "null"
+            allowed = " or ".join(json.dumps(neutral) for neutral in accepted) or "null"
             raise BadRequest(f"{name} is not supported: leave it out or send {allowed}", param=name)
     found = {
         name

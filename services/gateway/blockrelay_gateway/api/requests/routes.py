@@ -110,7 +110,8 @@ async def events(
     return_token_ids: Annotated[bool, Query(description="as in a request")] = False,
     last_event_id: Annotated[str | None, Header(description="id of the last event that was read")] = None,
 ) -> Response:
-    """The stream of the request, or what of it is behind an event: the rest of an interrupted stream."""
+    """The stream of the request, or what of it is behind an event: the rest of an interrupted stream. Events have the
+    form of the id: OpenAI's for `cmpl-...` and `chatcmpl-...`, that of `/v1/infer` for `req-...`."""
     gateway = state.of(request)
     (name, _, prefix), cell = find(gateway, request_id)
     form: ResponseFormat
