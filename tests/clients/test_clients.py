@@ -11,6 +11,7 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 
 from blockrelay.settings import BUNDLED_MODEL
@@ -22,14 +23,15 @@ from tests.support.systems.up_process import UpProcess, running_up
 pytestmark = pytest.mark.clients
 
 ENVIRONMENTS = ROOT / ".venv-clients"
-#: Keep-alives between all tokens that take a while: no client may stumble over them.
-KEEP_ALIVE_S = "0.002"
+#: Workers slow enough for keep-alives between tokens: no client may stumble over them.
+SLOW, KEEP_ALIVE_S = "0.2", "0.001"
 
 
 @pytest.fixture(scope="module")
 def up() -> Iterator[UpProcess]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("BLOCKRELAY_KEEP_ALIVE_S", KEEP_ALIVE_S)
+        patch.setenv("BLOCKRELAY_INJECT_SPEED", SLOW)
         with running_up(BUNDLED_MODEL, "--cors-origins", "http://friendly.example") as process:
             yield process
 
@@ -76,6 +78,14 @@ def outcomes(client: Client, up: UpProcess, tokenizer: Path) -> dict[str, str]:
     if not client.by.endswith(f"/{client.environment}"):  # it runs some of another's cases
         found = {name: found[name] for name in client.cases}
     return found
+
+
+@pytest.mark.parametrize(("asked", "keep_alive"), [({}, "\n\n\n"), ({"event_ids": True}, "\n\n: keep-alive\n")])
+def test_streams_have_keep_alives_in_both_forms(up: UpProcess, asked: dict[str, bool], keep_alive: str) -> None:
+    """So that every client below has read some."""
+    body = {"prompt": "Once upon a time", "max_tokens": 60, "stream": True, "stream_options": asked}
+    text = httpx.post(f"{up.url}/v1/completions", json=body, timeout=60).text
+    assert keep_alive in text and text.endswith("data: [DONE]\n\n")
 
 
 @pytest.mark.timeout(1000)

@@ -22,6 +22,7 @@ def sends(target: Target) -> None:
         "model": target.model,
         "messages": MESSAGES,
         "max_tokens": 8,
+        "seed": 5,
         "extra_body": dict(target.sends),
     }
     whole = api.chat.completions.create(**fields)
