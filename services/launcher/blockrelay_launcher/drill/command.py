@@ -62,7 +62,7 @@ def run_drill(options: DrillOptions, *, as_json: bool) -> int:
     seed = SystemRandom().randrange(2**32) if options.seed is None else options.seed
     data = Path(tempfile.mkdtemp(prefix="blockrelay-drill-"))
     try:
-        exact_every = 4 if options.gpu else None
+        exact_every = 5 if options.gpu else None
         asks = make_asks(
             options.asks,
             rng=Random(seed),

@@ -18,7 +18,7 @@ class DrillOptions:
     the middle third all workers are replaced by such that compute other bits. `users`: folder of the ACL files that are
     in force. `upgrade_from`: the Python of another release, which serves for the first half; then this one goes on with
     its data. `plan` is the plan to start with, not `stages`; `apply` the one that is applied in the middle. `gpu` and
-    `stage_devices` as of `up`: then a quarter of the requests keep off GPUs."""
+    `stage_devices` as of `up`: then a fifth of the requests keep off GPUs."""
 
     model: Path
     seconds: float
