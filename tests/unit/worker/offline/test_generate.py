@@ -118,7 +118,7 @@ def test_text_for_a_model_without_a_tokenizer_is_refused(
         (("--ids", "1", "--max-tokens", "0"), "max_tokens must be at least 1"),
         (("--ids", "1", "--max-tokens=-3"), "max_tokens must be between"),
         (("--ids", "1", "--max-tokens", "many"), "--max-tokens"),
-        (("--ids", ",".join(["5"] * 513)), "513 tokens and the model's context is 512"),
+        (("--ids", ",".join(["5"] * 513)), "context length is 512 tokens, and ids has 513"),
         (("--ids", "1", "--temperature", "3"), "temperature must be between 0 and 2"),
         (("--ids", "1", "--top-p", "0"), "top_p must be above 0"),
         (("--ids", "1", "--stop", ""), "stop string"),
