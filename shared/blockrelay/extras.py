@@ -16,8 +16,8 @@ MODULES: Mapping[Extra, Sequence[str]] = {
 }
 
 
-def need(extra: Extra) -> None:
-    """Raise UsageError, naming the extra, unless it is installed."""
-    for name in MODULES[extra]:
+def need(extra: Extra, *modules: str) -> None:
+    """Raise UsageError, naming the extra, unless it is installed, or these modules of it are."""
+    for name in modules or MODULES[extra]:
         if importlib.util.find_spec(name) is None:
             raise UsageError(f"{name} is not installed: install blockrelay[{extra}]")

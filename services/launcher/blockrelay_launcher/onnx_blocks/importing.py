@@ -1,6 +1,5 @@
 """Has the converter import ONNX blocks, watches it, and shows what came of it."""
 
-import importlib.util
 import json
 import sys
 from collections.abc import Iterator
@@ -12,8 +11,8 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
-from blockrelay.errors import UsageError
 from blockrelay.exit_codes import FAILED
+from blockrelay.extras import need
 from blockrelay.onnx_blocks.import_report import ComparedBlock, ImportResult, decode_told
 from blockrelay.quantities import format_quantity
 from blockrelay_launcher.onnx_blocks.worker import code_of_silence, worker
@@ -49,8 +48,7 @@ class ImportOptions:
 def run_import(options: ImportOptions) -> int:
     """The exit code: 0 when the folder is there, 2 when the blocks cannot be imported or `out` not be written: then the
     converter has said why. Raises UsageError where it is not installed."""
-    if importlib.util.find_spec("onnx") is None:
-        raise UsageError("onnx is not installed: install blockrelay[converter]")
+    need("converter", "onnx")
     with worker(options.argv()) as process:
         assert process.stdout is not None
         result = _watch(process.stdout)

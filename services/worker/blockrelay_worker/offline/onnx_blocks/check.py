@@ -6,7 +6,6 @@ cannot be checked: then stderr has one line, and nothing is written.
 """
 
 import contextlib
-import importlib.util
 import os
 import sys
 import tempfile
@@ -19,6 +18,7 @@ import typer
 from blockrelay.command_app import run_app
 from blockrelay.errors import OnnxBlocksError, UsageError
 from blockrelay.exit_codes import FAILED
+from blockrelay.extras import need
 from blockrelay.onnx_blocks.blocks_file import BlockFiles, encode_blocks_file, read_blocks_file
 from blockrelay.onnx_blocks.dimensions import StepSizes
 from blockrelay.onnx_blocks.report import CheckBegins, encode_begin, encode_checked
@@ -40,8 +40,7 @@ def check(
 ) -> None:
     """Run every ONNX block of a folder alone; one JSON line for each."""
     check_one_onnxruntime()
-    if importlib.util.find_spec("onnx") is None:
-        raise UsageError("onnx is not installed: install blockrelay[converter]")
+    need("converter", "onnx")
     # Only here: of two ONNX Runtimes in one environment, neither may be one that can be imported; onnx is an extra.
     from blockrelay_worker.execution.onnx.providers.opening import open_provider
     from blockrelay_worker.offline.onnx_blocks.folder import open_onnx_folder

@@ -7,7 +7,6 @@ Exit code 2 when the folder cannot be served: then stderr has one line, and noth
 """
 
 import hashlib
-import importlib.util
 import os
 import sys
 from pathlib import Path
@@ -25,6 +24,7 @@ from blockrelay.block_folder.manifest import (
 )
 from blockrelay.command_app import run_app
 from blockrelay.errors import UsageError
+from blockrelay.extras import need
 from blockrelay.onnx_blocks.beside import read_beside
 from blockrelay.onnx_blocks.blocks_file import encode_blocks_file
 from blockrelay.onnx_blocks.report import Described, encode_described
@@ -44,8 +44,7 @@ def describe(
 ) -> None:
     """Describe a folder of ONNX blocks, so that services can serve it."""
     check_one_onnxruntime()
-    if importlib.util.find_spec("onnx") is None:
-        raise UsageError("onnx is not installed: install blockrelay[converter]")
+    need("converter", "onnx")
     # Only here: of two ONNX Runtimes in one environment, neither may be one that can be imported; onnx is an extra.
     from blockrelay_worker.offline.onnx_blocks.folder import open_onnx_folder
 

@@ -6,7 +6,6 @@ cannot be written: then stderr has one line and nothing is left. A run that was 
 `.OUT.unfinished`, with which the same command goes on.
 """
 
-import importlib.util
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -14,7 +13,7 @@ from typing import Annotated
 import typer
 
 from blockrelay.command_app import run_app
-from blockrelay.errors import UsageError
+from blockrelay.extras import need
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
@@ -26,8 +25,7 @@ def split(
     copy_weights: Annotated[bool, typer.Option("--copy-weights")] = False,
 ) -> None:
     """Cut one decoder into a folder of blocks; JSON lines of what is written."""
-    if importlib.util.find_spec("onnx") is None:
-        raise UsageError("onnx is not installed: install blockrelay[converter]")
+    need("converter", "onnx")
     from blockrelay_worker.offline.onnx_blocks.splitting.writing import split_model  # onnx is an extra
 
     split_model(model, out, copy_weights=copy_weights, tell=_tell)
