@@ -184,6 +184,10 @@ class WorkerSettings(Settings):
     warm_session_bytes: int | None = Field(
         default=None, ge=1, description="bytes that these may take; one block always has room"
     )
+    imported_model: Path | None = Field(
+        default=None,
+        description="block folder that was imported from the ONNX blocks of `model`: a CPU worker computes with it",
+    )
     device_id: str = Field(
         default="",
         pattern="^[A-Za-z0-9_.:-]{0,64}$",

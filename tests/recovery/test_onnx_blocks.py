@@ -13,13 +13,15 @@ import httpx
 import numpy as np
 import pytest
 
+from blockrelay.block_folder.folder import open_block_folder
 from blockrelay.protocol.tensors import decode_tensor, encode_tensor
+from tests.support.models.imported import imported
 from tests.support.models.onnx_blocks_served import described
 from tests.support.models.reference_blocks import ReferenceModel, write_reference_blocks
 from tests.support.scraping import sampled
 from tests.support.systems.device_processes import child_of, children_of
 from tests.support.systems.system import Job, StartSystem, System, assert_nothing_is_held, make_jobs, start_all
-from tests.support.systems.up_process import COMMAND, running_up
+from tests.support.systems.up_process import COMMAND, environment, running_up
 from tests.support.waiting import wait_until
 
 MODEL = ReferenceModel(layers=3)
@@ -74,9 +76,20 @@ def test_a_killed_worker_costs_no_token(start_system: StartSystem, model: Path) 
     assert_finished(system, jobs, seen)
 
 
-def test_a_gpu_that_dies_hands_over_to_the_cpu(start_system: StartSystem, model: Path) -> None:
-    """Both run the files as they are; the pages go along."""
-    system = start_system(model=model)
+@pytest.fixture(scope="module")
+def import_of_it(model: Path) -> Path:
+    blocks = open_block_folder(model).onnx_root
+    assert blocks is not None
+    return imported(blocks, model.parent / "imported").folder.root
+
+
+@pytest.mark.parametrize("stand_in", ["files", "imported"])
+def test_a_gpu_that_dies_hands_over_to_the_cpu(
+    start_system: StartSystem, model: Path, import_of_it: Path, stand_in: str
+) -> None:
+    """The pages go along: to the files as they are, or to what was imported from them."""
+    settings = {"imported_model": str(import_of_it)} if stand_in == "imported" else {}
+    system = start_system(model=model, worker=settings)
     system.start_worker(device="gpu", gpu="cpu")
     system.wait_ready(2)
     jobs, worker = jobs_of(), system.workers[-1]
@@ -93,6 +106,7 @@ def test_a_gpu_that_dies_hands_over_to_the_cpu(start_system: StartSystem, model:
         moved += len(end.fallbacks)
         assert all((event.source, event.target, event.success) == ("GPU", "CPU", True) for event in end.fallbacks)
     assert moved, "none was on the GPU"
+    assert bool(children_of(system.workers[0].pid)) == (stand_in == "files"), "a process of ONNX Runtime runs files"
     assert_nothing_is_held(system)
 
 
@@ -181,9 +195,31 @@ def tokens_of(url: str, body: dict[str, Any]) -> list[int]:
     return answer.json()["choices"][0]["token_ids"]
 
 
+def test_the_cpu_beside_a_gpu_computes_with_an_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which `up --blocks --gpu` makes. Killed in the middle, the GPU's process costs no token."""
+    monkeypatch.setenv("BLOCKRELAY_CACHE_DIR", str(tmp_path / "cache"))
+    blocks = write_reference_blocks(tmp_path / "my-blocks", MODEL)
+    body: dict[str, Any] = {"model": "my-blocks", "prompt": [3, 7, 11], "max_tokens": 100, "temperature": 0}
+    with running_up(None, "--blocks", str(blocks), "--gpu", "cpu", data=tmp_path / "data") as up:
+        gpu, stand_in = (
+            next(pid for pid in up.pid_of("blockrelay_worker") if (name in environment(pid)) == is_gpu)
+            for name, is_gpu in (("BLOCKRELAY_GPU=cpu", True), ("BLOCKRELAY_GPU=cpu", False))
+        )
+        assert any(line.startswith("BLOCKRELAY_IMPORTED_MODEL=") for line in environment(stand_in))
+        assert not children_of(stand_in), "it has no process of ONNX Runtime"
+        wait_until(lambda: bool(children_of(gpu)), "the process of the blocks is there")
+        with ThreadPoolExecutor() as clients:
+            asked = [clients.submit(tokens_of, up.url, body) for _ in range(4)]
+            os.kill(child_of(gpu), signal.SIGKILL)
+            assert [len(one.result()) for one in asked] == [100] * 4
+        refused = httpx.post(f"{up.url}/v1/completions", json={**body, "exact": True}, timeout=60)
+        assert refused.status_code == 400, refused.text
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
+        (["--blocks", "my-blocks", "--stand-in", "files"], "--stand-in is for --blocks with --gpu"),
         (["--blocks", "nowhere"], "there is no such folder"),
         (["--blocks", "empty"], "has no ONNX files"),
         (["--blocks", "my-blocks", "--stages", "2"], "2 stages: ONNX blocks as they are run in one"),

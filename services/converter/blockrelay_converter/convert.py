@@ -99,12 +99,14 @@ def _calibration(
 
 @dataclass(frozen=True, slots=True)
 class FolderWriter:
-    """Writes the files of a block folder. `report` is told what is done, and bytes of the blocks' tensors."""
+    """Writes the files of a block folder. `report` is told what is done, and bytes of the blocks' tensors;
+    `imported_from` as of Manifest."""
 
     source: BlockSource
     rotary: Rotary | Rotation
     texts: Texts
     report: Callable[[str, int], None]
+    imported_from: str | None = None
 
     def files(self, folder: Path, foldings: Mapping[int, Folding], *, answered: Sequence[int]) -> Manifest:
         """Write all files into `folder`, the manifest last, and return it. Blocks of `answered` get known answers.
@@ -157,6 +159,7 @@ class FolderWriter:
             graphs=graph_files,
             blocks=tuple(blocks),
             files={path: _file_spec(folder / path) for path in sorted(files)},
+            imported_from=self.imported_from,
         )
         check_manifest(manifest)
         return manifest

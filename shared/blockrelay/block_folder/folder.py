@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from blockrelay.block_folder.manifest import (
     CHAT_TEMPLATE_NAME,
     MANIFEST_NAME,
-    ONNX_BLOCKS_NAME,
     ROTARY_NAME,
     TOKENIZER_NAME,
     Manifest,
@@ -34,8 +33,6 @@ _MAX_MANIFEST_BYTES = 64 << 20
 #: it, since a model is the same wherever it lies.
 ONNX_FOLDER_NAME = "onnx_folder"
 _MAX_PATH_BYTES = 1 << 12
-#: Files of such a folder that lie beside the manifest.
-_OUR_OWN = (ONNX_BLOCKS_NAME, TOKENIZER_NAME, CHAT_TEMPLATE_NAME)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,7 +118,7 @@ def open_block_folder(
             raise BlockFolderError(f"{root / MANIFEST_NAME}: {block.name} has no known answer; convert the model again")
     onnx_root = None if manifest.model.onnx_blocks is None else _onnx_root(root)
     unread = {block.file for block in manifest.blocks if blocks is not None and block.index not in blocks}
-    theirs = set[str]() if onnx_root is None else set(manifest.files).difference(_OUR_OWN)
+    theirs = set(manifest.onnx_files())
     if theirs and unread:  # ONNX blocks are read together, with the weights beside them, or not at all
         unread = theirs
     places = {path: (onnx_root or root if path in theirs else root) / path for path in manifest.files}

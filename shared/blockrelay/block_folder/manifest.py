@@ -45,6 +45,8 @@ ROTARY_NAME = "rotary.bin"
 ONNX_BLOCKS_NAME = "blocks.json"
 TOKENIZER_NAME = "tokenizer.json"
 CHAT_TEMPLATE_NAME = "chat_template.jinja"
+#: Beside a manifest of ONNX blocks that others made; their own files may lie elsewhere.
+_MADE_FOR_ONNX_BLOCKS = (ONNX_BLOCKS_NAME, TOKENIZER_NAME, CHAT_TEMPLATE_NAME)
 ALIGNMENT = 64
 """Bytes. Every tensor starts at a multiple of it, so that kernels may load whole SIMD registers from the mapping."""
 
@@ -112,6 +114,8 @@ class Manifest:
     """Block i at index i-1."""
     files: Mapping[str, FileSpec]
     """Every file that is read, except the manifest: path relative to the folder, with slashes."""
+    imported_from: str | None = None
+    """The ONNX blocks that it was made of (`blocks_file.fingerprint`); None: it was made of something else."""
 
     @property
     def precision(self) -> str:
@@ -134,12 +138,21 @@ class Manifest:
         paths = sorted(own)
         return {path: self.files[path].sha256 for path in paths}
 
+    def onnx_files(self) -> dict[str, FileSpec]:
+        """The files of ONNX blocks that others made, graphs and weights; none of another model."""
+        if self.model.onnx_blocks is None:
+            return {}
+        return {path: spec for path, spec in self.files.items() if path not in _MADE_FOR_ONNX_BLOCKS}
+
     def encode(self) -> bytes:
         """The bytes of manifest.json: the same for equal manifests."""
         content: dict[str, Any] = {"format": FORMAT_VERSION, "precision": self.precision, **asdict(self)}
         del content["precisions"]
+        # What most models have not is left out: they keep the hash that they had before others had it.
         if self.model.onnx_blocks is None:
-            del content["model"]["onnx_blocks"]  # other models keep the hash that they had before there were such
+            del content["model"]["onnx_blocks"]
+        if self.imported_from is None:
+            del content["imported_from"]
         return json.dumps(content, indent=1, sort_keys=True, allow_nan=False).encode() + b"\n"
 
     @property
@@ -183,6 +196,7 @@ def decode_manifest(content: bytes) -> Manifest:
         graphs={kind: graphs.text(kind) for kind in graphs.names()},
         blocks=blocks,
         files={path: _decode_file(files.nested(path)) for path in files.names()},
+        imported_from=fields.text("imported_from") if fields.has("imported_from") else None,
     )
     fields.done()
     check_manifest(manifest)

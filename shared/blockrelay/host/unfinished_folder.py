@@ -31,13 +31,13 @@ def check_free(out: Path) -> None:
 
 
 @contextlib.contextmanager
-def unfinished_folder(out: Path, of: str) -> Iterator[Path]:
+def unfinished_folder(out: Path, of: str, *, afresh: bool = False) -> Iterator[Path]:
     """A folder beside `out`, empty or as the last run that wrote the same (`of`) left it, which is renamed to `out`
     when the body ends well.
 
     It stays for the next run when the body fails; but it goes when an OnnxBlocksError refuses what it is made of, and a
     new one when a UsageError says that it cannot be written. Raises UsageError where `out` is taken, another process
-    writes there, or something else was left unfinished.
+    writes there, or something else was left unfinished; `afresh` removes that.
     """
     if sys.platform == "win32":
         raise UsageError("blocks are written on Linux and macOS only: folders cannot be locked here")
@@ -47,6 +47,9 @@ def unfinished_folder(out: Path, of: str) -> Iterator[Path]:
     out.parent.mkdir(parents=True, exist_ok=True)
     folder.mkdir(exist_ok=True)
     with _locked(folder):
+        if afresh and not _is_of(folder, of):
+            for left in folder.iterdir():
+                shutil.rmtree(left) if left.is_dir() and not left.is_symlink() else left.unlink()
         is_new = not any(folder.iterdir())
         if is_new:
             (folder / _MARK).write_text(of, encoding="utf-8")

@@ -3,19 +3,23 @@
 It is generated, written where people ask for it, and read again to see whether a file has been altered since.
 """
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from blockrelay.block_folder.manifest import MANIFEST_NAME
 from blockrelay.block_folder.strict_json import Fields
 from blockrelay.errors import OnnxBlocksError
-from blockrelay.onnx_blocks.signature import Signature, Tensor, check_names
+from blockrelay.onnx_blocks.signature import Signature, Tensor, check_names, in_order
 
 NAME = "blocks.json"
 _FORMAT = "blockrelay onnx blocks 1"
 _MAX_BYTES = 64 << 20
+#: More files than any model has layers.
+_MAX_BLOCKS = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +37,36 @@ class BlockFiles:
 
     signature: Signature
     files: tuple[FileFacts, ...]
+
+
+def block_names(root: Path) -> list[str]:
+    """The files of a folder's blocks, in order. Raises OnnxBlocksError that names the folder, or the file that is
+    missing or not like the others."""
+    try:
+        names = [path.name for path in root.iterdir() if path.suffix == ".onnx" and not path.name.startswith(".")]
+    except FileNotFoundError:
+        raise OnnxBlocksError("there is no such folder", file=str(root)) from None
+    except OSError as error:
+        raise OnnxBlocksError(error.strerror or str(error), file=str(root)) from None
+    if not names and (root / MANIFEST_NAME).exists():
+        raise OnnxBlocksError(
+            "is a block folder of Blockrelay already: it is served as it is, and checked whenever it is opened",
+            file=str(root),
+        )
+    if not names:
+        raise OnnxBlocksError("has no ONNX files; blocks are block_1.onnx, block_2.onnx and so on", file=str(root))
+    if len(names) > _MAX_BLOCKS:
+        raise OnnxBlocksError(
+            f"has {len(names):,} ONNX files; a model has at most {_MAX_BLOCKS:,} blocks", file=str(root)
+        )
+    return in_order(names)
+
+
+def fingerprint(sha256: Mapping[str, str]) -> str:
+    """SHA-256 (hex) over all files of a folder of blocks, graphs and weights, by name with the SHA-256 of each: which
+    blocks they are, wherever they lie."""
+    lines = (f"{sha256[name]} {name}\n" for name in sorted(sha256))
+    return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
 def encode_blocks_file(blocks: Sequence[BlockFiles]) -> str:

@@ -1,12 +1,12 @@
-"""Greedy tokens of whole ONNX models, or of their blocks, in sessions of ONNX Runtime, and of the stage that serves
-blocks as they are."""
+"""Greedy tokens of whole ONNX models, or of their blocks, in sessions of ONNX Runtime, and of stages that serve
+them."""
 
 from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from blockrelay_worker.execution.batch import Batch, Segment
-from blockrelay_worker.execution.onnx.as_is.stage import AsIsStage
+from blockrelay_worker.execution.executor import Executor
 from tests.support.models.run_onnx import Running
 
 
@@ -28,7 +28,7 @@ def of_sessions(one: Running, prompt: list[int]) -> Iterator[tuple[int, float]]:
         yield given[0], float(best - second)
 
 
-def next_tokens(stage: AsIsStage, rows: Sequence[tuple[list[int], int, tuple[int, ...]]]) -> list[int]:
+def next_tokens(stage: Executor, rows: Sequence[tuple[list[int], int, tuple[int, ...]]]) -> list[int]:
     """The greedy token behind each of (tokens, first position, pages), computed in one batch."""
     ends = np.cumsum([len(tokens) for tokens, _, _ in rows])
     output = stage.run(
@@ -43,7 +43,7 @@ def next_tokens(stage: AsIsStage, rows: Sequence[tuple[list[int], int, tuple[int
 
 
 def in_one_batch(
-    stage: AsIsStage, prompts: Sequence[list[int]], pages: Sequence[tuple[int, ...]], count: int
+    stage: Executor, prompts: Sequence[list[int]], pages: Sequence[tuple[int, ...]], count: int
 ) -> list[list[int]]:
     """The `count` greedy tokens behind each prompt, all computed together; each has its own `pages`."""
     found = [

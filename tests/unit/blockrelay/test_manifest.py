@@ -91,6 +91,12 @@ def test_a_manifest_reads_back_as_it_was_written() -> None:
     assert [block.name for block in again.blocks] == ["block_1", "block_2", "block_3"]
 
 
+def test_what_it_was_imported_from_is_written_where_it_was() -> None:
+    assert b"imported_from" not in make_manifest().encode(), "other folders keep the hash that they had"
+    manifest = replace(make_manifest(), imported_from="ab")
+    assert decode_manifest(manifest.encode()) == manifest
+
+
 def test_the_model_hash_changes_with_anything_in_the_manifest_and_not_with_its_spacing() -> None:
     manifest = make_manifest()
     other_file = {**manifest.files, ROTARY_NAME: FileSpec(sha256="01", bytes=manifest.files[ROTARY_NAME].bytes)}
@@ -100,6 +106,7 @@ def test_the_model_hash_changes_with_anything_in_the_manifest_and_not_with_its_s
         replace(manifest, files=other_file),
         replace(manifest, exact=False),
         replace(manifest, generation=GenerationDefaults()),
+        replace(manifest, imported_from="ab"),
     ]
     assert len({variant.model_hash for variant in variants}) == len(variants)
     spaced = json.dumps(json.loads(manifest.encode()), indent=7).encode()

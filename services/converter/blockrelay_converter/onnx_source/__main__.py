@@ -1,9 +1,9 @@
 """`python -m blockrelay_converter.onnx_source FOLDER OUT`: ONNX blocks that others made as a block folder.
 
-For `blockrelay import`, which shows what comes: lines of stdout are steps (`encode_step`), the last one is what was
-written (`encode_result`). Exit code 0 when OUT is there, 2 when the blocks cannot be imported or OUT cannot be written:
-then stderr has one line and nothing is left. A run that was ended otherwise leaves a folder `.OUT.unfinished`, with
-which the same command goes on.
+For `blockrelay import` and `up --blocks`, which show what comes: lines of stdout are steps (`encode_step`), the last
+one is what was written (`encode_result`). Exit code 0 when OUT is there, 2 when the blocks cannot be imported or OUT
+cannot be written: then stderr has one line and nothing is left. A run that was ended otherwise leaves a folder
+`.OUT.unfinished`, with which the same command goes on.
 """
 
 import sys
@@ -27,10 +27,11 @@ def main(
     text: Annotated[Path | None, typer.Option()] = None,
     name: Annotated[str | None, typer.Option()] = None,
     max_position: Annotated[int | None, typer.Option(min=1)] = None,
+    afresh: Annotated[bool, typer.Option("--afresh")] = False,
 ) -> None:
     """Import ONNX blocks; JSON lines of what is done."""
     options = ImportOptions(
-        folder=folder, out=out, precision=precision, text=text, name=name, max_position=max_position
+        folder=folder, out=out, precision=precision, text=text, name=name, max_position=max_position, afresh=afresh
     )
     _tell(encode_result(import_blocks(options, lambda step: _tell(encode_step(step)))))
 

@@ -14,15 +14,14 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import AttributeProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
-from blockrelay.block_folder.manifest import MANIFEST_NAME
 from blockrelay.errors import OnnxBlocksError
+from blockrelay.onnx_blocks.blocks_file import block_names
 from blockrelay.onnx_blocks.llama.graph import Attribute, BlockGraph, Constant, Graph, Node, join
 from blockrelay.onnx_blocks.model_file import declared_tensor, model_without_weights
-from blockrelay.onnx_blocks.signature import Signature, check_names, in_order
+from blockrelay.onnx_blocks.signature import Signature, check_names
 from blockrelay.onnx_blocks.weight_places import WeightPlace, check_inside, weight_place
 from blockrelay.onnx_blocks.wiring import Wiring, wire
 
-_MAX_BLOCKS = 4096
 #: Constants of at most so many numbers are part of the graph as data: epsilons, places, shapes.
 _FEW = 16
 Array = NDArray[Any]
@@ -74,7 +73,7 @@ class OnnxBlocks:
 
 def read_onnx_blocks(root: Path) -> OnnxBlocks:
     """Read and wire all blocks. Raises OnnxBlocksError that names the file, and the tensor if it is one."""
-    names = in_order(_names(root))
+    names = block_names(root)
     blocks: list[BlockGraph] = []
     beside: dict[tuple[str, str], WeightPlace] = {}
     for index, name in enumerate(names, 1):
@@ -82,19 +81,6 @@ def read_onnx_blocks(root: Path) -> OnnxBlocks:
     wiring = wire([block.signature for block in blocks])
     weights = sorted({str(place.path.relative_to(root)) for place in beside.values()} - set(names))
     return OnnxBlocks(root, wiring, join(blocks, wiring), (*names, *weights), beside)
-
-
-def _names(root: Path) -> list[str]:
-    if not root.is_dir():
-        raise OnnxBlocksError("is not a folder", file=str(root))
-    names = [path.name for path in root.iterdir() if path.suffix == ".onnx" and not path.name.startswith(".")]
-    if not names and (root / MANIFEST_NAME).exists():
-        raise OnnxBlocksError("is a block folder of Blockrelay already: serve it as it is", file=str(root))
-    if not names or len(names) > _MAX_BLOCKS:
-        raise OnnxBlocksError(
-            f"has {len(names):,} ONNX files; blocks are block_1.onnx, block_2.onnx and so on", file=str(root)
-        )
-    return names
 
 
 def _parsed(root: Path, name: str) -> ModelProto:

@@ -7,12 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from blockrelay import __version__
+from blockrelay.block_folder.folder import file_sha256
 from blockrelay.block_folder.manifest import Manifest
 from blockrelay.block_folder.model import Precision, is_exact
 from blockrelay.block_folder.precisions import format_precisions, parse_precisions
 from blockrelay.errors import OnnxBlocksError, UsageError
 from blockrelay.host.unfinished_folder import check_free, unfinished_folder
 from blockrelay.onnx_blocks.beside import FILES
+from blockrelay.onnx_blocks.blocks_file import fingerprint
 from blockrelay.onnx_blocks.import_report import ComparedBlock, ComparedPlaces, ImportResult, ImportStep
 from blockrelay.onnx_blocks.llama.model import Llama
 from blockrelay.onnx_blocks.llama.pattern import recognise
@@ -42,6 +44,8 @@ class ImportOptions:
     text: Path | None = None
     name: str | None = None
     max_position: int | None = None
+    afresh: bool = False
+    """What a run about something else has left unfinished goes."""
 
 
 def import_blocks(options: ImportOptions, tell: Callable[[ImportStep], None]) -> ImportResult:
@@ -87,6 +91,7 @@ class _Import:
         if options.text is not None and self._settings.texts.tokenizer is None:
             raise UsageError("--text needs a tokenizer.json beside the blocks, to read the text with")
         self._total = self._bytes()
+        self._fingerprint: str | None = None
 
     @property
     def _rounds(self) -> bool:
@@ -96,8 +101,11 @@ class _Import:
     def run(self) -> ImportResult:
         options = self._options
         cost: float | None = None
-        with unfinished_folder(options.out.absolute(), self._identity()) as folder:
+        identity = self._identity()
+        with unfinished_folder(options.out.absolute(), identity, afresh=options.afresh) as folder:
             self._check_room(folder)
+            self._step("hashes the blocks", 0)
+            self._fingerprint = fingerprint({name: file_sha256(options.folder / name) for name in self._blocks.files})
             floats = folder / _FLOATS if self._rounds else folder
             floats.mkdir(exist_ok=True)
             manifest = self._write(self._floats, floats)
@@ -108,6 +116,8 @@ class _Import:
                     self._step(f"measures on {options.text.name}", 0)
                     cost = evaluated_cost(folder, floats, options.text)
                 shutil.rmtree(floats)
+            if self._identity() != identity:
+                raise OnnxBlocksError("altered while it was imported; import it again", file=str(options.folder))
         return ImportResult(
             name=manifest.model.name,
             family=manifest.model.family,
@@ -122,7 +132,8 @@ class _Import:
 
     def _write(self, source: BlockSource, folder: Path) -> Manifest:
         answered = [index for index, each in enumerate(source.precisions, 1) if is_exact(each)]
-        return FolderWriter(source, self._rotary, self._settings.texts, self._step).files(folder, {}, answered=answered)
+        writer = FolderWriter(source, self._rotary, self._settings.texts, self._step, imported_from=self._fingerprint)
+        return writer.files(folder, {}, answered=answered)
 
     def _compare(self, floats: Path) -> tuple[ComparedBlock, ...]:
         self._step("runs the original blocks", 0)

@@ -22,7 +22,7 @@ from blockrelay_launcher.cli import status as cell_status
 from blockrelay_launcher.cli.measure import Model
 from blockrelay_launcher.cli.version import version_text
 from blockrelay_launcher.onnx_blocks import command as onnx_blocks
-from blockrelay_launcher.onnx_blocks.describe import described_blocks, warm_settings
+from blockrelay_launcher.onnx_blocks.describe import BlocksOptions, StandIn, served_blocks
 from blockrelay_launcher.supervisor.embedded_redis import Fsync
 from blockrelay_launcher.supervisor.up import up
 from blockrelay_launcher.up_options.gpu_choice import first_gpus, named_gpus
@@ -89,6 +89,9 @@ def start(
     ] = None,
     max_position: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="Of --blocks: how long a context is, in tokens.")
+    ] = None,
+    stand_in: Annotated[
+        StandIn | None, typer.Option(help="Of --blocks --gpu: what CPUs compute with; default: imported, if it works.")
     ] = None,
     sequential: Annotated[
         bool, typer.Option("--sequential", help="Of --blocks: one by one, with few of them in memory.")
@@ -205,24 +208,21 @@ def start(
     gpus = first_gpus(gpu_workers) if gpu_workers else named_gpus(list(filter(None, gpu.split(","))))
     if gpu_memory and not gpus:
         raise UsageError("--gpu-memory needs --gpu: CPU workers have BLOCKRELAY_KV_BYTES")
-    warm = warm_settings(sequential, max_warm_sessions, memory, has_blocks=blocks is not None)
-    if blocks is not None:
-        if _is_given(command, "model") or topology is not None:
-            raise UsageError("--blocks is instead of --model and --topology: give one of them")
-        model = described_blocks(blocks, max_position=max_position)
-    elif max_position is not None:
-        raise UsageError("--max-position is for --blocks: converting a model decides about its context")
+    if blocks is not None and (_is_given(command, "model") or topology is not None):
+        raise UsageError("--blocks is instead of --model and --topology: give one of them")
+    served = served_blocks(BlocksOptions(
+        folder=blocks, max_position=max_position, stand_in=stand_in, sequential=sequential,
+        max_warm_sessions=max_warm_sessions, memory=memory,
+    ), gpus=bool(gpus))  # fmt: skip
     options = UpOptions(
-        model=model.absolute(),
+        model=(served.model if served else model).absolute(), blocks=served,
         plan=PlanChoice(
             stages=stages, stage_devices=stage_devices, plan=plan and plan.absolute(), strategy=strategy,
             objective=objective, profile=profile, devices=devices,
         ),
-        replicas=replicas,
-        gpus=gpus, gpu_memory=gpu_memory, warm=warm, gateways=gateways,
+        replicas=replicas, gpus=gpus, gpu_memory=gpu_memory, gateways=gateways,
         schedulers=schedulers, fsync=fsync, host=host or "127.0.0.1", port=port,
-        redis_url=redis and checked_url(redis),
-        payload_redis_url=payload_redis and checked_url(payload_redis),
+        redis_url=redis and checked_url(redis), payload_redis_url=payload_redis and checked_url(payload_redis),
         data=data, threads=threads, speculation=speculation, prefix_cache=prefix_cache,
         page_store_bytes=page_store_bytes, api_keys=api_keys and api_keys.absolute(),
         cors_origins=cors_origins, allowed_hosts=allowed_hosts, root_path=root_path, verbose=verbose,

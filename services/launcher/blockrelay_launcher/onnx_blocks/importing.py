@@ -22,7 +22,7 @@ _MODULE = "blockrelay_converter.onnx_source"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportOptions:
-    """What `blockrelay import` was asked for."""
+    """What `blockrelay import` was asked for. `afresh`: what a run about something else has left unfinished goes."""
 
     folder: Path
     out: Path
@@ -30,7 +30,8 @@ class ImportOptions:
     text: Path | None
     name: str | None
     max_position: int | None
-    as_json: bool
+    as_json: bool = False
+    afresh: bool = False
 
     def argv(self) -> list[str]:
         """The converter's command line."""
@@ -42,6 +43,7 @@ class ImportOptions:
             ("--max-position", self.max_position),
         ):
             argv += [option, str(value)] if value is not None else []
+        argv += ["--afresh"] if self.afresh else []
         return [*argv, "--", str(self.folder), str(self.out)]
 
 
@@ -51,7 +53,7 @@ def run_import(options: ImportOptions) -> int:
     need("converter", "onnx")
     with worker(options.argv()) as process:
         assert process.stdout is not None
-        result = _watch(process.stdout)
+        result = watch(process.stdout)
         code = process.wait()
     if code:
         return code_of_silence(code)
@@ -64,7 +66,7 @@ def run_import(options: ImportOptions) -> int:
     return 0
 
 
-def _watch(lines: IO[bytes]) -> ImportResult | None:
+def watch(lines: IO[bytes]) -> ImportResult | None:
     """Read what the converter tells to its end, with a bar where somebody looks."""
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())

@@ -5,15 +5,18 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import IO
 
 from blockrelay.exit_codes import FAILED
 
 
 @contextmanager
-def worker(argv: Sequence[str]) -> "Iterator[subprocess.Popen[bytes]]":
-    """The process, its stdout to be read; it is gone behind this. Ctrl-C reaches this process alone, so that the worker
-    ends in silence. Raises OSError where it cannot be started."""
-    process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, start_new_session=True)
+def worker(argv: Sequence[str], *, said: IO[bytes] | None = None) -> "Iterator[subprocess.Popen[bytes]]":
+    """The process, its stdout to be read; it is gone behind this. Its stderr goes to the file `said`; None: to ours.
+    Ctrl-C reaches this process alone, so that the worker ends in silence. Raises OSError where it cannot be started."""
+    process = subprocess.Popen(
+        argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=said, start_new_session=True
+    )
     with process:
         try:
             yield process

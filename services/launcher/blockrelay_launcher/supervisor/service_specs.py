@@ -70,7 +70,8 @@ def workers(layout: Layout) -> list[Child]:
     share = int(available_bytes() * KV_SHARE) // max(1, sum(spec.stages for spec in specs))
     common: dict[str, object] = {"port": 0}
     common.update(_page_settings(layout))
-    common.update(options.warm)
+    if options.blocks is not None:
+        common.update(options.blocks.warm)
     if not options.speculation:
         common["speculation"] = "off"
     threads = options.threads or _fair_threads(options, specs)
@@ -80,6 +81,8 @@ def workers(layout: Layout) -> list[Child]:
         own["kv_bytes"] = WorkerSettings().kv_bytes or share * spec.stages
         if spec.device_id:
             own["device_id"] = spec.device_id
+        if options.blocks is not None and options.blocks.imported is not None and not spec.gpu:
+            own["imported_model"] = options.blocks.imported
         if spec.gpu:
             own |= {"gpu": spec.gpu, "gpu_stages": spec.stages}
             if options.gpu_memory is not None:

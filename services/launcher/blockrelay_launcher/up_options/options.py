@@ -1,11 +1,12 @@
 """The options of `blockrelay up`, and the services that follow from them."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from blockrelay.protocol.plan import Device
 from blockrelay.protocol.planned_split import ANY_GPU, PlannedSplit
+from blockrelay_launcher.onnx_blocks.describe import ServedBlocks
 from blockrelay_launcher.supervisor.embedded_redis import Fsync
 from blockrelay_launcher.up_options.plan_choice import ONE_STAGE, PlanChoice
 
@@ -27,8 +28,8 @@ class UpOptions:
     """The options of `blockrelay up`. `plan` says which plan it starts with, `planned` is that plan, once it was read.
     `local` are the devices of this host by their ids; None: all that the plan names. `port` 0 picks a free one;
     `threads` None shares the cores between the workers of one stage. Each of `gpus`, such as webgpu:0, has a process
-    with a worker for every stage that is for GPUs; together they may use `gpu_memory` bytes of it. `warm` are the
-    worker's settings of ONNX blocks that are run one by one; empty: all of them stay.
+    with a worker for every stage that is for GPUs; together they may use `gpu_memory` bytes of it. `blocks`: the
+    model is ONNX blocks as they are.
 
     Several `gateways` listen on as many consecutive ports from `port` on. `redis_url` None starts an embedded control
     and payload Redis; `fsync` is the control one's. `data`
@@ -43,7 +44,7 @@ class UpOptions:
     replicas: int = 1
     gpus: tuple[str, ...] = ()
     gpu_memory: int | None = None
-    warm: Mapping[str, object] = field(default_factory=dict[str, object])
+    blocks: ServedBlocks | None = None
     gateways: int = 1
     schedulers: int = 1
     host: str = "127.0.0.1"

@@ -13,6 +13,7 @@ from blockrelay.block_folder.model import Precision
 from blockrelay.errors import UsageError
 from blockrelay.protocol.plan import Device
 from blockrelay.settings import WorkerSettings
+from blockrelay_worker.execution.cpu.imported import ImportedExecutors
 from blockrelay_worker.execution.cpu.loading import CpuExecutors
 from blockrelay_worker.execution.executor import Executor
 from blockrelay_worker.execution.onnx.compiled.cache_folder import default_root
@@ -76,7 +77,12 @@ class Gpu:
 
 def gpu_of(settings: WorkerSettings, folder: BlockFolder) -> Gpu | None:
     """What workers compute on; None: their own kernels. ONNX blocks that others made need ONNX Runtime on CPUs too,
-    where it has a process of its own like a GPU; a CPU that others take from us is no broken device."""
+    unless they have been imported; there it has a process of its own like a GPU, and a CPU that others take from us is
+    no broken device. Raises UsageError for settings that do not go together."""
+    if settings.imported_model is not None:
+        if settings.gpu or settings.sequential or folder.model.onnx_blocks is None:
+            raise UsageError("imported_model is for CPU workers of ONNX blocks, which are not sequential")
+        return None
     if not settings.gpu and folder.model.onnx_blocks is None:
         return None
     eager = settings.enforce_eager
@@ -107,8 +113,11 @@ def _warm(settings: WorkerSettings, folder: BlockFolder) -> tuple[int | None, in
     return limits if limits != (None, None) else (WARM_SESSIONS, None)
 
 
-def executors_for(device: Device, folder: BlockFolder, *, threads: int, gpu: Gpu | None = None) -> Executors:
-    """What runs stages of this folder on this machine: in a process of its own on the device `gpu`, if one is named.
+def executors_for(
+    device: Device, folder: BlockFolder, *, threads: int, gpu: Gpu | None = None, imported: Path | None = None
+) -> Executors:
+    """What runs stages of this folder on this machine: in a process of its own on the device `gpu`, if one is named;
+    with the block folder `imported` from its ONNX blocks, if one is.
 
     Raises UsageError where nothing does.
     """
@@ -127,6 +136,8 @@ def executors_for(device: Device, folder: BlockFolder, *, threads: int, gpu: Gpu
             quarantine=gpu.quarantine,
             warm=gpu.warm,
         )
+    if imported is not None:
+        return ImportedExecutors(threads, folder, imported)
     if folder.model.onnx_blocks is not None:
         raise UsageError("ONNX blocks as they are have a process of their own: serve them (blockrelay up --blocks)")
     for implementation in IMPLEMENTATIONS:

@@ -179,7 +179,8 @@ class Worker:
             self._close_stage()
         blocks = assignment.blocks
         with self._metrics.load_seconds.time():
-            read = range(0) if self._device else range(blocks.first, blocks.last + 1)  # its process reads for itself
+            elsewhere = self._device or self._folder.model.onnx_blocks is not None  # who computes reads for itself
+            read = range(0) if elsewhere else range(blocks.first, blocks.last + 1)
             folder = open_block_folder(self._settings.model, blocks=read)
             pages = self._pages(folder, blocks)
             executor = self._executors.load(folder, blocks.first, blocks.last, pages=pages)

@@ -65,7 +65,11 @@ class Workers:
             raise UsageError("--gpu-stages is for workers with --gpu: without one, start a process for each stage")
         folder = open_block_folder(settings.model, blocks=[])
         executors = self._executors = executors_for(
-            settings.device, folder, threads=settings.threads, gpu=gpu_of(settings, folder)
+            settings.device,
+            folder,
+            threads=settings.threads,
+            gpu=gpu_of(settings, folder),
+            imported=settings.imported_model,
         )
         workers: list[Worker] = []
         for number, (stop, drain) in enumerate(self._ends):

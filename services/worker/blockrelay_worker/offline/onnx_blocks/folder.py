@@ -5,16 +5,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from blockrelay.block_folder.folder import file_sha256
-from blockrelay.block_folder.manifest import MANIFEST_NAME
 from blockrelay.errors import OnnxBlocksError
-from blockrelay.onnx_blocks.blocks_file import NAME, BlockFiles, FileFacts, check_unaltered, read_blocks_file
-from blockrelay.onnx_blocks.signature import in_order
+from blockrelay.onnx_blocks.blocks_file import (
+    NAME,
+    BlockFiles,
+    FileFacts,
+    block_names,
+    check_unaltered,
+    read_blocks_file,
+)
 from blockrelay.onnx_blocks.wiring import Wiring, wire
 from blockrelay_worker.offline.onnx_blocks.onnx_file import OnnxFile, read_onnx_file
 from blockrelay_worker.offline.onnx_blocks.operators import check_operators
-
-#: More files than any model has layers.
-_MAX_BLOCKS = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +47,11 @@ def open_onnx_folder(root: Path, *, against: Path | None = None) -> OnnxFolder:
     Files must be as `against` says, or else as the folder's own `blocks.json` if it has one. Raises OnnxBlocksError
     that names the file, and the tensor if it is one that is wrong. Writes nothing.
     """
-    names = _names(root)
+    names = block_names(root)
     listing = against or (root / NAME if (root / NAME).exists() else None)
     known = None if listing is None else read_blocks_file(listing)
     files: list[OnnxFile] = []
-    for index, name in enumerate(in_order(names), 1):
+    for index, name in enumerate(names, 1):
         try:
             files.append(read_onnx_file(root, name, index))
         except OnnxBlocksError:
@@ -68,21 +70,3 @@ def _check_file(path: Path, known: Sequence[BlockFiles], where: str) -> None:
     expected = {file.name: file for block in known for file in block.files}.get(path.name)
     if expected is not None and path.is_file() and file_sha256(path) != expected.sha256:
         raise OnnxBlocksError(f"altered: its SHA-256 is not the one in {where}", file=path.name)
-
-
-def _names(root: Path) -> Sequence[str]:
-    try:
-        names = [path.name for path in root.iterdir() if path.suffix == ".onnx" and not path.name.startswith(".")]
-    except OSError as error:
-        raise OnnxBlocksError(error.strerror or str(error), file=str(root)) from None
-    if not names:
-        if (root / MANIFEST_NAME).exists():
-            raise OnnxBlocksError(
-                "is a block folder of Blockrelay, which is checked whenever it is opened", file=str(root)
-            )
-        raise OnnxBlocksError("has no ONNX files; blocks are block_1.onnx, block_2.onnx and so on", file=str(root))
-    if len(names) > _MAX_BLOCKS:
-        raise OnnxBlocksError(
-            f"has {len(names):,} ONNX files; a model has at most {_MAX_BLOCKS:,} blocks", file=str(root)
-        )
-    return names
