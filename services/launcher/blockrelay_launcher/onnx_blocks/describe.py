@@ -10,7 +10,6 @@ import typer
 
 from blockrelay.errors import UsageError
 from blockrelay.onnx_blocks.report import decode_described
-from blockrelay_launcher.onnx_blocks.stand_in import imported_stand_in
 from blockrelay_launcher.onnx_blocks.worker import code_of_silence, worker
 
 _MODULE = "blockrelay_worker.offline.onnx_blocks.describe"
@@ -63,6 +62,9 @@ def served_blocks(options: BlocksOptions, *, gpus: bool) -> ServedBlocks | None:
     model = _described(options.folder, options.max_position)
     imported: Path | None = None
     if gpus and not options.sequential and options.stand_in != "files":
+        # Only here: it needs what reads tokenizers, which the help of a bare install has not.
+        from blockrelay_launcher.onnx_blocks.stand_in import imported_stand_in
+
         imported = imported_stand_in(options.folder, model, max_position=options.max_position)
     settings = {
         "sequential": "true" if options.sequential else None,

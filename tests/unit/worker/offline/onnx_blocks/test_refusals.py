@@ -200,7 +200,7 @@ def test_weights_beside_the_graph_that_were_altered(
 
 
 def test_folders_that_have_no_blocks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "No such file" in refused(capsys, tmp_path / "nothing")
+    assert "there is no such folder" in refused(capsys, tmp_path / "nothing")
     assert "has no ONNX files" in refused(capsys, tmp_path)
     (tmp_path / "._block_1.onnx").write_bytes(b"of another file system")
     assert "has no ONNX files" in refused(capsys, tmp_path)
