@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from blockrelay.failpoints import reach
 from blockrelay_launcher.supervisor.data_folder import read_service_settings
@@ -180,16 +180,33 @@ def die_with_parent(number: int) -> Callable[[], None] | None:
 
 
 def plain(line: str) -> str:
-    """A line that a service wrote for people, without its role: `up` puts its name before it."""
-    return re.sub(r"^(gateway|scheduler|worker): ", "", line)
+    """What people read of a line of a service's log: of an entry what happened, the error, and the facts that it has;
+    of another line all but the service's role, since `up` puts its name before it."""
+    event = _entry(line)
+    if event is None:
+        return re.sub(r"^(gateway|scheduler|worker): ", "", line)
+    facts = {name: event.get(name) for name in ("request_id", "session_id", "step")} | dict(event.get("data") or {})
+    error = facts.pop("error", None)
+    told = ", ".join(f"{name}={_brief(value)}" for name, value in facts.items() if value not in (None, "", []))
+    return f"{event['event_type']}{f': {error}' if error else ''}{f' ({told})' if told else ''}"
+
+
+def _brief(value: object) -> str:
+    return " ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def _entry(line: str) -> dict[str, Any] | None:
+    """A log line as `blockrelay.observability.logs` writes them; None for any other."""
+    try:
+        event = json.loads(line)
+    except ValueError:
+        return None
+    return event if isinstance(event, dict) and "event_type" in event else None
 
 
 def is_worth_showing(line: str) -> bool:
     """Errors, and what is not a log line at all (a traceback): people should see it without opening the log."""
     if not line.strip():
         return False
-    try:
-        event = json.loads(line)
-    except ValueError:
-        return True
-    return not isinstance(event, dict) or event.get("level") in ("ERROR", "CRITICAL")
+    event = _entry(line)
+    return event is None or event.get("level") in ("ERROR", "CRITICAL")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from blockrelay_launcher.supervisor import child_process
-from blockrelay_launcher.supervisor.child_process import Child, is_worth_showing, stop_all
+from blockrelay_launcher.supervisor.child_process import Child, is_worth_showing, plain, stop_all
 from blockrelay_launcher.supervisor.signals import Alarm
 from tests.support.systems.up_process import command_line
 from tests.support.waiting import wait_until
@@ -208,7 +208,8 @@ def test_children_end_when_the_parent_is_killed(tmp_path: Path, program: str) ->
     ("line", "shown"),
     [
         ('{"level": "INFO", "event_type": "NODE_READY"}', False),
-        ('{"level": "WARNING"}', False),
+        ('{"level": "WARNING", "event_type": "STAGE_NOT_LOADED"}', False),
+        ('{"level": "WARNING"}', True),
         ('{"level": "ERROR", "event_type": "DIVERGED"}', True),
         ("Traceback (most recent call last):", True),
         ("", False),
@@ -217,3 +218,21 @@ def test_children_end_when_the_parent_is_killed(tmp_path: Path, program: str) ->
 )
 def test_people_see_errors_and_tracebacks(line: str, shown: bool) -> None:
     assert is_worth_showing(line) is shown
+
+
+@pytest.mark.parametrize(
+    ("line", "shown"),
+    [
+        ("worker: --gpu webgpu:0: no such device", "--gpu webgpu:0: no such device"),
+        (
+            '{"level": "ERROR", "event_type": "DEVICE_LOST", "node_id": "gpu-worker", "data": '
+            '{"device": "webgpu:0", "block": null, "error": "it has ended by signal 9", "requests": ["a", "b"]}}',
+            "DEVICE_LOST: it has ended by signal 9 (device=webgpu:0, requests=a b)",
+        ),
+        ('{"event_type": "DIVERGED", "request_id": "req-1", "step": 0}', "DIVERGED (request_id=req-1, step=0)"),
+        ('{"event_type": "NODE_READY", "data": {}}', "NODE_READY"),
+        ('{"no": "entry"}', '{"no": "entry"}'),
+    ],
+)
+def test_lines_are_shown_as_people_read_them(line: str, shown: str) -> None:
+    assert plain(line) == shown
