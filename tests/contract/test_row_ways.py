@@ -67,6 +67,7 @@ def redis_inbox(client: redis.Redis, keys: Keys, links: Links, sink: Sink) -> It
     over = threading.Event()
     reader = Reader(client, keys.inbox(TARGET), [], sink, over, links.watch)
     reader.start()
+    wait_until(lambda: not client.xlen(keys.inbox(TARGET)), "it has read what created its inbox")
     yield
     sink.open.set()
     over.set()
@@ -94,17 +95,16 @@ def way(request: pytest.FixtureRequest, client: redis.Redis, keys: Keys, scripts
     deaths = Deaths(links)
     local = LocalLinks("sender", RING, partial(read_fields, links), deaths)
     inbox = redis_inbox(client, keys, links, sink) if request.param == "redis" else local_inbox(client, keys, sink)
-    left = threading.Event()
+    there = threading.Event()
 
     def live() -> None:
         with inbox:
+            there.set()
             leave.wait()
-        left.set()
 
     life = threading.Thread(target=live)
     life.start()
-    known = keys.inbox(TARGET) if request.param == "redis" else keys.worker(TARGET)
-    wait_until(lambda: client.exists(known), "the target is there")
+    assert there.wait(30), "the target is not there"
     made = Way(request.param, Sender(links, metrics, local), sink, metrics, leave)
     yield made
     leave.set()
