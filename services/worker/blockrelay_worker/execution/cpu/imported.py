@@ -52,7 +52,10 @@ class ImportedExecutors:
         """All files are read and compared with the manifest. Not exact: the blocks themselves are not."""
         if (first_block, last_block) != (1, folder.model.blocks):
             raise BlockFolderError(f"ONNX blocks are served together: block_1 to block_{folder.model.blocks}")
-        imported = open_block_folder(self.imported.root)
+        try:
+            imported = open_block_folder(self.imported.root)
+        except BlockFolderError as error:
+            raise BlockFolderError(f"{error}; without {self.imported.root}, `up --blocks` imports anew") from error
         if imported.manifest != self.imported.manifest:
             raise BlockFolderError(f"{imported.root}: imported anew since this worker began; start it again")
         stage = self._executors.load(imported, first_block, last_block, pages=pages)
