@@ -65,19 +65,19 @@ def stack() -> Iterator[ComposeStack]:
 
 
 def test_a_stream_outlives_the_container_of_the_gpu(stack: ComposeStack) -> None:
-    client = OpenAI(base_url=f"{stack.url}/v1", api_key="unused", max_retries=0, timeout=120)
-    (gpu,) = stack.containers("worker-webgpu")
-    model = client.models.list().data[0].id
-    stream = client.completions.create(model=model, prompt=PROMPT, max_tokens=200, temperature=0, stream=True)
-    request, tokens = "", 0
-    for chunk in stream:
-        tokens += bool(chunk.choices[0].text)
-        request = chunk.id
-        if tokens == 5 and stack.inspect(gpu)["State"]["Running"]:
-            stack.kill(gpu)
-    view = client.get(f"/requests/{request}", cast_to=object)
-    (event,) = json.loads(json.dumps(view))["fallback_events"]
-    assert (event["block_id"], event["from"], event["to"], event["success"]) == ("block_1", "GPU", "CPU", True)
-    assert event["position"] >= 5
+    with OpenAI(base_url=f"{stack.url}/v1", api_key="unused", max_retries=0, timeout=120) as client:
+        (gpu,) = stack.containers("worker-webgpu")
+        model = client.models.list().data[0].id
+        stream = client.completions.create(model=model, prompt=PROMPT, max_tokens=200, temperature=0, stream=True)
+        request, tokens = "", 0
+        for chunk in stream:
+            tokens += bool(chunk.choices[0].text)
+            request = chunk.id
+            if tokens == 5 and stack.inspect(gpu)["State"]["Running"]:
+                stack.kill(gpu)
+        view = client.get(f"/requests/{request}", cast_to=object)
+        (event,) = json.loads(json.dumps(view))["fallback_events"]
+        assert (event["block_id"], event["from"], event["to"], event["success"]) == ("block_1", "GPU", "CPU", True)
+        assert event["position"] >= 5
     stack.start(gpu)
     stack.wait_worker_ready([gpu])

@@ -70,5 +70,8 @@ def why_no_stand_in(served: Manifest, imported: Manifest) -> str:
     ):
         return f"its keys and values are kept differently: it is {imported.precision}, they are {served.precision}"
     if one.max_position > other.max_position:
-        return f"its context has {other.max_position} positions, and theirs {one.max_position}"
+        return (
+            f"its context has {other.max_position} positions, as their tables have, and theirs {one.max_position} "
+            f"(--max-position {other.max_position})"
+        )
     return ""
