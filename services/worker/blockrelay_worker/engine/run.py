@@ -146,6 +146,11 @@ class Run:
         return self.identity.body.salt
 
     @property
+    def session(self) -> str:
+        """Of which it is a step; "": of none."""
+        return self.identity.body.session
+
+    @property
     def private(self) -> bool:
         """Only runs of the same request share pages with this one."""
         return self.identity.private

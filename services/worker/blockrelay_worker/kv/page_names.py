@@ -30,10 +30,11 @@ def private_root_name(*, request: str, model_hash: str) -> bytes:
     return _root(b"br-private-root", request, model_hash)
 
 
-def local_root_name(*, life: str, salt: str, model_hash: str) -> bytes:
-    """Where the chain of a request begins whose pages other requests of equal salt may take though their bits are not
-    what the tokens decide: in one pool, and as long as it has one content (`life`)."""
-    return _root(b"br-local-root", life, salt, model_hash)
+def local_root_name(*, life: str, salt: str, model_hash: str, session: str = "") -> bytes:
+    """Where the chain of a request begins whose pages other requests of equal salt, or the other steps of a `session`,
+    may take though their bits are not what the tokens decide: in one pool, and as long as it has one content (`life`).
+    """
+    return _root(b"br-local-root", life, salt, model_hash, session)
 
 
 def _root(kind: bytes, *parts: str) -> bytes:

@@ -1,9 +1,10 @@
 """Known beginnings: a run takes the pages that hold its first tokens already, and names those that it fills itself.
 
 In precisions marked exact a page's bits are a function of what its name says, and any run takes it. Behind a device
-that varies pages are private: only later runs of the same request take them, at the stand-in of that device too. Where
-it is allowed, other requests of equal salt take them as well, in the pool of the worker that computed them alone: by
-local names, which no tier of the store ever hears. There every page has its private name all the same.
+that varies pages are private: only later runs of the same request take them, at the stand-in of that device too. In the
+pool of a worker that has the whole model later steps of the same session take them as well, and where it is allowed
+any request of equal salt: by local names, which no tier of the store ever hears. There every page has its private name
+all the same.
 """
 
 import secrets
@@ -50,6 +51,11 @@ class Prefix(Protocol):
         ...
 
     @property
+    def session(self) -> str:
+        """Of which it is a step; "": of none."""
+        ...
+
+    @property
     def reusable(self) -> int:
         """How many leading tokens may be found."""
         ...
@@ -68,7 +74,7 @@ class PrefixCache:
     not are looked for there: then `deliver` is called with the Loaded, from another thread, and brings it to
     `RunTable.loaded`.
     Where bits are not `exact` only private runs are given pages, and their pages named. `shares_private`: private runs
-    of equal salt find each other's pages in this pool.
+    of equal salt find each other's pages in this pool; `shares_sessions`: those of one session do.
     """
 
     def __init__(
@@ -81,12 +87,14 @@ class PrefixCache:
         exact: bool = True,
         counts: bool = True,
         shares_private: bool = False,
+        shares_sessions: bool = False,
         store: PageStore | None = None,
         deliver: Callable[[Loaded], None] = lambda done: None,
     ) -> None:
         self._pool, self._metrics, self._exact, self._counts = pool, metrics, exact, counts
         self._store, self._deliver = store, deliver
-        self._life = secrets.token_hex(16) if shares_private else ""
+        self._shares_private, self._shares_sessions = shares_private, shares_sessions
+        self._life = secrets.token_hex(16)
         self._model_hash, self._numerics = model_hash, numerics
         pool.on_evict = metrics.prefix_cache_evictions.inc
 
@@ -102,7 +110,7 @@ class PrefixCache:
         if self._store is not None:
             for page, name in zip(local, kv.names, strict=False):  # a stand-in finds them by the name of this request
                 self._store.put(page, name)
-        if self._counts and not kv.preemptions and (self._life or not run.private):
+        if self._counts and not kv.preemptions and self._shares(run):
             self._metrics.prefix_cache_queries.inc(len(run.tokens))
         names, begun = kv.names[kv.sealed : pages], 0
         if rest and run.private and (exactly is not None or run.limited):
@@ -149,11 +157,16 @@ class PrefixCache:
 
     def _local(self, run: Prefix, pages: int) -> list[bytes]:
         """Names by which other requests find the first pages here; none where they may not."""
-        if not self._life or not run.private:
+        if not run.private or not self._shares(run):
             return []
-        root = local_root_name(life=self._life, salt=run.salt, model_hash=self._model_hash)
+        session = "" if self._shares_private else run.session
+        root = local_root_name(life=self._life, salt=run.salt, model_hash=self._model_hash, session=session)
         extend_names(run.kv.local, root, run.tokens, pages)
         return run.kv.local[:pages]
+
+    def _shares(self, run: Prefix) -> bool:
+        """Runs of other requests may take its pages."""
+        return not run.private or self._shares_private or (self._shares_sessions and bool(run.session))
 
     def leave(self, run: Prefix) -> bool:
         """Name the page that a private run has begun, and that it writes no more, so that the next run of its request
@@ -206,5 +219,5 @@ class PrefixCache:
         if run.kv.preemptions:
             return
         run.kv.cached += found
-        if self._counts and (self._life or not run.private):
+        if self._counts and self._shares(run):
             self._metrics.prefix_cache_hits.inc(found)

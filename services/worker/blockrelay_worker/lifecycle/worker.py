@@ -348,6 +348,7 @@ class Worker:
             exact=executor.capabilities.exact,
             counts=role.first_stage,
             shares_private=role.inexact_sharing,
+            shares_sessions=role.whole_model,
             store=store,
             deliver=mailbox.put,
         )

@@ -29,6 +29,7 @@ class Desk:
         cache: bool = True,
         counts: bool = True,
         shares_private: bool = False,
+        shares_sessions: bool = False,
         store: Any = None,
     ) -> None:
         self.registry = CollectorRegistry()
@@ -41,6 +42,7 @@ class Desk:
             metrics=metrics,
             counts=counts,
             shares_private=shares_private,
+            shares_sessions=shares_sessions,
             store=store,
         )
         self.table = RunTable(self.pool, known if cache else None)
@@ -240,6 +242,21 @@ class TestPrivatePages:
         assert len(own) == 3 and len(store.names) == 6 and len(set(store.names)) == 6
         assert own == first.kv.names and store.names[3:] == second.kv.names
         assert not set(store.names) & set(first.kv.local) and first.kv.local == second.kv.local
+
+    def test_are_found_by_later_steps_of_the_session(self) -> None:
+        """And a stand-in finds them in the store by the names of each step."""
+        store = Written()
+        desk = Desk(shares_sessions=True, store=store)
+        first = desk.run(PROMPT, private=True, session="s", salt="tenant")
+        desk.compute(first)
+        second = desk.run(PROMPT, private=True, session="s", salt="tenant")
+        assert second.pages == first.pages[:3] and (second.computed, second.kv.cached) == (48, 48)
+        assert len(set(store.names)) == 6 and store.names[3:] == second.kv.names
+        for session, salt in (("t", "tenant"), ("s", "other"), ("", "tenant")):
+            assert desk.run(PROMPT, private=True, session=session, salt=salt).computed == 0, (session, salt)
+        assert desk.run(PROMPT, session="s", salt="tenant").computed == 0, "nor by one that is exact"
+        assert (desk.value("queries"), desk.value("hits")) == (250, 48), "of steps, and of the exact one"
+        assert Desk().run(PROMPT, private=True, session="s").computed == 0
 
     def test_of_two_that_compute_the_same_at_once_the_first_is_found(self) -> None:
         desk = Desk(shares_private=True, store=Written())
