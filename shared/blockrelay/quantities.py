@@ -32,10 +32,12 @@ def format_quantity(value: float, unit: str = "") -> str:
 
 
 def format_seconds(seconds: float) -> str:
-    """Three digits: `1.24 s`, `310 ms`, `40 µs`."""
+    """Three digits: `1.24 s`, `310 ms`, `40 µs`, from 1000 s on `59.3 min`, from two hours on `2.5 h`."""
+    if seconds >= 999.5:
+        return f"{seconds / 60:.3g} min" if seconds < 7200 else f"{seconds / 3600:,.4g} h"
     if seconds and seconds < 0.9995e-3:
         return f"{1e6 * seconds:.3g} µs"
-    return f"{1e3 * seconds:.3g} ms" if seconds < 0.9995 else format_quantity(seconds, "s")
+    return f"{1e3 * seconds:.3g} ms" if seconds < 0.9995 else f"{seconds:.3g} s"
 
 
 def counted(number: int, noun: str) -> str:

@@ -41,7 +41,16 @@ def test_counts_have_no_unit() -> None:
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
-    [(0, "0 ms"), (4e-5, "40 µs"), (0.00124, "1.24 ms"), (0.3104, "310 ms"), (1.0, "1 s"), (61.23, "61.2 s")],
+    [
+        (0, "0 ms"),
+        (4e-5, "40 µs"),
+        (0.00124, "1.24 ms"),
+        (0.3104, "310 ms"),
+        (1.0, "1 s"),
+        (61.23, "61.2 s"),
+        (3560, "59.3 min"),
+        (9000, "2.5 h"),
+    ],
 )
 def test_times_are_shown_in_three_digits(seconds: float, text: str) -> None:
     assert format_seconds(seconds) == text

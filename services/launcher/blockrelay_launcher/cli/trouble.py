@@ -62,7 +62,7 @@ def sentences(trouble: Mapping[str, Any]) -> list[str]:
         lines.append(
             f"{lost['device']} of {lost['worker']} was lost {counted(lost['losses'], 'time')}, last for "
             f"{lost['reason']}: {where} in {format_seconds(lost['wait_s'])}, or at once by "
-            f"`blockrelay devices retry {lost['device']}`"
+            f"`blockrelay devices retry {lost['device']}` (--data and --redis as here)"
         )
     used, limit = trouble["memory"]["used"], trouble["memory"]["limit"]
     if limit and used >= FULL_SHARE * limit:

@@ -32,7 +32,8 @@ def check_named(devices: Sequence[Mapping[str, Any]], names: Sequence[str]) -> N
         found = found or [one for one in devices if one["id"] == name.partition(":")[0] and one["problem"]]
         if not found:
             usable = ", ".join(str(one["id"]) for one in devices if one["kind"] != "cpu" and not one["problem"])
-            raise UsageError(f"--gpu {name}: no such device here, but {usable or 'none'}; see blockrelay devices")
+            there = f"but {usable}" if usable else "nor another GPU that can be used"
+            raise UsageError(f"--gpu {name}: no such device here, {there}; see blockrelay devices")
         if found[0]["problem"]:
             raise UsageError(f"--gpu {name}: {found[0]['problem']}")
         device = str(found[0]["id"])
