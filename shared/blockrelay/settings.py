@@ -186,7 +186,7 @@ class WorkerSettings(Settings):
     )
     imported_model: Path | None = Field(
         default=None,
-        description="block folder that was imported from the ONNX blocks of `model`: a CPU worker computes with it",
+        description="block folder that was imported from the ONNX blocks of `model`: CPU workers compute with it",
     )
     device_id: str = Field(
         default="",

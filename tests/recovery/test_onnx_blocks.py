@@ -120,6 +120,11 @@ def test_three_commands_lead_to_an_answer(tmp_path: Path, monkeypatch: pytest.Mo
         answer = httpx.post(f"{up.url}/v1/infer", json=step, timeout=60).json()
         assert answer["outputs"]["logits"]["shape"] == [1, 1, MODEL.vocabulary], answer
         assert list(answer["execution_times"]) == [f"block_{n}" for n in range(1, MODEL.layers + 2)]
+        later = {"session_id": "mine", "step": 2, "input_tensors": {"input_ids": list(range(40))}}
+        assert httpx.post(f"{up.url}/v1/infer", json=later, timeout=60).json()["execution_stats"]["cached_tokens"] == 0
+        last = {"session_id": "mine", "step": 3, "input_tensors": {"input_ids": [5]}}
+        stats = httpx.post(f"{up.url}/v1/infer", json=last, timeout=60).json()["execution_stats"]
+        assert stats["cached_tokens"] == 32, "of 43: full pages of the steps before"
         expected = tokens_of(up.url, body)
         kv_goes_out_and_in(up.url)
         (worker,) = up.pid_of("blockrelay_worker")

@@ -1,6 +1,7 @@
 """`blocks.json`: which files a folder of ONNX blocks has, with the SHA-256 of each and what the blocks declare.
 
-It is generated, written where people ask for it, and read again to see whether a file has been altered since.
+It is generated, written where people ask for it, and read again to see whether a file has been altered since. What was
+imported of the blocks is told by their files, too.
 """
 
 import hashlib
@@ -10,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from blockrelay.block_folder.manifest import MANIFEST_NAME
+from blockrelay.block_folder.manifest import MANIFEST_NAME, Manifest
+from blockrelay.block_folder.precisions import kv_item_bytes
 from blockrelay.block_folder.strict_json import Fields
 from blockrelay.errors import OnnxBlocksError
 from blockrelay.onnx_blocks.signature import Signature, Tensor, check_names, in_order
@@ -67,6 +69,30 @@ def fingerprint(sha256: Mapping[str, str]) -> str:
     blocks they are, wherever they lie."""
     lines = (f"{sha256[name]} {name}\n" for name in sorted(sha256))
     return hashlib.sha256("".join(lines).encode()).hexdigest()
+
+
+def why_no_stand_in(served: Manifest, imported: Manifest) -> str:
+    """Why what `imported` describes cannot compute in place of the blocks of `served`, on their KV pages; "": it can.
+
+    It has to be an import of just these files, layer by layer in blocks of the same numbers.
+    """
+    if imported.imported_from != fingerprint({path: spec.sha256 for path, spec in served.onnx_files().items()}):
+        return "it is no import of these blocks in their own precision"
+    one, other = served.model, imported.model
+    if (one.blocks, one.layers) != (other.blocks, other.layers):
+        return f"it has {other.blocks} blocks, and there are {one.blocks}"
+    if (one.kv_heads, one.head_dim, kv_item_bytes(served.precisions)) != (
+        other.kv_heads,
+        other.head_dim,
+        kv_item_bytes(imported.precisions),
+    ):
+        return f"its keys and values are kept differently: it is {imported.precision}, they are {served.precision}"
+    if one.max_position > other.max_position:
+        return (
+            f"its context has {other.max_position} positions, as their tables have, and theirs {one.max_position} "
+            f"(--max-position {other.max_position})"
+        )
+    return ""
 
 
 def encode_blocks_file(blocks: Sequence[BlockFiles]) -> str:

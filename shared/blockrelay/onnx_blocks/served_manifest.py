@@ -1,12 +1,11 @@
-"""The manifest of ONNX blocks that are served as they are, and what may compute in their place. Pure."""
+"""The manifest of ONNX blocks that are served as they are. Pure."""
 
 from collections.abc import Mapping, Sequence
 
 from blockrelay.block_folder.manifest import ONNX_BLOCKS_NAME, BlockSpec, FileSpec, Manifest, check_manifest
 from blockrelay.block_folder.model import ModelConfig, Precision
-from blockrelay.block_folder.precisions import kv_item_bytes
 from blockrelay.onnx_blocks.beside import Beside
-from blockrelay.onnx_blocks.blocks_file import BlockFiles, fingerprint
+from blockrelay.onnx_blocks.blocks_file import BlockFiles
 from blockrelay.onnx_blocks.served_shape import ServedShape
 
 
@@ -51,27 +50,3 @@ def served_manifest(
     )
     check_manifest(manifest)
     return manifest
-
-
-def why_no_stand_in(served: Manifest, imported: Manifest) -> str:
-    """Why what `imported` describes cannot compute in place of the blocks of `served`, on their KV pages; "": it can.
-
-    It has to be an import of just these files, layer by layer in blocks of the same numbers.
-    """
-    if imported.imported_from != fingerprint({path: spec.sha256 for path, spec in served.onnx_files().items()}):
-        return "it was not imported from these blocks"
-    one, other = served.model, imported.model
-    if (one.blocks, one.layers) != (other.blocks, other.layers):
-        return f"it has {other.blocks} blocks, and there are {one.blocks}"
-    if (one.kv_heads, one.head_dim, kv_item_bytes(served.precisions)) != (
-        other.kv_heads,
-        other.head_dim,
-        kv_item_bytes(imported.precisions),
-    ):
-        return f"its keys and values are kept differently: it is {imported.precision}, they are {served.precision}"
-    if one.max_position > other.max_position:
-        return (
-            f"its context has {other.max_position} positions, as their tables have, and theirs {one.max_position} "
-            f"(--max-position {other.max_position})"
-        )
-    return ""

@@ -132,7 +132,9 @@ class _Import:
 
     def _write(self, source: BlockSource, folder: Path) -> Manifest:
         answered = [index for index, each in enumerate(source.precisions, 1) if is_exact(each)]
-        writer = FolderWriter(source, self._rotary, self._settings.texts, self._step, imported_from=self._fingerprint)
+        # Who stands in for the blocks must have their weights: another precision is another model.
+        own = self._fingerprint if source.precisions == self._stored else None
+        writer = FolderWriter(source, self._rotary, self._settings.texts, self._step, imported_from=own)
         return writer.files(folder, {}, answered=answered)
 
     def _compare(self, floats: Path) -> tuple[ComparedBlock, ...]:

@@ -22,7 +22,7 @@ from blockrelay_launcher.cli import status as cell_status
 from blockrelay_launcher.cli.measure import Model
 from blockrelay_launcher.cli.version import version_text
 from blockrelay_launcher.onnx_blocks import command as onnx_blocks
-from blockrelay_launcher.onnx_blocks.describe import BlocksOptions, StandIn, served_blocks
+from blockrelay_launcher.onnx_blocks.describe import BlocksOptions, StandInBy, served_blocks
 from blockrelay_launcher.supervisor.embedded_redis import Fsync
 from blockrelay_launcher.supervisor.up import up
 from blockrelay_launcher.up_options.gpu_choice import first_gpus, named_gpus
@@ -91,7 +91,7 @@ def start(
         int | None, typer.Option(min=1, metavar="N", help="Of --blocks: how long a context is, in tokens.")
     ] = None,
     stand_in: Annotated[
-        StandIn | None, typer.Option(help="Of --blocks --gpu: what CPUs compute with; default: imported, if it works.")
+        StandInBy | None, typer.Option(help="Of --blocks --gpu: CPUs compute with it; default: imported, if possible.")
     ] = None,
     sequential: Annotated[
         bool, typer.Option("--sequential", help="Of --blocks: one by one, with few of them in memory.")

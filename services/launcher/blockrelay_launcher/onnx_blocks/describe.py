@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -10,10 +10,11 @@ import typer
 
 from blockrelay.errors import UsageError
 from blockrelay.onnx_blocks.report import decode_described
+from blockrelay_launcher.onnx_blocks.stand_in import StandIn, imported_stand_in
 from blockrelay_launcher.onnx_blocks.worker import code_of_silence, worker
 
 _MODULE = "blockrelay_worker.offline.onnx_blocks.describe"
-StandIn = Literal["imported", "files"]
+StandInBy = Literal["imported", "files"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,7 +23,7 @@ class BlocksOptions:
 
     folder: Path | None
     max_position: int | None
-    stand_in: StandIn | None
+    stand_in: StandInBy | None
     sequential: bool
     max_warm_sessions: int | None
     memory: int | None
@@ -42,37 +43,45 @@ class BlocksOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedBlocks:
-    """What services serve blocks from: the folder that describes them; the worker's settings of blocks that are run one
-    by one; the block folder that CPU workers compute with, None: the files themselves."""
+    """ONNX blocks that are served from the folder `model`, which describes them. `warm` are the worker's settings of
+    blocks that are run one by one. Where `imports` CPUs are to compute with an import of `folder` if there can be one;
+    `stand_in` is that, once it is there. None: with the files themselves."""
 
+    folder: Path
     model: Path
+    max_position: int | None = None
     warm: Mapping[str, object] = field(default_factory=dict[str, object])
-    imported: Path | None = None
+    imports: bool = False
+    stand_in: StandIn | None = None
+
+    def with_import(self) -> "ServedBlocks":
+        """The same, imported where it is to be: that may take as long as reading and writing the blocks."""
+        if not self.imports:
+            return self
+        made = imported_stand_in(self.folder, self.model, max_position=self.max_position)
+        return replace(self, stand_in=made)
 
 
 def served_blocks(options: BlocksOptions, *, gpus: bool) -> ServedBlocks | None:
-    """Described, and imported for CPUs where GPUs run them. None where no blocks are asked for. stderr has a line for
-    what no file says, and for what stands in.
+    """None where no blocks are asked for. stderr has a line for what no file says.
 
     Raises UsageError for options that do not go together, and typer.Exit where the worker has said what is wrong.
     """
     options.check(gpus=gpus)
     if options.folder is None:
         return None
-    model = _described(options.folder, options.max_position)
-    imported: Path | None = None
-    if gpus and not options.sequential and options.stand_in != "files":
-        # Only here: it needs what reads tokenizers, which the help of a bare install has not.
-        from blockrelay_launcher.onnx_blocks.stand_in import imported_stand_in
-
-        imported = imported_stand_in(options.folder, model, max_position=options.max_position)
     settings = {
         "sequential": "true" if options.sequential else None,
         "max_warm_sessions": options.max_warm_sessions,
         "warm_session_bytes": options.memory,
     }
-    warm = {name: value for name, value in settings.items() if value is not None}
-    return ServedBlocks(model=model, warm=warm, imported=imported)
+    return ServedBlocks(
+        folder=options.folder,
+        model=_described(options.folder, options.max_position),
+        max_position=options.max_position,
+        warm={name: value for name, value in settings.items() if value is not None},
+        imports=gpus and not options.sequential and options.stand_in != "files",
+    )
 
 
 def _described(folder: Path, max_position: int | None) -> Path:

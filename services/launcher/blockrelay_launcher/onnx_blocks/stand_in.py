@@ -1,53 +1,117 @@
 """`up --blocks --gpu`: what CPUs compute with where a GPU runs ONNX blocks as they are: an import of them, kept in the
-cache beside their description, or the files themselves where they cannot be imported."""
+cache beside their description, or the files themselves where they cannot be imported.
 
+    imported/       the import
+    imported.lock   held by who looks at it, or makes it: others wait
+    imported.used   held by every `up` that serves with it, for its life: nobody makes it anew then, or removes it
+"""
+
+import fcntl
+import os
 import shutil
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from blockrelay.block_folder.folder import open_block_folder
 from blockrelay.errors import BlockFolderError
-from blockrelay.onnx_blocks.served_manifest import why_no_stand_in
-from blockrelay.quantities import format_quantity
+from blockrelay.onnx_blocks.blocks_file import why_no_stand_in
 from blockrelay_launcher.onnx_blocks.importing import ImportOptions, watch
 from blockrelay_launcher.onnx_blocks.worker import how_it_ended, worker
 
-_FOLDER = "imported"
+_FOLDER, _UNFINISHED, _LOCK, _USED = "imported", ".imported.unfinished", "imported.lock", "imported.used"
 
 
-def imported_stand_in(blocks: Path, served: Path, *, max_position: int | None) -> Path | None:
+@dataclass(frozen=True, slots=True)
+class StandIn:
+    """The block folder that CPUs compute with. `held` is a file that must stay open while somebody does."""
+
+    folder: Path
+    held: int
+
+
+def imported_stand_in(blocks: Path, served: Path, *, max_position: int | None) -> StandIn | None:
     """The import of the folder `blocks`, which is served as the folder `served` describes; made where it is not there
-    yet. None where there can be none: stderr says why."""
+    yet. None where there can be none. stderr has a line that says which, and why.
+
+    Imports of what the blocks were before are removed, where nobody serves with them. Ctrl-C leaves what the next start
+    goes on with.
+    """
+    try:
+        with _locked(served / _LOCK, told=f"{blocks}: waits for another `up`, which imports them"):
+            _remove_former(served)
+            found = _found_or_made(blocks, served, max_position)
+    except OSError as error:
+        found = f"{served}: {error.strerror}"
+    if isinstance(found, StandIn):
+        sys.stderr.write(f"{blocks}: the CPU computes with their import ({found.folder})\n")
+        return found
+    sys.stderr.write(
+        f"{blocks}: the CPU runs the files too (so it does with --stand-in files, untried), since they cannot be "
+        f"imported: {found}\n"
+    )
+    return None
+
+
+def _found_or_made(blocks: Path, served: Path, max_position: int | None) -> StandIn | str:
+    """Or why there is none. Only for who has the lock."""
     out = served / _FOLDER
     why = _why_not(served, out) if out.exists() else "it is not there"
+    if not why:
+        return StandIn(out, _lock_of(served / _USED, fcntl.LOCK_SH))
+    try:
+        used = _lock_of(served / _USED, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return f"{why}; another `up` serves with it"
+    shutil.rmtree(out, ignore_errors=True)
+    sys.stderr.write(f"{blocks}: imports them for the CPU; --stand-in files does without\n")
+    try:
+        why = _imported(blocks, out, max_position) or _why_not(served, out)
+    except KeyboardInterrupt:
+        sys.stderr.write("interrupted: the next start goes on with what is imported\n")
+        raise
     if why:
-        shutil.rmtree(out, ignore_errors=True)  # an import of what these files were before, or of an older release
-        why = _imported(ImportOptions(
-            folder=blocks, out=out, precision=None, text=None, name=blocks.resolve().name, max_position=max_position,
-            afresh=True,
-        )) or _why_not(served, out)  # fmt: skip
-        if not why:
-            size = sum(path.stat().st_size for path in out.rglob("*") if path.is_file())
-            sys.stderr.write(f"{blocks}: imported for the CPU as {out}, {format_quantity(size, 'B')}\n")
-    if why:
-        shutil.rmtree(out, ignore_errors=True)
-        sys.stderr.write(f"{blocks}: the CPU runs the files too, since they cannot be imported: {why}\n")
-        return None
-    return out
+        for left in (_FOLDER, _UNFINISHED):
+            shutil.rmtree(served / left, ignore_errors=True)
+        os.close(used)
+        return why
+    fcntl.flock(used, fcntl.LOCK_SH)
+    return StandIn(out, used)
+
+
+def _remove_former(served: Path) -> None:
+    """Of other descriptions of the same folder, which has changed since."""
+    for former in served.parent.iterdir():
+        if former == served or not any((former / name).exists() for name in (_FOLDER, _UNFINISHED)):
+            continue
+        with suppress(OSError), _locked(former / _LOCK), _locked(former / _USED):
+            for name in (_FOLDER, _UNFINISHED):
+                shutil.rmtree(former / name, ignore_errors=True)
 
 
 def _why_not(served: Path, imported: Path) -> str:
-    """See `why_no_stand_in`."""
+    """See `why_no_stand_in`. The import is read whole: a worker that finds it altered only ends."""
     try:
-        folders = [open_block_folder(root, blocks=[]) for root in (served, imported)]
+        of, found = open_block_folder(served, blocks=[]), open_block_folder(imported)
     except BlockFolderError as error:
         return str(error)
-    return why_no_stand_in(folders[0].manifest, folders[1].manifest)
+    return why_no_stand_in(of.manifest, found.manifest)
 
 
-def _imported(options: ImportOptions) -> str:
+def _imported(blocks: Path, out: Path, max_position: int | None) -> str:
     """Has the converter import. Why it could not; "": it has."""
+    options = ImportOptions(
+        folder=blocks,
+        out=out,
+        precision=None,
+        text=None,
+        name=blocks.resolve().name,
+        max_position=max_position,
+        afresh=True,
+    )
     with tempfile.TemporaryFile() as said:
         with worker(options.argv(), said=said) as process:
             assert process.stdout is not None
@@ -58,3 +122,30 @@ def _imported(options: ImportOptions) -> str:
         said.seek(0)
         last = said.read().decode(errors="replace").strip().rpartition("\n")[2].removeprefix("error: ")
     return last or f"the process that imports has ended {how_it_ended(code)}"
+
+
+@contextmanager
+def _locked(path: Path, *, told: str = "") -> Iterator[None]:
+    """Alone. Whoever else is there is waited for, once `told` is said; without it BlockingIOError."""
+    try:
+        lock = _lock_of(path, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        if not told:
+            raise
+        sys.stderr.write(f"{told}\n")
+        lock = _lock_of(path, fcntl.LOCK_EX)
+    try:
+        yield
+    finally:
+        os.close(lock)
+
+
+def _lock_of(path: Path, how: int) -> int:
+    """An open file with the lock, which goes when it is closed. Raises BlockingIOError."""
+    opened = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(opened, how)
+    except BaseException:
+        os.close(opened)
+        raise
+    return opened

@@ -75,6 +75,8 @@ def up(options: UpOptions) -> int:
             check_settings(options.data / "settings", options)
         for line in look_at_redis(options, settings.cell):
             _say(line)
+        if options.blocks is not None:  # now that nothing else is wrong
+            options = replace(options, blocks=options.blocks.with_import())
         return _run(options, settings, ports, model.model_key)
 
 

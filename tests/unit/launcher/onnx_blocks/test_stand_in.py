@@ -1,7 +1,9 @@
 """What CPUs compute with where a GPU runs ONNX blocks as they are is imported once, and anew when the blocks change."""
 
+import fcntl
 import os
-import shutil
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -9,13 +11,15 @@ from onnx import ModelProto
 
 from blockrelay.block_folder.folder import open_block_folder
 from blockrelay.errors import UsageError
-from blockrelay_launcher.onnx_blocks.describe import BlocksOptions, StandIn, served_blocks
-from blockrelay_launcher.onnx_blocks.stand_in import imported_stand_in
+from blockrelay_launcher.onnx_blocks.describe import BlocksOptions, StandInBy, served_blocks
+from blockrelay_launcher.onnx_blocks.stand_in import StandIn, imported_stand_in
+from blockrelay_worker.offline.onnx_blocks.describe import run
 from tests.support.models.altered_blocks import altered, copied
 from tests.support.models.onnx_blocks_served import described
 from tests.support.models.reference_blocks import ReferenceModel, write_reference_blocks
+from tests.support.waiting import wait_until
 
-MODEL = ReferenceModel(layers=2)
+MODEL, OTHER = ReferenceModel(layers=2), ReferenceModel(layers=2, seed=5)
 
 
 @pytest.fixture
@@ -23,54 +27,134 @@ def blocks(tmp_path: Path) -> Path:
     return write_reference_blocks(tmp_path / "my-blocks", MODEL)
 
 
-def test_it_is_imported_once(blocks: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+class Ups:
+    """Every `up` that serves the blocks: what each of them holds."""
+
+    def __init__(self) -> None:
+        self.held: list[StandIn] = []
+
+    def begin(self, blocks: Path, served: Path) -> Path | None:
+        found = imported_stand_in(blocks, served, max_position=None)
+        if found is not None:
+            self.held.append(found)
+        return found and found.folder
+
+    def end(self) -> None:
+        while self.held:
+            os.close(self.held.pop().held)
+
+
+@pytest.fixture
+def ups() -> Iterator[Ups]:
+    made = Ups()
+    yield made
+    made.end()
+
+
+def made_at(folder: Path) -> tuple[int, int]:
+    found = (folder / "manifest.json").stat()
+    return found.st_ino, found.st_mtime_ns
+
+
+def test_it_is_imported_once(blocks: Path, tmp_path: Path, ups: Ups, capsys: pytest.CaptureFixture[str]) -> None:
     served = described(blocks, tmp_path / "cache")
-    out = imported_stand_in(blocks, served, max_position=None)
+    out = ups.begin(blocks, served)
     assert out is not None and open_block_folder(out).manifest.precision == "fp16"
-    assert f"{blocks}: imported for the CPU as {out}" in capsys.readouterr().err
-    before = (out / "manifest.json").stat()
-    assert imported_stand_in(blocks, served, max_position=None) == out
-    after = (out / "manifest.json").stat()
-    assert (after.st_ino, after.st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
-    assert not capsys.readouterr().err, "nothing is new"
+    assert capsys.readouterr().err.splitlines() == [
+        f"{blocks}: imports them for the CPU; --stand-in files does without",
+        f"{blocks}: the CPU computes with their import ({out})",
+    ]
+    before = made_at(out), made_at(served)
+    assert described(blocks, tmp_path / "cache") == served and ups.begin(blocks, served) == out
+    assert (made_at(out), made_at(served)) == before, "a cache that is complete may lie where nobody can write"
+    assert capsys.readouterr().err == f"{blocks}: the CPU computes with their import ({out})\n"
 
 
-def test_other_blocks_in_the_same_folder_are_imported_anew(blocks: Path, tmp_path: Path) -> None:
-    """Nor does it stay in the way what an ended import of the former ones has left."""
+def test_two_at_once_import_once(blocks: Path, tmp_path: Path, ups: Ups) -> None:
     served = described(blocks, tmp_path / "cache")
-    out = imported_stand_in(blocks, served, max_position=None)
+    with ThreadPoolExecutor() as pool:
+        first, second = pool.map(lambda _: (out := ups.begin(blocks, served)) and (out, made_at(out)), range(2))
+    assert first is not None and first == second
+
+
+def test_who_comes_while_another_imports_waits(
+    blocks: Path, tmp_path: Path, ups: Ups, capsys: pytest.CaptureFixture[str]
+) -> None:
+    served, said = described(blocks, tmp_path / "cache"), ""
+
+    def waits() -> bool:
+        nonlocal said
+        said += capsys.readouterr().err
+        return "waits for another `up`" in said
+
+    with (served / "imported.lock").open("w") as lock, ThreadPoolExecutor() as pool:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        asked = pool.submit(ups.begin, blocks, served)
+        wait_until(waits, "it says that it waits")
+        fcntl.flock(lock, fcntl.LOCK_UN)
+        assert asked.result() == served / "imported"
+
+
+def test_other_blocks_in_the_same_folder_are_another_model(blocks: Path, tmp_path: Path, ups: Ups) -> None:
+    """Who serves the former ones keeps their import; when nobody does, it goes, and what a broken one has left."""
+    former = described(blocks, tmp_path / "cache")
+    first = ups.begin(blocks, former)
+    assert first is not None
+    for path in blocks.iterdir():
+        path.unlink()
+    write_reference_blocks(blocks, OTHER)
+    served = described(blocks, tmp_path / "cache")
+    assert served != former and (former / "manifest.json").exists()
+    second = ups.begin(blocks, served)
+    assert second is not None and first.exists()
+    assert open_block_folder(second).manifest.imported_from != open_block_folder(first).manifest.imported_from
+    ups.end()
+    (former / ".imported.unfinished").mkdir()
+    assert ups.begin(blocks, served) == second
+    assert not first.exists() and not (former / ".imported.unfinished").exists()
+    assert (former / "manifest.json").exists()
+
+
+def test_a_damaged_import_is_made_anew_when_nobody_serves_with_it(
+    blocks: Path, tmp_path: Path, ups: Ups, capsys: pytest.CaptureFixture[str]
+) -> None:
+    served = described(blocks, tmp_path / "cache")
+    out = ups.begin(blocks, served)
     assert out is not None
-    before = open_block_folder(out).manifest
-    shutil.copytree(out, out.with_name(".imported.unfinished"))
-    shutil.rmtree(blocks)
-    write_reference_blocks(blocks, ReferenceModel(layers=2, seed=5))
-    served = described(blocks, tmp_path / "cache")
-    assert imported_stand_in(blocks, served, max_position=None) == out
-    assert open_block_folder(out).manifest.imported_from != before.imported_from
-    assert not out.with_name(".imported.unfinished").exists()
-
-
-def test_an_altered_import_is_made_anew(blocks: Path, tmp_path: Path) -> None:
-    served = described(blocks, tmp_path / "cache")
-    out = imported_stand_in(blocks, served, max_position=None)
-    assert out is not None
-    os.truncate(out / "blocks" / "block_1.bin", 5)
-    assert imported_stand_in(blocks, served, max_position=None) == out
+    with (out / "blocks" / "block_1.bin").open("r+b") as file:  # of the same size
+        file.write(b"x")
+    assert ups.begin(blocks, served) is None
+    said = capsys.readouterr().err.rstrip()
+    assert "block_1.bin: altered: " in said and said.endswith("; another `up` serves with it")
+    ups.end()
+    assert ups.begin(blocks, served) == out
     open_block_folder(out)
 
 
-def test_what_is_no_llama_is_run_as_it_is(blocks: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_no_llama_is_run_as_it_is(
+    blocks: Path, tmp_path: Path, ups: Ups, capsys: pytest.CaptureFixture[str]
+) -> None:
     def gelu(model: ModelProto) -> None:
         (one,) = (node for node in model.graph.node if node.op_type == "Sigmoid")
         one.op_type = "Erf"
 
     others = copied(blocks, tmp_path / "others", altered("block_2.onnx", gelu))
     served = described(others, tmp_path / "cache")
-    assert imported_stand_in(others, served, max_position=None) is None
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"{others}: the CPU runs the files too, since they cannot be imported: block_2.onnx: ")
+    assert ups.begin(others, served) is None
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert line.startswith(f"{others}: the CPU runs the files too") and "cannot be imported: block_2.onnx: " in line
     assert "is not followed by silu" in line
-    assert not list(served.glob("*imported*"))
+    assert not (served / "imported").exists() and not (served / ".imported.unfinished").exists()
+
+
+def test_a_cache_that_cannot_be_written_is_named(
+    blocks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("BLOCKRELAY_CACHE_DIR", str(tmp_path / "file"))
+    assert run(["--", str(blocks)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert str(tmp_path / "file") in line and "BLOCKRELAY_CACHE_DIR names another folder" in line
 
 
 @pytest.mark.parametrize("sequential", [False, True])
@@ -79,7 +163,7 @@ def test_files_where_they_are_asked_for(
 ) -> None:
     """By the option, by blocks that are run one by one (which do not fit), and by a CPU alone."""
     monkeypatch.setenv("BLOCKRELAY_CACHE_DIR", str(tmp_path / "cache"))
-    asked: tuple[tuple[StandIn | None, bool], ...] = ((None if sequential else "files", True), (None, False))
+    asked: tuple[tuple[StandInBy | None, bool], ...] = ((None if sequential else "files", True), (None, False))
     for stand_in, gpus in asked:
         served = served_blocks(
             BlocksOptions(
@@ -92,7 +176,7 @@ def test_files_where_they_are_asked_for(
             ),
             gpus=gpus,
         )
-        assert served is not None and served.imported is None
+        assert served is not None and served.with_import() == served and served.stand_in is None
         assert served.warm == ({"sequential": "true"} if sequential else {})
 
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from blockrelay.block_folder.folder import BlockFolder
 from blockrelay.block_folder.manifest import Manifest
 from blockrelay.errors import BlockFolderError, UsageError
-from blockrelay.onnx_blocks.served_manifest import why_no_stand_in
+from blockrelay.onnx_blocks.blocks_file import why_no_stand_in
 from blockrelay.settings import WorkerSettings
 from blockrelay_worker.execution.batch import Batch, Segment
 from blockrelay_worker.execution.cpu.imported import ImportedExecutors
@@ -143,7 +143,7 @@ def test_it_says_what_it_is(both: Both) -> None:
 def test_of_other_blocks_it_is_refused(both: Both, tmp_path: Path) -> None:
     """Though they have the same shape."""
     others = opened(write_reference_blocks(tmp_path / "blocks", replace(MODEL, seed=2)), tmp_path / "cache")
-    with pytest.raises(UsageError, match="was not imported from these blocks"):
+    with pytest.raises(UsageError, match="is no import of these blocks"):
         ImportedExecutors(1, others, both.imported)
     with pytest.raises(BlockFolderError, match="no such block folder"):
         ImportedExecutors(1, both.folder, tmp_path / "nowhere")
@@ -176,12 +176,22 @@ def test_a_folder_that_changes_under_a_worker_is_refused(both: Both, tmp_path: P
     shutil.copytree(both.imported, copy)
     executors = ImportedExecutors(1, both.folder, copy)
     (copy / "blocks" / "block_2.bin").write_bytes(b"x")
-    with pytest.raises(BlockFolderError, match=r"block_2\.bin: altered.* imports anew"):
+    with pytest.raises(BlockFolderError, match=r"block_2\.bin: altered.* imports them anew"):
         executors.load(both.folder, 1, both.folder.model.blocks, pages=2)
 
 
-@pytest.mark.parametrize("settings", [{"gpu": "webgpu:0"}, {"sequential": True}])
-def test_settings_that_do_not_go_together_are_refused(both: Both, settings: dict[str, object]) -> None:
-    given = WorkerSettings.model_validate({"imported_model": both.imported, **settings})
+def test_it_is_for_cpus_and_for_models_that_fit(both: Both) -> None:
+    """A worker on a GPU may have the setting, as an environment of all of them has it."""
+    assert gpu_of(WorkerSettings(imported_model=both.imported), both.folder) is None
+    on_gpu = gpu_of(WorkerSettings(imported_model=both.imported, gpu="webgpu:0"), both.folder)
+    assert on_gpu is not None and on_gpu.device == "webgpu:0"
     with pytest.raises(UsageError, match="imported_model is for CPU workers"):
-        gpu_of(given, both.folder)
+        gpu_of(WorkerSettings(imported_model=both.imported, sequential=True), both.folder)
+
+
+def test_an_import_in_another_precision_is_another_model(both: Both, tmp_path: Path) -> None:
+    assert both.folder.onnx_root is not None
+    rounded = imported(both.folder.onnx_root, tmp_path / "w8a8", precision="w8a8").folder
+    assert rounded.manifest.imported_from is None
+    with pytest.raises(UsageError, match="in their own precision"):
+        ImportedExecutors(1, both.folder, rounded.root)

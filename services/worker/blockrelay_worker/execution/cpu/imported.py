@@ -15,7 +15,7 @@ from blockrelay.block_folder.folder import BlockFolder, open_block_folder
 from blockrelay.block_folder.manifest import Manifest
 from blockrelay.block_folder.model import Precision
 from blockrelay.errors import BlockFolderError, UsageError
-from blockrelay.onnx_blocks.served_manifest import why_no_stand_in
+from blockrelay.onnx_blocks.blocks_file import why_no_stand_in
 from blockrelay.protocol.plan import Device
 from blockrelay_worker.execution.cpu.loading import CpuExecutors
 from blockrelay_worker.execution.cpu.stage import StageExecutor
@@ -55,7 +55,7 @@ class ImportedExecutors:
         try:
             imported = open_block_folder(self.imported.root)
         except BlockFolderError as error:
-            raise BlockFolderError(f"{error}; without {self.imported.root}, `up --blocks` imports anew") from error
+            raise BlockFolderError(f"{error}; the next `up --blocks` imports them anew") from error
         if imported.manifest != self.imported.manifest:
             raise BlockFolderError(f"{imported.root}: imported anew since this worker began; start it again")
         stage = self._executors.load(imported, first_block, last_block, pages=pages)

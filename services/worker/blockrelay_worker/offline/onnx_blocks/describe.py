@@ -14,7 +14,7 @@ from typing import Annotated
 
 import typer
 
-from blockrelay.block_folder.folder import ONNX_FOLDER_NAME
+from blockrelay.block_folder.folder import MODEL_KEY_DIGITS, ONNX_FOLDER_NAME
 from blockrelay.block_folder.manifest import (
     CHAT_TEMPLATE_NAME,
     MANIFEST_NAME,
@@ -61,27 +61,39 @@ def describe(
         path: FileSpec(sha256=hashlib.sha256(content).hexdigest(), bytes=len(content)) for path, content in own.items()
     }
     manifest = served_manifest(blocks, shape, beside, name=folder.resolve().name, own=specs)
-    out = _place(folder)
-    out.mkdir(parents=True, exist_ok=True)
+    out = _place(folder, manifest.model_hash)
     own[ONNX_FOLDER_NAME] = f"{folder.resolve()}\n".encode()
-    for path, content in [*own.items(), (MANIFEST_NAME, manifest.encode())]:  # the manifest last: then all is there
-        _write(out / path, content)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        for path, content in [*own.items(), (MANIFEST_NAME, manifest.encode())]:  # the manifest last: then all is there
+            _write(out / path, content)
+    except OSError as error:
+        raise UsageError(f"{out}: {error.strerror}; BLOCKRELAY_CACHE_DIR names another folder to write in") from None
     typer.echo(encode_described(Described(str(out), beside.lacking)))
 
 
-def _place(folder: Path) -> Path:
-    """Of what is made for it: a folder of the cache that is its own."""
+def _place(folder: Path, model_hash: str) -> Path:
+    """Of what is made for it: a folder of the cache that is its own. Other files in it get another one: whoever serves
+    them goes on with what it began with."""
     root = WorkerSettings().cache_dir or default_root(os.environ)
     if root is None:
         raise UsageError("there is no cache folder to write in: BLOCKRELAY_CACHE_DIR names one")
-    return root / "onnx_blocks" / hashlib.sha256(os.fsencode(folder.resolve())).hexdigest()[:16]
+    here = hashlib.sha256(os.fsencode(folder.resolve())).hexdigest()
+    return root / "onnx_blocks" / here[:MODEL_KEY_DIGITS] / model_hash[:MODEL_KEY_DIGITS]
 
 
 def _write(path: Path, content: bytes) -> None:
-    """Whole, whatever others write at the same time: for the same blocks they write the same."""
+    """Whole, whatever others write at the same time: for the same blocks they write the same. What is there already
+    may lie where nobody can write."""
+    if path.exists() and path.read_bytes() == content:
+        return
     draft = path.with_name(f".{path.name}.{os.getpid()}")
-    draft.write_bytes(content)
-    os.replace(draft, path)
+    try:
+        draft.write_bytes(content)
+        os.replace(draft, path)
+    except OSError:
+        draft.unlink(missing_ok=True)
+        raise
 
 
 def run(arguments: list[str] | None = None) -> int:
