@@ -44,22 +44,31 @@ class BlocksOptions:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedBlocks:
     """ONNX blocks that are served from the folder `model`, which describes them. `warm` are the worker's settings of
-    blocks that are run one by one. Where `imports` CPUs are to compute with an import of `folder` if there can be one;
-    `stand_in` is that, once it is there. None: with the files themselves."""
+    blocks that are run one by one. Where `imports` CPUs are to compute with an import of `folder` if there can be one,
+    which somebody `demands`; `stand_in` is that, once it is there. None: with the files themselves."""
 
     folder: Path
     model: Path
     max_position: int | None = None
     warm: Mapping[str, object] = field(default_factory=dict[str, object])
     imports: bool = False
+    demands: bool = False
     stand_in: StandIn | None = None
 
     def with_import(self) -> "ServedBlocks":
-        """The same, imported where it is to be: that may take as long as reading and writing the blocks."""
+        """The same, imported where it is to be: that may take as long as reading and writing the blocks. stderr has a
+        line that says what CPUs compute with. Raises UsageError where there can be no import, and one is demanded."""
         if not self.imports:
             return self
-        made = imported_stand_in(self.folder, self.model, max_position=self.max_position)
-        return replace(self, stand_in=made)
+        found = imported_stand_in(self.folder, self.model, max_position=self.max_position)
+        if isinstance(found, StandIn):
+            sys.stderr.write(f"{self.folder}: the CPU computes with their import ({found.folder})\n")
+            return replace(self, stand_in=found)
+        if self.demands:
+            raise UsageError(f"--stand-in imported: {self.folder} cannot be imported: {found}")
+        why = f"since they cannot be imported: {found} (--stand-in files does not try)"
+        sys.stderr.write(f"{self.folder}: the CPU runs the files too, {why}\n")
+        return self
 
 
 def served_blocks(options: BlocksOptions, *, gpus: bool) -> ServedBlocks | None:
@@ -81,6 +90,7 @@ def served_blocks(options: BlocksOptions, *, gpus: bool) -> ServedBlocks | None:
         max_position=options.max_position,
         warm={name: value for name, value in settings.items() if value is not None},
         imports=gpus and not options.sequential and options.stand_in != "files",
+        demands=options.stand_in == "imported",
     )
 
 

@@ -33,9 +33,9 @@ class StandIn:
     held: int
 
 
-def imported_stand_in(blocks: Path, served: Path, *, max_position: int | None) -> StandIn | None:
+def imported_stand_in(blocks: Path, served: Path, *, max_position: int | None) -> StandIn | str:
     """The import of the folder `blocks`, which is served as the folder `served` describes; made where it is not there
-    yet. None where there can be none. stderr has a line that says which, and why.
+    yet, which a line on stderr says. Or why there can be none.
 
     Imports of what the blocks were before are removed, where nobody serves with them. Ctrl-C leaves what the next start
     goes on with.
@@ -43,21 +43,13 @@ def imported_stand_in(blocks: Path, served: Path, *, max_position: int | None) -
     try:
         with _locked(served / _LOCK, told=f"{blocks}: waits for another `up`, which imports them"):
             _remove_former(served)
-            found = _found_or_made(blocks, served, max_position)
+            return _found_or_made(blocks, served, max_position)
     except OSError as error:
-        found = f"{served}: {error.strerror}"
-    if isinstance(found, StandIn):
-        sys.stderr.write(f"{blocks}: the CPU computes with their import ({found.folder})\n")
-        return found
-    sys.stderr.write(
-        f"{blocks}: the CPU runs the files too (so it does with --stand-in files, untried), since they cannot be "
-        f"imported: {found}\n"
-    )
-    return None
+        return f"{served}: {error.strerror}"
 
 
 def _found_or_made(blocks: Path, served: Path, max_position: int | None) -> StandIn | str:
-    """Or why there is none. Only for who has the lock."""
+    """See `imported_stand_in`. Only for who has the lock."""
     out = served / _FOLDER
     why = _why_not(served, out) if out.exists() else "it is not there"
     if not why:
@@ -142,7 +134,10 @@ def _locked(path: Path, *, told: str = "") -> Iterator[None]:
 
 def _lock_of(path: Path, how: int) -> int:
     """An open file with the lock, which goes when it is closed. Raises BlockingIOError."""
-    opened = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        opened = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError:  # a cache that is complete may lie where nobody can write
+        opened = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         fcntl.flock(opened, how)
     except BaseException:
