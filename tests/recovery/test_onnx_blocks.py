@@ -21,7 +21,7 @@ from tests.support.models.reference_blocks import ReferenceModel, write_referenc
 from tests.support.scraping import sampled
 from tests.support.systems.device_processes import child_of, children_of
 from tests.support.systems.system import Job, StartSystem, System, assert_nothing_is_held, make_jobs, start_all
-from tests.support.systems.up_process import COMMAND, environment, running_up
+from tests.support.systems.up_process import COMMAND, UpProcess, environment, running_up
 from tests.support.waiting import wait_until
 
 MODEL = ReferenceModel(layers=3)
@@ -201,24 +201,38 @@ def tokens_of(url: str, body: dict[str, Any]) -> list[int]:
 
 
 def test_the_cpu_beside_a_gpu_computes_with_an_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Which `up --blocks --gpu` makes. Killed in the middle, the GPU's process costs no token."""
+    """Which `up --blocks --gpu` makes. Killed in the middle of an answer, the GPU's process costs no token."""
     monkeypatch.setenv("BLOCKRELAY_CACHE_DIR", str(tmp_path / "cache"))
     blocks = write_reference_blocks(tmp_path / "my-blocks", MODEL)
-    body: dict[str, Any] = {"model": "my-blocks", "prompt": [3, 7, 11], "max_tokens": 100, "temperature": 0}
+    body: dict[str, Any] = {"model": "my-blocks", "prompt": [3, 7, 11], "max_tokens": 1500, "temperature": 0}
     with running_up(None, "--blocks", str(blocks), "--gpu", "cpu", data=tmp_path / "data") as up:
-        gpu, stand_in = (
-            next(pid for pid in up.pid_of("blockrelay_worker") if (name in environment(pid)) == is_gpu)
-            for name, is_gpu in (("BLOCKRELAY_GPU=cpu", True), ("BLOCKRELAY_GPU=cpu", False))
-        )
+        stand_in, gpu = sorted(up.pid_of("blockrelay_worker"), key=lambda pid: "BLOCKRELAY_GPU=cpu" in environment(pid))
         assert any(line.startswith("BLOCKRELAY_IMPORTED_MODEL=") for line in environment(stand_in))
         assert not children_of(stand_in), "it has no process of ONNX Runtime"
-        wait_until(lambda: bool(children_of(gpu)), "the process of the blocks is there")
-        with ThreadPoolExecutor() as clients:
-            asked = [clients.submit(tokens_of, up.url, body) for _ in range(4)]
-            os.kill(child_of(gpu), signal.SIGKILL)
-            assert [len(one.result()) for one in asked] == [100] * 4
+        wait_until(lambda: "gpu" in ready_devices(up), "the GPU serves", timeout_s=60)
+        chunks = list[dict[str, Any]]()
+        asked = {**body, "stream": True, "return_token_ids": True}
+        with httpx.stream("POST", f"{up.url}/v1/completions", json=asked, timeout=120) as stream:
+            for line in stream.iter_lines():
+                if not line.startswith("data: {"):
+                    continue
+                chunks.append(json.loads(line.removeprefix("data: ")))
+                if len(chunks) == 5:
+                    os.kill(child_of(gpu), signal.SIGKILL)
+        tokens = [token for chunk in chunks for choice in chunk["choices"] for token in choice["token_ids"]]
+        assert len(tokens) == 1500
+        told = httpx.get(f"{up.url}/v1/requests/{chunks[0]['id']}", timeout=60).json()["fallback_events"]
+        assert (told[0]["from"], told[0]["to"], told[0]["success"]) == ("GPU", "CPU", True) and told[0]["position"] > 0
         refused = httpx.post(f"{up.url}/v1/completions", json={**body, "exact": True}, timeout=60)
         assert refused.status_code == 400, refused.text
+
+
+def ready_devices(up: UpProcess) -> list[str]:
+    """Of its workers that have a stage."""
+    status = [*COMMAND, "status", "--data", str(up.data), "--json"]
+    told = json.loads(subprocess.run(status, capture_output=True, check=True).stdout)
+    workers = [worker for model in told["models"].values() for worker in model["workers"]]
+    return [worker["device"] for worker in workers if worker["ready"]]
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from blockrelay.block_folder.manifest import MANIFEST_NAME, Manifest
-from blockrelay.block_folder.precisions import kv_item_bytes
+from blockrelay.block_folder.model import ModelConfig, Precision
+from blockrelay.block_folder.precisions import format_precisions, kv_item_bytes
 from blockrelay.block_folder.strict_json import Fields
 from blockrelay.errors import OnnxBlocksError
 from blockrelay.onnx_blocks.signature import Signature, Tensor, check_names, in_order
@@ -74,23 +75,32 @@ def fingerprint(sha256: Mapping[str, str]) -> str:
 def why_no_stand_in(served: Manifest, imported: Manifest) -> str:
     """Why what `imported` describes cannot compute in place of the blocks of `served`, on their KV pages; "": it can.
 
-    It has to be an import of just these files, layer by layer in blocks of the same numbers.
+    It has to be an import of just these files, and as `why_other_pages` wants it.
     """
     if imported.imported_from != fingerprint({path: spec.sha256 for path, spec in served.onnx_files().items()}):
         return "it is no import of these blocks in their own precision"
-    one, other = served.model, imported.model
-    if (one.blocks, one.layers) != (other.blocks, other.layers):
-        return f"it has {other.blocks} blocks, and there are {one.blocks}"
+    return why_other_pages(served, imported.model, imported.precisions)
+
+
+def why_other_pages(served: Manifest, model: ModelConfig, precisions: Sequence[Precision]) -> str:
+    """Why an import of the blocks of `served` as such a model would have other KV pages, other blocks or a shorter
+    context than they have; "": it has not."""
+    one = served.model
+    if (one.blocks, one.layers) != (model.blocks, model.layers):
+        return f"their import has {model.blocks} blocks, and there are {one.blocks}"
     if (one.kv_heads, one.head_dim, kv_item_bytes(served.precisions)) != (
-        other.kv_heads,
-        other.head_dim,
-        kv_item_bytes(imported.precisions),
+        model.kv_heads,
+        model.head_dim,
+        kv_item_bytes(precisions),
     ):
-        return f"its keys and values are kept differently: it is {imported.precision}, they are {served.precision}"
-    if one.max_position > other.max_position:
         return (
-            f"its context has {other.max_position} positions, as their tables have, and theirs {one.max_position} "
-            f"(--max-position {other.max_position})"
+            f"their import keeps keys and values differently: it is {format_precisions(precisions)}, and they are "
+            f"{served.precision} in the blocks"
+        )
+    if one.max_position > model.max_position:
+        return (
+            f"the context of their import has {model.max_position} positions, as their tables have, and theirs "
+            f"{one.max_position} (--max-position {model.max_position})"
         )
     return ""
 

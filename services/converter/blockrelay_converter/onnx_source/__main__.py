@@ -27,11 +27,11 @@ def main(
     text: Annotated[Path | None, typer.Option()] = None,
     name: Annotated[str | None, typer.Option()] = None,
     max_position: Annotated[int | None, typer.Option(min=1)] = None,
-    afresh: Annotated[bool, typer.Option("--afresh")] = False,
+    served: Annotated[Path | None, typer.Option()] = None,
 ) -> None:
     """Import ONNX blocks; JSON lines of what is done."""
     options = ImportOptions(
-        folder=folder, out=out, precision=precision, text=text, name=name, max_position=max_position, afresh=afresh
+        folder=folder, out=out, precision=precision, text=text, name=name, max_position=max_position, served=served
     )
     _tell(encode_result(import_blocks(options, lambda step: _tell(encode_step(step)))))
 

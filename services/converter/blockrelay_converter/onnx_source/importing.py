@@ -2,19 +2,19 @@
 
 import json
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from blockrelay import __version__
-from blockrelay.block_folder.folder import file_sha256
+from blockrelay.block_folder.folder import file_sha256, open_block_folder
 from blockrelay.block_folder.manifest import Manifest
 from blockrelay.block_folder.model import Precision, is_exact
 from blockrelay.block_folder.precisions import format_precisions, parse_precisions
 from blockrelay.errors import OnnxBlocksError, UsageError
 from blockrelay.host.unfinished_folder import check_free, unfinished_folder
 from blockrelay.onnx_blocks.beside import FILES
-from blockrelay.onnx_blocks.blocks_file import fingerprint
+from blockrelay.onnx_blocks.blocks_file import fingerprint, why_other_pages
 from blockrelay.onnx_blocks.import_report import ComparedBlock, ComparedPlaces, ImportResult, ImportStep
 from blockrelay.onnx_blocks.llama.model import Llama
 from blockrelay.onnx_blocks.llama.pattern import recognise
@@ -44,8 +44,8 @@ class ImportOptions:
     text: Path | None = None
     name: str | None = None
     max_position: int | None = None
-    afresh: bool = False
-    """What a run about something else has left unfinished goes."""
+    served: Path | None = None
+    """The folder that describes the blocks to who serves them: the import is to compute in their place."""
 
 
 def import_blocks(options: ImportOptions, tell: Callable[[ImportStep], None]) -> ImportResult:
@@ -77,7 +77,7 @@ class _Import:
             options.folder, self._llama, name=options.name, max_position=options.max_position, rows=rows
         )
         model = self._settings.model
-        weights = OnnxWeights(self._blocks, self._llama)
+        self._weights = weights = OnnxWeights(self._blocks, self._llama)
         plain = weights.float_precision()
         self._stored: tuple[Precision, ...] = weights.stored_precisions(model)
         chosen = self._stored if options.precision is None else parse_precisions(options.precision, model.blocks)
@@ -90,6 +90,8 @@ class _Import:
             )
         if options.text is not None and self._settings.texts.tokenizer is None:
             raise UsageError("--text needs a tokenizer.json beside the blocks, to read the text with")
+        if options.served is not None:
+            self._check_stand_in(open_block_folder(options.served, blocks=[]).manifest, plain)
         self._total = self._bytes()
         self._fingerprint: str | None = None
 
@@ -102,7 +104,7 @@ class _Import:
         options = self._options
         cost: float | None = None
         identity = self._identity()
-        with unfinished_folder(options.out.absolute(), identity, afresh=options.afresh) as folder:
+        with unfinished_folder(options.out.absolute(), identity, afresh=options.served is not None) as folder:
             self._check_room(folder)
             self._step("hashes the blocks", 0)
             self._fingerprint = fingerprint({name: file_sha256(options.folder / name) for name in self._blocks.files})
@@ -129,6 +131,15 @@ class _Import:
             cost=cost,
             notes=tuple(self._notes),
         )
+
+    def _check_stand_in(self, served: Manifest, plain: Precision) -> None:
+        """UsageError where the import could not compute in place of the blocks that are `served`, or should not."""
+        if why := why_other_pages(served, self._settings.model, self._stored):
+            raise UsageError(why)
+        if self._weights.widened(self._stored):
+            raise UsageError(
+                f"their weights are {' and '.join(self._weights.packed_kinds())}, which an import widens to {plain}"
+            )
 
     def _write(self, source: BlockSource, folder: Path) -> Manifest:
         answered = [index for index, each in enumerate(source.precisions, 1) if is_exact(each)]
@@ -190,14 +201,14 @@ class _Import:
 
 
 def _notes_on_weights(
-    weights: OnnxWeights, stored: Iterable[Precision], chosen: Iterable[Precision], plain: Precision
+    weights: OnnxWeights, stored: Sequence[Precision], chosen: Sequence[Precision], plain: Precision
 ) -> list[str]:
     """What is said of packed weights that are not kept as they are."""
-    kinds = weights.packed_kinds()
-    widened = [index for index, each in enumerate(stored, 1) if each == plain]
-    if not kinds or not widened or tuple(stored) != tuple(chosen):
+    widened = weights.widened(stored)
+    if not widened or stored != chosen:
         return []
     return [
-        f"weights of {' and '.join(kinds)} are widened to {plain} in {len(widened)} blocks: w4a8 holds 4 bits in "
-        "groups of 32 with the zero point 8, with scales that float16 holds, in all linear layers of a block"
+        f"weights of {' and '.join(weights.packed_kinds())} are widened to {plain} in {len(widened)} blocks: w4a8 "
+        "holds 4 bits in groups of 32 with the zero point 8, with scales that float16 holds, in all linear layers of "
+        "a block"
     ]

@@ -1,5 +1,6 @@
 """The weights of a Llama in ONNX blocks, by the names and in the shapes that checkpoints have."""
 
+from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
@@ -125,10 +126,18 @@ class OnnxWeights:
         plain = self.float_precision()
         found: list[Precision] = []
         for index in range(1, model.blocks + 1):
-            names = [name for linear in block_linears(index, model.blocks) for name in _tensors(linear, index)]
+            names = _tensors(index, model.blocks)
             found.append("w4a8" if all(self._is_stored_in_groups(name) for name in names) else plain)
             self._blocks.forget()
         return tuple(found)
+
+    def widened(self, precisions: Sequence[Precision]) -> list[int]:
+        """The blocks of which packed weights become floats in these precisions."""
+        return [
+            index
+            for index, precision in enumerate(precisions, 1)
+            if precision in FLOATS and any(map(self._is_packed, _tensors(index, len(precisions))))
+        ]
 
     def packed_kinds(self) -> tuple[str, ...]:
         """What kinds of packed weights there are, for people: `4 bits in groups of 32`."""
@@ -136,13 +145,19 @@ class OnnxWeights:
         kinds = {f"{one.bits} bits in groups of {one.group}" for one in packed if one is not None}
         return tuple(sorted(kinds))
 
+    def _is_packed(self, name: str) -> bool:
+        source = self._llama.parts[name].source
+        return isinstance(source, Weight) and source.packed is not None
+
     def _is_stored_in_groups(self, name: str) -> bool:
         tensor = OnnxTensor(self._blocks, self._llama.parts[name])
         return tensor.groups(0, tensor.shape[0]) is not None
 
 
-def _tensors(linear: str, index: int) -> tuple[str, ...]:
-    """The names of the weights of a linear layer of block `index`."""
-    if linear == "head":
-        return ("lm_head.weight",)
-    return tuple(f"model.layers.{index - 1}.{name}.weight" for name in _OF_LINEARS[linear])
+def _tensors(index: int, blocks: int) -> list[str]:
+    """The names of the weights of the linear layers of block `index` of `blocks`."""
+    found: list[str] = []
+    for linear in block_linears(index, blocks):
+        own = ["lm_head"] if linear == "head" else [f"model.layers.{index - 1}.{name}" for name in _OF_LINEARS[linear]]
+        found += [f"{name}.weight" for name in own]
+    return found

@@ -10,7 +10,7 @@ import typer
 
 from blockrelay.errors import UsageError
 from blockrelay.onnx_blocks.report import decode_described
-from blockrelay_launcher.onnx_blocks.stand_in import StandIn, imported_stand_in
+from blockrelay_launcher.onnx_blocks.stand_in import HeldImport, held_import
 from blockrelay_launcher.onnx_blocks.worker import code_of_silence, worker
 
 _MODULE = "blockrelay_worker.offline.onnx_blocks.describe"
@@ -45,25 +45,24 @@ class BlocksOptions:
 class ServedBlocks:
     """ONNX blocks that are served from the folder `model`, which describes them. `warm` are the worker's settings of
     blocks that are run one by one. Where `imports` CPUs are to compute with an import of `folder` if there can be one,
-    which somebody `demands`; `stand_in` is that, once it is there. None: with the files themselves."""
+    which somebody `demands`; `imported` is that, once it is there. None: with the files themselves."""
 
     folder: Path
     model: Path
-    max_position: int | None = None
     warm: Mapping[str, object] = field(default_factory=dict[str, object])
     imports: bool = False
     demands: bool = False
-    stand_in: StandIn | None = None
+    imported: HeldImport | None = None
 
     def with_import(self) -> "ServedBlocks":
         """The same, imported where it is to be: that may take as long as reading and writing the blocks. stderr has a
         line that says what CPUs compute with. Raises UsageError where there can be no import, and one is demanded."""
         if not self.imports:
             return self
-        found = imported_stand_in(self.folder, self.model, max_position=self.max_position)
-        if isinstance(found, StandIn):
+        found = held_import(self.folder, self.model)
+        if isinstance(found, HeldImport):
             sys.stderr.write(f"{self.folder}: the CPU computes with their import ({found.folder})\n")
-            return replace(self, stand_in=found)
+            return replace(self, imported=found)
         if self.demands:
             raise UsageError(f"--stand-in imported: {self.folder} cannot be imported: {found}")
         why = f"since they cannot be imported: {found} (--stand-in files does not try)"
@@ -87,7 +86,6 @@ def served_blocks(options: BlocksOptions, *, gpus: bool) -> ServedBlocks | None:
     return ServedBlocks(
         folder=options.folder,
         model=_described(options.folder, options.max_position),
-        max_position=options.max_position,
         warm={name: value for name, value in settings.items() if value is not None},
         imports=gpus and not options.sequential and options.stand_in != "files",
         demands=options.stand_in == "imported",

@@ -22,7 +22,8 @@ _MODULE = "blockrelay_converter.onnx_source"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportOptions:
-    """What `blockrelay import` was asked for. `afresh`: what a run about something else has left unfinished goes."""
+    """What `blockrelay import` was asked for. `served`: of `up --blocks`, the folder that describes
+    them: the import is to compute in their place."""
 
     folder: Path
     out: Path
@@ -31,7 +32,7 @@ class ImportOptions:
     name: str | None
     max_position: int | None
     as_json: bool = False
-    afresh: bool = False
+    served: Path | None = None
 
     def argv(self) -> list[str]:
         """The converter's command line."""
@@ -41,9 +42,9 @@ class ImportOptions:
             ("--text", self.text),
             ("--name", self.name),
             ("--max-position", self.max_position),
+            ("--served", self.served),
         ):
             argv += [option, str(value)] if value is not None else []
-        argv += ["--afresh"] if self.afresh else []
         return [*argv, "--", str(self.folder), str(self.out)]
 
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from blockrelay.block_folder.folder import open_block_folder
+from blockrelay.block_folder.manifest import MANIFEST_NAME, decode_manifest
 from blockrelay.errors import BlockFolderError
 from blockrelay.onnx_blocks.blocks_file import why_no_stand_in
 from blockrelay_launcher.onnx_blocks.importing import ImportOptions, watch
@@ -26,59 +27,64 @@ _FOLDER, _UNFINISHED, _LOCK, _USED = "imported", ".imported.unfinished", "import
 
 
 @dataclass(frozen=True, slots=True)
-class StandIn:
+class HeldImport:
     """The block folder that CPUs compute with. `held` is a file that must stay open while somebody does."""
 
     folder: Path
     held: int
 
 
-def imported_stand_in(blocks: Path, served: Path, *, max_position: int | None) -> StandIn | str:
+def held_import(blocks: Path, served: Path) -> HeldImport | str:
     """The import of the folder `blocks`, which is served as the folder `served` describes; made where it is not there
     yet, which a line on stderr says. Or why there can be none.
 
-    Imports of what the blocks were before are removed, where nobody serves with them. Ctrl-C leaves what the next start
-    goes on with.
+    Imports of what the files were before are removed, where nobody serves with them. Whatever ends this process, the
+    next start goes on with what is imported.
     """
     try:
         with _locked(served / _LOCK, told=f"{blocks}: waits for another `up`, which imports them"):
             _remove_former(served)
-            return _found_or_made(blocks, served, max_position)
+            return _found_or_made(blocks, served)
     except OSError as error:
-        return f"{served}: {error.strerror}"
+        return str(error)
 
 
-def _found_or_made(blocks: Path, served: Path, max_position: int | None) -> StandIn | str:
-    """See `imported_stand_in`. Only for who has the lock."""
+def _found_or_made(blocks: Path, served: Path) -> HeldImport | str:
+    """See `held_import`. Only for who has the lock."""
     out = served / _FOLDER
     why = _why_not(served, out) if out.exists() else "it is not there"
     if not why:
-        return StandIn(out, _lock_of(served / _USED, fcntl.LOCK_SH))
+        return HeldImport(out, _lock_of(served / _USED, fcntl.LOCK_SH))
     try:
         used = _lock_of(served / _USED, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return f"{why}; another `up` serves with it"
-    shutil.rmtree(out, ignore_errors=True)
-    sys.stderr.write(f"{blocks}: imports them for the CPU; --stand-in files does without\n")
     try:
-        why = _imported(blocks, out, max_position) or _why_not(served, out)
-    except KeyboardInterrupt:
-        sys.stderr.write("interrupted: the next start goes on with what is imported\n")
-        raise
-    if why:
-        for left in (_FOLDER, _UNFINISHED):
-            shutil.rmtree(served / left, ignore_errors=True)
+        shutil.rmtree(out, ignore_errors=True)
+        sys.stderr.write(f"{blocks}: imports them for the CPU; --stand-in files does without\n")
+        why = _imported(blocks, served, out) or _why_not(served, out)
+        if not why:
+            fcntl.flock(used, fcntl.LOCK_SH)
+            return HeldImport(out, used)
+    except BaseException as error:
         os.close(used)
-        return why
-    fcntl.flock(used, fcntl.LOCK_SH)
-    return StandIn(out, used)
+        if isinstance(error, KeyboardInterrupt):
+            sys.stderr.write("interrupted: the next start goes on with what is imported\n")
+        raise
+    os.close(used)
+    return why
 
 
 def _remove_former(served: Path) -> None:
-    """Of other descriptions of the same folder, which has changed since."""
+    """Of descriptions of the same folder with other files in it. Those of the same files differ in their context, or
+    in what is said beside them of text: somebody may come back to them."""
+    files = open_block_folder(served, blocks=[]).manifest.onnx_files()
     for former in served.parent.iterdir():
-        if former == served or not any((former / name).exists() for name in (_FOLDER, _UNFINISHED)):
+        if not any((former / name).exists() for name in (_FOLDER, _UNFINISHED)):
             continue
+        with suppress(OSError, BlockFolderError):
+            if decode_manifest((former / MANIFEST_NAME).read_bytes()).onnx_files() == files:
+                continue
         with suppress(OSError), _locked(former / _LOCK), _locked(former / _USED):
             for name in (_FOLDER, _UNFINISHED):
                 shutil.rmtree(former / name, ignore_errors=True)
@@ -93,16 +99,17 @@ def _why_not(served: Path, imported: Path) -> str:
     return why_no_stand_in(of.manifest, found.manifest)
 
 
-def _imported(blocks: Path, out: Path, max_position: int | None) -> str:
+def _imported(blocks: Path, served: Path, out: Path) -> str:
     """Has the converter import. Why it could not; "": it has."""
+    model = open_block_folder(served, blocks=[]).model
     options = ImportOptions(
         folder=blocks,
         out=out,
         precision=None,
         text=None,
-        name=blocks.resolve().name,
-        max_position=max_position,
-        afresh=True,
+        name=model.name,
+        max_position=model.max_position,
+        served=served,
     )
     with tempfile.TemporaryFile() as said:
         with worker(options.argv(), said=said) as process:

@@ -8,14 +8,21 @@ from contextlib import contextmanager
 from typing import IO
 
 from blockrelay.exit_codes import FAILED
+from blockrelay_launcher.supervisor.child_process import die_with_parent
 
 
 @contextmanager
 def worker(argv: Sequence[str], *, said: IO[bytes] | None = None) -> "Iterator[subprocess.Popen[bytes]]":
     """The process, its stdout to be read; it is gone behind this. Its stderr goes to the file `said`; None: to ours.
-    Ctrl-C reaches this process alone, so that the worker ends in silence. Raises OSError where it cannot be started."""
+    Ctrl-C reaches this process alone, so that the worker ends in silence; it ends when this process does, however that
+    ends. Raises OSError where it cannot be started."""
     process = subprocess.Popen(
-        argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=said, start_new_session=True
+        argv,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=said,
+        start_new_session=True,
+        preexec_fn=die_with_parent(signal.SIGKILL),
     )
     with process:
         try:

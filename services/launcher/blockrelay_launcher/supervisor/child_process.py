@@ -185,8 +185,9 @@ def plain(line: str) -> str:
     event = _entry(line)
     if event is None:
         return re.sub(r"^(gateway|scheduler|worker): ", "", line)
-    facts = {name: event.get(name) for name in ("request_id", "session_id", "step")} | dict(event.get("data") or {})
-    error = facts.pop("error", None)
+    facts = {name: event.get(name) for name in ("request_id", "session_id", "step")} | event.get("data", {})
+    traceback = str(facts.pop("exception", "")).strip()
+    error = facts.pop("error", None) or traceback.rpartition("\n")[2]
     told = ", ".join(f"{name}={_brief(value)}" for name, value in facts.items() if value not in (None, "", []))
     return f"{event['event_type']}{f': {error}' if error else ''}{f' ({told})' if told else ''}"
 
@@ -201,7 +202,8 @@ def _entry(line: str) -> dict[str, Any] | None:
         event = json.loads(line)
     except ValueError:
         return None
-    return event if isinstance(event, dict) and "event_type" in event else None
+    is_entry = isinstance(event, dict) and "event_type" in event and isinstance(event.get("data", {}), dict)
+    return event if is_entry else None
 
 
 def is_worth_showing(line: str) -> bool:

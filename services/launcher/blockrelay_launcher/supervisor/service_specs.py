@@ -81,8 +81,8 @@ def workers(layout: Layout) -> list[Child]:
         own["kv_bytes"] = WorkerSettings().kv_bytes or share * spec.stages
         if spec.device_id:
             own["device_id"] = spec.device_id
-        if options.blocks is not None and options.blocks.stand_in is not None and not spec.gpu:
-            own["imported_model"] = options.blocks.stand_in.folder
+        if options.blocks is not None and options.blocks.imported is not None and not spec.gpu:
+            own["imported_model"] = options.blocks.imported.folder
         if spec.gpu:
             own |= {"gpu": spec.gpu, "gpu_stages": spec.stages}
             if options.gpu_memory is not None:

@@ -275,7 +275,7 @@ class _Up:
         for line in lines:
             worth = self.options.verbose or (not child.plain_log and is_worth_showing(line))
             if worth and plain(line) not in self.told:
-                _say(f"{child.name}: {plain(line)}")
+                _say(f"{child.name}: {line if self.options.verbose else plain(line)}")
 
     def _stop(self) -> None:
         """Workers drain first, while Redis and the gateway still take their last tokens; Redis goes last."""

@@ -156,8 +156,9 @@ class PrefixCache:
         kv.seal(full, full if local else kv.shared)
 
     def _local(self, run: Prefix, pages: int) -> list[bytes]:
-        """Names by which other requests find the first pages here; none where they may not."""
-        if not run.private or not self._shares(run):
+        """Names by which other requests find the first pages here; none where they may not, nor of one whose client
+        gives it KV."""
+        if not run.private or run.given_pages or not self._shares(run):
             return []
         session = "" if self._shares_private else run.session
         root = local_root_name(life=self._life, salt=run.salt, model_hash=self._model_hash, session=session)

@@ -4,6 +4,7 @@ import fcntl
 import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,11 +13,14 @@ from onnx import ModelProto
 from blockrelay.block_folder.folder import open_block_folder
 from blockrelay.errors import UsageError
 from blockrelay_launcher.onnx_blocks.describe import BlocksOptions, StandInBy, served_blocks
-from blockrelay_launcher.onnx_blocks.stand_in import StandIn, imported_stand_in
+from blockrelay_launcher.onnx_blocks.stand_in import HeldImport, held_import
 from blockrelay_worker.offline.onnx_blocks.describe import run
+from blockrelay_worker.offline.onnx_blocks.splitting.split import run as split
 from tests.support.models.altered_blocks import altered, copied
+from tests.support.models.genai_decoder import Packing, genai_decoder
 from tests.support.models.onnx_blocks_served import described
 from tests.support.models.reference_blocks import ReferenceModel, write_reference_blocks
+from tests.support.models.whole_decoders import SMALL, saved
 from tests.support.waiting import wait_until
 
 MODEL, OTHER = ReferenceModel(layers=2), ReferenceModel(layers=2, seed=5)
@@ -43,12 +47,12 @@ class Ups:
     """Every `up` that serves the blocks: what each of them holds."""
 
     def __init__(self) -> None:
-        self.held: list[StandIn] = []
+        self.held: list[HeldImport] = []
 
     def begin(self, blocks: Path, served: Path) -> Path:
         """With an import."""
-        found = imported_stand_in(blocks, served, max_position=None)
-        assert isinstance(found, StandIn), found
+        found = held_import(blocks, served)
+        assert isinstance(found, HeldImport), found
         self.held.append(found)
         return found.folder
 
@@ -97,7 +101,7 @@ def test_who_comes_while_another_imports_waits(
         said += capsys.readouterr().err
         return "waits for another `up`" in said
 
-    with (served / "imported.lock").open("w") as lock, ThreadPoolExecutor() as pool:
+    with ThreadPoolExecutor() as pool, (served / "imported.lock").open("w") as lock:  # a failure gives the lock back
         fcntl.flock(lock, fcntl.LOCK_EX)
         asked = pool.submit(ups.begin, blocks, served)
         wait_until(waits, "it says that it waits")
@@ -124,12 +128,46 @@ def test_other_blocks_in_the_same_folder_are_another_model(blocks: Path, tmp_pat
     assert (former / "manifest.json").exists()
 
 
+def test_another_context_of_the_same_files_leaves_the_import_of_the_former_one(
+    blocks: Path, tmp_path: Path, ups: Ups
+) -> None:
+    """Somebody may come back to it."""
+    long, short = described(blocks, tmp_path / "cache"), described(blocks, tmp_path / "cache", "--max-position", "64")
+    first = ups.begin(blocks, long)
+    ups.end()
+    second = ups.begin(blocks, short)
+    assert first.exists() and open_block_folder(second).model.max_position == 64
+    assert made_at(ups.begin(blocks, long)) == made_at(first)
+
+
+def packed(folder: Path, *, bits: int, float16: bool) -> Path:
+    """Blocks with packed weights, of onnxruntime-genai."""
+    model = genai_decoder(replace(SMALL, layers=1), packing=Packing(bits=bits), float16=float16)
+    path = saved(model, folder / "whole" / "model.onnx", external=True)
+    assert split([str(path), str(folder / "blocks")]) == 0
+    return folder / "blocks"
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_files_that_are_smaller_than_their_import_are_run_as_they_are(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], bits: int
+) -> None:
+    """Known before anything is written, as is a context that their tables do not have."""
+    blocks = packed(tmp_path, bits=bits, float16=False)
+    why = held_import(blocks, described(blocks, tmp_path / "cache"))
+    assert isinstance(why, str) and "--max-position 4096 is beyond the model's context of 1024" in why
+    served = described(blocks, tmp_path / "cache", "--max-position", "1024")
+    why = held_import(blocks, served)
+    assert why == f"their weights are {bits} bits in groups of 32, which an import widens to fp32"
+    assert not list(served.glob("*imported*/"))
+
+
 def test_a_damaged_import_is_made_anew_when_nobody_serves_with_it(blocks: Path, tmp_path: Path, ups: Ups) -> None:
     served = described(blocks, tmp_path / "cache")
     out = ups.begin(blocks, served)
     with (out / "blocks" / "block_1.bin").open("r+b") as file:  # of the same size
         file.write(b"x")
-    why = imported_stand_in(blocks, served, max_position=None)
+    why = held_import(blocks, served)
     assert isinstance(why, str) and "block_1.bin: altered: " in why and why.endswith("; another `up` serves with it")
     ups.end()
     assert ups.begin(blocks, served) == out
@@ -148,7 +186,7 @@ def test_what_is_no_llama_is_run_as_it_is(
     monkeypatch.setenv("BLOCKRELAY_CACHE_DIR", str(tmp_path / "cache"))
     others = copied(blocks, tmp_path / "others", altered("block_2.onnx", gelu))
     served = served_blocks(asked(others), gpus=True)
-    assert served is not None and served.with_import().stand_in is None
+    assert served is not None and served.with_import().imported is None
     line = capsys.readouterr().err.splitlines()[-1]
     assert line.startswith(f"{others}: the CPU runs the files too, since they cannot be imported: block_2.onnx: ")
     assert "is not followed by silu" in line
@@ -178,7 +216,7 @@ def test_files_where_they_are_asked_for(
     beside_gpu = asked(blocks, stand_in=None if sequential else "files", sequential=sequential)
     for options, gpus in ((beside_gpu, True), (asked(blocks, sequential=sequential), False)):
         served = served_blocks(options, gpus=gpus)
-        assert served is not None and served.with_import() == served and served.stand_in is None
+        assert served is not None and served.with_import() == served and served.imported is None
         assert served.warm == ({"sequential": "true"} if sequential else {})
 
 

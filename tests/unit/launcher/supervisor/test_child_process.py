@@ -231,7 +231,12 @@ def test_people_see_errors_and_tracebacks(line: str, shown: bool) -> None:
         ),
         ('{"event_type": "DIVERGED", "request_id": "req-1", "step": 0}', "DIVERGED (request_id=req-1, step=0)"),
         ('{"event_type": "NODE_READY", "data": {}}', "NODE_READY"),
+        (
+            '{"event_type": "BACKGROUND_WORK_FAILED", "data": {"exception": "Traceback:\\n  x\\nKeyError: 5"}}',
+            "BACKGROUND_WORK_FAILED: KeyError: 5",
+        ),
         ('{"no": "entry"}', '{"no": "entry"}'),
+        ('{"event_type": "of somebody else", "data": [1]}', '{"event_type": "of somebody else", "data": [1]}'),
     ],
 )
 def test_lines_are_shown_as_people_read_them(line: str, shown: str) -> None:

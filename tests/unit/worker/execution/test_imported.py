@@ -164,9 +164,9 @@ def test_other_pages_and_shorter_contexts_are_refused(both: Both) -> None:
     rounded = replace(right, precisions=("fp32" if served.precision == "fp16" else "fp16",) * right.model.blocks)
     for wrong, said in (
         (_other_model(right, layers=right.model.layers + 1), "blocks, and there are"),
-        (_other_model(right, kv_heads=1), "keys and values are kept differently"),
-        (rounded, "keys and values are kept differently"),
-        (_other_model(right, max_position=8), "its context has 8 positions"),
+        (_other_model(right, kv_heads=1), "keeps keys and values differently"),
+        (rounded, "keeps keys and values differently"),
+        (_other_model(right, max_position=8), "has 8 positions, as their tables have"),
     ):
         assert said in why_no_stand_in(served, wrong)
 

@@ -258,6 +258,12 @@ class TestPrivatePages:
         assert (desk.value("queries"), desk.value("hits")) == (250, 48), "of steps, and of the exact one"
         assert Desk().run(PROMPT, private=True, session="s").computed == 0
 
+    def test_are_not_taken_where_the_client_gives_its_own(self) -> None:
+        desk = Desk(shares_sessions=True)
+        desk.compute(desk.run(PROMPT, private=True, session="s"))
+        assert desk.run(PROMPT, private=True, session="s", kv_given=32).computed == 0
+        assert desk.run(PROMPT, private=True, session="s").computed == 48
+
     def test_of_two_that_compute_the_same_at_once_the_first_is_found(self) -> None:
         desk = Desk(shares_private=True, store=Written())
         first, second = desk.run(PROMPT, private=True), desk.run(PROMPT, private=True)
