@@ -18,7 +18,6 @@ from blockrelay.block_folder.strict_json import Fields
 from blockrelay.errors import OnnxBlocksError
 from blockrelay.onnx_blocks.signature import Signature, Tensor, check_names, in_order
 
-NAME = "blocks.json"
 _FORMAT = "blockrelay onnx blocks 1"
 _MAX_BYTES = 64 << 20
 #: More files than any model has layers.

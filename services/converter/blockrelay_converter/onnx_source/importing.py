@@ -45,7 +45,8 @@ class ImportOptions:
     name: str | None = None
     max_position: int | None = None
     served: Path | None = None
-    """The folder that describes the blocks to who serves them: the import is to compute in their place."""
+    """The folder that describes the blocks where they are served: the import is to compute in their place, and what a
+    run about something else has left unfinished goes."""
 
 
 def import_blocks(options: ImportOptions, tell: Callable[[ImportStep], None]) -> ImportResult:

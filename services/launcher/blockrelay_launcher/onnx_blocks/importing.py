@@ -23,7 +23,7 @@ _MODULE = "blockrelay_converter.onnx_source"
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportOptions:
     """What `blockrelay import` was asked for. `served`: of `up --blocks`, the folder that describes
-    them: the import is to compute in their place."""
+    the blocks, in whose place the import is to compute."""
 
     folder: Path
     out: Path

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from blockrelay.block_folder.folder import file_sha256
+from blockrelay.block_folder.manifest import ONNX_BLOCKS_NAME
 from blockrelay.errors import OnnxBlocksError
 from blockrelay.onnx_blocks.blocks_file import (
-    NAME,
     BlockFiles,
     FileFacts,
     block_names,
@@ -48,7 +48,7 @@ def open_onnx_folder(root: Path, *, against: Path | None = None) -> OnnxFolder:
     that names the file, and the tensor if it is one that is wrong. Writes nothing.
     """
     names = block_names(root)
-    listing = against or (root / NAME if (root / NAME).exists() else None)
+    listing = against or (root / ONNX_BLOCKS_NAME if (root / ONNX_BLOCKS_NAME).exists() else None)
     known = None if listing is None else read_blocks_file(listing)
     files: list[OnnxFile] = []
     for index, name in enumerate(names, 1):
