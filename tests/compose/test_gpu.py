@@ -11,12 +11,16 @@ import pytest
 import yaml
 from openai import OpenAI
 
+from blockrelay.protocol.constants import PAGE_TOKENS
 from tests.support.project import ROOT
 from tests.support.systems.compose_stack import ComposeStack, leftovers
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(1800)]
 
-PROMPT = "Tom has three apples."
+#: Many pages of KV, so that computing it again is told from going on behind it.
+PROMPT = " ".join(["Tom has three apples and Anna gives him two more."] * 25)
+#: A CPU computes at most what the GPU has not yet left in the page store: its last page and one on the way.
+MOST_ROWS_AGAIN = 2 * PAGE_TOKENS
 
 
 def software_driver(folder: Path) -> Path | None:
@@ -68,16 +72,20 @@ def test_a_stream_outlives_the_container_of_the_gpu(stack: ComposeStack) -> None
     with OpenAI(base_url=f"{stack.url}/v1", api_key="unused", max_retries=0, timeout=120) as client:
         (gpu,) = stack.containers("worker-webgpu")
         model = client.models.list().data[0].id
-        stream = client.completions.create(model=model, prompt=PROMPT, max_tokens=200, temperature=0, stream=True)
+        stream = client.completions.create(
+            model=model, prompt=PROMPT, max_tokens=200, temperature=0, stream=True, extra_body={"ignore_eos": True}
+        )
         request, tokens = "", 0
         for chunk in stream:
             tokens += bool(chunk.choices[0].text)
             request = chunk.id
-            if tokens == 5 and stack.inspect(gpu)["State"]["Running"]:
+            if tokens == 40 and stack.inspect(gpu)["State"]["Running"]:
                 stack.kill(gpu)
         view = client.get(f"/requests/{request}", cast_to=object)
-        (event,) = json.loads(json.dumps(view))["fallback_events"]
+        view = json.loads(json.dumps(view))
+        (event,) = view["fallback_events"]
         assert (event["block_id"], event["from"], event["to"], event["success"]) == ("block_1", "GPU", "CPU", True)
-        assert event["position"] >= 5
+        assert event["position"] >= 40
+        assert view["prompt_tokens"] > 4 * MOST_ROWS_AGAIN and event["rows_recomputed"] <= MOST_ROWS_AGAIN
     stack.start(gpu)
     stack.wait_worker_ready([gpu])
