@@ -24,6 +24,7 @@ COMING = frozenset({
     "blockrelay generate --explain",
     "BLOCKRELAY_GRAPH_MODE", "max-autotune", "reduce-overhead", "enforce-eager", "use-graph-cache",
     "BLOCKRELAY_MAX_RETRY_ATTEMPTS", "error_code",
+    "gpu_memory_error", "gpu_timeout", "gpu_device_lost", "gpu_driver_error", "gpu_wrong_numbers",
 })  # fmt: skip
 _HEADS = ("| there | here |", "|---|---|")
 #: A reference to another row of the page.
