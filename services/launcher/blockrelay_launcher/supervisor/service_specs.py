@@ -94,7 +94,7 @@ def workers(layout: Layout) -> list[Child]:
 def _fair_threads(options: UpOptions, specs: Sequence[WorkerSpec]) -> int:
     """The stages of one route take turns with one whole batch, measured faster than each on a share of the cores."""
     if options.local is not None:
-        routes = len({spec.device_id for spec in specs})
+        routes = len({spec.device_id for spec in specs if not spec.gpu})
     else:
         stages = len(options.planned.stages) if options.planned else options.plan.stages
         routes = -(-sum(spec.stages for spec in specs) // stages)

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from blockrelay_launcher.supervisor.service_specs import Layout, gateways, workers
+from blockrelay_launcher.up_options.device_binding import HostGpu
 from blockrelay_launcher.up_options.options import UpOptions
 from blockrelay_launcher.up_options.plan_choice import PlanChoice
 
@@ -41,7 +42,8 @@ def test_one_alone_knows_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 def test_a_gpu_has_one_process_for_all_its_stages_and_its_budget(tmp_path: Path) -> None:
     plan = PlanChoice(stages=3)
-    options = UpOptions(model=tmp_path, plan=plan, gpus=("cuda:0", "cuda:1"), gpu_memory=3000)
+    gpus = tuple(HostGpu(id=name, device=name) for name in ("cuda:0", "cuda:1"))
+    options = UpOptions(model=tmp_path, plan=plan, gpus=gpus, gpu_memory=3000)
     children = workers(layout_of(tmp_path, options, 1))
     assert [child.name for child in children[3:]] == ["gpu-worker-cuda-0", "gpu-worker-cuda-1"]
     given = [(child.env.get("BLOCKRELAY_GPU_STAGES"), child.env.get("BLOCKRELAY_GPU_MEMORY")) for child in children]

@@ -161,13 +161,15 @@ SAME_NAME = of_classes(("CPU", ("cpu",)), ("GPU", ("cpu", "cpu:*")))
     [
         pytest.param(
             BOUND,
-            [("a", "gpu", "webgpu:0"), ("b", "gpu", "webgpu:0"), ("c", "cpu", ""), ("d", "cpu", "cpu:0"), ("e", "cpu", "")],
+            [("a", "gpu", "webgpu:0"), ("b", "gpu", "webgpu:0"), ("c", "cpu", ""), ("d", "cpu", "cpu:0"),
+             ("e", "cpu", "")],
             {"a": 1, "b": 2, "c": 1, "d": 0, "e": 2},
             id="bound, with stand-ins",
         ),
         pytest.param(BOUND, [("a", "gpu", "cuda:3")], {"a": 2}, id="any GPU where any is asked for"),
         pytest.param(
-            UNBOUND, [("a", "gpu", "webgpu:0"), ("b", "cpu", ""), ("c", "cpu", "")], {"a": 1, "b": 0, "c": 1}, id="a class"
+            UNBOUND, [("a", "gpu", "webgpu:0"), ("b", "cpu", ""), ("c", "cpu", "")], {"a": 1, "b": 0, "c": 1},
+            id="a class",
         ),
         pytest.param(SAME_NAME, [("a", "gpu", "cpu"), ("b", "cpu", "cpu"), ("c", "cpu", "")], {"a": 1, "b": 0, "c": 1},
             id="the class tells devices of one name apart"),
