@@ -70,7 +70,7 @@ def up(options: UpOptions) -> int:
     assert options.planned is not None
     check_possible(options.planned, together=model.model.onnx_blocks is not None)
     options = _with_devices(options)
-    if any(ANY_GPU in devices for devices in options.planned.devices) and not options.gpus:
+    if options.planned and any(ANY_GPU in devices for devices in options.planned.devices) and not options.gpus:
         _say("stages are for GPUs, and --gpu names none: CPUs serve them until workers with GPUs join from elsewhere")
     with kept_ports(options.host, options.port, options.gateways) as ports:
         check_gateways(options, ports)

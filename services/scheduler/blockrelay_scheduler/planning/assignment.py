@@ -106,15 +106,13 @@ def _serves(worker: WorkerInfo) -> bool:
 def _with_newcomers(
     workers: Sequence[WorkerInfo], planned: PlannedSplit, kept: Mapping[str, int], deserted: frozenset[int]
 ) -> dict[str, int]:
-    """`kept` plus a stage for everybody else, oldest first: of those for its device the one with the fewest workers of
-    the same kind; a deserted one where all of those have a worker."""
+    """`kept` plus a stage for everybody else, those with the least choice first and of these the oldest: of those for
+    its device the one with the fewest workers of the same kind; a deserted one where all of those have a worker."""
     assignments = dict(kept)
     counts = Counter((_kind(w), kept[w.id]) for w in workers if w.id in kept and _serves(w))
     staffed = {stage for _, stage in counts}
-    for worker in sorted(workers, key=lambda w: (w.registered_ms, w.id)):
-        if worker.id in kept or worker.draining:
-            continue
-        stages = _stages_for(worker, planned)
+    newcomers = [(w, _stages_for(w, planned)) for w in workers if w.id not in kept and not w.draining]
+    for worker, stages in sorted(newcomers, key=lambda one: (len(one[1]), one[0].registered_ms, one[0].id)):
         if (empty := deserted - staffed) and staffed.issuperset(stages):
             stages = sorted(empty)
         stage = min(stages, key=lambda s: (counts[_kind(worker), s], s))

@@ -70,9 +70,8 @@ def _check_devices(planned: PlannedSplit, served: Sequence[str], lost: Sequence[
         odd = [device for device in wanted if for_gpu and device not in known and (is_host_device(device) or not known)]
         if odd:
             there = f"they have {', '.join(filter(None, known))}" if known else "none has a GPU"
-            raise UsageError(
-                f"stage {stage.first}-{stage.last} is for {odd[0]}, which no worker has: {there}; start its worker first"
-            )
+            text = f"stage {stage.first}-{stage.last} is for {odd[0]}, which no worker has"
+            raise UsageError(f"{text}: {there}; start its worker first")
 
 
 def _gpu_ids(ids: Sequence[str]) -> list[str]:

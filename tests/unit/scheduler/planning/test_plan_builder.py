@@ -173,6 +173,7 @@ SAME_NAME = of_classes(("CPU", ("cpu",)), ("GPU", ("cpu", "cpu:*")))
         ),
         pytest.param(SAME_NAME, [("a", "gpu", "cpu"), ("b", "cpu", "cpu"), ("c", "cpu", "")], {"a": 1, "b": 0, "c": 1},
             id="the class tells devices of one name apart"),
+        pytest.param(UNBOUND, [("a", "cpu", ""), ("b", "cpu", "cpu:0")], {"a": 1, "b": 0}, id="the least choice first"),
         pytest.param(
             of_classes(("", ()), ("GPU", ("gpu:0",))), [("a", "cpu", ""), ("b", "cpu", "")], {"a": 0, "b": 1}, id="free"
         ),
