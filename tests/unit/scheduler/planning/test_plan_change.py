@@ -31,9 +31,9 @@ CURRENT = decide(CPUS, planned=equal_parts(4, 2), current=None).plan
     ("ids", "gpus", "lost"),
     [
         (("webgpu:0", "cpu:*"), ["webgpu:0"], []),
-        (("webgpu:0",), [], ["webgpu:0"]),
+        (("webgpu:0", "cpu:*"), [], ["webgpu:0"]),
         (("gpu:0",), ["webgpu:0"], []),
-        (("gpu:0",), [], ["webgpu:0"]),
+        (("gpu:0", "cpu:*"), [], ["webgpu:0"]),
         (("gpu:*", "cpu:*"), [], []),
     ],
     ids=["its id", "it comes back", "its class", "its class comes back", "any"],
