@@ -83,8 +83,9 @@ def workers(layout: Layout) -> list[Child]:
             own["device_id"] = spec.device_id
         if options.blocks is not None and options.blocks.imported is not None and not spec.gpu:
             own["imported_model"] = options.blocks.imported.folder
+        own["gpu"] = spec.gpu or None  # one in the environment is for workers that are started by hand
         if spec.gpu:
-            own |= {"gpu": spec.gpu, "gpu_stages": spec.stages}
+            own["gpu_stages"] = spec.stages
             if options.gpu_memory is not None:
                 own["gpu_memory"] = options.gpu_memory
         children.append(layout.service(spec.name, "blockrelay_worker", **common, **own))
