@@ -56,8 +56,8 @@ class Plan:
     """Which blocks form which stage, which worker runs which stage, and why.
 
     `assignments` worker id -> stage index. `route_class` gpu when some stage has a GPU worker.
-    `blocks` block name -> "CPU" | "GPU". `reasons` one sentence per stage, `devices` the ids of those that are to run
-    it (none: any). `source` says where the split comes from.
+    `blocks` block name -> "CPU" | "GPU", in the order of their numbers. `reasons` one sentence per stage, `devices` the
+    ids of those that are to run it (none: any). `source` says where the split comes from.
     """
 
     epoch: int
@@ -81,6 +81,7 @@ class Plan:
         data["epoch"] = int(fields[b"epoch"])
         data["reasons"] = tuple(data["reasons"])
         data["devices"] = tuple(map(tuple, data.get("devices", ())))
+        data["blocks"] = dict(sorted(data["blocks"].items(), key=lambda block: int(block[0].removeprefix("block_"))))
         return cls(**data)
 
 

@@ -1,7 +1,8 @@
 """The process of a device whose provider fails at the runs that FAIL_AT names, with the text of FAIL_TEXT, computes
 wrong numbers from the run WRONG_FROM on, and takes 50 ms instead of 10 from the run SLOW_FROM on, until it is
 cleaned up if CLEANING_HELPS. Runs count behind the load of a stage, from 1. What HANGS_AT names, open or load, it never
-does, and says so by a file HANGS_FILE; at what DIES_AT names it ends."""
+does, and says so by a file HANGS_FILE; at what DIES_AT names it ends, until there is a file DIES_UNTIL. What WRONG_AT
+names, open or load, shows that it computes wrong numbers."""
 
 import os
 import sys
@@ -32,8 +33,12 @@ def _misbehaves(self: child.Child, message: Message) -> Message:
     if message.kind == os.environ.get("HANGS_AT"):
         Path(os.environ["HANGS_FILE"]).touch()
         threading.Event().wait()
-    if message.kind == os.environ.get("DIES_AT"):
+    if message.kind == os.environ.get("DIES_AT") and not Path(os.environ.get("DIES_UNTIL", "/nowhere")).exists():
         os._exit(3)
+    if message.kind == os.environ.get("WRONG_AT"):
+        return Message(
+            "refused", {"type": "KnownAnswerMismatch", "text": "cpu computes wrong numbers", "block": "block_1"}
+        )
     return _answer(self, message)
 
 

@@ -36,7 +36,7 @@ def decide(
 
     Who runs which stage, and what `deserted` means: `assignment.assign`.
     """
-    assignment = assign(workers, split=planned.text, devices=planned.devices, current=current, deserted=deserted)
+    assignment = assign(workers, planned=planned, current=current, deserted=deserted)
     by_device = [_devices(workers, assignment.stages, index) for index in range(len(planned.stages))]
     plan = Plan(
         epoch=(current.epoch if current else 0) + 1,

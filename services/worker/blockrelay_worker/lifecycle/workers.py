@@ -2,13 +2,16 @@
 
 import sys
 import threading
+import time
 
-from blockrelay.block_folder.folder import open_block_folder
-from blockrelay.errors import BlockrelayError, UsageError
+from blockrelay.block_folder.folder import BlockFolder, open_block_folder
+from blockrelay.errors import BlockrelayError, DeviceFailed, DeviceLost, KnownAnswerMismatch, UsageError
 from blockrelay.exit_codes import BROKEN, exit_code
+from blockrelay.observability.logs import get
 from blockrelay.settings import WorkerSettings
 from blockrelay_worker.execution.loader import Executors, executors_for, gpu_of
 from blockrelay_worker.execution.process.executors import DeviceExecutors
+from blockrelay_worker.execution.process.renewal import opened_again_in_s
 from blockrelay_worker.lifecycle.worker import Worker
 from blockrelay_worker.transport.redis_links import Drain
 
@@ -64,19 +67,35 @@ class Workers:
         if settings.gpu_stages > 1 and not settings.gpu:
             raise UsageError("--gpu-stages is for workers with --gpu: without one, start a process for each stage")
         folder = open_block_folder(settings.model, blocks=[])
-        executors = self._executors = executors_for(
-            settings.device,
-            folder,
-            threads=settings.threads,
-            gpu=gpu_of(settings, folder),
-            imported=settings.imported_model,
-        )
+        executors = self._executors = self._opened(folder)
         workers: list[Worker] = []
         for number, (stop, drain) in enumerate(self._ends):
             port = settings.port and settings.port + number
             own = settings.model_copy(update={"port": port})
             workers.append(Worker(own, folder, executors, stop, drain, number=number))
         return workers
+
+    def _opened(self, folder: BlockFolder) -> Executors:
+        """What makes the stages. A GPU that is here and cannot be used is tried until it can be, and meanwhile nobody
+        registers as one: CPU workers do what it is there for. Raises UsageError where it is not here."""
+        settings, failures = self._settings, 0
+        while True:
+            try:
+                return executors_for(
+                    settings.device,
+                    folder,
+                    threads=settings.threads,
+                    gpu=gpu_of(settings, folder),
+                    imported=settings.imported_model,
+                )
+            except (DeviceLost, DeviceFailed, KnownAnswerMismatch, UsageError) as error:
+                # One that has vanished since it was first tried may come back too.
+                if not settings.gpu or (isinstance(error, UsageError) and not failures):
+                    raise
+                failures += 1
+                retry_s = opened_again_in_s(failures)
+                get().error("DEVICE_UNUSABLE", device=settings.gpu, error=str(error), retry_s=retry_s)
+                time.sleep(retry_s)  # a signal ends it
 
     def _run(self, worker: Worker) -> None:
         try:

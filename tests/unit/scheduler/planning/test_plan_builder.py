@@ -145,6 +145,59 @@ def test_classes_place_gpus_and_their_stand_ins() -> None:
     assert [plan.blocks[f"block_{block}"] for block in (1, 3, 5)] == ["GPU", "CPU", "GPU"]
 
 
+def of_classes(*stages: tuple[str, tuple[str, ...]]) -> PlannedSplit:
+    """Stages with the class and the ids of their devices."""
+    classes, devices = zip(*stages, strict=True)
+    return replace(equal_parts(len(stages), len(stages)), devices=devices, classes=classes)
+
+
+BOUND = of_classes(("CPU", ("cpu:0",)), ("GPU", ("webgpu:0", "cpu:*")), ("GPU", ("webgpu:0", "gpu:*", "cpu:*")))
+UNBOUND = of_classes(("CPU", ("cpu:0",)), ("GPU", ("gpu:0",)))
+SAME_NAME = of_classes(("CPU", ("cpu",)), ("GPU", ("cpu", "cpu:*")))
+
+
+@pytest.mark.parametrize(
+    ("planned", "workers", "expected"),
+    [
+        pytest.param(
+            BOUND,
+            [("a", "gpu", "webgpu:0"), ("b", "gpu", "webgpu:0"), ("c", "cpu", ""), ("d", "cpu", "cpu:0"),
+             ("e", "cpu", "")],
+            {"a": 1, "b": 2, "c": 1, "d": 0, "e": 2},
+            id="bound, with stand-ins",
+        ),
+        pytest.param(BOUND, [("a", "gpu", "cuda:3")], {"a": 2}, id="any GPU where any is asked for"),
+        pytest.param(
+            UNBOUND, [("a", "gpu", "webgpu:0"), ("b", "cpu", ""), ("c", "cpu", "")], {"a": 1, "b": 0, "c": 1},
+            id="a class",
+        ),
+        pytest.param(SAME_NAME, [("a", "gpu", "cpu"), ("b", "cpu", "cpu"), ("c", "cpu", "")], {"a": 1, "b": 0, "c": 1},
+            id="the class tells devices of one name apart"),
+        pytest.param(UNBOUND, [("a", "cpu", ""), ("b", "cpu", "cpu:0")], {"a": 1, "b": 0}, id="the least choice first"),
+        pytest.param(
+            of_classes(("", ()), ("GPU", ("gpu:0",))), [("a", "cpu", ""), ("b", "cpu", "")], {"a": 0, "b": 1}, id="free"
+        ),
+    ],
+)  # fmt: skip
+def test_workers_find_stages_of_their_device_or_class(
+    planned: PlannedSplit, workers: list[tuple[str, str, str]], expected: dict[str, int]
+) -> None:
+    crowd = [worker(name, device=device, device_id=device_id) for name, device, device_id in workers]
+    plan = decide(crowd, planned=planned, current=None).plan
+    assert plan.assignments == expected
+
+
+def test_a_plan_for_a_device_that_is_not_there_is_served_by_cpus() -> None:
+    plan = decide([worker("a", device_id="cpu:0"), worker("b")], planned=BOUND, current=None).plan
+    assert plan.assignments == {"a": 0, "b": 1} and set(plan.blocks.values()) == {"CPU"}
+
+
+def test_blocks_are_read_in_the_order_of_their_numbers() -> None:
+    plan = decide([worker("a")], planned=equal_parts(12, 1), current=None).plan
+    read = Plan.from_redis({b"plan": plan.to_json().encode(), b"epoch": b"1"})
+    assert read is not None and list(read.blocks) == [f"block_{number}" for number in range(1, 13)]
+
+
 @pytest.mark.parametrize("classes", ["gpu", "gpu,cpu,gpu,cpu", "gpu,npu,cpu", "gpu,,cpu"])
 def test_classes_that_no_stage_can_have_are_a_usage_error(classes: str) -> None:
     with pytest.raises(UsageError):

@@ -85,6 +85,13 @@ class DeviceProcess:
         finally:
             self._asking.release()
 
+    def give_up(self, lost: DeviceLost) -> DeviceLost:
+        """End it for what it did not say itself, and return that."""
+        with self._asking:
+            if self.lost is None:
+                self._lose(lost)
+        return lost
+
     def retire(self) -> None:
         """Close it behind what it does just now."""
         with self._asking:

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from blockrelay.block_folder.folder import BlockFolder
 from blockrelay.block_folder.manifest import Manifest
 from blockrelay.block_folder.model import Precision
-from blockrelay.errors import UsageError
+from blockrelay.errors import DeviceLost, KnownAnswerMismatch, UsageError
 from blockrelay.protocol.plan import Device
 from blockrelay_worker.execution.device_memory import DeviceMemory
 from blockrelay_worker.execution.process.device_process import CHILD, CLOSED, DeviceProcess
@@ -118,11 +118,17 @@ class DeviceExecutors:
 
     def load(self, folder: BlockFolder, first_block: int, last_block: int, *, pages: int) -> DeviceStage:
         """See `Executors.load`; in a new process where the last one was lost. Returns when others that are being loaded
-        are there too, or have failed."""
+        are there too, or have failed. A GPU that computes wrong numbers is lost as one whose canary is wrong."""
         with self.sharing.loading():
             process = self._there()
             fields = {"first": first_block, "last": last_block, "pages": pages, "budget": self.budget_bytes}
-            loaded = process.ask(Message("load", fields), limit_s=LOAD_LIMIT_S).fields
+            try:
+                loaded = process.ask(Message("load", fields), limit_s=LOAD_LIMIT_S).fields
+            except KnownAnswerMismatch as error:
+                if not self._quarantine:
+                    raise
+                lost = DeviceLost(str(error), reason="canary", code="INTERNAL", block=error.block)
+                raise process.give_up(lost) from error
         process.check()
         return DeviceStage(
             process,

@@ -48,3 +48,16 @@ def test_what_nobody_knows_may_pass_once(failing: StageThatFails) -> None:
     with pytest.raises(DeviceLost) as lost:
         run(stage)
     assert lost.value.reason == "unknown_twice" and not stage.usable
+
+
+def test_a_device_that_computes_wrong_numbers_when_it_is_loaded_is_lost(
+    misbehaving: Misbehaving, fp32: BlockFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one whose canary is wrong: it is left alone for a while, and its worker lives."""
+    executors = misbehaving(WRONG_AT="load")
+    with pytest.raises(DeviceLost, match="cpu computes wrong numbers") as caught:
+        executors.load(fp32, 1, 1, pages=8)
+    assert (caught.value.reason, caught.value.block) == ("canary", "block_1")
+    assert executors.usable_in_s() > 0 and (executors.losses, executors.last_loss) == (1, "canary")
+    monkeypatch.delenv("WRONG_AT")
+    assert executors.load(fp32, 1, 1, pages=8).usable, "in a new process"
