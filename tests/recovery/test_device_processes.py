@@ -94,6 +94,9 @@ def assert_went_on(
             assert event.block_id.startswith("block_") and (event.source, event.target) == ("GPU", "CPU")
             assert (event.reason, event.error_code, event.success) == (*why, True)
             assert event.position is not None and event.position >= len(seen.get(job.request, []))
+        if end.fallbacks:  # no token was guessed, so each is a step
+            on_gpus = sum(len(event.blocks) * (event.position or 0) for event in end.fallbacks)
+            assert end.executed == (on_gpus, system.block_folder.model.blocks * len(tokens) - on_gpus)
     assert moved, "none was on the GPU"
     assert_nothing_is_held(system)
 
