@@ -183,7 +183,9 @@ class ExecutionError(BlockrelayError):
         self.seconds: Mapping[str, float] = seconds or {}
 
 
-#: What clients read of a device's failure; a finer reason stands beside it.
+#: What clients read of how a device did, with `OK` for one that computed; a finer reason stands beside it.
+ErrorCode = Literal["OK", "TIMEOUT", "OOM", "INTERNAL"]
+#: The same of one that failed.
 DeviceCode = Literal["TIMEOUT", "OOM", "INTERNAL"]
 
 

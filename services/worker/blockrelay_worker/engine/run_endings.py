@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from blockrelay.errors import ExecutionError
 from blockrelay.observability.logs import get
 from blockrelay.observability.metrics.worker import WorkerMetrics
 from blockrelay.protocol.messages import RerunReason
@@ -11,6 +12,7 @@ from blockrelay.protocol.transitions import calls
 from blockrelay_worker.engine.run import Run
 from blockrelay_worker.engine.run_table import RunTable
 from blockrelay_worker.engine.stage_role import StageRole
+from blockrelay_worker.execution.fallback_reason import fallback_reason
 from blockrelay_worker.transport.redis_links import Links
 
 #: How often the log is looked at for tokens that are on their way to it. Seconds.
@@ -56,15 +58,18 @@ class Endings:
         *,
         found: int | None = None,
         alone: bool = False,
+        error: ExecutionError | None = None,
     ) -> None:
         """RERUN, as a fallback when `block` names where a GPU failed; then forget the run here. `found`: the
         next run looks for the pages of so many leading tokens alone, which are here, or were written. `alone` as of
-        `calls.rerun`."""
-        stage = self._role.stage
-        call = calls.rerun(request, run_id, reason, block=block, stage=stage, found=found, alone=alone)
+        `calls.rerun`. `error` is what failed there: the event says its finer reason and its error code."""
+        stage, (detail, code) = self._role.stage, fallback_reason(error)
+        call = calls.rerun(
+            request, run_id, reason, block=block, stage=stage, found=found, alone=alone, detail=detail, code=code
+        )
         if self._links.run_until_reachable(call) and block:
             self._metrics.fallbacks.labels(block, "GPU", "CPU", reason).inc()
-            moved = {"block": block, "from": "GPU", "to": "CPU", "reason": reason}
+            moved = {"block": block, "from": "GPU", "to": "CPU", "reason": detail or reason, "error_code": code or None}
             self._log.warning("BLOCK_EXECUTION_FALLBACK", **self._names(request, run_id), **moved)
         self.forget(request, run_id)
 

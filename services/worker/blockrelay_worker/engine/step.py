@@ -123,7 +123,7 @@ class Steps:
                 self._endings.rerun(run.request, run.id, "death", found=found, alone=alone)
                 continue
             block = error.block or f"block_{self._role.first}"
-            self._endings.rerun(run.request, run.id, "gpu_error", block, found=found)
+            self._endings.rerun(run.request, run.id, "gpu_error", block, found=found, error=error)
 
     def _step(self, work: list[Work[Run]]) -> None:
         """Run the stage on `work` and pass the result on. What fails is tried again in parts (`after_failure`)."""

@@ -215,11 +215,16 @@ def rerun(
     stage: int = 0,
     found: int | None = None,
     alone: bool = False,
+    detail: str = "",
+    code: str = "",
 ) -> Call[bool]:
     """`block` of `stage`: where a GPU failed. That is recorded as a fallback, and the next route has a CPU there; or,
     for a request that denies that, a GPU. `found`: of how many leading tokens a stage that lacked KV pages had some.
-    `alone`: nobody else was computed when it ended the process that computes, so that it is to blame for that."""
-    about = {"block": block or None, "stage": stage, "found": found, "alone": alone}
+    `alone`: nobody else was computed when it ended the process that computes, so that it is to blame for that.
+    `detail` and `code`: what the fallback event says of the failure as its reason and error code, where that is finer
+    than `reason`, which metrics and the timeline keep to."""
+    finer = {"detail": detail or None, "code": code or None}
+    about = {"block": block or None, "stage": stage, "found": found, "alone": alone, **finer}
     arguments = {"request": request, "run": run, "reason": reason, **about}
     return Call("rerun", arguments, bool)
 

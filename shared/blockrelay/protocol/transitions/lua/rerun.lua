@@ -3,9 +3,10 @@
 -- needs: requests/record, queue/rerun
 -- Arguments: request, run, reason, block (where a GPU failed, or nothing) and its stage (nothing: the first), found (how
 --   many leading tokens have their pages, where some lack or a GPU has let them go; nothing: not known), alone (nobody else
---   was computed when it ended the process that computes)
+--   was computed when it ended the process that computes), detail and code (what the fallback event says of the failure, finer
+--   than reason; or nothing)
 -- Answer: 1 when it ended that run, else 0
 local r = read_record(ARGS.request)
 if not r or r.state ~= 'running' or r.run ~= ARGS.run then return 0 end
-rerun(r, ARGS.reason, ARGS.block, ARGS.alone and r.id or nil, ARGS.stage, ARGS.found)
+rerun(r, ARGS.reason, ARGS.block, ARGS.alone and r.id or nil, ARGS.stage, ARGS.found, {reason = ARGS.detail, code = ARGS.code})
 return 1

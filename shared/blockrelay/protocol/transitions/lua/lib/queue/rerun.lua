@@ -1,10 +1,10 @@
 -- A run is over, its request is not, unless it has ended too many workers: queued again, quarantined, or ended as poison.
 -- needs: requests/finish, requests/timeline, requests/dead_letters
 
--- `at`: the log's length at that moment; COMMIT adds `rows`.
-local function add_fallback(r, block, reason)
+-- `at`: the log's length at that moment; COMMIT adds `rows`. `code`: the error code of the failure (nil: not known).
+local function add_fallback(r, block, reason, code)
   local list = r.fallbacks ~= '' and cjson.decode(r.fallbacks) or {}
-  list[#list + 1] = {block_id = block, from = 'GPU', to = 'CPU', reason = reason, at = r.committed}
+  list[#list + 1] = {block_id = block, from = 'GPU', to = 'CPU', reason = reason, error_code = code, at = r.committed}
   r.fallbacks = cjson.encode(list)
 end
 
@@ -25,8 +25,9 @@ end
 -- denies that, it waits for GPUs of all stages that had one. `found`: how many leading tokens have KV pages in the stage
 -- that lacked some, or that left its GPU (nil: not known); until it has a token the next run takes no more of them
 -- anywhere. Re-runs and deaths count only at an unchanged log length; the second re-run waits, and each one after it
--- twice as long. `tried` is the request that a dead worker tried alone, or nil: with it nobody else is to blame.
-local function rerun(r, reason, block, tried, stage, found)
+-- twice as long. `tried` is the request that a dead worker tried alone, or nil: with it nobody else is to blame. `failure`
+-- {reason, code} of the GPU, as fine as its fallback event says it (nil: as `reason`).
+local function rerun(r, reason, block, tried, stage, found, failure)
   local set = {'state', 'queued', 'run', '', 'route', '', 'progress_ms', NOW, 'rerun_reason', reason}
   if reason == 'missing_pages' then
     set[#set + 1] = 'missing_pages'; set[#set + 1] = r.missing_pages + 1
@@ -60,7 +61,8 @@ local function rerun(r, reason, block, tried, stage, found)
     local since = r.denied_ms > 0 and r.denied_ms or NOW
     for _, v in ipairs({'denied_block', gpus_of(r.route, block), 'denied_ms', since}) do set[#set + 1] = v end
   elseif block then
-    add_fallback(r, block, reason == 'death' and 'worker_death' or reason)
+    failure = failure or {}
+    add_fallback(r, block, failure.reason or (reason == 'death' and 'worker_death' or reason), failure.code)
     if (stage or 0) == 0 then r.class = 'cpu' end
     for _, v in ipairs({'class', r.class, 'fallbacks', r.fallbacks}) do set[#set + 1] = v end
   end
