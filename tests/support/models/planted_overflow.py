@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-
 from blockrelay.block_folder.folder import BlockFolder, open_block_folder
 from blockrelay_converter.convert import convert
 from tests.support.models.checkpoints import write_checkpoint, write_safetensors

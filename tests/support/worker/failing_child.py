@@ -1,5 +1,5 @@
 """The process of a device whose provider fails at the runs that FAIL_AT names, with the text of FAIL_TEXT, computes
-wrong numbers from the run WRONG_FROM on, and takes 50 ms instead of 10 from the run SLOW_FROM on, until it is
+wrong numbers from the run WRONG_FROM on, gives NaN in the first row of those that NAN_AT names, and takes 50 ms instead of 10 from the run SLOW_FROM on, until it is
 cleaned up if CLEANING_HELPS. Runs count behind the load of a stage, from 1. What HANGS_AT names, open or load, it never
 does, and says so by a file HANGS_FILE; at what DIES_AT names it ends."""
 
@@ -56,6 +56,9 @@ def _failing(
     found = _computed(self, inputs, stays)
     if "SLOW_FROM" in os.environ:  # beside these a busy machine does not count
         time.sleep(SLOW_S if _slow_from <= _run else STEP_S)
+    if str(_run) in os.environ.get("NAN_AT", "").split(","):
+        for name in found.keys() - (stays or {}).keys():
+            found[name][:1] = np.nan
     if _run >= float(os.environ.get("WRONG_FROM", "inf")):
         return {name: rows * np.float32(1.1) for name, rows in found.items() if name not in (stays or {})} | {
             name: found[name] for name in stays or {}
