@@ -1,7 +1,8 @@
 """The process of a device whose provider fails at the runs that FAIL_AT names, with the text of FAIL_TEXT, computes
-wrong numbers from the run WRONG_FROM on, gives NaN in the first row of those that NAN_AT names, and takes 50 ms instead of 10 from the run SLOW_FROM on, until it is
-cleaned up if CLEANING_HELPS. Runs count behind the load of a stage, from 1. What HANGS_AT names, open or load, it never
-does, and says so by a file HANGS_FILE; at what DIES_AT names it ends."""
+wrong numbers from the run WRONG_FROM on, gives NaN in the first row of the runs that NAN_AT names, and takes 50 ms
+instead of 10 from the run SLOW_FROM on, until it is cleaned up if CLEANING_HELPS. Runs count behind the load of a
+stage, from 1. What HANGS_AT names, open or load, it never does, and says so by a file HANGS_FILE; at what DIES_AT names
+it ends."""
 
 import os
 import sys
