@@ -159,9 +159,10 @@ class TestClaim:
         end = cell.log()[-1]
         event = FallbackEvent(
             block_id="block_1", source="GPU", target="CPU", reason="gpu_memory_error", error_code="OOM", success=True,
-            position=0, blocks=("block_1",),
+            position=0, blocks=("block_1", "block_2", "block_3", "block_4"),
         )  # fmt: skip
         assert isinstance(end, EndEntry) and end.fallbacks == (event,)
+        assert end.executed == (0, 4), "the GPU has committed nothing"
 
     @pytest.mark.parametrize(
         ("before", "after", "reason", "success"),

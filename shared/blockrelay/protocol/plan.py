@@ -55,8 +55,9 @@ def parse_split(text: str) -> tuple[Stage, ...]:
 class Plan:
     """Which blocks form which stage, which worker runs which stage, and why.
 
-    `assignments` worker id -> stage index. `route_class` gpu when some stage has a GPU worker.
-    `blocks` block name -> "CPU" | "GPU". `reasons` one sentence per stage, `devices` the ids of those that are to run
+    `assignments` worker id -> stage index, of workers that load theirs too. `blocks` block name -> "CPU" | "GPU", on
+    which it would be computed now: GPU where a worker that has one is ready. `route_class` gpu when some block is.
+    `reasons` one sentence per stage, `devices` the ids of those that are to run
     it (none: any). `source` says where the split comes from.
     """
 

@@ -140,11 +140,14 @@ def test_a_fallback_event_of_an_older_release_is_read() -> None:
     event = FallbackEvent.decode(old)
     assert (event.blocks, event.error_code, event.position, event.cause) == (("block_4",), None, None, "gpu_error")
     blocks = {"blocks": ["block_4", "block_5"]}
-    new = FallbackEvent.decode({**old, **blocks, "reason": "gpu_timeout", "error_code": "TIMEOUT", "position": 3})
+    new = FallbackEvent.decode(
+        {**old, "blocks": [4, 5], "reason": "gpu_timeout", "error_code": "TIMEOUT", "position": 3}
+    )
     assert (new.blocks, new.error_code, new.cause) == (("block_4", "block_5"), "TIMEOUT", "gpu_error")
     assert new.to_json() == {
         **old, **blocks, "reason": "gpu_timeout", "error_code": "TIMEOUT", "position": 3, "rows_recomputed": None,
     }  # fmt: skip
     assert FallbackEvent.decode({**old, "reason": "worker_death"}).cause == "worker_death"
-    with pytest.raises(WireError):
-        FallbackEvent.decode({**old, "blocks": "block_4"})
+    for wrong in ("block_4", [4], [4, 10**9], ["4", "5"]):
+        with pytest.raises(WireError):
+            FallbackEvent.decode({**old, "blocks": wrong})

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
-from blockrelay.errors import ExecutionError
+from blockrelay.errors import DeviceLost, ExecutionError
 from blockrelay.observability.logs import get
 from blockrelay.observability.metrics.worker import WorkerMetrics
 from blockrelay.protocol.messages import RerunReason
@@ -64,14 +64,24 @@ class Endings:
         """RERUN, as a fallback when `block` names where a GPU failed; then forget the run here. `found`: the
         next run looks for the pages of so many leading tokens alone, which are here, or were written. `alone` as of
         `calls.rerun`. `error` is what failed there: the event says its finer reason and its error code."""
-        stage, (detail, code) = self._role.stage, fallback_reason(error)
+        detail, code = fallback_reason(error)
         call = calls.rerun(
-            request, run_id, reason, block=block, stage=stage, found=found, alone=alone, detail=detail, code=code
+            request,
+            run_id,
+            reason,
+            block=block,
+            stage=self._role.stage,
+            found=found,
+            alone=alone,
+            detail=detail,
+            code=code,
+            lost=isinstance(error, DeviceLost),
         )
-        if self._links.run_until_reachable(call) and block:
-            self._metrics.fallbacks.labels(block, "GPU", "CPU", reason).inc()
-            moved = {"block": block, "from": "GPU", "to": "CPU", "reason": detail or reason, "error_code": code or None}
-            self._log.warning("BLOCK_EXECUTION_FALLBACK", **self._names(request, run_id), **moved)
+        for event in self._links.run_until_reachable(call).fallbacks:
+            self._metrics.fallbacks.labels(event.block_id, event.source, event.target, reason).inc()
+            moved = {"block": event.block_id, "blocks": event.blocks, "from": event.source, "to": event.target}
+            why = {"reason": event.reason, "error_code": event.error_code}
+            self._log.warning("BLOCK_EXECUTION_FALLBACK", **self._names(request, run_id), **moved, **why)
         self.forget(request, run_id)
 
     def cpu_may_take(self, run: Run) -> bool:

@@ -1,8 +1,12 @@
 """Blocks that moved from a device that failed to another one, as the terminal entry of a log tells it."""
 
 from dataclasses import dataclass
+from typing import Any
 
 from blockrelay.protocol.encoding.checks import count, entries, flag, items, reading, text
+
+#: More than any model has: what claims to be a stage of more is none.
+MAX_BLOCKS = 10_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +45,7 @@ class FallbackEvent:
                 success=flag(m["success"]),
                 position=count(m["position"]) if "position" in m else None,
                 rows_recomputed=count(m["rows"]) if "rows" in m else None,
-                blocks=tuple(map(text, items(m.get("blocks", [block])))),
+                blocks=_blocks(items(m["blocks"])) if "blocks" in m else (block,),
                 error_code=text(m["error_code"]) if "error_code" in m else None,
             )
 
@@ -55,3 +59,8 @@ class FallbackEvent:
         moved = {"block_id": self.block_id, "blocks": list(self.blocks), "from": self.source, "to": self.target}
         why = {"reason": self.reason, "error_code": self.error_code, "success": self.success}
         return {**moved, **why, "position": self.position, "rows_recomputed": self.rows_recomputed}
+
+
+def _blocks(ends: list[Any]) -> tuple[str, ...]:
+    first, last = (count(number, MAX_BLOCKS) for number in ends)
+    return tuple(f"block_{number}" for number in range(first, last + 1))

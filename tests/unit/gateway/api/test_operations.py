@@ -137,7 +137,7 @@ def test_every_instrument_of_the_gateway_is_observed(gateway: RunningGateway, wo
     assert gateway.metric("blockrelay_gateway_requests_waiting") == 1
     (claimed,) = worker.claim()
     failed = (claimed.request, claimed.run, "gpu_error")
-    worker.scripts.run(calls.rerun(*failed, block="block_2", detail="gpu_timeout", code="TIMEOUT"))
+    worker.scripts.run(calls.rerun(*failed, block="block_2", stage=1, detail="gpu_timeout", code="TIMEOUT"))
     (claimed,) = worker.claim()
     worker.say(claimed, [5])
     wait_until(lambda: gateway.metric("blockrelay_gateway_requests_running") == 1, "token 1 is there")
@@ -200,7 +200,7 @@ def test_the_log_of_a_session_step_names_session_and_step_and_what_fell_back(
     ):
         answer = pool.submit(gateway.post, "/v1/infer", **step)
         (claimed,) = worker.claim()
-        worker.scripts.run(calls.rerun(claimed.request, claimed.run, "gpu_error", block="block_2"))
+        worker.scripts.run(calls.rerun(claimed.request, claimed.run, "gpu_error", block="block_2", stage=1))
         (claimed,) = worker.claim()
         worker.finish_tensor(claimed, np.zeros((1, 512), np.float32))
         stats = answer.result().json()["execution_stats"]
