@@ -349,7 +349,7 @@ def test_a_device_that_gives_nan_goes_on_and_a_cpu_computes_what_it_spoiled(
     system.wait_all(jobs)
     assert system.results(jobs) == golden
     events = [event for job in jobs for event in end_of(system, job).fallbacks]
-    assert 1 <= len(events) <= 2, "\n".join(f"{j.request} {e}" for j in jobs for e in end_of(system, j).fallbacks) + "".join(l for l in (system.folder / "worker-2.log").read_text().splitlines(True) if "FAIL" in l or "FALLB" in l or "LOST" in l or "canar" in l or "loaded" in l)
+    assert 1 <= len(events) <= 2, "one for each step with NaN: its neighbours have not moved"
     for event in events:
         assert (event.reason, event.error_code, event.success) == ("gpu_wrong_numbers", "INTERNAL", True)
     wait_until(lambda: device_counter(system, "canaries", result="right") >= 1, "it answers its canary at once")

@@ -40,6 +40,7 @@ def _misbehaves(self: child.Child, message: Message) -> Message:
 
 def _loaded(self: child.Child, first: int, last: int, pages: int, budget: int | None) -> Message:
     global _run
+    _run = None  # what it computes to know the answers of its canary is right
     answer = _load(self, first, last, pages, budget)
     _run = 0
     return answer
@@ -58,8 +59,7 @@ def _failing(
     if "SLOW_FROM" in os.environ:  # beside these a busy machine does not count
         time.sleep(SLOW_S if _slow_from <= _run else STEP_S)
     if str(_run) in os.environ.get("NAN_AT", "").split(","):
-        for name in found.keys() - (stays or {}).keys():
-            found[name][:1] = np.nan
+        found["hidden_out" if "hidden_out" in found else "sums"][:1] = np.nan
     if _run >= float(os.environ.get("WRONG_FROM", "inf")):
         return {name: rows * np.float32(1.1) for name, rows in found.items() if name not in (stays or {})} | {
             name: found[name] for name in stays or {}
