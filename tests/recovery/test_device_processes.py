@@ -19,9 +19,18 @@ from blockrelay.protocol.sampling_params import SamplingParams
 from blockrelay.redis.registry import read_lost_devices, read_plan
 from blockrelay.settings import BUNDLED_MODEL
 from tests.support.cell import read_timeline
+from tests.support.models.tiny_model import write_tiny_model
 from tests.support.scraping import sampled
 from tests.support.systems.device_processes import child_of, children_of
-from tests.support.systems.system import Job, StartSystem, System, assert_nothing_is_held, make_jobs, scrape
+from tests.support.systems.system import (
+    Job,
+    StartSystem,
+    System,
+    assert_nothing_is_held,
+    golden_tokens,
+    make_jobs,
+    scrape,
+)
 from tests.support.waiting import wait_until
 from tests.support.worker.misbehaving_python import misbehaving_python
 
@@ -338,6 +347,30 @@ def test_a_device_that_computes_wrong_numbers_hands_over_and_comes_back(
     wait_until(lambda: device_counter(system, "canaries", result="wrong") == 1, "its canary has told")
     system.wait_ready(3)
     assert child_of(system.workers[-1].pid) != child
+
+
+@pytest.mark.parametrize("gpu_stages", [1, 2])
+def test_a_device_that_gives_nan_goes_on_and_a_cpu_computes_what_it_spoiled(
+    start_system: StartSystem, tmp_path: Path, gpu_stages: int
+) -> None:
+    """One request at a time is concerned; its tokens are those of a run that nobody disturbed."""
+    python = misbehaving_python(tmp_path, NAN_AT="12,25")
+    model = write_tiny_model(tmp_path, "fp32")
+    system = with_gpu(start_system, model, gpu_stages=gpu_stages, gpu_python=python)
+    child = child_of(system.workers[-1].pid)
+    jobs = make_jobs(4, seed=5, vocab=500, tokens=40)
+    golden = golden_tokens(system.block_folder, jobs)
+    for job in jobs:
+        system.accept(job)
+    system.wait_all(jobs)
+    assert system.results(jobs) == golden
+    events = [event for job in jobs for event in end_of(system, job).fallbacks]
+    assert 1 <= len(events) <= 2, "one for each step with NaN: its neighbours have not moved"
+    for event in events:
+        assert (event.reason, event.error_code, event.success) == ("gpu_wrong_numbers", "INTERNAL", True)
+    wait_until(lambda: device_counter(system, "canaries", result="right") >= 1, "it answers its canary at once")
+    assert device_counter(system, "device_losses") == 0 and child_of(system.workers[-1].pid) == child
+    assert_nothing_is_held(system)
 
 
 @pytest.mark.parametrize("gpu_stages", [1, 2])

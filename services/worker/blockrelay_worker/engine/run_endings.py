@@ -1,8 +1,9 @@
 """How runs leave this worker before their last token is committed: they run again elsewhere, or end with an error."""
 
+import json
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, cast
 
 from blockrelay.errors import DeviceLost, ExecutionError
 from blockrelay.observability.logs import get
@@ -94,14 +95,28 @@ class Endings:
             self._log.warning("BLOCK_EXECUTION_FALLBACK", **self._names(request, run_id), **moved, **why)
         self.forget(request, run_id)
 
-    def fail(self, run: Run, message: str, code: str, block: str | None) -> None:
-        """FINISH with an error, and forget the run here."""
+    def cpu_may_take(self, run: Run) -> bool:
+        """Whether RERUN brings this stage of the run to a CPU: its client does not deny that, and it has not left a GPU
+        before. Then it is at one again because no CPU is there."""
+        if run.body.fallback == "deny":
+            return False
+        key = self._links.keys.request(run.request)
+        told = self._links.retry_until_reachable(lambda: self._links.control.hget(key, "fallbacks"), "read request")
+        events: list[dict[str, str]] = json.loads(cast(bytes, told)) if told else []
+        here = {f"block_{index}" for index in range(self._role.first, self._role.last + 1)}
+        return not any(event["block_id"] in here for event in events)
+
+    def fail(
+        self, run: Run, message: str, code: str, block: str | None, seconds: Mapping[str, float] | None = None
+    ) -> None:
+        """FINISH with an error, and forget the run here. `seconds` are what the blocks of this stage took up to
+        `block`."""
         meta = {
             "error": message,
             "code": code,
             "failed_block": block or "",
             "device": self._role.device,
-            "execution_times": dict(run.block_seconds_before),
+            "execution_times": {**run.block_seconds_before, **(seconds or {})},
             "route": list(run.route),
         }
         names = self._names(run.request, run.id)

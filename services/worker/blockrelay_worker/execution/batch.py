@@ -70,6 +70,14 @@ class StageOutput:
     sessions: Mapping[str, float] = field(default_factory=dict[str, float])
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockFault:
+    """The first block whose output is not finite, and what each block up to it took, in order; it is the last one."""
+
+    block: str
+    seconds: Mapping[str, float]
+
+
 def check_segments(segments: Sequence[Segment], *, limit: int, pages: int) -> int:
     """The number of rows. Raises ExecutionError unless positions lie below `limit` and pages in 0..`pages` - 1.
 

@@ -132,7 +132,8 @@ class DeviceProcess:
             assert self.lost is not None
             raise self.lost
         capacity = fields["class"] == "capacity"
-        raise DeviceFailed(f"{self.device}: {fields['text']}", capacity=capacity, **about)
+        seconds = fields.get("seconds")
+        raise DeviceFailed(f"{self.device}: {fields['text']}", capacity=capacity, seconds=seconds, **about)
 
     def _gone(self, limit_s: float) -> DeviceLost:
         """It has ended, or we have ended it."""

@@ -12,9 +12,10 @@ from blockrelay.errors import BlockFolderError, ExecutionError
 from blockrelay.onnx_blocks.served_shape import request_inputs, served_shape, served_wiring
 from blockrelay.onnx_blocks.wiring import FromBlock, Wiring
 from blockrelay.protocol.capabilities import Capabilities
-from blockrelay_worker.execution.batch import Batch, StageOutput, check_segments, tokens_of
+from blockrelay_worker.execution.batch import Batch, BlockFault, StageOutput, check_segments, tokens_of
 from blockrelay_worker.execution.executor import PageContent
 from blockrelay_worker.execution.onnx.as_is.block import AsIsBlock, Value, on_host
+from blockrelay_worker.execution.onnx.as_is.finite import not_finite
 from blockrelay_worker.execution.onnx.as_is.groups import Group, grouped, waves
 from blockrelay_worker.execution.onnx.as_is.paged_graph import TAKEN
 from blockrelay_worker.execution.onnx.as_is.warm_blocks import ALL, WarmBlocks, WarmLimits
@@ -148,30 +149,62 @@ class AsIsStage:
             seconds=seconds,
         )
 
+    def first_not_finite(self, batch: Batch) -> BlockFault | None:
+        """See `Executor.first_not_finite`. All outputs of a block are looked at, but for its KV."""
+        count = check_segments(batch.segments, limit=self.folder.model.max_position, pages=self.pool.pages)
+        tokens, seconds = tokens_of(batch, count, self.folder.model), dict[str, float]()
+        for wave in waves(batch.segments, one_by_one=self.one_by_one):
+            groups = grouped(wave, tokens, batch.wanted, self._request, single=self.shape.single)
+            values: list[dict[str, Value]] = [dict(group.inputs) for group in groups]
+            for index, block in enumerate(self.wiring.blocks, 1):
+                self._run_block(index, values, seconds)
+                for have, group in zip(values, groups, strict=True):
+                    names = [tensor.name for tensor in block.outputs if tensor.name in have]
+                    names += [TAKEN] if TAKEN in have and group.wanted else []
+                    if any(not_finite(on_host(have[name])) for name in names):
+                        return BlockFault(block=block.block, seconds=self._up_to(index, seconds))
+                self._forget(index, values)
+        return None
+
     def _run(self, groups: Sequence[Group], seconds: dict[str, float]) -> list[NDArray[Any]]:
         """The logits that each group wants; what blocks take is added to `seconds`."""
         values: list[dict[str, Value]] = [dict(group.inputs) for group in groups]
         for index in range(1, self.folder.model.blocks + 1):
-            counts, block = self.blocks.counts, self.blocks.get(index)
-            self.blocks.prepare(index + 1, running=index)
-            started = time.perf_counter()
-            try:
-                for have in values:
-                    have |= block.run(have, self.pages.pools)
-            except Exception as error:  # ONNX Runtime's own exception types have no public common base
-                counts.jobs_failed += 1
-                raise ExecutionError(f"{block.name} failed: {error}", block=block.name) from error
-            for name in self._last_use.get(index, ()):
-                for have in values:
-                    have.pop(name, None)
-            taken_s = time.perf_counter() - started
-            counts.jobs_ok, counts.run_seconds = counts.jobs_ok + 1, counts.run_seconds + taken_s
-            seconds[block.name] += taken_s
-            self._ran_block()
+            self._run_block(index, values, seconds)
+            self._forget(index, values)
         taken = [on_host(have[TAKEN]) for have in values]
         self.pages.up += sum(one.nbytes for group in groups for one in group.inputs.values())
         self.pages.down += sum(rows.nbytes for rows in taken)
         return taken
+
+    def _run_block(self, index: int, values: Sequence[dict[str, Value]], seconds: dict[str, float]) -> None:
+        """Block `index` on what each group has, to which its outputs are added, as what it took is to `seconds`."""
+        counts, block = self.blocks.counts, self.blocks.get(index)
+        self.blocks.prepare(index + 1, running=index)
+        started = time.perf_counter()
+        try:
+            for have in values:
+                have |= block.run(have, self.pages.pools)
+        except Exception as error:  # ONNX Runtime's own exception types have no public common base
+            counts.jobs_failed += 1
+            seconds[block.name] = seconds.get(block.name, 0.0) + time.perf_counter() - started
+            raise ExecutionError(
+                f"{block.name} failed: {error}", block=block.name, seconds=self._up_to(index, seconds)
+            ) from error
+        taken_s = time.perf_counter() - started
+        counts.jobs_ok, counts.run_seconds = counts.jobs_ok + 1, counts.run_seconds + taken_s
+        seconds[block.name] = seconds.get(block.name, 0.0) + taken_s
+        self._ran_block()
+
+    def _forget(self, index: int, values: Sequence[dict[str, Value]]) -> None:
+        """Drop what no block behind `index` takes."""
+        for name in self._last_use.get(index, ()):
+            for have in values:
+                have.pop(name, None)
+
+    def _up_to(self, index: int, seconds: Mapping[str, float]) -> dict[str, float]:
+        """Of the blocks up to `index`: those behind it may have run with rows before these."""
+        return {block.block: seconds[block.block] for block in self.wiring.blocks[:index]}
 
 
 def last_uses(wiring: Wiring) -> dict[int, list[str]]:
