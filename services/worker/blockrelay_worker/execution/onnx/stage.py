@@ -240,12 +240,14 @@ class OnnxStage:
 
     def run(self, batch: Batch) -> StageOutput:
         """See `Executor.run`."""
-        started = time.perf_counter()
+        began = time.perf_counter()
         model = self.folder.model
         count = check_segments(
             batch.segments, limit=model.max_position, pages=self.pool.pages if self._pages.pools else 0
         )
         segments = batch.segments if self._longest is None else cut(batch.segments, self._longest)
+        places = batch_inputs(segments, self._flavour) if self._pages.pools else {}
+        started = time.perf_counter()
         given: dict[str, NDArray[Any]] = {}
         if self.takes_tokens:
             given["tokens"] = tokens_of(batch, count, model)
@@ -253,7 +255,7 @@ class OnnxStage:
             given["hidden"] = hidden_of(batch, count, model)
         if self.gives_logits:  # if nobody asks for any, the keys and values count
             given["take"] = np.asarray(batch.wanted if len(batch.wanted) else [0], np.int64)
-        inputs = given | (batch_inputs(segments, self._flavour) if self._pages.pools else {})
+        inputs = given | places
         estimated, seconds = False, dict[str, float]()
         selection, chosen, finite = self._selection, None, None
         place = None if selection is None or not selection.wants(batch.wanted, batch.needs) else self._provider.place
@@ -291,6 +293,7 @@ class OnnxStage:
             not_finite=_segments_of(np.flatnonzero(bad), batch),
             seconds=seconds,
             estimated=estimated,
+            kv_s=started - began,
         )
 
     def _computed(self, inputs: Mapping[str, NDArray[Any]], stays: Mapping[str, Place] | None = None) -> Arrays:

@@ -170,6 +170,7 @@ class Child:
 
     def _run(self, stage: OnnxStage | AsIsStage, message: Message) -> Message:
         fields, (rows,) = message.fields, message.arrays
+        began = time.perf_counter()
         output = stage.run(
             Batch(
                 segments=[
@@ -181,11 +182,14 @@ class Child:
                 needs=unpacked_needs(fields["needs"]),
             )
         )
+        ran_s = time.perf_counter() - began
         up, down = stage.moved_bytes()
         about = {
             "not_finite": list(output.not_finite),
             "seconds": output.seconds,
             "estimated": output.estimated,
+            "kv_s": output.kv_s,
+            "ran_s": ran_s,
             "figures": {"up_bytes": up, "down_bytes": down} | _recorded(stage) | self._memory(),
         }
         if output.rows is not None:

@@ -1,5 +1,6 @@
 """Stages that run in the process of a device: the worker's side of them."""
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -90,7 +91,9 @@ class DeviceStage:
         rows: NDArray[Any] = (tokens_of if self.takes_tokens else hidden_of)(batch, count, model)
         segments = [(s.rows, s.first_position, list(s.pages) if pages else []) for s in batch.segments]
         asked = {"segments": segments, "wanted": list(batch.wanted), "needs": packed_needs(batch.needs)}
+        began = time.perf_counter()
         answer = self._ask("run", asked, [rows])
+        moved_s = time.perf_counter() - began - answer.fields["ran_s"]
         self.figures.hear(answer.fields["figures"])
         self.drift.add(shape_of(batch.segments), sum(answer.fields["seconds"].values()))
         chosen = answer.fields.get("rows")
@@ -101,6 +104,8 @@ class DeviceStage:
             not_finite=tuple(answer.fields["not_finite"]),
             seconds=dict(answer.fields["seconds"]),
             estimated=answer.fields["estimated"],
+            kv_s=answer.fields["kv_s"],
+            moved_s=moved_s,
             sessions=self.figures.sessions,
         )
 
