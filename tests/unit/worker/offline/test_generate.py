@@ -149,6 +149,7 @@ def test_a_stage_on_a_device_tells_the_way_to_its_process(
         assert first["transfer_s"] == 0
 
 
+@pytest.mark.onnx_blocks
 def test_onnx_blocks_run_in_a_process_of_their_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     blocks = opened(write_reference_blocks(tmp_path / "blocks", ReferenceModel(layers=2)), tmp_path / "cache")
     options = ("--ids", "1,5,9", "--max-tokens", "3", "--ignore-eos", "--json", "--explain")
