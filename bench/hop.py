@@ -30,7 +30,7 @@ class _Mailbox:
         self.events.put(event)
 
 
-def one_way_s(hidden: int, rows: int = 1) -> float:
+def one_way_s(hidden: int, rows: int = 1, *, runs: int = RUNS) -> float:
     """The median: encoded, through shared memory, another process woken, decoded; half of the way there and back."""
     ours, theirs = multiprocessing.Pipe()
     echo = multiprocessing.get_context("spawn").Process(target=_echo, args=(theirs,), daemon=True)
@@ -44,7 +44,7 @@ def one_way_s(hidden: int, rows: int = 1) -> float:
         segment = ForwardSegment(request="r", run="r", sequence=0, position=0, token_ids=(0,) * rows, ends_known=True)
         message = Forward(sender="there", segments=(segment,), rows=np.zeros((rows, hidden), np.float32))
         times: list[float] = []
-        for _ in range(WARM_UP + RUNS):
+        for _ in range(WARM_UP + runs):
             began = time.perf_counter()
             link.send(message.encode(), PATIENCE_S)
             mailbox.events.get(timeout=PATIENCE_S)

@@ -49,10 +49,8 @@ def rows(reports: Sequence[Report], long_prompt: Mapping[str, float] | None = No
 
 
 def table(records: Sequence[Record]) -> str:
-    """In Markdown, with what is measured on demand; empty where nothing was measured."""
+    """In Markdown: theirs, and a column for each model that was measured."""
     measured = {part: found[-1] for part in COLUMNS if (found := reports_of(records, part))}
-    if not measured:
-        return ""
     long = [
         one for report in reports_of(records, "kv_cache") for one in report["kv_cache"] if one["prompt"] == LONG_PROMPT
     ]

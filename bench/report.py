@@ -27,7 +27,9 @@ def markdown(records: Sequence[Record]) -> str:
         f"![rates]({PLOT_NAME})",
         "## Ratios",
         _targets(records),
-        *_distributor(records),
+        "## Beside the Llama distributor",
+        _distributor(records),
+        published.table(records),
         "## Details",
         _gateway(records),
         _stages(records),
@@ -91,20 +93,19 @@ def _how(records: Sequence[Record]) -> str:
     )
 
 
-def _distributor(records: Sequence[Record]) -> list[str]:
-    """The section about the Llama distributor's published figures; nothing where ours were not measured."""
-    table = published.table(records)
-    missing = [part for part in published.COLUMNS if not reports_of(records, part)]
-    if not table:
-        return []
-    more = "".join(f" {published.COLUMNS[part]} is measured on demand: {_command(part)}." for part in missing)
-    return [
-        "## Beside the Llama distributor",
+def _distributor(records: Sequence[Record]) -> str:
+    """What the table is about, and which of its columns are measured on demand, or not yet."""
+    more = "".join(
+        f" {name}: {'on demand' if part in ON_DEMAND else 'not measured yet'}, by {_command(part)}."
+        for part, name in published.COLUMNS.items()
+        if not reports_of(records, part)
+    )
+    return (
         "Theirs as published; they say neither the prompt nor the precision, and their first token is one of a session "
         "whose cache is warm: beside it stands that of a session's second step. Ours on the machine above, behind a "
-        f"prompt of 64 tokens, where nothing else is said; files are in the page cache.{more}",
-        table,
-    ]
+        "prompt of 64 tokens where nothing else is said; files are in the page cache, and times and ratios are medians "
+        f"over rounds each.{more}"
+    )
 
 
 def _turns(records: Sequence[Record]) -> str:
