@@ -307,4 +307,3 @@ def assert_greedy(story: Story, answer: dict[str, Any]) -> None:
     rows = logits(story.step([*prompt, *new[:-1]], logits="all"))[len(prompt) - 1 :]
     behind = rows.max(axis=1) - rows[np.arange(NEW), new]
     assert (behind <= TOLERANCE * np.linalg.norm(rows, axis=1)).all(), behind
-

@@ -130,15 +130,17 @@ class StageExecutor:
         return None
 
     def _run(self, batch: Batch, first_block: int, last_block: int) -> StageOutput:
+        began = time.perf_counter()
         count = check_segments(batch.segments, limit=self._cos.shape[0], pages=self.pool.pages if self._layers else 0)
         if count > self._space.capacity:
             self._grow(count)
         rows = place(batch.segments, self._space, self._cos, self._sin, keeps_pages=bool(self._layers))
-        started = time.perf_counter()
+        placed = time.perf_counter()
         x = self._embed(batch, count) if first_block == 1 else self._copy_in(batch, count)
+        there = time.perf_counter()
+        embedded = there - placed if first_block == 1 else 0.0
         logits = self._logits_buffer(len(batch.wanted)) if last_block == self.folder.model.blocks else None
         seconds: list[float] = []
-        before = time.perf_counter() - started
         try:
             # Overflow in a row shows as a row that is not finite; a warning would only say it twice.
             with np.errstate(all="ignore"):
@@ -146,15 +148,17 @@ class StageExecutor:
         except Exception as error:  # ONNX Runtime's own exception types have no public common base
             block = f"block_{first_block + len(seconds)}"
             said = "" if isinstance(error, BlockrelayError) else " failed"
-            spent = [*seconds, time.perf_counter() - started - before - sum(seconds)]
-            spent[0] += before
+            spent = [*seconds, time.perf_counter() - there - sum(seconds)]
+            spent[0] += embedded
             raise ExecutionError(f"{block}{said}: {error}", block=block, seconds=_named(first_block, spent)) from error
-        seconds[0] += before
+        seconds[0] += embedded
         return StageOutput(
             hidden=x if logits is None else None,
             logits=logits,
             not_finite=_not_finite(x, logits, batch),
             seconds=_named(first_block, seconds),
+            kv_s=placed - began,
+            moved_s=0.0 if first_block == 1 else there - placed,
         )
 
     def _program(

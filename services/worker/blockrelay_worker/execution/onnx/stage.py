@@ -248,9 +248,11 @@ class OnnxStage:
 
     def run(self, batch: Batch) -> StageOutput:
         """See `Executor.run`."""
-        started = time.perf_counter()
         segments, given = self._given(batch)
-        inputs = given | (batch_inputs(segments, self._flavour) if self._pages.pools else {})
+        began = time.perf_counter()
+        places = batch_inputs(segments, self._flavour) if self._pages.pools else {}
+        started = time.perf_counter()
+        inputs = given | places
         estimated, seconds = False, dict[str, float]()
         selection, chosen, finite = self._selection, None, None
         place = None if selection is None or not selection.wants(batch.wanted, batch.needs) else self._provider.place
@@ -288,6 +290,7 @@ class OnnxStage:
             not_finite=_segments_of(np.flatnonzero(bad), batch),
             seconds=seconds,
             estimated=estimated,
+            kv_s=started - began,
         )
 
     def first_not_finite(self, batch: Batch) -> BlockFault | None:

@@ -175,12 +175,16 @@ class Child:
         return {"process_bytes": resident_bytes(), "memory_used_bytes": used, "memory_bytes": there}
 
     def _run(self, stage: OnnxStage | AsIsStage, message: Message) -> Message:
+        began = time.perf_counter()
         output = stage.run(_batch(stage, message))
+        ran_s = time.perf_counter() - began
         up, down = stage.moved_bytes()
         about = {
             "not_finite": list(output.not_finite),
             "seconds": output.seconds,
             "estimated": output.estimated,
+            "kv_s": output.kv_s,
+            "ran_s": ran_s,
             "figures": {"up_bytes": up, "down_bytes": down} | _recorded(stage) | self._memory(),
         }
         if output.rows is not None:

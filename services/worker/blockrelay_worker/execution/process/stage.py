@@ -1,5 +1,6 @@
 """Stages that run in the process of a device: the worker's side of them."""
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -84,7 +85,9 @@ class DeviceStage:
 
     def run(self, batch: Batch) -> StageOutput:
         """See `Executor.run`."""
+        began = time.perf_counter()
         answer = self._ask_of("run", batch)
+        moved_s = time.perf_counter() - began - answer.fields["ran_s"]
         self.figures.hear(answer.fields["figures"])
         self.drift.add(shape_of(batch.segments), sum(answer.fields["seconds"].values()))
         chosen = answer.fields.get("rows")
@@ -95,6 +98,8 @@ class DeviceStage:
             not_finite=tuple(answer.fields["not_finite"]),
             seconds=dict(answer.fields["seconds"]),
             estimated=answer.fields["estimated"],
+            kv_s=answer.fields["kv_s"],
+            moved_s=moved_s,
             sessions=self.figures.sessions,
         )
 

@@ -130,13 +130,15 @@ class AsIsStage:
 
     def run(self, batch: Batch) -> StageOutput:
         """See `Executor.run`."""
-        model = self.folder.model
+        model, kv_s = self.folder.model, 0.0
         count = check_segments(batch.segments, limit=model.max_position, pages=self.pool.pages)
         tokens = tokens_of(batch, count, model)
         logits = np.empty((len(batch.wanted), self.shape.vocabulary), np.float32)
         seconds = dict.fromkeys((block.block for block in self.wiring.blocks), 0.0)
         for wave in waves(batch.segments, one_by_one=self.one_by_one):
+            began = time.perf_counter()
             groups = grouped(wave, tokens, batch.wanted, self._request, single=self.shape.single)
+            kv_s += time.perf_counter() - began
             for group, rows in zip(groups, self._run(groups, seconds), strict=True):
                 if group.wanted:
                     logits[list(group.wanted)] = rows
@@ -147,6 +149,7 @@ class AsIsStage:
             logits=logits,
             not_finite=tuple(sorted({int(np.searchsorted(ends, row, side="right")) for row in rows})),
             seconds=seconds,
+            kv_s=kv_s,
         )
 
     def first_not_finite(self, batch: Batch) -> BlockFault | None:
