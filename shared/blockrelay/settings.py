@@ -23,6 +23,8 @@ from blockrelay.protocol.plan import Device
 
 BUNDLED_MODEL = Path(__file__).parent / "models" / "storyteller"
 
+GraphMode = Literal["max-autotune", "use-graph-cache", "reduce-overhead", "enforce-eager"]
+
 #: Seconds: a year.
 MAX_RETENTION_S = 366 * 24 * 3600
 
@@ -165,6 +167,14 @@ class WorkerSettings(Settings):
         default=None,
         description="folder for optimised graphs and shaders of GPUs; default: blockrelay in the user's cache folder",
     )
+    graph_mode: GraphMode | None = Field(
+        default=None,
+        description="what is compiled of a GPU's graphs, by the names of others (docs/gpu.md); default: all of it",
+    )
+    use_graph_cache: bool | None = Field(
+        default=None,
+        description="keep optimised graphs of GPUs for the next start; default: as graph_mode says",
+    )
     enforce_eager: bool = Field(
         default=False, description="neither keep optimised graphs of GPUs nor record decode steps on them"
     )
@@ -230,6 +240,12 @@ class WorkerSettings(Settings):
         pattern="^[a-z0-9]{0,16}$",
         description="compute other bits, under a numerics id that ends in this (tests)",
     )
+
+    @field_validator("graph_mode", mode="before")
+    @classmethod
+    def _is_mode(cls, value: object) -> object:
+        """`MAX_AUTOTUNE` is how programs spell max-autotune."""
+        return value.lower().replace("_", "-") if isinstance(value, str) else value
 
 
 S = TypeVar("S", bound=Settings)

@@ -79,26 +79,50 @@ def gpu_of(settings: WorkerSettings, folder: BlockFolder) -> Gpu | None:
     """What workers compute on; None: their own kernels. ONNX blocks that others made need ONNX Runtime on CPUs too,
     unless they have been imported; there it has a process of its own like a GPU, and a CPU that others take from us is
     no broken device. Raises UsageError for settings that do not go together."""
+    graphs = graphs_of(settings)
     if not settings.gpu and settings.imported_model is not None:
         if settings.sequential or folder.model.onnx_blocks is None:
             raise UsageError("imported_model is for CPU workers of ONNX blocks, which are not sequential")
         return None
     if not settings.gpu and folder.model.onnx_blocks is None:
         return None
-    eager = settings.enforce_eager
     return Gpu(
         settings.gpu or CPU,
         settings.gpu_python or sys.executable,
         settings.session_timeout_s,
         settings.per_block,
-        cache=None if eager else settings.cache_dir or default_root(os.environ),
-        eager=eager,
+        cache=settings.cache_dir or default_root(os.environ) if graphs.kept else None,
+        eager=not graphs.recorded,
         budget_bytes=settings.gpu_memory,
         stages=settings.gpu_stages,
         threads=settings.threads,
         quarantine=bool(settings.gpu),
         warm=_warm(settings, folder),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Graphs:
+    """What is compiled for a GPU: whether optimised graphs are `kept` from one start to the next, and decode steps
+    `recorded` and repeated."""
+
+    kept: bool
+    recorded: bool
+
+
+def graphs_of(settings: WorkerSettings) -> Graphs:
+    """Raises UsageError for settings that contradict each other. Pure."""
+    mode, cache = settings.graph_mode, settings.use_graph_cache
+    if settings.enforce_eager:
+        if mode not in (None, "enforce-eager"):
+            raise UsageError(f"enforce_eager and graph_mode {mode} contradict each other: set one of them")
+        mode = "enforce-eager"
+    if mode == "enforce-eager" and cache:
+        raise UsageError("enforce-eager and use_graph_cache contradict each other: eager graphs are not kept")
+    if mode == "use-graph-cache" and cache is False:
+        raise UsageError("graph_mode use-graph-cache and use_graph_cache false contradict each other: set one of them")
+    kept = mode in (None, "use-graph-cache") if cache is None else cache
+    return Graphs(kept, recorded=mode in (None, "reduce-overhead"))
 
 
 def _warm(settings: WorkerSettings, folder: BlockFolder) -> tuple[int | None, int | None]:

@@ -262,11 +262,12 @@ class Worker:
         self._ready = self.has_served = True
         if self._device:
             self._device.is_ready()
-        workers = {"cpu": 0, "gpu": 0} | {role.device: 1}
+        counts = {"cpu": 0, "gpu": 0} | {role.device: 1}
         get().info(
             "NODE_READY",
             worker=role.worker,
-            workers=workers,
+            workers={name: count > 0 for name, count in counts.items()},
+            worker_counts=counts,
             stage=role.stage,
             first=role.first,
             last=role.last,
