@@ -189,7 +189,10 @@ class WorkerSettings(Settings):
         default=False, description="run ONNX blocks as they are one by one, with few of them in memory"
     )
     max_warm_sessions: int | None = Field(
-        default=None, ge=1, description="blocks that a sequential worker has in memory at once; default: 2, or by bytes"
+        default=None,
+        ge=1,
+        description="blocks that a sequential worker has in memory at once; default: by bytes, else 5 on a GPU, 3 on a "
+        "CPU, and fewer where memory has no room for them",
     )
     warm_session_bytes: int | None = Field(
         default=None, ge=1, description="bytes that these may take; one block always has room"
@@ -226,6 +229,12 @@ class WorkerSettings(Settings):
     beat_s: float = Field(default=0.5, gt=0, description="seconds between two signs of life")
     session_timeout_s: float = Field(
         default=30.0, gt=0, description="a step (of ONNX blocks: a block) that is longer ends the process"
+    )
+    max_retry_attempts: int = Field(
+        default=3,
+        ge=1,
+        description="tries of making a session of ONNX Runtime and running it, if its failure may pass; all of them "
+        "begin within session_timeout_s",
     )
     drain_s: float = Field(
         default=5.0,

@@ -1,7 +1,8 @@
 """The process of a device whose provider fails at the runs that FAIL_AT names, with the text of FAIL_TEXT, computes
 wrong numbers from the run WRONG_FROM on, and takes 50 ms instead of 10 from the run SLOW_FROM on, until it is
 cleaned up if CLEANING_HELPS. Runs count behind the load of a stage, from 1. What HANGS_AT names, open or load, it never
-does, and says so by a file HANGS_FILE; at what DIES_AT names it ends."""
+does, and says so by a file HANGS_FILE; at what DIES_AT names it ends. The first LOADS_FAIL times that a stage is made
+fail with FAIL_TEXT."""
 
 import os
 import sys
@@ -14,6 +15,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from blockrelay.block_folder.folder import BlockFolder
+from blockrelay_worker.execution.onnx.known_answers import Answers
+from blockrelay_worker.execution.onnx.loading import OnnxExecutors
 from blockrelay_worker.execution.onnx.providers.provider import Place
 from blockrelay_worker.execution.onnx.stage import OnnxStage
 from blockrelay_worker.execution.process import child
@@ -25,6 +29,8 @@ _slow_from = float(os.environ.get("SLOW_FROM", "inf"))
 _computed = OnnxStage._computed  # pyright: ignore[reportPrivateUsage]
 _clean_up = OnnxStage.clean_up
 _answer = child.Child.answer
+_loads_fail = int(os.environ.get("LOADS_FAIL", "0"))
+_made = OnnxExecutors.loaded
 _load = child.Child._load  # pyright: ignore[reportPrivateUsage]
 
 
@@ -42,6 +48,16 @@ def _loaded(self: child.Child, first: int, last: int, pages: int, budget: int | 
     answer = _load(self, first, last, pages, budget)
     _run = 0
     return answer
+
+
+def _made_or_not(
+    self: OnnxExecutors, folder: BlockFolder, first_block: int, last_block: int, *, pages: int, weight_room: int
+) -> tuple[OnnxStage, Answers]:
+    global _loads_fail
+    if _loads_fail:
+        _loads_fail -= 1
+        raise RuntimeError(os.environ["FAIL_TEXT"])
+    return _made(self, folder, first_block, last_block, pages=pages, weight_room=weight_room)
 
 
 def _failing(
@@ -72,6 +88,7 @@ def _cleaned(self: OnnxStage) -> None:
 
 if __name__ == "__main__":
     OnnxStage.clean_up = _cleaned
+    OnnxExecutors.loaded = _made_or_not
     child.Child.answer = _misbehaves
     child.Child._load = _loaded  # pyright: ignore[reportPrivateUsage]
     OnnxStage._computed = _failing  # pyright: ignore[reportPrivateUsage]

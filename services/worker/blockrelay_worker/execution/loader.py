@@ -48,8 +48,8 @@ class Executors(Protocol):
 
 #: The name of ONNX Runtime's CPU provider among devices.
 CPU = "cpu"
-#: Of a sequential worker, where nobody says: the block that runs, and the next one.
-WARM_SESSIONS = 2
+#: Sessions that a sequential worker keeps where nobody says, with a GPU and without, if memory has room for them.
+WARM_ON_GPU, WARM_ON_CPU = 5, 3
 #: The first that serves is taken.
 IMPLEMENTATIONS = (CpuExecutors,)
 
@@ -60,7 +60,8 @@ class Gpu:
     blocks run one by one, to be measured, where to keep what is compiled for it (None: nowhere), whether no step is
     recorded there, how many workers have a stage each there, within so many bytes, and how many threads of the CPU
     ONNX blocks that others made may use. `quarantine`: it is left alone when it was lost too often. `warm`: so many of
-    these blocks are there at once, in so many bytes (None: all)."""
+    these blocks are there at once, in so many bytes (None: all), and if that is said no more than its memory has room
+    for. A session is made and run in `tries` tries at most."""
 
     device: str
     python: str
@@ -72,7 +73,8 @@ class Gpu:
     stages: int = 1
     threads: int = 1
     quarantine: bool = True
-    warm: tuple[int | None, int | None] = (None, None)
+    warm: tuple[int | None, int | None, bool] = (None, None, False)
+    tries: int = 3
 
 
 def gpu_of(settings: WorkerSettings, folder: BlockFolder) -> Gpu | None:
@@ -98,6 +100,7 @@ def gpu_of(settings: WorkerSettings, folder: BlockFolder) -> Gpu | None:
         threads=settings.threads,
         quarantine=bool(settings.gpu),
         warm=_warm(settings, folder),
+        tries=settings.max_retry_attempts,
     )
 
 
@@ -125,16 +128,18 @@ def graphs_of(settings: WorkerSettings) -> Graphs:
     return Graphs(kept, recorded=mode in (None, "reduce-overhead"))
 
 
-def _warm(settings: WorkerSettings, folder: BlockFolder) -> tuple[int | None, int | None]:
-    """Raises UsageError for limits that mean nothing."""
+def _warm(settings: WorkerSettings, folder: BlockFolder) -> tuple[int | None, int | None, bool]:
+    """As of Gpu. Raises UsageError for limits that mean nothing."""
     limits = settings.max_warm_sessions, settings.warm_session_bytes
     if not settings.sequential:
         if limits != (None, None):
             raise UsageError("max_warm_sessions and warm_session_bytes are for sequential workers")
-        return limits
+        return (*limits, False)
     if folder.model.onnx_blocks is None:
         raise UsageError("sequential is for ONNX blocks as they are: other models are cut into stages")
-    return limits if limits != (None, None) else (WARM_SESSIONS, None)
+    if limits != (None, None):
+        return (*limits, False)
+    return WARM_ON_GPU if settings.gpu else WARM_ON_CPU, None, True
 
 
 def executors_for(
@@ -159,6 +164,7 @@ def executors_for(
             threads=gpu.threads,
             quarantine=gpu.quarantine,
             warm=gpu.warm,
+            tries=gpu.tries,
         )
     if imported is not None:
         return ImportedExecutors(threads, folder, imported)

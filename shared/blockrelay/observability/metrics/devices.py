@@ -79,6 +79,12 @@ class DeviceMetrics:
                 "How often it was given up to record steps of its GPU: one failed, or was off by too much",
                 registry,
             ),
+            "retries": counter(
+                "blockrelay_worker_device_retries",
+                "How often making a session on its GPU, or running it there, was tried again behind a failure that may "
+                "pass",
+                registry,
+            ),
             "made": counter(
                 "blockrelay_worker_warm_sessions_made",
                 "How many sessions of ONNX blocks as they are were made",

@@ -13,6 +13,7 @@ from blockrelay.block_folder.model import Precision
 from blockrelay.errors import UsageError
 from blockrelay.protocol.plan import Device
 from blockrelay_worker.execution.device_memory import DeviceMemory
+from blockrelay_worker.execution.onnx.tries import TRIES
 from blockrelay_worker.execution.process.device_process import CHILD, CLOSED, DeviceProcess
 from blockrelay_worker.execution.process.frames import Message
 from blockrelay_worker.execution.process.renewal import in_quarantine, may_be_renewed, usable_in_s
@@ -44,14 +45,15 @@ class DeviceExecutors:
         workers: int = 1,
         threads: int = 1,
         quarantine: bool = True,
-        warm: tuple[int | None, int | None] = (None, None),
+        warm: tuple[int | None, int | None, bool] = (None, None, False),
+        tries: int = TRIES.most,
         module: str = CHILD,
     ) -> None:
         """Raises UsageError where this device will never run stages of this folder; DeviceLost for what may pass.
 
-        A step may take `limit_s`. `per_block` as of OnnxStage, `cache`, `eager`, `threads`, `quarantine` and `warm` as
-        of Gpu, `python` and `module` as of DeviceProcess. All stages of all `workers` may use `budget_bytes` of the
-        device; None: what it says itself.
+        A step may take `limit_s`. `per_block` as of OnnxStage, `cache`, `eager`, `threads`, `quarantine`, `warm` and
+        `tries` as of Gpu, `python` and `module` as of DeviceProcess. All stages of all `workers` may use `budget_bytes`
+        of the device; None: what it says itself.
         """
         self.name, self._folder, self._limit_s = device, folder, limit_s
         self._how = {
@@ -60,6 +62,8 @@ class DeviceExecutors:
             "eager": eager,
             "threads": threads,
             "warm": warm,
+            "tries": (tries, limit_s),
+            "budget": budget_bytes,
         }
         self._quarantine = quarantine
         self.sharing = Sharing(workers)
