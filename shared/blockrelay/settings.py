@@ -158,6 +158,12 @@ class SchedulerSettings(Settings):
 class WorkerSettings(Settings):
     device: Device = Field(default="cpu", description="device class; gpu workers come first")
     gpu: str = Field(default="", description="compute on this GPU, such as webgpu:0 (`blockrelay devices` has them)")
+    gpu_fallbacks: str = Field(
+        default="auto",
+        pattern=r"^([\w.:-]+(, *[\w.:-]+)*)?$",
+        description="devices, by commas, that stand in for that GPU where its sessions cannot be made or run; auto: "
+        "those of the host that no other worker has; empty: none",
+    )
     gpu_stages: int = Field(
         default=1, ge=1, le=64, description="workers on that GPU in this process, each with a stage of its own"
     )

@@ -142,6 +142,25 @@ def _warm(settings: WorkerSettings, folder: BlockFolder) -> tuple[int | None, in
     return WARM_ON_GPU if settings.gpu else WARM_ON_CPU, None, True
 
 
+def on_device(folder: BlockFolder, gpu: Gpu) -> DeviceExecutors:
+    """Stages of this folder in a process of its own. Raises as DeviceExecutors does."""
+    return DeviceExecutors(
+        gpu.device,
+        folder,
+        python=gpu.python,
+        limit_s=gpu.step_limit_s,
+        per_block=gpu.per_block,
+        cache=gpu.cache,
+        eager=gpu.eager,
+        budget_bytes=gpu.budget_bytes,
+        workers=gpu.stages,
+        threads=gpu.threads,
+        quarantine=gpu.quarantine,
+        warm=gpu.warm,
+        tries=gpu.tries,
+    )
+
+
 def executors_for(
     device: Device, folder: BlockFolder, *, threads: int, gpu: Gpu | None = None, imported: Path | None = None
 ) -> Executors:
@@ -151,21 +170,7 @@ def executors_for(
     Raises UsageError where nothing does.
     """
     if gpu is not None:
-        return DeviceExecutors(
-            gpu.device,
-            folder,
-            python=gpu.python,
-            limit_s=gpu.step_limit_s,
-            per_block=gpu.per_block,
-            cache=gpu.cache,
-            eager=gpu.eager,
-            budget_bytes=gpu.budget_bytes,
-            workers=gpu.stages,
-            threads=gpu.threads,
-            quarantine=gpu.quarantine,
-            warm=gpu.warm,
-            tries=gpu.tries,
-        )
+        return on_device(folder, gpu)
     if imported is not None:
         return ImportedExecutors(threads, folder, imported)
     if folder.model.onnx_blocks is not None:

@@ -2,13 +2,15 @@
 
 import sys
 import threading
+from dataclasses import replace
 
 from blockrelay.block_folder.folder import open_block_folder
 from blockrelay.errors import BlockrelayError, UsageError
 from blockrelay.exit_codes import BROKEN, exit_code
 from blockrelay.settings import WorkerSettings
-from blockrelay_worker.execution.loader import Executors, executors_for, gpu_of
+from blockrelay_worker.execution.loader import Executors, executors_for, gpu_of, on_device
 from blockrelay_worker.execution.process.executors import DeviceExecutors
+from blockrelay_worker.lifecycle.next_device import OtherDevices
 from blockrelay_worker.lifecycle.worker import Worker
 from blockrelay_worker.transport.redis_links import Drain
 
@@ -64,18 +66,22 @@ class Workers:
         if settings.gpu_stages > 1 and not settings.gpu:
             raise UsageError("--gpu-stages is for workers with --gpu: without one, start a process for each stage")
         folder = open_block_folder(settings.model, blocks=[])
-        executors = self._executors = executors_for(
-            settings.device,
-            folder,
-            threads=settings.threads,
-            gpu=gpu_of(settings, folder),
-            imported=settings.imported_model,
+        gpu = gpu_of(settings, folder)
+        others = OtherDevices(
+            settings.gpu, settings.gpu_fallbacks if settings.gpu else "", python=gpu.python if gpu else ""
         )
+        if gpu is None or not settings.gpu:
+            executors = executors_for(
+                settings.device, folder, threads=settings.threads, gpu=gpu, imported=settings.imported_model
+            )
+        else:
+            executors = others.opened(lambda device: on_device(folder, replace(gpu, device=device)))
+        self._executors = executors
         workers: list[Worker] = []
         for number, (stop, drain) in enumerate(self._ends):
             port = settings.port and settings.port + number
             own = settings.model_copy(update={"port": port})
-            workers.append(Worker(own, folder, executors, stop, drain, number=number))
+            workers.append(Worker(own, folder, executors, stop, drain, number=number, others=others))
         return workers
 
     def _run(self, worker: Worker) -> None:

@@ -39,6 +39,11 @@ class DeviceMetrics:
             "How often its GPU was made to give back memory because steps took half as long again",
             registry,
         )
+        self.changes = counter(
+            "blockrelay_worker_device_changes",
+            "How often it went on with another GPU of its host, or came back to its own",
+            registry,
+        )
         self.renewals = counter(
             "blockrelay_worker_device_renewals",
             "How often the process of its GPU was begun anew, by reason",

@@ -35,12 +35,12 @@ TRIES = TryLimits()
 
 
 def what_next(reason: str, tries: Sequence[float], limits: TryLimits, *, others: bool) -> Next:
-    """Pure. `reason` as of Failure or DeviceLost, `tries` the seconds that each one took; `others`: a device of the
-    host is left that nobody uses.
+    """Pure. `reason` as of Failure or DeviceLost, `tries` the seconds that each one took, or none where all were made
+    elsewhere; `others`: a device of the host is left that nobody uses.
 
     The next try is expected to take as long as the longest one.
     """
-    if reason == "unknown" and len(tries) < limits.most and sum(tries) + max(tries) <= limits.within_s:
+    if reason == "unknown" and 0 < len(tries) < limits.most and sum(tries) + max(tries) <= limits.within_s:
         return "again"
     return "next_device" if reason in CANNOT and others else "wait"
 

@@ -139,7 +139,11 @@ class Child:
                 tries=self._tries,
             )
         )
-        told = {"numerics": executors.numerics_id(opened.manifest), "memory": asdict(executors.memory(opened))}
+        told = {
+            "numerics": executors.numerics_id(opened.manifest),
+            "memory": asdict(executors.memory(opened)),
+            "card": self._provider.card,
+        }
         return Message("opened", told)
 
     def _load(self, first: int, last: int, pages: int, budget: int | None) -> Message:

@@ -90,6 +90,14 @@ class DeviceProcess:
         with self._asking:
             self.close()
 
+    def give_up(self, failed: DeviceFailed) -> DeviceLost:
+        """End it, since it cannot do what it was begun for: it is lost from now on, by the reason of `failed`."""
+        with self._asking:
+            if self.lost is None:
+                self._lose(DeviceLost(str(failed), reason=failed.reason, code=failed.code, block=failed.block))
+        assert self.lost is not None
+        return self.lost
+
     def abandon(self) -> None:
         """End it at once, whatever it does. Who asks it something is told that it was closed."""
         if self.lost is None:

@@ -65,12 +65,14 @@ def test_a_stage_is_made_in_three_tries(fp32: BlockFolder, misbehaving: Misbehav
     run(stage)
 
 
-@pytest.mark.parametrize(("text", "reason"), [("moon phase", "unknown"), ("out of memory", "out_of_memory")])
-def test_a_stage_that_is_not_made_is_a_failure_of_its_device(
-    fp32: BlockFolder, misbehaving: Misbehaving, text: str, reason: str
+@pytest.mark.parametrize(
+    ("text", "fails", "reason"), [("moon phase", "3", "unknown"), ("out of memory", "1", "out_of_memory")]
+)
+def test_a_device_on_which_a_stage_cannot_be_made_is_lost(
+    fp32: BlockFolder, misbehaving: Misbehaving, text: str, fails: str, reason: str
 ) -> None:
-    executors = misbehaving(LOADS_FAIL="3" if reason == "unknown" else "1", FAIL_TEXT=text)
-    with pytest.raises(DeviceFailed, match=text) as failed:
+    executors = misbehaving(LOADS_FAIL=fails, FAIL_TEXT=text)
+    with pytest.raises(DeviceLost, match=text) as lost:
         executors.load(fp32, 1, fp32.model.blocks, pages=8)
-    assert failed.value.reason == reason
-    run(executors.load(fp32, 1, fp32.model.blocks, pages=8))
+    assert lost.value.reason == reason == executors.unable
+    assert executors.losses == 1 and executors.usable_in_s() > 0
