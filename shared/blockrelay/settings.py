@@ -23,6 +23,8 @@ from blockrelay.protocol.plan import Device
 
 BUNDLED_MODEL = Path(__file__).parent / "models" / "storyteller"
 
+GraphMode = Literal["max-autotune", "use-graph-cache", "reduce-overhead", "enforce-eager"]
+
 #: Seconds: a year.
 MAX_RETENTION_S = 366 * 24 * 3600
 
@@ -158,6 +160,12 @@ class WorkerSettings(Settings):
         default="cpu", description="device class; gpu workers come first, and have a `gpu` (default: gpu with one)"
     )
     gpu: str = Field(default="", description="compute on this GPU, such as webgpu:0 (`blockrelay devices` has them)")
+    gpu_fallbacks: str = Field(
+        default="auto",
+        pattern=r"^([\w.:-]+(, *[\w.:-]+)*)?$",
+        description="devices, by commas, that stand in for that GPU where its sessions cannot be made or run; auto: "
+        "those of the host that no other worker has; empty: none",
+    )
     gpu_stages: int = Field(
         default=1, ge=1, le=64, description="workers on that GPU in this process, each with a stage of its own"
     )
@@ -166,6 +174,14 @@ class WorkerSettings(Settings):
     cache_dir: Path | None = Field(
         default=None,
         description="folder for optimised graphs and shaders of GPUs; default: blockrelay in the user's cache folder",
+    )
+    graph_mode: GraphMode | None = Field(
+        default=None,
+        description="what is compiled of a GPU's graphs, by the names of others (docs/gpu.md); default: all of it",
+    )
+    use_graph_cache: bool | None = Field(
+        default=None,
+        description="keep optimised graphs of GPUs for the next start; default: as graph_mode says",
     )
     enforce_eager: bool = Field(
         default=False, description="neither keep optimised graphs of GPUs nor record decode steps on them"
@@ -181,7 +197,10 @@ class WorkerSettings(Settings):
         default=False, description="run ONNX blocks as they are one by one, with few of them in memory"
     )
     max_warm_sessions: int | None = Field(
-        default=None, ge=1, description="blocks that a sequential worker has in memory at once; default: 2, or by bytes"
+        default=None,
+        ge=1,
+        description="blocks that a sequential worker has in memory at once; default: by bytes, else 5 on a GPU, 3 on a "
+        "CPU, and fewer where memory has no room for them",
     )
     warm_session_bytes: int | None = Field(
         default=None, ge=1, description="bytes that these may take; one block always has room"
@@ -219,6 +238,12 @@ class WorkerSettings(Settings):
     session_timeout_s: float = Field(
         default=30.0, gt=0, description="a step (of ONNX blocks: a block) that is longer ends the process"
     )
+    max_retry_attempts: int = Field(
+        default=3,
+        ge=1,
+        description="tries of making a session of ONNX Runtime and running it, if its failure may pass; all of them "
+        "begin within session_timeout_s",
+    )
     drain_s: float = Field(
         default=5.0,
         ge=0,
@@ -243,6 +268,12 @@ class WorkerSettings(Settings):
     def _with_class(cls, given: dict[str, Any]) -> dict[str, Any]:
         """Whoever names a GPU need not say its class too."""
         return given | {"device": "gpu"} if given.get("gpu") and "device" not in given else given
+
+    @field_validator("graph_mode", mode="before")
+    @classmethod
+    def _is_mode(cls, value: object) -> object:
+        """`MAX_AUTOTUNE` is how programs spell max-autotune."""
+        return value.lower().replace("_", "-") if isinstance(value, str) else value
 
 
 S = TypeVar("S", bound=Settings)

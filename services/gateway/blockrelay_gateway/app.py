@@ -99,11 +99,13 @@ async def _say_when_one_is(cell: Cell, gateway: Gateway) -> None:
         except RedisTrouble:
             cell.metrics.redis_errors.inc()  # the next look tells
         await asyncio.sleep(READY_POLL_S)
-    devices = Counter(worker.device for worker in workers if worker.ready)
+    ready = Counter(worker.device for worker in workers if worker.ready)
+    counts = {"cpu": ready["cpu"], "gpu": ready["gpu"]}
     logs.get().info(
         "NODE_READY",
         cell=cell.name,
         model=gateway.model_name,
         model_hash=gateway.folder.manifest.model_hash,
-        workers={"cpu": devices["cpu"], "gpu": devices["gpu"]},
+        workers={name: count > 0 for name, count in counts.items()},
+        worker_counts=counts,
     )

@@ -34,7 +34,15 @@ class ServiceRegistry(CollectorRegistry):
 
     def __init__(self, labels: dict[str, str]) -> None:
         super().__init__()
-        self._labels = labels
+        self._labels, self._facts = labels, dict[str, str]()
+        self._build = Info(
+            "blockrelay_build", "The release of this service and the protocol that it speaks", registry=self
+        )
+
+    def tell_build(self, **facts: str) -> None:
+        """What `blockrelay_build_info` says from now on, beside what it has said."""
+        self._facts |= facts
+        self._build.info(self._facts)
 
     def collect(self) -> Iterable[Metric]:
         """All metrics, freshly read."""
@@ -72,7 +80,7 @@ def _under_its_old_name(family: Metric) -> Metric:
     return old
 
 
-def service_registry(service: str, *, cell: str, model: str, numerics: str = "") -> CollectorRegistry:
+def service_registry(service: str, *, cell: str, model: str, numerics: str = "") -> ServiceRegistry:
     """A registry with `process_*` (memory, CPU seconds, open files, start), `python_*` and `blockrelay_build_info`.
 
     `model` is its name, as clients call it; `numerics` the id of a worker. Switches the `_created` series off for the
@@ -83,7 +91,7 @@ def service_registry(service: str, *, cell: str, model: str, numerics: str = "")
     ProcessCollector(registry=registry)
     PlatformCollector(registry=registry)
     GCCollector(registry=registry)
-    build = Info("blockrelay_build", "The release of this service and the protocol that it speaks", registry=registry)
-    facts = {"service": service, "version": __version__, "protocol": str(PROTOCOL)}
-    build.info({**facts, "numerics": numerics} if numerics else facts)
+    registry.tell_build(service=service, version=__version__, protocol=str(PROTOCOL))
+    if numerics:
+        registry.tell_build(numerics=numerics)
     return registry

@@ -2,9 +2,13 @@
 wrong numbers from the run WRONG_FROM on, gives NaN in the first row of the runs that NAN_AT names, and takes 50 ms
 instead of 10 from the run SLOW_FROM on, until it is cleaned up if CLEANING_HELPS. Runs count behind the load of a
 stage, from 1. What HANGS_AT names, open or load, it never does, and says so by a file HANGS_FILE; at what DIES_AT names
-it ends, until there is a file DIES_UNTIL. What WRONG_AT names, open or load, shows that it computes wrong numbers."""
+it ends, until there is a file DIES_UNTIL. What WRONG_AT names, open or load, shows that it computes wrong numbers. The
+first LOADS_FAIL times that a stage is made fail with FAIL_TEXT, and all on the devices that FAILS_ON names; on those of
+RUNS_FAIL_ON all runs from FAIL_FROM on do. There are as many devices cpu:0, cpu:1, ... as a test wants, each with
+numerics of its own."""
 
 import os
+import re
 import sys
 import threading
 import time
@@ -15,7 +19,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from blockrelay_worker.execution.onnx.providers.provider import Place
+from blockrelay.block_folder.folder import BlockFolder
+from blockrelay_worker.execution.onnx.known_answers import Answers
+from blockrelay_worker.execution.onnx.loading import OnnxExecutors
+from blockrelay_worker.execution.onnx.providers.provider import CpuProvider, Place, Provider
 from blockrelay_worker.execution.onnx.stage import OnnxStage
 from blockrelay_worker.execution.process import child
 from blockrelay_worker.execution.process.frames import Message
@@ -26,7 +33,26 @@ _slow_from = float(os.environ.get("SLOW_FROM", "inf"))
 _computed = OnnxStage._computed  # pyright: ignore[reportPrivateUsage]
 _clean_up = OnnxStage.clean_up
 _answer = child.Child.answer
+_loads_fail = int(os.environ.get("LOADS_FAIL", "0"))
+_made = OnnxExecutors.loaded
+_open_provider = child.open_provider
 _load = child.Child._load  # pyright: ignore[reportPrivateUsage]
+
+
+class Numbered(CpuProvider):
+    """One of several devices."""
+
+    @property
+    def identity(self) -> tuple[str, ...]:
+        return (*super().identity, self.device)
+
+
+def _opened(device: str) -> Provider:
+    if not re.fullmatch(r"cpu:\d", device):
+        return _open_provider(device)
+    provider = Numbered()
+    provider.device = device
+    return provider
 
 
 def _misbehaves(self: child.Child, message: Message) -> Message:
@@ -50,6 +76,17 @@ def _loaded(self: child.Child, first: int, last: int, pages: int, budget: int | 
     return answer
 
 
+def _made_or_not(
+    self: OnnxExecutors, folder: BlockFolder, first_block: int, last_block: int, *, pages: int, weight_room: int
+) -> tuple[OnnxStage, Answers]:
+    global _loads_fail
+    device = self._provider.device  # pyright: ignore[reportPrivateUsage]
+    if _loads_fail or device in os.environ.get("FAILS_ON", "").split(","):
+        _loads_fail = max(0, _loads_fail - 1)
+        raise RuntimeError(os.environ["FAIL_TEXT"])
+    return _made(self, folder, first_block, last_block, pages=pages, weight_room=weight_room)
+
+
 def _failing(
     self: OnnxStage, inputs: Mapping[str, NDArray[Any]], stays: Mapping[str, Place] | None = None
 ) -> dict[str, Any]:
@@ -58,6 +95,9 @@ def _failing(
         return _computed(self, inputs, stays)
     _run += 1
     if str(_run) in os.environ.get("FAIL_AT", "").split(","):
+        raise RuntimeError(os.environ["FAIL_TEXT"])
+    device = self._provider.device  # pyright: ignore[reportPrivateUsage]
+    if device in os.environ.get("RUNS_FAIL_ON", "").split(",") and _run >= int(os.environ["FAIL_FROM"]):
         raise RuntimeError(os.environ["FAIL_TEXT"])
     found = _computed(self, inputs, stays)
     if "SLOW_FROM" in os.environ:  # beside these a busy machine does not count
@@ -80,6 +120,8 @@ def _cleaned(self: OnnxStage) -> None:
 
 if __name__ == "__main__":
     OnnxStage.clean_up = _cleaned
+    child.open_provider = _opened
+    OnnxExecutors.loaded = _made_or_not
     child.Child.answer = _misbehaves
     child.Child._load = _loaded  # pyright: ignore[reportPrivateUsage]
     OnnxStage._computed = _failing  # pyright: ignore[reportPrivateUsage]

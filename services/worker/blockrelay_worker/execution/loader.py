@@ -48,8 +48,8 @@ class Executors(Protocol):
 
 #: The name of ONNX Runtime's CPU provider among devices.
 CPU = "cpu"
-#: Of a sequential worker, where nobody says: the block that runs, and the next one.
-WARM_SESSIONS = 2
+#: Sessions that a sequential worker keeps where nobody says, with a GPU and without, if memory has room for them.
+WARM_ON_GPU, WARM_ON_CPU = 5, 3
 #: The first that serves is taken.
 IMPLEMENTATIONS = (CpuExecutors,)
 
@@ -60,7 +60,8 @@ class Gpu:
     blocks run one by one, to be measured, where to keep what is compiled for it (None: nowhere), whether no step is
     recorded there, how many workers have a stage each there, within so many bytes, and how many threads of the CPU
     ONNX blocks that others made may use. `quarantine`: it is left alone when it was lost too often. `warm`: so many of
-    these blocks are there at once, in so many bytes (None: all)."""
+    these blocks are there at once, in so many bytes (None: all), and if that is said no more than its memory has room
+    for. A session is made and run in `tries` tries at most."""
 
     device: str
     python: str
@@ -72,7 +73,8 @@ class Gpu:
     stages: int = 1
     threads: int = 1
     quarantine: bool = True
-    warm: tuple[int | None, int | None] = (None, None)
+    warm: tuple[int | None, int | None, bool] = (None, None, False)
+    tries: int = 3
 
 
 def gpu_of(settings: WorkerSettings, folder: BlockFolder) -> Gpu | None:
@@ -86,38 +88,84 @@ def gpu_of(settings: WorkerSettings, folder: BlockFolder) -> Gpu | None:
         )
     if settings.device == "cpu" and settings.gpu:
         raise UsageError(f"--device cpu and --gpu {settings.gpu}: a worker on a GPU is of the class gpu")
+    graphs = graphs_of(settings)
     if not settings.gpu and settings.imported_model is not None:
         if settings.sequential or folder.model.onnx_blocks is None:
             raise UsageError("imported_model is for CPU workers of ONNX blocks, which are not sequential")
         return None
     if not settings.gpu and folder.model.onnx_blocks is None:
         return None
-    eager = settings.enforce_eager
     return Gpu(
         settings.gpu or CPU,
         settings.gpu_python or sys.executable,
         settings.session_timeout_s,
         settings.per_block,
-        cache=None if eager else settings.cache_dir or default_root(os.environ),
-        eager=eager,
+        cache=settings.cache_dir or default_root(os.environ) if graphs.kept else None,
+        eager=not graphs.recorded,
         budget_bytes=settings.gpu_memory,
         stages=settings.gpu_stages,
         threads=settings.threads,
         quarantine=bool(settings.gpu),
         warm=_warm(settings, folder),
+        tries=settings.max_retry_attempts,
     )
 
 
-def _warm(settings: WorkerSettings, folder: BlockFolder) -> tuple[int | None, int | None]:
-    """Raises UsageError for limits that mean nothing."""
+@dataclass(frozen=True, slots=True)
+class Graphs:
+    """What is compiled for a GPU: whether optimised graphs are `kept` from one start to the next, and decode steps
+    `recorded` and repeated."""
+
+    kept: bool
+    recorded: bool
+
+
+def graphs_of(settings: WorkerSettings) -> Graphs:
+    """Raises UsageError for settings that contradict each other. Pure."""
+    mode, cache = settings.graph_mode, settings.use_graph_cache
+    if settings.enforce_eager:
+        if mode not in (None, "enforce-eager"):
+            raise UsageError(f"enforce_eager and graph_mode {mode} contradict each other: set one of them")
+        mode = "enforce-eager"
+    if mode == "enforce-eager" and cache:
+        raise UsageError("enforce-eager and use_graph_cache contradict each other: eager graphs are not kept")
+    if mode == "use-graph-cache" and cache is False:
+        raise UsageError("graph_mode use-graph-cache and use_graph_cache false contradict each other: set one of them")
+    kept = mode in (None, "use-graph-cache") if cache is None else cache
+    return Graphs(kept, recorded=mode in (None, "reduce-overhead"))
+
+
+def _warm(settings: WorkerSettings, folder: BlockFolder) -> tuple[int | None, int | None, bool]:
+    """As of Gpu. Raises UsageError for limits that mean nothing."""
     limits = settings.max_warm_sessions, settings.warm_session_bytes
     if not settings.sequential:
         if limits != (None, None):
             raise UsageError("max_warm_sessions and warm_session_bytes are for sequential workers")
-        return limits
+        return (*limits, False)
     if folder.model.onnx_blocks is None:
         raise UsageError("sequential is for ONNX blocks as they are: other models are cut into stages")
-    return limits if limits != (None, None) else (WARM_SESSIONS, None)
+    if limits != (None, None):
+        return (*limits, False)
+    return WARM_ON_GPU if settings.gpu else WARM_ON_CPU, None, True
+
+
+def on_device(folder: BlockFolder, gpu: Gpu) -> DeviceExecutors:
+    """Stages of this folder in a process of its own. Raises as DeviceExecutors does."""
+    return DeviceExecutors(
+        gpu.device,
+        folder,
+        python=gpu.python,
+        limit_s=gpu.step_limit_s,
+        per_block=gpu.per_block,
+        cache=gpu.cache,
+        eager=gpu.eager,
+        budget_bytes=gpu.budget_bytes,
+        workers=gpu.stages,
+        threads=gpu.threads,
+        quarantine=gpu.quarantine,
+        warm=gpu.warm,
+        tries=gpu.tries,
+    )
 
 
 def executors_for(
@@ -129,20 +177,7 @@ def executors_for(
     Raises UsageError where nothing does.
     """
     if gpu is not None:
-        return DeviceExecutors(
-            gpu.device,
-            folder,
-            python=gpu.python,
-            limit_s=gpu.step_limit_s,
-            per_block=gpu.per_block,
-            cache=gpu.cache,
-            eager=gpu.eager,
-            budget_bytes=gpu.budget_bytes,
-            workers=gpu.stages,
-            threads=gpu.threads,
-            quarantine=gpu.quarantine,
-            warm=gpu.warm,
-        )
+        return on_device(folder, gpu)
     if imported is not None:
         return ImportedExecutors(threads, folder, imported)
     if folder.model.onnx_blocks is not None:

@@ -1,7 +1,11 @@
 """A worker's part in the device that it shares with the other workers of its process."""
 
+from collections.abc import Generator
+from contextlib import contextmanager
+
 from blockrelay.block_folder.folder import BlockFolder
-from blockrelay.observability.logs import node_name
+from blockrelay.errors import DeviceLost, UsageError
+from blockrelay.observability.logs import get, node_name
 from blockrelay.observability.metrics.worker import WorkerMetrics
 from blockrelay.protocol.plan import Stage
 from blockrelay.settings import WorkerSettings
@@ -12,9 +16,12 @@ from blockrelay_worker.execution.process.care import DeviceCare
 from blockrelay_worker.execution.process.executors import LOAD_LIMIT_S, DeviceExecutors
 from blockrelay_worker.execution.process.stage import DeviceStage
 from blockrelay_worker.lifecycle.device_wait import wait_for_device
+from blockrelay_worker.lifecycle.next_device import OtherDevices
 from blockrelay_worker.transport.events import DeviceEnded
 from blockrelay_worker.transport.redis_links import Links
 
+#: Why a stage counts for nothing whose device became another one before it was loaded.
+MOVED = "moved"
 #: How long other devices wait at most for one that is renewed. Seconds.
 RENEWAL_S = int(LOAD_LIMIT_S) + 60
 
@@ -30,18 +37,28 @@ class OnDevice:
         links: Links,
         metrics: WorkerMetrics,
         model: str,
+        others: OtherDevices,
     ) -> None:
         self._executors, self._number, self._settings = executors, number, settings
         self._sharing = executors.sharing
-        self._links, self._metrics, self._model = links, metrics, model
+        self._links, self._metrics, self._model, self._others = links, metrics, model, others
         self._stage: DeviceStage | None = None
         self._renewing = False
+        self._registers = executors.name  # as what its worker is known
 
     def wait(self) -> bool:
-        """Until the device may be tried. False when this worker should end first."""
+        """Until the device may be tried, or another one that has taken its place. False when this worker should end
+        first."""
         self._sharing.waits_for_stage(self._number)
         worker = self._settings.node_id or node_name(self._settings.device)
         with self._sharing.one_waits:
+            before = self._executors.name
+            taken = self._others.take_next(self._executors, self._asked)
+            if self._executors.name != before:
+                self._metrics.device.changes.inc()
+            self._registers = self._executors.name
+            if taken:
+                return True
             return wait_for_device(self._executors, self._links, self._metrics.device, self._links.stop, worker=worker)
 
     def comes(self) -> None:
@@ -58,6 +75,8 @@ class OnDevice:
         return pages_within(memory, stage, budget_bytes=budget, useful=useful, neighbours=neighbours)
 
     def has_loaded(self, stage: Stage, executor: Executor) -> None:
+        """Raises DeviceLost (MOVED) where another worker has moved the device meanwhile: this one has to register
+        anew."""
         assert isinstance(executor, DeviceStage), "nothing else is loaded on a device"
         executor.waiting = self._links.clock.waiting  # what other stages take is no time of our step
         executor.went_on = self._links.clock.went_on
@@ -66,6 +85,8 @@ class OnDevice:
         self._sharing.has_loaded(self._number, stage, pool_bytes)
         for reason in self._executors.begun_again():
             self._metrics.device.renewals.labels(reason).inc()
+        if self._executors.name != self._registers:
+            raise DeviceLost(f"the device is {self._executors.name} now", reason=MOVED, code="INTERNAL")
 
     def has_closed(self) -> None:
         self._stage = None
@@ -84,8 +105,24 @@ class OnDevice:
             sharing=self._sharing,
         )
 
+    @contextmanager
+    def doing_what_it_can(self) -> Generator[None]:
+        """What the device will never do is, done inside, a loss of it where another one may do it: DeviceLost."""
+        try:
+            yield
+        except UsageError as error:
+            if self._executors.name == self._executors.own and not self._others.are_left(self._asked):
+                raise
+            raise self._executors.give_up(str(error)) from error
+
+    def tell_loss(self, lost: DeviceLost) -> None:
+        """That it was lost before its stage was there."""
+        get().warning("STAGE_NOT_LOADED", device=self._executors.name, reason=lost.reason, error=str(lost))
+        self._metrics.device_losses.labels(lost.reason).inc()
+
     def is_ready(self) -> None:
         """It serves. After a renewal other devices may have their turn."""
+        self._others.serves(self._executors)
         if self._renewing:
             self._links.retry_until_reachable(
                 lambda: self._links.control.delete(self._links.keys.renewal(self._model)), "renewal"

@@ -3,6 +3,7 @@
 import gc
 import threading
 import time
+from contextlib import nullcontext
 from dataclasses import replace
 
 from blockrelay.block_folder.folder import BlockFolder, open_block_folder
@@ -35,7 +36,8 @@ from blockrelay_worker.kv.store.factory import open_page_store
 from blockrelay_worker.kv.store.store import PageStore
 from blockrelay_worker.lifecycle.heartbeat import Beat
 from blockrelay_worker.lifecycle.local_rows import open_local_rows
-from blockrelay_worker.lifecycle.on_device import OnDevice
+from blockrelay_worker.lifecycle.next_device import OtherDevices
+from blockrelay_worker.lifecycle.on_device import MOVED, OnDevice
 from blockrelay_worker.lifecycle.registration import Assignment, LoadingBeat, Registration, rows_arrive
 from blockrelay_worker.states import WORKER, WorkerMachine
 from blockrelay_worker.transport.inbox_reader import Reader
@@ -66,23 +68,25 @@ class Worker:
         drain: Drain,
         *,
         number: int = 0,
+        others: OtherDevices | None = None,
     ) -> None:
-        """It is the `number`-th worker that makes its stages with these `executors`, from 0."""
+        """It is the `number`-th worker that makes its stages with these `executors`, from 0, whose device `others` may
+        stand in for."""
         self._settings, self._stop = settings, stop
         self._folder, self._executors = folder, executors
         self._model = folder.model_key
-        self._numerics = salted_id(executors.numerics_id(folder.manifest), settings.inject_numerics)
+        self._numerics = self._numerics_now()
         name = settings.served_name(self._folder.model.name)
-        self._metrics = WorkerMetrics(
-            service_registry("worker", cell=settings.cell, model=name, numerics=self._numerics)
-        )
+        self._registry = service_registry("worker", cell=settings.cell, model=name, numerics=self._numerics)
+        self._metrics = WorkerMetrics(self._registry)
         self._links = Links.open(settings, self._metrics.redis_errors, stop, drain)
         self._ready = self.has_served = False
         self._state = WorkerMachine(WORKER)
         self._metrics.states.show(self._state)
         self._loaded: tuple[Assignment, Executor] | None = None
         shared = executors if isinstance(executors, DeviceExecutors) else None
-        self._device = shared and OnDevice(shared, number, settings, self._links, self._metrics, self._model)
+        others = others or OtherDevices(settings.gpu, "", python="")
+        self._device = shared and OnDevice(shared, number, settings, self._links, self._metrics, self._model, others)
         self._status = StatusServer(settings.host, settings.port, self._metrics.registry, self._gaps)
 
     def run(self) -> None:
@@ -123,6 +127,8 @@ class Worker:
             self._close_stage()
         if self._device and not self._device.wait():
             return
+        self._numerics = self._numerics_now()
+        self._registry.tell_build(numerics=self._numerics)
         registration = Registration(
             self._links,
             model=self._model,
@@ -148,14 +154,8 @@ class Worker:
             with LoadingBeat(registration, self._links, self._settings.beat_s):
                 executor = self._load(assignment)
         except DeviceLost as lost:
-            if not self._stop.is_set():  # else its process was ended for that
-                get().warning(
-                    "STAGE_NOT_LOADED",
-                    device=self._settings.gpu or self._settings.device,
-                    reason=lost.reason,
-                    error=str(lost),
-                )
-                self._metrics.device_losses.labels(lost.reason).inc()
+            if self._device and not self._stop.is_set() and lost.reason != MOVED:  # else its process was ended for that
+                self._device.tell_loss(lost)
             self._leave(registration, assignment.split)
             self._state.on("device_lost")
             return
@@ -168,6 +168,10 @@ class Worker:
         executor = self._with_faults(assignment, executor)
         role = self._role(registration.worker, assignment, executor)
         self._serve(registration, assignment, role, executor)
+
+    def _numerics_now(self) -> str:
+        """By which it would be registered: it is another one where its device has changed."""
+        return salted_id(self._executors.numerics_id(self._folder.manifest), self._settings.inject_numerics)
 
     def _load(self, assignment: Assignment) -> Executor:
         """The stage's executor; the one of the life before when the stage is the same, and its device still there."""
@@ -182,8 +186,9 @@ class Worker:
             elsewhere = self._device or self._folder.model.onnx_blocks is not None  # who computes reads for itself
             read = range(0) if elsewhere else range(blocks.first, blocks.last + 1)
             folder = open_block_folder(self._settings.model, blocks=read)
-            pages = self._pages(folder, blocks)
-            executor = self._executors.load(folder, blocks.first, blocks.last, pages=pages)
+            with self._device.doing_what_it_can() if self._device else nullcontext():
+                pages = self._pages(folder, blocks)
+                executor = self._executors.load(folder, blocks.first, blocks.last, pages=pages)
         self._loaded = (assignment, executor)
         if self._device:
             self._device.has_loaded(blocks, executor)
@@ -262,11 +267,12 @@ class Worker:
         self._ready = self.has_served = True
         if self._device:
             self._device.is_ready()
-        workers = {"cpu": 0, "gpu": 0} | {role.device: 1}
+        counts = {"cpu": 0, "gpu": 0} | {role.device: 1}
         get().info(
             "NODE_READY",
             worker=role.worker,
-            workers=workers,
+            workers={name: count > 0 for name, count in counts.items()},
+            worker_counts=counts,
             stage=role.stage,
             first=role.first,
             last=role.last,

@@ -39,6 +39,11 @@ class DeviceMetrics:
             "How often its GPU was made to give back memory because steps took half as long again",
             registry,
         )
+        self.changes = counter(
+            "blockrelay_worker_device_changes",
+            "How often it went on with another GPU of its host, or came back to its own",
+            registry,
+        )
         self.renewals = counter(
             "blockrelay_worker_device_renewals",
             "How often the process of its GPU was begun anew, by reason",
@@ -77,6 +82,12 @@ class DeviceMetrics:
             "recording_failures": counter(
                 "blockrelay_worker_device_recording_failures",
                 "How often it was given up to record steps of its GPU: one failed, or was off by too much",
+                registry,
+            ),
+            "retries": counter(
+                "blockrelay_worker_device_retries",
+                "How often making a session on its GPU, or running it there, was tried again behind a failure that may "
+                "pass",
                 registry,
             ),
             "made": counter(

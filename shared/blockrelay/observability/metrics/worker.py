@@ -30,6 +30,10 @@ DEVICE_LOSSES = (
     "ecc_error",
     "unknown_twice",
     "canary",
+    "unknown",
+    "out_of_memory",
+    "device_limit",
+    "refused",
 )
 
 

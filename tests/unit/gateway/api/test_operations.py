@@ -221,7 +221,7 @@ def test_a_gateway_says_that_it_is_ready_once_workers_are_there(
         worker.register()
         wait_until(lambda: any(line["event"] == "NODE_READY" for line in lines), "it says that it is ready")
     (ready,) = [line for line in lines if line["event"] == "NODE_READY"]
-    assert ready["workers"] == {"cpu": 2, "gpu": 0}
+    assert ready["workers"] == {"cpu": True, "gpu": False} and ready["worker_counts"] == {"cpu": 2, "gpu": 0}
 
 
 def test_prompts_are_logged_only_where_somebody_asked_for_it(settings: GatewaySettings, worker: PlayedWorker) -> None:

@@ -13,6 +13,7 @@ with `failed`, which says by the provider's words what kind of failure it was. B
 parts, such as a step of ONNX blocks, it may say that it goes on.
 """
 
+import gc
 import os
 import signal
 import threading
@@ -21,29 +22,31 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar
 
 from blockrelay.block_folder.folder import open_block_folder
-from blockrelay.errors import BlockFolderError, BlockrelayError, KnownAnswerMismatch, UsageError
+from blockrelay.errors import BlockFolderError, BlockrelayError, ExecutionError, KnownAnswerMismatch, UsageError
 from blockrelay.exit_codes import BROKEN
 from blockrelay.host.memory import resident_bytes
 from blockrelay.observability import logs
 from blockrelay.protocol.plan import Stage
 from blockrelay_worker.execution.batch import Batch, Segment
-from blockrelay_worker.execution.onnx.as_is.loading import AsIsExecutors
+from blockrelay_worker.execution.onnx.as_is.loading import AsIsExecutors, room_for_sessions
 from blockrelay_worker.execution.onnx.as_is.stage import AsIsStage
 from blockrelay_worker.execution.onnx.as_is.warm_blocks import WarmLimits
 from blockrelay_worker.execution.onnx.canary import Canary
 from blockrelay_worker.execution.onnx.compiled.graphs import compiled_graphs
 from blockrelay_worker.execution.onnx.failures import Judge
-from blockrelay_worker.execution.onnx.known_answers import PAGES_NEEDED
+from blockrelay_worker.execution.onnx.known_answers import PAGES_NEEDED, Answers
 from blockrelay_worker.execution.onnx.loading import OnnxExecutors
 from blockrelay_worker.execution.onnx.providers.opening import open_provider
 from blockrelay_worker.execution.onnx.providers.provider import Provider
 from blockrelay_worker.execution.onnx.stage import OnnxStage
+from blockrelay_worker.execution.onnx.tries import TRIES, Tries, TryLimits
 from blockrelay_worker.execution.process.frames import GOES_ON, Ended, Message, read, write
 from blockrelay_worker.execution.process.logit_rows import packed_rows, unpacked_needs
 
+T = TypeVar("T")
 #: How often an answer says how much memory is in use. Seconds.
 MEMORY_EVERY_S = 1.0
 #: How often at most it is said that something goes on. Seconds.
@@ -62,6 +65,7 @@ class Child:
         self._executors: OnnxExecutors | AsIsExecutors | None = None
         self._stages: dict[int, OnnxStage | AsIsStage] = {}
         self._canaries: dict[int, Canary] = {}
+        self._tries, self._retries = TRIES, 0
 
     def answer(self, message: Message) -> Message:
         """What came of it, or that it failed."""
@@ -71,7 +75,7 @@ class Child:
             if message.kind == "canary" and isinstance(error, KnownAnswerMismatch):
                 about = {"class": "device", "reason": "canary", "code": "INTERNAL", "block": error.block}
                 return Message("failed", {"text": str(error), **about})
-            if message.kind in ("run", "first_not_finite", "canary"):
+            if message.kind in ("run", "first_not_finite", "canary") or isinstance(error, ExecutionError):
                 return self._failed(error)
             block = error.block if isinstance(error, KnownAnswerMismatch) else None
             return Message("refused", {"type": _type_of(error), "text": str(error), "block": block})
@@ -125,6 +129,7 @@ class Child:
 
     def _open(self, fields: Mapping[str, Any]) -> Message:
         folder = self._folder = Path(fields["folder"])
+        self._tries = TryLimits(*fields["tries"])
         # Drivers read what they are told of shaders when the provider is opened.
         compiled = None if fields["cache"] is None else compiled_graphs(Path(fields["cache"]), os.environ)
         self._provider = open_provider(fields["device"])
@@ -133,9 +138,18 @@ class Child:
         executors = self._executors = (
             OnnxExecutors(self._provider, per_block=fields["per_block"], capture=False if fields["eager"] else None)
             if opened.model.onnx_blocks is None
-            else AsIsExecutors(self._provider, warm=WarmLimits(*fields["warm"]), ran_block=self._goes_on)
+            else AsIsExecutors(
+                self._provider,
+                warm=_warm(fields, self._provider),
+                ran_block=self._goes_on,
+                tries=self._tries,
+            )
         )
-        told = {"numerics": executors.numerics_id(opened.manifest), "memory": asdict(executors.memory(opened))}
+        told = {
+            "numerics": executors.numerics_id(opened.manifest),
+            "memory": asdict(executors.memory(opened)),
+            "card": self._provider.card,
+        }
         return Message("opened", told)
 
     def _load(self, first: int, last: int, pages: int, budget: int | None) -> Message:
@@ -149,7 +163,12 @@ class Child:
         pools = sum(stage.pool_bytes for stage in self._stages.values())
         pools += pages * executors.memory(opened).page_bytes(Stage(first=first, last=last))
         room = max(0, (budget or 0) - pools)
-        stage, answers = executors.loaded(folder, first, last, pages=pages, weight_room=room)
+
+        def loaded() -> tuple[OnnxStage, Answers] | tuple[AsIsStage, Answers]:
+            return executors.loaded(folder, first, last, pages=pages, weight_room=room)
+
+        # ONNX blocks that others made are tried again one by one.
+        stage, answers = loaded() if isinstance(executors, AsIsExecutors) else self._tried("a stage", loaded)
         number, pages = max(self._stages, default=0) + 1, stage.pool.pages - PAGES_NEEDED
         self._canaries[number] = Canary(
             stage, answers, first_page=pages, tolerance=executors.tolerance(folder.manifest)
@@ -159,10 +178,31 @@ class Child:
         limits = {"max_rows": able.max_rows, "max_sequences": able.max_sequences}
         stage.moved_bytes()  # to find out whether it is right: nobody's step
         figures = (
-            {"weight_bytes": stage.weight_bytes, "pool_bytes": stage.pool_bytes} | _recorded(stage) | self._memory()
+            {"weight_bytes": stage.weight_bytes, "pool_bytes": stage.pool_bytes, "retries": self._new_retries()}
+            | _recorded(stage)
+            | self._memory()
         )
         fields = {"stage": number, "pages": pages, "details": dict(stage.details), "figures": figures}
         return Message("loaded", fields | limits)
+
+    def _tried(self, what: str, work: Callable[[], T]) -> T:
+        """What `work` gives, the last time at the latest."""
+        tries = Tries(self._tries, self._count_retry)
+        while True:
+            try:
+                return work()
+            except Exception as error:
+                if not tries.again(error, what=what):
+                    raise
+                gc.collect()
+
+    def _count_retry(self) -> None:
+        self._retries += 1
+
+    def _new_retries(self) -> int:
+        """Those since this was last asked."""
+        found, self._retries = self._retries, 0
+        return found
 
     def _memory(self) -> dict[str, int]:
         """Of this process and the device, once a second at most."""
@@ -175,8 +215,8 @@ class Child:
         return {"process_bytes": resident_bytes(), "memory_used_bytes": used, "memory_bytes": there}
 
     def _run(self, stage: OnnxStage | AsIsStage, message: Message) -> Message:
-        began = time.perf_counter()
-        output = stage.run(_batch(stage, message))
+        batch, as_is, began = _batch(stage, message), isinstance(stage, AsIsStage), time.perf_counter()
+        output = stage.run(batch) if as_is else self._tried("a step", lambda: stage.run(batch))
         ran_s = time.perf_counter() - began
         up, down = stage.moved_bytes()
         about = {
@@ -185,7 +225,9 @@ class Child:
             "estimated": output.estimated,
             "kv_s": output.kv_s,
             "ran_s": ran_s,
-            "figures": {"up_bytes": up, "down_bytes": down} | _recorded(stage) | self._memory(),
+            "figures": {"up_bytes": up, "down_bytes": down, "retries": self._new_retries()}
+            | _recorded(stage)
+            | self._memory(),
         }
         if output.rows is not None:
             chosen, arrays = packed_rows(output.rows)
@@ -204,6 +246,13 @@ def _batch(stage: OnnxStage | AsIsStage, message: Message) -> Batch:
         wanted=fields["wanted"],
         needs=unpacked_needs(fields["needs"]),
     )
+
+
+def _warm(fields: Mapping[str, Any], provider: Provider) -> WarmLimits:
+    """What somebody said, or as many sessions as the device has room for."""
+    sessions, size, fitting = fields["warm"]
+    limits = WarmLimits(sessions, size)
+    return limits.within(room_for_sessions(provider, fields["budget"])) if fitting else limits
 
 
 def _recorded(stage: OnnxStage | AsIsStage) -> dict[str, Any]:

@@ -90,7 +90,8 @@ class DeviceProcess:
         with self._asking:
             if self.lost is None:
                 self._lose(lost)
-        return lost
+        assert self.lost is not None
+        return self.lost
 
     def retire(self) -> None:
         """Close it behind what it does just now."""

@@ -16,12 +16,12 @@ def misbehaving(fp32: BlockFolder, monkeypatch: pytest.MonkeyPatch) -> Iterator[
     """Executors whose process is told these variables (tests/support/worker/failing_child.py says which)."""
     made: list[DeviceExecutors] = []
 
-    def begin(**how: str) -> DeviceExecutors:
+    def begin(device: str = "cpu", **how: str) -> DeviceExecutors:
         for name, value in how.items():
             monkeypatch.setenv(name, value)
         monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
         module = "tests.support.worker.failing_child"
-        made.append(DeviceExecutors("cpu", fp32, python=sys.executable, limit_s=5.0, module=module))
+        made.append(DeviceExecutors(device, fp32, python=sys.executable, limit_s=5.0, module=module))
         return made[-1]
 
     yield begin

@@ -9,12 +9,14 @@ import numpy as np
 import pytest
 
 from blockrelay.block_folder.folder import BlockFolder
-from blockrelay.settings import WorkerSettings
+from blockrelay.errors import UsageError
+from blockrelay.settings import WorkerSettings, read_settings
 from blockrelay_worker.execution.batch import Batch, Segment
 from blockrelay_worker.execution.loader import gpu_of
 from blockrelay_worker.execution.process.care import DeviceCare
 from blockrelay_worker.execution.process.executors import DeviceExecutors
 from blockrelay_worker.execution.process.stage import DeviceStage
+from blockrelay_worker.lifecycle.workers import Workers
 from tests.support.worker.devices import device_metrics
 
 PROMPT = Batch(
@@ -71,6 +73,14 @@ def test_a_cache_that_cannot_be_is_gone_without(
         ({"gpu": "webgpu:0"}, "/x/blockrelay", False),
         ({"gpu": "webgpu:0", "cache_dir": "/y"}, "/y", False),
         ({"gpu": "webgpu:0", "cache_dir": "/y", "enforce_eager": True}, None, True),
+        ({"gpu": "webgpu:0", "use_graph_cache": False}, None, False),
+        ({"gpu": "webgpu:0", "graph_mode": "enforce-eager"}, None, True),
+        ({"gpu": "webgpu:0", "graph_mode": "ENFORCE_EAGER", "enforce_eager": True}, None, True),
+        ({"gpu": "webgpu:0", "graph_mode": "max-autotune"}, None, True),
+        ({"gpu": "webgpu:0", "graph_mode": "MAX_AUTOTUNE", "use_graph_cache": True}, "/x/blockrelay", True),
+        ({"gpu": "webgpu:0", "graph_mode": "use-graph-cache"}, "/x/blockrelay", True),
+        ({"gpu": "webgpu:0", "graph_mode": "REDUCE_OVERHEAD"}, None, False),
+        ({"gpu": "webgpu:0", "graph_mode": "reduce-overhead", "use_graph_cache": True}, "/x/blockrelay", False),
     ],
 )
 def test_settings_say_where_and_whether(
@@ -79,6 +89,27 @@ def test_settings_say_where_and_whether(
     monkeypatch.setenv("XDG_CACHE_HOME", "/x")
     gpu = gpu_of(WorkerSettings.model_validate(settings), fp32)
     assert gpu is not None and gpu.eager is eager and gpu.cache == (cache and Path(cache))
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"enforce_eager": True, "graph_mode": "max-autotune"}, "enforce_eager and graph_mode max-autotune"),
+        ({"graph_mode": "ENFORCE_EAGER", "use_graph_cache": True}, "enforce-eager and use_graph_cache"),
+        ({"graph_mode": "use-graph-cache", "use_graph_cache": False}, "graph_mode use-graph-cache and"),
+    ],
+)
+def test_graph_modes_that_contradict_each_other_end_a_worker(
+    settings: dict[str, object], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert Workers(WorkerSettings.model_validate(settings)).run() == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"worker: {said}")
+
+
+def test_a_graph_mode_that_nobody_has_is_refused_by_name() -> None:
+    with pytest.raises(UsageError, match="BLOCKRELAY_GRAPH_MODE: Input should be 'max-autotune', "):
+        read_settings(WorkerSettings, ["--graph-mode", "fastest"], program="worker")
 
 
 def test_a_worker_without_a_gpu_compiles_nothing(fp32: BlockFolder) -> None:

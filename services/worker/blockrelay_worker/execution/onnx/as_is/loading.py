@@ -9,6 +9,7 @@ from onnx import TensorProto
 from blockrelay.block_folder.folder import BlockFolder
 from blockrelay.block_folder.manifest import Manifest
 from blockrelay.errors import BlockFolderError, UsageError
+from blockrelay.host.memory import available_bytes
 from blockrelay.onnx_blocks.model_file import model_without_weights
 from blockrelay.onnx_blocks.served_shape import request_inputs, served_wiring
 from blockrelay_worker.execution.device_memory import DeviceMemory
@@ -28,6 +29,7 @@ from blockrelay_worker.execution.onnx.known_answers import (
 )
 from blockrelay_worker.execution.onnx.probe import failure
 from blockrelay_worker.execution.onnx.providers.provider import CpuProvider, Provider
+from blockrelay_worker.execution.onnx.tries import TRIES, TryLimits
 from blockrelay_worker.execution.page_layout import layout_of
 from blockrelay_worker.execution.self_test import fixed_tokens
 
@@ -39,10 +41,16 @@ class AsIsExecutors:
     """Makes the one stage that ONNX blocks are, on one device."""
 
     def __init__(
-        self, provider: Provider, *, warm: WarmLimits = ALL, ran_block: Callable[[], None] = lambda: None
+        self,
+        provider: Provider,
+        *,
+        warm: WarmLimits = ALL,
+        ran_block: Callable[[], None] = lambda: None,
+        tries: TryLimits = TRIES,
     ) -> None:
-        """As many blocks are on the device at once as `warm` allows; `ran_block` is called behind each that has run."""
-        self._provider, self._warm, self._ran_block = provider, warm, ran_block
+        """As many blocks are on the device at once as `warm` allows; `ran_block` is called behind each that has run,
+        which is tried as often as `tries` says."""
+        self._provider, self._warm, self._ran_block, self._tries = provider, warm, ran_block, tries
 
     def numerics_id(self, manifest: Manifest) -> str:
         """`<type of the KV>-<provider>-<16 hex digits>`."""
@@ -94,7 +102,7 @@ class AsIsExecutors:
         It has given its known answers, but on ONNX Runtime's CPU provider, which is the reference.
 
         Raises KnownAnswerMismatch; BlockFolderError for less than all blocks, and for those that cannot be loaded;
-        UsageError for a device without the floats of the blocks.
+        ExecutionError for those that this device cannot load now; UsageError for one without the floats of the blocks.
         """
         dtype: FloatType = "float32" if set(folder.manifest.precisions) == {"fp32"} else "float16"
         if self._provider.name != CpuProvider.name and (lacking := failure(self._provider, dtype)):
@@ -109,6 +117,7 @@ class AsIsExecutors:
             block_bytes=self._block_bytes(folder),
             warm=self._warm,
             ran_block=self._ran_block,
+            tries=self._tries,
         )
         try:
             if self._provider.name != CpuProvider.name:
@@ -155,6 +164,15 @@ class AsIsExecutors:
             tolerance=self.tolerance(folder.manifest),
             proved=self._ran_block,
         )
+
+
+def room_for_sessions(provider: Provider, budget_bytes: int | None) -> int | None:
+    """Bytes that sessions may take where nobody said how many: half of what may be used of the device's memory, or is
+    free on the host where that is the device. The rest is for KV pages and steps. None where nobody knows."""
+    found = budget_bytes or provider.budget_bytes()
+    if found is None and provider.name == CpuProvider.name:
+        found = available_bytes()
+    return None if found is None else found // 2
 
 
 def _bytes_of(folder: BlockFolder, file: str) -> int:

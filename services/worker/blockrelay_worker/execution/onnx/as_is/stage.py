@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blockrelay.block_folder.folder import BlockFolder
-from blockrelay.errors import BlockFolderError, ExecutionError
+from blockrelay.errors import BlockFolderError, BlockrelayError, ExecutionError
 from blockrelay.onnx_blocks.served_shape import request_inputs, served_shape, served_wiring
 from blockrelay.onnx_blocks.wiring import FromBlock, Wiring
 from blockrelay.protocol.capabilities import Capabilities
@@ -20,7 +20,8 @@ from blockrelay_worker.execution.onnx.as_is.groups import Group, grouped, waves
 from blockrelay_worker.execution.onnx.as_is.paged_graph import TAKEN
 from blockrelay_worker.execution.onnx.as_is.warm_blocks import ALL, WarmBlocks, WarmLimits
 from blockrelay_worker.execution.onnx.bound.pages import DevicePages
-from blockrelay_worker.execution.onnx.providers.provider import Provider, Steps
+from blockrelay_worker.execution.onnx.providers.provider import CpuProvider, Provider, Steps
+from blockrelay_worker.execution.onnx.tries import TRIES, TryLimits, reason_of
 from blockrelay_worker.execution.page_layout import layout_of
 from blockrelay_worker.execution.page_pool import PagePool
 from blockrelay_worker.kernels.specification import PAGE
@@ -48,9 +49,11 @@ class AsIsStage:
         block_bytes: Sequence[int],
         warm: WarmLimits = ALL,
         ran_block: Callable[[], None] = lambda: None,
+        tries: TryLimits = TRIES,
     ) -> None:
         """`block_bytes` are what each block takes on the device, where as many are at once as `warm` allows;
-        `ran_block` is called behind each that has run. Raises BlockFolderError for blocks that cannot be loaded."""
+        `ran_block` is called behind each that has run, and `tries` are those of each. Raises BlockFolderError for
+        blocks that cannot be loaded, ExecutionError for what this device cannot load now."""
         self.folder, self._provider, self._ran_block = folder, provider, ran_block
         self._steps: Steps = "many" if warm.all_of(block_bytes) else "one"
         self.wiring = served_wiring(folder.root)
@@ -69,10 +72,10 @@ class AsIsStage:
             kv_tokens=pages * PAGE,
         )
         model = folder.model
-        self.blocks = WarmBlocks(self._opened, block_bytes, limits=warm, beside=provider.loads_beside)
+        self.blocks = WarmBlocks(self._opened, block_bytes, limits=warm, beside=provider.loads_beside, tries=tries)
         first = min(present.index for present in self.wiring.presents.values())
         for index in range(1, model.blocks + 1 if self._steps == "many" else first + 1):
-            self.blocks.get(index)
+            self._load(index)
         self.pages = DevicePages(
             provider,
             self.blocks.get(first).session,
@@ -90,11 +93,22 @@ class AsIsStage:
         assert root is not None, "a model of ONNX blocks"
         try:
             return AsIsBlock(self._provider, root, self.wiring, self.shape, index, steps=self._steps)
-        except BlockFolderError:
+        except BlockrelayError:
             raise
         except Exception as error:  # ONNX Runtime's own exception types have no public common base
-            file = root / self.wiring.blocks[index - 1].file
-            raise BlockFolderError(f"{file}: cannot be loaded on {self._provider.device}: {error}") from error
+            signature = self.wiring.blocks[index - 1]
+            said = f"{root / signature.file}: cannot be loaded on {self._provider.device}: {error}"
+            if reason_of(error):
+                raise ExecutionError(said, block=signature.block) from error
+            raise BlockFolderError(said) from error
+
+    def _load(self, index: int) -> None:
+        try:
+            self.blocks.get(index)
+        except ExecutionError as error:
+            if self._provider.name == CpuProvider.name and reason_of(error) == "unknown":
+                raise BlockFolderError(str(error)) from error  # what CPUs cannot load is no block
+            raise
 
     @property
     def weight_bytes(self) -> int:
@@ -182,22 +196,21 @@ class AsIsStage:
 
     def _run_block(self, index: int, values: Sequence[dict[str, Value]], seconds: dict[str, float]) -> None:
         """Block `index` on what each group has, to which its outputs are added, as what it took is to `seconds`."""
-        counts, block = self.blocks.counts, self.blocks.get(index)
-        self.blocks.prepare(index + 1, running=index)
-        started = time.perf_counter()
+        name, began = self.wiring.blocks[index - 1].block, time.perf_counter()
         try:
-            for have in values:
-                have |= block.run(have, self.pages.pools)
-        except Exception as error:  # ONNX Runtime's own exception types have no public common base
-            counts.jobs_failed += 1
-            seconds[block.name] = seconds.get(block.name, 0.0) + time.perf_counter() - started
-            raise ExecutionError(
-                f"{block.name} failed: {error}", block=block.name, seconds=self._up_to(index, seconds)
-            ) from error
-        taken_s = time.perf_counter() - started
-        counts.jobs_ok, counts.run_seconds = counts.jobs_ok + 1, counts.run_seconds + taken_s
-        seconds[block.name] = seconds.get(block.name, 0.0) + taken_s
+            taken_s = self.blocks.work(index, lambda block: self._put(block, values))
+        except Exception as error:  # noqa: BLE001 ONNX Runtime's own exception types have no public common base
+            seconds[name] = seconds.get(name, 0.0) + time.perf_counter() - began
+            said = str(error) if isinstance(error, ExecutionError) else f"{name} failed: {error}"
+            raise ExecutionError(said, block=name, seconds=self._up_to(index, seconds)) from (error.__cause__ or error)
+        seconds[name] = seconds.get(name, 0.0) + taken_s
         self._ran_block()
+
+    def _put(self, block: AsIsBlock, values: Sequence[dict[str, Value]]) -> None:
+        """Add the outputs of `block` to what each group has: all of them, or none where it fails."""
+        outputs = [block.run(have, self.pages.pools) for have in values]
+        for have, found in zip(values, outputs, strict=True):
+            have |= found
 
     def _forget(self, index: int, values: Sequence[dict[str, Value]]) -> None:
         """Drop what no block behind `index` takes."""

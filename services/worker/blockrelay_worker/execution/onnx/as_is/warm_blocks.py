@@ -12,13 +12,12 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from blockrelay.host.memory import anonymous_bytes
 from blockrelay_worker.execution.onnx.as_is.block import AsIsBlock
+from blockrelay_worker.execution.onnx.tries import TRIES, Tries, TryLimits, reason_of
 
-#: How often a session that cannot be made is tried.
-TRIES = 3
 #: Sessions that go between two clean-ups.
 CLEAN_UP_EVERY = 5
 #: Bytes that a process may have more behind a clean-up than behind the first one: what it does not get back, and a
@@ -32,6 +31,10 @@ class WarmLimits:
 
     sessions: int | None = None
     bytes: int | None = None
+
+    def within(self, room: int | None) -> "WarmLimits":
+        """These, but no more than so many bytes have room for; None: nobody knows."""
+        return self if room is None else replace(self, bytes=room)
 
     def all_of(self, block_bytes: Sequence[int]) -> bool:
         """Whether all of these blocks may be warm at once. If not, each is made anew for each step."""
@@ -53,8 +56,8 @@ ALL = WarmLimits()
 
 @dataclass(slots=True)
 class WarmCounts:
-    """Since the blocks were opened: sessions, and jobs, each of them one block of one step. `grown`: behind the last
-    clean-up the process had much more memory than behind the first."""
+    """Since the blocks were opened: sessions, and jobs, each of them one block of one step; `retries` are tries of them
+    behind the first. `grown`: behind the last clean-up the process had much more memory than behind the first."""
 
     made: int = 0
     evicted: int = 0
@@ -63,6 +66,7 @@ class WarmCounts:
     jobs_ok: int = 0
     jobs_failed: int = 0
     run_seconds: float = 0.0
+    retries: int = 0
     grown: bool = False
 
 
@@ -76,22 +80,51 @@ class WarmBlocks:
         *,
         limits: WarmLimits = ALL,
         beside: bool = False,
+        tries: TryLimits = TRIES,
     ) -> None:
-        """`opened` makes a block; each has its `block_bytes`. `beside`: one may be made while another one runs."""
+        """`opened` makes a block; each has its `block_bytes`. `beside`: one may be made while another one runs. `tries`
+        are those of making and running one together."""
         self._opened, self._bytes = opened, block_bytes
         self._most, self._budget = limits.sessions or len(block_bytes), limits.bytes
         self._warm: OrderedDict[int, AsIsBlock] = OrderedDict()
         self._coming: tuple[int, Future[AsIsBlock]] | None = None
         self._maker = ThreadPoolExecutor(1, "next block") if beside else None
         self._first_clean_up: int | None = None
+        self._limits = tries
         self.counts = WarmCounts()
 
-    def get(self, index: int) -> AsIsBlock:
-        """Block `index`, from 1; it is warm until others need its room. Raises what making it raises, the last time."""
+    def get(self, index: int, tries: Tries | None = None) -> AsIsBlock:
+        """Block `index`, from 1; it is warm until others need its room. `tries`: those of the work that it is for.
+        Raises what making it raises, the last time."""
         if index not in self._warm:
-            self._warm[index] = self._made(index)
+            self._warm[index] = self._made(index, tries or self._begun())
         self._warm.move_to_end(index)
         return self._warm[index]
+
+    def work(self, index: int, run: Callable[[AsIsBlock], None]) -> float:
+        """Have `run` done on block `index`, while the next one is made: how many seconds it has run. What fails is
+        tried again by a new session, and `run` begins from the start. Raises what `run` or making the session raises,
+        the last time."""
+        tries, taken_s = self._begun(), 0.0
+        while True:
+            started = None
+            try:
+                block = self.get(index, tries)
+                self.prepare(index + 1, running=index)
+                started = time.perf_counter()
+                run(block)
+            except Exception as error:
+                if started is not None:
+                    taken_s += time.perf_counter() - started
+                if started is None or not tries.again(error, what=f"block_{index}"):
+                    self.counts.jobs_failed += 1
+                    raise
+                self._warm.pop(index, None)
+                continue
+            taken_s += time.perf_counter() - started
+            self.counts.jobs_ok += 1
+            self.counts.run_seconds += taken_s
+            return taken_s
 
     def prepare(self, index: int, *, running: int) -> None:
         """Make block `index` in the background, if it can be while block `running` runs."""
@@ -99,7 +132,7 @@ class WarmBlocks:
             return
         if self._fits(index, {running}):
             self._make_room(index, keep=running)
-            self._coming = index, self._maker.submit(self._tried, index)
+            self._coming = index, self._maker.submit(self._new, index)
 
     @property
     def bytes(self) -> int:
@@ -113,7 +146,19 @@ class WarmBlocks:
         self._warm.clear()
         self._coming = None
 
-    def _made(self, index: int) -> AsIsBlock:
+    def _made(self, index: int, tries: Tries) -> AsIsBlock:
+        while True:
+            try:
+                return self._new_or_coming(index)
+            except Exception as error:
+                if reason_of(error) == "out_of_memory" and self._warm:
+                    self._most = len(self._warm)  # one less than there were to be
+                    self._make_room(index, least=True)
+                elif not tries.again(error, what=f"the session of block_{index}"):
+                    raise
+                gc.collect()
+
+    def _new_or_coming(self, index: int) -> AsIsBlock:
         coming, self._coming = self._coming, None
         if coming is not None and coming[0] == index:
             return coming[1].result()
@@ -121,30 +166,29 @@ class WarmBlocks:
             with suppress(Exception):  # it is asked for again when it is needed, and says then what is wrong
                 self._warm[coming[0]] = coming[1].result()
         self._make_room(index)
-        return self._tried(index)
+        return self._new(index)
 
-    def _tried(self, index: int) -> AsIsBlock:
-        for number in range(1, TRIES + 1):
-            started = time.perf_counter()
-            try:
-                found = self._opened(index)
-            except Exception:
-                if number == TRIES:
-                    raise
-                gc.collect()
-                continue
-            self.counts.made += 1
-            self.counts.load_seconds += time.perf_counter() - started
-            return found
-        raise AssertionError("the last try raises")
+    def _new(self, index: int) -> AsIsBlock:
+        started = time.perf_counter()
+        found = self._opened(index)
+        self.counts.made += 1
+        self.counts.load_seconds += time.perf_counter() - started
+        return found
+
+    def _begun(self) -> Tries:
+        return Tries(self._limits, self._count_retry)
+
+    def _count_retry(self) -> None:
+        self.counts.retries += 1
 
     def _fits(self, index: int, others: set[int]) -> bool:
         together = {index, *others}
         within = self._budget is None or sum(self._bytes[one - 1] for one in together) <= self._budget
         return len(together) <= self._most and within
 
-    def _make_room(self, index: int, *, keep: int | None = None) -> None:
-        while self._warm and not self._fits(index, set(self._warm)):
+    def _make_room(self, index: int, *, keep: int | None = None, least: bool = False) -> None:
+        """`least`: all go, however much room there should be."""
+        while self._warm and (least or not self._fits(index, set(self._warm))):
             gone = next((one for one in self._warm if one != keep), None)
             if gone is None:
                 return

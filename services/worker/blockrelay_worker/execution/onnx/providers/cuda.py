@@ -51,6 +51,11 @@ class CudaProvider(Provider):
         check_available(cls, "onnxruntime-gpu")
 
     @property
+    def card(self) -> str:
+        """Its number depends on what a process is shown."""
+        return self._gpu.uuid
+
+    @property
     def identity(self) -> tuple[str, ...]:
         return (*super().identity, self._gpu.name, self._gpu.driver)
 

@@ -71,6 +71,11 @@ class Provider(ABC):
         ...
 
     @property
+    def card(self) -> str:
+        """What workers of this host call the device among each other, so that each has its own."""
+        return self.device
+
+    @property
     def identity(self) -> tuple[str, ...]:
         """What decides how it computes: part of the numerics id."""
         return (self.ort_name, ort.__version__)

@@ -1,18 +1,20 @@
 """Sessions of ONNX blocks that come and go: which are there, what is counted, and how much memory they take."""
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 
 from blockrelay.block_folder.folder import BlockFolder
-from blockrelay.errors import BlockFolderError, UsageError
+from blockrelay.errors import UsageError
 from blockrelay.host.memory import anonymous_bytes
 from blockrelay.settings import WorkerSettings
 from blockrelay_worker.execution.batch import Batch, Segment
 from blockrelay_worker.execution.loader import gpu_of
 from blockrelay_worker.execution.onnx.as_is.block import AsIsBlock
-from blockrelay_worker.execution.onnx.as_is.loading import AsIsExecutors
+from blockrelay_worker.execution.onnx.as_is.loading import AsIsExecutors, room_for_sessions
 from blockrelay_worker.execution.onnx.as_is.stage import AsIsStage
-from blockrelay_worker.execution.onnx.as_is.warm_blocks import ALL, CLEAN_UP_EVERY, TRIES, WarmBlocks, WarmLimits
+from blockrelay_worker.execution.onnx.as_is.warm_blocks import ALL, CLEAN_UP_EVERY, WarmBlocks, WarmLimits
 from blockrelay_worker.execution.onnx.providers.provider import CpuProvider
 from tests.support.models.onnx_blocks_served import opened
 from tests.support.models.reference_blocks import ReferenceModel, write_reference_blocks
@@ -72,18 +74,29 @@ def test_each_is_made_once_where_all_have_room(folder: BlockFolder) -> None:
 
 
 class Opened:
-    """What `WarmBlocks` opens: which, in order. `fails` says how often the next one does."""
+    """What `WarmBlocks` opens: which, in order. The next one fails by each of the texts that are `said`; so does
+    running one, by those that `run` takes."""
 
     def __init__(self) -> None:
         self.asked: list[int] = []
-        self.fails = 0
+        self.ran: list[AsIsBlock] = []
+        self.said: list[str] = []
 
     def __call__(self, index: int) -> AsIsBlock:
         self.asked.append(index)
-        if self.fails:
-            self.fails -= 1
-            raise BlockFolderError(f"block_{index} is not to be had")
+        if self.said:
+            raise RuntimeError(self.said.pop(0))
         return AsIsBlock.__new__(AsIsBlock)
+
+    def run(self, *said: str) -> Callable[[AsIsBlock], None]:
+        left = list(said)
+
+        def run(block: AsIsBlock) -> None:
+            self.ran.append(block)
+            if left:
+                raise RuntimeError(left.pop(0))
+
+        return run
 
 
 def test_the_least_recently_used_goes_first_by_sessions_and_by_bytes() -> None:
@@ -106,13 +119,72 @@ def test_one_that_is_larger_than_the_room_is_there_alone() -> None:
 def test_what_cannot_be_made_is_tried_again() -> None:
     made = Opened()
     blocks = WarmBlocks(made, [10] * 3, limits=WarmLimits(sessions=1))
-    made.fails = TRIES - 1
+    made.said = ["moon phase"] * 2
     blocks.get(1)
-    assert made.asked == [1] * TRIES and blocks.counts.made == 1
-    made.fails = TRIES
-    with pytest.raises(BlockFolderError, match="block_2 is not to be had"):
+    assert made.asked == [1] * 3 and (blocks.counts.made, blocks.counts.retries) == (1, 2)
+    made.said = ["moon phase", "moon phase", "still"]
+    with pytest.raises(RuntimeError, match="still"):
         blocks.get(2)
     assert blocks.get(2) is not None, "the next time is another one"
+
+
+@pytest.mark.parametrize(
+    ("making", "running", "sessions", "retries", "ends_by"),
+    [
+        (1, 1, 2, 2, ""),
+        (2, 0, 1, 2, ""),
+        (0, 2, 3, 2, ""),
+        (1, 2, 2, 2, "runs not"),
+        (3, 0, 0, 2, "makes not"),
+    ],
+)
+def test_tries_are_those_of_making_and_running_together(
+    making: int, running: int, sessions: int, retries: int, ends_by: str
+) -> None:
+    """A try that runs behind one that ran and failed has a session of its own."""
+    made = Opened()
+    blocks = WarmBlocks(made, [10] * 3, limits=WarmLimits(sessions=1))
+    made.said = ["makes not"] * making
+    if ends_by:
+        with pytest.raises(RuntimeError, match=ends_by):
+            blocks.work(1, made.run(*["runs not"] * running))
+    else:
+        blocks.work(1, made.run(*["runs not"] * running))
+    counts = blocks.counts
+    assert (counts.made, counts.retries) == (sessions, retries)
+    assert (counts.jobs_ok, counts.jobs_failed) == (not ends_by, bool(ends_by))
+    assert len(set(map(id, made.ran))) == len(made.ran)
+
+
+@pytest.mark.parametrize("said", ["device lost", "INVALID_ARGUMENT", "NOT_IMPLEMENTED", "CUDA failure 700: x"])
+def test_what_does_not_pass_by_repeating_is_not_repeated(said: str) -> None:
+    made = Opened()
+    blocks = WarmBlocks(made, [10] * 3, limits=WarmLimits(sessions=3))
+    blocks.get(2)
+    made.said = [said]
+    with pytest.raises(RuntimeError, match=said):
+        blocks.work(1, made.run())
+    with pytest.raises(RuntimeError, match=said):
+        blocks.work(2, made.run(said))
+    assert made.asked == [2, 1] and blocks.counts.retries == 0 and blocks.counts.jobs_failed == 2
+
+
+def test_a_session_without_room_takes_that_of_others_once() -> None:
+    """Of five that were to be warm there are two from then on; one alone that has no room is not tried again."""
+    made = Opened()
+    blocks = WarmBlocks(made, [10] * 4, limits=WarmLimits(sessions=5))
+    blocks.get(1)
+    blocks.get(2)
+    made.said = ["Failed to allocate memory for requested buffer of size 10"]
+    blocks.get(3)
+    assert blocks.bytes == 10 and blocks.counts.evicted == 2
+    for index in (1, 2):
+        blocks.get(index)
+    assert blocks.bytes == 20
+    made.said = ["Failed to allocate memory for requested buffer of size 10"] * 2
+    with pytest.raises(RuntimeError, match="Failed to allocate"):
+        blocks.get(4)
+    assert made.asked == [1, 2, 3, 3, 1, 2, 4, 4] and blocks.counts.retries == 0
 
 
 def test_the_next_one_is_made_in_the_background_where_both_have_room() -> None:
@@ -131,28 +203,30 @@ def test_the_next_one_is_made_in_the_background_where_both_have_room() -> None:
         one.close()
 
 
-def test_one_that_was_prepared_and_fails_says_so_when_it_is_needed() -> None:
+def test_one_that_was_prepared_and_fails_is_tried_again_when_it_is_needed() -> None:
     made = Opened()
     blocks = WarmBlocks(made, [10] * 3, limits=WarmLimits(sessions=3), beside=True)
     blocks.get(1)
-    made.fails = TRIES
+    made.said = ["moon phase"] * 3
     blocks.prepare(2, running=1)
-    with pytest.raises(BlockFolderError, match="block_2 is not to be had"):
+    with pytest.raises(RuntimeError, match="moon phase"):
         blocks.get(2)
+    assert made.asked == [1, 2, 2, 2] and blocks.counts.retries == 2
     blocks.close()
 
 
 @pytest.mark.parametrize(
     ("settings", "warm"),
     [
-        ({}, (None, None)),
-        ({"sequential": True}, (2, None)),
-        ({"sequential": True, "max_warm_sessions": 5}, (5, None)),
-        ({"sequential": True, "warm_session_bytes": 10**9}, (None, 10**9)),
+        ({}, (None, None, False)),
+        ({"sequential": True}, (3, None, True)),
+        ({"sequential": True, "gpu": "cpu"}, (5, None, True)),
+        ({"sequential": True, "max_warm_sessions": 7}, (7, None, False)),
+        ({"sequential": True, "warm_session_bytes": 10**9}, (None, 10**9, False)),
     ],
 )
 def test_settings_say_how_many(
-    folder: BlockFolder, settings: dict[str, object], warm: tuple[int | None, int | None]
+    folder: BlockFolder, settings: dict[str, object], warm: tuple[int | None, int | None, bool]
 ) -> None:
     gpu = gpu_of(WorkerSettings.model_validate(settings), folder)
     assert gpu is not None and gpu.warm == warm
@@ -182,3 +256,21 @@ def test_what_is_held_at_once_is_what_the_device_needs() -> None:
     ]
     for limits, held in cases:
         assert sum(limits.held(sizes)) == held
+
+
+class Small(CpuProvider):
+    """A device that tells what is free of its memory."""
+
+    def budget_bytes(self) -> int:
+        return 70
+
+
+@pytest.mark.parametrize(
+    ("provider", "told", "held"),
+    [(Small(), None, 35), (Small(), 200, 100), (Small(), 10, 30), (CpuProvider(), None, 130)],
+)
+def test_as_many_as_memory_has_room_for_where_nobody_says(provider: CpuProvider, told: int | None, held: int) -> None:
+    """Half of it: of blocks of 30 bytes one always has room."""
+    limits = WarmLimits(sessions=5).within(room_for_sessions(provider, told))
+    assert sum(limits.held([30] * 4 + [10] * 6)) == held
+    assert WarmLimits(sessions=5).within(None) == WarmLimits(sessions=5), "a device that tells nothing"
