@@ -134,7 +134,7 @@ def test_a_failing_gpu_hands_over_to_the_cpu_in_mid_request(start_system: StartS
     assert fallbacks
     for event in fallbacks:
         assert event.block_id in ("block_1", "block_4")
-        assert (event.source, event.target, event.reason, event.success) == ("GPU", "CPU", "gpu_error", True)
+        assert (event.source, event.target, event.reason, event.success) == ("GPU", "CPU", "gpu_driver_error", True)
 
 
 def test_the_answer_tells_which_blocks_ran_on_a_gpu(start_system: StartSystem) -> None:

@@ -10,6 +10,7 @@ from blockrelay.observability.logs import get
 from blockrelay.observability.metrics.worker import WorkerMetrics
 from blockrelay.protocol.messages import RerunReason
 from blockrelay.protocol.transitions import calls
+from blockrelay_worker.engine.drain import close
 from blockrelay_worker.engine.run import Run
 from blockrelay_worker.engine.run_table import RunTable
 from blockrelay_worker.engine.stage_role import StageRole
@@ -49,6 +50,16 @@ class Endings:
             if current != run.id.encode() or int(committed or 0) >= known:
                 return
             links.stop.wait(LOOK_S)
+
+    def close(self) -> None:
+        """No route takes this worker from now on."""
+        close(self._links, self._role.worker)
+
+    def unseen(self) -> dict[str, str]:
+        """Runs, by request, that have this worker in their route and are not here: no row of them has come yet."""
+        here = {run.request for run in self._table.all()}
+        known = self._links.run_until_reachable(calls.beat(self._role.worker)) or {}
+        return {request: run for request, run in known.items() if run and request not in here}
 
     def rerun(
         self,

@@ -109,10 +109,14 @@ class Steps:
             self._lose(error)
 
     def _lose(self, error: DeviceLost) -> None:
-        """Whatever is here goes on elsewhere."""
+        """Whatever is here goes on elsewhere, and so does what was to come here."""
         self.lost = error
         self._metrics.device_losses.labels(error.reason).inc()
+        self._endings.close()
         self._hand_over(self._table.all(), error)
+        if self._role.device == "gpu":
+            for request, run in self._endings.unseen().items():
+                self._endings.rerun(request, run, "gpu_error", self._block_of(error), error=error)
 
     def _hand_over(self, runs: list[Run], error: ExecutionError) -> None:
         """A CPU goes on behind the last row that was computed here, if the device still gives its pages. Where this is
@@ -127,8 +131,10 @@ class Steps:
                 alone = run.request == self._quarantine.now
                 self._endings.rerun(run.request, run.id, "death", found=found, alone=alone)
                 continue
-            block = error.block or f"block_{self._role.first}"
-            self._endings.rerun(run.request, run.id, "gpu_error", block, found=found, error=error)
+            self._endings.rerun(run.request, run.id, "gpu_error", self._block_of(error), found=found, error=error)
+
+    def _block_of(self, error: ExecutionError) -> str:
+        return error.block or f"block_{self._role.first}"
 
     def _step(self, work: list[Work[Run]]) -> None:
         """Run the stage on `work` and pass the result on. What fails is tried again in parts (`after_failure`)."""

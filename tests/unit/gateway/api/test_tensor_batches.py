@@ -262,4 +262,6 @@ def test_what_the_cpu_took_over_is_told_for_every_row(
             "rows_recomputed": None,
         }
     ]
-    assert (answer["execution_stats"]["total_fallbacks"], len(answer["execution_times"])) == (1, 2)
+    stats = answer["execution_stats"]
+    assert (stats["total_fallbacks"], len(answer["execution_times"])) == (1, 2)
+    assert (stats["gpu_blocks_executed"], stats["cpu_blocks_executed"]) == (0, 2), "of rows that ran together"

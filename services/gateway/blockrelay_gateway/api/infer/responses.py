@@ -19,8 +19,8 @@ def execution(*ends: EndEntry) -> dict[str, Any]:
     """execution_times, execution_stats and fallback_events, as the last stage told them of each row.
 
     Rows share batches, so a block's time is that of the row for which it took longest. `warm_sessions`: of ONNX blocks
-    as they are, what their worker has made and run so far. Blocks are counted where they were executed, in every step
-    of every row.
+    as they are, what their worker has made and run so far. Blocks are counted where they were executed, in every
+    step; for rows, which are executed together, once, or once on each where some rows went to a GPU and some to a CPU.
     """
     times: dict[str, float] = {}
     for end in ends:
@@ -32,8 +32,8 @@ def execution(*ends: EndEntry) -> dict[str, Any]:
     return {
         "execution_times": times,
         "execution_stats": {
-            "gpu_blocks_executed": sum(on_gpus for on_gpus, _ in executed),
-            "cpu_blocks_executed": sum(on_cpus for _, on_cpus in executed),
+            "gpu_blocks_executed": max((on_gpus for on_gpus, _ in executed), default=0),
+            "cpu_blocks_executed": max((on_cpus for _, on_cpus in executed), default=0),
             "total_fallbacks": len(fallbacks),
             "successful_fallbacks": sum(event.success for event in fallbacks),
             "avg_block_time": round(sum(times.values()) / len(times), 6) if times else 0.0,
