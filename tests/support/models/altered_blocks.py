@@ -109,3 +109,17 @@ def masked_by_infinity(model: ModelProto) -> None:
                 one.CopyFrom(numpy_helper.from_array(numpy.full_like(value, -numpy.inf), one.name))
                 changed += 1
     assert changed, "no mask was there"
+
+
+def spoiled_for(whole: Path, to: Path, token: int) -> Path:
+    """A copy of the reference blocks in `whole`, of which block 3 gives NaN for rows of a token; masks have minus
+    infinity."""
+
+    def first(model: ModelProto) -> None:
+        marked(model, token, 100)
+        masked_by_infinity(model)
+
+    def third(model: ModelProto) -> None:
+        spoils(model, "/model/layers.2/Add_1_output_0", above=50, hidden="/model/layers.1/Add_1_output_0")
+
+    return copied(whole, to, altered("block_1.onnx", first), altered("block_3.onnx", third))

@@ -5,6 +5,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import redis
@@ -24,7 +25,10 @@ from blockrelay_worker.execution.process.care import DeviceCare
 from blockrelay_worker.execution.process.executors import DeviceExecutors
 from blockrelay_worker.execution.process.stage import DeviceStage
 from tests.support.cell import MODEL, Cell, body
+from tests.support.models.altered_blocks import spoiled_for
+from tests.support.models.onnx_blocks_served import opened
 from tests.support.models.planted_overflow import OVERFLOWING, overflowing_model
+from tests.support.models.reference_blocks import ReferenceModel, write_reference_blocks
 from tests.support.scraping import sampled
 from tests.support.waiting import wait_until
 from tests.support.worker.running_engine import end_of, engine_running
@@ -135,6 +139,27 @@ def test_a_request_that_denies_cpus_ends_at_once(
         (end,) = ended(cell, "req-bad")
     assert_named(end, "gpu")
     assert "fallback: deny" in end.meta["error"] and not end.fallbacks
+
+
+@pytest.mark.onnx_blocks
+def test_onnx_blocks_that_others_made_are_named_too(
+    w8a8: BlockFolder, client: redis.Redis, keys: Keys, scripts: Scripts, tmp_path: Path
+) -> None:
+    """By ONNX Runtime on a CPU, in a process of its own: nobody stands in for it."""
+    whole = write_reference_blocks(tmp_path / "whole", ReferenceModel(layers=4))
+    folder = opened(spoiled_for(whole, tmp_path / "blocks", OVERFLOWING), tmp_path / "cache")
+    assert folder.model.blocks == w8a8.model.blocks
+    executors = DeviceExecutors("cpu", folder, python=sys.executable, limit_s=20)
+    try:
+        stage = executors.load(folder, 1, folder.model.blocks, pages=100)
+        with engine_running(w8a8, client, keys, scripts, broken=lambda _: stage) as (cell, _):
+            cell.accept("req-bad", content=body([5, OVERFLOWING, 9]))
+            cell.accept("req-good", content=body(GOOD, ignore_eos=True))
+            bad, good = ended(cell, "req-bad", "req-good")
+    finally:
+        executors.close()
+    assert_named(bad, "cpu")
+    assert good.reason == "length"
 
 
 class LostWhenAsked(WrappingExecutor):

@@ -4,7 +4,6 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from onnx import ModelProto
 
 from blockrelay_worker.execution.batch import Batch, Segment
 from blockrelay_worker.execution.onnx.as_is.loading import AsIsExecutors
@@ -12,7 +11,7 @@ from blockrelay_worker.execution.onnx.as_is.stage import AsIsStage
 from blockrelay_worker.execution.onnx.as_is.warm_blocks import ALL, WarmLimits
 from blockrelay_worker.execution.onnx.providers.provider import CpuProvider
 from blockrelay_worker.kv.finite_pages import finite_tokens
-from tests.support.models.altered_blocks import altered, copied, marked, masked_by_infinity, spoils
+from tests.support.models.altered_blocks import spoiled_for
 from tests.support.models.onnx_blocks_served import opened
 from tests.support.models.reference_blocks import ReferenceModel, write_reference_blocks
 
@@ -21,21 +20,12 @@ pytestmark = pytest.mark.onnx_blocks
 MARK = 7
 
 
-def block_3(model: ModelProto) -> None:
-    spoils(model, "/model/layers.2/Add_1_output_0", above=50, hidden="/model/layers.1/Add_1_output_0")
-
-
-def block_1(model: ModelProto) -> None:
-    marked(model, MARK, 100)
-    masked_by_infinity(model)
-
-
 @pytest.fixture(scope="module", params=[ALL, WarmLimits(sessions=1)], ids=["warm", "one by one"])
 def stage(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[AsIsStage]:
     """Four layers and the head, of which block 3 is wrong for a token."""
     root = tmp_path_factory.mktemp("spoiled")
     whole = write_reference_blocks(root / "whole", ReferenceModel(layers=4))
-    blocks = copied(whole, root / "blocks", altered("block_1.onnx", block_1), altered("block_3.onnx", block_3))
+    blocks = spoiled_for(whole, root / "blocks", MARK)
     folder = opened(blocks, root / "cache")
     made, _ = AsIsExecutors(CpuProvider(), warm=request.param).loaded(folder, 1, folder.model.blocks, pages=40)
     yield made
