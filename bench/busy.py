@@ -17,4 +17,5 @@ def busy_share() -> float:
     """The share of all cores that others take, by a look in which this process sleeps."""
     began, before = time.monotonic(), host_busy_s()
     time.sleep(LOOK_S)
-    return round((host_busy_s() - before) / (time.monotonic() - began) / (os.cpu_count() or 1), 2)
+    share = (host_busy_s() - before) / (time.monotonic() - began) / (os.cpu_count() or 1)
+    return round(min(share, 1.0), 2)  # ticks are counted when they end

@@ -117,10 +117,11 @@ def seen_prefix(records: Records) -> Found | None:
 
 
 def of_kv_cache(figure: str, prompt: int) -> Callable[[Records], Found | None]:
-    """A ratio of the KV cache on to off, or of later steps to early ones with it."""
+    """A ratio of the KV cache on to off, or of later steps to early ones with it; from the part about the distributor,
+    which measures the same, where its own was not measured."""
 
     def find(records: Records) -> Found | None:
-        for report in reports_of(records, "kv_cache"):
+        for report in [*reports_of(records, "kv_cache"), *reports_of(records, "distributor")]:
             for entry in (one for one in report["kv_cache"] if one["prompt"] == prompt):
                 both = [entry[name] for name in (f"{figure}_on_ms", f"{figure}_off_ms") if name in entry]
                 times = f"{both[0]:.1f} and {both[1]:.1f} ms; " if both else ""

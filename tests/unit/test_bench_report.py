@@ -234,6 +234,8 @@ def test_every_ratio_is_found() -> None:
         "memory of a worker, llama1b": 1.6,
     }
     assert all(target.find([]) is None for target in TARGETS)
+    alone = [target.name for target in TARGETS if target.find([record("distributor", OURS, reports=[distributor()])])]
+    assert alone == ["KV cache vs none, 20 tokens", "the same, a step", "step of tokens 41 to 50 vs 11 to 20"]
 
 
 def test_verdicts_know_which_way_is_better() -> None:
