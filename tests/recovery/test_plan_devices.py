@@ -27,6 +27,8 @@ ON_BOTH = {
 }
 #: As the pipeline server has it.
 BY_BLOCK = {f"block_{number}": "GPU" if number > 2 else "CPU" for number in range(1, 6)}
+#: By it a static split has two blocks on the CPU and three on the GPU.
+PROFILE = {f"block_{number}": {"CPU": 0.3, "GPU": 0.2} for number in range(1, 6)}
 
 
 def written(folder: Path, plan: dict[str, Any]) -> str:
@@ -60,10 +62,16 @@ def events(data: Path, name: str) -> list[dict[str, Any]]:
     return found
 
 
-@pytest.mark.parametrize("plan", [ON_BOTH, BY_BLOCK], ids=["stages", "blocks"])
-def test_blocks_that_are_for_a_gpu_run_there(tiny_model: Path, tmp_path: Path, plan: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("options", "file"),
+    [(["--strategy", "static-split", "--profile"], PROFILE), (["--plan"], BY_BLOCK)],
+    ids=["a strategy", "a plan by blocks"],
+)
+def test_blocks_that_are_for_a_gpu_run_there(
+    tiny_model: Path, tmp_path: Path, options: list[str], file: dict[str, Any]
+) -> None:
     data = tmp_path / "data"
-    with running_up(tiny_model, "--plan", written(tmp_path, plan), "--gpu", "cpu", data=data) as up:
+    with running_up(tiny_model, *options, written(tmp_path, file), "--gpu", "cpu", data=data) as up:
         wait_until(lambda: len(events(data, "NODE_READY")) == 3, "all workers are ready", timeout_s=60)
         wait_until(lambda: classes(up) == ["CPU", "CPU", "GPU", "GPU", "GPU"], "the plan says so")
         stats = infer(up, "both")
