@@ -1,0 +1,143 @@
+"""A device fails, has no room, computes wrong numbers or gets slower amid requests, and its process lives."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from blockrelay.protocol.sampling_params import SamplingParams
+from blockrelay.redis.registry import read_lost_devices
+from tests.support.models.tiny_model import write_tiny_model
+from tests.support.systems.device_processes import child_of
+from tests.support.systems.gpu_systems import assert_went_on, begun, device_counter, end_of, jobs_of, on_gpu, with_gpu
+from tests.support.systems.system import (
+    Job,
+    StartSystem,
+    assert_nothing_is_held,
+    golden_tokens,
+    make_jobs,
+    scrape,
+)
+from tests.support.waiting import wait_until
+from tests.support.worker.misbehaving_python import misbehaving_python
+
+
+def test_a_device_whose_steps_fail_gives_way_to_the_next_one(start_system: StartSystem, tmp_path: Path) -> None:
+    """Its requests go on at CPUs, and its worker comes back on another device, as which it is then known."""
+    python = misbehaving_python(tmp_path, RUNS_FAIL_ON="cpu:0", FAIL_FROM="30", FAIL_TEXT="moon phase")
+    system = with_gpu(start_system, gpu="cpu:0", gpu_fallbacks="cpu:1", gpu_python=python)
+    (before,), jobs, worker = on_gpu(system), jobs_of(system), system.workers[-1]
+    seen = begun(system, jobs)
+    assert_went_on(system, jobs, seen)
+    system.wait_ready(3)
+    (after,) = on_gpu(system)
+    assert after.id != before.id and after.numerics != before.numerics and worker.poll() is None
+    assert device_counter(system, "device_changes") == 1
+    assert device_counter(system, "device_losses", reason="unknown_twice") == 1
+    log = [json.loads(line) for line in (system.folder / "worker-2.log").read_text().splitlines()]
+    (changed,) = [line["data"] for line in log if line["event_type"] == "DEVICE_CHANGED"]
+    assert changed == {"before": "cpu:0", "now": "cpu:1", "reason": "unknown_twice"}
+    ready = [line["data"]["device"] for line in log if line["event_type"] == "NODE_READY"]
+    assert ready == ["cpu:0", "cpu:1"]
+    assert f'numerics="{after.numerics}"' in scrape(after)
+    again = make_jobs(2, seed=6, vocab=500, tokens=20)
+    begun(system, again)
+    system.wait_all(again)
+
+
+def test_a_device_without_another_one_is_waited_for_and_cpus_serve(start_system: StartSystem, tmp_path: Path) -> None:
+    python = misbehaving_python(tmp_path, FAILS_ON="cpu:0", FAIL_TEXT="out of memory")
+    system = start_system(stages=2)
+    worker = system.start_worker(device="gpu", gpu="cpu:0", gpu_fallbacks="", gpu_python=python)
+
+    def waits() -> bool:
+        return any(lost.losses > 1 for lost in read_lost_devices(system.client, system.keys))
+
+    wait_until(waits, "it was tried again, and is waited for")
+    (lost,) = read_lost_devices(system.client, system.keys)
+    assert (lost.device, lost.reason) == ("cpu:0", "out_of_memory")
+    jobs = jobs_of(system)
+    begun(system, jobs)
+    system.wait_all(jobs)
+    assert worker.poll() is None and not on_gpu(system)
+
+
+@pytest.mark.parametrize(
+    ("stage_devices", "step"), [("gpu,cpu", "30"), ("cpu,gpu", "30"), ("gpu,cpu", "2"), ("cpu,gpu", "2")]
+)
+def test_a_request_that_finds_no_room_on_a_device_goes_on_where_it_was(
+    start_system: StartSystem, shared_folder: Path, tmp_path: Path, stage_devices: str, step: str
+) -> None:
+    """No row is computed again: the pages leave up to the last row, and the device serves on."""
+    python = misbehaving_python(tmp_path, FAIL_AT=step, FAIL_TEXT="Out of memory")
+    devices = {"BLOCKRELAY_STAGE_DEVICES": stage_devices}
+    system = with_gpu(start_system, None, devices, page_store_folder=str(shared_folder), gpu_python=python)
+    (job, *_) = jobs_of(system)
+    child = child_of(system.workers[-1].pid)
+    system.accept(job)
+    assert_went_on(system, [job], {}, ("gpu_memory_error", "OOM"))
+    assert [event.rows_recomputed for event in end_of(system, job).fallbacks] == [0]
+    assert device_counter(system, "device_losses") == 0 and child_of(system.workers[-1].pid) == child
+
+
+def test_a_device_that_computes_wrong_numbers_hands_over_and_comes_back(
+    start_system: StartSystem, tmp_path: Path
+) -> None:
+    """Nobody would notice but for its canaries."""
+    python = misbehaving_python(tmp_path, WRONG_FROM="60")
+    system = with_gpu(start_system, canary_s="0.05", gpu_python=python)
+    jobs, child = jobs_of(system), child_of(system.workers[-1].pid)
+    seen = begun(system, jobs)
+    assert_went_on(system, jobs, seen, ("gpu_wrong_numbers", "INTERNAL"))
+    wait_until(lambda: device_counter(system, "canaries", result="wrong") == 1, "its canary has told")
+    system.wait_ready(3)
+    assert child_of(system.workers[-1].pid) != child
+
+
+@pytest.mark.parametrize("gpu_stages", [1, 2])
+def test_a_device_that_gives_nan_goes_on_and_a_cpu_computes_what_it_spoiled(
+    start_system: StartSystem, tmp_path: Path, gpu_stages: int
+) -> None:
+    """One request at a time is concerned; its tokens are those of a run that nobody disturbed."""
+    python = misbehaving_python(tmp_path, NAN_AT="12,25")
+    model = write_tiny_model(tmp_path, "fp32")
+    system = with_gpu(start_system, model, gpu_stages=gpu_stages, gpu_python=python)
+    child = child_of(system.workers[-1].pid)
+    jobs = make_jobs(4, seed=5, vocab=500, tokens=40)
+    golden = golden_tokens(system.block_folder, jobs)
+    for job in jobs:
+        system.accept(job)
+    system.wait_all(jobs)
+    assert system.results(jobs) == golden
+    events = [event for job in jobs for event in end_of(system, job).fallbacks]
+    assert 1 <= len(events) <= 2, "one for each step with NaN: its neighbours have not moved"
+    for event in events:
+        assert (event.reason, event.error_code, event.success) == ("gpu_wrong_numbers", "INTERNAL", True)
+    wait_until(lambda: device_counter(system, "canaries", result="right") >= 1, "it answers its canary at once")
+    assert device_counter(system, "device_losses") == 0 and child_of(system.workers[-1].pid) == child
+    assert_nothing_is_held(system)
+
+
+@pytest.mark.parametrize("gpu_stages", [1, 2])
+def test_a_device_that_gets_slower_is_given_a_new_process_and_no_request_notices(
+    start_system: StartSystem, tmp_path: Path, gpu_stages: int
+) -> None:
+    """All its stages leave for it."""
+    python = misbehaving_python(tmp_path, SLOW_FROM=str(60 * gpu_stages))
+    system = with_gpu(start_system, gpu_python=python, gpu_stages=gpu_stages)
+    child, jobs = child_of(system.workers[-1].pid), list[Job]()
+    params = SamplingParams(max_tokens=90, temperature=0.0, ignore_eos=True)
+    while not device_counter(system, "device_renewals", reason="slow"):
+        jobs.append(Job(request=f"req-{len(jobs)}", prompt=tuple(range(3, 383)), params=params))
+        assert len(jobs) < 20, "nothing was done about it"
+        system.accept(jobs[-1])
+        system.wait_all(jobs)
+        system.wait_ready(2 + gpu_stages)  # while it has no process there are CPUs alone, and they are quick
+    assert child_of(system.workers[-1].pid) != child
+    assert device_counter(system, "device_renewals", reason="slow") == 1
+    assert 1 <= device_counter(system, "device_cleanups") <= gpu_stages
+    assert device_counter(system, "device_losses") == 0
+    for job in jobs:
+        tokens, end = system.log(job.request)
+        assert end is not None and len(tokens) == 90 and not end.fallbacks
+    assert not system.client.exists(system.keys.renewal(system.model_key)), "another device may be next"
