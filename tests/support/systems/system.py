@@ -182,12 +182,15 @@ class System:
         return read_workers(self.client, self.keys, self.model_key)
 
     def wait_ready(self, workers: int) -> None:
-        """`workers` live workers with a stage, and no stage without one."""
+        """`workers` live workers with a stage, no stage without one, and each stage of a GPU shown on it by the plan, so
+        that the next request is for it."""
 
         def ready() -> bool:
             infos = [w for w in self.infos() if w.ready and w.silent_ms < 3000]
             plan = read_plan(self.client, self.keys, self.model_key)
-            return len(infos) >= workers and not missing_stages(plan, infos)
+            if plan is None or len(infos) < workers or missing_stages(plan, infos):
+                return False
+            return all(plan.blocks[f"block_{w.first}"] == "GPU" for w in infos if w.device == "gpu")
 
         wait_until(ready, f"{workers} workers are ready", timeout_s=60)
 
