@@ -3,7 +3,6 @@
 The device is ONNX Runtime's own CPU provider, under the class gpu: what is tested is what becomes of it.
 """
 
-import json
 import os
 import signal
 import subprocess
@@ -36,14 +35,13 @@ def with_gpu(
     model: Path | None = None,
     scheduler_env: dict[str, str] | None = None,
     gpu_stages: int = 1,
-    gpu: str = "cpu",
     **settings: str,
 ) -> System:
     """Two CPU workers, one for each stage, and beside them a process of GPU workers, whose stages the plan gives to
     them."""
     chosen = {"model": model} if model else {}
     system = start_system(stages=2, worker=settings, scheduler_env=scheduler_env, **chosen)
-    system.start_worker(device="gpu", gpu=gpu, gpu_stages=str(gpu_stages), **settings)
+    system.start_worker(device="gpu", gpu="cpu", gpu_stages=str(gpu_stages), **settings)
     system.wait_ready(2 + gpu_stages)
 
     def planned() -> bool:
@@ -161,46 +159,6 @@ def test_a_stand_in_goes_on_from_the_pages_that_have_left_the_device(
     for request, (count,) in rows.items():
         assert count is not None
         assert count > 600 if request == told else 0 < count <= 64, rows
-
-
-def test_a_device_whose_steps_fail_gives_way_to_the_next_one(start_system: StartSystem, tmp_path: Path) -> None:
-    """Its requests go on at CPUs, and its worker comes back on another device, as which it is then known."""
-    python = misbehaving_python(tmp_path, RUNS_FAIL_ON="cpu:0", FAIL_FROM="30", FAIL_TEXT="moon phase")
-    system = with_gpu(start_system, gpu="cpu:0", gpu_fallbacks="cpu:1", gpu_python=python)
-    (before,), jobs, worker = on_gpu(system), jobs_of(system), system.workers[-1]
-    seen = begun(system, jobs)
-    assert_went_on(system, jobs, seen)
-    system.wait_ready(3)
-    (after,) = on_gpu(system)
-    assert after.id != before.id and after.numerics != before.numerics and worker.poll() is None
-    assert device_counter(system, "device_changes") == 1
-    assert device_counter(system, "device_losses", reason="unknown_twice") == 1
-    log = [json.loads(line) for line in (system.folder / "worker-2.log").read_text().splitlines()]
-    (changed,) = [line["data"] for line in log if line["event_type"] == "DEVICE_CHANGED"]
-    assert changed == {"before": "cpu:0", "now": "cpu:1", "reason": "unknown_twice"}
-    ready = [line["data"]["device"] for line in log if line["event_type"] == "NODE_READY"]
-    assert ready == ["cpu:0", "cpu:1"]
-    assert f'numerics="{after.numerics}"' in scrape(after)
-    again = make_jobs(2, seed=6, vocab=500, tokens=20)
-    begun(system, again)
-    system.wait_all(again)
-
-
-def test_a_device_without_another_one_is_waited_for_and_cpus_serve(start_system: StartSystem, tmp_path: Path) -> None:
-    python = misbehaving_python(tmp_path, FAILS_ON="cpu:0", FAIL_TEXT="out of memory")
-    system = start_system(stages=2)
-    worker = system.start_worker(device="gpu", gpu="cpu:0", gpu_fallbacks="", gpu_python=python)
-
-    def waits() -> bool:
-        return any(lost.losses > 1 for lost in read_lost_devices(system.client, system.keys))
-
-    wait_until(waits, "it was tried again, and is waited for")
-    (lost,) = read_lost_devices(system.client, system.keys)
-    assert (lost.device, lost.reason) == ("cpu:0", "out_of_memory")
-    jobs = jobs_of(system)
-    begun(system, jobs)
-    system.wait_all(jobs)
-    assert worker.poll() is None and not on_gpu(system)
 
 
 @pytest.mark.parametrize(
