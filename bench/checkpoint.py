@@ -17,11 +17,13 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 ROOT = Path(__file__).parents[1]
 MOST_TOKENS = 8000
-#: hidden, layers, heads, kv heads, head size, MLP, vocabulary. llama8b is the exact shape of Llama-3.1-8B.
+#: hidden, layers, heads, kv heads, head size, MLP, vocabulary. llama8b and llama2-7b are the exact shapes of
+#: Llama-3.1-8B and Llama-2-7B.
 SHAPES = {
     "llama75m": (768, 8, 12, 4, 64, 2048, 16000),
     "llama160m": (768, 12, 12, 4, 64, 2048, 32000),
     "llama1b": (2048, 16, 32, 8, 64, 8192, 32000),
+    "llama2-7b": (4096, 32, 32, 32, 128, 11008, 32000),
     "llama8b": (4096, 32, 32, 8, 128, 14336, 128256),
 }
 

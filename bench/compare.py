@@ -16,6 +16,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from bench.busy import busy_share
 from bench.environments import Peer, install, last_line, python_of
 from bench.records import Record, Store, faults
 from bench.report import PLOT_NAME, markdown, plot
@@ -88,7 +89,7 @@ def measure(unit: Unit) -> Record:
     """Run a unit; a failure becomes a record too."""
     reports: list[dict[str, Any]] = []
     figures: list[dict[str, Any]] = []
-    error = ""
+    error, busy = "", busy_share()
     try:
         if unit.peer is not None:
             lines = run(peer_command(unit), log=WORK / "logs" / f"{unit.side}.log").splitlines()
@@ -99,15 +100,22 @@ def measure(unit: Unit) -> Record:
             report = json.loads(run(command, log=WORK / "logs" / f"{unit.part}.log"))
             report.pop("machine")  # it is said once for all
             reports.append({"arguments": arguments, **report})
+        if unit.scenario:
+            model = block_folder(unit.shape, unit.precision)
+            command = [sys.executable, "-m", f"bench.scenarios.{unit.scenario}", "--model", str(model), "--json"]
+            reports.append(json.loads(run(command, log=WORK / "logs" / f"{unit.part}.log")))
     except Failed as failure:
         error = str(failure)
-    return _record(unit, reports=reports, figures=figures, error=error)
+    return _record(unit, reports=reports, figures=figures, error=error, busy=busy)
 
 
 def _record(unit: Unit, **outcome: Any) -> Record:
     at = datetime.now(UTC).isoformat(timespec="seconds")
     commit = "" if unit.peer else _commit()
-    return Record(part=unit.part, side=unit.side, round=unit.round, at=at, commit=commit, **outcome)
+    machine = describe_machine()
+    return Record(
+        part=unit.part, side=unit.side, round=unit.round, at=at, commit=commit, machine=machine, **outcome
+    )  # fmt: skip
 
 
 def _commit() -> str:
@@ -152,7 +160,7 @@ def _convert(unit: Unit) -> str:
 
 def write_pages(store: Store) -> None:
     DOCS.mkdir(exist_ok=True)
-    (DOCS / "benchmarks.md").write_text(markdown(store.machine, store.records))
+    (DOCS / "benchmarks.md").write_text(markdown(store.records))
     (DOCS / PLOT_NAME).write_text(plot(store.records))
 
 
@@ -188,7 +196,9 @@ def main() -> int:
     except ValueError as error:
         parser.error(str(error))
     chosen = chosen_sides(options.sides)
-    store = Store.open(DOCS / "benchmarks.json", None if options.report else describe_machine())
+    store = Store.open(DOCS / "benchmarks.json")
+    if not options.report:
+        store.move_to(describe_machine(), parts)
     units = [] if options.report else [unit for unit in all_units(parts, rounds=options.rounds) if chosen(unit)]
     if options.again:
         store.forget({(unit.part, unit.side) for unit in units})
@@ -210,7 +220,8 @@ def main() -> int:
             wrong += 1
         store.put(record)
         write_pages(store)
-    write_pages(store)
+    if not options.prepare:
+        write_pages(store)
     say(f"{left} units are left: call again" if left else "done")
     if wrong:
         say(f"{wrong} figures cannot be: they are errors in the table")

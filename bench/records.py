@@ -11,7 +11,10 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """A unit's outcome: reports of `blockrelay bench`, or a peer's figures, or the error that kept it from any."""
+    """A unit's outcome: reports of what measured us, or a peer's figures, or the error that kept it from any.
+
+    `machine` is where it was measured, and `busy` the share of its cores that other work took just before.
+    """
 
     part: str
     side: str
@@ -21,6 +24,8 @@ class Record:
     reports: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     figures: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     error: str = ""
+    machine: dict[str, Any] = field(default_factory=dict[str, Any])
+    busy: float | None = None
 
     @property
     def key(self) -> tuple[str, str, int]:
@@ -29,24 +34,33 @@ class Record:
 
 @dataclass(slots=True)
 class Store:
-    """All records of one machine; `save` after each, so that a stop costs one unit."""
+    """All records, saved after each, so that a stop costs one unit. All figures of a part are of one machine."""
 
     path: Path
-    machine: dict[str, Any]
     records: list[Record] = field(default_factory=list[Record])
 
     @classmethod
-    def open(cls, path: Path, machine: dict[str, Any] | None = None) -> "Store":
-        """What is stored; empty when it is of another machine than `machine` (the file lies in git)."""
-        content: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {"machine": machine, "records": []}
-        if machine is not None and content["machine"] != machine:
-            return cls(path, machine)
-        return cls(path, content["machine"], [Record(**record) for record in content["records"]])
+    def open(cls, path: Path) -> "Store":
+        """What is stored: the file lies in git, so that its records may be of several machines."""
+        content: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {"machines": [], "records": []}
+        machines: list[dict[str, Any]] = content["machines"]
+        records = [Record(**{**record, "machine": machines[record["machine"]]}) for record in content["records"]]
+        return cls(path, records)
+
+    def move_to(self, machine: Mapping[str, Any], parts: Collection[str]) -> None:
+        """Drop the records of these parts that another machine has measured: figures of two are never compared. Until
+        the next `put` in memory only."""
+        self.records = [one for one in self.records if one.part not in parts or one.machine == machine]
 
     def put(self, record: Record) -> None:
         """Store a record in place of an older one of its unit."""
         self.records = [old for old in self.records if old.key != record.key] + [record]
-        content = {"machine": self.machine, "records": [asdict(r) for r in self.records]}
+        machines: list[dict[str, Any]] = []
+        for one in self.records:
+            if one.machine not in machines:
+                machines.append(one.machine)
+        stored = [{**asdict(one), "machine": machines.index(one.machine)} for one in self.records]
+        content = {"machines": machines, "records": stored}
         draft = self.path.with_suffix(".draft")
         draft.parent.mkdir(parents=True, exist_ok=True)
         draft.write_text(json.dumps(content, indent=1) + "\n")

@@ -3,27 +3,33 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from bench import published
 from bench.plot import bars
 from bench.records import Record, faults, median, reports_of, sides_of
 from bench.targets import TARGETS
-from bench.units import LONG, ON_DEMAND, OUR_PRECISIONS, OUR_RUNS, PARTS, SIZES
+from bench.units import LONG, ON_DEMAND, OUR_PRECISIONS, OUR_RUNS, PARTS, SCENARIOS, SIZES
 
 PLOT_NAME = "benchmarks.svg"
-Machine = Mapping[str, Any]
+#: From here on other work is told: it moves figures.
+BUSY = 0.1
 
 
-def markdown(machine: Machine, records: Sequence[Record]) -> str:
+def markdown(records: Sequence[Record]) -> str:
     """The whole page."""
     parts = [
         "# Benchmarks",
         "Written by `make bench` from [benchmarks.json](benchmarks.json), which holds every figure of every round. "
         "Do not edit.",
-        _machine(machine, records),
+        _machines(records),
+        _how(records),
         "## Beside other servers",
         _peers(records),
         f"![rates]({PLOT_NAME})",
         "## Ratios",
         _targets(records),
+        "## Beside the Llama distributor",
+        _distributor(records),
+        published.table(records),
         "## Details",
         _gateway(records),
         _stages(records),
@@ -52,18 +58,53 @@ def plot(records: Sequence[Record]) -> str:
     return bars("llama1b shape, random weights", groups, ours=list(OUR_PRECISIONS))
 
 
-def _machine(machine: Machine, records: Sequence[Record]) -> str:
+def _machines(records: Sequence[Record]) -> str:
+    """A line for each machine: which parts it has measured, when, of which commits, and beside what other work."""
+    machines: list[Mapping[str, Any]] = []
+    for record in records:
+        if record.machine not in machines:
+            machines.append(record.machine)
+    if not machines:
+        return "Nothing was measured yet."
+    return "\n".join(_machine(machine, [one for one in records if one.machine == machine]) for machine in machines)
+
+
+def _machine(machine: Mapping[str, Any], records: Sequence[Record]) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
     commits = sorted({record.commit for record in records if record.commit})
     days = sorted({record.at[:10] for record in records})
+    parts = ", ".join(part for part in PARTS if any(record.part == part for record in records))
+    busy = max((record.busy or 0.0 for record in records), default=0.0)
     return (
-        f"Machine: {machine['cpu']}, {machine['cores']} cores ({', '.join(machine['flags'])}), "
+        f"- {parts}: {machine['cpu']}, {machine['cores']} cores ({', '.join(machine['flags'])}), "
         f"{machine['memory_gib']} GiB, {machine['system']}, Python {machine['python']}; {versions}. "
-        f"Measured {' to '.join(dict.fromkeys((days[0], days[-1]))) if days else 'never'}"
-        f"{', commit ' + ', '.join(commits) if commits else ''}. Model: 1.1B parameters in Llama's shape (hidden 2048, "
+        f"Measured {' to '.join(dict.fromkeys((days[0], days[-1])))}"
+        f"{', commit ' + ', '.join(commits) if commits else ''}"
+        f"{f'. **Other work took up to {100 * busy:.0f} % of the cores**: not to be compared' if busy >= BUSY else ''}."
+    )
+
+
+def _how(records: Sequence[Record]) -> str:
+    return (
+        "Model: 1.1B parameters in Llama's shape (hidden 2048, "
         "16 layers, 32/8 heads of 64, MLP 8192, vocabulary 32000), random weights; ours over HTTP, in w8a8 where "
         f"nothing else is said. Medians; sides take turns ({_turns(records)}). Figures move with the machine and its "
         "neighbours: compare only those of one run."
+    )
+
+
+def _distributor(records: Sequence[Record]) -> str:
+    """What the table is about, and which of its columns are measured on demand, or not yet."""
+    more = "".join(
+        f" {name}: {'on demand' if part in ON_DEMAND else 'not measured yet'}, by {_command(part)}."
+        for part, name in published.COLUMNS.items()
+        if not reports_of(records, part)
+    )
+    return (
+        "Theirs as published; they say neither the prompt nor the precision, and their first token is one of a session "
+        "whose cache is warm: beside it stands that of a session's second step. Ours on the machine above, behind a "
+        "prompt of 64 tokens where nothing else is said; files are in the page cache, and times and ratios are medians "
+        f"over rounds each.{more}"
     )
 
 
@@ -107,7 +148,8 @@ def _targets(records: Sequence[Record]) -> str:
         found = target.find(records)
         goals = f"{sign}{target.floor:g} | {sign}{target.aim:g}"
         if found is None:
-            rows.append(f"| {target.name} | not measured | {goals} | | |")
+            why = f"on demand: {_command(target.on_demand)}" if target.on_demand else "not measured"
+            rows.append(f"| {target.name} | {why} | {goals} | | |")
         else:
             verdict = {"aim": "aim reached", "floor": "floor reached", "below": "**missed**"}[
                 target.verdict(found.ratio)
@@ -172,8 +214,15 @@ def _commands() -> str:
     for part, sides in OUR_RUNS.items():
         commands = " and ".join(f"`blockrelay bench {run}`" for runs in sides.values() for run in runs)
         lines.append(f"- {part}{' (on demand)' if part in ON_DEMAND else ''}: {commands}")
+    for part, scenario in SCENARIOS.items():
+        of = f"`python -m bench.scenarios.{scenario} --model DIR`"
+        lines.append(f"- {part}{' (on demand)' if part in ON_DEMAND else ''}: {of}")
     again = '`make bench ARGS="--only PART --again"` measures a part anew; parts: '
     return "\n".join([*lines, "", again + ", ".join(PARTS) + "."])
+
+
+def _command(part: str) -> str:
+    return f'`make bench ARGS="--only {part}"`'
 
 
 def _cell(text: str) -> str:

@@ -30,20 +30,26 @@ OUR_RUNS: dict[str, dict[str, tuple[str, ...]]] = {
     "memory": {OURS: ("--requests 16 --prompt 128 --new 64 --rounds 1 --memory --no-in-process",)},
     "llama8b": {OURS: ("--requests 1,4 --prompt 128 --new 32 --rounds 1 --memory --no-in-process",)},
 }
-#: Not measured unless asked for by name: a checkpoint of 16 GB has to be made and converted.
-ON_DEMAND = ("llama8b",)
-PARTS = ("peers", *OUR_RUNS)
+#: Parts that a module of bench.scenarios measures, and the module.
+SCENARIOS = {"distributor": "distributor", "llama2_7b": "distributor"}
+#: Not measured unless asked for by name: checkpoints of 13 and 16 GB have to be made and converted.
+ON_DEMAND = ("llama8b", "llama2_7b")
+PARTS = ("peers", *OUR_RUNS, *SCENARIOS)
+#: Shapes of the models that are not of 1.1 billion parameters.
+_SHAPES = {"llama8b": "llama8b", "llama2_7b": "llama2-7b"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unit:
-    """One side in one round of a part, in one precision: runs of `blockrelay bench` with these arguments, or a peer."""
+    """One side in one round of a part, in one precision: runs of `blockrelay bench` with these arguments, a scenario or
+    a peer."""
 
     part: str
     side: str
     round: int
     runs: tuple[str, ...] = ()
     peer: Peer | None = None
+    scenario: str = ""
     precision: str = "w8a8"
 
     @property
@@ -53,7 +59,7 @@ class Unit:
     @property
     def shape(self) -> str:
         """The model it is measured on."""
-        return "llama8b" if self.part == "llama8b" else "llama1b"
+        return _SHAPES.get(self.part, "llama1b")
 
 
 def side_of(peer: Peer, precision: str) -> str:
@@ -79,3 +85,6 @@ def all_units(parts: Sequence[str], *, rounds: int = ROUNDS) -> Iterator[Unit]:
             for number in range(rounds if len(sides) > 1 else 1):
                 for side, runs in sides.items():
                     yield Unit(part=part, side=side, round=number, runs=runs)
+    for part, scenario in SCENARIOS.items():
+        if part in parts:
+            yield Unit(part=part, side=OURS, round=0, scenario=scenario)

@@ -6,6 +6,8 @@ requests of `--context` tokens:
     worker  kill -9 of the worker that has the request; the launcher sees it
     host    the same worker is frozen, so that nobody reports it, as when a host vanishes
     redis   kill -9 of the control Redis under four streams; the slowest of them counts
+    device  kill -9 of the process of a device that has all stages, in a second system of CPUs beside it
+            (`--accidents device`; the device is `--device`, ONNX Runtime's own CPU provider unless it says another)
 
 A stall is the longest time between two tokens from the accident on. Figures are never asserted.
 """
@@ -35,7 +37,7 @@ from blockrelay.errors import RedisTrouble
 from blockrelay.protocol.encoding.request_ids import own_id
 from blockrelay.protocol.keys import Keys
 from blockrelay.redis.client import connect
-from blockrelay.redis.registry import read_workers
+from blockrelay.redis.registry import read_lost_devices, read_workers, retry_lost_device
 from blockrelay.up_file import read_running
 from blockrelay_launcher.percentile import percentile
 
@@ -108,10 +110,28 @@ class System:
     data: Path
     keys: Keys
     model: str
+    workers: int
 
-    def children(self) -> dict[int, str]:
-        pids = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()
+    def children(self, parent: int = 0) -> dict[int, str]:
+        """Commands of the processes that a process, or else `up`, has begun."""
+        lists = Path(f"/proc/{parent or self.pid}/task").glob("*/children")
+        pids = " ".join(one.read_text() for one in lists).split()
         return {int(pid): Path(f"/proc/{pid}/cmdline").read_bytes().decode().replace("\0", " ") for pid in pids}
+
+    def device(self) -> int:
+        """The process of the one that is there."""
+        found = [
+            pid
+            for worker, command in self.children().items()
+            if "blockrelay_worker" in command
+            for pid, own in self.children(worker).items()
+            if "execution.process" in own
+        ]
+        return found[0]
+
+    def shows_gpus(self) -> bool:
+        """Whether the plan says that they compute."""
+        return "GPU" in httpx.get(f"{self.url}/v1/plan", timeout=10).json()["plan"].values()
 
     def ready_workers(self) -> int:
         try:
@@ -119,6 +139,13 @@ class System:
                 return sum(w.ready and not w.is_late for w in read_workers(client, self.keys, self.model))
         except RedisTrouble:
             return 0
+
+    def is_whole(self) -> bool:
+        """Whether all workers are ready. A device that is lost for good is tried again."""
+        with suppress(RedisTrouble), connect(read_running(self.data).redis_url) as client:
+            for lost in read_lost_devices(client, self.keys):
+                retry_lost_device(client, self.keys, lost)
+        return self.ready_workers() == self.workers
 
     def worker_of(self, request: str) -> int:
         """Process that runs it."""
@@ -136,18 +163,19 @@ def wait_until(condition: Callable[[], object], what: str, *, timeout_s: float =
 
 
 @contextmanager
-def running(model: Path, options: Sequence[str]) -> Iterator[System]:
-    """`up` with two workers; ended at the end."""
+def running(model: Path, workers: int, options: Sequence[str]) -> Iterator[System]:
+    """`up` with so many workers; ended at the end."""
     with tempfile.TemporaryDirectory(prefix="br-rec-") as data:
         argv = [sys.executable, "-P", "-m", "blockrelay_launcher", "up", "--model", str(model), "--port", "0"]
-        argv += ["--replicas", "2", "--data", data, *options]
+        argv += ["--data", data, *options]
         with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
             try:
                 assert process.stdout is not None
                 url = process.stdout.readline().split()[1]
                 model_key = open_block_folder(model, blocks=[]).model_key
-                system = System(process.pid, url, Path(data), Keys(read_running(Path(data)).cell), model_key)
-                wait_until(lambda: system.ready_workers() == 2, "two workers")
+                keys = Keys(read_running(Path(data)).cell)
+                system = System(process.pid, url, Path(data), keys, model_key, workers)
+                wait_until(lambda: system.ready_workers() == workers, f"{workers} workers")
                 yield system
             finally:
                 process.terminate()
@@ -158,6 +186,8 @@ def running(model: Path, options: Sequence[str]) -> Iterator[System]:
 
 def accident(system: System, what: str, prompts: list[list[int]]) -> tuple[float, int]:
     """The longest stall of any stream, and rows of prompts that were computed again."""
+    if what == "device":
+        wait_until(system.shows_gpus, "the plan has its stages")
     tokens = BEFORE + AFTER * (1 if len(prompts) == 1 else 8)
     streams = [Stream(system.url, prompt, tokens) for prompt in prompts]
     for stream in streams:
@@ -166,6 +196,8 @@ def accident(system: System, what: str, prompts: list[list[int]]) -> tuple[float
     if what == "redis":
         victim = next(pid for pid, command in system.children().items() if "control/redis.sock" in command)
         os.kill(victim, signal.SIGKILL)
+    elif what == "device":
+        os.kill(system.device(), signal.SIGKILL)
     else:
         victim = system.worker_of(streams[0].request)
         frozen = victim if what == "host" else 0
@@ -180,7 +212,7 @@ def accident(system: System, what: str, prompts: list[list[int]]) -> tuple[float
         if stream.trouble:
             raise RuntimeError(stream.trouble)
     again = sum(len(stream.prompt) - stream.cached for stream in streams)
-    wait_until(lambda: system.ready_workers() == 2, "two workers")
+    wait_until(system.is_whole, f"{system.workers} workers")
     time.sleep(max(0.0, at + APART_S - time.monotonic()))
     return max(stalls), again
 
@@ -188,7 +220,8 @@ def accident(system: System, what: str, prompts: list[list[int]]) -> tuple[float
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, required=True, help="block folder")
-    parser.add_argument("--accidents", default=",".join(ACCIDENTS), help="some of them, separated by commas")
+    parser.add_argument("--accidents", default=",".join(ACCIDENTS), help="some of them, separated by commas, or device")
+    parser.add_argument("--device", default="cpu", help="which device is lost, as `up --gpu` names it")
     parser.add_argument("--times", type=int, default=20, help="accidents of each kind")
     parser.add_argument("--context", type=int, default=600, help="tokens known when the worker dies")
     parser.add_argument("--seconds", type=float, default=3600, help="begin no accident after this")
@@ -197,22 +230,32 @@ def main(arguments: Sequence[str] | None = None) -> int:
     rng = random.Random(1)
     vocab = open_block_folder(chosen.model, blocks=[]).model.vocab_size
     figures: dict[str, dict[str, float]] = {}
-    with running(chosen.model, options) as system:
-        began = time.monotonic()
-        for what in chosen.accidents.split(","):
-            count, length = (STREAMS, 64) if what == "redis" else (1, chosen.context - BEFORE)
-            found: list[tuple[float, int]] = []
-            while len(found) < chosen.times and time.monotonic() - began < chosen.seconds:
-                prompts = [[rng.randrange(10, vocab) for _ in range(length)] for _ in range(count)]
-                found.append(accident(system, what, prompts))
-                if not chosen.json:
-                    print(f"{what:8} {found[-1][0]:6.3f} s, {found[-1][1]} rows of prompts again", flush=True)
-            if found:
-                stalls = [stall for stall, _ in found]
-                figures[what] = {
-                    "times": len(found), "p50_s": round(median(stalls), 3), "p99_s": round(percentile(stalls, 0.99), 3),
-                    "max_s": round(max(stalls), 3), "prompt_rows_again": median(rows for _, rows in found),
-                }  # fmt: skip
+    of_device = [what for what in chosen.accidents.split(",") if what == "device"]
+    others = [what for what in chosen.accidents.split(",") if what != "device"]
+    systems: list[tuple[list[str], int, list[str]]] = [
+        (others, 2, ["--replicas", "2"]),
+        (of_device, 4, ["--stages", "2", "--gpu", chosen.device]),
+    ]
+    began = time.monotonic()
+    for accidents, workers, shape in systems:
+        if not accidents:
+            continue
+        with running(chosen.model, workers, [*shape, *options]) as system:
+            for what in accidents:
+                count, length = (STREAMS, 64) if what == "redis" else (1, chosen.context - BEFORE)
+                found: list[tuple[float, int]] = []
+                while len(found) < chosen.times and time.monotonic() - began < chosen.seconds:
+                    prompts = [[rng.randrange(10, vocab) for _ in range(length)] for _ in range(count)]
+                    found.append(accident(system, what, prompts))
+                    if not chosen.json:
+                        print(f"{what:8} {found[-1][0]:6.3f} s, {found[-1][1]} rows of prompts again", flush=True)
+                if found:
+                    stalls = [stall for stall, _ in found]
+                    figures[what] = {
+                        "times": len(found), "p50_s": round(median(stalls), 3),
+                        "p99_s": round(percentile(stalls, 0.99), 3), "max_s": round(max(stalls), 3),
+                        "prompt_rows_again": median(rows for _, rows in found),
+                    }  # fmt: skip
     if chosen.json:
         print(json.dumps(figures))
     else:

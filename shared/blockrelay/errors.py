@@ -45,6 +45,7 @@ Exceptions that only steer their own module are defined there: they end a task g
 """
 
 import time
+from collections.abc import Mapping
 from typing import Literal
 
 
@@ -170,14 +171,21 @@ class OutOfPages(BlockrelayError):
 
 
 class ExecutionError(BlockrelayError):
-    """Running a stage failed. `block` names the block (`block_7`), or None when no single block is to blame."""
+    """Running a stage failed. `block` names the block (`block_7`), or None when no single block is to blame.
 
-    def __init__(self, message: str, *, block: str | None = None) -> None:
+    `seconds` are what blocks of the stage took by name, in order: those that ran well, and last the one that failed;
+    empty where nobody measured them.
+    """
+
+    def __init__(self, message: str, *, block: str | None = None, seconds: Mapping[str, float] | None = None) -> None:
         super().__init__(message)
         self.block = block
+        self.seconds: Mapping[str, float] = seconds or {}
 
 
-#: What clients read of a device's failure; a finer reason stands beside it.
+#: What clients read of how a device did, with `OK` for one that computed; a finer reason stands beside it.
+ErrorCode = Literal["OK", "TIMEOUT", "OOM", "INTERNAL"]
+#: The same of one that failed.
 DeviceCode = Literal["TIMEOUT", "OOM", "INTERNAL"]
 
 
@@ -185,9 +193,16 @@ class DeviceFailed(ExecutionError):
     """A device refused a batch, or had no room for it (`capacity`). `reason` is finer, such as out_of_memory."""
 
     def __init__(
-        self, message: str, *, reason: str, code: DeviceCode, capacity: bool, block: str | None = None
+        self,
+        message: str,
+        *,
+        reason: str,
+        code: DeviceCode,
+        capacity: bool,
+        block: str | None = None,
+        seconds: Mapping[str, float] | None = None,
     ) -> None:
-        super().__init__(message, block=block)
+        super().__init__(message, block=block, seconds=seconds)
         self.reason, self.capacity = reason, capacity
         self.code: DeviceCode = code
 

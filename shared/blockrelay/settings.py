@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from pydantic import Field, ValidationError, field_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
 
 from blockrelay import failpoints
@@ -156,7 +156,9 @@ class SchedulerSettings(Settings):
 
 
 class WorkerSettings(Settings):
-    device: Device = Field(default="cpu", description="device class; gpu workers come first")
+    device: Device = Field(
+        default="cpu", description="device class; gpu workers come first, and have a `gpu` (default: gpu with one)"
+    )
     gpu: str = Field(default="", description="compute on this GPU, such as webgpu:0 (`blockrelay devices` has them)")
     gpu_fallbacks: str = Field(
         default="auto",
@@ -210,7 +212,7 @@ class WorkerSettings(Settings):
     device_id: str = Field(
         default="",
         pattern="^[A-Za-z0-9_.:-]{0,64}$",
-        description="name of the device in plans, such as gpu:0; stages that name it are for this worker",
+        description="name of the device in plans, such as gpu:0; stages that name it are for this worker; default: gpu",
     )
     port: int = Field(default=0, ge=0, le=65535, description="metrics and health; 0 picks a free port")
     threads: int = Field(default=1, ge=1, description="threads of the kernels")
@@ -255,6 +257,17 @@ class WorkerSettings(Settings):
         pattern="^[a-z0-9]{0,16}$",
         description="compute other bits, under a numerics id that ends in this (tests)",
     )
+
+    @property
+    def named_device(self) -> str:
+        """The name under which plans know the device; "": none does."""
+        return self.device_id or self.gpu
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_class(cls, given: dict[str, Any]) -> dict[str, Any]:
+        """Whoever names a GPU need not say its class too."""
+        return given | {"device": "gpu"} if given.get("gpu") and "device" not in given else given
 
     @field_validator("graph_mode", mode="before")
     @classmethod

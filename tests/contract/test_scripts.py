@@ -151,16 +151,18 @@ class TestClaim:
         cell.accept()
         assert cell.claim(cpu) == [], "while a GPU worker lives its jobs are not taken by the CPU"
         (run,) = cell.claim(gpu)
-        assert cell.rerun(run, "gpu_error", block="block_1")
+        assert cell.rerun(run, "gpu_error", block="block_1", detail="gpu_memory_error", code="OOM")
         assert cell.claim(gpu) == []
         (again,) = cell.claim(cpu)
         assert again.route_class == "cpu" and again.route == ("c",)
         cell.commit(again, 0, [1], end="stop")
         end = cell.log()[-1]
         event = FallbackEvent(
-            block_id="block_1", source="GPU", target="CPU", reason="gpu_error", success=True, position=0
-        )
+            block_id="block_1", source="GPU", target="CPU", reason="gpu_memory_error", error_code="OOM", success=True,
+            position=0, blocks=("block_1", "block_2", "block_3", "block_4"),
+        )  # fmt: skip
         assert isinstance(end, EndEntry) and end.fallbacks == (event,)
+        assert end.executed == (0, 4), "the GPU has committed nothing"
 
     @pytest.mark.parametrize(
         ("before", "after", "reason", "success"),

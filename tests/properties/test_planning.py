@@ -1,5 +1,7 @@
 """The planner under any history of arrivals and deaths."""
 
+from dataclasses import replace
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -39,16 +41,25 @@ def test_no_arrival_or_death_moves_a_block_or_a_living_worker(
             )  # fmt: skip
         else:
             living.pop(which % len(living))
-        before, plan = plan, decide(living, planned=equal_parts(blocks, stages), current=plan).plan
-        assert plan.epoch == moment + 1
-        assert set(plan.assignments) == {w.id for w in living}
-        assert set(plan.blocks) == {f"block_{b}" for b in range(1, blocks + 1)}
-        assert len(plan.reasons) == len(parse_split(plan.split)) == stages
-        assert (plan.route_class == "gpu") == any(w.device == "gpu" for w in living)
+        now = decide(living, planned=equal_parts(blocks, stages), current=plan).plan
+        before: Plan | None = plan
+        plan = now
+        assert now.epoch == moment + 1
+        assert set(now.assignments) == {w.id for w in living}
+        assert set(now.blocks) == {f"block_{b}" for b in range(1, blocks + 1)}
+        assert len(now.reasons) == len(parse_split(now.split)) == stages
+        # Every other one has loaded what it was given.
+        settled = [replace(w, split=now.split, stage=now.assignments[w.id], ready=w.pid % 2 == 0) for w in living]
+        shown = decide(settled, planned=equal_parts(blocks, stages), current=now).plan
+        assert shown.assignments == now.assignments, "whoever is ready"
+        on_gpus = {w.stage for w in settled if w.device == "gpu" and w.ready}
+        assert (shown.route_class == "gpu") == bool(on_gpus) and now.route_class == "cpu"
+        for index, stage in enumerate(parse_split(now.split)):
+            assert shown.blocks[f"block_{stage.last}"] == ("GPU" if index in on_gpus else "CPU")
         if before is not None:
-            assert plan.split == before.split
-            kept = plan.assignments.keys() & before.assignments.keys()
-            assert all(plan.assignments[w] == before.assignments[w] for w in kept)
+            assert now.split == before.split
+            kept = now.assignments.keys() & before.assignments.keys()
+            assert all(now.assignments[w] == before.assignments[w] for w in kept)
 
 
 @given(st.integers(1, 6), st.integers(0, 20))

@@ -14,14 +14,23 @@ import numpy as np
 import pytest
 
 from blockrelay.protocol.messages import EndEntry
-from blockrelay.protocol.plan import WorkerInfo
+from blockrelay.protocol.plan import WorkerInfo, parse_split
 from blockrelay.protocol.sampling_params import SamplingParams
 from blockrelay.redis.registry import read_lost_devices, read_plan
 from blockrelay.settings import BUNDLED_MODEL
 from tests.support.cell import read_timeline
+from tests.support.models.tiny_model import write_tiny_model
 from tests.support.scraping import sampled
 from tests.support.systems.device_processes import child_of, children_of
-from tests.support.systems.system import Job, StartSystem, System, assert_nothing_is_held, make_jobs, scrape
+from tests.support.systems.system import (
+    Job,
+    StartSystem,
+    System,
+    assert_nothing_is_held,
+    golden_tokens,
+    make_jobs,
+    scrape,
+)
 from tests.support.waiting import wait_until
 from tests.support.worker.misbehaving_python import misbehaving_python
 
@@ -44,12 +53,15 @@ def with_gpu(
     system.start_worker(device="gpu", gpu="cpu", gpu_stages=str(gpu_stages), **settings)
     system.wait_ready(2 + gpu_stages)
 
-    def planned() -> bool:
-        plan = read_plan(system.client, system.keys, system.model_key)
-        return plan is not None and len({plan.assignments.get(one.id) for one in on_gpu(system)}) == gpu_stages
-
-    wait_until(planned, "the plan has the GPU stages")
+    wait_until(lambda: stages_shown(system) == gpu_stages, "the plan has the GPU stages")
     return system
+
+
+def stages_shown(system: System) -> int:
+    """How many stages the plan says that GPUs compute."""
+    plan = read_plan(system.client, system.keys, system.model_key)
+    assert plan is not None
+    return sum(plan.blocks[f"block_{stage.first}"] == "GPU" for stage in parse_split(plan.split))
 
 
 def on_gpu(system: System) -> list[WorkerInfo]:
@@ -70,8 +82,14 @@ def end_of(system: System, job: Job) -> EndEntry:
     return end
 
 
-def assert_went_on(system: System, jobs: list[Job], seen: dict[str, list[int]]) -> None:
-    """Every request has all its tokens, the shown ones first, and says which block went to a CPU and why."""
+def assert_went_on(
+    system: System,
+    jobs: list[Job],
+    seen: dict[str, list[int]],
+    why: tuple[str, str] = ("gpu_device_lost", "INTERNAL"),
+    stages: int = 1,
+) -> None:
+    """Every request has all its tokens, the shown ones first, and says which of its `stages` went to a CPU and why."""
     system.wait_all(jobs)
     moved = 0
     for job in jobs:
@@ -79,11 +97,15 @@ def assert_went_on(system: System, jobs: list[Job], seen: dict[str, list[int]]) 
         assert end is not None and end.reason == "length" and len(tokens) == job.params.max_tokens
         shown = seen.get(job.request, [])
         assert tokens[: len(shown)] == shown, "what was shown stays"
+        assert len(end.fallbacks) in (0, stages)
         for event in end.fallbacks:
             moved += 1
             assert event.block_id.startswith("block_") and (event.source, event.target) == ("GPU", "CPU")
-            assert (event.reason, event.success) == ("gpu_error", True)
+            assert (event.reason, event.error_code, event.success) == (*why, True)
             assert event.position is not None and event.position >= len(seen.get(job.request, []))
+        if end.fallbacks:  # no token was guessed, so each is a step
+            on_gpus = sum(len(event.blocks) * (event.position or 0) for event in end.fallbacks)
+            assert end.executed == (on_gpus, system.block_folder.model.blocks * len(tokens) - on_gpus)
     assert moved, "none was on the GPU"
     assert_nothing_is_held(system)
 
@@ -104,14 +126,17 @@ def test_a_device_that_dies_or_hangs_costs_no_token_and_comes_back(
     if number == signal.SIGKILL:
         assert time.monotonic() - began < 1, "nobody waits for a heartbeat"
     wait_until(lambda: former.isdisjoint(one.id for one in system.infos()), "all its workers have left")
-    assert_went_on(system, jobs, seen)
+    why = ("gpu_timeout", "TIMEOUT") if number == signal.SIGSTOP else ("gpu_device_lost", "INTERNAL")
+    assert_went_on(system, jobs, seen, why, gpu_stages)
     assert worker.poll() is None, "the worker has outlived its device"
+    wait_until(lambda: len(on_gpu(system)) == gpu_stages or stages_shown(system) == 0, "while it loads it is not shown")
     system.wait_ready(2 + gpu_stages)
     assert child_of(worker.pid) != child, "one new process, for all of them"
     assert device_counter(system, "device_renewals", reason="lost") == 1
     again = make_jobs(2, seed=6, vocab=500, tokens=20)
-    seen = begun(system, again)
+    begun(system, again)
     system.wait_all(again)
+    wait_until(lambda: stages_shown(system) == gpu_stages, "and once it is ready it is shown")
 
 
 def test_workers_of_a_device_see_its_end_though_none_has_anything_to_do(start_system: StartSystem) -> None:
@@ -174,7 +199,7 @@ def test_a_request_that_finds_no_room_on_a_device_goes_on_where_it_was(
     (job, *_) = jobs_of(system)
     child = child_of(system.workers[-1].pid)
     system.accept(job)
-    assert_went_on(system, [job], {})
+    assert_went_on(system, [job], {}, ("gpu_memory_error", "OOM"))
     assert [event.rows_recomputed for event in end_of(system, job).fallbacks] == [0]
     assert device_counter(system, "device_losses") == 0 and child_of(system.workers[-1].pid) == child
 
@@ -186,8 +211,8 @@ def test_a_request_that_denies_cpus_waits_for_the_device(start_system: StartSyst
     system.accept(denying, fallback="deny")
     seen = begun(system, jobs[1:])
     os.kill(child_of(system.workers[-1].pid), signal.SIGKILL)
-    assert_went_on(system, jobs[1:], seen)
     system.wait_all([denying])
+    assert_went_on(system, jobs[1:], seen)
     events = [event["event"] for event in read_timeline(system.client, system.keys, denying.request)]
     end = end_of(system, denying)
     assert "fallback_denied" in events and end.reason == "length" and not end.fallbacks
@@ -318,10 +343,34 @@ def test_a_device_that_computes_wrong_numbers_hands_over_and_comes_back(
     system = with_gpu(start_system, canary_s="0.05", gpu_python=python)
     jobs, child = jobs_of(system), child_of(system.workers[-1].pid)
     seen = begun(system, jobs)
-    assert_went_on(system, jobs, seen)
+    assert_went_on(system, jobs, seen, ("gpu_wrong_numbers", "INTERNAL"))
     wait_until(lambda: device_counter(system, "canaries", result="wrong") == 1, "its canary has told")
     system.wait_ready(3)
     assert child_of(system.workers[-1].pid) != child
+
+
+@pytest.mark.parametrize("gpu_stages", [1, 2])
+def test_a_device_that_gives_nan_goes_on_and_a_cpu_computes_what_it_spoiled(
+    start_system: StartSystem, tmp_path: Path, gpu_stages: int
+) -> None:
+    """One request at a time is concerned; its tokens are those of a run that nobody disturbed."""
+    python = misbehaving_python(tmp_path, NAN_AT="12,25")
+    model = write_tiny_model(tmp_path, "fp32")
+    system = with_gpu(start_system, model, gpu_stages=gpu_stages, gpu_python=python)
+    child = child_of(system.workers[-1].pid)
+    jobs = make_jobs(4, seed=5, vocab=500, tokens=40)
+    golden = golden_tokens(system.block_folder, jobs)
+    for job in jobs:
+        system.accept(job)
+    system.wait_all(jobs)
+    assert system.results(jobs) == golden
+    events = [event for job in jobs for event in end_of(system, job).fallbacks]
+    assert 1 <= len(events) <= 2, "one for each step with NaN: its neighbours have not moved"
+    for event in events:
+        assert (event.reason, event.error_code, event.success) == ("gpu_wrong_numbers", "INTERNAL", True)
+    wait_until(lambda: device_counter(system, "canaries", result="right") >= 1, "it answers its canary at once")
+    assert device_counter(system, "device_losses") == 0 and child_of(system.workers[-1].pid) == child
+    assert_nothing_is_held(system)
 
 
 @pytest.mark.parametrize("gpu_stages", [1, 2])

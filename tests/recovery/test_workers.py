@@ -134,12 +134,12 @@ def test_a_failing_gpu_hands_over_to_the_cpu_in_mid_request(start_system: StartS
     assert fallbacks
     for event in fallbacks:
         assert event.block_id in ("block_1", "block_4")
-        assert (event.source, event.target, event.reason, event.success) == ("GPU", "CPU", "gpu_error", True)
+        assert (event.source, event.target, event.reason, event.success) == ("GPU", "CPU", "gpu_driver_error", True)
 
 
 def test_the_answer_tells_which_blocks_ran_on_a_gpu(start_system: StartSystem) -> None:
     system = start_system(stages=2)
-    system.start_worker(device="gpu")
+    system.start_playing_gpu()
     system.wait_ready(3)
     wait_until(lambda: plan_class(system) == "gpu", "the plan has a GPU stage")
     (job,) = make_jobs(1, seed=17, vocab=500)
@@ -153,7 +153,7 @@ def test_the_answer_tells_which_blocks_ran_on_a_gpu(start_system: StartSystem) -
 def test_a_vanished_gpu_hands_over_to_the_cpu(start_system: StartSystem, long_jobs: Golden) -> None:
     jobs, golden = long_jobs
     system = start_system(stages=1)
-    gpu = system.start_worker(device="gpu")
+    gpu = system.start_playing_gpu()
     system.wait_ready(2)
     wait_until(lambda: plan_class(system) == "gpu", "the plan has a GPU stage")
     start_all(system, jobs)

@@ -78,12 +78,17 @@ def test_by_curl(up: UpProcess) -> None:
     assert wrong["status"] == "error" and "expects step 2" in wrong["message"] and wrong["failed_blocks"] == []
 
 
-def test_by_a_plain_websocket_client(up: UpProcess) -> None:
-    with connect(up.url.replace("http", "ws") + "/ws") as socket:
-        socket.send(WHOLE.replace("chat_001", "chat_002"))
-        check(json.loads(socket.recv(timeout=60)), "chat_002", (1, 1, 512))
-        socket.send(FIVE)
-        check(json.loads(socket.recv(timeout=60)), "five", (5, 10, 512))
+@pytest.mark.parametrize("path", ["", "/ws"], ids=["as the clients of the pipeline server do", "by a path"])
+def test_by_a_plain_websocket_client(up: UpProcess, path: str) -> None:
+    one, five = f"one:{path[1:]}", f"five:{path[1:]}"
+    with connect(up.url.replace("http", "ws") + path) as socket:
+        socket.send(WHOLE.replace("chat_001", one))
+        socket.send(FIVE.replace('"five"', json.dumps(five)))  # beside it
+        answers = {answer["session_id"]: answer for answer in (json.loads(socket.recv(timeout=60)) for _ in range(2))}
+        check(answers[one], one, (1, 1, 512))
+        check(answers[five], five, (5, 10, 512))
+        socket.send(BARE % (one, 5))
+        assert "expects step 2" in json.loads(socket.recv(timeout=60))["message"]
 
 
 def test_a_batch_has_the_bits_of_its_rows_alone(up: UpProcess) -> None:

@@ -136,7 +136,7 @@ def test_a_failing_gpu_shows_in_the_answer_and_changes_no_token(model: Path) -> 
     fallbacks: list[dict[str, object]] = []
     with running_up(model, "--stages", "2") as up, failing_gpus(up, model, 1, after=5):
         assert run_jobs(up, jobs, fallbacks) == expected_answers(model, jobs)
-        assert fallbacks and {f["reason"] for f in fallbacks} == {"gpu_error"}
+        assert fallbacks and {f["reason"] for f in fallbacks} == {"gpu_driver_error"}
         assert "blockrelay_request_fallbacks_total{" in httpx.get(f"{up.url}/metrics").text
 
 

@@ -107,7 +107,7 @@ class Cell:
         return self.scripts.run(calls.commit([item]))[0]
 
     def rerun(self, run: Claimed, reason: str = "stalled", **more: object) -> bool:
-        return self.scripts.run(calls.rerun(run.request, run.run, reason, **more))  # pyright: ignore[reportArgumentType]
+        return self.scripts.run(calls.rerun(run.request, run.run, reason, **more)).ended  # pyright: ignore[reportArgumentType]
 
     def record(self, request: str = "req-1") -> dict[str, str]:
         raw = self.client.hgetall(self.keys.request(request))

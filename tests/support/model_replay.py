@@ -202,7 +202,7 @@ class Replay:
         block = f"block_{2 * failed + 1}" if failed >= 0 else ""
         lacking = None if found < 0 else found
         call = calls.rerun(self.request(request), str(run), reason, block=block, stage=max(0, failed), found=lacking)
-        return self.cell.scripts.run(call)
+        return self.cell.scripts.run(call).ended
 
     def _finish(self, request: int, reason: Any, run: int = 0, *, denied: bool = False, abandoned: bool = False) -> str:
         meta = None

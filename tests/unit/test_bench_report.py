@@ -9,12 +9,13 @@ from xml.etree import ElementTree
 
 import pytest
 
+from bench import published
 from bench.compare import chosen_parts, chosen_sides
 from bench.environments import PEERS, last_line
 from bench.records import Record, Store, by_round, faults, median, paired_ratio
 from bench.report import markdown, plot
 from bench.targets import TARGETS, THIN_STAGES, WIDE_STAGES
-from bench.units import ON_DEMAND, OUR_PRECISIONS, OUR_RUNS, OURS, OURS_SMALL, PARTS, all_units
+from bench.units import ON_DEMAND, OUR_PRECISIONS, OUR_RUNS, OURS, OURS_SMALL, PARTS, SCENARIOS, all_units
 
 DOCS = Path(__file__).parents[2] / "docs"
 MACHINE: dict[str, Any] = {
@@ -31,8 +32,11 @@ def entry(requests: int, prompt: int, *, decode: float, prefill: float, itl: flo
     }  # fmt: skip
 
 
-def record(part: str, side: str, *, number: int = 0, error: str = "", **outcome: Any) -> Record:
-    return Record(part=part, side=side, round=number, at="2030-01-02T03:04:05", error=error, **outcome)
+def record(
+    part: str, side: str, *, number: int = 0, error: str = "", machine: dict[str, Any] = MACHINE, **outcome: Any
+) -> Record:
+    at = "2030-01-02T03:04:05"
+    return Record(part=part, side=side, round=number, at=at, error=error, machine=machine, **outcome)
 
 
 def report(*entries: dict[str, Any], **more: Any) -> dict[str, Any]:
@@ -73,12 +77,24 @@ def every_part() -> list[Record]:
         ),
         record("kv_cache", OURS, reports=[report(kv_cache=[kv_cache(64), kv_cache(512)])]),
         record("memory", OURS, reports=[report(memory={"ready_s": 3, "workers": [worker]})]),
+        record("distributor", OURS, reports=[distributor()]),
     ]
 
 
 def kv_cache(prompt: int) -> dict[str, Any]:
     times = {f"{what}_{side}_ms": 1.0 for what in ("whole", "step", "second_step") for side in ("on", "off")}
+    times |= {"early_step_ms": 30.0, "late_step_ms": 30.3}
     return {"prompt": prompt, "new": 20, "whole": 5.0, "step": 8.0, "second_step": prompt, "growth": 1.01, **times}
+
+
+def distributor(**changed: Any) -> dict[str, Any]:
+    """What `bench.scenarios.distributor` reports."""
+    workers = [{"rss_anon": 650e6, "rss_shmem": 10e6}, {"rss_anon": 700e6, "rss_shmem": 20e6}]
+    return {
+        **report(entry(1, 64, decode=25.0, prefill=222.0), precision="w8a8", kv_cache=[kv_cache(64)]),
+        "memory": {"ready_s": 4.5, "workers": workers}, "parts": 2, "threads": 2, "load_s": 2.25, "split_s": 0.0012,
+        "weights_s": 1.5, "init_s": 0.31, "hop_s": 0.00014, "copy_s": 9e-6, "same": True, "requests": 25, **changed,
+    }  # fmt: skip
 
 
 def test_the_sides_of_a_part_take_turns() -> None:
@@ -93,7 +109,7 @@ def test_the_sides_of_a_part_take_turns() -> None:
 def test_every_unit_is_one() -> None:
     units = list(all_units(PARTS))
     assert len({unit.key for unit in units}) == len(units) == len(set(units))
-    assert all(bool(unit.runs) != bool(unit.peer) for unit in units)
+    assert all([bool(unit.runs), bool(unit.peer), bool(unit.scenario)].count(True) == 1 for unit in units)
     assert all(peer.contender in (*peer.precisions, "") for peer in PEERS)
 
 
@@ -109,20 +125,75 @@ def test_parts_and_sides_are_chosen_by_name() -> None:
 
 def test_what_was_measured_is_found_again_on_the_same_machine_only(tmp_path: Path) -> None:
     path = tmp_path / "docs" / "benchmarks.json"
-    store = Store.open(path, MACHINE)
+    store = Store.open(path)
     for one in every_part():
         store.put(one)
     again = record("peers", BEST, figures=[entry(1, 128, decode=7, prefill=7)])
     store.put(again)
-    found = Store.open(path, MACHINE).records
+    found = Store.open(path).records
     assert [r.key for r in found].count(again.key) == 1 and again in found
     assert len(found) == len(every_part())
-    assert Store.open(path).machine == MACHINE
-    assert Store.open(path, {**MACHINE, "cores": 64}).records == []
+    assert all(one.machine == MACHINE for one in found)
     store.put(record("peers", BEST, number=1, figures=[entry(1, 128, decode=8, prefill=8)]))
     store.forget({(again.part, again.side)})
     assert (again.part, again.side) not in {(r.part, r.side) for r in store.records}, "of no round"
     assert store.records
+
+
+def test_figures_of_a_part_are_of_one_machine_and_those_of_others_stay(tmp_path: Path) -> None:
+    path, other = tmp_path / "benchmarks.json", {**MACHINE, "cpu": "Quipu", "cores": 64}
+    store = Store.open(path)
+    for one in every_part():
+        store.put(one)
+    store.move_to(MACHINE, PARTS)
+    assert len(store.records) == len(every_part()), "nobody else has measured"
+    store.move_to(other, ["kv_cache"])
+    assert {one.part for one in every_part()} - {one.part for one in store.records} == {"kv_cache"}
+    store.put(record("kv_cache", OURS, reports=[report(kv_cache=[kv_cache(64)])], machine=other, busy=0.42))
+    found = Store.open(path).records
+    assert {one.part: one.machine["cpu"] for one in found} == dict.fromkeys(
+        (one.part for one in every_part()), "Abacus"
+    ) | {"kv_cache": "Quipu"}
+    assert len(json.loads(path.read_text())["machines"]) == 2
+
+    page = markdown(found)
+    assert "- peers, gateway, stages, position, prefix, memory, distributor: Abacus, 2 cores" in page
+    assert "- kv_cache: Quipu, 64 cores" in page
+    busy, quiet = (next(line for line in page.splitlines() if name in line) for name in ("Quipu", "Abacus"))
+    assert "Other work took up to 42 % of the cores" in busy and "Other work" not in quiet
+
+
+def test_the_distributors_table_has_both_columns() -> None:
+    rows = {row.name: (row.theirs, *row.ours) for row in published.rows([distributor()], kv_cache(512))}
+    assert rows["load the whole model"] == ("3.5 s", "2.25 s")
+    assert rows["split it into two parts"] == ("1.2 s", "1.2 ms")
+    assert rows["weights of both parts"] == ("2.8 s", "1.50 s")
+    assert rows["init: here every block gives its known answer"] == ("0.5 s", "0.31 s")
+    assert rows["memory of a part"] == ("4.5 GB", "0.66 and 0.72 GB")
+    assert rows["20 tokens, KV cache and none"] == ("0.84 s, 1.55 s: 1.8x", "0.001 s, 0.001 s: 5.0x")
+    assert rows["a step, cache and none"] == ("0.015 s, 0.045 s: 3.0x", "0.001 s, 0.001 s: 8.0x")
+    assert rows["first token, cache warm and none"][1].endswith(": 64.0x; behind 512 tokens 0.001 s, 0.001 s: 512.0x")
+    assert rows["first token of a new prompt"] == ("-", "0.222 s behind 64 tokens")
+    assert rows["a step early and late in 50 tokens"] == ("0.019 s, 0.014 s: 0.73", "0.03 s, 0.0303 s: 1.01")
+    assert rows["hop between parts"] == ("under 1 ms", "0.14 ms; in one process 0.009 ms")
+    assert rows["new tokens/s, one request"] == ("19.8", "25.0")
+    assert rows["output of the parts equals that of the whole"] == ("yes", "yes, bit by bit")
+    assert rows["failed requests"] == ("0", "0 of 25")
+    assert "**no**" in published.table([record("distributor", OURS, reports=[distributor(same=False)])])
+    assert published.plain(distributor()).splitlines()[1].split("  ")[-1] == "2.25 s"
+
+
+def test_a_model_on_demand_has_a_column_once_it_was_measured() -> None:
+    page = markdown(every_part())
+    assert "| here: 1.1B parameters, w8a8, 2 workers of 2 threads |" in page
+    assert 'Llama-2-7B\'s shape: on demand, by `make bench ARGS="--only llama2_7b"`.' in page
+    seven = record("llama2_7b", OURS, reports=[distributor(load_s=9.0)])
+    page = markdown([*every_part(), seven])
+    assert "| here: Llama-2-7B's shape, w8a8, 2 workers of 2 threads |" in page and "on demand, by" not in page
+    assert "| load the whole model | 3.5 s | 2.25 s | 9.00 s |" in page
+    page = markdown([one for one in every_part() if one.part not in SCENARIOS])
+    assert '1.1B parameters: not measured yet, by `make bench ARGS="--only distributor"`.' in page
+    assert "| load the whole model | 3.5 s |\n" in page, "theirs alone"
 
 
 def test_figures_are_medians_and_ratios_are_of_the_same_round() -> None:
@@ -163,6 +234,8 @@ def test_every_ratio_is_found() -> None:
         "memory of a worker, llama1b": 1.6,
     }
     assert all(target.find([]) is None for target in TARGETS)
+    alone = [target.name for target in TARGETS if target.find([record("distributor", OURS, reports=[distributor()])])]
+    assert alone == ["KV cache vs none, 20 tokens", "the same, a step", "step of tokens 41 to 50 vs 11 to 20"]
 
 
 def test_verdicts_know_which_way_is_better() -> None:
@@ -173,7 +246,7 @@ def test_verdicts_know_which_way_is_better() -> None:
 
 
 def test_the_page_says_everything() -> None:
-    page = markdown(MACHINE, every_part())
+    page = markdown(every_part())
     assert "| quick int4 | 20.0 / 80.0 / 320 | 150 | 150 | 150 |" in page
     assert "**Blockrelay w8a8**, through the gateway | 30.0 / 120 / 480 | 100 | 100 | 100 |" in page
     assert "| absent bf16 | not measured: no such \\| wheel |" in page
@@ -181,9 +254,9 @@ def test_the_page_says_everything() -> None:
         "| decode, 16 requests, vs the best peer | 1.50 | 1.4 | 2 | floor reached | Blockrelay w8a8; best peer" in page
     )
     assert "| memory of a worker, llama1b | 1.60 | <= 1.3 | <= 1.1 | **missed** |" in page
-    assert "| memory of a worker, llama8b | not measured |" in page
+    assert '| memory of a worker, llama8b | on demand: `make bench ARGS="--only llama8b"` |' in page
     assert "Abacus, 2 cores" in page
-    assert "not measured" in markdown(MACHINE, [])
+    assert "not measured" in markdown([])
 
 
 def test_the_plot_is_a_picture_of_every_side() -> None:
@@ -200,7 +273,7 @@ def test_the_last_words_of_a_failure_are_its_error() -> None:
 @pytest.mark.skipif(not (DOCS / "benchmarks.json").exists(), reason="nothing was measured yet")
 def test_the_committed_page_is_made_of_the_committed_figures() -> None:
     store = Store.open(DOCS / "benchmarks.json")
-    assert (DOCS / "benchmarks.md").read_text() == markdown(store.machine, store.records), "make bench ARGS=--report"
+    assert (DOCS / "benchmarks.md").read_text() == markdown(store.records), "make bench ARGS=--report"
     assert (DOCS / "benchmarks.svg").read_text() == plot(store.records)
 
 
@@ -215,7 +288,7 @@ def test_a_figure_that_cannot_be_is_an_error_by_name_and_no_row() -> None:
         "1 x 2048: impossible: decode_tok_s -293.25",
         "4 x 128: 7 tokens behind the first took -0.024 s",
     ]
-    page = markdown(MACHINE, records)
+    page = markdown(records)
     assert "| odd int8 | 7.0 / - / - | 9.0 | - | - |" in page
     assert "| odd int8 | error: round 1, 1 x 2048: impossible: decode_tok_s -293.25 |" in page
     for value in (0.0, -1.0, float("nan"), float("inf")):

@@ -70,6 +70,25 @@ def test_a_gpu_worker_takes_its_gpu_and_comes_only_when_asked_for(service: str, 
     assert [worker[name] for name in confined] == [other[name] for name in confined]
 
 
+PAGE_STORE = "BLOCKRELAY_PAGE_STORE_REDIS_BYTES"
+
+
+def test_gpu_workers_leave_their_pages_where_cpu_workers_look_for_them() -> None:
+    """Without a shared page store a CPU that goes on for a failed GPU computes the whole prompt again."""
+    workers = {name: one for name, one in services(COMPOSE).items() if name.startswith("worker")}
+    assert len({service["environment"][PAGE_STORE] for service in workers.values()}) == 1
+    stores: list[str] = []
+    for file in ("base/worker-cpu.yaml", "components/worker-gpu/worker-gpu.yaml"):
+        (deployment,) = (
+            one
+            for one in yaml.safe_load_all((ROOT / "deploy" / "k8s" / file).read_text())
+            if one["kind"] == "Deployment"
+        )
+        (container,) = deployment["spec"]["template"]["spec"]["containers"]
+        stores += [one["value"] for one in container["env"] if one["name"] == PAGE_STORE]
+    assert len(stores) == 2 and len(set(stores)) == 1 and int(stores[0]) > 0
+
+
 @pytest.mark.parametrize("target", ["worker-cuda", "worker-webgpu"])
 def test_an_image_for_gpus_installs_its_extra_and_computes_there(target: str) -> None:
     text = (ROOT / "deploy" / "Dockerfile").read_text()

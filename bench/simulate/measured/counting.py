@@ -1,16 +1,15 @@
 """What a real system does under a load, how often, and what it costs."""
 
 import asyncio
-import os
 import random
 import time
 from collections import defaultdict
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import redis
 
+from bench.busy import host_busy_s
 from bench.simulate.load import Figures, Lengths, Load, figures
 from bench.simulate.measured.driving import Driver, System, wire_bytes
 from blockrelay.protocol.keys import Keys
@@ -66,7 +65,7 @@ def measured(system: System, load: Load, seconds: float, vocabulary: int, *, scr
         system.redis.slowlog_reset()
     driver = Driver(url=system.url, load=load, vocabulary=vocabulary, chance=chance, asked=[])
     before, began = _look(system), time.monotonic()
-    busy = _host_busy_s()
+    busy = host_busy_s()
     waited_before, turns_before = system.core_waits()
     before_cpu = {**system.cpu_s(), "client": time.process_time()}
     until = began + WARM_UP_S + seconds
@@ -99,7 +98,7 @@ def measured(system: System, load: Load, seconds: float, vocabulary: int, *, scr
         client_bytes=driver.received_bytes,
         redis_bytes=spent["bytes"],
         core_wait_s=(waited - waited_before) / max(1.0, turns - turns_before),
-        others=max(0.0, (_host_busy_s() - busy - ours) / took),
+        others=max(0.0, (host_busy_s() - busy - ours) / took),
     )
 
 
@@ -128,12 +127,6 @@ def footprint(system: System, vocabulary: int, many: int = 192) -> tuple[float, 
     full, _ = asyncio.run(most(many))  # buffers of connections stay: the second time tells
     time.sleep(LOG_LINGERS_S)
     return (full - empty) / many, (_used(system) - empty) / many, (heavy - light) / many
-
-
-def _host_busy_s() -> float:
-    """Seconds of all cores that were not idle."""
-    user, nice, system, _, _, irq, soft, steal, *_ = map(int, Path("/proc/stat").read_text().split("\n")[0].split()[1:])
-    return (user + nice + system + irq + soft + steal) / os.sysconf("SC_CLK_TCK")
 
 
 def _used(system: System) -> int:

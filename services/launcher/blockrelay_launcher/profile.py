@@ -28,13 +28,17 @@ REQUESTS, ROUNDS, NEW = (1, 4, 16), 3, 64
 PROMPT = 96
 
 
-def run_profile(model: Path, out: Path, *, threads: int | None) -> int:
-    """Write the profile; the exit code. Raises BlockFolderError, ServiceUnavailable."""
+def run_profile(model: Path, out: Path, *, threads: int | None, gpu: str = "") -> int:
+    """Write the profile of the CPU and of the devices `gpu` (ids with commas between them); the exit code.
+
+    Raises BlockFolderError, ServiceUnavailable.
+    """
     folder = open_block_folder(model, blocks=[])
     threads = threads or cores()
     with running_redis(durable=False) as url:
         argv = [sys.executable, "-P", "-m", "blockrelay_worker.offline.profiling", "--model", str(model)]
-        done = subprocess.run([*argv, "--out", str(out), "--threads", str(threads), "--redis", url], check=False)
+        argv += ["--out", str(out), "--threads", str(threads), "--redis", url, *(["--gpu", gpu] if gpu else [])]
+        done = subprocess.run(argv, check=False)
     if done.returncode:
         return done.returncode
     profile = decode_profile(out.read_bytes(), str(out))

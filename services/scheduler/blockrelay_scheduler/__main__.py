@@ -73,7 +73,8 @@ def _planned_by_strategy(settings: SchedulerSettings, strategy: str) -> PlannedS
         objective=settings.objective,
         wishes=Wishes(parts=settings.stages if settings.stages > 1 and goes_by(strategy, "parts") else None),
     )
-    return place(strategy, read_problem(options)).as_planned()
+    problem = read_problem(options)
+    return place(strategy, problem).as_planned(problem.fleet)
 
 
 def main() -> int:

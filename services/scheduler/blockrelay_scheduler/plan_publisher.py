@@ -13,7 +13,10 @@ from blockrelay.redis import plan_history, registry
 from blockrelay.redis.plan_history import Origin, PlanEntry
 from blockrelay_scheduler.link import Link
 from blockrelay_scheduler.planning.assignment import empty_stages
-from blockrelay_scheduler.planning.plan_builder import decide
+from blockrelay_scheduler.planning.plan_builder import decide, waits_for_more
+
+#: Seconds between two plans that only say which GPUs are ready: one that comes and goes does not publish many.
+READY_EVERY_S = 1.0
 
 
 @dataclass(slots=True)
@@ -30,6 +33,7 @@ class PlanPublisher:
     vacancy_s: float
     name: str
     _empty_since: dict[int, float] = field(default_factory=dict[int, float], init=False)
+    _ready_told: float = field(default=float("-inf"), init=False)
     _entry: PlanEntry | None = field(default=None, init=False)  # the one that it follows
 
     def publish(self, workers: Sequence[WorkerInfo], *, trusted: bool) -> Plan:
@@ -40,6 +44,10 @@ class PlanPublisher:
         decision = decide(workers, planned=entry.planned, source=entry.source, current=current, deserted=deserted)
         if current and fields.get(b"inputs", b"").decode() == decision.inputs:
             return current
+        if current and waits_for_more(current, decision.plan):
+            if time.monotonic() - self._ready_told < READY_EVERY_S:
+                return current
+            self._ready_told = time.monotonic()
         publish = calls.publish_plan(
             self.model,
             replaces_epoch=current.epoch if current else 0,

@@ -43,7 +43,7 @@ class Rescuer:
                 meta = {"error": said, "code": "fallback_denied"}
                 if self.link.scripts.run(calls.finish(rescue.request, "error", meta=meta, denied=True)) == "FINISHED":
                     log.warning("REQUEST_WITHOUT_GPU")
-            elif self.link.scripts.run(calls.rerun(rescue.request, rescue.run, "stalled")):
+            elif self.link.scripts.run(calls.rerun(rescue.request, rescue.run, "stalled")).ended:
                 log.warning("REQUEST_STALLED", run=rescue.run)
 
     def _unfinished(self) -> list[UnfinishedRequest]:

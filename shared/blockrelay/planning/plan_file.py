@@ -1,4 +1,5 @@
-"""A plan in a file: what `blockrelay plan --json` wrote, for schedulers, `up` and `plan apply`."""
+"""A plan in a file: what `blockrelay plan --json` wrote, or the class of each block; for schedulers, `up` and
+`plan apply`."""
 
 from pathlib import Path
 
@@ -15,6 +16,7 @@ def read_plan_file(path: Path, blocks: int) -> PlannedSplit:
     UsageError, one line that names the file: it cannot be read, is no plan, or its stages do not cover these blocks.
     """
     planned = parse_planned(read_bounded(path, _MAX_BYTES), str(path))
-    if planned.blocks != blocks:
-        raise UsageError(f"{path}: a plan of {planned.blocks} blocks, but the model has {blocks}")
+    if (count := planned.blocks) != blocks:
+        odd = f"it lacks block_{count + 1}" if count < blocks else f"there is no block_{blocks + 1}"
+        raise UsageError(f"{path}: a plan of {count} blocks, but the model has {blocks}: {odd}")
     return planned

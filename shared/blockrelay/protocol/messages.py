@@ -311,13 +311,18 @@ class TokenEntry:
 
 @dataclass(frozen=True, slots=True)
 class EndEntry:
-    """The terminal entry; `position` is one past the last token. `meta` holds error, code, block times, route."""
+    """The terminal entry; `position` is one past the last token. `meta` holds error, code, block times, route.
+
+    `executed`: how many blocks GPUs and how many CPUs have executed, summed over the steps that all runs of the request
+    have committed; None where none has, or where a release that does not count has written some of it.
+    """
 
     position: int
     reason: EndReason
     meta: dict[str, Any]
     fallbacks: tuple[FallbackEvent, ...]
     numerics: str
+    executed: tuple[int, int] | None = None
 
 
 LogEntry = TokenEntry | EndEntry
@@ -359,7 +364,13 @@ def _end(position: int, fields: Mapping[bytes, bytes]) -> EndEntry:
             meta=decode_end_meta(meta),
             fallbacks=tuple(map(FallbackEvent.decode, items(json.loads(fallbacks)))) if fallbacks else (),
             numerics=fields.get(b"numerics", b"").decode(),
+            executed=_executed(fields[b"executed"]) if b"executed" in fields else None,
         )
+
+
+def _executed(said: bytes) -> tuple[int, int]:
+    on_gpus, on_cpus = (count(int(number)) for number in said.split(b","))
+    return on_gpus, on_cpus
 
 
 def _one_of(value: object, allowed: tuple[L, ...]) -> L:

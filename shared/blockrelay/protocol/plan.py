@@ -55,9 +55,10 @@ def parse_split(text: str) -> tuple[Stage, ...]:
 class Plan:
     """Which blocks form which stage, which worker runs which stage, and why.
 
-    `assignments` worker id -> stage index. `route_class` gpu when some stage has a GPU worker.
-    `blocks` block name -> "CPU" | "GPU". `reasons` one sentence per stage, `devices` the ids of those that are to run
-    it (none: any). `source` says where the split comes from.
+    `assignments` worker id -> stage index, of workers that still load theirs too. `blocks` block name -> "CPU" | "GPU",
+    in the order of their numbers: GPU where a worker with one is ready. `route_class` gpu when some block is.
+    `reasons` one sentence per stage, `devices` the ids of those that are to run it (none: any). `source` says where the
+    split comes from.
     """
 
     epoch: int
@@ -81,6 +82,7 @@ class Plan:
         data["epoch"] = int(fields[b"epoch"])
         data["reasons"] = tuple(data["reasons"])
         data["devices"] = tuple(map(tuple, data.get("devices", ())))
+        data["blocks"] = dict(sorted(data["blocks"].items(), key=lambda block: int(block[0].removeprefix("block_"))))
         return cls(**data)
 
 

@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-_NOTE = re.compile(r"(\d+)([ctrfnd])([^;]*);")
+_NOTE = re.compile(r"(\d+)([ctrfnwd])([^;]*);")
 
 
 def timeline(record: Mapping[bytes, bytes]) -> list[dict[str, Any]]:
@@ -12,15 +12,21 @@ def timeline(record: Mapping[bytes, bytes]) -> list[dict[str, Any]]:
 
     `record`: a whole one (`blockrelay.protocol.ended`).
     accepted, queued, claimed (route_class), first_token, rerun (reason, tokens committed by then; numerics_id: it waits
-    for a worker of this one), numerics_changed (numerics_id, tokens before its first), fallback (block_id),
-    fallback_denied (block_id: it waits for a GPU that has it), end (reason). Times do not order them: of one
+    for a worker of this one), numerics_changed (numerics_id, tokens before its first), fallback (block_id, blocks,
+    reason, error_code; the first alone where an older release has written it), fallback_denied (block_id: it waits for
+    a GPU that has it), end (reason). Times do not order them: of one
     millisecond there may be several, and a clock that was put back dates a later event earlier. The record keeps a
     kilobyte of notes: of very many, the oldest are missing, but the first token
     is always there.
     """
     accepted = int(record[b"accepted_ms"])
     events = [_event("accepted", accepted), _event("queued", accepted)]
-    notes = [_read(*found) for found in _NOTE.findall(record.get(b"notes", b"").decode())]
+    notes: list[dict[str, Any]] = []
+    for at, kind, detail in _NOTE.findall(record.get(b"notes", b"").decode()):
+        if kind != "w":
+            notes.append(_read(at, kind, detail))
+        elif notes and notes[-1]["event"] == "fallback":
+            notes[-1] |= _why(detail)
     noted = {event["event"] for event in notes}
     # What is in no note any more came before all that is.
     if b"claimed_ms" in record and not (notes and notes[0]["event"] == "claimed"):
@@ -42,6 +48,14 @@ def waits_for(record: Mapping[bytes, bytes]) -> str | None:
 
 def _event(name: str, at_ms: int, **more: Any) -> dict[str, Any]:
     return {"event": name, "at_ms": at_ms, **more}
+
+
+def _why(detail: str) -> dict[str, Any]:
+    """What is known of a fallback beside its block."""
+    stage, reason, code = detail.split(",")
+    first, _, last = stage.partition("-")
+    blocks = [f"block_{number}" for number in range(int(first), int(last) + 1)]
+    return {"blocks": blocks, "reason": reason, "error_code": code or None}
 
 
 def _read(at: str, kind: str, detail: str) -> dict[str, Any]:

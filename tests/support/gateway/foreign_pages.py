@@ -80,6 +80,7 @@ WAYS = {
     ),
     "a socket": opened(),
     "a socket of the short name": opened(path="/ws"),
+    "a socket without a path": opened(path="/"),
     "a socket of a sandboxed frame": opened(origins=("null",)),
     "a socket of a page on TLS": opened(origins=("https://evil.example",)),
     "a rebound name": Way(host=REBOUND, origins=("http://" + REBOUND,), status=421),

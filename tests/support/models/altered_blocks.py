@@ -4,8 +4,9 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy
 import onnx
-from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper
+from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
 Change = Callable[[Path], object]
 
@@ -66,3 +67,59 @@ def externalised(model: ModelProto, location: str) -> None:
     tensor.data_location = TensorProto.EXTERNAL
     for key, text in (("location", location), ("offset", "0"), ("length", str(size))):
         tensor.external_data.add(key=key, value=text)
+
+
+def spoils(model: ModelProto, output: str, *, above: float | None = None, hidden: str = "") -> None:
+    """The output `output` is NaN: everywhere, or in each row whose `hidden`, an input, is larger than `above`
+    somewhere."""
+    for node in model.graph.node:
+        for index, name in enumerate(node.output):
+            if name == output:
+                node.output[index] = f"{output}/sound"
+    dtype = numpy.float16
+    model.graph.initializer.append(numpy_helper.from_array(numpy.full(1, numpy.nan, dtype), "spoiled"))
+    if above is None:
+        model.graph.node.append(helper.make_node("Add", [f"{output}/sound", "spoiled"], [output]))
+        return
+    model.graph.initializer.append(numpy_helper.from_array(numpy.full(1, above, dtype), "above"))
+    model.graph.node.extend(
+        [
+            helper.make_node("ReduceMax", [hidden], ["largest"], axes=[-1], keepdims=1),
+            helper.make_node("Greater", ["largest", "above"], ["is_above"]),
+            helper.make_node("Where", ["is_above", "spoiled", f"{output}/sound"], [output]),
+        ]
+    )
+
+
+def marked(model: ModelProto, token: int, value: float) -> None:
+    """The embedding of a token has `value` in its first place."""
+    (table,) = (one for one in model.graph.initializer if one.name == "model.embed_tokens.weight")
+    rows = numpy_helper.to_array(table).copy()
+    rows[token, 0] = value
+    table.CopyFrom(numpy_helper.from_array(rows, table.name))
+
+
+def masked_by_infinity(model: ModelProto) -> None:
+    """Masks have minus infinity, where they had the least number of their type."""
+    changed = 0
+    for one in model.graph.initializer:
+        if one.data_type == TensorProto.FLOAT16 and numpy_helper.to_array(one).size == 1:
+            value = numpy_helper.to_array(one)
+            if value.item() == float(numpy.finfo(numpy.float16).min):
+                one.CopyFrom(numpy_helper.from_array(numpy.full_like(value, -numpy.inf), one.name))
+                changed += 1
+    assert changed, "no mask was there"
+
+
+def spoiled_for(whole: Path, to: Path, token: int) -> Path:
+    """A copy of the reference blocks in `whole`, of which block 3 gives NaN for rows of a token; masks have minus
+    infinity."""
+
+    def first(model: ModelProto) -> None:
+        marked(model, token, 100)
+        masked_by_infinity(model)
+
+    def third(model: ModelProto) -> None:
+        spoils(model, "/model/layers.2/Add_1_output_0", above=50, hidden="/model/layers.1/Add_1_output_0")
+
+    return copied(whole, to, altered("block_1.onnx", first), altered("block_3.onnx", third))

@@ -31,7 +31,7 @@ from tests.support.redis.redis_server import RedisServer
 from tests.support.scraping import sampled
 from tests.support.waiting import wait_until
 
-FAILING_GPU = "tests.support.worker.failing_gpu"
+PLAYING_GPU, FAILING_GPU = "tests.support.worker.playing_gpu", "tests.support.worker.failing_gpu"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,16 +160,22 @@ class System:
         return url, gateway
 
     def start_worker(self, **env: str) -> subprocess.Popen[bytes]:
-        """Environment by field name in lower case: device="gpu"."""
+        """Environment by field name in lower case: gpu="cpu"."""
         worker = self._spawn("blockrelay_worker", f"worker-{len(self.workers)}", _variables(env))
         self.workers.append(worker)
         return worker
 
+    def start_playing_gpu(self) -> subprocess.Popen[bytes]:
+        """A worker of the class gpu that computes on this CPU."""
+        return self._start_double(PLAYING_GPU, {})
+
     def start_failing_gpu(self, *, after: int) -> subprocess.Popen[bytes]:
         """A worker of the class gpu whose batches fail behind the first `after`."""
-        environment = {"FAIL_AFTER": str(after), "PYTHONPATH": os.pathsep.join(sys.path)}
-        variables = _variables({"device": "gpu"}) | environment
-        self.workers.append(self._spawn(FAILING_GPU, f"worker-{len(self.workers)}", variables))
+        return self._start_double(FAILING_GPU, {"FAIL_AFTER": str(after)})
+
+    def _start_double(self, module: str, told: dict[str, str]) -> subprocess.Popen[bytes]:
+        variables = _variables({"device": "gpu"}) | told | {"PYTHONPATH": os.pathsep.join(sys.path)}
+        self.workers.append(self._spawn(module, f"worker-{len(self.workers)}", variables))
         return self.workers[-1]
 
     def infos(self) -> list[WorkerInfo]:

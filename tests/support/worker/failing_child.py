@@ -1,9 +1,11 @@
 """The process of a device whose provider fails at the runs that FAIL_AT names, with the text of FAIL_TEXT, computes
-wrong numbers from the run WRONG_FROM on, and takes 50 ms instead of 10 from the run SLOW_FROM on, until it is
-cleaned up if CLEANING_HELPS. Runs count behind the load of a stage, from 1. What HANGS_AT names, open or load, it never
-does, and says so by a file HANGS_FILE; at what DIES_AT names it ends. The first LOADS_FAIL times that a stage is made
-fail with FAIL_TEXT, and all on the devices that FAILS_ON names; on those of RUNS_FAIL_ON all runs from FAIL_FROM on do.
-There are as many devices cpu:0, cpu:1, ... as somebody wants, each with numerics of its own."""
+wrong numbers from the run WRONG_FROM on, gives NaN in the first row of the runs that NAN_AT names, and takes 50 ms
+instead of 10 from the run SLOW_FROM on, until it is cleaned up if CLEANING_HELPS. Runs count behind the load of a
+stage, from 1. What HANGS_AT names, open or load, it never does, and says so by a file HANGS_FILE; at what DIES_AT names
+it ends, until there is a file DIES_UNTIL. What WRONG_AT names, open or load, shows that it computes wrong numbers. The
+first LOADS_FAIL times that a stage is made fail with FAIL_TEXT, and all on the devices that FAILS_ON names; on those of
+RUNS_FAIL_ON all runs from FAIL_FROM on do. There are as many devices cpu:0, cpu:1, ... as a test wants, each with
+numerics of its own."""
 
 import os
 import re
@@ -57,13 +59,18 @@ def _misbehaves(self: child.Child, message: Message) -> Message:
     if message.kind == os.environ.get("HANGS_AT"):
         Path(os.environ["HANGS_FILE"]).touch()
         threading.Event().wait()
-    if message.kind == os.environ.get("DIES_AT"):
+    if message.kind == os.environ.get("DIES_AT") and not Path(os.environ.get("DIES_UNTIL", "/nowhere")).exists():
         os._exit(3)
+    if message.kind == os.environ.get("WRONG_AT"):
+        return Message(
+            "refused", {"type": "KnownAnswerMismatch", "text": "cpu computes wrong numbers", "block": "block_1"}
+        )
     return _answer(self, message)
 
 
 def _loaded(self: child.Child, first: int, last: int, pages: int, budget: int | None) -> Message:
     global _run
+    _run = None  # what it computes to know the answers of its canary is right
     answer = _load(self, first, last, pages, budget)
     _run = 0
     return answer
@@ -95,6 +102,8 @@ def _failing(
     found = _computed(self, inputs, stays)
     if "SLOW_FROM" in os.environ:  # beside these a busy machine does not count
         time.sleep(SLOW_S if _slow_from <= _run else STEP_S)
+    if str(_run) in os.environ.get("NAN_AT", "").split(","):
+        found["hidden_out" if "hidden_out" in found else "sums"][:1] = np.nan
     if _run >= float(os.environ.get("WRONG_FROM", "inf")):
         return {name: rows * np.float32(1.1) for name, rows in found.items() if name not in (stays or {})} | {
             name: found[name] for name in stays or {}

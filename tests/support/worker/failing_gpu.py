@@ -14,6 +14,7 @@ from blockrelay_worker.execution.fault_injection import WrappingExecutor
 from blockrelay_worker.lifecycle import workers
 from blockrelay_worker.lifecycle.registration import Assignment
 from blockrelay_worker.lifecycle.worker import Worker
+from tests.support.worker.playing_gpu import play_gpus
 
 
 class FailingExecutor(WrappingExecutor):
@@ -39,5 +40,6 @@ class FailingWorker(Worker):
 
 
 if __name__ == "__main__":
+    play_gpus()
     workers.Worker = FailingWorker
     sys.exit(main())

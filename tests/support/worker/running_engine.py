@@ -45,6 +45,7 @@ def engine_running(
     """One worker that runs the whole model; a cell to talk to it."""
     cell, stop = Cell(client, keys, scripts), threading.Event()
     last = folder.model.blocks
+    client.delete(keys.worker("w"))  # of a life before, which may have been about to leave
     name = cell.worker("w", split=f"1-{last}", device=device)
     executor = broken(StageExecutor(folder, 1, last, pages=100, threads=1, kernels=load_kernels(1)))
     metrics, mailbox, table = WorkerMetrics(registry or CollectorRegistry()), Mailbox(), RunTable(executor.pool)

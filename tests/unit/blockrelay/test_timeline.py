@@ -7,7 +7,7 @@ def test_events_come_in_the_order_they_happened() -> None:
     record = {
         b"accepted_ms": b"1000",
         b"claimed_ms": b"1010",
-        b"notes": b"1010cgpu;1200t;1500rgpu_error@3;1500fblock_2;1510ccpu;",
+        b"notes": b"1010cgpu;1200t;1500rgpu_error@3;1500fblock_2;1500w1-2,gpu_timeout,TIMEOUT;1500fblock_3;1510ccpu;",
         b"first_token_ms": b"1200",
         b"end": b"stop",
         b"progress_ms": b"1900",
@@ -18,7 +18,15 @@ def test_events_come_in_the_order_they_happened() -> None:
         {"event": "claimed", "at_ms": 1010, "route_class": "gpu"},
         {"event": "first_token", "at_ms": 1200},
         {"event": "rerun", "at_ms": 1500, "reason": "gpu_error", "tokens": 3},
-        {"event": "fallback", "at_ms": 1500, "block_id": "block_2"},
+        {
+            "event": "fallback",
+            "at_ms": 1500,
+            "block_id": "block_2",
+            "blocks": ["block_1", "block_2"],
+            "reason": "gpu_timeout",
+            "error_code": "TIMEOUT",
+        },
+        {"event": "fallback", "at_ms": 1500, "block_id": "block_3"},
         {"event": "claimed", "at_ms": 1510, "route_class": "cpu"},
         {"event": "end", "at_ms": 1900, "reason": "stop"},
     ]

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from blockrelay.errors import WireError
 from blockrelay.protocol.encoding import codec
 from blockrelay.protocol.encoding.end_meta import encode_end_meta
+from blockrelay.protocol.encoding.fallback_event import FallbackEvent
 from blockrelay.protocol.messages import (
     Ended,
     EndEntry,
@@ -132,3 +133,21 @@ def test_rows_of_another_size_are_refused(size: int, rows: int, hidden: int) -> 
 def test_another_version_is_refused() -> None:
     with pytest.raises(WireError, match="version"):
         codec.unpack(packed({"v": 2}))
+
+
+def test_a_fallback_event_of_an_older_release_is_read() -> None:
+    old = {"block_id": "block_4", "from": "GPU", "to": "CPU", "reason": "gpu_error", "success": True}
+    event = FallbackEvent.decode(old)
+    assert (event.blocks, event.error_code, event.position, event.cause) == (("block_4",), None, None, "gpu_error")
+    blocks = {"blocks": ["block_4", "block_5"]}
+    new = FallbackEvent.decode(
+        {**old, "blocks": [4, 5], "reason": "gpu_timeout", "error_code": "TIMEOUT", "position": 3}
+    )
+    assert (new.blocks, new.error_code, new.cause) == (("block_4", "block_5"), "TIMEOUT", "gpu_error")
+    assert new.to_json() == {
+        **old, **blocks, "reason": "gpu_timeout", "error_code": "TIMEOUT", "position": 3, "rows_recomputed": None,
+    }  # fmt: skip
+    assert FallbackEvent.decode({**old, "reason": "worker_death"}).cause == "worker_death"
+    for wrong in ("block_4", [4], [4, 10**9], ["4", "5"]):
+        with pytest.raises(WireError):
+            FallbackEvent.decode({**old, "blocks": wrong})

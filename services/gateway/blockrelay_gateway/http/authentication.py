@@ -18,7 +18,12 @@ from blockrelay_gateway.http.errors import ErrorResponder
 #: What a load balancer and Prometheus ask, under any name.
 PROBES = frozenset({"/livez", "/readyz", "/health", "/v1/health", "/ping", "/metrics"})
 #: That, and what a curious client asks; none of it tells about requests.
-OPEN_PATHS = PROBES | {"/", "/version", "/openapi.json"}
+_OPEN_PATHS = PROBES | {"/", "/version", "/openapi.json"}
+
+
+def is_open(scope: Scope) -> bool:
+    """Whether a connection needs neither a key nor room. A socket always does: at `/` it is that of /v1/infer."""
+    return scope["type"] == "http" and scope["path"] in _OPEN_PATHS
 
 
 class KeyRing:
@@ -68,7 +73,7 @@ class Authentication:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] in ("http", "websocket"):
             tenant = ANYBODY
-            if scope["path"] not in OPEN_PATHS:
+            if not is_open(scope):
                 try:
                     tenant = self._ring.tenant(_authorization(scope))
                 except Unauthorized as error:

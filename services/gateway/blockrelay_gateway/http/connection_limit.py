@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from blockrelay.errors import LimitExceeded
-from blockrelay_gateway.http.authentication import OPEN_PATHS
+from blockrelay_gateway.http.authentication import is_open
 from blockrelay_gateway.http.errors import ErrorResponder, retry_after_s
 
 
@@ -18,7 +18,7 @@ class ConnectionLimit:
         self._now = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] not in ("http", "websocket") or scope["path"] in OPEN_PATHS:
+        if scope["type"] not in ("http", "websocket") or is_open(scope):
             await self._app(scope, receive, send)
             return
         if self._now >= self._max:

@@ -43,6 +43,8 @@ def kv_cache_figures(
             step_off_ms=1000 * step_s(off),
             second_step_on_ms=1000 * second_on.prefill_s,
             second_step_off_ms=1000 * second_off.prefill_s,
+            early_step_ms=1000 * step_s(kept, *EARLY),
+            late_step_ms=1000 * step_s(kept, *LATE),
             growth=growth(kept),
         )
     figures = {name: round(statistics.median(values), 3) for name, values in found.items()}

@@ -346,21 +346,6 @@ def gpu_report(arguments: Arguments = None) -> None:
     _become("blockrelay_worker.offline.gpu_report", arguments, "worker")
 
 
-@app.command("profile")
-def profile(
-    model: Model = BUNDLED_MODEL,
-    out: Annotated[Path, typer.Option(metavar="FILE", help="Where to write what was measured.")] = Path(
-        "profiling_results.json"
-    ),
-    threads: Annotated[int | None, typer.Option(min=1, help="Threads per worker; default: all cores.")] = None,
-) -> None:
-    """Measure what each block, a hop between stages and a step take on this machine, for `blockrelay plan`."""
-    need("launcher")
-    from blockrelay_launcher.profile import run_profile
-
-    raise typer.Exit(run_profile(model, out, threads=threads))
-
-
 @app.command("plan", context_settings=_PASSED_ON, add_help_option=False)
 def plan(arguments: Arguments = None) -> None:
     """Choose which device runs which blocks, explain it, and compare plans."""

@@ -1,4 +1,4 @@
-"""`blockrelay bench` and `blockrelay drill`: how fast a system is, and whether it keeps its promises.
+"""`blockrelay profile`, `bench` and `drill`: what blocks take, how fast a system is, and whether it keeps its promises.
 
 What runs them is imported when it runs, so that the help needs nothing and comes at once. So it is in `main`.
 """
@@ -17,6 +17,24 @@ from blockrelay_launcher.supervisor.embedded_redis import Fsync
 
 app = typer.Typer()
 Model = Annotated[Path, typer.Option("--model", help="Block folder to serve (see: blockrelay convert).")]
+
+
+@app.command("profile")
+def profile(
+    model: Model = BUNDLED_MODEL,
+    out: Annotated[Path, typer.Option(metavar="FILE", help="Where to write what was measured.")] = Path(
+        "profiling_results.json"
+    ),
+    threads: Annotated[int | None, typer.Option(min=1, help="Threads per worker; default: all cores.")] = None,
+    gpu: Annotated[
+        str, typer.Option(metavar="ID,ID", help="These devices too, such as webgpu:0 (blockrelay devices).")
+    ] = "",
+) -> None:
+    """Measure what each block, a hop between stages and a step take on this machine, for `blockrelay plan`."""
+    need("launcher")
+    from blockrelay_launcher.profile import run_profile
+
+    raise typer.Exit(run_profile(model, out, threads=threads, gpu=gpu))
 
 
 @app.command("bench")

@@ -83,8 +83,9 @@ def workers(layout: Layout) -> list[Child]:
             own["device_id"] = spec.device_id
         if options.blocks is not None and options.blocks.imported is not None and not spec.gpu:
             own["imported_model"] = options.blocks.imported.folder
+        own["gpu"] = spec.gpu or None  # one in the environment is for workers that are started by hand
         if spec.gpu:
-            own |= {"gpu": spec.gpu, "gpu_stages": spec.stages}
+            own["gpu_stages"] = spec.stages
             if options.gpu_memory is not None:
                 own["gpu_memory"] = options.gpu_memory
         children.append(layout.service(spec.name, "blockrelay_worker", **common, **own))
@@ -94,7 +95,7 @@ def workers(layout: Layout) -> list[Child]:
 def _fair_threads(options: UpOptions, specs: Sequence[WorkerSpec]) -> int:
     """The stages of one route take turns with one whole batch, measured faster than each on a share of the cores."""
     if options.local is not None:
-        routes = len({spec.device_id for spec in specs})
+        routes = len({spec.device_id for spec in specs if not spec.gpu})
     else:
         stages = len(options.planned.stages) if options.planned else options.plan.stages
         routes = -(-sum(spec.stages for spec in specs) // stages)

@@ -38,6 +38,8 @@ from blockrelay_launcher.supervisor.service_specs import (
 )
 from blockrelay_launcher.supervisor.shared_page_folder import open_page_folder
 from blockrelay_launcher.supervisor.signals import Alarm
+from blockrelay_launcher.up_options.device_binding import bind
+from blockrelay_launcher.up_options.gpu_choice import gpus_here, known_gpus
 from blockrelay_launcher.up_options.options import GPU_WORKER, UpOptions, worker_specs
 
 #: Before the first token can be produced, a child that ends this often is broken, not unlucky.
@@ -67,7 +69,8 @@ def up(options: UpOptions) -> int:
         options = replace(options, planned=options.plan.read(options.model, model.model.blocks))
     assert options.planned is not None
     check_possible(options.planned, together=model.model.onnx_blocks is not None)
-    if any(ANY_GPU in devices for devices in options.planned.devices) and not options.gpus:
+    options = _with_devices(options)
+    if options.planned and any(ANY_GPU in devices for devices in options.planned.devices) and not options.gpus:
         _say("stages are for GPUs, and --gpu names none: CPUs serve them until workers with GPUs join from elsewhere")
     with kept_ports(options.host, options.port, options.gateways) as ports:
         check_gateways(options, ports)
@@ -78,6 +81,20 @@ def up(options: UpOptions) -> int:
         if options.blocks is not None:  # now that nothing else is wrong
             options = replace(options, blocks=options.blocks.with_import())
         return _run(options, settings, ports, model.model_key)
+
+
+def _with_devices(options: UpOptions) -> UpOptions:
+    """The plan with this host's devices, which a topology names itself. Raises UsageError where one is not here."""
+    assert options.planned is not None
+    if options.local is None:
+        bound = bind(options.planned, options.gpus, gpus_here)
+        options = replace(options, planned=bound.planned, gpus=bound.gpus)
+    else:
+        options = replace(options, gpus=known_gpus(options.gpus))
+    for gpu in options.gpus:
+        if gpu.problem:
+            _say(f"{gpu.device} cannot be used now: {gpu.problem}; CPUs serve its stages, and it is tried again")
+    return options
 
 
 def _run(options: UpOptions, settings: Settings, ports: tuple[int, ...], model_key: str) -> int:
@@ -224,8 +241,10 @@ class _Up:
 
     def _on_exit(self, child: Child, code: int) -> None:
         lines = list(child.new_lines())
-        early = not (self.gpus_ready if child.name.startswith(GPU_WORKER) else self.ready)
-        fatal = early and (code == UNUSABLE or (not self.ready and child.deaths >= MOST_EARLY_DEATHS))
+        on_gpu = child.name.startswith(GPU_WORKER)
+        early = not (self.gpus_ready if on_gpu else self.ready)
+        # CPUs stand in for a GPU that fails, whether at the start or later; what can never be is told all the same.
+        fatal = early and (code == UNUSABLE or (not on_gpu and not self.ready and child.deaths >= MOST_EARLY_DEATHS))
         if fatal:
             self.told.add(plain(child.last_log_line))
         self._show(child, lines)

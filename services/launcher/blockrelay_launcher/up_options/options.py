@@ -5,21 +5,22 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from blockrelay.protocol.plan import Device
-from blockrelay.protocol.planned_split import ANY_GPU, PlannedSplit
+from blockrelay.protocol.planned_split import ANY_CPU, ANY_GPU, PlannedSplit
 from blockrelay_launcher.onnx_blocks.describe import ServedBlocks
 from blockrelay_launcher.supervisor.embedded_redis import Fsync
+from blockrelay_launcher.up_options.device_binding import HostGpu
 from blockrelay_launcher.up_options.plan_choice import ONE_STAGE, PlanChoice
 
 #: How names of workers on GPUs begin.
 GPU_WORKER = "gpu-worker"
-_PREFIX: Mapping[Device, str] = {"cpu": "worker", "gpu": GPU_WORKER}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalDevice:
-    """A device of this host that plans name; `threads` None: a fair share of the cores."""
+    """A device of this host that plans name. `gpu` is what it is, such as webgpu:0; "": a CPU. `threads` None: a fair
+    share of the cores."""
 
-    device: Device = "cpu"
+    gpu: str = ""
     threads: int | None = None
 
 
@@ -27,8 +28,8 @@ class LocalDevice:
 class UpOptions:
     """The options of `blockrelay up`. `plan` says which plan it starts with, `planned` is that plan, once it was read.
     `local` are the devices of this host by their ids; None: all that the plan names. `port` 0 picks a free one;
-    `threads` None shares the cores between the workers of one stage. Each of `gpus`, such as webgpu:0, has a process
-    with a worker for every stage that is for GPUs; together they may use `gpu_memory` bytes of it. `blocks`: the
+    `threads` None shares the cores between the workers of one stage. Each of `gpus` has a process with a worker for
+    every stage that is for it; together they may use `gpu_memory` bytes of it. `blocks`: the
     model is ONNX blocks as they are.
 
     Several `gateways` listen on as many consecutive ports from `port` on. `redis_url` None starts an embedded control
@@ -42,7 +43,7 @@ class UpOptions:
     planned: PlannedSplit | None = None
     local: Mapping[str, LocalDevice] | None = None
     replicas: int = 1
-    gpus: tuple[str, ...] = ()
+    gpus: tuple[HostGpu, ...] = ()
     gpu_memory: int | None = None
     blocks: ServedBlocks | None = None
     gateways: int = 1
@@ -78,40 +79,61 @@ class WorkerSpec:
 
 
 def worker_specs(options: UpOptions) -> list[WorkerSpec]:
-    """For each stage `replicas` workers, or one for each device that it names if these are more, as far as those are
-    on this host; and the GPU workers beside them."""
-    named = options.planned.device_ids if options.planned else ((),) * options.plan.stages
-    ids = [
-        devices[n % len(devices)] if devices else ""
-        for devices in named
-        for n in range(max(options.replicas, len(devices)))
+    """For each stage `replicas` CPU workers, or one for each CPU that it names if these are more, as far as those are
+    on this host: where it names GPUs they stand in. And for each GPU a process."""
+    ids = [device for stage in range(len(_devices(options))) for device in _cpus(options, stage)]
+    specs = [
+        WorkerSpec(name=f"worker-{number}", device_id=device, threads=_threads(options, device))
+        for number, device in enumerate(ids, 1)
     ]
-    specs: list[WorkerSpec] = []
-    for device_id in ids:
-        if options.local is not None and device_id not in options.local:
-            continue
-        own = options.local[device_id] if options.local is not None else LocalDevice()
-        number = sum(spec.device == own.device for spec in specs) + 1
-        specs.append(
-            WorkerSpec(
-                name=f"{_PREFIX[own.device]}-{number}",
-                device=own.device,
-                device_id=device_id,
-                threads=own.threads,
-            )
-        )
     return [*specs, *_on_gpus(options)]
 
 
+def _cpus(options: UpOptions, stage: int) -> list[str]:
+    """The ids of the CPU workers of a stage, "" for those that no plan names."""
+    ids = _devices(options)[stage]
+    gpus = _gpus(options, stage)
+    named = [device for device in ids if device not in (ANY_GPU, ANY_CPU) and device not in gpus]
+    if options.local is None:
+        return [named[n % len(named)] if named else "" for n in range(max(options.replicas, len(named)))]
+    # Of several hosts each has the stand-ins of its own GPUs.
+    return [*(device for device in named if device in options.local), *([""] * options.replicas if gpus else [])]
+
+
+def _devices(options: UpOptions) -> tuple[tuple[str, ...], ...]:
+    return options.planned.devices if options.planned else ((),) * options.plan.stages
+
+
+def _gpus(options: UpOptions, stage: int) -> list[str]:
+    """The GPUs of this host that a stage names."""
+    if options.planned is None or not options.planned.for_gpus[stage]:
+        return []
+    return [gpu.id for gpu in options.gpus if gpu.id in options.planned.devices[stage]]
+
+
+def _threads(options: UpOptions, device: str) -> int | None:
+    return options.local[device].threads if options.local is not None and device in options.local else None
+
+
 def _on_gpus(options: UpOptions) -> list[WorkerSpec]:
-    """For each GPU a process, with a worker for every stage that is for GPUs."""
-    devices = options.planned.devices if options.planned else ((),) * options.plan.stages
-    stages = sum(not ids or ANY_GPU in ids for ids in devices)
-    return [
-        WorkerSpec(name=f"{GPU_WORKER}-{gpu.replace(':', '-')}", device="gpu", gpu=gpu, stages=stages)
-        for gpu in options.gpus
-        if stages
-    ]
+    """For each GPU a process, with a worker for every stage that names it, or any GPU, or nothing."""
+    specs: list[WorkerSpec] = []
+    for gpu in options.gpus:
+        stages = sum(
+            not ids or ANY_GPU in ids or gpu.id in _gpus(options, stage) for stage, ids in enumerate(_devices(options))
+        )
+        if stages:
+            specs.append(
+                WorkerSpec(
+                    name=f"{GPU_WORKER}-{gpu.device.replace(':', '-')}",
+                    device="gpu",
+                    device_id=gpu.id,
+                    gpu=gpu.device,
+                    stages=stages,
+                    threads=_threads(options, gpu.id),
+                )
+            )
+    return specs
 
 
 def service_names(options: UpOptions) -> list[str]:

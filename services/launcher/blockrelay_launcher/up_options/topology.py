@@ -6,6 +6,7 @@ figures, so that they agree without talking; the schedulers' plan is the one in 
 
 import json
 import tempfile
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import inf
 from pathlib import Path
@@ -16,8 +17,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from blockrelay.block_folder.folder import open_block_folder
 from blockrelay.errors import UsageError
 from blockrelay.planning.devices import decode_fleet
-from blockrelay.protocol.planned_split import PlannedSplit
+from blockrelay.protocol.planned_split import ANY_CPU, ANY_GPU, PlannedSplit, is_gpu, is_host_device
 from blockrelay.quantities import parse_quantity
+from blockrelay_launcher.up_options.device_binding import HostGpu
 from blockrelay_launcher.up_options.options import LocalDevice, UpOptions
 from blockrelay_launcher.up_options.plan_choice import PlanChoice
 from blockrelay_launcher.up_options.yaml_file import YamlFile
@@ -32,16 +34,34 @@ class _Strict(BaseModel):
 
 
 class DeviceEntry(_Strict):
-    """A device of a host. `memory`, `bytes_per_second` and `operations_per_second` with their units: 24GB, 900GB/s,
-    80T/s."""
+    """A device of a host. `gpu` is what it is there (webgpu:0), where it is no CPU and its id does not say so.
+    `memory`, `bytes_per_second` and `operations_per_second` with their units: 24GB, 900GB/s, 80T/s."""
 
     id: Name
-    device_class: Name = Field(alias="class", default="CPU")
+    told_class: Name | None = Field(alias="class", default=None)
+    gpu: Name | None = None
     memory: Quantity | None = None
     speed: float = Field(default=1.0, gt=0, allow_inf_nan=False)
     threads: int | None = Field(default=None, ge=1)
     bytes_per_second: Quantity | None = None
     operations_per_second: Quantity | None = None
+
+    @property
+    def device_class(self) -> str:
+        """As it is told: CPU, or GPU where there is a `gpu`."""
+        return self.told_class or ("GPU" if self.gpu else "CPU")
+
+    @property
+    def is_gpu(self) -> bool:
+        """Whether its stages are for a device that is no CPU."""
+        return self.gpu is not None or is_gpu(self.device_class)
+
+    @property
+    def real_gpu(self) -> str:
+        """What `--gpu` of a worker takes; empty: it is a CPU, or nothing tells."""
+        if self.gpu is not None or not self.is_gpu:
+            return self.gpu or ""
+        return self.id if is_host_device(self.id) or self.id == "cpu" else ""
 
 
 class HostEntry(_Strict):
@@ -122,12 +142,13 @@ def options_for(topology: Topology, host: str | None, options: UpOptions) -> UpO
     entry = topology.hosts[name]
     model = entry.model or topology.model or options.model
     planned = _plan(topology, model)
-    local = {device.id: _local(device) for device in entry.devices} if "worker" in entry.roles else {}
+    devices = entry.devices if "worker" in entry.roles else ()
     return replace(
         options,
         model=model,
         planned=planned,
-        local=local,
+        local={device.id: LocalDevice(gpu=device.real_gpu, threads=device.threads) for device in devices},
+        gpus=tuple(HostGpu(id=device.id, device=device.real_gpu) for device in _used(devices, planned)),
         gateways=int("gateway" in entry.roles),
         schedulers=int("scheduler" in entry.roles),
         host=entry.listen or "127.0.0.1",
@@ -159,10 +180,33 @@ def _plan(topology: Topology, model: Path) -> PlannedSplit:
             planned = choice.read(model, blocks)
         except UsageError as error:
             raise topology.error(_field_of(topology, str(error)), str(error)) from None
-    known = {device.id for entry in topology.hosts.values() for device in entry.devices}
-    if strays := [name for devices in planned.devices for name in devices if name not in known]:
-        raise topology.error("plan", f"it is for device {strays[0]}, which no host of the topology has")
-    return planned
+    return _bound(planned, topology)
+
+
+def _bound(planned: PlannedSplit, topology: Topology) -> PlannedSplit:
+    """With all devices of a class for it, with the classes that the topology has, and with CPUs that stand in where
+    GPUs are. Raises UsageError for devices that no host has."""
+    known = {device.id: device for entry in topology.hosts.values() for device in entry.devices}
+    gpus, cpus = ([name for name, device in known.items() if device.is_gpu is wanted] for wanted in (True, False))
+    devices: list[tuple[str, ...]] = []
+    classes: list[str] = []
+    for ids in planned.devices:
+        of_class = gpus if ANY_GPU in ids else cpus if ANY_CPU in ids else []
+        named = list(dict.fromkeys([*of_class, *(name for name in ids if name not in (ANY_GPU, ANY_CPU))]))
+        if ids and not named:
+            raise topology.error("plan", f"it is for {ids[0]}, and no host of the topology has one")
+        if strays := [name for name in named if name not in known]:
+            raise topology.error("plan", f"it is for device {strays[0]}, which no host of the topology has")
+        on_gpu = any(known[name].is_gpu for name in named)
+        devices.append((*named, ANY_CPU) if on_gpu else tuple(named))
+        classes.append("GPU" if on_gpu else known[named[0]].device_class if named else "")
+    return replace(planned, devices=tuple(devices), classes=tuple(classes))
+
+
+def _used(devices: Sequence[DeviceEntry], planned: PlannedSplit) -> list[DeviceEntry]:
+    """The GPUs among these that the plan has stages for."""
+    named = {name for ids in planned.devices for name in ids}
+    return [device for device in devices if device.is_gpu and device.id in named]
 
 
 def _field_of(topology: Topology, said: str) -> str:
@@ -177,11 +221,6 @@ def _field_of(topology: Topology, said: str) -> str:
     if topology.targets is not None and "there is no device" in said:
         return "targets"
     return next((field for field in ("plan", "strategy") if getattr(topology, field) is not None), "hosts")
-
-
-def _local(device: DeviceEntry) -> LocalDevice:
-    kind = "gpu" if device.device_class.upper().startswith("GPU") else "cpu"
-    return LocalDevice(device=kind, threads=device.threads)
 
 
 def _described(device: DeviceEntry, host: str) -> dict[str, Any]:
@@ -216,6 +255,8 @@ def _check(topology: Topology, file: YamlFile) -> None:
             if device.id in seen:
                 raise file.error(where, f"device {device.id} is there twice, on {seen[device.id]} and {host}")
             seen[device.id] = host
+            if "worker" in entry.roles and device.is_gpu:
+                _check_gpu(device, lambda text, where=where: file.error(where, text))
             try:
                 _described(device, host)
             except UsageError as error:
@@ -231,6 +272,17 @@ def _check(topology: Topology, file: YamlFile) -> None:
         decode_fleet(json.dumps(topology.fleet).encode(), "devices and links")  # as `plan --devices` reads it
     except UsageError as error:
         raise file.error(("links" if "links[" in str(error) else "hosts",), str(error)) from None
+
+
+def _check_gpu(device: DeviceEntry, error: Callable[[str], UsageError]) -> None:
+    """Raises what `error` makes of what is wrong with a device of a host that starts workers."""
+    if device.gpu is not None and device.device_class.upper().startswith("CPU"):
+        raise error(f"device {device.id} is gpu {device.gpu}, and of class {device.device_class}")
+    if not device.real_gpu:
+        raise error(
+            f"device {device.id} is of class {device.device_class}, and nothing says which device of the host it is: "
+            "add gpu: webgpu:0, for example (blockrelay devices has them)"
+        )
 
 
 def _resolved(topology: Topology, folder: Path) -> Topology:

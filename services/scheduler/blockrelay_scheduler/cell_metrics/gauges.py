@@ -76,6 +76,6 @@ def _tell_demand(
     asked = demand(unfinished, outstanding, workers, plan)
     routes = sum(w.is_alive and w.ready and w.stage == 0 and not w.draining for w in workers)
     metrics.backlog.set((asked.route_s or 0.0) / max(1, routes))
-    wanted = workers_wanted(asked, plan, target_s=settings.target_backlog_s, spare=settings.spare_workers)
+    wanted = workers_wanted(asked, workers, plan, target_s=settings.target_backlog_s, spare=settings.spare_workers)
     for device, count in wanted.items():
         metrics.workers_wanted.labels(device).set(count)

@@ -21,8 +21,8 @@ from blockrelay.protocol.plan import Plan, parse_split
 from blockrelay.protocol.planned_split import PlannedSplit
 from blockrelay.redis.cell_address import connected, find_cell
 from blockrelay.redis.plan_history import Origin, PlanEntry, append, read_history, this_person
-from blockrelay.redis.registry import read_plan, read_workers
-from blockrelay_scheduler.planning.plan_change import PlanChange, change
+from blockrelay.redis.registry import read_lost_devices, read_plan, read_workers
+from blockrelay_scheduler.planning.plan_change import PlanChange, change, unserved_gpus
 
 #: Seconds within which a scheduler has taken a plan, and between two looks.
 PATIENCE_S, POLL_S = 15.0, 0.1
@@ -130,7 +130,8 @@ def _earlier(entries: list[PlanEntry], wanted: str | None) -> PlanEntry:
 def _bring(served: Served, planned: PlannedSplit, origin: Origin, *, dry_run: bool, as_json: bool) -> None:
     """Append the plan and wait until a scheduler has published it. UsageError where it cannot be served."""
     workers = read_workers(served.client, served.keys, served.model)
-    found = change(workers, planned, served.plan)
+    lost = [one.device for one in read_lost_devices(served.client, served.keys)]
+    found = change(workers, planned, served.plan, lost=lost)
     same = bool(served.history) and served.history[0].planned.serves_as(planned)
     if not as_json:
         _show(found, same=same, dry_run=dry_run)
@@ -142,21 +143,25 @@ def _bring(served: Served, planned: PlannedSplit, origin: Origin, *, dry_run: bo
         )
         if entry is None:
             raise ServiceUnavailable("somebody else has changed the plan at this moment: look again, nothing was done")
-        epoch = _published(served, entry)
-        said |= {"changed": True, "entry": entry.id, "epoch": epoch}
+        plan = _published(served, entry)
+        # A device may have gone since we looked.
+        unserved = unserved_gpus(plan, planned, read_workers(served.client, served.keys, served.model))
+        said |= {"changed": True, "entry": entry.id, "epoch": plan.epoch, "unserved": unserved}
         if not as_json:
-            typer.echo(f"in force as epoch {epoch} (entry {entry.id}); `blockrelay plan rollback` takes it back")
+            typer.echo(f"in force as epoch {plan.epoch} (entry {entry.id}); `blockrelay plan rollback` takes it back")
+        for line in unserved:
+            typer.echo(f"warning: {line}", err=True)
     if as_json:
         typer.echo(json.dumps(said, indent=1))
 
 
-def _published(served: Served, entry: PlanEntry) -> int:
-    """The epoch of the plan of this entry. ServiceUnavailable when no scheduler publishes it."""
+def _published(served: Served, entry: PlanEntry) -> Plan:
+    """The plan of this entry. ServiceUnavailable when no scheduler publishes it."""
     end = time.monotonic() + PATIENCE_S
     while time.monotonic() < end:
         plan = read_plan(served.client, served.keys, served.model)
         if plan is not None and plan.epoch > served.plan.epoch and plan.source == entry.source:
-            return plan.epoch
+            return plan
         time.sleep(POLL_S)
     raise ServiceUnavailable(
         f"entry {entry.id} is the newest plan, but no scheduler has published it for {PATIENCE_S:.0f} s: does one run?"

@@ -1,7 +1,8 @@
 """Which worker runs which stage of a split, whatever made the split. Pure.
 
 A worker keeps its stage for life. A newcomer goes to a stage that names its device or class, else to one that names
-none, and among these where its device class and numerics id are thinnest. Only a stage that stays empty although others
+none, and among these where its device class and numerics id are thinnest; a CPU worker stands in where GPUs are named.
+Only a stage that stays empty although others
 have workers to spare gets one of those; it drains and comes back as a newcomer.
 """
 
@@ -10,10 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from blockrelay.protocol.plan import Plan, WorkerInfo
-from blockrelay.protocol.planned_split import ANY_CPU, ANY_GPU
-
-#: For each stage the ids or classes of the devices that are to run it; none: any.
-Devices = Sequence[Sequence[str]]
+from blockrelay.protocol.planned_split import ANY_CPU, ANY_GPU, PlannedSplit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,21 +25,19 @@ class Assignment:
 def assign(
     workers: Sequence[WorkerInfo],
     *,
-    split: str,
-    devices: Devices,
+    planned: PlannedSplit,
     current: Plan | None,
     deserted: frozenset[int] = frozenset(),
 ) -> Assignment:
     """A stage for every worker, except for one that drains before it ever got one.
 
-    `split` is the split as text, `devices` names those of each stage. Assignments of `current` stay while the split is
-    the same, but for those of devices that `devices`, changed, have at other stages; a worker that has no record any
-    more has no assignment. `deserted` are stages without a live worker for so long that no replacement is to be
-    expected.
+    Assignments of `current` stay while the split is the same, but for those of devices that `planned`, changed, has at
+    other stages; a worker that has no record any more has no assignment. `deserted` are stages without a live worker
+    for so long that no replacement is to be expected.
     """
-    kept = _kept(workers, split, devices, current)
-    moved = _moved(workers, len(devices), kept, deserted)
-    return Assignment(stages=_with_newcomers(workers, devices, {**kept, **moved}, deserted), moved=moved)
+    kept = _kept(workers, planned, current)
+    moved = _moved(workers, len(planned.stages), kept, deserted)
+    return Assignment(stages=_with_newcomers(workers, planned, {**kept, **moved}, deserted), moved=moved)
 
 
 def empty_stages(workers: Sequence[WorkerInfo], plan: Plan) -> frozenset[int]:
@@ -50,26 +46,41 @@ def empty_stages(workers: Sequence[WorkerInfo], plan: Plan) -> frozenset[int]:
     return frozenset(range(len(plan.reasons))) - staffed
 
 
-def _kept(workers: Sequence[WorkerInfo], split: str, devices: Devices, current: Plan | None) -> dict[str, int]:
+def _kept(workers: Sequence[WorkerInfo], planned: PlannedSplit, current: Plan | None) -> dict[str, int]:
     """Stages that are settled: by the plan in force, or by what the worker has already loaded."""
-    planned: Mapping[str, int] = current.assignments if current and current.split == split else {}
-    renamed = bool(current) and [*map(list, current.devices)] != [*map(list, devices)]
+    split = planned.text
+    before: Mapping[str, int] = current.assignments if current and current.split == split else {}
+    renamed = bool(current) and [*map(list, current.devices)] != [*map(list, planned.devices)]
     kept: dict[str, int] = {}
     for worker in workers:
-        stage = planned.get(worker.id, worker.stage if worker.split == split else None)
-        if stage is not None and not (renamed and stage not in _stages_for(worker, devices)):
+        stage = before.get(worker.id, worker.stage if worker.split == split else None)
+        if stage is not None and not (renamed and stage not in _stages_for(worker, planned)):
             kept[worker.id] = stage
     return kept
 
 
-def _stages_for(worker: WorkerInfo, devices: Devices) -> Sequence[int]:
+def _stages_for(worker: WorkerInfo, planned: PlannedSplit) -> Sequence[int]:
     """Those that name its device, or else its class; where none does those that name none, and where all name others
-    all."""
-    any_device = ANY_GPU if worker.device == "gpu" else ANY_CPU
-    named = [stage for stage, ids in enumerate(devices) if worker.device_id and worker.device_id in ids]
-    named = named or [stage for stage, ids in enumerate(devices) if any_device in ids]
+    all. Stages of GPUs are for CPU workers without a stage of their own too, which stand in there."""
+    on_gpu, devices, for_gpus = worker.device == "gpu", planned.devices, planned.for_gpus
+    named = [
+        stage
+        for stage, (ids, name) in enumerate(zip(devices, planned.told_classes, strict=True))
+        if worker.device_id and worker.device_id in ids and (not name or for_gpus[stage] == on_gpu)
+    ]
     free = [stage for stage, ids in enumerate(devices) if not ids]
-    return named or free or range(len(devices))
+    if not on_gpu:
+        if named or not (open_to := [*free, *(stage for stage, ids in enumerate(devices) if ANY_CPU in ids)]):
+            return named or range(len(devices))
+        return sorted({*open_to, *(stage for stage, of_gpus in enumerate(for_gpus) if of_gpus)})
+    # A process of a GPU has a worker for each stage of it: some by its id, others by its class.
+    named += [stage for stage, ids in enumerate(devices) if ANY_GPU in ids]
+    return (
+        sorted(set(named))
+        or [stage for stage, of_gpus in enumerate(for_gpus) if of_gpus]
+        or free
+        or range(len(devices))
+    )
 
 
 def _moved(
@@ -93,17 +104,15 @@ def _serves(worker: WorkerInfo) -> bool:
 
 
 def _with_newcomers(
-    workers: Sequence[WorkerInfo], devices: Devices, kept: Mapping[str, int], deserted: frozenset[int]
+    workers: Sequence[WorkerInfo], planned: PlannedSplit, kept: Mapping[str, int], deserted: frozenset[int]
 ) -> dict[str, int]:
-    """`kept` plus a stage for everybody else, oldest first: of those for its device the one with the fewest workers of
-    the same kind; a deserted one where all of those have a worker."""
+    """`kept` plus a stage for everybody else, those with the least choice first and of these the oldest: of those for
+    its device the one with the fewest workers of the same kind; a deserted one where all of those have a worker."""
     assignments = dict(kept)
     counts = Counter((_kind(w), kept[w.id]) for w in workers if w.id in kept and _serves(w))
     staffed = {stage for _, stage in counts}
-    for worker in sorted(workers, key=lambda w: (w.registered_ms, w.id)):
-        if worker.id in kept or worker.draining:
-            continue
-        stages = _stages_for(worker, devices)
+    newcomers = [(w, _stages_for(w, planned)) for w in workers if w.id not in kept and not w.draining]
+    for worker, stages in sorted(newcomers, key=lambda one: (len(one[1]), one[0].registered_ms, one[0].id)):
         if (empty := deserted - staffed) and staffed.issuperset(stages):
             stages = sorted(empty)
         stage = min(stages, key=lambda s: (counts[_kind(worker), s], s))

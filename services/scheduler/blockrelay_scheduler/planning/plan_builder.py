@@ -36,47 +36,72 @@ def decide(
 
     Who runs which stage, and what `deserted` means: `assignment.assign`.
     """
-    assignment = assign(workers, split=planned.text, devices=planned.devices, current=current, deserted=deserted)
+    assignment = assign(workers, planned=planned, current=current, deserted=deserted)
     by_device = [_devices(workers, assignment.stages, index) for index in range(len(planned.stages))]
+    on_gpus = stages_on_gpus(workers, planned.text)
     plan = Plan(
         epoch=(current.epoch if current else 0) + 1,
         split=planned.text,
-        route_class="gpu" if any(devices["gpu"] for devices in by_device) else "cpu",
+        route_class="gpu" if on_gpus else "cpu",
         assignments=assignment.stages,
         blocks={
-            f"block_{block}": "GPU" if devices["gpu"] else "CPU"
-            for stage, devices in zip(planned.stages, by_device, strict=True)
+            f"block_{block}": "GPU" if index in on_gpus else "CPU"
+            for index, stage in enumerate(planned.stages)
             for block in range(stage.first, stage.last + 1)
         },
         reasons=tuple(
-            _reason(index, stage, why, devices)
+            _reason(index, stage, why, devices, loads=index not in on_gpus)
             for index, (stage, why, devices) in enumerate(zip(planned.stages, planned.reasons, by_device, strict=True))
         ),
         devices=planned.devices,
         source=source,
     )
-    return Decision(plan=plan, inputs=_inputs_hash(workers, planned, source, assignment.moved))
+    return Decision(plan=plan, inputs=_inputs_hash(workers, planned, source, assignment.moved, on_gpus))
+
+
+def stages_on_gpus(workers: Sequence[WorkerInfo], split: str) -> frozenset[int]:
+    """Stages of `split` that a GPU would compute now: one that has loaded them is there, and does not leave."""
+    return frozenset(
+        w.stage
+        for w in workers
+        if w.device == "gpu" and w.ready and not w.draining and w.split == split and w.stage is not None
+    )
+
+
+def waits_for_more(current: Plan, following: Plan) -> bool:
+    """Whether all that `following` changes is that a GPU has loaded some stages: that may wait for others to follow."""
+    same = (current.split, current.assignments, current.devices, current.source)
+    gone = [block for block, device in current.blocks.items() if device == "GPU" and following.blocks[block] != "GPU"]
+    return same == (following.split, following.assignments, following.devices, following.source) and not gone
 
 
 def _devices(workers: Sequence[WorkerInfo], assignments: Mapping[str, int], stage: int) -> Counter[str]:
     return Counter(w.device for w in workers if assignments.get(w.id) == stage and not w.draining)
 
 
-def _reason(index: int, stage: Stage, why: str, devices: Counter[str]) -> str:
+def _reason(index: int, stage: Stage, why: str, devices: Counter[str], *, loads: bool) -> str:
+    """`loads`: none of its GPU workers is ready."""
     what = f"stage {index} is block_{stage.first} to block_{stage.last}, {why}"
     gpu, cpu = devices["gpu"], devices["cpu"]
+    gpus = f"{counted(gpu, 'GPU worker')} {('loads' if gpu == 1 else 'load') if loads else 'for'} it"
     if gpu and cpu:
         stand_in = f"{counted(cpu, 'CPU worker')} stand{'s' if cpu == 1 else ''} in"
-        return f"{what}: {counted(gpu, 'GPU worker')} for it, {stand_in}"
+        return f"{what}: {gpus}, {stand_in}"
     if gpu:
-        return f"{what}: {counted(gpu, 'GPU worker')} for it and no CPU worker to stand in"
+        return f"{what}: {gpus} and no CPU worker to stand in"
     if cpu:
         return f"{what}: {counted(cpu, 'CPU worker')} for it"
     return f"{what}: no worker yet, requests wait"
 
 
-def _inputs_hash(workers: Sequence[WorkerInfo], planned: PlannedSplit, source: str, moved: Mapping[str, int]) -> str:
+def _inputs_hash(
+    workers: Sequence[WorkerInfo],
+    planned: PlannedSplit,
+    source: str,
+    moved: Mapping[str, int],
+    on_gpus: frozenset[int],
+) -> str:
     """Two schedulers that see the same workers have the same hash; PLAN publishes a hash once."""
     seen = sorted([w.id, w.device, w.device_id, w.draining] for w in workers)
-    content = [planned.to_json(), source, seen, sorted(moved.items())]
+    content = [planned.to_json(), source, seen, sorted(moved.items()), sorted(on_gpus)]
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()

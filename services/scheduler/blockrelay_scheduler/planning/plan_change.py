@@ -6,7 +6,7 @@ from typing import Any
 
 from blockrelay.errors import UsageError
 from blockrelay.protocol.plan import Plan, WorkerInfo
-from blockrelay.protocol.planned_split import PlannedSplit
+from blockrelay.protocol.planned_split import ANY_CPU, ANY_GPU, PlannedSplit, is_host_device
 from blockrelay_scheduler.planning.plan_builder import decide
 
 
@@ -30,9 +30,15 @@ class PlanChange:
         }
 
 
-def change(workers: Sequence[WorkerInfo], planned: PlannedSplit, current: Plan) -> PlanChange:
-    """From the plan in force to `planned`. UsageError where some stage would have no worker."""
+def change(
+    workers: Sequence[WorkerInfo], planned: PlannedSplit, current: Plan, *, lost: Sequence[str] = ()
+) -> PlanChange:
+    """From the plan in force to `planned`. `lost` are the devices of workers that wait until they can be used again.
+
+    UsageError where some stage would have no worker, or is for GPUs that no worker has, nor had before it lost them.
+    """
     there = [worker for worker in workers if worker.is_alive and not worker.draining]
+    _check_devices(planned, [worker.device_id for worker in there if worker.device == "gpu"], lost)
     plan = decide(there, planned=planned, current=current).plan
     staffed = set(plan.assignments.values())
     if empty := [stage for index, stage in enumerate(planned.stages) if index not in staffed]:
@@ -43,3 +49,30 @@ def change(workers: Sequence[WorkerInfo], planned: PlannedSplit, current: Plan) 
         )
     moving = [w.id for w in there if w.stage is not None and (w.split, w.stage) != (plan.split, plan.assignments[w.id])]
     return PlanChange(before=current, plan=plan, moving=tuple(moving))
+
+
+def unserved_gpus(plan: Plan, planned: PlannedSplit, workers: Sequence[WorkerInfo]) -> list[str]:
+    """A sentence for each stage that is for GPUs and has no worker on one in the plan in force."""
+    on_gpu = {plan.assignments.get(worker.id) for worker in workers if worker.device == "gpu" and worker.is_alive}
+    return [
+        f"stage {stage.first}-{stage.last} is for {' or '.join(ids)}, and no worker has it now: CPUs serve it until "
+        "one comes"
+        for index, (stage, ids) in enumerate(zip(planned.stages, map(_gpu_ids, planned.devices), strict=True))
+        if planned.for_gpus[index] and index not in on_gpu
+    ]
+
+
+def _check_devices(planned: PlannedSplit, served: Sequence[str], lost: Sequence[str]) -> None:
+    """Ids of devices of hosts have to be there, names of a plan's own are any of them."""
+    known = list(dict.fromkeys([*served, *lost]))
+    for stage, ids, for_gpu in zip(planned.stages, planned.devices, planned.for_gpus, strict=True):
+        wanted = [device for device in ids if device not in (ANY_GPU, ANY_CPU)]
+        odd = [device for device in wanted if for_gpu and device not in known and (is_host_device(device) or not known)]
+        if odd:
+            there = f"they have {', '.join(filter(None, known))}" if known else "none has a GPU"
+            text = f"stage {stage.first}-{stage.last} is for {odd[0]}, which no worker has"
+            raise UsageError(f"{text}: {there}; start its worker first")
+
+
+def _gpu_ids(ids: Sequence[str]) -> list[str]:
+    return [device for device in ids if device != ANY_CPU]

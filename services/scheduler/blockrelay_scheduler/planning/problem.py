@@ -121,12 +121,13 @@ class Placement:
     parts: tuple[Part, ...]
     notes: Mapping[str, object] | None = None
 
-    def as_planned(self) -> PlannedSplit:
-        """The same for schedulers to publish."""
+    def as_planned(self, fleet: Fleet) -> PlannedSplit:
+        """The same for schedulers to publish, with the classes that `fleet` has for its devices."""
         return PlannedSplit(
             stages=tuple(Stage(first=part.first, last=part.last) for part in self.parts),
             reasons=tuple(planned_for(part.devices, part.reason) for part in self.parts),
             devices=tuple(part.devices for part in self.parts),
+            classes=tuple(fleet.device(part.devices[0]).device_class for part in self.parts),
         )
 
 

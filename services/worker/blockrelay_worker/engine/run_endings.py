@@ -1,16 +1,20 @@
 """How runs leave this worker before their last token is committed: they run again elsewhere, or end with an error."""
 
+import json
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, cast
 
+from blockrelay.errors import DeviceLost, ExecutionError
 from blockrelay.observability.logs import get
 from blockrelay.observability.metrics.worker import WorkerMetrics
 from blockrelay.protocol.messages import RerunReason
 from blockrelay.protocol.transitions import calls
+from blockrelay_worker.engine.drain import close
 from blockrelay_worker.engine.run import Run
 from blockrelay_worker.engine.run_table import RunTable
 from blockrelay_worker.engine.stage_role import StageRole
+from blockrelay_worker.execution.fallback_reason import fallback_reason
 from blockrelay_worker.transport.redis_links import Links
 
 #: How often the log is looked at for tokens that are on their way to it. Seconds.
@@ -47,6 +51,16 @@ class Endings:
                 return
             links.stop.wait(LOOK_S)
 
+    def close(self) -> None:
+        """No route takes this worker from now on."""
+        close(self._links, self._role.worker)
+
+    def unseen(self) -> dict[str, str]:
+        """Runs, by request, that have this worker in their route and are not here: no row of them has come yet."""
+        here = {run.request for run in self._table.all()}
+        known = self._links.run_until_reachable(calls.beat(self._role.worker)) or {}
+        return {request: run for request, run in known.items() if run and request not in here}
+
     def rerun(
         self,
         request: str,
@@ -56,26 +70,53 @@ class Endings:
         *,
         found: int | None = None,
         alone: bool = False,
+        error: ExecutionError | None = None,
     ) -> None:
         """RERUN, as a fallback when `block` names where a GPU failed; then forget the run here. `found`: the
         next run looks for the pages of so many leading tokens alone, which are here, or were written. `alone` as of
-        `calls.rerun`."""
-        stage = self._role.stage
-        call = calls.rerun(request, run_id, reason, block=block, stage=stage, found=found, alone=alone)
-        if self._links.run_until_reachable(call) and block:
-            self._metrics.fallbacks.labels(block, "GPU", "CPU", reason).inc()
-            moved = {"block": block, "from": "GPU", "to": "CPU", "reason": reason}
-            self._log.warning("BLOCK_EXECUTION_FALLBACK", **self._names(request, run_id), **moved)
+        `calls.rerun`. `error` is what failed there: the event says its finer reason and its error code."""
+        detail, code = fallback_reason(error)
+        call = calls.rerun(
+            request,
+            run_id,
+            reason,
+            block=block,
+            stage=self._role.stage,
+            found=found,
+            alone=alone,
+            detail=detail,
+            code=code,
+            lost=isinstance(error, DeviceLost),
+        )
+        for event in self._links.run_until_reachable(call).fallbacks:
+            self._metrics.fallbacks.labels(event.block_id, event.source, event.target, reason).inc()
+            moved = {"block": event.block_id, "blocks": event.blocks, "from": event.source, "to": event.target}
+            why = {"reason": event.reason, "error_code": event.error_code}
+            self._log.warning("BLOCK_EXECUTION_FALLBACK", **self._names(request, run_id), **moved, **why)
         self.forget(request, run_id)
 
-    def fail(self, run: Run, message: str, code: str, block: str | None) -> None:
-        """FINISH with an error, and forget the run here."""
+    def cpu_may_take(self, run: Run) -> bool:
+        """Whether RERUN brings this stage of the run to a CPU: its client does not deny that, and it has not left a GPU
+        before. Then it is at one again because no CPU is there."""
+        if run.body.fallback == "deny":
+            return False
+        key = self._links.keys.request(run.request)
+        told = self._links.retry_until_reachable(lambda: self._links.control.hget(key, "fallbacks"), "read request")
+        events: list[dict[str, str]] = json.loads(cast(bytes, told)) if told else []
+        here = {f"block_{index}" for index in range(self._role.first, self._role.last + 1)}
+        return not any(event["block_id"] in here for event in events)
+
+    def fail(
+        self, run: Run, message: str, code: str, block: str | None, seconds: Mapping[str, float] | None = None
+    ) -> None:
+        """FINISH with an error, and forget the run here. `seconds` are what the blocks of this stage took up to
+        `block`."""
         meta = {
             "error": message,
             "code": code,
             "failed_block": block or "",
             "device": self._role.device,
-            "execution_times": dict(run.block_seconds_before),
+            "execution_times": {**run.block_seconds_before, **(seconds or {})},
             "route": list(run.route),
         }
         names = self._names(run.request, run.id)

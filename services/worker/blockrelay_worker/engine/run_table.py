@@ -134,6 +134,14 @@ class RunTable:
         if self._cache is not None and run.params.use_cache:
             self._cache.seal(run, min(run.computed, len(run.tokens) if known is None else known))
 
+    @_timed
+    def distrust(self, run: Run, tokens: int) -> None:
+        """The rows behind the first `tokens` of the run were computed wrongly: nobody finds their pages any more."""
+        if self._cache is not None:
+            self._cache.distrust(run, tokens)
+        else:
+            run.kv.distrust(tokens)
+
     def export(self, run: Run, timeout_s: float) -> None:
         """Write the pages of a private run for who goes on with its request elsewhere, the last one as far as it is
         computed, and wait for that."""

@@ -4,7 +4,6 @@ What fails ends in RERUN or FINISH of the requests concerned, never of their nei
 """
 
 import time
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import TypeVar, cast
 
@@ -16,20 +15,21 @@ from blockrelay.observability.logs import get
 from blockrelay.observability.metrics.worker import WorkerMetrics
 from blockrelay.protocol.messages import Commit
 from blockrelay.protocol.status_events import Moment, NodeStatus, Shard
-from blockrelay_worker.engine.commit_builder import next_tokens, tensor_end
-from blockrelay_worker.engine.forward_builder import Part, forwards
 from blockrelay_worker.engine.quarantine import Quarantine, is_quarantined, separated
+from blockrelay_worker.engine.rows.batch_builder import batch_of, wanted_rows
+from blockrelay_worker.engine.rows.commit_builder import next_tokens, tensor_end
+from blockrelay_worker.engine.rows.forward_builder import Part, forwards
+from blockrelay_worker.engine.rows.spoiled_rows import SpoiledRows
 from blockrelay_worker.engine.run import Run
 from blockrelay_worker.engine.run_endings import Endings
 from blockrelay_worker.engine.run_table import RunTable
 from blockrelay_worker.engine.stage_role import StageRole
-from blockrelay_worker.execution.batch import Batch, Segment, StageOutput
+from blockrelay_worker.execution.batch import StageOutput
 from blockrelay_worker.execution.executor import Executor
 from blockrelay_worker.execution.page_layout import pages_for
 from blockrelay_worker.execution.process.care import DeviceCare
-from blockrelay_worker.execution.selection import Largest, LogitRows, Need
+from blockrelay_worker.execution.selection import Largest, LogitRows
 from blockrelay_worker.kv.asked import read_asked
-from blockrelay_worker.sampling.sampler import need_of
 from blockrelay_worker.scheduling.step_cost import StepCost, observed
 from blockrelay_worker.scheduling.throughput import PaceMeter
 from blockrelay_worker.scheduling.work import Work
@@ -73,12 +73,14 @@ class Steps:
         metrics.states.show(self._state)
         self._role, self._executor, self._table, self._metrics = role, executor, table, metrics
         self._endings, self._quarantine = endings, quarantine
+        self._spoiled = SpoiledRows(role, executor, table, endings)
         self._sender, self._committer, self._results = sender, committer, results
         self._stage_seconds = metrics.stage_seconds.labels(role.stage, role.device)
         self._number = 0
         self._log = get()
         #: That the device is there no more, and with it whatever was on it.
         self.lost: DeviceLost | None = None
+        self._doubted = False  # the device gave what is no number: its canary is due
         self.cost = StepCost()
         self.pace = PaceMeter()
 
@@ -98,16 +100,23 @@ class Steps:
     def look_after(self, care: DeviceCare) -> None:
         """What the device needs between two steps. It may turn out to be lost."""
         try:
+            if self._doubted:
+                self._doubted = False
+                care.doubt()
             care.between_steps()
         except DeviceLost as error:
             self._log.error("DEVICE_LOST_BETWEEN_STEPS", error=str(error), reason=error.reason)
             self._lose(error)
 
     def _lose(self, error: DeviceLost) -> None:
-        """Whatever is here goes on elsewhere."""
+        """Whatever is here goes on elsewhere, and so does what was to come here."""
         self.lost = error
         self._metrics.device_losses.labels(error.reason).inc()
+        self._endings.close()
         self._hand_over(self._table.all(), error)
+        if self._role.device == "gpu":
+            for request, run in self._endings.unseen().items():
+                self._endings.rerun(request, run, "gpu_error", self._block_of(error), error=error)
 
     def _hand_over(self, runs: list[Run], error: ExecutionError) -> None:
         """A CPU goes on behind the last row that was computed here, if the device still gives its pages. Where this is
@@ -122,8 +131,10 @@ class Steps:
                 alone = run.request == self._quarantine.now
                 self._endings.rerun(run.request, run.id, "death", found=found, alone=alone)
                 continue
-            block = error.block or f"block_{self._role.first}"
-            self._endings.rerun(run.request, run.id, "gpu_error", block, found=found)
+            self._endings.rerun(run.request, run.id, "gpu_error", self._block_of(error), found=found, error=error)
+
+    def _block_of(self, error: ExecutionError) -> str:
+        return error.block or f"block_{self._role.first}"
 
     def _step(self, work: list[Work[Run]]) -> None:
         """Run the stage on `work` and pass the result on. What fails is tried again in parts (`after_failure`)."""
@@ -143,7 +154,7 @@ class Steps:
         self._state.on("worker_done")
         bad = {work[i].run.request for i in output.not_finite}
         prompt_rows = 0
-        for item in [w for w in work if not (w.drafts and w.run.request in bad)]:
+        for item in [w for w in work if w.run.request not in bad] if bad else work:
             run = item.run
             run.rows_computed(item.known_end if self._role.first_stage else item.position + item.rows)
             run.last_step = self._number
@@ -168,15 +179,25 @@ class Steps:
             self._metrics.state_transfer_seconds.inc(time.perf_counter() - passing_on)
         failed = [w for w in work if w.run.request in bad]
         for item in [w for w in failed if not w.drafts]:
-            where = f"block_{self._role.first} to block_{self._role.last}"
-            self._endings.fail(
-                item.run, f"a row became NaN or infinite in {where}", "row_not_finite", f"block_{self._role.last}"
-            )
+            if not self.lost:
+                self._on_not_finite(item)
         for item in work:
             if item.run.request not in bad and self._table.get(item.run.request, item.run.id) is item.run:
                 self._table.seal(item.run, None if self._role.last_stage else item.known_end)
-        for item in [w for w in failed if w.drafts]:
+        for item in [w for w in failed if w.drafts and not self.lost]:
             self._step([item.without_drafts()])  # a guess may be what overflowed, and nobody asked for it
+
+    def _on_not_finite(self, item: Work[Run]) -> None:
+        """A row of it became NaN or infinite."""
+        self._doubted = self._doubted or self._role.device == "gpu"
+        try:
+            wrong = self._spoiled.for_a_cpu(item)
+            if wrong is None:
+                self._spoiled.end(item)
+            else:
+                self._hand_over([item.run], wrong)
+        except DeviceLost as error:
+            self._lose(error)
 
     def _tell_end(self, work: list[Work[Run]], began_ns: int, output: StageOutput | None) -> None:
         """To traces and followers; without an output the batch has failed."""
@@ -238,7 +259,7 @@ class Steps:
         elif given_up and self._role.device == "gpu":
             self._hand_over([item.run for item in given_up], error)
         elif given_up:
-            self._endings.fail(given_up[0].run, str(error), "execution_error", error.block)
+            self._endings.fail(given_up[0].run, str(error), "execution_error", error.block, error.seconds)
         self._state.on("rollback_done")
         self._worker_state.on("recovered")
         for part in again:
@@ -246,22 +267,8 @@ class Steps:
                 self._step(part)
 
     def _run_stage(self, work: list[Work[Run]]) -> StageOutput:
-        segments = [Segment(rows=w.rows, first_position=w.position, pages=w.run.pages) for w in work]
-        wanted, needs = list[int](), list[Need | None]()
-        at = 0
-        for item in work:
-            if self._role.last_stage:
-                rows = wanted_rows(item)
-                wanted += [at + i for i in rows]
-                needs += [need_of(item.run.params) if item.run.body.logits == "none" else None] * len(rows)
-            at += item.rows
-        started = time.monotonic()
-        if self._role.first_stage:
-            tokens = np.array([token for w in work for token in w.tokens], np.int32)
-            batch = Batch(segments=segments, tokens=tokens, wanted=wanted, needs=needs)
-        else:
-            hidden = np.concatenate([w.hidden for w in work if w.hidden is not None])
-            batch = Batch(segments=segments, hidden=hidden, wanted=wanted, needs=needs)
+        started, at = time.monotonic(), sum(w.rows for w in work)
+        batch = batch_of(work, self._role)
         self._state.on("dispatch_ok")
         reach("worker.before_compute", (token for w in work for token in w.tokens))
         output = self._executor.run(batch)
@@ -354,14 +361,3 @@ def _split(work: list[Work[Run]], rows: Rows, counts: list[int]) -> list[tuple[W
     """Cut `rows` into consecutive parts of `counts` rows, one per Work (views)."""
     ends = np.cumsum(counts).tolist()
     return [(w, cast(Rows, rows[end - count : end])) for w, end, count in zip(work, ends, counts, strict=True)]
-
-
-def wanted_rows(work: Work[Run]) -> Sequence[int]:
-    """Rows, relative to the first, whose logits the last stage needs; ascending."""
-    known = work.rows - work.drafts
-    if work.run.body.logits != "all":
-        return range(known - 1, work.rows) if work.samples else ()
-    rows = [i for i in range(known) if work.run.wants_logits(work.position + i)]
-    if work.samples and (not rows or rows[-1] != known - 1):
-        rows.append(known - 1)
-    return rows

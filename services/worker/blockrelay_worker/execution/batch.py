@@ -58,7 +58,9 @@ class StageOutput:
     hold rubbish); the other segments are unaffected.
     `sessions` of ONNX blocks that others made are counted (`WarmCounts`); of others there is nothing.
     `seconds` is the wall time of each block of the stage by name (`block_3`); `estimated` where only the stage's was
-    measured, and divided.
+    measured, and divided. Beside the blocks, `kv_s` is what it took to find the places of the rows in the KV pages
+    (page tables and slots), and `moved_s` to bring rows in and results out: the copy into the stage's memory, or the
+    way to the process of a device and back.
     """
 
     hidden: NDArray[np.float32] | None = None
@@ -67,7 +69,17 @@ class StageOutput:
     not_finite: tuple[int, ...] = ()
     seconds: dict[str, float] = field(default_factory=dict[str, float])
     estimated: bool = False
+    kv_s: float = 0.0
+    moved_s: float = 0.0
     sessions: Mapping[str, float] = field(default_factory=dict[str, float])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockFault:
+    """The first block whose output is not finite, and what each block up to it took, in order; it is the last one."""
+
+    block: str
+    seconds: Mapping[str, float]
 
 
 def check_segments(segments: Sequence[Segment], *, limit: int, pages: int) -> int:

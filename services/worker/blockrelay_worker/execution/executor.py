@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from numpy.typing import NDArray
 
 from blockrelay.protocol.capabilities import Capabilities
-from blockrelay_worker.execution.batch import Batch, StageOutput
+from blockrelay_worker.execution.batch import Batch, BlockFault, StageOutput
 from blockrelay_worker.execution.page_layout import PageLayout
 from blockrelay_worker.execution.page_pool import PagePool
 
@@ -90,6 +90,14 @@ class Executor(PageOwner, Protocol):
         not raised. ExecutionError (naming the block) when a block fails as a whole or the batch makes no sense; then
         the pages hold rubbish from each segment's first position on, and the same batch may be run again: after
         DeviceFailed with less in it, after DeviceLost nowhere here.
+        """
+        ...
+
+    def first_not_finite(self, batch: Batch) -> BlockFault | None:
+        """The block that made the rows of `batch` NaN or infinite, found by running one block after the other.
+
+        Takes what `run` takes, writes the same pages and raises the same; None when every block gives finite rows.
+        For requests that have failed: it takes longer than `run`.
         """
         ...
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 
 from blockrelay.protocol.capabilities import Capabilities
-from blockrelay_worker.execution.batch import Batch, StageOutput
+from blockrelay_worker.execution.batch import Batch, BlockFault, StageOutput
 from blockrelay_worker.execution.executor import Executor, PageContent
 from blockrelay_worker.execution.page_layout import PageLayout
 from blockrelay_worker.execution.page_pool import PagePool
@@ -53,6 +53,9 @@ class WrappingExecutor:
 
     def run(self, batch: Batch) -> StageOutput:
         return self._executor.run(batch)
+
+    def first_not_finite(self, batch: Batch) -> BlockFault | None:
+        return self._executor.first_not_finite(batch)
 
     def export_pages(self, pages: Sequence[int]) -> list[PageContent]:
         return self._executor.export_pages(pages)
@@ -100,13 +103,16 @@ class SaltedExecutor(WrappingExecutor):
         return self._capabilities
 
     def run(self, batch: Batch) -> StageOutput:
-        batch = replace(batch, needs=())  # a choice among the logits of another
-        if batch.tokens is not None:
-            batch = replace(batch, tokens=self._read_as[batch.tokens])
-        output = super().run(batch)
+        output = super().run(self._read(replace(batch, needs=())))  # a choice among the logits of another
         if output.logits is not None:
             output.logits[...] += self._added  # a buffer that is valid until the next run
         return output
+
+    def first_not_finite(self, batch: Batch) -> BlockFault | None:
+        return super().first_not_finite(self._read(batch))
+
+    def _read(self, batch: Batch) -> Batch:
+        return batch if batch.tokens is None else replace(batch, tokens=self._read_as[batch.tokens])
 
 
 def salted_id(numerics: str, salt: str) -> str:

@@ -81,6 +81,13 @@ def gpu_of(settings: WorkerSettings, folder: BlockFolder) -> Gpu | None:
     """What workers compute on; None: their own kernels. ONNX blocks that others made need ONNX Runtime on CPUs too,
     unless they have been imported; there it has a process of its own like a GPU, and a CPU that others take from us is
     no broken device. Raises UsageError for settings that do not go together."""
+    if settings.device == "gpu" and not settings.gpu:
+        raise UsageError(
+            "a worker of the class gpu needs its device: --gpu webgpu:0 (BLOCKRELAY_GPU; `blockrelay devices` has "
+            "them), or --device cpu"
+        )
+    if settings.device == "cpu" and settings.gpu:
+        raise UsageError(f"--device cpu and --gpu {settings.gpu}: a worker on a GPU is of the class gpu")
     graphs = graphs_of(settings)
     if not settings.gpu and settings.imported_model is not None:
         if settings.sequential or folder.model.onnx_blocks is None:

@@ -98,6 +98,12 @@ class PagePool:
         self._page_of[name], self._name_of[page] = page, name
         return True
 
+    def unname(self, page: int) -> None:
+        """Nobody finds a used page any more, if anybody did: what it holds is not what its name says."""
+        assert page in self._users, f"page {page} is not handed out"
+        if (name := self._name_of.pop(page, None)) is not None:
+            del self._page_of[name]
+
     def is_named(self, page: int) -> bool:
         return page in self._name_of
 

@@ -155,6 +155,15 @@ class PrefixCache:
                 self._store.put(page, name)
         kv.seal(full, full if local else kv.shared)
 
+    def distrust(self, run: Prefix, tokens: int) -> None:
+        """See `RunTable.distrust`."""
+        names = run.kv.names
+        spoiled = run.kv.distrust(tokens)
+        for index in spoiled:
+            self._pool.unname(run.kv.pages[index])
+        if self._store is not None and spoiled:
+            self._store.discard([names[index] for index in spoiled])
+
     def _local(self, run: Prefix, pages: int) -> list[bytes]:
         """Names by which other requests find the first pages here; none where they may not, nor of one whose client
         gives it KV."""

@@ -83,6 +83,15 @@ class KvState:
         self.sealed, self.shared = pages, shared
         self._set(self._computed)
 
+    def distrust(self, tokens: int) -> range:
+        """What lies behind the first `tokens` tokens was computed wrongly: it is computed again, if at all. The indexes
+        of pages that were sealed, and are so no more."""
+        full = tokens // PAGE
+        spoiled = range(full, max(full, self.sealed))
+        self.sealed, self.shared = min(self.sealed, full), min(self.shared, full)
+        self.rewind(min(self._computed, tokens))
+        return spoiled
+
     def release(self) -> tuple[Sequence[int], Load | None]:
         """Give up everything: the pages, and a load that is still under way and keeps its own."""
         pages, load = self.pages, self.loading

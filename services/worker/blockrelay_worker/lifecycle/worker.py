@@ -133,7 +133,7 @@ class Worker:
             self._links,
             model=self._model,
             device=settings.device,
-            device_id=settings.device_id,
+            device_id=settings.named_device,
             numerics=self._numerics,
             host=settings.host,
             port=self._status.port,

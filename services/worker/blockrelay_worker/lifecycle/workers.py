@@ -2,14 +2,17 @@
 
 import sys
 import threading
+import time
 from dataclasses import replace
 
-from blockrelay.block_folder.folder import open_block_folder
-from blockrelay.errors import BlockrelayError, UsageError
+from blockrelay.block_folder.folder import BlockFolder, open_block_folder
+from blockrelay.errors import BlockrelayError, DeviceFailed, DeviceLost, KnownAnswerMismatch, UsageError
 from blockrelay.exit_codes import BROKEN, exit_code
+from blockrelay.observability.logs import get
 from blockrelay.settings import WorkerSettings
 from blockrelay_worker.execution.loader import Executors, executors_for, gpu_of, on_device
 from blockrelay_worker.execution.process.executors import DeviceExecutors
+from blockrelay_worker.execution.process.renewal import opened_again_in_s
 from blockrelay_worker.lifecycle.next_device import OtherDevices
 from blockrelay_worker.lifecycle.worker import Worker
 from blockrelay_worker.transport.redis_links import Drain
@@ -66,23 +69,40 @@ class Workers:
         if settings.gpu_stages > 1 and not settings.gpu:
             raise UsageError("--gpu-stages is for workers with --gpu: without one, start a process for each stage")
         folder = open_block_folder(settings.model, blocks=[])
-        gpu = gpu_of(settings, folder)
         others = OtherDevices(
-            settings.gpu, settings.gpu_fallbacks if settings.gpu else "", python=gpu.python if gpu else ""
+            settings.gpu, settings.gpu_fallbacks if settings.gpu else "", python=settings.gpu_python or sys.executable
         )
-        if gpu is None or not settings.gpu:
-            executors = executors_for(
-                settings.device, folder, threads=settings.threads, gpu=gpu, imported=settings.imported_model
-            )
-        else:
-            executors = others.opened(lambda device: on_device(folder, replace(gpu, device=device)))
-        self._executors = executors
+        executors = self._executors = self._opened(folder, others)
         workers: list[Worker] = []
         for number, (stop, drain) in enumerate(self._ends):
             port = settings.port and settings.port + number
             own = settings.model_copy(update={"port": port})
             workers.append(Worker(own, folder, executors, stop, drain, number=number, others=others))
         return workers
+
+    def _opened(self, folder: BlockFolder, others: OtherDevices) -> Executors:
+        """Executors on the GPU of the settings, on one of the `others` where it cannot do its work, or on CPUs.
+
+        A GPU that is here and cannot be used is tried until it can be. Meanwhile this process registers no worker: CPU
+        workers do what it is there for. Raises UsageError where it is not here.
+        """
+        settings, failures = self._settings, 0
+        while True:
+            try:
+                gpu = gpu_of(settings, folder)
+                if gpu is not None and settings.gpu:
+                    return others.opened(lambda device, gpu=gpu: on_device(folder, replace(gpu, device=device)))
+                return executors_for(
+                    settings.device, folder, threads=settings.threads, gpu=gpu, imported=settings.imported_model
+                )
+            except (DeviceLost, DeviceFailed, KnownAnswerMismatch, UsageError) as error:
+                # One that has vanished since it was first tried may come back too.
+                if not settings.gpu or (isinstance(error, UsageError) and not failures):
+                    raise
+                failures += 1
+                retry_s = opened_again_in_s(failures)
+                get().error("DEVICE_UNUSABLE", device=settings.gpu, error=str(error), retry_s=retry_s)
+                time.sleep(retry_s)  # a signal ends it
 
     def _run(self, worker: Worker) -> None:
         try:

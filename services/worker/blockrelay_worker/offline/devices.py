@@ -1,8 +1,9 @@
 """`python -m blockrelay_worker.offline.devices`: the devices of this machine, and whether a stage could run on each.
 
 With `--json` one object is printed: onnxruntime (its version) and devices, a list of objects with id, name, kind (cpu,
-gpu, npu), vendor, uuid, memory_bytes, driver (null: not known), features and problem (empty: it can be used). Exit code
-2 when several distributions of ONNX Runtime are installed in one environment.
+gpu, npu), vendor, uuid, memory_bytes, driver (null: not known), features, problem (empty: it can be used) and missing
+(the problem is that the device, or what it needs, is not here; else it is here and fails). Exit code 2 when several
+distributions of ONNX Runtime are installed in one environment.
 
 `retry ID` has the workers that lost this device, and wait until they try it again, try it now.
 """

@@ -5,12 +5,16 @@ end: model, precision, numerics_id, seed, prompt_tokens, tokens, text (null with
 ("stop" or "length"), timings, and logprobs if asked for. Exit code 2 and one line on stderr for bad input, 1 for
 failures of ours or of the machine.
 
+With `--explain` a table shows what each stage did in each step, and totals follow; with `--json` the object has them
+too, as steps and totals. Nothing else changes: the tokens are the same.
+
 Without `--seed`, the seed derives from the prompt's ids: the same command gives the same text.
 """
 
 import json
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -21,11 +25,14 @@ from blockrelay.block_folder.folder import BlockFolder, open_block_folder
 from blockrelay.command_app import run_app
 from blockrelay.errors import BadRequest, UsageError
 from blockrelay.host.cpu import cores
+from blockrelay.protocol.planned_split import ANY_GPU, check_possible, equal_parts
 from blockrelay.protocol.sampling_params import SamplingParams, check_prompt, derive_seed
-from blockrelay.settings import BUNDLED_MODEL
+from blockrelay.settings import BUNDLED_MODEL, WorkerSettings
 from blockrelay.text.tokenizer import Tokenizer, VisibleText
+from blockrelay_worker.execution.loader import Gpu, gpu_of
 from blockrelay_worker.execution.numerics_id import numerics_id
-from blockrelay_worker.offline.pipeline import Generated, Pipeline, generate
+from blockrelay_worker.offline.explanation import heading, step_lines, step_records, totals
+from blockrelay_worker.offline.pipeline import Generated, Pipeline, Step, generate
 
 DEFAULT_MAX_TOKENS = 128
 
@@ -55,6 +62,15 @@ def main(
     logprobs: Annotated[int | None, typer.Option(help="with --json: log probabilities of the n best tokens")] = None,
     threads: Annotated[int | None, typer.Option(min=1, help="[default: the cores of this machine]")] = None,
     stages: Annotated[int, typer.Option(min=1, help="cut the model into this many stages")] = 1,
+    gpu: Annotated[
+        str, typer.Option(metavar="ID", help="run on this device, such as webgpu:0 (see: blockrelay devices)")
+    ] = "",
+    stage_devices: Annotated[
+        str, typer.Option(metavar="CLASSES", help="with --gpu: gpu or cpu for each stage, such as cpu,gpu")
+    ] = "",
+    explain: Annotated[
+        bool, typer.Option("--explain", help="show what each stage did in each step, with times, and totals")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="print one JSON object instead of the text")] = False,
 ) -> None:
     """Continue a prompt with a block folder's model."""
@@ -80,18 +96,68 @@ def main(
     tokens = _prompt_tokens(prompt, ids, tokenizer)
     if stop and tokenizer is None:
         raise BadRequest("the model has no tokenizer, so it cannot look for stop strings", param="stop")
-    if stages > folder.model.blocks:
-        raise UsageError(f"stages must be at most {folder.model.blocks}, the number of blocks, not {stages}")
+    device = _device(folder, stages, gpu, stage_devices, threads or cores())
     params = _checked(params, tokens, folder, "prompt" if ids is None else "ids", explicit=max_tokens is not None)
 
-    pipeline = Pipeline(folder, stages=stages, threads=threads or cores(), tokens=len(tokens) + params.max_tokens)
+    pipeline = Pipeline(
+        folder, stages=stages, threads=threads or cores(), tokens=len(tokens) + params.max_tokens, gpu=device,
+        stage_devices=stage_devices,
+    )  # fmt: skip
     load_s = time.perf_counter() - started
-    text = _Text(tokenizer, params, folder, stream=not as_json)
+    text = _Text(tokenizer, params, folder, stream=not as_json and not explain)
+    steps = _Steps(tokenizer, show=explain and not as_json)
     used_seed = derive_seed(",".join(map(str, tokens))) if seed is None else seed
-    result = generate(pipeline, tokens, params, seed=used_seed, tokenizer=tokenizer, on_token=text.push)
+    try:
+        steps.begin(len(tokens))
+        result = generate(
+            pipeline, tokens, params, seed=used_seed, tokenizer=tokenizer, on_token=text.push,
+            on_step=steps.add if explain else None,
+        )  # fmt: skip
+    finally:
+        pipeline.close()
     text.finish()
     if as_json:
-        typer.echo(json.dumps(_report(folder, params, used_seed, len(tokens), result, text.all, load_s)))
+        report = _report(folder, params, used_seed, len(tokens), result, text.all, load_s)
+        if explain:
+            report |= {"steps": step_records(steps.all, tokenizer), "totals": totals(steps.all).record()}
+        typer.echo(json.dumps(report))
+    elif explain:
+        shown = " ".join(map(str, result.tokens)) if text.all is None else text.all
+        typer.echo("\n".join([*totals(steps.all).lines(), shown]))
+
+
+def _device(folder: BlockFolder, stages: int, gpu: str, stage_devices: str, threads: int) -> Gpu | None:
+    """The device that has stages; None: our own kernels have all. Raises UsageError for options that do not fit."""
+    if stages > folder.model.blocks:
+        raise UsageError(f"stages must be at most {folder.model.blocks}, the number of blocks, not {stages}")
+    planned = equal_parts(folder.model.blocks, stages, stage_devices=stage_devices)
+    check_possible(planned, together=folder.model.onnx_blocks is not None)
+    on_gpu = [ANY_GPU in devices for devices in planned.devices]
+    if not gpu and any(on_gpu):
+        raise UsageError(f"--stage-devices {stage_devices}: say which device with --gpu")
+    if gpu and stage_devices and not any(on_gpu):
+        raise UsageError(f"--stage-devices {stage_devices}: no stage is for --gpu {gpu}")
+    asked = {"gpu": gpu, "threads": threads, "sequential": False, "imported_model": None}
+    return gpu_of(WorkerSettings().model_copy(update=asked), folder)
+
+
+class _Steps:
+    """Collects what the stages did in each step and, if asked, prints it as it comes."""
+
+    def __init__(self, tokenizer: Tokenizer | None, *, show: bool) -> None:
+        self._tokenizer, self._show = tokenizer, show
+        self.all: list[Step] = []
+
+    def begin(self, prompt_tokens: int) -> None:
+        self._print(heading(prompt_tokens))
+
+    def add(self, step: Step) -> None:
+        self.all.append(step)
+        self._print(step_lines(len(self.all), step, self._tokenizer))
+
+    def _print(self, lines: Sequence[str]) -> None:
+        if self._show:
+            typer.echo("\n".join(lines))
 
 
 class _Text:

@@ -1,7 +1,7 @@
 """One request at a time through stages in this process: what `blockrelay generate` runs, the reference for services.
 
 It makes the same calls in the same order as a worker does, without queue, batch mates or Redis. Exactness says that
-everything else must give these tokens.
+everything else must give these tokens. Stages on a device run in its process, as a worker's do.
 """
 
 import time
@@ -14,19 +14,57 @@ from numpy.typing import NDArray
 from blockrelay.block_folder.folder import BlockFolder
 from blockrelay.errors import BlockFolderError, RowNotFinite
 from blockrelay.failpoints import reach
-from blockrelay.protocol.plan import uniform_split
+from blockrelay.protocol.plan import Device, Stage
+from blockrelay.protocol.planned_split import ANY_GPU, equal_parts
 from blockrelay.protocol.sampling_params import SamplingParams
 from blockrelay.text.tokenizer import Tokenizer
 from blockrelay_worker.execution.batch import Batch, Segment
 from blockrelay_worker.execution.executor import Executor
 from blockrelay_worker.execution.fault_injection import SaltedExecutor
-from blockrelay_worker.execution.loader import executors_for
+from blockrelay_worker.execution.loader import Executors, Gpu, executors_for
 from blockrelay_worker.execution.page_layout import pages_for
+from blockrelay_worker.execution.process.executors import DeviceExecutors
 from blockrelay_worker.sampling.sampler import Sampled, sample
 from blockrelay_worker.sampling.stop_conditions import FinishReason, Progress, advance
 
 #: Prompt rows per run: the linear layers are at full speed and buffers stay small.
 CHUNK_ROWS = 512
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageRun:
+    """One run of one stage: the shapes that went in and came out, and what it took, in seconds.
+
+    `kv_s` finds the rows' places in the KV pages. `transfer_s` brings rows in and out: a copy of what the stage before
+    gave, or the way to the process of a device and back. `compute_s` is the blocks' own. `total_s` is the whole run,
+    checks of its rows included.
+    """
+
+    stage: int
+    device_class: Device
+    device: str
+    blocks: Stage
+    taken: tuple[int, ...]
+    given: tuple[int, ...]
+    kv_s: float
+    transfer_s: float
+    compute_s: float
+    total_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One pass through all stages, a run for each, and the token behind it. A long prompt has several runs of each."""
+
+    runs: tuple[StageRun, ...]
+    token: int
+    sampling_s: float
+    total_s: float
+
+    @property
+    def rows(self) -> int:
+        """Tokens that went through the model."""
+        return sum(run.taken[0] for run in self.runs if run.stage == 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,50 +83,120 @@ class Generated:
         return [one.token for one in self.sampled]
 
 
-class Pipeline:
-    """All stages of a model in one process, for one request at a time."""
+@dataclass(frozen=True, slots=True)
+class _Loaded:
+    """A stage with the pages of the request."""
 
-    def __init__(self, folder: BlockFolder, *, stages: int, threads: int, tokens: int, salt: str = "") -> None:
+    executor: Executor
+    pages: list[int]
+    blocks: Stage
+    device_class: Device
+    device: str
+
+
+class Pipeline:
+    """All stages of a model, for one request at a time."""
+
+    def __init__(
+        self,
+        folder: BlockFolder,
+        *,
+        stages: int,
+        threads: int,
+        tokens: int,
+        salt: str = "",
+        gpu: Gpu | None = None,
+        stage_devices: str = "",
+    ) -> None:
         """Room for a request of `tokens` tokens in all. With `salt`, the bits of a worker with that inject_numerics.
 
-        Raises BlockFolderError if there are more stages than blocks or a block gives a wrong known answer.
+        On `gpu` run the stages whose class in `stage_devices` (`cpu,gpu`) is gpu, without classes all of them; close a
+        pipeline that has one. Raises BlockFolderError if there are more stages than blocks or a block gives a wrong
+        known answer, UsageError for classes that do not fit the stages and for a device that cannot be used.
         """
         if not 1 <= stages <= folder.model.blocks:
             raise BlockFolderError(f"a model of {folder.model.blocks} blocks cannot run in {stages} stages")
-        self.folder = folder
-        executors = executors_for("cpu", folder, threads=threads)
-        self._stages: list[tuple[Executor, list[int]]] = []
-        for stage in uniform_split(folder.model.blocks, stages):
-            executor = executors.load(folder, stage.first, stage.last, pages=pages_for(tokens))
-            if salt:
-                executor = SaltedExecutor(executor, salt=salt, vocabulary=folder.model.vocab_size)
-            self._stages.append((executor, executor.pool.allocate(pages_for(tokens))))
+        self.folder, self._threads = folder, threads
+        self._by_class: dict[Device, Executors] = {}
+        self._stages: list[_Loaded] = []
+        planned = equal_parts(folder.model.blocks, stages, stage_devices=stage_devices)
+        try:
+            for blocks, devices in zip(planned.stages, planned.devices, strict=True):
+                self._load(blocks, gpu if not devices or ANY_GPU in devices else None, pages_for(tokens), salt)
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Drop the stages, and end the process of the device. The pipeline is useless afterwards."""
+        for stage in self._stages:
+            stage.executor.close()
+        self._stages.clear()
+        for executors in self._by_class.values():
+            if isinstance(executors, DeviceExecutors):
+                executors.close()
 
     def run(
-        self, tokens: Sequence[int], first_position: int, *, wanted: bool, seconds: dict[str, float]
+        self,
+        tokens: Sequence[int],
+        first_position: int,
+        *,
+        wanted: bool,
+        seconds: dict[str, float],
+        runs: list[StageRun] | None = None,
     ) -> NDArray[np.float32] | None:
         """Run tokens of the request from `first_position` on; the logits [vocab] of the last one if wanted.
 
-        Adds the time of each block to `seconds`. Raises RowNotFinite.
+        Adds the time of each block to `seconds`, and what each stage did to `runs`. Raises RowNotFinite.
         """
         reach("worker.before_compute", tokens)
         hidden: NDArray[np.float32] | None = None
         logits: NDArray[np.float32] | None = None
-        for executor, pages in self._stages:
+        for number, stage in enumerate(self._stages):
+            executor, began = stage.executor, time.perf_counter()
+            taken = (len(tokens),) if hidden is None else hidden.shape
             output = executor.run(
                 Batch(
-                    segments=[Segment(rows=len(tokens), first_position=first_position, pages=pages)],
+                    segments=[Segment(rows=len(tokens), first_position=first_position, pages=stage.pages)],
                     tokens=np.asarray(tokens, np.int32) if executor.takes_tokens else None,
                     hidden=hidden,
                     wanted=[len(tokens) - 1] if wanted and executor.gives_logits else [],
                 )
             )
+            total_s = time.perf_counter() - began
             if output.not_finite:
                 raise RowNotFinite(f"a row at positions {first_position} and later is not finite: the model overflowed")
             hidden, logits = output.hidden, output.logits
             for block, spent in output.seconds.items():
                 seconds[block] = seconds.get(block, 0.0) + spent
+            given = hidden if logits is None else logits
+            if runs is not None and given is not None:
+                runs.append(
+                    StageRun(
+                        stage=number,
+                        device_class=stage.device_class,
+                        device=stage.device,
+                        blocks=stage.blocks,
+                        taken=taken,
+                        given=given.shape,
+                        kv_s=output.kv_s,
+                        transfer_s=output.moved_s,
+                        compute_s=sum(output.seconds.values()),
+                        total_s=total_s,
+                    )
+                )
         return logits[0] if wanted and logits is not None else None
+
+    def _load(self, blocks: Stage, gpu: Gpu | None, pages: int, salt: str) -> None:
+        """Add a stage, on the device or, without one, on our own kernels."""
+        of: Device = "cpu" if gpu is None else "gpu"
+        if of not in self._by_class:
+            self._by_class[of] = executors_for(of, self.folder, threads=self._threads, gpu=gpu)
+        executor: Executor = self._by_class[of].load(self.folder, blocks.first, blocks.last, pages=pages)
+        if salt:
+            executor = SaltedExecutor(executor, salt=salt, vocabulary=self.folder.model.vocab_size)
+        own = executor.pool.allocate(pages)
+        self._stages.append(_Loaded(executor, own, blocks, of, "cpu" if gpu is None else gpu.device))
 
 
 def generate(
@@ -99,9 +207,11 @@ def generate(
     seed: int,
     tokenizer: Tokenizer | None,
     on_token: Callable[[int], None] = lambda token: None,
+    on_step: Callable[[Step], None] | None = None,
     known: Sequence[int] = (),
 ) -> Generated:
-    """Run `prompt` and sample until the request ends. `on_token` gets each new token as soon as it is there.
+    """Run `prompt` and sample until the request ends. `on_token` gets each new token as soon as it is there, `on_step`
+    what its step did.
 
     The prompt must have passed `check_prompt`, and params.max_tokens must be at least 1. `known` tokens follow it
     already, as in the log of a request that runs again, and have not ended it; what is generated stands behind them.
@@ -115,20 +225,23 @@ def generate(
     for token in known:
         assert advance(progress, token) is None, "the known tokens end the request"
     before = [*prompt, *known]
-    logits = _rows(pipeline, before, 0, seconds)
     sampled: list[Sampled] = []
-    first_token_s = 0.0
+    first_token_s, first = 0.0, 0
     while True:
-        position = progress.length
+        began, runs = time.perf_counter(), list[StageRun]()
+        logits = _rows(pipeline, before, first, seconds, None if on_step is None else runs)
+        position, ran = progress.length, time.perf_counter()
         sampled.append(sample(logits, params, seed=seed, position=position))
-        token = sampled[-1].token
-        first_token_s = first_token_s or time.perf_counter() - started
+        token, chosen = sampled[-1].token, time.perf_counter()
+        first_token_s = first_token_s or chosen - started
         reason = advance(progress, token)
         on_token(token)
+        if on_step is not None:
+            on_step(Step(runs=tuple(runs), token=token, sampling_s=chosen - ran, total_s=chosen - began))
         if reason is not None:
             break
         before.append(token)
-        logits = _rows(pipeline, before, position if params.use_cache else 0, seconds)
+        first = position if params.use_cache else 0
     return Generated(
         sampled=tuple(sampled),
         finish_reason=reason,
@@ -138,11 +251,13 @@ def generate(
     )
 
 
-def _rows(pipeline: Pipeline, tokens: Sequence[int], first: int, seconds: dict[str, float]) -> NDArray[np.float32]:
+def _rows(
+    pipeline: Pipeline, tokens: Sequence[int], first: int, seconds: dict[str, float], runs: list[StageRun] | None
+) -> NDArray[np.float32]:
     """Run the tokens from position `first` on, in chunks; the logits of the last one."""
     logits: NDArray[np.float32] | None = None
     for at in range(first, len(tokens), CHUNK_ROWS):
         chunk = tokens[at : at + CHUNK_ROWS]
-        logits = pipeline.run(chunk, at, wanted=at + len(chunk) == len(tokens), seconds=seconds)
+        logits = pipeline.run(chunk, at, wanted=at + len(chunk) == len(tokens), seconds=seconds, runs=runs)
     assert logits is not None
     return logits

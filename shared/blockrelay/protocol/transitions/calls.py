@@ -12,6 +12,7 @@ from typing import Any, Generic, Literal, TypeVar, cast
 
 from blockrelay.protocol.capabilities import Pace
 from blockrelay.protocol.encoding import codec
+from blockrelay.protocol.encoding.fallback_event import FallbackEvent
 from blockrelay.protocol.messages import Claimed, Commit, CommitAnswer, EndReason, RequestBody, RerunReason
 from blockrelay.protocol.number import PROTOCOL
 
@@ -95,6 +96,15 @@ class Limits:
     others: int = 0
     others_tokens: int = 0
     others_result_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Requeued:
+    """Answer of RERUN. `ended`: that run was the current one, and the request is queued again; `fallbacks` are the
+    events of the stages that fell back with it."""
+
+    ended: bool
+    fallbacks: tuple[FallbackEvent, ...] = ()
 
 
 #: For what was accepted once.
@@ -215,13 +225,25 @@ def rerun(
     stage: int = 0,
     found: int | None = None,
     alone: bool = False,
-) -> Call[bool]:
+    detail: str = "",
+    code: str = "",
+    lost: bool = False,
+) -> Call[Requeued]:
     """`block` of `stage`: where a GPU failed. That is recorded as a fallback, and the next route has a CPU there; or,
     for a request that denies that, a GPU. `found`: of how many leading tokens a stage that lacked KV pages had some.
-    `alone`: nobody else was computed when it ended the process that computes, so that it is to blame for that."""
-    about = {"block": block or None, "stage": stage, "found": found, "alone": alone}
+    `alone`: nobody else was computed when it ended the process that computes, so that it is to blame for that.
+    `detail` and `code`: what the fallback event says of the failure as its reason and error code, where that is finer
+    than `reason`, which metrics and totals keep to. `lost`: with its device, so that all stages which the process of
+    that worker has in the route fell back."""
+
+    def parse(answer: Any) -> Requeued:
+        ended, *events = answer
+        return Requeued(int(ended) == 1, tuple(FallbackEvent.decode(json.loads(event)) for event in events))
+
+    finer = {"detail": detail or None, "code": code or None, "lost": lost}
+    about = {"block": block or None, "stage": stage, "found": found, "alone": alone, **finer}
     arguments = {"request": request, "run": run, "reason": reason, **about}
-    return Call("rerun", arguments, bool)
+    return Call("rerun", arguments, parse)
 
 
 def finish(

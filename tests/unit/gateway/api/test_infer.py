@@ -248,9 +248,9 @@ def test_logits_of_every_position_are_bounded_before_anything_is_queued(
     assert worker.client.zcard(worker.keys.running) == 0
 
 
-@pytest.fixture
-def socket(gateway: RunningGateway) -> Iterator[ClientConnection]:
-    with connect(gateway.url.replace("http", "ws") + "/v1/infer/ws") as connection:
+@pytest.fixture(params=["/v1/infer/ws", ""], ids=["by its path", "without a path"])
+def socket(gateway: RunningGateway, request: pytest.FixtureRequest) -> Iterator[ClientConnection]:
+    with connect(gateway.url.replace("http", "ws") + request.param) as connection:
         yield connection
 
 

@@ -124,9 +124,11 @@ def test_the_one_model_is_listed_with_its_context(gateway: RunningGateway, folde
 def test_every_instrument_of_the_gateway_is_observed(gateway: RunningGateway, worker: PlayedWorker) -> None:
     event = {
         "block_id": "block_2",
+        "blocks": ["block_2"],
         "from": "GPU",
         "to": "CPU",
-        "reason": "gpu_error",
+        "reason": "gpu_timeout",
+        "error_code": "TIMEOUT",
         "success": True,
         "position": 0,
         "rows_recomputed": None,
@@ -134,7 +136,8 @@ def test_every_instrument_of_the_gateway_is_observed(gateway: RunningGateway, wo
     response = gateway.post("/v1/completions", prompt=[1, 2, 3], background=True)
     assert gateway.metric("blockrelay_gateway_requests_waiting") == 1
     (claimed,) = worker.claim()
-    worker.scripts.run(calls.rerun(claimed.request, claimed.run, "gpu_error", block="block_2"))
+    failed = (claimed.request, claimed.run, "gpu_error")
+    worker.scripts.run(calls.rerun(*failed, block="block_2", stage=1, detail="gpu_timeout", code="TIMEOUT"))
     (claimed,) = worker.claim()
     worker.say(claimed, [5])
     wait_until(lambda: gateway.metric("blockrelay_gateway_requests_running") == 1, "token 1 is there")
@@ -197,7 +200,7 @@ def test_the_log_of_a_session_step_names_session_and_step_and_what_fell_back(
     ):
         answer = pool.submit(gateway.post, "/v1/infer", **step)
         (claimed,) = worker.claim()
-        worker.scripts.run(calls.rerun(claimed.request, claimed.run, "gpu_error", block="block_2"))
+        worker.scripts.run(calls.rerun(claimed.request, claimed.run, "gpu_error", block="block_2", stage=1))
         (claimed,) = worker.claim()
         worker.finish_tensor(claimed, np.zeros((1, 512), np.float32))
         stats = answer.result().json()["execution_stats"]

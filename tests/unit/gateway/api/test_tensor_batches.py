@@ -245,19 +245,23 @@ def test_what_the_cpu_took_over_is_told_for_every_row(
     waiting = ask(gateway.url, pool, batch([5], [6]))
     for claimed in worker.claim(2):
         if claimed.body.prompt[0] == 6:
-            worker.scripts.run(calls.rerun(claimed.request, claimed.run, "gpu_error", block="block_2"))
+            worker.scripts.run(calls.rerun(claimed.request, claimed.run, "gpu_error", block="block_2", stage=1))
             (claimed,) = worker.claim()
         worker.finish_tensor(claimed, logits_of(claimed))
     answer = waiting.result().json()
     assert answer["fallback_events"] == [
         {
             "block_id": "block_2",
+            "blocks": ["block_2"],
             "from": "GPU",
             "to": "CPU",
             "reason": "gpu_error",
+            "error_code": None,
             "success": True,
             "position": 0,
             "rows_recomputed": None,
         }
     ]
-    assert (answer["execution_stats"]["total_fallbacks"], len(answer["execution_times"])) == (1, 2)
+    stats = answer["execution_stats"]
+    assert (stats["total_fallbacks"], len(answer["execution_times"])) == (1, 2)
+    assert (stats["gpu_blocks_executed"], stats["cpu_blocks_executed"]) == (0, 2), "of rows that ran together"

@@ -70,7 +70,7 @@ def test_without_a_known_key_nothing_is_told(gateway: RunningGateway, header: st
 
 
 def test_health_and_metrics_need_no_key(gateway: RunningGateway, worker: PlayedWorker) -> None:
-    for path in ("/livez", "/readyz", "/metrics", "/openapi.json"):
+    for path in ("/livez", "/readyz", "/metrics", "/openapi.json", "/"):
         assert gateway.http.get(path).status_code == 200
 
 
@@ -137,8 +137,11 @@ def test_sessions_of_equal_names_are_different(
     assert wrong.status_code == 409 and "session 's'" in wrong.json()["message"]
 
 
-def test_a_web_socket_needs_a_key(gateway: RunningGateway, ada: dict[str, str], worker: PlayedWorker) -> None:
-    address = gateway.url.replace("http", "ws") + "/v1/infer/ws"
+@pytest.mark.parametrize("path", ["/v1/infer/ws", "/ws", "/", ""])
+def test_a_web_socket_needs_a_key(
+    gateway: RunningGateway, ada: dict[str, str], worker: PlayedWorker, path: str
+) -> None:
+    address = gateway.url.replace("http", "ws") + path
     with pytest.raises(InvalidStatus) as refused:
         websockets.connect(address)
     assert refused.value.response.status_code == 401

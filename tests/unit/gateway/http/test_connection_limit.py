@@ -26,8 +26,8 @@ def settings(settings: GatewaySettings) -> GatewaySettings:
     return settings.model_copy(update={"max_connections": MOST, "max_bodies_bytes": BODIES})
 
 
-def connect(gateway: RunningGateway) -> websockets.ClientConnection:
-    return websockets.connect(gateway.url.replace("http", "ws") + "/v1/infer/ws")
+def connect(gateway: RunningGateway, path: str = "/v1/infer/ws") -> websockets.ClientConnection:
+    return websockets.connect(gateway.url.replace("http", "ws") + path)
 
 
 def limited(gateway: RunningGateway, limit: str) -> float:
@@ -42,8 +42,9 @@ def test_more_at_once_are_told_to_come_back(gateway: RunningGateway, worker: Pla
         refused = gateway.post("/v1/completions", prompt="x")
         assert refused.status_code == 503 and int(refused.headers["retry-after"]) >= 1
         assert refused.json()["error"]["code"] == "overloaded" and limited(gateway, "connections") == 1
-        with pytest.raises(InvalidStatus):
-            connect(gateway)
+        for path in ("/v1/infer/ws", ""):
+            with pytest.raises(InvalidStatus):
+                connect(gateway, path)
         for path in ("/livez", "/readyz", "/metrics"):
             assert gateway.http.get(path).status_code == 200
     wait_until(lambda: gateway.http.get("/v1/models").status_code == 200, "there is room again")

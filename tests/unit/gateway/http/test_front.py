@@ -1,10 +1,12 @@
 """What balancers, proxies and clients ask of every route before they send a prompt."""
 
+import json
 from collections.abc import Iterator
 
 import httpx
 import pytest
 from starlette.routing import Route
+from websockets.sync.client import connect
 
 from blockrelay import __version__
 from blockrelay.block_folder.folder import BlockFolder
@@ -76,6 +78,9 @@ def test_a_proxy_may_cut_its_prefix_off_or_leave_it(below: RunningGateway, prefi
     assert refused.status_code == 400
     assert below.http.get("/openapi.json").json()["servers"] == [{"url": "/llm"}]
     assert below.http.get("/llmx/v1/models").status_code == 404
+    with connect(below.url.replace("http", "ws") + prefix) as socket:
+        socket.send('{"id": 1, "prompt": []}')
+        assert json.loads(socket.recv(timeout=20))["id"] == 1
 
 
 def test_a_page_behind_a_proxy_is_our_own(gateway: RunningGateway) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from blockrelay_launcher.supervisor.service_specs import Layout, gateways, workers
+from blockrelay_launcher.up_options.device_binding import HostGpu
 from blockrelay_launcher.up_options.options import UpOptions
 from blockrelay_launcher.up_options.plan_choice import PlanChoice
 
@@ -39,12 +40,17 @@ def test_one_alone_knows_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert origins(tmp_path, 1, cors_origins="https://a.example") == [{"https://a.example"}]
 
 
-def test_a_gpu_has_one_process_for_all_its_stages_and_its_budget(tmp_path: Path) -> None:
+def test_a_gpu_has_one_process_for_all_its_stages_and_its_budget(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BLOCKRELAY_GPU", "webgpu:0")  # of a worker that somebody starts
     plan = PlanChoice(stages=3)
-    options = UpOptions(model=tmp_path, plan=plan, gpus=("cuda:0", "cuda:1"), gpu_memory=3000)
+    gpus = tuple(HostGpu(id=name, device=name) for name in ("cuda:0", "cuda:1"))
+    options = UpOptions(model=tmp_path, plan=plan, gpus=gpus, gpu_memory=3000)
     children = workers(layout_of(tmp_path, options, 1))
     assert [child.name for child in children[3:]] == ["gpu-worker-cuda-0", "gpu-worker-cuda-1"]
     given = [(child.env.get("BLOCKRELAY_GPU_STAGES"), child.env.get("BLOCKRELAY_GPU_MEMORY")) for child in children]
     assert given == [(None, None)] * 3 + [("3", "3000")] * 2
+    assert [child.env.get("BLOCKRELAY_GPU") for child in children] == [None] * 3 + ["cuda:0", "cuda:1"]
     kv_bytes = [int(child.env["BLOCKRELAY_KV_BYTES"]) for child in children]
     assert kv_bytes == [kv_bytes[0]] * 3 + [3 * kv_bytes[0]] * 2, "each stage has its share of the host's memory"

@@ -1,5 +1,6 @@
 """The file of `up --topology`: what each host starts, and what is wrong in which line."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,7 @@ hosts:
         memory: 24000000000
         bytes_per_second: 900GB/s
         operations_per_second: 80T/s
+        gpu: webgpu:0
 links:
   - {between: [a, b], seconds: 0.0002, seconds_per_byte: 1.0e-9}
 """
@@ -51,10 +53,38 @@ def test_each_host_starts_its_own_part_of_one_plan(tmp_path: Path) -> None:
     a, b = options(path, "a"), options(path, "b")
     assert a.planned == b.planned and a.planned is not None and a.planned.text == "1-2,3-5,6-7"
     assert service_names(a) == ["scheduler", "worker-1", "worker-2", "gateway"]
-    assert [(w.device_id, w.device, w.threads) for w in worker_specs(a)] == [("cpu:a", "cpu", 3)] * 2
+    assert [(w.device_id, w.gpu, w.threads) for w in worker_specs(a)] == [("cpu:a", "", 3)] * 2
     assert (a.host, a.port, a.redis_url, a.model) == ("0.0.0.0", 8080, "redis://10.0.0.1:6379/0", BUNDLED_MODEL)
-    assert service_names(b) == ["gpu-worker-1"] and worker_specs(b)[0].device_id == "gpu0"
+    assert a.planned.devices == (("cpu:a",), ("gpu0", "cpu:*"), ("cpu:a",)) and a.planned.for_gpus == (
+        False,
+        True,
+        False,
+    )
+    assert service_names(b) == ["worker-1", "gpu-worker-webgpu-0"], "a CPU stands in"
+    stand_in, on_gpu = worker_specs(b)
+    assert (stand_in.device, stand_in.device_id) == ("cpu", "")
+    assert (on_gpu.device, on_gpu.device_id, on_gpu.gpu, on_gpu.stages) == ("gpu", "gpu0", "webgpu:0", 1)
     assert (b.gateways, b.schedulers, b.model) == (0, 0, tmp_path / "models/b")
+
+
+def test_a_plan_by_classes_is_for_all_devices_of_each(tmp_path: Path) -> None:
+    classes = {f"block_{number}": "GPU" if number > 3 else "CPU" for number in range(1, 8)}
+    (tmp_path / "plan.json").write_text(json.dumps(classes))
+    text = "plan: plan.json\n" + TWO_HOSTS.partition("targets: cpu:a,gpu0,cpu:a\n")[2]
+    planned = options(written(tmp_path, text), "a").planned
+    assert planned is not None and planned.devices == (("cpu:a",), ("gpu0", "cpu:*"))
+    alone = text.replace("class: GPU", "class: big").replace("        gpu: webgpu:0\n", "")
+    with pytest.raises(UsageError, match=r"plan: it is for gpu:\*, and no host of the topology has one"):
+        options(written(tmp_path, alone), "a")
+
+
+@pytest.mark.parametrize("device", ["cuda:1", "GPU-8f2a", "cpu"])
+def test_an_id_that_is_a_device_needs_no_other_name(tmp_path: Path, device: str) -> None:
+    text = TWO_HOSTS.replace("        gpu: webgpu:0\n", "").replace("id: gpu0", f"id: {device}")
+    b = options(
+        written(tmp_path, text.replace("cpu:a,gpu0", f"cpu:a,{device}").replace("    model: models/b\n", "")), "b"
+    )
+    assert [spec.gpu for spec in worker_specs(b)] == ["", device]
 
 
 def test_one_part_is_a_wish_too(tmp_path: Path) -> None:
@@ -101,7 +131,7 @@ def test_a_plan_for_a_device_that_no_host_has_is_refused(tmp_path: Path) -> None
         pytest.param(
             "id: gpu0", "id: cpu:a", "line 15: hosts.b.devices.0: device cpu:a is there twice", id="a device twice"
         ),
-        pytest.param("[a, b]", "[a, c]", "line 21: links.0.between: there is no host c", id="an unknown host"),
+        pytest.param("[a, b]", "[a, c]", "line 22: links.0.between: there is no host c", id="an unknown host"),
         pytest.param("  b:\n", "  a:\n", "line 12: a is there twice", id="a host twice"),
         pytest.param("80T/s", "80 much", "line 15: hosts.b.devices.0: operations_per_second: '80 much'", id="a unit"),
         pytest.param("redis: redis://10.0.0.1:6379/0\n", "", "several hosts need a Redis", id="no Redis"),
@@ -109,7 +139,7 @@ def test_a_plan_for_a_device_that_no_host_has_is_refused(tmp_path: Path) -> None
             "strategy: custom", "strategy: custom\nplan: p", "line 2: plan: plan and strategy", id="two plans"
         ),
         pytest.param("worker]", "worker", "line ", id="no YAML"),
-        pytest.param("[a, b]", "&x [a, *x]", "line 21: aliases", id="an alias"),
+        pytest.param("[a, b]", "&x [a, *x]", "line 22: aliases", id="an alias"),
         pytest.param("gpu0,cpu:a", "gpu0,cpu:z", "line 3: targets: strategy custom: there is no", id="a target"),
         pytest.param("3-5,6-7", "3-5,5-7", "line 2: boundaries: strategy custom: bound", id="an overlap"),
         pytest.param("custom", "magic", "line 1: strategy: strategy magic: there is no strategy", id="a strategy"),
@@ -121,8 +151,20 @@ def test_a_plan_for_a_device_that_no_host_has_is_refused(tmp_path: Path) -> None
         pytest.param("memory: 8GB", "memory: 0GB", "hosts.a.devices.0: memory: 0GB must be above 0", id="none"),
         pytest.param("memory: 8GB", "speed: .nan", "hosts.a.devices.0.speed: ", id="no number"),
         pytest.param("port: 8080", "port: 2024-13-45", "not YAML", id="no date"),
-        pytest.param("[a, b]", "[a, a]", "line 20: links: ", id="a link to itself"),
+        pytest.param("[a, b]", "[a, a]", "line 21: links: ", id="a link to itself"),
         pytest.param("custom", "auto\nparts: 1", "line 2: parts: strategy auto does not go by parts", id="parts"),
+        pytest.param(
+            "        gpu: webgpu:0\n",
+            "",
+            "line 15: hosts.b.devices.0: device gpu0 is of class GPU, and nothing says which",
+            id="no real device",
+        ),
+        pytest.param(
+            "class: GPU",
+            "class: CPU",
+            "line 15: hosts.b.devices.0: device gpu0 is gpu webgpu:0, and of class CPU",
+            id="a GPU that is a CPU",
+        ),
         pytest.param("hosts:", "guests:", "line 1: hosts: Field required", id="nothing"),
     ],
 )

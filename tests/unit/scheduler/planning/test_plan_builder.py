@@ -8,7 +8,7 @@ from blockrelay.errors import UsageError
 from blockrelay.protocol.plan import Plan, Stage, WorkerInfo, split_text, uniform_split
 from blockrelay.protocol.planned_split import PlannedSplit, equal_parts
 from blockrelay_scheduler.planning.assignment import empty_stages
-from blockrelay_scheduler.planning.plan_builder import decide
+from blockrelay_scheduler.planning.plan_builder import decide, waits_for_more
 
 
 def worker(name: str, *, device: str = "cpu", age: int = 0, **more: object) -> WorkerInfo:
@@ -17,6 +17,11 @@ def worker(name: str, *, device: str = "cpu", age: int = 0, **more: object) -> W
         id=name, model="m", device="gpu" if device == "gpu" else "cpu", numerics=str(more.pop("numerics", "n1")),
         host="h", pid=1, port=0, registered_ms=1_000_000 - age, **more,  # pyright: ignore[reportArgumentType]
     )  # fmt: skip
+
+
+def ready_gpu(name: str, split: str, stage: int, *, draining: bool = False) -> WorkerInfo:
+    """A GPU worker that has loaded a stage of `split`."""
+    return worker(name, device="gpu", split=split, stage=stage, ready=True, draining=draining)
 
 
 def test_workers_come_one_dies_and_its_replacement_takes_its_stage() -> None:
@@ -142,7 +147,62 @@ def test_classes_place_gpus_and_their_stand_ins() -> None:
     crowd = [worker(name, device="gpu" if name < "c" else "cpu") for name in "abcdef"]
     plan = decide(crowd, planned=planned, current=None).plan
     assert plan.assignments == {"a": 0, "b": 2, "c": 0, "d": 1, "e": 2, "f": 0}
+    crowd = [ready_gpu(w.id, plan.split, plan.assignments[w.id]) if w.device == "gpu" else w for w in crowd]
+    plan = decide(crowd, planned=planned, current=plan).plan
     assert [plan.blocks[f"block_{block}"] for block in (1, 3, 5)] == ["GPU", "CPU", "GPU"]
+
+
+def of_classes(*stages: tuple[str, tuple[str, ...]]) -> PlannedSplit:
+    """Stages with the class and the ids of their devices."""
+    classes, devices = zip(*stages, strict=True)
+    return replace(equal_parts(len(stages), len(stages)), devices=devices, classes=classes)
+
+
+BOUND = of_classes(("CPU", ("cpu:0",)), ("GPU", ("webgpu:0", "cpu:*")), ("GPU", ("webgpu:0", "gpu:*", "cpu:*")))
+UNBOUND = of_classes(("CPU", ("cpu:0",)), ("GPU", ("gpu:0",)))
+SAME_NAME = of_classes(("CPU", ("cpu",)), ("GPU", ("cpu", "cpu:*")))
+
+
+@pytest.mark.parametrize(
+    ("planned", "workers", "expected"),
+    [
+        pytest.param(
+            BOUND,
+            [("a", "gpu", "webgpu:0"), ("b", "gpu", "webgpu:0"), ("c", "cpu", ""), ("d", "cpu", "cpu:0"),
+             ("e", "cpu", "")],
+            {"a": 1, "b": 2, "c": 1, "d": 0, "e": 2},
+            id="bound, with stand-ins",
+        ),
+        pytest.param(BOUND, [("a", "gpu", "cuda:3")], {"a": 2}, id="any GPU where any is asked for"),
+        pytest.param(
+            UNBOUND, [("a", "gpu", "webgpu:0"), ("b", "cpu", ""), ("c", "cpu", "")], {"a": 1, "b": 0, "c": 1},
+            id="a class",
+        ),
+        pytest.param(SAME_NAME, [("a", "gpu", "cpu"), ("b", "cpu", "cpu"), ("c", "cpu", "")], {"a": 1, "b": 0, "c": 1},
+            id="the class tells devices of one name apart"),
+        pytest.param(UNBOUND, [("a", "cpu", ""), ("b", "cpu", "cpu:0")], {"a": 1, "b": 0}, id="the least choice first"),
+        pytest.param(
+            of_classes(("", ()), ("GPU", ("gpu:0",))), [("a", "cpu", ""), ("b", "cpu", "")], {"a": 0, "b": 1}, id="free"
+        ),
+    ],
+)  # fmt: skip
+def test_workers_find_stages_of_their_device_or_class(
+    planned: PlannedSplit, workers: list[tuple[str, str, str]], expected: dict[str, int]
+) -> None:
+    crowd = [worker(name, device=device, device_id=device_id) for name, device, device_id in workers]
+    plan = decide(crowd, planned=planned, current=None).plan
+    assert plan.assignments == expected
+
+
+def test_a_plan_for_a_device_that_is_not_there_is_served_by_cpus() -> None:
+    plan = decide([worker("a", device_id="cpu:0"), worker("b")], planned=BOUND, current=None).plan
+    assert plan.assignments == {"a": 0, "b": 1} and set(plan.blocks.values()) == {"CPU"}
+
+
+def test_blocks_are_read_in_the_order_of_their_numbers() -> None:
+    plan = decide([worker("a")], planned=equal_parts(12, 1), current=None).plan
+    read = Plan.from_redis({b"plan": plan.to_json().encode(), b"epoch": b"1"})
+    assert read is not None and list(read.blocks) == [f"block_{number}" for number in range(1, 13)]
 
 
 @pytest.mark.parametrize("classes", ["gpu", "gpu,cpu,gpu,cpu", "gpu,npu,cpu", "gpu,,cpu"])
@@ -178,23 +238,56 @@ def test_another_number_of_stages_places_everybody_anew() -> None:
 
 
 def test_gpu_stages_are_named_block_by_block() -> None:
-    plan = decide(
-        [worker("a"), worker("b"), worker("g", device="gpu")], planned=equal_parts(4, 2), current=CURRENT
-    ).plan
+    crowd = [worker("a"), worker("b"), ready_gpu("g", "1-2,3-4", 0)]
+    plan = decide(crowd, planned=equal_parts(4, 2), current=CURRENT).plan
     assert plan.route_class == "gpu"
     assert plan.blocks == {"block_1": "GPU", "block_2": "GPU", "block_3": "CPU", "block_4": "CPU"}
 
 
+@pytest.mark.parametrize(
+    "absent",
+    [
+        worker("g", device="gpu"),
+        worker("g", device="gpu", split="1-2,3-4", stage=0),
+        worker("g", device="gpu", split="1-1,2-4", stage=0, ready=True),
+        ready_gpu("g", "1-2,3-4", 0, draining=True),
+    ],
+)
+def test_a_gpu_that_cannot_compute_a_stage_now_is_assigned_and_not_shown(absent: WorkerInfo) -> None:
+    """It loads the stage, has one of another split, or leaves."""
+    planned = equal_parts(4, 2)
+    plan = decide([worker("a", age=1), absent, worker("b")], planned=planned, current=None).plan
+    assert plan.route_class == "cpu" and set(plan.blocks.values()) == {"CPU"}
+    assert ("g" in plan.assignments) == (not absent.draining or absent.ready)
+    shown = decide([worker("a", age=1), ready_gpu("g", "1-2,3-4", 0), worker("b")], planned=planned, current=plan).plan
+    assert shown.route_class == "gpu" and shown.blocks["block_2"] == "GPU"
+
+
+def test_only_what_becomes_ready_may_wait_to_be_told() -> None:
+    planned, cpus = equal_parts(4, 2), [worker("a", age=2), worker("b", age=1)]
+    loading = [*cpus, worker("g", device="gpu"), worker("h", device="gpu")]
+    one = [*cpus, ready_gpu("g", "1-2,3-4", 0), worker("h", device="gpu")]
+    both = [*cpus, ready_gpu("g", "1-2,3-4", 0), ready_gpu("h", "1-2,3-4", 1)]
+    plans = [decide(crowd, planned=planned, current=None) for crowd in (loading, one, both)]
+    assert len({decision.inputs for decision in plans}) == 3, "each is published"
+    first, second, third = (decision.plan for decision in plans)
+    assert waits_for_more(first, second) and waits_for_more(second, third) and waits_for_more(first, third)
+    assert not waits_for_more(third, second), "a GPU is gone"
+    replaced = decide([*one[:3], worker("k", device="gpu")], planned=planned, current=None).plan
+    assert not waits_for_more(first, replaced), "and this names who runs what"
+
+
 def test_every_stage_says_why() -> None:
-    crowd = [worker("a"), worker("g", device="gpu"), worker("b")]
-    assert decide(crowd, planned=equal_parts(5, 2), current=None).plan.reasons == (
-        "stage 0 is block_1 to block_3, 3 of 5 blocks in 2 equal parts: 1 GPU worker for it, 1 CPU worker stands in",
-        "stage 1 is block_4 to block_5, 2 of 5 blocks in 2 equal parts: 1 CPU worker for it",
-    )
+    gpus = {"1 GPU worker for it": ready_gpu("g", "1-3,4-5", 0), "1 GPU worker loads it": worker("g", device="gpu")}
+    for phrase, gpu in gpus.items():
+        assert decide([worker("a"), gpu, worker("b")], planned=equal_parts(5, 2), current=None).plan.reasons == (
+            f"stage 0 is block_1 to block_3, 3 of 5 blocks in 2 equal parts: {phrase}, 1 CPU worker stands in",
+            "stage 1 is block_4 to block_5, 2 of 5 blocks in 2 equal parts: 1 CPU worker for it",
+        )
     assert decide([], planned=equal_parts(5, 1), current=None).plan.reasons == (
         "stage 0 is block_1 to block_5, the whole model: no worker yet, requests wait",
     )
-    assert decide([worker("g", device="gpu")], planned=equal_parts(5, 1), current=None).plan.reasons == (
+    assert decide([ready_gpu("g", "1-5", 0)], planned=equal_parts(5, 1), current=None).plan.reasons == (
         "stage 0 is block_1 to block_5, the whole model: 1 GPU worker for it and no CPU worker to stand in",
     )
 

@@ -106,6 +106,28 @@ def test_a_device_that_is_lost_hands_over_all_that_was_there(
     assert sampled(text, "blockrelay_worker_fallbacks_total", block="block_1", reason="gpu_error") >= 1
 
 
+def test_a_device_that_is_lost_hands_over_what_was_on_its_way_there(
+    w8a8: BlockFolder, client: redis.Redis, keys: Keys, scripts: Scripts
+) -> None:
+    """A request whose route has it, of which it has seen no row yet. From then on no route has it."""
+    scripts.run(calls.publish_plan(MODEL, replaces_epoch=0, inputs="i", route_class="gpu", plan="{}"))
+    cell = Cell(client, keys, scripts)
+
+    class Claiming(WrappingExecutor):
+        def run(self, batch: Batch) -> StageOutput:
+            cell.accept("req-unseen")
+            assert len(cell.claim("w")) == 1
+            raise LOST
+
+    with engine_running(w8a8, client, keys, scripts, broken=Claiming, device="gpu") as (_, table):
+        _accept(cell, ["req-seen"])
+        wait_until(lambda: len(cell.queued("reruns", "cpu")) == 2, "both wait for a CPU", timeout_s=20)
+    assert not table.all() and client.hget(keys.worker("w"), "draining")
+    for request in ("req-seen", "req-unseen"):
+        said = cell.record(request)["fallbacks"]
+        assert '"reason":"gpu_device_lost"' in said and '"error_code":"INTERNAL"' in said
+
+
 class Deadly(WrappingExecutor):
     """Is lost in its first step, every time that it is loaded."""
 

@@ -32,7 +32,8 @@ class Stumbling(WrappingExecutor):
 
     def run(self, batch: Batch) -> StageOutput:
         if batch.tokens is not None and MARK in batch.tokens:
-            raise ExecutionError("block_3: out of memory", block="block_3")
+            seconds = {"block_1": 0.5, "block_2": 0.25, "block_3": 0.125}
+            raise ExecutionError("block_3: out of memory", block="block_3", seconds=seconds)
         return self._executor.run(batch)
 
 
@@ -97,6 +98,7 @@ def test_a_request_that_breaks_a_block_fails_alone_and_says_where(
     assert engine["internal"] == engine["rollback_done"] >= 1
     assert engine["batch_ready"] == engine["dispatch_ok"] == engine["worker_done"] + engine["internal"]
     assert bad.reason == "error" and bad.meta["failed_block"] == "block_3" and "out of memory" in bad.meta["error"]
+    assert bad.meta["execution_times"] == {"block_1": 0.5, "block_2": 0.25, "block_3": 0.125}
     assert {end.reason for end in good} == {"length"}
 
 
@@ -106,6 +108,7 @@ def test_a_row_that_is_not_finite_fails_its_request_and_not_its_batch(
     with engine_running(w8a8, client, keys, scripts, broken=Overflowing) as (cell, _):
         bad, good = ask(cell)
     assert bad.reason == "error" and bad.meta["code"] == "row_not_finite"
+    assert bad.meta["failed_block"] == "" and "not again when these ran one by one" in bad.meta["error"]
     assert {end.reason for end in good} == {"length"}
 
 

@@ -334,7 +334,7 @@ def test_a_batch_that_makes_no_sense_is_refused_and_the_next_one_is_not(
 
 
 def test_a_fault_that_was_asked_for_comes_after_so_many_batches(w8a8: BlockFolder) -> None:
-    plain = executors_for("gpu", w8a8, threads=1).load(w8a8, 1, w8a8.model.blocks, pages=2)
+    plain = executors_for("cpu", w8a8, threads=1).load(w8a8, 1, w8a8.model.blocks, pages=2)
     failing = FailingExecutor(plain, after=1, block="block_1")
     run(failing, [([5], 0, [0])])
     for _ in range(2):

@@ -305,3 +305,26 @@ def test_a_page_that_is_begun_and_gone_costs_its_rows(tmp_path: Path) -> None:
         if again.kv.loading:
             worker.loaded()
         assert again.computed == 64
+
+
+def test_pages_that_turn_out_to_be_wrong_are_found_nowhere(tmp_path: Path) -> None:
+    """Behind the first 40 tokens: two pages stay, and the next worker computes and keeps the others anew."""
+    with working(tmp_path) as worker:
+        run = worker.run(PROMPT)
+        worker.compute(run)
+        worker.table.distrust(run, 40)
+        assert (run.computed, run.kv.sealed) == (40, 2)
+        beside = worker.run(PROMPT)
+        assert (beside.computed, beside.kv.loading) == (32, None) or beside.kv.loading is not None
+        worker.table.drop(beside.request, beside.id)
+        assert worker.store.flush(10)
+    with working(tmp_path) as worker:
+        run = worker.run(PROMPT)
+        worker.loaded()
+        assert run.computed == 32
+        worker.compute(run)
+        assert worker.store.flush(10)
+    with working(tmp_path) as worker:
+        run = worker.run(PROMPT)
+        worker.loaded()
+        assert run.computed == 64

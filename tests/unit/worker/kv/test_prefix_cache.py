@@ -134,6 +134,20 @@ def test_without_a_cache_nothing_is_kept() -> None:
     assert desk.run(PROMPT).computed == 0
 
 
+def test_pages_behind_rows_that_were_wrong_lose_their_names(desk: Desk) -> None:
+    first, beside = desk.run(PROMPT), desk.run(PROMPT)
+    desk.compute(first)
+    desk.table.distrust(first, 20)
+    assert (first.computed, first.kv.sealed) == (20, 1)
+    assert desk.run([*PROMPT, 7]).computed == 16, "the first page is right"
+    desk.compute(beside)
+    assert desk.run([*PROMPT, 8]).computed == 48, "others name theirs"
+    desk.table.drop(first.request, first.id)
+    desk.table.check_integrity()
+    desk.table.distrust(beside, 50)
+    assert (beside.computed, beside.kv.sealed) == (50, 3), "nothing lies behind"
+
+
 def test_drafts_are_not_named(desk: Desk) -> None:
     run = desk.run(PROMPT[:30], later=True)
     run.receive(0, [*PROMPT[:30], 1, 2, 3])

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +11,8 @@ import pytest
 from blockrelay.block_folder.folder import BlockFolder
 from blockrelay.text.tokenizer import Tokenizer
 from blockrelay_worker.offline.generate import run
+from tests.support.models.onnx_blocks_served import opened
+from tests.support.models.reference_blocks import ReferenceModel, write_reference_blocks
 
 
 def _run(folder: BlockFolder, *options: str) -> subprocess.CompletedProcess[str]:
@@ -85,6 +88,77 @@ def test_without_a_limit_the_text_ends_with_the_context_at_the_latest(w8a8: Bloc
     assert (len(report["tokens"]), report["finish_reason"]) == (12, "length")
 
 
+def _printed(capsys: pytest.CaptureFixture[str], folder: BlockFolder, *options: str) -> str:
+    """What the command prints, run in this process."""
+    assert run(["--model", str(folder.root), "--threads", "1", *options]) == 0
+    return capsys.readouterr().out
+
+
+def test_an_explained_text_is_the_same_and_every_step_says_what_its_stages_did(
+    w8a8: BlockFolder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ("--prompt", "Once upon a time", "--max-tokens", "5", "--ignore-eos", "--stages", "2", "--json")
+    plain, explained = (json.loads(_printed(capsys, w8a8, *options, *more)) for more in ((), ("--explain",)))
+    assert explained["tokens"] == plain["tokens"] and explained["text"] == plain["text"]
+
+    steps, totals, prompt = explained["steps"], explained["totals"], plain["prompt_tokens"]
+    assert [one["token"] for one in steps] == plain["tokens"]
+    for step in steps:
+        rows = prompt if step["step"] == 1 else 1
+        first, last = step["stages"]
+        assert (first["blocks"], last["blocks"]) == ("1-3", "4-5")
+        assert (first["input"], first["output"]) == ([rows], [rows, 64])
+        assert (last["input"], last["output"]) == ([rows, 64], [1, 512])
+        assert first["transfer_s"] == 0 < last["transfer_s"], "the first stage takes tokens"
+        for one in step["stages"]:
+            assert one["device"] == one["class"] == "cpu"
+            assert min(one["compute_s"], one["kv_s"]) > 0
+            assert one["transfer_s"] + one["compute_s"] + one["kv_s"] <= one["total_s"]
+        assert sum(one["total_s"] for one in step["stages"]) + step["sampling_s"] <= step["total_s"]
+    assert (totals["tokens"], totals["inferences"], totals["prompt_tokens"]) == (5, 5, prompt)
+    assert totals["inference_s"] == pytest.approx(sum(explained["timings"]["block_s"].values()))
+    assert totals["total_s"] <= explained["timings"]["total_s"]
+
+
+def test_an_explanation_is_a_table_with_the_text_below(w8a8: BlockFolder, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ("--prompt", "Once upon a time", "--max-tokens", "4", "--ignore-eos", "--stages", "3")
+    text = _printed(capsys, w8a8, *options)
+    table = _printed(capsys, w8a8, *options, "--explain")
+    assert table.endswith(f"ms each\n{text}")
+    lines = table.removesuffix(text).splitlines()
+    assert [line.split()[0] for line in lines[2:14]] == ["1", "1", "2", "2", "1", "2", "3", "1", "2", "4", "1", "2"]
+    assert lines[14].startswith("total ") and lines[15].startswith("4 tokens in 4 steps")
+    tokens = json.loads(_printed(capsys, w8a8, *options, "--json"))["tokens"]
+    assert all(f"  {token} " in line for token, line in zip(tokens, lines[4:14:3], strict=True))
+
+
+def test_a_stage_on_a_device_tells_the_way_to_its_process(
+    fp32: BlockFolder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ("--ids", "1,5,9", "--max-tokens", "4", "--ignore-eos", "--stages", "3", "--json")
+    own = json.loads(_printed(capsys, fp32, *options))
+    devices = ("--gpu", "cpu", "--stage-devices", "cpu,gpu,cpu")
+    mixed = json.loads(_printed(capsys, fp32, *options, *devices, "--explain"))
+    assert mixed["tokens"] == own["tokens"], "within what floats differ by"
+    for step in mixed["steps"]:
+        first, device, last = step["stages"]
+        assert [one["class"] for one in step["stages"]] == ["cpu", "gpu", "cpu"]
+        assert (device["device"], device["blocks"], last["input"]) == ("cpu", "3-4", device["output"])
+        assert min(device["transfer_s"], device["compute_s"], device["kv_s"]) > 0
+        assert device["transfer_s"] + device["compute_s"] + device["kv_s"] <= device["total_s"]
+        assert first["transfer_s"] == 0
+
+
+@pytest.mark.onnx_blocks
+def test_onnx_blocks_run_in_a_process_of_their_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    blocks = opened(write_reference_blocks(tmp_path / "blocks", ReferenceModel(layers=2)), tmp_path / "cache")
+    options = ("--ids", "1,5,9", "--max-tokens", "3", "--ignore-eos", "--json", "--explain")
+    explained = json.loads(_printed(capsys, blocks, *options))
+    stages = [one for step in explained["steps"] for one in step["stages"]]
+    assert [(one["blocks"], one["class"], one["device"]) for one in stages] == 3 * [("1-3", "gpu", "cpu")]
+    assert min(min(one["transfer_s"], one["compute_s"], one["kv_s"]) for one in stages) > 0
+
+
 def test_a_model_without_a_tokenizer_takes_and_gives_ids(
     ids_only: BlockFolder, w8a8: BlockFolder, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -124,6 +198,10 @@ def test_text_for_a_model_without_a_tokenizer_is_refused(
         (("--ids", "1", "--stop", ""), "stop string"),
         (("--ids", "1", "--stages", "6"), "stages must be at most 5"),
         (("--ids", "1", "--beams", "2"), "--beams"),
+        (("--ids", "1", "--explain", "--stages", "2", "--stage-devices", "cpu,gpu"), "say which device with --gpu"),
+        (("--ids", "1", "--gpu", "cpu", "--stages", "2", "--stage-devices", "cpu,cpu"), "no stage is for --gpu cpu"),
+        (("--ids", "1", "--gpu", "cpu", "--stages", "3", "--stage-devices", "cpu,gpu"), "devices of 2 stages"),
+        (("--ids", "1", "--gpu", "nothing:0"), "no device of ONNX Runtime"),
         (("--ids", "1", "--model", "/nowhere"), "/nowhere: no such block folder"),
     ],
 )

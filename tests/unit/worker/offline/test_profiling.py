@@ -1,5 +1,6 @@
 """The profiler on a real executor of a tiny model, and over a real Redis."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,10 +13,11 @@ from blockrelay_worker.execution.loader import executors_for
 from blockrelay_worker.execution.page_layout import layout_of
 from blockrelay_worker.kernels import load_kernels
 from blockrelay_worker.offline.profiling import __main__ as profiling
-from blockrelay_worker.offline.profiling import samples
+from blockrelay_worker.offline.profiling import block_times, samples
 from blockrelay_worker.offline.profiling.block_times import ROWS, Shape, shapes, windows
 from blockrelay_worker.offline.profiling.hop_times import redis_hop, shared_memory_hop
 from blockrelay_worker.offline.profiling.samples import Samples
+from blockrelay_worker.offline.profiling.targets import stage_bytes
 from tests.support.models.tiny_model import BLOCKS, write_tiny_model
 from tests.support.redis.redis_server import RedisServer
 
@@ -55,21 +57,52 @@ def test_shapes_end_at_the_model_s_context(folder: Path) -> None:
 
 def test_a_model_that_does_not_fit_is_measured_in_windows(folder: Path) -> None:
     opened = open_block_folder(folder)
-    executors = executors_for("cpu", opened, threads=1)
+    measured = stage_bytes(opened, executors_for("cpu", opened, threads=1))
     wanted = [Shape(4, 128), Shape(64, 128)]
     sizes = [opened.manifest.files[block.file].bytes for block in opened.manifest.blocks]
     pages = 64 * 8 * layout_of(opened, 1, 1).bytes_per_page
-    found = list(windows(opened, executors, wanted, max(sizes) + pages))
+    found = list(windows(opened, replace(measured, room=max(sizes) + pages), wanted))
     assert found[0].first == 1 and found[-1].last == BLOCKS and len(found) > 1
     assert [w.first for w in found[1:]] == [w.last + 1 for w in found[:-1]]
-    (whole,) = windows(opened, executors, wanted, 10**9)
+    (whole,) = windows(opened, replace(measured, room=10**9), wanted)
     assert (whole.first, whole.last, whole.pages) == (1, BLOCKS, 64 * 8)
 
 
 def test_a_block_that_does_not_fit_is_named(folder: Path) -> None:
     opened = open_block_folder(folder)
+    measured = stage_bytes(opened, executors_for("cpu", opened, threads=1))
     with pytest.raises(UsageError, match="block_1 does not fit into the 0 MiB"):
-        list(windows(opened, executors_for("cpu", opened, threads=1), [Shape(1, 128)], 1000))
+        list(windows(opened, replace(measured, room=1000), [Shape(1, 128)]))
+
+
+def test_a_device_that_is_named_is_measured_block_by_block(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """ONNX Runtime's CPU provider, in the process that a worker would begin for it."""
+    monkeypatch.setattr(samples, "ROUND_S", 0.0)
+    monkeypatch.setattr(block_times, "EXTRA_ROUNDS", 0)
+    monkeypatch.setattr(block_times, "ROWS", few := (1, 4))
+    out = tmp_path / "p.json"
+    assert profiling.run(["--model", str(folder), "--out", str(out), "--threads", "1", "--gpu", "cpu"]) == 0
+    profile = decode_profile(out.read_bytes(), "p.json")
+    assert profile.classes == ("CPU", "GPU")
+    opened = open_block_folder(folder)
+    for cost in analyse(opened.model).blocks:
+        gpu = profile.blocks[cost.name]["GPU"]
+        assert set(gpu.seconds) == set(few) and all(seconds > 0 for seconds in gpu.seconds.values())
+        assert set(gpu.seconds_at_context) == {512} and (gpu.load_seconds or 0) > 0
+        assert gpu.seconds != profile.blocks[cost.name]["CPU"].seconds
+
+
+@pytest.mark.parametrize(
+    ("gpu", "said"), [("cpu,cpu", "--gpu cpu: named twice"), ("webgpus", "'webgpus' is no device")]
+)
+def test_a_device_that_cannot_be_measured_is_refused(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], gpu: str, said: str
+) -> None:
+    out = tmp_path / "p.json"
+    assert profiling.run(["--model", str(folder), "--out", str(out), "--threads", "1", "--gpu", gpu]) == 2
+    assert said in capsys.readouterr().err and not out.exists()
 
 
 def test_the_spread_is_half_the_distance_of_the_quartiles() -> None:

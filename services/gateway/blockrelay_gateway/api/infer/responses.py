@@ -19,20 +19,21 @@ def execution(*ends: EndEntry) -> dict[str, Any]:
     """execution_times, execution_stats and fallback_events, as the last stage told them of each row.
 
     Rows share batches, so a block's time is that of the row for which it took longest. `warm_sessions`: of ONNX blocks
-    as they are, what their worker has made and run so far.
+    as they are, what their worker has made and run so far. Blocks are counted where they were executed, in every
+    step; for rows, which are executed together, once, or once on each where some rows went to a GPU and some to a CPU.
     """
     times: dict[str, float] = {}
     for end in ends:
         for block, seconds in (end.meta.get("execution_times") or {}).items():
             times[block] = max(seconds, times.get(block, 0.0))
     sessions: dict[str, float] = next((m for end in reversed(ends) if (m := end.meta.get("warm_sessions"))), {})
-    on_gpu = len({block for end in ends for block in end.meta.get("gpu_blocks") or ()})
+    executed = [end.executed or _executed_once(end) for end in ends]
     fallbacks = [event for end in ends for event in end.fallbacks]
     return {
         "execution_times": times,
         "execution_stats": {
-            "gpu_blocks_executed": on_gpu,
-            "cpu_blocks_executed": len(times) - on_gpu,
+            "gpu_blocks_executed": max((on_gpus for on_gpus, _ in executed), default=0),
+            "cpu_blocks_executed": max((on_cpus for _, on_cpus in executed), default=0),
             "total_fallbacks": len(fallbacks),
             "successful_fallbacks": sum(event.success for event in fallbacks),
             "avg_block_time": round(sum(times.values()) / len(times), 6) if times else 0.0,
@@ -41,6 +42,12 @@ def execution(*ends: EndEntry) -> dict[str, Any]:
         },
         "fallback_events": [event.to_json() for event in fallbacks],
     }
+
+
+def _executed_once(end: EndEntry) -> tuple[int, int]:
+    """Of an end that an older release has written: the blocks of the last run, each once."""
+    blocks, on_gpus = len(end.meta.get("execution_times") or ()), len(end.meta.get("gpu_blocks") or ())
+    return on_gpus, blocks - on_gpus
 
 
 def tensor_success(

@@ -71,6 +71,7 @@ async def session(session_id: str, request: Request) -> Response:
 
 @router.websocket("/v1/infer/ws")
 @router.websocket("/ws")
+@router.websocket("/")  # where clients go that know a host and a port only
 async def infer_socket(socket: WebSocket) -> None:
     """Every message is a body of POST /v1/infer, several at once; answers carry the message's `id`."""
     await converse(state.of(socket), socket)

@@ -62,9 +62,10 @@ class Accounting:
         if followed.body.session:
             log = log.bind(session_id=followed.body.session, step=followed.body.step)
         for event in end.fallbacks:
-            self._metrics.fallbacks.labels(event.block_id, event.source, event.target, event.reason).inc()
+            self._metrics.fallbacks.labels(event.block_id, event.source, event.target, event.cause).inc()
             moved: dict[str, Any] = {"block": event.block_id, "from": event.source, "to": event.target}
-            log.warning("BLOCK_EXECUTION_FALLBACK", **moved, reason=event.reason, success=event.success)
+            why = {"reason": event.reason, "error_code": event.error_code, "success": event.success}
+            log.warning("BLOCK_EXECUTION_FALLBACK", **moved, blocks=event.blocks, **why)
         log.info(
             "PIPELINE_EXECUTION_COMPLETE",
             reason=end.reason,

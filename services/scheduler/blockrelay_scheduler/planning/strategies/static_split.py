@@ -3,18 +3,27 @@
 from math import fsum
 
 from blockrelay.errors import UsageError
-from blockrelay.planning.devices import Device
 from blockrelay.quantities import counted, format_seconds
 from blockrelay_scheduler.planning.problem import Part, Placement, Problem
+
+CPU, GPU = "CPU", "GPU"
+_REMEDIES = {CPU: "", GPU: ": measure one (blockrelay profile --gpu ID), or describe it (--devices)"}
 
 
 def static_split(problem: Problem) -> Placement:
     """The smallest k of those with the lowest `max(cpu_time, gpu_time)`, both of one row at half the promised context.
 
+    The GPU is the first device of the class GPU, or else the first that is no CPU, such as webgpu:0.
     Notes: `k`, `pipeline_time`, `cpu_time`, `gpu_time`, and `summary`, a sentence. UsageError unless there is a device
     of each class.
     """
-    cpu, gpu = _first(problem, "CPU"), _first(problem, "GPU")
+    devices = problem.fleet.devices
+    cpu = next((one for one in devices if one.device_class == CPU), None)
+    gpu = next((one for one in devices if one.device_class == GPU), None)
+    gpu = gpu or next((one for one in devices if one.device_class != CPU), None)
+    if cpu is None or gpu is None:
+        lacking = CPU if cpu is None else GPU
+        raise UsageError(f"static-split needs a {lacking}, and there is none{_REMEDIES[lacking]}")
     context = problem.promise.context / 2
     on_cpu = problem.costs.each_block_seconds(cpu, 1, context)
     on_gpu = problem.costs.each_block_seconds(gpu, 1, context)
@@ -37,10 +46,3 @@ def static_split(problem: Problem) -> Placement:
         "k": k, "pipeline_time": max(times(k)), "cpu_time": cpu_time, "gpu_time": gpu_time, "summary": summary,
     }  # fmt: skip
     return Placement(parts=tuple(parts), notes=notes)
-
-
-def _first(problem: Problem, name: str) -> Device:
-    for device in problem.fleet.devices:
-        if device.device_class == name:
-            return device
-    raise UsageError(f"static-split needs a {name}, and there is none")

@@ -31,8 +31,8 @@ class CpuExecutors:
 
     @staticmethod
     def serves(device: Device, precisions: Collection[Precision]) -> bool:
-        """All there are; a worker that calls itself a GPU's computes here too."""
-        return True
+        """All there are."""
+        return device == "cpu"
 
     def numerics_id(self, manifest: Manifest) -> str:
         return numerics_id(manifest)

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -9,7 +10,7 @@ import numpy as np
 from blockrelay.block_folder.folder import BlockFolder
 from blockrelay.errors import BlockFolderError, BlockrelayError, ExecutionError
 from blockrelay.protocol.capabilities import Capabilities
-from blockrelay_worker.execution.batch import Batch, StageOutput, check_segments, hidden_of, tokens_of
+from blockrelay_worker.execution.batch import Batch, BlockFault, StageOutput, check_segments, hidden_of, tokens_of
 from blockrelay_worker.execution.cpu.layers import Head, Layer
 from blockrelay_worker.execution.cpu.linears import Variant
 from blockrelay_worker.execution.cpu.page_memory import PageMemory
@@ -116,16 +117,30 @@ class StageExecutor:
         assert self.first_block <= block <= self.last_block, f"block_{block} is not in this stage"
         return self._run(batch, block, block)
 
+    def first_not_finite(self, batch: Batch) -> BlockFault | None:
+        """See `Executor.first_not_finite`."""
+        given, seconds = batch, dict[str, float]()
+        for block in range(self.first_block, self.last_block + 1):
+            output = self.run_block(block, given)
+            seconds |= output.seconds
+            if output.not_finite:
+                return BlockFault(block=f"block_{block}", seconds=seconds)
+            if output.hidden is not None:
+                given = replace(batch, tokens=None, hidden=output.hidden.copy())
+        return None
+
     def _run(self, batch: Batch, first_block: int, last_block: int) -> StageOutput:
+        began = time.perf_counter()
         count = check_segments(batch.segments, limit=self._cos.shape[0], pages=self.pool.pages if self._layers else 0)
         if count > self._space.capacity:
             self._grow(count)
         rows = place(batch.segments, self._space, self._cos, self._sin, keeps_pages=bool(self._layers))
-        started = time.perf_counter()
+        placed = time.perf_counter()
         x = self._embed(batch, count) if first_block == 1 else self._copy_in(batch, count)
+        there = time.perf_counter()
+        embedded = there - placed if first_block == 1 else 0.0
         logits = self._logits_buffer(len(batch.wanted)) if last_block == self.folder.model.blocks else None
         seconds: list[float] = []
-        before = time.perf_counter() - started
         try:
             # Overflow in a row shows as a row that is not finite; a warning would only say it twice.
             with np.errstate(all="ignore"):
@@ -133,13 +148,17 @@ class StageExecutor:
         except Exception as error:  # ONNX Runtime's own exception types have no public common base
             block = f"block_{first_block + len(seconds)}"
             said = "" if isinstance(error, BlockrelayError) else " failed"
-            raise ExecutionError(f"{block}{said}: {error}", block=block) from error
-        seconds[0] += before
+            spent = [*seconds, time.perf_counter() - there - sum(seconds)]
+            spent[0] += embedded
+            raise ExecutionError(f"{block}{said}: {error}", block=block, seconds=_named(first_block, spent)) from error
+        seconds[0] += embedded
         return StageOutput(
             hidden=x if logits is None else None,
             logits=logits,
             not_finite=_not_finite(x, logits, batch),
-            seconds={f"block_{first_block + index}": spent for index, spent in enumerate(seconds)},
+            seconds=_named(first_block, seconds),
+            kv_s=placed - began,
+            moved_s=0.0 if first_block == 1 else there - placed,
         )
 
     def _program(
@@ -217,6 +236,10 @@ class StageExecutor:
         for part in (*self._layers, *([self._head] if self._head is not None else [])):
             for linear in part.linears.values():
                 linear.forget_buffers()
+
+
+def _named(first_block: int, seconds: Sequence[float]) -> dict[str, float]:
+    return {f"block_{first_block + index}": spent for index, spent in enumerate(seconds)}
 
 
 def _not_finite(x: F32, logits: F32 | None, batch: Batch) -> tuple[int, ...]:

@@ -5,7 +5,7 @@ graph: to the last digits the result is the same. What each took then divides th
 """
 
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -69,20 +69,26 @@ class BlockTimes:
         self, inputs: Mapping[str, NDArray[Any]], stays: Mapping[str, Place] | None = None
     ) -> tuple[Arrays, dict[str, float]]:
         """A step block by block: outputs of the last one as of BoundSession, and the seconds of each."""
+        ran = list(self.one_by_one(inputs, stays))
+        found, seconds = ran[-1][1], [spent for *_, spent in ran]
+        self._shares = np.asarray(seconds) / sum(seconds)
+        self._steps += 1
+        return found, self._named(seconds)
+
+    def one_by_one(
+        self, inputs: Mapping[str, NDArray[Any]], stays: Mapping[str, Place] | None = None
+    ) -> Iterator[tuple[str, Arrays, float]]:
+        """The name, the outputs and the seconds of each block, which is run when it is asked for; nothing is noted."""
         if not self._sessions:
             self._sessions = [self._session(block) for block in self._blocks]
         # Memory that stays for a step in 256 would be missing in all others.
         options = None if self._always else self._provider.shrinking()
-        given, seconds = dict(inputs), list[float]()
-        found: Arrays = {}
-        for session in self._sessions:
+        given = dict(inputs)
+        for block, session in zip(self._blocks, self._sessions, strict=True):
             began = time.perf_counter()
             found = session.run(given, options, stays)
-            seconds.append(time.perf_counter() - began)
+            yield f"block_{block}", found, time.perf_counter() - began
             given["hidden"] = found.get("hidden_out", given.get("hidden", _NO_ROWS))
-        self._shares = np.asarray(seconds) / sum(seconds)
-        self._steps += 1
-        return found, self._named(seconds)
 
     def close(self) -> None:
         """Drop the sessions."""

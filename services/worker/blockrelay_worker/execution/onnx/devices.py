@@ -10,7 +10,7 @@ import onnxruntime as ort
 from blockrelay.errors import UsageError
 from blockrelay.host.cpu import cpu_name
 from blockrelay.host.memory import total_bytes
-from blockrelay_worker.execution.onnx.probe import failure
+from blockrelay_worker.execution.onnx.probe import failure, failure_there
 from blockrelay_worker.execution.onnx.providers.cuda import CudaProvider
 from blockrelay_worker.execution.onnx.providers.directml import DirectMlProvider
 from blockrelay_worker.execution.onnx.providers.nvidia_driver import NvidiaGpu, nvidia_gpus
@@ -41,6 +41,8 @@ class FoundDevice:
     """Types of floats that it computes with: f32, f16."""
     problem: str = ""
     """Why no stage can run on it; empty if one can."""
+    missing: bool = False
+    """The problem is that the device, or what has to be installed for it, is not here; else it is here and fails."""
 
 
 def devices_here(environment: Mapping[str, str]) -> list[FoundDevice]:
@@ -60,14 +62,12 @@ def cuda_devices(environment: Mapping[str, str]) -> list[FoundDevice]:
     problem = _lacking(CudaProvider)
     gpus = nvidia_gpus(environment)
     if not gpus and not problem:
-        return [FoundDevice(id="cuda", name="CUDA", problem="no GPU that nvidia-smi and CUDA_VISIBLE_DEVICES show")]
+        return [_none("cuda", "CUDA", "no GPU that nvidia-smi and CUDA_VISIBLE_DEVICES show")]
     return [_cuda_device(index, gpu, problem) for index, gpu in enumerate(gpus)]
 
 
 def _cuda_device(index: int, gpu: NvidiaGpu, problem: str) -> FoundDevice:
-    features: tuple[str, ...] = ()
-    if not problem:
-        problem, features = _tried(lambda: CudaProvider(index, gpu))
+    tried = _Tried(problem, missing=True) if problem else _tried(lambda: CudaProvider(index, gpu))
     return FoundDevice(
         id=f"cuda:{index}",
         name=gpu.name,
@@ -75,8 +75,9 @@ def _cuda_device(index: int, gpu: NvidiaGpu, problem: str) -> FoundDevice:
         uuid=gpu.uuid,
         memory_bytes=gpu.memory_bytes,
         driver=gpu.driver,
-        features=features,
-        problem=problem,
+        features=tried.features,
+        problem=tried.problem,
+        missing=tried.missing,
     )
 
 
@@ -84,11 +85,11 @@ def _webgpu(environment: Mapping[str, str]) -> list[FoundDevice]:
     try:
         found = WebGpuProvider.devices()
     except UsageError as error:
-        return [FoundDevice(id="webgpu", name="WebGPU", problem=str(error))]
+        return [_none("webgpu", "WebGPU", str(error))]
     if problem := _lacking_onnx(WebGpuProvider):
-        return [FoundDevice(id="webgpu", name="WebGPU", problem=problem)]
+        return [_none("webgpu", "WebGPU", problem)]
     if not found:
-        return [FoundDevice(id="webgpu", name="WebGPU", problem=_why_none(environment))]
+        return [_none("webgpu", "WebGPU", _why_none(environment))]
     return [_webgpu_device(index, device) for index, device in enumerate(found)]
 
 
@@ -103,13 +104,14 @@ def _webgpu_device(index: int, device: Any) -> FoundDevice:
     hardware, software = device.device, device.device.type.name == "CPU"
     vendor = _VENDORS.get(hardware.vendor_id, str(hardware.vendor))
     name = hardware.metadata.get("Description") or f"{vendor} {hardware.vendor_id:04x}:{hardware.device_id:04x}"
-    problem, features = _tried(lambda: WebGpuProvider(index))
+    tried = _tried(lambda: WebGpuProvider(index))
     return FoundDevice(
         id=f"webgpu:{index}",
         name="a driver that computes on this CPU" if software else name,
         vendor="" if software else vendor,
-        features=features,
-        problem=problem,
+        features=tried.features,
+        problem=tried.problem,
+        missing=tried.missing,
     )
 
 
@@ -119,10 +121,10 @@ def _openvino() -> list[FoundDevice]:
         return []
     names = [name for name in OpenVinoProvider.devices() if name != "CPU"]
     if not names:
-        return [FoundDevice(id="openvino", name="OpenVINO", problem="no GPU or NPU that OpenVINO finds")]
+        return [_none("openvino", "OpenVINO", "no GPU or NPU that OpenVINO finds")]
     found: list[FoundDevice] = []
     for name in names:
-        problem, features = _tried(lambda name=name: OpenVinoProvider(name))
+        tried = _tried(lambda name=name: OpenVinoProvider(name))
         kind: DeviceKind = "npu" if name.startswith("NPU") else "gpu"
         found.append(
             FoundDevice(
@@ -130,8 +132,9 @@ def _openvino() -> list[FoundDevice]:
                 name=f"OpenVINO {name}",
                 kind=kind,
                 vendor="Intel",
-                features=features,
-                problem=problem,
+                features=tried.features,
+                problem=tried.problem,
+                missing=tried.missing,
             )
         )
     return found
@@ -143,11 +146,18 @@ def _directml() -> list[FoundDevice]:
         return []
     found: list[FoundDevice] = []
     for index in range(_MOST_ADAPTERS):
-        problem, features = _tried(lambda index=index: DirectMlProvider(index))
-        if problem and index:
+        tried = _tried(lambda index=index: DirectMlProvider(index))
+        if tried.problem and index:
             break
-        name = f"adapter {index} of Direct3D 12"
-        found.append(FoundDevice(id=f"directml:{index}", name=name, features=features, problem=problem))
+        found.append(
+            FoundDevice(
+                id=f"directml:{index}",
+                name=f"adapter {index} of Direct3D 12",
+                features=tried.features,
+                problem=tried.problem,
+                missing=tried.missing,
+            )
+        )
     return found
 
 
@@ -166,8 +176,25 @@ def _lacking_onnx(provider: type[Provider]) -> str:
     return ""
 
 
-def _tried(make: Callable[[], Provider]) -> tuple[str, tuple[str, ...]]:
-    """What goes wrong on the device (empty: nothing), and the types of floats that it computes with."""
+@dataclass(frozen=True, slots=True)
+class _Tried:
+    """What came of trying a device, as FoundDevice has it."""
+
+    problem: str
+    features: tuple[str, ...] = ()
+    missing: bool = False
+
+
+def _tried(make: Callable[[], Provider]) -> _Tried:
     provider = make()
-    problem = failure(provider, "float32")
-    return problem, () if problem else ("f32",) if failure(provider, "float16") else ("f32", "f16")
+    try:
+        problem = failure_there(provider, "float32")
+    except UsageError as error:
+        return _Tried(str(error), missing=True)
+    features = () if problem else ("f32",) if failure(provider, "float16") else ("f32", "f16")
+    return _Tried(problem, features)
+
+
+def _none(provider: str, name: str, problem: str) -> FoundDevice:
+    """What is listed of a provider that has no devices here."""
+    return FoundDevice(id=provider, name=name, problem=problem, missing=True)

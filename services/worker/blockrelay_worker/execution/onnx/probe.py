@@ -38,6 +38,14 @@ Attend = Callable[[Sequence[Segment], NDArray[np.float32]], NDArray[np.float32]]
 
 def failure(provider: Provider, dtype: FloatType) -> str:
     """What goes wrong when the device adds two numbers of a type; empty if nothing does."""
+    try:
+        return failure_there(provider, dtype)
+    except UsageError as error:
+        return str(error)
+
+
+def failure_there(provider: Provider, dtype: FloatType) -> str:
+    """As `failure`. Raises UsageError where it is not the device that fails: something of it is not installed here."""
     # Only here: `onnx` is part of the extras for GPUs.
     from blockrelay_worker.execution.onnx.graphs.stage import sum_graph
 
@@ -45,8 +53,8 @@ def failure(provider: Provider, dtype: FloatType) -> str:
     try:
         session = provider.session(sum_graph(dtype), quiet=True)
         (result,) = session.run(None, {"a": ones, "b": ones})
-    except UsageError as error:
-        return str(error)
+    except UsageError:
+        raise
     except Exception as error:  # noqa: BLE001 ONNX Runtime's own exception types have no public common base
         return str(error).strip().rpartition(": ")[2]
     return "" if np.array_equal(np.asarray(result), ones + ones) else "1 and 1 are not 2 there"

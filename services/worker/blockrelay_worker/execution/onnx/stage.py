@@ -12,7 +12,15 @@ from numpy.typing import NDArray
 from blockrelay.block_folder.folder import BlockFolder
 from blockrelay.errors import BlockFolderError, ExecutionError
 from blockrelay.protocol.capabilities import Capabilities
-from blockrelay_worker.execution.batch import Batch, Segment, StageOutput, check_segments, hidden_of, tokens_of
+from blockrelay_worker.execution.batch import (
+    Batch,
+    BlockFault,
+    Segment,
+    StageOutput,
+    check_segments,
+    hidden_of,
+    tokens_of,
+)
 from blockrelay_worker.execution.executor import PageContent
 from blockrelay_worker.execution.onnx.batches import batch_inputs, cut
 from blockrelay_worker.execution.onnx.block_times import BlockTimes
@@ -240,20 +248,11 @@ class OnnxStage:
 
     def run(self, batch: Batch) -> StageOutput:
         """See `Executor.run`."""
+        segments, given = self._given(batch)
+        began = time.perf_counter()
+        places = batch_inputs(segments, self._flavour) if self._pages.pools else {}
         started = time.perf_counter()
-        model = self.folder.model
-        count = check_segments(
-            batch.segments, limit=model.max_position, pages=self.pool.pages if self._pages.pools else 0
-        )
-        segments = batch.segments if self._longest is None else cut(batch.segments, self._longest)
-        given: dict[str, NDArray[Any]] = {}
-        if self.takes_tokens:
-            given["tokens"] = tokens_of(batch, count, model)
-        else:
-            given["hidden"] = hidden_of(batch, count, model)
-        if self.gives_logits:  # if nobody asks for any, the keys and values count
-            given["take"] = np.asarray(batch.wanted if len(batch.wanted) else [0], np.int64)
-        inputs = given | (batch_inputs(segments, self._flavour) if self._pages.pools else {})
+        inputs = given | places
         estimated, seconds = False, dict[str, float]()
         selection, chosen, finite = self._selection, None, None
         place = None if selection is None or not selection.wants(batch.wanted, batch.needs) else self._provider.place
@@ -267,13 +266,13 @@ class OnnxStage:
                     found = self._computed(inputs, stays) if repeated is None else repeated
                     estimated = self.first_block < self.last_block
                 if selection is not None and stays:
-                    there, found["logits"] = found["logits"], np.empty((0, model.vocab_size), np.float32)
+                    empty = np.empty((0, self.folder.model.vocab_size), np.float32)
+                    there, found["logits"] = found["logits"], empty
                     if batch.needs:
                         chosen, finite, down = selection.rows(there, batch.needs)
                         self._pages.down += down
         except Exception as error:  # ONNX Runtime's own exception types have no public common base
-            block = judged(str(error)).block or f"block_{self.first_block}"
-            raise ExecutionError(f"{block} failed: {error}", block=block) from error
+            raise self._failed(error) from error
         self._pages.up += sum(array.nbytes for array in inputs.values())
         self._pages.down += sum(array.nbytes for array in found.values())
         seconds = seconds or self._times.divided(time.perf_counter() - started)
@@ -291,7 +290,45 @@ class OnnxStage:
             not_finite=_segments_of(np.flatnonzero(bad), batch),
             seconds=seconds,
             estimated=estimated,
+            kv_s=started - began,
         )
+
+    def first_not_finite(self, batch: Batch) -> BlockFault | None:
+        """See `Executor.first_not_finite`."""
+        segments, given = self._given(batch)
+        inputs = given | (batch_inputs(segments, self._flavour) if self._pages.pools else {})
+        seconds = dict[str, float]()
+        try:
+            with self._lock:
+                for block, found, spent in self._times.one_by_one(inputs):
+                    seconds[block] = spent
+                    rows = [found["hidden_out"]] if "hidden_out" in found else [found["sums"]]
+                    if "logits" in found and len(batch.wanted):
+                        rows.append(found["logits"])
+                    if not all(np.isfinite(one).all() for one in rows):
+                        return BlockFault(block=block, seconds=seconds)
+        except Exception as error:  # ONNX Runtime's own exception types have no public common base
+            raise self._failed(error) from error
+        return None
+
+    def _given(self, batch: Batch) -> tuple[Sequence[Segment], dict[str, NDArray[Any]]]:
+        """The segments as the device takes them, and what the graph takes of the batch beside them."""
+        model = self.folder.model
+        count = check_segments(
+            batch.segments, limit=model.max_position, pages=self.pool.pages if self._pages.pools else 0
+        )
+        given: dict[str, NDArray[Any]] = {}
+        if self.takes_tokens:
+            given["tokens"] = tokens_of(batch, count, model)
+        else:
+            given["hidden"] = hidden_of(batch, count, model)
+        if self.gives_logits:  # if nobody asks for any, the keys and values count
+            given["take"] = np.asarray(batch.wanted if len(batch.wanted) else [0], np.int64)
+        return batch.segments if self._longest is None else cut(batch.segments, self._longest), given
+
+    def _failed(self, error: Exception) -> ExecutionError:
+        block = judged(str(error)).block or f"block_{self.first_block}"
+        return ExecutionError(f"{block} failed: {error}", block=block)
 
     def _computed(self, inputs: Mapping[str, NDArray[Any]], stays: Mapping[str, Place] | None = None) -> Arrays:
         """Outputs of the stage by name; the pools are written in place."""

@@ -48,6 +48,10 @@ class DeviceCare:
         leave_at = self._sharing.leave_at
         return leave_at is not None and self._clock() >= leave_at
 
+    def doubt(self) -> None:
+        """A step gave numbers that cannot be right: the canary is due at once."""
+        self._canary_at = self._clock()
+
     def between_steps(self) -> None:
         """What is due: at most one thing, that takes no longer than a step may. Raises DeviceLost, also for a process
         that has ended though nothing was asked of it."""

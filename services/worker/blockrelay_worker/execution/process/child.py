@@ -3,6 +3,7 @@
     open   the device and the folder          -> the numerics id of its stages, what they take of the device's memory
     load   blocks and a number of pages       -> a stage
     run, export, import, close of a stage     -> what the executor gives
+    first_not_finite of a stage               -> the block that made rows NaN or infinite, and what each took up to it
     canary of a stage                         -> it still computes what it computed at its load
     clean_up of a stage                       -> what it kept for later steps was given back
 
@@ -74,7 +75,7 @@ class Child:
             if message.kind == "canary" and isinstance(error, KnownAnswerMismatch):
                 about = {"class": "device", "reason": "canary", "code": "INTERNAL", "block": error.block}
                 return Message("failed", {"text": str(error), **about})
-            if message.kind in ("run", "canary") or isinstance(error, ExecutionError):
+            if message.kind in ("run", "first_not_finite", "canary") or isinstance(error, ExecutionError):
                 return self._failed(error)
             block = error.block if isinstance(error, KnownAnswerMismatch) else None
             return Message("refused", {"type": _type_of(error), "text": str(error), "block": block})
@@ -85,7 +86,7 @@ class Child:
         failure = self._judge.judge(str(error.__cause__ or error))
         block = getattr(error, "block", None) or failure.block
         fields = {"text": str(error), "class": failure.kind, "reason": failure.reason, "code": failure.code}
-        return Message("failed", fields | {"block": block})
+        return Message("failed", fields | {"block": block, "seconds": dict(getattr(error, "seconds", {}))})
 
     def _did(self, message: Message) -> Message:
         fields = message.fields
@@ -96,6 +97,11 @@ class Child:
                 return self._load(fields["first"], fields["last"], fields["pages"], fields["budget"])
             case "run":
                 return self._run(self._stages[fields["stage"]], message)
+            case "first_not_finite":
+                stage = self._stages[fields["stage"]]
+                fault = stage.first_not_finite(_batch(stage, message))
+                told = {"block": "", "seconds": {}} if fault is None else asdict(fault)
+                return Message("looked", told)
             case "export":
                 contents = self._stages[fields["stage"]].export_pages(fields["pages"])
                 return Message("pages", arrays=[half for content in contents for layer in content for half in layer])
@@ -209,23 +215,16 @@ class Child:
         return {"process_bytes": resident_bytes(), "memory_used_bytes": used, "memory_bytes": there}
 
     def _run(self, stage: OnnxStage | AsIsStage, message: Message) -> Message:
-        fields, (rows,) = message.fields, message.arrays
-        batch = Batch(
-            segments=[
-                Segment(rows=count, first_position=first, pages=pages) for count, first, pages in fields["segments"]
-            ],
-            tokens=rows if stage.takes_tokens else None,
-            hidden=None if stage.takes_tokens else rows,
-            wanted=fields["wanted"],
-            needs=unpacked_needs(fields["needs"]),
-        )
-        as_is = isinstance(stage, AsIsStage)
+        batch, as_is, began = _batch(stage, message), isinstance(stage, AsIsStage), time.perf_counter()
         output = stage.run(batch) if as_is else self._tried("a step", lambda: stage.run(batch))
+        ran_s = time.perf_counter() - began
         up, down = stage.moved_bytes()
         about = {
             "not_finite": list(output.not_finite),
             "seconds": output.seconds,
             "estimated": output.estimated,
+            "kv_s": output.kv_s,
+            "ran_s": ran_s,
             "figures": {"up_bytes": up, "down_bytes": down, "retries": self._new_retries()}
             | _recorded(stage)
             | self._memory(),
@@ -236,6 +235,17 @@ class Child:
         result = output.logits if output.hidden is None else output.hidden
         assert result is not None
         return Message("ran", about, [result])
+
+
+def _batch(stage: OnnxStage | AsIsStage, message: Message) -> Batch:
+    fields, (rows,) = message.fields, message.arrays
+    return Batch(
+        segments=[Segment(rows=count, first_position=first, pages=pages) for count, first, pages in fields["segments"]],
+        tokens=rows if stage.takes_tokens else None,
+        hidden=None if stage.takes_tokens else rows,
+        wanted=fields["wanted"],
+        needs=unpacked_needs(fields["needs"]),
+    )
 
 
 def _warm(fields: Mapping[str, Any], provider: Provider) -> WarmLimits:

@@ -85,18 +85,18 @@ class DeviceProcess:
         finally:
             self._asking.release()
 
+    def give_up(self, lost: DeviceLost) -> DeviceLost:
+        """End it for what it did not say itself, and return that."""
+        with self._asking:
+            if self.lost is None:
+                self._lose(lost)
+        assert self.lost is not None
+        return self.lost
+
     def retire(self) -> None:
         """Close it behind what it does just now."""
         with self._asking:
             self.close()
-
-    def give_up(self, failed: DeviceFailed) -> DeviceLost:
-        """End it, since it cannot do what it was begun for: it is lost from now on, by the reason of `failed`."""
-        with self._asking:
-            if self.lost is None:
-                self._lose(DeviceLost(str(failed), reason=failed.reason, code=failed.code, block=failed.block))
-        assert self.lost is not None
-        return self.lost
 
     def abandon(self) -> None:
         """End it at once, whatever it does. Who asks it something is told that it was closed."""
@@ -133,7 +133,8 @@ class DeviceProcess:
             assert self.lost is not None
             raise self.lost
         capacity = fields["class"] == "capacity"
-        raise DeviceFailed(f"{self.device}: {fields['text']}", capacity=capacity, **about)
+        seconds = fields.get("seconds")
+        raise DeviceFailed(f"{self.device}: {fields['text']}", capacity=capacity, seconds=seconds, **about)
 
     def _gone(self, limit_s: float) -> DeviceLost:
         """It has ended, or we have ended it."""

@@ -11,7 +11,7 @@ from typing import ClassVar
 from blockrelay.block_folder.folder import BlockFolder
 from blockrelay.block_folder.manifest import Manifest
 from blockrelay.block_folder.model import Precision
-from blockrelay.errors import DeviceFailed, DeviceLost, UsageError
+from blockrelay.errors import DeviceFailed, DeviceLost, KnownAnswerMismatch, UsageError
 from blockrelay.protocol.plan import Device
 from blockrelay_worker.execution.device_memory import DeviceMemory
 from blockrelay_worker.execution.onnx.tries import TRIES, what_next
@@ -148,17 +148,17 @@ class DeviceExecutors:
 
     def load(self, folder: BlockFolder, first_block: int, last_block: int, *, pages: int) -> DeviceStage:
         """See `Executors.load`; in a new process where the last one was lost. Returns when others that are being loaded
-        are there too, or have failed. A GPU on which a stage cannot be made now is lost, with its other stages; a CPU
-        raises DeviceFailed."""
+        are there too, or have failed. A GPU on which a stage cannot be made now is lost, with its other stages, and so
+        is one that computes wrong numbers, as one whose canary is wrong; a CPU raises what it was."""
         with self.sharing.loading():
             fields = {"first": first_block, "last": last_block, "pages": pages, "budget": self.budget_bytes}
             try:
                 process, numerics = self._there()
                 loaded = process.ask(Message("load", fields), limit_s=LOAD_LIMIT_S).fields
-            except DeviceFailed as failed:
-                if self._quarantine:
-                    raise self._process.give_up(failed) from failed
-                raise
+            except (DeviceFailed, KnownAnswerMismatch) as error:
+                if not self._quarantine:
+                    raise
+                raise self._process.give_up(_lost_by(error)) from error
         process.check()
         return DeviceStage(
             process,
@@ -198,7 +198,7 @@ class DeviceExecutors:
 
     def give_up(self, why: str) -> DeviceLost:
         """The device will not do this work: it is lost, with all of its stages. The loss."""
-        return self._process.give_up(DeviceFailed(why, reason="refused", code="INTERNAL", capacity=False))
+        return self._process.give_up(DeviceLost(why, reason="refused", code="INTERNAL"))
 
     def move_to(self, device: str) -> None:
         """Compute on another device from now on, by another numerics id: the process of the one before is lost. Raises
@@ -251,7 +251,7 @@ class DeviceExecutors:
         try:
             told = process.ask(Message("open", fields), limit_s=LOAD_LIMIT_S).fields
         except DeviceFailed as failed:
-            process.give_up(failed)
+            process.give_up(_lost_by(failed))
             raise
         except BaseException:
             process.close()
@@ -281,3 +281,10 @@ class _Opened:
     losses: list[float] = field(default_factory=list[float])
     last_loss: str = ""
     forgiven: float | None = None
+
+
+def _lost_by(error: DeviceFailed | KnownAnswerMismatch) -> DeviceLost:
+    """The loss of a device that could not make a stage, or whose stage gave wrong known answers."""
+    if isinstance(error, KnownAnswerMismatch):
+        return DeviceLost(str(error), reason="canary", code="INTERNAL", block=error.block)
+    return DeviceLost(str(error), reason=error.reason, code=error.code, block=error.block)

@@ -9,6 +9,13 @@ MOST_LOSSES, OF_LATE_S, QUARANTINE_S = 3, 600.0, 3600.0
 
 #: Between two renewals of a process that was not lost: what did not help need not be done again soon. Seconds.
 RENEWALS_APART_S = 3600.0
+#: Seconds between two tries to open a device that is here and cannot be used.
+_OPENED_AGAIN_S = (*BACKOFF_S, 60.0)
+
+
+def opened_again_in_s(failures: int) -> float:
+    """Seconds until a device is tried again that could so often not be opened, once at least."""
+    return _OPENED_AGAIN_S[min(failures, len(_OPENED_AGAIN_S)) - 1]
 
 
 def may_be_renewed(renewed: float | None, now: float) -> bool:

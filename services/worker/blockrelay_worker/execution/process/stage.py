@@ -1,5 +1,6 @@
 """Stages that run in the process of a device: the worker's side of them."""
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -9,7 +10,7 @@ from numpy.typing import NDArray
 
 from blockrelay.block_folder.folder import BlockFolder
 from blockrelay.protocol.capabilities import Capabilities
-from blockrelay_worker.execution.batch import Batch, StageOutput, check_segments, hidden_of, tokens_of
+from blockrelay_worker.execution.batch import Batch, BlockFault, StageOutput, check_segments, hidden_of, tokens_of
 from blockrelay_worker.execution.executor import PageContent
 from blockrelay_worker.execution.page_layout import layout_of
 from blockrelay_worker.execution.page_pool import PagePool
@@ -84,13 +85,9 @@ class DeviceStage:
 
     def run(self, batch: Batch) -> StageOutput:
         """See `Executor.run`."""
-        model = self.folder.model
-        pages = self.pool.pages if self.layout.layers > 0 else 0
-        count = check_segments(batch.segments, limit=model.max_position, pages=pages)
-        rows: NDArray[Any] = (tokens_of if self.takes_tokens else hidden_of)(batch, count, model)
-        segments = [(s.rows, s.first_position, list(s.pages) if pages else []) for s in batch.segments]
-        asked = {"segments": segments, "wanted": list(batch.wanted), "needs": packed_needs(batch.needs)}
-        answer = self._ask("run", asked, [rows])
+        began = time.perf_counter()
+        answer = self._ask_of("run", batch)
+        moved_s = time.perf_counter() - began - answer.fields["ran_s"]
         self.figures.hear(answer.fields["figures"])
         self.drift.add(shape_of(batch.segments), sum(answer.fields["seconds"].values()))
         chosen = answer.fields.get("rows")
@@ -101,8 +98,15 @@ class DeviceStage:
             not_finite=tuple(answer.fields["not_finite"]),
             seconds=dict(answer.fields["seconds"]),
             estimated=answer.fields["estimated"],
+            kv_s=answer.fields["kv_s"],
+            moved_s=moved_s,
             sessions=self.figures.sessions,
         )
+
+    def first_not_finite(self, batch: Batch) -> BlockFault | None:
+        """See `Executor.first_not_finite`."""
+        fields = self._ask_of("first_not_finite", batch).fields
+        return BlockFault(block=fields["block"], seconds=fields["seconds"]) if fields["block"] else None
 
     def export_pages(self, pages: Sequence[int]) -> list[PageContent]:
         """Copies."""
@@ -132,6 +136,15 @@ class DeviceStage:
         """Give back what it holds on the device, if that is still there."""
         if self._process.lost is None:
             self._ask("close")
+
+    def _ask_of(self, kind: str, batch: Batch) -> Message:
+        model = self.folder.model
+        pages = self.pool.pages if self.layout.layers > 0 else 0
+        count = check_segments(batch.segments, limit=model.max_position, pages=pages)
+        rows: NDArray[Any] = (tokens_of if self.takes_tokens else hidden_of)(batch, count, model)
+        segments = [(s.rows, s.first_position, list(s.pages) if pages else []) for s in batch.segments]
+        asked = {"segments": segments, "wanted": list(batch.wanted), "needs": packed_needs(batch.needs)}
+        return self._ask(kind, asked, [rows])
 
     def _ask(self, kind: str, fields: Mapping[str, Any] | None = None, arrays: Sequence[NDArray[Any]] = ()) -> Message:
         message = Message(kind, {"stage": self._stage, **(fields or {})}, arrays)

@@ -57,6 +57,13 @@ class Fresh:
     generation: int
 
 
+@dataclass(frozen=True, slots=True)
+class Spoiled:
+    """Pages that were written, and that nobody may find."""
+
+    names: tuple[bytes, ...]
+
+
 class PageStore:
     """The tiers of one stage's pages, asked in their order, and behind them what clients have given. `put`, `load`,
     `may_have` return at once.
@@ -80,8 +87,9 @@ class PageStore:
         self._blocks = range(first_block, first_block + layout.layers)
         self._page_bytes = layout.layers * self.shape.record_bytes
         self._per_call = max(1, CALL_BYTES // self._page_bytes)
-        #: Pages to write; an event, to be set when all before it are written; None wakes the writer to see `_closed`.
-        self._fresh: queue.SimpleQueue[Fresh | threading.Event | None] = queue.SimpleQueue()
+        #: Pages to write or to remove; an event, to be set when all before it are written; None wakes the writer to
+        #: see `_closed`.
+        self._fresh: queue.SimpleQueue[Fresh | Spoiled | threading.Event | None] = queue.SimpleQueue()
         self._changed = threading.Condition()
         self._loads: deque[tuple[Load, Callable[[Loaded], None]]] = deque()
         self._reading = False
@@ -105,6 +113,11 @@ class PageStore:
             self._metrics.page_store_dropped.inc()
             return
         self._fresh.put(Fresh(name, page, self._pool.generations[page]))
+
+    def discard(self, names: Sequence[bytes]) -> None:
+        """Remove pages from the tiers, some time, also those that wait to be written: they are not what they should
+        be."""
+        self._fresh.put(Spoiled(tuple(names)))
 
     def load(self, load: Load, deliver: Callable[[Loaded], None]) -> None:
         """Fill pages; `deliver` is called once, from another thread. Until then the pages belong to the load."""
@@ -140,7 +153,7 @@ class PageStore:
         # Fresh memory for every page would be faulted in anew: that takes longer than the copy.
         memory = memoryview(bytearray(self._per_call * self._page_bytes))
         while True:
-            batch, written = self._next_batch()
+            batch, behind = self._next_batch()
             if self._closed:
                 return
             places = [memory[i * self._page_bytes :][: self._page_bytes] for i in range(len(batch))]
@@ -150,18 +163,22 @@ class PageStore:
                 tier.put(pages, self._blocks)
                 self._metrics.page_store_bytes.labels(tier.label).set(tier.used_bytes())
             reach("worker.after_page_put")
-            if written is not None:
-                written.set()
+            if isinstance(behind, threading.Event):
+                behind.set()
+            for name in behind.names if isinstance(behind, Spoiled) else ():
+                for tier in self._tiers:
+                    tier.discard(name, self._blocks)
 
-    def _next_batch(self) -> tuple[list[Fresh], threading.Event | None]:
-        """What waits, as much as one call of a tier takes, and whom to tell when it is written. Waits for the first."""
+    def _next_batch(self) -> tuple[list[Fresh], Spoiled | threading.Event | None]:
+        """What waits, as much as one call of a tier takes, and what comes behind: pages to remove, or whom to tell when
+        it is written. Waits for the first."""
         batch: list[Fresh] = []
         item = self._fresh.get()
         with suppress(queue.Empty):
             while isinstance(item, Fresh):
                 batch.append(item)
                 item = self._fresh.get_nowait() if len(batch) < self._per_call else None
-        return batch, item if isinstance(item, threading.Event) else None
+        return batch, item if isinstance(item, (Spoiled, threading.Event)) else None
 
     def copied(self, batch: Sequence[Fresh], places: Sequence[memoryview]) -> list[StoredPage]:
         """The pages' records, each page's copied to its place; without pages that changed hands before all was copied,

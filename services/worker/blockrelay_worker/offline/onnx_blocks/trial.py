@@ -15,6 +15,7 @@ from blockrelay.onnx_blocks.model_file import model_without_weights
 from blockrelay.onnx_blocks.report import CheckedBlock, CheckedTensor
 from blockrelay.onnx_blocks.signature import Tensor
 from blockrelay.onnx_blocks.wiring import FromBlock, Source
+from blockrelay_worker.execution.onnx.as_is.finite import not_finite
 from blockrelay_worker.execution.onnx.providers.provider import CpuProvider, Provider, nodes_by_provider
 from blockrelay_worker.offline.onnx_blocks.folder import OnnxFolder
 from blockrelay_worker.offline.onnx_blocks.made_up import made_up
@@ -78,7 +79,7 @@ def _checked(
         del session
         arrays: list[Array] = list(ran)
         outputs = [_declared(tensor, array) for tensor, array in zip(signature.outputs, arrays, strict=True)]
-        problem = _contradiction(signature.outputs, arrays, dimensions, presents)
+        problem = _contradiction(signature.outputs, arrays, dimensions, presents) or _overflow(arrays, outputs)
         for tensor, array in zip(signature.outputs, arrays, strict=True):
             if tensor.name in consumed:
                 given.shapes[tensor.name] = array.shape
@@ -134,6 +135,14 @@ def _contradiction(
             return f"{tensor.name}: is {array.dtype}, and the file declares {tensor.dtype}"
         if wrong := dimensions.contradiction(tensor, array.shape, is_present=tensor.name in presents):
             return wrong
+    return ""
+
+
+def _overflow(arrays: list[Array], outputs: list[CheckedTensor]) -> str:
+    """Outputs that are NaN or infinite: no made-up input is."""
+    for tensor, array in zip(outputs, arrays, strict=True):
+        if count := not_finite(array):
+            return f"{tensor.name}: {count} of {array.size} numbers are NaN or infinite, and no input is"
     return ""
 
 

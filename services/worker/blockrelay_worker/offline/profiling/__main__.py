@@ -18,14 +18,10 @@ from blockrelay.block_folder.precisions import kv_item_bytes
 from blockrelay.command_app import run_app
 from blockrelay.errors import UsageError
 from blockrelay.host.cpu import cores, machine_name
-from blockrelay.host.memory import available_bytes
 from blockrelay.planning.profile import BlockProfile, Profile
-from blockrelay.protocol.plan import Device
 from blockrelay.settings import BUNDLED_MODEL
-from blockrelay_worker.execution.loader import devices_here, executors_for
 from blockrelay_worker.kernels import load_kernels
 from blockrelay_worker.offline.profiling.block_times import (
-    MEMORY_SHARE,
     NOISY,
     Times,
     load_times,
@@ -36,6 +32,7 @@ from blockrelay_worker.offline.profiling.block_times import (
 from blockrelay_worker.offline.profiling.hop_times import redis_hop, shared_memory_hop
 from blockrelay_worker.offline.profiling.product_times import product_times
 from blockrelay_worker.offline.profiling.samples import ROUNDS, Samples
+from blockrelay_worker.offline.profiling.targets import Target, stage_bytes, targets
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
@@ -47,13 +44,22 @@ def main(
     ] = BUNDLED_MODEL,
     out: Annotated[Path, typer.Option(help="file to write")] = Path("profiling_results.json"),
     threads: Annotated[int | None, typer.Option(min=1, help="of a worker [default: the cores]")] = None,
+    gpu: Annotated[str, typer.Option(metavar="ID,ID", help="measure these devices too, such as webgpu:0")] = "",
     redis: Annotated[str | None, typer.Option(metavar="URL", help="measure hops over this Redis too")] = None,
 ) -> None:
-    """Measure every block of a model on every device that is here, and what a hop between stages takes."""
+    """Measure every block of a model on this machine's CPU and on the devices that are named, and what a hop between
+    stages takes."""
     if not out.parent.is_dir():
         raise UsageError(f"--out {out}: there is no folder {out.parent}")
     folder, threads = open_block_folder(model), threads or cores()
-    measured = {device.upper(): _measure(folder, device, threads) for device in devices_here(folder)}
+    if folder.model.onnx_blocks is not None:
+        raise UsageError(f"{model}: ONNX blocks as they are cannot be profiled yet; import them (blockrelay import)")
+    gpus = [name.strip() for name in gpu.split(",") if name.strip()]
+    wanted = targets(folder, threads=threads, gpus=gpus)
+    for target in wanted:  # a device that cannot be opened is told before minutes are spent on the others
+        with target.opened():
+            pass
+    measured = {target.name: _measure(folder, target) for target in wanted}
     hop = {"shared_memory": shared_memory_hop(folder.model.hidden_size)}
     if redis is not None:
         hop["redis"] = redis_hop(redis, folder.model.hidden_size)
@@ -82,17 +88,17 @@ def main(
         typer.echo(f"noisy after all rounds, the machine was busy: {', '.join(noisy)}", err=True)
 
 
-def _measure(folder: BlockFolder, device: Device, threads: int) -> tuple[Times, dict[int, Samples]]:
-    """Samples of all blocks, and of loading each."""
-    executors = executors_for(device, folder, threads=threads)
-    wanted = shapes(folder)
-    cut = list(windows(folder, executors, wanted, int(available_bytes() * MEMORY_SHARE)))
-    times: Times = {}
-    rounds = sum(ROUNDS * sum(shape.pages <= window.pages for shape in wanted) for window in cut)
-    with typer.progressbar(length=rounds + folder.model.blocks, label=folder.model.name, file=sys.stderr) as bar:
-        for window in cut:
-            times |= measure(folder, executors, window, wanted, bar.update)
-        return times, load_times(folder, executors, bar.update)
+def _measure(folder: BlockFolder, target: Target) -> tuple[Times, dict[int, Samples]]:
+    """Samples of all blocks on a device, and of loading each."""
+    wanted, times = shapes(folder), Times()
+    with target.opened() as executors:
+        cut = list(windows(folder, stage_bytes(folder, executors), wanted))
+        rounds = sum(ROUNDS * sum(shape.pages <= window.pages for shape in wanted) for window in cut)
+        steps, label = rounds + target.loads * folder.model.blocks, f"{folder.model.name} on {target.name}"
+        with typer.progressbar(length=steps, label=label, file=sys.stderr) as bar:
+            for window in cut:
+                times |= measure(folder, executors, window, wanted, bar.update)
+            return times, load_times(folder, target, bar.update)
 
 
 def _block(cost: BlockCost, manifest: Manifest, times: Times, loading: Mapping[int, Samples]) -> BlockProfile:

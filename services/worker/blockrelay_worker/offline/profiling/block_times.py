@@ -16,19 +16,16 @@ from blockrelay.planning.profile import BASE_CONTEXT
 from blockrelay_worker.execution.batch import Batch, Segment
 from blockrelay_worker.execution.executor import Executor
 from blockrelay_worker.execution.loader import Executors
-from blockrelay_worker.execution.page_layout import layout_of, pages_for
+from blockrelay_worker.execution.page_layout import pages_for
 from blockrelay_worker.offline.profiling.samples import ROUNDS, Samples, runs_of_a_round
+from blockrelay_worker.offline.profiling.targets import StageBytes, Target
 
 ROWS = (1, 4, 16, 64, 256)
 LONG_CONTEXT = 2048
 #: Rounds that noisy shapes have beyond those of all.
 EXTRA_ROUNDS = 4
-#: How often each block is loaded alone.
-LOADS = 3
 #: Half the distance of the quartiles, as a share of the median, from which a figure is noisy.
 NOISY = 0.05
-#: Of the memory that is free, what weights and KV pages of the measured blocks may take.
-MEMORY_SHARE = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +60,9 @@ def shapes(folder: BlockFolder) -> list[Shape]:
     return [Shape(rows, context) for context in contexts for rows in ROWS]
 
 
-def windows(folder: BlockFolder, executors: Executors, wanted: Sequence[Shape], room: int) -> Iterator[Window]:
-    """Windows that fit into `room` bytes, each with pages for its largest shape that fits; the base shapes must.
+def windows(folder: BlockFolder, sizes: StageBytes, wanted: Sequence[Shape]) -> Iterator[Window]:
+    """Windows that fit into the room that `sizes` has, each with pages for its largest shape that fits; the base shapes
+    must.
 
     Raises UsageError when a block does not fit alone.
     """
@@ -73,11 +71,11 @@ def windows(folder: BlockFolder, executors: Executors, wanted: Sequence[Shape], 
     first = 1
     while first <= folder.model.blocks:
         last = folder.model.blocks
-        while (left := room - _weights(folder, first, last)) < base * layout_of(folder, first, last).bytes_per_page:
+        while (left := sizes.room - sizes.weights(first, last)) < base * sizes.page(first, last):
             if last == first:
-                raise UsageError(f"block_{first} does not fit into the {room >> 20} MiB that may be taken here")
+                raise UsageError(f"block_{first} does not fit into the {sizes.room >> 20} MiB that may be taken here")
             last -= 1
-        page_bytes = layout_of(folder, first, last).bytes_per_page
+        page_bytes = sizes.page(first, last)
         yield Window(first, last, max(2, min(largest, left // page_bytes if page_bytes else largest)))
         first = last + 1
 
@@ -103,16 +101,17 @@ def measure(
     return times
 
 
-def load_times(folder: BlockFolder, executors: Executors, progress: Callable[[int], None]) -> dict[int, Samples]:
-    """Seconds until each block alone can compute, checked by its known answer; its file may be in memory."""
-    found: dict[int, Samples] = {}
-    for index in range(1, folder.model.blocks + 1):
-        found[index] = Samples()
-        for _ in range(LOADS):
-            started = time.perf_counter()
-            executors.load(folder, index, index, pages=2).close()
-            found[index].seconds.append(time.perf_counter() - started)
-        progress(1)
+def load_times(folder: BlockFolder, target: Target, progress: Callable[[int], None]) -> dict[int, Samples]:
+    """Seconds until each block alone can compute, checked by its known answer; its file may be in memory. `progress`
+    hears of each block that was loaded (1)."""
+    found = {index: Samples() for index in range(1, folder.model.blocks + 1)}
+    for _ in range(target.loads):
+        with target.opened() as executors:
+            for index, samples in found.items():
+                started = time.perf_counter()
+                executors.load(folder, index, index, pages=2).close()
+                samples.seconds.append(time.perf_counter() - started)
+                progress(1)
     return found
 
 
@@ -139,8 +138,3 @@ def _batch(executor: Executor, folder: BlockFolder, shape: Shape, pages: Sequenc
         return Batch(segments=segments, tokens=tokens, wanted=wanted)
     hidden = random.standard_normal((shape.rows, folder.model.hidden_size), np.float32)
     return Batch(segments=segments, hidden=hidden, wanted=wanted)
-
-
-def _weights(folder: BlockFolder, first: int, last: int) -> int:
-    files = folder.manifest.files
-    return sum(files[folder.manifest.block(index).file].bytes for index in range(first, last + 1))

@@ -106,12 +106,14 @@ local function give(r)
     redis.call('SADD', P .. 'worker-requests:' .. c.id, r.id)
     redis.call('HINCRBY', P .. 'worker:' .. c.id, 'pages_reserved', reserve)
   end
+  local blocks = placed(route)
   unqueue(r)
   account(r, -1)
   r.state = 'running'
   account(r, 1)
   redis.call('HSET', P .. 'request:' .. r.id, 'state', 'running', 'run', run, 'route', table.concat(ids, ','), 'job', '',
-    'pages_reserved', reserve, 'numerics', history, 'varies', varies and 1 or 0, 'private', private and 1 or 0, 'progress_ms', NOW, 'quarantined', quarantined and 1 or 0)
+    'pages_reserved', reserve, 'numerics', history, 'varies', varies and 1 or 0, 'private', private and 1 or 0, 'progress_ms', NOW, 'quarantined', quarantined and 1 or 0,
+    'steps', 0, 'gpu_blocks', blocks.gpu, 'cpu_blocks', blocks.cpu)
   if denied then redis.call('HDEL', P .. 'request:' .. r.id, 'denied_block', 'denied_ms') end
   if quarantined then
     redis.call('SET', P .. 'quarantine:' .. me.id, r.id, 'EX', QUARANTINE_S)

@@ -9,7 +9,7 @@
 --   | GAP (the log is shorter than position) | EXPIRED (deadline passed: finished)
 local answers, spent, moved = {}, {}, {}
 -- What a request that goes on needs: this script runs for every token, and a whole record is most of its time.
-local GOING_ON = {'state', 'run', 'committed', 'route', 'model', 'deadline_ms', 'max_tokens', 'rows_to_compute', 'private'}
+local GOING_ON = {'state', 'run', 'committed', 'route', 'model', 'deadline_ms', 'max_tokens', 'rows_to_compute', 'private', 'steps'}
 -- Off the books, once for the whole call: r had `left` tokens to come and `rows` to compute.
 local function spend(r, left, rows)
   local s = spent[r.model] or {0, 0}
@@ -79,13 +79,15 @@ for _, item in ipairs(ARGS.commits) do
           redis.call('HSETNX', P .. 'request:' .. id, 'first_token_ms', NOW)
           timeline_event(id, 't')
         end
-        redis.call('HSET', P .. 'request:' .. id, 'committed', r.committed, 'progress_ms', NOW)
+        redis.call('HSET', P .. 'request:' .. id, 'committed', r.committed, 'progress_ms', NOW, 'steps', r.steps + 1)
         moved[#moved + 1] = NOW; moved[#moved + 1] = id
         if #moved >= 512 then mark_moved() end
       end
       if item.rows then tell_rows(id, item.rows) end
       if item['end'] then
-        finish(read_record(id), item['end'], item.meta)
+        local whole = read_record(id)
+        if item['end'] == 'tensor' then whole.steps = whole.steps + 1 end  -- it commits no token
+        finish(whole, item['end'], item.meta)
       elseif fresh > 0 and string.find(r.route, ',', 1, true) then
         -- The next job goes to the first worker; without its inbox that worker is dead.
         local next_job = cmsgpack.pack({id, run, position, tokens})

@@ -13,11 +13,18 @@ local on = redis.call('SMEMBERS', P .. 'worker-requests:' .. w)
 if not beat and #on == 0 and redis.call('EXISTS', P .. 'worker:' .. w, P .. 'inbox:' .. w) == 0 then return {0, 0} end
 local v = redis.call('HMGET', P .. 'worker:' .. w, 'device', 'first_block', 'model', 'stage', 'varies')
 local tried = redis.call('GET', P .. 'quarantine:' .. w) or nil
+-- With a process that was seen to end all of its stages have ended; of one that fell silent those that are silent too.
+local function lost(other)
+  local last = redis.call('ZSCORE', P .. 'workers', other)
+  return after == 0 or not last or math.abs(NOW - tonumber(last)) > after / 3
+end
+local failure = v[1] == 'gpu' and v[2] and ARGS.reason == 'death' and {block = 'block_' .. v[2], stage = tonumber(v[4] or '0'),
+  reason = 'worker_death', code = 'INTERNAL', lost = lost}
 local count = 0
 for _, id in ipairs(on) do
   local r = read_record(id)
   if r and r.state == 'running' and string.find(',' .. r.route .. ',', ',' .. w .. ',', 1, true) then
-    rerun(r, ARGS.reason, v[1] == 'gpu' and ARGS.reason == 'death' and 'block_' .. v[2] or nil, tried, tonumber(v[4] or '0'))
+    rerun(r, ARGS.reason, failure, tried)
     count = count + 1
   end
 end

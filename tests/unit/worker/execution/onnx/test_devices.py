@@ -10,6 +10,7 @@ import onnxruntime as ort
 import pytest
 
 from blockrelay_worker.execution.onnx.devices import FoundDevice, cuda_devices, devices_here
+from blockrelay_worker.execution.onnx.providers.cuda import CudaProvider
 from blockrelay_worker.execution.onnx.providers.nvidia_driver import visible
 from blockrelay_worker.execution.onnx.providers.opening import open_provider
 from tests.support.worker.nvidia_smi import install_smi
@@ -42,6 +43,7 @@ def test_nvidia_tells_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert (one.id, one.name, one.uuid, one.memory_bytes) == ("cuda:0", "NVIDIA GB10", "GPU-bb22", None)
     assert (other.id, other.name, other.memory_bytes) == ("cuda:1", "NVIDIA H200", 143771 << 20)
     assert one.driver == "580.95.05" and "install blockrelay[cuda]" in one.problem and not one.features
+    assert one.missing and other.missing
     assert not cuda_devices({"CUDA_VISIBLE_DEVICES": ""})
 
 
@@ -80,6 +82,20 @@ def test_a_plugin_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> N
     found = {one.id: one for one in devices_here({})}
     assert not found["cpu"].problem and found["cpu"].memory_bytes
     assert found["webgpu"].problem == "webgpu needs the plug-in: install blockrelay[webgpu]"
+    assert found["webgpu"].missing and not found["cpu"].missing
+
+
+def test_a_device_that_fails_is_not_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As long as what it needs is here."""
+    install_smi(tmp_path, monkeypatch)
+    monkeypatch.setattr(CudaProvider, "check_installed", lambda: None)
+    monkeypatch.setattr(CudaProvider, "session", _lost)
+    for found in cuda_devices({}):
+        assert (found.problem, found.missing, found.features) == ("uncorrectable ECC error", False, ())
+
+
+def _lost(*_: object, **__: object) -> None:
+    raise RuntimeError("CUDA failure 214: uncorrectable ECC error")
 
 
 def told(environment: dict[str, str]) -> dict[str, FoundDevice]:

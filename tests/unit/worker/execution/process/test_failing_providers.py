@@ -57,6 +57,19 @@ def test_what_nobody_knows_is_tried_three_times_and_its_device_is_lost_the_secon
     assert lost.value.reason == "unknown_twice" and not stage.usable
 
 
+def test_a_device_that_computes_wrong_numbers_when_it_is_loaded_is_lost(
+    misbehaving: Misbehaving, fp32: BlockFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one whose canary is wrong: it is left alone for a while, and its worker lives."""
+    executors = misbehaving(WRONG_AT="load")
+    with pytest.raises(DeviceLost, match="cpu computes wrong numbers") as caught:
+        executors.load(fp32, 1, 1, pages=8)
+    assert (caught.value.reason, caught.value.block) == ("canary", "block_1")
+    assert executors.usable_in_s() > 0 and (executors.losses, executors.last_loss) == (1, "canary")
+    monkeypatch.delenv("WRONG_AT")
+    assert executors.load(fp32, 1, 1, pages=8).usable, "in a new process"
+
+
 def test_a_stage_is_made_in_three_tries(fp32: BlockFolder, misbehaving: Misbehaving) -> None:
     executors, told = misbehaving(LOADS_FAIL="2", FAIL_TEXT="moon phase"), device_metrics()
     stage = executors.load(fp32, 1, fp32.model.blocks, pages=8)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 import pytest
-from onnx import ModelProto, TensorProto, helper
+from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from blockrelay.onnx_blocks.blocks_file import read_blocks_file
 from blockrelay.onnx_blocks.dimensions import StepSizes
@@ -20,7 +20,7 @@ from blockrelay_worker.offline.onnx_blocks.check import run
 from blockrelay_worker.offline.onnx_blocks.folder import open_onnx_folder
 from blockrelay_worker.offline.onnx_blocks.made_up import made_up
 from blockrelay_worker.offline.onnx_blocks.trial import check_blocks
-from tests.support.models.altered_blocks import altered, copied, resized, value
+from tests.support.models.altered_blocks import altered, copied, masked_by_infinity, resized, spoils, value
 
 pytestmark = pytest.mark.onnx_blocks
 
@@ -115,6 +115,38 @@ def test_a_block_that_fails_says_why_and_the_others_go_on(
     for word in words:
         assert word in failed.problem, failed.problem
     assert len(found) == 4
+
+
+def nan_for_everything(model: ModelProto) -> None:
+    spoils(model, "/model/layers.2/Add_1_output_0")
+
+
+def too_large(model: ModelProto) -> None:
+    """Weights of which each is a float16, and whose products are none."""
+    (matrix,) = (one for one in model.graph.initializer if one.name == "model.layers.2.mlp.down_proj.weight")
+    weights = numpy_helper.to_array(matrix)
+    matrix.CopyFrom(numpy_helper.from_array(np.full_like(weights, 60000), matrix.name))
+
+
+@pytest.mark.parametrize(("alter", "count"), [(nan_for_everything, "3200 of 3200"), (too_large, "of 3200")])
+def test_a_block_that_gives_what_is_no_number_does_not_pass(
+    blocks: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], alter: Callable[[ModelProto], None], count: str
+) -> None:
+    folder = copied(blocks, tmp_path / "copy", altered("block_3.onnx", alter))
+    found = checked(folder)
+    assert [one.passed for one in found] == [True, True, False, True]
+    problem = found[2].problem
+    assert problem.startswith("/model/layers.2/Add_1_output_0: ") and count in problem
+    assert "numbers are NaN or infinite" in problem
+    sizes = ["--batch", "5", "--sequence", "10", "--past", "0"]
+    assert run(["--device", "cpu", *sizes, str(folder)]) == 1
+    assert decode_checked(capsys.readouterr().out.splitlines()[3].encode()).problem == problem
+
+
+@pytest.mark.parametrize("sizes", [SIZES, StepSizes(batch=2, new=3, past=4), StepSizes(batch=1, new=1, past=0)])
+def test_masks_of_minus_infinity_pass(blocks: Path, tmp_path: Path, sizes: StepSizes) -> None:
+    folder = copied(blocks, tmp_path / "copy", altered("block_1.onnx", masked_by_infinity))
+    assert [one.problem for one in checked(folder, sizes)] == [""] * 4
 
 
 def counted(model: ModelProto) -> None:

@@ -1,5 +1,6 @@
 """Runs all ONNX blocks that others made, one behind the other, as one stage on the device of an execution provider."""
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -11,9 +12,10 @@ from blockrelay.errors import BlockFolderError, BlockrelayError, ExecutionError
 from blockrelay.onnx_blocks.served_shape import request_inputs, served_shape, served_wiring
 from blockrelay.onnx_blocks.wiring import FromBlock, Wiring
 from blockrelay.protocol.capabilities import Capabilities
-from blockrelay_worker.execution.batch import Batch, StageOutput, check_segments, tokens_of
+from blockrelay_worker.execution.batch import Batch, BlockFault, StageOutput, check_segments, tokens_of
 from blockrelay_worker.execution.executor import PageContent
 from blockrelay_worker.execution.onnx.as_is.block import AsIsBlock, Value, on_host
+from blockrelay_worker.execution.onnx.as_is.finite import not_finite
 from blockrelay_worker.execution.onnx.as_is.groups import Group, grouped, waves
 from blockrelay_worker.execution.onnx.as_is.paged_graph import TAKEN
 from blockrelay_worker.execution.onnx.as_is.warm_blocks import ALL, WarmBlocks, WarmLimits
@@ -142,13 +144,15 @@ class AsIsStage:
 
     def run(self, batch: Batch) -> StageOutput:
         """See `Executor.run`."""
-        model = self.folder.model
+        model, kv_s = self.folder.model, 0.0
         count = check_segments(batch.segments, limit=model.max_position, pages=self.pool.pages)
         tokens = tokens_of(batch, count, model)
         logits = np.empty((len(batch.wanted), self.shape.vocabulary), np.float32)
         seconds = dict.fromkeys((block.block for block in self.wiring.blocks), 0.0)
         for wave in waves(batch.segments, one_by_one=self.one_by_one):
+            began = time.perf_counter()
             groups = grouped(wave, tokens, batch.wanted, self._request, single=self.shape.single)
+            kv_s += time.perf_counter() - began
             for group, rows in zip(groups, self._run(groups, seconds), strict=True):
                 if group.wanted:
                     logits[list(group.wanted)] = rows
@@ -159,33 +163,64 @@ class AsIsStage:
             logits=logits,
             not_finite=tuple(sorted({int(np.searchsorted(ends, row, side="right")) for row in rows})),
             seconds=seconds,
+            kv_s=kv_s,
         )
+
+    def first_not_finite(self, batch: Batch) -> BlockFault | None:
+        """See `Executor.first_not_finite`. All outputs of a block are looked at, but for its KV."""
+        count = check_segments(batch.segments, limit=self.folder.model.max_position, pages=self.pool.pages)
+        tokens, seconds = tokens_of(batch, count, self.folder.model), dict[str, float]()
+        for wave in waves(batch.segments, one_by_one=self.one_by_one):
+            groups = grouped(wave, tokens, batch.wanted, self._request, single=self.shape.single)
+            values: list[dict[str, Value]] = [dict(group.inputs) for group in groups]
+            for index, block in enumerate(self.wiring.blocks, 1):
+                self._run_block(index, values, seconds)
+                for have, group in zip(values, groups, strict=True):
+                    names = [tensor.name for tensor in block.outputs if tensor.name in have]
+                    names += [TAKEN] if TAKEN in have and group.wanted else []
+                    if any(not_finite(on_host(have[name])) for name in names):
+                        return BlockFault(block=block.block, seconds=self._up_to(index, seconds))
+                self._forget(index, values)
+        return None
 
     def _run(self, groups: Sequence[Group], seconds: dict[str, float]) -> list[NDArray[Any]]:
         """The logits that each group wants; what blocks take is added to `seconds`."""
         values: list[dict[str, Value]] = [dict(group.inputs) for group in groups]
         for index in range(1, self.folder.model.blocks + 1):
-            name = self.wiring.blocks[index - 1].block
-            try:
-                seconds[name] += self.blocks.work(index, lambda block: self._put(block, values))
-            except ExecutionError:
-                raise
-            except Exception as error:  # ONNX Runtime's own exception types have no public common base
-                raise ExecutionError(f"{name} failed: {error}", block=name) from error
-            for gone in self._last_use.get(index, ()):
-                for have in values:
-                    have.pop(gone, None)
-            self._ran_block()
+            self._run_block(index, values, seconds)
+            self._forget(index, values)
         taken = [on_host(have[TAKEN]) for have in values]
         self.pages.up += sum(one.nbytes for group in groups for one in group.inputs.values())
         self.pages.down += sum(rows.nbytes for rows in taken)
         return taken
+
+    def _run_block(self, index: int, values: Sequence[dict[str, Value]], seconds: dict[str, float]) -> None:
+        """Block `index` on what each group has, to which its outputs are added, as what it took is to `seconds`."""
+        name, began = self.wiring.blocks[index - 1].block, time.perf_counter()
+        try:
+            taken_s = self.blocks.work(index, lambda block: self._put(block, values))
+        except Exception as error:  # noqa: BLE001 ONNX Runtime's own exception types have no public common base
+            seconds[name] = seconds.get(name, 0.0) + time.perf_counter() - began
+            said = str(error) if isinstance(error, ExecutionError) else f"{name} failed: {error}"
+            raise ExecutionError(said, block=name, seconds=self._up_to(index, seconds)) from (error.__cause__ or error)
+        seconds[name] = seconds.get(name, 0.0) + taken_s
+        self._ran_block()
 
     def _put(self, block: AsIsBlock, values: Sequence[dict[str, Value]]) -> None:
         """Add the outputs of `block` to what each group has: all of them, or none where it fails."""
         outputs = [block.run(have, self.pages.pools) for have in values]
         for have, found in zip(values, outputs, strict=True):
             have |= found
+
+    def _forget(self, index: int, values: Sequence[dict[str, Value]]) -> None:
+        """Drop what no block behind `index` takes."""
+        for name in self._last_use.get(index, ()):
+            for have in values:
+                have.pop(name, None)
+
+    def _up_to(self, index: int, seconds: Mapping[str, float]) -> dict[str, float]:
+        """Of the blocks up to `index`: those behind it may have run with rows before these."""
+        return {block.block: seconds[block.block] for block in self.wiring.blocks[:index]}
 
 
 def last_uses(wiring: Wiring) -> dict[int, list[str]]:

@@ -1,11 +1,41 @@
 -- A run is over, its request is not, unless it has ended too many workers: queued again, quarantined, or ended as poison.
 -- needs: requests/finish, requests/timeline, requests/dead_letters
 
--- `at`: the log's length at that moment; COMMIT adds `rows`.
-local function add_fallback(r, block, reason)
-  local list = r.fallbacks ~= '' and cjson.decode(r.fallbacks) or {}
-  list[#list + 1] = {block_id = block, from = 'GPU', to = 'CPU', reason = reason, at = r.committed}
+-- The process that a worker is in: its id without the nonce of this life. nil: the id does not say.
+local function process_of(worker) return string.match(worker, '^(.+:%d+):[^:]+$') end
+
+-- What a `failure` takes from GPUs, {stage, block_id, first, last} each: the stage that failed, and those of the same process
+-- of which `failure.lost(worker)` says that they failed with it. `block_id` is the block that the failure names in the stage
+-- which has it, and the first block of any other.
+local function fallen(r, failure)
+  local route, found, named = members(r.route), {}, tonumber(string.match(failure.block, '%d+$')) or 0
+  local failed = (failure.stage or 0) + 1
+  local process = route[failed] and process_of(route[failed])
+  for s, w in ipairs(route) do
+    if s == failed or (process and process == process_of(w) and failure.lost(w)) then
+      local v = redis.call('HMGET', P .. 'worker:' .. w, 'first_block', 'last_block', 'device')
+      local first, last = tonumber(v[1] or ''), tonumber(v[2] or '')
+      if s == failed and not first then first, last = named, named end
+      if first and (s == failed or v[3] == 'gpu') then
+        local block = first <= named and named <= last and failure.block or 'block_' .. first
+        found[#found + 1] = {stage = s, block_id = block, first = first, last = last}
+      end
+    end
+  end
+  return found
+end
+
+-- One event for each of them. `at`: the log's length at that moment; `blocks`: the first and the last of the stage. COMMIT
+-- adds `rows`, and the end whether it was a `success`.
+local function add_fallbacks(r, stages, reason, code)
+  local list, added = r.fallbacks ~= '' and cjson.decode(r.fallbacks) or {}, {}
+  for i, one in ipairs(stages) do
+    added[i] = {block_id = one.block_id, blocks = {one.first, one.last}, from = 'GPU', to = 'CPU', reason = reason,
+      error_code = code, at = r.committed, success = false}
+    list[#list + 1] = added[i]
+  end
   r.fallbacks = cjson.encode(list)
+  return added
 end
 
 -- First blocks of the stages that GPUs have in a route, and the one that failed. They fail together where they are one
@@ -20,13 +50,15 @@ local function gpus_of(route, failed)
 end
 
 -- Keeps I3, I7, I16.
--- End the current run and queue the request once more. `block` is where a GPU failed, or nil, and `stage` which one that
--- was (nil: not known): the next route has a CPU there, and no worker of the numerics id is waited for; where the request
--- denies that, it waits for GPUs of all stages that had one. `found`: how many leading tokens have KV pages in the stage
--- that lacked some, or that left its GPU (nil: not known); until it has a token the next run takes no more of them
--- anywhere. Re-runs and deaths count only at an unchanged log length; the second re-run waits, and each one after it
--- twice as long. `tried` is the request that a dead worker tried alone, or nil: with it nobody else is to blame.
-local function rerun(r, reason, block, tried, stage, found)
+-- End the current run and queue the request once more. `failure` is of a GPU, or nil: {block (where it failed), stage (nil:
+-- the first), reason and code (for its fallback events; nil: as `reason`, not known), lost (which other workers of its
+-- process it took too)}. The next route has a CPU for each stage that it took, and no worker of the numerics id is waited
+-- for; where the request denies that, it waits for GPUs of all stages that had one. `found`: how many leading tokens have KV
+-- pages in the stage that lacked some, or that left its GPU (nil: not known); until it has a token the next run takes no more
+-- of them anywhere. Re-runs and deaths count only at an unchanged log length; the second re-run waits, and each one after it
+-- twice as long. `tried` is the request that a dead worker tried alone, or nil: with it nobody else is to blame. Returns the
+-- fallback events that it added.
+local function rerun(r, reason, failure, tried, found)
   local set = {'state', 'queued', 'run', '', 'route', '', 'progress_ms', NOW, 'rerun_reason', reason}
   if reason == 'missing_pages' then
     set[#set + 1] = 'missing_pages'; set[#set + 1] = r.missing_pages + 1
@@ -44,32 +76,43 @@ local function rerun(r, reason, block, tried, stage, found)
       local said = 'the request ended its worker ' .. r.deaths .. ' times at the same position and is kept as a dead letter'
       dead_letter(r, 'poison', said)
       finish(r, 'error', cjson.encode({error = said, code = 'poison'}))
-      return
+      return {}
     end
   end
   if not blameless then r.attempts = r.attempts + 1 end
   for _, f in ipairs({'deaths', 'quarantine_deaths', 'attempts'}) do set[#set + 1] = f; set[#set + 1] = r[f] end
   set[#set + 1] = 'deaths_at'; set[#set + 1] = r.committed
+  local stages = failure and fallen(r, failure) or {}
+  if r.steps > 0 then
+    local on_gpus, on_cpus = executed(r)
+    for _, v in ipairs({'steps', 0, 'gpu_executed', on_gpus, 'cpu_executed', on_cpus}) do set[#set + 1] = v end
+  end
   release(r)
   account(r, -1)
   r.state, r.rows_to_compute = 'queued', r.prompt_tokens + r.committed
   set[#set + 1] = 'rows_to_compute'; set[#set + 1] = r.rows_to_compute
   account(r, 1)
-  local denied = block and r.fallback == 'deny'
+  local denied, events = failure and r.fallback == 'deny', {}
   if denied then
     local since = r.denied_ms > 0 and r.denied_ms or NOW
-    for _, v in ipairs({'denied_block', gpus_of(r.route, block), 'denied_ms', since}) do set[#set + 1] = v end
-  elseif block then
-    add_fallback(r, block, reason == 'death' and 'worker_death' or reason)
-    if (stage or 0) == 0 then r.class = 'cpu' end
+    for _, v in ipairs({'denied_block', gpus_of(r.route, failure.block), 'denied_ms', since}) do set[#set + 1] = v end
+  elseif failure then
+    events = add_fallbacks(r, stages, failure.reason or reason, failure.code)
+    for _, one in ipairs(stages) do
+      if one.stage == 1 then r.class = 'cpu' end
+    end
     for _, v in ipairs({'class', r.class, 'fallbacks', r.fallbacks}) do set[#set + 1] = v end
   end
   redis.call('HSET', P .. 'request:' .. r.id, unpack(set))
   redis.call('HINCRBY', P .. 'request:' .. r.id, 'reruns', 1)
   redis.call('HINCRBY', P .. 'totals:' .. r.model, 'reruns:' .. reason, 1)
-  local waits = pinned(r) and not block
+  local waits = pinned(r) and not failure
   timeline_event(r.id, 'r' .. reason .. '@' .. r.committed .. (waits and '=' .. id_of(r.numerics) or ''))
-  if block then timeline_event(r.id, (denied and 'd' or 'f') .. block) end
+  if denied then timeline_event(r.id, 'd' .. failure.block) end
+  for _, event in ipairs(events) do
+    timeline_event(r.id, 'f' .. event.block_id)
+    timeline_event(r.id, string.format('w%d-%d,%s,%s', event.blocks[1], event.blocks[2], event.reason, event.error_code or ''))
+  end
   redis.call('ZADD', P .. 'running', 'XX', NOW, r.id)
   if r.attempts > 1 and not blameless then
     enqueue_later(r, math.min(LONGEST_DELAY, FIRST_DELAY * 2 ^ (r.attempts - 2)))
@@ -78,4 +121,5 @@ local function rerun(r, reason, block, tried, stage, found)
   else
     enqueue(r)
   end
+  return events
 end

@@ -31,7 +31,8 @@ local function finish(r, reason, meta)
     local bucket = P .. 'bucket:' .. r.tenant
     if redis.call('EXISTS', bucket) == 1 then redis.call('HINCRBYFLOAT', bucket, 'level', r.prompt_tokens + r.max_tokens) end
   end
-  local said = {'end', reason, 'meta', meta, 'fallbacks', judged_fallbacks(r, reason), 'numerics', r.numerics,
+  local on_gpus, on_cpus = executed(r)
+  local said = {'executed', on_gpus + on_cpus > 0 and string.format('%d,%d', on_gpus, on_cpus) or '', 'end', reason, 'meta', meta, 'fallbacks', judged_fallbacks(r, reason), 'numerics', r.numerics,
     'varies', r.private == 1 and '1' or ''}
   for i, value in ipairs(redis.call('HMGET', record, unpack(MOVING))) do
     said[#said + 1] = MOVING[i]; said[#said + 1] = value

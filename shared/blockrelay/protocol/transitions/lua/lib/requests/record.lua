@@ -19,6 +19,11 @@ local NUMBERS = {
   missing_pages = 're-runs because cached KV pages were gone',
   varies = 'whether its last route has a worker that does not compute the same bits twice (1)',
   private = 'whether a route that computed some of it had one (1): its KV pages are not what their tokens alone decide',
+  steps = 'that its run has committed: a token or several guessed ones each, or a tensor result',
+  gpu_blocks = 'that its route has on GPUs',
+  cpu_blocks = 'that its route has on CPUs',
+  gpu_executed = 'blocks that GPUs have executed in the runs before: in each committed step all of theirs',
+  cpu_executed = 'the same of CPUs',
   denied_ms = 'since when it waits for a GPU of the stage of `denied_block` (0: it does not)',
 }
 local TEXTS = {'state', 'run', 'route', 'class', 'model', 'job', 'fallbacks', 'numerics', 'tenant', 'share', 'exact', 'fallback', 'denied_block',
@@ -57,6 +62,11 @@ local function members(route)
   local t = {}
   for w in string.gmatch(route, '[^,]+') do t[#t + 1] = w end
   return t
+end
+
+-- Blocks that GPUs and that CPUs have executed for a request, in all that its runs have committed.
+local function executed(r)
+  return r.gpu_executed + r.steps * r.gpu_blocks, r.cpu_executed + r.steps * r.cpu_blocks
 end
 
 -- The numerics id under which a log goes on: the last of `a+b@17`, where b has computed what stands behind 17 tokens.

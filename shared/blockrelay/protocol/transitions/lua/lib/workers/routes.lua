@@ -47,7 +47,8 @@ local function roster()
   end)
 end
 
--- Those of them that live, are ready and do not drain: list of {id, numerics, varies, pages, free, running}, behind what is
+-- Those of them that live, are ready and do not drain: list of {id, numerics, varies, pages, free, running} (`look_for` adds
+-- their device), behind what is
 -- in `found`. `ids` may be nil. `chance`: hex digits.
 local function live(ids, chance, found)
   found = found or {}
@@ -93,6 +94,7 @@ local function look_for(known, partner, chance)
     for _, device in ipairs({'gpu', 'cpu'}) do
       local groups = known[s + 1][device]
       found[s][device] = live(groups[VARIES], chance, partner ~= VARIES and live(groups[partner], chance) or {})
+      for _, c in ipairs(found[s][device]) do c.device = device end
     end
     all = all and #found[s].gpu + #found[s].cpu > 0
   end
@@ -192,6 +194,13 @@ local function numerics_of(route)
     varies = varies or c.varies
   end
   return table.concat(ids, '/'), varies
+end
+
+-- How many blocks a route has on GPUs, and how many on CPUs.
+local function placed(route)
+  local blocks = {gpu = 0, cpu = 0}
+  for s, c in ipairs(route) do blocks[c.device] = blocks[c.device] + me.stages[s][2] - me.stages[s][1] + 1 end
+  return blocks
 end
 
 -- A request is of the class of the device that is to compute the first stage of it. A worker of another device takes it

@@ -1,0 +1,76 @@
+"""How long rows take from one process to the next on one host, the way that workers send them: `one_way_s`."""
+
+import multiprocessing
+import statistics
+import time
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from queue import SimpleQueue
+
+import numpy as np
+
+from blockrelay.protocol.messages import Forward, ForwardSegment
+from blockrelay_worker.transport.events import TransportEvent
+from blockrelay_worker.transport.local_rows.frames import Address
+from blockrelay_worker.transport.local_rows.inbox import LocalInbox
+from blockrelay_worker.transport.local_rows.link import LocalLink
+
+RING_BYTES = 1 << 24
+WARM_UP, RUNS = 50, 400
+PATIENCE_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Mailbox:
+    """What has arrived; a thread that waits for it is woken as an engine is."""
+
+    events: SimpleQueue[TransportEvent] = field(default_factory=SimpleQueue[TransportEvent])
+
+    def put(self, event: TransportEvent) -> None:
+        self.events.put(event)
+
+
+def one_way_s(hidden: int, rows: int = 1, *, runs: int = RUNS) -> float:
+    """The median: encoded, through shared memory, another process woken, decoded; half of the way there and back."""
+    ours, theirs = multiprocessing.Pipe()
+    echo = multiprocessing.get_context("spawn").Process(target=_echo, args=(theirs,), daemon=True)
+    mailbox = _Mailbox()
+    inbox = LocalInbox(mailbox)
+    inbox.start()
+    echo.start()
+    try:
+        ours.send(inbox.address)
+        link = LocalLink(_address(ours), worker="there", ring_bytes=RING_BYTES)
+        segment = ForwardSegment(request="r", run="r", sequence=0, position=0, token_ids=(0,) * rows, ends_known=True)
+        message = Forward(sender="there", segments=(segment,), rows=np.zeros((rows, hidden), np.float32))
+        times: list[float] = []
+        for _ in range(WARM_UP + runs):
+            began = time.perf_counter()
+            link.send(message.encode(), PATIENCE_S)
+            mailbox.events.get(timeout=PATIENCE_S)
+            times.append((time.perf_counter() - began) / 2)
+        link.close()
+        return statistics.median(times[WARM_UP:])
+    finally:
+        echo.kill()
+        echo.join()
+        inbox.close()
+
+
+def _echo(pipe: Connection) -> None:
+    """Send back what comes."""
+    mailbox = _Mailbox()
+    inbox = LocalInbox(mailbox)
+    inbox.start()
+    pipe.send(inbox.address)
+    link = LocalLink(_address(pipe), worker="back", ring_bytes=RING_BYTES)
+    while True:
+        event = mailbox.events.get()
+        assert isinstance(event, Forward)
+        link.send(event.encode(), PATIENCE_S)
+
+
+def _address(pipe: Connection) -> Address:
+    address = pipe.recv()
+    assert isinstance(address, Address)
+    return address

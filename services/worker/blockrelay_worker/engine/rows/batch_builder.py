@@ -1,0 +1,41 @@
+"""From the rows of runs to the batch that a stage computes. Pure."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from blockrelay_worker.engine.run import Run
+from blockrelay_worker.engine.stage_role import StageRole
+from blockrelay_worker.execution.batch import Batch, Segment
+from blockrelay_worker.execution.selection import Need
+from blockrelay_worker.sampling.sampler import need_of
+from blockrelay_worker.scheduling.work import Work
+
+
+def batch_of(work: Sequence[Work[Run]], role: StageRole) -> Batch:
+    """The rows of `work`, in its order, and which logits the last stage wants of them."""
+    segments = [Segment(rows=w.rows, first_position=w.position, pages=w.run.pages) for w in work]
+    wanted, needs = list[int](), list[Need | None]()
+    at = 0
+    for item in work:
+        if role.last_stage:
+            rows = wanted_rows(item)
+            wanted += [at + i for i in rows]
+            needs += [need_of(item.run.params) if item.run.body.logits == "none" else None] * len(rows)
+        at += item.rows
+    if role.first_stage:
+        tokens = np.array([token for w in work for token in w.tokens], np.int32)
+        return Batch(segments=segments, tokens=tokens, wanted=wanted, needs=needs)
+    hidden = np.concatenate([w.hidden for w in work if w.hidden is not None])
+    return Batch(segments=segments, hidden=hidden, wanted=wanted, needs=needs)
+
+
+def wanted_rows(work: Work[Run]) -> Sequence[int]:
+    """Rows, relative to the first, whose logits the last stage needs; ascending."""
+    known = work.rows - work.drafts
+    if work.run.body.logits != "all":
+        return range(known - 1, work.rows) if work.samples else ()
+    rows = [i for i in range(known) if work.run.wants_logits(work.position + i)]
+    if work.samples and (not rows or rows[-1] != known - 1):
+        rows.append(known - 1)
+    return rows
