@@ -84,7 +84,7 @@ def main(arguments: list[str] | None = None) -> int:
     chosen, options = parser.parse_known_args(arguments)
     prompt = [10 + at * 7 % 200 for at in range(64)]
     body = {"prompt": prompt, "max_tokens": TOKENS, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
-    with running(chosen.model, ["--gateways", "2", *options]) as system:
+    with running(chosen.model, 1, ["--gateways", "2", *options]) as system:
         (url, *_) = read_running(system.data).urls
         golden = httpx.post(f"{url}/v1/completions", json=body, timeout=120).json()["choices"][0]["token_ids"]
         found: list[float] = []

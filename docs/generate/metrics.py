@@ -48,7 +48,7 @@ _GROUPS: dict[str, Callable[[CollectorRegistry], object]] = {
 
 def page() -> str:
     """The whole page."""
-    registries = {"Every service": service_registry("any", cell="c0", model="any")}
+    registries: dict[str, CollectorRegistry] = {"Every service": service_registry("any", cell="c0", model="any")}
     for title, group in _GROUPS.items():
         registries[title] = CollectorRegistry()
         group(registries[title])

@@ -1,65 +1,22 @@
 """A device fails, has no room, computes wrong numbers or gets slower amid requests, and its process lives."""
 
-import json
 from pathlib import Path
 
 import pytest
 
 from blockrelay.protocol.sampling_params import SamplingParams
-from blockrelay.redis.registry import read_lost_devices
 from tests.support.models.tiny_model import write_tiny_model
 from tests.support.systems.device_processes import child_of
-from tests.support.systems.gpu_systems import assert_went_on, begun, device_counter, end_of, jobs_of, on_gpu, with_gpu
+from tests.support.systems.gpu_systems import assert_went_on, begun, device_counter, end_of, jobs_of, with_gpu
 from tests.support.systems.system import (
     Job,
     StartSystem,
     assert_nothing_is_held,
     golden_tokens,
     make_jobs,
-    scrape,
 )
 from tests.support.waiting import wait_until
 from tests.support.worker.misbehaving_python import misbehaving_python
-
-
-def test_a_device_whose_steps_fail_gives_way_to_the_next_one(start_system: StartSystem, tmp_path: Path) -> None:
-    """Its requests go on at CPUs, and its worker comes back on another device, as which it is then known."""
-    python = misbehaving_python(tmp_path, RUNS_FAIL_ON="cpu:0", FAIL_FROM="30", FAIL_TEXT="moon phase")
-    system = with_gpu(start_system, gpu="cpu:0", gpu_fallbacks="cpu:1", gpu_python=python)
-    (before,), jobs, worker = on_gpu(system), jobs_of(system), system.workers[-1]
-    seen = begun(system, jobs)
-    assert_went_on(system, jobs, seen)
-    system.wait_ready(3)
-    (after,) = on_gpu(system)
-    assert after.id != before.id and after.numerics != before.numerics and worker.poll() is None
-    assert device_counter(system, "device_changes") == 1
-    assert device_counter(system, "device_losses", reason="unknown_twice") == 1
-    log = [json.loads(line) for line in (system.folder / "worker-2.log").read_text().splitlines()]
-    (changed,) = [line["data"] for line in log if line["event_type"] == "DEVICE_CHANGED"]
-    assert changed == {"before": "cpu:0", "now": "cpu:1", "reason": "unknown_twice"}
-    ready = [line["data"]["device"] for line in log if line["event_type"] == "NODE_READY"]
-    assert ready == ["cpu:0", "cpu:1"]
-    assert f'numerics="{after.numerics}"' in scrape(after)
-    again = make_jobs(2, seed=6, vocab=500, tokens=20)
-    begun(system, again)
-    system.wait_all(again)
-
-
-def test_a_device_without_another_one_is_waited_for_and_cpus_serve(start_system: StartSystem, tmp_path: Path) -> None:
-    python = misbehaving_python(tmp_path, FAILS_ON="cpu:0", FAIL_TEXT="out of memory")
-    system = start_system(stages=2)
-    worker = system.start_worker(device="gpu", gpu="cpu:0", gpu_fallbacks="", gpu_python=python)
-
-    def waits() -> bool:
-        return any(lost.losses > 1 for lost in read_lost_devices(system.client, system.keys))
-
-    wait_until(waits, "it was tried again, and is waited for")
-    (lost,) = read_lost_devices(system.client, system.keys)
-    assert (lost.device, lost.reason) == ("cpu:0", "out_of_memory")
-    jobs = jobs_of(system)
-    begun(system, jobs)
-    system.wait_all(jobs)
-    assert worker.poll() is None and not on_gpu(system)
 
 
 @pytest.mark.parametrize(

@@ -182,8 +182,8 @@ class System:
         return read_workers(self.client, self.keys, self.model_key)
 
     def wait_ready(self, workers: int) -> None:
-        """`workers` live workers with a stage, no stage without one, and each stage of a GPU shown on it by the plan, so
-        that the next request is for it."""
+        """`workers` live workers with a stage, no stage without one, and each stage of a GPU shown on it by the plan,
+        so that the next request is for it."""
 
         def ready() -> bool:
             infos = [w for w in self.infos() if w.ready and w.silent_ms < 3000]

@@ -97,12 +97,7 @@ def start(
         bool, typer.Option("--sequential", help="Of --blocks: one by one, with few of them in memory.")
     ] = False,
     max_warm_sessions: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            metavar="N",
-            help="Of --sequential: blocks in memory at once; default: 5 on a GPU, 3 on a CPU, fewer if need be.",
-        ),
+        int | None, typer.Option(min=1, metavar="N", help="Of --sequential: blocks in memory; default: GPU 5, CPU 3.")
     ] = None,
     memory: Annotated[
         int | None, typer.Option(min=1, metavar="BYTES", help="Of --sequential: what these may take.")

@@ -1,8 +1,11 @@
 """Sessions of ONNX blocks that come and go: which are there, what is counted, and how much memory they take."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
 
 import numpy as np
+import onnxruntime as ort
 import pytest
 
 from blockrelay.block_folder.folder import BlockFolder
@@ -11,11 +14,11 @@ from blockrelay.host.memory import anonymous_bytes
 from blockrelay.settings import WorkerSettings
 from blockrelay_worker.execution.batch import Batch, Segment
 from blockrelay_worker.execution.loader import gpu_of
-from blockrelay_worker.execution.onnx.as_is.block import AsIsBlock
+from blockrelay_worker.execution.onnx.as_is.block import AsIsBlock, Value
 from blockrelay_worker.execution.onnx.as_is.loading import AsIsExecutors, room_for_sessions
 from blockrelay_worker.execution.onnx.as_is.stage import AsIsStage
 from blockrelay_worker.execution.onnx.as_is.warm_blocks import ALL, CLEAN_UP_EVERY, WarmBlocks, WarmLimits
-from blockrelay_worker.execution.onnx.providers.provider import CpuProvider
+from blockrelay_worker.execution.onnx.providers.provider import CpuProvider, Steps
 from tests.support.models.onnx_blocks_served import opened
 from tests.support.models.reference_blocks import ReferenceModel, write_reference_blocks
 
@@ -62,6 +65,38 @@ def test_room_for_two_of_ten(folder: BlockFolder, provider: type[CpuProvider]) -
     assert counts.evicted == pytest.approx(counts.made - 2, abs=1)
     assert counts.clean_ups == counts.evicted // CLEAN_UP_EVERY and counts.load_seconds > 0
     assert anonymous_bytes() - before < 150 * MIB and not counts.grown
+    stage.close()
+    assert found == greedy(stage_of(folder, ALL), STEPS)
+
+
+class Flaky(CpuProvider):
+    """A device on which every seventh session is not made, and every eleventh block of a step fails behind its load."""
+
+    loads_beside = False
+    sessions = 0
+
+    def mixed_session(self, graph: bytes, weights: Path, steps: Steps = "many") -> ort.InferenceSession:
+        self.sessions += 1
+        if self.sessions % 7 == 0:
+            raise RuntimeError("moon phase")
+        return super().mixed_session(graph, weights, steps)
+
+
+def test_failures_that_pass_change_no_token(folder: BlockFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    stage, runs, run = stage_of(folder, WarmLimits(sessions=2), Flaky), [0], AsIsBlock.run
+
+    def runs_or_not(self: AsIsBlock, given: Mapping[str, Value], pools: Mapping[str, Any]) -> dict[str, Value]:
+        runs[0] += 1
+        if runs[0] % 11 == 0:
+            raise RuntimeError("moon phase")
+        return run(self, given, pools)
+
+    before = stage.blocks.counts.retries
+    with monkeypatch.context() as patched:
+        patched.setattr(AsIsBlock, "run", runs_or_not)
+        found = greedy(stage, STEPS)
+    counts = stage.blocks.counts
+    assert counts.retries - before >= runs[0] // 11 + STEPS and counts.jobs_failed == 0
     stage.close()
     assert found == greedy(stage_of(folder, ALL), STEPS)
 
