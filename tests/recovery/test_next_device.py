@@ -8,7 +8,7 @@ from pathlib import Path
 
 from blockrelay.redis.registry import read_lost_devices
 from tests.support.scraping import sampled
-from tests.support.systems.gpu_systems import on_gpu
+from tests.support.systems.gpu_systems import jobs_of, on_gpu, with_gpu
 from tests.support.systems.system import Job, StartSystem, System, assert_nothing_is_held, make_jobs, scrape
 from tests.support.waiting import wait_until
 from tests.support.worker.misbehaving_python import misbehaving_python
@@ -32,11 +32,9 @@ def run(system: System, jobs: list[Job]) -> int:
 def test_a_device_whose_steps_fail_gives_way_to_the_next_one(start_system: StartSystem, tmp_path: Path) -> None:
     """Its requests go on at CPUs, and its worker comes back on another device, as which it is then known."""
     python = misbehaving_python(tmp_path, RUNS_FAIL_ON="cpu:0", FAIL_FROM="30", FAIL_TEXT="moon phase")
-    system = start_system(stages=2)
-    worker = system.start_worker(device="gpu", gpu="cpu:0", gpu_fallbacks="cpu:1", gpu_python=python)
-    system.wait_ready(3)
-    (before,), jobs = on_gpu(system), make_jobs(8, seed=5, vocab=500, tokens=200)
-    assert run(system, jobs) > 0, "none was on the GPU"
+    system = with_gpu(start_system, gpu="cpu:0", gpu_fallbacks="cpu:1", gpu_python=python)
+    (before,), worker = on_gpu(system), system.workers[-1]
+    assert run(system, jobs_of(system)) > 0, "none was on the GPU"
     system.wait_ready(3)
     (after,) = on_gpu(system)
     assert after.id != before.id and after.numerics != before.numerics and worker.poll() is None
