@@ -176,7 +176,7 @@ class System:
         return read_workers(self.client, self.keys, self.model_key)
 
     def wait_ready(self, workers: int) -> None:
-        """`workers` live workers with a stage, no stage without one, and each stage of a GPU shown on it by the plan, so
+        """`workers` live workers with a stage, no stage without one, and a plan that shows each GPU which is ready, so
         that the next request is for it."""
 
         def ready() -> bool:
