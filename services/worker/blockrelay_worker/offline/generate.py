@@ -137,7 +137,13 @@ def _device(folder: BlockFolder, stages: int, gpu: str, stage_devices: str, thre
         raise UsageError(f"--stage-devices {stage_devices}: say which device with --gpu")
     if gpu and stage_devices and not any(on_gpu):
         raise UsageError(f"--stage-devices {stage_devices}: no stage is for --gpu {gpu}")
-    asked = {"gpu": gpu, "threads": threads, "sequential": False, "imported_model": None}
+    asked = {
+        "device": "gpu" if gpu else "cpu",
+        "gpu": gpu,
+        "threads": threads,
+        "sequential": False,
+        "imported_model": None,
+    }
     return gpu_of(WorkerSettings().model_copy(update=asked), folder)
 
 
