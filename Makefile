@@ -103,12 +103,12 @@ drill-failovers: install ## the drill on a Redis that fails over, again and agai
 observability: install ## dashboards against a real Prometheus; needs Debian's prometheus packages
 	$(BIN)/pytest --quiet -m observability tests/observability $(ARGS)
 
-# Every executor's contract and numbers on WebGPU: in float32 by SwiftShader, in float16 by lavapipe. The plug-in is no part
-# of `dev`: it comes into .venv here. Drivers that compute on CPUs take minutes to compile a model's shaders on a busy
-# machine; loading has ten.
+# Every executor's contract and numbers on WebGPU, and the story of a split: in float32 by SwiftShader, in float16 by
+# lavapipe. The plug-in is no part of `dev`: it comes into .venv here. Drivers that compute on CPUs take minutes to compile
+# a model's shaders on a busy machine; loading has ten.
 software-gpu: install ## WebGPU on drivers that compute on CPUs; needs Debian's chromium and Mesa 25
 	$(BIN)/$(PIP) --no-deps --constraint requirements.lock onnxruntime-ep-webgpu
-	DRIVER=swiftshader .ci/software-gpu $(BIN)/pytest --quiet --timeout 600 -m 'software_gpu and not float16' tests/unit/worker/execution $(ARGS)
+	DRIVER=swiftshader .ci/software-gpu $(BIN)/pytest --quiet --timeout 600 -m 'software_gpu and not float16' tests/unit/worker/execution tests/stories $(ARGS)
 	DRIVER=lavapipe .ci/software-gpu $(BIN)/pytest --quiet --timeout 600 -m 'software_gpu and float16' tests/unit/worker/execution $(ARGS)
 
 # Grafana's dashboards from deploy/dashboards; what is committed must be what they say.
