@@ -177,7 +177,7 @@ def _runs(classes: Any, where: str) -> list[_Read]:
     what `_stage` raises."""
     blocks: dict[int, str] = {}
     for name, given in cast(dict[str, Any], classes).items():
-        device = _text(given).lower()
+        device = given.lower() if isinstance(given, str) else str(given)
         number = _BLOCK.fullmatch(name)
         if number is None:
             raise UsageError(f"{where}: {name[:_MAX_NAME]!r} is no block: they are called block_1, block_2 and so on")

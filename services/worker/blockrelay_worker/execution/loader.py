@@ -127,6 +127,8 @@ def graphs_of(settings: WorkerSettings) -> Graphs:
         if mode not in (None, "enforce-eager"):
             raise UsageError(f"enforce_eager and graph_mode {mode} contradict each other: set one of them")
         mode = "enforce-eager"
+    elif mode == "enforce-eager" and "enforce_eager" in settings.model_fields_set:
+        raise UsageError("graph_mode enforce-eager and enforce_eager false contradict each other: set one of them")
     if mode == "enforce-eager" and cache:
         raise UsageError("enforce-eager and use_graph_cache contradict each other: eager graphs are not kept")
     if mode == "use-graph-cache" and cache is False:

@@ -30,7 +30,6 @@ from blockrelay.protocol.sampling_params import SamplingParams, check_prompt, de
 from blockrelay.settings import BUNDLED_MODEL, WorkerSettings
 from blockrelay.text.tokenizer import Tokenizer, VisibleText
 from blockrelay_worker.execution.loader import Gpu, gpu_of
-from blockrelay_worker.execution.numerics_id import numerics_id
 from blockrelay_worker.offline.explanation import heading, step_lines, step_records, totals
 from blockrelay_worker.offline.pipeline import Generated, Pipeline, Step, generate
 
@@ -107,6 +106,7 @@ def main(
     text = _Text(tokenizer, params, folder, stream=not as_json and not explain)
     steps = _Steps(tokenizer, show=explain and not as_json)
     used_seed = derive_seed(",".join(map(str, tokens))) if seed is None else seed
+    numerics = pipeline.numerics
     try:
         steps.begin(len(tokens))
         result = generate(
@@ -117,7 +117,7 @@ def main(
         pipeline.close()
     text.finish()
     if as_json:
-        report = _report(folder, params, used_seed, len(tokens), result, text.all, load_s)
+        report = _report(folder, params, used_seed, len(tokens), result, text.all, load_s, numerics)
         if explain:
             report |= {"steps": step_records(steps.all, tokenizer), "totals": totals(steps.all).record()}
         typer.echo(json.dumps(report))
@@ -225,13 +225,14 @@ def _report(
     result: Generated,
     text: str | None,
     load_s: float,
+    numerics: str,
 ) -> dict[str, Any]:
     new = len(result.sampled)
     later = result.total_s - result.first_token_s
     report: dict[str, Any] = {
         "model": folder.model.name,
         "precision": folder.manifest.precision,
-        "numerics_id": numerics_id(folder.manifest),
+        "numerics_id": numerics,
         "seed": seed,
         "prompt_tokens": prompt_tokens,
         "tokens": result.tokens,

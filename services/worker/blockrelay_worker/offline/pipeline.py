@@ -127,6 +127,11 @@ class Pipeline:
             self.close()
             raise
 
+    @property
+    def numerics(self) -> str:
+        """The numerics ids of the stages in their order, each once, as answers of a system name those of a route."""
+        return "/".join(dict.fromkeys(stage.executor.capabilities.numerics_id for stage in self._stages))
+
     def close(self) -> None:
         """Drop the stages, and end the process of the device. The pipeline is useless afterwards."""
         for stage in self._stages:

@@ -72,7 +72,7 @@ def test_the_class_of_each_block_is_a_plan_too(tmp_path: Path, wrapped: bool) ->
         ('{"layer_1": "GPU"}', "'layer_1' is no block: they are called block_1, block_2 and so on"),
         ('{"block_1": "GPU", "block_2": "CPU"}', "a plan of 2 blocks, but the model has 4: it lacks block_3"),
         ('{"plan": {}}', "not what `blockrelay plan --json` writes"),
-        ('{"block_1": 7}', "not what `blockrelay plan --json` writes"),
+        ('{"block_1": 7}', "block_1 is for '7': a block is for GPU or CPU"),
     ],
 )
 def test_classes_that_are_no_plan_of_the_model_are_refused(tmp_path: Path, content: str, said: str) -> None:

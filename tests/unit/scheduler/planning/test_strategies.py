@@ -1,6 +1,7 @@
 """What each strategy chooses, by examples that can be checked by hand."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -184,6 +185,16 @@ class TestStaticSplit:
     def test_it_needs_both_kinds(self) -> None:
         with pytest.raises(UsageError, match="static-split needs a GPU, and there is none"):
             place("static-split", problem([device("c")], EVEN))
+
+    def test_a_block_that_was_not_measured_on_the_gpu_is_named(self) -> None:
+        given = problem([device("c")], EVEN)
+        assert given.costs.profile is not None
+        blocks = dict(given.costs.profile.blocks)
+        blocks = {name: {**classes, "GPU": classes["CPU"]} for name, classes in blocks.items()}
+        del blocks["block_3"]["GPU"]
+        costs = replace(given.costs, profile=replace(given.costs.profile, blocks=blocks))
+        with pytest.raises(UsageError, match="the profile lacks block_3 on GPU"):
+            place("static-split", replace(given, costs=costs))
 
 
 class TestRing:

@@ -140,6 +140,8 @@ def test_a_stage_on_a_device_tells_the_way_to_its_process(
     devices = ("--gpu", "cpu", "--stage-devices", "cpu,gpu,cpu")
     mixed = json.loads(_printed(capsys, fp32, *options, *devices, "--explain"))
     assert mixed["tokens"] == own["tokens"], "within what floats differ by"
+    cpu, device_id = mixed["numerics_id"].split("/")
+    assert cpu == own["numerics_id"] and "-cpu-" in device_id, "equal ids promise equal bits"
     for step in mixed["steps"]:
         first, device, last = step["stages"]
         assert [one["class"] for one in step["stages"]] == ["cpu", "gpu", "cpu"]

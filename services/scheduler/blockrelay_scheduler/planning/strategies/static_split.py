@@ -23,7 +23,7 @@ def static_split(problem: Problem) -> Placement:
     gpu = gpu or next((one for one in devices if one.device_class != CPU), None)
     if cpu is None or gpu is None:
         lacking = CPU if cpu is None else GPU
-        raise UsageError(f"static-split needs a {lacking}, and there is none{_REMEDIES[lacking]}")
+        raise UsageError(f"static-split needs a {lacking}, and there is none{_unmeasured(problem, lacking)}")
     context = problem.promise.context / 2
     on_cpu = problem.costs.each_block_seconds(cpu, 1, context)
     on_gpu = problem.costs.each_block_seconds(gpu, 1, context)
@@ -46,3 +46,13 @@ def static_split(problem: Problem) -> Placement:
         "k": k, "pipeline_time": max(times(k)), "cpu_time": cpu_time, "gpu_time": gpu_time, "summary": summary,
     }  # fmt: skip
     return Placement(parts=tuple(parts), notes=notes)
+
+
+def _unmeasured(problem: Problem, name: str) -> str:
+    """Why a class of devices is missing, and what helps: its first block without a time, or that it has none at all."""
+    profile = problem.costs.profile
+    blocks = profile.blocks if profile is not None else {}
+    lacking = [block for block, classes in blocks.items() if name not in classes]
+    if 0 < len(lacking) < len(blocks):
+        return f" that was measured for every block: the profile lacks {lacking[0]} on {name}"
+    return _REMEDIES[name]

@@ -97,6 +97,7 @@ def test_settings_say_where_and_whether(
         ({"enforce_eager": True, "graph_mode": "max-autotune"}, "enforce_eager and graph_mode max-autotune"),
         ({"graph_mode": "ENFORCE_EAGER", "use_graph_cache": True}, "enforce-eager and use_graph_cache"),
         ({"graph_mode": "use-graph-cache", "use_graph_cache": False}, "graph_mode use-graph-cache and"),
+        ({"graph_mode": "enforce-eager", "enforce_eager": False}, "graph_mode enforce-eager and enforce_eager false"),
     ],
 )
 def test_graph_modes_that_contradict_each_other_end_a_worker(
