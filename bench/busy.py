@@ -1,4 +1,4 @@
-"""How busy this machine is, whoever keeps it so: figures that were measured beside other work say so."""
+"""The share of this machine's cores that other work takes, which stands beside figures that were measured then."""
 
 import os
 import time

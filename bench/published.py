@@ -23,8 +23,8 @@ class Row:
 
 
 def rows(reports: Sequence[Report], long_prompt: Mapping[str, float] | None = None) -> list[Row]:
-    """Of reports of `bench.scenarios.distributor`. `long_prompt` is of the part `kv_cache`, behind LONG_PROMPT tokens,
-    for the first report."""
+    """The rows of the table, from reports of `bench.scenarios.distributor`. `long_prompt` is what the part `kv_cache`
+    measured behind LONG_PROMPT tokens, for the first report."""
     second = [_second_step(report["kv_cache"][0]) for report in reports]
     if second and long_prompt is not None:
         second[0] += f"; behind {LONG_PROMPT} tokens {_second_step(long_prompt)}"

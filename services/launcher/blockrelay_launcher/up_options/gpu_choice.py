@@ -46,7 +46,7 @@ def known_gpus(gpus: Sequence[HostGpu]) -> tuple[HostGpu, ...]:
 
 
 def gpus_here() -> tuple[HostGpu, ...]:
-    """Those that a plan may have: what can be used first."""
+    """The GPUs of this host that a plan may have, usable ones first."""
     return _in_order(_devices_here("--plan"))
 
 
@@ -103,7 +103,7 @@ def chosen(devices: Sequence[Device], count: int) -> tuple[HostGpu, ...]:
 
 
 def _in_order(devices: Sequence[Device]) -> tuple[HostGpu, ...]:
-    """Those that can be used, then those that are here and cannot."""
+    """The GPUs among `devices`: usable ones first, then those that are here and cannot be used now."""
     here = [one for one in devices if _is_gpu(one) and not _is_missing(one)]
     taken: list[Device] = []
     for one in sorted(here, key=lambda one: bool(one["problem"])):

@@ -48,7 +48,7 @@ class DeviceEntry(_Strict):
 
     @property
     def device_class(self) -> str:
-        """As it is told: CPU, or GPU where there is a `gpu`."""
+        """The class that the file gives the device; without one GPU if it has a `gpu`, else CPU."""
         return self.told_class or ("GPU" if self.gpu else "CPU")
 
     @property

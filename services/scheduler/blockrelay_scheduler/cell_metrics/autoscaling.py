@@ -94,8 +94,8 @@ def routes_wanted(demand: Demand, *, target_s: float) -> int:
 def workers_wanted(
     demand: Demand, workers: Sequence[WorkerInfo], plan: Plan, *, target_s: float, spare: int
 ) -> dict[Device, int]:
-    """By class of device. A stage is a GPU's while one has it or loads it. The spare one is of the class that people
-    have more of: a CPU, where a stage is theirs."""
+    """The number of workers that are wanted, by class of device. A stage is a GPU's while one has it or loads it. The
+    spare one is of the class that people have more of: a CPU, where a stage is theirs."""
     gpus = [worker.id for worker in workers if worker.device == "gpu" and not worker.draining]
     on_gpus = len({plan.assignments[gpu] for gpu in gpus if gpu in plan.assignments})
     stages: dict[Device, int] = {"cpu": len(parse_split(plan.split)) - on_gpus, "gpu": on_gpus}

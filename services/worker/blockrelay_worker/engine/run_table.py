@@ -136,7 +136,7 @@ class RunTable:
 
     @_timed
     def distrust(self, run: Run, tokens: int) -> None:
-        """The rows behind the first `tokens` of the run were computed wrongly: nobody finds their pages any more."""
+        """Take the pages behind the first `tokens` of the run, which hold wrong numbers, out of the prefix cache."""
         if self._cache is not None:
             self._cache.distrust(run, tokens)
         else:

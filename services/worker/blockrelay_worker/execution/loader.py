@@ -48,7 +48,7 @@ class Executors(Protocol):
 
 #: The name of ONNX Runtime's CPU provider among devices.
 CPU = "cpu"
-#: Sessions that a sequential worker keeps where nobody says, with a GPU and without, if memory has room for them.
+#: Default number of warm sessions of a sequential worker on a GPU and on a CPU; fewer where memory is short.
 WARM_ON_GPU, WARM_ON_CPU = 5, 3
 #: The first that serves is taken.
 IMPLEMENTATIONS = (CpuExecutors,)

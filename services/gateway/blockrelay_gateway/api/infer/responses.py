@@ -45,7 +45,7 @@ def execution(*ends: EndEntry) -> dict[str, Any]:
 
 
 def _executed_once(end: EndEntry) -> tuple[int, int]:
-    """Of an end that an older release has written: the blocks of the last run, each once."""
+    """Blocks of the last run on GPUs and on CPUs, each counted once: all that the end of an older release tells."""
     blocks, on_gpus = len(end.meta.get("execution_times") or ()), len(end.meta.get("gpu_blocks") or ())
     return on_gpus, blocks - on_gpus
 

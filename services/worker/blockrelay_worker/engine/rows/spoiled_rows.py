@@ -51,8 +51,8 @@ class SpoiledRows:
         self._endings.fail(run, said, "row_not_finite", block, seconds)
 
     def _finite(self, item: Work[Run]) -> int:
-        """How many tokens of the run have pages that hold numbers. Rows of a prompt that nobody wants logits of may
-        have become NaN in a step before."""
+        """The number of leading tokens of the run whose KV pages are finite. Rows of a prompt whose logits are not
+        wanted may have become NaN in an earlier step, unnoticed."""
         run = item.run
         if item.position >= run.prompt_length or item.position <= run.kv.cached:
             return run.computed
