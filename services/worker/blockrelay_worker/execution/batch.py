@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,12 +30,25 @@ class Segment:
     pages: Sequence[int]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class NamedTensors:
+    """What ONNX blocks of earlier stages made of `rows` consecutive rows of one request, and later blocks take.
+
+    `arrays` has each tensor by its name, as the block gives it for one sequence of these rows: in the block's own
+    dtype, with a batch axis of length 1 where the tensor has one.
+    """
+
+    rows: int
+    arrays: Mapping[str, NDArray[Any]]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
     """R rows in the order of `segments`, whose `rows` add up to R >= 1.
 
     Exactly one input: `tokens` int32 [R] (the stage holds block 1) or `hidden` float32 [R, H] (it does not).
-    `hidden` is copied, never written.
+    `hidden` is copied, never written. A later stage of ONNX blocks that others made has `tokens` and, for each segment,
+    `tensors`: of all of its rows at once, or of parts of them in order, which then add up to its rows.
     `wanted` are the row indexes whose logits are wanted, ascending; ignored by a stage without the last block. `needs`
     says of each of them how much of its row is needed (None: all of it); empty: whole rows.
     """
@@ -42,6 +56,7 @@ class Batch:
     segments: Sequence[Segment]
     tokens: NDArray[np.int32] | None = None
     hidden: NDArray[np.float32] | None = None
+    tensors: Sequence[Sequence[NamedTensors]] = ()
     wanted: Sequence[int] = ()
     needs: Sequence[Need | None] = ()
 
@@ -50,10 +65,10 @@ class Batch:
 class StageOutput:
     """What one run of a stage gives.
 
-    Exactly one of `hidden` float32 [R, H] (the stage does not hold the last block), `logits` float32
-    [len(wanted), vocab] and `rows` is set. `rows` are what each wanted row needs, or all of it: by an executor that
-    heeds `needs`, of a batch that has some. All are buffers of the executor: valid until its next `run`; copy what must
-    last.
+    Exactly one of `hidden` float32 [R, H] (the stage does not hold the last block), `tensors` (nor does one of ONNX
+    blocks that others made; for each segment, as in Batch), `logits` float32 [len(wanted), vocab] and `rows` is set.
+    `rows` are what each wanted row needs, or all of it: by an executor that heeds `needs`, of a batch that has some.
+    All are buffers of the executor: valid until its next `run`; copy what must last.
     `not_finite` are the indexes of the segments with a row that is NaN or infinite (fail these requests: their pages
     hold rubbish); the other segments are unaffected.
     `sessions` of ONNX blocks that others made are counted (`WarmCounts`); of others there is nothing.
@@ -64,6 +79,7 @@ class StageOutput:
     """
 
     hidden: NDArray[np.float32] | None = None
+    tensors: Sequence[Sequence[NamedTensors]] | None = None
     logits: NDArray[np.float32] | None = None
     rows: Sequence[LogitRow] | None = None
     not_finite: tuple[int, ...] = ()

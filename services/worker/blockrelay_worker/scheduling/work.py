@@ -7,6 +7,8 @@ from typing import Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from blockrelay_worker.execution.batch import NamedTensors
+
 R = TypeVar("R")
 
 
@@ -14,15 +16,17 @@ R = TypeVar("R")
 class Work(Generic[R]):
     """Consecutive rows of `run` from `position` on, one per token.
 
-    `hidden` float32 [rows, H] from the stage before, None in the first stage. `samples`: the last known token is among
-    them, so the last stage chooses the next token (or ends the tensor step) there. Behind it stand `drafts` rows of
-    guessed tokens.
+    From the stage before come `hidden` float32 [rows, H], or `tensors` by name where the blocks are ONNX blocks that
+    others made; neither in the first stage. `samples`: the last known token is among them, so the last stage chooses
+    the next token (or ends the tensor step) there. Behind it stand `drafts` rows of guessed tokens; none where
+    `tensors` come, which cannot be cut.
     """
 
     run: R
     position: int
     tokens: Sequence[int]
     hidden: NDArray[np.float32] | None = None
+    tensors: Sequence[NamedTensors] = ()
     samples: bool
     drafts: int = 0
 
