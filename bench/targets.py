@@ -20,8 +20,8 @@ class Found:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """A ratio with the least that is good enough and what is aimed at; `at_most`: smaller is better; `on_demand`: the
-    part that measures it, where nobody does unless asked."""
+    """A ratio with the least that is good enough and what is aimed at. With `at_most` smaller is better. `on_demand`
+    names the part of the benchmark that measures it, if that part runs only when it is asked for."""
 
     name: str
     floor: float
