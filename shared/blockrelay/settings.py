@@ -167,7 +167,11 @@ class WorkerSettings(Settings):
         "those of the host that no other worker has; empty: none",
     )
     gpu_stages: int = Field(
-        default=1, ge=1, le=64, description="workers on that GPU in this process, each with a stage of its own"
+        default=1,
+        ge=1,
+        le=64,
+        description="workers on that GPU in this process, each with a stage of its own; on a CPU too where ONNX blocks "
+        "are run as they are",
     )
     gpu_python: str = Field(default="", description="Python that has the packages of that GPU; default: this one")
     per_block: bool = Field(default=False, description="run a GPU's blocks one by one, to measure each in every step")

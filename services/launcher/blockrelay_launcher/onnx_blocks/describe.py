@@ -54,10 +54,16 @@ class ServedBlocks:
     demands: bool = False
     imported: HeldImport | None = None
 
-    def with_import(self) -> "ServedBlocks":
+    def with_import(self, *, stages: int) -> "ServedBlocks":
         """The same, imported where it is to be: that may take as long as reading and writing the blocks. stderr has a
-        line that says what CPUs compute with. Raises UsageError where there can be no import, and one is demanded."""
-        if not self.imports:
+        line that says what CPUs compute with. In several `stages` it is the files: an import gives the blocks of a
+        device no masks and rotations. Raises UsageError where there can be no import, and one is demanded."""
+        if self.demands and stages > 1:
+            raise UsageError(
+                f"--stand-in imported is for one stage, and the plan has {stages}: with --stand-in files CPUs run the "
+                "files too; or serve the whole import: blockrelay import, then up --model"
+            )
+        if not self.imports or stages > 1:
             return self
         found = held_import(self.folder, self.model)
         if isinstance(found, HeldImport):

@@ -84,10 +84,10 @@ def workers(layout: Layout) -> list[Child]:
         if options.blocks is not None and options.blocks.imported is not None and not spec.gpu:
             own["imported_model"] = options.blocks.imported.folder
         own["gpu"] = spec.gpu or None  # one in the environment is for workers that are started by hand
-        if spec.gpu:
+        if spec.gpu or spec.stages > 1:
             own["gpu_stages"] = spec.stages
-            if options.gpu_memory is not None:
-                own["gpu_memory"] = options.gpu_memory
+        if spec.gpu and options.gpu_memory is not None:
+            own["gpu_memory"] = options.gpu_memory
         children.append(layout.service(spec.name, "blockrelay_worker", **common, **own))
     return children
 

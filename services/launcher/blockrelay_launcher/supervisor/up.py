@@ -79,7 +79,7 @@ def up(options: UpOptions) -> int:
         for line in look_at_redis(options, settings.cell):
             _say(line)
         if options.blocks is not None:  # now that nothing else is wrong
-            options = replace(options, blocks=options.blocks.with_import())
+            options = replace(options, blocks=options.blocks.with_import(stages=len(options.planned.stages)))
         return _run(options, settings, ports, model.model_key)
 
 

@@ -1,5 +1,6 @@
 """The options of `blockrelay up`, and the services that follow from them."""
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,8 +68,8 @@ class UpOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerSpec:
-    """A process of workers that `up` starts: of one, or on the GPU `gpu` of so many `stages`. `device_id` "": no plan
-    names its device."""
+    """A process that `up` starts, with a worker for each of so many `stages`: on the GPU `gpu`, or on CPUs. `device_id`
+    "": no plan names its device."""
 
     name: str
     device: Device = "cpu"
@@ -80,11 +81,19 @@ class WorkerSpec:
 
 def worker_specs(options: UpOptions) -> list[WorkerSpec]:
     """For each stage `replicas` CPU workers, or one for each CPU that it names if these are more, as far as those are
-    on this host: where it names GPUs they stand in. And for each GPU a process."""
-    ids = [device for stage in range(len(_devices(options))) for device in _cpus(options, stage)]
+    on this host: where it names GPUs they stand in. And for each GPU a process.
+
+    CPU workers have a process each, but for stages of ONNX blocks as they are: those run in ONNX Runtime, and share its
+    process and its warm sessions as the stages of a GPU do."""
+    stages = [_cpus(options, stage) for stage in range(len(_devices(options)))]
+    if options.blocks is None or len(stages) == 1:
+        processes = [(device, 1) for ids in stages for device in ids]
+    else:
+        shared = Counter((device, ids[:at].count(device)) for ids in stages for at, device in enumerate(ids))
+        processes = [(device, count) for (device, _), count in shared.items()]
     specs = [
-        WorkerSpec(name=f"worker-{number}", device_id=device, threads=_threads(options, device))
-        for number, device in enumerate(ids, 1)
+        WorkerSpec(name=f"worker-{number}", device_id=device, threads=_threads(options, device), stages=count)
+        for number, (device, count) in enumerate(processes, 1)
     ]
     return [*specs, *_on_gpus(options)]
 

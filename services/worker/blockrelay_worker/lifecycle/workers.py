@@ -1,4 +1,4 @@
-"""The workers of this process: one, or one for each stage that its GPU is to have, which share it."""
+"""The workers of this process: one, or one for each stage that its device is to have, which share it."""
 
 import sys
 import threading
@@ -66,9 +66,10 @@ class Workers:
 
     def _made(self) -> list[Worker]:
         settings = self._settings
-        if settings.gpu_stages > 1 and not settings.gpu:
-            raise UsageError("--gpu-stages is for workers with --gpu: without one, start a process for each stage")
         folder = open_block_folder(settings.model, blocks=[])
+        as_they_are = folder.model.onnx_blocks is not None and settings.imported_model is None
+        if settings.gpu_stages > 1 and not settings.gpu and not as_they_are:
+            raise UsageError("--gpu-stages is for workers with --gpu: without one, start a process for each stage")
         others = OtherDevices(
             settings.gpu, settings.gpu_fallbacks if settings.gpu else "", python=settings.gpu_python or sys.executable
         )

@@ -186,7 +186,7 @@ def test_what_is_no_llama_is_run_as_it_is(
     monkeypatch.setenv("BLOCKRELAY_CACHE_DIR", str(tmp_path / "cache"))
     others = copied(blocks, tmp_path / "others", altered("block_2.onnx", gelu))
     served = served_blocks(asked(others), gpus=True)
-    assert served is not None and served.with_import().imported is None
+    assert served is not None and served.with_import(stages=1).imported is None
     line = capsys.readouterr().err.splitlines()[-1]
     assert line.startswith(f"{others}: the CPU runs the files too, since they cannot be imported: block_2.onnx: ")
     assert "is not followed by silu" in line
@@ -194,7 +194,7 @@ def test_what_is_no_llama_is_run_as_it_is(
     demanded = served_blocks(asked(others, stand_in="imported"), gpus=True)
     assert demanded is not None
     with pytest.raises(UsageError, match=r"--stand-in imported: .* cannot be imported: block_2"):
-        demanded.with_import()
+        demanded.with_import(stages=1)
 
 
 def test_a_cache_that_cannot_be_written_is_named(
@@ -207,6 +207,16 @@ def test_a_cache_that_cannot_be_written_is_named(
     assert str(tmp_path / "file") in line and "BLOCKRELAY_CACHE_DIR names another folder" in line
 
 
+def test_several_stages_are_run_with_the_files(blocks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An import makes no masks and rotations for the blocks of a device."""
+    monkeypatch.setenv("BLOCKRELAY_CACHE_DIR", str(tmp_path / "cache"))
+    served, demanded = (served_blocks(asked(blocks, stand_in=one), gpus=True) for one in (None, "imported"))
+    assert served is not None and served.imports and served.with_import(stages=2) == served
+    assert demanded is not None
+    with pytest.raises(UsageError, match="--stand-in imported is for one stage, and the plan has 2"):
+        demanded.with_import(stages=2)
+
+
 @pytest.mark.parametrize("sequential", [False, True])
 def test_files_where_they_are_asked_for(
     blocks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sequential: bool
@@ -216,7 +226,7 @@ def test_files_where_they_are_asked_for(
     beside_gpu = asked(blocks, stand_in=None if sequential else "files", sequential=sequential)
     for options, gpus in ((beside_gpu, True), (asked(blocks, sequential=sequential), False)):
         served = served_blocks(options, gpus=gpus)
-        assert served is not None and served.with_import() == served and served.imported is None
+        assert served is not None and served.with_import(stages=1) == served and served.imported is None
         assert served.warm == ({"sequential": "true"} if sequential else {})
 
 

@@ -4,8 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from blockrelay.protocol.planned_split import parse_planned
+from blockrelay_launcher.onnx_blocks.describe import ServedBlocks
 from blockrelay_launcher.supervisor.service_specs import Layout, gateways, workers
-from blockrelay_launcher.up_options.device_binding import HostGpu
+from blockrelay_launcher.up_options.device_binding import HostGpu, bind
 from blockrelay_launcher.up_options.options import UpOptions
 from blockrelay_launcher.up_options.plan_choice import PlanChoice
 
@@ -54,3 +56,21 @@ def test_a_gpu_has_one_process_for_all_its_stages_and_its_budget(
     assert [child.env.get("BLOCKRELAY_GPU") for child in children] == [None] * 3 + ["cuda:0", "cuda:1"]
     kv_bytes = [int(child.env["BLOCKRELAY_KV_BYTES"]) for child in children]
     assert kv_bytes == [kv_bytes[0]] * 3 + [3 * kv_bytes[0]] * 2, "each stage has its share of the host's memory"
+
+
+def test_stages_of_onnx_blocks_share_a_process_on_the_cpu_too(tmp_path: Path) -> None:
+    """ONNX Runtime has their sessions, within one budget; each replica is a process."""
+    served = ServedBlocks(folder=tmp_path, model=tmp_path)
+    gpus = (HostGpu(id="webgpu:0", device="webgpu:0"),)
+    plan = parse_planned(
+        '{"block_1": "GPU", "block_2": "CPU", "block_3": "GPU", "block_4": "CPU", "block_5": "CPU"}', "plan"
+    )
+    planned = bind(plan, gpus, list).planned
+    options = UpOptions(model=tmp_path, blocks=served, planned=planned, gpus=gpus, replicas=2)
+    children = workers(layout_of(tmp_path, options, 1))
+    assert [child.name for child in children] == ["worker-1", "worker-2", "gpu-worker-webgpu-0"]
+    assert [child.env["BLOCKRELAY_GPU_STAGES"] for child in children] == ["4", "4", "2"]
+    kv_bytes = [int(child.env["BLOCKRELAY_KV_BYTES"]) for child in children]
+    assert kv_bytes[0] == kv_bytes[1] == 2 * kv_bytes[2]
+    whole = workers(layout_of(tmp_path, UpOptions(model=tmp_path, blocks=served, replicas=2), 1))
+    assert [child.env.get("BLOCKRELAY_GPU_STAGES") for child in whole] == [None, None]
