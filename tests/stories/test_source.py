@@ -3,18 +3,15 @@ CPUs compute its blocks, and every answer says what happened.
 
 Commands are real, and so are Redis, the workers and their kills. The GPU is ONNX Runtime's CPU provider in the process
 of a device, which does what the test tells it to; `make software-gpu` has the same story on a Vulkan driver.
+`test_source_blocks` tells it of ONNX blocks that are served as they are.
 """
 
 import json
 import os
 import signal
-import subprocess
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -25,11 +22,11 @@ from websockets.sync.client import connect
 
 from blockrelay.block_folder.folder import open_block_folder
 from blockrelay.protocol.encoding.request_ids import own_id
-from blockrelay.protocol.tensors import decode_tensor
 from blockrelay.settings import BUNDLED_MODEL
 from blockrelay.text.tokenizer import Tokenizer
 from tests.support.systems.device_processes import child_of, children_of
-from tests.support.systems.up_process import COMMAND, UpProcess, running_up
+from tests.support.systems.source_story import Story, command, logits, tensor_request
+from tests.support.systems.up_process import running_up
 from tests.support.waiting import wait_until
 from tests.support.worker.misbehaving_python import COMMANDED, misbehaving_python
 
@@ -44,99 +41,6 @@ PROMPT = "Once upon a time there was a fox who lived near the river."
 CLIENTS, NEW = 20, 48
 
 
-@dataclass
-class Story:
-    """The running system, the id of its device, and the folder whose files the device obeys."""
-
-    up: UpProcess
-    gpu: str
-    faults: Path
-    client: httpx.Client
-    tokenizer: Tokenizer
-    sessions: int = field(default=0)
-
-    @contextmanager
-    def fault(self, name: str) -> Iterator[None]:
-        """The device has it while the block runs."""
-        (self.faults / name).touch()
-        try:
-            yield
-        finally:
-            (self.faults / name).unlink(missing_ok=True)
-
-    def plan(self) -> dict[str, Any]:
-        return self.client.get("/v1/plan").json()
-
-    def device(self) -> int:
-        """The pid of the device's process."""
-        return child_of(self.gpu_worker())
-
-    def gpu_worker(self) -> int:
-        (worker,) = (
-            pid for pid in self.up.pid_of("-m blockrelay_worker") if f"BLOCKRELAY_GPU={self.gpu}" in environment(pid)
-        )
-        return worker
-
-    def step(self, tokens: list[int], *, session: str = "", logits: str = "last") -> dict[str, Any]:
-        """One step of a session of its own, by HTTP, in the form that the source's documents print."""
-        body = tensor_request(session or self.session(), tokens) | {"logits": logits}
-        return self.client.post("/v1/infer", json=body).json()
-
-    def session(self) -> str:
-        self.sessions += 1
-        return f"chat_{self.sessions:03}"
-
-    def logged(self, event: str, **fields: object) -> list[dict[str, Any]]:
-        """What workers have written of an event: those entries that have these top-level fields."""
-        assert self.up.data is not None
-        found: list[dict[str, Any]] = []
-        for log in sorted((self.up.data / "logs").glob("*worker*.log")):
-            for line in log.read_text().splitlines():
-                entry = json.loads(line)
-                if entry["event_type"] == event and all(entry.get(name) == value for name, value in fields.items()):
-                    found.append(entry)
-        return found
-
-    def healthy(self) -> bool:
-        return self.plan().get("plan") == PLAN
-
-
-def environment(pid: int) -> list[str]:
-    return (Path("/proc") / str(pid) / "environ").read_bytes().decode().split("\0")
-
-
-def tensor_request(session: str, tokens: list[int]) -> dict[str, Any]:
-    count = len(tokens)
-    return {
-        "session_id": session,
-        "step": 1,
-        "input_tensors": {
-            "input_ids": {"_tensor_": True, "dtype": "int64", "shape": [1, count], "data": tokens},
-            "attention_mask": {"_tensor_": True, "data": [1] * count},
-            "position_ids": {"_tensor_": True, "data": list(range(count))},
-        },
-    }
-
-
-def logits(answer: dict[str, Any]) -> NDArray[np.float64]:
-    """[rows, vocabulary] of the one request of the answer."""
-    assert answer["status"] == "success", answer
-    tensor = decode_tensor(answer["outputs"]["logits"], param="logits", max_elements=1 << 22)
-    return np.asarray(tensor[0], np.float64)
-
-
-def assert_close(found: NDArray[np.float64], right: NDArray[np.float64]) -> None:
-    assert np.isfinite(found).all()
-    off = np.linalg.norm(found - right, axis=1) / np.linalg.norm(right, axis=1)
-    assert off.max() < TOLERANCE, off
-
-
-def run(*arguments: str) -> str:
-    done = subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
 @pytest.fixture(scope="module", params=["cpu", pytest.param("webgpu:0", marks=pytest.mark.software_gpu)])
 def story(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
     """Profile, plan, up: the plan of a static split, on a CPU and a device."""
@@ -146,7 +50,7 @@ def story(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     faults.mkdir()
     profile, plan = folder / "profiling_results.json", folder / "plan.json"
     profile.write_text(json.dumps({block: {"CPU": 0.1, "GPU": 0.1} for block in BLOCKS}))
-    plan.write_text(run("plan", "--strategy", "static-split", "--profile", str(profile), "--json"))
+    plan.write_text(command("plan", "--strategy", "static-split", "--profile", str(profile), "--json"))
     assert json.loads(plan.read_text())["plan"] == PLAN
     python = misbehaving_python(folder, COMMANDED, FAULTS=str(faults))
     with pytest.MonkeyPatch.context() as patch:
@@ -154,18 +58,29 @@ def story(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         options = ("--plan", str(plan), "--gpu", gpu)
         with running_up(BUNDLED_MODEL, *options, data=folder / "data") as up:
             with httpx.Client(base_url=up.url, timeout=120) as client:
-                path = open_block_folder(BUNDLED_MODEL, blocks=[]).tokenizer_path
-                assert path is not None
-                story = Story(up, gpu, faults, client, Tokenizer.from_file(path))
+                story = Story(up=up, gpu=gpu, faults=faults, client=client, plan_in_force=PLAN, tolerance=TOLERANCE)
                 wait_until(story.healthy, "the device has its blocks", timeout_s=60)
                 yield story
             assert up.stop() == 0
 
 
 @pytest.fixture(scope="module")
-def right(story: Story) -> NDArray[np.float64]:
+def tokenizer() -> Tokenizer:
+    path = open_block_folder(BUNDLED_MODEL, blocks=[]).tokenizer_path
+    assert path is not None
+    return Tokenizer.from_file(path)
+
+
+@pytest.fixture(scope="module")
+def tokens(tokenizer: Tokenizer) -> list[int]:
+    """The prompt's."""
+    return tokenizer.encode(PROMPT)
+
+
+@pytest.fixture(scope="module")
+def right(story: Story, tokens: list[int]) -> NDArray[np.float64]:
     """Logits of the prompt on the undisturbed system."""
-    answer = story.step(story.tokenizer.encode(PROMPT))
+    answer = story.step(tokens)
     assert answer["fallback_events"] == []
     return logits(answer)
 
@@ -187,14 +102,15 @@ def test_the_plan_in_force_is_the_split_on_the_device(story: Story) -> None:
     assert all(data["device"] == story.gpu for data in on_gpu)
 
 
-def test_the_source_s_own_request_by_http_and_websocket(story: Story, right: NDArray[np.float64]) -> None:
-    tokens = story.tokenizer.encode(PROMPT)
+def test_the_source_s_own_request_by_http_and_websocket(
+    story: Story, tokens: list[int], right: NDArray[np.float64]
+) -> None:
     by_http = story.step(tokens)
     with connect(story.up.url.replace("http", "ws")) as socket:  # the source's clients name no path
         socket.send(json.dumps(tensor_request(story.session(), tokens)))
         by_socket = json.loads(socket.recv(timeout=60))
     for answer in (by_http, by_socket):
-        assert_close(logits(answer), right)
+        story.assert_close(logits(answer), right)
         stats = answer["execution_stats"]
         assert (stats["gpu_blocks_executed"], stats["cpu_blocks_executed"]) == (len(ON_GPU), len(ON_CPU))
         assert list(answer["execution_times"]) == BLOCKS and min(answer["execution_times"].values()) > 0
@@ -202,11 +118,11 @@ def test_the_source_s_own_request_by_http_and_websocket(story: Story, right: NDA
         assert answer["fallback_events"] == []
 
 
-def test_twenty_clients_and_a_device_that_dies_twice(story: Story) -> None:
+def test_twenty_clients_and_a_device_that_dies_twice(story: Story, tokenizer: Tokenizer) -> None:
     """In the middle of their answers, and again while it loads: CPUs do its part until it is there."""
     former, worker, begun = story.device(), story.gpu_worker(), threading.Semaphore(0)
     with ThreadPoolExecutor(CLIENTS) as pool, story.fault("load"):
-        asked = [pool.submit(streamed, story, number, begun) for number in range(CLIENTS)]
+        asked = [pool.submit(story.streamed, f"{PROMPT} {number}", NEW, begun) for number in range(CLIENTS)]
         for _ in range(CLIENTS):
             assert begun.acquire(timeout=60)
         os.kill(former, signal.SIGKILL)
@@ -220,7 +136,8 @@ def test_twenty_clients_and_a_device_that_dies_twice(story: Story) -> None:
         assert set(story.plan()["plan"].values()) == {"CPU"}
     moved = 0
     for answer in answers:
-        assert_greedy(story, answer)
+        assert len(answer["outputs"]["token_ids"]) == NEW
+        story.assert_greedy(tokenizer.encode(answer["prompt"]), answer["outputs"]["token_ids"])
         stats, steps = answer["execution_stats"], NEW
         assert stats["gpu_blocks_executed"] + stats["cpu_blocks_executed"] >= len(BLOCKS) * steps
         assert stats["total_fallbacks"] == stats["successful_fallbacks"] == len(answer["fallback_events"]) <= 1
@@ -237,73 +154,30 @@ def test_twenty_clients_and_a_device_that_dies_twice(story: Story) -> None:
     assert moved >= CLIENTS // 2, "most were on the device when it died"
 
 
-def test_a_device_that_returns_what_is_not_finite(story: Story, right: NDArray[np.float64]) -> None:
+def test_a_device_that_returns_what_is_not_finite(story: Story, tokens: list[int], right: NDArray[np.float64]) -> None:
     device = story.device()
     (story.faults / "nan").touch()
     session = story.session()
-    answer = story.step(story.tokenizer.encode(PROMPT), session=session)
+    answer = story.step(tokens, session=session)
     assert not (story.faults / "nan").exists(), "the device has had it"
-    assert_close(logits(answer), right)
-    assert_fell_back(story, answer, session, "gpu_wrong_numbers", "INTERNAL")
-    again = story.step(story.tokenizer.encode(PROMPT))
+    story.assert_close(logits(answer), right)
+    assert_left_the_device(story, answer, session, "gpu_wrong_numbers", "INTERNAL")
+    again = story.step(tokens)
     assert again["fallback_events"] == [] and story.device() == device, "its canary was right: it serves on"
 
 
-def test_a_device_that_is_out_of_memory(story: Story, right: NDArray[np.float64]) -> None:
+def test_a_device_that_is_out_of_memory(story: Story, tokens: list[int], right: NDArray[np.float64]) -> None:
     device, session = story.device(), story.session()
     with story.fault("oom"):
-        answer = story.step(story.tokenizer.encode(PROMPT), session=session)
-    assert_close(logits(answer), right)
-    assert_fell_back(story, answer, session, "gpu_memory_error", "OOM")
-    again = story.step(story.tokenizer.encode(PROMPT))
+        answer = story.step(tokens, session=session)
+    story.assert_close(logits(answer), right)
+    assert_left_the_device(story, answer, session, "gpu_memory_error", "OOM")
+    again = story.step(tokens)
     assert again["fallback_events"] == [] and story.device() == device
 
 
-def assert_fell_back(story: Story, answer: dict[str, Any], session: str, reason: str, code: str) -> None:
-    """One event for the one stage of the device, as its worker has logged it; nothing was left on the device."""
-    (event,) = answer["fallback_events"]
-    assert (event["block_id"], event["blocks"]) == (ON_GPU[0], ON_GPU)
-    assert (event["from"], event["to"], event["success"]) == ("GPU", "CPU", True)
-    assert (event["reason"], event["error_code"]) == (reason, code)
+def assert_left_the_device(story: Story, answer: dict[str, Any], session: str, reason: str, code: str) -> None:
+    """The stage of the device fell back before it had computed anything."""
+    story.assert_fell_back(answer, session, ON_GPU, reason, code)
     stats = answer["execution_stats"]
-    assert (stats["total_fallbacks"], stats["successful_fallbacks"]) == (1, 1)
     assert stats["gpu_blocks_executed"] == 0 and stats["cpu_blocks_executed"] >= len(BLOCKS)
-    (entry,) = story.logged("BLOCK_EXECUTION_FALLBACK", session_id=scoped(story, session))
-    assert entry["data"]["reason"] == reason and entry["data"]["blocks"] == ON_GPU
-    assert list(answer["execution_times"]) == BLOCKS
-
-
-def scoped(story: Story, session: str) -> str:
-    """The name of a session in logs, which carry the tenant's before it."""
-    (name,) = {
-        entry["session_id"]
-        for entry in story.logged("BLOCK_EXECUTION_FALLBACK")
-        if str(entry.get("session_id", "")).endswith(session)
-    }
-    return name
-
-
-def streamed(story: Story, number: int, begun: threading.Semaphore) -> dict[str, Any]:
-    """One greedy answer by WebSocket, of which `begun` hears when it is under way; its last object."""
-    request = {"prompt": f"{PROMPT} {number}", "max_tokens": NEW, "temperature": 0, "ignore_eos": True, "stream": True}
-    with connect(story.up.url.replace("http", "ws")) as socket:
-        socket.send(json.dumps(request))
-        tokens = 0
-        while True:
-            told = json.loads(socket.recv(timeout=120))
-            assert told["status"] in ("accepted", "token", "success"), told
-            if told["status"] == "success":
-                return told | {"prompt": request["prompt"]}
-            tokens += told["status"] == "token"
-            if tokens == 3 and told["status"] == "token":
-                begun.release()
-
-
-def assert_greedy(story: Story, answer: dict[str, Any]) -> None:
-    """Every token is the best one, within the tolerance, by the logits of the undisturbed system behind the same
-    tokens."""
-    prompt, new = story.tokenizer.encode(answer["prompt"]), answer["outputs"]["token_ids"]
-    assert len(new) == NEW
-    rows = logits(story.step([*prompt, *new[:-1]], logits="all"))[len(prompt) - 1 :]
-    behind = rows.max(axis=1) - rows[np.arange(NEW), new]
-    assert (behind <= TOLERANCE * np.linalg.norm(rows, axis=1)).all(), behind
