@@ -67,10 +67,11 @@ class Story:
         return worker
 
     def step(
-        self, tokens: Sequence[int], *, session: str = "", number: int = 1, logits: str = "last"
+        self, tokens: Sequence[int], *, session: str = "", number: int = 1, past: int = 0, logits: str = "last"
     ) -> dict[str, Any]:
-        """One step of a session, a new one where none is named, by HTTP."""
-        body = tensor_request(session or self.session(), tokens, number) | {"logits": logits}
+        """Step `number` of a session that has `past` tokens, by HTTP; the first one of a new session where none is
+        named."""
+        body = tensor_request(session or self.session(), tokens, number, past) | {"logits": logits}
         return self.client.post("/v1/infer", json=body).json()
 
     def session(self) -> str:

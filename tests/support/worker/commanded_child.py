@@ -2,7 +2,8 @@
 
 oom        every step fails for want of memory
 load       a stage that is loaded waits until the file has gone
-nan        the next step gets rows that are not finite, once: the step takes the file away
+nan        the next step gets rows that are not finite, once: the step takes the file away. Of ONNX blocks that are run
+           as they are it is the block that the file names which gives them
 """
 
 import os
@@ -15,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from blockrelay_worker.execution.onnx.as_is.block import AsIsBlock, Value, on_host
 from blockrelay_worker.execution.onnx.providers.provider import Place
 from blockrelay_worker.execution.onnx.stage import OnnxStage
 from blockrelay_worker.execution.process import child
@@ -23,6 +25,7 @@ from blockrelay_worker.execution.process.frames import Message
 LOOK_S = 0.02
 _faults = Path(os.environ["FAULTS"])
 _computed = OnnxStage._computed  # pyright: ignore[reportPrivateUsage]
+_run_block = AsIsBlock.run
 _load = child.Child._load  # pyright: ignore[reportPrivateUsage]
 _serving = False
 
@@ -47,6 +50,26 @@ def _commanded(
     return _computed(self, inputs, stays)
 
 
+def _commanded_block(self: AsIsBlock, given: Mapping[str, Value], pools: Mapping[str, Any]) -> dict[str, Value]:
+    if _serving and (_faults / "oom").exists():
+        raise RuntimeError("CUDA failure 2: out of memory")
+    found = _run_block(self, given, pools)
+    if _serving and _named("nan") == self.name and _taken("nan"):
+        return {name: _not_finite(on_host(value)) for name, value in found.items()}
+    return found
+
+
+def _not_finite(value: NDArray[Any]) -> NDArray[Any]:
+    return np.full_like(value, np.nan) if value.dtype.kind == "f" else value
+
+
+def _named(name: str) -> str:
+    try:
+        return (_faults / name).read_text()
+    except FileNotFoundError:
+        return ""
+
+
 def _taken(name: str) -> bool:
     try:
         (_faults / name).unlink()
@@ -58,4 +81,5 @@ def _taken(name: str) -> bool:
 if __name__ == "__main__":
     child.Child._load = _loaded  # pyright: ignore[reportPrivateUsage]
     OnnxStage._computed = _commanded  # pyright: ignore[reportPrivateUsage]
+    AsIsBlock.run = _commanded_block
     sys.exit(child.main())
