@@ -3,8 +3,8 @@
 In precisions marked exact a page's bits are a function of what its name says, and any run takes it. Behind a device
 that varies pages are private: only later runs of the same request take them, at the stand-in of that device too. In the
 pool of one worker later steps of the same session take them as well, behind the same workers of the stages before; and
-where it is allowed, on a worker that has the whole model, any request of equal salt. They do so by local names, which no
-tier of the store ever hears. There every page has its private name all the same.
+where it is allowed, on a worker that has the whole model, any request of equal salt: by local names, which no tier of
+the store ever hears. There every page has its private name all the same.
 
 A step begins behind what the first stage has, and each later stage has as much or says how much it has: then the step
 runs again behind that (RERUN, `found`).

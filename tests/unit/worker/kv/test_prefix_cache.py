@@ -272,20 +272,24 @@ class TestPrivatePages:
 
     def test_are_found_by_later_steps_behind_the_same_workers_alone(self) -> None:
         """What a device has made of wrong numbers is behind its pages in later stages too, and goes with it."""
-        desk, first = Desk(stage=1), {"private": True, "session": "s", "route": ("gpu", "cpu", "head")}
-        desk.compute(desk.run(PROMPT, **first))
-        for route, found in (
-            (("gpu", "cpu", "another"), 32),
-            (("stand-in", "cpu", "head"), 0),
-            (("gpu-again", "cpu", "head"), 0),
+        desk = Desk(stage=1)
+
+        def begun(before: str, after: str = "head", *, later: bool = True) -> Run:
+            return desk.run(PROMPT, later=later, private=True, session="s", route=(before, "cpu", after))
+
+        desk.compute(begun("gpu"))
+        for step, found in (
+            (begun("gpu"), 32),
+            (begun("gpu", "another"), 32),
+            (begun("stand-in"), 0),
+            (begun("gpu-again"), 0),
         ):
-            step = desk.run(PROMPT, later=True, **(first | {"route": route}))
             desk.table.adopt(step, exactly=32)
-            assert (step.computed, step.kv.cached) == (found, found), route
+            assert (step.computed, step.kv.cached) == (found, found), step.route
             desk.table.drop(step.request, step.id)
         # And what is computed there is found there
-        desk.compute(desk.run(PROMPT, later=True, **(first | {"route": ("stand-in", "cpu", "head")})))
-        assert desk.run(PROMPT, **(first | {"route": ("stand-in", "cpu", "head")})).computed == 48
+        desk.compute(begun("stand-in"))
+        assert begun("stand-in", later=False).computed == 48
         desk.table.check_integrity()
 
     def test_of_a_step_are_found_in_a_later_stage_up_to_where_it_has_them(self) -> None:
