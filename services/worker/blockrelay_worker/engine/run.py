@@ -152,7 +152,7 @@ class Run:
 
     @property
     def private(self) -> bool:
-        """Only runs of the same request share pages with this one."""
+        """Its pages are not what its tokens decide: runs of the same request share them, and steps of its session."""
         return self.identity.private
 
     @property

@@ -46,10 +46,6 @@ class StageRole:
         )
 
     @property
-    def whole_model(self) -> bool:
-        return self.first_stage and self.last_stage
-
-    @property
     def first_stage(self) -> bool:
         return self.first == 1
 

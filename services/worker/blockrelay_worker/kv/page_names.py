@@ -30,11 +30,13 @@ def private_root_name(*, request: str, model_hash: str) -> bytes:
     return _root(b"br-private-root", request, model_hash)
 
 
-def local_root_name(*, life: str, salt: str, model_hash: str, session: str = "") -> bytes:
+def local_root_name(*, life: str, salt: str, model_hash: str, session: str = "", behind: Sequence[str] = ()) -> bytes:
     """Where the chain of a request begins whose pages other requests of equal salt, or the other steps of a `session`,
     may take though their bits are not what the tokens decide: in one pool, and as long as it has one content (`life`).
+    `behind` are the workers, of the stages before, whose rows the pages were computed from: their ids are new for every
+    life, so that what a device made of wrong numbers is not found once it has gone.
     """
-    return _root(b"br-local-root", life, salt, model_hash, session)
+    return _root(b"br-local-root", life, salt, model_hash, session, *behind)
 
 
 def _root(kind: bytes, *parts: str) -> bytes:

@@ -2,9 +2,12 @@
 
 In precisions marked exact a page's bits are a function of what its name says, and any run takes it. Behind a device
 that varies pages are private: only later runs of the same request take them, at the stand-in of that device too. In the
-pool of a worker that has the whole model later steps of the same session take them as well, and where it is allowed
-any request of equal salt: by local names, which no tier of the store ever hears. There every page has its private name
-all the same.
+pool of one worker later steps of the same session take them as well, behind the same workers of the stages before; and
+where it is allowed, on a worker that has the whole model, any request of equal salt: by local names, which no tier of
+the store ever hears. There every page has its private name all the same.
+
+A step begins behind what the first stage has, and each later stage has as much or says how much it has: then the step
+runs again behind that (RERUN, `found`).
 """
 
 import secrets
@@ -36,8 +39,13 @@ class Prefix(Protocol):
     @property
     def request(self) -> str: ...
     @property
+    def route(self) -> tuple[str, ...]:
+        """The worker of each stage."""
+        ...
+
+    @property
     def private(self) -> bool:
-        """Only runs of the same request share pages with it."""
+        """Its pages are not what its tokens decide: runs of the same request share them, and steps of its session."""
         ...
 
     @property
@@ -70,11 +78,11 @@ class PrefixCache:
     """What one worker knows about pages. Used by the engine thread only.
 
     What is asked for and found is counted in vLLM's way: tokens, once per request (preempted ones not again, private
-    ones only where they share), and by the one stage of a route that `counts`. With a `store`, pages that the pool has
+    ones only where they share), and by the first stage of a route. With a `store`, pages that the pool has
     not are looked for there: then `deliver` is called with the Loaded, from another thread, and brings it to
     `RunTable.loaded`.
     Where bits are not `exact` only private runs are given pages, and their pages named. `shares_private`: private runs
-    of equal salt find each other's pages in this pool; `shares_sessions`: those of one session do.
+    of equal salt find each other's pages in this pool, and not those of one session alone. `stage` is the worker's.
     """
 
     def __init__(
@@ -85,15 +93,14 @@ class PrefixCache:
         numerics: str,
         metrics: WorkerMetrics,
         exact: bool = True,
-        counts: bool = True,
+        stage: int = 0,
         shares_private: bool = False,
-        shares_sessions: bool = False,
         store: PageStore | None = None,
         deliver: Callable[[Loaded], None] = lambda done: None,
     ) -> None:
-        self._pool, self._metrics, self._exact, self._counts = pool, metrics, exact, counts
+        self._pool, self._metrics, self._exact, self._counts = pool, metrics, exact, stage == 0
         self._store, self._deliver = store, deliver
-        self._shares_private, self._shares_sessions = shares_private, shares_sessions
+        self._stage, self._shares_private = stage, shares_private
         self._life = secrets.token_hex(16)
         self._model_hash, self._numerics = model_hash, numerics
         pool.on_evict = metrics.prefix_cache_evictions.inc
@@ -169,14 +176,16 @@ class PrefixCache:
         gives it KV."""
         if not run.private or run.given_pages or not self._shares(run):
             return []
-        session = "" if self._shares_private else run.session
-        root = local_root_name(life=self._life, salt=run.salt, model_hash=self._model_hash, session=session)
+        session, behind = "" if self._shares_private else run.session, run.route[: self._stage]
+        root = local_root_name(
+            life=self._life, salt=run.salt, model_hash=self._model_hash, session=session, behind=behind
+        )
         extend_names(run.kv.local, root, run.tokens, pages)
         return run.kv.local[:pages]
 
     def _shares(self, run: Prefix) -> bool:
         """Runs of other requests may take its pages."""
-        return not run.private or self._shares_private or (self._shares_sessions and bool(run.session))
+        return not run.private or self._shares_private or bool(run.session)
 
     def leave(self, run: Prefix) -> bool:
         """Name the page that a private run has begun, and that it writes no more, so that the next run of its request

@@ -352,9 +352,8 @@ class Worker:
             numerics=executor.capabilities.numerics_id,
             metrics=self._metrics,
             exact=executor.capabilities.exact,
-            counts=role.first_stage,
+            stage=role.stage,
             shares_private=role.inexact_sharing,
-            shares_sessions=role.whole_model,
             store=store,
             deliver=mailbox.put,
         )

@@ -1,6 +1,7 @@
 """How rows of a run that a later stage has not seen yet put it on the table."""
 
 import threading
+from collections.abc import Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -11,7 +12,8 @@ from prometheus_client import CollectorRegistry
 from blockrelay.block_folder.folder import BlockFolder
 from blockrelay.observability.metrics.worker import WorkerMetrics
 from blockrelay.protocol.keys import Keys
-from blockrelay.protocol.messages import EndEntry, Forward, ForwardSegment
+from blockrelay.protocol.messages import Claimed, EndEntry, Forward, ForwardSegment, RequestBody
+from blockrelay.protocol.transitions import calls
 from blockrelay.redis.client import Scripts
 from blockrelay.redis.errors import RedisWatch
 from blockrelay_worker.engine.intake import Intake
@@ -19,9 +21,12 @@ from blockrelay_worker.engine.run import Run
 from blockrelay_worker.engine.run_table import RunTable
 from blockrelay_worker.execution.page_layout import layout_of
 from blockrelay_worker.execution.page_pool import PagePool
+from blockrelay_worker.kv.prefix_cache import PrefixCache
 from blockrelay_worker.transport.redis_links import Links
 from tests.support.cell import Cell
 from tests.support.worker.stage_role import stage_role
+
+WATCH = RedisWatch(WorkerMetrics(CollectorRegistry()).redis_errors)
 
 
 @pytest.fixture
@@ -34,24 +39,25 @@ def cell(client: redis.Redis, keys: Keys, scripts: Scripts) -> Cell:
 
 @pytest.fixture
 def intake(w8a8: BlockFolder, client: redis.Redis, keys: Keys, scripts: Scripts) -> Intake:
-    """Those of the last stage."""
+    """That of the last stage."""
+    return intake_of(w8a8, Links(client, client, keys, scripts, WATCH, threading.Event()))[0]
+
+
+def intake_of(w8a8: BlockFolder, links: Links) -> tuple[Intake, RunTable]:
+    """That of the last stage, and its table."""
     role = stage_role(w8a8, "b", split="1-2,3-5", stage=1, first=3, last=5)
-    table = RunTable(PagePool(layout_of(w8a8, 3, 5), 50))
-    metrics = WorkerMetrics(CollectorRegistry())
-    return Intake(
-        role,
-        w8a8.model,
-        None,
-        Links(client, client, keys, scripts, RedisWatch(metrics.redis_errors), threading.Event()),
-        table,
-    )
+    pool, metrics = PagePool(layout_of(w8a8, 3, 5), 50), WorkerMetrics(CollectorRegistry())
+    table = RunTable(pool, PrefixCache(pool, model_hash="m", numerics="n", metrics=metrics, stage=role.stage))
+    return Intake(role, w8a8.model, None, links, table), table
 
 
-def first_rows(request: str, run: str) -> tuple[ForwardSegment, Forward]:
+def first_rows(
+    request: str, run: str, *, position: int = 0, tokens: Sequence[int] = (1, 2, 3)
+) -> tuple[ForwardSegment, Forward]:
     segment = ForwardSegment(
-        request=request, run=run, sequence=0, position=0, token_ids=(1, 2, 3), ends_known=False, drafts=0
+        request=request, run=run, sequence=0, position=position, token_ids=tuple(tokens), ends_known=False, drafts=0
     )
-    return segment, Forward(sender="a", segments=(segment,), rows=np.zeros((3, 8), np.float32))
+    return segment, Forward(sender="a", segments=(segment,), rows=np.zeros((len(tokens), 8), np.float32))
 
 
 def test_a_log_that_cannot_be_read_ends_its_request_alone(cell: Cell, intake: Intake) -> None:
@@ -75,3 +81,46 @@ def test_a_body_that_cannot_be_read_ends_its_request_alone(cell: Cell, intake: I
     assert intake.segment(*first_rows("req-1", run.run)) == "drop"
     (end,) = cell.log("req-1")
     assert isinstance(end, EndEntry) and end.meta["code"] == "wire"
+
+
+def test_rows_of_a_step_come_behind_the_pages_of_the_steps_before_or_say_how_many_there_are(
+    cell: Cell, w8a8: BlockFolder, client: redis.Redis, keys: Keys, scripts: Scripts
+) -> None:
+    """The stage before is a device that varies; the first stage of each step has found more, or as much."""
+    intake, table = intake_of(w8a8, Links(client, client, keys, scripts, WATCH, threading.Event()))
+    cell.worker("gpu", stage=0, split="1-2,3-5", device="gpu", varies=True)
+    cell.scripts.run(calls.dead("a", silent_s=0))
+    tokens = list(range(1, 61))
+
+    def step(number: int, length: int) -> Claimed:
+        prompt = np.array(tokens[:length], np.int32)
+        cell.accept(f"req-{number}", content=RequestBody(prompt=prompt, params={}, session="s", step=number))
+        return claimed()
+
+    def claimed() -> Claimed:
+        (job,) = cell.claim("gpu")
+        assert job.private and job.route == ("gpu", "b")
+        return job
+
+    def arrive(job: Claimed, position: int) -> Run | str:
+        length = job.body.prompt.size
+        rows = first_rows(job.request, job.run, position=position, tokens=tokens[position:length])
+        run = intake.segment(*rows)
+        if isinstance(run, str):
+            said = intake.found(rows[0])
+            cell.rerun(job, "missing_pages", found=said)
+            return f"{run}: {said}"
+        run.rows_computed(length)
+        table.seal(run)
+        return run
+
+    assert isinstance(arrive(step(1, 40), 0), Run)
+    second = step(2, 50)
+    assert arrive(second, 48) == "rerun: 32", "the pages of the first step"
+    again = claimed()
+    assert again.reusable == 32 and again.run != second.run
+    run = arrive(again, 32)
+    assert isinstance(run, Run) and (run.kv.cached, run.computed) == (32, 50)
+    run = arrive(step(3, 60), 48)
+    assert isinstance(run, Run) and run.kv.cached == 48
+    table.check_integrity()

@@ -27,9 +27,8 @@ class Desk:
         layout: PageLayout = LAYOUT,
         *,
         cache: bool = True,
-        counts: bool = True,
+        stage: int = 0,
         shares_private: bool = False,
-        shares_sessions: bool = False,
         store: Any = None,
     ) -> None:
         self.registry = CollectorRegistry()
@@ -40,9 +39,8 @@ class Desk:
             model_hash="m",
             numerics="n",
             metrics=metrics,
-            counts=counts,
+            stage=stage,
             shares_private=shares_private,
-            shares_sessions=shares_sessions,
             store=store,
         )
         self.table = RunTable(self.pool, known if cache else None)
@@ -200,7 +198,7 @@ def test_what_was_evicted_is_computed_again_and_counted() -> None:
 
 
 def test_a_later_stage_adopts_exactly_what_the_first_rows_lie_behind() -> None:
-    desk = Desk(counts=False)
+    desk = Desk(stage=1)
     desk.compute(desk.run(PROMPT))
     run = desk.run(PROMPT, later=True)
     desk.table.adopt(run, exactly=32)
@@ -260,7 +258,7 @@ class TestPrivatePages:
     def test_are_found_by_later_steps_of_the_session(self) -> None:
         """And a stand-in finds them in the store by the names of each step."""
         store = Written()
-        desk = Desk(shares_sessions=True, store=store)
+        desk = Desk(store=store)
         first = desk.run(PROMPT, private=True, session="s", salt="tenant")
         desk.compute(first)
         second = desk.run(PROMPT, private=True, session="s", salt="tenant")
@@ -272,8 +270,41 @@ class TestPrivatePages:
         assert (desk.value("queries"), desk.value("hits")) == (250, 48), "of steps, and of the exact one"
         assert Desk().run(PROMPT, private=True, session="s").computed == 0
 
+    def test_are_found_by_later_steps_behind_the_same_workers_alone(self) -> None:
+        """What a device has made of wrong numbers is behind its pages in later stages too, and goes with it."""
+        desk = Desk(stage=1)
+
+        def begun(before: str, after: str = "head", *, later: bool = True) -> Run:
+            return desk.run(PROMPT, later=later, private=True, session="s", route=(before, "cpu", after))
+
+        desk.compute(begun("gpu"))
+        for step, found in (
+            (begun("gpu"), 32),
+            (begun("gpu", "another"), 32),
+            (begun("stand-in"), 0),
+            (begun("gpu-again"), 0),
+        ):
+            desk.table.adopt(step, exactly=32)
+            assert (step.computed, step.kv.cached) == (found, found), step.route
+            desk.table.drop(step.request, step.id)
+        # And what is computed there is found there
+        desk.compute(begun("stand-in"))
+        assert begun("stand-in", later=False).computed == 48
+        desk.table.check_integrity()
+
+    def test_of_a_step_are_found_in_a_later_stage_up_to_where_it_has_them(self) -> None:
+        """So that it can say how far: the step begins there, in all stages."""
+        desk = Desk(stage=1)
+        desk.compute(desk.run(PROMPT, private=True, session="s"), 32)
+        step = desk.run(PROMPT, later=True, private=True, session="s")
+        desk.table.adopt(step, exactly=48)
+        assert step.computed == 32
+        again = desk.run(PROMPT, later=True, private=True, session="s")
+        desk.table.adopt(again, exactly=step.computed)
+        assert again.computed == 32 and again.pages == step.pages[:2]
+
     def test_are_not_taken_where_the_client_gives_its_own(self) -> None:
-        desk = Desk(shares_sessions=True)
+        desk = Desk()
         desk.compute(desk.run(PROMPT, private=True, session="s"))
         assert desk.run(PROMPT, private=True, session="s", kv_given=32).computed == 0
         assert desk.run(PROMPT, private=True, session="s").computed == 48
