@@ -11,8 +11,9 @@ from prometheus_client import CollectorRegistry
 
 from blockrelay.block_folder.folder import BlockFolder
 from blockrelay.observability.metrics.worker import WorkerMetrics
+from blockrelay.protocol.encoding.forward_segment import ForwardSegment
 from blockrelay.protocol.keys import Keys
-from blockrelay.protocol.messages import Claimed, EndEntry, Forward, ForwardSegment, RequestBody
+from blockrelay.protocol.messages import Claimed, EndEntry, Forward, RequestBody
 from blockrelay.protocol.transitions import calls
 from blockrelay.redis.client import Scripts
 from blockrelay.redis.errors import RedisWatch
