@@ -168,14 +168,14 @@ def _start(
         )
         settings["BLOCKRELAY_CELLS"] = str(file.path)
     up = ["--gateways", str(GATEWAYS // len(cells)), "--replicas", str(WORKERS), "--schedulers", "1"]
-    up += ["--redis", servers.url("admin"), "--payload-redis", payload]
+    up += ["--model", str(BUNDLED_MODEL), "--redis", servers.url("admin"), "--payload-redis", payload]
     systems: list[DrilledSystem] = []
     for cell in cells:
         (data / cell).mkdir()
         if secured:
             _come_as_users(servers, data / cell)
         environment = {**settings, "BLOCKRELAY_CELL": cell}
-        systems.append(stack.enter_context(drilled_system(BUNDLED_MODEL, data / cell, up, environment=environment)))
+        systems.append(stack.enter_context(drilled_system(data / cell, up, environment=environment)))
     probes = [f"{url}/readyz" for system in systems for url in system.urls]  # 200 while one cell can serve
     wait_until(lambda: not any(httpx.get(url).json()["reasons"] for url in probes), "all cells serve", timeout_s=60)
     return systems

@@ -78,14 +78,20 @@ def bench(
 
 @app.command("drill")
 def drill(
+    command: typer.Context,
     model: Model = BUNDLED_MODEL,
+    blocks: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Serve ONNX blocks that you own, as they are, instead of --model."),
+    ] = None,
+    sequential: Annotated[bool, typer.Option("--sequential", help="As of `up`, for --blocks.")] = False,
     minutes: Annotated[float, typer.Option(min=0.05, help="How long the system is under load.")] = 10.0,
     kill: Annotated[
         str | None,
         typer.Option(
             metavar="ROLE,ROLE",
-            help="What to hurt: worker, scheduler, gateway, redis, device (a GPU's process); empty: nothing; default: "
-            "all that there are.",
+            help="What to hurt: worker, scheduler, gateway, redis, device (the process of a GPU, or of ONNX blocks); "
+            "empty: nothing; default: all that there are.",
         ),
     ] = None,
     faults: Annotated[
@@ -129,13 +135,18 @@ def drill(
     stage_devices: Annotated[str, typer.Option(metavar="CLASSES", help="As of `up`, for --gpu.")] = "",
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of tables.")] = False,
 ) -> None:
-    """Hurt a loaded system at random; every answer must be what it is alone."""
-    roles = parse_roles("worker,scheduler,gateway,redis" + (",device" if gpu else "") if kill is None else kill)
+    """Hurt a loaded system at random; every answer must be what it is alone, or near it where bits vary."""
+    model_is_given = command.get_parameter_source("model")
+    if blocks is not None and model_is_given is not None and model_is_given.name == "COMMANDLINE":
+        raise UsageError("--blocks is instead of --model: give one of them")
+    with_device = ",device" if gpu or blocks is not None else ""
+    roles = parse_roles(f"worker,scheduler,gateway,redis{with_device}" if kill is None else kill)
     options = DrillOptions(
         model=model.absolute(), seconds=60 * minutes, roles=roles, kinds=parse_kinds(faults), every_s=every,
         seed=seed, fsync=fsync, requests=requests, longest_answer=longest_answer, stages=stages, replicas=replicas,
         gateways=gateways, schedulers=schedulers, upgrade=upgrade, users=users, upgrade_from=upgrade_from,
         plan=plan and plan.absolute(), apply=apply and apply.absolute(), gpu=gpu, stage_devices=stage_devices,
+        blocks=blocks and blocks.absolute(), sequential=sequential,
     )  # fmt: skip
     need("launcher")
     from blockrelay_launcher.drill.command import run_drill

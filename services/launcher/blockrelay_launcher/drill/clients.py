@@ -1,5 +1,6 @@
 """Clients that keep a system loaded, and what each of them saw."""
 
+import base64
 import hashlib
 import json
 import threading
@@ -82,13 +83,15 @@ class Abandoned(Exception):
 
 @dataclass(slots=True)
 class Load:
-    """`clients` threads, each with one request under way; `asks` are drawn at random."""
+    """`clients` threads, each with one request under way; `asks` are drawn at random. `logits`: base64 of the float16
+    logits of all steps of sessions, by their digests."""
 
     urls: Sequence[str]
     asks: Sequence[Ask]
     clients: int
     rng: Random
     seen: list[Seen] = field(default_factory=list[Seen], init=False)
+    logits: dict[str, str] = field(default_factory=dict[str, str], init=False)
     _over: threading.Event = field(default_factory=threading.Event, init=False)
     _now: threading.Event = field(default_factory=threading.Event, init=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
@@ -219,7 +222,9 @@ class Load:
             logits = decode_tensor(answer["outputs"]["logits"], param="logits", max_elements=1 << 24)
             seen.fingerprints.append(answer["system_fingerprint"] or "")
             seen.fallbacks += len(answer.get("fallback_events") or ())
-            seen.digests.append(hashlib.sha256(logits.astype("<f2").tobytes()).hexdigest())
+            row = logits.astype("<f2").tobytes()
+            seen.digests.append(hashlib.sha256(row).hexdigest())
+            self.logits.setdefault(seen.digests[-1], base64.b64encode(row).decode())
         seen.ended = time.monotonic()
 
     def _ask(

@@ -8,16 +8,18 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from random import Random, SystemRandom
 
 import typer
 from rich.console import Console
 
-from blockrelay.block_folder.folder import open_block_folder
+from blockrelay.block_folder.folder import BlockFolder, open_block_folder
 from blockrelay.errors import UsageError
 from blockrelay.planning.plan_file import read_plan_file
 from blockrelay_launcher.drill.clients import PATIENCE_S, Load, Seen
+from blockrelay_launcher.drill.closeness import Closeness, Verdict, computed_by
 from blockrelay_launcher.drill.faults import Fault, possible, strikes
 from blockrelay_launcher.drill.from_logs import own_ends, refusals, run_starts
 from blockrelay_launcher.drill.options import DrillOptions
@@ -29,7 +31,8 @@ from blockrelay_launcher.drill.parts.upgrade import SALT, Upgrade
 from blockrelay_launcher.drill.report import Report, judge, show
 from blockrelay_launcher.drill.system import DrilledSystem, check_release, drilled_system, lasting_ports
 from blockrelay_launcher.drill.users import put_in_force
-from blockrelay_launcher.drill.workload import Ask, References, incomplete, make_asks, parts_of
+from blockrelay_launcher.drill.workload import Ask, References, make_asks, parts_of
+from blockrelay_launcher.onnx_blocks.describe import described
 from blockrelay_launcher.up_options.options import names_of
 
 
@@ -37,40 +40,30 @@ def run_drill(options: DrillOptions, *, as_json: bool) -> int:
     """0 when every accepted request completed with its own answer, once, and no process ended by itself; 1 otherwise;
     130 when interrupted.
 
-    Leaves nothing running; the logs stay when something is wrong. Raises UsageError and ServiceUnavailable.
+    Leaves nothing running; the logs stay when something is wrong. Raises UsageError and ServiceUnavailable, and
+    typer.Exit where the worker has said what is wrong with ONNX blocks.
     """
-    folder = open_block_folder(options.model, blocks=[])
-    blocks = folder.model.blocks
-    if options.stages > blocks:
-        raise UsageError(f"--stages is {options.stages}, but the model has {blocks} blocks")
-    for file in filter(None, (options.plan, options.apply)):
-        read_plan_file(file, blocks)
-    if not folder.manifest.exact:
-        raise UsageError(f"{options.model} is {folder.manifest.precision}, which promises no equal answers")
-    if options.roles and options.kinds and not possible(options.kinds, options.roles):
-        raise UsageError(f"--faults {','.join(options.kinds)} meets only redis, which --kill does not name")
-    if options.gpu and (options.upgrade or options.upgrade_from):
-        raise UsageError("--gpu goes with neither --upgrade nor --upgrade-from")
-    if "device" in options.roles and not options.gpu:
-        raise UsageError("--kill device is for drills with --gpu")
-    if options.upgrade_from is not None:
-        if options.plan or options.apply:
-            raise UsageError("--upgrade-from goes with neither --plan nor --apply: the other release may know none")
-        if options.users is not None or options.upgrade:
-            raise UsageError("--upgrade-from goes with neither --users nor --upgrade: releases differ in keys and bits")
-        check_release(options.upgrade_from)
+    if options.sequential and options.blocks is None:
+        raise UsageError("--sequential is for --blocks: other models are cut into stages")
+    served = replace(options, model=options.model if options.blocks is None else described(options.blocks, None))
+    return _drill(served, open_block_folder(served.model, blocks=[]), as_json=as_json)
+
+
+def _drill(options: DrillOptions, folder: BlockFolder, *, as_json: bool) -> int:
+    """As `run_drill`, on the model of a folder, which may describe ONNX blocks."""
+    _check(options, folder)
     seed = SystemRandom().randrange(2**32) if options.seed is None else options.seed
     data = Path(tempfile.mkdtemp(prefix="blockrelay-drill-"))
+    exact = folder.manifest.exact
     try:
-        exact_every = 5 if options.gpu else None
         asks = make_asks(
             options.asks,
             rng=Random(seed),
             folder=folder,
             longest_answer=options.longest_answer,
-            exact_every=exact_every,
+            exact_every=5 if options.gpu and exact else None,
         )
-        report = _drilled(options, seed, asks, data)
+        report = _drilled(_Course(options, seed, asks, data, exact=exact))
     except BaseException:
         shutil.rmtree(data, ignore_errors=True)
         raise
@@ -85,9 +78,37 @@ def run_drill(options: DrillOptions, *, as_json: bool) -> int:
     return 130 if report.interrupted and not report.wrong else int(not report.good)
 
 
-def _drilled(options: DrillOptions, seed: int, asks: Sequence[Ask], data: Path) -> Report:
-    """The verdict on one drill whose system lives in the folder `data`."""
-    up = ["--plan", options.plan] if options.plan else ["--stages", options.stages]
+def _check(options: DrillOptions, folder: BlockFolder) -> None:
+    """Raises UsageError for options that do not go together, or not with the model."""
+    blocks = folder.model.blocks
+    if options.stages > blocks:
+        raise UsageError(f"--stages is {options.stages}, but the model has {blocks} blocks")
+    for file in filter(None, (options.plan, options.apply)):
+        read_plan_file(file, blocks)
+    if (options.upgrade or options.upgrade_from) and not folder.manifest.exact:
+        raise UsageError(
+            "--upgrade and --upgrade-from are for models that promise equal answers: releases differ in bits"
+        )
+    if options.roles and options.kinds and not possible(options.kinds, options.roles):
+        raise UsageError(f"--faults {','.join(options.kinds)} meets only redis, which --kill does not name")
+    if options.gpu and (options.upgrade or options.upgrade_from):
+        raise UsageError("--gpu goes with neither --upgrade nor --upgrade-from")
+    if "device" in options.roles and not options.gpu and options.blocks is None:
+        raise UsageError("--kill device is for drills with --gpu or --blocks")
+    if options.upgrade_from is not None:
+        if options.plan or options.apply:
+            raise UsageError("--upgrade-from goes with neither --plan nor --apply: the other release may know none")
+        if options.users is not None or options.upgrade:
+            raise UsageError("--upgrade-from goes with neither --users nor --upgrade: releases differ in keys and bits")
+        check_release(options.upgrade_from)
+
+
+def _drilled(course: "_Course") -> Report:
+    """The verdict on one drill."""
+    options, data = course.options, course.data
+    up: list[object] = ["--model", options.model] if options.blocks is None else ["--blocks", options.blocks]
+    up += ["--sequential"] if options.sequential else []
+    up += ["--plan", options.plan] if options.plan else ["--stages", options.stages]
     up += ["--replicas", options.replicas, "--gateways", options.gateways]
     up += ["--schedulers", options.schedulers, "--fsync", options.fsync]
     up += ["--gpu", options.gpu] if options.gpu else []
@@ -96,11 +117,10 @@ def _drilled(options: DrillOptions, seed: int, asks: Sequence[Ask], data: Path) 
         gateways, schedulers = names_of("gateway", options.gateways), names_of("scheduler", options.schedulers)
         put_in_force(options.users, data, [*gateways, *schedulers, *options.workers])
     releases = [*filter(None, [options.upgrade_from]), sys.executable]
-    course = _Course(options, seed, asks, data)
     ports = lasting_ports(options.gateways) if options.upgrade_from else contextlib.nullcontext(0)
     with _interruptible() as interrupts, ports as port:
         for number, python in enumerate(releases, 1):
-            with drilled_system(options.model, data, list(map(str, up)), python=python, port=port) as system:
+            with drilled_system(data, list(map(str, up)), python=python, port=port) as system:
                 course.run(system, interrupts, seconds=options.seconds / len(releases), last=number == len(releases))
             if interrupts:
                 break
@@ -108,34 +128,29 @@ def _drilled(options: DrillOptions, seed: int, asks: Sequence[Ask], data: Path) 
 
 
 class _Course:
-    """What happens in a drill to one system, or to that of another release and then to ours on its data: the load goes
-    on meanwhile."""
+    """What happens in a drill to one system in the folder `data`, or to that of another release and then to ours on its
+    data: the load goes on meanwhile. `exact`: what CPUs compute has one right answer, bit by bit."""
 
-    def __init__(self, options: DrillOptions, seed: int, asks: Sequence[Ask], data: Path) -> None:
-        self._options, self._seed, self._asks, self._data = options, seed, asks, data
+    def __init__(self, options: DrillOptions, seed: int, asks: Sequence[Ask], data: Path, *, exact: bool) -> None:
+        self.options, self.data = options, data
+        self._seed, self._asks, self._exact = seed, asks, exact
         self._faults: list[Fault] = []
         self._troubles: list[str] = []
         self._seconds = 0.0
         self._load = Load(urls=[], asks=asks, clients=options.requests, rng=Random(f"{seed} load"))
-        self._references: References | None = None
+        self._begun = False
+        self._of_cpus: set[str] = set()
+        self._references = References(model=options.model, asks=asks, ids={})
+        self._closeness = Closeness(options.model, asks, self._load.logits)
 
     def run(self, system: DrilledSystem, interrupts: list[int], *, seconds: float, last: bool) -> None:
         """Hurt a system that is ready; the last one is also left alone until nothing is under way."""
-        if self._references is None:
-            own = system.numerics_id()
-            ids = {own: "", f"{own}-{SALT}": SALT}
-            self._references = References(model=self._options.model, asks=self._asks, ids=ids)
-            _say(f"seed {self._seed}; {len(self._asks)} different requests, first alone")
-            self._references.prepare((n, own) for n in range(len(self._asks)))
-            if self._options.gpu:
-                _say(f"waiting until {self._options.gpu} serves")
-                system.wait_for_gpus(len(self._options.gpu.split(",")))
-            self._load.urls = system.urls
-            self._load.start()
-        release = "" if last else f" with the release of {self._options.upgrade_from}"
-        _say(f"under load for {seconds:.0f} s{release}; data and logs: {self._data}")
+        if not self._begun:
+            self._begin(system)
+        release = "" if last else f" with the release of {self.options.upgrade_from}"
+        _say(f"under load for {seconds:.0f} s{release}; data and logs: {self.data}")
         started = time.monotonic()
-        parts = _faults(self._options, system, f"{self._seed} faults", started, seconds)
+        parts = _faults(self.options, system, f"{self._seed} faults", started, seconds)
         for part in parts:
             part.start()
         _wait(interrupts, system, started + seconds)
@@ -151,20 +166,38 @@ class _Course:
             self._load.abandon()
         self._faults += [fault for part in parts for fault in part.done]
 
+    def _begin(self, system: DrilledSystem) -> None:
+        """Know what can be known before there is a load, and start it."""
+        self._begun = True
+        _say(f"seed {self._seed}; {len(self._asks)} different requests" + (", first alone" if self._exact else ""))
+        if self._exact:
+            own = system.numerics_id()
+            self._references.ids = {own: "", f"{own}-{SALT}": SALT}
+            self._references.prepare((n, own) for n in range(len(self._asks)))
+        if self.options.gpu:
+            _say(f"waiting until {self.options.gpu} serves")
+            system.wait_for_gpus(len(self.options.gpu.split(",")))
+        self._of_cpus = system.numerics_ids("cpu") - system.numerics_ids("gpu")
+        self._load.urls = system.urls
+        self._load.start()
+
     def _settle(self, system: DrilledSystem, interrupts: list[int]) -> None:
         _say("no more faults and no new requests; waiting for those under way")
         self._load.finish()
         _wait(interrupts, system, time.monotonic() + PATIENCE_S, until_done=self._load)
         if self._load.idle:
             self._troubles += system.left_behind()
-            self._troubles += system.denied() if self._options.users is not None else []
+            self._troubles += system.denied() if self.options.users is not None else []
 
     def verdict(self, *, interrupted: bool) -> Report:
-        assert self._references is not None
         self._load.join()
-        troubles = [*self._troubles, *own_ends((self._data / "up.log").read_text(), self._faults)]
-        seen, logs = self._load.seen, self._data / "logs"
-        self._references.prepare((one.ask, fingerprint) for one in seen for fingerprint in one.fingerprints)
+        troubles = [*self._troubles, *own_ends((self.data / "up.log").read_text(), self._faults)]
+        seen, logs = self._load.seen, self.data / "logs"
+        inexact = [one for one in seen if not self._is_exact(one)]
+        exact = [one for one in seen if self._is_exact(one)]
+        self._references.prepare((one.ask, fingerprint) for one in exact for fingerprint in one.fingerprints)
+        _say(f"{len(inexact)} answers are measured by reference logits") if inexact else None
+        self._closeness.prepare(inexact)
         return judge(
             seen,
             self._references.answer,
@@ -173,18 +206,22 @@ class _Course:
             interrupted=interrupted,
             runs=run_starts(logs),
             troubles=[*troubles, *refusals(logs)],
-            of_gpus=self._of_gpus,
+            inexact=self._inexact,
         )
 
-    def _of_gpus(self, one: Seen) -> str | None:
-        """What is wrong with a request that a GPU had a part in; None for any other."""
-        assert self._references is not None
-        ids = self._references.ids
-        if not self._options.gpu or all(parts_of(fingerprint, ids) is not None for fingerprint in one.fingerprints):
+    def _inexact(self, one: Seen) -> Verdict | None:
+        """The verdict on a request that nobody could compute again bit by bit; None for any other."""
+        if self._is_exact(one):
             return None
-        if one.kind == "session" or (one.kind == "cancelled" and not one.finish_reason):
-            return ""
-        return incomplete(self._asks[one.ask], len(one.tokens), one.finish_reason)
+        return self._closeness.verdict(one, on_gpu=not computed_by(one.fingerprints, self._of_cpus))
+
+    def _is_exact(self, one: Seen) -> bool:
+        """Whether there is one right answer, bit by bit. What nobody known answered was a GPU's if there is one, and
+        is wrong if there is none."""
+        if not self._exact:
+            return False
+        ids = self._references.ids
+        return not self.options.gpu or all(parts_of(fingerprint, ids) is not None for fingerprint in one.fingerprints)
 
 
 def _faults(options: DrillOptions, system: DrilledSystem, seed: str, started: float, seconds: float) -> list[DrillPart]:

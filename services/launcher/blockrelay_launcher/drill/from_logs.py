@@ -9,7 +9,6 @@ from typing import Any
 
 from blockrelay.exit_codes import BROKEN
 from blockrelay_launcher.drill.faults import Fault
-from blockrelay_launcher.up_options.options import GPU_WORKER
 
 _ENDED = re.compile(r"(\S+) (?:was killed by signal (\d+)|ended with code (\d+)); starting it again")
 #: No right; keys of several slots in one command; in a script.
@@ -35,7 +34,7 @@ def run_starts(logs: Path) -> Iterable[Mapping[str, Any]]:
 
 def own_ends(said: str, faults: Sequence[Fault]) -> list[str]:
     """Lines of `up` about processes that ended and that nobody had killed (by name, once per fault) or drained, and
-    about those that did not end when they were told to. A worker whose GPU is lost before it serves may end too."""
+    about those that did not end when they were told to. A worker whose device is lost before it serves may end too."""
     killed = Counter(fault.target for fault in faults if fault.kind == "kill")
     drained = Counter(fault.target for fault in faults if fault.kind == "drain")
     found: list[str] = []
@@ -46,7 +45,7 @@ def own_ends(said: str, faults: Sequence[Fault]) -> list[str]:
             name, by_signal, code = ended.groups()
             told = code == "0" or by_signal == "15"  # a drain that came before the process could be told
             expected = killed if by_signal == "9" else drained if told else Counter[str]()
-            if code == str(BROKEN) and name.startswith(GPU_WORKER) and killed["device"] > 0:
+            if code == str(BROKEN) and "worker" in name and killed["device"] > 0:
                 killed["device"] -= 1
                 continue
             target = "worker" if "worker" in name else re.sub(r"-\d+$", "", name)

@@ -18,7 +18,8 @@ class DrillOptions:
     the middle third all workers are replaced by such that compute other bits. `users`: folder of the ACL files that are
     in force. `upgrade_from`: the Python of another release, which serves for the first half; then this one goes on with
     its data. `plan` is the plan to start with, not `stages`; `apply` the one that is applied in the middle. `gpu` and
-    `stage_devices` as of `up`: then a fifth of the requests keep off GPUs."""
+    `stage_devices` as of `up`: then a fifth of the requests to an exact model keep off GPUs. `blocks`: a folder of ONNX
+    blocks that others made is served as it is, not `model`; `sequential` as of `up`."""
 
     model: Path
     seconds: float
@@ -40,9 +41,12 @@ class DrillOptions:
     apply: Path | None = None
     gpu: str = ""
     stage_devices: str = ""
+    blocks: Path | None = None
+    sequential: bool = False
     asks: int = ASKS
 
     @property
     def workers(self) -> list[str]:
-        """The names that `up` gives them."""
-        return [f"worker-{n}" for n in range(1, self.stages * self.replicas + 1)]
+        """The names that `up` gives the processes of workers on CPUs: stages of ONNX blocks share one."""
+        processes = self.replicas if self.blocks is not None else self.stages * self.replicas
+        return [f"worker-{n}" for n in range(1, processes + 1)]

@@ -11,6 +11,7 @@ from rich.table import Table
 
 from blockrelay.protocol.encoding.request_ids import own_id
 from blockrelay_launcher.drill.clients import Seen
+from blockrelay_launcher.drill.closeness import Verdict
 from blockrelay_launcher.drill.faults import Fault
 from blockrelay_launcher.drill.workload import Answer
 from blockrelay_launcher.percentile import percentile
@@ -26,7 +27,9 @@ class Report:
     ascending.
 
     `lost` were accepted and ended with an error or not at all; `refused` were never accepted; `unfinished` were under
-    way when somebody interrupted the drill. `answers`: how many by which system_fingerprint, without the positions at
+    way when somebody interrupted the drill. `beyond_tolerance` were too far from reference logits, `compared` near
+    them, and `only_whole` were drawn at random, by logits that nobody computes again. `fallbacks`: how often requests
+    went from a GPU to a CPU. `answers`: how many by which system_fingerprint, without the positions at
     which an id changed; `served`: by whom: `cpu` alone, with a part on a GPU (`mixed`), or handed over from one to a
     CPU. `troubles`: what is wrong with the system itself, such as a process that ended without having been told to, or
     what Redis holds although every request has ended. `wrong` says what is wrong with each request with which something
@@ -41,6 +44,10 @@ class Report:
     duplicated: int
     refused: int
     interrupted: bool
+    beyond_tolerance: int = 0
+    compared: int = 0
+    only_whole: int = 0
+    fallbacks: int = 0
     unfinished: Sequence[str]
     tokens: int
     faults: Mapping[Blow, int]
@@ -56,8 +63,8 @@ class Report:
 
     @property
     def good(self) -> bool:
-        broken = self.lost or self.mismatched or self.duplicated or self.refused or self.troubles
-        return not broken and self.accepted == self.completed
+        broken = self.lost or self.mismatched or self.beyond_tolerance or self.duplicated or self.refused
+        return not broken and not self.troubles and self.accepted == self.completed
 
     @property
     def redone(self) -> float:
@@ -109,11 +116,11 @@ def judge(
     interrupted: bool = False,
     runs: Iterable[Mapping[str, Any]] = (),
     troubles: Sequence[str] = (),
-    of_gpus: Callable[[Seen], str | None] = lambda one: None,
+    inexact: Callable[[Seen], Verdict | None] = lambda one: None,
 ) -> Report:
     """`answer`: what an ask, by its number, gives under a fingerprint, None where nobody is called that. `runs`: the
-    data of every RUN_START in the workers' logs, in order. `of_gpus`: what is wrong with a request that GPUs had a part
-    in, "" for nothing; None for any other: nobody could compute its tokens again, and no `answer` is asked for."""
+    data of every RUN_START in the workers' logs, in order. `inexact`: the verdict on a request that nobody could
+    compute again bit by bit, for which no `answer` is asked; None for any other."""
     count: Counter[str] = Counter()
     served: Counter[Served] = Counter()
     wrong, unfinished, by = list[str](), list[str](), Counter[str]()
@@ -122,6 +129,7 @@ def judge(
         count["accepted"] += one.accepted
         count["tokens"] += len(one.tokens)
         count["duplicated"] += one.repeated
+        count["fallbacks"] += one.fallbacks
         if one.repeated:
             wrong.append(f"{name}: {one.repeated} events came twice")
         if one.ended is None and interrupted and not one.error:
@@ -132,14 +140,15 @@ def judge(
         elif one.ended is None or (one.error and one.kind != "cancelled"):
             count["lost"] += 1
             wrong.append(f"{name}: {one.error or 'no end'}")
-        elif differs := _difference(one, answer, of_gpus):
-            count["mismatched"] += 1
+        elif differs := (found := _content(one, answer, inexact)).wrong:
+            count["beyond_tolerance" if found.beyond else "mismatched"] += 1
             wrong.append(f"{name}: {differs}")
         else:
             count["completed"] += 1
+            count[found.how] += 1
             by.update(re.sub(r"@\d+", "", fingerprint) for fingerprint in one.fingerprints)
             if one.fingerprints:
-                served["handed_over" if one.fallbacks else "cpu" if of_gpus(one) is None else "mixed"] += 1
+                served["handed_over" if one.fallbacks else "mixed" if found.on_gpu else "cpu"] += 1
     computed = prompt_rows(runs)
     return Report(
         seconds=round(seconds, 1),
@@ -150,6 +159,10 @@ def judge(
         duplicated=count["duplicated"],
         refused=count["refused"],
         interrupted=interrupted,
+        beyond_tolerance=count["beyond_tolerance"],
+        compared=count["tolerance"],
+        only_whole=count["whole"],
+        fallbacks=count["fallbacks"],
         unfinished=[request for request in unfinished if request],
         tokens=count["tokens"],
         faults=dict(Counter(map(_blow, faults))),
@@ -165,11 +178,13 @@ def judge(
     )
 
 
-def _difference(one: Seen, answer: Callable[[int, str], Answer | None], of_gpus: Callable[[Seen], str | None]) -> str:
-    wrong = of_gpus(one)
+def _content(
+    one: Seen, answer: Callable[[int, str], Answer | None], inexact: Callable[[Seen], Verdict | None]
+) -> Verdict:
+    wrong = inexact(one)
     if wrong is not None:
         return wrong
-    return difference(one, [answer(one.ask, fingerprint) for fingerprint in one.fingerprints])
+    return Verdict(difference(one, [answer(one.ask, fingerprint) for fingerprint in one.fingerprints]))
 
 
 class PromptRows(NamedTuple):
@@ -227,12 +242,19 @@ def show(report: Report, console: Console) -> None:
         "completed": report.completed,
         "lost": report.lost,
         "mismatched": report.mismatched,
+        "beyond tolerance": report.beyond_tolerance,
         "duplicated events": report.duplicated,
         "never accepted": report.refused,
         "tokens": f"{report.tokens} ({report.tokens / max(report.seconds, 1e-9):.0f}/s)",
         "runs": f"{report.runs}, {report.reruns} of them again",
         "rows redone": f"{100 * report.redone:.1f} % of those needed",
     }
+    if report.compared or report.only_whole:
+        rows |= {
+            "within tolerance": report.compared,
+            "whole, and drawn at random": report.only_whole,
+            "fallbacks": report.fallbacks,
+        }
     if any(name != "cpu" for name in report.served):
         all_of_them = sum(report.served.values())
         rows |= {

@@ -15,6 +15,7 @@ import redis
 
 from blockrelay.errors import RedisTrouble, ServiceUnavailable, UsageError
 from blockrelay.protocol.keys import Keys
+from blockrelay.protocol.plan import Device
 from blockrelay.redis import client as redis_link
 from blockrelay.redis.errors import CommandError
 from blockrelay.up_file import Running, read_running
@@ -104,12 +105,16 @@ class DrilledSystem:
 
     def numerics_id(self) -> str:
         """That of the workers on CPUs, which must all have the same."""
+        (found,) = self.numerics_ids("cpu")
+        return found
+
+    def numerics_ids(self, of: Device) -> set[str]:
+        """Of the workers on devices of a class."""
         keys = Keys(self.running.cell)
         with self.administrator("redis-control") as client:
             names: list[bytes] = client.zrange(keys.workers, 0, -1)  # pyright: ignore
             told = [cast(Any, client.hmget(keys.worker(name.decode()), "device", "numerics")) for name in names]
-        (found,) = {numerics for device, numerics in told if device == b"cpu"}
-        return found.decode()
+        return {numerics.decode() for device, numerics in told if device == of.encode()}
 
     def wait_for_gpus(self, count: int) -> None:
         """Return when so many workers on GPUs serve a stage. Raises ServiceUnavailable after GPUS_LOAD_S."""
@@ -192,7 +197,6 @@ def _environment(pid: int) -> dict[str, str]:
 
 @contextlib.contextmanager
 def drilled_system(
-    model: Path,
     data: Path,
     options: Sequence[str],
     *,
@@ -205,7 +209,7 @@ def drilled_system(
     `python` has the release that is run; `port` is that of the first gateway (0: free ones); `environment` is added to
     that of this process. Raises ServiceUnavailable when it does not become ready.
     """
-    argv = [python, "-P", "-m", "blockrelay_launcher", "up", "--model", str(model), "--data", str(data)]
+    argv = [python, "-P", "-m", "blockrelay_launcher", "up", "--data", str(data)]
     with (data / "up.log").open("ab") as log:
         process = subprocess.Popen(
             [*argv, "--port", str(port), *options],

@@ -91,15 +91,16 @@ def served_blocks(options: BlocksOptions, *, gpus: bool) -> ServedBlocks | None:
     }
     return ServedBlocks(
         folder=options.folder,
-        model=_described(options.folder, options.max_position),
+        model=described(options.folder, options.max_position),
         warm={name: value for name, value in settings.items() if value is not None},
         imports=gpus and not options.sequential and options.stand_in != "files",
         demands=options.stand_in == "imported",
     )
 
 
-def _described(folder: Path, max_position: int | None) -> Path:
-    """The folder that services serve the blocks of `folder` from."""
+def described(folder: Path, max_position: int | None) -> Path:
+    """The folder that services serve the blocks of `folder` from. Raises typer.Exit where the worker has said what is
+    wrong with them."""
     argv = [sys.executable, "-P", "-m", _MODULE]
     argv += [] if max_position is None else ["--max-position", str(max_position)]
     with worker([*argv, "--", str(folder)]) as process:

@@ -1,0 +1,130 @@
+"""Where reference logits come from: our own kernels, or ONNX Runtime over the files of blocks that others made."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import onnxruntime as ort
+from numpy.typing import NDArray
+
+from blockrelay.block_folder.folder import BlockFolder
+from blockrelay.host.cpu import cores
+from blockrelay.onnx_blocks.model_file import model_without_weights
+from blockrelay.onnx_blocks.served_shape import LOGITS, ServedShape, served_shape, served_wiring
+from blockrelay.onnx_blocks.wiring import FromBlock, FromPast, Wiring
+from blockrelay_worker.execution.batch import Batch, Segment
+from blockrelay_worker.execution.loader import executors_for
+from blockrelay_worker.execution.page_layout import pages_for
+from blockrelay_worker.offline.reference_logits.distances import tolerance_of
+
+#: Rows per run of our kernels: enough for full speed.
+CHUNK_ROWS = 256
+_PACKED = "MatMulNBits"
+_QUIET = 4
+Array = NDArray[Any]
+
+
+class ReferenceModel(Protocol):
+    """A model that is asked for logits and for nothing else."""
+
+    @property
+    def tolerance(self) -> float:
+        """How far off other right computations of a row may be (see `tolerance_of`)."""
+        ...
+
+    def rows(self, sequences: Sequence[Sequence[int]]) -> list[Array]:
+        """The logits [tokens, vocabulary] behind every token of each sequence, in the order of these."""
+        ...
+
+
+class OwnKernels:
+    """A block folder on our own kernels, one sequence at a time, without pages of others."""
+
+    def __init__(self, folder: BlockFolder) -> None:
+        """Raises BlockFolderError if a block gives a wrong known answer."""
+        context = folder.model.max_position
+        self.tolerance = tolerance_of(folder.manifest.precisions)
+        executors = executors_for("cpu", folder, threads=cores())
+        self._executor = executors.load(folder, 1, folder.model.blocks, pages=pages_for(context))
+        self._pages = self._executor.pool.allocate(pages_for(context))
+
+    def rows(self, sequences: Sequence[Sequence[int]]) -> list[Array]:
+        return [np.concatenate([self._run(one, at) for at in range(0, len(one), CHUNK_ROWS)]) for one in sequences]
+
+    def _run(self, tokens: Sequence[int], first: int) -> Array:
+        chunk = tokens[first : first + CHUNK_ROWS]
+        output = self._executor.run(
+            Batch(
+                segments=[Segment(rows=len(chunk), first_position=first, pages=self._pages)],
+                tokens=np.asarray(chunk, np.int32),
+                wanted=range(len(chunk)),
+            )
+        )
+        assert output.logits is not None, "a stage with all blocks gives logits"
+        return output.logits
+
+
+class OnnxFiles:
+    """ONNX blocks that others made, each sequence whole through one file after the other, by ONNX Runtime's CPU
+    provider: no KV pages, no batch and no graph of ours. One file is loaded at a time."""
+
+    def __init__(self, folder: BlockFolder) -> None:
+        assert folder.onnx_root is not None, "a model of ONNX blocks"
+        self._root: Path = folder.onnx_root
+        self._wiring: Wiring = served_wiring(folder.root)
+        self._shape: ServedShape = served_shape(self._wiring)
+        self.tolerance = tolerance_of(folder.manifest.precisions, packed=any(map(self._packed, self._files)))
+        self._last_taker = {
+            name: index
+            for index, sources in enumerate(self._wiring.sources, 1)
+            for name, source in sources.items()
+            if isinstance(source, FromBlock)
+        }
+
+    def rows(self, sequences: Sequence[Sequence[int]]) -> list[Array]:
+        known = [_request(tokens) for tokens in sequences]
+        for index, file in enumerate(self._files, 1):
+            session = self._session(file)
+            outputs = [output.name for output in session.get_outputs()]
+            kept = [name for name in outputs if name == LOGITS or self._last_taker.get(name, 0) > index]
+            for tensors in known:
+                made: Any = session.run(kept, self._feeds(index, tensors)) if kept else ()
+                for name in [name for name, last in self._last_taker.items() if last == index and name != LOGITS]:
+                    del tensors[name]
+                tensors.update(zip(kept, made, strict=True))
+        return [tensors[LOGITS][0] for tensors in known]
+
+    @property
+    def _files(self) -> list[str]:
+        return [block.file for block in self._wiring.blocks]
+
+    def _packed(self, file: str) -> bool:
+        """Whether the file has products with weights of few bits."""
+        nodes = model_without_weights(self._root / file, file).graph.node
+        return any(node.op_type == _PACKED for node in nodes)
+
+    def _session(self, file: str) -> ort.InferenceSession:
+        options = ort.SessionOptions()
+        options.log_severity_level = _QUIET
+        return ort.InferenceSession(str(self._root / file), options, providers=["CPUExecutionProvider"])
+
+    def _feeds(self, index: int, tensors: Mapping[str, Array]) -> dict[str, Array]:
+        """What block `index` takes: of the session's KV nothing, since a sequence begins at its first token."""
+        sources, feeds = self._wiring.sources[index - 1], dict[str, Array]()
+        for tensor in self._wiring.blocks[index - 1].inputs:
+            if isinstance(sources[tensor.name], FromPast):
+                feeds[tensor.name] = np.zeros((1, self._shape.kv_heads, 0, self._shape.head_dim), tensor.dtype)
+            else:
+                feeds[tensor.name] = tensors[tensor.name].astype(tensor.dtype, copy=False)
+        return feeds
+
+
+def _request(tokens: Sequence[int]) -> dict[str, Array]:
+    """What a request brings, of one row."""
+    count = len(tokens)
+    return {
+        "input_ids": np.asarray([tokens], np.int64),
+        "attention_mask": np.ones((1, count), np.int64),
+        "position_ids": np.arange(count)[None],
+    }
