@@ -67,14 +67,14 @@ class BlockDimensions:
         if given is not None and len(given) != len(dims):
             raise self._error(tensor, f"is {shown(dims)}, and the block that makes it gave {shown(given)}")
         meant = self._meant(tensor, source, dims)
-        by_place = _by_place(len(dims), self.sizes)
+        usual = by_place(len(dims), self.sizes)
         shape: list[int] = []
         for axis, dim in enumerate(dims):
             size = meant[axis]
             if size is None:
                 size = self._told(dim)
                 if size is None:
-                    size = given[axis] if given is not None else by_place[axis]
+                    size = given[axis] if given is not None else usual[axis]
                 if size is None:
                     raise self._error(tensor, f"is {shown(dims)}: nothing tells how long dimension {axis} is")
                 self._bind(dim, size)
@@ -144,7 +144,8 @@ def _positions(dims: Sequence[Dimension]) -> int:
     return _POSITIONS
 
 
-def _by_place(rank: int, sizes: StepSizes) -> list[int | None]:
+def by_place(rank: int, sizes: StepSizes) -> list[int | None]:
+    """How long the sides of a tensor of so many dimensions usually are; None where no place tells."""
     new, total = sizes.new, sizes.total
     places: dict[int, list[int | None]] = {
         1: [new],
