@@ -116,10 +116,10 @@ def test_a_file_that_cannot_be_written_is_refused_before_the_work(capsys: pytest
 
 
 def test_a_hop_over_redis_costs_messages_and_bytes(redis_server: RedisServer) -> None:
-    hop = redis_hop(redis_server.url, hidden=4096)
+    hop = redis_hop(redis_server.url, row_bytes=16384)
     assert 0 < hop.seconds < 1
     assert 0 < hop.seconds_per_byte < 1e-6
 
 
 def test_a_hop_through_shared_memory_is_a_copy() -> None:
-    assert 0 < shared_memory_hop(4096).seconds_per_byte < 1e-6
+    assert 0 < shared_memory_hop(16384).seconds_per_byte < 1e-6

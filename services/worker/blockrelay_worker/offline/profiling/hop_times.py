@@ -22,27 +22,27 @@ RUNS = 40
 _CELL, _THERE, _BACK = "profile", b"{profile}:there", b"{profile}:back"
 
 
-def redis_hop(url: str, hidden: int) -> Hop:
-    """Over the Redis at `url`. Raises RedisTrouble."""
+def redis_hop(url: str, row_bytes: int) -> Hop:
+    """Over the Redis at `url`, of rows of so many bytes. Raises RedisTrouble."""
     context = multiprocessing.get_context("spawn")
     echo = context.Process(target=_echo, args=(url,), daemon=True)
     echo.start()
     client = OneConnection(connect(url, cell=_CELL))
     try:
         client.ask("DEL", _THERE, _BACK)
-        _there_and_back(client, hidden, 1)  # the other process is up
-        return _line([(n * hidden * 4, _samples(lambda n=n: _there_and_back(client, hidden, n))) for n in ROWS])
+        _there_and_back(client, row_bytes, 1)  # the other process is up
+        return _line([(n * row_bytes, _samples(lambda n=n: _there_and_back(client, row_bytes, n))) for n in ROWS])
     finally:
         echo.kill()
         echo.join()
         client.ask("DEL", _THERE, _BACK)
 
 
-def shared_memory_hop(hidden: int) -> Hop:
-    """Written by one side and read by the other, without what it takes to wake it."""
+def shared_memory_hop(row_bytes: int) -> Hop:
+    """Rows of so many bytes, written by one side and read by the other, without what it takes to wake it."""
     times: list[tuple[int, Samples]] = []
     for rows in ROWS:
-        size = rows * hidden * 4
+        size = rows * row_bytes
         content = np.random.default_rng(1).bytes(size)
         with mmap.mmap(-1, size) as shared:
             times.append((size, _samples(lambda s=shared, c=content: _write_and_read(s, c))))
@@ -52,13 +52,13 @@ def shared_memory_hop(hidden: int) -> Hop:
 def _write_and_read(shared: mmap.mmap, content: bytes) -> float:
     started = time.perf_counter()
     shared[:] = content
-    np.frombuffer(bytes(shared), np.float32)
+    np.frombuffer(bytes(shared), np.uint8)
     return time.perf_counter() - started
 
 
-def _there_and_back(client: OneConnection, hidden: int, rows: int) -> float:
+def _there_and_back(client: OneConnection, row_bytes: int, rows: int) -> float:
     """Seconds of one way."""
-    content = np.zeros((rows, hidden), np.float32)
+    content = np.zeros((rows, -(-row_bytes // 4)), np.float32)
     segment = ForwardSegment(request="req", run="run", sequence=0, position=0, token_ids=(0,) * rows, ends_known=True)
     started = time.perf_counter()
     message = Forward(sender="worker", segments=(segment,), rows=content).encode()
