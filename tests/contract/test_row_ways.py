@@ -14,8 +14,10 @@ from prometheus_client import CollectorRegistry
 
 from blockrelay import failpoints
 from blockrelay.observability.metrics.worker import WorkerMetrics
+from blockrelay.protocol.encoding.forward_segment import ForwardSegment
+from blockrelay.protocol.encoding.named_tensors import NamedTensors
 from blockrelay.protocol.keys import Keys
-from blockrelay.protocol.messages import Commit, Forward, ForwardSegment, NextJob
+from blockrelay.protocol.messages import Commit, Forward, NextJob
 from blockrelay.redis.client import Scripts
 from blockrelay.redis.errors import RedisWatch
 from blockrelay_worker.transport import stage_sender
@@ -130,25 +132,45 @@ def commit(position: int) -> Commit:
     return Commit(request="q", run="r", position=position, tokens=(position,))
 
 
+def named(sequence: int, rows: int = 1) -> Forward:
+    """As `forward`, with tensors by name: the mask has another length at each position."""
+    (segment,) = forward(sequence, rows).segments
+    mask = np.ones((1, 1, rows, sequence + rows), np.bool_)
+    hidden = np.random.default_rng(sequence).random((1, rows, HIDDEN)).astype(np.float16)
+    part = NamedTensors(rows=rows, arrays={"mask": mask, "hidden": hidden})
+    return Forward(sender="sender", segments=(segment,), tensors=[[part]])
+
+
+def content(message: Forward) -> list[bytes]:
+    """What was computed, bit by bit."""
+    if message.rows is not None:
+        return [message.rows.tobytes()]
+    arrays = [item for parts in message.tensors for part in parts for item in part.arrays.items()]
+    return [repr((name, array.dtype, array.shape)).encode() + array.tobytes() for name, array in arrays]
+
+
 def same(event: TransportEvent, sent: Forward) -> bool:
-    return (
-        isinstance(event, Forward) and event.segments == sent.segments and event.rows.tobytes() == sent.rows.tobytes()
-    )
+    return isinstance(event, Forward) and event.segments == sent.segments and content(event) == content(sent)
+
+
+def size(message: Forward) -> int:
+    return sum(len(value) for name, value in message.encode().items() if name != "head")
 
 
 def rows_in(sink: Sink) -> list[Forward]:
     return [event for event in sink.events if isinstance(event, Forward)]
 
 
-def test_rows_arrive_once_bit_by_bit_and_in_order(way: Way) -> None:
+@pytest.mark.parametrize("made", [forward, named])
+def test_rows_arrive_once_bit_by_bit_and_in_order(way: Way, made: Callable[..., Forward]) -> None:
     way.sink.open.set()
-    sent = [forward(sequence, rows=1 + sequence % 50) for sequence in range(200)]
+    sent = [made(sequence, rows=1 + sequence % 50) for sequence in range(200)]
     for message in sent:
         assert way.sender.forward(TARGET, message)
     wait_until(lambda: len(way.sink.events) == len(sent), "all arrive")
     assert all(map(same, way.sink.events, sent))
     other = "local" if way.name == "redis" else "redis"
-    assert way.sent_bytes(way.name) == sum(message.rows.nbytes for message in sent) and not way.sent_bytes(other)
+    assert way.sent_bytes(way.name) == sum(map(size, sent)) and not way.sent_bytes(other)
 
 
 def test_a_target_that_takes_nothing_is_full_and_then_not(way: Way) -> None:
@@ -197,7 +219,7 @@ class TestShared:
         sent = list[Forward]()
         while way.sender.forward(TARGET, message := forward(len(sent), rows=8)):
             sent.append(message)
-        assert sum(message.rows.nbytes for message in sent) <= RING < 2 * sum(m.rows.nbytes for m in sent)
+        assert sum(map(size, sent)) <= RING < 2 * sum(map(size, sent))
         monkeypatch.setattr(stage_sender, "FULL_RETRY_S", 3600.0)
         assert not way.sender.forward(TARGET, message), "who has taken nothing since is not waited for again"
         way.sender.announce([(TARGET, commit(0))])  # a hint: nobody waits for it
@@ -213,12 +235,15 @@ class TestShared:
         wait_until(lambda: way.sink.events, "it arrives")
         assert way.sink.events == [NextJob(request="q", run="r", position=3, tokens=(3,))]
 
-    def test_a_message_larger_than_the_ring_goes_through_redis(self, way: Way, client: redis.Redis, keys: Keys) -> None:
+    @pytest.mark.parametrize("made", [forward, named])
+    def test_a_message_larger_than_the_ring_goes_through_redis(
+        self, way: Way, client: redis.Redis, keys: Keys, made: Callable[..., Forward]
+    ) -> None:
         way.sink.open.set()
         client.xadd(keys.inbox(TARGET), {"hello": TARGET})
-        assert way.sender.forward(TARGET, forward(0))
-        assert way.sender.forward(TARGET, forward(1, rows=RING // HIDDEN // 4))
-        assert way.sender.forward(TARGET, forward(2)), "and so does what comes behind it"
+        assert way.sender.forward(TARGET, made(0))
+        assert way.sender.forward(TARGET, made(1, rows=RING // HIDDEN // 4))
+        assert way.sender.forward(TARGET, made(2)), "and so does what comes behind it"
         assert client.xlen(keys.inbox(TARGET)) == 3
         client.delete(keys.inbox(TARGET))
 

@@ -17,11 +17,12 @@ from blockrelay.errors import BadRequest, BlockFolderError, OnnxBlocksError, Wir
 from blockrelay.onnx_blocks.blocks_file import BlockFiles, FileFacts, decode_blocks_file, encode_blocks_file
 from blockrelay.onnx_blocks.signature import Signature, Tensor
 from blockrelay.protocol.encoding import codec
+from blockrelay.protocol.encoding.forward_segment import ForwardSegment
+from blockrelay.protocol.encoding.named_tensors import NamedTensors
 from blockrelay.protocol.encoding.stage_span import StageSpan
 from blockrelay.protocol.messages import (
     Ended,
     Forward,
-    ForwardSegment,
     NextJob,
     RequestBody,
     TokenLogprobs,
@@ -66,6 +67,10 @@ def _forward(data: bytes) -> object:
     return Forward.decode(dict(zip((b"head", b"rows"), split(data, 2), strict=False)))
 
 
+def _forward_tensors(data: bytes) -> object:
+    return Forward.decode(dict(zip((b"head", b"tensors"), split(data, 2), strict=False)))
+
+
 def _stage_span(data: bytes) -> object:
     return StageSpan.decode({b"span": data})
 
@@ -96,6 +101,8 @@ def _page(data: bytes) -> object:
 _half = np.arange(SHAPE.half_bytes // 2, dtype=np.float16)
 _segment = ForwardSegment(request="req-1", run="ab", sequence=0, position=4, token_ids=(7, 9), ends_known=True)
 _rows = Forward(sender="w", segments=(_segment,), rows=np.ones((2, 3), np.float32), block_seconds={"block_1": 0.5})
+_parts = [NamedTensors(rows=1, arrays={"x": np.ones((1, 1, 3), np.float16), "y": np.ones(1, np.int64)})] * 2
+_named = Forward(sender="w", segments=(_segment,), tensors=[_parts])
 _body = RequestBody(prompt=np.array([1, 2], np.int32), params={"max_tokens": 3, "stop": ["x"]}, session="s", step=1)
 _step = StageSpan(
     run=1, worker="host:1:ab", stage=0, first=1, last=4, number=7, kind="decode", position=9, rows=1, batch_rows=3,
@@ -109,12 +116,19 @@ TARGETS: dict[str, Target] = {
     "script list": Target(codec.unpack_list, (WireError,), (codec.pack_list([1, "x", [2]]),)),
     "request body": Target(RequestBody.decode, (WireError,), (_body.encode(),)),
     "forward": Target(_forward, (WireError,), (join(*_rows.encode().values()),)),
+    "forward of tensors": Target(_forward_tensors, (WireError,), (join(*_named.encode().values()),)),
     "next job": Target(
         NextJob.decode, (WireError,), (NextJob(request="q", run="r", position=4, tokens=(7, 8)).encode(),)
     ),
     "hello of a worker": Target(Hello.decode, (WireError,), (Hello("w", "ab").encode(),)),
     "descriptor": Target(
-        _descriptor, (WireError,), (describe({"head": b"1", "rows": b"2345"}, 16), describe({"next_job": b"1"}, 0))
+        _descriptor,
+        (WireError,),
+        (
+            describe({"head": b"1", "rows": b"2345"}, 16),
+            describe({"next_job": b"1"}, 0),
+            describe({"head": b"1", "tensors": b"2345"}, 16),
+        ),
     ),
     "ended": Target(Ended.decode, (WireError,), (codec.pack_list(["q", "r"]),)),
     "log entry": Target(

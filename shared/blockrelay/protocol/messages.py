@@ -4,14 +4,14 @@ Each `decode` raises WireError, and nothing else, for bytes that are not such a 
 
 gateway → record (ACCEPT)      RequestBody
 CLAIM   → worker 0             Claimed
-worker k → worker k+1          Forward (segments + rows), one per batch and target
+worker k → worker k+1          Forward (segments + rows, or tensors by name), one per batch and target
 last worker → COMMIT           Commit;  COMMIT → inbox of worker 0: NextJob;  any end → inboxes of the route: Ended
 log → gateway                  LogEntry (TokenEntry | EndEntry)
 scheduler → all                Plan (blockrelay.protocol.plan)
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar, get_args
 
@@ -22,6 +22,8 @@ from blockrelay.protocol.encoding import codec
 from blockrelay.protocol.encoding.checks import count, entries, flag, items, reading, text, tokens
 from blockrelay.protocol.encoding.end_meta import decode_end_meta
 from blockrelay.protocol.encoding.fallback_event import FallbackEvent
+from blockrelay.protocol.encoding.forward_segment import ForwardSegment
+from blockrelay.protocol.encoding.named_tensors import NamedTensors, pack_tensors, unpack_tensors
 from blockrelay.protocol.encoding.prompt import TokenIds, pack_prompt, unpack_prompt
 from blockrelay.protocol.sampling_params import SamplingParams
 
@@ -152,25 +154,14 @@ class Claimed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ForwardSegment:
-    """Consecutive rows of one request inside a Forward."""
-
-    request: str
-    run: str
-    sequence: int  # messages of this run to this target, from 0: the receiver takes last + 1
-    position: int  # of the first row
-    token_ids: tuple[int, ...]  # one per row
-    ends_known: bool  # the last known token is among them: sample there
-    drafts: int = 0  # rows at the end whose tokens are guesses
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Forward:
-    """worker k → worker k+1, on the payload Redis. `rows` float32 [sum of segment rows, hidden]."""
+    """worker k → worker k+1, on the payload Redis or in shared memory. `rows` float32 [sum of segment rows, hidden]; or
+    instead, of ONNX blocks that others made, the `tensors` of each segment, whose parts are its rows in order."""
 
     sender: str
     segments: tuple[ForwardSegment, ...]
-    rows: codec.FloatRows
+    rows: codec.FloatRows | None = None
+    tensors: Sequence[Sequence[NamedTensors]] = ()
     block_seconds: dict[str, float] = field(default_factory=dict[str, float])
     gpu_blocks: tuple[str, ...] = ()  # of the blocks these rows came through
     received_ns: int = field(default=0, compare=False)  # by whom decodes it, on its monotonic clock; not on the wire
@@ -178,27 +169,27 @@ class Forward:
     def encode(self) -> dict[str, bytes]:
         head = {
             "from": self.sender,
-            "hidden": int(self.rows.shape[1]),
+            **({} if self.rows is None else {"hidden": int(self.rows.shape[1])}),
             "times": self.block_seconds,
             "gpu": list(self.gpu_blocks),
-            "segments": [
-                [s.request, s.run, s.sequence, s.position, list(s.token_ids), s.ends_known, s.drafts]
-                for s in self.segments
-            ],
+            "segments": [segment.to_list() for segment in self.segments],
         }
+        if self.rows is None:
+            return {"head": codec.pack(head), "tensors": pack_tensors(self.tensors)}
         return {"head": codec.pack(head), "rows": np.ascontiguousarray(self.rows, dtype="<f4").tobytes()}
 
     @classmethod
     def decode(cls, fields: Mapping[bytes, bytes], received_ns: int = 0) -> "Forward":
         with reading("forwarded rows"):
             head = codec.unpack(fields[b"head"])
-            segments = tuple(_segment(items(s)) for s in items(head["segments"]))
-            length = sum(len(segment.token_ids) for segment in segments)
-            rows = codec.rows_from_bytes(fields[b"rows"], length, count(head["hidden"]))
+            segments = tuple(map(ForwardSegment.from_list, items(head["segments"])))
+            lengths = [len(segment.token_ids) for segment in segments]
+            named = b"tensors" in fields
             return cls(
                 sender=text(head["from"]),
                 segments=segments,
-                rows=rows,
+                rows=None if named else codec.rows_from_bytes(fields[b"rows"], sum(lengths), count(head["hidden"])),
+                tensors=unpack_tensors(fields[b"tensors"], lengths) if named else (),
                 block_seconds={name: float(value) for name, value in entries(head["times"]).items()},
                 gpu_blocks=tuple(text(name) for name in items(head["gpu"])),
                 received_ns=received_ns,
@@ -378,16 +369,3 @@ def _one_of(value: object, allowed: tuple[L, ...]) -> L:
         if known == value:
             return known
     raise WireError(f"expected one of {', '.join(allowed)}, not {value!r:.40}")
-
-
-def _segment(s: list[Any]) -> ForwardSegment:
-    request, run, sequence, position, token_ids, ends_known, drafts = s
-    return ForwardSegment(
-        request=text(request),
-        run=text(run),
-        sequence=count(sequence),
-        position=count(position),
-        token_ids=tokens(token_ids),
-        ends_known=flag(ends_known),
-        drafts=count(drafts),
-    )

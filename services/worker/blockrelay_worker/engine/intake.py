@@ -6,8 +6,9 @@ from typing import Any, cast
 from blockrelay.block_folder.model import ModelConfig
 from blockrelay.errors import WireError
 from blockrelay.observability.logs import get
+from blockrelay.protocol.encoding.forward_segment import ForwardSegment
 from blockrelay.protocol.ended import decode_log
-from blockrelay.protocol.messages import Claimed, Forward, ForwardSegment, NextJob, RequestBody, TokenEntry
+from blockrelay.protocol.messages import Claimed, Forward, NextJob, RequestBody, TokenEntry
 from blockrelay.protocol.sampling_params import SamplingParams, derive_seed
 from blockrelay.protocol.transitions import calls
 from blockrelay.text.tokenizer import Tokenizer

@@ -11,7 +11,8 @@ from blockrelay_worker.scheduling.limits import BatchLimits
 class StageRole:
     """Stage `stage` (from 0) of `split`: blocks first..last of `blocks`. `worker` is this process's id in the registry.
 
-    `capabilities` are those that it has registered.
+    `capabilities` are those that it has registered. `named_tensors`: stages hand on tensors by name, since these
+    are ONNX blocks that others made.
     """
 
     worker: str
@@ -26,6 +27,7 @@ class StageRole:
     step_target_s: float
     speculation: bool
     inexact_sharing: bool = False
+    named_tensors: bool = False
 
     @property
     def gpu_blocks(self) -> tuple[str, ...]:
@@ -36,13 +38,16 @@ class StageRole:
     def limits(self) -> BatchLimits:
         """Of this worker's batches. While requests decode a step has a share of the target: their rows pass all stages
         between two tokens. Guesses are tried only where a row's bits do not depend on its batch, or where they
-        may."""
+        may; and not where tensors by name travel, from which the rows of guesses cannot be cut."""
+        stages = self.split.count(",") + 1
+        exact = self.capabilities.exact or self.inexact_sharing
+        cuttable = stages == 1 or not self.named_tensors
         return BatchLimits(
             max_rows=self.capabilities.max_rows,
             max_sequences=self.capabilities.max_sequences,
             ragged=self.capabilities.ragged,
-            drafts=self.speculation and (self.capabilities.exact or self.inexact_sharing) and self.capabilities.ragged,
-            step_share_s=self.step_target_s / (self.split.count(",") + 1),
+            drafts=self.speculation and exact and cuttable and self.capabilities.ragged,
+            step_share_s=self.step_target_s / stages,
         )
 
     @property

@@ -13,6 +13,7 @@ from blockrelay.errors import DeviceFailed, DeviceLost, ExecutionError
 from blockrelay.failpoints import reach
 from blockrelay.observability.logs import get
 from blockrelay.observability.metrics.worker import WorkerMetrics
+from blockrelay.protocol.encoding.named_tensors import why_not_sent
 from blockrelay.protocol.messages import Commit
 from blockrelay.protocol.status_events import Moment, NodeStatus, Shard
 from blockrelay_worker.engine.quarantine import Quarantine, is_quarantined, separated
@@ -173,9 +174,8 @@ class Steps:
         if logits is not None:
             self._commit(_split(work, logits, [len(wanted_rows(w)) for w in work]), bad)
             self._metrics.token_generation_seconds.inc(time.perf_counter() - passing_on)
-        elif output.hidden is not None:
-            parts = _split(work, output.hidden, [w.rows for w in work])
-            self._forward([part for part in parts if part[0].run.request not in bad], output.seconds)
+        else:
+            self._forward([part for part in _handed_on(work, output) if part[0].run.request not in bad], output.seconds)
             self._metrics.state_transfer_seconds.inc(time.perf_counter() - passing_on)
         failed = [w for w in work if w.run.request in bad]
         for item in [w for w in failed if not w.drafts]:
@@ -217,6 +217,8 @@ class Steps:
                 size = sum(row.ids.size if isinstance(row, Largest) else row.size for row in chosen[index][1])
             elif output is not None and output.hidden is not None:
                 size = item.rows * output.hidden.shape[1]
+            elif output is not None and output.tensors is not None:
+                size = sum(array.size for part in output.tensors[index] for array in part.arrays.values())
             ended.append(replace(self._status(item, "end"), elapsed_ns=elapsed_ns, result_size=size))
         self._status_events.put(ended)
 
@@ -295,11 +297,19 @@ class Steps:
         return {request: fields for request, fields in found.items() if fields}
 
     def _forward(self, parts: list[Part], seconds: dict[str, float]) -> None:
-        """Rows to the next stage. What was guessed stays noted until COMMIT tells which guesses were right."""
-        for item, _ in parts:
+        """Rows, or tensors by name, to the next stage; encoded before the executor runs again, whose buffers they are.
+        What was guessed stays noted until COMMIT tells which guesses were right."""
+        sent: list[Part] = []
+        for item, made in parts:
             if item.run.first is not None:
                 item.run.first.drafts = tuple(item.tokens[item.rows - item.drafts :])
-        for target, message, carried in forwards(parts, seconds, self._role):
+            if why := "" if isinstance(made, np.ndarray) else why_not_sent(made):
+                block = f"block_{self._role.last}"
+                said = f"{block} hands on for {item.rows} rows what no message can hold: {why}"
+                self._endings.fail(item.run, said, "execution_error", block)
+            else:
+                sent.append((item, made))
+        for target, message, carried in forwards(sent, seconds, self._role):
             if not self._sender.forward(target, message):
                 for lost in carried:
                     self._endings.rerun(lost.run.request, lost.run.id, "no_inbox")
@@ -355,6 +365,14 @@ def after_failure(
         half = -(-len(work) // 2)
         return [], [work[:half], work[half:]]
     return [], [[item] for item in work]
+
+
+def _handed_on(work: list[Work[Run]], output: StageOutput) -> list[Part]:
+    """What each Work came to in a stage without the last block."""
+    if output.tensors is not None:
+        return list(zip(work, output.tensors, strict=True))
+    assert output.hidden is not None, "a stage gives logits, rows or tensors"
+    return list(_split(work, output.hidden, [w.rows for w in work]))
 
 
 def _split(work: list[Work[Run]], rows: Rows, counts: list[int]) -> list[tuple[Work[Run], Rows]]:

@@ -2,13 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from blockrelay.block_folder.model import ModelConfig
 from blockrelay.errors import ExecutionError
+from blockrelay.protocol.encoding.named_tensors import NamedTensors
 from blockrelay_worker.execution.page_layout import pages_for
 from blockrelay_worker.execution.selection import LogitRow, Need
 from blockrelay_worker.kernels.specification import PAGE
@@ -28,18 +28,6 @@ class Segment:
     rows: int
     first_position: int
     pages: Sequence[int]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class NamedTensors:
-    """What ONNX blocks of earlier stages made of `rows` consecutive rows of one request, and later blocks take.
-
-    `arrays` has each tensor by its name, as the block gives it for one sequence of these rows: in the block's own
-    dtype, with a batch axis of length 1 where the tensor has one.
-    """
-
-    rows: int
-    arrays: Mapping[str, NDArray[Any]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

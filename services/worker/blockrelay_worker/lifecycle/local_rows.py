@@ -5,6 +5,7 @@ from functools import partial
 
 from blockrelay.block_folder.model import ModelConfig
 from blockrelay.observability.logs import get
+from blockrelay.protocol.encoding.named_tensors import MAX_MESSAGE_WEIGHT
 from blockrelay.settings import WorkerSettings
 from blockrelay_worker.engine.stage_role import StageRole
 from blockrelay_worker.scheduling.limits import BatchLimits
@@ -52,10 +53,14 @@ def open_local_rows(
         return LocalRows()
     inbox.start()
     deaths.start()
-    size = ring_bytes(role.limits, model.hidden_size)
+    size = ring_bytes(role.limits, None if role.named_tensors else model.hidden_size)
     return LocalRows(inbox, LocalLinks(role.worker, size, partial(read_fields, links), deaths))
 
 
-def ring_bytes(limits: BatchLimits, hidden: int) -> int:
-    """Room for two of the largest messages: one is computed while the other is read. What is not used is not there."""
-    return 2 * (limits.max_rows * hidden * 4 + HEAD_BYTES)
+def ring_bytes(limits: BatchLimits, hidden: int | None) -> int:
+    """Room for two of the largest messages: one is computed while the other is read. What is not used is not there.
+
+    `hidden`: the width of a row; None where tensors by name come instead.
+    """
+    largest = MAX_MESSAGE_WEIGHT if hidden is None else limits.max_rows * hidden * 4
+    return 2 * (largest + HEAD_BYTES)

@@ -235,6 +235,7 @@ class Worker:
             inexact_sharing=settings.inexact_sharing == "on"
             and self._executors.varies
             and (assignment.blocks.first, assignment.blocks.last) == (1, self._folder.model.blocks),
+            named_tensors=self._folder.model.onnx_blocks is not None,
         )
 
     def _serve(self, registration: Registration, assignment: Assignment, role: StageRole, executor: Executor) -> None:

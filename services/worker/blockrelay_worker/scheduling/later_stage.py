@@ -1,12 +1,15 @@
 """A later stage's rows: what the stage before sent, in order, each request once per batch."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Generic, Literal, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from blockrelay.protocol.messages import Forward, ForwardSegment
+from blockrelay.protocol.encoding.forward_segment import ForwardSegment
+from blockrelay.protocol.messages import Forward
+from blockrelay_worker.execution.batch import NamedTensors
 from blockrelay_worker.scheduling.batch_policy import Arrived, choose_arrived
 from blockrelay_worker.scheduling.limits import BatchLimits
 from blockrelay_worker.scheduling.step_cost import StepCost, prompt_rows_beside
@@ -27,10 +30,12 @@ class Intake(Protocol[R_co]):
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """Rows of one segment that arrived and were not computed yet, and the message they came with."""
+    """Rows of one segment that arrived and were not computed yet, and the message they came with: as `hidden`, or as
+    `tensors` by name."""
 
     segment: ForwardSegment
-    hidden: NDArray[np.float32]
+    hidden: NDArray[np.float32] | None
+    tensors: Sequence[NamedTensors]
     message: Forward
 
     @property
@@ -52,9 +57,11 @@ class LaterStageBatcher(Generic[R]):
 
     def add(self, message: Forward) -> None:
         at = 0
-        for segment in message.segments:
+        for index, segment in enumerate(message.segments):
             end = at + len(segment.token_ids)
-            self._waiting.append(Waiting(segment, message.rows[at:end], message))
+            hidden = None if message.rows is None else message.rows[at:end]
+            tensors = message.tensors[index] if message.rows is None else ()
+            self._waiting.append(Waiting(segment, hidden, tensors, message))
             at = end
 
     def clear(self) -> None:
@@ -90,6 +97,7 @@ class LaterStageBatcher(Generic[R]):
                         position=segment.position,
                         tokens=segment.token_ids,
                         hidden=item.hidden,
+                        tensors=item.tensors,
                         samples=segment.ends_known,
                         drafts=segment.drafts,
                     )

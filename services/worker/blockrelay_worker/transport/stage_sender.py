@@ -1,7 +1,7 @@
 """Rows to the next stage, and tokens back to the first: transport, not truth. Sent once.
 
-Rows are one message per batch and target: through shared memory to a worker of this host, else an inbox entry on the
-payload Redis.
+Rows, or tensors by name, are one message per batch and target: through shared memory to a worker of this host, else an
+inbox entry on the payload Redis.
 """
 
 import time
@@ -100,7 +100,7 @@ class Sender:
         if length is not None and length >= FULL_INBOX:
             self._full.add(target)
         if arrives:
-            self._metrics.forwarded.labels(way).inc(len(fields["rows"]))
+            self._metrics.forwarded.labels(way).inc(sum(len(value) for name, value in fields.items() if name != "head"))
         else:
             requests = [segment.request for segment in message.segments]
             logs.get().warning("FORWARD_UNDELIVERED", worker=target, requests=requests, error=why)

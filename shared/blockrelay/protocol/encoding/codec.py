@@ -5,6 +5,7 @@ unpickles object arrays, so our hook refuses every dtype outside a closed list b
 (no pickle is reachable from a queue).
 """
 
+import math
 from collections.abc import Mapping
 from typing import Any, cast
 
@@ -17,23 +18,37 @@ from blockrelay.errors import WireError
 
 WIRE_VERSION = 1
 MAX_CONTROL_BYTES = 16 << 20
-ALLOWED_DTYPES = frozenset({"<i4", "<i8", "<f4", "<f2", "|u1", "|i1", "<u4", "|b1"})
+#: Plain numbers, all that ONNX blocks may hand on: no objects, no text, no fields, no other order of bytes.
+ALLOWED_DTYPES = frozenset({"|b1", "|i1", "|u1", "<i2", "<u2", "<i4", "<u4", "<i8", "<u8", "<f2", "<f4", "<f8"})
 
 FloatRows = npt.NDArray[np.float32]
 
 
+#: Keys of a map that says it is an array or a number of NumPy's, as `msgpack_numpy` writes and reads them.
+_ARRAY, _NUMBER = {b"nd", b"type", b"kind", b"shape", b"data"}, {b"nd", b"type", b"data"}
+_CLAIMS = (b"nd", "nd", b"complex", "complex")
+
+
 def _refuse_objects(value: dict[Any, Any]) -> Any:
-    """Decode hook: arrays of allowed dtypes only; everything else that claims to be an array is an error."""
-    if b"nd" in value or "nd" in value or b"complex" in value or "complex" in value:
-        dtype = value.get("type", value.get(b"type"))
-        kind = value.get("kind", value.get(b"kind"))
-        if kind or not isinstance(dtype, str | bytes):
-            raise WireError(f"array of kind {kind!r} and dtype {dtype!r} is not allowed in a message")
-        name = dtype.decode("ascii", "replace") if isinstance(dtype, bytes) else dtype
-        if name not in ALLOWED_DTYPES:
-            raise WireError(f"array dtype {name!r} is not allowed in a message")
-        return msgpack_numpy.decode(value)
-    return value
+    """Decode hook: arrays of allowed dtypes and of the size that they claim; everything else that claims to be an array
+    is an error.
+
+    Keys are those that the library reads and no others, so that it sees what was looked at here.
+    """
+    if not any(claim in value for claim in _CLAIMS):
+        return value
+    is_array = value.get(b"nd") is True
+    dtype, data = value.get(b"type"), value.get(b"data")
+    if set(value) != (_ARRAY if is_array else _NUMBER) or value.get(b"kind", b"") != b"" or type(data) is not bytes:
+        raise WireError("an array of that form is not allowed in a message")
+    if dtype not in ALLOWED_DTYPES:
+        raise WireError(f"array dtype {dtype!r:.40} is not allowed in a message")
+    shape = value[b"shape"] if is_array else []
+    if type(shape) is not list or not all(type(size) is int and size >= 0 for size in cast(list[Any], shape)):
+        raise WireError("an array whose shape is not a list of sizes")
+    if len(data) != math.prod(cast(list[int], shape)) * np.dtype(dtype).itemsize:
+        raise WireError(f"{len(data)} bytes are not an array {shape!r:.60} of {dtype}")
+    return msgpack_numpy.decode(value)
 
 
 def pack(message: dict[str, Any]) -> bytes:
@@ -41,16 +56,20 @@ def pack(message: dict[str, Any]) -> bytes:
     return cast(bytes, msgpack.packb({"v": WIRE_VERSION, **message}, default=msgpack_numpy.encode, use_bin_type=True))
 
 
-def unpack(data: bytes) -> dict[str, Any]:
-    """The message in `data`.
+def unpack(data: bytes, *, most: int = MAX_CONTROL_BYTES, longest: int | None = None) -> dict[str, Any]:
+    """The message in `data`, whose arrays are read-only. It may have `most` bytes, and no list of more than `longest`
+    values.
 
     Raises:
         WireError: not msgpack, not a map, another version, too large, or an array dtype outside the closed list.
     """
-    if len(data) > MAX_CONTROL_BYTES:
-        raise WireError(f"message of {len(data)} bytes is over the limit of {MAX_CONTROL_BYTES}")
+    if len(data) > most:
+        raise WireError(f"message of {len(data)} bytes is over the limit of {most}")
+    longest = len(data) if longest is None else longest
     try:
-        message = msgpack.unpackb(data, object_hook=_refuse_objects, raw=False, strict_map_key=False)
+        message = msgpack.unpackb(
+            data, object_hook=_refuse_objects, raw=False, strict_map_key=False, max_array_len=longest
+        )
     except WireError:
         raise
     except (ValueError, TypeError, LookupError, AttributeError, OverflowError, msgpack.UnpackException) as error:

@@ -10,8 +10,9 @@ from structlog.testing import capture_logs
 
 from blockrelay.block_folder.folder import BlockFolder
 from blockrelay.observability.metrics.worker import WorkerMetrics
+from blockrelay.protocol.encoding.forward_segment import ForwardSegment
 from blockrelay.protocol.keys import Keys
-from blockrelay.protocol.messages import Commit, Forward, ForwardSegment, NextJob
+from blockrelay.protocol.messages import Commit, Forward, NextJob
 from blockrelay.redis.client import Scripts
 from blockrelay.redis.errors import RedisWatch
 from blockrelay_worker.engine.intake import Intake

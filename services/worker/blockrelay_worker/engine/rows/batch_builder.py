@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from blockrelay.errors import ExecutionError
 from blockrelay_worker.engine.run import Run
 from blockrelay_worker.engine.stage_role import StageRole
 from blockrelay_worker.execution.batch import Batch, Segment
@@ -13,7 +14,10 @@ from blockrelay_worker.scheduling.work import Work
 
 
 def batch_of(work: Sequence[Work[Run]], role: StageRole) -> Batch:
-    """The rows of `work`, in its order, and which logits the last stage wants of them."""
+    """The rows of `work`, in its order, and which logits the last stage wants of them.
+
+    Raises ExecutionError where the stage before sent something else than this one takes.
+    """
     segments = [Segment(rows=w.rows, first_position=w.position, pages=w.run.pages) for w in work]
     wanted, needs = list[int](), list[Need | None]()
     at = 0
@@ -23,9 +27,12 @@ def batch_of(work: Sequence[Work[Run]], role: StageRole) -> Batch:
             wanted += [at + i for i in rows]
             needs += [need_of(item.run.params) if item.run.body.logits == "none" else None] * len(rows)
         at += item.rows
-    if role.first_stage:
+    if not role.first_stage and any((w.hidden is None) != role.named_tensors for w in work):
+        raise ExecutionError("rows came for ONNX blocks that others made, or tensors for a stage of a block folder")
+    if role.first_stage or role.named_tensors:
         tokens = np.array([token for w in work for token in w.tokens], np.int32)
-        return Batch(segments=segments, tokens=tokens, wanted=wanted, needs=needs)
+        tensors = [] if role.first_stage else [w.tensors for w in work]
+        return Batch(segments=segments, tokens=tokens, tensors=tensors, wanted=wanted, needs=needs)
     hidden = np.concatenate([w.hidden for w in work if w.hidden is not None])
     return Batch(segments=segments, hidden=hidden, wanted=wanted, needs=needs)
 

@@ -12,7 +12,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from blockrelay.planning.profile import Hop
-from blockrelay.protocol.messages import Forward, ForwardSegment
+from blockrelay.protocol.encoding.forward_segment import ForwardSegment
+from blockrelay.protocol.messages import Forward
 from blockrelay.redis.client import OneConnection, connect
 from blockrelay_worker.offline.profiling.samples import Samples
 

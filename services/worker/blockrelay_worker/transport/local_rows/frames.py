@@ -19,8 +19,9 @@ from blockrelay.protocol.encoding.checks import reading, text
 WELCOME = b"welcome"
 #: Bytes of a packet that is read whole.
 MAX_PACKET = 1024
-#: Fields of each kind of message, in their order.
-KINDS: dict[int, tuple[str, ...]] = {1: ("head", "rows"), 2: ("next_job",)}
+#: Fields of each kind of message, in their order. Tensors go to no worker of a release that does not know them: such a
+#: release serves no part of the blocks that hand them on.
+KINDS: dict[int, tuple[str, ...]] = {1: ("head", "rows"), 2: ("next_job",), 3: ("head", "tensors")}
 _KIND_OF = {names: kind for kind, names in KINDS.items()}
 _DESCRIPTOR = struct.Struct("<BQQQ")  # kind, where its first field begins, length of the first and of the second
 _COUNT = struct.Struct("<Q")

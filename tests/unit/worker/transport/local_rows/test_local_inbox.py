@@ -11,7 +11,8 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 
-from blockrelay.protocol.messages import Forward, ForwardSegment, NextJob
+from blockrelay.protocol.encoding.forward_segment import ForwardSegment
+from blockrelay.protocol.messages import Forward, NextJob
 from blockrelay_worker.engine.mailbox import Mailbox
 from blockrelay_worker.transport.local_rows import inbox as inbox_module
 from blockrelay_worker.transport.local_rows.frames import Address, Hello, describe
@@ -69,7 +70,7 @@ def test_messages_arrive_as_they_were_sent(inbox: LocalInbox, mailbox: Mailbox) 
     events = mailbox.take(5.0)
     wait_until(lambda: events.extend(mailbox.take(0.0)) or len(events) == 2, "both arrive")
     forward, job = events
-    assert isinstance(forward, Forward) and forward.rows.tobytes() == rows.tobytes()
+    assert isinstance(forward, Forward) and forward.rows is not None and forward.rows.tobytes() == rows.tobytes()
     assert (forward.sender, forward.segments) == ("a", (segment,)) and forward.received_ns > 0
     assert job == NextJob(request="q", run="r", position=0, tokens=(5,))
     link.close()
