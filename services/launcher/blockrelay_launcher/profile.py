@@ -35,8 +35,8 @@ MEMORY_SHARE = 0.5
 def run_profile(
     model: Path, out: Path, *, threads: int | None, gpu: str = "", form: Literal["full", "source"] = "full"
 ) -> int:
-    """Write the profile of the CPU and of the devices `gpu` (ids with commas between them), of `form` as of the worker's
-    code; the exit code.
+    """Write the profile of the CPU and of the devices `gpu` (ids with commas between them); the exit code. In the form
+    `source` it has no more than what a row takes each block.
 
     Raises BlockFolderError, ServiceUnavailable.
     """

@@ -21,19 +21,17 @@ def costs_of(folder: BlockFolder) -> ModelAnalysis:
     """Raises OnnxBlocksError for ONNX blocks that hand on a tensor of which nothing tells how large it is."""
     if folder.model.onnx_blocks is None:
         return analyse(folder.model)
-    return _onnx_costs(folder, read_blocks_file(folder.root / ONNX_BLOCKS_NAME))
+    return onnx_costs(folder, read_blocks_file(folder.root / ONNX_BLOCKS_NAME))
 
 
-def _onnx_costs(folder: BlockFolder, blocks: Sequence[BlockFiles]) -> ModelAnalysis:
+def onnx_costs(folder: BlockFolder, blocks: Sequence[BlockFiles]) -> ModelAnalysis:
     """Bytes are those of a block's files; one that several blocks share, as `split` leaves them, counts for each with
     an equal part. Operations are those of products with all of their numbers, and attention has as many heads as there
     are of keys: the graphs do not tell more without being read."""
     model, precision = folder.model, folder.manifest.precision_of(1)
     wiring = wire([block.signature for block in blocks])
     sharing = Counter(file.name for block in blocks for file in block.files)
-    layers = [0] * len(blocks)
-    for slot, present in wiring.presents.items():
-        layers[present.index - 1] += slot.half == "key"
+    layers = [model.layers_in(index, index) for index in range(1, len(blocks) + 1)]
     costs: list[BlockCost] = []
     for index, (block, own) in enumerate(zip(blocks, layers, strict=True), 1):
         size = sum(file.bytes // sharing[file.name] for file in block.files)
@@ -60,24 +58,34 @@ def _onnx_costs(folder: BlockFolder, blocks: Sequence[BlockFiles]) -> ModelAnaly
 
 def border_bytes(wiring: Wiring, last: int) -> tuple[int, int]:
     """What a stage that ends with block `last` hands on for each row: bytes, and bytes more for each token that the row
-    attends to, as masks have. All that later blocks take of it and of the blocks before it. Raises OnnxBlocksError for
-    a tensor whose dimensions nothing tells."""
+    attends to, as masks have. Raises OnnxBlocksError as `handed_on` does."""
+    one, two = (
+        sum(prod(shape) * np.dtype(dtype).itemsize for shape, dtype in handed_on(wiring, last, past).values())
+        for past in (0, 1)
+    )
+    return one - (two - one), two - one
+
+
+def handed_on(wiring: Wiring, last: int, past: int) -> dict[str, tuple[tuple[int, ...], str]]:
+    """The tensors that a stage which ends with block `last` hands on of one row behind `past` others, with their shapes
+    and types: what later blocks take of it and of the blocks before it. Raises OnnxBlocksError for one whose dimensions
+    nothing tells."""
     taken = {
         name
         for block, sources in zip(wiring.blocks, wiring.sources, strict=True)
         for name, source in sources.items()
         if block.index > last and isinstance(source, FromBlock) and source.index <= last
     }
-    handed_on = [
-        (block.file, tensor) for block in wiring.blocks[:last] for tensor in block.outputs if tensor.name in taken
-    ]
-    one, two = (
-        sum(_bytes(file, tensor, StepSizes(batch=1, new=1, past=past)) for file, tensor in handed_on) for past in (0, 1)
-    )
-    return one - (two - one), two - one
+    sizes = StepSizes(batch=1, new=1, past=past)
+    return {
+        tensor.name: (_shape(block.file, tensor, sizes), tensor.dtype)
+        for block in wiring.blocks[:last]
+        for tensor in block.outputs
+        if tensor.name in taken
+    }
 
 
-def _bytes(file: str, tensor: Tensor, sizes: StepSizes) -> int:
+def _shape(file: str, tensor: Tensor, sizes: StepSizes) -> tuple[int, ...]:
     """Of a tensor in a step of one request."""
     if tensor.dims is None:
         raise OnnxBlocksError(
@@ -92,4 +100,4 @@ def _bytes(file: str, tensor: Tensor, sizes: StepSizes) -> int:
         if length is None:
             raise OnnxBlocksError(f"nothing tells how long dimension {axis} is", file=file, tensor=tensor.name)
         lengths.append(length)
-    return prod(lengths) * np.dtype(tensor.dtype).itemsize
+    return tuple(lengths)

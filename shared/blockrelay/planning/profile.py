@@ -1,7 +1,7 @@
 """`profiling_results.json`: how long each block takes on each class of device, as `blockrelay profile` measured it.
 
-Two forms are read and written. The full one is what `encode` writes. The one of the ONNX block server (the source of the
-short form) has seconds of one row alone: `{"block_1": {"CPU": 0.245, "GPU": 0.11}}`.
+Two forms are read and written. The full one is what `encode` writes. The source's, that of the ONNX block server, has
+seconds of one row alone: `{"block_1": {"CPU": 0.245, "GPU": 0.11}}`.
 """
 
 import json

@@ -71,9 +71,10 @@ def read_profile(path: Path, folder: BlockFolder) -> Profile:
     """The profile in a file. UsageError when it is of another model."""
     profile = decode_profile(_content(path), str(path))
     if profile.model_hash and profile.model_hash != folder.manifest.model_hash:
+        where = folder.onnx_root or folder.root
         with_what = "" if folder.model.onnx_blocks is None else ", with the same files and --max-position"
         raise UsageError(
-            f"{path}: measured with another model ({profile.model}, {profile.model_hash[:12]}) than {folder.root} "
+            f"{path}: measured with another model ({profile.model}, {profile.model_hash[:12]}) than {where} "
             f"({folder.model.name}, {folder.manifest.model_hash[:12]}); profile it again{with_what}"
         )
     return profile

@@ -85,8 +85,8 @@ class Problem:
             return tuple(self.fleet.devices[at % len(self.fleet.devices)] for at in range(parts))
         named = [self.fleet.device(name) for name in self.wishes.targets]
         if len(named) > parts:
-            few = f", as the model has {self.blocks} blocks" if parts == self.blocks else ""
-            raise UsageError(f"{len(named)} devices for {counted(parts, 'part')}{few}: each needs one")
+            what = "block" if parts == self.blocks else "part"
+            raise UsageError(f"{len(named)} devices for {counted(parts, what)}: each device needs one")
         cpu = next((d for d in self.fleet.devices if d.device_class == "CPU"), self.fleet.devices[0])
         return (*named, *[cpu] * (parts - len(named)))
 

@@ -5,23 +5,25 @@ Writes `profiling_results.json` (`blockrelay.planning.profile`), which planners 
 
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
-from blockrelay.block_folder.analysis import BlockCost
+from blockrelay.block_folder.analysis import BlockCost, ModelAnalysis
 from blockrelay.block_folder.folder import BlockFolder, open_block_folder
 from blockrelay.block_folder.manifest import Manifest
 from blockrelay.block_folder.precisions import kv_item_bytes
 from blockrelay.command_app import run_app
 from blockrelay.errors import UsageError
 from blockrelay.host.cpu import cores, machine_name
-from blockrelay.planning.costs import costs_of
-from blockrelay.planning.profile import BASE_CONTEXT, BlockProfile, ProductTimes, Profile
+from blockrelay.onnx_blocks.served_shape import served_wiring
+from blockrelay.planning.costs import costs_of, handed_on
+from blockrelay.planning.profile import BASE_CONTEXT, BlockProfile, Hop, ProductTimes, Profile
 from blockrelay.settings import BUNDLED_MODEL
+from blockrelay_worker.execution.loader import Executors
 from blockrelay_worker.kernels import load_kernels
 from blockrelay_worker.offline.profiling.block_times import (
     NOISY,
@@ -34,7 +36,12 @@ from blockrelay_worker.offline.profiling.block_times import (
     whole_window,
     windows,
 )
-from blockrelay_worker.offline.profiling.hop_times import redis_hop, shared_memory_hop
+from blockrelay_worker.offline.profiling.hop_times import (
+    redis_hop,
+    rows_of_onnx_blocks,
+    rows_of_ours,
+    shared_memory_hop,
+)
 from blockrelay_worker.offline.profiling.product_times import product_times
 from blockrelay_worker.offline.profiling.samples import ROUNDS, Samples
 from blockrelay_worker.offline.profiling.targets import StageBytes, Target, stage_bytes, targets
@@ -67,18 +74,15 @@ def main(
     wanted, full = targets(folder, threads=threads, gpus=gpus), form == "full"
     if not full and len(gpus) > 1:
         raise UsageError(f"--form source has a CPU and one GPU, and --gpu names {len(gpus)}: name one")
-    sizes: dict[str, StageBytes] = {}
-    for target in wanted:  # a device that cannot be opened is told before minutes are spent on the others
-        with target.opened() as executors:
-            sizes[target.name] = stage_bytes(folder, executors)
     steps = shapes(folder) if full else [one_row(folder)]
-    times = {target.name: _times(folder, target, sizes[target.name], steps) for target in wanted}
+    with ExitStack() as stack:  # a device that cannot be opened is told before minutes are spent on the others
+        opened = {target.name: stack.enter_context(target.opened()) for target in wanted}
+        sizes = {name: stage_bytes(folder, executors) for name, executors in opened.items()}
+        times = {
+            target.name: _times(folder, target, opened[target.name], sizes[target.name], steps) for target in wanted
+        }
     loading = {target.name: _loading(folder, target) if full else {} for target in wanted}
-    # What a stage of ONNX blocks hands on grows with the context; the messages are those of the base one.
-    row_bytes = max(one.hop_bytes_per_row + BASE_CONTEXT * one.hop_bytes_per_row_and_token for one in costs.blocks)
-    hop = {"shared_memory": shared_memory_hop(row_bytes)} if full else {}
-    if full and redis is not None:
-        hop["redis"] = redis_hop(redis, row_bytes)
+    hop = _hops(folder, costs, redis) if full else {}
     profile = Profile(
         model=folder.model.name,
         model_hash=folder.manifest.model_hash,
@@ -107,8 +111,10 @@ def main(
         typer.echo(f"noisy after all rounds, the machine was busy: {', '.join(noisy)}", err=True)
 
 
-def _times(folder: BlockFolder, target: Target, sizes: StageBytes, steps: Sequence[Shape]) -> Times:
-    """Samples of all blocks in these steps on a device."""
+def _times(
+    folder: BlockFolder, target: Target, executors: Executors, sizes: StageBytes, steps: Sequence[Shape]
+) -> Times:
+    """Samples of all blocks in these steps on a device, which has been opened."""
     limit: int | None = None
     if folder.model.onnx_blocks is None:
         cut = list(windows(folder, sizes, steps))
@@ -117,9 +123,10 @@ def _times(folder: BlockFolder, target: Target, sizes: StageBytes, steps: Sequen
         cut = [whole]
     times = Times()
     rounds = sum(ROUNDS * sum(shape.pages <= window.pages for shape in steps) for window in cut)
-    with _bar(folder, target, rounds) as advance, target.opened(limit) as executors:
+    limited = nullcontext(executors) if limit is None else target.opened(limit)
+    with _bar(folder, target, rounds) as advance, limited as measured:
         for window in cut:
-            times |= measure(folder, executors, window, steps, advance)
+            times |= measure(folder, measured, window, steps, advance)
     return times
 
 
@@ -136,6 +143,23 @@ def _bar(folder: BlockFolder, target: Target, steps: int, *, what: str = "") -> 
     """Shown on stderr where somebody looks; who gets it says how many of the steps have been done."""
     with typer.progressbar(length=steps, label=f"{what}{folder.model.name} on {target.name}", file=sys.stderr) as bar:
         yield bar.update
+
+
+def _hops(folder: BlockFolder, costs: ModelAnalysis, redis: str | None) -> dict[str, Hop]:
+    """What it takes to bring rows to the next stage; nothing of a single block, which has none. Of ONNX blocks that
+    others made these are the tensors behind the block that hands on most, of rows at the base context."""
+    if len(costs.blocks) == 1:
+        return {}
+    if folder.model.onnx_blocks is None:
+        rows = rows_of_ours(folder.model.hidden_size)
+    else:
+        context = min(BASE_CONTEXT, folder.model.max_position)
+        most = max(costs.blocks, key=lambda one: one.hop_bytes_per_row + context * one.hop_bytes_per_row_and_token)
+        rows = rows_of_onnx_blocks(handed_on(served_wiring(folder.root), most.index, context - 1))
+    found = {"shared_memory": shared_memory_hop(rows)}
+    if redis is not None:
+        found["redis"] = redis_hop(redis, rows)
+    return found
 
 
 def _products(folder: BlockFolder, threads: int) -> dict[str, dict[str, ProductTimes]]:
