@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
@@ -42,10 +43,11 @@ def run_profile(
     """
     folder = open_block_folder(model, blocks=[])
     threads = threads or cores()
-    with running_redis(durable=False) as url:
+    with running_redis(durable=False) if form == "full" else nullcontext() as url:
         argv = [sys.executable, "-P", "-m", "blockrelay_worker.offline.profiling", "--model", str(model)]
-        argv += ["--out", str(out), "--threads", str(threads), "--redis", url, "--form", form]
+        argv += ["--out", str(out), "--threads", str(threads), "--form", form]
         argv += ["--gpu", gpu] if gpu else []
+        argv += ["--redis", url] if url else []
         done = subprocess.run(argv, check=False)
     if done.returncode or form == "source":
         return done.returncode
