@@ -1,8 +1,9 @@
 """A real engine on a real Redis, in threads of the test, around an executor that may be broken."""
 
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
 
 import redis
 from prometheus_client import CollectorRegistry
@@ -11,7 +12,7 @@ from blockrelay.block_folder.folder import BlockFolder
 from blockrelay.observability.metrics.worker import WorkerMetrics
 from blockrelay.protocol.keys import Keys
 from blockrelay.protocol.messages import EndEntry
-from blockrelay.protocol.plan import Device
+from blockrelay.protocol.plan import Device, parse_split
 from blockrelay.redis.client import Scripts
 from blockrelay.redis.errors import RedisWatch
 from blockrelay_worker.engine.loop import Engine
@@ -43,17 +44,61 @@ def engine_running(
     care: Callable[[WorkerMetrics], DeviceCare] | None = None,
 ) -> Iterator[tuple[Cell, RunTable]]:
     """One worker that runs the whole model; a cell to talk to it."""
-    cell, stop = Cell(client, keys, scripts), threading.Event()
-    last = folder.model.blocks
-    client.delete(keys.worker("w"))  # of a life before, which may have been about to leave
-    name = cell.worker("w", split=f"1-{last}", device=device)
-    executor = broken(StageExecutor(folder, 1, last, pages=100, threads=1, kernels=load_kernels(1)))
-    metrics, mailbox, table = WorkerMetrics(registry or CollectorRegistry()), Mailbox(), RunTable(executor.pool)
-    links = Links(client, client, keys, scripts, RedisWatch(metrics.redis_errors), stop)
+    cell, split = Cell(client, keys, scripts), f"1-{folder.model.blocks}"
+    metrics = WorkerMetrics(registry or CollectorRegistry())
+    with _stage(folder, cell, split, 0, "w", broken, metrics, device=device, care=care) as table:
+        yield cell, table
+
+
+@contextmanager
+def stages_running(
+    folder: BlockFolder,
+    client: redis.Redis,
+    keys: Keys,
+    scripts: Scripts,
+    *,
+    split: str,
+    broken: Break,
+    registries: Sequence[CollectorRegistry] = (),
+    **role: Any,
+) -> Iterator[tuple[Cell, list[RunTable]]]:
+    """A worker for each stage of `split`, in its order; rows go through Redis. `role`: more of each one's."""
+    cell = Cell(client, keys, scripts)
+    with ExitStack() as stages:
+        tables = [
+            stages.enter_context(
+                _stage(folder, cell, split, stage, f"w{stage}", broken, WorkerMetrics(registry), **role)
+            )
+            for stage, registry in enumerate(registries or [CollectorRegistry() for _ in split.split(",")])
+        ]
+        yield cell, tables
+
+
+@contextmanager
+def _stage(
+    folder: BlockFolder,
+    cell: Cell,
+    split: str,
+    stage: int,
+    worker: str,
+    broken: Break,
+    metrics: WorkerMetrics,
+    *,
+    device: Device = "cpu",
+    care: Callable[[WorkerMetrics], DeviceCare] | None = None,
+    **more: Any,
+) -> Iterator[RunTable]:
+    """A worker of that stage, in threads of the test."""
+    client, keys, stop, blocks = cell.client, cell.keys, threading.Event(), parse_split(split)[stage]
+    client.delete(keys.worker(worker))  # of a life before, which may have been about to leave
+    name = cell.worker(worker, split=split, stage=stage, device=device)
+    executor = broken(StageExecutor(folder, blocks.first, blocks.last, pages=100, threads=1, kernels=load_kernels(1)))
+    mailbox, table = Mailbox(), RunTable(executor.pool)
+    links = Links(client, client, keys, cell.scripts, RedisWatch(metrics.redis_errors), stop)
     runs_on = "gpu" if device == "gpu" else "cpu"
-    role = stage_role(folder, name, split=f"1-{last}", stage=0, first=1, last=last, device=runs_on, step_target_s=1.0)
+    fields: dict[str, Any] = {"first": blocks.first, "last": blocks.last, "device": runs_on, "step_target_s": 1.0}
     engine = Engine(
-        role,
+        stage_role(folder, name, split=split, stage=stage, **fields, **more),
         folder.model,
         None,
         executor,
@@ -64,7 +109,7 @@ def engine_running(
         idle_machine(),
         care(metrics) if care else None,
     )
-    streams = [f(MODEL, c) for c in ("cpu", "gpu") for f in (keys.reruns, keys.jobs)]
+    streams = [f(MODEL, c) for c in ("cpu", "gpu") for f in (keys.reruns, keys.jobs)] if stage == 0 else []
     threads = [
         Reader(client, keys.inbox(name), streams, mailbox, stop, links.watch),
         threading.Thread(target=engine.run),
@@ -72,7 +117,7 @@ def engine_running(
     for thread in threads:
         thread.start()
     try:
-        yield cell, table
+        yield table
     finally:
         stop.set()
         for thread in threads:

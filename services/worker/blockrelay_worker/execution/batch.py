@@ -124,3 +124,12 @@ def hidden_of(batch: Batch, count: int, model: ModelConfig) -> NDArray[np.float3
     if hidden is None or hidden.shape != shape or hidden.dtype != np.float32:
         raise ExecutionError(f"this stage takes float32 rows [{count}, {model.hidden_size}]")
     return hidden
+
+
+def tensors_of(batch: Batch) -> Sequence[Sequence[NamedTensors]]:
+    """The batch's tensors by name. Raises ExecutionError unless the parts of each segment are its rows."""
+    rows = [segment.rows for segment in batch.segments]
+    given = [sum(part.rows for part in parts) for parts in batch.tensors]
+    if given != rows:
+        raise ExecutionError(f"this stage takes tensors by name of {rows!r:.60} rows, and was given {given!r:.60}")
+    return batch.tensors

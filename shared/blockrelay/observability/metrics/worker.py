@@ -179,7 +179,7 @@ class WorkerMetrics:
         )
         self.forwarded = counter(
             "blockrelay_worker_forwarded_bytes",
-            "How many bytes of rows went to the next stage, by way",
+            "How many bytes of rows, or of tensors by name, went to the next stage, by way",
             registry,
             way=("local", "redis"),
         )

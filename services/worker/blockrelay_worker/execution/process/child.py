@@ -44,7 +44,12 @@ from blockrelay_worker.execution.onnx.providers.provider import Provider
 from blockrelay_worker.execution.onnx.stage import OnnxStage
 from blockrelay_worker.execution.onnx.tries import TRIES, Tries, TryLimits
 from blockrelay_worker.execution.process.frames import GOES_ON, Ended, Message, read, write
-from blockrelay_worker.execution.process.logit_rows import packed_rows, unpacked_needs
+from blockrelay_worker.execution.process.step_arrays import (
+    packed_rows,
+    packed_tensors,
+    unpacked_needs,
+    unpacked_tensors,
+)
 
 T = TypeVar("T")
 #: How often an answer says how much memory is in use. Seconds.
@@ -232,17 +237,24 @@ class Child:
         if output.rows is not None:
             chosen, arrays = packed_rows(output.rows)
             return Message("ran", about | {"rows": chosen}, arrays)
+        if output.tensors is not None:
+            named, arrays = packed_tensors(output.tensors)
+            return Message("ran", about | {"tensors": named}, arrays)
         result = output.logits if output.hidden is None else output.hidden
         assert result is not None
         return Message("ran", about, [result])
 
 
 def _batch(stage: OnnxStage | AsIsStage, message: Message) -> Batch:
-    fields, (rows,) = message.fields, message.arrays
+    """Beside tensors by name there are always tokens."""
+    fields, (rows, *arrays) = message.fields, message.arrays
+    tensors = unpacked_tensors(fields["tensors"], arrays)
+    are_tokens = stage.takes_tokens or len(tensors) > 0
     return Batch(
         segments=[Segment(rows=count, first_position=first, pages=pages) for count, first, pages in fields["segments"]],
-        tokens=rows if stage.takes_tokens else None,
-        hidden=None if stage.takes_tokens else rows,
+        tokens=rows if are_tokens else None,
+        hidden=None if are_tokens else rows,
+        tensors=tensors,
         wanted=fields["wanted"],
         needs=unpacked_needs(fields["needs"]),
     )

@@ -10,14 +10,27 @@ from numpy.typing import NDArray
 
 from blockrelay.block_folder.folder import BlockFolder
 from blockrelay.protocol.capabilities import Capabilities
-from blockrelay_worker.execution.batch import Batch, BlockFault, StageOutput, check_segments, hidden_of, tokens_of
+from blockrelay_worker.execution.batch import (
+    Batch,
+    BlockFault,
+    StageOutput,
+    check_segments,
+    hidden_of,
+    tensors_of,
+    tokens_of,
+)
 from blockrelay_worker.execution.executor import PageContent
 from blockrelay_worker.execution.page_layout import layout_of
 from blockrelay_worker.execution.page_pool import PagePool
 from blockrelay_worker.execution.process.device_process import DeviceProcess
 from blockrelay_worker.execution.process.figures import Figures
 from blockrelay_worker.execution.process.frames import Message
-from blockrelay_worker.execution.process.logit_rows import packed_needs, unpacked_rows
+from blockrelay_worker.execution.process.step_arrays import (
+    packed_needs,
+    packed_tensors,
+    unpacked_rows,
+    unpacked_tensors,
+)
 from blockrelay_worker.execution.process.step_drift import StepDrift, shape_of
 from blockrelay_worker.kernels.specification import PAGE
 
@@ -90,9 +103,10 @@ class DeviceStage:
         moved_s = time.perf_counter() - began - answer.fields["ran_s"]
         self.figures.hear(answer.fields["figures"])
         self.drift.add(shape_of(batch.segments), sum(answer.fields["seconds"].values()))
-        chosen = answer.fields.get("rows")
+        chosen, named = answer.fields.get("rows"), answer.fields.get("tensors")
         return StageOutput(
-            hidden=None if self.gives_logits else answer.arrays[0],
+            hidden=answer.arrays[0] if not self.gives_logits and named is None else None,
+            tensors=None if named is None else unpacked_tensors(named, answer.arrays),
             logits=answer.arrays[0] if self.gives_logits and chosen is None else None,
             rows=None if chosen is None else unpacked_rows(chosen, answer.arrays),
             not_finite=tuple(answer.fields["not_finite"]),
@@ -141,10 +155,12 @@ class DeviceStage:
         model = self.folder.model
         pages = self.pool.pages if self.layout.layers > 0 else 0
         count = check_segments(batch.segments, limit=model.max_position, pages=pages)
-        rows: NDArray[Any] = (tokens_of if self.takes_tokens else hidden_of)(batch, count, model)
+        named = model.onnx_blocks is not None and not self.takes_tokens  # ONNX blocks take tokens in every stage
+        rows: NDArray[Any] = (tokens_of if self.takes_tokens or named else hidden_of)(batch, count, model)
+        tensors, arrays = packed_tensors(tensors_of(batch) if named else ())
         segments = [(s.rows, s.first_position, list(s.pages) if pages else []) for s in batch.segments]
         asked = {"segments": segments, "wanted": list(batch.wanted), "needs": packed_needs(batch.needs)}
-        return self._ask(kind, asked, [rows])
+        return self._ask(kind, asked | {"tensors": tensors}, [rows, *arrays])
 
     def _ask(self, kind: str, fields: Mapping[str, Any] | None = None, arrays: Sequence[NDArray[Any]] = ()) -> Message:
         message = Message(kind, {"stage": self._stage, **(fields or {})}, arrays)

@@ -1,4 +1,5 @@
-"""Rows of logits, whole ones and what is enough of others, in messages of a device's process."""
+"""What goes into a step and comes out of it, as fields and arrays of a device process's messages: what each row of
+logits is needed for, rows of logits whole or as much as is needed, and tensors by name."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -6,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from blockrelay_worker.execution.batch import NamedTensors
 from blockrelay_worker.execution.selection import Largest, LogitRow, Need
 
 
@@ -39,3 +41,19 @@ def unpacked_rows(fields: Mapping[str, Any], arrays: Sequence[NDArray[Any]]) -> 
             found.append(next(whole))
         at += count
     return found
+
+
+def packed_tensors(segments: Sequence[Sequence[NamedTensors]]) -> tuple[list[Any], list[NDArray[Any]]]:
+    """A field and the arrays of a message: as they are, nothing is copied."""
+    parts = [part for segment in segments for part in segment]
+    fields = [[[part.rows, list(part.arrays)] for part in segment] for segment in segments]
+    return fields, [array for part in parts for array in part.arrays.values()]
+
+
+def unpacked_tensors(fields: Sequence[Any], arrays: Sequence[NDArray[Any]]) -> list[list[NamedTensors]]:
+    """The parts of each segment, from all arrays that `packed_tensors` gave."""
+    rest = iter(arrays)
+    return [
+        [NamedTensors(rows=rows, arrays={name: next(rest) for name in names}) for rows, names in segment]
+        for segment in fields
+    ]
