@@ -44,8 +44,7 @@ def served_wiring(root: Path) -> Wiring:
 def served_shape(wiring: Wiring) -> ServedShape:
     """Raises OnnxBlocksError, with file and tensor, for blocks that answer no tokens or keep their KV differently."""
     source, logits = logits_of(wiring)
-    taken = [tensor for block in wiring.blocks for tensor in block.inputs if tensor.name == "input_ids"]
-    if not taken:
+    if not _token_inputs(wiring):
         raise OnnxBlocksError("no block takes input_ids: requests bring token ids", file=wiring.blocks[0].file)
     if not wiring.presents:
         raise OnnxBlocksError(
@@ -69,8 +68,17 @@ def served_shape(wiring: Wiring) -> ServedShape:
         head_dim=size,
         dtype=dtype,
         vocabulary=vocabulary,
-        single=any(tensor.dims is not None and tensor.dims[0] == 1 for tensor in taken),
+        single=takes_one_sequence(wiring),
     )
+
+
+def takes_one_sequence(wiring: Wiring) -> bool:
+    """Whether a run takes one sequence alone, as the file says."""
+    return any(tensor.dims is not None and tensor.dims[0] == 1 for tensor in _token_inputs(wiring))
+
+
+def _token_inputs(wiring: Wiring) -> list[Tensor]:
+    return [tensor for block in wiring.blocks for tensor in block.inputs if tensor.name == "input_ids"]
 
 
 def _layers(wiring: Wiring) -> list[list[int]]:

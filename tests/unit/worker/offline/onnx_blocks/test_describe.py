@@ -103,7 +103,7 @@ def test_a_manifest_with_other_layers_in_its_blocks_is_refused(blocks: Path, tmp
     content = json.loads((made / "manifest.json").read_bytes())
     content["model"]["onnx_layers"] = [1, 1, 0, 0]
     (made / "manifest.json").write_text(json.dumps(content))
-    with pytest.raises(BlockFolderError, match="onnx_layers .1, 1, 0, 0. are not 3 layers together"):
+    with pytest.raises(BlockFolderError, match=r"onnx_layers \[1, 1, 0, 0\] are not 3 layers together"):
         open_block_folder(made)
 
 
