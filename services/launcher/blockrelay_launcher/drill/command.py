@@ -45,7 +45,9 @@ def run_drill(options: DrillOptions, *, as_json: bool) -> int:
     """
     if options.sequential and options.blocks is None:
         raise UsageError("--sequential is for --blocks: other models are cut into stages")
-    served = replace(options, model=options.model if options.blocks is None else described(options.blocks, None))
+    served = replace(
+        options, model=options.model if options.blocks is None else Path(described(options.blocks, None).folder)
+    )
     return _drill(served, open_block_folder(served.model, blocks=[]), as_json=as_json)
 
 
