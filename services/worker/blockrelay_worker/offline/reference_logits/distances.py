@@ -11,8 +11,8 @@ from blockrelay.block_folder.model import Precision, quantises_rows
 #: How far off two right computations of a row of logits may be. Those that round rows to 8 bits, or take weights that
 #: have few of them, differ most from those that do not.
 FEW_BITS, FLOAT16, FLOAT32 = 0.05, 2e-2, 1e-3
-#: The error of a row is spread over its logits: a token of a large vocabulary may be no further behind the best one than
-#: one among so many, or a part of the row's length would be more than there is between any two of them.
+#: The error of a row is spread over its logits: a token of a large vocabulary may be no further behind the best one
+#: than one among so many, or a part of the row's length would be more than there is between any two of them.
 LOGITS_OF_A_LENGTH = 512
 Rows = NDArray[np.float64]
 
@@ -26,9 +26,9 @@ def tolerance_of(precisions: Collection[Precision], *, packed: bool = False) -> 
 
 
 def behind_best(rows: NDArray[Any], tokens: Sequence[int]) -> list[float]:
-    """For each token, how much less its logit is than the best one of its row [vocabulary], as a part of the length that
-    LOGITS_OF_A_LENGTH of the row have on average, or all of it if it has fewer. A token that the row has no
-    logit of is infinitely far behind, and one of a row that is not finite has no number (NaN)."""
+    """For each token, how much less its logit is than the best one of its row [vocabulary], as a part of the length
+    that LOGITS_OF_A_LENGTH of the row have on average, or all of it if it has fewer. A token that the row has no logit
+    of is infinitely far behind, and one of a row that is not finite has no number (NaN)."""
     wide = rows.astype(np.float64)
     found: list[float] = []
     for row, token in zip(wide, tokens, strict=True):
