@@ -43,7 +43,15 @@ class Served:
     tolerance: float
 
 
-@pytest.fixture(scope="module", params=["float16", "counting", *MODELS])
+@pytest.fixture(
+    scope="module",
+    params=[
+        "float16",
+        "counting",
+        "genai",
+        *(pytest.param(name, marks=pytest.mark.onnx_blocks) for name in ("optimum", "dynamo")),
+    ],
+)
 def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Served:
     root = tmp_path_factory.mktemp("parts")
     if request.param == "float16":
