@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from blockrelay.block_folder.manifest import (
     CHAT_TEMPLATE_NAME,
     MANIFEST_NAME,
+    ONNX_BLOCKS_NAME,
     ROTARY_NAME,
     TOKENIZER_NAME,
     Manifest,
@@ -24,6 +25,7 @@ from blockrelay.block_folder.manifest import (
 )
 from blockrelay.block_folder.model import ModelConfig, is_exact
 from blockrelay.errors import BlockFolderError
+from blockrelay.onnx_blocks.blocks_file import read_blocks_file
 from blockrelay.onnx_blocks.weight_places import check_inside
 
 #: Hex digits: 64 bits.
@@ -119,8 +121,8 @@ def open_block_folder(
     onnx_root = None if manifest.model.onnx_blocks is None else _onnx_root(root)
     unread = {block.file for block in manifest.blocks if blocks is not None and block.index not in blocks}
     theirs = set(manifest.onnx_files())
-    if theirs and unread:  # ONNX blocks are read together, with the weights beside them, or not at all
-        unread = theirs
+    if theirs and unread:
+        unread = theirs - _read_of_onnx_blocks(root, blocks or ())
     places = {path: (onnx_root or root if path in theirs else root) / path for path in manifest.files}
     for path, spec in manifest.files.items():
         if path in theirs:
@@ -143,6 +145,15 @@ def refuse_onnx_blocks(root: Path) -> None:
             f"{root}: ONNX blocks, not a block folder; make one of them with `blockrelay import`, or serve them as "
             "they are with `blockrelay up --blocks`"
         )
+
+
+def _read_of_onnx_blocks(root: Path, blocks: Collection[int]) -> set[str]:
+    """The files of these blocks of a model of ONNX blocks: graphs, and the weights beside them. `blocks.json` says so,
+    which is compared with the manifest like any file."""
+    if not blocks:
+        return set()
+    listed = read_blocks_file(root / ONNX_BLOCKS_NAME)
+    return {file.name for one in listed if one.signature.index in blocks for file in one.files}
 
 
 def _onnx_root(root: Path) -> Path:

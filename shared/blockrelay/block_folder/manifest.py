@@ -12,7 +12,7 @@ A block folder is opened only through its `manifest.json`:
 Blocks are numbered from 1. Block 1 is the embedding and layer 0, block i is layer i-1, block N = layers+1 is the final
 norm and the head. `block_tensors` lists the tensors of each.
 
-A model of ONNX blocks that others made (`ModelConfig.onnx_blocks`) has a manifest too, with their files and those that
+A model of ONNX blocks that others made (`ModelConfig.onnx_layers`) has a manifest too, with their files and those that
 lie beside them, and `blocks.json` (`onnx_blocks.blocks_file`) in place of tensors, graphs and rotary tables.
 """
 
@@ -150,7 +150,7 @@ class Manifest:
         del content["precisions"]
         # What most models have not is left out: they keep the hash that they had before others had it.
         if self.model.onnx_blocks is None:
-            del content["model"]["onnx_blocks"]
+            del content["model"]["onnx_layers"]
         if self.imported_from is None:
             del content["imported_from"]
         return json.dumps(content, indent=1, sort_keys=True, allow_nan=False).encode() + b"\n"
@@ -216,6 +216,8 @@ def check_manifest(manifest: Manifest) -> None:
         fail(f"{len(manifest.precisions)} precisions for {model.blocks} blocks")
     if any(token >= model.vocab_size for token in model.eos_ids):
         fail(f"eos_ids {list(model.eos_ids)} are not all below vocab_size {model.vocab_size}")
+    if model.onnx_layers is not None and sum(model.onnx_layers) != model.layers:
+        fail(f"onnx_layers {list(model.onnx_layers)} are not {model.layers} layers together")
     if foreign and not set(manifest.precisions) <= set(FLOATS):
         fail(f"precision {manifest.precision!r}: ONNX blocks have {' or '.join(FLOATS)}, the type of their KV")
     if not foreign:
@@ -287,7 +289,7 @@ def _decode_model(fields: Fields) -> ModelConfig:
         bos_id=fields.optional_integer("bos_id"),
         bos_token=fields.optional_text("bos_token"),
         eos_token=fields.optional_text("eos_token"),
-        onnx_blocks=fields.integer("onnx_blocks", minimum=1) if fields.has("onnx_blocks") else None,
+        onnx_layers=fields.integers("onnx_layers") if fields.has("onnx_layers") else None,
     )
     fields.done()
     return model

@@ -19,7 +19,7 @@ GROUP = 32
 class ModelConfig:
     """The shape of a Llama-like decoder. All sizes in elements.
 
-    Of a model whose blocks are ONNX files that others made (`onnx_blocks`) the sizes of KV, vocabulary and context are
+    Of a model whose blocks are ONNX files that others made (`onnx_layers`) the sizes of KV, vocabulary and context are
     known; hidden_size, heads and intermediate_size are 0.
     """
 
@@ -46,8 +46,14 @@ class ModelConfig:
     bos_token: str | None
     """How the chat template spells it; None if the tokenizer has none."""
     eos_token: str | None
-    onnx_blocks: int | None = None
-    """How many ONNX files the model is, which are served as they are, in one stage. None: it has blocks of ours."""
+    onnx_layers: tuple[int, ...] | None = None
+    """How many layers each of the ONNX files has that the model is, which are served as they are. None: it has blocks
+    of ours."""
+
+    @property
+    def onnx_blocks(self) -> int | None:
+        """How many ONNX files the model is. None: it has blocks of ours."""
+        return None if self.onnx_layers is None else len(self.onnx_layers)
 
     @property
     def blocks(self) -> int:
@@ -55,12 +61,10 @@ class ModelConfig:
         return self.layers + 1 if self.onnx_blocks is None else self.onnx_blocks
 
     def layers_in(self, first_block: int, last_block: int) -> int:
-        """How many layers these blocks have (both included); the head alone has none. ONNX blocks are asked for
-        together."""
-        if self.onnx_blocks is None:
+        """How many layers these blocks have (both included); the head alone has none."""
+        if self.onnx_layers is None:
             return min(last_block, self.layers) - first_block + 1
-        assert (first_block, last_block) == (1, self.onnx_blocks), "ONNX blocks as they are make one stage"
-        return self.layers
+        return sum(self.onnx_layers[first_block - 1 : last_block])
 
     @property
     def qkv_columns(self) -> int:

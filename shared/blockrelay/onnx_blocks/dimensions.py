@@ -17,6 +17,8 @@ _BATCH = {"batch", "batch_size", "b"}
 _NEW = {"sequence_length", "seq_length", "seq_len", "sequence", "seq", "s"}
 _PAST = {"past_sequence_length", "past_seq_length", "past_seq_len", "past_length", "past_len", "past", "p"}
 _TOTAL = {"total_sequence_length", "total_seq_length", "total_seq_len", "total_length", "total_len", "total", "t"}
+#: A shape as far as it is known.
+Partial = tuple[int | None, ...]
 #: The dimension of positions in a cache [batch, heads, positions, head_dim], where nothing else tells.
 _POSITIONS = 2
 
@@ -67,14 +69,14 @@ class BlockDimensions:
         if given is not None and len(given) != len(dims):
             raise self._error(tensor, f"is {shown(dims)}, and the block that makes it gave {shown(given)}")
         meant = self._meant(tensor, source, dims)
-        by_place = _by_place(len(dims), self.sizes)
+        places = by_place(len(dims), self.sizes)
         shape: list[int] = []
         for axis, dim in enumerate(dims):
             size = meant[axis]
             if size is None:
                 size = self._told(dim)
                 if size is None:
-                    size = given[axis] if given is not None else by_place[axis]
+                    size = given[axis] if given is not None else places[axis]
                 if size is None:
                     raise self._error(tensor, f"is {shown(dims)}: nothing tells how long dimension {axis} is")
                 self._bind(dim, size)
@@ -84,6 +86,10 @@ class BlockDimensions:
         if given is not None and tuple(given) != tuple(shape):
             raise self._error(tensor, f"is {shown(shape)} here, and the block that makes it gave {shown(given)}")
         return tuple(shape)
+
+    def of_output(self, tensor: Tensor) -> Partial | None:
+        """What the file tells of an output before it is made, once its inputs are known; None: not even its rank."""
+        return None if tensor.dims is None else tuple(self._told(dim) for dim in tensor.dims)
 
     def contradiction(self, tensor: Tensor, actual: Sequence[int], *, is_present: bool) -> str:
         """What is wrong with the shape of an output; empty if it is as declared."""
@@ -144,7 +150,8 @@ def _positions(dims: Sequence[Dimension]) -> int:
     return _POSITIONS
 
 
-def _by_place(rank: int, sizes: StepSizes) -> list[int | None]:
+def by_place(rank: int, sizes: StepSizes) -> list[int | None]:
+    """How long the sides of a tensor of that rank are where nothing else tells."""
     new, total = sizes.new, sizes.total
     places: dict[int, list[int | None]] = {
         1: [new],

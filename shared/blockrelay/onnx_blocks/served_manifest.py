@@ -39,7 +39,7 @@ def served_manifest(
             bos_id=texts.bos_id,
             bos_token=texts.bos_token,
             eos_token=texts.eos_token,
-            onnx_blocks=len(blocks),
+            onnx_layers=shape.block_layers,
         ),
         generation=texts.generation,
         precisions=(precision,) * len(blocks),

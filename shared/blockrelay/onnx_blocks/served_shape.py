@@ -18,10 +18,12 @@ _FLOATS = ("float16", "float32")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedShape:
-    """`layers` are the exporter's numbers of the layers, ascending. Keys and values are [batch, kv_heads, positions,
-    head_dim] of `dtype`; `single`: a run takes one sequence."""
+    """`layers` are the exporter's numbers of the layers, in the order of their blocks, of which each has so many as
+    `block_layers` says. Keys and values are [batch, kv_heads, positions, head_dim] of `dtype`; `single`: a run takes
+    one sequence."""
 
     layers: tuple[int, ...]
+    block_layers: tuple[int, ...]
     kv_heads: int
     head_dim: int
     dtype: Literal["float16", "float32"]
@@ -42,19 +44,14 @@ def served_wiring(root: Path) -> Wiring:
 def served_shape(wiring: Wiring) -> ServedShape:
     """Raises OnnxBlocksError, with file and tensor, for blocks that answer no tokens or keep their KV differently."""
     source, logits = logits_of(wiring)
-    taken = [tensor for block in wiring.blocks for tensor in block.inputs if tensor.name == "input_ids"]
-    if not taken:
+    if not _token_inputs(wiring):
         raise OnnxBlocksError("no block takes input_ids: requests bring token ids", file=wiring.blocks[0].file)
     if not wiring.presents:
         raise OnnxBlocksError(
             "no block has a cache (past_key_values... and present...): every token would be computed anew",
             file=wiring.blocks[0].file,
         )
-    layers = sorted({slot.layer for slot in wiring.presents})
-    for layer in layers:
-        for half in ("key", "value"):
-            if CacheSlot(layer, half) not in wiring.presents:
-                raise OnnxBlocksError(f"layer {layer} has no {half}s", file=source.file)
+    layers = _layers(wiring)
     heads, size, dtype = _cache(wiring)
     vocabulary = logits.dims[-1] if logits.dims else None
     if not isinstance(vocabulary, int) or logits.rank != 3 or logits.dtype not in _FLOATS:
@@ -65,13 +62,45 @@ def served_shape(wiring: Wiring) -> ServedShape:
             tensor=LOGITS,
         )
     return ServedShape(
-        layers=tuple(layers),
+        layers=tuple(layer for block in layers for layer in block),
+        block_layers=tuple(len(block) for block in layers),
         kv_heads=heads,
         head_dim=size,
         dtype=dtype,
         vocabulary=vocabulary,
-        single=any(tensor.dims is not None and tensor.dims[0] == 1 for tensor in taken),
+        single=takes_one_sequence(wiring),
     )
+
+
+def takes_one_sequence(wiring: Wiring) -> bool:
+    """Whether a run takes one sequence alone, as the file says."""
+    return any(tensor.dims is not None and tensor.dims[0] == 1 for tensor in _token_inputs(wiring))
+
+
+def _token_inputs(wiring: Wiring) -> list[Tensor]:
+    return [tensor for block in wiring.blocks for tensor in block.inputs if tensor.name == "input_ids"]
+
+
+def _layers(wiring: Wiring) -> list[list[int]]:
+    """By block its layers, ascending. Raises OnnxBlocksError for keys without values, and for those that another block
+    makes: the KV of a layer is where its block is."""
+    found: list[list[int]] = [[] for _ in wiring.blocks]
+    for slot, present in sorted(wiring.presents.items()):
+        other = wiring.presents.get(CacheSlot(slot.layer, "value" if slot.half == "key" else "key"))
+        file = wiring.blocks[present.index - 1].file
+        if other is None:
+            lacking = "values" if slot.half == "key" else "keys"
+            raise OnnxBlocksError(f"layer {slot.layer} has no {lacking}", file=file, tensor=present.name)
+        if other.index != present.index:
+            raise OnnxBlocksError(
+                f"is {slot}, and {wiring.blocks[other.index - 1].file} makes {other.name}: the keys and values of a "
+                "layer must be made by one block",
+                file=file,
+                tensor=present.name,
+            )
+        if slot.half == "key":
+            found[present.index - 1].append(slot.layer)
+    return found
 
 
 def logits_of(wiring: Wiring) -> tuple[Signature, Tensor]:

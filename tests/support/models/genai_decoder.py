@@ -33,6 +33,8 @@ class _Writer:
     random: np.random.Generator
     nodes: list[NodeProto] = field(default_factory=list[NodeProto])
     constants: list[TensorProto] = field(default_factory=list[TensorProto])
+    rows: list[str] = field(default_factory=list[str])
+    """What is [batch, positions, hidden]: the builder writes down the shapes that no operator's own rule tells."""
 
     def add(self, kind: str, at: str, inputs: Sequence[str], outputs: Sequence[str] = (), **attributes: Any) -> str:
         """A node; its outputs are called `AT/output_0` where nothing else is said. The first one's name."""
@@ -102,7 +104,10 @@ def genai_decoder(
         at = f"/model/layers.{layer + 1}/final_norm_layernorm" if last else f"/model/layers.{layer + 1}/input_layernorm"
         normed, hidden = _norm_that_adds(write, at, hidden, down)
     write.product("/lm_head", normed, model.hidden, model.vocabulary, "logits")
-    graph = helper.make_graph(write.nodes, "main_graph", *_declared(model, float16=float16), write.constants)
+    kind = TensorProto.FLOAT16 if float16 else TensorProto.FLOAT
+    shapes = [helper.make_tensor_value_info(name, kind, [_B, _S, model.hidden]) for name in write.rows]
+    declared = _declared(model, float16=float16)
+    graph = helper.make_graph(write.nodes, "main_graph", *declared, write.constants, value_info=shapes)
     sets = [helper.make_opsetid("", 21), helper.make_opsetid(_MICROSOFT, 1)]
     return helper.make_model(graph, producer_name="onnxruntime-genai", ir_version=10, opset_imports=sets)
 
@@ -171,7 +176,8 @@ def _mlp(write: _Writer, at: str, normed: str) -> str:
     up = write.product(f"{at}/up_proj/MatMul", normed, model.hidden, model.mlp)
     gate = write.add("Mul", f"{at}/act_fn/Mul", [gate, write.add("Sigmoid", f"{at}/act_fn/Sigmoid", [gate])])
     both = write.add("Mul", f"{at}/Mul", [gate, up])
-    return write.product(f"{at}/down_proj/MatMul", both, model.mlp, model.hidden)
+    write.rows.append(write.product(f"{at}/down_proj/MatMul", both, model.mlp, model.hidden))
+    return write.rows[-1]
 
 
 def _norm_that_adds(write: _Writer, at: str, hidden: str, value: str) -> tuple[str, str]:
@@ -180,6 +186,7 @@ def _norm_that_adds(write: _Writer, at: str, hidden: str, value: str) -> tuple[s
     last = at.endswith("final_norm_layernorm")
     outputs = [f"{at}/output_0"] if last else [f"{at}/output_0", "", "", f"{at}/output_3"]
     write.add("SkipSimplifiedLayerNormalization", at, [hidden, value, weight], outputs, epsilon=write.model.epsilon)
+    write.rows += [name for name in outputs if name]
     return f"{at}/output_0", f"{at}/output_3"
 
 

@@ -16,7 +16,7 @@ class DeviceMemory:
     each block has; `table_bytes`: what stages with layers have beside them, once too; `layer_page_bytes`: one KV page
     of one layer. `least_pages`: fewer KV pages are no stage; `canary_pages`: those that each stage has beside the ones
     of requests. `budget_bytes`: what may be used of the device when nobody says; None where it does not tell what is
-    free."""
+    free. Of blocks whose sessions come and go `most_sessions` are there at once, within `most_bytes`; None: all."""
 
     device: str
     block_bytes: Sequence[int]
@@ -26,12 +26,15 @@ class DeviceMemory:
     least_pages: int
     canary_pages: int
     budget_bytes: int | None
+    most_sessions: int | None = None
+    most_bytes: int | None = None
 
     def weight_bytes(self, *stages: Stage) -> int:
         """Of stages together: what they share is there once."""
         blocks = {block for stage in stages for block in range(stage.first, stage.last + 1)}
         layers = any(self._layers(stage) for stage in stages)
-        return sum(self.block_bytes[block - 1] for block in blocks) + (self.table_bytes if layers else 0)
+        held = held_at_once([self.block_bytes[block - 1] for block in blocks], self.most_sessions, self.most_bytes)
+        return held + (self.table_bytes if layers else 0)
 
     def page_bytes(self, stage: Stage) -> int:
         """Of one KV page in all layers of the stage."""
@@ -43,6 +46,13 @@ class DeviceMemory:
 
     def _layers(self, stage: Stage) -> int:
         return sum(self.block_layers[stage.first - 1 : stage.last])
+
+
+def held_at_once(sizes: Sequence[int], sessions: int | None, most: int | None) -> int:
+    """Bytes of blocks of these sizes where so many `sessions` are there at once, within `most` bytes, but one always
+    is; None: as many as there are."""
+    held = sum(sorted(sizes, reverse=True)[:sessions])
+    return held if most is None else min(held, max(most, max(sizes, default=0)))
 
 
 @dataclass(frozen=True, slots=True)

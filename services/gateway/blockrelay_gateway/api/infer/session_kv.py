@@ -1,5 +1,4 @@
-"""KV in tensor steps: what a client gives with a step, and of which blocks it asks for it. Pure, but for reading which
-ONNX block has which layers.
+"""KV in tensor steps: what a client gives with a step, and of which blocks it asks for it. Pure.
 
 Names are those of exported decoders: `past_key_values.3.key` comes in, `present.3.key` goes out, [rows, kv_heads,
 positions, head_dim]. Layers are counted from 0.
@@ -10,6 +9,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from dataclasses import field as field_of
+from itertools import accumulate
 from typing import Any, get_args
 
 import numpy as np
@@ -19,7 +19,6 @@ from blockrelay.block_folder.folder import BlockFolder
 from blockrelay.block_folder.precisions import kv_item_bytes
 from blockrelay.errors import BadRequest
 from blockrelay.onnx_blocks.cache_names import CacheSlot, Half, slot_named
-from blockrelay.onnx_blocks.served_shape import served_shape, served_wiring
 from blockrelay.protocol.constants import PAGE_TOKENS
 from blockrelay.protocol.encoding.kv_pages import KvShape, field
 from blockrelay.protocol.tensors import decode_tensor
@@ -73,14 +72,12 @@ def served_kv(folder: BlockFolder) -> ServedKv:
     model = folder.model
     dtype = np.float16 if kv_item_bytes(folder.manifest.precisions) == 2 else np.float32
     shape = KvShape(model.kv_heads, model.head_dim, dtype)
-    if model.onnx_blocks is None:
+    if model.onnx_layers is None:
         return ServedKv(shape, (*((layer,) for layer in range(model.layers)), ()))
-    wiring = served_wiring(folder.root)
-    layers = served_shape(wiring).layers
-    found: list[set[int]] = [set() for _ in wiring.blocks]
-    for slot, present in wiring.presents.items():
-        found[present.index - 1].add(layers.index(slot.layer))
-    return ServedKv(shape, tuple(tuple(sorted(block)) for block in found))
+    ends = accumulate(model.onnx_layers)
+    return ServedKv(
+        shape, tuple(tuple(range(end - has, end)) for end, has in zip(ends, model.onnx_layers, strict=True))
+    )
 
 
 def asked_layers(served: ServedKv, blocks: str | None) -> tuple[int, ...]:

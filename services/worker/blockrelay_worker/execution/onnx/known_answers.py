@@ -89,6 +89,13 @@ class Answers:
         first, last = f"block_{self.first_block}", f"block_{self.last_block}"
         return first if first == last else f"{first} to {last}"
 
+    def check_step(self, stage: Executor, number: int, *, first_page: int, tolerance: float, where: str) -> None:
+        """Has `stage` compute step `number` again, on pages from `first_page` on. Raises KnownAnswerMismatch when what
+        it gives is not the known one, ExecutionError when there is none."""
+        step = self.steps[number].at(first_page)
+        output, _ = taken(stage, step, self.inputs[number])
+        compare(step.case, output, self.outputs[number], self, where, tolerance)
+
 
 def answers_of_blocks(
     folder: BlockFolder, first_block: int, last_block: int, reference: Callable[[BlockFolder, int], Executor]

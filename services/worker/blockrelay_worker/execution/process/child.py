@@ -34,10 +34,10 @@ from blockrelay_worker.execution.batch import Batch, Segment
 from blockrelay_worker.execution.onnx.as_is.loading import AsIsExecutors, room_for_sessions
 from blockrelay_worker.execution.onnx.as_is.stage import AsIsStage
 from blockrelay_worker.execution.onnx.as_is.warm_blocks import WarmLimits
-from blockrelay_worker.execution.onnx.canary import Canary
+from blockrelay_worker.execution.onnx.canary import Canary, Known
 from blockrelay_worker.execution.onnx.compiled.graphs import compiled_graphs
 from blockrelay_worker.execution.onnx.failures import Judge
-from blockrelay_worker.execution.onnx.known_answers import PAGES_NEEDED, Answers
+from blockrelay_worker.execution.onnx.known_answers import PAGES_NEEDED
 from blockrelay_worker.execution.onnx.loading import OnnxExecutors
 from blockrelay_worker.execution.onnx.providers.opening import open_provider
 from blockrelay_worker.execution.onnx.providers.provider import Provider
@@ -169,7 +169,7 @@ class Child:
         pools += pages * executors.memory(opened).page_bytes(Stage(first=first, last=last))
         room = max(0, (budget or 0) - pools)
 
-        def loaded() -> tuple[OnnxStage, Answers] | tuple[AsIsStage, Answers]:
+        def loaded() -> tuple[OnnxStage | AsIsStage, Known]:
             return executors.loaded(folder, first, last, pages=pages, weight_room=room)
 
         # ONNX blocks that others made are tried again one by one.

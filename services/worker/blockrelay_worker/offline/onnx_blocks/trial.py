@@ -16,9 +16,9 @@ from blockrelay.onnx_blocks.report import CheckedBlock, CheckedTensor
 from blockrelay.onnx_blocks.signature import Tensor
 from blockrelay.onnx_blocks.wiring import FromBlock, Source
 from blockrelay_worker.execution.onnx.as_is.finite import not_finite
+from blockrelay_worker.execution.onnx.as_is.made_up import made_up
 from blockrelay_worker.execution.onnx.providers.provider import CpuProvider, Provider, nodes_by_provider
 from blockrelay_worker.offline.onnx_blocks.folder import OnnxFolder
-from blockrelay_worker.offline.onnx_blocks.made_up import made_up
 from blockrelay_worker.offline.onnx_blocks.onnx_file import OnnxFile
 
 #: A reason is one line in a table.

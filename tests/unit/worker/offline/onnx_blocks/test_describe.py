@@ -32,7 +32,8 @@ def test_a_bare_folder_is_served_by_tokens_and_says_what_it_lacks(
     before = sorted(with_weights_beside.iterdir())
     folder = opened(with_weights_beside, tmp_path)
     model = folder.model
-    assert (model.layers, model.blocks, model.onnx_blocks) == (3, 4, 4)
+    assert (model.layers, model.blocks, model.onnx_layers) == (3, 4, (1, 1, 1, 0))
+    assert [model.layers_in(*part) for part in ((1, 4), (2, 3), (3, 4), (4, 4))] == [3, 2, 1, 0], "by parts"
     assert (model.kv_heads, model.head_dim, model.vocab_size) == (2, 16, 512)
     assert (model.max_position, model.eos_ids, folder.tokenizer_path) == (DEFAULT_CONTEXT, (), None)
     assert (folder.manifest.precision, folder.manifest.exact) == ("fp16", False)
@@ -94,6 +95,15 @@ def test_what_has_changed_since_is_not_served(
     open_block_folder(made)
     alter(folder)
     with pytest.raises(BlockFolderError, match=said):
+        open_block_folder(made)
+
+
+def test_a_manifest_with_other_layers_in_its_blocks_is_refused(blocks: Path, tmp_path: Path) -> None:
+    made = described(blocks, tmp_path)
+    content = json.loads((made / "manifest.json").read_bytes())
+    content["model"]["onnx_layers"] = [1, 1, 0, 0]
+    (made / "manifest.json").write_text(json.dumps(content))
+    with pytest.raises(BlockFolderError, match=r"onnx_layers \[1, 1, 0, 0\] are not 3 layers together"):
         open_block_folder(made)
 
 

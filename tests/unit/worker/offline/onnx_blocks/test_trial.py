@@ -15,10 +15,10 @@ from blockrelay.onnx_blocks.dimensions import StepSizes
 from blockrelay.onnx_blocks.report import CheckedBlock, decode_begin, decode_checked
 from blockrelay.onnx_blocks.signature import Tensor
 from blockrelay.onnx_blocks.wiring import FromRequest
+from blockrelay_worker.execution.onnx.as_is.made_up import made_up
 from blockrelay_worker.execution.onnx.providers.provider import CpuProvider
 from blockrelay_worker.offline.onnx_blocks.check import run
 from blockrelay_worker.offline.onnx_blocks.folder import open_onnx_folder
-from blockrelay_worker.offline.onnx_blocks.made_up import made_up
 from blockrelay_worker.offline.onnx_blocks.trial import check_blocks
 from tests.support.models.altered_blocks import altered, copied, masked_by_infinity, resized, spoils, value
 

@@ -3,29 +3,130 @@ Runtime's CPU provider, which gets the same, before the stage takes work.
 
 The steps are those of `known_answers`. Blocks go one by one, each through all steps, so that the reference has one
 block in memory; what the reference's block gave is what the next one gets on both sides. So a wrong kernel is named by
-its block, and rounding does not add up.
+its block, and rounding does not add up. What a stage takes of earlier ones is made up, the same on both sides; but
+integers are lengths and places, and are those that the earlier blocks make of the steps.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from blockrelay.errors import ExecutionError, KnownAnswerMismatch
-from blockrelay_worker.execution.batch import Segment
+from blockrelay.onnx_blocks.dimensions import StepSizes
+from blockrelay.onnx_blocks.handed_on import handed_on, shapes_handed_on
+from blockrelay.onnx_blocks.wiring import FromBlock
+from blockrelay_worker.execution.batch import Batch, NamedTensors, Segment, StageOutput
+from blockrelay_worker.execution.executor import Executor
 from blockrelay_worker.execution.onnx.as_is.block import AsIsBlock, on_host
 from blockrelay_worker.execution.onnx.as_is.groups import POSITIONS, grouped, waves
+from blockrelay_worker.execution.onnx.as_is.handing_on import joined
+from blockrelay_worker.execution.onnx.as_is.made_up import made_up
+from blockrelay_worker.execution.onnx.as_is.paged_graph import TAKEN
+from blockrelay_worker.execution.onnx.as_is.served_blocks import ServedBlocks
 from blockrelay_worker.execution.onnx.bound.pages import DevicePages
 from blockrelay_worker.execution.onnx.graphs.flavours import FloatType
-from blockrelay_worker.execution.onnx.known_answers import PAGE_TOLERANCE, Step, row_error
+from blockrelay_worker.execution.onnx.known_answers import (
+    OF_A_COMPOSITION,
+    PAGE_TOLERANCE,
+    STEPS,
+    Step,
+    possible,
+    row_error,
+)
+from blockrelay_worker.execution.self_test import fixed_tokens
 
 #: How far a row may be from the reference's, as a part of its length. In float32 it is what Vulkan promises of a
 #: cosine, 2**-11, and as much again: graphs that others made compute the rotation on the device. Wrong kernels are off
 #: by a tenth.
 TOLERANCES: Mapping[FloatType, float] = {"float32": 1e-3, "float16": 2e-2}
 Arrays = Mapping[str, NDArray[Any]]
+
+
+class MadeUpTensors:
+    """What a stage of blocks `first_block` and later ones takes of earlier ones in known steps, made up."""
+
+    def __init__(self, served: ServedBlocks, first_block: int, steps: Sequence[Step]) -> None:
+        self._taken = handed_on(served.wiring, first_block - 1)
+        self._served, self._first_block = served, first_block
+        sizes = {
+            (part.segment.rows, part.segment.first_position)
+            for step in steps
+            for wave in waves(segments_of(step), one_by_one=served.one_by_one)
+            for part in wave
+        }
+        whole = any(np.dtype(one.tensor.dtype).kind in "iu" for one in self._taken)
+        self._integers: Mapping[tuple[int, int], Arrays] = served.integers(self._taken, sizes) if whole else {}
+
+    def given(self, rows: int, past: int) -> dict[str, NDArray[Any]]:
+        """Of one sequence with so many rows behind others."""
+        sizes, found = StepSizes(batch=1, new=rows, past=past), dict[str, NDArray[Any]]()
+        shapes = shapes_handed_on(self._served.wiring, self._first_block - 1, sizes)
+        for one in self._taken:
+            source, file = FromBlock(one.maker.index), one.maker.file
+            given = self._integers.get((rows, past), {})
+            found[one.name] = made_up(file, one.tensor, source, shapes[one.name], sizes, vocabulary=None, given=given)
+        return found
+
+    def tensors(self, step: Step) -> list[list[NamedTensors]]:
+        """As a stage takes them for each part of the step."""
+        found: list[list[NamedTensors]] = [[] for _ in step.parts]
+        for wave in waves(segments_of(step), one_by_one=self._served.one_by_one):
+            for part in wave:
+                rows, past = part.segment.rows, part.segment.first_position
+                found[part.number].append(NamedTensors(rows=rows, arrays=self.given(rows, past)))
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class PartAnswers:
+    """What a stage of some of the blocks gives in `steps`, of these `batches`: it must give that always."""
+
+    blocks: str
+    steps: tuple[Step, ...]
+    batches: tuple[Batch, ...]
+    outputs: tuple[tuple[tuple[str, NDArray[Any]], ...], ...]
+
+    def check_step(self, stage: Executor, number: int, *, first_page: int, tolerance: float, where: str) -> None:
+        """See `Answers.check_step`."""
+        step = self.steps[number]
+        batch = replace(self.batches[number], segments=segments_of(step.at(first_page)))
+        for (name, right), (_, found) in zip(self.outputs[number], _given(stage.run(batch)), strict=True):
+            _compare(self.blocks, f"{step.case}: {name}", found, right, where, tolerance)
+
+
+def part_answers(stage: Executor, served: ServedBlocks, first_block: int, last_block: int) -> PartAnswers:
+    """What a stage of blocks `first_block` to `last_block`, just now, gives in the steps of a composition, on its first
+    pages, of which nobody has any yet."""
+    steps, model = possible(OF_A_COMPOSITION, served.folder.model), served.folder.model
+    made = None if first_block == 1 else MadeUpTensors(served, first_block, steps)
+    batches = tuple(
+        Batch(
+            segments=segments_of(step),
+            tokens=fixed_tokens(model, step.rows),
+            tensors=() if made is None else made.tensors(step),
+            wanted=range(step.rows) if stage.gives_logits else (),
+        )
+        for step in steps
+    )
+    first, last = f"block_{first_block}", f"block_{last_block}"
+    outputs = tuple(tuple((name, array.copy()) for name, array in _given(stage.run(batch))) for batch in batches)
+    return PartAnswers(first if first == last else f"{first} to {last}", steps, batches, outputs)
+
+
+def segments_of(step: Step) -> list[Segment]:
+    """What the step runs."""
+    return [Segment(rows=rows, first_position=first, pages=pages) for rows, first, pages in step.parts]
+
+
+def _given(output: StageOutput) -> list[tuple[str, NDArray[Any]]]:
+    """Each array with its name."""
+    if output.logits is not None:
+        return [(TAKEN, output.logits)]
+    assert output.tensors is not None, "one of both"
+    return [each for parts in output.tensors for part in parts for each in sorted(part.arrays.items())]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +139,7 @@ class Side:
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """A run of one group, or pages that move before it."""
+    """A run of one group, and pages that move before it."""
 
     case: str
     inputs: Arrays
@@ -48,26 +149,22 @@ class _Run:
 def prove(
     device: Side,
     reference: Side,
-    steps: Sequence[Step],
-    tokens: Sequence[NDArray[np.int32]],
-    request: Mapping[str, str],
+    served: ServedBlocks,
+    blocks: range,
     *,
-    blocks: int,
     single: bool,
-    one_by_one: bool,
-    longest: int,
-    where: str,
     tolerance: float,
     proved: Callable[[], None],
 ) -> None:
-    """Raises KnownAnswerMismatch naming the block, the device `where`, and what is further off than `tolerance`.
+    """Raises KnownAnswerMismatch naming the block, the device, and what is further off than `tolerance`.
 
-    Both have pages enough for the `steps`, which nobody uses. `tokens` are those of each step; a context has `longest`
-    positions. `proved` is called behind each run.
+    Both have pages enough for the steps, which nobody uses. `single`: sequences run alone. `proved` is called behind
+    each run.
     """
-    runs = list(_runs(steps, tokens, request, single=single, one_by_one=one_by_one, longest=longest))
+    steps, where = possible(STEPS, served.folder.model), served.provider.device
+    runs = list(_runs(served, blocks.start, steps, single=single))
     given: list[dict[str, Any]] = [dict(run.inputs) for run in runs]
-    for index in range(1, blocks + 1):
+    for index in blocks:
         known, asked = reference.block(index), device.block(index)
         for run, have in zip(runs, given, strict=True):
             for source, target in run.moved:
@@ -84,35 +181,33 @@ def prove(
             proved()
     for page in sorted({page for step in steps for _, _, own in step.parts for page in own}):
         found, right = (side.pages.export_pages([page])[0] for side in (device, reference))
-        for layer, (theirs, ours) in enumerate(zip(found, right, strict=True), 1):
+        makers = [index for index in blocks for _ in served.layers(index, index)]
+        for maker, theirs, ours in zip(makers, found, right, strict=True):
             for theirs_half, half in zip(theirs, ours, strict=True):
-                name = f"pages of layer {layer}"
-                _compare(f"block_{layer}", name, theirs_half, half, where, max(tolerance, PAGE_TOLERANCE), whole=True)
+                name = f"page {page}"
+                _compare(f"block_{maker}", name, theirs_half, half, where, max(tolerance, PAGE_TOLERANCE), whole=True)
 
 
-def _runs(
-    steps: Sequence[Step],
-    tokens: Sequence[NDArray[np.int32]],
-    request: Mapping[str, str],
-    *,
-    single: bool,
-    one_by_one: bool,
-    longest: int,
-) -> "list[_Run]":
+def _runs(served: ServedBlocks, first_block: int, steps: Sequence[Step], *, single: bool) -> "list[_Run]":
+    taken = handed_on(served.wiring, first_block - 1)
+    made = MadeUpTensors(served, first_block, steps) if taken else None
     found: list[_Run] = []
-    for step, own in zip(steps, tokens, strict=True):
-        segments = [Segment(rows=rows, first_position=first, pages=pages) for rows, first, pages in step.parts]
+    for step in steps:
+        own = fixed_tokens(served.folder.model, step.rows)
         groups = [
             group
-            for wave in waves(segments, one_by_one=one_by_one)
-            for group in grouped(wave, own, range(step.rows), request, single=single)
+            for wave in waves(segments_of(step), one_by_one=served.one_by_one)
+            for group in grouped(wave, own, range(step.rows), served.request, single=single)
         ]
-        found += [
-            _Run(step.case, group.inputs, step.moved if number == 0 else ()) for number, group in enumerate(groups)
-        ]
+        for number, group in enumerate(groups):
+            rows, past = group.parts[0].segment.rows, group.parts[0].segment.first_position
+            if made is not None:
+                parts = [replace(part, given=made.given(rows, past)) for part in group.parts]
+                group.inputs.update(joined(parts, taken, f"block_{first_block}"))
+            found.append(_Run(step.case, group.inputs, step.moved if number == 0 else ()))
     far = found[0].inputs
     if POSITIONS in far:  # cosines of large angles are where devices differ most
-        last = np.full_like(far[POSITIONS], longest - 1)
+        last = np.full_like(far[POSITIONS], served.folder.model.max_position - 1)
         found.append(_Run("the last position of the context", {**far, POSITIONS: last}))
     return found
 

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
+from onnx import GraphProto
 
 from blockrelay.onnx_blocks.model_file import model_without_weights
 from blockrelay.onnx_blocks.served_shape import ServedShape
@@ -43,8 +44,6 @@ class AsIsBlock:
         signature = wiring.blocks[index - 1]
         self.name = signature.block
         model = model_without_weights(root / signature.file, signature.file)
-        self.one_by_one = any(node.op_type == _ATTENTION and node.domain == MICROSOFT for node in model.graph.node)
-        """Several rows are run only where there are none before them."""
         put_into_pages(model, wiring, shape, index)
         self._session = provider.mixed_session(model.SerializeToString(), root, steps)
         self._place = provider.place
@@ -83,6 +82,11 @@ class AsIsBlock:
         finally:
             binding.clear_binding_inputs()
             binding.clear_binding_outputs()
+
+
+def attends_one_by_one(graph: GraphProto) -> bool:
+    """Whether several rows are run only where there are none before them."""
+    return any(node.op_type == _ATTENTION and node.domain == MICROSOFT for node in graph.node)
 
 
 def on_host(value: Value) -> NDArray[Any]:

@@ -1,27 +1,28 @@
-"""Runs all ONNX blocks that others made, one behind the other, as one stage on the device of an execution provider."""
+"""Runs consecutive ONNX blocks that others made, one behind the other, as one stage on the device of an execution
+provider."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from blockrelay.block_folder.folder import BlockFolder
-from blockrelay.errors import BlockFolderError, BlockrelayError, ExecutionError
-from blockrelay.onnx_blocks.served_shape import request_inputs, served_shape, served_wiring
+from blockrelay.errors import BlockFolderError, ExecutionError
+from blockrelay.onnx_blocks.handed_on import handed_on, most_rows
+from blockrelay.onnx_blocks.served_shape import logits_of
 from blockrelay.onnx_blocks.wiring import FromBlock, Wiring
 from blockrelay.protocol.capabilities import Capabilities
-from blockrelay_worker.execution.batch import Batch, BlockFault, StageOutput, check_segments, tokens_of
+from blockrelay.protocol.plan import Stage
+from blockrelay_worker.execution.batch import Batch, BlockFault, NamedTensors, StageOutput, check_segments, tokens_of
 from blockrelay_worker.execution.executor import PageContent
 from blockrelay_worker.execution.onnx.as_is.block import AsIsBlock, Value, on_host
 from blockrelay_worker.execution.onnx.as_is.finite import not_finite
-from blockrelay_worker.execution.onnx.as_is.groups import Group, grouped, waves
+from blockrelay_worker.execution.onnx.as_is.groups import Group, Part, grouped, handed_waves, waves
+from blockrelay_worker.execution.onnx.as_is.handing_on import Arrays, cut, joined
 from blockrelay_worker.execution.onnx.as_is.paged_graph import TAKEN
-from blockrelay_worker.execution.onnx.as_is.warm_blocks import ALL, WarmBlocks, WarmLimits
-from blockrelay_worker.execution.onnx.bound.pages import DevicePages
-from blockrelay_worker.execution.onnx.providers.provider import CpuProvider, Provider, Steps
-from blockrelay_worker.execution.onnx.tries import TRIES, TryLimits, reason_of
+from blockrelay_worker.execution.onnx.as_is.served_blocks import ServedBlocks
+from blockrelay_worker.execution.onnx.providers.provider import CpuProvider
+from blockrelay_worker.execution.onnx.tries import reason_of
 from blockrelay_worker.execution.page_layout import layout_of
 from blockrelay_worker.execution.page_pool import PagePool
 from blockrelay_worker.kernels.specification import PAGE
@@ -31,84 +32,69 @@ MAX_ROWS = 1 << 12
 
 
 class AsIsStage:
-    """All blocks of a model of ONNX blocks.
+    """Blocks `first_block..last_block` of a model of ONNX blocks.
 
     Not exact: bits depend on the batch, the device, its driver and ONNX Runtime. One thread uses it. Rows that nobody
-    wants logits of are not looked at, whether they are finite: what is not shows in those behind them.
+    wants logits of are not looked at by the block that makes these, whether they are finite: what is not shows in those
+    behind them. Outputs of its blocks stay on the device until they leave the stage.
     """
 
-    takes_tokens = gives_logits = usable = True
+    usable = True
 
     def __init__(
         self,
-        folder: BlockFolder,
+        served: ServedBlocks,
+        first_block: int,
+        last_block: int,
         *,
         pages: int,
-        provider: Provider,
         numerics_id: str,
-        block_bytes: Sequence[int],
-        warm: WarmLimits = ALL,
         ran_block: Callable[[], None] = lambda: None,
-        tries: TryLimits = TRIES,
     ) -> None:
-        """`block_bytes` are what each block takes on the device, where as many are at once as `warm` allows;
-        `ran_block` is called behind each that has run, and `tries` are those of each. Raises BlockFolderError for
-        blocks that cannot be loaded, ExecutionError for what this device cannot load now."""
-        self.folder, self._provider, self._ran_block = folder, provider, ran_block
-        self._steps: Steps = "many" if warm.all_of(block_bytes) else "one"
-        self.wiring = served_wiring(folder.root)
-        self.shape = served_shape(self.wiring)
-        self._request = request_inputs(self.wiring)
-        self.layout = layout_of(folder, 1, folder.model.blocks)
+        """`ran_block` is called behind each block that has run. Raises BlockFolderError for blocks that cannot be
+        loaded, ExecutionError for what this device cannot load now."""
+        self.served, self.folder, self._ran_block = served, served.folder, ran_block
+        self.first_block, self.last_block = first_block, last_block
+        self.wiring, self.shape, model = served.wiring, served.shape, served.folder.model
+        self.taken = handed_on(self.wiring, first_block - 1)
+        self.handed_on = handed_on(self.wiring, last_block)
+        self.takes_tokens = first_block == 1
+        self.gives_logits = first_block <= logits_of(self.wiring)[0].index <= last_block
+        self.single = self.shape.single or served.count_sequences((*self.taken, *self.handed_on))
+        self.layout = layout_of(self.folder, first_block, last_block)
         self.pool = PagePool(self.layout, pages)
-        self.details: Mapping[str, str] = {"provider": provider.ort_name, "blocks": "as they are"}
+        self.details: Mapping[str, str] = {"provider": served.provider.ort_name, "blocks": "as they are"}
         self.capabilities = Capabilities(
             exact=False,
             ragged=True,
-            max_rows=MAX_ROWS,
+            max_rows=most_rows(self.wiring, Stage(first=first_block, last=last_block), model.max_position, MAX_ROWS),
             max_sequences=MAX_ROWS,
-            precision=folder.manifest.precision,
+            precision=self.folder.manifest.precision,
             numerics_id=numerics_id,
             kv_tokens=pages * PAGE,
         )
-        model = folder.model
-        self.blocks = WarmBlocks(self._opened, block_bytes, limits=warm, beside=provider.loads_beside, tries=tries)
-        first = min(present.index for present in self.wiring.presents.values())
-        for index in range(1, model.blocks + 1 if self._steps == "many" else first + 1):
-            self._load(index)
-        self.pages = DevicePages(
-            provider,
-            self.blocks.get(first).session,
-            model,
-            range(1, model.layers + 1),
-            self.layout,
-            pages=pages,
-            dtype=self.shape.dtype,
-        )
-        self._last_use = last_uses(self.wiring)
-        self.one_by_one = self.blocks.get(first).one_by_one
-
-    def _opened(self, index: int) -> AsIsBlock:
-        root = self.folder.onnx_root
-        assert root is not None, "a model of ONNX blocks"
+        self.blocks = served.warm.part(first_block, last_block)
         try:
-            return AsIsBlock(self._provider, root, self.wiring, self.shape, index, steps=self._steps)
-        except BlockrelayError:
+            for index in range(first_block, last_block + 1) if served.steps == "many" else (first_block,):
+                self._load(index)
+            self.pages = served.pages(served.provider, first_block, last_block, self.blocks.get(first_block), pages)
+        except BaseException:
+            self.blocks.close()
             raise
-        except Exception as error:  # ONNX Runtime's own exception types have no public common base
-            signature = self.wiring.blocks[index - 1]
-            said = f"{root / signature.file}: cannot be loaded on {self._provider.device}: {error}"
-            if reason_of(error):
-                raise ExecutionError(said, block=signature.block) from error
-            raise BlockFolderError(said) from error
+        self._last_use = last_uses(self.wiring)
 
     def _load(self, index: int) -> None:
         try:
             self.blocks.get(index)
         except ExecutionError as error:
-            if self._provider.name == CpuProvider.name and reason_of(error) == "unknown":
+            if self.served.provider.name == CpuProvider.name and reason_of(error) == "unknown":
                 raise BlockFolderError(str(error)) from error  # what CPUs cannot load is no block
             raise
+
+    @property
+    def names(self) -> list[str]:
+        """Of its blocks."""
+        return [block.block for block in self.wiring.blocks[self.first_block - 1 : self.last_block]]
 
     @property
     def weight_bytes(self) -> int:
@@ -138,27 +124,29 @@ class AsIsStage:
         self.blocks.clean_up()
 
     def close(self) -> None:
-        """Drop sessions and pages."""
+        """Drop pages, and sessions that no other stage has."""
         self.blocks.close()
         self.pages.close()
 
     def run(self, batch: Batch) -> StageOutput:
         """See `Executor.run`."""
-        model, kv_s = self.folder.model, 0.0
-        count = check_segments(batch.segments, limit=model.max_position, pages=self.pool.pages)
-        tokens = tokens_of(batch, count, model)
+        tokens, kv_s = self._tokens(batch), 0.0
         logits = np.empty((len(batch.wanted), self.shape.vocabulary), np.float32)
-        seconds = dict.fromkeys((block.block for block in self.wiring.blocks), 0.0)
-        for wave in waves(batch.segments, one_by_one=self.one_by_one):
+        made: list[list[NamedTensors]] = [[] for _ in batch.segments]
+        seconds, bad = dict.fromkeys(self.names, 0.0), set[int]()
+        for wave in self._waves(batch):
             began = time.perf_counter()
-            groups = grouped(wave, tokens, batch.wanted, self._request, single=self.shape.single)
+            groups = self._grouped(wave, tokens, batch)
             kv_s += time.perf_counter() - began
-            for group, rows in zip(groups, self._run(groups, seconds), strict=True):
-                if group.wanted:
-                    logits[list(group.wanted)] = rows
-        bad = ~np.isfinite(logits).all(axis=1)
+            for group, have in zip(groups, self._run(groups, seconds), strict=True):
+                if self.gives_logits and group.wanted:
+                    logits[list(group.wanted)] = on_host(have[TAKEN])
+                if self.handed_on:
+                    bad |= self._hand_on(group, have, made)
+        if not self.gives_logits:
+            return StageOutput(tensors=made, not_finite=tuple(sorted(bad)), seconds=seconds, kv_s=kv_s)
         ends = np.cumsum([segment.rows for segment in batch.segments])
-        rows = np.asarray(batch.wanted, np.intp)[bad]
+        rows = np.asarray(batch.wanted, np.intp)[~np.isfinite(logits).all(axis=1)]
         return StageOutput(
             logits=logits,
             not_finite=tuple(sorted({int(np.searchsorted(ends, row, side="right")) for row in rows})),
@@ -168,12 +156,12 @@ class AsIsStage:
 
     def first_not_finite(self, batch: Batch) -> BlockFault | None:
         """See `Executor.first_not_finite`. All outputs of a block are looked at, but for its KV."""
-        count = check_segments(batch.segments, limit=self.folder.model.max_position, pages=self.pool.pages)
-        tokens, seconds = tokens_of(batch, count, self.folder.model), dict[str, float]()
-        for wave in waves(batch.segments, one_by_one=self.one_by_one):
-            groups = grouped(wave, tokens, batch.wanted, self._request, single=self.shape.single)
+        tokens, seconds = self._tokens(batch), dict[str, float]()
+        for wave in self._waves(batch):
+            groups = self._grouped(wave, tokens, batch)
             values: list[dict[str, Value]] = [dict(group.inputs) for group in groups]
-            for index, block in enumerate(self.wiring.blocks, 1):
+            for index in range(self.first_block, self.last_block + 1):
+                block = self.wiring.blocks[index - 1]
                 self._run_block(index, values, seconds)
                 for have, group in zip(values, groups, strict=True):
                     names = [tensor.name for tensor in block.outputs if tensor.name in have]
@@ -183,16 +171,48 @@ class AsIsStage:
                 self._forget(index, values)
         return None
 
-    def _run(self, groups: Sequence[Group], seconds: dict[str, float]) -> list[NDArray[Any]]:
-        """The logits that each group wants; what blocks take is added to `seconds`."""
+    def _tokens(self, batch: Batch) -> NDArray[np.int32]:
+        """Checked, of a batch that is."""
+        model, pages = self.folder.model, self.pool.pages if self.layout.layers else 0
+        return tokens_of(batch, check_segments(batch.segments, limit=model.max_position, pages=pages), model)
+
+    def _waves(self, batch: Batch) -> list[list[Part]]:
+        if self.takes_tokens:
+            return waves(batch.segments, one_by_one=self.served.one_by_one)
+        return handed_waves(batch.segments, batch.tensors, one_by_one=self.served.one_by_one)
+
+    def _grouped(self, wave: Sequence[Part], tokens: NDArray[np.int32], batch: Batch) -> list[Group]:
+        groups = grouped(
+            wave, tokens, batch.wanted, self.served.request, single=self.single, paged=bool(self.layout.layers)
+        )
+        for group in groups:
+            group.inputs.update(joined(group.parts, self.taken, self.names[0]))
+        return groups
+
+    def _run(self, groups: Sequence[Group], seconds: dict[str, float]) -> list[dict[str, Value]]:
+        """What each group has behind the last block and is asked for; what blocks take is added to `seconds`."""
         values: list[dict[str, Value]] = [dict(group.inputs) for group in groups]
-        for index in range(1, self.folder.model.blocks + 1):
+        for index in range(self.first_block, self.last_block + 1):
             self._run_block(index, values, seconds)
             self._forget(index, values)
-        taken = [on_host(have[TAKEN]) for have in values]
         self.pages.up += sum(one.nbytes for group in groups for one in group.inputs.values())
-        self.pages.down += sum(rows.nbytes for rows in taken)
-        return taken
+        if self.gives_logits:
+            self.pages.down += sum(on_host(have[TAKEN]).nbytes for have in values)
+        return values
+
+    def _hand_on(self, group: Group, have: Mapping[str, Value], made: list[list[NamedTensors]]) -> set[int]:
+        """Add what later blocks need of each part of a group to what is `made` of its segment: what these blocks gave,
+        and what has only come by. The segments of which something that was given is not finite."""
+        own = [one for one in self.handed_on if one.maker.index >= self.first_block]
+        arrays = {one.name: on_host(have[one.name]) for one in own}
+        self.pages.down += sum(array.nbytes for array in arrays.values())
+        bad: set[int] = set()
+        for part, new in zip(group.parts, cut(arrays, own, len(group.parts)), strict=True):
+            if any(not_finite(array) for array in new.values()):
+                bad.add(part.number)
+            passed: Arrays = {one.name: part.given[one.name] for one in self.handed_on if one.name not in new}
+            made[part.number].append(NamedTensors(rows=part.segment.rows, arrays=passed | new))
+        return bad
 
     def _run_block(self, index: int, values: Sequence[dict[str, Value]], seconds: dict[str, float]) -> None:
         """Block `index` on what each group has, to which its outputs are added, as what it took is to `seconds`."""
@@ -220,7 +240,7 @@ class AsIsStage:
 
     def _up_to(self, index: int, seconds: Mapping[str, float]) -> dict[str, float]:
         """Of the blocks up to `index`: those behind it may have run with rows before these."""
-        return {block.block: seconds[block.block] for block in self.wiring.blocks[:index]}
+        return {block.block: seconds[block.block] for block in self.wiring.blocks[self.first_block - 1 : index]}
 
 
 def last_uses(wiring: Wiring) -> dict[int, list[str]]:

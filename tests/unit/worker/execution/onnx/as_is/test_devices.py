@@ -13,6 +13,9 @@ from blockrelay_worker.execution.batch import Batch, Segment
 from blockrelay_worker.execution.onnx.as_is.block import AsIsBlock
 from blockrelay_worker.execution.onnx.as_is.loading import AsIsExecutors
 from blockrelay_worker.execution.onnx.as_is.stage import AsIsStage
+from blockrelay_worker.execution.onnx.as_is.warm_blocks import WarmLimits
+from blockrelay_worker.execution.onnx.canary import Canary
+from blockrelay_worker.execution.onnx.known_answers import PAGES_NEEDED
 from blockrelay_worker.execution.onnx.providers.opening import open_provider
 from blockrelay_worker.execution.onnx.providers.provider import CpuProvider, Provider
 from blockrelay_worker.offline.onnx_blocks.splitting.split import run as split
@@ -85,20 +88,25 @@ class Planted(CpuProvider):
 
 def test_a_wrong_block_is_named(narrow: BlockFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A device whose second block computes with other weights."""
-    assert narrow.onnx_root is not None
-    wrong = copied(narrow.onnx_root, tmp_path / "wrong", altered("block_2.onnx", _other_weights))
-    real: Callable[..., None] = AsIsBlock.__init__
-
-    def planted(self: AsIsBlock, provider: Provider, root: Path, *rest: object, **options: object) -> None:
-        real(self, provider, wrong if provider.name == "planted" else root, *rest, **options)
-
     loaded(narrow, Planted()).close()
-    monkeypatch.setattr(AsIsBlock, "__init__", planted)
+    _plant(monkeypatch, narrow, tmp_path)
     with pytest.raises(
         KnownAnswerMismatch, match=r"planted:0 computes wrong numbers in block_2: a prompt of 1: "
     ) as found:
         loaded(narrow, Planted())
     assert found.value.block == "block_2"
+
+
+def _plant(monkeypatch: pytest.MonkeyPatch, narrow: BlockFolder, into: Path, *, provider: str = "planted") -> None:
+    """From now on the second block of a device has other weights."""
+    assert narrow.onnx_root is not None
+    wrong = copied(narrow.onnx_root, into / "wrong", altered("block_2.onnx", _other_weights))
+    real: Callable[..., None] = AsIsBlock.__init__
+
+    def planted(self: AsIsBlock, own: Provider, root: Path, *rest: object, **options: object) -> None:
+        real(self, own, wrong if own.name == provider else root, *rest, **options)
+
+    monkeypatch.setattr(AsIsBlock, "__init__", planted)
 
 
 def _other_weights(model: ModelProto) -> None:
@@ -108,6 +116,33 @@ def _other_weights(model: ModelProto) -> None:
             tensor.raw_data = values.astype(np.float16).tobytes()
 
 
-def test_a_part_of_the_blocks_is_no_stage(narrow: BlockFolder) -> None:
-    with pytest.raises(BlockFolderError, match="ONNX blocks are served together: block_1 to block_3"):
-        AsIsExecutors(CpuProvider()).loaded(narrow, 1, 2, pages=20)
+def test_a_wrong_block_of_a_part_is_named(narrow: BlockFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the part takes of earlier blocks is made up."""
+    _plant(monkeypatch, narrow, tmp_path)
+    for part in ((1, 1), (3, 3)):
+        AsIsExecutors(Planted()).loaded(narrow, *part, pages=20)[0].close()
+    with pytest.raises(KnownAnswerMismatch, match=r"planted:0 computes wrong numbers in block_2: ") as found:
+        AsIsExecutors(Planted()).loaded(narrow, 2, 3, pages=20)
+    assert found.value.block == "block_2"
+
+
+def test_a_stage_that_computes_otherwise_later_is_found(
+    narrow: BlockFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The canary of a part: the same each time, until a block is another one."""
+    executors = AsIsExecutors(CpuProvider(), warm=WarmLimits(sessions=1))
+    stage, known = executors.loaded(narrow, 2, 2, pages=20)
+    canary = Canary(stage, known, first_page=stage.pool.pages - PAGES_NEEDED, tolerance=1e-6)
+    for _ in range(2 * len(known.steps)):
+        canary.sing()
+    other, _ = executors.loaded(narrow, 1, 1, pages=20)  # which takes the room of block_2
+    _plant(monkeypatch, narrow, tmp_path, provider="cpu")
+    with pytest.raises(KnownAnswerMismatch, match="a canary: the device computes wrong numbers in block_2: "):
+        canary.sing()
+    for one in (stage, other):
+        one.close()
+
+
+def test_there_is_no_block_behind_the_last_one(narrow: BlockFolder) -> None:
+    with pytest.raises(BlockFolderError, match="there is no block_4: the model has block_1 to block_3"):
+        AsIsExecutors(CpuProvider()).loaded(narrow, 3, 4, pages=20)

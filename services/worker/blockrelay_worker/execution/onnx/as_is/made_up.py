@@ -35,7 +35,9 @@ def made_up(
     """What to feed for the input.
 
     Integers and truth values of earlier blocks are lengths and places, so those that they gave (`given`) are fed: made
-    up ones would point nowhere. Raises OnnxBlocksError where they gave none, and for more than fits into memory.
+    up ones would point nowhere. A table of truth values that they did not give is taken for a mask, in which everybody
+    may look at what came before. Raises OnnxBlocksError where they gave no integers, and for more than fits into
+    memory.
     """
     dtype = np.dtype(tensor.dtype)
     if math.prod(shape) * dtype.itemsize > _MAX_BYTES:
@@ -49,6 +51,9 @@ def made_up(
         return given[tensor.name]
     if math.prod(shape) == 0:
         return np.zeros(tuple(shape), dtype)
+    if dtype.kind == "b" and len(shape) > 1:
+        rows, columns = shape[-2:]
+        return np.broadcast_to(np.tri(rows, columns, columns - rows, dtype=bool), tuple(shape)).copy()
     raise OnnxBlocksError(
         f"is {dtype}, which cannot be made up, and no earlier block gave it", file=file, tensor=tensor.name
     )
