@@ -98,6 +98,7 @@ def problems(draw: st.DrawFn, *, links: bool = False) -> Problem:
         name: [{1: draw(times), 4: draw(times), 8: draw(times)} for _ in range(blocks)] for name in ("GPU", "NPU")
     }
     hop = Hop(seconds=draw(st.sampled_from([0.0, 0.1, 3.0])), seconds_per_byte=draw(st.sampled_from([0.0, 0.01])))
+    hops = [(draw(st.sampled_from([0, 100, 900])), draw(st.sampled_from([0, 50]))) for _ in range(blocks)]
     between = [
         Link(between=(a.host, b.host), seconds=draw(st.sampled_from([0.0, 0.2, 4.0])), seconds_per_byte=0.0)
         for a, b in combinations(devices, 2)
@@ -106,7 +107,7 @@ def problems(draw: st.DrawFn, *, links: bool = False) -> Problem:
     return problem(
         devices, seconds, sizes=sizes, kv=draw(st.sampled_from([0, 2])), context=draw(st.sampled_from([1, 2])),
         requests=draw(st.integers(1, 8)), objective=draw(st.sampled_from(["latency", "throughput"])), hop=hop,
-        links=between,
+        hops=hops, links=between,
     )  # fmt: skip
 
 

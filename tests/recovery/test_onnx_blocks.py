@@ -241,7 +241,7 @@ def ready_devices(up: UpProcess) -> list[str]:
         (["--blocks", "my-blocks", "--stand-in", "files"], "--stand-in is for --blocks with --gpu"),
         (["--blocks", "nowhere"], "there is no such folder"),
         (["--blocks", "empty"], "has no ONNX files"),
-        (["--blocks", "my-blocks", "--stages", "2"], "2 stages: ONNX blocks as they are run in one"),
+        (["--blocks", "my-blocks", "--stages", "5"], "stages is 5, but the model has 4 blocks"),
         (["--blocks", "my-blocks", "--model", "x"], "--blocks is instead of --model"),
         (["--max-position", "8"], "--max-position is for --blocks"),
         (["--sequential"], "--sequential is for --blocks"),

@@ -11,17 +11,23 @@ from blockrelay_scheduler.planning.problem import Objective, Problem, Promise, W
 KB = 1000
 
 
-def analysis(blocks: int, *, sizes: Sequence[int] | None = None, kv: int = 0) -> ModelAnalysis:
-    """Blocks of `sizes` bytes in w8a8 (default: 1 kB each), `kv` KV bytes per token in each but the last."""
-    sizes = sizes or [KB] * blocks
+def analysis(
+    blocks: int, *, sizes: Sequence[int] | None = None, kv: int = 0, hops: Sequence[tuple[int, int]] | None = None
+) -> ModelAnalysis:
+    """Blocks of `sizes` bytes in w8a8 (default: 1 kB each), `kv` KV bytes per token in each but the last. `hops`: what
+    each hands on for a row, and for each token that the row attends to (default: 100 bytes, and none)."""
+    sizes, hops = sizes or [KB] * blocks, hops or [(100, 0)] * blocks
     return ModelAnalysis(
         model="made-up",
         context=1024,
-        blocks=tuple(_block(index, size, kv if index < blocks else 0) for index, size in enumerate(sizes, 1)),
+        blocks=tuple(
+            _block(index, size, kv if index < blocks else 0, hop)
+            for index, (size, hop) in enumerate(zip(sizes, hops, strict=True), 1)
+        ),
     )
 
 
-def _block(index: int, size: int, kv: int) -> BlockCost:
+def _block(index: int, size: int, kv: int, hop: tuple[int, int]) -> BlockCost:
     return BlockCost(
         index=index,
         layers=1,
@@ -31,7 +37,8 @@ def _block(index: int, size: int, kv: int) -> BlockCost:
         flops_per_row=2 * size,
         attention_flops=0,
         kv_values_per_token=kv // 2,
-        hop_bytes_per_row=100,
+        hop_bytes_per_row=hop[0],
+        hop_bytes_per_row_and_token=hop[1],
     )
 
 
@@ -52,10 +59,11 @@ def problem(
     requests: int = 4,
     context: int = 100,
     hop: Hop | None = None,
+    hops: Sequence[tuple[int, int]] | None = None,
     links: Sequence[Link] = (),
     wishes: Wishes | None = None,
 ) -> Problem:
-    """`seconds` class -> of each block, by rows."""
+    """`seconds` class -> of each block, by rows; `hops` as of `analysis`."""
     count = len(next(iter(seconds.values())))
     profile = Profile(
         blocks={
@@ -64,7 +72,7 @@ def problem(
         },
         hop={"redis": hop or Hop(seconds=0.0, seconds_per_byte=0.0)},
     )
-    model = analysis(count, sizes=sizes, kv=kv)
+    model = analysis(count, sizes=sizes, kv=kv, hops=hops)
     return Problem(
         analysis=model,
         fleet=Fleet(devices=tuple(devices), links=tuple(links)),

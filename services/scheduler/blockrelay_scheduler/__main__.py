@@ -12,9 +12,10 @@ from blockrelay.observability import logs
 from blockrelay.observability.metrics.scheduler import SchedulerMetrics
 from blockrelay.observability.registry import service_registry
 from blockrelay.observability.status_server import StatusServer
+from blockrelay.planning.cuts import check_stages
 from blockrelay.planning.plan_file import read_plan_file
 from blockrelay.protocol.keys import Keys
-from blockrelay.protocol.planned_split import PlannedSplit, check_possible, equal_parts
+from blockrelay.protocol.planned_split import PlannedSplit, equal_parts
 from blockrelay.redis.client import Scripts, connect
 from blockrelay.settings import SchedulerSettings, read_settings
 from blockrelay_scheduler.loop import Link, Scheduler
@@ -28,7 +29,7 @@ def serve(settings: SchedulerSettings, stop: threading.Event) -> None:
     folder = open_block_folder(settings.model, blocks=[])
     blocks = folder.model.blocks
     planned = planned_by(settings, blocks)
-    check_possible(planned, together=folder.model.onnx_blocks is not None)
+    check_stages(folder, planned.stages)
     keys = Keys(settings.cell)
     client = connect(settings.redis_url, cell=settings.cell)
     payload = connect(settings.payload_redis_url, cell=settings.cell) if settings.payload_redis_url else client

@@ -37,6 +37,10 @@ class BlockCost:
     """Keys and values; `precisions.kv_item_bytes` says how many bytes each has."""
     hop_bytes_per_row: int
     """What a worker of the next block is sent; 0 behind the last block, where tokens come out."""
+    hop_bytes_per_row_and_token: int = 0
+    """More of that for each token that the row attends to: masks are handed on by ONNX blocks that others made."""
+    cpu_bytes: int | None = None
+    """What it takes on a CPU, where that is not what it takes elsewhere."""
 
     @property
     def name(self) -> str:
@@ -100,8 +104,8 @@ def analyse(model: ModelConfig) -> ModelAnalysis:
     """The costs of every block of a model of this shape. UsageError for ONNX blocks that others made."""
     if model.onnx_blocks is not None:
         raise UsageError(
-            f"{model.name} is ONNX blocks as they are, which run as one stage and whose costs no shape tells; "
-            "`blockrelay import` makes a block folder of them"
+            f"{model.name} is ONNX blocks as they are, whose costs no shape tells; `blockrelay profile` measures them, "
+            "and `blockrelay import` makes a block folder of them"
         )
     precisions: tuple[Precision, ...] = tuple(p for p in PRECISIONS if ungroupable(model, (p,) * model.blocks) is None)
     return ModelAnalysis(

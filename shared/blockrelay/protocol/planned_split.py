@@ -100,15 +100,6 @@ def equal_parts(blocks: int, stages: int, *, stage_devices: str = "") -> Planned
     return PlannedSplit(stages=split, reasons=tuple(why), devices=devices)
 
 
-def check_possible(planned: PlannedSplit, *, together: bool) -> None:
-    """Raises UsageError for several stages of a model whose blocks are run `together`: ONNX blocks as they are."""
-    if together and len(planned.stages) > 1:
-        raise UsageError(
-            f"{len(planned.stages)} stages: ONNX blocks as they are run in one; `blockrelay import` makes blocks of "
-            "them that can be cut into stages"
-        )
-
-
 def planned_for(devices: Sequence[str], reason: object = None) -> str:
     """Why a stage of a planner has its blocks."""
     return f"planned for {' and '.join(devices) or 'any device'}" + (f" ({reason})" if reason else "")
@@ -139,17 +130,18 @@ def parse_planned(content: str | bytes, where: str) -> PlannedSplit:
 
 def _check_consecutive(stages: Sequence[Stage], where: str) -> None:
     """Raises UsageError for a gap, an overlap and a stage without blocks; it names the block."""
-    expected, before = 1, ""
-    for stage in stages:
+    expected = 1
+    for at, stage in enumerate(stages):
         text = f"{stage.first}-{stage.last}"
         if not 1 <= stage.first <= stage.last:
             raise UsageError(f"{where}: stage {text} is no run of blocks")
         if stage.first > expected:
             raise UsageError(f"{where}: block_{expected} is in no stage before stage {text}")
         if stage.first < expected:
-            twice = f"block_{stage.first} is in two stages, {text} and one before it (the last of these is {before})"
+            other = next(one for one in stages[:at] if one.last >= stage.first)
+            twice = f"block_{stage.first} is in stage {text} and in stage {other.first}-{other.last} before it"
             raise UsageError(f"{where}: {twice}")
-        expected, before = stage.last + 1, text
+        expected = stage.last + 1
 
 
 _Read = tuple[Stage, tuple[str, ...], str, str]

@@ -12,9 +12,9 @@ from blockrelay.command_app import run_app
 from blockrelay.errors import UsageError
 from blockrelay.planning.devices import parse_described
 from blockrelay.quantities import parse_quantity
-from blockrelay.settings import BUNDLED_MODEL
 from blockrelay_scheduler.plan_command import in_force
 from blockrelay_scheduler.plan_command.inputs import DEFAULT_REQUESTS, PlanOptions, read_problem
+from blockrelay_scheduler.plan_command.onnx_folder import planned_model
 from blockrelay_scheduler.plan_command.tables import show, show_beside
 from blockrelay_scheduler.planning.problem import Objective, Problem, Wishes
 from blockrelay_scheduler.planning.report import PlanReport, report
@@ -25,7 +25,14 @@ app.command("apply")(in_force.apply)
 app.command("history")(in_force.history)
 app.command("rollback")(in_force.rollback)
 
-Model = Annotated[Path, typer.Option("--model", help="block folder")]
+Model = Annotated[Path | None, typer.Option("--model", help="block folder [default: the bundled model]")]
+Blocks = Annotated[
+    Path | None,
+    typer.Option("--blocks", metavar="FOLDER", help="ONNX blocks that you own, as they are, instead of --model"),
+]
+MaxPosition = Annotated[
+    int | None, typer.Option("--max-position", min=1, metavar="N", help="of --blocks: how long a context is, in tokens")
+]
 ProfileFile = Annotated[Path | None, typer.Option("--profile", metavar="FILE", help="what `blockrelay profile` wrote")]
 DevicesFile = Annotated[
     Path | None, typer.Option("--devices", metavar="FILE", help="devices and links [default: this machine]")
@@ -63,7 +70,9 @@ AsJson = Annotated[bool, typer.Option("--json", help="one JSON object instead of
 @app.callback(invoke_without_command=True)
 def plan(
     command: typer.Context,
-    model: Model = BUNDLED_MODEL,
+    model: Model = None,
+    blocks: Blocks = None,
+    max_position: MaxPosition = None,
     profile: ProfileFile = None,
     devices: DevicesFile = None,
     strategy: StrategyName = "auto",
@@ -81,7 +90,8 @@ def plan(
     if command.invoked_subcommand is not None:
         return
     options = PlanOptions(
-        model=model, profile=profile, devices=devices, objective=objective, context=_tokens(context),
+        model=planned_model(model, blocks, max_position),
+        profile=profile, devices=devices, objective=objective, context=_tokens(context),
         requests=requests, precision=precision,
         wishes=_wishes(parts, boundaries, targets, memory_limit),
     )  # fmt: skip
@@ -91,7 +101,9 @@ def plan(
 
 @app.command("what-if")
 def what_if(
-    model: Model = BUNDLED_MODEL,
+    model: Model = None,
+    blocks: Blocks = None,
+    max_position: MaxPosition = None,
     profile: ProfileFile = None,
     devices: DevicesFile = None,
     strategy: StrategyName = "auto",
@@ -115,7 +127,8 @@ def what_if(
     --add, --remove, --context and --precision change the second plan alone; all else is the same for both.
     """
     options = PlanOptions(
-        model=model, profile=profile, devices=devices, objective=objective, requests=requests,
+        model=planned_model(model, blocks, max_position),
+        profile=profile, devices=devices, objective=objective, requests=requests,
         wishes=_wishes(parts, boundaries, targets, memory_limit),
     )  # fmt: skip
     today = read_problem(options)

@@ -1,15 +1,17 @@
 """What a plan is decided from, read from files and options. UsageError and BlockFolderError say what is wrong."""
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
-from blockrelay.block_folder.analysis import analyse
 from blockrelay.block_folder.folder import BlockFolder, open_block_folder
 from blockrelay.block_folder.model import ungroupable
 from blockrelay.block_folder.precisions import parse_precisions
 from blockrelay.errors import UsageError
 from blockrelay.host.cpu import cpu_name, is_here
 from blockrelay.host.memory import total_bytes
+from blockrelay.planning.costs import costs_of
+from blockrelay.planning.cuts import check_stages
 from blockrelay.planning.devices import Device, Fleet, decode_fleet
 from blockrelay.planning.profile import Profile, decode_profile
 from blockrelay_scheduler.planning.cost_model import CostModel
@@ -41,9 +43,11 @@ class PlanOptions:
 def read_problem(options: PlanOptions) -> Problem:
     """The problem that the options describe."""
     folder = open_block_folder(options.model, blocks=[])
-    analysis = analyse(folder.model)
+    analysis = costs_of(folder)
     precisions = measured_in = folder.manifest.precisions
     if options.precision is not None:
+        if folder.model.onnx_blocks is not None:
+            raise UsageError(f"--precision: {analysis.model} is ONNX blocks as they are, which have their own")
         precisions = parse_precisions(options.precision, folder.model.blocks)
         if (odd := ungroupable(folder.model, precisions)) is not None:
             raise UsageError(f"--precision: {analysis.model} cannot have {odd[0]}")
@@ -62,6 +66,7 @@ def read_problem(options: PlanOptions) -> Problem:
         objective=options.objective,
         promise=Promise(context=context, requests=options.requests),
         wishes=options.wishes,
+        check_cut=partial(check_stages, folder),
     )
 
 
@@ -69,9 +74,11 @@ def read_profile(path: Path, folder: BlockFolder) -> Profile:
     """The profile in a file. UsageError when it is of another model."""
     profile = decode_profile(_content(path), str(path))
     if profile.model_hash and profile.model_hash != folder.manifest.model_hash:
+        where = folder.onnx_root or folder.root
+        with_what = "" if folder.model.onnx_blocks is None else ", with the same files and --max-position"
         raise UsageError(
-            f"{path}: measured with another model ({profile.model}, {profile.model_hash[:12]}) than {folder.root} "
-            f"({folder.model.name}, {folder.manifest.model_hash[:12]}); profile it again"
+            f"{path}: measured with another model ({profile.model}, {profile.model_hash[:12]}) than {where} "
+            f"({folder.model.name}, {folder.manifest.model_hash[:12]}); profile it again{with_what}"
         )
     return profile
 

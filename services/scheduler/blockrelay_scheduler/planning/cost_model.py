@@ -7,7 +7,7 @@ weights in each precision. Where it does not, the step of one row reads weights,
 what further rows add stays. All of these are marked as estimates.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 
@@ -17,7 +17,7 @@ from blockrelay.block_folder.precisions import kv_item_bytes
 from blockrelay.errors import UsageError
 from blockrelay.planning.devices import Device, Fleet
 from blockrelay.planning.profile import BlockProfile, Hop, Profile, StepOverhead
-from blockrelay.quantities import format_seconds
+from blockrelay.quantities import counted, format_seconds
 
 #: Of rows over the payload Redis, where no profile says otherwise: what `blockrelay profile` found on 2 cores.
 DEFAULT_HOP = Hop(seconds=1.1e-3, seconds_per_byte=2.2e-9)
@@ -44,11 +44,7 @@ class CostModel:
         """UsageError for a device whose speed nobody knows, and a profile of other blocks."""
         names = {block.name for block in self.analysis.blocks}
         if self.profile is not None and set(self.profile.blocks) != names:
-            odd = sorted(set(self.profile.blocks) ^ names)[0]
-            raise UsageError(
-                f"the profile is of another model: {self.analysis.model} has {len(names)} blocks, "
-                f"and {odd} is not in both"
-            )
+            raise UsageError(f"the profile is of another model: {_unlike(self.profile.blocks, self.analysis)}")
         for device in fleet.devices:
             if not device.is_described and not self._is_profiled(device):
                 known = ", ".join(self.profile.classes) if self.profile else "none, there is no profile"
@@ -90,23 +86,27 @@ class CostModel:
         """Of block i at index i-1."""
         return [self._block_seconds(device, index, rows, context) for index in range(1, len(self.analysis.blocks) + 1)]
 
-    def weight_bytes(self, first: int, last: int) -> int:
-        """Of blocks [first, last]."""
-        between = zip(self.analysis.blocks[first - 1 : last], self.precisions[first - 1 : last], strict=True)
-        return sum(block.bytes[precision] for block, precision in between)
+    def weight_bytes(self, first: int, last: int, device: Device) -> int:
+        """Of blocks [first, last] on this device: as the profile has measured them, or as the model tells."""
+        return sum(self._block_bytes(device, index) for index in range(first, last + 1))
 
     def kv_bytes_per_token(self, first: int, last: int) -> int:
         """Of blocks [first, last]."""
         blocks = self.analysis.blocks[first - 1 : last]
         return sum(block.kv_values_per_token for block in blocks) * kv_item_bytes(self.precisions)
 
-    def hop_seconds(self, fleet: Fleet, a: Device, b: Device, rows: float) -> float:
-        """Of the rows of a step from `a` to `b`: their way over the payload Redis, and what the link between the hosts
-        adds to it."""
+    def hop_bytes(self, last: int, context: float) -> float:
+        """What a stage that ends with block `last` sends the next one for a row that attends to `context` tokens."""
+        block = self.analysis.blocks[last - 1]
+        return block.hop_bytes_per_row + context * block.hop_bytes_per_row_and_token
+
+    def hop_seconds(self, fleet: Fleet, a: Device, b: Device, size: float) -> float:
+        """Of so many bytes of a step from `a` to `b`: their way over the payload Redis, and what the link between the
+        hosts adds to it."""
         hop, link = self._redis_hop, fleet.link(a.host, b.host)
         per_byte = hop.seconds_per_byte + (link.seconds_per_byte if link else 0.0)
         each = hop.seconds + (link.seconds if link else 0.0)
-        return each + rows * self.analysis.blocks[0].hop_bytes_per_row * per_byte
+        return each + size * per_byte
 
     @property
     def _redis_hop(self) -> Hop:
@@ -120,12 +120,24 @@ class CostModel:
     def _is_profiled(self, device: Device) -> bool:
         return device.device_class in self._classes
 
+    def _block_bytes(self, device: Device, index: int) -> int:
+        block, precision = self.analysis.blocks[index - 1], self.precisions[index - 1]
+        if self.profile is not None and self._is_profiled(device) and self._measured_in(index) == precision:
+            measured = self.profile.blocks[block.name][device.device_class].bytes
+            if measured is not None:
+                return measured
+        on_cpu = block.cpu_bytes if device.device_class == "CPU" else None
+        return block.bytes[precision] if on_cpu is None else on_cpu
+
+    def _measured_in(self, index: int) -> Precision:
+        return (self.measured_in or self.precisions)[index - 1]
+
     def _block_seconds(self, device: Device, index: int, rows: float, context: float) -> float:
         block, precision = self.analysis.blocks[index - 1], self.precisions[index - 1]
         if self.profile is None or not self._is_profiled(device):
             return self._roofline(device, index, rows, context)
         times: BlockProfile = self.profile.blocks[block.name][device.device_class]
-        measured_in = self.measured_in[index - 1] if self.measured_in else precision
+        measured_in = self._measured_in(index)
         seconds = times.at(rows, context)
         if measured_in != precision:
             products = self.profile.products.get(device.device_class, {})
@@ -144,3 +156,13 @@ class CostModel:
         operations = rows * (block.flops_per_row + context * block.attention_flops)
         computing = operations / device.operations_per_second if device.operations_per_second else 0.0
         return max(moved / device.bytes_per_second, computing) / device.speed
+
+
+def _unlike(profiled: Collection[str], analysis: ModelAnalysis) -> str:
+    """How the blocks of a profile are not those of the model: how many each has, and the first that is not in both."""
+    has = f"it has {counted(len(profiled), 'block')}, the model {analysis.model} has {len(analysis.blocks)}"
+    lacking = [block.name for block in analysis.blocks if block.name not in profiled]
+    if lacking:
+        return f"{has}, and {lacking[0]} is not in the profile"
+    names = {block.name for block in analysis.blocks}
+    return f"{has}, which has no {next(name for name in profiled if name not in names)}"

@@ -23,28 +23,31 @@ def check_memory(problem: Problem, placement: Placement) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Bound:
-    """Parts that together have so much room; `where` and `how` are words of the refusal."""
+    """Parts that together have so much room on the device `on`; `where` and `how` are words of the refusal."""
 
     parts: tuple[Part, ...]
+    on: str
     room: int
     where: str
     how: str
 
     def bytes(self, problem: Problem) -> int:
-        return sum(problem.bytes_of(part.first, part.last, len(part.devices)) for part in self.parts)
+        device = problem.fleet.device(self.on)
+        return sum(problem.bytes_of(part.first, part.last, device, len(part.devices)) for part in self.parts)
 
 
 def _bounds(problem: Problem, placement: Placement) -> Iterator[_Bound]:
     if (limit := problem.wishes.memory_limit) is not None:
         for part in placement.parts:
-            yield _Bound(parts=(part,), room=limit, where="", how="above the limit of a part")
+            yield _Bound(parts=(part,), on=part.devices[0], room=limit, where="", how="above the limit of a part")
     on: dict[str, list[Part]] = defaultdict(list)
     for part in placement.parts:
         for name in part.devices:
             on[name].append(part)
     for name, parts in on.items():
         if (memory := problem.fleet.device(name).memory_bytes) is not None:
-            yield _Bound(parts=tuple(parts), room=memory, where=f" on {name}, which has {_bytes(memory)}", how="short")
+            where = f" on {name}, which has {_bytes(memory)}"
+            yield _Bound(parts=tuple(parts), on=name, room=memory, where=where, how="short")
 
 
 def _needs(parts: Sequence[Part]) -> str:
@@ -55,7 +58,8 @@ def _needs(parts: Sequence[Part]) -> str:
 
 def _what_would_fit(problem: Problem, short: _Bound, bounds: Sequence[_Bound]) -> str:
     promise = problem.promise
-    weights = sum(problem.costs.weight_bytes(part.first, part.last) for part in short.parts)
+    device = problem.fleet.device(short.on)
+    weights = sum(problem.costs.weight_bytes(part.first, part.last, device) for part in short.parts)
     said = f"{_bytes(weights)} are weights, the rest KV pages for {counted(promise.requests, 'request')} of "
     said += f"{counted(promise.context, 'token')}"
     for requests in (promise.requests, 1):

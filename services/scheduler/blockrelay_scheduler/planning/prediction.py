@@ -59,16 +59,21 @@ def predict(problem: Problem, placement: Placement, requests: int, *, context: f
         for device, one in zip(on, each, strict=True):
             busy[resource(device)] += groups * one
         seconds.append(max(each))
-    hops = hop_seconds(problem, parts, requests / groups)
+    hops = hop_seconds(problem, parts, requests / groups, context)
     overhead = problem.costs.step_seconds(requests)
     step = max(max(busy.values()), sum(seconds) + hops) + overhead
     return Predicted(requests, groups, step, tuple(seconds), hops, overhead)
 
 
-def hop_seconds(problem: Problem, parts: tuple[Part, ...], rows: float) -> float:
-    """All hops of `rows` rows on their way, and the tokens' way back to the first part."""
+def hop_seconds(problem: Problem, parts: tuple[Part, ...], rows: float, context: float) -> float:
+    """All hops of `rows` rows, each attending to `context` tokens, on their way, and the tokens' way back to the first
+    part."""
     if len(parts) == 1:
         return 0.0
-    first = [problem.fleet.device(part.devices[0]) for part in parts]
-    onwards = sum(problem.costs.hop_seconds(problem.fleet, a, b, rows) for a, b in pairwise(first))
-    return onwards + problem.costs.hop_seconds(problem.fleet, first[-1], first[0], 0)
+    costs, fleet = problem.costs, problem.fleet
+    first = [fleet.device(part.devices[0]) for part in parts]
+    onwards = sum(
+        costs.hop_seconds(fleet, a, b, rows * costs.hop_bytes(part.last, context))
+        for part, (a, b) in zip(parts, pairwise(first), strict=False)
+    )
+    return onwards + costs.hop_seconds(fleet, first[-1], first[0], 0)

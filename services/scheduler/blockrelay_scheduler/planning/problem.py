@@ -59,14 +59,17 @@ class Problem:
     objective: Objective
     promise: Promise
     wishes: Wishes = NO_WISHES
+    check_cut: Callable[[Sequence[Stage]], None] = lambda _: None
+    """Raises BlockFolderError for stages that the model cannot be cut into."""
 
     @property
     def blocks(self) -> int:
         return len(self.analysis.blocks)
 
-    def bytes_of(self, first: int, last: int, replicas: int = 1) -> int:
-        """Weights of blocks [first, last] (1-based, inclusive), and KV pages on each of `replicas` workers."""
-        return self.costs.weight_bytes(first, last) + self.kv_bytes(first, last, replicas)
+    def bytes_of(self, first: int, last: int, device: Device, replicas: int = 1) -> int:
+        """Weights of blocks [first, last] (1-based, inclusive) on this device, and KV pages on each of `replicas`
+        workers."""
+        return self.costs.weight_bytes(first, last, device) + self.kv_bytes(first, last, replicas)
 
     def kv_bytes(self, first: int, last: int, replicas: int = 1) -> int:
         """KV pages of the promised requests, shared out to `replicas` workers."""
@@ -84,7 +87,8 @@ class Problem:
             return tuple(self.fleet.devices[at % len(self.fleet.devices)] for at in range(parts))
         named = [self.fleet.device(name) for name in self.wishes.targets]
         if len(named) > parts:
-            raise UsageError(f"{len(named)} devices for {counted(parts, 'part')}")
+            what = "block" if parts == self.blocks else "part"
+            raise UsageError(f"{len(named)} devices for {counted(parts, what)}: each device needs one")
         cpu = next((d for d in self.fleet.devices if d.device_class == "CPU"), self.fleet.devices[0])
         return (*named, *[cpu] * (parts - len(named)))
 

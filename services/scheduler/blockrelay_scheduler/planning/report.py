@@ -105,7 +105,7 @@ def _stage(problem: Problem, part: Part) -> StageReport:
     return StageReport(
         part=part,
         device_class=devices[0].device_class,
-        weight_bytes=problem.costs.weight_bytes(part.first, part.last),
+        weight_bytes=problem.costs.weight_bytes(part.first, part.last, devices[0]),
         kv_bytes=problem.kv_bytes(part.first, part.last, len(devices)),
         memory_bytes=devices[0].memory_bytes,
     )

@@ -25,7 +25,7 @@ from blockrelay.block_folder.folder import BlockFolder, open_block_folder
 from blockrelay.command_app import run_app
 from blockrelay.errors import BadRequest, UsageError
 from blockrelay.host.cpu import cores
-from blockrelay.protocol.planned_split import ANY_GPU, check_possible, equal_parts
+from blockrelay.protocol.planned_split import ANY_GPU, equal_parts
 from blockrelay.protocol.sampling_params import SamplingParams, check_prompt, derive_seed
 from blockrelay.settings import BUNDLED_MODEL, WorkerSettings
 from blockrelay.text.tokenizer import Tokenizer, VisibleText
@@ -131,7 +131,8 @@ def _device(folder: BlockFolder, stages: int, gpu: str, stage_devices: str, thre
     if stages > folder.model.blocks:
         raise UsageError(f"stages must be at most {folder.model.blocks}, the number of blocks, not {stages}")
     planned = equal_parts(folder.model.blocks, stages, stage_devices=stage_devices)
-    check_possible(planned, together=folder.model.onnx_blocks is not None)
+    if folder.model.onnx_blocks is not None and stages > 1:
+        raise UsageError(f"{stages} stages: `generate` runs ONNX blocks as they are in one")
     on_gpu = [ANY_GPU in devices for devices in planned.devices]
     if not gpu and any(on_gpu):
         raise UsageError(f"--stage-devices {stage_devices}: say which device with --gpu")

@@ -33,7 +33,8 @@ def test_stages_and_reasons_are_read(tmp_path: Path) -> None:
     ("stages", "said"),
     [
         (["1-2", "4-4"], "block_3 is in no stage before stage 4-4"),
-        (["1-2", "2-4"], r"block_2 is in two stages, 2-4 and one before it \(the last of these is 1-2\)"),
+        (["1-2", "2-4"], "block_2 is in stage 2-4 and in stage 1-2 before it"),
+        (["1-2", "3-4", "1-3"], "block_1 is in stage 1-3 and in stage 1-2 before it"),
         (["2-4"], "block_1 is in no stage before stage 2-4"),
         (["1-3", "4-3"], "stage 4-3 is no run of blocks"),
         (["0-3"], "stage 0-3 is no run of blocks"),

@@ -42,7 +42,7 @@ def test_another_precision_changes_what_one_row_takes() -> None:
     assert converted.seconds(device("c"), 1, 1, 1, 128) == pytest.approx(0.5), "half the bytes"
     assert converted.seconds(device("c"), 1, 1, 11, 128) == pytest.approx(2.5), "what ten more rows add stays"
     assert converted.is_estimated(device("c"))
-    assert converted.weight_bytes(1, 2) == 500 + 1000
+    assert converted.weight_bytes(1, 2, device("c")) == 500 + 1000
 
 
 def test_or_what_its_products_take() -> None:
@@ -60,17 +60,42 @@ def test_or_what_its_products_take() -> None:
 def test_a_link_adds_to_the_way_over_redis() -> None:
     a, b = device("c", host="a"), GPU
     linked = Fleet(devices=(a, b), links=(Link(between=("b", "a"), seconds=2.0, seconds_per_byte=0.1),))
-    assert costs().hop_seconds(linked, a, b, 3) == pytest.approx(2.5 + 3 * 100 * 0.11)
-    assert costs().hop_seconds(Fleet(devices=(a, b)), a, b, 3) == pytest.approx(0.5 + 3 * 100 * 0.01)
+    assert costs().hop_seconds(linked, a, b, 3 * 100) == pytest.approx(2.5 + 3 * 100 * 0.11)
+    assert costs().hop_seconds(Fleet(devices=(a, b)), a, b, 3 * 100) == pytest.approx(0.5 + 3 * 100 * 0.01)
     assert costs(None).hop_seconds(Fleet(devices=(a, b)), a, b, 0) == DEFAULT_HOP.seconds
 
 
 def test_a_profile_of_another_model_is_refused() -> None:
     other = CostModel(analysis(3), ("w8a8",) * 3, PROFILE)
     with pytest.raises(
-        UsageError, match="the profile is of another model: made-up has 3 blocks, and block_3 is not in"
+        UsageError, match="another model: it has 2 blocks, the model made-up has 3, and block_3 is not in the profile"
     ):
         other.check(Fleet(devices=(device("c"),)))
+    fewer = CostModel(analysis(1), ("w8a8",), PROFILE)
+    with pytest.raises(UsageError, match="it has 2 blocks, the model made-up has 1, which has no block_2"):
+        fewer.check(Fleet(devices=(device("c"),)))
+
+
+def test_bytes_are_those_that_were_measured_on_the_class() -> None:
+    blocks = {name: {"CPU": BlockProfile(seconds={1: 1.0}, bytes=7)} for name in PROFILE.blocks}
+    measured = costs(replace(PROFILE, blocks=blocks))
+    assert measured.weight_bytes(1, 2, device("c")) == 14
+    assert measured.weight_bytes(1, 2, device("g", "GPU")) == 2000, "nobody measured that class"
+    converted = replace(measured, precisions=("w4a8", "w8a8"), measured_in=("w8a8", "w8a8"))
+    assert converted.weight_bytes(1, 2, device("c")) == 500 + 7, "the first was measured in another precision"
+
+
+def test_a_cpu_may_need_more_for_a_block_than_others() -> None:
+    model = analysis(2)
+    wide = replace(model, blocks=tuple(replace(block, cpu_bytes=2000) for block in model.blocks))
+    found = CostModel(wide, ("w8a8", "w8a8"))
+    assert [found.weight_bytes(1, 2, one) for one in (device("c"), device("g", "GPU"))] == [4000, 2000]
+
+
+def test_what_a_stage_hands_on_may_grow_with_the_context() -> None:
+    model = analysis(2)
+    masked = replace(model, blocks=tuple(replace(block, hop_bytes_per_row_and_token=2) for block in model.blocks))
+    assert CostModel(masked, ("w8a8", "w8a8")).hop_bytes(1, 50) == 100 + 2 * 50
 
 
 def test_a_device_that_nobody_knows_is_refused() -> None:

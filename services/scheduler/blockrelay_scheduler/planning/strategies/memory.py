@@ -11,13 +11,13 @@ def memory(problem: Problem) -> Placement:
     told = all(device.memory_bytes is not None for device in devices)
 
     def load(first: int, last: int, part: int) -> float:
-        return problem.bytes_of(first, last) / ((devices[part].memory_bytes or 1) if told else 1)
+        return problem.bytes_of(first, last, devices[part]) / ((devices[part].memory_bytes or 1) if told else 1)
 
     sizes = balanced_sizes(problem, load)
     reasons: list[str] = []
     first = 1
     for size, device in zip(sizes, devices, strict=True):
-        used = problem.bytes_of(first, first + size - 1)
+        used = problem.bytes_of(first, first + size - 1, device)
         share = f", {100 * used / device.memory_bytes:.0f} % of {device.id}" if device.memory_bytes else ""
         reasons.append(f"{format_quantity(used, 'B')} of weights and KV pages{share}: no other cut leaves more room")
         first += size

@@ -114,7 +114,7 @@ class CountSearch:
             start = np.full((self._blocks + 1, len(self._used)), np.inf)
             start[0, 0] = 0.0
             return start
-        return (layer + self._tables.hops[None, :, kind, None]).min(axis=1)
+        return (layer + self._tables.hops[:, :, kind, None]).min(axis=1)
 
     def _walk_back(self, layers: list[F64], used: int, kind: int) -> tuple[Stage, ...]:
         """The stages that led to this end, by looking for who gives the same sum."""
@@ -126,7 +126,7 @@ class CountSearch:
             used -= self._steps[self.space.options.index(found[-1].option)]
             last = found[-1].first
             if before_it is not None:
-                kind = int(np.argmin(before_it[last, :, used] + self._tables.hops[:, found[-1].option.kind]))
+                kind = int(np.argmin(before_it[last, :, used] + self._tables.hops[last, :, found[-1].option.kind]))
         return tuple(reversed(found))
 
     def _step_back(self, before_it: F64 | None, used: int, kind: int, last: int, target: float) -> Stage:

@@ -73,7 +73,7 @@ class PathSearch:
             program.row(("devices", kind), 0, len(devices))
         program.row(("begin",), 1, 1)
         program.row(("end",), 1, 1)
-        by_kind = bool(np.any(self._tables.hops != self._tables.hops[0, 0]))
+        by_kind = bool(np.any(self._tables.hops != self._tables.hops[:, :1, :1]))
         for arc in arcs:
             kind = arc.option.kind
             node = kind if by_kind else 0
@@ -85,12 +85,12 @@ class PathSearch:
         for at in range(1, self._blocks):
             for a, b in product(range(len(self.space.kinds) if by_kind else 1), repeat=2):
                 program.column(
-                    float(self._tables.hops[a, b]), {("behind", at, a): -1.0, ("before", at, b): 1.0}, whole=False
+                    float(self._tables.hops[at, a, b]), {("behind", at, a): -1.0, ("before", at, b): 1.0}, whole=False
                 )
         return program
 
     def _hop(self, a: Stage, b: Stage) -> float:
-        return float(self._tables.hops[a.option.kind, b.option.kind])
+        return float(self._tables.hops[a.last, a.option.kind, b.option.kind])
 
     def _back(self, last: Stage, first: Stage | int | None, stages: int) -> float:
         """The tokens' way back, to a stage or a kind."""

@@ -67,7 +67,7 @@ def _seconds(problem: Problem, parts: Sequence[Part], requests: int) -> float:
 
 
 def _needed(problem: Problem, part: Part) -> int:
-    return problem.bytes_of(part.first, part.last, len(part.devices))
+    return problem.bytes_of(part.first, part.last, problem.fleet.device(part.devices[0]), len(part.devices))
 
 
 def _room(problem: Problem, part: Part) -> int | None:

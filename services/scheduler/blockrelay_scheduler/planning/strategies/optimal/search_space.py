@@ -39,7 +39,8 @@ class Tables:
     sums: tuple[F64, ...]
     """Of blocks 1 to i at index i, by option: what `seconds` are differences of."""
     hops: F64
-    """Of a group's rows from kind to kind."""
+    """Of a group's rows behind block i at index i, from kind to kind: [N+1, kinds, kinds]. Nobody asks for the first
+    and the last."""
     backs: F64
     """Of the tokens' way back, from the kind of the last stage to that of the first."""
 
@@ -51,7 +52,9 @@ class Tables:
     def least_seconds(self, stages: int) -> float:
         """No way through so many stages takes less: every block where it is fastest, every hop the shortest."""
         each = np.min([np.diff(sums) for sums in self.sums], axis=0).sum()
-        return float(each + (stages - 1) * self.hops.min() + (self.backs.min() if stages > 1 else 0.0))
+        if stages == 1:
+            return float(each)
+        return float(each + (stages - 1) * self.hops[1:-1].min() + self.backs.min())
 
 
 @dataclass(frozen=True)
@@ -105,13 +108,15 @@ class Space:
             table[~self._fits[option]] = np.inf
             seconds.append(table)
             by_option.append(sums)
-        hops, backs = self._hops(self.requests / groups), self._hops(0)
+        borders = [self.requests / groups * problem.costs.hop_bytes(i, context) for i in range(1, problem.blocks)]
+        by_size = {size: self._hops(size) for size in {0.0, *borders}}
+        hops, backs = np.stack([by_size[size] for size in (0.0, *borders, 0.0)]), by_size[0.0]
         return Tables(groups, tuple(seconds), tuple(by_option), hops, backs)
 
-    def _hops(self, rows: float) -> F64:
-        """From kind to kind; within a kind between two of its devices."""
+    def _hops(self, size: float) -> F64:
+        """Of so many bytes from kind to kind; within a kind between two of its devices."""
         costs, fleet = self.problem.costs, self.problem.fleet
-        return np.array([[costs.hop_seconds(fleet, a[0], b[-1], rows) for b in self.kinds] for a in self.kinds])
+        return np.array([[costs.hop_seconds(fleet, a[0], b[-1], size) for b in self.kinds] for a in self.kinds])
 
     @cached_property
     def _fits(self) -> dict[Option, NDArray[np.bool_]]:
@@ -120,9 +125,10 @@ class Space:
         found: dict[Option, NDArray[np.bool_]] = {}
         for option in self.options:
             fits = order[:, None] < order[None, :]
-            memory = problem.room_of(self.kinds[option.kind][0])
+            device = self.kinds[option.kind][0]
+            memory = problem.room_of(device)
             if memory is not None:
-                needed = np.array([problem.bytes_of(1, int(last), option.replicas) for last in order])
+                needed = np.array([problem.bytes_of(1, int(last), device, option.replicas) for last in order])
                 fits &= needed[None, :] - needed[:, None] <= memory
             found[option] = fits
         return found

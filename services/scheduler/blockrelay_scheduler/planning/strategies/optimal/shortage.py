@@ -16,9 +16,14 @@ def what_is_short(problem: Problem, space: Space, fits: Fits) -> str:
     promise, limit = problem.promise, problem.wishes.memory_limit
     rooms = {device.id: problem.room_of(device) or 0 for devices in space.kinds for device in devices}
     largest = max(rooms, key=lambda name: rooms[name])
-    most = max(range(1, problem.blocks + 1), key=lambda block: problem.bytes_of(block, block))
+    device = problem.fleet.device(largest)
+    most = max(range(1, problem.blocks + 1), key=lambda block: problem.bytes_of(block, block, device))
     asked = f"with KV pages for {_of(promise)}"
-    whole, room, one = problem.bytes_of(1, problem.blocks), sum(rooms.values()), problem.bytes_of(most, most)
+    whole, room, one = (
+        problem.bytes_of(1, problem.blocks, device),
+        sum(rooms.values()),
+        problem.bytes_of(most, most, device),
+    )
     if whole > room:
         has = f"the only device, {largest}, has" if len(rooms) == 1 else f"all {len(rooms)} devices together have"
         short = f"the model needs {_bytes(whole)} {asked}, and {has} room for {_bytes(room)}: "

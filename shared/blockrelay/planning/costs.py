@@ -1,0 +1,62 @@
+"""What every block of a model costs a planner, whatever the model is: from its shape, or from what `blocks.json` says
+of ONNX blocks that others made. No weight is read."""
+
+from collections import Counter
+from collections.abc import Sequence
+
+from blockrelay.block_folder.analysis import BlockCost, ModelAnalysis, analyse
+from blockrelay.block_folder.folder import BlockFolder
+from blockrelay.block_folder.manifest import ONNX_BLOCKS_NAME
+from blockrelay.errors import OnnxBlocksError
+from blockrelay.onnx_blocks.blocks_file import BlockFiles, read_blocks_file
+from blockrelay.onnx_blocks.handed_on import bytes_handed_on
+from blockrelay.onnx_blocks.wiring import Wiring, wire
+
+
+def costs_of(folder: BlockFolder) -> ModelAnalysis:
+    """Raises OnnxBlocksError for a `blocks.json` that cannot be read."""
+    if folder.model.onnx_blocks is None:
+        return analyse(folder.model)
+    return onnx_costs(folder, read_blocks_file(folder.root / ONNX_BLOCKS_NAME))
+
+
+def onnx_costs(folder: BlockFolder, blocks: Sequence[BlockFiles]) -> ModelAnalysis:
+    """Bytes are those of a block's files; one that several blocks share, as `split` leaves them, counts for each with
+    an equal part. Operations are those of products with all of their numbers, and attention has as many heads as there
+    are of keys: the graphs do not tell more without being read."""
+    model, precision = folder.model, folder.manifest.precision_of(1)
+    wiring = wire([block.signature for block in blocks])
+    sharing = Counter(file.name for block in blocks for file in block.files)
+    layers = [model.layers_in(index, index) for index in range(1, len(blocks) + 1)]
+    costs: list[BlockCost] = []
+    for index, (block, own) in enumerate(zip(blocks, layers, strict=True), 1):
+        size = sum(file.bytes // sharing[file.name] for file in block.files)
+        numbers = size // (2 if precision == "fp16" else 4)
+        values = own * model.kv_heads * model.head_dim
+        row, token = border_bytes(wiring, index)
+        costs.append(
+            BlockCost(
+                index=index,
+                layers=own,
+                parameters=numbers,
+                bytes={precision: size},
+                step_bytes={precision: size},
+                flops_per_row=2 * numbers,
+                attention_flops=4 * values,
+                kv_values_per_token=2 * values,
+                hop_bytes_per_row=row,
+                hop_bytes_per_row_and_token=token,
+                cpu_bytes=2 * size if precision == "fp16" else None,  # ONNX Runtime has float16 in float32 there
+            )
+        )
+    return ModelAnalysis(model=model.name, context=model.max_position, blocks=tuple(costs))
+
+
+def border_bytes(wiring: Wiring, last: int) -> tuple[int, int]:
+    """What a stage that ends with block `last` hands on for each row: bytes, and bytes more for each token that the row
+    attends to, as masks have. Nothing where no stage can end (`cuts`)."""
+    try:
+        one, two = (bytes_handed_on(wiring, last, new=1, past=past) for past in (0, 1))
+    except OnnxBlocksError:
+        return 0, 0
+    return one - (two - one), two - one
