@@ -11,14 +11,17 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
+from typing import Literal
 
 from blockrelay.block_folder.analysis import HOP_ITEM_BYTES
 from blockrelay.block_folder.folder import BlockFolder, open_block_folder
 from blockrelay.host.cpu import cores
-from blockrelay.planning.profile import Hop, StepOverhead, decode_profile
+from blockrelay.host.memory import available_bytes
+from blockrelay.planning.profile import Hop, Profile, StepOverhead, decode_profile
 from blockrelay_launcher.background import running_redis, running_up
 from blockrelay_launcher.bench.figures import decode_rate, random_prompts
 from blockrelay_launcher.bench.targets import GatewaySide
@@ -26,34 +29,55 @@ from blockrelay_launcher.bench.targets import GatewaySide
 #: Requests at once, rounds and new tokens with which the step's overhead is measured.
 REQUESTS, ROUNDS, NEW = (1, 4, 16), 3, 64
 PROMPT = 96
+#: Share of the free memory that the blocks of a whole system may take.
+MEMORY_SHARE = 0.5
 
 
-def run_profile(model: Path, out: Path, *, threads: int | None, gpu: str = "") -> int:
-    """Write the profile of the CPU and of the devices `gpu` (ids with commas between them); the exit code.
+def run_profile(
+    model: Path, out: Path, *, threads: int | None, gpu: str = "", form: Literal["full", "source"] = "full"
+) -> int:
+    """Write the profile of the CPU and of the devices `gpu` (ids with commas between them); the exit code. In the form
+    `source` it has no more than what a row takes each block.
 
     Raises BlockFolderError, ServiceUnavailable.
     """
     folder = open_block_folder(model, blocks=[])
     threads = threads or cores()
-    with running_redis(durable=False) as url:
+    with running_redis(durable=False) if form == "full" else nullcontext() as url:
         argv = [sys.executable, "-P", "-m", "blockrelay_worker.offline.profiling", "--model", str(model)]
-        argv += ["--out", str(out), "--threads", str(threads), "--redis", url, *(["--gpu", gpu] if gpu else [])]
+        argv += ["--out", str(out), "--threads", str(threads), "--form", form]
+        argv += ["--gpu", gpu] if gpu else []
+        argv += ["--redis", url] if url else []
         done = subprocess.run(argv, check=False)
-    if done.returncode:
+    if done.returncode or form == "source":
         return done.returncode
     profile = decode_profile(out.read_bytes(), str(out))
-    (one, spread), (two, spread_of_two) = (_step_seconds(folder, stages, threads) for stages in (1, 2))
+    if _new_tokens(folder) > 0 and _has_room(folder, profile):
+        out.write_text(_with_systems(profile, folder, threads).encode())
+    return 0
+
+
+def _has_room(folder: BlockFolder, profile: Profile) -> bool:
+    """Whether a system may serve all blocks on the CPU: those that others made may be more than it has memory for."""
+    sizes = [classes["CPU"].bytes or 0 for classes in profile.blocks.values()]
+    return folder.model.onnx_blocks is None or sum(sizes) < available_bytes() * MEMORY_SHARE
+
+
+def _with_systems(profile: Profile, folder: BlockFolder, threads: int) -> Profile:
+    """The profile with what steps and hops of whole systems take beside the blocks."""
+    one, spread = _step_seconds(folder, 1, threads)
     new = _new_tokens(folder)
     blocks = {r: sum(block["CPU"].at(r, PROMPT + new / 2) for block in profile.blocks.values()) for r in REQUESTS}
     step = fitted([(r, one[r] - blocks[r]) for r in REQUESTS])
     profile = replace(profile, step=replace(step, spread=spread))
+    if folder.model.onnx_blocks is not None:
+        return profile
+    two, spread_of_two = _step_seconds(folder, 2, threads)
     # Stages with cores of their own compute at once, on parts of the requests: of these only one alone tells.
     alone = 2 * threads <= cores()
     extra = [(r, two[r] - one[r]) for r in REQUESTS if r == 1 or not alone]
     hop = fitted_hop(extra, profile.hop["redis"], row_bytes=HOP_ITEM_BYTES * folder.model.hidden_size)
-    profile = replace(profile, hop={**profile.hop, "redis": replace(hop, spread=spread_of_two)})
-    out.write_text(profile.encode())
-    return 0
+    return replace(profile, hop={**profile.hop, "redis": replace(hop, spread=spread_of_two)})
 
 
 def _new_tokens(folder: BlockFolder) -> int:

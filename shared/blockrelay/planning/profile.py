@@ -1,7 +1,7 @@
 """`profiling_results.json`: how long each block takes on each class of device, as `blockrelay profile` measured it.
 
-Two forms are read. The full one is what `encode` writes. The short one has seconds of one row alone:
-`{"block_1": {"CPU": 0.245, "GPU": 0.11}}`.
+Two forms are read and written. The full one is what `encode` writes. The source's, that of the ONNX block server, has
+seconds of one row alone: `{"block_1": {"CPU": 0.245, "GPU": 0.11}}`.
 """
 
 import json
@@ -138,6 +138,13 @@ class Profile:
                 "seconds_per_row": self.step.seconds_per_row,
                 **_known("spread", self.step.spread),
             },
+        }
+        return json.dumps(content, indent=1, allow_nan=False) + "\n"
+
+    def encode_source(self) -> str:
+        """The file in the source's form: seconds of one row. Every block has them of each class."""
+        content = {
+            block: {name: times.seconds[1] for name, times in classes.items()} for block, classes in self.blocks.items()
         }
         return json.dumps(content, indent=1, allow_nan=False) + "\n"
 

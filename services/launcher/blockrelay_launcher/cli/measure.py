@@ -4,7 +4,7 @@ What runs them is imported when it runs, so that the help needs nothing and come
 """
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -16,12 +16,21 @@ from blockrelay_launcher.drill.options import LONGEST_ANSWER, SHORTEST_ANSWER, D
 from blockrelay_launcher.supervisor.embedded_redis import Fsync
 
 app = typer.Typer()
+Form = Literal["full", "source"]
 Model = Annotated[Path, typer.Option("--model", help="Block folder to serve (see: blockrelay convert).")]
 
 
 @app.command("profile")
 def profile(
+    command: typer.Context,
     model: Model = BUNDLED_MODEL,
+    blocks: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Measure ONNX blocks that you own, as they are, instead of --model."),
+    ] = None,
+    max_position: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Of --blocks: how long a context is, in tokens.")
+    ] = None,
     out: Annotated[Path, typer.Option(metavar="FILE", help="Where to write what was measured.")] = Path(
         "profiling_results.json"
     ),
@@ -29,12 +38,23 @@ def profile(
     gpu: Annotated[
         str, typer.Option(metavar="ID,ID", help="These devices too, such as webgpu:0 (blockrelay devices).")
     ] = "",
+    form: Annotated[
+        Form, typer.Option(help="source: seconds of one row alone, in the form of the ONNX block server.")
+    ] = "full",
 ) -> None:
     """Measure what each block, a hop between stages and a step take on this machine, for `blockrelay plan`."""
     need("launcher")
+    from blockrelay_launcher.onnx_blocks.describe import described
     from blockrelay_launcher.profile import run_profile
 
-    raise typer.Exit(run_profile(model, out, threads=threads, gpu=gpu))
+    if blocks is None and max_position is not None:
+        raise UsageError("--max-position is for --blocks: converting a model decides about its context")
+    if blocks is not None:
+        given = command.get_parameter_source("model")
+        if given is not None and given.name == "COMMANDLINE":
+            raise UsageError("--blocks is instead of --model: give one of them")
+        model = Path(described(blocks, max_position).folder)
+    raise typer.Exit(run_profile(model, out, threads=threads, gpu=gpu, form=form))
 
 
 @app.command("bench")

@@ -9,7 +9,7 @@ from typing import Literal
 import typer
 
 from blockrelay.errors import UsageError
-from blockrelay.onnx_blocks.report import decode_described
+from blockrelay.onnx_blocks.report import Described, decode_described
 from blockrelay_launcher.onnx_blocks.stand_in import HeldImport, held_import
 from blockrelay_launcher.onnx_blocks.worker import code_of_silence, worker
 
@@ -78,6 +78,9 @@ def served_blocks(options: BlocksOptions, *, gpus: bool) -> ServedBlocks | None:
     options.check(gpus=gpus)
     if options.folder is None:
         return None
+    found = described(options.folder, options.max_position)
+    for lacking in found.lacking:
+        sys.stderr.write(f"{options.folder}: {lacking}\n")
     settings = {
         "sequential": "true" if options.sequential else None,
         "max_warm_sessions": options.max_warm_sessions,
@@ -85,15 +88,16 @@ def served_blocks(options: BlocksOptions, *, gpus: bool) -> ServedBlocks | None:
     }
     return ServedBlocks(
         folder=options.folder,
-        model=_described(options.folder, options.max_position),
+        model=Path(found.folder),
         warm={name: value for name, value in settings.items() if value is not None},
         imports=gpus and not options.sequential and options.stand_in != "files",
         demands=options.stand_in == "imported",
     )
 
 
-def _described(folder: Path, max_position: int | None) -> Path:
-    """The folder that services serve the blocks of `folder` from."""
+def described(folder: Path, max_position: int | None) -> Described:
+    """The folder that services serve the blocks of `folder` from. Raises typer.Exit where the worker has said what is
+    wrong."""
     argv = [sys.executable, "-P", "-m", _MODULE]
     argv += [] if max_position is None else ["--max-position", str(max_position)]
     with worker([*argv, "--", str(folder)]) as process:
@@ -102,7 +106,4 @@ def _described(folder: Path, max_position: int | None) -> Path:
         code = process.wait()
     if code or not line:
         raise typer.Exit(code_of_silence(code))
-    described = decode_described(line)
-    for lacking in described.lacking:
-        sys.stderr.write(f"{folder}: {lacking}\n")
-    return Path(described.folder)
+    return decode_described(line)

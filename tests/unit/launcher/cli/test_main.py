@@ -98,6 +98,9 @@ def test_what_cannot_work_is_one_line(
         (["demo", "--json"], ["--json needs --batch"]),
         (["demo", "--concurrency", "3"], ["--concurrency needs --batch"]),
         (["demo", "--model", silent, "--interactive"], ["no chat_template.jinja"]),
+        (["profile", "--model", model, "--blocks", tmp_path], ["--blocks is instead of --model"]),
+        (["profile", "--max-position", "8"], ["--max-position is for --blocks"]),
+        (["profile", "--form", "ours"], ["--form", "'full', 'source'"]),
     ]:
         code, err = here(capsys, monkeypatch, *argv)
         assert code == 2 and err.count("\n") == 1 and all(word in err for word in words), err

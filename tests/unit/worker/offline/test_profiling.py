@@ -15,7 +15,7 @@ from blockrelay_worker.kernels import load_kernels
 from blockrelay_worker.offline.profiling import __main__ as profiling
 from blockrelay_worker.offline.profiling import block_times, samples
 from blockrelay_worker.offline.profiling.block_times import ROWS, Shape, shapes, windows
-from blockrelay_worker.offline.profiling.hop_times import redis_hop, shared_memory_hop
+from blockrelay_worker.offline.profiling.hop_times import redis_hop, rows_of_ours, shared_memory_hop
 from blockrelay_worker.offline.profiling.samples import Samples
 from blockrelay_worker.offline.profiling.targets import stage_bytes
 from tests.support.models.tiny_model import BLOCKS, write_tiny_model
@@ -116,10 +116,10 @@ def test_a_file_that_cannot_be_written_is_refused_before_the_work(capsys: pytest
 
 
 def test_a_hop_over_redis_costs_messages_and_bytes(redis_server: RedisServer) -> None:
-    hop = redis_hop(redis_server.url, hidden=4096)
+    hop = redis_hop(redis_server.url, rows_of_ours(4096))
     assert 0 < hop.seconds < 1
     assert 0 < hop.seconds_per_byte < 1e-6
 
 
 def test_a_hop_through_shared_memory_is_a_copy() -> None:
-    assert 0 < shared_memory_hop(4096).seconds_per_byte < 1e-6
+    assert 0 < shared_memory_hop(rows_of_ours(4096)).seconds_per_byte < 1e-6

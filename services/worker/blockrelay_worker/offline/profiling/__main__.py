@@ -4,35 +4,49 @@ Writes `profiling_results.json` (`blockrelay.planning.profile`), which planners 
 """
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
-from blockrelay.block_folder.analysis import BlockCost, analyse
+from blockrelay.block_folder.analysis import BlockCost, ModelAnalysis
 from blockrelay.block_folder.folder import BlockFolder, open_block_folder
 from blockrelay.block_folder.manifest import Manifest
 from blockrelay.block_folder.precisions import kv_item_bytes
 from blockrelay.command_app import run_app
 from blockrelay.errors import UsageError
 from blockrelay.host.cpu import cores, machine_name
-from blockrelay.planning.profile import BlockProfile, Profile
+from blockrelay.onnx_blocks.served_shape import served_wiring
+from blockrelay.planning.costs import costs_of
+from blockrelay.planning.profile import BASE_CONTEXT, BlockProfile, Hop, ProductTimes, Profile
 from blockrelay.settings import BUNDLED_MODEL
+from blockrelay_worker.execution.loader import Executors
 from blockrelay_worker.kernels import load_kernels
 from blockrelay_worker.offline.profiling.block_times import (
     NOISY,
+    Shape,
     Times,
     load_times,
     measure,
+    one_row,
     shapes,
+    whole_window,
     windows,
 )
-from blockrelay_worker.offline.profiling.hop_times import redis_hop, shared_memory_hop
+from blockrelay_worker.offline.profiling.hop_times import (
+    redis_hop,
+    rows_of_onnx_blocks,
+    rows_of_ours,
+    shared_memory_hop,
+)
 from blockrelay_worker.offline.profiling.product_times import product_times
 from blockrelay_worker.offline.profiling.samples import ROUNDS, Samples
-from blockrelay_worker.offline.profiling.targets import Target, stage_bytes, targets
+from blockrelay_worker.offline.profiling.targets import StageBytes, Target, stage_bytes, targets
+
+Form = Literal["full", "source"]
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
@@ -46,38 +60,47 @@ def main(
     threads: Annotated[int | None, typer.Option(min=1, help="of a worker [default: the cores]")] = None,
     gpu: Annotated[str, typer.Option(metavar="ID,ID", help="measure these devices too, such as webgpu:0")] = "",
     redis: Annotated[str | None, typer.Option(metavar="URL", help="measure hops over this Redis too")] = None,
+    form: Annotated[
+        Form, typer.Option(help="source: seconds of one row alone, as the ONNX block server reads")
+    ] = "full",
 ) -> None:
     """Measure every block of a model on this machine's CPU and on the devices that are named, and what a hop between
     stages takes."""
     if not out.parent.is_dir():
         raise UsageError(f"--out {out}: there is no folder {out.parent}")
     folder, threads = open_block_folder(model), threads or cores()
-    if folder.model.onnx_blocks is not None:
-        raise UsageError(f"{model}: ONNX blocks as they are cannot be profiled yet; import them (blockrelay import)")
+    costs = costs_of(folder)
     gpus = [name.strip() for name in gpu.split(",") if name.strip()]
-    wanted = targets(folder, threads=threads, gpus=gpus)
-    for target in wanted:  # a device that cannot be opened is told before minutes are spent on the others
-        with target.opened():
-            pass
-    measured = {target.name: _measure(folder, target) for target in wanted}
-    hop = {"shared_memory": shared_memory_hop(folder.model.hidden_size)}
-    if redis is not None:
-        hop["redis"] = redis_hop(redis, folder.model.hidden_size)
+    wanted, full = targets(folder, threads=threads, gpus=gpus), form == "full"
+    if not full and len(gpus) > 1:
+        raise UsageError(f"--form source has a CPU and one GPU, and --gpu names {len(gpus)}: name one")
+    steps = shapes(folder) if full else [one_row(folder)]
+    with ExitStack() as stack:  # a device that cannot be opened is told before minutes are spent on the others
+        opened = {target.name: stack.enter_context(target.opened()) for target in wanted}
+        sizes = {name: stage_bytes(folder, executors) for name, executors in opened.items()}
+        times = {
+            target.name: _times(folder, target, opened[target.name], sizes[target.name], steps) for target in wanted
+        }
+    loading = {target.name: _loading(folder, target) if full else {} for target in wanted}
+    hop = _hops(folder, costs, redis) if full else {}
     profile = Profile(
         model=folder.model.name,
         model_hash=folder.manifest.model_hash,
         machine=machine_name(threads),
         measured=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         blocks={
-            cost.name: {name: _block(cost, folder.manifest, *found) for name, found in measured.items()}
-            for cost in analyse(folder.model).blocks
+            cost.name: {
+                name: _block(cost, found, loading[name], _bytes(cost, folder, sizes[name]), folder.manifest)
+                for name, found in times.items()
+            }
+            for cost in costs.blocks
         },
-        products={"CPU": product_times(folder.model, load_kernels(threads))},
+        products=_products(folder, threads) if full else {},
         hop=hop,
     )
-    out.write_text(profile.encode())
+    out.write_text(profile.encode() if full else profile.encode_source())
     what = f"{folder.model.name}, {folder.manifest.precision}, {len(profile.blocks)} blocks"
-    typer.echo(f"{out}: {what} on {' and '.join(measured)}")
+    typer.echo(f"{out}: {what} on {' and '.join(times)}")
     noisy = [
         f"{name} on {device}"
         for name, classes in profile.blocks.items()
@@ -88,21 +111,74 @@ def main(
         typer.echo(f"noisy after all rounds, the machine was busy: {', '.join(noisy)}", err=True)
 
 
-def _measure(folder: BlockFolder, target: Target) -> tuple[Times, dict[int, Samples]]:
-    """Samples of all blocks on a device, and of loading each."""
-    wanted, times = shapes(folder), Times()
-    with target.opened() as executors:
-        cut = list(windows(folder, stage_bytes(folder, executors), wanted))
-        rounds = sum(ROUNDS * sum(shape.pages <= window.pages for shape in wanted) for window in cut)
-        steps, label = rounds + target.loads * folder.model.blocks, f"{folder.model.name} on {target.name}"
-        with typer.progressbar(length=steps, label=label, file=sys.stderr) as bar:
-            for window in cut:
-                times |= measure(folder, executors, window, wanted, bar.update)
-            return times, load_times(folder, target, bar.update)
+def _times(
+    folder: BlockFolder, target: Target, executors: Executors, sizes: StageBytes, steps: Sequence[Shape]
+) -> Times:
+    """Samples of all blocks in these steps on a device, which has been opened."""
+    limit: int | None = None
+    if folder.model.onnx_blocks is None:
+        cut = list(windows(folder, sizes, steps))
+    else:
+        whole, limit = whole_window(folder, sizes, steps)
+        cut = [whole]
+    times = Times()
+    rounds = sum(ROUNDS * sum(shape.pages <= window.pages for shape in steps) for window in cut)
+    limited = nullcontext(executors) if limit is None else target.opened(limit)
+    with _bar(folder, target, rounds) as advance, limited as measured:
+        for window in cut:
+            times |= measure(folder, measured, window, steps, advance)
+    return times
 
 
-def _block(cost: BlockCost, manifest: Manifest, times: Times, loading: Mapping[int, Samples]) -> BlockProfile:
-    """Of one block; a model whose context is shorter than the base one is measured at its own."""
+def _loading(folder: BlockFolder, target: Target) -> Mapping[int, Samples]:
+    """Samples of loading each block alone on a device."""
+    with _bar(folder, target, target.loads * folder.model.blocks, what="loading ") as advance:
+        return load_times(folder, target, advance)
+
+
+@contextmanager
+def _bar(folder: BlockFolder, target: Target, steps: int, *, what: str = "") -> Iterator[Callable[[int], None]]:
+    """Shown on stderr where somebody looks; who gets it says how many of the steps have been done."""
+    with typer.progressbar(length=steps, label=f"{what}{folder.model.name} on {target.name}", file=sys.stderr) as bar:
+        yield bar.update
+
+
+def _hops(folder: BlockFolder, costs: ModelAnalysis, redis: str | None) -> dict[str, Hop]:
+    """What it takes to bring rows to the next stage; nothing of a single block, which has none. Of ONNX blocks that
+    others made these are the tensors behind the block that hands on most, of rows at the base context."""
+    if len(costs.blocks) == 1:
+        return {}
+    if folder.model.onnx_blocks is None:
+        rows = rows_of_ours(folder.model.hidden_size)
+    else:
+        context = min(BASE_CONTEXT, folder.model.max_position)
+        most = max(costs.blocks, key=lambda one: one.hop_bytes_per_row + context * one.hop_bytes_per_row_and_token)
+        rows = rows_of_onnx_blocks(served_wiring(folder.root), most.index, context)
+        if not rows.bytes:  # they cannot be cut anywhere
+            return {}
+    found = {"shared_memory": shared_memory_hop(rows)}
+    if redis is not None:
+        found["redis"] = redis_hop(redis, rows)
+    return found
+
+
+def _products(folder: BlockFolder, threads: int) -> dict[str, dict[str, ProductTimes]]:
+    if folder.model.onnx_blocks is not None:
+        return {}
+    return {"CPU": product_times(folder.model, load_kernels(threads))}
+
+
+def _bytes(cost: BlockCost, folder: BlockFolder, sizes: StageBytes) -> int:
+    """What a block takes: as its file has it, or on the device where others made it."""
+    if folder.model.onnx_blocks is not None:
+        return sizes.weights(cost.index, cost.index)
+    return cost.bytes[folder.manifest.precision_of(cost.index)]
+
+
+def _block(
+    cost: BlockCost, times: Times, loading: Mapping[int, Samples], size: int, manifest: Manifest
+) -> BlockProfile:
+    """Of one block of `size` bytes; a model whose context is shorter than the base one is measured at its own."""
     samples = {shape: one for (index, shape), one in times.items() if index == cost.index}
     base, *longer = sorted({shape.context for shape in samples})
 
@@ -120,9 +196,9 @@ def _block(cost: BlockCost, manifest: Manifest, times: Times, loading: Mapping[i
         spread=spreads(base),
         seconds_at_context={context: medians(context) for context in longer},
         spread_at_context={context: spreads(context) for context in longer},
-        load_seconds=loading[cost.index].median,
-        load_spread=loading[cost.index].spread,
-        bytes=cost.bytes[manifest.precision_of(cost.index)],
+        load_seconds=loading[cost.index].median if loading else None,
+        load_spread=loading[cost.index].spread if loading else None,
+        bytes=size,
         kv_bytes_per_token=cost.kv_values_per_token * kv_item_bytes(manifest.precisions),
     )
 

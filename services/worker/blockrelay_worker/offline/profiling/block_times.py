@@ -60,6 +60,11 @@ def shapes(folder: BlockFolder) -> list[Shape]:
     return [Shape(rows, context) for context in contexts for rows in ROWS]
 
 
+def one_row(folder: BlockFolder) -> Shape:
+    """The shape of which the source's form has the seconds."""
+    return Shape(1, min(BASE_CONTEXT, folder.model.max_position))
+
+
 def windows(folder: BlockFolder, sizes: StageBytes, wanted: Sequence[Shape]) -> Iterator[Window]:
     """Windows that fit into the room that `sizes` has, each with pages for its largest shape that fits; the base shapes
     must.
@@ -78,6 +83,27 @@ def windows(folder: BlockFolder, sizes: StageBytes, wanted: Sequence[Shape]) -> 
         page_bytes = sizes.page(first, last)
         yield Window(first, last, max(2, min(largest, left // page_bytes if page_bytes else largest)))
         first = last + 1
+
+
+def whole_window(folder: BlockFolder, sizes: StageBytes, wanted: Sequence[Shape]) -> tuple[Window, int | None]:
+    """All blocks as one window, as ONNX blocks that others made are run, and how many bytes their sessions may take at
+    once where not all of them have room (None: all may be there). Each block is measured without what it takes to make
+    its session.
+
+    Raises UsageError when a block does not fit alone.
+    """
+    blocks = folder.model.blocks
+    page, context = sizes.page(1, blocks), min(shape.context for shape in wanted)
+    base = max(shape.pages for shape in wanted if shape.context == context)
+    largest = max(shape.pages for shape in wanted)
+    left = sizes.room - sizes.weights(1, blocks)
+    if left >= base * page:
+        return Window(1, blocks, max(2, min(largest, left // page))), None
+    left = sizes.room - base * page
+    for block in range(1, blocks + 1):
+        if sizes.weights(block, block) > left:
+            raise UsageError(f"block_{block} does not fit into the {sizes.room >> 20} MiB that may be taken here")
+    return Window(1, blocks, base), left
 
 
 def measure(

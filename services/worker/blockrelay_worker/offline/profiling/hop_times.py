@@ -8,11 +8,16 @@ import mmap
 import multiprocessing
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
+from blockrelay.onnx_blocks.dimensions import StepSizes
+from blockrelay.onnx_blocks.handed_on import handed_on, shapes_handed_on
+from blockrelay.onnx_blocks.wiring import Wiring
 from blockrelay.planning.profile import Hop
 from blockrelay.protocol.encoding.forward_segment import ForwardSegment
+from blockrelay.protocol.encoding.named_tensors import NamedTensors
 from blockrelay.protocol.messages import Forward
 from blockrelay.redis.client import OneConnection, connect
 from blockrelay_worker.offline.profiling.samples import Samples
@@ -23,7 +28,44 @@ RUNS = 40
 _CELL, _THERE, _BACK = "profile", b"{profile}:there", b"{profile}:back"
 
 
-def redis_hop(url: str, hidden: int) -> Hop:
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """What a stage hands on: bytes of a row, and a `message` with so many rows."""
+
+    bytes: int
+    message: Callable[[int], Forward]
+
+
+def rows_of_ours(hidden: int) -> Rows:
+    """As stages of our own blocks hand them on: one matrix of so many columns."""
+
+    def made(rows: int) -> Forward:
+        segment = ForwardSegment(
+            request="req", run="run", sequence=0, position=0, token_ids=(0,) * rows, ends_known=True
+        )
+        return Forward(sender="worker", segments=(segment,), rows=np.zeros((rows, hidden), np.float32))
+
+    return Rows(4 * hidden, made)
+
+
+def rows_of_onnx_blocks(wiring: Wiring, last: int, context: int) -> Rows:
+    """As a stage of ONNX blocks that others made hands them on that ends with block `last`: for each row, which is of a
+    request of its own and attends to `context` tokens, the tensors that later blocks take, by name."""
+    shapes = shapes_handed_on(wiring, last, StepSizes(batch=1, new=1, past=context - 1))
+    arrays = {one.name: np.zeros(shapes[one.name], one.tensor.dtype) for one in handed_on(wiring, last)}
+
+    def made(rows: int) -> Forward:
+        segments = [
+            ForwardSegment(request=f"req-{at}", run="run", sequence=0, position=0, token_ids=(0,), ends_known=True)
+            for at in range(rows)
+        ]
+        parts = [(NamedTensors(rows=1, arrays=arrays),)] * rows
+        return Forward(sender="worker", segments=tuple(segments), tensors=parts)
+
+    return Rows(sum(array.nbytes for array in arrays.values()), made)
+
+
+def redis_hop(url: str, rows: Rows) -> Hop:
     """Over the Redis at `url`. Raises RedisTrouble."""
     context = multiprocessing.get_context("spawn")
     echo = context.Process(target=_echo, args=(url,), daemon=True)
@@ -31,19 +73,20 @@ def redis_hop(url: str, hidden: int) -> Hop:
     client = OneConnection(connect(url, cell=_CELL))
     try:
         client.ask("DEL", _THERE, _BACK)
-        _there_and_back(client, hidden, 1)  # the other process is up
-        return _line([(n * hidden * 4, _samples(lambda n=n: _there_and_back(client, hidden, n))) for n in ROWS])
+        _there_and_back(client, rows.message(1))  # the other process is up
+        messages = [(n, rows.message(n)) for n in ROWS]
+        return _line([(n * rows.bytes, _samples(lambda m=m: _there_and_back(client, m))) for n, m in messages])
     finally:
         echo.kill()
         echo.join()
         client.ask("DEL", _THERE, _BACK)
 
 
-def shared_memory_hop(hidden: int) -> Hop:
-    """Written by one side and read by the other, without what it takes to wake it."""
+def shared_memory_hop(of: Rows) -> Hop:
+    """Their bytes, written by one side and read by the other, without what it takes to wake it."""
     times: list[tuple[int, Samples]] = []
     for rows in ROWS:
-        size = rows * hidden * 4
+        size = rows * of.bytes
         content = np.random.default_rng(1).bytes(size)
         with mmap.mmap(-1, size) as shared:
             times.append((size, _samples(lambda s=shared, c=content: _write_and_read(s, c))))
@@ -53,17 +96,14 @@ def shared_memory_hop(hidden: int) -> Hop:
 def _write_and_read(shared: mmap.mmap, content: bytes) -> float:
     started = time.perf_counter()
     shared[:] = content
-    np.frombuffer(bytes(shared), np.float32)
+    np.frombuffer(bytes(shared), np.uint8)
     return time.perf_counter() - started
 
 
-def _there_and_back(client: OneConnection, hidden: int, rows: int) -> float:
+def _there_and_back(client: OneConnection, message: Forward) -> float:
     """Seconds of one way."""
-    content = np.zeros((rows, hidden), np.float32)
-    segment = ForwardSegment(request="req", run="run", sequence=0, position=0, token_ids=(0,) * rows, ends_known=True)
     started = time.perf_counter()
-    message = Forward(sender="worker", segments=(segment,), rows=content).encode()
-    client.ask("XADD", _THERE, "*", *(part for item in message.items() for part in item))
+    client.ask("XADD", _THERE, "*", *(part for item in message.encode().items() for part in item))
     _read(client, _BACK)
     return (time.perf_counter() - started) / 2
 

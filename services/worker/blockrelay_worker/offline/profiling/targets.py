@@ -11,7 +11,7 @@ from blockrelay.errors import UsageError
 from blockrelay.host.memory import available_bytes
 from blockrelay.protocol.plan import Stage
 from blockrelay.settings import WorkerSettings
-from blockrelay_worker.execution.loader import Executors, Gpu, executors_for
+from blockrelay_worker.execution.loader import CPU, Executors, Gpu, executors_for
 from blockrelay_worker.execution.onnx.compiled.cache_folder import default_root
 from blockrelay_worker.execution.page_layout import layout_of
 from blockrelay_worker.execution.process.executors import DeviceExecutors
@@ -38,12 +38,17 @@ class StageBytes:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A device to profile. `name` is its class in the profile; `opened` makes its executors and ends them afterwards.
-    Each block is loaded `loads` times, each time by executors of its own, which have no weights yet."""
+    """A device to profile. `name` is its class in the profile; `open` makes its executors and ends them afterwards: of
+    ONNX blocks that others made they have sessions for so many bytes at once (None: all of them). Each block is loaded
+    `loads` times, each time by executors of its own, which have no weights yet."""
 
     name: str
-    opened: Callable[[], AbstractContextManager[Executors]]
+    open: Callable[[int | None], AbstractContextManager[Executors]]
     loads: int
+
+    def opened(self, warm_bytes: int | None = None) -> AbstractContextManager[Executors]:
+        """Its executors, as of `open`."""
+        return self.open(warm_bytes)
 
 
 def targets(folder: BlockFolder, *, threads: int, gpus: Sequence[str]) -> list[Target]:
@@ -53,10 +58,14 @@ def targets(folder: BlockFolder, *, threads: int, gpus: Sequence[str]) -> list[T
     """
     if twice := [gpu for index, gpu in enumerate(gpus) if gpu in gpus[:index]]:
         raise UsageError(f"--gpu {twice[0]}: named twice")
-    found = [Target("CPU", lambda: nullcontext(executors_for("cpu", folder, threads=threads)), CPU_LOADS)]
+    if folder.model.onnx_blocks is None:
+        cpu = Target("CPU", lambda _: nullcontext(executors_for("cpu", folder, threads=threads)), CPU_LOADS)
+    else:  # on CPUs too they are ONNX Runtime's, in a process of its own
+        cpu = Target("CPU", lambda warm: _on_device(folder, CPU, threads, warm), DEVICE_LOADS)
+    found = [cpu]
     for gpu in gpus:
         name = ONE_GPU if len(gpus) == 1 else gpu
-        found.append(Target(name, lambda gpu=gpu: _on_device(folder, gpu, threads), DEVICE_LOADS))
+        found.append(Target(name, lambda warm, gpu=gpu: _on_device(folder, gpu, threads, warm), DEVICE_LOADS))
     return found
 
 
@@ -79,8 +88,9 @@ def stage_bytes(folder: BlockFolder, executors: Executors) -> StageBytes:
 
 
 @contextmanager
-def _on_device(folder: BlockFolder, gpu: str, threads: int) -> Iterator[Executors]:
-    """In a process of its own, as workers have it, which runs blocks one by one so that each is measured."""
+def _on_device(folder: BlockFolder, gpu: str, threads: int, warm_bytes: int | None) -> Iterator[Executors]:
+    """In a process of its own, as workers have it, which runs blocks one by one so that each is measured; `warm_bytes`
+    as of Target."""
     settings = WorkerSettings()
     how = Gpu(
         gpu,
@@ -91,6 +101,7 @@ def _on_device(folder: BlockFolder, gpu: str, threads: int) -> Iterator[Executor
         budget_bytes=settings.gpu_memory,
         threads=threads,
         quarantine=False,
+        warm=(None, warm_bytes, False),
     )
     executors = executors_for("gpu", folder, threads=threads, gpu=how)
     assert isinstance(executors, DeviceExecutors), "a device that is named has a process of its own"
