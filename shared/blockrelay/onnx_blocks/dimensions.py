@@ -79,9 +79,9 @@ class BlockDimensions:
                     size = given[axis] if given is not None else places[axis]
                 if size is None:
                     raise self._error(tensor, f"is {shown(dims)}: nothing tells how long dimension {axis} is")
-                self._bind(dim, size)
             elif isinstance(dim, int) and dim != size:
                 raise self._error(tensor, f"is {shown(dims)}, which is none of {self._asked()}")
+            self._bind(dim, size)
             shape.append(size)
         if given is not None and tuple(given) != tuple(shape):
             raise self._error(tensor, f"is {shown(shape)} here, and the block that makes it gave {shown(given)}")

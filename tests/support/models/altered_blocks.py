@@ -129,3 +129,24 @@ def spoiled_for(whole: Path, to: Path, token: int) -> Path:
         spoils(model, "/model/layers.2/Add_1_output_0", above=50, hidden="/model/layers.1/Add_1_output_0")
 
     return copied(whole, to, altered("block_1.onnx", first), altered("block_3.onnx", third))
+
+
+def counting_sequences(whole: Path, to: Path) -> Path:
+    """A copy of the reference blocks in `whole`, of which block 1 gives how many sequences it runs, and block 2 cuts
+    its rows by that."""
+    hidden = "/model/layers.0/Add_1_output_0"
+
+    def first(model: ModelProto) -> None:
+        model.graph.node.append(helper.make_node("Shape", ["input_ids"], ["sequences"], start=0, end=1))
+        model.graph.output.append(value("sequences", TensorProto.INT64, 1))
+
+    def second(model: ModelProto) -> None:
+        for node in model.graph.node:
+            node.input[:] = ["cut" if name == hidden else name for name in node.input]
+        rest = numpy_helper.from_array(numpy.array([-1, 64]), "rest")
+        model.graph.initializer.append(rest)
+        model.graph.input.append(value("sequences", TensorProto.INT64, 1))
+        model.graph.node.insert(0, helper.make_node("Concat", ["sequences", "rest"], ["cut/shape"], axis=0))
+        model.graph.node.insert(1, helper.make_node("Reshape", [hidden, "cut/shape"], ["cut"]))
+
+    return copied(whole, to, altered("block_1.onnx", first), altered("block_2.onnx", second))

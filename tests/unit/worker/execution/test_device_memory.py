@@ -1,6 +1,7 @@
 """How much of a device a stage takes, and what is left for KV pages."""
 
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -100,6 +101,15 @@ def test_one_that_does_not_fit_beside_others_says_what_they_need() -> None:
     with pytest.raises(UsageError, match=r"need 140 bytes for weights .* together with other stages there, which need"):
         pages(107 + 400 + 140 + 159, neighbours=loaded)
     assert pages(107 + 400 + 140 + 160, neighbours=loaded) == 8
+
+
+def test_sessions_that_come_and_go_share_one_room() -> None:
+    """Whatever the number of stages; a part that is small has all of its own there."""
+    for limits, first, head, both, all_ in (((2, None), 147, 60, 167, 167), ((None, 120), 127, 60, 127, 127)):
+        sessions, size = limits
+        memory = replace(MEMORY, most_sessions=sessions, most_bytes=size)
+        assert (memory.weight_bytes(FIRST), memory.weight_bytes(HEAD)) == (first, head)
+        assert (memory.weight_bytes(FIRST, HEAD), memory.weight_bytes(FIRST, SECOND, HEAD)) == (both, all_)
 
 
 def test_where_a_device_tells_nothing_stages_share_what_the_host_gives() -> None:

@@ -98,6 +98,20 @@ def test_what_has_changed_since_is_not_served(
         open_block_folder(made)
 
 
+def test_the_blocks_of_a_stage_are_read_and_no_others(with_weights_beside: Path, tmp_path: Path) -> None:
+    """Their weights too. How large a file is is looked at for all of them."""
+    folder = copied(with_weights_beside, tmp_path / "blocks")
+    made = described(folder, tmp_path / "cache")
+    _flip(folder / "block_2.onnx.data")
+    for blocks in ([], [1], [3, 4]):
+        open_block_folder(made, blocks=blocks)
+    with pytest.raises(BlockFolderError, match=r"block_2\.onnx\.data: altered: its SHA-256 is not the one"):
+        open_block_folder(made, blocks=[2, 3])
+    _flip(made / "blocks.json")
+    with pytest.raises(BlockFolderError, match=r"blocks\.json"):
+        open_block_folder(made, blocks=[1])
+
+
 def test_a_manifest_with_other_layers_in_its_blocks_is_refused(blocks: Path, tmp_path: Path) -> None:
     made = described(blocks, tmp_path)
     content = json.loads((made / "manifest.json").read_bytes())

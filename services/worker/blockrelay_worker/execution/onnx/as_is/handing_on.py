@@ -29,9 +29,8 @@ def joined(parts: Sequence[Part], tensors: Sequence[HandedOn], block: str) -> Ar
         arrays = [_given(part.given, one, block) for part in parts]
         shapes = {array.shape for array in arrays}
         if len(shapes) > 1:
-            raise _wrong(
-                block, one, f"has the shapes {', '.join(map(shown, sorted(shapes)))} in sequences of one length"
-            )
+            all_of_them = ", ".join(map(shown, sorted(shapes)))
+            raise _wrong(block, one, f"came as {all_of_them} of sequences of one length")
         together = one.batch_axis is not None and len(arrays) > 1
         found[one.name] = np.concatenate(arrays, axis=one.batch_axis) if together else arrays[0]
     return found

@@ -238,6 +238,26 @@ def test_the_next_one_is_made_in_the_background_where_both_have_room() -> None:
         one.close()
 
 
+def test_the_next_one_is_the_next_that_is_here() -> None:
+    """Of stages 1, 3 and 5; each counts what it had made, and takes its own with it when it is closed."""
+    made = Opened()
+    blocks = WarmBlocks(made, [10] * 6, limits=WarmLimits(sessions=3), beside=True)
+    first, third, fifth = (blocks.part(index, index) for index in (1, 3, 5))
+    first.work(1, made.run())
+    third.work(3, made.run())
+    fifth.work(5, made.run())
+    assert made.asked == [1, 3, 5] and [one.counts.made for one in (first, third, fifth)] == [2, 1, 0]
+    assert [one.counts.jobs_ok for one in (first, third, fifth)] == [1, 1, 1] and blocks.counts.made == 0
+    again = blocks.part(3, 5)
+    third.close()
+    assert again.bytes == 20 and first.bytes == 10, "another stage has it"
+    again.close()
+    assert fifth.bytes == 10 and blocks.bytes == 20
+    first.close()
+    fifth.close()
+    assert blocks.bytes == 0
+
+
 def test_one_that_was_prepared_and_fails_is_tried_again_when_it_is_needed() -> None:
     made = Opened()
     blocks = WarmBlocks(made, [10] * 3, limits=WarmLimits(sessions=3), beside=True)
