@@ -12,6 +12,7 @@ from blockrelay.observability import logs
 from blockrelay.observability.metrics.scheduler import SchedulerMetrics
 from blockrelay.observability.registry import service_registry
 from blockrelay.observability.status_server import StatusServer
+from blockrelay.planning.cuts import check_stages
 from blockrelay.planning.plan_file import read_plan_file
 from blockrelay.protocol.keys import Keys
 from blockrelay.protocol.planned_split import PlannedSplit, equal_parts
@@ -28,6 +29,7 @@ def serve(settings: SchedulerSettings, stop: threading.Event) -> None:
     folder = open_block_folder(settings.model, blocks=[])
     blocks = folder.model.blocks
     planned = planned_by(settings, blocks)
+    check_stages(folder, planned.stages)
     keys = Keys(settings.cell)
     client = connect(settings.redis_url, cell=settings.cell)
     payload = connect(settings.payload_redis_url, cell=settings.cell) if settings.payload_redis_url else client

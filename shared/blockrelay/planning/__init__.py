@@ -1,2 +1,2 @@
 """What planners work from: what was measured (`profile`), what blocks cost (`costs`) and which devices there are
-(`devices`). Only data."""
+(`devices`), and whether a model can be cut as they plan (`cuts`)."""

@@ -3,22 +3,18 @@ of ONNX blocks that others made. No weight is read."""
 
 from collections import Counter
 from collections.abc import Sequence
-from math import prod
-
-import numpy as np
 
 from blockrelay.block_folder.analysis import BlockCost, ModelAnalysis, analyse
 from blockrelay.block_folder.folder import BlockFolder
 from blockrelay.block_folder.manifest import ONNX_BLOCKS_NAME
 from blockrelay.errors import OnnxBlocksError
 from blockrelay.onnx_blocks.blocks_file import BlockFiles, read_blocks_file
-from blockrelay.onnx_blocks.dimensions import StepSizes, by_place
-from blockrelay.onnx_blocks.signature import Tensor
-from blockrelay.onnx_blocks.wiring import FromBlock, Wiring, wire
+from blockrelay.onnx_blocks.handed_on import bytes_handed_on
+from blockrelay.onnx_blocks.wiring import Wiring, wire
 
 
 def costs_of(folder: BlockFolder) -> ModelAnalysis:
-    """Raises OnnxBlocksError for ONNX blocks that hand on a tensor of which nothing tells how large it is."""
+    """Raises OnnxBlocksError for a `blocks.json` that cannot be read."""
     if folder.model.onnx_blocks is None:
         return analyse(folder.model)
     return onnx_costs(folder, read_blocks_file(folder.root / ONNX_BLOCKS_NAME))
@@ -58,46 +54,9 @@ def onnx_costs(folder: BlockFolder, blocks: Sequence[BlockFiles]) -> ModelAnalys
 
 def border_bytes(wiring: Wiring, last: int) -> tuple[int, int]:
     """What a stage that ends with block `last` hands on for each row: bytes, and bytes more for each token that the row
-    attends to, as masks have. Raises OnnxBlocksError as `handed_on` does."""
-    one, two = (
-        sum(prod(shape) * np.dtype(dtype).itemsize for shape, dtype in handed_on(wiring, last, past).values())
-        for past in (0, 1)
-    )
+    attends to, as masks have. Nothing where no stage can end (`cuts`)."""
+    try:
+        one, two = (bytes_handed_on(wiring, last, new=1, past=past) for past in (0, 1))
+    except OnnxBlocksError:
+        return 0, 0
     return one - (two - one), two - one
-
-
-def handed_on(wiring: Wiring, last: int, past: int) -> dict[str, tuple[tuple[int, ...], str]]:
-    """The tensors that a stage which ends with block `last` hands on of one row behind `past` others, with their shapes
-    and types: what later blocks take of it and of the blocks before it. Raises OnnxBlocksError for one whose dimensions
-    nothing tells."""
-    taken = {
-        name
-        for block, sources in zip(wiring.blocks, wiring.sources, strict=True)
-        for name, source in sources.items()
-        if block.index > last and isinstance(source, FromBlock) and source.index <= last
-    }
-    sizes = StepSizes(batch=1, new=1, past=past)
-    return {
-        tensor.name: (_shape(block.file, tensor, sizes), tensor.dtype)
-        for block in wiring.blocks[:last]
-        for tensor in block.outputs
-        if tensor.name in taken
-    }
-
-
-def _shape(file: str, tensor: Tensor, sizes: StepSizes) -> tuple[int, ...]:
-    """Of a tensor in a step of one request."""
-    if tensor.dims is None:
-        raise OnnxBlocksError(
-            "has no dimensions in its file, not even their number: nothing tells what it takes to hand it on",
-            file=file,
-            tensor=tensor.name,
-        )
-    lengths: list[int] = []
-    for axis, (dim, usual) in enumerate(zip(tensor.dims, by_place(len(tensor.dims), sizes), strict=True)):
-        told = dim if isinstance(dim, int) else sizes.named(dim)
-        length = usual if told is None else told
-        if length is None:
-            raise OnnxBlocksError(f"nothing tells how long dimension {axis} is", file=file, tensor=tensor.name)
-        lengths.append(length)
-    return tuple(lengths)

@@ -46,6 +46,12 @@ def resized(model: ModelProto, name: str, axis: int, size: int) -> None:
     one.type.tensor_type.shape.dim[axis].dim_value = size
 
 
+def unshaped(model: ModelProto, name: str) -> None:
+    """The output `name` does not even declare how many dimensions it has."""
+    (one,) = (one for one in model.graph.output if one.name == name)
+    one.type.tensor_type.ClearField("shape")
+
+
 def add_node(model: ModelProto, node: NodeProto, *, domain: str = "") -> None:
     """An operator, of the first version of its set where that is not the standard's, and its output as one of the
     graph's."""

@@ -1,21 +1,24 @@
 """`blockrelay plan` of ONNX blocks that others made: every strategy, their own bytes, one line for every mistake."""
 
 import json
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from blockrelay.block_folder.folder import BlockFolder
+from blockrelay.errors import OnnxBlocksError
 from blockrelay.host.cpu import machine_name
 from blockrelay.planning.profile import BlockProfile, Hop, Profile
 from blockrelay.protocol.plan import split_text
 from blockrelay.settings import SchedulerSettings
-from blockrelay_scheduler.__main__ import planned_by
+from blockrelay_scheduler.__main__ import planned_by, serve
 from blockrelay_scheduler.plan_command.__main__ import run
 from blockrelay_scheduler.planning.strategies.registry import OURS
+from tests.support.models.altered_blocks import altered, copied, unshaped
 from tests.support.models.onnx_blocks_served import opened
-from tests.support.models.reference_blocks import ReferenceModel, write_reference_blocks
+from tests.support.models.reference_blocks import MASK, ReferenceModel, write_reference_blocks
 
 MODEL = ReferenceModel(layers=4)
 #: What the profile has measured; the files have others.
@@ -106,6 +109,23 @@ def test_a_scheduler_publishes_their_plan(folder: BlockFolder, profile: Path, tm
     alternating.write_text(json.dumps({f"block_{n}": "GPU" if n % 2 else "CPU" for n in range(1, 6)}))
     planned = planned_by(SchedulerSettings(model=folder.root, plan=alternating), folder.model.blocks)
     assert planned.for_gpus == (True, False, True, False, True)
+
+
+def test_they_are_cut_only_where_everything_can_be_handed_on(
+    capsys: pytest.CaptureFixture[str], folder: BlockFolder, tmp_path: Path
+) -> None:
+    """A mask of which nothing tells how many dimensions it has: the last stage takes none."""
+    assert folder.onnx_root is not None
+    dynamic = copied(folder.onnx_root, tmp_path / "b", altered("block_1.onnx", lambda model: unshaped(model, MASK)))
+    served = opened(dynamic, tmp_path / "cache").root
+    custom = ["--model", str(served), "--strategy", "custom", "--boundaries"]
+    assert len(said(capsys, *custom, "1-4,5-5")["stages"]) == 2
+    assert run([*custom, "1-2,3-5"]) == 2
+    shown = capsys.readouterr()
+    assert f"block_1.onnx: {MASK}: is of unknown dimensions (a dynamic rank), and would travel" in shown.err
+    (tmp_path / "plan.json").write_text(json.dumps({f"block_{n}": "GPU" if n > 2 else "CPU" for n in range(1, 6)}))
+    with pytest.raises(OnnxBlocksError, match="dynamic rank"):
+        serve(SchedulerSettings(model=served, plan=tmp_path / "plan.json"), threading.Event())
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from blockrelay.block_folder.folder import open_block_folder
 from blockrelay.errors import RedisTrouble, ServiceUnavailable, UsageError
 from blockrelay.exit_codes import UNUSABLE
 from blockrelay.observability import logs
+from blockrelay.planning.cuts import check_stages
 from blockrelay.protocol.keys import Keys
 from blockrelay.protocol.planned_split import ANY_GPU
 from blockrelay.redis import client as redis_link
@@ -68,6 +69,7 @@ def up(options: UpOptions) -> int:
     if options.planned is None:
         options = replace(options, planned=options.plan.read(options.model, model.model.blocks))
     assert options.planned is not None
+    check_stages(model, options.planned.stages)
     options = _with_devices(options)
     if options.planned and any(ANY_GPU in devices for devices in options.planned.devices) and not options.gpus:
         _say("stages are for GPUs, and --gpu names none: CPUs serve them until workers with GPUs join from elsewhere")

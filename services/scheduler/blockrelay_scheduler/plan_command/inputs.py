@@ -1,6 +1,7 @@
 """What a plan is decided from, read from files and options. UsageError and BlockFolderError say what is wrong."""
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from blockrelay.block_folder.folder import BlockFolder, open_block_folder
@@ -10,6 +11,7 @@ from blockrelay.errors import UsageError
 from blockrelay.host.cpu import cpu_name, is_here
 from blockrelay.host.memory import total_bytes
 from blockrelay.planning.costs import costs_of
+from blockrelay.planning.cuts import check_stages
 from blockrelay.planning.devices import Device, Fleet, decode_fleet
 from blockrelay.planning.profile import Profile, decode_profile
 from blockrelay_scheduler.planning.cost_model import CostModel
@@ -64,6 +66,7 @@ def read_problem(options: PlanOptions) -> Problem:
         objective=options.objective,
         promise=Promise(context=context, requests=options.requests),
         wishes=options.wishes,
+        check_cut=partial(check_stages, folder),
     )
 
 

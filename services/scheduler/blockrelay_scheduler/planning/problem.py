@@ -59,6 +59,8 @@ class Problem:
     objective: Objective
     promise: Promise
     wishes: Wishes = NO_WISHES
+    check_cut: Callable[[Sequence[Stage]], None] = lambda _: None
+    """Raises BlockFolderError for stages that the model cannot be cut into."""
 
     @property
     def blocks(self) -> int:

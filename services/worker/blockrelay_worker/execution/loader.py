@@ -97,7 +97,7 @@ def gpu_of(settings: WorkerSettings, folder: BlockFolder) -> Gpu | None:
         return None
     return Gpu(
         settings.gpu or CPU,
-        settings.gpu_python or sys.executable,
+        (settings.gpu_python if settings.gpu else "") or sys.executable,
         settings.session_timeout_s,
         settings.per_block,
         cache=settings.cache_dir or default_root(os.environ) if graphs.kept else None,

@@ -8,15 +8,17 @@ from blockrelay.block_folder.analysis import analyse
 from blockrelay.block_folder.folder import BlockFolder, open_block_folder
 from blockrelay.errors import OnnxBlocksError
 from blockrelay.onnx_blocks.blocks_file import FileFacts, read_blocks_file
+from blockrelay.onnx_blocks.handed_on import check_borders
 from blockrelay.onnx_blocks.served_shape import served_wiring
 from blockrelay.onnx_blocks.wiring import Wiring, wire
-from blockrelay.planning.costs import border_bytes, costs_of, handed_on, onnx_costs
+from blockrelay.planning.costs import border_bytes, costs_of, onnx_costs
+from blockrelay.planning.cuts import check_stages
+from blockrelay.protocol.plan import uniform_split
 from blockrelay.settings import BUNDLED_MODEL
 from tests.support.models.onnx_blocks_served import opened
-from tests.support.models.reference_blocks import COS, MASK, SIN, ReferenceModel, write_reference_blocks
+from tests.support.models.reference_blocks import MASK, ReferenceModel, write_reference_blocks
 
 MODEL = ReferenceModel(layers=4)
-HIDDEN = "/model/layers.1/Add_1_output_0"
 
 
 @pytest.fixture(scope="module")
@@ -51,13 +53,6 @@ def test_weights_beside_a_graph_count_and_those_that_blocks_share_count_once(fol
     assert more == [2000, 1000, 1000, 1000, 0]
 
 
-def test_what_travels_is_what_later_blocks_take(wiring: Wiring) -> None:
-    row = dict.fromkeys((COS, SIN), ((1, 1, 1, MODEL.head_dim), "float16"))
-    hidden = ((1, 1, MODEL.hidden), "float16")
-    assert handed_on(wiring, 2, 7) == {MASK: ((1, 1, 1, 8), "float16"), HIDDEN: hidden} | row
-    assert handed_on(wiring, 5, 7) == {}
-
-
 def test_the_mask_grows_with_what_a_row_attends_to(wiring: Wiring) -> None:
     width = MODEL.hidden + 2 * MODEL.head_dim
     assert [border_bytes(wiring, last) for last in (1, 3)] == [(2 * width, 2)] * 2
@@ -65,12 +60,18 @@ def test_the_mask_grows_with_what_a_row_attends_to(wiring: Wiring) -> None:
     assert border_bytes(wiring, 5) == (0, 0)
 
 
-def test_a_tensor_of_which_nothing_tells_how_large_it_is_is_named(wiring: Wiring) -> None:
+def test_a_border_that_nothing_can_cross_has_no_bytes_and_is_refused(folder: BlockFolder, wiring: Wiring) -> None:
     first, *others = wiring.blocks
     outputs = tuple(replace(one, dims=None) if one.name == MASK else one for one in first.outputs)
-    dynamic = wire([replace(first, outputs=outputs), *others])
-    with pytest.raises(OnnxBlocksError, match=rf"^block_1.onnx: {MASK}: has no dimensions in its file"):
-        border_bytes(dynamic, 1)
+    later = [
+        replace(block, inputs=tuple(replace(one, dims=None) if one.name == MASK else one for one in block.inputs))
+        for block in others
+    ]
+    dynamic = wire([replace(first, outputs=outputs), *later])
+    assert [border_bytes(dynamic, last) for last in (1, 4)] == [(0, 0), (2 * MODEL.hidden, 0)]
+    with pytest.raises(OnnxBlocksError, match=rf"^block_1.onnx: {MASK}: is of unknown dimensions"):
+        check_borders(dynamic, uniform_split(5, 2), 128)
+    check_stages(folder, uniform_split(5, 5))
 
 
 def test_a_block_folder_is_analysed_by_its_shape() -> None:

@@ -9,7 +9,7 @@ import pytest
 from blockrelay.block_folder.folder import BlockFolder
 from blockrelay.errors import UsageError
 from blockrelay.onnx_blocks.served_shape import served_wiring
-from blockrelay.planning.costs import costs_of, handed_on
+from blockrelay.planning.costs import costs_of
 from blockrelay.planning.profile import decode_profile
 from blockrelay_worker.offline.profiling import __main__ as profiling
 from blockrelay_worker.offline.profiling import block_times, samples, targets
@@ -53,6 +53,7 @@ def test_every_block_is_measured_as_it_is(folder: BlockFolder, tmp_path: Path) -
         assert set(block.seconds) == set(block.seconds_at_context[160]) == {1, 4}
         assert all(seconds > 0 for seconds in block.seconds.values())
         assert (block.bytes, block.kv_bytes_per_token) == (cost.cpu_bytes, 2 * cost.kv_values_per_token)
+        assert block.load_seconds is not None and block.load_seconds > 0
 
 
 def test_blocks_that_have_no_room_together_are_measured_one_by_one(
@@ -102,7 +103,7 @@ def test_all_blocks_are_one_window_with_as_many_pages_as_have_room(folder: Block
 
 
 def test_a_hop_carries_the_tensors_by_name(folder: BlockFolder) -> None:
-    rows = rows_of_onnx_blocks(handed_on(served_wiring(folder.root), 2, 127))
+    rows = rows_of_onnx_blocks(served_wiring(folder.root), 2, context=128)
     cost = costs_of(folder).blocks[1]
     assert rows.bytes == cost.hop_bytes_per_row + 128 * cost.hop_bytes_per_row_and_token
     message = rows.message(3)

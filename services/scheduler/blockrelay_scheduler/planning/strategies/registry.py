@@ -12,6 +12,7 @@ from importlib.metadata import entry_points
 
 from blockrelay.errors import UsageError
 from blockrelay.planning.devices import Fleet
+from blockrelay.protocol.plan import Stage
 from blockrelay_scheduler.planning.memory_check import check_memory
 from blockrelay_scheduler.planning.problem import Placement, Problem, Strategy, Wishes
 from blockrelay_scheduler.planning.strategies.compute import compute
@@ -72,7 +73,7 @@ def _only(fleet: Fleet, targets: Sequence[str]) -> Fleet:
 
 def place(name: str, problem: Problem) -> Placement:
     """What a strategy answers, checked. UsageError for wishes that it does not go by, devices that are not there, and
-    an answer that is no plan of the model."""
+    an answer that is no plan of the model; BlockFolderError for one that its blocks cannot be cut into."""
     chosen = strategy(name)
     for wish in (field.name for field in fields(Wishes)):
         if getattr(problem.wishes, wish) is not None and not goes_by(name, wish):
@@ -91,5 +92,6 @@ def place(name: str, problem: Problem) -> Placement:
         expected = part.last + 1
     if expected <= problem.blocks:
         raise UsageError(f"strategy {name}: block_{expected} is in no part")
+    problem.check_cut([Stage(first=part.first, last=part.last) for part in placement.parts])
     check_memory(problem, placement)
     return placement

@@ -20,7 +20,7 @@ from blockrelay.command_app import run_app
 from blockrelay.errors import UsageError
 from blockrelay.host.cpu import cores, machine_name
 from blockrelay.onnx_blocks.served_shape import served_wiring
-from blockrelay.planning.costs import costs_of, handed_on
+from blockrelay.planning.costs import costs_of
 from blockrelay.planning.profile import BASE_CONTEXT, BlockProfile, Hop, ProductTimes, Profile
 from blockrelay.settings import BUNDLED_MODEL
 from blockrelay_worker.execution.loader import Executors
@@ -131,9 +131,7 @@ def _times(
 
 
 def _loading(folder: BlockFolder, target: Target) -> Mapping[int, Samples]:
-    """Samples of loading each block alone; nothing of ONNX blocks that others made, which are loaded together."""
-    if folder.model.onnx_blocks is not None:
-        return {}
+    """Samples of loading each block alone on a device."""
     with _bar(folder, target, target.loads * folder.model.blocks, what="loading ") as advance:
         return load_times(folder, target, advance)
 
@@ -155,7 +153,9 @@ def _hops(folder: BlockFolder, costs: ModelAnalysis, redis: str | None) -> dict[
     else:
         context = min(BASE_CONTEXT, folder.model.max_position)
         most = max(costs.blocks, key=lambda one: one.hop_bytes_per_row + context * one.hop_bytes_per_row_and_token)
-        rows = rows_of_onnx_blocks(handed_on(served_wiring(folder.root), most.index, context - 1))
+        rows = rows_of_onnx_blocks(served_wiring(folder.root), most.index, context)
+        if not rows.bytes:  # they cannot be cut anywhere
+            return {}
     found = {"shared_memory": shared_memory_hop(rows)}
     if redis is not None:
         found["redis"] = redis_hop(redis, rows)

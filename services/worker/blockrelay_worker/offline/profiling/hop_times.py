@@ -7,11 +7,14 @@ waits for it, decoded. In shared memory it is written and read once. Both are fi
 import mmap
 import multiprocessing
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from blockrelay.onnx_blocks.dimensions import StepSizes
+from blockrelay.onnx_blocks.handed_on import handed_on, shapes_handed_on
+from blockrelay.onnx_blocks.wiring import Wiring
 from blockrelay.planning.profile import Hop
 from blockrelay.protocol.encoding.forward_segment import ForwardSegment
 from blockrelay.protocol.encoding.named_tensors import NamedTensors
@@ -45,10 +48,11 @@ def rows_of_ours(hidden: int) -> Rows:
     return Rows(4 * hidden, made)
 
 
-def rows_of_onnx_blocks(tensors: Mapping[str, tuple[tuple[int, ...], str]]) -> Rows:
-    """As stages of ONNX blocks that others made hand them on: for each row, of a request of its own, these tensors by
-    name, of these shapes and types."""
-    arrays = {name: np.zeros(shape, dtype) for name, (shape, dtype) in tensors.items()}
+def rows_of_onnx_blocks(wiring: Wiring, last: int, context: int) -> Rows:
+    """As a stage of ONNX blocks that others made hands them on that ends with block `last`: for each row, which is of a
+    request of its own and attends to `context` tokens, the tensors that later blocks take, by name."""
+    shapes = shapes_handed_on(wiring, last, StepSizes(batch=1, new=1, past=context - 1))
+    arrays = {one.name: np.zeros(shapes[one.name], one.tensor.dtype) for one in handed_on(wiring, last)}
 
     def made(rows: int) -> Forward:
         segments = [
