@@ -22,6 +22,7 @@ from blockrelay_launcher.drill.faults import KINDS
 from blockrelay_launcher.drill.options import DrillOptions
 from blockrelay_launcher.drill.parts.killer import Killer
 from blockrelay_launcher.drill.system import DrilledSystem
+from tests.support.models.reference_blocks import ReferenceModel, write_reference_blocks
 from tests.support.systems.up_process import COMMAND
 from tests.support.waiting import wait_until
 
@@ -98,14 +99,32 @@ def test_the_users_of_deploy_may_do_all_that_a_system_under_faults_does() -> Non
     found_by("--minutes", "0.3", "--users", str(USERS), "--stages", "2", "--replicas", "1")
 
 
-class Saboteur:
-    """Between gateway and client: what it does to the n-th stream, once."""
+@pytest.fixture
+def raw_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("BLOCKRELAY_CACHE_DIR", str(tmp_path / "cache"))
+    return write_reference_blocks(tmp_path / "raw", ReferenceModel(layers=3))
 
-    def __init__(self, *plans: str) -> None:
-        self.plans, self.real = list(plans), resuming.resuming_stream
+
+@pytest.mark.faults
+def test_onnx_blocks_under_faults_lose_nothing_and_are_near_their_files(raw_blocks: Path) -> None:
+    """They are answered by a device and by CPUs: no two of these compute the same bits."""
+    options = ["--blocks", str(raw_blocks), "--gpu", "cpu", "--replicas", "1", "--kill", "worker,device,redis"]
+    found = found_by("--minutes", "0.3", *options, "--longest-answer", "60", "--seed", "5")
+    assert found["compared"] > 0 and found["only_whole"] > 0
+    assert found["compared"] + found["only_whole"] == found["completed"] and not found["beyond_tolerance"]
+    assert set(found["served"]) - {"cpu"}, "the device had a part"
+
+
+class Saboteur:
+    """Between gateway and client: what it does to the n-th stream, or to the n-th `greedy` one, once."""
+
+    def __init__(self, *plans: str, greedy: bool = False) -> None:
+        self.plans, self.real, self.greedy = list(plans), resuming.resuming_stream, greedy
 
     def __call__(self, *args: Any, **more: Any) -> Iterator[Event]:
-        plan = self.plans.pop() if self.plans else ""
+        body: dict[str, Any] = args[2]
+        meant = not self.greedy or (body["temperature"] == 0 and body["max_tokens"] > 1)
+        plan = self.plans.pop() if self.plans and meant else ""
         last: Event | None = None
         for event in self.real(*args, **more):
             choices: list[dict[str, Any]] = event.data.get("choices") or []
@@ -130,6 +149,18 @@ def test_a_wrong_token_a_lost_request_and_an_event_that_comes_twice_make_it_fail
     found = found_wrong(capsys)
     assert not saboteur.plans and (found["mismatched"], found["lost"], found["duplicated"]) == (1, 1, 1)
     assert len(found["wrong"]) == 3 and found["completed"] == found["accepted"] - 2
+
+
+def test_a_token_that_is_not_near_the_best_one_makes_a_drill_of_onnx_blocks_fail(
+    raw_blocks: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    saboteur = Saboteur("mismatch", greedy=True)
+    monkeypatch.setattr(resuming, "resuming_stream", saboteur)
+    assert run_drill(replace(QUIET, blocks=raw_blocks), as_json=True) == 1
+    found = found_wrong(capsys)
+    assert not saboteur.plans and (found["beyond_tolerance"], found["mismatched"], found["lost"]) == (1, 0, 0)
+    assert len(found["wrong"]) == 1 and "token 1 is behind the best one" in found["wrong"][0]
+    assert found["completed"] == found["accepted"] - 1 == found["compared"] + found["only_whole"]
 
 
 def test_a_process_that_nobody_of_the_drill_ended_makes_it_fail(
@@ -185,6 +216,10 @@ def test_ctrl_c_ends_it_with_the_table_so_far() -> None:
         (["--upgrade-from", "/nowhere/python"], "is not the Python of a release"),
         (["--upgrade-from", "/bin/false"], "is not the Python of a release"),
         (["--upgrade-from", sys.executable, "--upgrade"], "neither --users nor --upgrade"),
+        (["--kill", "device"], "--kill device is for drills with --gpu or --blocks"),
+        (["--sequential"], "--sequential is for --blocks"),
+        (["--blocks", "/nowhere"], "there is no such folder"),
+        (["--blocks", "/nowhere", "--model", "/nowhere"], "--blocks is instead of --model"),
     ],
 )
 def test_what_makes_no_sense_is_one_line(options: list[str], told: str) -> None:

@@ -69,7 +69,7 @@ class Closeness:
     model: Path
     asks: Sequence[Ask]
     logits: Mapping[str, str]
-    tolerance: float = field(default=0.0, init=False)
+    _tolerance: Mapping[str, float] = field(default_factory=dict[str, float], init=False)
     _off: dict[Claim, Sequence[float]] = field(default_factory=dict[Claim, Sequence[float]], init=False)
 
     def prepare(self, seen: Iterable[Seen]) -> None:
@@ -77,7 +77,7 @@ class Closeness:
         whole = longest_of(claim for one in seen if (claim := claim_of(self.asks, one)) is not None)
         claims = sorted(set(whole.values()))
         if claims:
-            self.tolerance, measured = _measured(self.model, [self._asked(claim) for claim in claims])
+            self._tolerance, measured = _measured(self.model, [self._asked(claim) for claim in claims])
             of = dict(zip(claims, measured, strict=True))
             self._off = {claim: of[longest][: len(claim.given)] for claim, longest in whole.items()}
 
@@ -88,8 +88,19 @@ class Closeness:
             wrong = incomplete(self.asks[one.ask], len(one.tokens), one.finish_reason)
         else:
             wrong = ""
-        beyond = "" if wrong or claim is None else beyond_tolerance(self._off[claim], self.tolerance, kind=one.kind)
+        beyond = "" if wrong or claim is None else self._beyond(claim, one)
         return Verdict(wrong or beyond, bool(beyond), "whole" if claim is None else "tolerance", on_gpu)
+
+    def _beyond(self, claim: Claim, one: Seen) -> str:
+        """What is beyond the tolerance; "" for nothing."""
+        of_rows = one.kind == "session"
+        tolerance = self._tolerance["row" if of_rows else "token"]
+        found = first_beyond(self._off[claim], tolerance)
+        if found is None:
+            return ""
+        number, distance = found
+        what = f"the logits of step {number} are off" if of_rows else f"token {number} is behind the best one"
+        return f"{what} by {distance:.2g} of their length, and {tolerance:g} is tolerated"
 
     def _asked(self, claim: Claim) -> dict[str, Any]:
         ask = self.asks[claim.ask]
@@ -99,22 +110,14 @@ class Closeness:
         return {"prompt": ask.prompt, "cuts": ask.cuts[: len(logits)], "logits": logits}
 
 
-def beyond_tolerance(off: Sequence[float], tolerance: float, *, kind: str) -> str:
-    """What the first of these distances says that is not within the tolerance; "" for none. What is no number never
-    is."""
-    for number, distance in enumerate(off, 1):
-        if not distance <= tolerance:
-            what = (
-                f"the logits of step {number} are off"
-                if kind == "session"
-                else f"token {number} is behind the best one"
-            )
-            return f"{what} by {distance:.2g} of their length, {tolerance:g} is tolerated"
-    return ""
+def first_beyond(off: Sequence[float], tolerance: float) -> tuple[int, float] | None:
+    """The first of these distances that is not within the tolerance, as what is no number never is, and its number,
+    from 1."""
+    return next(((n, distance) for n, distance in enumerate(off, 1) if not distance <= tolerance), None)
 
 
-def _measured(model: Path, asked: Sequence[Mapping[str, Any]]) -> tuple[float, list[list[float]]]:
-    """The tolerance of a model and the distances of all that is asked about, by a process of its own."""
+def _measured(model: Path, asked: Sequence[Mapping[str, Any]]) -> tuple[Mapping[str, float], list[list[float]]]:
+    """The tolerances of a model and the distances of all that is asked about, by a process of its own."""
     lines = "".join(json.dumps(one) + "\n" for one in asked)
     argv = [sys.executable, "-P", "-m", "blockrelay_worker.offline.reference_logits", str(model)]
     done = subprocess.run(argv, input=lines, capture_output=True, text=True, check=False)

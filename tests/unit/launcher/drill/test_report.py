@@ -10,6 +10,7 @@ import pytest
 from rich.console import Console
 
 from blockrelay_launcher.drill.clients import Seen
+from blockrelay_launcher.drill.closeness import Verdict
 from blockrelay_launcher.drill.faults import Fault
 from blockrelay_launcher.drill.from_logs import own_ends, refusals, run_starts
 from blockrelay_launcher.drill.report import Report, judge, show
@@ -81,16 +82,32 @@ def test_every_broken_promise_is_counted_and_makes_the_drill_fail(request_: Seen
     assert told in out.getvalue()
 
 
-def test_what_gpus_had_a_part_in_is_whole_and_compared_with_nothing() -> None:
-    def of_gpus(one: Seen) -> str | None:
-        return None if one.fingerprints == ["old"] else "" if len(one.tokens) == 3 else "it is not whole"
+def test_what_gpus_had_a_part_in_is_judged_by_itself() -> None:
+    def inexact(one: Seen) -> Verdict | None:
+        if one.fingerprints == ["old"]:
+            return None
+        return Verdict("" if len(one.tokens) == 3 else "it is not whole", how="whole", on_gpu=True)
 
     mixed, moved = seen(tokens=[9, 9, 9], fingerprints=["g/old"]), seen(tokens=[9, 9, 9], fingerprints=["g+old@1"])
     moved.fallbacks = 1
-    report = verdict(seen(), mixed, moved, of_gpus=of_gpus)
+    report = verdict(seen(), mixed, moved, inexact=inexact)
     assert report.good and report.served == {"cpu": 1, "mixed": 1, "handed_over": 1}
-    report = verdict(seen(tokens=[9, 9, 9]), seen(tokens=[9], fingerprints=["g/old"]), of_gpus=of_gpus)
+    assert (report.fallbacks, report.only_whole, report.compared) == (1, 2, 0)
+    report = verdict(seen(tokens=[9, 9, 9]), seen(tokens=[9], fingerprints=["g/old"]), inexact=inexact)
     assert report.mismatched == 2 and "it is not whole" in report.wrong[1]
+
+
+def test_what_is_beyond_the_tolerance_is_counted_by_itself_and_makes_the_drill_fail() -> None:
+    near, far = (Verdict(wrong, beyond=bool(wrong), how="tolerance") for wrong in ("", "token 2 is behind"))
+    report = verdict(seen(), seen(tokens=[5, 9, 7]), inexact=lambda one: far if 9 in one.tokens else near)
+    assert (report.compared, report.beyond_tolerance, report.mismatched, report.completed) == (1, 1, 0, 1)
+    assert not report.good and "token 2 is behind" in report.wrong[0]
+    assert report.served == {"cpu": 1} and report.to_dict()["beyond_tolerance"] == 1
+    out = io.StringIO()
+    show(report, Console(file=out, width=120))
+    lines = [line.split("│")[1:3] for line in out.getvalue().splitlines() if line.startswith("│")]
+    shown = {name.strip(): value.strip() for name, value in lines}
+    assert (shown["beyond tolerance"], shown["within tolerance"], shown["fallbacks"]) == ("1", "1", "0")
 
 
 def test_a_trouble_of_the_system_makes_it_fail_too() -> None:

@@ -1,7 +1,7 @@
 """`python -m blockrelay_worker.offline.reference_logits MODEL < ANSWERS > DISTANCES`: how far answers are off.
 
-One JSON object per line, both ways. The first line of stdout is {"tolerance"}: how far off two right computations of
-this model may be. Behind it comes one {"off": [...]} for each line of stdin, in order:
+One JSON object per line, both ways. The first line of stdout is {"tolerance": {"token", "row"}}: how far off other
+right computations of this model may be. Behind it comes one {"off": [...]} for each line of stdin, in order:
 
     {"prompt": [ids], "answer": [ids]}                  of each token of the answer, how far it is behind the best one
     {"prompt": [ids], "cuts": [positions],
@@ -31,7 +31,7 @@ GROUP_TOKENS = 2048
 def main(root: str) -> None:
     folder = open_block_folder(Path(root))
     model: ReferenceModel = OwnKernels(folder) if folder.model.onnx_blocks is None else OnnxFiles(folder)
-    _answer({"tolerance": model.tolerance})
+    _answer({"tolerance": model.tolerance._asdict()})
     for group in groups([json.loads(line) for line in sys.stdin]):
         for asked, rows in zip(group, model.rows([tokens_of(asked) for asked in group]), strict=True):
             _answer({"off": distances(asked, rows)})

@@ -16,7 +16,7 @@ from blockrelay.onnx_blocks.wiring import FromBlock, FromPast, Wiring
 from blockrelay_worker.execution.batch import Batch, Segment
 from blockrelay_worker.execution.loader import executors_for
 from blockrelay_worker.execution.page_layout import pages_for
-from blockrelay_worker.offline.reference_logits.distances import tolerance_of
+from blockrelay_worker.offline.reference_logits.distances import Tolerance, tolerance_of
 
 #: Rows per run of our kernels: enough for full speed.
 CHUNK_ROWS = 256
@@ -29,8 +29,8 @@ class ReferenceModel(Protocol):
     """A model that is asked for logits and for nothing else."""
 
     @property
-    def tolerance(self) -> float:
-        """How far off other right computations of a row may be (see `tolerance_of`)."""
+    def tolerance(self) -> Tolerance:
+        """How far off other right computations may be (see `tolerance_of`)."""
         ...
 
     def rows(self, sequences: Sequence[Sequence[int]]) -> list[Array]:
@@ -62,7 +62,7 @@ class OwnKernels:
             )
         )
         assert output.logits is not None, "a stage with all blocks gives logits"
-        return output.logits
+        return output.logits.copy()  # the next run writes into the same memory
 
 
 class OnnxFiles:
