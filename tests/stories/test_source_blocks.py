@@ -113,12 +113,21 @@ def assert_equals_the_unsplit(story: Story, unsplit: Path, steps: tuple[int, ...
         found = decode_tensor(answer["outputs"]["logits"], param="logits", max_elements=1 << 24)
         wanted = right.step(dict(request))["logits"]
         assert found.shape == wanted.shape
-        found, wanted = (np.asarray(rows, np.float64).reshape(-1, vocabulary) for rows in (found, wanted))
-        story.assert_close(found, wanted)
+        assert_rounded(found.reshape(-1, vocabulary), wanted.reshape(-1, vocabulary), story.tolerance)
         assert list(answer["execution_times"]) == BLOCKS and answer["fallback_events"] == []
         stats = answer["execution_stats"]
         counts = stats["gpu_blocks_executed"], stats["cpu_blocks_executed"]
-        assert counts == (batch * len(story.on("GPU")), batch * len(story.on("CPU")))
+        assert counts == (len(story.on("GPU")), len(story.on("CPU")))
+
+
+def assert_rounded(found: NDArray[Any], right: NDArray[Any], tolerance: float) -> None:
+    """Rows of logits, in float16 as answers have them, are what rows become there that are no further from the right
+    ones than the tolerance, a part of each row's length."""
+    assert found.dtype == np.float16 and np.isfinite(found).all()
+    right = right.astype(np.float64)
+    allowed = tolerance * np.linalg.norm(right, axis=1, keepdims=True)
+    least, most = ((right + way * allowed).astype(np.float16) for way in (-1, 1))
+    assert ((least <= found) & (found <= most)).all()
 
 
 @pytest.mark.parametrize("stages", PLANS)
@@ -155,7 +164,7 @@ def test_a_session_finds_what_the_stages_have_computed(tmp_path: Path, blocks: M
         story.step(tokens, session=session)
         answer = story.step([5], session=session, number=2, past=len(tokens))
         assert answer["status"] == "success"
-        assert answer["cached_tokens"] >= 96, "whole pages of the step before"
+        assert answer["execution_stats"]["cached_tokens"] == 96, "whole pages of the step before"
 
 
 @pytest.fixture(scope="module", params=["cpu", pytest.param("webgpu:0", marks=pytest.mark.software_gpu)])
