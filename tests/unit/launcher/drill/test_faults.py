@@ -1,13 +1,16 @@
 """What a drill does and when is drawn from its seed alone."""
 
 from collections import Counter
+from dataclasses import replace
 from itertools import islice
+from pathlib import Path
 from random import Random
 
 import pytest
 
 from blockrelay.errors import UsageError
 from blockrelay_launcher.drill.faults import KINDS, LASTS_S, ROLES, Strike, parse_kinds, parse_roles, possible, strikes
+from blockrelay_launcher.drill.options import DrillOptions
 
 
 def drawn(count: int, seed: int = 1) -> list[Strike]:
@@ -47,3 +50,9 @@ def test_names_are_read_and_a_wrong_one_is_told() -> None:
     assert parse_roles("redis, worker") == ("worker", "redis")
     with pytest.raises(UsageError, match="--faults takes kill, stop, full, cut with commas between them, not 'flood'"):
         parse_kinds("kill,flood")
+
+
+def test_stages_of_onnx_blocks_share_a_process_of_the_cpu() -> None:
+    options = DrillOptions(model=Path("m"), seconds=1.0, roles=(), stages=3, replicas=2)
+    assert options.workers == [f"worker-{n}" for n in range(1, 7)]
+    assert replace(options, blocks=Path("b")).workers == ["worker-1", "worker-2"]

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from blockrelay.exit_codes import BROKEN
 from blockrelay_launcher.drill.clients import Seen
 from blockrelay_launcher.drill.closeness import Verdict
 from blockrelay_launcher.drill.faults import Fault
@@ -189,6 +190,12 @@ class TestOwnEnds:
     )
     def test_everybody_else_did(self, line: str) -> None:
         assert own_ends(f"ready\n{line}\n", [self.KILL, self.DRAIN]) == [line]
+
+    @pytest.mark.parametrize("worker", ["worker-1", "gpu-worker-webgpu-0"])
+    def test_a_worker_whose_device_was_killed_before_it_served(self, worker: str) -> None:
+        line = f"{worker} ended with code {BROKEN}; starting it again"
+        killed = Fault(at=1.0, kind="kill", target="device")
+        assert own_ends(line, [killed]) == [] and own_ends(line, [self.KILL]) == [line]
 
     def test_one_kill_explains_one_death(self) -> None:
         line = "worker-1 was killed by signal 9; starting it again"
