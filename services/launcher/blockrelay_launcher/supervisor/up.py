@@ -69,7 +69,8 @@ def up(options: UpOptions) -> int:
     if options.planned is None:
         options = replace(options, planned=options.plan.read(options.model, model.model.blocks))
     assert options.planned is not None
-    check_stages(model, options.planned.stages)
+    stages = options.planned.stages
+    check_stages(model, stages)
     options = _with_devices(options)
     if options.planned and any(ANY_GPU in devices for devices in options.planned.devices) and not options.gpus:
         _say("stages are for GPUs, and --gpu names none: CPUs serve them until workers with GPUs join from elsewhere")
@@ -80,7 +81,7 @@ def up(options: UpOptions) -> int:
         for line in look_at_redis(options, settings.cell):
             _say(line)
         if options.blocks is not None:  # now that nothing else is wrong
-            options = replace(options, blocks=options.blocks.with_import(stages=len(options.planned.stages)))
+            options = replace(options, blocks=options.blocks.with_import(stages=len(stages)))
         return _run(options, settings, ports, model.model_key)
 
 
