@@ -3,7 +3,7 @@ CPUs compute its blocks, and every answer says what happened.
 
 Commands are real, and so are Redis, the workers and their kills. The GPU is ONNX Runtime's CPU provider in the process
 of a device, which does what the test tells it to; `make software-gpu` has the same story on a Vulkan driver.
-`test_source_blocks` tells it of ONNX blocks that are served as they are.
+`test_source_blocks` and `test_source_failures` tell it of ONNX blocks that are served as they are.
 """
 
 import json
