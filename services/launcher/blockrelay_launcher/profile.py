@@ -19,9 +19,14 @@ from typing import Literal
 
 from blockrelay.block_folder.analysis import HOP_ITEM_BYTES
 from blockrelay.block_folder.folder import BlockFolder, open_block_folder
+from blockrelay.errors import OnnxBlocksError
 from blockrelay.host.cpu import cores
 from blockrelay.host.memory import available_bytes
+from blockrelay.onnx_blocks.handed_on import bytes_handed_on
+from blockrelay.onnx_blocks.served_shape import served_wiring
+from blockrelay.planning.cuts import check_stages
 from blockrelay.planning.profile import Hop, Profile, StepOverhead, decode_profile
+from blockrelay.protocol.plan import uniform_split
 from blockrelay_launcher.background import running_redis, running_up
 from blockrelay_launcher.bench.figures import decode_rate, random_prompts
 from blockrelay_launcher.bench.targets import GatewaySide
@@ -70,14 +75,30 @@ def _with_systems(profile: Profile, folder: BlockFolder, threads: int) -> Profil
     blocks = {r: sum(block["CPU"].at(r, PROMPT + new / 2) for block in profile.blocks.values()) for r in REQUESTS}
     step = fitted([(r, one[r] - blocks[r]) for r in REQUESTS])
     profile = replace(profile, step=replace(step, spread=spread))
-    if folder.model.onnx_blocks is not None:
+    row_bytes = _row_bytes(folder)
+    if not row_bytes:
         return profile
     two, spread_of_two = _step_seconds(folder, 2, threads)
     # Stages with cores of their own compute at once, on parts of the requests: of these only one alone tells.
     alone = 2 * threads <= cores()
     extra = [(r, two[r] - one[r]) for r in REQUESTS if r == 1 or not alone]
-    hop = fitted_hop(extra, profile.hop["redis"], row_bytes=HOP_ITEM_BYTES * folder.model.hidden_size)
+    hop = fitted_hop(extra, profile.hop["redis"], row_bytes=row_bytes)
     return replace(profile, hop={**profile.hop, "redis": replace(hop, spread=spread_of_two)})
+
+
+def _row_bytes(folder: BlockFolder) -> int:
+    """What a row of one request takes from the first of two stages to the second; 0: there cannot be two."""
+    blocks = folder.model.blocks
+    if folder.model.onnx_blocks is None:
+        return HOP_ITEM_BYTES * folder.model.hidden_size
+    if blocks == 1:
+        return 0
+    stages = uniform_split(blocks, 2)
+    try:
+        check_stages(folder, stages)
+    except OnnxBlocksError:
+        return 0
+    return bytes_handed_on(served_wiring(folder.root), stages[0].last, new=1, past=PROMPT)
 
 
 def _new_tokens(folder: BlockFolder) -> int:
