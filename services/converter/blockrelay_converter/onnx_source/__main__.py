@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from blockrelay.command_app import run_app
-from blockrelay.onnx_blocks.import_report import encode_result, encode_step
+from blockrelay.onnx_blocks.llama.import_report import encode_result, encode_step
 from blockrelay_converter.onnx_source.importing import ImportOptions, import_blocks
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)

@@ -11,7 +11,7 @@ from pathlib import Path
 from blockrelay.block_folder.strict_json import Fields
 from blockrelay.errors import ExecutionError, OnnxBlocksError, UsageError
 from blockrelay.exit_codes import UNUSABLE
-from blockrelay.onnx_blocks.import_report import ComparedBlock, ComparedPlaces, decode_compared, encode_places
+from blockrelay.onnx_blocks.llama.import_report import ComparedBlock, ComparedPlaces, decode_compared, encode_places
 
 _COMPARE = "blockrelay_worker.offline.onnx_blocks.comparison.compare"
 _EVALUATE = "blockrelay_worker.offline.evaluate"

@@ -13,7 +13,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 
 from blockrelay.exit_codes import FAILED
 from blockrelay.extras import need
-from blockrelay.onnx_blocks.import_report import ComparedBlock, ImportResult, decode_told
+from blockrelay.onnx_blocks.llama.import_report import ComparedBlock, ImportResult, decode_told
 from blockrelay.quantities import format_quantity
 from blockrelay_launcher.onnx_blocks.worker import code_of_silence, worker
 

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from blockrelay.block_folder.folder import open_block_folder
-from blockrelay.onnx_blocks.import_report import (
+from blockrelay.onnx_blocks.llama.graph import Place
+from blockrelay.onnx_blocks.llama.import_report import (
     ComparedBlock,
     ComparedPlaces,
     ImportResult,
@@ -22,7 +23,6 @@ from blockrelay.onnx_blocks.import_report import (
     encode_result,
     encode_step,
 )
-from blockrelay.onnx_blocks.llama.graph import Place
 from blockrelay.onnx_blocks.llama.model import RowPlaces
 from blockrelay_launcher.onnx_blocks.importing import result_lines
 from tests.support.models.reference_blocks import ReferenceModel, write_reference_blocks

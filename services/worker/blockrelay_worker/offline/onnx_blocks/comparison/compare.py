@@ -14,7 +14,7 @@ import typer
 from blockrelay.block_folder.folder import open_block_folder
 from blockrelay.command_app import run_app
 from blockrelay.exit_codes import FAILED
-from blockrelay.onnx_blocks.import_report import decode_places, encode_compared
+from blockrelay.onnx_blocks.llama.import_report import decode_places, encode_compared
 from blockrelay_worker.offline.onnx_blocks.comparison.imported import compare_blocks
 from blockrelay_worker.offline.onnx_blocks.comparison.originals import record
 from blockrelay_worker.offline.onnx_blocks.comparison.prompts import prompts

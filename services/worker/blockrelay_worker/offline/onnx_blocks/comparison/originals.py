@@ -11,8 +11,8 @@ from onnx import ModelProto, ValueInfoProto
 
 from blockrelay.errors import OnnxBlocksError
 from blockrelay.onnx_blocks.cache_names import CacheSlot
-from blockrelay.onnx_blocks.import_report import ComparedPlaces
 from blockrelay.onnx_blocks.llama.graph import Place
+from blockrelay.onnx_blocks.llama.import_report import ComparedPlaces
 from blockrelay.onnx_blocks.model_file import model_without_weights
 from blockrelay.onnx_blocks.wiring import FromBlock, FromPast, FromRequest, Source
 from blockrelay_worker.execution.onnx.providers.provider import WEIGHTS_FOLDER
