@@ -1,6 +1,7 @@
 """ONNX blocks of a folder as all stages of a device have them: what their files say, and their sessions."""
 
 from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -42,12 +43,16 @@ class ServedBlocks:
         self.request = request_inputs(self.wiring)
         self._limits, self._tries = warm, tries
         sizes: list[int] = []
+        self._seen: list[dict[Path, tuple[int, ...]]] = []
         self.one_by_one = False
         """Several rows are run only where there are none before them."""
         for block in folder.manifest.blocks:
             path = self.root / block.file
             graph = model_without_weights(path, block.file).graph
-            sizes.append(path.stat().st_size + sum(_beside(graph.initializer, block.file)))
+            beside = _beside(graph.initializer, block.file)
+            sizes.append(path.stat().st_size + sum(size for _, size in beside))
+            files = {path, *(self.root / place for place, _ in beside)}
+            self._seen.append({one: _state(one) for one in sorted(files)})
             self.one_by_one = self.one_by_one or attends_one_by_one(graph)
         self.bytes = self._on_device(sizes)
         """Of each block on the device."""
@@ -64,8 +69,10 @@ class ServedBlocks:
         return wide if self._limits.all_of(wide) else sizes
 
     def opened(self, index: int) -> AsIsBlock:
-        """A session of block `index`. Raises BlockFolderError for one that cannot be loaded, ExecutionError for what
-        this device cannot load now."""
+        """A session of block `index`. Raises BlockFolderError for one that cannot be loaded, or whose files have
+        changed since they were opened; ExecutionError for what this device cannot load now."""
+        if altered := [path for path, state in self._seen[index - 1].items() if _state(path) != state]:
+            raise BlockFolderError(f"{altered[0]}: altered while it is served: start again to serve what it is now")
         try:
             return AsIsBlock(self.provider, self.root, self.wiring, self.shape, index, steps=self.steps)
         except BlockrelayError:
@@ -147,11 +154,20 @@ class ServedBlocks:
         return dict(group.inputs)
 
 
-def _beside(tensors: Sequence[TensorProto], own: str) -> list[int]:
-    """Bytes of each tensor that lies in another file than `own`."""
-    found: list[int] = []
+def _beside(tensors: Sequence[TensorProto], own: str) -> list[tuple[str, int]]:
+    """The file and the bytes of each tensor that lies in another file than `own`."""
+    found: list[tuple[str, int]] = []
     for tensor in tensors:
         told = {str(entry.key): str(entry.value) for entry in tensor.external_data}
         if told.get("location", own) != own:
-            found.append(int(told.get("length") or 0))
+            found.append((told["location"], int(told.get("length") or 0)))
     return found
+
+
+def _state(path: Path) -> tuple[int, ...]:
+    """What is another one when the file is replaced or written to; nothing of one that has gone."""
+    try:
+        found = path.stat()
+    except OSError:
+        return ()
+    return found.st_ino, found.st_size, found.st_mtime_ns

@@ -9,7 +9,7 @@ import onnxruntime as ort
 import pytest
 
 from blockrelay.block_folder.folder import BlockFolder
-from blockrelay.errors import UsageError
+from blockrelay.errors import ExecutionError, UsageError
 from blockrelay.host.memory import anonymous_bytes
 from blockrelay.settings import WorkerSettings
 from blockrelay_worker.execution.batch import Batch, Segment
@@ -67,6 +67,19 @@ def test_room_for_two_of_ten(folder: BlockFolder, provider: type[CpuProvider]) -
     assert anonymous_bytes() - before < 150 * MIB and not counts.grown
     stage.close()
     assert found == greedy(stage_of(folder, ALL), STEPS)
+
+
+def test_a_file_that_is_altered_while_it_is_served_makes_no_session(tmp_path: Path) -> None:
+    """Blocks that are not warm get new sessions in each step, of the files that were checked and of no others."""
+    own = opened(write_reference_blocks(tmp_path / "blocks", ReferenceModel(layers=3)), tmp_path / "cache")
+    stage = stage_of(own, WarmLimits(sessions=1), OneThing)
+    assert greedy(stage, 2)
+    block = tmp_path / "blocks" / "block_3.onnx"
+    block.write_bytes(block.read_bytes())
+    with pytest.raises(ExecutionError, match=r"block_3\.onnx: altered while it is served: start again") as raised:
+        greedy(stage, 1)
+    assert raised.value.block == "block_3"
+    stage.close()
 
 
 class Flaky(CpuProvider):
