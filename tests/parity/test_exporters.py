@@ -19,6 +19,8 @@ from blockrelay_worker.execution.onnx.providers.provider import CpuProvider
 from blockrelay_worker.offline.onnx_blocks.check import run as run_check
 from blockrelay_worker.offline.onnx_blocks.splitting.split import run as run_split
 from blockrelay_worker.offline.pipeline import Pipeline
+from tests.support.models.cut_onnx_blocks import Row, cut
+from tests.support.models.cut_onnx_blocks import run as run_stages
 from tests.support.models.exports import CASES, LAYERS, VOCABULARY, Export
 from tests.support.models.greedy import in_one_batch, next_tokens, of_sessions
 from tests.support.models.imported import imported
@@ -122,6 +124,22 @@ def test_served_as_it_is_behind_what_the_whole_says_clear_tokens_are_equal(split
                 assert found == token
             given, past = [token], past + len(given)
     assert clear > len(PROMPTS) * TOKENS // 2
+
+
+@pytest.mark.parametrize("each", [True, False], ids=["a stage for each block", "two stages"])
+def test_in_stages_the_logits_are_those_of_one(split: Split, stage: AsIsStage, each: bool) -> None:
+    """Of prompts of different lengths in one batch, and of steps behind them; what travels is what this exporter calls
+    it."""
+    ends, pages = range(1, LAYERS + 2) if each else (2, LAYERS + 1), [range(10 * n, 10 * n + 10) for n in range(3)]
+    stages = cut(AsIsExecutors(CpuProvider()), split.folder, ends, pages=40)
+    rows: list[Row] = [(text, 0, own) for text, own in zip(prompts(), pages, strict=True)]
+    for _ in range(3):
+        found, right = (run_stages(one, rows, all_wanted=True) for one in (stages, [stage]))
+        tolerance = 2e-2 if split.export.kind == "fp16" else 1e-5
+        assert (np.linalg.norm(found - right, axis=1) <= tolerance * np.linalg.norm(right, axis=1)).all()
+        rows = [([7], past + len(text), own) for text, past, own in rows]
+    for one in stages:
+        one.close()
 
 
 @only(lambda export: export.is_llama)
