@@ -7,6 +7,7 @@ here it never does.
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -112,6 +113,9 @@ class Provider(ABC):
         # Each session has threads of its own, and those of one block would turn in circles while the next one computes.
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         options.add_session_config_entry(WEIGHTS_FOLDER, str(weights))
+        # One block runs at a time. With an arena each, all sessions together would keep the largest step of every one.
+        _register_shared_arena()
+        options.add_session_config_entry("session.use_env_allocators", "1")
         self._prepare_for(steps, options)
         chosen = self.add_to(options)
         options.add_session_config_entry(_NO_CPU_FALLBACK, "0")
@@ -195,6 +199,13 @@ class CpuProvider(Provider):
 
     def shrinking(self) -> ort.RunOptions | None:
         return shrinking_arena("cpu:0")
+
+
+@cache
+def _register_shared_arena() -> None:
+    """Memory of the host that all sessions of this process may share, which have `session.use_env_allocators`."""
+    place = ort.OrtMemoryInfo("Cpu", ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, ort.OrtMemType.DEFAULT)
+    ort.create_and_register_allocator(place, ort.OrtArenaCfg(0, -1, -1, -1))
 
 
 def shrinking_arena(device: str) -> ort.RunOptions:

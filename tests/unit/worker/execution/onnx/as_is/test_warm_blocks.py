@@ -342,3 +342,18 @@ def test_as_many_as_memory_has_room_for_where_nobody_says(provider: CpuProvider,
     limits = WarmLimits(sessions=5).within(room_for_sessions(provider, told))
     assert limits.held([30] * 4 + [10] * 6) == held
     assert WarmLimits(sessions=5).within(None) == WarmLimits(sessions=5), "a device that tells nothing"
+
+
+def test_sessions_share_the_memory_of_a_step(folder: BlockFolder) -> None:
+    """What the largest step has needed is kept once, and not by every block's session: ten times as much."""
+    rows, past = 64, 1000
+    stage = AsIsExecutors(CpuProvider()).loaded(folder, 1, BLOCKS, pages=rows * 64)[0]
+    segments = [
+        Segment(rows=1, first_position=past, pages=range(64 * number, 64 * (number + 1))) for number in range(rows)
+    ]
+    batch = Batch(segments=segments, tokens=np.full(rows, 7, np.int32), wanted=[0])
+    before = anonymous_bytes()
+    for _ in range(3):
+        stage.run(batch)
+    assert anonymous_bytes() - before < 400 * MIB
+    stage.close()
