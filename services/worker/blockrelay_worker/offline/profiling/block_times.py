@@ -22,6 +22,9 @@ from blockrelay_worker.offline.profiling.targets import StageBytes, Target
 
 ROWS = (1, 4, 16, 64, 256)
 LONG_CONTEXT = 2048
+#: At longer contexts than the base, the most rows of ONNX blocks that others made: they copy the keys and values of all
+#: rows in every layer, so that a step of 256 rows takes gigabytes and minutes.
+MOST_ROWS_OF_OTHERS = 16
 #: Rounds that noisy shapes have beyond those of all.
 EXTRA_ROUNDS = 4
 #: Half the distance of the quartiles, as a share of the median, from which a figure is noisy.
@@ -55,9 +58,14 @@ Times = dict[tuple[int, Shape], Samples]
 
 def shapes(folder: BlockFolder) -> list[Shape]:
     """All that are of interest for the model: its rows at each context that it can have."""
-    most = folder.model.max_position
+    most, ours = folder.model.max_position, folder.model.onnx_blocks is None
     contexts = sorted({min(context, most) for context in (BASE_CONTEXT, LONG_CONTEXT, most)})
-    return [Shape(rows, context) for context in contexts for rows in ROWS]
+    return [
+        Shape(rows, context)
+        for context in contexts
+        for rows in ROWS
+        if ours or context == contexts[0] or rows <= MOST_ROWS_OF_OTHERS
+    ]
 
 
 def one_row(folder: BlockFolder) -> Shape:
