@@ -127,7 +127,7 @@ def _refused(wiring: Wiring, *ends: int, longest: int = 4096) -> str:
             [tensor(f"x_{number}", B, S) for number in range(MAX_TENSORS)],
             "block_1.onnx: 257 tensors would travel behind block_1, and a stage hands on 256 at most",
         ),
-        ([tensor("x", B, S, dtype="float64")], "block_1.onnx: x: is float64, and what travels between stages is one"),
+        ([tensor("x", B, S, dtype="complex64")], "block_1.onnx: x: is complex64, and what travels between stages is"),
         ([tensor("x", B, S, dtype="bfloat16")], "block_1.onnx: x: is bfloat16, and what travels"),
         ([tensor("x", B, B)], "block_1.onnx: x: is (batch_size, batch_size), and has the batch in several dimensions"),
         ([tensor("x", "", "", "")], "block_1.onnx: x: is (?, ?, ?): nothing tells how long dimension 2 is"),
