@@ -14,6 +14,8 @@ from blockrelay.protocol.capabilities import Capabilities, Pace
 from blockrelay.protocol.constants import DEAD_AFTER_MS
 
 Device = Literal["cpu", "gpu"]
+#: Part of the numerics ids of workers that compute with an import of ONNX blocks that others made.
+IMPORTED = "imported"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,6 +128,12 @@ class WorkerInfo:
     capabilities: Capabilities | None = None
     pace: Pace | None = None
     varies: bool = False
+
+    @property
+    def whole_model_only(self) -> bool:
+        """It computes with an import of ONNX blocks that others made, which gives the blocks of other stages nothing by
+        name: it can only have all blocks as one stage."""
+        return f"-{IMPORTED}-" in self.numerics
 
     @property
     def is_alive(self) -> bool:

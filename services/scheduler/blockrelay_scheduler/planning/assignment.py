@@ -29,12 +29,15 @@ def assign(
     current: Plan | None,
     deserted: frozenset[int] = frozenset(),
 ) -> Assignment:
-    """A stage for every worker, except for one that drains before it ever got one.
+    """A stage for every worker, except for one that drains before it ever got one, and for one that can only have the
+    whole model where there are several stages.
 
     Assignments of `current` stay while the split is the same, but for those of devices that `planned`, changed, has at
     other stages; a worker that has no record any more has no assignment. `deserted` are stages without a live worker
     for so long that no replacement is to be expected.
     """
+    if len(planned.stages) > 1:
+        workers = [worker for worker in workers if not worker.whole_model_only]
     kept = _kept(workers, planned, current)
     moved = _moved(workers, len(planned.stages), kept, deserted)
     return Assignment(stages=_with_newcomers(workers, planned, {**kept, **moved}, deserted), moved=moved)

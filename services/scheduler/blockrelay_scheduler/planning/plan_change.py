@@ -35,10 +35,16 @@ def change(
 ) -> PlanChange:
     """From the plan in force to `planned`. `lost` are the devices of workers that wait until they can be used again.
 
-    UsageError where some stage would have no worker, or is for GPUs that no worker has, nor had before it lost them.
+    UsageError where some stage would have no worker, or is for GPUs that no worker has, nor had before it lost them,
+    and for several stages where a worker can only have the whole model.
     """
     there = [worker for worker in workers if worker.is_alive and not worker.draining]
     _check_devices(planned, [worker.device_id for worker in there if worker.device == "gpu"], lost)
+    if len(planned.stages) > 1 and (whole := [worker.id for worker in there if worker.whole_model_only]):
+        raise UsageError(
+            f"the plan has {len(planned.stages)} stages, and {whole[0]} computes with an import, which runs all blocks "
+            "as one stage: start again with --stand-in files"
+        )
     plan = decide(there, planned=planned, current=current).plan
     staffed = set(plan.assignments.values())
     if empty := [stage for index, stage in enumerate(planned.stages) if index not in staffed]:

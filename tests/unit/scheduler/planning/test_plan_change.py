@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from blockrelay.errors import UsageError
-from blockrelay.protocol.plan import WorkerInfo
+from blockrelay.protocol.plan import IMPORTED, WorkerInfo
 from blockrelay.protocol.planned_split import PlannedSplit, equal_parts
 from blockrelay_scheduler.planning.plan_builder import decide
 from blockrelay_scheduler.planning.plan_change import change, unserved_gpus
@@ -66,3 +66,13 @@ def test_a_device_that_has_gone_meanwhile_is_told() -> None:
     said = "stage 3-4 is for webgpu:0, and no worker has it now: CPUs serve it until one comes"
     assert unserved_gpus(plan, planned, CPUS) == [said]
     assert unserved_gpus(CURRENT, equal_parts(4, 2), CPUS) == []
+
+
+def test_an_import_serves_all_blocks_as_one_stage() -> None:
+    """Its worker gets no other stage, and a plan that has several is refused while it is there."""
+    imported = replace(worker("imported"), numerics=f"fp16-{IMPORTED}-0123456789abcdef")
+    crowd = [imported, *CPUS]
+    with pytest.raises(UsageError, match="the plan has 2 stages, and imported computes with an import"):
+        change(crowd, equal_parts(4, 2), CURRENT)
+    assert set(decide(crowd, planned=equal_parts(4, 2), current=None).plan.assignments) == {"a", "b"}
+    assert "imported" in change(crowd, equal_parts(4, 1), CURRENT).plan.assignments

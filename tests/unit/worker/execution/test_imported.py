@@ -147,7 +147,7 @@ def test_of_other_blocks_it_is_refused(both: Both, tmp_path: Path) -> None:
         ImportedExecutors(1, others, both.imported)
     with pytest.raises(BlockFolderError, match="no such block folder"):
         ImportedExecutors(1, both.folder, tmp_path / "nowhere")
-    with pytest.raises(BlockFolderError, match="are served together"):
+    with pytest.raises(BlockFolderError, match="serves all blocks as one stage"):
         ImportedExecutors(1, both.folder, both.imported).load(both.folder, 1, 1, pages=2)
 
 

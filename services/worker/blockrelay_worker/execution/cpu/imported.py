@@ -16,7 +16,7 @@ from blockrelay.block_folder.manifest import Manifest
 from blockrelay.block_folder.model import Precision
 from blockrelay.errors import BlockFolderError, UsageError
 from blockrelay.onnx_blocks.blocks_file import why_no_stand_in
-from blockrelay.protocol.plan import Device
+from blockrelay.protocol.plan import IMPORTED, Device
 from blockrelay_worker.execution.cpu.loading import CpuExecutors
 from blockrelay_worker.execution.cpu.stage import StageExecutor
 
@@ -46,12 +46,12 @@ class ImportedExecutors:
             "imported": self._executors.numerics_id(self.imported.manifest),
         }
         digest = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
-        return f"{self.imported.manifest.precision}-imported-{digest[:16]}"
+        return f"{self.imported.manifest.precision}-{IMPORTED}-{digest[:16]}"
 
     def load(self, folder: BlockFolder, first_block: int, last_block: int, *, pages: int) -> StageExecutor:
         """All files are read and compared with the manifest. Not exact: the blocks themselves are not."""
         if (first_block, last_block) != (1, folder.model.blocks):
-            raise BlockFolderError(f"ONNX blocks are served together: block_1 to block_{folder.model.blocks}")
+            raise BlockFolderError(f"an import serves all blocks as one stage: block_1 to block_{folder.model.blocks}")
         try:
             imported = open_block_folder(self.imported.root)
         except BlockFolderError as error:
