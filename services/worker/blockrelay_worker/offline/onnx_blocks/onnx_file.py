@@ -3,7 +3,8 @@
 Others made it, so nothing in it is trusted: weights beside it lie in the same folder, whatever the file says.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +15,8 @@ from onnx import (
     ModelProto,
     NodeProto,
     TensorProto,
+    ValueInfoProto,
+    shape_inference,
 )
 
 from blockrelay.block_folder.folder import file_sha256
@@ -65,7 +68,7 @@ def read_onnx_file(folder: Path, name: str, index: int) -> OnnxFile:
         index,
         name,
         tuple(declared_tensor(name, value) for value in inputs),
-        tuple(declared_tensor(name, one) for one in graph.output),
+        tuple(declared_tensor(name, one) for one in _outputs(model)),
     )
     return OnnxFile(
         path=path,
@@ -77,6 +80,18 @@ def read_onnx_file(folder: Path, name: str, index: int) -> OnnxFile:
         bytes=path.stat().st_size,
         sha256=file_sha256(path),
     )
+
+
+def _outputs(model: ModelProto) -> Sequence[ValueInfoProto]:
+    """Those of the graph, with the dimensions that follow from its operators where the file does not tell any, as some
+    exporters do of scalars."""
+    declared = list(model.graph.output)
+    if all(one.type.tensor_type.HasField("shape") for one in declared):
+        return declared
+    with suppress(shape_inference.InferenceError):
+        told = {one.name: one for one in shape_inference.infer_shapes(model).graph.output}
+        return [one if one.type.tensor_type.HasField("shape") else told[one.name] for one in declared]
+    return declared
 
 
 def _vocabulary(graph: GraphProto) -> int | None:

@@ -12,6 +12,7 @@ from blockrelay.block_folder.folder import open_block_folder
 from blockrelay.errors import BlockFolderError
 from blockrelay.onnx_blocks.beside import DEFAULT_CONTEXT
 from blockrelay_worker.offline.onnx_blocks.describe import run
+from blockrelay_worker.offline.onnx_blocks.onnx_file import read_onnx_file
 from tests.support.models.altered_blocks import altered, copied, resized
 from tests.support.models.checkpoints import write_tokenizer
 from tests.support.models.onnx_blocks_served import described, opened
@@ -205,3 +206,17 @@ def test_blocks_without_a_cache_or_tokens_are_refused(
         (folder / "block_1.onnx").write_bytes(helper.make_model(graph, ir_version=8).SerializeToString())
         assert run(["--", str(folder)]) == 2
         assert f"block_1.onnx: {said}" in capsys.readouterr().err
+
+
+def test_dimensions_that_a_file_does_not_tell_follow_from_its_operators(
+    with_weights_beside: Path, tmp_path: Path
+) -> None:
+    """Where tensors travel between stages their rank has to be known, and exporters leave it out."""
+
+    def silent(model: ModelProto) -> None:
+        for one in model.graph.output:
+            one.type.tensor_type.ClearField("shape")
+
+    folder = copied(with_weights_beside, tmp_path / "silent", altered("block_1.onnx", silent))
+    declared, found = (read_onnx_file(one, "block_1.onnx", 1).signature for one in (with_weights_beside, folder))
+    assert [tensor.rank for tensor in found.outputs] == [tensor.rank for tensor in declared.outputs]

@@ -65,7 +65,7 @@ class AsIsBlock:
                 if isinstance(value, ort.OrtValue):
                     binding.bind_ortvalue_input(name, value)
                 else:
-                    binding.bind_cpu_input(name, np.ascontiguousarray(value))
+                    binding.bind_cpu_input(name, np.asarray(value, order="C"))  # a scalar stays one
             theirs: list[str] = []
             for name, kind in self._outputs:
                 pool = pools.get(name.removesuffix("_out")) if name.endswith("_out") else None
