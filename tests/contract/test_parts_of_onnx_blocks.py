@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from onnx import ModelProto
+from onnx import ModelProto, TensorProto, helper
 
 from blockrelay.block_folder.folder import BlockFolder
 from blockrelay.errors import BlockFolderError, ExecutionError
@@ -227,7 +227,7 @@ def test_a_block_that_spoils_rows_is_named_in_its_stage(tmp_path: Path, warm: Wa
 
 def test_stages_share_one_budget_of_sessions(narrow: BlockFolder) -> None:
     """Five stages of a block each in the room of two: each step makes every session anew, and counts are each stage's
-    own. Beside the first block of one stage that of the next is made."""
+    own."""
     executors = AsIsExecutors(CpuProvider(), warm=WarmLimits(sessions=2))
     known = told(cut(AsIsExecutors(CpuProvider()), narrow, (5,)))
     stages = cut(executors, narrow, (1, 2, 3, 4, 5))
@@ -247,8 +247,15 @@ def test_a_part_that_cannot_be_cut_off_is_refused_before_anything_is_loaded(
     narrow: BlockFolder, tmp_path: Path
 ) -> None:
     def rankless(model: ModelProto) -> None:
+        """Nothing tells how many numbers a shape has that is picked out of another one while the block runs."""
         (one,) = (one for one in model.graph.output if one.name == HIDDEN)
         one.type.tensor_type.ClearField("shape")
+        (maker,) = (node for node in model.graph.node if HIDDEN in node.output)
+        maker.output[:] = ["rows"]
+        model.graph.initializer.append(helper.make_tensor("all", TensorProto.BOOL, [3], [True] * 3))
+        model.graph.node.append(helper.make_node("Shape", ["rows"], ["shape"]))
+        model.graph.node.append(helper.make_node("Compress", ["shape", "all"], ["picked"], axis=0))
+        model.graph.node.append(helper.make_node("Reshape", ["rows", "picked"], [HIDDEN]))
 
     assert narrow.onnx_root is not None
     folder = opened(

@@ -107,17 +107,28 @@ class WarmBlocks:
         self._warm.move_to_end(index)
         return self._warm[index]
 
-    def work(self, index: int, run: Callable[[AsIsBlock], None], *, counts: WarmCounts | None = None) -> float:
-        """Have `run` done on block `index`, while the next one is made: how many seconds it has run. What fails is
-        tried again by a new session, and `run` begins from the start. Raises what `run` or making the session raises,
-        the last time."""
+    def work(
+        self,
+        index: int,
+        run: Callable[[AsIsBlock], None],
+        *,
+        last: int | None = None,
+        counts: WarmCounts | None = None,
+    ) -> float:
+        """Have `run` done on block `index`, while the next one is made: how many seconds it has run. Behind block
+        `last` (None: that of the model) none is made: what its device does then is another stage's affair, and a
+        session that is made too early only takes the room of one that is needed.
+
+        What fails is tried again by a new session, and `run` begins from the start. Raises what `run` or making the
+        session raises, the last time."""
         counts = counts or self.counts
         tries, taken_s = self._begun(counts), 0.0
         while True:
             started = None
             try:
                 block = self.get(index, tries, counts=counts)
-                self.prepare(self._behind(index), running=index, counts=counts)
+                if index < (last or len(self._bytes)):
+                    self.prepare(index + 1, running=index, counts=counts)
                 started = time.perf_counter()
                 run(block)
             except Exception as error:
@@ -173,12 +184,6 @@ class WarmBlocks:
         self._maker = None
         self._warm.clear()
         self._coming = None
-
-    def _behind(self, index: int) -> int:
-        """The next block that is here; one too many: there is none."""
-        if not self._users:
-            return index + 1
-        return min((one for one in self._users if one > index), default=len(self._bytes) + 1)
 
     def _made(self, index: int, tries: Tries, counts: WarmCounts) -> AsIsBlock:
         while True:
@@ -262,7 +267,7 @@ class WarmPart:
 
     def work(self, index: int, run: Callable[[AsIsBlock], None]) -> float:
         """As of WarmBlocks."""
-        return self._together.work(index, run, counts=self.counts)
+        return self._together.work(index, run, last=self._blocks[-1], counts=self.counts)
 
     def clean_up(self) -> None:
         """As of WarmBlocks."""
