@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from onnx import ModelProto, TensorProto, helper
+from onnx import ModelProto
 
 from blockrelay.block_folder.folder import BlockFolder
 from blockrelay.errors import BlockFolderError, ExecutionError
@@ -19,7 +19,7 @@ from blockrelay_worker.execution.onnx.as_is.warm_blocks import ALL, WarmLimits
 from blockrelay_worker.execution.onnx.known_answers import row_error
 from blockrelay_worker.execution.onnx.providers.provider import CpuProvider
 from blockrelay_worker.offline.onnx_blocks.splitting.split import run as split
-from tests.support.models.altered_blocks import altered, copied, counting_sequences, spoiled_for
+from tests.support.models.altered_blocks import altered, copied, counting_sequences, spoiled_for, unshaped
 from tests.support.models.cut_onnx_blocks import Row, batch_of, cut, run
 from tests.support.models.genai_decoder import genai_decoder
 from tests.support.models.onnx_blocks_served import opened
@@ -246,20 +246,12 @@ def test_stages_share_one_budget_of_sessions(narrow: BlockFolder) -> None:
 def test_a_part_that_cannot_be_cut_off_is_refused_before_anything_is_loaded(
     narrow: BlockFolder, tmp_path: Path
 ) -> None:
-    def rankless(model: ModelProto) -> None:
-        """Nothing tells how many numbers a shape has that is picked out of another one while the block runs."""
-        (one,) = (one for one in model.graph.output if one.name == HIDDEN)
-        one.type.tensor_type.ClearField("shape")
-        (maker,) = (node for node in model.graph.node if HIDDEN in node.output)
-        maker.output[:] = ["rows"]
-        model.graph.initializer.append(helper.make_tensor("all", TensorProto.BOOL, [3], [True] * 3))
-        model.graph.node.append(helper.make_node("Shape", ["rows"], ["shape"]))
-        model.graph.node.append(helper.make_node("Compress", ["shape", "all"], ["picked"], axis=0))
-        model.graph.node.append(helper.make_node("Reshape", ["rows", "picked"], [HIDDEN]))
-
     assert narrow.onnx_root is not None
     folder = opened(
-        copied(narrow.onnx_root, tmp_path / "blocks", altered("block_2.onnx", rankless)), tmp_path / "cache"
+        copied(
+            narrow.onnx_root, tmp_path / "blocks", altered("block_2.onnx", lambda model: unshaped(model, HIDDEN, 3))
+        ),
+        tmp_path / "cache",
     )
     executors = AsIsExecutors(CpuProvider())
     with pytest.raises(BlockFolderError, match=f"block_2.onnx: {HIDDEN}: is of unknown dimensions"):

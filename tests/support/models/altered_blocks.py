@@ -46,10 +46,23 @@ def resized(model: ModelProto, name: str, axis: int, size: int) -> None:
     one.type.tensor_type.shape.dim[axis].dim_value = size
 
 
-def unshaped(model: ModelProto, name: str) -> None:
-    """The output `name` does not even declare how many dimensions it has."""
-    (one,) = (one for one in model.graph.output if one.name == name)
+def unshaped(model: ModelProto, name: str, rank: int) -> None:
+    """Nothing tells any more how many dimensions the output `name` has, which are `rank`: the file does not, and it is
+    made with a shape that is picked out of another one while the block runs."""
+    graph = model.graph
+    (one,) = (one for one in graph.output if one.name == name)
     one.type.tensor_type.ClearField("shape")
+    (place,) = (place for place, node in enumerate(graph.node) if name in node.output)
+    graph.node[place].output[:] = [f"{name}/told"]
+    graph.initializer.append(helper.make_tensor(f"{name}/all", TensorProto.BOOL, [rank], [True] * rank))
+    parts = [
+        helper.make_node("Shape", [f"{name}/told"], [f"{name}/shape"]),
+        helper.make_node("Compress", [f"{name}/shape", f"{name}/all"], [f"{name}/picked"], axis=0),
+        helper.make_node("Reshape", [f"{name}/told", f"{name}/picked"], [name]),
+    ]
+    nodes = [*graph.node[: place + 1], *parts, *graph.node[place + 1 :]]
+    del graph.node[:]
+    graph.node.extend(nodes)
 
 
 def add_node(model: ModelProto, node: NodeProto, *, domain: str = "") -> None:

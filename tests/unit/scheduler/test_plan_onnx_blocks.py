@@ -116,7 +116,7 @@ def test_they_are_cut_only_where_everything_can_be_handed_on(
 ) -> None:
     """A mask of which nothing tells how many dimensions it has: the last stage takes none."""
     assert folder.onnx_root is not None
-    dynamic = copied(folder.onnx_root, tmp_path / "b", altered("block_1.onnx", lambda model: unshaped(model, MASK)))
+    dynamic = copied(folder.onnx_root, tmp_path / "b", altered("block_1.onnx", lambda model: unshaped(model, MASK, 4)))
     served = opened(dynamic, tmp_path / "cache").root
     custom = ["--model", str(served), "--strategy", "custom", "--boundaries"]
     assert len(said(capsys, *custom, "1-4,5-5")["stages"]) == 2
