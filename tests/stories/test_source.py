@@ -7,12 +7,7 @@ of a device, which does what the test tells it to; `make software-gpu` has the s
 """
 
 import json
-import os
-import signal
-import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import httpx
 import numpy as np
@@ -21,10 +16,8 @@ from numpy.typing import NDArray
 from websockets.sync.client import connect
 
 from blockrelay.block_folder.folder import open_block_folder
-from blockrelay.protocol.encoding.request_ids import own_id
 from blockrelay.settings import BUNDLED_MODEL
 from blockrelay.text.tokenizer import Tokenizer
-from tests.support.systems.device_processes import child_of, children_of
 from tests.support.systems.source_story import Story, command, logits, tensor_request
 from tests.support.systems.up_process import running_up
 from tests.support.waiting import wait_until
@@ -119,65 +112,13 @@ def test_the_source_s_own_request_by_http_and_websocket(
 
 
 def test_twenty_clients_and_a_device_that_dies_twice(story: Story, tokenizer: Tokenizer) -> None:
-    """In the middle of their answers, and again while it loads: CPUs do its part until it is there."""
-    former, worker, begun = story.device(), story.gpu_worker(), threading.Semaphore(0)
-    with ThreadPoolExecutor(CLIENTS) as pool, story.fault("load"):
-        asked = [pool.submit(story.streamed, f"{PROMPT} {number}", NEW, begun) for number in range(CLIENTS)]
-        for _ in range(CLIENTS):
-            assert begun.acquire(timeout=60)
-        os.kill(former, signal.SIGKILL)
-        wait_until(lambda: set(story.plan()["plan"].values()) == {"CPU"}, "the plan has gone to the CPU")
-        wait_until(lambda: [c for c in children_of(worker) if c != former], "the device comes back, and loads")
-        second = child_of(worker)
-        assert set(story.plan()["plan"].values()) == {"CPU"}, "a device that loads serves nobody"
-        os.kill(second, signal.SIGKILL)
-        wait_until(lambda: [c for c in children_of(worker) if c not in (former, second)], "and comes once more")
-        answers = [one.result(timeout=120) for one in asked]
-        assert set(story.plan()["plan"].values()) == {"CPU"}
-    moved = 0
-    for answer in answers:
-        assert len(answer["outputs"]["token_ids"]) == NEW
-        story.assert_greedy(tokenizer.encode(answer["prompt"]), answer["outputs"]["token_ids"])
-        stats, steps = answer["execution_stats"], NEW
-        assert stats["gpu_blocks_executed"] + stats["cpu_blocks_executed"] >= len(BLOCKS) * steps
-        assert stats["total_fallbacks"] == stats["successful_fallbacks"] == len(answer["fallback_events"]) <= 1
-        logged = story.logged("BLOCK_EXECUTION_FALLBACK", request_id=own_id(answer["request_id"]))
-        assert len(logged) == len(answer["fallback_events"])
-        for event, entry in zip(answer["fallback_events"], logged, strict=True):
-            moved += 1
-            assert event["block_id"] == ON_GPU[0] and event["blocks"] == ON_GPU
-            assert (event["from"], event["to"], event["success"]) == ("GPU", "CPU", True)
-            assert (event["reason"], event["error_code"]) == ("gpu_device_lost", "INTERNAL")
-            assert entry["data"]["reason"] == event["reason"] and entry["data"]["blocks"] == event["blocks"]
-            assert 0 < event["position"] < NEW and stats["gpu_blocks_executed"] >= len(ON_GPU) * event["position"]
-            assert stats["gpu_blocks_executed"] % len(ON_GPU) == 0
-    assert moved >= CLIENTS // 2, "most were on the device when it died"
+    prompts = [f"{PROMPT} {number}" for number in range(CLIENTS)]
+    story.assert_went_on(story.answers_while_the_device_dies(prompts, NEW, times=2), NEW, tokenizer.encode)
 
 
 def test_a_device_that_returns_what_is_not_finite(story: Story, tokens: list[int], right: NDArray[np.float64]) -> None:
-    device = story.device()
-    (story.faults / "nan").touch()
-    session = story.session()
-    answer = story.step(tokens, session=session)
-    assert not (story.faults / "nan").exists(), "the device has had it"
-    story.assert_close(logits(answer), right)
-    assert_left_the_device(story, answer, session, "gpu_wrong_numbers", "INTERNAL")
-    again = story.step(tokens)
-    assert again["fallback_events"] == [] and story.device() == device, "its canary was right: it serves on"
+    story.assert_a_cpu_computes_what_is_not_finite(tokens, right)
 
 
 def test_a_device_that_is_out_of_memory(story: Story, tokens: list[int], right: NDArray[np.float64]) -> None:
-    device, session = story.device(), story.session()
-    with story.fault("oom"):
-        answer = story.step(tokens, session=session)
-    story.assert_close(logits(answer), right)
-    assert_left_the_device(story, answer, session, "gpu_memory_error", "OOM")
-    again = story.step(tokens)
-    assert again["fallback_events"] == [] and story.device() == device
-
-
-def assert_left_the_device(story: Story, answer: dict[str, Any], session: str, reason: str, code: str) -> None:
-    """The stage of the device fell back before it had computed anything."""
-    story.assert_fell_back(answer, session, ON_GPU, reason, code)
-    stats = answer["execution_stats"]
-    assert stats["gpu_blocks_executed"] == 0 and stats["cpu_blocks_executed"] >= len(BLOCKS)
+    story.assert_a_cpu_computes_what_has_no_room(tokens, right)

@@ -6,19 +6,12 @@ driver.
 """
 
 import json
-import os
-import signal
-import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from blockrelay.protocol.encoding.request_ids import own_id
-from tests.support.systems.device_processes import children_of
 from tests.support.systems.source_blocks import BLOCKS, MODEL, PLANS, blocks_of, served, unsplit_model
 from tests.support.systems.source_story import Story, command, logits
 from tests.support.waiting import wait_until
@@ -63,56 +56,13 @@ def recovered(story: Story) -> None:
 
 
 def test_twenty_clients_and_a_device_that_dies(story: Story) -> None:
-    """In the middle of their answers, and again while it loads: CPUs do its part until it is there."""
-    former, worker, begun = story.device(), story.gpu_worker(), threading.Semaphore(0)
-    with ThreadPoolExecutor(CLIENTS) as pool, story.fault("load"):
-        asked = [pool.submit(story.streamed, [number, 3, 5, 7], NEW, begun) for number in range(CLIENTS)]
-        for _ in range(CLIENTS):
-            assert begun.acquire(timeout=60)
-        os.kill(former, signal.SIGKILL)
-        wait_until(lambda: set(story.plan()["plan"].values()) == {"CPU"}, "the plan has gone to the CPU")
-        wait_until(lambda: [c for c in children_of(worker) if c != former], "the device comes back, and loads")
-        answers = [one.result(timeout=120) for one in asked]
-        assert set(story.plan()["plan"].values()) == {"CPU"}, "a device that loads serves nobody"
-    moved = 0
-    for answer in answers:
-        new = answer["outputs"]["token_ids"]
-        assert len(new) == NEW
-        story.assert_greedy(answer["prompt"], new)
-        events = answer["fallback_events"]
-        logged = story.logged("BLOCK_EXECUTION_FALLBACK", request_id=own_id(answer["request_id"]))
-        assert len(logged) == len(events) == answer["execution_stats"]["total_fallbacks"] <= 1
-        for event in events:
-            moved += 1
-            assert (event["block_id"], event["blocks"]) == (ON_GPU[0], ON_GPU)
-            assert (event["from"], event["to"], event["success"]) == ("GPU", "CPU", True)
-            assert (event["reason"], event["error_code"]) == ("gpu_device_lost", "INTERNAL")
-    assert moved >= CLIENTS // 2, "most were on the device when it died"
+    answers = story.answers_while_the_device_dies([[number, 3, 5, 7] for number in range(CLIENTS)], NEW, times=1)
+    story.assert_went_on(answers, NEW, list)
 
 
 def test_a_block_of_the_device_that_is_not_finite(story: Story, tokens: list[int], right: NDArray[np.float64]) -> None:
-    device, session = story.device(), story.session()
-    (story.faults / "nan").write_text("block_12")
-    answer = story.step(tokens, session=session)
-    assert not (story.faults / "nan").exists(), "the device has had it"
-    story.assert_close(logits(answer), right)
-    assert_left_the_device(story, answer, session, "gpu_wrong_numbers", "INTERNAL")
-    again = story.step(tokens)
-    assert again["fallback_events"] == [] and story.device() == device, "its canary was right: it serves on"
+    story.assert_a_cpu_computes_what_is_not_finite(tokens, right, "block_12")
 
 
 def test_a_device_that_is_out_of_memory(story: Story, tokens: list[int], right: NDArray[np.float64]) -> None:
-    device, session = story.device(), story.session()
-    with story.fault("oom"):
-        answer = story.step(tokens, session=session)
-    story.assert_close(logits(answer), right)
-    assert_left_the_device(story, answer, session, "gpu_memory_error", "OOM")
-    again = story.step(tokens)
-    assert again["fallback_events"] == [] and story.device() == device
-
-
-def assert_left_the_device(story: Story, answer: dict[str, Any], session: str, reason: str, code: str) -> None:
-    """The stage of the device fell back before it had computed anything."""
-    story.assert_fell_back(answer, session, ON_GPU, reason, code)
-    stats = answer["execution_stats"]
-    assert stats["gpu_blocks_executed"] == 0 and stats["cpu_blocks_executed"] >= len(BLOCKS)
+    story.assert_a_cpu_computes_what_has_no_room(tokens, right)

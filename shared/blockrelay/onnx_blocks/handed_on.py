@@ -18,10 +18,9 @@ from blockrelay.onnx_blocks.served_shape import logits_of, takes_one_sequence
 from blockrelay.onnx_blocks.signature import Signature, Tensor, shown
 from blockrelay.onnx_blocks.wiring import FromBlock, FromPast, Wiring
 from blockrelay.protocol.encoding.codec import ALLOWED_DTYPES
+from blockrelay.protocol.encoding.named_tensors import MAX_TENSORS
 from blockrelay.protocol.plan import Stage
 
-#: Of one stage. A mask, cosines, sines and rows are four.
-MAX_TENSORS = 256
 #: Of what a stage hands on in one step, and so of one row at the longest context.
 MAX_BYTES = 64 << 20
 _ONE_BY_ONE, _TWO_BATCHES = (1, 1), (2, 5)

@@ -3,9 +3,12 @@ the form that the source's documents print, and what answers and logs must say.
 """
 
 import json
+import os
+import signal
 import subprocess
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,9 +19,11 @@ import numpy as np
 from numpy.typing import NDArray
 from websockets.sync.client import connect
 
+from blockrelay.protocol.encoding.request_ids import own_id
 from blockrelay.protocol.tensors import decode_tensor
-from tests.support.systems.device_processes import child_of
+from tests.support.systems.device_processes import child_of, children_of
 from tests.support.systems.up_process import COMMAND, UpProcess
+from tests.support.waiting import wait_until
 
 
 @dataclass(kw_only=True)
@@ -118,6 +123,80 @@ class Story:
         (entry,) = self.logged("BLOCK_EXECUTION_FALLBACK", session_id=self.scoped(session))
         assert entry["data"]["reason"] == reason and entry["data"]["blocks"] == blocks
         assert list(answer["execution_times"]) == self.blocks
+
+    def assert_left_the_device(self, answer: dict[str, Any], session: str, reason: str, code: str) -> None:
+        """The stage of the device fell back before it had computed anything."""
+        self.assert_fell_back(answer, session, self.on("GPU"), reason, code)
+        stats = answer["execution_stats"]
+        assert stats["gpu_blocks_executed"] == 0 and stats["cpu_blocks_executed"] >= len(self.blocks)
+
+    def assert_a_cpu_computes_what_is_not_finite(
+        self, tokens: Sequence[int], right: NDArray[np.float64], block: str = ""
+    ) -> None:
+        """The device gives NaN once, in `block` where it runs ONNX blocks as they are, and serves on."""
+        device, session = self.device(), self.session()
+        (self.faults / "nan").write_text(block)
+        answer = self.step(tokens, session=session)
+        assert not (self.faults / "nan").exists(), "the device has had it"
+        self.assert_close(logits(answer), right)
+        self.assert_left_the_device(answer, session, "gpu_wrong_numbers", "INTERNAL")
+        again = self.step(tokens)
+        assert again["fallback_events"] == [] and self.device() == device, "its canary was right: it serves on"
+
+    def assert_a_cpu_computes_what_has_no_room(self, tokens: Sequence[int], right: NDArray[np.float64]) -> None:
+        """The device is out of memory for a while, and serves on."""
+        device, session = self.device(), self.session()
+        with self.fault("oom"):
+            answer = self.step(tokens, session=session)
+        self.assert_close(logits(answer), right)
+        self.assert_left_the_device(answer, session, "gpu_memory_error", "OOM")
+        again = self.step(tokens)
+        assert again["fallback_events"] == [] and self.device() == device
+
+    def answers_while_the_device_dies(
+        self, prompts: Sequence[str | list[int]], new: int, *, times: int
+    ) -> list[dict[str, Any]]:
+        """Greedy answers of all prompts at once. The device's process is killed in their middle, and then again while
+        it loads; CPUs do its part until it is there."""
+        worker, begun, killed = self.gpu_worker(), threading.Semaphore(0), list[int]()
+        with ThreadPoolExecutor(len(prompts)) as pool, self.fault("load"):
+            asked = [pool.submit(self.streamed, prompt, new, begun) for prompt in prompts]
+            for _ in prompts:
+                assert begun.acquire(timeout=60)
+            for _ in range(times):
+                killed.append(child_of(worker))
+                os.kill(killed[-1], signal.SIGKILL)
+                wait_until(lambda: set(self.plan()["plan"].values()) == {"CPU"}, "the plan has gone to the CPU")
+                wait_until(
+                    lambda: [c for c in children_of(worker) if c not in killed], "the device comes back, and loads"
+                )
+            answers = [one.result(timeout=120) for one in asked]
+            assert set(self.plan()["plan"].values()) == {"CPU"}, "a device that loads serves nobody"
+        return answers
+
+    def assert_went_on(
+        self, answers: Sequence[dict[str, Any]], new: int, encode: Callable[[Any], Sequence[int]]
+    ) -> None:
+        """Each has all its tokens, each of them the right one, and says as its worker's log what became of the device;
+        most were on it when it died. `encode` makes tokens of prompts."""
+        on_gpu, moved = self.on("GPU"), 0
+        for answer in answers:
+            assert len(answer["outputs"]["token_ids"]) == new
+            self.assert_greedy(encode(answer["prompt"]), answer["outputs"]["token_ids"])
+            stats = answer["execution_stats"]
+            assert stats["gpu_blocks_executed"] + stats["cpu_blocks_executed"] >= len(self.blocks) * new
+            assert stats["total_fallbacks"] == stats["successful_fallbacks"] == len(answer["fallback_events"]) <= 1
+            logged = self.logged("BLOCK_EXECUTION_FALLBACK", request_id=own_id(answer["request_id"]))
+            assert len(logged) == len(answer["fallback_events"])
+            for event, entry in zip(answer["fallback_events"], logged, strict=True):
+                moved += 1
+                assert event["block_id"] == on_gpu[0] and event["blocks"] == on_gpu
+                assert (event["from"], event["to"], event["success"]) == ("GPU", "CPU", True)
+                assert (event["reason"], event["error_code"]) == ("gpu_device_lost", "INTERNAL")
+                assert entry["data"]["reason"] == event["reason"] and entry["data"]["blocks"] == event["blocks"]
+                assert 0 < event["position"] < new and stats["gpu_blocks_executed"] >= len(on_gpu) * event["position"]
+                assert stats["gpu_blocks_executed"] % len(on_gpu) == 0
+        assert moved >= len(answers) // 2, "most were on the device when it died"
 
     def streamed(self, prompt: str | list[int], new: int, begun: threading.Semaphore) -> dict[str, Any]:
         """One greedy answer of `new` tokens by WebSocket, of which `begun` hears when it is under way; its last

@@ -19,6 +19,7 @@ from blockrelay.redis.connections import checked_url
 from blockrelay.settings import BUNDLED_MODEL, check_names
 from blockrelay_launcher.cli import api_keys, cells, dead_letters, measure, status_events
 from blockrelay_launcher.cli import status as cell_status
+from blockrelay_launcher.cli.given import is_given
 from blockrelay_launcher.cli.measure import Model
 from blockrelay_launcher.cli.version import version_text
 from blockrelay_launcher.onnx_blocks import command as onnx_blocks
@@ -208,7 +209,7 @@ def start(
     gpus = first_gpus(gpu_workers) if gpu_workers else named_gpus(list(filter(None, gpu.split(","))))
     if gpu_memory and not gpus:
         raise UsageError("--gpu-memory needs --gpu: CPU workers have BLOCKRELAY_KV_BYTES")
-    if blocks is not None and (_is_given(command, "model") or topology is not None):
+    if blocks is not None and (is_given(command, "model") or topology is not None):
         raise UsageError("--blocks is instead of --model and --topology: give one of them")
     served = served_blocks(BlocksOptions(
         folder=blocks, max_position=max_position, stand_in=stand_in, sequential=sequential,
@@ -229,16 +230,10 @@ def start(
     )  # fmt: skip
     if topology is not None:
         for name in OF_THE_TOPOLOGY:
-            if _is_given(command, name):
+            if is_given(command, name):
                 raise UsageError(f"--{name.replace('_', '-')} and --topology: the file says what runs where")
         options = options_for(read_topology(topology), host, options)
     raise typer.Exit(up(options))
-
-
-def _is_given(command: typer.Context, name: str) -> bool:
-    """Whether somebody wrote the option."""
-    source = command.get_parameter_source(name)
-    return source is not None and source.name == "COMMANDLINE"
 
 
 @app.command("status")

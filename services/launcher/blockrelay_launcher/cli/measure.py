@@ -11,6 +11,7 @@ import typer
 from blockrelay.errors import UsageError
 from blockrelay.extras import need
 from blockrelay.settings import BUNDLED_MODEL
+from blockrelay_launcher.cli.given import is_given
 from blockrelay_launcher.drill.faults import parse_kinds, parse_roles
 from blockrelay_launcher.drill.options import LONGEST_ANSWER, SHORTEST_ANSWER, DrillOptions
 from blockrelay_launcher.supervisor.embedded_redis import Fsync
@@ -50,8 +51,7 @@ def profile(
     if blocks is None and max_position is not None:
         raise UsageError("--max-position is for --blocks: converting a model decides about its context")
     if blocks is not None:
-        given = command.get_parameter_source("model")
-        if given is not None and given.name == "COMMANDLINE":
+        if is_given(command, "model"):
             raise UsageError("--blocks is instead of --model: give one of them")
         model = Path(described(blocks, max_position).folder)
     raise typer.Exit(run_profile(model, out, threads=threads, gpu=gpu, form=form))
@@ -156,8 +156,7 @@ def drill(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of tables.")] = False,
 ) -> None:
     """Hurt a loaded system at random; every answer must be what it is alone, or near it where bits vary."""
-    model_is_given = command.get_parameter_source("model")
-    if blocks is not None and model_is_given is not None and model_is_given.name == "COMMANDLINE":
+    if blocks is not None and is_given(command, "model"):
         raise UsageError("--blocks is instead of --model: give one of them")
     with_device = ",device" if gpu or blocks is not None else ""
     roles = parse_roles(f"worker,scheduler,gateway,redis{with_device}" if kill is None else kill)

@@ -1,7 +1,7 @@
 """`blockrelay drill`: a system under load that is hurt at random; every answer is compared.
 
 asks       random requests, and what each gives alone (in processes of their own)
-closeness  how near answers are to reference logits, where nobody computes the same bits twice
+closeness  how near answers are to reference logits, where two runs differ in bits
 faults     what is done to the system, drawn from a seed: processes killed or stopped, a full Redis, cut connections
 system     the system to be hurt: `blockrelay up` with several gateways, and which process is whose
 users      the Redis users of deploy/redis in force

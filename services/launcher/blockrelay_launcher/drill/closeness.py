@@ -1,4 +1,4 @@
-"""How close answers are to reference logits, where nobody computes the same bits twice: GPUs, and models in floats.
+"""How close answers are to reference logits, for devices and models whose runs differ in bits: GPUs, and floats.
 
 Every token of a greedy answer must be the best one, or within the model's tolerance of it, behind the same tokens; the
 logits of a session's steps must be near the reference's. The reference is a process that has no part in the system.

@@ -52,7 +52,7 @@ def run_drill(options: DrillOptions, *, as_json: bool) -> int:
 
 
 def _drill(options: DrillOptions, folder: BlockFolder, *, as_json: bool) -> int:
-    """As `run_drill`, on the model of a folder, which may describe ONNX blocks."""
+    """Drill a system that serves the model of `folder`, and print the report; the exit code, as `run_drill` has it."""
     _check(options, folder)
     seed = SystemRandom().randrange(2**32) if options.seed is None else options.seed
     data = Path(tempfile.mkdtemp(prefix="blockrelay-drill-"))
@@ -212,14 +212,14 @@ class _Course:
         )
 
     def _inexact(self, one: Seen) -> Verdict | None:
-        """The verdict on a request that nobody could compute again bit by bit; None for any other."""
+        """The verdict on a request whose bits depend on the run; None for one with a single right answer."""
         if self._is_exact(one):
             return None
         return self._closeness.verdict(one, on_gpu=not computed_by(one.fingerprints, self._of_cpus))
 
     def _is_exact(self, one: Seen) -> bool:
-        """Whether there is one right answer, bit by bit. What nobody known answered was a GPU's if there is one, and
-        is wrong if there is none."""
+        """Whether the request has one right answer, bit by bit. An unknown fingerprint is taken for a GPU's in a drill
+        with GPUs; in any other its answer is wrong."""
         if not self._exact:
             return False
         ids = self._references.ids

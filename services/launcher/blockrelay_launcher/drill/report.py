@@ -23,12 +23,12 @@ Served = Literal["cpu", "mixed", "handed_over"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """`faults` by kind and target; `recovery_s`: from a fault to the next event of each stream that it concerned,
-    ascending.
+    """The outcome of a drill, counted in requests. `faults` by kind and target; `recovery_s`: from a fault to the next
+    event of each stream that it concerned, ascending.
 
     `lost` were accepted and ended with an error or not at all; `refused` were never accepted; `unfinished` were under
-    way when somebody interrupted the drill. `beyond_tolerance` were too far from reference logits, `compared` near
-    them, and `only_whole` were drawn at random, by logits that nobody computes again. `fallbacks`: how often requests
+    way when the drill was interrupted. `beyond_tolerance` were too far from reference logits, `compared` near them;
+    `only_whole` were drawn at random by inexact logits, and checked for being whole. `fallbacks`: how often requests
     went from a GPU to a CPU. `answers`: how many by which system_fingerprint, without the positions at
     which an id changed; `served`: by whom: `cpu` alone, with a part on a GPU (`mixed`), or handed over from one to a
     CPU. `troubles`: what is wrong with the system itself, such as a process that ended without having been told to, or
@@ -119,8 +119,8 @@ def judge(
     inexact: Callable[[Seen], Verdict | None] = lambda one: None,
 ) -> Report:
     """`answer`: what an ask, by its number, gives under a fingerprint, None where nobody is called that. `runs`: the
-    data of every RUN_START in the workers' logs, in order. `inexact`: the verdict on a request that nobody could
-    compute again bit by bit, for which no `answer` is asked; None for any other."""
+    data of every RUN_START in the workers' logs, in order. `inexact`: the verdict on a request whose
+    bits depend on the run, for which no `answer` is asked; None for any other."""
     count: Counter[str] = Counter()
     served: Counter[Served] = Counter()
     wrong, unfinished, by = list[str](), list[str](), Counter[str]()

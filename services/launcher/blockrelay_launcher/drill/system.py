@@ -109,7 +109,7 @@ class DrilledSystem:
         return found
 
     def numerics_ids(self, of: Device) -> set[str]:
-        """Of the workers on devices of a class."""
+        """The numerics ids of the workers whose devices are of a class."""
         keys = Keys(self.running.cell)
         with self.administrator("redis-control") as client:
             names: list[bytes] = client.zrange(keys.workers, 0, -1)  # pyright: ignore

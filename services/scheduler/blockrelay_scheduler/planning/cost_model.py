@@ -87,7 +87,7 @@ class CostModel:
         return [self._block_seconds(device, index, rows, context) for index in range(1, len(self.analysis.blocks) + 1)]
 
     def weight_bytes(self, first: int, last: int, device: Device) -> int:
-        """Of blocks [first, last] on this device: as the profile has measured them, or as the model tells."""
+        """Bytes of blocks [first, last] on this device, as measured in the profile or else as the model tells."""
         return sum(self._block_bytes(device, index) for index in range(first, last + 1))
 
     def kv_bytes_per_token(self, first: int, last: int) -> int:
@@ -101,8 +101,8 @@ class CostModel:
         return block.hop_bytes_per_row + context * block.hop_bytes_per_row_and_token
 
     def hop_seconds(self, fleet: Fleet, a: Device, b: Device, size: float) -> float:
-        """Of so many bytes of a step from `a` to `b`: their way over the payload Redis, and what the link between the
-        hosts adds to it."""
+        """Seconds that `size` bytes of a step take from `a` to `b`: over the payload Redis, and over the link between
+        the hosts if they are two."""
         hop, link = self._redis_hop, fleet.link(a.host, b.host)
         per_byte = hop.seconds_per_byte + (link.seconds_per_byte if link else 0.0)
         each = hop.seconds + (link.seconds if link else 0.0)

@@ -36,7 +36,7 @@ def main(model: str) -> None:
         asked = json.loads(line)
         salts = asked.get("salts", [["", None]])
         if "cuts" in asked:
-            _answer({"digests": _digests(pipeline(salts[-1][0]), asked["prompt"], asked["cuts"])})
+            tell({"digests": _digests(pipeline(salts[-1][0]), asked["prompt"], asked["cuts"])})
             continue
         params = SamplingParams.from_dict(asked["params"])
         assert params.seed is not None, "without a seed there is nothing to compare"
@@ -51,7 +51,7 @@ def main(model: str) -> None:
         if tokenizer is not None:
             visible = VisibleText.of(tokenizer, params, folder.model.eos_ids)
             text = visible.push_all(tokens) + visible.finish()
-        _answer({"tokens": tokens, "text": text, "finish_reason": reason})
+        tell({"tokens": tokens, "text": text, "finish_reason": reason})
 
 
 def _digests(pipeline: Pipeline, prompt: list[int], cuts: list[int]) -> list[str]:
@@ -64,7 +64,8 @@ def _digests(pipeline: Pipeline, prompt: list[int], cuts: list[int]) -> list[str
     return found
 
 
-def _answer(fields: dict[str, Any]) -> None:
+def tell(fields: dict[str, Any]) -> None:
+    """Write one answer, a JSON object in a line of its own."""
     sys.stdout.write(json.dumps(fields) + "\n")
     sys.stdout.flush()
 

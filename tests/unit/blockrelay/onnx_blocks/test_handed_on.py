@@ -7,7 +7,6 @@ import pytest
 from blockrelay.errors import OnnxBlocksError
 from blockrelay.onnx_blocks.handed_on import (
     MAX_BYTES,
-    MAX_TENSORS,
     bytes_handed_on,
     check_borders,
     handed_on,
@@ -16,6 +15,7 @@ from blockrelay.onnx_blocks.handed_on import (
 )
 from blockrelay.onnx_blocks.signature import Dimension, Signature, Tensor
 from blockrelay.onnx_blocks.wiring import Wiring, wire
+from blockrelay.protocol.encoding.named_tensors import MAX_TENSORS
 from blockrelay.protocol.plan import Stage
 
 B, S, P, T = "batch_size", "sequence_length", "past_sequence_length", "past_sequence_length + sequence_length"

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from blockrelay.block_folder.folder import open_block_folder
+from blockrelay_worker.offline.reference_answers import tell
 from blockrelay_worker.offline.reference_logits.distances import apart, behind_best
 from blockrelay_worker.offline.reference_logits.models import Array, OnnxFiles, OwnKernels, ReferenceModel
 
@@ -31,10 +32,10 @@ GROUP_TOKENS = 2048
 def main(root: str) -> None:
     folder = open_block_folder(Path(root))
     model: ReferenceModel = OwnKernels(folder) if folder.model.onnx_blocks is None else OnnxFiles(folder)
-    _answer({"tolerance": model.tolerance._asdict()})
+    tell({"tolerance": model.tolerance._asdict()})
     for group in groups([json.loads(line) for line in sys.stdin]):
         for asked, rows in zip(group, model.rows([tokens_of(asked) for asked in group]), strict=True):
-            _answer({"off": distances(asked, rows)})
+            tell({"off": distances(asked, rows)})
 
 
 def tokens_of(asked: dict[str, Any]) -> list[int]:
@@ -65,11 +66,6 @@ def groups(asked: Sequence[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
         tokens += more
     if group:
         yield group
-
-
-def _answer(fields: dict[str, Any]) -> None:
-    sys.stdout.write(json.dumps(fields) + "\n")
-    sys.stdout.flush()
 
 
 if __name__ == "__main__":

@@ -39,8 +39,8 @@ class Tables:
     sums: tuple[F64, ...]
     """Of blocks 1 to i at index i, by option: what `seconds` are differences of."""
     hops: F64
-    """Of a group's rows behind block i at index i, from kind to kind: [N+1, kinds, kinds]. Nobody asks for the first
-    and the last."""
+    """Seconds of a hop with a group's rows behind block i, at index i, from kind to kind: [N+1, kinds, kinds]. The
+    first and the last are no borders and stay unused."""
     backs: F64
     """Of the tokens' way back, from the kind of the last stage to that of the first."""
 
