@@ -1,7 +1,7 @@
 """`DATA/up.json`: how to reach what a `blockrelay up` runs on a data folder."""
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from blockrelay.errors import UsageError
@@ -20,6 +20,8 @@ class Running:
     payload_redis_url: str | None
     cell: str
     model: str
+    refused: dict[str, str] = field(default_factory=dict[str, str])
+    """Service -> why it ended at its last start: it can serve only when that is mended."""
 
 
 def read_running(data: Path) -> Running:

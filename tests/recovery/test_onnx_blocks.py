@@ -15,6 +15,7 @@ import pytest
 
 from blockrelay.block_folder.folder import open_block_folder
 from blockrelay.protocol.tensors import decode_tensor, encode_tensor
+from blockrelay.up_file import read_running
 from tests.support.models.imported import imported
 from tests.support.models.onnx_blocks_served import described
 from tests.support.models.reference_blocks import ReferenceModel, write_reference_blocks
@@ -225,6 +226,31 @@ def test_the_cpu_beside_a_gpu_computes_with_an_import(tmp_path: Path, monkeypatc
         assert (told[0]["from"], told[0]["to"], told[0]["success"]) == ("GPU", "CPU", True) and told[0]["position"] > 0
         refused = httpx.post(f"{up.url}/v1/completions", json={**body, "exact": True}, timeout=60)
         assert refused.status_code == 400, refused.text
+
+
+def test_a_file_that_is_altered_is_named_once_and_served_again_when_it_is_mended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("BLOCKRELAY_CACHE_DIR", str(tmp_path / "cache"))
+    blocks = write_reference_blocks(tmp_path / "my-blocks", MODEL)
+    body: dict[str, Any] = {"model": "my-blocks", "prompt": [3, 7, 11], "max_tokens": 8, "temperature": 0}
+    file = blocks / "block_2.onnx"
+    whole = file.read_bytes()
+    with running_up(None, "--blocks", str(blocks), data=tmp_path / "data") as up:
+        expected = tokens_of(up.url, body)
+        file.write_bytes(whole[:-1])
+        (worker,) = up.pid_of("blockrelay_worker")
+        os.kill(worker, signal.SIGKILL)
+        wait_until(lambda: read_running(tmp_path / "data").refused, "it refuses", timeout_s=60)
+        told = subprocess.run([*COMMAND, "status", "--data", str(up.data)], capture_output=True, text=True, check=True)
+        assert "worker-1 cannot serve: " in told.stdout and "block_2.onnx: altered" in told.stdout, told.stdout
+        refusing = len(up.pid_of("blockrelay_worker"))
+        wait_until(lambda: len(up.pid_of("blockrelay_worker")) != refusing, "it is tried again", timeout_s=60)
+        file.write_bytes(whole)
+        wait_until(lambda: httpx.get(f"{up.url}/readyz", timeout=60).status_code == 200, "it serves", timeout_s=60)
+        assert tokens_of(up.url, body) == expected
+    lines = [line for line in capfd.readouterr().err.splitlines() if "block_2.onnx: altered" in line]
+    assert len(lines) == 1 and "starting it again every 5 s" in lines[0], lines
 
 
 def ready_devices(up: UpProcess) -> list[str]:

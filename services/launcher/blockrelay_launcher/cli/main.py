@@ -17,6 +17,7 @@ from blockrelay.extras import Extra, need
 from blockrelay.redis.cell_address import find_cell
 from blockrelay.redis.connections import checked_url
 from blockrelay.settings import BUNDLED_MODEL, check_names
+from blockrelay.up_file import read_running
 from blockrelay_launcher.cli import api_keys, cells, dead_letters, measure, status_events
 from blockrelay_launcher.cli import status as cell_status
 from blockrelay_launcher.cli.given import is_given
@@ -253,6 +254,7 @@ def show_status(
         return
     found = cell_status.read_status(cell)
     cell_status.add_totals(found)
+    found["refused"] = read_running(data).refused if data else {}
     typer.echo(json.dumps(found, indent=1)) if as_json else cell_status.show(found)
 
 

@@ -69,7 +69,7 @@ def _state(worker: WorkerInfo, plan: Plan | None) -> str:
 
 
 def show(status: dict[str, Any], console: Console | None = None) -> None:
-    """Tables for people, from `read_status`, with what `add_totals` has added."""
+    """Print tables for people, from `read_status`, what `add_totals` has added, and `refused` (service -> cause)."""
     console = console or Console()
     if not status["models"]:
         console.print(f"cell {status['cell']}: no plan yet, no scheduler has run here")
@@ -95,6 +95,8 @@ def show(status: dict[str, Any], console: Console | None = None) -> None:
         console.print(f"queue: {waiting}")
         for gap in found["missing"]:
             console.print(f"not ready: {gap}")
+    for service, cause in status.get("refused", {}).items():
+        console.print(f"{service} cannot serve: {cause}", soft_wrap=True)
     for line in sentences(status["trouble"]):
         console.print(line, soft_wrap=True)
     console.print(f"in flight: {status['in_flight']}, dead letters: {status['dead_letters']}")

@@ -17,12 +17,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from blockrelay.exit_codes import UNUSABLE
 from blockrelay.failpoints import reach
 from blockrelay_launcher.supervisor.data_folder import read_service_settings
 from blockrelay_launcher.supervisor.signals import Alarm
 
 #: Seconds before a dead child is started again: doubled for each quick death, back to the first after a long life.
 FIRST_DELAY_S, LONGEST_DELAY_S, LONG_LIFE_S = 0.05, 5.0, 2.0
+#: Seconds of life after which a service that had refused to serve is taken to serve.
+REFUSAL_STANDS_S = 60.0
 
 #: A log that has grown beyond this is moved aside, over the one that was moved aside before.
 LOG_BYTES = 16 << 20
@@ -37,7 +40,7 @@ class Child:
 
     `last_signal` is what it gets from the kernel when this process is killed. `held` are file descriptors it inherits.
     `plain_log`: it logs text for people, not JSON lines. `settings`: NAME=VALUE lines that go before `env`, where there
-    is such a file at the time of a start.
+    is such a file at the time of a start. `refused`: why it last ended with UNUSABLE, until `refusal_is_over`.
     """
 
     name: str
@@ -53,6 +56,7 @@ class Child:
     quick_deaths: int = field(default=0, init=False)
     start_at: float = field(default=0.0, init=False)
     last_log_line: str = field(default="", init=False)
+    refused: str = field(default="", init=False)
     _started: float = field(default=0.0, init=False)
     _tail: BinaryIO | None = field(default=None, init=False)
     _partial: bytes = field(default=b"", init=False)
@@ -92,8 +96,16 @@ class Child:
         self.deaths += 1
         self.quick_deaths = 1 if time.monotonic() - self._started > LONG_LIFE_S else self.quick_deaths + 1
         delay = min(LONGEST_DELAY_S, FIRST_DELAY_S * 2 ** min(self.quick_deaths - 1, 20))
+        if self.process.returncode == UNUSABLE:  # a start costs a whole load, and only people can mend the cause
+            delay = LONGEST_DELAY_S
         self.start_at = time.monotonic() + delay
         return self.process.returncode
+
+    def refusal_is_over(self) -> bool:
+        """Whether it runs so long after a refusal that the cause must be gone; forgets the refusal then."""
+        over = bool(self.refused) and self.running and time.monotonic() - self._started > REFUSAL_STANDS_S
+        self.refused = "" if over else self.refused
+        return over
 
     def signal(self, number: int) -> None:
         if self.process is not None:

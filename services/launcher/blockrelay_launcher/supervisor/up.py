@@ -20,7 +20,7 @@ from blockrelay.protocol.planned_split import ANY_GPU
 from blockrelay.redis import client as redis_link
 from blockrelay.settings import GatewaySettings, Settings, WorkerSettings, read_settings
 from blockrelay.up_file import Running
-from blockrelay_launcher.supervisor.child_process import Child, is_worth_showing, plain, stop_all
+from blockrelay_launcher.supervisor.child_process import LONGEST_DELAY_S, Child, is_worth_showing, plain, stop_all
 from blockrelay_launcher.supervisor.data_folder import DataFolder, open_data_folder
 from blockrelay_launcher.supervisor.death_reports import DeathReports
 from blockrelay_launcher.supervisor.embedded_redis import EmbeddedRedis, find_server_program, place, unplace
@@ -132,6 +132,7 @@ class _Up:
     gateways: list[Child] = field(default_factory=list[Child])
     death_reports: DeathReports | None = None
     control_url: str = ""
+    payload_url: str | None = None
     ready: bool = False
     gpus_ready: bool = False  # they have served, or there are none
     said_at: float = field(default_factory=time.monotonic)
@@ -206,21 +207,27 @@ class _Up:
             pages=self.pages,
             settings=self.folder.path / "settings",
         )
+        self.payload_url = payload
+        self._announce()
+        self.schedulers, self.workers, self.gateways = schedulers(layout), workers(layout), gateways(layout)
+        for child in (*self.schedulers, *self.workers, *self.gateways):
+            child.start()
+        _say(f"data and logs: {self.folder.path} (blockrelay status --data {self.folder.path})")
+
+    def _announce(self) -> None:
+        """Write up.json: where everything is, and which services refuse to serve."""
         self.folder.announce(
             Running(
                 pid=os.getpid(),
                 url=self.urls[0] if self.urls else "",
                 urls=self.urls,
-                redis_url=control,
-                payload_redis_url=payload,
+                redis_url=self.control_url,
+                payload_redis_url=self.payload_url,
                 cell=self.settings.cell,
                 model=str(self.options.model),
+                refused={child.name: child.refused for child in self.children if child.refused},
             )
         )
-        self.schedulers, self.workers, self.gateways = schedulers(layout), workers(layout), gateways(layout)
-        for child in (*self.schedulers, *self.workers, *self.gateways):
-            child.start()
-        _say(f"data and logs: {self.folder.path} (blockrelay status --data {self.folder.path})")
 
     def _supervise(self) -> None:
         """One round: report ends, restart, show, look whether all is ready; then sleep until something happens."""
@@ -234,6 +241,8 @@ class _Up:
             if child.start_at <= now:
                 child.start()
         self._show_logs()
+        if any(child.refusal_is_over() for child in self.children):
+            self._announce()
         if not self.ready:
             self._look_ready()
         elif not self.gpus_ready:
@@ -247,7 +256,7 @@ class _Up:
         early = not (self.gpus_ready if on_gpu else self.ready)
         # CPUs stand in for a GPU that fails, whether at the start or later; what can never be is told all the same.
         fatal = early and (code == UNUSABLE or (not on_gpu and not self.ready and child.deaths >= MOST_EARLY_DEATHS))
-        if fatal:
+        if fatal or code == UNUSABLE:
             self.told.add(plain(child.last_log_line))
         self._show(child, lines)
         self._show_logs()
@@ -257,7 +266,12 @@ class _Up:
         if fatal:
             kind = UsageError if code == UNUSABLE else ServiceUnavailable
             raise kind(f"{child.name} {how}: {plain(child.last_log_line) or f'its log {child.log} is empty'}")
-        _say(f"{child.name} {how}; starting it again")
+        cause = plain(child.last_log_line) if code == UNUSABLE else ""
+        if cause and cause == child.refused:
+            return  # said at its last end
+        child.refused = cause
+        self._announce()
+        _say(f"{child.name} {how}; starting it again" + (f" every {LONGEST_DELAY_S:g} s: {cause}" if cause else ""))
 
     def _look_ready(self) -> None:
         why = "; ".join(filter(None, (why_not_ready(local_host(self.options.host), port) for port in self.ports)))

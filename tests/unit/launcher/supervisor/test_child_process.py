@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from blockrelay.exit_codes import UNUSABLE
 from blockrelay_launcher.supervisor import child_process
 from blockrelay_launcher.supervisor.child_process import Child, is_worth_showing, plain, stop_all
 from blockrelay_launcher.supervisor.signals import Alarm
@@ -153,6 +154,26 @@ def wait_for_end(process: Child) -> float:
     moments: list[float] = []
     wait_until(lambda: moments.append(time.monotonic()) or process.reap() is not None, "it has ended", poll_s=0.005)
     return moments[-1]
+
+
+def test_a_child_that_refuses_is_tried_again_slowly_and_its_cause_stands_until_it_lives(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = child(tmp_path, f"raise SystemExit({UNUSABLE})")
+    one.start()
+    wait_until(lambda: one.reap() is not None, "it has refused")
+    assert one.start_at > time.monotonic() + child_process.FIRST_DELAY_S
+    one.refused = "block_2.onnx: altered"
+    assert not one.refusal_is_over() and one.refused
+    one.argv = [sys.executable, "-c", FOR_EVER]
+    one.start()
+    assert not one.refusal_is_over(), "it has not lived long enough"
+    monkeypatch.setattr(child_process, "REFUSAL_STANDS_S", 0.0)
+    wait_until(one.refusal_is_over, "it lives")
+    assert not one.refused
+    one.signal(signal.SIGKILL)
+    wait_until(lambda: one.reap() is not None, "it is gone")
+    one.close()
 
 
 def test_a_stubborn_child_is_killed_and_named(tmp_path: Path) -> None:
