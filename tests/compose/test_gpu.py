@@ -20,6 +20,7 @@ from websockets.sync.client import connect
 from blockrelay.protocol.constants import PAGE_TOKENS
 from tests.support.project import ROOT
 from tests.support.systems.compose_stack import ComposeStack, leftovers
+from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(1800)]
 
@@ -107,15 +108,24 @@ def stack() -> Iterator[ComposeStack]:
         try:
             stack.build()
             stack.up()
-            stack.wait_worker_ready([*stack.containers("worker"), *stack.containers("worker-webgpu")])
+            stack.wait_worker_ready(stack.containers("worker"))
+            wait_for_the_device(stack)
             yield stack
         finally:
             stack.down()
         assert not leftovers()
 
 
+def wait_for_the_device(stack: ComposeStack) -> None:
+    """A driver that computes on CPUs compiles a model's shaders for minutes on a busy machine."""
+    stack.wait_worker_ready(stack.containers("worker-webgpu"), timeout_s=600)
+    there = lambda: httpx.get(f"{stack.url}/v1/plan").json()["plan"]["block_4"] == "GPU"  # noqa: E731
+    wait_until(there, "the plan has the device")
+
+
 def test_the_source_s_request_goes_through_both_by_http_and_websocket(stack: ComposeStack) -> None:
     """The plan of a static split: blocks 1 to 3 on CPUs, the others on the device."""
+    wait_for_the_device(stack)
     plan = httpx.get(f"{stack.url}/v1/plan").json()["plan"]
     assert list(plan.items()) == [(block, "CPU" if number < 3 else "GPU") for number, block in enumerate(BLOCKS)]
     by_http = httpx.post(f"{stack.url}/v1/infer", json=tensor_request("chat_001"), timeout=120).json()
@@ -131,6 +141,7 @@ def test_the_source_s_request_goes_through_both_by_http_and_websocket(stack: Com
 
 def test_twenty_clients_go_on_when_the_process_of_the_device_dies(stack: ComposeStack) -> None:
     """Inside its container, whose worker outlives it: CPUs take its blocks over, and it comes back."""
+    wait_for_the_device(stack)
     (gpu,) = stack.containers("worker-webgpu")
     begun = threading.Semaphore(0)
 
@@ -162,10 +173,11 @@ def test_twenty_clients_go_on_when_the_process_of_the_device_dies(stack: Compose
         assert (event["block_id"], event["blocks"]) == ("block_4", BLOCKS[3:])
         assert (event["reason"], event["error_code"], event["success"]) == ("gpu_device_lost", "INTERNAL", True)
     assert stack.inspect(gpu)["State"]["Running"], "its worker has outlived it"
-    stack.wait_worker_ready([gpu])
+    wait_for_the_device(stack)
 
 
 def test_a_stream_outlives_the_container_of_the_gpu(stack: ComposeStack) -> None:
+    wait_for_the_device(stack)
     with OpenAI(base_url=f"{stack.url}/v1", api_key="unused", max_retries=0, timeout=120) as client:
         (gpu,) = stack.containers("worker-webgpu")
         model = client.models.list().data[0].id
@@ -187,7 +199,7 @@ def test_a_stream_outlives_the_container_of_the_gpu(stack: ComposeStack) -> None
             if tokens == 40 and stack.inspect(gpu)["State"]["Running"]:
                 stack.kill(gpu)
         stack.start(gpu)
-        stack.wait_worker_ready([gpu])
+        wait_for_the_device(stack)
         view = client.get(f"/requests/{request}", cast_to=object)
         view = json.loads(json.dumps(view))
         (event,) = view["fallback_events"]

@@ -118,11 +118,11 @@ class ComposeStack:
     def start(self, container: str) -> None:
         run("docker", "start", container)
 
-    def wait_worker_ready(self, workers: Sequence[str]) -> None:
+    def wait_worker_ready(self, workers: Sequence[str], *, timeout_s: float = 60.0) -> None:
         """Each of them has a stage."""
         for worker in workers:
             ready = lambda: self.python(worker, READY).returncode == 0  # noqa: B023, E731  # called at once
-            wait_until(ready, "a worker has its stage", timeout_s=60, poll_s=0.1)
+            wait_until(ready, "a worker has its stage", timeout_s=timeout_s, poll_s=0.1)
 
     def running_requests(self) -> float:
         """As the gateway counts them."""
