@@ -3,15 +3,17 @@ generation_config.json."""
 
 import importlib.util
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer as LibraryTokenizer
 
 from blockrelay.block_folder.manifest import GenerationDefaults
 from blockrelay.block_folder.strict_json import Fields
 from blockrelay.errors import BlockFolderError, UsageError
+from blockrelay.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,13 +27,18 @@ class Texts:
     bos_id: int | None
     eos_ids: tuple[int, ...]
     generation: GenerationDefaults
+    notes: tuple[str, ...] = ()
+    """A line for each thing that no file says, or that is not as a user might expect."""
 
 
 def read_texts(folder: Path, *, vocab_size: int, eos_ids: tuple[int, ...] | None, bos_id: int | None) -> Texts:
-    """Read the text files of a model of `vocab_size` tokens. `eos_ids` and `bos_id` are what its config.json says,
-    where it says something. UsageError names the file and field that is wrong."""
+    """Open the text side of a model of `vocab_size` tokens. `eos_ids` and `bos_id` are what its config.json says,
+    where it says something. UsageError names the file and field that is wrong, or that a service would refuse."""
     settings = optional_json(folder / "tokenizer_config.json")
     generation = optional_json(folder / "generation_config.json")
+    definition = _tokenizer(folder / "tokenizer.json", vocab_size)
+    tokenizer = None if definition is None else Tokenizer(definition.decode())
+    eos_token = _special_token(settings, "eos_token")
     # generation_config.json is what its author generates with; config.json speaks only where it is silent.
     eos_ids = token_ids(generation, "eos_token_id") or eos_ids or ()
     generated = first_id(generation, "bos_token_id")
@@ -40,15 +47,38 @@ def read_texts(folder: Path, *, vocab_size: int, eos_ids: tuple[int, ...] | None
         for token in ids:
             if token >= vocab_size:
                 raise UsageError(f"{name} {token} is outside the vocabulary of {vocab_size}")
+    notes: list[str] = []
+    # Chats end with the token that the tokenizer is said to end them with, whatever the other files say.
+    ends = None if tokenizer is None or eos_token is None else tokenizer.token_id(eos_token)
+    if ends is not None and ends < vocab_size:
+        if not eos_ids:
+            notes.append(f"no eos_token_id: answers end at {eos_token} ({ends}), the tokenizer's eos_token")
+        eos_ids = tuple(dict.fromkeys((*eos_ids, ends)))
+    chat_template = _checked_template(folder, _chat_template(folder, settings))
     return Texts(
-        tokenizer=_tokenizer(folder / "tokenizer.json", vocab_size),
-        chat_template=_checked_template(folder, _chat_template(folder, settings)),
+        tokenizer=definition,
+        chat_template=chat_template,
         bos_token=_special_token(settings, "bos_token"),
-        eos_token=_special_token(settings, "eos_token"),
+        eos_token=eos_token,
         bos_id=bos_id,
         eos_ids=eos_ids,
         generation=_generation_defaults(generation),
+        notes=(*_lacking(definition, chat_template, eos_ids), *notes),
     )
+
+
+def _lacking(tokenizer: bytes | None, chat_template: str | None, eos_ids: Sequence[int]) -> list[str]:
+    found: list[str] = []
+    if tokenizer is None:
+        found.append("no tokenizer.json: prompts are token ids, and answers too")
+    elif chat_template is None:
+        found.append("no chat template (chat_template.jinja, or tokenizer_config.json): chats are refused")
+    if not eos_ids:
+        found.append(
+            "no end tokens (eos_token_id in generation_config.json, config.json or genai_config.json): every answer "
+            "has max_tokens tokens"
+        )
+    return found
 
 
 def token_ids(raw: Fields, name: str) -> tuple[int, ...] | None:
@@ -83,7 +113,7 @@ def _tokenizer(path: Path, vocab_size: int) -> bytes | None:
         return None
     content = path.read_bytes()
     try:
-        tokenizer = Tokenizer.from_buffer(content)
+        tokenizer = LibraryTokenizer.from_buffer(content)
     except Exception as problem:  # noqa: BLE001 - all that tokenizers raises for a bad file is Exception
         raise UsageError(f"{path.name} cannot be read: {' '.join(str(problem).split())}") from None
     highest = max(tokenizer.get_vocab().values(), default=-1)

@@ -41,6 +41,7 @@ def test_a_folder_without_text_files_takes_its_ids_from_config_json(tmp_path: Pa
         bos_id=1,
         eos_ids=(2,),
         generation=GenerationDefaults(),
+        notes=("no tokenizer.json: prompts are token ids, and answers too",),
     )
 
 
@@ -48,6 +49,34 @@ def test_generation_config_says_which_tokens_end_a_text(tmp_path: Path) -> None:
     texts = read(tmp_path, generation_config={"eos_token_id": [128, 130, 131], "bos_token_id": 3})
     assert texts.eos_ids == (128, 130, 131)
     assert texts.bos_id == 3
+
+
+@pytest.mark.parametrize(
+    ("generation", "config", "expected"),
+    [
+        ([5, 7], 6, (5, 7, 2)),  # another one: ends at either
+        (5, 2, (5, 2)),
+        ([2, 5], 6, (2, 5)),  # the same one: once
+        (None, 6, (6, 2)),
+        (None, None, (2,)),
+    ],
+)
+def test_a_text_also_ends_at_the_eos_token_of_the_tokenizer(
+    generation: object, config: int | None, expected: tuple[int, ...], tmp_path: Path
+) -> None:
+    write_tokenizer(tmp_path, vocab_size=400)
+    texts = read(tmp_path, config={"eos_token_id": config}, generation_config={"eos_token_id": generation})
+    assert texts.eos_ids == expected
+    said = ("no eos_token_id: answers end at </s> (2), the tokenizer's eos_token",)
+    assert texts.notes == (said if generation is config is None else ())
+
+
+def test_what_no_file_says_is_named(tmp_path: Path) -> None:
+    write_tokenizer(tmp_path, vocab_size=400)
+    texts = read(tmp_path, config={"eos_token_id": None}, tokenizer_config={"eos_token": "[unknown]"})
+    chats, ends = texts.notes
+    assert texts.eos_ids == ()
+    assert chats.startswith("no chat template") and ends.startswith("no end tokens")
 
 
 @pytest.mark.parametrize(
