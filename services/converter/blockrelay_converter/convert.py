@@ -164,6 +164,7 @@ class FolderWriter:
         manifest = Manifest(
             model=model,
             generation=texts.generation,
+            ignored_defaults=texts.ignored_defaults,
             precisions=source.precisions,
             exact=all_exact(source.precisions),
             graphs=graph_files,

@@ -20,7 +20,7 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import PurePosixPath
 from typing import Any, cast
 
@@ -114,6 +114,8 @@ class Manifest:
     """Block i at index i-1."""
     files: Mapping[str, FileSpec]
     """Every file that is read, except the manifest: path relative to the folder, with slashes."""
+    ignored_defaults: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """Fields of generation_config.json that would change answers and are not applied, with their values."""
     imported_from: str | None = None
     """The ONNX blocks that it was made of (`blocks_file.fingerprint`); None: it was made of something else."""
 
@@ -151,6 +153,8 @@ class Manifest:
         # What most models have not is left out: they keep the hash that they had before others had it.
         if self.model.onnx_blocks is None:
             del content["model"]["onnx_layers"]
+        if not self.ignored_defaults:
+            del content["ignored_defaults"]
         if self.imported_from is None:
             del content["imported_from"]
         return json.dumps(content, indent=1, sort_keys=True, allow_nan=False).encode() + b"\n"
@@ -188,6 +192,7 @@ def decode_manifest(content: bytes) -> Manifest:
         fields.fail(f"precision {precision!r} is written {format_precisions(precisions)!r}")
     graphs = fields.nested("graphs")
     files = fields.nested("files")
+    ignored = fields.nested("ignored_defaults") if fields.has("ignored_defaults") else Fields({}, "", BlockFolderError)
     manifest = Manifest(
         model=model,
         generation=_decode_generation(fields.nested("generation")),
@@ -196,6 +201,7 @@ def decode_manifest(content: bytes) -> Manifest:
         graphs={kind: graphs.text(kind) for kind in graphs.names()},
         blocks=blocks,
         files={path: _decode_file(files.nested(path)) for path in files.names()},
+        ignored_defaults={name: ignored.take(name) for name in ignored.names()},
         imported_from=fields.text("imported_from") if fields.has("imported_from") else None,
     )
     fields.done()

@@ -3,8 +3,8 @@ generation_config.json."""
 
 import importlib.util
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
@@ -13,6 +13,7 @@ from tokenizers import Tokenizer as LibraryTokenizer
 from blockrelay.block_folder.manifest import GenerationDefaults
 from blockrelay.block_folder.strict_json import Fields
 from blockrelay.errors import BlockFolderError, UsageError
+from blockrelay.text.generation_config import generation_defaults, ignored_defaults, ignored_line
 from blockrelay.text.tokenizer import Tokenizer
 
 
@@ -27,6 +28,8 @@ class Texts:
     bos_id: int | None
     eos_ids: tuple[int, ...]
     generation: GenerationDefaults
+    ignored_defaults: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """As of Manifest."""
     notes: tuple[str, ...] = ()
     """A line for each thing that no file says, or that is not as a user might expect."""
 
@@ -47,7 +50,8 @@ def read_texts(folder: Path, *, vocab_size: int, eos_ids: tuple[int, ...] | None
         for token in ids:
             if token >= vocab_size:
                 raise UsageError(f"{name} {token} is outside the vocabulary of {vocab_size}")
-    notes: list[str] = []
+    ignored = ignored_defaults(generation)
+    notes = [ignored_line(ignored)] if ignored else []
     # Chats end with the token that the tokenizer is said to end them with, whatever the other files say.
     ends = None if tokenizer is None or eos_token is None else tokenizer.token_id(eos_token)
     if ends is not None and ends < vocab_size:
@@ -62,7 +66,8 @@ def read_texts(folder: Path, *, vocab_size: int, eos_ids: tuple[int, ...] | None
         eos_token=eos_token,
         bos_id=bos_id,
         eos_ids=eos_ids,
-        generation=_generation_defaults(generation),
+        generation=generation_defaults(generation),
+        ignored_defaults=ignored,
         notes=(*_lacking(definition, chat_template, eos_ids), *notes),
     )
 
@@ -161,18 +166,3 @@ def _special_token(settings: Fields, name: str) -> str | None:
     if not isinstance(given, str):
         settings.fail(f"{name} must be a string: {json.dumps(given)}")
     return given
-
-
-def _generation_defaults(generation: Fields) -> GenerationDefaults:
-    def number(name: str) -> float | None:
-        return generation.number(name) if generation.has(name) else None
-
-    greedy = generation.has("do_sample") and not generation.flag("do_sample")
-    defaults = GenerationDefaults(
-        temperature=number("temperature"),
-        top_k=generation.integer("top_k") if generation.has("top_k") else None,
-        top_p=number("top_p"),
-        min_p=number("min_p"),
-        max_tokens=generation.integer("max_new_tokens", minimum=1) if generation.has("max_new_tokens") else None,
-    )
-    return GenerationDefaults(temperature=0.0, max_tokens=defaults.max_tokens) if greedy else defaults

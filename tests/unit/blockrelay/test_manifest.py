@@ -97,6 +97,12 @@ def test_what_it_was_imported_from_is_written_where_it_was() -> None:
     assert decode_manifest(manifest.encode()) == manifest
 
 
+def test_what_is_not_applied_is_written_where_there_is_something() -> None:
+    assert b"ignored_defaults" not in make_manifest().encode(), "other folders keep the hash that they had"
+    manifest = replace(make_manifest(), ignored_defaults={"repetition_penalty": 1.05, "suppress_tokens": [1]})
+    assert decode_manifest(manifest.encode()) == manifest
+
+
 def test_the_model_hash_changes_with_anything_in_the_manifest_and_not_with_its_spacing() -> None:
     manifest = make_manifest()
     other_file = {**manifest.files, ROTARY_NAME: FileSpec(sha256="01", bytes=manifest.files[ROTARY_NAME].bytes)}

@@ -100,6 +100,31 @@ def test_the_authors_sampling_parameters_become_the_defaults(
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
+        ({"repetition_penalty": 1.1, "do_sample": False}, {"repetition_penalty": 1.1}),
+        ({"no_repeat_ngram_size": 3, "temperature": 0.5}, {"no_repeat_ngram_size": 3}),
+        ({"suppress_tokens": [1, 2], "stop_strings": ["x"]}, {"stop_strings": ["x"], "suppress_tokens": [1, 2]}),
+        ({"frequency_penalty": 0.5, "max_window_size": 6144}, {"frequency_penalty": 0.5, "max_window_size": 6144}),
+        ({"bad_words_ids": [list(range(100))]}, {"bad_words_ids": f"[{list(range(100))}"[:200] + "..."}),
+        ({"typical_p": 0}, {"typical_p": 0}),
+        # What changes nothing is not worth a line: neutral values, and how transformers goes about its work.
+        ({"repetition_penalty": 1.0, "no_repeat_ngram_size": 0, "num_beams": 1, "suppress_tokens": []}, {}),
+        ({"max_length": 20, "stop_strings": None, "renormalize_logits": False, "early_stopping": True}, {}),
+        ({"_from_model_config": True, "transformers_version": "4.40.0", "pad_token_id": 7, "use_cache": False}, {}),
+    ],
+)
+def test_what_the_author_generates_with_and_we_do_not_apply_is_named(
+    given: dict[str, Any], expected: dict[str, Any], tmp_path: Path
+) -> None:
+    texts = read(tmp_path, generation_config=given)
+    assert texts.ignored_defaults == expected
+    (named,) = [note for note in texts.notes if note.startswith("generation_config.json")] or [""]
+    assert named.count("\n") == 0 and all(name in named for name in expected)
+    assert bool(named) == bool(expected)
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
         ({"chat_template": "A"}, "A"),
         ({"chat_template": [{"name": "tools", "template": "T"}, {"name": "default", "template": "D"}]}, "D"),
         ({"chat_template": [{"name": "tools", "template": "T"}]}, None),
@@ -131,6 +156,7 @@ def test_special_tokens_are_strings_or_objects(tmp_path: Path) -> None:
         ({"generation_config": {"eos_token_id": [2, 512]}}, "eos_token_id 512 is outside the vocabulary of 512"),
         ({"generation_config": {"bos_token_id": 600}}, "bos_token_id 600 is outside"),
         ({"generation_config": {"temperature": "hot"}}, "generation_config.json: temperature must be a finite number"),
+        ({"generation_config": {"repetition_penalty": float("inf")}}, "repetition_penalty holds a number that is not"),
         ({"generation_config": []}, "generation_config.json: expected an object"),
         ({"tokenizer_config": {"chat_template": 1}}, "tokenizer_config.json: chat_template must be a string"),
         ({"tokenizer_config": {"bos_token": 7}}, "tokenizer_config.json: bos_token must be a string"),
