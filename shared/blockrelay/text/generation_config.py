@@ -3,10 +3,13 @@ cannot apply."""
 
 import json
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 from blockrelay.block_folder.manifest import GenerationDefaults
 from blockrelay.block_folder.strict_json import Fields
+from blockrelay.errors import BadRequest
+from blockrelay.protocol.sampling_params import SamplingParams
 
 #: Say nothing about which tokens are generated: ids that others read, and how transformers goes about its work.
 _HARMLESS = frozenset(
@@ -35,7 +38,7 @@ _LONGEST = 200
 
 
 def generation_defaults(config: Fields) -> GenerationDefaults:
-    """The defaults of requests."""
+    """The defaults of requests. UsageError names a value that every request without its own would be refused for."""
 
     def number(name: str) -> float | None:
         return config.number(name) if config.has(name) else None
@@ -43,12 +46,32 @@ def generation_defaults(config: Fields) -> GenerationDefaults:
     greedy = config.has("do_sample") and not config.flag("do_sample")
     defaults = GenerationDefaults(
         temperature=number("temperature"),
-        top_k=config.integer("top_k") if config.has("top_k") else None,
+        top_k=_top_k(config),
         top_p=number("top_p"),
         min_p=number("min_p"),
         max_tokens=config.integer("max_new_tokens", minimum=1) if config.has("max_new_tokens") else None,
     )
-    return GenerationDefaults(temperature=0.0, max_tokens=defaults.max_tokens) if greedy else defaults
+    if greedy:
+        defaults = GenerationDefaults(temperature=0.0, max_tokens=defaults.max_tokens)
+    given = {name: value for name, value in asdict(defaults).items() if value is not None}
+    try:
+        SamplingParams(**given)
+    except BadRequest as error:
+        said = str(error).replace("max_tokens", "max_new_tokens")
+        config.fail(f"{said}: requests that name none of their own would be refused; correct it, or take it out")
+    return defaults
+
+
+def _top_k(config: Fields) -> int | None:
+    """-1 is how others spell "all of them"."""
+    if not config.has("top_k"):
+        return None
+    value: object = config.take("top_k")
+    if value == -1:
+        return 0
+    if type(value) is not int:
+        config.fail(f"top_k must be a whole number, not {value!r}")
+    return value
 
 
 def ignored_defaults(config: Fields) -> dict[str, Any]:

@@ -88,6 +88,8 @@ def test_what_no_file_says_is_named(tmp_path: Path) -> None:
             GenerationDefaults(temperature=0.6, top_p=0.9, top_k=20, min_p=0.05, max_tokens=99),
         ),
         ({"temperature": 0.7}, GenerationDefaults(temperature=0.7)),
+        ({"top_k": -1}, GenerationDefaults(top_k=0)),
+        ({"do_sample": False, "temperature": 3.0, "top_p": 0}, GenerationDefaults(temperature=0.0)),
         ({"do_sample": False, "temperature": 0.6, "top_p": 0.9}, GenerationDefaults(temperature=0.0)),
     ],
 )
@@ -95,6 +97,27 @@ def test_the_authors_sampling_parameters_become_the_defaults(
     given: dict[str, Any], expected: GenerationDefaults, tmp_path: Path
 ) -> None:
     assert read(tmp_path, generation_config=given).generation == expected
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"temperature": 3.0}, "temperature must be between 0 and 2, not 3.0"),
+        ({"temperature": -1}, "temperature must be between 0 and 2, not -1"),
+        ({"top_p": 0}, "top_p must be above 0 and at most 1, not 0"),
+        ({"top_p": 1.5}, "top_p must be between 0 and 1, not 1.5"),
+        ({"min_p": 2}, "min_p must be between 0 and 1, not 2"),
+        ({"top_k": -2}, "top_k must be between 0 and 2147483647, not -2"),
+        ({"top_k": 2.5}, "top_k must be a whole number, not 2.5"),
+        ({"max_new_tokens": 2**31}, "max_new_tokens must be between 0 and 2147483647, not 2147483648"),
+    ],
+)
+def test_defaults_that_requests_would_be_refused_for_are_refused(
+    given: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UsageError) as caught:
+        read(tmp_path, generation_config={"do_sample": True, **given})
+    assert str(caught.value).startswith(f"generation_config.json: {message}")
 
 
 @pytest.mark.parametrize(
