@@ -10,11 +10,15 @@ from typing import Any, cast
 
 from tokenizers import Tokenizer as LibraryTokenizer
 
-from blockrelay.block_folder.manifest import GenerationDefaults
+from blockrelay.block_folder.manifest import TOKENIZER_NAME, GenerationDefaults
 from blockrelay.block_folder.strict_json import Fields
 from blockrelay.errors import BlockFolderError, UsageError
 from blockrelay.text.generation_config import generation_defaults, ignored_defaults, ignored_line
 from blockrelay.text.tokenizer import Tokenizer
+
+#: What tokenizers are stored in that we do not read, alone or with others: sentencepiece, GPT-2's, BERT's, tiktoken's.
+_OTHER_TOKENIZERS = ("tokenizer.model*", "*.model", "vocab.json", "vocab.txt", "tekken.json", "*.tiktoken")
+TO_TOKENIZER_JSON = "AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER) of transformers makes tokenizer.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,8 +43,8 @@ def read_texts(folder: Path, *, vocab_size: int, eos_ids: tuple[int, ...] | None
     where it says something. UsageError names the file and field that is wrong, or that a service would refuse."""
     settings = optional_json(folder / "tokenizer_config.json")
     generation = optional_json(folder / "generation_config.json")
-    definition = _tokenizer(folder / "tokenizer.json", vocab_size)
-    tokenizer = None if definition is None else Tokenizer(definition.decode())
+    definition = _tokenizer(folder / TOKENIZER_NAME, vocab_size)
+    tokenizer = None if definition is None else _opened(definition)
     eos_token = _special_token(settings, "eos_token")
     # generation_config.json is what its author generates with; config.json speaks only where it is silent.
     eos_ids = token_ids(generation, "eos_token_id") or eos_ids or ()
@@ -68,14 +72,24 @@ def read_texts(folder: Path, *, vocab_size: int, eos_ids: tuple[int, ...] | None
         eos_ids=eos_ids,
         generation=generation_defaults(generation),
         ignored_defaults=ignored,
-        notes=(*_lacking(definition, chat_template, eos_ids), *notes),
+        notes=(*_lacking(folder, definition, chat_template, eos_ids), *notes),
     )
 
 
-def _lacking(tokenizer: bytes | None, chat_template: str | None, eos_ids: Sequence[int]) -> list[str]:
+def other_tokenizer(folder: Path) -> str | None:
+    """The tokenizer's file in a folder without a tokenizer.json; None if there is none at all."""
+    if (folder / TOKENIZER_NAME).is_file():
+        return None
+    found = (path.name for pattern in _OTHER_TOKENIZERS for path in sorted(folder.glob(pattern)))
+    return next(found, None)
+
+
+def _lacking(folder: Path, tokenizer: bytes | None, chat_template: str | None, eos_ids: Sequence[int]) -> list[str]:
     found: list[str] = []
     if tokenizer is None:
-        found.append("no tokenizer.json: prompts are token ids, and answers too")
+        other = other_tokenizer(folder)
+        unread = f" ({other} is not read: {TO_TOKENIZER_JSON})" if other else ""
+        found.append(f"no tokenizer.json{unread}: prompts are token ids, and answers too")
     elif chat_template is None:
         found.append("no chat template (chat_template.jinja, or tokenizer_config.json): chats are refused")
     if not eos_ids:
@@ -125,6 +139,14 @@ def _tokenizer(path: Path, vocab_size: int) -> bytes | None:
     if highest >= vocab_size:
         raise UsageError(f"{path.name} has token {highest}, outside the model's vocabulary of {vocab_size}")
     return content
+
+
+def _opened(definition: bytes) -> Tokenizer:
+    """As gateways open it. UsageError for what they would refuse."""
+    try:
+        return Tokenizer(definition.decode())
+    except BlockFolderError as error:
+        raise UsageError(f"{error}; without the file the model takes and gives token ids") from error
 
 
 def _checked_template(folder: Path, source: str | None) -> str | None:

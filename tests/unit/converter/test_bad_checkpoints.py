@@ -150,6 +150,15 @@ def test_what_is_no_checkpoint_is_refused(tmp_path: Path) -> None:
     assert "holds neither model.safetensors nor model.safetensors.index.json" in str(refuse(checkpoint))
 
 
+def test_a_tokenizer_in_a_form_that_is_not_read_is_refused_and_none_is_not(checkpoint: Path, tmp_path: Path) -> None:
+    (checkpoint / "tokenizer.model").write_bytes(b"")
+    message = str(refuse(checkpoint))
+    assert "has tokenizer.model and no tokenizer.json, which alone is read: AutoTokenizer." in message
+    assert message.endswith("; without tokenizer.model the model takes and gives token ids")
+    (checkpoint / "tokenizer.model").unlink()
+    convert(checkpoint, tmp_path / "out", precision="w8a8", report=lambda *_: None, answers=False)
+
+
 class TestShards:
     @pytest.fixture
     def sharded(self, tmp_path: Path) -> Path:

@@ -192,6 +192,33 @@ def test_a_wrong_field_is_named(files: dict[str, Any], message: str, tmp_path: P
     assert message in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("decoder", "message"),
+    [
+        (None, "tokenizer.json has no decoder"),
+        ({"type": "BPEDecoder", "suffix": "</w>"}, "tokenizer.json has a decoder of type BPEDecoder"),
+    ],
+)
+def test_a_tokenizer_that_gateways_would_refuse_is_refused(decoder: object, message: str, tmp_path: Path) -> None:
+    write_tokenizer(tmp_path, vocab_size=400)
+    definition = json.loads((tmp_path / "tokenizer.json").read_text())
+    with pytest.raises(UsageError) as caught:
+        read(tmp_path, tokenizer=definition | {"decoder": decoder})
+    assert str(caught.value).startswith(message)
+    assert str(caught.value).endswith("; without the file the model takes and gives token ids")
+
+
+@pytest.mark.parametrize(
+    "name", ["tokenizer.model", "tokenizer.model.v3", "spiece.model", "vocab.json", "qwen.tiktoken"]
+)
+def test_a_tokenizer_that_is_not_read_is_named(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(b"")
+    (note,) = read(tmp_path).notes
+    assert f"no tokenizer.json ({name} is not read: AutoTokenizer.from_pretrained(FOLDER)" in note
+    write_tokenizer(tmp_path, vocab_size=400)
+    assert read(tmp_path).notes == ()
+
+
 def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(tmp_path: Path) -> None:
     write_tokenizer(tmp_path, vocab_size=400)
     assert read(tmp_path).tokenizer == (tmp_path / "tokenizer.json").read_bytes()

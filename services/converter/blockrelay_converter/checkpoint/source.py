@@ -6,7 +6,7 @@ from pathlib import Path
 from blockrelay.block_folder.folder import refuse_onnx_blocks
 from blockrelay.block_folder.model import ModelConfig
 from blockrelay.errors import UsageError
-from blockrelay.text.text_assets import Texts, read_texts
+from blockrelay.text.text_assets import TO_TOKENIZER_JSON, Texts, other_tokenizer, read_texts
 from blockrelay_converter.checkpoint.config import SourceConfig, read_config
 
 
@@ -27,6 +27,11 @@ def read_source(checkpoint: Path, *, name: str | None = None, max_position: int 
     refuse_onnx_blocks(checkpoint)
     if not (checkpoint / "config.json").is_file():
         raise UsageError(f"{checkpoint} holds no config.json")
+    if (other := other_tokenizer(checkpoint)) is not None:
+        raise UsageError(
+            f"{checkpoint} has {other} and no tokenizer.json, which alone is read: {TO_TOKENIZER_JSON}; "
+            f"without {other} the model takes and gives token ids"
+        )
     config = read_config((checkpoint / "config.json").read_bytes(), max_position=max_position)
     texts = read_texts(checkpoint, vocab_size=config.vocab_size, eos_ids=config.eos_ids, bos_id=config.bos_id)
     model = ModelConfig(
