@@ -7,7 +7,7 @@ from pathlib import Path
 from blockrelay.block_folder.manifest import CHAT_TEMPLATE_NAME, TOKENIZER_NAME
 from blockrelay.block_folder.strict_json import Fields
 from blockrelay.errors import UsageError
-from blockrelay.text.text_assets import Texts, first_id, optional_json, read_texts, token_ids
+from blockrelay.text.text_assets import SPECIAL_TOKENS_NAME, Texts, first_id, optional_json, read_texts, token_ids
 
 #: Where nobody says how long a context is. Positions.
 DEFAULT_CONTEXT = 4096
@@ -17,7 +17,7 @@ _NO_LENGTH = 10**9
 #: What is read of the folder.
 FILES = (
     *("config.json", "genai_config.json", "generation_config.json"),
-    *("tokenizer_config.json", TOKENIZER_NAME, CHAT_TEMPLATE_NAME),
+    *("tokenizer_config.json", SPECIAL_TOKENS_NAME, TOKENIZER_NAME, CHAT_TEMPLATE_NAME),
 )
 
 

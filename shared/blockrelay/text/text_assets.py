@@ -2,7 +2,6 @@
 generation_config.json."""
 
 import importlib.util
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,8 +13,10 @@ from blockrelay.block_folder.manifest import TOKENIZER_NAME, GenerationDefaults
 from blockrelay.block_folder.strict_json import Fields
 from blockrelay.errors import BlockFolderError, UsageError
 from blockrelay.text.generation_config import generation_defaults, ignored_defaults, ignored_line
+from blockrelay.text.special_tokens import special_tokens
 from blockrelay.text.tokenizer import Tokenizer
 
+SPECIAL_TOKENS_NAME = "special_tokens_map.json"
 #: What tokenizers are stored in that we do not read, alone or with others: sentencepiece, GPT-2's, BERT's, tiktoken's.
 _OTHER_TOKENIZERS = ("tokenizer.model*", "*.model", "vocab.json", "vocab.txt", "tekken.json", "*.tiktoken")
 TO_TOKENIZER_JSON = "AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER) of transformers makes tokenizer.json"
@@ -45,7 +46,8 @@ def read_texts(folder: Path, *, vocab_size: int, eos_ids: tuple[int, ...] | None
     generation = optional_json(folder / "generation_config.json")
     definition = _tokenizer(folder / TOKENIZER_NAME, vocab_size)
     tokenizer = None if definition is None else _opened(definition)
-    eos_token = _special_token(settings, "eos_token")
+    named = special_tokens(settings, optional_json(folder / SPECIAL_TOKENS_NAME))
+    eos_token = named.get("eos_token")
     # generation_config.json is what its author generates with; config.json speaks only where it is silent.
     eos_ids = token_ids(generation, "eos_token_id") or eos_ids or ()
     generated = first_id(generation, "bos_token_id")
@@ -66,7 +68,7 @@ def read_texts(folder: Path, *, vocab_size: int, eos_ids: tuple[int, ...] | None
     return Texts(
         tokenizer=definition,
         chat_template=chat_template,
-        bos_token=_special_token(settings, "bos_token"),
+        bos_token=named.get("bos_token"),
         eos_token=eos_token,
         bos_id=bos_id,
         eos_ids=eos_ids,
@@ -177,14 +179,3 @@ def _chat_template(folder: Path, settings: Fields) -> str | None:
                 return entry.text("template")
         return None
     settings.fail("chat_template must be a string or a list of named templates")
-
-
-def _special_token(settings: Fields, name: str) -> str | None:
-    if not settings.has(name):
-        return None
-    given: Any = settings.take(name)
-    if isinstance(given, dict):
-        return Fields(cast(object, given), f"tokenizer_config.json: {name}", UsageError).text("content")
-    if not isinstance(given, str):
-        settings.fail(f"{name} must be a string: {json.dumps(given)}")
-    return given

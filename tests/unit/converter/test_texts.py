@@ -173,6 +173,14 @@ def test_special_tokens_are_strings_or_objects(tmp_path: Path) -> None:
     assert read(tmp_path, tokenizer_config={"bos_token": None}).bos_token is None
 
 
+def test_special_tokens_of_the_older_file_count_as_well(tmp_path: Path) -> None:
+    """tests/parity compares more such folders with what transformers reads."""
+    older = {"bos_token": {"content": "<s>"}, "eos_token": "</s>"}
+    write_tokenizer(tmp_path, vocab_size=400)
+    texts = read(tmp_path, tokenizer_config={}, special_tokens_map=older, generation_config={"eos_token_id": 7})
+    assert (texts.bos_token, texts.eos_token, texts.eos_ids) == ("<s>", "</s>", (7, 2))
+
+
 @pytest.mark.parametrize(
     ("files", "message"),
     [
@@ -182,6 +190,7 @@ def test_special_tokens_are_strings_or_objects(tmp_path: Path) -> None:
         ({"generation_config": {"repetition_penalty": float("inf")}}, "repetition_penalty holds a number that is not"),
         ({"generation_config": []}, "generation_config.json: expected an object"),
         ({"tokenizer_config": {"chat_template": 1}}, "tokenizer_config.json: chat_template must be a string"),
+        ({"special_tokens_map": {"eos_token": [1]}}, "special_tokens_map.json: eos_token must be a string: [1]"),
         ({"tokenizer_config": {"bos_token": 7}}, "tokenizer_config.json: bos_token must be a string"),
         ({"tokenizer": {"version": "9"}}, "tokenizer.json cannot be read"),
     ],
