@@ -64,6 +64,7 @@ def read_texts(folder: Path, *, vocab_size: int, eos_ids: tuple[int, ...] | None
         if not eos_ids:
             notes.append(f"no eos_token_id: answers end at {eos_token} ({ends}), the tokenizer's eos_token")
         eos_ids = tuple(dict.fromkeys((*eos_ids, ends)))
+    notes += [] if tokenizer is None else _beyond(tokenizer, vocab_size)
     chat_template = _checked_template(folder, _chat_template(folder, settings))
     return Texts(
         tokenizer=definition,
@@ -137,10 +138,22 @@ def _tokenizer(path: Path, vocab_size: int) -> bytes | None:
         tokenizer = LibraryTokenizer.from_buffer(content)
     except Exception as problem:  # noqa: BLE001 - all that tokenizers raises for a bad file is Exception
         raise UsageError(f"{path.name} cannot be read: {' '.join(str(problem).split())}") from None
-    highest = max(tokenizer.get_vocab().values(), default=-1)
+    # Fine-tunes may have added a [PAD] without a row for it. More than added tokens: the tokenizer of another model.
+    highest = max(tokenizer.get_vocab(with_added_tokens=False).values(), default=-1)
     if highest >= vocab_size:
         raise UsageError(f"{path.name} has token {highest}, outside the model's vocabulary of {vocab_size}")
     return content
+
+
+def _beyond(tokenizer: Tokenizer, vocab_size: int) -> list[str]:
+    """A line that names the added tokens for which the model of `vocab_size` tokens has no row."""
+    beyond = {token: text for token, text in tokenizer.added_tokens().items() if token >= vocab_size}
+    if not beyond:
+        return []
+    first = min(beyond)
+    more = f" and {len(beyond) - 1} more" if len(beyond) > 1 else ""
+    named = f"{beyond[first]} ({first}){more}"
+    return [f"tokenizer.json has {named} beyond the model's vocabulary of {vocab_size}: prompts with them are refused"]
 
 
 def _opened(definition: bytes) -> Tokenizer:

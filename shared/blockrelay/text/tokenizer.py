@@ -50,6 +50,10 @@ class Tokenizer:
         """The id of `token`, as the vocabulary or the added tokens spell it; None if it is neither."""
         return self._library.token_to_id(token)
 
+    def added_tokens(self) -> dict[int, str]:
+        """Id -> text of the tokens that were added to the vocabulary."""
+        return {token: added.content for token, added in self._library.get_added_tokens_decoder().items()}
+
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of `text`. Chat templates bring their own special tokens and pass False.
 

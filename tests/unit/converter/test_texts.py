@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer as LibraryTokenizer
 
 from blockrelay.block_folder.manifest import GenerationDefaults
 from blockrelay.errors import UsageError
@@ -233,3 +234,16 @@ def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(tmp_path: Path) 
     assert read(tmp_path).tokenizer == (tmp_path / "tokenizer.json").read_bytes()
     with pytest.raises(UsageError, match="has token 399, outside the model's vocabulary of 399"):
         read(tmp_path, config={"vocab_size": 399})
+
+
+@pytest.mark.parametrize(("added", "named"), [(["[PAD]"], "[PAD] (400)"), (["[PAD]", "<x>"], "[PAD] (400) and 1 more")])
+def test_added_tokens_beyond_the_embedding_are_named(added: list[str], named: str, tmp_path: Path) -> None:
+    write_tokenizer(tmp_path, vocab_size=400)
+    library = LibraryTokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    library.add_special_tokens(added)
+    library.save(str(tmp_path / "tokenizer.json"))
+    texts = read(tmp_path, config={"vocab_size": 400})
+    assert texts.tokenizer == (tmp_path / "tokenizer.json").read_bytes()
+    (note,) = texts.notes
+    assert note.startswith(f"tokenizer.json has {named} beyond the model's vocabulary of 400: prompts with them are")
+    assert read(tmp_path, config={"vocab_size": 402}).notes == ()
