@@ -27,12 +27,14 @@ from typing import Any, cast
 from blockrelay.block_folder.model import (
     FLOATS,
     GROUP,
+    HEAD_DIMS,
     ITEM_BYTES,
     ModelConfig,
     Precision,
     TensorType,
     block_tensors,
     graph_kinds,
+    is_head_dim,
     ungroupable,
 )
 from blockrelay.block_folder.precisions import format_precisions, parse_precisions
@@ -262,8 +264,8 @@ def _check_sizes(manifest: Manifest, fail: Callable[[str], None]) -> None:
             fail(f"model: {name} must be an integer of at least 1")
     if model.heads % model.kv_heads:
         fail(f"heads ({model.heads}) must be a multiple of kv_heads ({model.kv_heads})")
-    if model.head_dim % 8:
-        fail(f"head_dim ({model.head_dim}) must be a multiple of 8")
+    if not is_head_dim(model.head_dim):
+        fail(f"head_dim ({model.head_dim}) must be {HEAD_DIMS}")
     if (odd := ungroupable(model, manifest.precisions)) is not None:
         precision, kind = odd
         fail(f"{kind} has {model.linear_shape(kind)[0]} inputs: {precision} needs multiples of {GROUP}")

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Any, NoReturn, cast
 
+from blockrelay.block_folder.model import HEAD_DIMS, is_head_dim
 from blockrelay.block_folder.strict_json import Fields
 from blockrelay.errors import UnsupportedModel, UsageError
 from blockrelay.text.text_assets import first_id, token_ids
@@ -100,8 +101,8 @@ def read_config(content: bytes, *, max_position: int | None = None) -> SourceCon
         raise UsageError(
             f"config.json: num_attention_heads {heads} is not a multiple of num_key_value_heads {config.kv_heads}"
         )
-    if config.head_dim % 8:
-        _refuse("head_dim", config.head_dim, "must be a multiple of 8")
+    if not is_head_dim(config.head_dim):
+        _refuse("head_dim", config.head_dim, f"must be {HEAD_DIMS}")
     refuse_sliding_window(raw, family, layers, config.max_position)
     return config
 
