@@ -6,11 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+from blockrelay.block_folder.hub_cache import is_within
 from blockrelay.errors import OnnxBlocksError
 
 
 def check_inside(folder: Path, name: str, *, file: str, tensor: str | None = None) -> Path:
-    """The path of the file `name` in the folder, which is a plain file and lies there with all links followed.
+    """The path of the file `name` in the folder, which is a plain file and lies there with all links followed; of a
+    snapshot in Hugging Face's cache, where each file is a link, within the snapshot's repository.
 
     Raises OnnxBlocksError; `file` and `tensor` are who names it.
     """
@@ -25,7 +27,7 @@ def check_inside(folder: Path, name: str, *, file: str, tensor: str | None = Non
         mode = resolved.stat().st_mode
     except (OSError, RuntimeError):
         raise OnnxBlocksError(f"{name!r} is missing or cannot be read", file=file, tensor=tensor) from None
-    if not resolved.is_relative_to(folder.resolve()):
+    if not is_within(resolved, folder):
         raise OnnxBlocksError(f"{name!r} is a link out of the folder", file=file, tensor=tensor)
     if not stat.S_ISREG(mode):
         raise OnnxBlocksError(f"{name!r} is not a plain file", file=file, tensor=tensor)

@@ -13,6 +13,7 @@ from blockrelay.block_folder.folder import open_block_folder
 from blockrelay.errors import BlockFolderError
 from blockrelay_converter.convert import convert
 from tests.support.models.checkpoints import CHAT_TEMPLATE, write_checkpoint
+from tests.support.models.hub_cache import cached
 
 
 @pytest.fixture(scope="module")
@@ -108,6 +109,16 @@ def test_a_linked_directory_inside_the_folder_is_refused(folder: Path) -> None:
     (folder / "blocks").symlink_to(folder.parent / "outside")
     with pytest.raises(BlockFolderError, match="blocks: is a link"):
         open_block_folder(folder)
+
+
+def test_a_folder_in_the_cache_of_hugging_face_has_links_within_its_repository(folder: Path, tmp_path: Path) -> None:
+    snapshot = cached(folder, tmp_path / "hub")
+    assert (snapshot / "blocks/block_2.bin").is_symlink()
+    assert open_block_folder(snapshot).manifest == open_block_folder(folder).manifest
+    (snapshot / "blocks/block_2.bin").unlink()
+    (snapshot / "blocks/block_2.bin").symlink_to(folder / "blocks/block_2.bin")
+    with pytest.raises(BlockFolderError, match=r"block_2\.bin: is a link"):
+        open_block_folder(snapshot)
 
 
 def test_a_folder_without_a_manifest_is_refused(folder: Path) -> None:
