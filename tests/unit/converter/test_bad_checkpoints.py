@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from blockrelay.errors import UnsupportedModel, UsageError
 from blockrelay_converter.convert import convert
-from tests.support.models.checkpoints import write_checkpoint, write_safetensors
+from tests.support.models.checkpoints import StorageType, write_checkpoint, write_safetensors
 
 Tensors = dict[str, NDArray[Any]]
 DOWN = "model.layers.1.mlp.down_proj.weight"
@@ -39,7 +39,8 @@ def rewrite(checkpoint: Path, change: Callable[[Tensors], None]) -> Path:
             first, last = (start + offset for offset in entry["data_offsets"])
             tensors[name] = np.frombuffer(content[first:last], np.float32).reshape(entry["shape"]).copy()
     change(tensors)
-    write_safetensors(file, {name: ("float32", array) for name, array in tensors.items()})
+    kinds: dict[str, StorageType] = {"float64": "float64", "int64": "int64", "bool": "bool"}
+    write_safetensors(file, {name: (kinds.get(array.dtype.name, "float32"), array) for name, array in tensors.items()})
     return checkpoint
 
 
@@ -77,11 +78,20 @@ def test_a_tensor_we_would_ignore_is_refused(checkpoint: Path) -> None:
     assert bias in str(error)
 
 
+def test_floats_we_would_ignore_are_refused_whatever_their_type(checkpoint: Path) -> None:
+    bias = "model.layers.0.self_attn.q_proj.bias"
+    rewrite(checkpoint, lambda tensors: tensors.update({bias: np.zeros(64)}))
+    assert f"tensor {bias} is not part of a llama model we know" in str(refuse(checkpoint))
+
+
 def test_leftovers_of_old_exports_are_no_obstacle(tmp_path: Path) -> None:
     checkpoint = write_checkpoint(tmp_path / "c", seed=1, tie_word_embeddings=True, tokenizer=False)
     leftovers = {
         "model.layers.0.self_attn.rotary_emb.inv_freq": np.zeros(8, np.float32),
-        "lm_head.weight": np.zeros((512, 64), np.float32),  # tied: transformers uses the embedding
+        "model.layers.1.self_attn.rotary_emb.inv_freq": np.zeros(8, np.float64),
+        "lm_head.weight": np.zeros((512, 64), np.float64),  # tied: transformers uses the embedding
+        "model.position_ids": np.arange(8),
+        "model.layers.0.self_attn.mask": np.zeros((8, 8), np.bool_),
     }
     rewrite(checkpoint, lambda tensors: tensors.update(leftovers))
     convert(checkpoint, tmp_path / "out", precision="w8a8", report=lambda *_: None, answers=False)
@@ -157,6 +167,28 @@ def test_a_tokenizer_in_a_form_that_is_not_read_is_refused_and_none_is_not(check
     assert message.endswith("; without tokenizer.model the model takes and gives token ids")
     (checkpoint / "tokenizer.model").unlink()
     convert(checkpoint, tmp_path / "out", precision="w8a8", report=lambda *_: None, answers=False)
+
+
+@pytest.mark.parametrize("shards", [1, 3])
+def test_shards_say_by_their_names_that_they_are_all(shards: int, tmp_path: Path) -> None:
+    plain = write_checkpoint(tmp_path / "plain", seed=1, tokenizer=False)
+    checkpoint = write_checkpoint(tmp_path / "c", seed=1, tokenizer=False, shards=shards)
+    if shards == 1:
+        (checkpoint / "model.safetensors").rename(checkpoint / "model-00001-of-00001.safetensors")
+    else:
+        (checkpoint / "model.safetensors.index.json").unlink()
+    made = [
+        convert(each, tmp_path / f"out-{each.name}", precision="w8a8", report=lambda *_: None, name="x", answers=False)
+        for each in (plain, checkpoint)
+    ]
+    assert made[0] == made[1]
+
+
+def test_without_an_index_a_shard_that_is_missing_is_named(tmp_path: Path) -> None:
+    checkpoint = write_checkpoint(tmp_path / "c", seed=1, tokenizer=False, shards=3)
+    (checkpoint / "model.safetensors.index.json").unlink()
+    (checkpoint / "model-00002-of-00003.safetensors").unlink()
+    assert str(refuse(checkpoint)).startswith("model-00002-of-00003.safetensors is missing")
 
 
 class TestShards:
