@@ -41,6 +41,7 @@ def test_the_defaults_are_those_of_transformers() -> None:
     assert config.bos_id is None
     without = {key: value for key, value in BASE.items() if key != "num_key_value_heads"}
     assert read_config(json.dumps(without).encode()).kv_heads == 4
+    assert read_config(json.dumps(without | {"num_key_value_heads": None}).encode()).kv_heads == 4
     assert read(model_type="qwen3").head_dim == 128
     assert read(head_dim=24).head_dim == 24
     assert read(head_dim=None).head_dim == 16
