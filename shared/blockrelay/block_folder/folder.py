@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blockrelay.block_folder.hub_cache import cached_repository
+from blockrelay.block_folder.lfs_pointer import IS_POINTER, is_lfs_pointer
 from blockrelay.block_folder.manifest import (
     CHAT_TEMPLATE_NAME,
     MANIFEST_NAME,
@@ -130,6 +131,8 @@ def open_block_folder(
             size = check_inside(onnx_root or root, path, file=str(places[path])).stat().st_size
         else:
             size = _check_plain(root, path)
+        if size != spec.bytes and is_lfs_pointer(places[path]):
+            raise BlockFolderError(f"{places[path]}: {IS_POINTER}")
         if size != spec.bytes:
             raise BlockFolderError(f"{places[path]}: altered: {size} bytes instead of {spec.bytes}")
     for path, spec in manifest.files.items():

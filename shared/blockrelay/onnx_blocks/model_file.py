@@ -20,6 +20,7 @@ from onnx import (
 )
 
 from blockrelay.block_folder.hub_cache import cached_repository
+from blockrelay.block_folder.lfs_pointer import IS_POINTER, is_lfs_pointer
 from blockrelay.errors import OnnxBlocksError
 from blockrelay.onnx_blocks.signature import Dimension, Tensor
 from blockrelay.onnx_blocks.weight_places import check_inside
@@ -71,6 +72,8 @@ def _parsed(path: Path, name: str, read: Callable[[Path], bytes]) -> ModelProto:
     except OSError as error:
         raise OnnxBlocksError(error.strerror or str(error), file=name) from None
     except DecodeError:
+        if is_lfs_pointer(path):
+            raise OnnxBlocksError(IS_POINTER, file=name) from None
         raise OnnxBlocksError("is not an ONNX file, or a part of one", file=name) from None
     if not model.ir_version or not model.graph.node or not model.graph.output:
         raise OnnxBlocksError("is not an ONNX file with a graph", file=name)

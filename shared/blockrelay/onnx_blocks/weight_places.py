@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from blockrelay.block_folder.hub_cache import is_within
+from blockrelay.block_folder.lfs_pointer import IS_POINTER, is_lfs_pointer
 from blockrelay.errors import OnnxBlocksError
 
 
@@ -51,6 +52,8 @@ def weight_place(folder: Path, said: Mapping[str, str], *, needed: int, file: st
     offset, length = _number(said, "offset", file, owner), _number(said, "length", file, owner)
     if length and needed and length != needed:
         raise OnnxBlocksError(f"has {length} bytes in {name}, and needs {needed}", file=file, tensor=owner)
+    if is_lfs_pointer(path):
+        raise OnnxBlocksError(f"lies in {name}, which {IS_POINTER}", file=file, tensor=owner)
     end, size = offset + (length or needed), path.stat().st_size
     if end > size:
         message = f"ends at byte {end} of {name}, which has {size}: altered or cut off"

@@ -9,6 +9,7 @@ from typing import Any, cast
 
 from tokenizers import Tokenizer as LibraryTokenizer
 
+from blockrelay.block_folder.lfs_pointer import refuse_lfs_pointer
 from blockrelay.block_folder.manifest import TOKENIZER_NAME, GenerationDefaults
 from blockrelay.block_folder.strict_json import Fields
 from blockrelay.errors import BlockFolderError, UsageError
@@ -127,12 +128,14 @@ def optional_json(path: Path) -> Fields:
     """The object in a file, an empty one where there is no such file. Raises UsageError."""
     if not path.is_file():
         return Fields({}, path.name, UsageError)
+    refuse_lfs_pointer(path)
     return Fields.parse(path.read_bytes(), path.name, UsageError)
 
 
 def _tokenizer(path: Path, vocab_size: int) -> bytes | None:
     if not path.is_file():
         return None
+    refuse_lfs_pointer(path)
     content = path.read_bytes()
     try:
         tokenizer = LibraryTokenizer.from_buffer(content)

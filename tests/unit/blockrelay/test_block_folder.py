@@ -14,6 +14,7 @@ from blockrelay.errors import BlockFolderError
 from blockrelay_converter.convert import convert
 from tests.support.models.checkpoints import CHAT_TEMPLATE, write_checkpoint
 from tests.support.models.hub_cache import cached
+from tests.support.models.lfs import POINTER
 
 
 @pytest.fixture(scope="module")
@@ -65,6 +66,10 @@ def _cut(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-1])
 
 
+def _leave_pointer(path: Path) -> None:
+    path.write_bytes(POINTER)
+
+
 def _link_to_copy(path: Path) -> None:
     elsewhere = path.parent.parent / "elsewhere"
     path.rename(elsewhere)
@@ -89,10 +94,11 @@ def _make_folder(path: Path) -> None:
         (_flip_bit, "altered"),
         (_cut, "altered"),
         (_link_to_copy, "is a link"),
+        (_leave_pointer, "is a Git LFS pointer in place of the file: `git lfs pull`"),
         (_make_fifo, "not a plain file"),
         (_make_folder, "not a plain file"),
     ],
-    ids=["missing", "flipped", "cut", "link", "fifo", "folder"],
+    ids=["missing", "flipped", "cut", "link", "pointer", "fifo", "folder"],
 )
 def test_a_spoiled_file_is_refused_by_name(
     folder: Path, file: str, spoil: Callable[[Path], None], message: str

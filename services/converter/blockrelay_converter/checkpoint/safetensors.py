@@ -16,10 +16,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from blockrelay.block_folder.lfs_pointer import refuse_lfs_pointer
 from blockrelay.block_folder.strict_json import Fields
 from blockrelay.errors import UnsupportedModel, UsageError
+from blockrelay_converter.checkpoint.other_folders import refuse_other_weights
 
 _STORAGE = {"F32": "<f4", "F16": "<f2", "BF16": "<u2"}
+_REMEDIES = {
+    "lm_head.weight": ': where the head is the embedding, config.json must say "tie_word_embeddings": true',
+}
 _WHOLE = re.compile(r"[IU][0-9]+|BOOL")
 _MAX_HEADER_BYTES = 100 << 20
 _SHARD = re.compile(r"model-[0-9]+-of-[0-9]{1,9}\.safetensors")
@@ -107,7 +112,7 @@ class Checkpoint:
     def tensor(self, name: str, shape: tuple[int, ...]) -> SourceTensor:
         """The tensor `name`, which must have `shape`. UsageError or UnsupportedModel names the tensor if not."""
         if name not in self._stored:
-            raise UsageError(f"tensor {name} is missing from the checkpoint")
+            raise UsageError(f"tensor {name} is missing from the checkpoint{_REMEDIES.get(name, '')}")
         if name not in self._opened:
             self._opened[name] = self._stored[name].opened(name)
         found = self._opened[name]
@@ -120,6 +125,7 @@ def _files(folder: Path) -> Iterator[tuple[Path, list[str] | None]]:
     """The safetensors files, each with the tensors to take from it (None: all)."""
     index, single = folder / "model.safetensors.index.json", folder / "model.safetensors"
     if index.is_file():
+        refuse_lfs_pointer(index)
         where = Fields.parse(index.read_bytes(), index.name, UsageError).nested("weight_map")
         by_file: dict[str, list[str]] = {}
         for name in where.names():
@@ -138,7 +144,7 @@ def _files(folder: Path) -> Iterator[tuple[Path, list[str] | None]]:
                 raise UsageError(f"{name} is missing: {shards[0].name} is there, and no {index.name}")
             yield folder / name, None
     else:
-        raise UsageError(f"{folder} holds neither {single.name} nor {index.name}")
+        refuse_other_weights(folder)
 
 
 def _all_shards(found: Sequence[Path]) -> list[str]:
@@ -148,6 +154,7 @@ def _all_shards(found: Sequence[Path]) -> list[str]:
 
 
 def _read_file(path: Path) -> dict[str, _Stored]:
+    refuse_lfs_pointer(path)
     size = path.stat().st_size
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
