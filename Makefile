@@ -164,7 +164,8 @@ $(CLIENTS_VENV)/node-%/.installed: tests/clients/node/%.json
 # Makes the goldens anew with torch, compares them with the committed ones, and runs the tests that use them.
 parity-goldens: install $(PARITY_VENV)/.installed ## against transformers; installs torch
 	$(PARITY_VENV)/bin/python -m tests.parity.make_goldens --check
-	$(BIN)/pytest --quiet tests/parity/test_goldens.py $(ARGS)
+	$(PARITY_VENV)/bin/python -m tests.parity.make_readings --check
+	$(BIN)/pytest --quiet tests/parity/test_goldens.py tests/parity/test_readings.py $(ARGS)
 
 # Exports tiny models with each exporter in an environment of its own, since their transformers differ, and takes what
 # they write through split, check, serving as it is, and import. Exports stay in build/exporters until a script changes.

@@ -10,7 +10,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 
 from blockrelay.command_app import run_app
 from blockrelay.errors import UsageError
-from blockrelay_converter.convert import Report, convert
+from blockrelay_converter.convert import Note, Report, convert
 from blockrelay_converter.mixing.budget import BASE, convert_within_budget, parse_budget, report_lines
 from blockrelay_converter.quantisation.calibration import REPORT_NAME, report_table
 
@@ -60,7 +60,8 @@ def main(
     budget = None if budget_perplexity is None else parse_budget(budget_perplexity)
     _check(budget, text, precision, known_answers)
     shared: Shared = {
-        "report": report, "name": name, "max_position": max_position, "force": force, "calibration_text": calibrate
+        "report": report, "note": _note, "name": name, "max_position": max_position, "force": force,
+        "calibration_text": calibrate,
     }  # fmt: skip
     try:
         if budget is not None and text is not None:
@@ -83,10 +84,15 @@ class Shared(TypedDict):
     """What both ways to convert take."""
 
     report: Report
+    note: Note
     name: str | None
     max_position: int | None
     force: bool
     calibration_text: Path | None
+
+
+def _note(line: str) -> None:
+    typer.echo(f"note: {line}", err=True)
 
 
 def _check(budget: float | None, text: Path | None, precision: str | None, known_answers: bool) -> None:

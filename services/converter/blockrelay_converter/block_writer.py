@@ -24,6 +24,8 @@ _CHUNK_VALUES = 1 << 20
 """float32 values converted at a time (4 MiB); a few temporaries of this size exist at once."""
 
 Progress = Callable[[int], None]
+#: Ends the names of tensors of old exports that follow from config.json.
+_LEFT_OVER = "rotary_emb.inv_freq"
 
 
 class BlockSource:
@@ -49,7 +51,7 @@ class BlockSource:
                 self._parts[index, name] = [weights.tensor(source, shape) for source, shape in shapes.items()]
                 used |= shapes.keys()
         for name in sorted(weights.names() - used):
-            if not (name.endswith("rotary_emb.inv_freq") or (tied and name == "lm_head.weight")):
+            if not (name.endswith(_LEFT_OVER) or (tied and name == "lm_head.weight")):
                 raise UnsupportedModel(f"tensor {name} is not part of a {model.family} model we know", field=name)
 
     def total_bytes(self) -> int:

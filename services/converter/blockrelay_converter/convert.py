@@ -39,6 +39,12 @@ Report = Callable[[str, int, int], None]
 The bytes are those of the blocks' tensors: once for looking at them (calibration), once for writing them and once for
 computing their known answers.
 """
+Note = Callable[[str], None]
+"""Called with a line for the user."""
+
+
+def ignore(_: str) -> None:
+    """The Note of callers that show none."""
 
 
 def convert(
@@ -47,6 +53,7 @@ def convert(
     *,
     precision: str,
     report: Report,
+    note: Note = ignore,
     name: str | None = None,
     max_position: int | None = None,
     force: bool = False,
@@ -58,7 +65,8 @@ def convert(
     `precision` is as `parse_precisions` reads it. `name` is what clients call the model (default: the checkpoint
     folder's name). Without `answers` blocks of exact precisions carry no known answers, and workers refuse them. A
     `calibration_text` (with a tokenizer, and a block that rounds its rows) decides what to fold (`folding`) and leaves
-    its report in the folder. UsageError, UnsupportedModel and ExecutionError leave nothing behind.
+    its report in the folder. `note` is called before the work begins, once for each thing in the checkpoint that is
+    not applied or not as a user might expect. UsageError, UnsupportedModel and ExecutionError leave nothing behind.
     """
     found = read_source(checkpoint, name=name, max_position=max_position)
     config, texts, model = found.config, found.texts, found.model
@@ -67,6 +75,8 @@ def convert(
     answered = [index for index, each in enumerate(precisions, 1) if answers and is_exact(each)]
     look = _calibration(source, config, texts, calibration_text)
     total = source.total_bytes() * (1 + (look is not None)) + sum(source.block_bytes(index) for index in answered)
+    for line in texts.notes:
+        note(line)
     with staged_folder(out, force=force) as folder:
 
         def calibrated(index: int) -> None:
@@ -154,6 +164,7 @@ class FolderWriter:
         manifest = Manifest(
             model=model,
             generation=texts.generation,
+            ignored_defaults=texts.ignored_defaults,
             precisions=source.precisions,
             exact=all_exact(source.precisions),
             graphs=graph_files,

@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from blockrelay.block_folder.hub_cache import cached_repository
+from blockrelay.block_folder.lfs_pointer import IS_POINTER, is_lfs_pointer
 from blockrelay.block_folder.manifest import (
     CHAT_TEMPLATE_NAME,
     MANIFEST_NAME,
@@ -129,6 +131,8 @@ def open_block_folder(
             size = check_inside(onnx_root or root, path, file=str(places[path])).stat().st_size
         else:
             size = _check_plain(root, path)
+        if size != spec.bytes and is_lfs_pointer(places[path]):
+            raise BlockFolderError(f"{places[path]}: {IS_POINTER}")
         if size != spec.bytes:
             raise BlockFolderError(f"{places[path]}: altered: {size} bytes instead of {spec.bytes}")
     for path, spec in manifest.files.items():
@@ -179,7 +183,8 @@ def file_sha256(path: Path) -> str:
 
 
 def _check_plain(root: Path, path: str) -> int:
-    """The size in bytes of `root/path`, which must be a regular file reached without a link below `root`."""
+    """The size in bytes of `root/path`, which must be a regular file reached without a link below `root`; in a snapshot
+    of Hugging Face's cache the file itself is a link into the snapshot's repository."""
     place = root
     mode = size = 0
     for part in path.split("/"):
@@ -189,8 +194,22 @@ def _check_plain(root: Path, path: str) -> int:
         except OSError:
             raise BlockFolderError(f"{root / path}: missing from the block folder") from None
         if stat.S_ISLNK(found.st_mode):
+            if place == root / path and (target := _in_cache(root, place)) is not None:
+                found = target.stat()
+                mode, size = found.st_mode, found.st_size
+                break
             raise BlockFolderError(f"{place}: is a link; a block folder must hold plain files")
         mode, size = found.st_mode, found.st_size
     if not stat.S_ISREG(mode):
         raise BlockFolderError(f"{place}: is not a plain file")
     return size
+
+
+def _in_cache(root: Path, link: Path) -> Path | None:
+    """Where `link` leads, if `root` is a snapshot and that is a file of its repository."""
+    repository = cached_repository(root)
+    try:
+        target = link.resolve(strict=True)
+    except (OSError, RuntimeError):  # nowhere, or in a circle
+        return None
+    return target if repository is not None and target.is_relative_to(repository) else None

@@ -20,19 +20,21 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import PurePosixPath
 from typing import Any, cast
 
 from blockrelay.block_folder.model import (
     FLOATS,
     GROUP,
+    HEAD_DIMS,
     ITEM_BYTES,
     ModelConfig,
     Precision,
     TensorType,
     block_tensors,
     graph_kinds,
+    is_head_dim,
     ungroupable,
 )
 from blockrelay.block_folder.precisions import format_precisions, parse_precisions
@@ -114,6 +116,8 @@ class Manifest:
     """Block i at index i-1."""
     files: Mapping[str, FileSpec]
     """Every file that is read, except the manifest: path relative to the folder, with slashes."""
+    ignored_defaults: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """Fields of generation_config.json that would change answers and are not applied, with their values."""
     imported_from: str | None = None
     """The ONNX blocks that it was made of (`blocks_file.fingerprint`); None: it was made of something else."""
 
@@ -151,6 +155,8 @@ class Manifest:
         # What most models have not is left out: they keep the hash that they had before others had it.
         if self.model.onnx_blocks is None:
             del content["model"]["onnx_layers"]
+        if not self.ignored_defaults:
+            del content["ignored_defaults"]
         if self.imported_from is None:
             del content["imported_from"]
         return json.dumps(content, indent=1, sort_keys=True, allow_nan=False).encode() + b"\n"
@@ -188,6 +194,7 @@ def decode_manifest(content: bytes) -> Manifest:
         fields.fail(f"precision {precision!r} is written {format_precisions(precisions)!r}")
     graphs = fields.nested("graphs")
     files = fields.nested("files")
+    ignored = fields.nested("ignored_defaults") if fields.has("ignored_defaults") else Fields({}, "", BlockFolderError)
     manifest = Manifest(
         model=model,
         generation=_decode_generation(fields.nested("generation")),
@@ -196,6 +203,7 @@ def decode_manifest(content: bytes) -> Manifest:
         graphs={kind: graphs.text(kind) for kind in graphs.names()},
         blocks=blocks,
         files={path: _decode_file(files.nested(path)) for path in files.names()},
+        ignored_defaults={name: ignored.take(name) for name in ignored.names()},
         imported_from=fields.text("imported_from") if fields.has("imported_from") else None,
     )
     fields.done()
@@ -256,8 +264,8 @@ def _check_sizes(manifest: Manifest, fail: Callable[[str], None]) -> None:
             fail(f"model: {name} must be an integer of at least 1")
     if model.heads % model.kv_heads:
         fail(f"heads ({model.heads}) must be a multiple of kv_heads ({model.kv_heads})")
-    if model.head_dim % 8:
-        fail(f"head_dim ({model.head_dim}) must be a multiple of 8")
+    if not is_head_dim(model.head_dim):
+        fail(f"head_dim ({model.head_dim}) must be {HEAD_DIMS}")
     if (odd := ungroupable(model, manifest.precisions)) is not None:
         precision, kind = odd
         fail(f"{kind} has {model.linear_shape(kind)[0]} inputs: {precision} needs multiples of {GROUP}")

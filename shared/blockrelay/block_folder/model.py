@@ -14,6 +14,16 @@ ITEM_BYTES: Mapping[TensorType, int] = {"int8": 1, "uint8": 1, "float16": 2, "fl
 GROUP = 32
 """Inputs of a linear layer that share a factor in w4a8; each of its widths must be a multiple of it."""
 
+MAX_HEAD_DIM = 256
+"""The widest head that the attention kernels take (`kMaxHeadDim`)."""
+HEAD_DIMS = f"a multiple of 8, {MAX_HEAD_DIM} at most"
+"""How messages say what `is_head_dim` wants."""
+
+
+def is_head_dim(head_dim: int) -> bool:
+    """True for a width of heads that can be computed."""
+    return head_dim % 8 == 0 and 0 < head_dim <= MAX_HEAD_DIM
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:

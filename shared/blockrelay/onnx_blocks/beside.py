@@ -7,7 +7,7 @@ from pathlib import Path
 from blockrelay.block_folder.manifest import CHAT_TEMPLATE_NAME, TOKENIZER_NAME
 from blockrelay.block_folder.strict_json import Fields
 from blockrelay.errors import UsageError
-from blockrelay.text.text_assets import Texts, first_id, optional_json, read_texts, token_ids
+from blockrelay.text.text_assets import SPECIAL_TOKENS_NAME, Texts, first_id, optional_json, read_texts, token_ids
 
 #: Where nobody says how long a context is. Positions.
 DEFAULT_CONTEXT = 4096
@@ -17,7 +17,7 @@ _NO_LENGTH = 10**9
 #: What is read of the folder.
 FILES = (
     *("config.json", "genai_config.json", "generation_config.json"),
-    *("tokenizer_config.json", TOKENIZER_NAME, CHAT_TEMPLATE_NAME),
+    *("tokenizer_config.json", SPECIAL_TOKENS_NAME, TOKENIZER_NAME, CHAT_TEMPLATE_NAME),
 )
 
 
@@ -48,8 +48,12 @@ def read_beside(folder: Path, *, vocabulary: int, max_position: int | None = Non
     longest = min(told or rows or _NO_LENGTH, rows or _NO_LENGTH)
     if max_position is not None and max_position > longest:
         raise UsageError(f"--max-position {max_position} is beyond the model's context of {longest}")
-    lacking = _lacking(texts, told=bool(told or max_position))
-    return Beside(texts, max_position or min(told or DEFAULT_CONTEXT, longest), tuple(lacking))
+    context = (
+        f"no config.json or genai_config.json says how long a context is: {DEFAULT_CONTEXT} positions "
+        "(--max-position N says it)"
+    )
+    lacking = (*(() if told or max_position else (context,)), *texts.notes)
+    return Beside(texts, max_position or min(told or DEFAULT_CONTEXT, longest), lacking)
 
 
 def _first(fields: Fields, names: Sequence[str]) -> int | None:
@@ -60,22 +64,3 @@ def _first(fields: Fields, names: Sequence[str]) -> int | None:
         if fields.has(name) and 0 < (length := int(fields.number(name))) < _NO_LENGTH:
             return length
     return None
-
-
-def _lacking(texts: Texts, *, told: bool) -> list[str]:
-    found: list[str] = []
-    if not told:
-        found.append(
-            f"no config.json or genai_config.json says how long a context is: {DEFAULT_CONTEXT} positions "
-            "(--max-position N says it)"
-        )
-    if texts.tokenizer is None:
-        found.append("no tokenizer.json: prompts are token ids, and answers too")
-    elif texts.chat_template is None:
-        found.append("no chat template (chat_template.jinja, or tokenizer_config.json): chats are refused")
-    if not texts.eos_ids:
-        found.append(
-            "no end tokens (eos_token_id in generation_config.json, config.json or genai_config.json): every answer "
-            "has max_tokens tokens"
-        )
-    return found

@@ -5,14 +5,25 @@ Others made it, so nothing in it is trusted.
 """
 
 import mmap
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 from google.protobuf.message import DecodeError
-from onnx import ModelProto, TensorProto, TensorShapeProto, ValueInfoProto
+from onnx import (
+    AttributeProto,
+    GraphProto,
+    ModelProto,
+    NodeProto,
+    TensorProto,
+    TensorShapeProto,
+    ValueInfoProto,
+)
 
+from blockrelay.block_folder.hub_cache import cached_repository
+from blockrelay.block_folder.lfs_pointer import IS_POINTER, is_lfs_pointer
 from blockrelay.errors import OnnxBlocksError
 from blockrelay.onnx_blocks.signature import Dimension, Tensor
+from blockrelay.onnx_blocks.weight_places import check_inside
 
 #: Protobuf, in which the format is written, has no larger messages.
 _MAX_BYTES = 2 << 30
@@ -61,6 +72,8 @@ def _parsed(path: Path, name: str, read: Callable[[Path], bytes]) -> ModelProto:
     except OSError as error:
         raise OnnxBlocksError(error.strerror or str(error), file=name) from None
     except DecodeError:
+        if is_lfs_pointer(path):
+            raise OnnxBlocksError(IS_POINTER, file=name) from None
         raise OnnxBlocksError("is not an ONNX file, or a part of one", file=name) from None
     if not model.ir_version or not model.graph.node or not model.graph.output:
         raise OnnxBlocksError("is not an ONNX file with a graph", file=name)
@@ -171,3 +184,51 @@ def _dimension(file: str, tensor: str, dim: TensorShapeProto.Dimension) -> Dimen
             raise OnnxBlocksError(f"has a dimension of {dim.dim_value}", file=file, tensor=tensor)
         return dim.dim_value
     return "".join(letter for letter in str(dim.dim_param)[:100] if letter.isprintable())
+
+
+def tensors_of(model: ModelProto) -> Iterator[TensorProto]:
+    """Every tensor of which a file may say that it lies elsewhere."""
+
+    def of_graph(graph: GraphProto) -> Iterator[TensorProto]:
+        yield from graph.initializer
+        for sparse in graph.sparse_initializer:
+            yield from (sparse.values, sparse.indices)
+        yield from of_nodes(graph.node)
+
+    def of_nodes(nodes: Iterable[NodeProto]) -> Iterator[TensorProto]:
+        for node in nodes:
+            for attribute in node.attribute:
+                if attribute.HasField("t"):
+                    yield attribute.t
+                yield from attribute.tensors
+                for sparse in (attribute.sparse_tensor, *attribute.sparse_tensors):
+                    yield from (sparse.values, sparse.indices)
+                for inner in (attribute.g, *attribute.graphs) if has_graph(attribute) else ():
+                    yield from of_graph(inner)
+
+    yield from of_graph(model.graph)
+    for function in model.functions:
+        yield from of_nodes(function.node)
+
+
+def has_graph(attribute: AttributeProto) -> bool:
+    """True for an attribute of a node that holds one graph or several."""
+    return attribute.type in (AttributeProto.GRAPH, AttributeProto.GRAPHS)
+
+
+def name_real_files(model: ModelProto, folder: Path) -> Path:
+    """Make a session of a model in `folder` possible: the folder to name to ONNX Runtime as that of the weights.
+
+    ONNX Runtime follows no link out of it. In a snapshot of Hugging Face's cache each file is one, so there the model's
+    tensors are made to name the files that the links lead to, from the repository's folder on.
+    """
+    root, repository = folder.resolve(), cached_repository(folder)
+    if repository is None:
+        return root
+    for tensor in tensors_of(model):
+        for entry in tensor.external_data:
+            if entry.key == "location":
+                entry.value = (
+                    check_inside(root, str(entry.value), file=root.name).resolve().relative_to(repository).as_posix()
+                )
+    return repository

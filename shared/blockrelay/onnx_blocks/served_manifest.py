@@ -42,6 +42,7 @@ def served_manifest(
             onnx_layers=shape.block_layers,
         ),
         generation=texts.generation,
+        ignored_defaults=texts.ignored_defaults,
         precisions=(precision,) * len(blocks),
         exact=False,
         graphs={},

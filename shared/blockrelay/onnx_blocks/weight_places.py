@@ -6,11 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+from blockrelay.block_folder.hub_cache import is_within
+from blockrelay.block_folder.lfs_pointer import IS_POINTER, is_lfs_pointer
 from blockrelay.errors import OnnxBlocksError
 
 
 def check_inside(folder: Path, name: str, *, file: str, tensor: str | None = None) -> Path:
-    """The path of the file `name` in the folder, which is a plain file and lies there with all links followed.
+    """The path of the file `name` in the folder, which is a plain file and lies there with all links followed; of a
+    snapshot in Hugging Face's cache, where each file is a link, within the snapshot's repository.
 
     Raises OnnxBlocksError; `file` and `tensor` are who names it.
     """
@@ -25,7 +28,7 @@ def check_inside(folder: Path, name: str, *, file: str, tensor: str | None = Non
         mode = resolved.stat().st_mode
     except (OSError, RuntimeError):
         raise OnnxBlocksError(f"{name!r} is missing or cannot be read", file=file, tensor=tensor) from None
-    if not resolved.is_relative_to(folder.resolve()):
+    if not is_within(resolved, folder):
         raise OnnxBlocksError(f"{name!r} is a link out of the folder", file=file, tensor=tensor)
     if not stat.S_ISREG(mode):
         raise OnnxBlocksError(f"{name!r} is not a plain file", file=file, tensor=tensor)
@@ -49,6 +52,8 @@ def weight_place(folder: Path, said: Mapping[str, str], *, needed: int, file: st
     offset, length = _number(said, "offset", file, owner), _number(said, "length", file, owner)
     if length and needed and length != needed:
         raise OnnxBlocksError(f"has {length} bytes in {name}, and needs {needed}", file=file, tensor=owner)
+    if is_lfs_pointer(path):
+        raise OnnxBlocksError(f"lies in {name}, which {IS_POINTER}", file=file, tensor=owner)
     end, size = offset + (length or needed), path.stat().st_size
     if end > size:
         message = f"ends at byte {end} of {name}, which has {size}: altered or cut off"

@@ -2,16 +2,25 @@
 generation_config.json."""
 
 import importlib.util
-import json
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer as LibraryTokenizer
 
-from blockrelay.block_folder.manifest import GenerationDefaults
+from blockrelay.block_folder.lfs_pointer import refuse_lfs_pointer
+from blockrelay.block_folder.manifest import TOKENIZER_NAME, GenerationDefaults
 from blockrelay.block_folder.strict_json import Fields
 from blockrelay.errors import BlockFolderError, UsageError
+from blockrelay.text.generation_config import generation_defaults, ignored_defaults, ignored_line
+from blockrelay.text.special_tokens import special_tokens
+from blockrelay.text.tokenizer import Tokenizer
+
+SPECIAL_TOKENS_NAME = "special_tokens_map.json"
+#: What tokenizers are stored in that we do not read, alone or with others: sentencepiece, GPT-2's, BERT's, tiktoken's.
+_OTHER_TOKENIZERS = ("tokenizer.model*", "*.model", "vocab.json", "vocab.txt", "tekken.json", "*.tiktoken")
+TO_TOKENIZER_JSON = "AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER) of transformers makes tokenizer.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,13 +34,21 @@ class Texts:
     bos_id: int | None
     eos_ids: tuple[int, ...]
     generation: GenerationDefaults
+    ignored_defaults: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """As of Manifest."""
+    notes: tuple[str, ...] = ()
+    """A line for each thing that no file says, or that is not as a user might expect."""
 
 
 def read_texts(folder: Path, *, vocab_size: int, eos_ids: tuple[int, ...] | None, bos_id: int | None) -> Texts:
-    """Read the text files of a model of `vocab_size` tokens. `eos_ids` and `bos_id` are what its config.json says,
-    where it says something. UsageError names the file and field that is wrong."""
+    """Open the text side of a model of `vocab_size` tokens. `eos_ids` and `bos_id` are what its config.json says,
+    where it says something. UsageError names the file and field that is wrong, or that a service would refuse."""
     settings = optional_json(folder / "tokenizer_config.json")
     generation = optional_json(folder / "generation_config.json")
+    definition = _tokenizer(folder / TOKENIZER_NAME, vocab_size)
+    tokenizer = None if definition is None else _opened(definition)
+    named = special_tokens(settings, optional_json(folder / SPECIAL_TOKENS_NAME))
+    eos_token = named.get("eos_token")
     # generation_config.json is what its author generates with; config.json speaks only where it is silent.
     eos_ids = token_ids(generation, "eos_token_id") or eos_ids or ()
     generated = first_id(generation, "bos_token_id")
@@ -40,15 +57,51 @@ def read_texts(folder: Path, *, vocab_size: int, eos_ids: tuple[int, ...] | None
         for token in ids:
             if token >= vocab_size:
                 raise UsageError(f"{name} {token} is outside the vocabulary of {vocab_size}")
+    ignored = ignored_defaults(generation)
+    notes = [ignored_line(ignored)] if ignored else []
+    # Chats end with the token that the tokenizer is said to end them with, whatever the other files say.
+    ends = None if tokenizer is None or eos_token is None else tokenizer.token_id(eos_token)
+    if ends is not None and ends < vocab_size:
+        if not eos_ids:
+            notes.append(f"no eos_token_id: answers end at {eos_token} ({ends}), the tokenizer's eos_token")
+        eos_ids = tuple(dict.fromkeys((*eos_ids, ends)))
+    notes += [] if tokenizer is None else _beyond(tokenizer, vocab_size)
+    chat_template = _checked_template(folder, _chat_template(folder, settings))
     return Texts(
-        tokenizer=_tokenizer(folder / "tokenizer.json", vocab_size),
-        chat_template=_checked_template(folder, _chat_template(folder, settings)),
-        bos_token=_special_token(settings, "bos_token"),
-        eos_token=_special_token(settings, "eos_token"),
+        tokenizer=definition,
+        chat_template=chat_template,
+        bos_token=named.get("bos_token"),
+        eos_token=eos_token,
         bos_id=bos_id,
         eos_ids=eos_ids,
-        generation=_generation_defaults(generation),
+        generation=generation_defaults(generation),
+        ignored_defaults=ignored,
+        notes=(*_lacking(folder, definition, chat_template, eos_ids), *notes),
     )
+
+
+def other_tokenizer(folder: Path) -> str | None:
+    """The tokenizer's file in a folder without a tokenizer.json; None if there is none at all."""
+    if (folder / TOKENIZER_NAME).is_file():
+        return None
+    found = (path.name for pattern in _OTHER_TOKENIZERS for path in sorted(folder.glob(pattern)))
+    return next(found, None)
+
+
+def _lacking(folder: Path, tokenizer: bytes | None, chat_template: str | None, eos_ids: Sequence[int]) -> list[str]:
+    found: list[str] = []
+    if tokenizer is None:
+        other = other_tokenizer(folder)
+        unread = f" ({other} is not read: {TO_TOKENIZER_JSON})" if other else ""
+        found.append(f"no tokenizer.json{unread}: prompts are token ids, and answers too")
+    elif chat_template is None:
+        found.append("no chat template (chat_template.jinja, or tokenizer_config.json): chats are refused")
+    if not eos_ids:
+        found.append(
+            "no end tokens (eos_token_id in generation_config.json, config.json or genai_config.json): every answer "
+            "has max_tokens tokens"
+        )
+    return found
 
 
 def token_ids(raw: Fields, name: str) -> tuple[int, ...] | None:
@@ -75,21 +128,43 @@ def optional_json(path: Path) -> Fields:
     """The object in a file, an empty one where there is no such file. Raises UsageError."""
     if not path.is_file():
         return Fields({}, path.name, UsageError)
+    refuse_lfs_pointer(path)
     return Fields.parse(path.read_bytes(), path.name, UsageError)
 
 
 def _tokenizer(path: Path, vocab_size: int) -> bytes | None:
     if not path.is_file():
         return None
+    refuse_lfs_pointer(path)
     content = path.read_bytes()
     try:
-        tokenizer = Tokenizer.from_buffer(content)
+        tokenizer = LibraryTokenizer.from_buffer(content)
     except Exception as problem:  # noqa: BLE001 - all that tokenizers raises for a bad file is Exception
         raise UsageError(f"{path.name} cannot be read: {' '.join(str(problem).split())}") from None
-    highest = max(tokenizer.get_vocab().values(), default=-1)
+    # Fine-tunes may have added a [PAD] without a row for it. More than added tokens: the tokenizer of another model.
+    highest = max(tokenizer.get_vocab(with_added_tokens=False).values(), default=-1)
     if highest >= vocab_size:
         raise UsageError(f"{path.name} has token {highest}, outside the model's vocabulary of {vocab_size}")
     return content
+
+
+def _beyond(tokenizer: Tokenizer, vocab_size: int) -> list[str]:
+    """A line that names the added tokens for which the model of `vocab_size` tokens has no row."""
+    beyond = {token: text for token, text in tokenizer.added_tokens().items() if token >= vocab_size}
+    if not beyond:
+        return []
+    first = min(beyond)
+    more = f" and {len(beyond) - 1} more" if len(beyond) > 1 else ""
+    named = f"{beyond[first]} ({first}){more}"
+    return [f"tokenizer.json has {named} beyond the model's vocabulary of {vocab_size}: prompts with them are refused"]
+
+
+def _opened(definition: bytes) -> Tokenizer:
+    """As gateways open it. UsageError for what they would refuse."""
+    try:
+        return Tokenizer(definition.decode())
+    except BlockFolderError as error:
+        raise UsageError(f"{error}; without the file the model takes and gives token ids") from error
 
 
 def _checked_template(folder: Path, source: str | None) -> str | None:
@@ -120,29 +195,3 @@ def _chat_template(folder: Path, settings: Fields) -> str | None:
                 return entry.text("template")
         return None
     settings.fail("chat_template must be a string or a list of named templates")
-
-
-def _special_token(settings: Fields, name: str) -> str | None:
-    if not settings.has(name):
-        return None
-    given: Any = settings.take(name)
-    if isinstance(given, dict):
-        return Fields(cast(object, given), f"tokenizer_config.json: {name}", UsageError).text("content")
-    if not isinstance(given, str):
-        settings.fail(f"{name} must be a string: {json.dumps(given)}")
-    return given
-
-
-def _generation_defaults(generation: Fields) -> GenerationDefaults:
-    def number(name: str) -> float | None:
-        return generation.number(name) if generation.has(name) else None
-
-    greedy = generation.has("do_sample") and not generation.flag("do_sample")
-    defaults = GenerationDefaults(
-        temperature=number("temperature"),
-        top_k=generation.integer("top_k") if generation.has("top_k") else None,
-        top_p=number("top_p"),
-        min_p=number("min_p"),
-        max_tokens=generation.integer("max_new_tokens", minimum=1) if generation.has("max_new_tokens") else None,
-    )
-    return GenerationDefaults(temperature=0.0, max_tokens=defaults.max_tokens) if greedy else defaults

@@ -46,6 +46,14 @@ class Tokenizer:
         """How many ids the tokenizer knows, added tokens included; the model may have more (padded vocabulary)."""
         return self._library.get_vocab_size(with_added_tokens=True)
 
+    def token_id(self, token: str) -> int | None:
+        """The id of `token`, as the vocabulary or the added tokens spell it; None if it is neither."""
+        return self._library.token_to_id(token)
+
+    def added_tokens(self) -> dict[int, str]:
+        """Id -> text of the tokens that were added to the vocabulary."""
+        return {token: added.content for token, added in self._library.get_added_tokens_decoder().items()}
+
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of `text`. Chat templates bring their own special tokens and pass False.
 

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Family = Literal["llama", "mistral", "qwen2", "qwen3"]
-StorageType = Literal["float32", "float16", "bfloat16"]
+StorageType = Literal["float32", "float16", "bfloat16", "float64", "int64", "bool"]
 
 BOS_ID = 1
 EOS_ID = 2
@@ -32,7 +32,14 @@ _ARCHITECTURES = {
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
 }
-_SAFETENSORS_TYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
+_SAFETENSORS_TYPES = {
+    "float32": "F32",
+    "float16": "F16",
+    "bfloat16": "BF16",
+    "float64": "F64",
+    "int64": "I64",
+    "bool": "BOOL",
+}
 
 
 def write_checkpoint(

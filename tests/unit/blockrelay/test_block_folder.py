@@ -13,6 +13,8 @@ from blockrelay.block_folder.folder import open_block_folder
 from blockrelay.errors import BlockFolderError
 from blockrelay_converter.convert import convert
 from tests.support.models.checkpoints import CHAT_TEMPLATE, write_checkpoint
+from tests.support.models.hub_cache import cached
+from tests.support.models.lfs import POINTER
 
 
 @pytest.fixture(scope="module")
@@ -64,6 +66,10 @@ def _cut(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-1])
 
 
+def _leave_pointer(path: Path) -> None:
+    path.write_bytes(POINTER)
+
+
 def _link_to_copy(path: Path) -> None:
     elsewhere = path.parent.parent / "elsewhere"
     path.rename(elsewhere)
@@ -88,10 +94,11 @@ def _make_folder(path: Path) -> None:
         (_flip_bit, "altered"),
         (_cut, "altered"),
         (_link_to_copy, "is a link"),
+        (_leave_pointer, "is a Git LFS pointer in place of the file: `git lfs pull`"),
         (_make_fifo, "not a plain file"),
         (_make_folder, "not a plain file"),
     ],
-    ids=["missing", "flipped", "cut", "link", "fifo", "folder"],
+    ids=["missing", "flipped", "cut", "link", "pointer", "fifo", "folder"],
 )
 def test_a_spoiled_file_is_refused_by_name(
     folder: Path, file: str, spoil: Callable[[Path], None], message: str
@@ -108,6 +115,16 @@ def test_a_linked_directory_inside_the_folder_is_refused(folder: Path) -> None:
     (folder / "blocks").symlink_to(folder.parent / "outside")
     with pytest.raises(BlockFolderError, match="blocks: is a link"):
         open_block_folder(folder)
+
+
+def test_a_folder_in_the_cache_of_hugging_face_has_links_within_its_repository(folder: Path, tmp_path: Path) -> None:
+    snapshot = cached(folder, tmp_path / "hub")
+    assert (snapshot / "blocks/block_2.bin").is_symlink()
+    assert open_block_folder(snapshot).manifest == open_block_folder(folder).manifest
+    (snapshot / "blocks/block_2.bin").unlink()
+    (snapshot / "blocks/block_2.bin").symlink_to(folder / "blocks/block_2.bin")
+    with pytest.raises(BlockFolderError, match=r"block_2\.bin: is a link"):
+        open_block_folder(snapshot)
 
 
 def test_a_folder_without_a_manifest_is_refused(folder: Path) -> None:

@@ -97,6 +97,12 @@ def test_what_it_was_imported_from_is_written_where_it_was() -> None:
     assert decode_manifest(manifest.encode()) == manifest
 
 
+def test_what_is_not_applied_is_written_where_there_is_something() -> None:
+    assert b"ignored_defaults" not in make_manifest().encode(), "other folders keep the hash that they had"
+    manifest = replace(make_manifest(), ignored_defaults={"repetition_penalty": 1.05, "suppress_tokens": [1]})
+    assert decode_manifest(manifest.encode()) == manifest
+
+
 def test_the_model_hash_changes_with_anything_in_the_manifest_and_not_with_its_spacing() -> None:
     manifest = make_manifest()
     other_file = {**manifest.files, ROTARY_NAME: FileSpec(sha256="01", bytes=manifest.files[ROTARY_NAME].bytes)}
@@ -178,7 +184,8 @@ def _drop(*path: str | int) -> Callable[[dict[str, Any]], None]:
         (_drop("model", "heads"), "model: field 'heads' is missing"),
         (_set("model", "heads", to=True), "heads must be an integer"),
         (_set("model", "heads", to=3), "heads (3) must be a multiple of kv_heads (2)"),
-        (_set("model", "head_dim", to=12), "head_dim (12) must be a multiple of 8"),
+        (_set("model", "head_dim", to=12), "head_dim (12) must be a multiple of 8, 256 at most"),
+        (_set("model", "head_dim", to=264), "head_dim (264) must be a multiple of 8, 256 at most"),
         (_set("model", "layers", to=10**9), "has 1000000001 blocks, not 3"),
         (_set("model", "eos_ids", to=[50]), "eos_ids [50] are not all below vocab_size 50"),
         (_set("model", "rms_norm_eps", to="small"), "rms_norm_eps must be a finite number"),

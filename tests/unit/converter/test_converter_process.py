@@ -34,6 +34,22 @@ def test_a_conversion_says_in_one_line_what_it_made(tmp_path: Path) -> None:
     assert open_block_folder(tmp_path / "out").model.name == "tiny"
 
 
+def test_what_a_checkpoint_lacks_is_said_in_a_line_each(tmp_path: Path) -> None:
+    checkpoint = write_checkpoint(tmp_path / "c", seed=1, tokenizer=False)
+    done = run(checkpoint, tmp_path / "out", "--no-known-answers")
+    assert (done.returncode, done.stderr) == (0, "note: no tokenizer.json: prompts are token ids, and answers too\n")
+
+
+def test_what_is_not_applied_is_said_in_a_line_and_kept_in_the_folder(tmp_path: Path) -> None:
+    checkpoint = write_checkpoint(tmp_path / "c", seed=1)
+    (checkpoint / "generation_config.json").write_text('{"repetition_penalty": 1.1, "stop_strings": ["###"]}')
+    done = run(checkpoint, tmp_path / "out", "--no-known-answers")
+    said = 'note: generation_config.json: not applied: repetition_penalty 1.1, stop_strings ["###"]\n'
+    assert (done.returncode, done.stderr) == (0, said)
+    kept = open_block_folder(tmp_path / "out", known_answers=False).manifest.ignored_defaults
+    assert kept == {"repetition_penalty": 1.1, "stop_strings": ["###"]}
+
+
 def test_w8a8_is_the_default_and_fp32_has_no_known_answers(tmp_path: Path) -> None:
     checkpoint = write_checkpoint(tmp_path / "c", seed=1)
     assert run(checkpoint, tmp_path / "a").returncode == 0

@@ -41,9 +41,11 @@ def test_the_defaults_are_those_of_transformers() -> None:
     assert config.bos_id is None
     without = {key: value for key, value in BASE.items() if key != "num_key_value_heads"}
     assert read_config(json.dumps(without).encode()).kv_heads == 4
+    assert read_config(json.dumps(without | {"num_key_value_heads": None}).encode()).kv_heads == 4
     assert read(model_type="qwen3").head_dim == 128
     assert read(head_dim=24).head_dim == 24
     assert read(head_dim=None).head_dim == 16
+    assert read(head_dim=256).head_dim == 256
 
 
 PUBLISHED: dict[str, dict[str, Any]] = {
@@ -243,6 +245,9 @@ def test_end_tokens_are_one_or_several() -> None:
         ),
         ({"quantization_config": {"bits": 4}}, "quantization_config"),
         ({"head_dim": 20}, "head_dim"),
+        ({"head_dim": 264}, "head_dim"),
+        ({"hidden_size": 2048}, "head_dim"),  # 4 heads of 512
+        ({"hidden_size": 2}, "head_dim"),  # of 0
         ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "rope_scaling.rope_type"),
         ({"rope_scaling": {"type": "dynamic", "factor": 4.0}}, "rope_scaling.rope_type"),
         ({"rope_parameters": {"rope_type": "longrope"}}, "rope_parameters.rope_type"),

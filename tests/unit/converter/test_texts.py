@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer as LibraryTokenizer
 
 from blockrelay.block_folder.manifest import GenerationDefaults
 from blockrelay.errors import UsageError
@@ -41,6 +42,7 @@ def test_a_folder_without_text_files_takes_its_ids_from_config_json(tmp_path: Pa
         bos_id=1,
         eos_ids=(2,),
         generation=GenerationDefaults(),
+        notes=("no tokenizer.json: prompts are token ids, and answers too",),
     )
 
 
@@ -48,6 +50,34 @@ def test_generation_config_says_which_tokens_end_a_text(tmp_path: Path) -> None:
     texts = read(tmp_path, generation_config={"eos_token_id": [128, 130, 131], "bos_token_id": 3})
     assert texts.eos_ids == (128, 130, 131)
     assert texts.bos_id == 3
+
+
+@pytest.mark.parametrize(
+    ("generation", "config", "expected"),
+    [
+        ([5, 7], 6, (5, 7, 2)),  # another one: ends at either
+        (5, 2, (5, 2)),
+        ([2, 5], 6, (2, 5)),  # the same one: once
+        (None, 6, (6, 2)),
+        (None, None, (2,)),
+    ],
+)
+def test_a_text_also_ends_at_the_eos_token_of_the_tokenizer(
+    generation: object, config: int | None, expected: tuple[int, ...], tmp_path: Path
+) -> None:
+    write_tokenizer(tmp_path, vocab_size=400)
+    texts = read(tmp_path, config={"eos_token_id": config}, generation_config={"eos_token_id": generation})
+    assert texts.eos_ids == expected
+    said = ("no eos_token_id: answers end at </s> (2), the tokenizer's eos_token",)
+    assert texts.notes == (said if generation is config is None else ())
+
+
+def test_what_no_file_says_is_named(tmp_path: Path) -> None:
+    write_tokenizer(tmp_path, vocab_size=400)
+    texts = read(tmp_path, config={"eos_token_id": None}, tokenizer_config={"eos_token": "[unknown]"})
+    chats, ends = texts.notes
+    assert texts.eos_ids == ()
+    assert chats.startswith("no chat template") and ends.startswith("no end tokens")
 
 
 @pytest.mark.parametrize(
@@ -59,6 +89,8 @@ def test_generation_config_says_which_tokens_end_a_text(tmp_path: Path) -> None:
             GenerationDefaults(temperature=0.6, top_p=0.9, top_k=20, min_p=0.05, max_tokens=99),
         ),
         ({"temperature": 0.7}, GenerationDefaults(temperature=0.7)),
+        ({"top_k": -1}, GenerationDefaults(top_k=0)),
+        ({"do_sample": False, "temperature": 3.0, "top_p": 0}, GenerationDefaults(temperature=0.0)),
         ({"do_sample": False, "temperature": 0.6, "top_p": 0.9}, GenerationDefaults(temperature=0.0)),
     ],
 )
@@ -66,6 +98,52 @@ def test_the_authors_sampling_parameters_become_the_defaults(
     given: dict[str, Any], expected: GenerationDefaults, tmp_path: Path
 ) -> None:
     assert read(tmp_path, generation_config=given).generation == expected
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"temperature": 3.0}, "temperature must be between 0 and 2, not 3.0"),
+        ({"temperature": -1}, "temperature must be between 0 and 2, not -1"),
+        ({"top_p": 0}, "top_p must be above 0 and at most 1, not 0"),
+        ({"top_p": 1.5}, "top_p must be between 0 and 1, not 1.5"),
+        ({"min_p": 2}, "min_p must be between 0 and 1, not 2"),
+        ({"top_k": -2}, "top_k must be between 0 and 2147483647, not -2"),
+        ({"top_k": 2.5}, "top_k must be a whole number, not 2.5"),
+        ({"max_new_tokens": 2**31}, "max_new_tokens must be between 0 and 2147483647, not 2147483648"),
+    ],
+)
+def test_defaults_that_requests_would_be_refused_for_are_refused(
+    given: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UsageError) as caught:
+        read(tmp_path, generation_config={"do_sample": True, **given})
+    assert str(caught.value).startswith(f"generation_config.json: {message}")
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"repetition_penalty": 1.1, "do_sample": False}, {"repetition_penalty": 1.1}),
+        ({"no_repeat_ngram_size": 3, "temperature": 0.5}, {"no_repeat_ngram_size": 3}),
+        ({"suppress_tokens": [1, 2], "stop_strings": ["x"]}, {"stop_strings": ["x"], "suppress_tokens": [1, 2]}),
+        ({"frequency_penalty": 0.5, "max_window_size": 6144}, {"frequency_penalty": 0.5, "max_window_size": 6144}),
+        ({"bad_words_ids": [list(range(100))]}, {"bad_words_ids": f"[{list(range(100))}"[:200] + "..."}),
+        ({"typical_p": 0}, {"typical_p": 0}),
+        # What changes nothing is not worth a line: neutral values, and how transformers goes about its work.
+        ({"repetition_penalty": 1.0, "no_repeat_ngram_size": 0, "num_beams": 1, "suppress_tokens": []}, {}),
+        ({"max_length": 20, "stop_strings": None, "renormalize_logits": False, "early_stopping": True}, {}),
+        ({"_from_model_config": True, "transformers_version": "4.40.0", "pad_token_id": 7, "use_cache": False}, {}),
+    ],
+)
+def test_what_the_author_generates_with_and_we_do_not_apply_is_named(
+    given: dict[str, Any], expected: dict[str, Any], tmp_path: Path
+) -> None:
+    texts = read(tmp_path, generation_config=given)
+    assert texts.ignored_defaults == expected
+    (named,) = [note for note in texts.notes if note.startswith("generation_config.json")] or [""]
+    assert named.count("\n") == 0 and all(name in named for name in expected)
+    assert bool(named) == bool(expected)
 
 
 @pytest.mark.parametrize(
@@ -96,14 +174,24 @@ def test_special_tokens_are_strings_or_objects(tmp_path: Path) -> None:
     assert read(tmp_path, tokenizer_config={"bos_token": None}).bos_token is None
 
 
+def test_special_tokens_of_the_older_file_count_as_well(tmp_path: Path) -> None:
+    """tests/parity compares more such folders with what transformers reads."""
+    older = {"bos_token": {"content": "<s>"}, "eos_token": "</s>"}
+    write_tokenizer(tmp_path, vocab_size=400)
+    texts = read(tmp_path, tokenizer_config={}, special_tokens_map=older, generation_config={"eos_token_id": 7})
+    assert (texts.bos_token, texts.eos_token, texts.eos_ids) == ("<s>", "</s>", (7, 2))
+
+
 @pytest.mark.parametrize(
     ("files", "message"),
     [
         ({"generation_config": {"eos_token_id": [2, 512]}}, "eos_token_id 512 is outside the vocabulary of 512"),
         ({"generation_config": {"bos_token_id": 600}}, "bos_token_id 600 is outside"),
         ({"generation_config": {"temperature": "hot"}}, "generation_config.json: temperature must be a finite number"),
+        ({"generation_config": {"repetition_penalty": float("inf")}}, "repetition_penalty holds a number that is not"),
         ({"generation_config": []}, "generation_config.json: expected an object"),
         ({"tokenizer_config": {"chat_template": 1}}, "tokenizer_config.json: chat_template must be a string"),
+        ({"special_tokens_map": {"eos_token": [1]}}, "special_tokens_map.json: eos_token must be a string: [1]"),
         ({"tokenizer_config": {"bos_token": 7}}, "tokenizer_config.json: bos_token must be a string"),
         ({"tokenizer": {"version": "9"}}, "tokenizer.json cannot be read"),
     ],
@@ -114,8 +202,48 @@ def test_a_wrong_field_is_named(files: dict[str, Any], message: str, tmp_path: P
     assert message in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("decoder", "message"),
+    [
+        (None, "tokenizer.json has no decoder"),
+        ({"type": "BPEDecoder", "suffix": "</w>"}, "tokenizer.json has a decoder of type BPEDecoder"),
+    ],
+)
+def test_a_tokenizer_that_gateways_would_refuse_is_refused(decoder: object, message: str, tmp_path: Path) -> None:
+    write_tokenizer(tmp_path, vocab_size=400)
+    definition = json.loads((tmp_path / "tokenizer.json").read_text())
+    with pytest.raises(UsageError) as caught:
+        read(tmp_path, tokenizer=definition | {"decoder": decoder})
+    assert str(caught.value).startswith(message)
+    assert str(caught.value).endswith("; without the file the model takes and gives token ids")
+
+
+@pytest.mark.parametrize(
+    "name", ["tokenizer.model", "tokenizer.model.v3", "spiece.model", "vocab.json", "qwen.tiktoken"]
+)
+def test_a_tokenizer_that_is_not_read_is_named(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(b"")
+    (note,) = read(tmp_path).notes
+    assert f"no tokenizer.json ({name} is not read: AutoTokenizer.from_pretrained(FOLDER)" in note
+    write_tokenizer(tmp_path, vocab_size=400)
+    assert read(tmp_path).notes == ()
+
+
 def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(tmp_path: Path) -> None:
     write_tokenizer(tmp_path, vocab_size=400)
     assert read(tmp_path).tokenizer == (tmp_path / "tokenizer.json").read_bytes()
     with pytest.raises(UsageError, match="has token 399, outside the model's vocabulary of 399"):
         read(tmp_path, config={"vocab_size": 399})
+
+
+@pytest.mark.parametrize(("added", "named"), [(["[PAD]"], "[PAD] (400)"), (["[PAD]", "<x>"], "[PAD] (400) and 1 more")])
+def test_added_tokens_beyond_the_embedding_are_named(added: list[str], named: str, tmp_path: Path) -> None:
+    write_tokenizer(tmp_path, vocab_size=400)
+    library = LibraryTokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    library.add_special_tokens(added)
+    library.save(str(tmp_path / "tokenizer.json"))
+    texts = read(tmp_path, config={"vocab_size": 400})
+    assert texts.tokenizer == (tmp_path / "tokenizer.json").read_bytes()
+    (note,) = texts.notes
+    assert note.startswith(f"tokenizer.json has {named} beyond the model's vocabulary of 400: prompts with them are")
+    assert read(tmp_path, config={"vocab_size": 402}).notes == ()

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Any, NoReturn, cast
 
+from blockrelay.block_folder.model import HEAD_DIMS, is_head_dim
 from blockrelay.block_folder.strict_json import Fields
 from blockrelay.errors import UnsupportedModel, UsageError
 from blockrelay.text.text_assets import first_id, token_ids
@@ -20,6 +21,7 @@ _MUST_BE_OFF_OR_ONE = (
 )
 """Fields other families or forks use to change the computation; absent, null, false, 0 or (second list) 1 do not."""
 _DEFAULT_THETA = 10000.0
+_DEFAULT_KV_HEADS = {"mistral": 8, "qwen2": 32, "qwen3": 32}  # transformers' too; a Llama has as many as heads
 _DEFAULT_WINDOW = 4096  # transformers' value for a Mistral or Qwen config that does not say
 
 
@@ -85,7 +87,7 @@ def read_config(content: bytes, *, max_position: int | None = None) -> SourceCon
         hidden_size=hidden_size,
         layers=layers,
         heads=heads,
-        kv_heads=raw.integer("num_key_value_heads", minimum=1) if raw.has("num_key_value_heads") else heads,
+        kv_heads=_kv_heads(raw, family, heads),
         head_dim=_head_dim(raw, family, hidden_size, heads),
         intermediate_size=raw.integer("intermediate_size", minimum=1),
         vocab_size=raw.integer("vocab_size", minimum=1),
@@ -100,8 +102,8 @@ def read_config(content: bytes, *, max_position: int | None = None) -> SourceCon
         raise UsageError(
             f"config.json: num_attention_heads {heads} is not a multiple of num_key_value_heads {config.kv_heads}"
         )
-    if config.head_dim % 8:
-        _refuse("head_dim", config.head_dim, "must be a multiple of 8")
+    if not is_head_dim(config.head_dim):
+        _refuse("head_dim", config.head_dim, f"must be {HEAD_DIMS}")
     refuse_sliding_window(raw, family, layers, config.max_position)
     return config
 
@@ -123,6 +125,13 @@ def _refuse_what_changes_the_computation(raw: Fields, family: str) -> None:
         value = raw.take(name) if raw.has(name) else None
         if value and not (name in _MUST_BE_OFF_OR_ONE and value == 1):
             _refuse(name, value, "this changes the computation in a way Blockrelay does not know")
+
+
+def _kv_heads(raw: Fields, family: str, heads: int) -> int:
+    if raw.has("num_key_value_heads"):
+        return raw.integer("num_key_value_heads", minimum=1)
+    absent = "num_key_value_heads" not in set(raw.names())  # null says: as many as there are heads
+    return _DEFAULT_KV_HEADS.get(family, heads) if absent else heads
 
 
 def _head_dim(raw: Fields, family: str, hidden_size: int, heads: int) -> int:

@@ -7,7 +7,8 @@ The safetensors format: u64 header length, JSON header {name: {dtype, shape, dat
 
 import math
 import mmap
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,11 +16,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from blockrelay.block_folder.lfs_pointer import refuse_lfs_pointer
 from blockrelay.block_folder.strict_json import Fields
 from blockrelay.errors import UnsupportedModel, UsageError
+from blockrelay_converter.checkpoint.other_folders import refuse_other_weights
 
 _STORAGE = {"F32": "<f4", "F16": "<f2", "BF16": "<u2"}
+_REMEDIES = {
+    "lm_head.weight": ': where the head is the embedding, config.json must say "tie_word_embeddings": true',
+}
+_WHOLE = re.compile(r"[IU][0-9]+|BOOL")
 _MAX_HEADER_BYTES = 100 << 20
+_SHARD = re.compile(r"model-[0-9]+-of-[0-9]{1,9}\.safetensors")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,28 +65,57 @@ class SourceTensor:
             self.mapping.madvise(mmap.MADV_DONTNEED)
 
 
+@dataclass(frozen=True, slots=True)
+class _Stored:
+    """A tensor of a file, as its header describes it: nothing of that is checked before the tensor is used."""
+
+    file: str
+    dtype: str
+    header: Fields
+    """All but its dtype."""
+    data: NDArray[np.uint8]
+    mapping: mmap.mmap
+
+    def opened(self, name: str) -> SourceTensor:
+        """UnsupportedModel or UsageError names the tensor that cannot be used."""
+        dtype = self.dtype
+        shape, offsets = self.header.integers("shape"), self.header.integers("data_offsets")
+        if dtype not in _STORAGE:
+            raise UnsupportedModel(
+                f"tensor {name} is stored as {dtype}; only F32, F16 and BF16 weights can be converted", field=name
+            )
+        kind, size = np.dtype(_STORAGE[dtype]), self.data.size
+        if len(offsets) != 2 or offsets[1] > size or offsets[1] - offsets[0] != math.prod(shape) * kind.itemsize:
+            raise UsageError(f"tensor {name} lies outside {self.file}, which is cut short or damaged")
+        raw = self.data[offsets[0] : offsets[1]].view(kind).reshape(shape)
+        return SourceTensor(name=name, bfloat16=dtype == "BF16", raw=raw, mapping=self.mapping)
+
+
 class Checkpoint:
     """The tensors of a checkpoint folder by name. Opening reads headers only."""
 
     def __init__(self, folder: Path) -> None:
         """UsageError if the folder holds no safetensors, or files that are missing or damaged."""
-        self._tensors: dict[str, SourceTensor] = {}
+        self._stored: dict[str, _Stored] = {}
+        self._opened: dict[str, SourceTensor] = {}
         for path, names in _files(folder):
-            found = {tensor.name: tensor for tensor in _read_file(path)}
+            found = _read_file(path)
             for name in names if names is not None else found:
                 if name not in found:
                     raise UsageError(f"tensor {name} is not in {path.name}, where the index says it is")
-                self._tensors[name] = found[name]
+                self._stored[name] = found[name]
 
     def names(self) -> frozenset[str]:
-        """Every tensor name."""
-        return frozenset(self._tensors)
+        """Every tensor that may be a weight: whole numbers are counters and tables of whoever trained it."""
+        return frozenset(name for name, stored in self._stored.items() if not _WHOLE.fullmatch(stored.dtype))
 
     def tensor(self, name: str, shape: tuple[int, ...]) -> SourceTensor:
-        """The tensor `name`, which must have `shape`. UsageError names the tensor if not."""
-        if name not in self._tensors:
-            raise UsageError(f"tensor {name} is missing from the checkpoint")
-        found = self._tensors[name]
+        """The tensor `name`, which must have `shape`. UsageError or UnsupportedModel names the tensor if not."""
+        if name not in self._stored:
+            raise UsageError(f"tensor {name} is missing from the checkpoint{_REMEDIES.get(name, '')}")
+        if name not in self._opened:
+            self._opened[name] = self._stored[name].opened(name)
+        found = self._opened[name]
         if found.shape != shape:
             raise UsageError(f"tensor {name} has shape {list(found.shape)}, but config.json asks for {list(shape)}")
         return found
@@ -88,6 +125,7 @@ def _files(folder: Path) -> Iterator[tuple[Path, list[str] | None]]:
     """The safetensors files, each with the tensors to take from it (None: all)."""
     index, single = folder / "model.safetensors.index.json", folder / "model.safetensors"
     if index.is_file():
+        refuse_lfs_pointer(index)
         where = Fields.parse(index.read_bytes(), index.name, UsageError).nested("weight_map")
         by_file: dict[str, list[str]] = {}
         for name in where.names():
@@ -100,11 +138,23 @@ def _files(folder: Path) -> Iterator[tuple[Path, list[str] | None]]:
             yield folder / file, names
     elif single.is_file():
         yield single, None
+    elif shards := sorted(path for path in folder.glob("model-*.safetensors") if _SHARD.fullmatch(path.name)):
+        for name in _all_shards(shards):
+            if not (folder / name).is_file():
+                raise UsageError(f"{name} is missing: {shards[0].name} is there, and no {index.name}")
+            yield folder / name, None
     else:
-        raise UsageError(f"{folder} holds neither {single.name} nor {index.name}")
+        refuse_other_weights(folder)
 
 
-def _read_file(path: Path) -> Iterator[SourceTensor]:
+def _all_shards(found: Sequence[Path]) -> list[str]:
+    """The names of all files of which some were found: they say how many there are."""
+    count = found[0].name.removesuffix(".safetensors").rpartition("-of-")[2]
+    return [f"model-{number:0{len(count)}}-of-{count}.safetensors" for number in range(1, int(count) + 1)]
+
+
+def _read_file(path: Path) -> dict[str, _Stored]:
+    refuse_lfs_pointer(path)
     size = path.stat().st_size
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
@@ -112,21 +162,12 @@ def _read_file(path: Path) -> Iterator[SourceTensor]:
             raise UsageError(f"{path.name} is not a safetensors file, or is cut short")
         header = Fields.parse(file.read(length), path.name, UsageError)
         if size == 8 + length:
-            return
+            return {}
         mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     data = np.frombuffer(mapping, np.uint8, offset=8 + length)
+    found: dict[str, _Stored] = {}
     for name in header.names():
-        if name == "__metadata__":
-            continue
-        entry = header.nested(name)
-        dtype = entry.text("dtype")
-        shape, offsets = entry.integers("shape"), entry.integers("data_offsets")
-        if dtype not in _STORAGE:
-            raise UnsupportedModel(
-                f"tensor {name} is stored as {dtype}; only F32, F16 and BF16 weights can be converted", field=name
-            )
-        kind = np.dtype(_STORAGE[dtype])
-        if len(offsets) != 2 or offsets[1] > data.size or offsets[1] - offsets[0] != math.prod(shape) * kind.itemsize:
-            raise UsageError(f"tensor {name} lies outside {path.name}, which is cut short or damaged")
-        raw = data[offsets[0] : offsets[1]].view(kind).reshape(shape)
-        yield SourceTensor(name=name, bfloat16=dtype == "BF16", raw=raw, mapping=mapping)
+        if name != "__metadata__":
+            entry = header.nested(name)
+            found[name] = _Stored(path.name, entry.text("dtype"), entry, data, mapping)
+    return found

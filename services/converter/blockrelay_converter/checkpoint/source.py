@@ -4,10 +4,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from blockrelay.block_folder.folder import refuse_onnx_blocks
+from blockrelay.block_folder.lfs_pointer import refuse_lfs_pointer
 from blockrelay.block_folder.model import ModelConfig
 from blockrelay.errors import UsageError
-from blockrelay.text.text_assets import Texts, read_texts
+from blockrelay.text.text_assets import TO_TOKENIZER_JSON, Texts, other_tokenizer, read_texts
 from blockrelay_converter.checkpoint.config import SourceConfig, read_config
+from blockrelay_converter.checkpoint.other_folders import refuse_other_folders
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,11 +24,14 @@ class Source:
 def read_source(checkpoint: Path, *, name: str | None = None, max_position: int | None = None) -> Source:
     """Read the JSON files. `name` is what clients call the model (default: the folder's name), `max_position` shortens
     its context. UnsupportedModel, UsageError or BlockFolderError names the file and field."""
-    if not checkpoint.is_dir():
-        raise UsageError(f"{checkpoint} is not a folder")
     refuse_onnx_blocks(checkpoint)
-    if not (checkpoint / "config.json").is_file():
-        raise UsageError(f"{checkpoint} holds no config.json")
+    refuse_other_folders(checkpoint)
+    if (other := other_tokenizer(checkpoint)) is not None:
+        raise UsageError(
+            f"{checkpoint} has {other} and no tokenizer.json, which alone is read: {TO_TOKENIZER_JSON}; "
+            f"without {other} the model takes and gives token ids"
+        )
+    refuse_lfs_pointer(checkpoint / "config.json")
     config = read_config((checkpoint / "config.json").read_bytes(), max_position=max_position)
     texts = read_texts(checkpoint, vocab_size=config.vocab_size, eos_ids=config.eos_ids, bos_id=config.bos_id)
     model = ModelConfig(

@@ -15,7 +15,7 @@ from blockrelay.errors import UsageError
 from blockrelay.quantities import format_quantity
 from blockrelay.text.text_file import read_text_file
 from blockrelay_converter.checkpoint.source import read_source
-from blockrelay_converter.convert import Report, convert
+from blockrelay_converter.convert import Note, Report, convert, ignore
 from blockrelay_converter.mixing.linked_folder import link_mix
 from blockrelay_converter.mixing.measured_perplexity import perplexity
 from blockrelay_converter.mixing.search import Found, Mix, cheapest
@@ -46,6 +46,7 @@ def convert_within_budget(
     text: Path,
     tokens: int,
     report: Report,
+    note: Note = ignore,
     name: str | None = None,
     max_position: int | None = None,
     force: bool = False,
@@ -58,7 +59,10 @@ def convert_within_budget(
     left behind after an error, are as in `convert`. UsageError where BASE alone costs more than the budget.
     """
     read_text_file(text)  # what makes no sense is said before hours of work
-    model = read_source(checkpoint, name=name, max_position=max_position).model
+    source = read_source(checkpoint, name=name, max_position=max_position)
+    model = source.model
+    for line in source.texts.notes:
+        note(line)
     base: Mix = (BASE,) * model.blocks
     cheaper: Mix = tuple(CHEAPER if _can_have(model, index, CHEAPER) else BASE for index in range(1, model.blocks + 1))
     with staged_folder(out, force=force) as folder:

@@ -7,7 +7,7 @@ left out, and named.
 from dataclasses import dataclass
 from pathlib import Path
 
-from blockrelay.block_folder.model import ModelConfig
+from blockrelay.block_folder.model import HEAD_DIMS, ModelConfig, is_head_dim
 from blockrelay.block_folder.strict_json import Fields
 from blockrelay.errors import UsageError
 from blockrelay.onnx_blocks.beside import read_beside
@@ -30,8 +30,8 @@ def read_settings(
 ) -> Settings:
     """`rows`: positions that the graphs have tables for; None: any. UsageError or UnsupportedModel names the file and
     field that is wrong."""
-    if llama.head_dim % 8:
-        raise UsageError(f"{folder}: heads of {llama.head_dim} are not a multiple of 8, which a block folder needs")
+    if not is_head_dim(llama.head_dim):
+        raise UsageError(f"{folder}: heads of {llama.head_dim} cannot be computed: {HEAD_DIMS}")
     beside = read_beside(folder, vocabulary=llama.vocab_size, max_position=max_position, rows=rows)
     config, genai = (optional_json(folder / one) for one in ("config.json", "genai_config.json"))
     given = genai.nested("model") if genai.has("model") else Fields({}, "genai_config.json", UsageError)

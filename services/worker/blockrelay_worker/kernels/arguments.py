@@ -5,12 +5,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from blockrelay.block_folder.model import HEAD_DIMS, is_head_dim
 from blockrelay.errors import ExecutionError
 from blockrelay_worker.kernels.interface import F32, I32, I64, U8, Pages
 from blockrelay_worker.kernels.specification import PAGE
-
-#: Bounds the native kernels' stack tiles.
-MAX_HEAD_DIM = 256
 
 FLOAT32 = np.dtype(np.float32)
 FLOAT16 = np.dtype(np.float16)
@@ -83,10 +81,9 @@ def _pages_shape(k_pages: Pages, v_pages: Pages) -> tuple[int, int, int]:
     n, kv_heads, head_dim, _ = k_pages.shape
     check("k_pages", k_pages, k_pages.dtype, (n, kv_heads, head_dim, PAGE))
     check("v_pages", v_pages, k_pages.dtype, (n, kv_heads, PAGE, head_dim))
-    if head_dim % 8 or not 0 < head_dim <= MAX_HEAD_DIM or kv_heads == 0:
+    if not is_head_dim(head_dim) or kv_heads == 0:
         raise ExecutionError(
-            f"kernel argument k_pages: {kv_heads} heads of {head_dim}, "
-            f"expected a head_dim that is a multiple of 8 up to {MAX_HEAD_DIM}"
+            f"kernel argument k_pages: {kv_heads} heads of {head_dim}, expected a head_dim that is {HEAD_DIMS}"
         )
     return n, kv_heads, head_dim
 

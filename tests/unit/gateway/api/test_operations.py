@@ -1,10 +1,12 @@
 """What operators see: readiness with its reasons, metrics, models, log lines, exit codes."""
 
 import json
+import shutil
 import socket
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -119,6 +121,19 @@ def test_the_one_model_is_listed_with_its_context(gateway: RunningGateway, folde
     assert listed["id"] == "tiny"
     assert listed["max_model_len"] == folder.model.max_position
     assert listed["model_hash"] == folder.manifest.model_hash
+    assert listed["ignored_defaults"] == {}
+
+
+def test_what_the_author_generates_with_and_we_do_not_apply_is_listed(
+    settings: GatewaySettings, folder: BlockFolder, tmp_path: Path
+) -> None:
+    other = tmp_path / "model"
+    shutil.copytree(folder.root, other)
+    manifest = replace(folder.manifest, ignored_defaults={"repetition_penalty": 1.05})
+    (other / "manifest.json").write_bytes(manifest.encode())
+    with running_gateway(settings.model_copy(update={"model": other})) as gateway:
+        (listed,) = gateway.http.get("/v1/models").json()["data"]
+    assert listed["ignored_defaults"] == {"repetition_penalty": 1.05}
 
 
 def test_every_instrument_of_the_gateway_is_observed(gateway: RunningGateway, worker: PlayedWorker) -> None:

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 from pydantic import ValidationError
+from tokenizers import Tokenizer as LibraryTokenizer
 
 from blockrelay.block_folder.folder import BlockFolder
 from blockrelay.block_folder.manifest import GenerationDefaults
@@ -68,6 +69,23 @@ def test_a_plain_prompt_becomes_a_request_with_openai_defaults(requests: OpenAIR
     assert asked.params.seed == derive_seed(asked.request)
     assert asked.body.params == asked.params.to_dict()
     assert not asked.body.background
+
+
+def test_a_token_that_the_model_has_no_row_for_is_refused(requests: OpenAIRequests, folder: BlockFolder) -> None:
+    assert folder.tokenizer_path is not None
+    library = LibraryTokenizer.from_file(str(folder.tokenizer_path))
+    library.add_special_tokens(["[PAD]"])
+    model = replace(folder.model, vocab_size=library.token_to_id("[PAD]"))
+    padded = replace(requests.builder, model=model, tokenizer=Tokenizer(library.to_str()))
+    asking = OpenAIRequests(padded, requests.template)
+    assert complete(asking, prompt="Tom").body.prompt.tolist() == library.encode("Tom").ids
+    for ask in (
+        lambda: complete(asking, prompt="Tom [PAD]"),
+        lambda: complete(asking, prompt=[1, model.vocab_size]),
+        lambda: chat(asking, messages=[{"role": "user", "content": "[PAD]"}]),
+    ):
+        with pytest.raises(BadRequest, match=f"token id {model.vocab_size} at index"):
+            ask()
 
 
 def test_the_models_recommendations_hold_where_the_client_says_nothing(requests: OpenAIRequests) -> None:

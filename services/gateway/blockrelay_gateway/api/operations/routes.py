@@ -167,5 +167,6 @@ def _model(gateway: Gateway) -> dict[str, Any]:
         "precision": manifest.precision,
         "blocks": model.blocks,
         "model_hash": manifest.model_hash,
+        "ignored_defaults": manifest.ignored_defaults,
         "chat": gateway.openai.template is not None,
     }

@@ -9,18 +9,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from onnx import (
-    AttributeProto,
     FunctionProto,
     GraphProto,
     ModelProto,
     NodeProto,
-    TensorProto,
     ValueInfoProto,
     shape_inference,
 )
 
 from blockrelay.block_folder.folder import file_sha256
-from blockrelay.onnx_blocks.model_file import declared_tensor, model_without_weights
+from blockrelay.onnx_blocks.model_file import declared_tensor, has_graph, model_without_weights, tensors_of
 from blockrelay.onnx_blocks.signature import Signature, check_names
 from blockrelay.onnx_blocks.weight_places import check_inside
 from blockrelay_worker.offline.onnx_blocks.weight_files import check_weights
@@ -107,37 +105,8 @@ def _nodes(nodes: Iterable[NodeProto]) -> Iterator[NodeProto]:
     for node in nodes:
         yield node
         for attribute in node.attribute:
-            for inner in (attribute.g, *attribute.graphs) if _has_graph(attribute) else ():
+            for inner in (attribute.g, *attribute.graphs) if has_graph(attribute) else ():
                 yield from _nodes(inner.node)
-
-
-def _has_graph(attribute: AttributeProto) -> bool:
-    return attribute.type in (AttributeProto.GRAPH, AttributeProto.GRAPHS)
-
-
-def tensors_of(model: ModelProto) -> Iterator[TensorProto]:
-    """Every tensor of which a file may say that it lies elsewhere."""
-
-    def of_graph(graph: GraphProto) -> Iterator[TensorProto]:
-        yield from graph.initializer
-        for sparse in graph.sparse_initializer:
-            yield from (sparse.values, sparse.indices)
-        yield from of_nodes(graph.node)
-
-    def of_nodes(nodes: Iterable[NodeProto]) -> Iterator[TensorProto]:
-        for node in nodes:
-            for attribute in node.attribute:
-                if attribute.HasField("t"):
-                    yield attribute.t
-                yield from attribute.tensors
-                for sparse in (attribute.sparse_tensor, *attribute.sparse_tensors):
-                    yield from (sparse.values, sparse.indices)
-                for inner in (attribute.g, *attribute.graphs) if _has_graph(attribute) else ():
-                    yield from of_graph(inner)
-
-    yield from of_graph(model.graph)
-    for function in model.functions:
-        yield from of_nodes(function.node)
 
 
 def _operators(model: ModelProto) -> Iterator[Operator]:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from blockrelay.errors import OnnxBlocksError, UsageError
 from blockrelay.onnx_blocks.dimensions import BlockDimensions, StepSizes
-from blockrelay.onnx_blocks.model_file import model_without_weights
+from blockrelay.onnx_blocks.model_file import model_without_weights, name_real_files
 from blockrelay.onnx_blocks.report import CheckedBlock, CheckedTensor
 from blockrelay.onnx_blocks.signature import Tensor
 from blockrelay.onnx_blocks.wiring import FromBlock, Source
@@ -68,8 +68,10 @@ def _checked(
         feeds = _feeds(file, sources, dimensions, given)
         inputs = [_declared(tensor, feeds[tensor.name]) for tensor in signature.inputs]
         started = time.perf_counter()
-        graph = model_without_weights(file.path, signature.file).SerializeToString()
-        session = provider.mixed_session(graph, file.path.parent.resolve(), "few")
+        model = model_without_weights(file.path, signature.file)
+        weights = name_real_files(model, file.path.parent)
+        session = provider.mixed_session(model.SerializeToString(), weights, "few")
+        del model
         load_seconds = time.perf_counter() - started
         if provider.ort_name != CpuProvider.ort_name and (where := nodes_by_provider(session)):
             nodes, on_cpu = sum(where.values()), where.get(CpuProvider.ort_name, 0)

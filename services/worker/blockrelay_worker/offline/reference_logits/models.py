@@ -10,11 +10,12 @@ from numpy.typing import NDArray
 
 from blockrelay.block_folder.folder import BlockFolder
 from blockrelay.host.cpu import cores
-from blockrelay.onnx_blocks.model_file import model_without_weights
+from blockrelay.onnx_blocks.model_file import model_without_weights, name_real_files
 from blockrelay.onnx_blocks.served_shape import LOGITS, ServedShape, served_shape, served_wiring
 from blockrelay.onnx_blocks.wiring import FromBlock, FromPast, Wiring
 from blockrelay_worker.execution.batch import Batch, Segment
 from blockrelay_worker.execution.loader import executors_for
+from blockrelay_worker.execution.onnx.providers.provider import WEIGHTS_FOLDER
 from blockrelay_worker.execution.page_layout import pages_for
 from blockrelay_worker.offline.reference_logits.distances import Tolerance, tolerance_of
 
@@ -107,7 +108,9 @@ class OnnxFiles:
     def _session(self, file: str) -> ort.InferenceSession:
         options = ort.SessionOptions()
         options.log_severity_level = _QUIET
-        return ort.InferenceSession(str(self._root / file), options, providers=["CPUExecutionProvider"])
+        model = model_without_weights(self._root / file, file)
+        options.add_session_config_entry(WEIGHTS_FOLDER, str(name_real_files(model, self._root)))
+        return ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
 
     def _feeds(self, index: int, tensors: Mapping[str, Array]) -> dict[str, Array]:
         """What block `index` takes: of the session's KV nothing, since a sequence begins at its first token."""

@@ -26,6 +26,7 @@ from tests.support.models.altered_blocks import (
     retyped,
     value,
 )
+from tests.support.models.lfs import POINTER
 from tests.support.models.reference_blocks import ReferenceModel, reference_block
 
 HIDDEN = "/model/layers.0/Add_1_output_0"
@@ -144,6 +145,10 @@ REFUSED: dict[str, tuple[list[Change], list[str]]] = {
         [altered("block_2.onnx", lambda model: externalised(model, "none.data"))],
         ["block_2.onnx", "model.layers.1.mlp", "'none.data' is missing"],
     ),
+    "a pointer of Git LFS in a block's place": (
+        [overwritten("block_2.onnx", POINTER)],
+        ["block_2.onnx", "git lfs pull"],
+    ),
     "weights in a folder's place": (
         [altered("block_2.onnx", lambda model: externalised(model, "."))],
         ["block_2.onnx", "not a plain file"],
@@ -186,6 +191,14 @@ def test_weights_beside_the_graph_that_were_cut_off(
     folder = copied(with_weights_beside, tmp_path / "copy", cut("block_3.onnx.data", 0.5))
     said = refused(capsys, folder)
     assert "block_3.onnx: model.layers.2." in said and "cut off" in said
+
+
+def test_weights_beside_the_graph_that_git_left_out(
+    with_weights_beside: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = copied(with_weights_beside, tmp_path / "copy", overwritten("block_3.onnx.data", POINTER))
+    said = refused(capsys, folder)
+    assert "block_3.onnx: model.layers.2." in said and "lies in block_3.onnx.data, which is a Git LFS pointer" in said
 
 
 def test_weights_beside_the_graph_that_were_altered(

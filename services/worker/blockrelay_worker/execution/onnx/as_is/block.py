@@ -9,7 +9,7 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 from onnx import GraphProto
 
-from blockrelay.onnx_blocks.model_file import model_without_weights
+from blockrelay.onnx_blocks.model_file import model_without_weights, name_real_files
 from blockrelay.onnx_blocks.served_shape import ServedShape
 from blockrelay.onnx_blocks.wiring import Wiring
 from blockrelay_worker.execution.onnx.as_is.paged_graph import TAKEN, put_into_pages
@@ -45,7 +45,8 @@ class AsIsBlock:
         self.name = signature.block
         model = model_without_weights(root / signature.file, signature.file)
         put_into_pages(model, wiring, shape, index)
-        self._session = provider.mixed_session(model.SerializeToString(), root, steps)
+        weights = name_real_files(model, root)
+        self._session = provider.mixed_session(model.SerializeToString(), weights, steps)
         self._place = provider.place
         self._binding = self._session.io_binding()
         self._inputs = [one.name for one in self._session.get_inputs()]

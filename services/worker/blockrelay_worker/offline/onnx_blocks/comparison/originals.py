@@ -13,7 +13,7 @@ from blockrelay.errors import OnnxBlocksError
 from blockrelay.onnx_blocks.cache_names import CacheSlot
 from blockrelay.onnx_blocks.llama.graph import Place
 from blockrelay.onnx_blocks.llama.import_report import ComparedPlaces
-from blockrelay.onnx_blocks.model_file import model_without_weights
+from blockrelay.onnx_blocks.model_file import model_without_weights, name_real_files
 from blockrelay.onnx_blocks.wiring import FromBlock, FromPast, FromRequest, Source
 from blockrelay_worker.execution.onnx.providers.provider import WEIGHTS_FOLDER
 from blockrelay_worker.offline.onnx_blocks.comparison.prompts import Array, Prompt
@@ -97,7 +97,7 @@ class _Block:
         _keep_rows_as_floats(model)
         options = ort.SessionOptions()
         options.log_severity_level = _QUIET
-        options.add_session_config_entry(WEIGHTS_FOLDER, str(self.folder.root.resolve()))
+        options.add_session_config_entry(WEIGHTS_FOLDER, str(name_real_files(model, self.folder.root)))
         return ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
 
     def _feeds(

@@ -9,7 +9,7 @@ from typing import BinaryIO
 from onnx import ModelProto, TensorProto
 
 from blockrelay.host.unfinished_folder import sync
-from blockrelay_worker.offline.onnx_blocks.onnx_file import tensors_of
+from blockrelay.onnx_blocks.model_file import tensors_of
 from blockrelay_worker.offline.onnx_blocks.weight_files import ITEM_BYTES
 
 #: What is written is told in pieces of this size.
@@ -43,7 +43,7 @@ def linked(source: Path, to: Path) -> bool:
         return True
     to.parent.mkdir(parents=True, exist_ok=True)
     try:
-        os.link(source, to)
+        os.link(source.resolve(), to)  # of a link itself another folder could make nothing
     except OSError:
         return False
     return True
