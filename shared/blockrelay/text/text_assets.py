@@ -12,6 +12,7 @@ from tokenizers import Tokenizer
 from blockrelay.block_folder.manifest import GenerationDefaults
 from blockrelay.block_folder.strict_json import Fields
 from blockrelay.errors import BlockFolderError, UsageError
+from blockrelay.text.special_tokens import named_tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +26,7 @@ class Texts:
     bos_id: int | None
     eos_ids: tuple[int, ...]
     generation: GenerationDefaults
+    special_tokens: tuple[tuple[str, str], ...] = ()
 
 
 def read_texts(folder: Path, *, vocab_size: int, eos_ids: tuple[int, ...] | None, bos_id: int | None) -> Texts:
@@ -40,11 +42,13 @@ def read_texts(folder: Path, *, vocab_size: int, eos_ids: tuple[int, ...] | None
         for token in ids:
             if token >= vocab_size:
                 raise UsageError(f"{name} {token} is outside the vocabulary of {vocab_size}")
+    template = _checked_template(folder, _chat_template(folder, settings))
     return Texts(
         tokenizer=_tokenizer(folder / "tokenizer.json", vocab_size),
-        chat_template=_checked_template(folder, _chat_template(folder, settings)),
+        chat_template=template,
         bos_token=_special_token(settings, "bos_token"),
         eos_token=_special_token(settings, "eos_token"),
+        special_tokens=named_tokens(settings, optional_json(folder / "special_tokens_map.json"), template or ""),
         bos_id=bos_id,
         eos_ids=eos_ids,
         generation=_generation_defaults(generation),

@@ -35,8 +35,7 @@ def requests(folder: BlockFolder, tokenizer: Tokenizer) -> OpenAIRequests:
         tokenizer=tokenizer,
         default_max_tokens=128,
     )
-    marks = folder.model
-    return OpenAIRequests(builder, ChatTemplate(template, bos_token=marks.bos_token, eos_token=marks.eos_token))
+    return OpenAIRequests(builder, ChatTemplate(template, special_tokens=folder.model.template_tokens))
 
 
 def complete(requests: OpenAIRequests, **fields: Any) -> AdmissionRequest:
@@ -241,7 +240,7 @@ def test_a_chat_may_go_on_within_its_last_message(requests: OpenAIRequests, toke
 
 
 def test_clients_may_set_variables_of_the_template(requests: OpenAIRequests, tokenizer: Tokenizer) -> None:
-    dated = replace(requests, template=ChatTemplate("{{ date_string }}", bos_token=None, eos_token=None))
+    dated = replace(requests, template=ChatTemplate("{{ date_string }}"))
     asked = chat(dated, chat_template_kwargs={"date_string": "1 May 1999"})
     assert asked.body.prompt.tolist() == tokenizer.encode("1 May 1999", add_special_tokens=False)
 
@@ -263,7 +262,7 @@ def test_a_chat_is_the_template_with_its_own_special_tokens(requests: OpenAIRequ
 
 
 def test_the_day_is_in_the_prompt_only_without_a_key(requests: OpenAIRequests, tokenizer: Tokenizer) -> None:
-    dated = replace(requests, template=ChatTemplate("{{ strftime_now('%d %b %Y') }}", bos_token=None, eos_token=None))
+    dated = replace(requests, template=ChatTemplate("{{ strftime_now('%d %b %Y') }}"))
     request = ChatRequest.model_validate({"messages": [{"role": "user", "content": "hi"}]})
     keyed = dated.chat(request, who=Identity("req-1", "fingerprint")).body.prompt.tolist()
     assert keyed == tokenizer.encode("26 Jul 2024", add_special_tokens=False)

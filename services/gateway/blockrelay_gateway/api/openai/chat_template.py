@@ -1,9 +1,8 @@
 """Chat messages to prompt text, by the model's own Jinja template, as transformers renders it."""
 
-import json
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
-from typing import Any, NoReturn
+from datetime import datetime
+from typing import Any
 
 from jinja2 import TemplateError
 
@@ -11,21 +10,23 @@ from blockrelay.errors import BadRequest
 from blockrelay.text.template_environment import compiled, template_environment
 
 #: The day that templates of Llama 3 name where there is no clock.
-KEYED_DAY = datetime(2024, 7, 26, tzinfo=UTC)
+KEYED_DAY = datetime(2024, 7, 26)
+#: Names that a client cannot set even where the model does not.
+_RESERVED = frozenset(("bos_token", "eos_token", "raise_exception", "strftime_now"))
 _NONE: Mapping[str, Any] = {}
 
 
 class ChatTemplate:
     """A compiled template. Immutable."""
 
-    def __init__(self, source: str, *, bos_token: str | None, eos_token: str | None) -> None:
-        """Raises BlockFolderError if `source` is not Jinja."""
-        environment = template_environment()
-        environment.filters["tojson"] = _to_json
-        functions: dict[str, Any] = {"raise_exception": _raise_exception}
-        environment.globals.update(functions)
-        self._template = compiled(environment, source)
-        self._special = {"bos_token": bos_token or "", "eos_token": eos_token or ""}
+    def __init__(self, source: str, *, special_tokens: Mapping[str, str] = _NONE) -> None:
+        """`special_tokens`: how the model's tokenizer spells them, by the names that templates have for them, such as
+        `bos_token`; a name that is not there is not defined in the template either.
+
+        Raises BlockFolderError if `source` is not Jinja.
+        """
+        self._template = compiled(template_environment(), source)
+        self._special = dict(special_tokens)
 
     def render(
         self,
@@ -45,26 +46,18 @@ class ChatTemplate:
             "tools": None,
             "documents": None,
             "add_generation_prompt": answers,
-            "strftime_now": KEYED_DAY.strftime if keyed else _strftime_now,
+            **({"strftime_now": KEYED_DAY.strftime} if keyed else {}),
             **self._special,
         }
-        if taken := sorted(ours.keys() & variables.keys()):
+        if taken := sorted((ours.keys() | _RESERVED) & variables.keys()):
             name = "chat_template_kwargs"
             raise BadRequest(f"{name}: {taken[0]} is not for clients to set", param=f"{name}.{taken[0]}")
         try:
             return self._template.render({**variables, **ours})
-        except (TemplateError, TypeError, ValueError, KeyError, AttributeError, ArithmeticError) as error:
+        except TemplateError as error:
             raise BadRequest(f"the model's chat template refuses these messages: {error}", param="messages") from error
-
-
-def _to_json(value: Any, indent: int | None = None) -> str:
-    """As transformers has it: Jinja's own filter would escape for HTML."""
-    return json.dumps(value, ensure_ascii=False, indent=indent)
-
-
-def _raise_exception(message: str) -> NoReturn:
-    raise TemplateError(message)
-
-
-def _strftime_now(pattern: str) -> str:
-    return datetime.now().astimezone().strftime(pattern)
+        except RecursionError as error:
+            raise BadRequest("the model's chat template calls itself without end", param="messages") from error
+        except Exception as error:  # a template is a program of its author's, and ends with any error of Python
+            said = f"the model's chat template fails on these messages: {type(error).__name__}: {error}"
+            raise BadRequest(said, param="messages") from error
