@@ -9,7 +9,7 @@ from tokenizers import Tokenizer as LibraryTokenizer
 from blockrelay.errors import BadRequest, BlockFolderError
 from blockrelay.protocol.sampling_params import SamplingParams
 from blockrelay.text.tokenizer import Tokenizer, VisibleText
-from tests.support.models.tokenizers import byte_level, sentencepiece
+from tests.support.models.tokenizers import WORDS, byte_level, sentencepiece
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +63,7 @@ def test_the_stop_string_that_is_complete_first_wins_and_of_two_the_longer(token
 
 def test_the_token_that_ends_a_request_has_no_text(tokenizer: Tokenizer) -> None:
     params = SamplingParams(stop_token_ids=tuple(tokenizer.encode("!")))
-    visible = VisibleText.of(tokenizer, params, eos_ids=[1])
+    visible = VisibleText.of(tokenizer, params, eos_ids=[1], prompt=[])
     assert visible.push_all([*tokenizer.encode("hi"), 1, *tokenizer.encode("!")]) == "hi"
 
 
@@ -88,6 +88,22 @@ def test_the_first_space_of_a_sentencepiece_text_is_not_part_of_it() -> None:
     hello = tokenizer.encode("▁hello")
     assert tokenizer.decode(hello) == "hello"
     assert tokenizer.decode(hello * 2) == "hello hello"
+
+
+@pytest.mark.parametrize("metaspace", [False, True])
+def test_what_follows_a_prompt_keeps_its_first_space(metaspace: bool) -> None:
+    tokenizer = Tokenizer(sentencepiece(metaspace=metaspace).to_str())
+    begin, space, hello = [1], [259 + WORDS.index("▁")], [259 + WORDS.index("▁hello")]
+    assert VisibleText(tokenizer, prompt=hello).push_all(hello) == " hello"
+    assert VisibleText(tokenizer, prompt=begin).push_all(hello * 2) == "hello hello"
+    assert VisibleText(tokenizer, prompt=[*begin, *space]).push_all(hello) == " hello"
+    stops = VisibleText(tokenizer, prompt=hello, stop=[" hel"])
+    assert (stops.push_all(hello), stops.stopped) == ("", True)
+
+
+def test_a_character_that_begins_in_the_prompt_is_what_its_last_token_adds(tokenizer: Tokenizer) -> None:
+    tokens = tokenizer.encode("a🙂b")
+    assert VisibleText(tokenizer, prompt=tokens[:3]).push_all(tokens[3:]) == "🙂b"
 
 
 def test_text_that_is_not_unicode_is_refused(tokenizer: Tokenizer) -> None:

@@ -103,7 +103,7 @@ def main(
         stage_devices=stage_devices,
     )  # fmt: skip
     load_s = time.perf_counter() - started
-    text = _Text(tokenizer, params, folder, stream=not as_json and not explain)
+    text = _Text(tokenizer, params, folder, tokens, stream=not as_json and not explain)
     steps = _Steps(tokenizer, show=explain and not as_json)
     used_seed = derive_seed(",".join(map(str, tokens))) if seed is None else seed
     numerics = pipeline.numerics
@@ -171,9 +171,15 @@ class _Text:
     """Collects the text of the new tokens and, if asked, prints it as it comes."""
 
     def __init__(
-        self, tokenizer: Tokenizer | None, params: SamplingParams, folder: BlockFolder, *, stream: bool
+        self,
+        tokenizer: Tokenizer | None,
+        params: SamplingParams,
+        folder: BlockFolder,
+        prompt: Sequence[int],
+        *,
+        stream: bool,
     ) -> None:
-        self._visible = None if tokenizer is None else VisibleText.of(tokenizer, params, folder.model.eos_ids)
+        self._visible = None if tokenizer is None else VisibleText.of(tokenizer, params, folder.model.eos_ids, prompt)
         self._stream = stream
         self._parts: list[str] = []
 
