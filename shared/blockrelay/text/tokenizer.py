@@ -79,6 +79,10 @@ class Tokenizer:
         decoder = IncrementalText(self)
         return "".join(decoder.push(token) for token in tokens) + decoder.finish()
 
+    def stop_ids(self, stop: Iterable[str]) -> tuple[int, ...]:
+        """The special tokens that are spelled as one of the strings `stop`: having no text, they stop by their ids."""
+        return tuple(dict.fromkeys(token for text in stop for token in self.bytes.specials(text)))
+
     def token_bytes(self, token: int) -> bytes:
         """The bytes of one token on its own, as log probabilities show it; a special token's are its name's."""
         return self.bytes.shown(token)

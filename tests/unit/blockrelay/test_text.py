@@ -67,6 +67,18 @@ def test_the_token_that_ends_a_request_has_no_text(tokenizer: Tokenizer) -> None
     assert visible.push_all([*tokenizer.encode("hi"), 1, *tokenizer.encode("!")]) == "hi"
 
 
+def test_an_added_token_is_spelled_as_it_is_and_not_in_the_alphabet_of_bytes() -> None:
+    library = byte_level()
+    library.add_tokens(["đem", "é"])
+    tokenizer = Tokenizer(library.to_str())
+    for text in ("xđemé <日>", "é"):
+        assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+def test_a_stop_string_may_be_the_name_of_a_special_token(tokenizer: Tokenizer) -> None:
+    assert tokenizer.stop_ids(["</s>", "s", "<tool>", "<s>"]) == (1, 0)
+
+
 def test_special_tokens_have_no_text_but_a_name(tokenizer: Tokenizer) -> None:
     assert tokenizer.decode([0, *tokenizer.encode("x"), 1]) == "x"
     assert tokenizer.token_bytes(1) == b"</s>"

@@ -95,6 +95,8 @@ def main(
     tokens = _prompt_tokens(prompt, ids, tokenizer)
     if stop and tokenizer is None:
         raise BadRequest("the model has no tokenizer, so it cannot look for stop strings", param="stop")
+    if tokenizer is not None:
+        params = replace(params, stop_token_ids=tokenizer.stop_ids(params.stop))
     device = _device(folder, stages, gpu, stage_devices, threads or cores())
     params = _checked(params, tokens, folder, "prompt" if ids is None else "ids", explicit=max_tokens is not None)
 

@@ -96,6 +96,17 @@ def test_every_sampling_field_arrives(requests: OpenAIRequests) -> None:
     assert asked.body.background
 
 
+def test_a_stop_string_that_names_a_special_token_acts_as_its_id(
+    requests: OpenAIRequests, tokenizer: Tokenizer
+) -> None:
+    end = tokenizer.stop_ids(["</s>"])
+    assert len(end) == 1
+    for asked in (complete, chat):
+        params = asked(requests, stop=["</s>", "x"], stop_token_ids=[5]).params
+        assert (params.stop, params.stop_token_ids) == (("</s>", "x"), (5, *end))
+        assert asked(requests, stop="</s>", stop_token_ids=list(end)).params.stop_token_ids == end
+
+
 def test_the_cache_salt_travels_with_the_request(requests: OpenAIRequests) -> None:
     assert complete(requests, cache_salt="t1").body.salt == "t1"
     assert chat(requests, cache_salt="t1").body.salt == "t1"
