@@ -66,8 +66,9 @@ class Solo:
         if params.logprobs is not None:
             names = self._tokenizer.token_bytes  # as clients see them: tokens without text share one
             logprobs = [
-                [float(one.logprob or 0.0), *{names(token): value for token, value in one.top}.values()]
+                [chosen, *({names(token): value for token, value in one.top} | {names(one.token): chosen}).values()]
                 for one in done.sampled
+                for chosen in (float(one.logprob or 0.0),)
             ]
         return Answer(tokens=done.tokens, text=text, finish_reason=done.finish_reason, logprobs=logprobs)
 

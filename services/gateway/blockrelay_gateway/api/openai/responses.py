@@ -173,12 +173,15 @@ class CompletionFormat(_Base):
         return {
             "tokens": [self._name(token) for _, _, token in known if token is not None],
             "token_logprobs": [logprobs.logprob if logprobs else None for _, logprobs, _ in known],
-            "top_logprobs": [
-                {self._name(token): value for token, value in logprobs.top} if logprobs else None
-                for _, logprobs, _ in known
-            ],
+            "top_logprobs": [self._best(token, logprobs) for _, logprobs, token in known],
             "text_offset": [delta.offset for delta, _, _ in known],
         }
+
+    def _best(self, token: int | None, logprobs: TokenLogprobs | None) -> dict[str, float] | None:
+        """The likeliest tokens, and the one that was chosen where it is none of them."""
+        if logprobs is None or token is None:
+            return None
+        return {self._name(other): value for other, value in logprobs.top} | {self._name(token): logprobs.logprob}
 
 
 class ChatFormat(_Base):
