@@ -55,15 +55,15 @@ def test_openais_client_reads_streams_through_silence_and_keep_alives(
         ) as chunks,
     ):
         claimed = worker.claim()[0]
-        for at, chunk in enumerate(chunks):
+        assert len(gateway.cell.followed) == 1
+        worker.say(claimed, said[:1])
+        for at, chunk in enumerate(chunks):  # the role's, then one for each token
             pieces.append(chunk.choices[0].delta.content or "")
-            if at < 2:
-                heard = gateway.cell.followed
-                assert len(heard) == 1
-                worker.say(claimed, said[at : at + 1])
-                if at == 1:  # a silence longer than the keep-alive interval
-                    wait_for_keep_alives(gateway)
-                    worker.say(claimed, said[2:], end="stop")
+            if at == 1:
+                worker.say(claimed, said[1:2])
+            if at == 2:  # a silence longer than the keep-alive interval
+                wait_for_keep_alives(gateway)
+                worker.say(claimed, said[2:], end="stop")
     assert "".join(pieces) == TEXT
 
 
